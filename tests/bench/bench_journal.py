@@ -23,6 +23,7 @@ from pathlib import Path
 
 from tests.unit.varuna_manager.stored_jobs import submit
 from tests.unit.varuna_manager.story import OFFER, SPEC, Story, plan_over
+from tests.view import View
 
 from spottrain.units import HOUR_S
 from spottrain.varuna_manager.core import step as core
@@ -84,7 +85,7 @@ def begin(steps: int, uid: str) -> tuple[Story, list[str]]:
         replica_bounds=tuple(range(0, RANKS + 1, 2)),
         slots=tuple(Slot(vm_id=vm_id, index=0) for vm_id in ids),
     )
-    story.tell(e.PlanComputed, inputs_hash=story.state.training.plan_asked, plan=plan)
+    story.tell(e.PlanComputed, inputs_hash=story.plan_asked, plan=plan)
     story.open()
     story.begin(0)
     return story, ids
@@ -177,7 +178,7 @@ def write_then(path: Path, steps: int, uid: str) -> None:
     """Train as managers did that journalled every report."""
     story, ids = begin(steps, uid)
     step_s = 2.6
-    numbers = {vm_id: story.state.fleet.vms[vm_id].reports_received for vm_id in ids}
+    numbers = {vm_id: story.vm(vm_id).reports_received for vm_id in ids}
     fold, sampler = Fold(), Sampler()
     with closing(Journal(path)) as journal:
         for event in story.events:
@@ -250,7 +251,7 @@ def tell(name: str, path: Path, steps: int, wrote_s: float) -> None:
     with closing(Journal(path, read_only=True)) as journal:
         last, rows = journal.last_seq(), len(journal.measurements().minibatches(last=9))
         state = journal.replay()
-    size, behind = path.stat().st_size, steps - state.history.progress.step
+    size, behind = path.stat().st_size, steps - View(state).step
     print(
         f"{name}: {steps:,} mini-batches, {last:,} events, {size / MB:.1f} MB, "
         f"{size / steps:.0f} bytes a mini-batch, written in {wrote_s:.1f} s, progress "

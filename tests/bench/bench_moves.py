@@ -101,7 +101,7 @@ class Recorded(RankedWorld):
     def poll_again(self) -> None:
         """Look seldom: prices change by the day."""
         epoch = self.epoch
-        wait_s = POLL_S if self.state.training.generation is not None else 30.0
+        wait_s = POLL_S if self.current_generation is not None else 30.0
 
         def again() -> None:
             if epoch == self.epoch:
@@ -216,7 +216,7 @@ def row(
         trained_s = job.now_s - START_S
         for rule, found in ((False, kept), (True, by_rule)):
             found.append(replayed_usd(whole[start:], trained_s, rule, data_bytes))
-        by_core.append(job.state.history.ledger.spent(job.now_s).usd)
+        by_core.append(job.ledger.spent(job.now_s).usd)
         moves += len(job.cloud.vms) - 1
     static, replay, core = fmean(kept), fmean(by_rule), fmean(by_core)
     gain = static - replay

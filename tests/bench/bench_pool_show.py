@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import yaml
 from tests.integration.jobs import weights
+from tests.view import View
 
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.jobs.folder import JobDir
@@ -74,14 +75,14 @@ def outcome(home: Path, name: str) -> Run:
     return Run(
         state.submitted_at_s,
         _end_s(state),
-        state.history.ledger.spent(state.now_s).microusd,
-        sum("." in vm_id for vm_id in state.history.ledger.closed),
+        View(state).ledger.spent(state.now_s).microusd,
+        sum("." in vm_id for vm_id in View(state).ledger.closed),
         weights(Path(state.job.spec.checkpoint_path)),
     )
 
 
 def _end_s(state: State) -> float:
-    return state.history.progress.last_commit_at_s or state.now_s
+    return View(state).progress.last_commit_at_s or state.now_s
 
 
 def pool(folder: Path, file: Mapping[str, Any], first: str = "") -> dict[str, Run]:

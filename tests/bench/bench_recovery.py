@@ -25,6 +25,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from tests.integration.jobs import HERE, Job
+from tests.view import View
 
 from spottrain.cloud.local.folder import marker
 from spottrain.cloud.process import tree
@@ -91,11 +92,13 @@ class Watched:
                 self.heard.append((event.at_s, "store"))
 
     @property
+    def _view(self) -> View:
+        return View(self._follower.state)
+
+    @property
     def shape(self) -> str:
         """``PxD`` of the plan that runs."""
-        generation = self._follower.state.training.generation
-        assert generation is not None
-        return generation.plan.shape
+        return self._view.generation.plan.shape
 
     def trains(self, commits: int) -> bool:
         """Return whether so many mini-batches were committed."""
@@ -103,7 +106,7 @@ class Watched:
 
     def is_forming(self, after: int) -> bool:
         """Return whether a generation later than ``after`` forms its groups."""
-        generation = self._follower.state.training.generation
+        generation = self._view.current_generation
         return (
             generation is not None
             and generation.number > after
@@ -112,8 +115,7 @@ class Watched:
 
     def kill(self, index: int) -> tuple[int, float]:
         """Kill a worker, not the one before; return the generation's number, and when."""
-        generation = self._follower.state.training.generation
-        assert generation is not None
+        generation = self._view.generation
         vms = [s.vm_id for s in generation.plan.slots if s.vm_id != self._killed]
         self._killed = vms[index % len(vms)]
         now_s = time.time()
@@ -122,8 +124,7 @@ class Watched:
 
     def signal_vm(self, job: str, index: int, number: signal.Signals) -> float:
         """Send a signal to all processes of a VM, as nearly at once as can be."""
-        generation = self._follower.state.training.generation
-        assert generation is not None
+        generation = self._view.generation
         vm_id = generation.plan.slots[index % len(generation.plan.slots)].vm_id
         groups = tree.groups([marker(job, vm_id)])
         now_s = time.time()
@@ -139,7 +140,7 @@ class Watched:
         return (newest[-1] - newest[0]) / UNDISTURBED
 
     def _is_whole(self) -> bool:
-        generation = self._follower.state.training.generation
+        generation = self._view.current_generation
         return (
             generation is not None
             and generation.phase is GenerationPhase.RUNNING
@@ -150,8 +151,8 @@ class Watched:
     def morph(self) -> list[float]:
         """Return the pause of the planned morph by which the next VM joins."""
         recovered = len(self.commits) - 1
-        morphs = self._follower.state.history.tally.morphs
-        self.until(lambda: self._follower.state.history.tally.morphs > morphs)
+        morphs = self._view.tally.morphs
+        self.until(lambda: self._view.tally.morphs > morphs)
         self.until(self._is_whole)
         at = len(self.commits)
         self.until(lambda: self.trains(at + UNDISTURBED))

@@ -66,7 +66,7 @@ class Fleet(Story):
         ids = [f"vm-{number:03d}" for number in range(VMS)]
         self.start()
         (intent,) = (self.intend().intent,)
-        self.rented = tuple(self.vm(vm_id, intent) for vm_id in ids)
+        self.rented = tuple(self.listed(vm_id, intent) for vm_id in ids)
         self.tell(e.VmsLaunched, intent=intent, vms=self.rented)
         for vm_id in ids:
             self.ready(vm_id, SLOTS)
@@ -80,7 +80,7 @@ class Fleet(Story):
             slots=slots,
             predicted_step_s=STEP_S,
         )
-        self.tell(e.PlanComputed, inputs_hash=self.state.training.plan_asked, plan=plan)
+        self.tell(e.PlanComputed, inputs_hash=self.plan_asked, plan=plan)
         self.open()
         for slot in slots:
             self.report(slot.vm_id, replace(self.started(0), slot=slot.index))

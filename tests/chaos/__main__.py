@@ -33,6 +33,7 @@ from tests import tiers
 from tests.chaos.faults import KINDS, VMS, ZONE, Struck, written
 from tests.chaos.watch import Watch
 from tests.integration.jobs import Job, until, weights
+from tests.view import View
 
 STEPS_A_FAULT = 20
 """Mini-batches that the job has for each fault; should it use more, it is slowed down."""
@@ -139,7 +140,7 @@ class Chaos:
 
     def pace(self, fault: int) -> None:
         """Slow the job down if it would be done before its faults."""
-        step = self._on.watch.state.history.progress.step
+        step = View(self._on.watch.state).step
         self._on.job.pace(SLOW_S if step > STEPS_A_FAULT * (fault + 1) else PACE_S)
 
 
@@ -212,11 +213,11 @@ def _check_end(
     state = job.state()
     bill, spent = (
         1e6 * job.cloud.bill(job.name),
-        state.history.ledger.spent(state.now_s),
+        View(state).ledger.spent(state.now_s),
     )
     findings.expect(
         f"the bill says {bill:.0f} micro-dollars, the ledger {spent.microusd}",
-        abs(spent.microusd - bill) <= 1.0 and not state.history.ledger.unconfirmed,
+        abs(spent.microusd - bill) <= 1.0 and not View(state).ledger.unconfirmed,
     )
     findings.expect("processes are left", not job.left_over())
     partial = [name for name, whole in written(disk).items() if not whole]

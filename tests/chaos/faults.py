@@ -18,6 +18,7 @@ from pathlib import Path
 
 from tests.chaos.watch import POLL_S, Watch
 from tests.integration.jobs import Job, until
+from tests.view import View
 
 from spottrain.cloud.local.market import EventKind
 from spottrain.cloud.port.provider import VmState
@@ -181,13 +182,11 @@ def _disk_full(on: Struck) -> None:
                 file.write(b"\0" * 4096)
         on.watch.until(
             "the disk is full",
-            lambda: bool(on.watch.state.preparation.checkpoint_error),
+            lambda: bool(View(on.watch.state).checkpoint_error),
         )
     finally:
         ballast.unlink()
-    on.watch.until(
-        "room again", lambda: not on.watch.state.preparation.checkpoint_error
-    )
+    on.watch.until("room again", lambda: not View(on.watch.state).checkpoint_error)
 
 
 def _damaged(on: Struck) -> None:

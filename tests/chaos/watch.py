@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.integration.jobs import Job, TooLateError
+from tests.view import View
 
 from spottrain.cloud.local.folder import marker
 from spottrain.cloud.process import tree
@@ -80,12 +81,12 @@ class Watch:
     @property
     def generation(self) -> Generation | None:
         """The generation that is open."""
-        return self.state.training.generation
+        return View(self.state).current_generation
 
     @property
     def number(self) -> int:
         """Of the newest generation."""
-        return self.state.training.next_generation - 1
+        return View(self.state).next_generation - 1
 
     def trains(self) -> bool:
         """Return whether a generation has committed a mini-batch and runs."""
@@ -100,7 +101,7 @@ class Watch:
     def is_whole(self, vms: int) -> bool:
         """Return whether it trains, and so many VMs could."""
         return self.trains() and vms == sum(
-            vm.is_usable for vm in self.state.fleet.vms.values()
+            vm.is_usable for vm in View(self.state).vms.values()
         )
 
     def vms(self) -> list[str]:

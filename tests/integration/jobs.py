@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 import yaml
 from tests.integration import forks
+from tests.view import View
 
 from spottrain.cloud.local.market import MarketEvent
 from spottrain.cloud.local.provider import LocalProvider
@@ -358,15 +359,15 @@ class Job:
 
 def trains(state: State) -> int:
     """Return the mini-batches committed if a generation trains now, else 0."""
-    generation = state.training.generation
+    generation = View(state).current_generation
     if generation is None or generation.phase is not GenerationPhase.RUNNING:
         return 0
-    return state.history.progress.step if generation.committed else 0
+    return View(state).step if generation.committed else 0
 
 
 def trained_on(state: State) -> set[str]:
     """Return the VMs on which a generation trains now, if one does."""
-    generation = state.training.generation
+    generation = View(state).current_generation
     if generation is None or not trains(state):
         return set()
     return {slot.vm_id for slot in generation.plan.slots}

@@ -9,6 +9,7 @@ from typing import Any
 from tests.fakes import gcp
 from tests.fakes.metadata import FakeMetadata
 from tests.integration.jobs import Job, trains
+from tests.view import View
 
 from spottrain.pricing.prices.history import History
 from spottrain.pricing.prices.price import Price
@@ -18,7 +19,7 @@ from spottrain.varuna_manager.core.model.state import State
 
 def full_and_training(state: State) -> State | None:
     """Return the state if both VMs of a fleet of two are ready and it trains."""
-    ready = [vm for vm in state.fleet.vms.values() if vm.phase is VmPhase.READY]
+    ready = [vm for vm in View(state).vms.values() if vm.phase is VmPhase.READY]
     return state if len(ready) == 2 and trains(state) else None
 
 
@@ -27,20 +28,20 @@ def take_with_notice(job: Job, metadata: FakeMetadata, **notice: Any) -> State:
 
     What it held is handed over, so that nothing is computed twice for it.
     """
-    before = job.state()
-    noticed, hits = min(before.fleet.vms), before.history.tally.preemptions_noticed
+    before = View(job.state())
+    noticed, hits = min(before.vms), before.tally.preemptions_noticed
     metadata.ask("preempt", vm=noticed.partition(".")[0], **notice)
     state = job.until(
         f"another VM in place of {noticed}, which is noticed",
         lambda s: (
             full_and_training(s)
-            if s.history.tally.preemptions_noticed > hits and noticed not in s.fleet.vms
+            if View(s).tally.preemptions_noticed > hits and noticed not in View(s).vms
             else None
         ),
     )
-    assert len(before.fleet.vms.keys() & state.fleet.vms.keys()) == 1
-    again = before.history.progress.minibatches_recomputed
-    assert state.history.progress.minibatches_recomputed == again
+    after = View(state)
+    assert len(before.vms.keys() & after.vms.keys()) == 1
+    assert after.minibatches_recomputed == before.minibatches_recomputed
     return state
 
 

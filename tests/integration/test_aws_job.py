@@ -27,6 +27,7 @@ from tests.integration.aws_vms import AwsVms, aws_vms
 from tests.integration.jobs import STEPS, Answer, Job, until, weights
 from tests.integration.rented_jobs import full_and_training, take_with_notice
 from tests.integration.undisturbed import Undisturbed, undisturbed
+from tests.view import View
 
 from spottrain.manifest import list_checkpoints
 from spottrain.storage.open import open_store
@@ -136,31 +137,29 @@ def lived_through(job: AwsJob, cloud: AwsVms, metadata: FakeMetadata) -> Story:
     story = Story(job, cloud, job.launch("--detach"))
     assert story.launched.code == 0, story.launched.err
     state = job.until("two VMs", full_and_training)
-    story.vms.append(set(state.fleet.vms))
+    story.vms.append(set(View(state).vms))
 
     job.pace(0.3)  # so that the job is not over before all has happened to it
     story.argvs = command_lines()
-    evicted, survivor = sorted(state.fleet.vms)
+    evicted, survivor = sorted(View(state).vms)
     instance_id = evicted.partition(".")[0]
     cloud.fake.ask("interrupt", region=REGION, instance_id=instance_id)
     state = job.until(
         "another VM in its place",
-        lambda s: None if evicted in s.fleet.vms else full_and_training(s),
+        lambda s: None if evicted in View(s).vms else full_and_training(s),
     )
-    story.vms.append(set(state.fleet.vms))
+    story.vms.append(set(View(state).vms))
     story.dead_token = answer_to(job, evicted, evicted)
     story.foreign_token = answer_to(job, survivor, evicted)
 
     job.kill_manager()
-    step = job.state().history.progress.step
+    step = View(job.state()).step
     assert job.resume("--detach").code == 0
-    state = job.until(
-        "more steps", lambda s: s if s.history.progress.step > step + 3 else None
-    )
-    story.vms.append(set(state.fleet.vms))
+    state = job.until("more steps", lambda s: s if View(s).step > step + 3 else None)
+    story.vms.append(set(View(state).vms))
 
     job.pace(0.5)
-    story.vms.append(set(take_with_notice(job, metadata, lead_s=120.0).fleet.vms))
+    story.vms.append(set(View(take_with_notice(job, metadata, lead_s=120.0)).vms))
     return story
 
 
@@ -212,8 +211,8 @@ def test_the_fleet_refills_by_itself(story: Story) -> None:
         assert len(before & after) == 1
         assert len(before) == len(after) == 2
     assert story.end is not None
-    assert story.end.history.tally.preemptions_noticed == 1
-    assert story.end.history.tally.preemptions_unnoticed == 1
+    assert View(story.end).tally.preemptions_noticed == 1
+    assert View(story.end).tally.preemptions_unnoticed == 1
 
 
 def test_a_manager_that_is_resumed_finds_its_vms_again(story: Story) -> None:

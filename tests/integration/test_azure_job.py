@@ -23,6 +23,7 @@ from tests.integration.aws_vms import free_port
 from tests.integration.jobs import STEPS, Job, until, weights
 from tests.integration.rented_jobs import full_and_training, take_with_notice
 from tests.integration.undisturbed import Undisturbed, undisturbed
+from tests.view import View
 
 from spottrain.manifest import list_checkpoints
 from spottrain.pricing.prices.sources.registry import AZURE_URL
@@ -80,15 +81,15 @@ def test_a_job_outlives_evictions_and_leaves_an_empty_cloud(
             job.pace(0.1)
             launched = job.launch("--detach")
             assert launched.code == 0, launched.err
-            before = set(job.until("two VMs", full_and_training).fleet.vms)
+            before = set(View(job.until("two VMs", full_and_training)).vms)
             job.pace(0.3)  # so that it is not over before all has happened to it
             evicted = min(before)
             fake.ask("evict", name=evicted.partition(".")[0])
             state = job.until(
                 "another VM in its place",
-                lambda s: None if evicted in s.fleet.vms else full_and_training(s),
+                lambda s: None if evicted in View(s).vms else full_and_training(s),
             )
-            assert len(before & set(state.fleet.vms)) == 1
+            assert len(before & set(View(state).vms)) == 1
             take_with_notice(job, metadata, lead_s=120.0)
             job.pace(0.0)
             until(
@@ -99,8 +100,8 @@ def test_a_job_outlives_evictions_and_leaves_an_empty_cloud(
             end = job.state()
             assert end.outcome is not None
             assert end.outcome.kind == "succeeded", end.outcome
-            assert end.history.tally.preemptions_unnoticed == 1
-            assert end.history.tally.preemptions_noticed == 1
+            assert View(end).tally.preemptions_unnoticed == 1
+            assert View(end).tally.preemptions_noticed == 1
             assert list_checkpoints(open_store(job.checkpoint_root))[0].step == STEPS
             assert weights(job.checkpoint_root) == reference.weights
         assert fake.ask("left") + fake.ask("switched_on") == []

@@ -21,6 +21,7 @@ from tests.integration.cloud_vms import FAKES, CloudVms, cloud_vms
 from tests.integration.forks import Fork
 from tests.integration.test_manager_process import settings
 from tests.unit.varuna_manager.invariants import check_invariants
+from tests.view import View
 
 from spottrain.cloud.port.provider import ReleasesJob
 from spottrain.varuna_manager.core.model.events import JobSubmitted
@@ -89,8 +90,8 @@ class CloudJob:
         state = self.state()
         check_invariants(state)
         assert state.phase is JobPhase.ENDED
-        assert state.history.progress.step == state.job.spec.steps
-        assert state.history.tally.vms_launched == 2
+        assert View(state).step == state.job.spec.steps
+        assert View(state).tally.vms_launched == 2
         provider = self.cloud.fake.provider()
         assert isinstance(provider, ReleasesJob)
         provider.release("job")

@@ -22,6 +22,7 @@ from tests.integration.aws_vms import AwsVms, aws_vms
 from tests.integration.jobs import Answer, Job, trained_on, until, weights
 from tests.integration.test_pool_hand_over import kill_at
 from tests.integration.undisturbed import undisturbed
+from tests.view import View
 
 from spottrain.varuna_manager.core.model.records import OrderPhase
 from spottrain.varuna_manager.pool.report.document import read_pool
@@ -113,7 +114,7 @@ def lived_through(story: Story, folder: Path, cloud: AwsVms) -> Story:
 
     os.kill(int(story.pool.lock.read_text()), signal.SIGKILL)
     until("the daemon is gone", lambda: not story.pool.is_served())
-    instance_id = min(urgent.state().fleet.vms).partition(".")[0]
+    instance_id = min(View(urgent.state()).vms).partition(".")[0]
     cloud.fake.ask("interrupt", region=REGION, instance_id=instance_id)
     until("it is known", lambda: instance_id not in ids_of(urgent))
     ours = first.environment
@@ -133,17 +134,17 @@ def lived_through(story: Story, folder: Path, cloud: AwsVms) -> Story:
 
 
 def keeps(job: Job) -> bool:
-    return any(vm.kept_at_s is not None for vm in job.state().fleet.vms.values())
+    return any(vm.kept_at_s is not None for vm in View(job.state()).vms.values())
 
 
 def asks(job: Job) -> bool:
-    orders = job.state().fleet.orders.values()
+    orders = View(job.state()).orders.values()
     return any(order.phase is OrderPhase.ASKED for order in orders)
 
 
 def ids_of(job: Job) -> list[str]:
     """Return the instances that a job holds."""
-    return [vm_id.partition(".")[0] for vm_id in job.state().fleet.vms]
+    return [vm_id.partition(".")[0] for vm_id in View(job.state()).vms]
 
 
 def pool_file(cloud: AwsVms) -> dict[str, Any]:
@@ -214,7 +215,7 @@ def test_the_bill_is_what_the_ledgers_say(story: Story) -> None:
 
 
 def test_vms_moved_and_both_bills_meet_at_one_moment(story: Story) -> None:
-    ledgers = [job.state().history.ledger for job in (story.first, story.urgent)]
+    ledgers = [View(job.state()).ledger for job in (story.first, story.urgent)]
     lines = {vm_id: line for one in ledgers for vm_id, line in one.closed.items()}
     lives_s = {
         one["instance_id"]: one["ended_at"] - one["launched_at"] for one in story.bill

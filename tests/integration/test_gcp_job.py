@@ -38,6 +38,7 @@ from tests.integration.rented_jobs import (
     take_with_notice,
 )
 from tests.integration.undisturbed import Undisturbed, undisturbed
+from tests.view import View
 
 from spottrain.manifest import list_checkpoints
 from spottrain.storage.open import open_store
@@ -122,17 +123,17 @@ def lived_through(job: GcpJob, fake: FakeGcp, metadata: FakeMetadata) -> Story:
     assert launched.code == 0, launched.err
     story = Story(job)
     state = job.until("two VMs", full_and_training)
-    story.vms.append(set(state.fleet.vms))
+    story.vms.append(set(View(state).vms))
     job.pace(0.3)  # so that the job is not over before all has happened to it
-    evicted = min(state.fleet.vms)
+    evicted = min(View(state).vms)
     name, _, zone = evicted.partition(".")
     fake.ask("preempt", zone=zone, name=name)
     state = job.until(
         "another VM in its place",
-        lambda s: None if evicted in s.fleet.vms else full_and_training(s),
+        lambda s: None if evicted in View(s).vms else full_and_training(s),
     )
-    story.vms.append(set(state.fleet.vms))
-    story.vms.append(set(take_with_notice(job, metadata).fleet.vms))
+    story.vms.append(set(View(state).vms))
+    story.vms.append(set(View(take_with_notice(job, metadata)).vms))
     job.pace(0.0)
     until("its end", lambda: not job.dir.is_managed(), lambda: job.tail(job.state()))
     return story
@@ -155,8 +156,8 @@ def test_the_fleet_refills_by_itself(story: Story) -> None:
         assert len(before & after) == 1
         assert len(before) == len(after) == 2
     assert story.end is not None
-    assert story.end.history.tally.preemptions_unnoticed == 1
-    assert story.end.history.tally.preemptions_noticed == 1
+    assert View(story.end).tally.preemptions_unnoticed == 1
+    assert View(story.end).tally.preemptions_noticed == 1
 
 
 def test_the_cloud_is_empty_afterwards(story: Story) -> None:

@@ -18,6 +18,7 @@ from tests.integration.test_manager_process import (
     is_training,
     trainer,
 )
+from tests.view import View
 
 from spottrain.cloud.port.provider import VmState
 from spottrain.varuna_manager.core.model.state import MAX_UNFIT, State
@@ -43,12 +44,12 @@ def job(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Job]:
 
 
 def gpu_of(state: State, vm_id: str) -> int:
-    (gpu,) = state.fleet.vms[vm_id].gpus
+    (gpu,) = View(state).vm(vm_id).gpus
     return gpu.index
 
 
 def both_are_ready(state: State) -> bool:
-    vms = state.fleet.vms.values()
+    vms = View(state).vms.values()
     return is_training(state) and len(vms) == 2 and all(vm.gpus for vm in vms)
 
 
@@ -58,17 +59,17 @@ def test_a_vm_whose_gpu_fails_is_returned_and_replaced(
     manager = job.start()
     state = job.wait_for(both_are_ready)
     assert "x NVIDIA A10G (GPU), fp32" in computes_on(state)
-    assert {gpu_of(state, vm_id) for vm_id in state.fleet.vms} == {0, 1}
+    assert {gpu_of(state, vm_id) for vm_id in View(state).vms} == {0, 1}
     gpus.change(gpu_of(state, trainer(state)), xids=[79])
-    state = job.wait_for(lambda now: now.history.tally.vms_launched == 3)
-    assert state.history.tally.sick_gpus == 1
-    (hit,) = state.history.interruptions
+    state = job.wait_for(lambda now: View(now).tally.vms_launched == 3)
+    assert View(state).tally.sick_gpus == 1
+    (hit,) = View(state).interruptions
     assert hit.interruption == "sick_gpu"
     assert hit.reason.endswith("XID 79: the GPU has fallen off the bus")
     job.may_end()
     state = assert_ended_well(job, manager)
     assert len(job.rented()) == 3
-    assert state.history.tally.preemptions_unnoticed == 0
+    assert View(state).tally.preemptions_unnoticed == 0
 
 
 @pytest.mark.rotated
@@ -76,11 +77,11 @@ def test_a_kernel_that_fails_costs_a_worker_and_no_vm(gpus: FakeGpus, job: Job) 
     manager = job.start()
     state = job.wait_for(is_training)
     gpus.change(gpu_of(state, trainer(state)), xids=[31])
-    job.wait_for(lambda now: now.history.tally.worker_deaths >= 1)
+    job.wait_for(lambda now: View(now).tally.worker_deaths >= 1)
     job.may_end()
     state = assert_ended_well(job, manager)
-    assert state.history.tally.vms_launched == 2
-    assert "XID 31" in state.history.interruptions[0].reason
+    assert View(state).tally.vms_launched == 2
+    assert "XID 31" in View(state).interruptions[0].reason
 
 
 @pytest.mark.parametrize("job", [{"device": "gpu"}], indirect=True)
@@ -93,6 +94,6 @@ def test_a_job_for_gpus_never_trains_on_cpus_and_does_not_rent_for_ever(
     state = job.state()
     assert state.outcome is not None
     assert "no NVIDIA driver is installed" in state.outcome.reason
-    assert state.history.progress.step == 0
+    assert View(state).step == 0
     assert MAX_UNFIT <= len(job.rented()) <= MAX_UNFIT + 1
     assert all(vm.state is VmState.TERMINATED for vm in job.rented())

@@ -10,6 +10,7 @@ from tests.fakes.object_store import bucket
 from tests.integration.jobs import STEPS, Job, weights
 from tests.integration.tiny_job import Tiny
 from tests.integration.undisturbed import Undisturbed, undisturbed
+from tests.view import View
 
 from spottrain.storage.open import open_store
 
@@ -33,7 +34,7 @@ def test_a_job_stops_and_resumes_from_a_bucket_with_the_weights_of_the_undisturb
             job.until_trains(1)
             stopped = job.run("stop", job.name)
             assert stopped.code == 0, stopped.err
-            step = job.state().history.progress.step
+            step = View(job.state()).step
             assert job.checkpoints()[0].step == step < STEPS
             assert not job.dir.checkpoints.exists()
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from tests.integration.jobs import Job
+from tests.view import View
 
 pytestmark = pytest.mark.rotated(parts=[6])
 
@@ -46,7 +47,7 @@ def test_a_job_with_time_to_spare_is_told_when_it_will_be_done_and_for_how_much(
     with Job(tmp_path, "calm", **SETTINGS) as job:
         job.pace(0.05)
         assert job.launch("--detach").code == 0
-        job.until("a promise", lambda state: state.deadline.decision)
+        job.until("a promise", lambda state: View(state).decision)
         status = job.run("status", job.name, "-o", "json").report
         promise = status["promise"]
         assert promise["mode"] == "spot", promise

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pytest
 from tests.integration.jobs import STEPS, Answer, Job, weights
 from tests.integration.undisturbed import Undisturbed, undisturbed
+from tests.view import View
 
 from spottrain.varuna_manager.core.model.records import Interruption
 from spottrain.varuna_manager.core.model.state import JobPhase, State
@@ -59,7 +60,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
 
 
 def trains_on(state: State, vms: int) -> bool:
-    now = state.training.generation
+    now = View(state).current_generation
     return now is not None and now.committed and len(now.plan.slots) == vms
 
 
@@ -73,18 +74,14 @@ def survived(job: Job, hangs: int) -> tuple[Interruption, tuple[str, ...]]:
     """Wait until the job goes on after so many hangs; return the newest, and the VMs."""
 
     def found(state: State) -> tuple[Interruption, tuple[str, ...]] | None:
-        hits = [
-            hit for hit in state.history.interruptions if hit.interruption == "hang"
-        ]
+        hits = [hit for hit in View(state).interruptions if hit.interruption == "hang"]
         if (
             len(hits) < hangs
             or hits[-1].cost_s is None
-            or state.training.generation is None
+            or View(state).current_generation is None
         ):
             return None
-        return hits[-1], tuple(
-            slot.vm_id for slot in state.training.generation.plan.slots
-        )
+        return hits[-1], tuple(slot.vm_id for slot in View(state).generation.plan.slots)
 
     return job.until(f"going on after hang {hangs}", found)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.integration.jobs import STEPS, Answer, Job, until, weights
 from tests.integration.undisturbed import Undisturbed, undisturbed
+from tests.view import View
 
 from spottrain.manifest import CheckpointEntry
 from spottrain.wire import messages
@@ -83,8 +84,8 @@ def hang_up(job: Job) -> int:
     until("the screen tells of it", lambda: "plan" in terminal.read())
     terminal.close()
     until("the watcher ends", lambda: terminal.process.poll() is not None)
-    step = job.state().history.progress.step
-    return job.until_trains(step + 3).history.progress.step - step
+    step = View(job.state()).step
+    return View(job.until_trains(step + 3)).step - step
 
 
 def left(job: Job, answer: Answer, before: list[CheckpointEntry]) -> Left:
@@ -95,18 +96,18 @@ def left(job: Job, answer: Answer, before: list[CheckpointEntry]) -> Left:
         job.left_over(),
         before,
         job.checkpoints(),
-        job.state().history.progress.step,
+        View(job.state()).step,
     )
 
 
 def interrupt(job: Job, *, twice: bool = False) -> Left:
     """Resume at a terminal and press Ctrl-C once the job trains."""
-    step = job.state().history.progress.step
+    step = View(job.state()).step
     terminal = job.at_terminal("resume", job.name)
     job.until_trains(step + 3)
     if twice:
         job.until_paced(1000.0)
-        due = job.state().history.progress.step // 10 * 10
+        due = View(job.state()).step // 10 * 10
         until("the last checkpoint", lambda: job.checkpoints()[0].step >= due)
     before = job.checkpoints()
     terminal.press(CTRL_C)

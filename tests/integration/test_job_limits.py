@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.integration.jobs import Answer, Job, until
+from tests.view import View
 
 from spottrain.pricing.billing.budget import WORTH_S, reserve_s
 
@@ -40,9 +41,9 @@ def check_end(job: Job, report: dict[str, Any], state: str) -> None:
 def agree(job: Job) -> None:
     """The ledger and the cloud's bill agree to the micro-dollar."""
     state = job.state()
-    spent = state.history.ledger.spent(state.now_s)
+    spent = View(state).ledger.spent(state.now_s)
     assert abs(spent.microusd - 1e6 * job.cloud.bill(job.name)) <= 1.0
-    assert state.history.ledger.unconfirmed == frozenset()
+    assert View(state).ledger.unconfirmed == frozenset()
 
 
 def test_a_used_up_budget_ends_the_job_and_a_raised_one_lets_it_go_on(

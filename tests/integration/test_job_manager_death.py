@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from tests.integration.jobs import STEPS, Answer, Job, trains, until, weights
 from tests.integration.undisturbed import Undisturbed, undisturbed
+from tests.view import View
 
 import spottrain
 from spottrain import __version__
@@ -62,19 +63,19 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         job.until_trains(3)
         os.kill(job.reports(messages.GenerationStarted)[0][1].pid, signal.SIGKILL)
         job.until(
-            "training without it", lambda s: s.history.tally.worker_deaths and trains(s)
+            "training without it", lambda s: View(s).tally.worker_deaths and trains(s)
         )
-        step = job.state().history.progress.step
+        step = View(job.state()).step
         job.kill_manager()
         launched = [vm_names(job)]
-        step = max(step, job.state().history.progress.step)
+        step = max(step, View(job.state()).step)
         alone = until("a checkpoint", lambda: newest_step(job, after=step + 10))
         assert job.resume("--detach").code == 0
         # Slow enough for everything to die some mini-batches after a checkpoint.
         job.pace(0.3)
         job.until(
             "all that was missed, and more than is saved",
-            lambda s: s.history.progress.step > max(alone, newest_step(job) + 2),
+            lambda s: View(s).step > max(alone, newest_step(job) + 2),
         )
         launched.append(vm_names(job))
         started = job.reports(messages.GenerationStarted)
@@ -107,12 +108,9 @@ def upgrade(job: Job, folder: Path) -> State:
     assert job.resume("--detach").code == 0
 
     def found(state: State) -> State | None:
-        more = state.history.progress.step > newest_step(job) + 2
-        return (
-            state
-            if state.training.next_generation > 3 and trains(state) and more
-            else None
-        )
+        more = View(state).step > newest_step(job) + 2
+        is_new = View(state).next_generation > 3
+        return state if is_new and trains(state) and more else None
 
     return job.until("training with new agents, and more than is saved", found)
 
@@ -166,18 +164,15 @@ def test_the_generation_goes_on_under_the_next_manager(story: Story) -> None:
 def test_a_newer_manager_starts_agents_of_its_version_on_the_same_vms(
     story: Story,
 ) -> None:
-    versions = {vm.agent_version for vm in story.upgraded.fleet.vms.values()}
+    upgraded = View(story.upgraded)
+    versions = {vm.agent_version for vm in upgraded.vms.values()}
     (version,) = versions
     assert version.startswith(f"{NEWER}+")
-    assert sorted(story.upgraded.fleet.vms) == story.launched[0]
-    handed_over, first = (
-        story.upgraded.history.generations[-1],
-        story.upgraded.training.generation,
-    )
+    assert sorted(upgraded.vms) == story.launched[0]
+    handed_over, first = upgraded.generations[-1], upgraded.generation
     assert handed_over.ended_by == f"the manager is of version {version} now"
-    assert first is not None
     assert first.from_step == handed_over.to_step
-    assert story.upgraded.history.progress.minibatches_recomputed == 0
+    assert upgraded.minibatches_recomputed == 0
 
 
 def test_an_older_manager_is_refused(story: Story) -> None:

@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import pytest
 from tests.integration.jobs import STEPS, Answer, Job, trains, until, weights
 from tests.integration.undisturbed import Undisturbed, undisturbed
+from tests.view import View
 
 from spottrain.cloud.port.provider import VmState
 from spottrain.varuna_manager.core.model.state import State
@@ -69,7 +70,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         job.market("capacity", zone="a", count=4)
         fourth = trains_on(job, "2x2", after=third)
         job.market("price", zone="a", usd_per_hour=0.2)
-        job.until("the price", lambda state: state.history.tally.price_changes)
+        job.until("the price", lambda state: View(state).tally.price_changes)
         job.pace(0.0)
         until("the end", lambda: not job.dir.is_managed())
         report = job.run("report", job.name, "-o", "json").report
@@ -81,10 +82,10 @@ def trains_on(job: Job, shape: str = "", after: int = 0, **tally: int) -> int:
     """Wait until a generation trains as described; return its number."""
 
     def found(state: State) -> int:
-        generation = state.training.generation
+        generation = View(state).current_generation
         if generation is None or not trains(state) or generation.number <= after:
             return 0
-        counts = {name: getattr(state.history.tally, name) for name in tally}
+        counts = {name: getattr(View(state).tally, name) for name in tally}
         fits = not shape or generation.plan.shape == shape
         return generation.number if fits and counts == tally else 0
 
@@ -93,12 +94,11 @@ def trains_on(job: Job, shape: str = "", after: int = 0, **tally: int) -> int:
 
 def leave_by_notice(job: Job) -> int:
     """Give notice to a VM that trains; return the generation without it."""
-    state = job.state()
-    assert state.training.generation is not None
+    generation = View(job.state()).generation
     running = [vm.vm_id for vm in job.vms() if vm.state is VmState.RUNNING]
-    leaving = state.training.generation.plan.slots[0].vm_id
+    leaving = generation.plan.slots[0].vm_id
     job.market("notice", machine=running.index(leaving), lead_s=20.0)
-    return trains_on(job, after=state.training.generation.number, preemptions_noticed=1)
+    return trains_on(job, after=generation.number, preemptions_noticed=1)
 
 
 def test_it_ends_as_if_nothing_had_happened(

@@ -11,6 +11,7 @@ import pytest
 from tests.fakes.object_store import CREDENTIALS, S3, serve_s3
 from tests.integration.jobs import Job, until, weights
 from tests.integration.undisturbed import Undisturbed, undisturbed
+from tests.view import View
 
 from spottrain.varuna_manager.core.model.events import (
     JobMoved,
@@ -75,7 +76,7 @@ def test_a_job_goes_on_from_its_store_after_its_machine_has_burnt_down(
         moved = next(i for i, e in enumerate(events) if isinstance(e, JobMoved))
         assert known <= moved <= lost
         assert len([e for e in events if isinstance(e, ManagerStarted)]) == 2
-        ledger = job.state().history.ledger
-        assert before.fleet.vms.keys() <= ledger.closed.keys()
+        ledger = View(job.state()).ledger
+        assert View(before).vms.keys() <= ledger.closed.keys()
         # What the second machine did is in the store as well, to the last event.
         assert copied(job) == len(events)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.jobs import STEPS, Job
+from tests.view import View
 
 from spottrain.varuna_manager.core.model.events import PlanComputed
 
@@ -28,10 +29,10 @@ def test_the_first_plan_settles_a_size_that_was_left_open(tmp_path: Path) -> Non
         }
 
         assert job.launch("--detach").code == 0
-        state = job.until_trains(2)
+        profile = View(job.until_trains(2)).profile
         job.pace(0.5)
-        assert state.preparation.profile is not None
-        assert list(state.preparation.profile.microbatch_sizes) == known
+        assert profile is not None
+        assert list(profile.microbatch_sizes) == known
         assert job.run("stop", job.name).code == 0
         job.pace(0.0)
         report = job.resume("-o", "json").report

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.jobs import Job, trained_on
+from tests.view import View
 
 from spottrain.cloud.port.provider import VmState
 from spottrain.varuna_manager.core.model.state import State
@@ -30,7 +31,7 @@ def test_a_vm_that_becomes_slow_is_replaced(tmp_path: Path) -> None:
         assert job.launch("--detach").code == 0
         job.until_trains(5)
         (slow,) = job.market("slow", machine=1, factor=20.0)
-        found = job.until("a replacement", lambda state: state.history.slow_vms)
+        found = job.until("a replacement", lambda state: View(state).slow_vms)
         job.until("a generation without it", lambda state: goes_on(state, without=slow))
         stopped = job.run("stop", job.name)
         report = job.run("report", job.name, "-o", "json").report

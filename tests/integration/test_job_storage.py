@@ -12,6 +12,7 @@ import pytest
 from tests.checkpoints import verify
 from tests.integration.jobs import Job, weights
 from tests.integration.undisturbed import Undisturbed, undisturbed
+from tests.view import View
 
 from spottrain.storage.open import open_store
 
@@ -59,7 +60,7 @@ def test_a_full_disk_costs_a_checkpoint_but_not_the_job(
         job.until_trains(1)
         ballast = fill(small_disk)
         error = job.until(
-            "the disk is full", lambda state: state.preparation.checkpoint_error
+            "the disk is full", lambda state: View(state).checkpoint_error
         )
         assert "No space left on device" in error
         shown = job.run("report", job.name, "-o", "json").out
@@ -69,15 +70,13 @@ def test_a_full_disk_costs_a_checkpoint_but_not_the_job(
         ballast.unlink()
         job.until(
             "a checkpoint after it",
-            lambda state: any(
-                c.step > before.step for c in state.preparation.checkpoints
-            ),
+            lambda state: any(c.step > before.step for c in View(state).checkpoints),
         )
         job.pace(0.0)
         state = job.until("the end", lambda s: s if s.outcome else None)
         assert state.outcome is not None
         assert state.outcome.kind == "succeeded"
-        assert state.preparation.checkpoint_error == ""
+        assert View(state).checkpoint_error == ""
         assert weights(small_disk) == reference.weights
 
 

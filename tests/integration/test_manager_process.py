@@ -19,6 +19,7 @@ from tests.integration import stub_manager
 from tests.integration.forks import Fork
 from tests.integration.stub_supervisor import MAY_END
 from tests.unit.varuna_manager.invariants import check_invariants
+from tests.view import View
 
 from spottrain.cloud.local.market import EventKind, MarketEvent, MarketSpec, ZoneSpec
 from spottrain.cloud.port.provider import Vm, VmState
@@ -200,23 +201,27 @@ def make_job(
 
 
 def is_training(state: State) -> bool:
-    return state.history.progress.step >= 5
+    return View(state).step >= 5
 
 
 def goes_on_without(taken: Collection[str], step: int) -> Callable[[State], bool]:
     """Whether two other VMs are all that is there, and one of them trains."""
-    return lambda state: (
-        state.history.progress.step > step
-        and state.training.generation is not None
-        and state.training.generation.committed
-        and len(state.fleet.vms) == 2
-        and state.fleet.vms.keys().isdisjoint(taken)
-    )
+
+    def goes_on(state: State) -> bool:
+        view = View(state)
+        return (
+            view.step > step
+            and view.current_generation is not None
+            and view.generation.committed
+            and len(view.vms) == 2
+            and view.vms.keys().isdisjoint(taken)
+        )
+
+    return goes_on
 
 
 def trainer(state: State) -> str:
-    assert state.training.generation is not None
-    return state.training.generation.plan.slots[0].vm_id
+    return View(state).generation.plan.slots[0].vm_id
 
 
 def assert_ended_well(job: Job, manager: Fork) -> State:
@@ -225,7 +230,7 @@ def assert_ended_well(job: Job, manager: Fork) -> State:
     state = job.state()
     check_invariants(state)
     assert state.phase is JobPhase.ENDED
-    assert state.history.progress.step == state.job.spec.steps == job.progress()
+    assert View(state).step == state.job.spec.steps == job.progress()
     assert all(vm.state is TERMINATED for vm in job.rented())
     assert sorted(job.launched()) == sorted(vm.vm_id for vm in job.rented())
     return state
@@ -239,7 +244,7 @@ def test_a_job_runs_to_its_end_and_leaves_nothing(
     assert len(job.rented()) == 2
     assert state.outcome is not None
     assert state.outcome.kind == "succeeded"
-    assert state.history.progress.heldout_last == 0.5
+    assert View(state).progress.heldout_last == 0.5
     assert job.dir.manager() is None
     assert not job.dir.is_managed()
     port = int((job.dir.path / "port").read_text())
@@ -271,16 +276,16 @@ def test_training_goes_on_whatever_the_market_takes(
     for kind in kinds:
         taken = job.cloud.inject(MarketEvent(at_s=0, kind=kind, count=2, lead_s=20.0))
         assert trainer(state) in taken
-        state = job.wait_for(goes_on_without(taken, state.history.progress.step))
+        state = job.wait_for(goes_on_without(taken, View(state).step))
         if kind == "kill":
             job.wait_for(
-                lambda state: unheard in {c.name for c in state.preparation.checkpoints}
+                lambda state: unheard in {c.name for c in View(state).checkpoints}
             )
     job.may_end()
     state = assert_ended_well(job, manager)
-    assert {i.interruption for i in state.history.interruptions} == set(kinds)
-    assert state.history.tally.vms_launched == 2 * 4
-    assert state.history.progress.minibatches_recomputed == 0
+    assert {i.interruption for i in View(state).interruptions} == set(kinds)
+    assert View(state).tally.vms_launched == 2 * 4
+    assert View(state).minibatches_recomputed == 0
 
 
 def test_vms_train_on_without_a_manager_and_the_next_one_finds_them(
@@ -297,7 +302,7 @@ def test_vms_train_on_without_a_manager_and_the_next_one_finds_them(
     job.may_end()
     state = assert_ended_well(job, job.start())
     assert len(job.rented()) == 2, "nothing was rented twice"
-    assert len(state.history.generations) == 1, "training was not interrupted"
+    assert len(View(state).generations) == 1, "training was not interrupted"
 
 
 @pytest.mark.rotated
@@ -312,7 +317,7 @@ def test_kill_9_of_everything_is_resumed_from_the_newest_checkpoint(
     job.cloud.shut_down()
     job.may_end()
     state = assert_ended_well(job, job.start())
-    assert len(state.history.generations) == 2
+    assert len(View(state).generations) == 2
 
 
 def test_a_stopped_job_returns_its_vms_and_can_be_resumed(
@@ -328,7 +333,7 @@ def test_a_stopped_job_returns_its_vms_and_can_be_resumed(
     assert state.outcome.kind == "stopped"
     newest = state.newest_checkpoint
     assert newest is not None
-    assert newest.step == state.history.progress.step > 0
+    assert newest.step == View(state).step > 0
     assert all(vm.state is TERMINATED for vm in job.rented())
     job.may_end()
     assert_ended_well(job, job.start())
@@ -373,7 +378,7 @@ def test_a_manager_that_was_paused_blames_nobody(make_job: Callable[..., Job]) -
     os.kill(manager.pid, signal.SIGCONT)
     job.may_end()
     state = assert_ended_well(job, manager)
-    assert state.history.interruptions == ()
+    assert View(state).interruptions == ()
     assert len(job.rented()) == 2
 
 
@@ -405,7 +410,7 @@ def test_a_disk_that_refuses_the_journal_for_a_while_costs_nothing(
     other.close()
     job.may_end()
     state = assert_ended_well(job, manager)
-    assert state.history.interruptions == ()
+    assert View(state).interruptions == ()
 
 
 def test_a_job_never_has_two_managers(tmp_path: Path) -> None:

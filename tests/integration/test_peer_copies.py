@@ -11,6 +11,7 @@ import pytest
 from tests.integration.fleet import Fleet, Heard, Zygote, make_plan, read_weights
 from tests.integration.jobs import HERE, Job, trains
 from tests.integration.struck_runs import NUM_SECTIONS, job_spec
+from tests.view import View
 
 from spottrain.wire import messages
 from spottrain.wire.messages import MinibatchCommitted
@@ -102,17 +103,15 @@ def test_a_job_that_two_vms_hold_goes_on_from_copies(tmp_path: Path) -> None:
     with Job(tmp_path, "copied", steps=10**6, **settings) as job:
         job.pace(0.01)
         assert job.launch("--detach").code == 0
-        before = job.until(
-            "copies", lambda s: s if s.history.progress.copied_step else None
-        )
+        before = job.until("copies", lambda s: s if View(s).copied_step else None)
         safety = job.run("status", job.name, "-o", "json").report["safety"]
-        assert safety["copied_step"] >= before.history.progress.copied_step
+        assert safety["copied_step"] >= View(before).copied_step
         assert safety["checkpoint_step"] == 0
         job.market("kill", machine=0)
         after = job.until(
             "the next plan",
-            lambda s: s if trains(s) and s.history.tally.recoveries else None,
+            lambda s: s if trains(s) and View(s).tally.recoveries else None,
         )
-        assert after.training.generation is not None
-        assert after.training.generation.plan.shape == "2x1"
-        assert (after.training.generation.from_step or 0) >= safety["copied_step"]
+        generation = View(after).generation
+        assert generation.plan.shape == "2x1"
+        assert (generation.from_step or 0) >= safety["copied_step"]

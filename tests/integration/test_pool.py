@@ -13,6 +13,7 @@ import pytest
 import yaml
 from tests.integration.jobs import STEPS, Job, trains, until, weights
 from tests.integration.undisturbed import undisturbed
+from tests.view import View
 
 from spottrain.varuna_manager.pool.core.model import PoolState
 from spottrain.varuna_manager.pool.report.document import read_pool
@@ -114,13 +115,13 @@ def submit_both(lab: Lab) -> None:
     assert lab.launch(first, "--team", "vision").code == 0
     refused(lab.launch(first), 2, "name: a job first")
     lab.has(first=2)
-    before = {slot.vm_id for slot in first.state().training.generation.plan.slots}  # type: ignore[union-attr]
+    before = {slot.vm_id for slot in View(first.state()).generation.plan.slots}
     planned = urgent.run("plan", str(urgent.file), "--pool", "lab", "-o", "json")
     assert planned.report["others"][0]["vms_before"] == {"local/cpu": 2}
     assert lab.launch(urgent, "--priority", "9").code == 0
     lab.has(first=1, urgent=2)
-    until("one VM is left", lambda: len(first.state().fleet.vms) == 1)
-    (left,) = first.state().fleet.vms
+    until("one VM is left", lambda: len(View(first.state()).vms) == 1)
+    (left,) = View(first.state()).vms
     assert left in before, "it shrank: what trains is one of the same VMs"
     refused(lab.run("down", "lab"), 2, "--yes ends them")
 

@@ -12,6 +12,7 @@ import pytest
 from tests.integration.jobs import Job, until, weights
 from tests.integration.test_pool import Lab, check_money, ended
 from tests.integration.undisturbed import undisturbed
+from tests.view import View
 
 from spottrain.cloud.local.folder import marker
 from spottrain.cloud.port import tags
@@ -60,7 +61,7 @@ def check_lines(job: Job) -> None:
         assert vm.ended_at_s is not None
         hours = (vm.ended_at_s - vm.launched_at_s) / 3600
         billed = hours * vm.offer.usd_per_hour * 1e6
-        line = job.state().history.ledger.closed[vm.vm_id]
+        line = View(job.state()).ledger.closed[vm.vm_id]
         assert line.cost(0).microusd == pytest.approx(billed, abs=1.0)
 
 
@@ -94,7 +95,7 @@ def test_a_vm_moves_without_a_boot_and_is_billed_once_whoever_dies(
     assert lab.launch(urgent, "--priority", "9").code == 0
     lab.has(first=1, urgent=2)
     vm = check_moved(first, urgent)
-    started_s = urgent.state().history.ledger.open[vm.vm_id].ready_us
+    started_s = View(urgent.state()).ledger.open[vm.vm_id].ready_us
     assert started_s is not None
 
     # The giver's manager dies once it keeps a VM.
@@ -103,7 +104,7 @@ def test_a_vm_moves_without_a_boot_and_is_billed_once_whoever_dies(
     kill_at(
         "a VM is kept",
         pid,
-        lambda: any(v.kept_at_s is not None for v in urgent.state().fleet.vms.values()),
+        lambda: any(v.kept_at_s is not None for v in View(urgent.state()).vms.values()),
     )
     lab.has(first=2)
     check_moved(urgent, first)
@@ -121,7 +122,7 @@ def test_a_vm_moves_without_a_boot_and_is_billed_once_whoever_dies(
     assert lab.run("resume", "lab").code == 0
     until(
         "urgent asks",
-        lambda: urgent.state().fleet.orders or urgent.state().launches.intents,
+        lambda: View(urgent.state()).orders or View(urgent.state()).intents,
     )
     with contextlib.suppress(ProcessLookupError):
         os.kill(urgent.manager_pid(), signal.SIGKILL)

@@ -20,6 +20,7 @@ from tests.integration.aws_vms import free_port
 from tests.integration.jobs import STEPS, Job, until, weights
 from tests.integration.rented_jobs import full_and_training, know_gcp_prices
 from tests.integration.undisturbed import Undisturbed, undisturbed
+from tests.view import View
 
 from spottrain.manifest import list_checkpoints
 from spottrain.storage.open import open_store
@@ -82,7 +83,7 @@ class SkyJob(Job):
 
 def on(cloud: str, state: State) -> State | None:
     """Return the state if two VMs train, both on one cloud."""
-    here = {vm.offer.cloud for vm in state.fleet.vms.values()} == {cloud}
+    here = {vm.offer.cloud for vm in View(state).vms.values()} == {cloud}
     return full_and_training(state) if here else None
 
 
@@ -121,7 +122,7 @@ def test_a_job_moves_to_another_cloud_and_leaves_both_empty(
             job.pace(0.3)  # so that it is not over before all has happened to it
             assert job.run("ssh", job.name, "gcp.none").code == 2
             east.ask("stock", zone=aws.ZONE, instance_type=aws.CPU_KIND, count=0)
-            name, _, region = min(begun.fleet.vms).removeprefix("aws.").partition(".")
+            name, _, region = min(View(begun).vms).removeprefix("aws.").partition(".")
             east.ask("interrupt", region=region, instance_id=name)
             job.until("two VMs on GCP", lambda state: on("gcp", state))
             job.pace(0.0)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests.fakes.sshd import WHY_NOT, Sshd, keygen
 from tests.integration.ssh_hosts import SshJob, ssh_hosts, vm_processes
+from tests.view import View
 
 from spottrain.cloud.port.errors import AuthError, CloudError
 from spottrain.cloud.ssh.hosts.bootstrap import check_hosts
@@ -179,6 +180,6 @@ def test_a_job_whose_setup_fails_ends_with_exit_code_3(
         answer = job.launch()
     assert answer.code == 3
     assert "setup ended with 7: no wheel; fix setup:" in answer.err
-    assert job.state().history.tally.preemptions_unnoticed == 0
+    assert View(job.state()).tally.preemptions_unnoticed == 0
     assert vm_processes(hosts) == []
     assert [host.left() for host in hosts] == [[], []]

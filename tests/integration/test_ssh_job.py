@@ -11,6 +11,7 @@ from tests.fakes.sshd import WHY_NOT
 from tests.fakes.web import Web, serve_web
 from tests.integration.jobs import STEPS, Answer, trains, until
 from tests.integration.ssh_hosts import SshJob, kill_vms, ssh_hosts, vm_processes
+from tests.view import View
 
 from spottrain.manifest import list_checkpoints
 from spottrain.storage.open import open_store
@@ -47,10 +48,9 @@ class Story:
     homes: list[list[str]] = field(default_factory=list)
 
     def note(self, state: State) -> None:
-        self.vms.append(set(state.fleet.vms))
-        self.generations.append(
-            state.training.generation.number if state.training.generation else 0
-        )
+        self.vms.append(set(View(state).vms))
+        generation = View(state).current_generation
+        self.generations.append(generation.number if generation else 0)
 
 
 def sha256(content: bytes) -> str:
@@ -58,7 +58,7 @@ def sha256(content: bytes) -> str:
 
 
 def full_and_training(state: State) -> State | None:
-    ready = [vm for vm in state.fleet.vms.values() if vm.phase is VmPhase.READY]
+    ready = [vm for vm in View(state).vms.values() if vm.phase is VmPhase.READY]
     return state if len(ready) == 3 and trains(state) else None
 
 
@@ -106,7 +106,7 @@ def lived_through(job: SshJob, web: Web) -> Story:
     dead = {vm for vm in story.vms[0] if str(hosts[0].port) in vm}
     back = job.until(
         "the killed host again",
-        lambda s: None if dead & set(s.fleet.vms) else full_and_training(s),
+        lambda s: None if dead & set(View(s).vms) else full_and_training(s),
     )
     story.note(back)
 
@@ -116,21 +116,16 @@ def lived_through(job: SshJob, web: Web) -> Story:
     after = job.until(
         "reports over a new connection",
         lambda s: (
-            s
-            if cut in s.fleet.vms
-            and s.history.progress.step > back.history.progress.step + 3
-            else None
+            s if cut in View(s).vms and View(s).step > View(back).step + 3 else None
         ),
     )
     story.note(after)
 
     job.kill_manager()
-    step = job.state().history.progress.step
+    step = View(job.state()).step
     assert job.resume("--detach").code == 0
     story.note(
-        job.until(
-            "more steps", lambda s: s if s.history.progress.step > step + 3 else None
-        )
+        job.until("more steps", lambda s: s if View(s).step > step + 3 else None)
     )
     return story
 
@@ -151,7 +146,7 @@ def test_a_host_whose_processes_are_killed_is_taken_again(story: Story) -> None:
     assert len(before & after) == 2
     assert len(after) == 3
     assert story.end is not None
-    assert story.end.history.tally.preemptions_unnoticed == 1
+    assert View(story.end).tally.preemptions_unnoticed == 1
 
 
 def test_a_connection_that_breaks_costs_nothing(story: Story) -> None:

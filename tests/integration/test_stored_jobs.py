@@ -22,6 +22,7 @@ from tests.integration.stored_jobs import (
     tensors,
     unpacked,
 )
+from tests.view import View
 
 pytestmark = pytest.mark.nightly
 
@@ -91,7 +92,7 @@ def test_a_job_goes_on_and_ends_as_if_nothing_had_happened(
     folder = unpacked(tmp_path)
     settings = {"checkpoint": {"path": f"file://{folder}/bucket"}}
     with Job(folder, name, **(settings if name == "moved" else {})) as job:
-        before = job.state().history.progress.step
+        before = View(job.state()).step
 
         last = job.resume("-o", "json")
 
@@ -102,7 +103,7 @@ def test_a_job_goes_on_from_its_store_alone(tmp_path: Path) -> None:
     folder = unpacked(tmp_path)
     url = f"file://{folder}/bucket"
     with Job(folder, "moved", checkpoint={"path": url}) as job:
-        before = job.state().history.progress.step
+        before = View(job.state()).step
         shutil.rmtree(job.dir.path)
 
         last = job.run("resume", url, "-o", "json")
@@ -138,4 +139,4 @@ def check_end(job: Job, last: Answer, before: int) -> None:
         pytest.MonkeyPatch.context() as patched
     ):  # the first manager has decided on all facts
         patched.delattr("spottrain.varuna_manager.core.step.step")
-        assert job.state().history.progress.step == STEPS
+        assert View(job.state()).step == STEPS

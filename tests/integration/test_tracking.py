@@ -17,6 +17,7 @@ from tests.integration.test_manager_process import (
     Job,
     assert_ended_well,
 )
+from tests.view import View
 
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.jobs.journal import Journal
@@ -66,14 +67,14 @@ def test_every_step_is_written_once_whoever_is_killed(job: Job) -> None:
     os.kill(tracker, signal.SIGKILL)
 
     def trains_on(state: State) -> bool:
-        return state.history.progress.step >= 80
+        return View(state).step >= 80
 
     job.wait_for(trains_on)
     manager.kill()
     manager.wait()
     manager = job.start()
     resumed_at = job.progress()
-    job.wait_for(lambda now: now.history.progress.step > resumed_at)
+    job.wait_for(lambda now: View(now).step > resumed_at)
     job.may_end()
     state = assert_ended_well(job, manager)
     with closing(Journal(job.dir.journal, read_only=True)) as journal:
@@ -91,7 +92,7 @@ def test_every_step_is_written_once_whoever_is_killed(job: Job) -> None:
     written = (job.dir.path / "metrics.jsonl").read_text()
     assert written == "".join(map(as_line, rows))
     assert trackers(job) == []
-    assert state.history.progress.minibatches_recomputed == 0
+    assert View(state).minibatches_recomputed == 0
 
 
 def test_a_tracker_that_fails_is_told_once_and_ends_no_job(job: Job) -> None:

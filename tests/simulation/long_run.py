@@ -127,7 +127,7 @@ class LongWorld(World):
         self.shown += list(self.cloud.vms.values())[before:]
         self.changed()
         # A person thinks better of it while nothing but this launch is there.
-        early = not self.state.fleet.vms and self.fault_h
+        early = not self.vms and self.fault_h
         if early and self.person.random() < STOPPED_EARLY and self.stop(None):
             self.faults["stop"] += 1
 
@@ -178,7 +178,7 @@ class LongWorld(World):
     def check_return(self, vm_id: str) -> None:
         """A VM that is well is not fenced; one that can wait is not returned with the
         only copy of a section."""
-        vm, record = self.cloud.vms[vm_id], self.state.fleet.vms[vm_id]
+        vm, record = self.cloud.vms[vm_id], self.vm(vm_id)
         reason = record.return_reason
         if vm_id in self.returned:
             return
@@ -204,7 +204,7 @@ class LongWorld(World):
         for vm in self.cloud.vms.values():
             late = self.now_s - vm.launched_at_s > LATE_S
             if vm.ended_at_s is None and late:
-                record = self.state.fleet.vms.get(vm.vm_id)
+                record = self.vms.get(vm.vm_id)
                 assert record is not None, f"{vm.vm_id} is billed and not known"
                 since_s = self.returned.get(vm.vm_id, vm.launched_at_s)
                 goes = record.phase is VmPhase.RETURNING
@@ -252,7 +252,7 @@ class LongWorld(World):
         if max_usd is None or self.finished.kind != "budget":
             assert self.finished.kind == "succeeded", self.finished
             steps = self.settings.spec.steps
-            assert self.state.history.progress.step == steps
+            assert self.step == steps
             assert any(c.step == steps for c in self.workers.checkpoints)
 
     def may_resume(self, outcome: c.Outcome) -> bool:
@@ -300,7 +300,7 @@ class LongWorld(World):
         return True
 
     def heard(self, vm: SimulatedVm) -> bool:
-        known = self.state.fleet.vms.get(vm.vm_id)
+        known = self.vms.get(vm.vm_id)
         registered = known is not None and known.phase is VmPhase.READY
         return vm.alive and self.manager_alive and registered
 

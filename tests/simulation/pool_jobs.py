@@ -211,7 +211,7 @@ class PooledJob(LongWorld):
         for vm_id, vm in self.cloud.vms.items():
             assert vm.ended_at_s is not None, f"{vm_id} is left"
             hours = (vm.ended_at_s - vm.launched_at_s) / HOUR_S
-            line = self.state.history.ledger.closed[vm_id]
+            line = self.ledger.closed[vm_id]
             more = line.cost(0).microusd - 1e6 * hours * vm.offer.usd_per_hour
             assert more >= -1.0, f"{vm_id} is billed more than the ledger says"
             # To the micro-dollar, which is rounded up, as are moments.

@@ -20,6 +20,7 @@ from typing import Any
 from tests.simulation.fake_clouds import FakeCloud, Row
 from tests.simulation.test_simulation import settings
 from tests.unit.varuna_manager.invariants import check_invariants
+from tests.view import View
 
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import CloudProvider
@@ -90,7 +91,7 @@ class Manager:
         return done
 
 
-class RentedWorld:
+class RentedWorld(View):
     """One job on one fake cloud.
 
     Args:
@@ -99,9 +100,9 @@ class RentedWorld:
     """
 
     def __init__(self, seed: int, cloud: FakeCloud) -> None:
+        super().__init__(State())
         self.random = random.Random(seed)
         self.cloud = cloud
-        self.state = State()
         self.counts: Counter[str] = Counter()
         self.calm = False
         self._passed_s = 0.0
@@ -130,7 +131,7 @@ class RentedWorld:
         )
         self._pass_time(1.0)  # clouds that report whole seconds round down
         self._restart()
-        while self.state.history.tally.vms_launched < vms:
+        while self.tally.vms_launched < vms:
             self._strike()
             await self._round()
         await self._end()
@@ -192,7 +193,7 @@ class RentedWorld:
 
     def _notice(self, vm_id: str) -> None:
         """Let a VM be taken: at once, or after a notice that its agent reports."""
-        record = self.state.fleet.vms.get(vm_id)
+        record = self.vms.get(vm_id)
         self._doomed.setdefault(vm_id, self.now_s())
         if record is None or self.random.random() < 0.6:
             return
@@ -234,7 +235,7 @@ class RentedWorld:
     async def _look(self, manager: Manager) -> None:
         try:
             await manager.effects.poller.poll_vms()
-            if self.counts["rounds"] % 10 == 1 or not self.state.market.offers:
+            if self.counts["rounds"] % 10 == 1 or not self.offers:
                 offers = await asyncio.to_thread(manager.provider.offers)
                 manager.feed(e.OffersSeen(at_s=self.now_s(), offers=tuple(offers)))
         except CloudError:
@@ -315,7 +316,7 @@ class RentedWorld:
 
     def verdict(self) -> Verdict:
         """Compare the ledger with the cloud's bill, VM by VM."""
-        ledger = self.state.history.ledger
+        ledger = self.ledger
         assert not ledger.open, sorted(ledger.open)
         billed: dict[str, list[Row]] = {}
         for row in self.cloud.bill():

@@ -165,7 +165,7 @@ class Story(World):
             if epoch == self.epoch:
                 self.poll()
 
-        idle = not (self.state.fleet.vms or self.state.launches.intents)
+        idle = not (self.vms or self.intents)
         self.after(IDLE_S if idle else self.busy_s, again)
 
     def feed_list(self, vms: tuple[Vm, ...]) -> None:
@@ -219,7 +219,7 @@ class Story(World):
 
     def feed_ended(self, vm_ids: tuple[str, ...] = ()) -> None:
         """Say that VMs were returned, and what the cloud knows of those that ended."""
-        wanted = {*vm_ids, *self.state.history.ledger.unconfirmed}
+        wanted = {*vm_ids, *self.ledger.unconfirmed}
         vms = tuple(vm for vm in self.listing() if vm.vm_id in wanted)
         self.feed(e.VmsReturned(at_s=self.now_s, vm_ids=vm_ids, vms=vms))
 
@@ -279,7 +279,7 @@ class Story(World):
 
     def lives(self) -> list[tuple[str, float, float, float, float]]:
         """Return of each VM when it began and ended, in the bill and in the ledger."""
-        lines = self.state.history.ledger.closed
+        lines = self.ledger.closed
         return [
             (
                 row.vm_id,
@@ -296,8 +296,8 @@ class Story(World):
         cloud's bill, to the micro-dollar.
         """
         assert self.finished is not None, self.state.activity
-        assert self.state.history.progress.step == self.state.job.spec.steps
-        ledger = self.state.history.ledger
+        assert self.step == self.state.job.spec.steps
+        ledger = self.ledger
         assert not ledger.open
         spent = ledger.spent(self.now_s)
         assert spent <= Money.allowed(self.max_usd)

@@ -11,6 +11,7 @@ import pytest
 from tests.simulation.test_simulation import SPEC, torment, world
 from tests.simulation.world import World
 from tests.tiers import first_always
+from tests.view import View
 
 from spottrain.varuna_manager.core import step
 from spottrain.varuna_manager.core.model.state import State
@@ -49,7 +50,7 @@ def check(state: State, past: JobHistory) -> dict[str, Any]:
     billed_s = seconds.pop("billed")
     assert sum(seconds.values()) == pytest.approx(billed_s, abs=1e-3)
     assert all(part >= 0 for part in seconds.values())
-    ledger = state.history.ledger.spending(told_s)
+    ledger = View(state).ledger.spending(told_s)
     assert billed_s == pytest.approx(ledger.billed_us / 1e6, abs=1e-3)
     assert cost["usd_spent"] == ledger.total.usd == report["usd_spent"]
     for parts in (cost["usd_by_time"], cost["usd_by_kind"]):
@@ -97,7 +98,7 @@ def test_productive_time_is_that_of_the_mini_batches_that_count() -> None:
     job.run()
     cost = check(job.state, past_of(job))
     (plan,) = documents.plans(job.state)
-    progress = job.state.history.progress
+    progress = job.progress
     assert progress.last_commit_at_s is not None
     trained_s = progress.last_commit_at_s - plan.started_at_s
     assert cost["vm_seconds"]["productive"] == pytest.approx(
@@ -111,13 +112,11 @@ def test_what_is_computed_twice_is_lost_once() -> None:
     undone = 0
     for seed in WORLDS:
         job = tormented(seed)
-        again = job.state.history.progress.minibatches_recomputed
+        again = job.minibatches_recomputed
         cost = documents.cost(job.state, past_of(job), False, job.state.now_s)
         if again:
             undone += 1
-            fastest_s = min(
-                plan.predicted_step_s for plan in job.state.history.generations
-            )
+            fastest_s = min(plan.predicted_step_s for plan in job.generations)
             assert cost["vm_seconds"]["lost"] > 0.5 * again * fastest_s
     assert undone, "no seed restores anything: choose others"
 

@@ -35,7 +35,7 @@ def test_the_cap_holds_though_the_manager_dies_while_the_job_ends(seed: int) -> 
     died: list[float] = []
 
     def strike() -> None:
-        if job.state.phase is JobPhase.ENDING and job.state.fleet.vms and not died:
+        if job.state.phase is JobPhase.ENDING and job.vms and not died:
             died.append(job.now_s)
             job.kill_manager(down_s=300.0)
         job.after(0.2, strike)
@@ -54,8 +54,7 @@ def test_the_cap_holds_with_traffic_though_the_manager_is_away_just_then() -> No
 
     def strike() -> None:
         trains = (
-            job.state.phase is JobPhase.ACTIVE
-            and job.state.training.generation is not None
+            job.state.phase is JobPhase.ACTIVE and job.current_generation is not None
         )
         lasts_s = budget(job.state).lasts_s if trains else None
         # What is left comes down by the traffic of all mini-batches that the core is told
@@ -71,11 +70,11 @@ def test_the_cap_holds_with_traffic_though_the_manager_is_away_just_then() -> No
     assert job.state.phase is JobPhase.ENDED
     rent_usd, traffic_usd = (
         job.cloud.bill_usd(job.now_s),
-        job.state.history.tally.egress.usd,
+        job.tally.egress.usd,
     )
     assert traffic_usd > rent_usd, "rent alone would be kept back for too short a time"
     assert 0.95 * max_usd < rent_usd + traffic_usd <= max_usd
-    assert job.state.history.ledger.spent(job.now_s).usd <= max_usd
+    assert job.ledger.spent(job.now_s).usd <= max_usd
 
 
 @pytest.mark.parametrize("seed", first_always(range(2)))
@@ -110,6 +109,4 @@ def test_the_fleet_never_exceeds_its_hourly_cap(seed: int) -> None:
     assert job.finished is not None
     assert job.finished.kind == "succeeded"
     assert max(most) > 4.5
-    assert job.state.history.progress.minibatches_recomputed == 0, (
-        "it morphs, it loses nothing"
-    )
+    assert job.minibatches_recomputed == 0, "it morphs, it loses nothing"

@@ -44,8 +44,8 @@ def lost_s(seed: int, every_steps: int, save_s: float, mean_s: float) -> float:
     check_end(market)
     assert market.finished is not None
     assert market.finished.exit_code == 0
-    step_s = max(g.measured_step_s or 0.0 for g in market.state.history.generations)
-    again = market.state.history.progress.minibatches_recomputed
+    step_s = max(g.measured_step_s or 0.0 for g in market.generations)
+    again = market.minibatches_recomputed
     return again * step_s + save_s * len(market.workers.checkpoints)
 
 

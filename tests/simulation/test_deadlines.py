@@ -13,6 +13,7 @@ from tests.simulation.test_simulation import SPEC, check_end, settings, strike_v
 from tests.simulation.workers import profile_of
 from tests.simulation.world import World
 from tests.tiers import first_always
+from tests.view import changed
 
 from spottrain.cloud.port.provider import Offer, Vm
 from spottrain.pricing.billing.budget import reserve_s
@@ -21,9 +22,6 @@ from spottrain.pricing.prices.hazard import Hazards
 from spottrain.units import HOUR_S
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.deadline_state import FleetTerms
-from spottrain.varuna_manager.core.model.parts import (
-    PreparationState,
-)
 from spottrain.varuna_manager.core.model.settings import JobSettings
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.offers.ranker import OfferRanker
@@ -74,7 +72,7 @@ class DeadlineWorld(World):
 
     def poll(self, *, force: bool = False) -> None:
         super().poll(force=force)
-        if not self.manager_alive or self.state.preparation.profile is None:
+        if not self.manager_alive or self.profile is None:
             return
         terms = terms_for(self.appraiser, self.state, self.cloud.offers())
         if terms != self.rated or force:
@@ -95,9 +93,7 @@ def terms_for(
 def fleet() -> Fleet:
     """What fleets do, before any was seen."""
     job = settings(spec=LONG, max_vms=MOST)
-    state = State(
-        settings=job, preparation=PreparationState(profile=profile_of(job.facts))
-    )
+    state = changed(State(settings=job), profile=profile_of(job.facts))
     return terms_for(OfferRanker(), state, (offer("a", 1.0),)).fleet
 
 
@@ -154,7 +150,7 @@ def test_the_deadline_is_kept_whatever_the_spot_market_does(seed: int) -> None:
     assert job.finished is not None
     assert job.finished.kind == "succeeded", job.finished
     assert job.now_s <= (job.settings.deadline_s or 0.0)
-    assert job.state.history.progress.minibatches_lost == 0
+    assert job.minibatches_lost == 0
 
 
 def test_while_spot_vms_are_there_none_is_rented_on_demand() -> None:

@@ -97,9 +97,9 @@ def test_a_job_that_only_measures_rents_one_vm_and_leaves_a_profile(
     story.run()
     assert story.finished is not None
     assert story.finished.kind == "succeeded", story.finished
-    assert story.state.preparation.profile is not None
-    assert story.state.history.progress.step == 0
-    assert story.state.preparation.checkpoints == ()
+    assert story.profile is not None
+    assert story.step == 0
+    assert story.checkpoints == ()
     assert story.most_at_once() == len(story.rows()) == 1
     assert fake.ask("left") == []
 

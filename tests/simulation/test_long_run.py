@@ -15,7 +15,7 @@ def test_a_calm_job_of_32_vms_trains_for_days() -> None:
     job = LongWorld(0, max_vms=32, hours=100.0, fault_h=0.0)
     job.live()
     assert len(job.cloud.vms) == 32
-    assert job.state.history.progress.minibatches_recomputed == 0
+    assert job.minibatches_recomputed == 0
 
 
 @pytest.mark.nightly

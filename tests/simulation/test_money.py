@@ -30,8 +30,7 @@ def alive(job: World) -> set[str]:
 
 
 def planned(job: World) -> set[str]:
-    assert job.state.training.generation is not None
-    return {slot.vm_id for slot in job.state.training.generation.plan.slots}
+    return {slot.vm_id for slot in job.generation.plan.slots}
 
 
 @pytest.mark.parametrize("seed", first_always(range(3)))
@@ -42,12 +41,12 @@ def test_machines_that_the_plan_leaves_unused_are_returned_for_good(seed: int) -
     job.run_on(until_s=400.0)
     assert alive(job) == planned(job)
     assert len(planned(job)) < 8
-    assert all(vm.offer.usd_per_hour == 1.0 for vm in job.state.fleet.vms.values())
+    assert all(vm.offer.usd_per_hour == 1.0 for vm in job.vms.values())
     job.run_on()
     check_end(job)
     assert len(job.cloud.vms) == 8, "nothing was rented again"
-    assert len(job.state.history.generations) == 1, "nobody who trains was disturbed"
-    assert job.state.history.progress.minibatches_recomputed == 0
+    assert len(job.generations) == 1, "nobody who trains was disturbed"
+    assert job.minibatches_recomputed == 0
 
 
 def test_never_fewer_are_kept_than_the_job_wants() -> None:
@@ -95,16 +94,15 @@ def test_only_a_price_that_is_much_lower_has_more_rented(
 def test_training_moves_to_machines_that_do_the_same_for_less() -> None:
     job = cost_optimal(0, steps=900)
     job.run(until_s=400.0)
-    assert {vm.offer.usd_per_hour for vm in job.state.fleet.vms.values()} == {1.0}
+    assert {vm.offer.usd_per_hour for vm in job.vms.values()} == {1.0}
     job.cloud.prices["b"] = 0.5
     job.run_on(until_s=600.0)
-    assert {vm.offer.usd_per_hour for vm in job.state.fleet.vms.values()} == {0.5}
+    assert {vm.offer.usd_per_hour for vm in job.vms.values()} == {0.5}
     assert alive(job) == planned(job)
-    assert job.state.training.generation is not None
-    assert job.state.training.generation.reason == "cheaper per example: +0 slots"
+    assert job.generation.reason == "cheaper per example: +0 slots"
     job.run_on()
     check_end(job)
-    assert job.state.history.progress.minibatches_recomputed == 0
+    assert job.minibatches_recomputed == 0
 
 
 @pytest.mark.parametrize("seed", first_always(range(3)))
@@ -115,4 +113,4 @@ def test_a_cost_optimal_job_finishes_in_a_volatile_market(seed: int) -> None:
     check_end(job)
     assert job.finished is not None
     assert job.finished.kind == "succeeded", job.finished
-    assert job.state.history.progress.minibatches_lost == 0
+    assert job.minibatches_lost == 0

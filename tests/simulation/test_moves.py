@@ -83,9 +83,8 @@ def test_a_fleet_moves_to_what_has_become_much_cheaper(seed: int, far: bool) -> 
     assert zones(job) == {"b"}
     assert max(alive) == 8, "the new ones are rented beside the old ones"
     assert alive[-1] == 4
-    assert job.state.fleet.move is None
-    assert job.state.training.generation is not None
-    assert job.state.training.generation.reason == "moving to box in b"
+    assert job.move is None
+    assert job.generation.reason == "moving to box in b"
     (told,) = report(job.state, past_of(job), True, job.now_s)["moves"]
     assert (told["from"], told["to"]) == ("box in a", "box in b")
     assert (told["vms"], told["by_checkpoint"], told["given_up"]) == (4, far, "")
@@ -94,8 +93,8 @@ def test_a_fleet_moves_to_what_has_become_much_cheaper(seed: int, far: bool) -> 
     job.run_on()
     check_end(job)
     assert len(job.cloud.vms) == 8
-    assert job.state.history.progress.minibatches_recomputed == 0
-    assert job.state.history.progress.minibatches_lost == 0
+    assert job.minibatches_recomputed == 0
+    assert job.minibatches_lost == 0
 
 
 def test_nothing_moves_where_it_does_not_pay() -> None:
@@ -116,7 +115,7 @@ def test_nothing_moves_shortly_before_the_end_or_for_speed_or_over_the_hourly_ca
     for changes in ({"objective": "throughput"}, {"max_usd_per_hour": 5.0}, {}):
         job = moving(0, steps=100, **changes)
         job.run(until_s=100.0)
-        while not changes and job.state.history.progress.step < 99:
+        while not changes and job.step < 99:
             job.run_on(until_s=1.0)
         job.cloud.prices["b"] = 0.7
         job.run_on()
@@ -131,11 +130,10 @@ def test_a_move_is_given_up_if_the_new_vms_do_not_come(far: bool) -> None:
     job.run(until_s=100.0)
     job.cloud.prices["b"] = 0.3
     job.run_on(until_s=READY_BOUND_S + 120.0)
-    assert job.state.fleet.move is None
+    assert job.move is None
     assert zones(job) == {"a"}
     assert sum(v.ended_at_s is None for v in job.cloud.vms.values()) == 4
-    assert job.state.training.generation is not None
-    assert job.state.training.generation.number == 1, "nobody who trains was disturbed"
+    assert job.generation.number == 1, "nobody who trains was disturbed"
     (told,) = report(job.state, past_of(job), True, job.now_s)["moves"]
     assert told["given_up"] == "not moving to box in b: 2 of 4 VMs are ready"
     market_of(job).gives = 1000
@@ -150,9 +148,9 @@ def test_an_old_vm_that_is_lost_meanwhile_does_not_end_training(far: bool) -> No
     job = moving(1, far=far)
     job.run(until_s=100.0)
     job.cloud.prices["b"] = 0.3
-    while job.state.fleet.move is None:
+    while job.move is None:
         job.run_on(until_s=0.5)
-    job.end_vm(job.state.fleet.move.vm_ids[0])
+    job.end_vm(job.move.vm_ids[0])
     job.run_on(until_s=600.0)
     # Far away the three that are left cannot save: the job stays, and moves an hour later.
     assert zones(job) == ({"a"} if far else {"b"})
@@ -160,7 +158,7 @@ def test_an_old_vm_that_is_lost_meanwhile_does_not_end_training(far: bool) -> No
     check_end(job)
     assert job.finished is not None
     assert job.finished.kind == "succeeded"
-    assert job.state.history.progress.minibatches_lost == 0
+    assert job.minibatches_lost == 0
 
 
 @pytest.mark.parametrize(("seed", "far"), [(0, False), (1, True)])
@@ -174,7 +172,7 @@ def test_a_job_that_moves_for_money_survives_a_volatile_market(
     check_end(job)
     assert job.finished is not None
     assert job.finished.kind == "succeeded", job.finished
-    assert job.state.history.progress.minibatches_lost == 0
+    assert job.minibatches_lost == 0
 
 
 @pytest.mark.parametrize("far", first_always([False, True]))

@@ -15,11 +15,11 @@ def test_a_plan_that_does_not_fit_is_planned_around(seed: int) -> None:
     check_end(job)
     assert job.finished is not None
     assert job.finished.kind == "succeeded"
-    (shortage,) = job.state.fleet.shortages.values()
-    first, *_, last = job.state.history.generations
+    (shortage,) = job.shortages.values()
+    first, *_, last = job.generations
     assert "out of memory during the forward of section 0" in first.ended_by
     assert last.pipeline_depth > first.pipeline_depth
-    assert shortage.times == len(job.state.history.generations) - 1
+    assert shortage.times == len(job.generations) - 1
 
 
 @pytest.mark.parametrize("seed", first_always(range(2)))

@@ -114,7 +114,7 @@ def check_end(world: World) -> None:
     assert world.state.phase is JobPhase.ENDED
     left = [v for v in world.cloud.vms.values() if v.ended_at_s is None]
     assert not left, "every VM was returned or lost"
-    spent = world.state.history.ledger.spent(world.now_s)
+    spent = world.ledger.spent(world.now_s)
     # To the micro-dollar, which is rounded up; prices and times are rounded for each VM.
     bound = 1.0 + 0.01 * len(world.cloud.vms)
     assert abs(spent.microusd - 1e6 * world.cloud.bill_usd(world.now_s)) <= bound
@@ -127,14 +127,11 @@ def test_an_undisturbed_job_succeeds_in_one_generation() -> None:
     check_end(calm)
     assert calm.finished is not None
     assert (calm.finished.kind, calm.finished.exit_code) == ("succeeded", 0)
-    state = calm.state
-    assert [g.generation for g in state.history.generations] == [1]
-    assert state.history.generations[0].num_slots == 8
-    assert (
-        state.history.progress.step == state.history.progress.highest_step == SPEC.steps
-    )
-    assert state.history.progress.minibatches_recomputed == 0
-    assert on_demand_usd(state, calm.now_s) > spent_usd(state, calm.now_s)
+    (only,) = calm.generations
+    assert (only.generation, only.num_slots) == (1, 8)
+    assert calm.step == calm.highest_step == SPEC.steps
+    assert calm.minibatches_recomputed == 0
+    assert on_demand_usd(calm.state, calm.now_s) > spent_usd(calm.state, calm.now_s)
 
 
 def test_a_manager_that_dies_after_any_event_rents_nothing_twice() -> None:
@@ -149,8 +146,8 @@ def test_a_manager_that_dies_after_any_event_rents_nothing_twice() -> None:
         assert job.finished is not None
         assert job.finished.kind == "succeeded"
         assert len(job.cloud.vms) == job.settings.max_vms, crash_at
-        assert job.state.history.progress.minibatches_recomputed == 0
-        assert [g.generation for g in job.state.history.generations] == [1]
+        assert job.minibatches_recomputed == 0
+        assert [g.generation for g in job.generations] == [1]
 
 
 @pytest.mark.parametrize("seed", first_always(range(6)))
@@ -161,8 +158,8 @@ def test_a_job_with_many_faults_still_succeeds_and_loses_nothing(seed: int) -> N
     check_end(job)
     assert job.finished is not None
     assert job.finished.kind == "succeeded", job.finished
-    assert job.state.history.progress.step == SPEC.steps
-    assert job.state.history.progress.minibatches_lost == 0
+    assert job.step == SPEC.steps
+    assert job.minibatches_lost == 0
 
 
 @pytest.mark.parametrize("seed", first_always(range(2)))
@@ -196,11 +193,11 @@ def test_a_stop_saves_returns_everything_and_can_be_resumed(seed: int) -> None:
     check_end(job)
     assert job.finished is not None
     if job.finished.kind == "stopped":
-        committed = job.state.history.progress.step
+        committed = job.step
         job.finished = None
         job.start_manager()
         job.run_on()
         check_end(job)
         assert job.finished is not None
-        assert job.state.history.progress.step == SPEC.steps
+        assert job.step == SPEC.steps
         assert committed <= SPEC.steps

@@ -28,8 +28,7 @@ def slow_down(
     """Let VMs of the plan become slow after a while."""
 
     def strike() -> None:
-        assert job.state.training.generation is not None
-        slots = job.state.training.generation.plan.slots
+        slots = job.generation.plan.slots
         for slot in slots[len(slots) - count :]:
             job.cloud.vms[slot.vm_id].slowness = factor
 
@@ -44,18 +43,18 @@ def test_a_slow_vm_is_replaced_by_one_that_is_rented_for_it(seed: int) -> None:
     check_end(job)
     assert job.finished is not None
     assert job.finished.kind == "succeeded"
-    (slow,) = job.state.history.slow_vms
-    assert job.state.history.tally.slow_vms_replaced == 1
+    (slow,) = job.slow_vms
+    assert job.tally.slow_vms_replaced == 1
     assert job.cloud.vms[slow.vm_id].slowness == 2.0
     assert slow.slowness == pytest.approx(2.0, rel=0.2)
     assert f"{slow.vm_id} is 2.0x slower than the others of its stage in" in (
         slow.evidence
     )
     assert len(job.cloud.vms) == 9
-    assert "slow" in job.state.history.generations[-1].reason
-    assert job.state.history.generations[-1].num_slots == 8
-    assert job.state.history.progress.minibatches_recomputed == 0
-    assert job.state.history.interruptions == ()
+    assert "slow" in job.generations[-1].reason
+    assert job.generations[-1].num_slots == 8
+    assert job.minibatches_recomputed == 0
+    assert job.interruptions == ()
 
 
 @pytest.mark.parametrize("seed", first_always(range(2)))
@@ -65,13 +64,13 @@ def test_a_warm_spare_takes_the_place_of_a_slow_vm(seed: int) -> None:
     slow_down(job, 2.0)
     job.run()
     check_end(job)
-    plans = job.state.history.generations
-    slow = job.state.history.slow_vms[0]
+    plans = job.generations
+    slow = job.slow_vms[0]
     assert job.cloud.vms[slow.vm_id].slowness == 2.0
     assert slow.replaced_by in job.cloud.vms
     assert plans[0].num_slots == 8
     assert plans[1].num_slots == 8
-    assert job.state.history.tally.slow_vms_replaced == 1
+    assert job.tally.slow_vms_replaced == 1
 
 
 @pytest.mark.parametrize("seed", first_always(range(2)))
@@ -80,10 +79,10 @@ def test_without_any_other_vm_the_slow_one_gets_less_to_do(seed: int) -> None:
     slow_down(job, 2.0)
     job.run()
     check_end(job)
-    assert job.state.history.tally.slow_vms_replaced == 0
+    assert job.tally.slow_vms_replaced == 0
     assert len(job.cloud.vms) == 8
     assert job.workers.shared > 0
-    (only,) = job.state.history.generations
+    (only,) = job.generations
     assert only.measured_step_s is not None
     assert only.measured_step_s < 1.8 * only.predicted_step_s
 
@@ -93,9 +92,9 @@ def test_noise_replaces_no_vm_and_rebalances_nothing(seed: int) -> None:
     job = slow_world(seed, spare=3)
     job.run()
     check_end(job)
-    assert job.state.history.tally.slow_vms_replaced == 0
+    assert job.tally.slow_vms_replaced == 0
     assert job.workers.shared == 0
-    assert len(job.state.history.generations) == 1
+    assert len(job.generations) == 1
 
 
 def test_a_slow_vm_is_kept_if_a_replacement_costs_more_than_it_gains() -> None:
@@ -105,7 +104,7 @@ def test_a_slow_vm_is_kept_if_a_replacement_costs_more_than_it_gains() -> None:
     job.after(490.0, lambda: job.cloud.prices.update(a=8.0))
     job.run()
     check_end(job)
-    assert job.state.history.tally.slow_vms_replaced == 0
+    assert job.tally.slow_vms_replaced == 0
     assert len(job.cloud.vms) == 8
 
 
@@ -114,7 +113,7 @@ def test_no_vm_is_replaced_shortly_before_the_end() -> None:
     slow_down(job, 1.3)  # found after some 70 mini-batches
     job.run()
     check_end(job)
-    assert job.state.history.tally.slow_vms_replaced == 0
+    assert job.tally.slow_vms_replaced == 0
 
 
 def test_a_bounded_number_of_vms_is_replaced_within_an_hour() -> None:
@@ -130,7 +129,7 @@ def test_a_bounded_number_of_vms_is_replaced_within_an_hour() -> None:
     job.after(600.0, again)
     job.run()
     check_end(job)
-    found = [slow.found_at_s for slow in job.state.history.slow_vms]
+    found = [slow.found_at_s for slow in job.slow_vms]
     assert len(found) >= MAX_REPLACED_PER_HOUR
     for first, last in zip(found, found[MAX_REPLACED_PER_HOUR:], strict=False):
         assert last - first >= 3600.0
@@ -143,7 +142,7 @@ def test_a_replacement_that_is_lost_at_once_costs_nothing(seed: int) -> None:
     struck: list[str] = []
 
     def strike() -> None:
-        slow = [vm.slow for vm in job.state.fleet.vms.values() if vm.slow is not None]
+        slow = [vm.slow for vm in job.vms.values() if vm.slow is not None]
         if slow and slow[0].replaced_by and not struck:
             struck.append(slow[0].replaced_by)
             job.end_vm(slow[0].replaced_by)
@@ -156,7 +155,7 @@ def test_a_replacement_that_is_lost_at_once_costs_nothing(seed: int) -> None:
     assert struck
     assert job.finished is not None
     assert job.finished.kind == "succeeded"
-    assert job.state.history.progress.minibatches_lost == 0
+    assert job.minibatches_lost == 0
 
 
 def test_a_manager_that_dies_sends_the_newest_share_again() -> None:
@@ -165,8 +164,7 @@ def test_a_manager_that_dies_sends_the_newest_share_again() -> None:
     job.run(until_s=1.0)
     while not job.workers.shared:
         job.run_on(until_s=1.0)
-    generation = job.state.training.generation
-    assert generation is not None
+    assert job.current_generation is not None
     before = job.workers.shared
     job.kill_manager(down_s=1.0)
     job.run_on(until_s=30.0)

@@ -23,7 +23,7 @@ def world(seed: int, **changes: object) -> TwoClouds:
 
 def clouds_of(job: TwoClouds) -> set[str]:
     """Return the clouds of VMs that count."""
-    return {vm.offer.cloud for vm in job.state.fleet.vms.values() if vm.counts}
+    return {vm.offer.cloud for vm in job.vms.values() if vm.counts}
 
 
 def dies(job: TwoClouds, name: str, *, with_vms: bool) -> None:
@@ -62,7 +62,7 @@ def test_a_job_moves_when_its_cloud_dies_and_pays_for_nothing_twice(seed: int) -
     check_end(job)
     assert job.finished is not None
     assert job.finished.kind == "succeeded", job.finished
-    assert job.state.history.progress.step == SPEC.steps
+    assert job.step == SPEC.steps
     assert where in ([set()], [{"west"}])
     assert {vm.offer.cloud for vm in job.sky.vms.values()} == {"east", "west"}
 
@@ -76,7 +76,7 @@ def test_vms_of_a_cloud_that_refuses_new_ones_train_on(seed: int) -> None:
     check_end(job)
     assert job.finished is not None
     assert job.finished.kind == "succeeded", job.finished
-    assert job.state.history.tally.preemptions_unnoticed == 0
+    assert job.tally.preemptions_unnoticed == 0
 
 
 @pytest.mark.parametrize("seed", first_always(range(2)))

@@ -54,7 +54,7 @@ class TwoClouds(World):
         if not self.manager_alive:
             return
         fresh = tuple(o for o in self.sky.offers() if o.cloud not in self.sky.down)
-        kept = tuple(o for o in self.state.market.offers if o.cloud in self.sky.down)
+        kept = tuple(o for o in self.offers if o.cloud in self.sky.down)
         offers = (*fresh, *kept)
         if offers != self.offered:
             self.offered = offers

@@ -245,10 +245,10 @@ class Workers:
 
         VMs in a region that the job leaves are out of reach, and have saved theirs.
         """
-        state = self.world.state
-        is_far = state.fleet.move is not None and state.fleet.move.is_far
+        move = self.world.move
+        is_far = move is not None and move.is_far
         near, far = list[SimulatedVm](), list[SimulatedVm]()
-        for vm_id, record in state.fleet.vms.items():
+        for vm_id, record in self.world.vms.items():
             vm = self.world.cloud.vms[vm_id]
             heard = record.phase is VmPhase.READY and record.silent_since_s is None
             if heard and vm.alive:

@@ -16,6 +16,7 @@ from typing import assert_never
 from tests.simulation.market import Cloud, SimulatedVm
 from tests.simulation.workers import Workers
 from tests.unit.varuna_manager.invariants import check_invariants
+from tests.view import View
 
 from spottrain.cloud.port.provider import Vm, VmState
 from spottrain.morphing.plan.choose import Choice, choose_plan
@@ -38,17 +39,17 @@ from spottrain.wire.messages import (
 SUSPECT_S = 5.0
 
 
-class World:
+class World(View):
     """One job, its manager, its cloud and its workers."""
 
     def __init__(self, seed: int, settings: JobSettings, cloud: Cloud) -> None:
+        super().__init__(State())
         self.random = random.Random(seed)
         self.cloud = cloud
         self.settings = settings
         self.now_s = 1_000_000.0
         self.agenda: list[tuple[float, int, Callable[[], None]]] = []
         self.numbers = itertools.count()
-        self.state = State()
         self.journal: list[e.Event] = []
         self.epoch = 0
         self.manager_alive = False
@@ -123,7 +124,7 @@ class World:
         self.state, commands = step.step(old, event)
         check_invariants(self.state)
         self.decisions.append(Step(old, event, self.state, commands).decision())
-        before, after = old.training.generation, self.state.training.generation
+        before, after = View(old).current_generation, self.current_generation
         assert before is None or after is None or before.number <= after.number
         return commands
 
@@ -190,9 +191,7 @@ class World:
 
     def is_news(self, vms: tuple[Vm, ...]) -> bool:
         """Return whether a list differs from the last, or lacks VMs of ours."""
-        return vms != self.listed or bool(
-            self.state.fleet.vms.keys() - {vm.vm_id for vm in vms}
-        )
+        return vms != self.listed or bool(self.vms.keys() - {vm.vm_id for vm in vms})
 
     def poll_again(self) -> None:
         """Have the provider asked again."""
@@ -341,7 +340,7 @@ class World:
             self.end_vm(vm_id)
 
         def returned() -> e.Event:
-            wanted = {*vm_ids, *self.state.history.ledger.unconfirmed}
+            wanted = {*vm_ids, *self.ledger.unconfirmed}
             vms = tuple(vm for vm in self.listing() if vm.vm_id in wanted)
             return e.VmsReturned(at_s=self.now_s, vm_ids=vm_ids, vms=vms)
 
@@ -420,7 +419,7 @@ class World:
         self.cloud.vms[vm_id].frozen = True
 
         def notice() -> None:
-            record = self.state.fleet.vms.get(vm_id)
+            record = self.vms.get(vm_id)
             heard = (VmPhase.REGISTERED, VmPhase.READY)
             if record is None or record.phase not in heard:
                 return

@@ -7,12 +7,13 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from tests.unit.varuna_manager.invariants import check_invariants
+from tests.view import View
 
 from spottrain.cloud.port.provider import Offer, Vm, VmState
 from spottrain.varuna_manager.core import step as core
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
-from spottrain.varuna_manager.core.model.records import Calibration, Generation
+from spottrain.varuna_manager.core.model.records import Calibration
 from spottrain.varuna_manager.core.model.settings import JobSettings
 from spottrain.varuna_manager.core.model.state import State, held_by_kind, kind_of
 from spottrain.varuna_manager.jobs.replay.codec import to_data
@@ -127,7 +128,7 @@ def _text(state: State) -> str:
     return json.dumps(to_data(state))
 
 
-class Story:
+class Story(View):
     """A job's life under the test's control.
 
     Args:
@@ -136,10 +137,10 @@ class Story:
     """
 
     def __init__(self, *, journals_measurements: bool = False, **settings: Any) -> None:
+        super().__init__(State())
         self.journals_measurements = journals_measurements
         self.watches = Watches(EACH)
         self.now_s = 1000.0
-        self.state = State()
         self.events: list[e.Event] = []
         self.steps: list[Step] = []
         self.commands: tuple[c.Command, ...] = ()
@@ -234,11 +235,6 @@ class Story:
             if isinstance(command.command, cls)
         }
 
-    @property
-    def generation(self) -> Generation:
-        assert self.state.training.generation is not None, self.state.activity
-        return self.state.training.generation
-
     # --- Chapters -----------------------------------------------------------------------
 
     def start(self, *offers: Offer) -> None:
@@ -248,7 +244,8 @@ class Story:
         self.tell(e.VmsListed, asked_at_s=self.now_s, vms=())
         self.tell(e.OffersSeen, offers=offers or (OFFER, ON_DEMAND))
 
-    def vm(self, vm_id: str, intent: str = "intent-0", **changes: Any) -> Vm:
+    def listed(self, vm_id: str, intent: str = "intent-0", **changes: Any) -> Vm:
+        """A VM as its cloud lists it."""
         vm = Vm(
             vm_id=vm_id,
             job="job",
@@ -274,8 +271,8 @@ class Story:
 
     def boot(self, *ids: str) -> None:
         """Launch VMs for the open intent and bring their supervisors up."""
-        (intent,) = self.state.launches.intents
-        vms = tuple(self.vm(vm_id, intent) for vm_id in ids)
+        (intent,) = self.intents
+        vms = tuple(self.listed(vm_id, intent) for vm_id in ids)
         self.tell(e.VmsLaunched, intent=intent, vms=vms)
         for vm_id in ids:
             self.ready(vm_id)
@@ -306,18 +303,16 @@ class Story:
 
     def prepare(self) -> None:
         """Write the first weights and measure, once no VM boots any more."""
-        (initialiser,) = self.sent(messages.Initialise) or [
-            self.state.preparation.initialiser
-        ]
+        (initialiser,) = self.sent(messages.Initialise) or [self.initialiser]
         assert initialiser is not None
         self.report(initialiser, messages.CheckpointSaved(name="step-0", step=0))
-        if self.state.preparation.calibration is None:
+        if self.calibration is None:
             self.wait(self.state.job.boot_wait_s)
         self.measure()
 
     def open_round(self) -> Calibration:
         """Open the store of the round of measuring that the core wants."""
-        calibration = self.state.preparation.calibration
+        calibration = self.calibration
         assert calibration is not None, self.state.activity
         first = calibration.participants[0].vm_id
         number = calibration.number
@@ -337,9 +332,9 @@ class Story:
 
     def plan(self, *ids: str, step_s: float = 1.0) -> None:
         """Answer the planner's question with a plan over ``ids``, if any."""
-        assert self.state.training.plan_asked is not None, self.state.activity
+        assert self.plan_asked is not None, self.state.activity
         plan = plan_over(ids, step_s) if ids else None
-        self.tell(e.PlanComputed, inputs_hash=self.state.training.plan_asked, plan=plan)
+        self.tell(e.PlanComputed, inputs_hash=self.plan_asked, plan=plan)
 
     def open(self) -> None:
         generation = self.generation

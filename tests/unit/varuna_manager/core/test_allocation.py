@@ -8,6 +8,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.varuna_manager.story import OFFER, ON_DEMAND, SETTINGS, Story
+from tests.view import View, changed
 
 from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.deadline.model import FleetDecision
@@ -20,12 +21,6 @@ from spottrain.varuna_manager.core.allocation import (
     is_open,
     next_launch,
     room,
-)
-from spottrain.varuna_manager.core.model.deadline_state import DeadlineState
-from spottrain.varuna_manager.core.model.parts import (
-    FleetState,
-    LaunchState,
-    MarketState,
 )
 from spottrain.varuna_manager.core.model.settings import JobSettings
 from spottrain.varuna_manager.core.model.state import JobPhase, State, budget
@@ -40,17 +35,17 @@ def state_of(
     reconciled: bool = True,
     worths: dict[str, OfferWorth] | None = None,
     cooldowns: dict[str, Cooldown] | None = None,
-    deadline: DeadlineState | None = None,
+    decision: FleetDecision | None = None,
 ) -> State:
     """A job that has rented nothing yet and sees these offers."""
-    return State(
-        phase=JobPhase.ACTIVE,
-        settings=settings,
-        now_s=NOW_S,
-        fleet=FleetState(reconciled=reconciled),
-        market=MarketState(offers=offers, offers_seen_at_s=NOW_S, worths=worths or {}),
-        launches=LaunchState(cooldowns=cooldowns or {}),
-        deadline=deadline or DeadlineState(),
+    return changed(
+        State(phase=JobPhase.ACTIVE, settings=settings, now_s=NOW_S),
+        reconciled=reconciled,
+        offers=offers,
+        offers_seen_at_s=NOW_S,
+        worths=worths or {},
+        cooldowns=cooldowns or {},
+        decision=decision,
     )
 
 
@@ -82,7 +77,7 @@ def test_a_full_fleet_is_not_enlarged_but_a_vm_may_be_replaced() -> None:
     state = Story().training("a", "b", "c", "d").state
     assert room(state) == 0
     assert decided(state) == (None, 0)
-    launch = next_launch(state, replacing=state.fleet.vms["a"])
+    launch = next_launch(state, replacing=View(state).vm("a"))
     assert (launch.offer, launch.count) == (OFFER, 1)
 
 
@@ -125,18 +120,9 @@ def test_the_deadline_policy_says_how_many_of_each_offer() -> None:
         slack_s=0.0,
         slack_usd=0.0,
     )
-    state = state_of(
-        OFFER,
-        ON_DEMAND,
-        settings=settings,
-        deadline=DeadlineState(decision=decision),
-    )
+    state = state_of(OFFER, ON_DEMAND, settings=settings, decision=decision)
     assert decided(state) == (ON_DEMAND, 2)
-    undecided = replace(
-        state,
-        deadline=DeadlineState(),
-        market=replace(state.market, offers=(ON_DEMAND,)),
-    )
+    undecided = changed(state, decision=None, offers=(ON_DEMAND,))
     assert decided(undecided) == (ON_DEMAND, settings.min_vms)
 
 
@@ -207,7 +193,7 @@ def test_a_decision_holds_until_it_says(state: State, share: float) -> None:
 
 @given(state=states())
 def test_offers_open_when_it_was_said(state: State) -> None:
-    for offer in state.market.offers:
+    for offer in View(state).offers:
         changes = changes_at_s(state, [offer])
         if changes is None:
             forbidden = not offer.spot and not state.job.allow_on_demand

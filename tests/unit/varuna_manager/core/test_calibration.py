@@ -32,8 +32,8 @@ def booted(
     story.start()
     story.intend()
     story.tell(e.ProfilesListed, profiles=known)
-    (intent,) = story.state.launches.intents
-    vms = tuple(story.vm(vm_id, intent) for vm_id in ids)
+    (intent,) = story.intents
+    vms = tuple(story.listed(vm_id, intent) for vm_id in ids)
     story.tell(e.VmsLaunched, intent=intent, vms=vms)
     for vm_id in ids:
         story.tell(
@@ -66,8 +66,8 @@ def three_sections() -> tuple[ModelFacts, Profile]:
 
 
 def round_of(story: Story) -> Calibration:
-    assert story.state.preparation.calibration is not None, story.state.activity
-    return story.state.preparation.calibration
+    assert story.calibration is not None, story.state.activity
+    return story.calibration
 
 
 def taking_part(story: Story) -> list[tuple[str, int]]:
@@ -121,7 +121,7 @@ def test_a_profile_that_knows_no_crowd_is_not_reused_where_cores_are_shared() ->
     def reused(one: Profile, cores: int) -> bool:
         known = (e.KnownProfile(profile=one, measured_at_s=400.0),)
         story = booted("a", "b", "c", cores=cores, known=known, facts=facts)
-        return story.state.preparation.profile == one
+        return story.profile == one
 
     skipped = replace(profile, sources=(CROWD_SKIPPED,))
     assert reused(profile, cores=3)
@@ -170,7 +170,7 @@ def test_what_was_measured_is_kept_for_later_jobs() -> None:
 
     story.measure()
 
-    assert story.state.preparation.profile == PROFILE
+    assert story.profile == PROFILE
     assert story.emitted(c.KeepProfile) == [c.KeepProfile(profile=PROFILE)]
     assert len(story.emitted(c.ComputePlan)) == 1
 
@@ -195,9 +195,9 @@ def test_a_participant_that_dies_ends_the_round_and_another_begins(
     story.wait(RETRY_PAUSE_S)
     assert round_of(story).number == -2
     story.report("a", messages.WorkerDied(generation=-1, slot=0, reason="told to end"))
-    assert story.state.preparation.failed_preparations == 1
+    assert story.failed_preparations == 1
     story.measure()
-    assert story.state.preparation.profile == PROFILE
+    assert story.profile == PROFILE
 
 
 def test_a_lost_vm_abandons_the_round_without_counting_a_failure() -> None:
@@ -208,7 +208,7 @@ def test_a_lost_vm_abandons_the_round_without_counting_a_failure() -> None:
     story.wait(RETRY_PAUSE_S)
 
     assert taking_part(story) == [("a", 0), ("c", 0)]
-    assert story.state.preparation.failed_preparations == 0
+    assert story.failed_preparations == 0
 
 
 def test_a_calibration_that_fails_three_times_fails_the_job() -> None:
@@ -230,7 +230,7 @@ def test_a_profile_of_an_older_round_is_ignored() -> None:
 
     story.report("a", messages.Calibrated(profile=PROFILE, generation=-1))
 
-    assert story.state.preparation.profile is None
+    assert story.profile is None
 
 
 def test_a_restarted_manager_repeats_what_the_round_waits_for() -> None:
@@ -247,8 +247,8 @@ def test_a_restarted_manager_repeats_what_the_round_waits_for() -> None:
 def test_a_kept_profile_is_reused_without_measuring() -> None:
     story = booted("a", "b", known=(KNOWN,))
 
-    assert story.state.preparation.profile == PROFILE
-    assert story.state.preparation.calibration is None
+    assert story.profile == PROFILE
+    assert story.calibration is None
     news = f"profile of {PROFILE.device} reused, measured 10 min 00 s ago"
     assert story.state.last_news == news
     assert len(story.emitted(c.ComputePlan)) == 1
@@ -280,7 +280,7 @@ def test_a_profile_with_assumed_links_is_reused_on_a_single_vm() -> None:
 
     story = booted("a", known=(replace(KNOWN, profile=assumed),))
 
-    assert story.state.preparation.profile == assumed
+    assert story.profile == assumed
 
 
 def test_a_profile_that_the_user_gives_is_taken() -> None:
@@ -291,7 +291,7 @@ def test_a_profile_that_the_user_gives_is_taken() -> None:
     story.boot("a", "b")
     story.report("a", messages.CheckpointSaved(name="step-0", step=0))
 
-    assert story.state.preparation.calibration is None
+    assert story.calibration is None
     (command,) = story.emitted(c.ComputePlan)
     assert command.inputs.profile == given
     assert command.inputs.facts == FACTS

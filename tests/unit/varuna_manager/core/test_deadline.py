@@ -49,7 +49,7 @@ def rate(job: Story, terms: FleetTerms = TERMS) -> None:
 def test_without_deadline_or_throughput_nothing_is_decided() -> None:
     job = story(None)
     rate(job)
-    assert job.state.deadline.decision is None
+    assert job.decision is None
     assert deadline_view(job.state, job.now_s) is None
 
 
@@ -63,7 +63,7 @@ def test_before_throughputs_are_known_on_demand_vms_are_rented_only_to_start() -
 def test_with_time_to_spare_there_are_spot_vms_only() -> None:
     job = story(10 * TRAIN_S)
     rate(job)
-    decision = job.state.deadline.decision
+    decision = job.decision
     assert decision is not None
     assert dict(decision.wanted) == {SPOT_KEY: 4}
     assert job.emitted(c.IntendLaunch) == []
@@ -73,7 +73,7 @@ def test_a_slow_vm_may_be_replaced_though_no_more_are_wanted() -> None:
     job = story(10 * TRAIN_S)
     rate(job)
     assert next_launch(job.state).offer is None
-    launch = next_launch(job.state, replacing=job.state.fleet.vms["a"])
+    launch = next_launch(job.state, replacing=job.vm("a"))
     assert (launch.offer, launch.count) == (OFFER, 1)
 
 
@@ -109,19 +109,17 @@ def test_when_time_grows_short_on_demand_vms_take_the_places_of_spot_vms() -> No
     rate(job)
     wish = job.intend()
     assert not wish.offer.spot
-    assert job.state.deadline.decision is not None
-    assert job.state.deadline.decision.mode in ("edge", "fallback")
-    held_back = [
-        vm for vm in job.state.fleet.vms.values() if vm.leaves_at_s is not None
-    ]
+    assert job.decision is not None
+    assert job.decision.mode in ("edge", "fallback")
+    held_back = [vm for vm in job.vms.values() if vm.leaves_at_s is not None]
     assert held_back == [], "spot VMs train on until on-demand VMs do"
     new = tuple(f"d{n}" for n in range(wish.count))
-    intent = next(iter(job.state.launches.intents))
-    vms = tuple(job.vm(vm_id, intent, offer=ON_DEMAND) for vm_id in new)
+    intent = next(iter(job.intents))
+    vms = tuple(job.listed(vm_id, intent, offer=ON_DEMAND) for vm_id in new)
     job.tell(e.VmsLaunched, intent=intent, vms=vms)
     for vm_id in new:
         job.ready(vm_id)
-    leaving = [k for k, vm in job.state.fleet.vms.items() if vm.leaves_at_s is not None]
+    leaving = [k for k, vm in job.vms.items() if vm.leaves_at_s is not None]
     assert len(leaving) == len(new)
     assert set(leaving) <= set(FOUR)
 
@@ -155,7 +153,7 @@ def test_without_on_demand_vms_nothing_is_guaranteed_and_the_job_trains_on() -> 
     job = story(TRAIN_S / 2, allow_on_demand=False)
     rate(job)
     assert job.state.phase is JobPhase.ACTIVE
-    decision = job.state.deadline.decision
+    decision = job.decision
     assert decision is not None
     assert dict(decision.wanted) == {SPOT_KEY: 4}
 
@@ -201,8 +199,8 @@ def test_an_earlier_deadline_is_decided_on_at_once() -> None:
         by="a person",
         limits=(Limit(name="deadline_s", value=nearer),),
     )
-    assert job.state.deadline.decision is not None
-    assert job.state.deadline.decision.mode in ("edge", "fallback")
+    assert job.decision is not None
+    assert job.decision.mode in ("edge", "fallback")
 
 
 def test_finish_and_cost_are_shown_with_an_interval() -> None:

@@ -8,19 +8,17 @@ from dataclasses import replace
 import pytest
 from tests.unit.varuna_manager.invariants import check_invariants
 from tests.unit.varuna_manager.story import Story
+from tests.view import changed
 
 from spottrain.varuna_manager.core import step
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.errors import InternalError
-from spottrain.varuna_manager.core.model.state import with_parts
 
 
 def ruined(story: Story) -> Story:
     """A state that no history leads to: a generation without participants."""
     generation = replace(story.generation, participants=None)  # type: ignore[arg-type]
-    story.state = with_parts(
-        story.state, replace(story.state.training, generation=generation)
-    )
+    story.state = changed(story.state, current_generation=generation)
     return story
 
 
@@ -57,7 +55,7 @@ def test_it_tells_the_last_events_as_a_story() -> None:
 
 def test_a_broken_invariant_tells_the_same_story() -> None:
     story = Story().training("a", "b")
-    wrong = with_parts(story.state, replace(story.state.training, next_generation=1))
+    wrong = changed(story.state, next_generation=1)
     with pytest.raises(InternalError, match=r"generations only grow.*at event \d+"):
         check_invariants(wrong)
 

@@ -47,7 +47,7 @@ def test_an_intent_that_is_journalled_twice_rents_once() -> None:
         count=command.count,
     )
     assert story.emitted(c.LaunchVms) == []
-    assert len(story.state.launches.intents) == 1
+    assert len(story.intents) == 1
 
 
 def test_the_cheapest_work_comes_first_and_on_demand_only_if_allowed() -> None:
@@ -75,13 +75,13 @@ def test_a_vm_that_is_not_ready_in_time_goes_back_data_and_setup_aside() -> None
     story = Story(busy_s=3600.0)
     story.start()
     story.intend()
-    (intent,) = story.state.launches.intents
-    story.tell(e.VmsLaunched, intent=intent, vms=(story.vm("a"),))
+    (intent,) = story.intents
+    story.tell(e.VmsLaunched, intent=intent, vms=(story.listed("a"),))
     story.wait(BOOT_BOUND_S + 3599.0)
     assert story.emitted(c.TerminateVms) == []
     story.wait(1.0)
     assert story.emitted(c.TerminateVms) == [c.TerminateVms(vm_ids=("a",))]
-    assert story.state.fleet.vms["a"].return_reason == "not ready in 4500 s"
+    assert story.vm("a").return_reason == "not ready in 4500 s"
 
 
 def test_nothing_is_rented_before_the_provider_has_listed_its_vms() -> None:
@@ -145,19 +145,19 @@ def test_a_crash_after_the_create_call_adopts_the_vms_and_rents_no_more() -> Non
     story.intend()
     story.tell(e.ManagerStarted, software_version="1", pid=2)
     assert [command.token for command in story.emitted(c.LaunchVms)] == ["uid-intent-0"]
-    vms = tuple(story.vm(vm_id) for vm_id in FOUR)
+    vms = tuple(story.listed(vm_id) for vm_id in FOUR)
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=vms)
     assert [command.vm_id for command in story.emitted(c.StartAgent)] == list(FOUR)
     story.tell(e.VmsLaunched, intent="intent-0", vms=vms)
     assert story.emitted(c.StartAgent) == []
     assert story.emitted(c.IntendLaunch) == []
-    assert len(story.state.fleet.vms) == 4
+    assert len(story.vms) == 4
 
 
 def test_a_vm_that_nobody_asked_for_is_returned() -> None:
     story = Story()
     story.start()
-    orphan = story.vm("x", intent="somebody's")
+    orphan = story.listed("x", intent="somebody's")
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=(orphan,))
     assert story.emitted(c.TerminateVms) == [c.TerminateVms(vm_ids=("x",))]
 
@@ -168,19 +168,19 @@ def test_a_vm_that_the_list_does_not_have_yet_is_not_lost() -> None:
     story.intend()
     asked_at_s = story.now_s
     story.now_s += 1.0
-    vms = (story.vm("a"),)
+    vms = (story.listed("a"),)
     story.tell(e.VmsLaunched, intent="intent-0", vms=vms)
     story.tell(e.VmsListed, asked_at_s=asked_at_s, vms=())
-    assert "a" in story.state.fleet.vms
+    assert "a" in story.vms
     story.tell(e.VmsListed, asked_at_s=story.now_s + 1.0, vms=())
-    assert "a" not in story.state.fleet.vms
+    assert "a" not in story.vms
 
 
 def test_a_vm_that_never_gets_ready_is_returned() -> None:
     story = Story()
     story.start()
     story.intend()
-    story.tell(e.VmsLaunched, intent="intent-0", vms=(story.vm("a"),))
+    story.tell(e.VmsLaunched, intent="intent-0", vms=(story.listed("a"),))
     story.wait(900.0)
     assert c.TerminateVms(vm_ids=("a",)) in story.commands
 
@@ -201,12 +201,12 @@ def test_a_vm_that_starts_slowly_gets_its_agent_once_it_runs() -> None:
     story = Story()
     story.start()
     story.intend()
-    slow = story.vm("a", state=VmState.STARTING)
+    slow = story.listed("a", state=VmState.STARTING)
     story.tell(e.VmsLaunched, intent="intent-0", vms=(slow,))
     assert story.emitted(c.StartAgent) == []
-    story.tell(e.VmsListed, asked_at_s=story.now_s, vms=(story.vm("a"),))
+    story.tell(e.VmsListed, asked_at_s=story.now_s, vms=(story.listed("a"),))
     assert story.emitted(c.StartAgent) == [c.StartAgent(vm_id="a")]
-    assert story.state.fleet.vms["a"].phase is VmPhase.BOOTING
+    assert story.vm("a").phase is VmPhase.BOOTING
 
 
 # --- Notices and growth -----------------------------------------------------------------------
@@ -228,9 +228,9 @@ def test_a_noticed_vm_hands_over_and_is_returned() -> None:
     assert story.emitted(c.TerminateVms) == [c.TerminateVms(vm_ids=("d",))]
     story.now_s += 3.0
     story.commit(5)
-    assert story.state.history.interruptions[0].interruption == "notice"
-    assert story.state.history.interruptions[0].cost_s == pytest.approx(2.0)
-    assert story.state.history.tally.preemptions_unnoticed == 0
+    assert story.interruptions[0].interruption == "notice"
+    assert story.interruptions[0].cost_s == pytest.approx(2.0)
+    assert story.tally.preemptions_unnoticed == 0
 
 
 def test_a_notice_with_little_time_is_acted_on_at_once() -> None:
@@ -249,7 +249,7 @@ def test_without_a_plan_for_the_rest_a_notice_leads_to_a_checkpoint() -> None:
     story.report("a", messages.CheckpointSaved(name="step-4", step=4))
     story.commit(4)
     story.stopped(4)
-    assert story.state.training.generation is None
+    assert story.current_generation is None
     assert story.emitted(c.TerminateVms) == [c.TerminateVms(vm_ids=("b",))]
 
 
@@ -258,7 +258,7 @@ def test_a_spare_that_is_noticed_is_returned_at_once() -> None:
     story.training("a", "b", "c")
     story.notice("c", lead_s=120.0)
     assert story.emitted(c.TerminateVms) == [c.TerminateVms(vm_ids=("c",))]
-    assert story.state.history.interruptions[0].cost_s == 0.0
+    assert story.interruptions[0].cost_s == 0.0
     assert story.generation.phase is GenerationPhase.RUNNING
 
 
@@ -266,14 +266,14 @@ def test_a_vm_whose_notice_is_cancelled_in_time_goes_on_as_before() -> None:
     story = Story(debounce_s=60.0).training(*FOUR)
     story.notice("d", lead_s=120.0)
     story.report("d", messages.InterruptionCancelled())
-    vm = story.state.fleet.vms["d"]
+    vm = story.vm("d")
     assert vm.is_usable
     assert vm.counts
     story.wait(120.0)
     assert story.emitted(c.TerminateVms) == []
     assert story.generation.phase is GenerationPhase.RUNNING
-    assert story.state.history.tally.preemptions_noticed == 0
-    (notice,) = story.state.history.interruptions
+    assert story.tally.preemptions_noticed == 0
+    (notice,) = story.interruptions
     assert notice.cancelled_at_s is not None
     assert notice.cost_s == 0.0
 
@@ -295,24 +295,24 @@ def test_a_vm_that_was_replaced_before_its_notice_was_cancelled_leaves() -> None
     story.notice("d", lead_s=120.0)
     story.intend()
     story.report("d", messages.InterruptionCancelled())
-    (intent,) = story.state.launches.intents
-    story.tell(e.VmsLaunched, intent=intent, vms=(story.vm("x", intent),))
-    staying = {name for name, vm in story.state.fleet.vms.items() if vm.counts}
+    (intent,) = story.intents
+    story.tell(e.VmsLaunched, intent=intent, vms=(story.listed("x", intent),))
+    staying = {name for name, vm in story.vms.items() if vm.counts}
     assert staying == {"a", "b", "c", "x"}
-    assert "replacement" in story.state.fleet.vms["d"].drain_reason
+    assert "replacement" in story.vm("d").drain_reason
 
 
 def test_a_cancelled_notice_may_come_again_and_only_once_is_one_cancelled() -> None:
     story = Story(debounce_s=60.0).training(*FOUR)
     story.report("d", messages.InterruptionCancelled())
-    assert story.state.history.tally.preemptions_noticed == 0
+    assert story.tally.preemptions_noticed == 0
     for _ in range(2):
         story.notice("d", lead_s=120.0)
         story.report("d", messages.InterruptionCancelled())
         story.report("d", messages.InterruptionCancelled())
     story.notice("d", lead_s=120.0)
-    assert story.state.history.tally.preemptions_noticed == 1
-    *cancelled, standing = story.state.history.interruptions
+    assert story.tally.preemptions_noticed == 1
+    *cancelled, standing = story.interruptions
     assert [hit.cancelled_at_s is None for hit in cancelled] == [False, False]
     assert standing.cancelled_at_s is None
 
@@ -321,16 +321,16 @@ def test_a_notice_that_changes_is_one_notice_with_another_end() -> None:
     story = Story(debounce_s=60.0).training(*FOUR)
     story.notice("d", lead_s=120.0)
     story.notice("d", lead_s=30.0)
-    assert story.state.fleet.vms["d"].leaves_at_s == story.state.now_s + 30.0
-    assert story.state.history.tally.preemptions_noticed == 1
-    assert len(story.state.history.interruptions) == 1
+    assert story.vm("d").leaves_at_s == story.state.now_s + 30.0
+    assert story.tally.preemptions_noticed == 1
+    assert len(story.interruptions) == 1
 
 
 def test_a_vm_that_is_likely_to_be_preempted_is_logged_and_trains_on() -> None:
     story = Story(debounce_s=2.0).training(*FOUR)
     story.report("d", messages.InterruptionLikely())
-    assert story.state.fleet.vms["d"].is_usable
-    assert story.state.history.interruptions == ()
+    assert story.vm("d").is_usable
+    assert story.interruptions == ()
     assert "more likely" in story.state.last_news
 
 
@@ -338,8 +338,8 @@ def _grow(story: Story, *, to: tuple[str, ...], step_s: float) -> None:
     """Let VMs come to a job that trains, and the planner answer."""
     story.tell(e.OffersSeen, offers=(OFFER,))
     story.intend()
-    story.boot(*(vm_id for vm_id in to if vm_id not in story.state.fleet.vms))
-    assert story.state.training.plan_asked is None, "the fleet is not quiet yet"
+    story.boot(*(vm_id for vm_id in to if vm_id not in story.vms))
+    assert story.plan_asked is None, "the fleet is not quiet yet"
     story.wait(2.0)
     story.plan(*to, step_s=step_s)
 
@@ -377,7 +377,7 @@ def test_growth_that_does_not_pay_is_declined() -> None:
 def launch(story: Story, vm_id: str) -> Offer:
     """Let the VM come that the core asks for."""
     command = story.intend()
-    vm = story.vm(vm_id, command.intent, offer=command.offer)
+    vm = story.listed(vm_id, command.intent, offer=command.offer)
     story.tell(e.VmsLaunched, intent=command.intent, vms=(vm,))
     return command.offer
 
@@ -391,12 +391,12 @@ def test_types_whose_vms_are_unfit_are_given_up_and_then_the_job() -> None:
         offer = launch(story, f"vm-{number}")
         assert offer.instance_type == ("t" if number < MAX_UNFIT else "other")
         story.report(f"vm-{number}", messages.VmUnfit(reason="no driver"))
-        vm = story.state.fleet.vms[f"vm-{number}"]
+        vm = story.vm(f"vm-{number}")
         assert (vm.phase, vm.return_reason) == (VmPhase.RETURNING, "no driver")
     assert story.state.outcome is not None
     assert story.state.outcome.reason == "local/other: no driver"
     assert story.state.outcome.exit_code == 6
-    assert story.state.history.interruptions == ()
+    assert story.interruptions == ()
 
 
 def test_a_vm_that_is_fit_absolves_its_type() -> None:
@@ -407,7 +407,7 @@ def test_a_vm_that_is_fit_absolves_its_type() -> None:
         launch(story, vm_id)
         if number % MAX_UNFIT == 0:
             story.ready(vm_id)
-            assert story.state.launches.unfit == {}
+            assert story.unfit == {}
             story.tell(e.VmLost, vm_id=vm_id, reason="gone")
         else:
             story.report(vm_id, messages.VmUnfit(reason="no driver"))
@@ -418,7 +418,7 @@ def two_booting(reduction: Reduction = "exact") -> Story:
     story = Story(max_vms=2, spec=replace(SPEC, reduction=reduction))
     story.start(OFFER)
     intent = story.intend().intent
-    vms = tuple(story.vm(vm_id, intent, offer=OFFER) for vm_id in ("a", "b"))
+    vms = tuple(story.listed(vm_id, intent, offer=OFFER) for vm_id in ("a", "b"))
     story.tell(e.VmsLaunched, intent=intent, vms=vms)
     return story
 
@@ -434,8 +434,8 @@ def test_a_vm_that_rounds_differently_is_not_taken_in_exact_mode(
 
     story.ready("b", gpus=(gpu_facts(name=name),), torch_version=torch_version)
 
-    assert story.state.fleet.vms["a"].phase is VmPhase.READY
-    assert story.state.fleet.vms["b"].return_reason == (
+    assert story.vm("a").phase is VmPhase.READY
+    assert story.vm("b").return_reason == (
         f"computes on {name} with torch {torch_version}, which rounds differently from "
         "NVIDIA A10G with torch 2.13.0 that the job began on: name one type of GPU and "
         "one build of torch, or launch with reduction: fast"
@@ -446,7 +446,7 @@ def test_gpus_may_differ_in_fast_mode() -> None:
     story = two_booting("fast")
     for vm_id, name in (("a", "NVIDIA A10G"), ("b", "NVIDIA L4")):
         story.ready(vm_id, gpus=(gpu_facts(name=name),))
-    assert [vm.phase for vm in story.state.fleet.vms.values()] == [VmPhase.READY] * 2
+    assert [vm.phase for vm in story.vms.values()] == [VmPhase.READY] * 2
 
 
 def test_only_the_first_vms_gpu_is_rented_in_exact_mode() -> None:
@@ -472,11 +472,11 @@ def test_a_vm_with_a_sick_gpu_is_returned_and_replaced_elsewhere() -> None:
     # The cloud may take a while, and b could train on by itself.
     assert set(story.sent(messages.AbandonGeneration)) == {"b"}
     assert story.emitted(c.IntendLaunch)[0].offer == other
-    assert story.state.history.tally.sick_gpus == 1
-    assert story.state.history.interruptions[-1].reason == reason
+    assert story.tally.sick_gpus == 1
+    assert story.interruptions[-1].reason == reason
     assert story.generation.phase is GenerationPhase.BREAKING
     story.report("b", messages.GpuSick(reason=reason))
-    assert story.state.history.tally.sick_gpus == 1
+    assert story.tally.sick_gpus == 1
 
 
 def test_clouds_machines_are_rented_only_for_what_the_job_computes_on() -> None:

@@ -35,12 +35,12 @@ def grant(story: Story, vms: int, **changes: Any) -> PoolGrant:
 def test_fewer_vms_are_handed_over_and_returned_while_the_others_train_on() -> None:
     story = Story(grant=GRANT).training(*FOUR)
     grant(story, 2)
-    going = [k for k, vm in story.state.fleet.vms.items() if vm.leaves_at_s is not None]
+    going = [k for k, vm in story.vms.items() if vm.leaves_at_s is not None]
     assert len(going) == 2
     assert story.emitted(c.TerminateVms) == [], "others need what their memory holds"
     assert held_by_kind(story.state)["local/t"] == 4, "they are billed until then"
     staying = tuple(vm_id for vm_id in FOUR if vm_id not in going)
-    while story.state.training.plan_asked is None:
+    while story.plan_asked is None:
         assert story.state.timer_at_s is not None
         story.wait(story.state.timer_at_s - story.now_s)
     story.plan(*staying)

@@ -62,8 +62,8 @@ def test_vms_are_cleared_kept_for_a_while_and_returned() -> None:
     assert {one.vm_id for one in story.emitted(c.KeepVm)} == {*FOUR}
     assert returned(story) == set()
     story.tell(e.VmKept, vm_id="a")
-    assert story.state.fleet.vms["a"].kept_at_s == story.now_s
-    assert story.state.history.ledger.open.keys() == {*FOUR}
+    assert story.vm("a").kept_at_s == story.now_s
+    assert story.ledger.open.keys() == {*FOUR}
     story.wait(15.0)
     assert returned(story) == {"a"}
     story.tell(e.VmsReturned, vm_ids=FOUR)
@@ -75,13 +75,13 @@ def test_a_vm_that_another_job_takes_is_billed_until_then() -> None:
     for vm_id in FOUR:
         story.tell(e.VmKept, vm_id=vm_id)
     story.now_s += 3.0
-    taken = story.vm("a", state=VmState.TERMINATED, ended_at_s=story.now_s - 1.0)
-    others = tuple(story.vm(vm_id) for vm_id in FOUR[1:])
+    taken = story.listed("a", state=VmState.TERMINATED, ended_at_s=story.now_s - 1.0)
+    others = tuple(story.listed(vm_id) for vm_id in FOUR[1:])
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=(taken, *others))
-    assert "a" not in story.state.fleet.vms
-    line = story.state.history.ledger.closed["a"]
+    assert "a" not in story.vms
+    line = story.ledger.closed["a"]
     assert line.ended_us == round((story.now_s - 1.0) * 1e6)
-    assert story.state.history.interruptions == ()
+    assert story.interruptions == ()
 
 
 def test_what_cannot_be_cleared_is_returned() -> None:
@@ -112,33 +112,33 @@ def test_kept_vms_go_back_at_once_when_nobody_has_use_for_them() -> None:
 def test_a_place_of_an_order_is_for_that_vm_alone() -> None:
     story = waiting()
     assert story.emitted(c.IntendLaunch) == []
-    assert story.state.fleet.orders[ORDER.name].phase is OrderPhase.ASKED
+    assert story.orders[ORDER.name].phase is OrderPhase.ASKED
     story.tell(e.OrderAnswered, order=ORDER.name, reason="it has ended")
-    assert story.state.fleet.orders[ORDER.name].phase is OrderPhase.FAILED
+    assert story.orders[ORDER.name].phase is OrderPhase.FAILED
     assert story.emitted(c.IntendLaunch) == [], "the pool has to say so first"
     grant(story, 1)
     assert [one.count for one in story.emitted(c.IntendLaunch)] == [1]
-    assert story.state.fleet.orders == {}
+    assert story.orders == {}
 
 
 def test_a_vm_that_comes_gets_this_jobs_agent_and_is_billed_from_then() -> None:
     story = waiting()
     vm = come(story)
     assert [one.vm_id for one in story.emitted(c.StartAgent)] == [vm.vm_id]
-    assert story.state.history.ledger.open[vm.vm_id].from_us == round(story.now_s * 1e6)
-    assert story.state.fleet.orders[ORDER.name].phase is OrderPhase.TAKEN
+    assert story.ledger.open[vm.vm_id].from_us == round(story.now_s * 1e6)
+    assert story.orders[ORDER.name].phase is OrderPhase.TAKEN
     story.tell(e.VmLost, vm_id=vm.vm_id, reason="taken")
     assert [one.count for one in story.emitted(c.IntendLaunch)] == [1]
 
 
 def test_a_vm_that_is_listed_before_the_answer_comes_once() -> None:
     story = waiting()
-    vm = story.vm("theirs.1", tags.ordered(ORDER.name))
+    vm = story.listed("theirs.1", tags.ordered(ORDER.name))
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=(vm,))
     assert [one.vm_id for one in story.emitted(c.StartAgent)] == [vm.vm_id]
     come(story)
     assert story.emitted(c.StartAgent) == []
-    assert [*story.state.fleet.vms] == [vm.vm_id]
+    assert [*story.vms] == [vm.vm_id]
 
 
 def test_a_vm_that_had_ended_before_it_was_found_is_billed() -> None:
@@ -151,8 +151,8 @@ def test_a_vm_that_had_ended_before_it_was_found_is_billed() -> None:
         state=VmState.TERMINATED,
         ended_at_s=ended_s,
     )
-    assert story.state.fleet.vms == {}
-    assert story.state.history.ledger.spent(story.now_s).microusd == 2778
+    assert story.vms == {}
+    assert story.ledger.spent(story.now_s).microusd == 2778
 
 
 def test_a_job_asks_again_until_it_is_answered_and_does_not_end_before() -> None:
@@ -176,10 +176,10 @@ def test_a_cloud_that_never_answers_is_given_up_once_nothing_can_come() -> None:
         story.tell(
             e.CommandFailed, command="take_vm", vm_ids=(ORDER.name,), reason="down"
         )
-        assert story.state.fleet.orders[ORDER.name].phase is phase
+        assert story.orders[ORDER.name].phase is phase
 
 
 def test_nobody_asks_for_an_order_that_is_late() -> None:
     story = Story(grant=replace(ONE, orders=(replace(ORDER, until_s=999.0),)))
     story.start()
-    assert story.state.fleet.orders == {}
+    assert story.orders == {}

@@ -67,11 +67,11 @@ def test_a_rank_that_hangs_is_killed_and_survivors_go_on() -> None:
     killed(story, "c", "a", "b", "d")
     assert story.generation.number == 2, "the same slots: the same plan, at once"
     assert {slot.vm_id for slot in story.generation.plan.slots} == set(FOUR)
-    (hit,) = story.state.history.interruptions
+    (hit,) = story.interruptions
     assert (hit.interruption, hit.vm_id) == ("hang", "c")
     assert (
-        story.state.history.tally.hangs,
-        story.state.history.tally.worker_deaths,
+        story.tally.hangs,
+        story.tally.worker_deaths,
     ) == (1, 0)
 
 
@@ -97,7 +97,7 @@ def test_a_vm_on_which_a_rank_hangs_again_is_drained() -> None:
     donors = story.sent(messages.RunGeneration)["c"].participants[2:]
     assert "c" in {slot.vm_id for slot in donors}, "its memory is not lost"
     story.begin(4)
-    assert story.state.fleet.vms["c"].return_reason == "has hung twice"
+    assert story.vm("c").return_reason == "has hung twice"
 
 
 def test_a_worker_that_is_stopped_keeps_no_generation_from_forming() -> None:
@@ -131,7 +131,7 @@ def test_vms_that_all_hang_at_once_are_not_replaced() -> None:
     story.commit(4)
     hear(story, "a", "b", a=fetches, b=fetches)
     assert set(story.sent(messages.EndWorkers)) == {"a", "b"}
-    assert all(vm.leaves_at_s is None for vm in story.state.fleet.vms.values())
+    assert all(vm.leaves_at_s is None for vm in story.vms.values())
 
 
 def test_a_slow_rank_is_named_and_asked_again() -> None:

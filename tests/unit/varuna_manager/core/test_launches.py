@@ -28,7 +28,7 @@ def begun(*offers: Offer, **settings: Any) -> Story:
 
 
 def refuse(story: Story, refusal: e.RefusalKind) -> None:
-    (intent,) = story.state.launches.intents
+    (intent,) = story.intents
     story.tell(e.LaunchRefused, intent=intent, reason="no", refusal=refusal)
 
 
@@ -84,7 +84,7 @@ def test_the_cool_down_grows_with_repeats_and_success_forgets_it() -> None:
         assert story.emitted(c.IntendLaunch) == []
         story.wait(1.0)
     wish = story.intend()
-    vms = (story.vm("a", wish.intent, offer=SMALL),)
+    vms = (story.listed("a", wish.intent, offer=SMALL),)
     story.tell(e.VmsLaunched, intent=wish.intent, vms=vms)
     story.wait(30.0)
     assert story.intend().count == 3
@@ -105,7 +105,9 @@ def test_vms_come_from_the_region_where_the_others_are() -> None:
     assert story.emitted(c.IntendLaunch) == []  # it is enough to train
     story.now_s += 1.0
     story.tell(
-        e.VmsLaunched, intent="intent-0", vms=(story.vm("a", "intent-0", offer=FAR),)
+        e.VmsLaunched,
+        intent="intent-0",
+        vms=(story.listed("a", "intent-0", offer=FAR),),
     )
     assert story.emitted(c.IntendLaunch) == []
 
@@ -124,13 +126,15 @@ def test_a_region_that_cannot_give_enough_is_left_for_another() -> None:
     wish = story.intend()
     assert wish.offer == near
     story.tell(
-        e.VmsLaunched, intent="intent-0", vms=(story.vm("a", "intent-0", offer=FAR),)
+        e.VmsLaunched,
+        intent="intent-0",
+        vms=(story.listed("a", "intent-0", offer=FAR),),
     )
-    vms = tuple(story.vm(vm_id, wish.intent, offer=near) for vm_id in "bcd")
+    vms = tuple(story.listed(vm_id, wish.intent, offer=near) for vm_id in "bcd")
     story.tell(e.VmsLaunched, intent=wish.intent, vms=vms)
     for vm_id in "abcd":
         story.ready(vm_id)
-    phases = {vm.vm_id: vm.phase for vm in story.state.fleet.vms.values()}
+    phases = {vm.vm_id: vm.phase for vm in story.vms.values()}
     assert phases.pop("a") is VmPhase.RETURNING
     assert set(phases.values()) == {VmPhase.READY}
 
@@ -213,14 +217,14 @@ def test_an_answer_that_leaves_it_open_closes_nothing(refusal: e.RefusalKind) ->
     story = begun(SMALL)
     story.intend()
     refuse(story, refusal)
-    assert story.state.launches.cooldowns == {}
+    assert story.cooldowns == {}
 
 
 def launch_with(story: Story, image: str) -> str:
     """Rent one VM that has an image; return which one was asked for."""
     story.intend()
     (command,) = story.emitted(c.LaunchVms)
-    vm = story.vm(command.intent, command.intent, offer=command.offer, image=image)
+    vm = story.listed(command.intent, command.intent, offer=command.offer, image=image)
     story.tell(e.VmsLaunched, intent=command.intent, vms=(vm,))
     return command.image
 
@@ -235,7 +239,7 @@ def test_all_vms_of_a_cloud_have_the_image_of_its_first_until_it_is_withdrawn() 
     ):
         assert launch_with(story, given) == asked
         assert story.state.last_news.startswith(news)
-        assert story.state.launches.images == {"local": given}
+        assert story.images == {"local": given}
         story.wait(60.0)  # what it did not give is asked for again
 
 
@@ -245,9 +249,11 @@ def test_of_two_first_launches_the_one_that_answers_first_settles_the_image() ->
     refuse(story, "quota")
     first, second = story.intend(), story.intend()
     for number, one in enumerate((first, second)):
-        vm = story.vm(f"vm-{number}", one.intent, offer=one.offer, image=f"{number}")
+        vm = story.listed(
+            f"vm-{number}", one.intent, offer=one.offer, image=f"{number}"
+        )
         story.tell(e.VmsLaunched, intent=one.intent, vms=(vm,))
-    assert story.state.launches.images == {"local": "0"}
+    assert story.images == {"local": "0"}
 
 
 def test_a_launch_that_is_repeated_asks_for_the_image_that_it_asked_for() -> None:
@@ -255,7 +261,7 @@ def test_a_launch_that_is_repeated_asks_for_the_image_that_it_asked_for() -> Non
     story.intend()
     refuse(story, "quota")
     first, second = story.intend(), story.intend()
-    vm = story.vm("vm-0", first.intent, offer=first.offer, image="image 1")
+    vm = story.listed("vm-0", first.intent, offer=first.offer, image="image 1")
     story.tell(e.VmsLaunched, intent=first.intent, vms=(vm,))
     story.tell(
         e.LaunchRefused, intent=second.intent, reason="no answer", refusal="unknown"

@@ -106,11 +106,11 @@ def test_a_deadline_that_is_moved_away_is_kept() -> None:
 def test_a_lower_hourly_cap_drains_vms_once_others_have_their_sections() -> None:
     story = Story().training(*FOUR)
     change(story, max_usd_per_hour=2.0)
-    going = {k for k, vm in story.state.fleet.vms.items() if vm.leaves_at_s is not None}
+    going = {k for k, vm in story.vms.items() if vm.leaves_at_s is not None}
     assert going == {"a", "b"}
     assert story.emitted(c.TerminateVms) == []
     assert story.emitted(c.IntendLaunch) == [], "nothing is rented in their place"
-    while story.state.training.plan_asked is None:
+    while story.plan_asked is None:
         assert story.state.timer_at_s is not None
         story.wait(story.state.timer_at_s - story.now_s)
     story.plan("c", "d")
@@ -127,7 +127,7 @@ def test_a_lower_hourly_cap_drains_vms_once_others_have_their_sections() -> None
     ]
     story.tell(e.VmsReturned, vm_ids=("a", "b"))
     assert rate_usd_per_hour(story.state) == 2.0
-    assert story.state.history.tally.preemptions_unnoticed == 0, "nobody took them"
+    assert story.tally.preemptions_unnoticed == 0, "nobody took them"
 
 
 def test_vms_that_do_not_train_are_returned_first_and_at_once() -> None:
@@ -136,8 +136,10 @@ def test_vms_that_do_not_train_are_returned_first_and_at_once() -> None:
     story.now_s += story.state.job.cooldown_s
     story.tell(e.OffersSeen, offers=(offer,))
     story.intend()
-    (intent,) = story.state.launches.intents
-    story.tell(e.VmsLaunched, intent=intent, vms=(story.vm("e", intent, offer=offer),))
+    (intent,) = story.intents
+    story.tell(
+        e.VmsLaunched, intent=intent, vms=(story.listed("e", intent, offer=offer),)
+    )
     change(story, max_usd_per_hour=4.2)
     assert story.emitted(c.TerminateVms) == [c.TerminateVms(vm_ids=("e",))]
 
@@ -157,29 +159,29 @@ def test_each_budget_alert_is_given_once() -> None:
         "50% of the budget of 10 USD is spent",
         "80% of the budget of 10 USD is spent",
     ], "the end comes before the third"
-    alerts = story.state.history.alerts
+    alerts = story.alerts
     assert [alert.share for alert in alerts] == [0.5, 0.8]
     assert [alert.spent_usd for alert in alerts] == pytest.approx([5.0, 8.0])
 
 
 def test_alerts_of_a_raised_budget_are_given_again() -> None:
     story = Story(max_usd=20.0, alerts=SHARES).training(*FOUR)
-    while len(story.state.history.alerts) < 2:
+    while len(story.alerts) < 2:
         assert story.state.timer_at_s is not None
         story.wait(story.state.timer_at_s - story.now_s)
     change(story, max_usd=30.0)
-    assert [alert.share for alert in story.state.history.alerts] == [0.5]
-    while len(story.state.history.alerts) < 2:
+    assert [alert.share for alert in story.alerts] == [0.5]
+    while len(story.alerts) < 2:
         assert story.state.timer_at_s is not None
         story.wait(story.state.timer_at_s - story.now_s)
-    assert story.state.history.alerts[-1].spent_usd == pytest.approx(24.0)
+    assert story.alerts[-1].spent_usd == pytest.approx(24.0)
 
 
 def test_a_job_without_a_budget_gets_no_alert() -> None:
     story = Story(alerts=SHARES).training(*FOUR)
     story.now_s += 1e6
     story.tell(e.TimerFired)
-    assert story.state.history.alerts == ()
+    assert story.alerts == ()
 
 
 # --- Clocks -------------------------------------------------------------------------------------
@@ -196,10 +198,10 @@ def test_time_that_goes_back_does_not_reduce_spending() -> None:
     story = Story(max_usd=10.0).training(*FOUR)
     story.now_s += 1000.0
     story.tell(e.TimerFired)
-    spent = story.state.history.ledger.spent(story.state.now_s)
+    spent = story.ledger.spent(story.state.now_s)
     story.now_s -= 5000.0
     story.tell(e.TimerFired)
-    assert story.state.history.ledger.spent(story.state.now_s) == spent
+    assert story.ledger.spent(story.state.now_s) == spent
 
 
 def test_replaying_changed_limits_gives_the_same_state() -> None:
@@ -242,7 +244,7 @@ def test_other_code_of_an_equal_model_keeps_what_was_measured() -> None:
         e.CodeUpdated, by="a person", sha256="ab" * 32, facts=facts, changes=("data",)
     )
     assert story.state.job.facts == facts
-    assert story.state.preparation.profile == PROFILE
+    assert story.profile == PROFILE
     assert story.state.last_news == "a person: code updated to abababababab; data"
 
 
@@ -250,7 +252,7 @@ def test_other_code_is_measured_again_if_its_batches_differ() -> None:
     story = succeeded()
     facts = replace(FACTS, fingerprint="longer sequences")
     story.tell(e.CodeUpdated, by="a person", sha256="ab" * 32, facts=facts)
-    assert story.state.preparation.profile is None
+    assert story.profile is None
 
 
 def test_losses_that_were_not_finite_do_not_count_after_a_resume() -> None:
@@ -259,4 +261,4 @@ def test_losses_that_were_not_finite_do_not_count_after_a_resume() -> None:
     story.commit(5, only=("a", "b"), skipped="loss")
     story.tell(e.VmsReturned, vm_ids=FOUR)
     story.tell(e.ManagerStarted, software_version="1", pid=2)
-    assert story.state.history.progress.nonfinite_in_row == 0
+    assert story.progress.nonfinite_in_row == 0

@@ -21,6 +21,7 @@ from tests.unit.varuna_manager.story import (
     SPEC,
     Story,
 )
+from tests.view import changed
 
 from spottrain.cloud.port.provider import VmState
 from spottrain.varuna_manager.core.model import commands as c
@@ -32,7 +33,6 @@ from spottrain.varuna_manager.core.model.state import (
     MAX_UNFIT,
     JobPhase,
     kind_of,
-    with_parts,
 )
 from spottrain.wire import messages
 from spottrain.wire.model import WorkerState
@@ -76,23 +76,22 @@ def bases() -> Iterator[Watched]:
     yield fork(story)
     story.intend()
     yield fork(story)
-    (intent,) = story.state.launches.intents
+    (intent,) = story.intents
     early = fork(story)
-    starting = early.vm("a", intent, state=VmState.STARTING)
+    starting = early.listed("a", intent, state=VmState.STARTING)
     early.tell(e.VmsLaunched, intent=intent, vms=(starting,))
     yield early
     booting = fork(story)
-    booting.tell(e.VmsLaunched, intent=intent, vms=(booting.vm("a", intent),))
+    booting.tell(e.VmsLaunched, intent=intent, vms=(booting.listed("a", intent),))
     yield fork(booting)
     booting.tell(e.AgentRegistered, vm_id="a", num_slots=1, private_address="10.0.0.1")
     yield fork(booting)
     other = fork(booting)
     exact = replace(other.state.job, spec=replace(SPEC, reduction="exact"))
-    settled = replace(other.state.launches, arithmetic="another GPU")
-    other.state = replace(other.state, settings=exact, launches=settled)
+    settled = changed(other.state, arithmetic="another GPU")
+    other.state = replace(settled, settings=exact)
     yield other
-    launches = replace(booting.state.launches, unfit={kind_of(OFFER): MAX_UNFIT - 1})
-    booting.state = with_parts(booting.state, launches)
+    booting.state = changed(booting.state, unfit={kind_of(OFFER): MAX_UNFIT - 1})
     yield booting
     story.boot("a", "b", "c", "d")
     yield fork(story)
@@ -100,8 +99,7 @@ def bases() -> Iterator[Watched]:
     story.prepare()
     yield fork(story)
     hopeless = fork(story)
-    training = replace(hopeless.state.training, fruitless=7)
-    hopeless.state = with_parts(hopeless.state, training)
+    hopeless.state = changed(hopeless.state, fruitless=7)
     hopeless.plan("a", "b")
     yield hopeless
     story.plan("a", "b")
@@ -146,16 +144,14 @@ def quiet(story: Watched) -> Watched:
 
 
 def preparing(story: Watched) -> Iterator[Watched]:
-    story.state = with_parts(
-        story.state, replace(story.state.preparation, failed_preparations=2)
-    )
+    story.state = changed(story.state, failed_preparations=2)
     yield fork(story)
-    initialiser = story.state.preparation.initialiser
+    initialiser = story.initialiser
     assert initialiser is not None
     story.report(initialiser, messages.CheckpointSaved(name="step-0", step=0))
     story.wait(story.state.job.boot_wait_s)
     yield fork(story)
-    assert story.state.preparation.calibration is not None
+    assert story.calibration is not None
     only = replace(story.state.job, measures_only=True)
     story.state = replace(story.state, settings=only)
     yield story
@@ -244,7 +240,7 @@ def everything(story: Watched) -> Iterator[Callable[[Watched], object]]:
     yield told(e.OffersRanked, worths=())
     yield told(e.LaunchIntended, intent="intent-0", token="t", offer=OFFER, count=1)
     for state in VmState:
-        vms = (story.vm("a", state=state), story.vm("e", state=state))
+        vms = (story.listed("a", state=state), story.listed("e", state=state))
         yield told(e.VmsLaunched, intent="intent-0", vms=vms)
         yield told(e.VmsListed, asked_at_s=1e9, vms=vms)
         yield told(e.ProviderAnswered, vm_id="a", state=state)
@@ -252,7 +248,7 @@ def everything(story: Watched) -> Iterator[Callable[[Watched], object]]:
     yield told(e.ProviderAnswered, vm_id="a", state=None)
     yield told(e.LaunchRefused, intent="intent-0", reason="no", refusal="misconfigured")
     yield told(e.VmsReturned, vm_ids=("a",))
-    for vm in (story.vm("e", "ordered-1-e"), None):
+    for vm in (story.listed("e", "ordered-1-e"), None):
         yield told(e.OrderAnswered, order="1-e", vm=vm)
     yield told(e.VmKept, vm_id="a")
     yield told(e.VmLost, vm_id="a", reason="gone")
@@ -263,7 +259,7 @@ def everything(story: Watched) -> Iterator[Callable[[Watched], object]]:
     yield from watched(story)
     yield told(e.VmSilent, vm_id="a")
     yield told(e.VmHeard, vm_id="a")
-    asked = story.state.training.plan_asked or ""
+    asked = story.plan_asked or ""
     yield told(e.PlanComputed, inputs_hash=asked, plan=None)
     yield told(e.SetupFailed, vm_id="a", reason="no", output="")
     for command in FAILING:
@@ -276,7 +272,7 @@ def everything(story: Watched) -> Iterator[Callable[[Watched], object]]:
 
 def watched(story: Watched) -> Iterator[Callable[[Watched], object]]:
     """What the watches beside the core say."""
-    for number in {0, story.state.training.next_generation - 1}:
+    for number in {0, story.next_generation - 1}:
         made = e.ProgressMade(
             at_s=story.now_s,
             generation=number,
@@ -344,12 +340,11 @@ COMMITTED = messages.MinibatchCommitted(
 
 
 def reports(story: Watched) -> Iterator[messages.Report]:
-    state = story.state
     numbers = {0}
-    if state.training.generation is not None:
-        numbers.add(state.training.generation.number)
-    if state.preparation.calibration is not None:
-        numbers.add(state.preparation.calibration.number)
+    if story.current_generation is not None:
+        numbers.add(story.generation.number)
+    if story.calibration is not None:
+        numbers.add(story.calibration.number)
     yield messages.SupervisorReady(num_slots=1, torch_version="2")
     yield messages.SupervisorReady(num_slots=1, torch_version="2", gpus=(gpu_facts(),))
     for number in numbers:

@@ -46,7 +46,7 @@ def test_the_next_plan_may_take_less_than_was_predicted() -> None:
     run_out(story, "b")
     assert story.generation.phase is GenerationPhase.BREAKING
     room = int(predicted_bytes(1) * (1 - MARGIN))
-    assert story.state.fleet.shortages[MACHINE].room_bytes == room
+    assert story.shortages[MACHINE].room_bytes == room
     assert story.state.last_news.startswith("generation 1 broke: b[0]: out of memory")
     story.broken("a", "b")
     (asked,) = story.emitted(c.ComputePlan)
@@ -65,7 +65,7 @@ def test_every_further_time_it_may_take_less(times: int) -> None:
     for _ in range(times):
         run_out(story, "a")
         run_out(story, "b")
-        rooms.append(story.state.fleet.shortages[MACHINE].room_bytes)
+        rooms.append(story.shortages[MACHINE].room_bytes)
         story.broken("a", "b")
         story.plan("a", "b")
         story.open()
@@ -75,14 +75,14 @@ def test_every_further_time_it_may_take_less(times: int) -> None:
     )
     assert rooms == sorted(set(rooms), reverse=True)
     assert rooms[-1] >= int(min(predicted_bytes(0), predicted_bytes(1)) * MAX_MARGIN)
-    assert story.state.fleet.shortages[MACHINE].times == times
+    assert story.shortages[MACHINE].times == times
 
 
 def test_the_job_ends_only_when_no_plan_is_left_and_says_why() -> None:
     story = Story(max_vms=2).training("a", "b")
     run_out(story, "a", "update")
     story.broken("a", "b")
-    asked = story.state.training.plan_asked
+    asked = story.plan_asked
     assert asked is not None
     story.tell(
         e.PlanComputed, inputs_hash=asked, plan=None, why_not="it needs 3 devices"
@@ -120,7 +120,7 @@ def test_a_stale_report_changes_nothing() -> None:
         during="start",
     )
     story.report("a", old)
-    assert story.state.fleet.shortages == {}
+    assert story.shortages == {}
     assert story.generation.phase is GenerationPhase.RUNNING
 
 
@@ -132,15 +132,15 @@ def test_a_job_that_is_resumed_tries_the_whole_memory_again() -> None:
     assert story.state.outcome is not None
     story.tell(e.ManagerStarted, software_version="1", pid=2)
     assert story.state.phase is JobPhase.ACTIVE
-    assert story.state.fleet.shortages == {}
+    assert story.shortages == {}
 
 
 def test_slots_are_what_their_supervisor_has_found() -> None:
     story = Story(max_vms=2)
     story.start()
     story.intend()
-    (intent,) = story.state.launches.intents
-    vms = tuple(story.vm(vm_id, intent) for vm_id in ("a", "b"))
+    (intent,) = story.intents
+    vms = tuple(story.listed(vm_id, intent) for vm_id in ("a", "b"))
     story.tell(e.VmsLaunched, intent=intent, vms=vms)
     gpu = GpuFacts(
         index=0,

@@ -33,7 +33,7 @@ def test_spending_is_price_at_launch_times_time() -> None:
     story.intend()
     story.boot(*FOUR)
     story.tell(e.OffersSeen, offers=(replace(OFFER, usd_per_hour=9.0), ON_DEMAND))
-    assert story.state.history.tally.price_changes == 1
+    assert story.tally.price_changes == 1
     assert rate_usd_per_hour(story.state) == 4.0
     story.now_s += 1800.0
     story.tell(e.VmLost, vm_id="a", reason="killed")
@@ -175,7 +175,7 @@ def test_a_manager_that_comes_back_in_mid_run_changes_nothing() -> None:
     story = Story().training(*FOUR)
     story.tell(e.ManagerStarted, software_version="1", pid=2)
     assert [w for w in story.commands if not isinstance(w, c.SetTimer)] == []
-    vms = tuple(story.vm(vm_id) for vm_id in FOUR)
+    vms = tuple(story.listed(vm_id) for vm_id in FOUR)
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=vms)
     assert story.generation.phase is GenerationPhase.RUNNING
     assert story.emitted(c.LaunchVms) == []

@@ -24,31 +24,31 @@ def test_boot_time_is_billed_apart() -> None:
     story = Story()
     story.start()
     story.intend()
-    (intent,) = story.state.launches.intents
-    story.tell(e.VmsLaunched, intent=intent, vms=(story.vm("a", intent),))
+    (intent,) = story.intents
+    story.tell(e.VmsLaunched, intent=intent, vms=(story.listed("a", intent),))
     story.now_s += 36.0
     story.ready("a")
     story.now_s += 36.0
-    spending = story.state.history.ledger.spending(story.now_s)
+    spending = story.ledger.spending(story.now_s)
     assert (spending.boot.usd, spending.spot.usd) == (0.01, 0.02)
 
 
 def test_the_cloud_decides_when_the_billing_of_a_vm_ended() -> None:
     story = Story().training(*FOUR)
-    launched_s = story.state.fleet.vms["a"].launched_at_s
+    launched_s = story.vm("a").launched_at_s
     story.now_s = launched_s + 3600.0
     story.tell(e.VmLost, vm_id="a", reason="killed")
-    assert story.state.history.ledger.unconfirmed == {"a"}
-    gone = story.vm(
+    assert story.ledger.unconfirmed == {"a"}
+    gone = story.listed(
         "a",
         launched_at_s=launched_s,
         state=VmState.TERMINATED,
         ended_at_s=launched_s + 1800.0,
     )
-    rest = tuple(story.vm(vm_id, launched_at_s=launched_s) for vm_id in "bcd")
+    rest = tuple(story.listed(vm_id, launched_at_s=launched_s) for vm_id in "bcd")
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=(gone, *rest))
     assert spent_usd(story.state, story.now_s) == 3.5
-    assert story.state.history.ledger.unconfirmed == frozenset()
+    assert story.ledger.unconfirmed == frozenset()
 
 
 def test_what_is_returned_is_billed_until_the_cloud_ended_it() -> None:
@@ -57,7 +57,7 @@ def test_what_is_returned_is_billed_until_the_cloud_ended_it() -> None:
     story.tell(e.StopRequested, by="x", now=True)
     story.now_s += 60.0
     vms = tuple(
-        story.vm(
+        story.listed(
             vm_id,
             launched_at_s=1000.0,
             state=VmState.TERMINATED,
@@ -73,21 +73,21 @@ def test_a_vm_that_started_and_ended_between_two_polls_is_billed() -> None:
     story = Story()
     story.start()
     story.intend()
-    (intent,) = story.state.launches.intents
-    dead = story.vm(
+    (intent,) = story.intents
+    dead = story.listed(
         "a", intent, state=VmState.TERMINATED, ended_at_s=story.now_s + 36.0
     )
     story.now_s += 100.0
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=(dead,))
     assert spent_usd(story.state, story.now_s) == 0.01
-    assert story.state.fleet.vms == {}
+    assert story.vms == {}
 
 
 def test_an_orphan_is_billed_from_its_launch_but_not_from_before_the_job() -> None:
     story = Story()
     story.start()
     story.now_s += 3600.0
-    orphan = story.vm("x", "intent-9", launched_at_s=0.0)
+    orphan = story.listed("x", "intent-9", launched_at_s=0.0)
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=(orphan,))
     assert spent_usd(story.state, story.now_s) == 1.0
 
@@ -96,8 +96,8 @@ def test_a_vm_that_was_believed_gone_is_never_billed_twice() -> None:
     story = Story().training(*FOUR)
     story.now_s = 1000.0 + 1800.0
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=())
-    assert story.state.fleet.vms == {}
-    back = story.vm("a", launched_at_s=1000.0)
+    assert story.vms == {}
+    back = story.listed("a", launched_at_s=1000.0)
     story.now_s += 1800.0
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=(back,))
     assert spent_usd(story.state, story.now_s) == 3 * 0.5 + 1.0
@@ -108,8 +108,8 @@ def test_a_vm_without_a_price_is_billed_at_the_highest_known(price: float) -> No
     story = Story()
     story.start()
     story.intend()
-    (intent,) = story.state.launches.intents
-    vm = story.vm("a", intent, offer=replace(OFFER, usd_per_hour=price))
+    (intent,) = story.intents
+    vm = story.listed("a", intent, offer=replace(OFFER, usd_per_hour=price))
     story.tell(e.VmsLaunched, intent=intent, vms=(vm,))
     story.now_s += 3600.0
     assert spent_usd(story.state, story.now_s) == ON_DEMAND.usd_per_hour
@@ -119,8 +119,8 @@ def test_a_vm_without_a_price_is_billed_at_the_highest_known(price: float) -> No
 def test_an_offer_without_a_price_is_not_rented(price: float) -> None:
     story = Story()
     story.start(replace(OFFER, usd_per_hour=price))
-    assert story.state.launches.intents == {}
-    assert not story.state.launches.launch_pending
+    assert story.intents == {}
+    assert not story.launch_pending
 
 
 def test_a_price_change_is_billed_where_the_cloud_follows_the_market() -> None:
@@ -128,13 +128,15 @@ def test_a_price_change_is_billed_where_the_cloud_follows_the_market() -> None:
     story = Story()
     story.start(offer)
     story.intend()
-    (intent,) = story.state.launches.intents
-    story.tell(e.VmsLaunched, intent=intent, vms=(story.vm("a", intent, offer=offer),))
+    (intent,) = story.intents
+    story.tell(
+        e.VmsLaunched, intent=intent, vms=(story.listed("a", intent, offer=offer),)
+    )
     story.now_s += 3600.0
     story.tell(e.OffersSeen, offers=(replace(offer, usd_per_hour=2.0),))
     story.now_s += 3600.0
     assert spent_usd(story.state, story.now_s) == 3.0
-    assert story.state.history.ledger.rate.usd_per_hour == 2.0
+    assert story.ledger.rate.usd_per_hour == 2.0
 
 
 def test_a_price_change_while_a_launch_was_open_is_billed() -> None:
@@ -142,11 +144,13 @@ def test_a_price_change_while_a_launch_was_open_is_billed() -> None:
     story = Story()
     story.start(offer)
     story.intend()
-    (intent,) = story.state.launches.intents
+    (intent,) = story.intents
     story.now_s += 1.0
     story.tell(e.OffersSeen, offers=(replace(offer, usd_per_hour=3.0),))
     story.now_s += 1.0
-    story.tell(e.VmsLaunched, intent=intent, vms=(story.vm("a", intent, offer=offer),))
+    story.tell(
+        e.VmsLaunched, intent=intent, vms=(story.listed("a", intent, offer=offer),)
+    )
     story.now_s += 3600.0
     assert spent_usd(story.state, story.now_s) == 3.0
 
@@ -156,14 +160,16 @@ def test_a_price_that_falls_back_while_time_stands_still_is_seen_again() -> None
     story = Story()
     story.start(offer)
     story.intend()
-    (intent,) = story.state.launches.intents
-    story.tell(e.VmsLaunched, intent=intent, vms=(story.vm("a", intent, offer=offer),))
+    (intent,) = story.intents
+    story.tell(
+        e.VmsLaunched, intent=intent, vms=(story.listed("a", intent, offer=offer),)
+    )
     for usd_per_hour in (3.0, 1.0):
         offers = (replace(offer, usd_per_hour=usd_per_hour),)
         story.tell(e.OffersSeen, offers=offers)
     story.now_s += 1.0
     story.tell(e.OffersSeen, offers=offers)
-    assert story.state.history.ledger.rate.usd_per_hour == 1.0
+    assert story.ledger.rate.usd_per_hour == 1.0
 
 
 def test_storage_that_is_freed_while_time_stands_still_costs_no_more() -> None:
@@ -176,13 +182,11 @@ def test_storage_that_is_freed_while_time_stands_still_costs_no_more() -> None:
     refs = tuple(e.CheckpointRef(name=f"step-{n}", step=n) for n in (2, 1))
     story.tell(e.CheckpointsListed, checkpoints=refs)
     story.tell(e.CheckpointsListed, checkpoints=refs[:1])
-    assert story.state.history.ledger.storage_rate.usd_per_hour == 2.0
+    assert story.ledger.storage_rate.usd_per_hour == 2.0
     story.now_s += 3.6
     story.tell(e.TimerFired)
-    assert story.state.history.ledger.storage_rate.usd_per_hour == 1.0
-    assert (
-        story.state.history.ledger.spending(story.now_s + 3600.0).storage.usd == 1.002
-    )
+    assert story.ledger.storage_rate.usd_per_hour == 1.0
+    assert story.ledger.spending(story.now_s + 3600.0).storage.usd == 1.002
 
 
 def test_checkpoints_that_are_kept_cost_by_their_size() -> None:
@@ -196,11 +200,11 @@ def test_checkpoints_that_are_kept_cost_by_their_size() -> None:
     facts = replace(story.state.job.facts, sections=(section,))
     story = Story(storage_usd_per_gb_month=730.0, facts=facts)
     story.start()
-    assert story.state.history.ledger.spending(story.now_s).storage.usd == 0.0
+    assert story.ledger.spending(story.now_s).storage.usd == 0.0
     refs = tuple(e.CheckpointRef(name=f"step-{n}", step=n) for n in (2, 1))
     story.tell(e.CheckpointsListed, checkpoints=refs)
     story.now_s += 3600.0
-    assert story.state.history.ledger.spending(story.now_s).storage.usd == 6.0
+    assert story.ledger.spending(story.now_s).storage.usd == 6.0
 
 
 def apart(here: Offer, there: Offer, **settings: Any) -> Story:
@@ -218,8 +222,10 @@ def apart(here: Offer, there: Offer, **settings: Any) -> Story:
     story = Story(facts=facts, span="any", **settings)
     story.start(here)
     story.intend()
-    (intent,) = story.state.launches.intents
-    vms = [story.vm(v, intent, offer=there if v in "cd" else here) for v in ("abcd")]
+    (intent,) = story.intents
+    vms = [
+        story.listed(v, intent, offer=there if v in "cd" else here) for v in ("abcd")
+    ]
     story.tell(e.VmsLaunched, intent=intent, vms=tuple(vms))
     for vm_id in FOUR:
         story.ready(vm_id)
@@ -249,7 +255,7 @@ def test_egress_costs_depend_on_both_ends(
     story.commit(1)
     story.commit(2)
     story.tell(e.TimerFired)
-    spent = story.state.history.ledger.spending(story.now_s).egress.usd
+    spent = story.ledger.spending(story.now_s).egress.usd
     assert spent == pytest.approx(8 * usd_per_gb)
 
 
@@ -274,11 +280,11 @@ def test_the_egress_of_the_plan_is_reserved_and_ends_the_job_in_time() -> None:
     assert story.state.timer_at_s <= story.now_s + left_s
     assert money.cap is not None
     while story.state.outcome is None:
-        story.commit(story.state.history.progress.step + 1)
+        story.commit(story.step + 1)
         story.wait(1.0)  # mini-batches are told to take a second
     assert story.state.outcome.kind == "budget"
-    spent = story.state.history.ledger.spent(story.now_s)
-    pace = story.state.history.ledger.rate.usd_per_hour + 0.08 * 3600
+    spent = story.ledger.spent(story.now_s)
+    pace = story.ledger.rate.usd_per_hour + 0.08 * 3600
     rest_usd = pace * money.reserve_s / 3600
     assert spent.usd + rest_usd == pytest.approx(60.0, abs=0.2)
 
@@ -295,21 +301,18 @@ def test_what_a_vm_fetches_from_other_clouds_is_billed_when_it_boots(
     story = Story(data_bytes=CORPUS, max_usd=1000.0)
     story.start(replace(OFFER, cloud=cloud))
     story.intend()
-    (intent,) = story.state.launches.intents
-    assert (
-        budget(story.state).pending.usd
-        == usd * story.state.launches.intents[intent].count
-    )
+    (intent,) = story.intents
+    assert budget(story.state).pending.usd == usd * story.intents[intent].count
     offer = replace(OFFER, cloud=cloud)
-    vms = tuple(story.vm(vm_id, intent, offer=offer) for vm_id in "ab")
+    vms = tuple(story.listed(vm_id, intent, offer=offer) for vm_id in "ab")
     story.tell(e.VmsLaunched, intent=intent, vms=vms)
-    assert story.state.history.ledger.spending(story.now_s).egress.usd == 0.0
+    assert story.ledger.spending(story.now_s).egress.usd == 0.0
     assert budget(story.state).pending.usd == 2 * usd
     story.ready("a")
     story.ready("b")
     assert budget(story.state).pending.usd == 0.0
     story.tell(e.VmLost, vm_id="b", reason="killed")
-    assert story.state.history.ledger.spending(story.now_s).egress.usd == 2 * usd
+    assert story.ledger.spending(story.now_s).egress.usd == 2 * usd
 
 
 def test_no_more_vms_are_rented_than_the_budget_can_fetch_data_for() -> None:
@@ -320,41 +323,41 @@ def test_no_more_vms_are_rented_than_the_budget_can_fetch_data_for() -> None:
 
 def manager_vm(story: Story, **what: Any) -> Vm:
     offer = replace(OFFER, spot=False, usd_per_hour=0.5, gpus=0, gpu_memory_bytes=0)
-    return story.vm("m", tags.MANAGER, launched_at_s=1000.0, offer=offer, **what)
+    return story.listed("m", tags.MANAGER, launched_at_s=1000.0, offer=offer, **what)
 
 
 def test_the_managers_vm_is_billed_but_never_trains_or_is_returned() -> None:
     story = Story().training("a", "b")
     own = manager_vm(story)
-    rest = tuple(story.vm(vm_id) for vm_id in "ab")
+    rest = tuple(story.listed(vm_id) for vm_id in "ab")
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=(own, *rest))
-    assert set(story.state.fleet.vms) == {"a", "b"}
+    assert set(story.vms) == {"a", "b"}
     assert not story.emitted(c.TerminateVms)
-    line = story.state.history.ledger.open["m"]
+    line = story.ledger.open["m"]
     assert not line.trains
     assert line.cost(ceil_us(1000.0 + 3600)).usd == 0.5
     assert line.spending(ceil_us(1000.0 + 3600)).boot.usd == 0.0
     assert budget(story.state).rate.usd_per_hour == 2.5
     story.now_s += 5.0
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=rest)
-    assert "m" not in story.state.history.ledger.open  # another machine manages now
+    assert "m" not in story.ledger.open  # another machine manages now
     story.now_s += 5.0
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=(own, *rest))
-    assert "m" in story.state.history.ledger.open
+    assert "m" in story.ledger.open
 
 
 def test_the_managers_vm_ends_with_the_job_as_its_cloud_reports_later() -> None:
     story = Story().training("a", "b")
-    rest = tuple(story.vm(vm_id) for vm_id in "ab")
+    rest = tuple(story.listed(vm_id) for vm_id in "ab")
     own = (manager_vm(story), *rest)
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=own)
     story.tell(e.StopRequested, by="x", now=True)
     story.tell(e.VmsReturned, vm_ids=("a", "b"))
     assert story.state.phase is JobPhase.ENDED
-    assert not story.state.history.ledger.open
+    assert not story.ledger.open
     ended_at_s = story.now_s + 60.0
     story.now_s += 100.0
     told = manager_vm(story, state=VmState.TERMINATED, ended_at_s=ended_at_s)
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=(told,))
-    assert story.state.history.ledger.closed["m"].ended_us == ceil_us(ended_at_s)
+    assert story.ledger.closed["m"].ended_us == ceil_us(ended_at_s)
     assert story.state.phase is JobPhase.ENDED

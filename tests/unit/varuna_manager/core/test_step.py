@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 from tests.fakes.gpus import facts
 from tests.unit.varuna_manager.story import PROFILE, Story
+from tests.view import changed
 
 from spottrain.cloud.port.provider import VmState
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import GenerationPhase, VmPhase
-from spottrain.varuna_manager.core.model.state import JobPhase, with_parts
+from spottrain.varuna_manager.core.model.state import JobPhase
 from spottrain.wire import messages
 from spottrain.wire.model import Slot, StateHome
 
@@ -27,13 +28,13 @@ def test_the_first_ready_vm_writes_the_weights_and_then_all_measure() -> None:
     story.start()
     story.intend()
     story.boot("a", "b")
-    assert story.state.preparation.initialiser == "a"
+    assert story.initialiser == "a"
     story.report("a", messages.CheckpointSaved(name="step-0", step=0))
     assert list(story.sent(messages.OpenStore)) == ["a"]
     story.open_round()
     assert set(story.sent(messages.Calibrate)) == {"a", "b"}
     story.report("a", messages.Calibrated(profile=PROFILE))
-    assert story.state.preparation.profile == PROFILE
+    assert story.profile == PROFILE
 
 
 def test_preparation_moves_to_another_vm_when_its_vm_is_lost() -> None:
@@ -66,15 +67,15 @@ def test_no_weights_are_written_when_a_checkpoint_exists() -> None:
     story.commands = tuple(launch)
     story.intend()
     story.boot("a", "b")
-    assert story.state.preparation.initialiser is None
-    assert story.state.preparation.calibration is not None
+    assert story.initialiser is None
+    assert story.calibration is not None
 
 
 def three_of_four_ready() -> Story:
     story = Story(boot_wait_s=30.0)
     story.start()
     story.intend()
-    vms = tuple(story.vm(vm_id) for vm_id in FOUR)
+    vms = tuple(story.listed(vm_id) for vm_id in FOUR)
     story.tell(e.VmsLaunched, intent="intent-0", vms=vms)
     for vm_id in ("a", "b", "c"):
         story.ready(vm_id)
@@ -84,7 +85,7 @@ def three_of_four_ready() -> Story:
 
 def test_measuring_and_the_first_plan_wait_for_vms_that_boot_but_not_for_ever() -> None:
     story = three_of_four_ready()
-    assert story.state.preparation.calibration is None
+    assert story.calibration is None
     story.wait(30.0)
     story.measure()
     assert len(story.emitted(c.ComputePlan)) == 1
@@ -125,7 +126,7 @@ def test_a_stale_plan_is_ignored() -> None:
     story.boot(*FOUR)
     story.prepare()
     assert story.tell(e.PlanComputed, inputs_hash="stale", plan=None) == ()
-    assert story.state.training.plan_asked is not None
+    assert story.plan_asked is not None
 
 
 # --- Commits --------------------------------------------------------------------------------
@@ -134,11 +135,11 @@ def test_a_stale_plan_is_ignored() -> None:
 def test_a_step_is_committed_once_every_section_was_reported() -> None:
     story = Story().training(*FOUR, steps=3)
     story.commit(4, only=("a", "c"))  # both replicas of section 0
-    assert story.state.history.progress.step == 3
+    assert story.step == 3
     story.commit(4, only=("b",))
-    assert story.state.history.progress.step == 4
-    assert story.state.history.progress.loss_first == pytest.approx(4.99)
-    assert story.state.history.progress.loss_last == pytest.approx(4.96)
+    assert story.step == 4
+    assert story.progress.loss_first == pytest.approx(4.99)
+    assert story.progress.loss_last == pytest.approx(4.96)
 
 
 def test_a_report_that_comes_twice_counts_once() -> None:
@@ -173,7 +174,7 @@ def test_success_returns_all_vms_and_finishes_once_they_are_gone() -> None:
     (finish,) = story.emitted(c.Finish)
     assert (finish.outcome.kind, finish.outcome.exit_code) == ("succeeded", 0)
     assert story.state.phase is JobPhase.ENDED
-    assert story.state.history.progress.heldout_last == 2.5
+    assert story.progress.heldout_last == 2.5
 
 
 def test_training_that_stops_early_is_a_success_once_its_weights_are_saved() -> None:
@@ -197,7 +198,7 @@ def test_evaluations_of_several_sets_are_told_by_the_first_one() -> None:
             generation=1, step=4, loss=loss, name=name, is_best=name == "far"
         )
         story.report("a", report)
-    progress = story.state.history.progress
+    progress = story.progress
     assert (progress.heldout_set, progress.heldout_last) == ("near", 3.0)
     assert progress.best_step == 4
     assert "loss on far 2.000 after 4 steps, the best so far" in story.state.last_news
@@ -215,7 +216,7 @@ def test_a_job_ends_after_steps_in_a_row_that_are_not_finite() -> None:
         assert story.state.phase is JobPhase.ACTIVE
     assert "step 7 changed nothing: its loss is not finite" in story.state.last_news
     story.commit(9, only=("a", "b"), skipped="gradients")
-    outcome, progress = story.state.outcome, story.state.history.progress
+    outcome, progress = story.state.outcome, story.progress
     assert outcome is not None
     assert (outcome.kind, outcome.exit_code) == ("failed", 3)
     assert "3 mini-batches in a row, up to step 9, were not finite" in outcome.reason
@@ -227,7 +228,7 @@ def test_a_loss_scale_that_backs_off_is_no_trouble() -> None:
     for step in range(4, 20):
         story.commit(step, skipped="scale")
     assert story.state.phase is JobPhase.ACTIVE
-    assert story.state.history.progress.nonfinite_last is None
+    assert story.progress.nonfinite_last is None
 
 
 # --- Breaks -----------------------------------------------------------------------------------
@@ -236,12 +237,12 @@ def test_a_loss_scale_that_backs_off_is_no_trouble() -> None:
 def test_a_killed_vm_costs_that_vm_alone_and_survivors_plan_at_once() -> None:
     story = Story().training(*FOUR)
     story.now_s += 1.0
-    killed = story.vm("d", state=VmState.TERMINATED, ended_at_s=story.now_s)
-    others = tuple(story.vm(vm_id) for vm_id in FOUR[:3])
+    killed = story.listed("d", state=VmState.TERMINATED, ended_at_s=story.now_s)
+    others = tuple(story.listed(vm_id) for vm_id in FOUR[:3])
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=(*others, killed))
     assert story.generation.phase is GenerationPhase.BREAKING
     story.broken("a", "b", "c")
-    assert story.state.training.generation is None
+    assert story.current_generation is None
     (question,) = story.emitted(c.ComputePlan)
     assert [d.slot.vm_id for d in question.inputs.slots] == ["a", "b", "c"]
     story.plan("a", "b")
@@ -251,9 +252,9 @@ def test_a_killed_vm_costs_that_vm_alone_and_survivors_plan_at_once() -> None:
     story.begin(3)
     story.now_s += 4.0
     story.commit(4)
-    (hit,) = story.state.history.interruptions
+    (hit,) = story.interruptions
     assert (hit.interruption, hit.generation, hit.cost_s) == ("kill", 1, 4.0)
-    assert story.state.history.tally.preemptions_unnoticed == 1
+    assert story.tally.preemptions_unnoticed == 1
 
 
 def test_copies_of_the_plan_before_are_none_of_the_next() -> None:
@@ -263,14 +264,14 @@ def test_copies_of_the_plan_before_are_none_of_the_next() -> None:
         one for one in reversed(story.events) if isinstance(one, e.ProgressMade)
     )
     story.take(replace(made, copied_step=2))
-    assert story.state.history.progress.copied_step == 2
+    assert story.copied_step == 2
     story.tell(e.VmLost, vm_id="b", reason="killed")
     story.broken("a")
     story.plan("a", "c")
     story.open()
-    assert story.state.history.progress.copied_step == 2
+    assert story.copied_step == 2
     story.begin(2)
-    assert story.state.history.progress.copied_step is None
+    assert story.copied_step is None
 
 
 def test_survivors_that_hang_are_told_to_give_up_then_suspected() -> None:
@@ -281,12 +282,12 @@ def test_survivors_that_hang_are_told_to_give_up_then_suspected() -> None:
     story.wait(2.0)
     assert set(story.sent(messages.AbandonGeneration)) == {"b", "c"}
     story.report("b", messages.WorkerDied(generation=1, slot=0, reason="SIGKILL"))
-    assert story.state.history.tally.worker_deaths == 0, "we had it killed"
+    assert story.tally.worker_deaths == 0, "we had it killed"
     story.wait(20.0)
     assert story.emitted(c.AskProvider) == [c.AskProvider(vm_id="c")]
     story.tell(e.ProviderAnswered, vm_id="c", state=VmState.RUNNING)
     assert story.emitted(c.TerminateVms) == [c.TerminateVms(vm_ids=("c",))]
-    assert story.state.training.generation is None
+    assert story.current_generation is None
 
 
 def forming(state: StateHome | None = None, *, on_gpus: bool = False) -> Story:
@@ -300,10 +301,8 @@ def forming(state: StateHome | None = None, *, on_gpus: bool = False) -> Story:
     story.open()
     story.report("a", story.started(0))
     if on_gpus:
-        vms = {
-            k: replace(vm, gpus=(facts(),)) for k, vm in story.state.fleet.vms.items()
-        }
-        story.state = with_parts(story.state, replace(story.state.fleet, vms=vms))
+        vms = {k: replace(vm, gpus=(facts(),)) for k, vm in story.vms.items()}
+        story.state = changed(story.state, vms=vms)
     return story
 
 
@@ -346,7 +345,7 @@ def test_a_dead_worker_whose_vm_lives_keeps_its_slot() -> None:
     story.broken("a", "c", "d")
     assert story.generation.number == 2, "the same slots: the same plan, at once"
     assert {slot.vm_id for slot in story.generation.plan.slots} == set(FOUR)
-    assert story.state.history.tally.worker_deaths == 1
+    assert story.tally.worker_deaths == 1
 
 
 def test_a_silent_vm_is_asked_about_then_returned_and_counted() -> None:
@@ -355,7 +354,7 @@ def test_a_silent_vm_is_asked_about_then_returned_and_counted() -> None:
     assert story.emitted(c.AskProvider) == [c.AskProvider(vm_id="c")]
     story.tell(e.ProviderAnswered, vm_id="c", state=VmState.RUNNING)
     assert story.emitted(c.TerminateVms) == [c.TerminateVms(vm_ids=("c",))]
-    assert story.state.history.tally.silent_losses == 1
+    assert story.tally.silent_losses == 1
     assert story.generation.phase is GenerationPhase.BREAKING
     woken = messages.MinibatchCommitted(
         generation=1,
@@ -368,9 +367,7 @@ def test_a_silent_vm_is_asked_about_then_returned_and_counted() -> None:
         peak_bytes=0,
     )
     story.report("c", woken)
-    assert story.state.history.progress.step == 3, (
-        "who was fenced is not heard any more"
-    )
+    assert story.step == 3, "who was fenced is not heard any more"
 
 
 def test_a_vm_that_wakes_before_the_answer_is_kept() -> None:
@@ -389,12 +386,12 @@ def test_a_restore_counts_committed_minibatches_that_are_computed_again() -> Non
     story.plan("a", "b")
     story.open()
     story.begin(2)
-    assert story.state.history.progress.minibatches_recomputed == 3
-    assert story.state.history.progress.minibatches_lost == 3, "for now"
+    assert story.minibatches_recomputed == 3
+    assert story.minibatches_lost == 3, "for now"
     for step in range(3, 6):
         story.commit(step)
-    assert story.state.history.progress.minibatches_lost == 0
-    assert story.state.history.interruptions[0].minibatches_recomputed == 3
+    assert story.minibatches_lost == 0
+    assert story.interruptions[0].minibatches_recomputed == 3
 
 
 def test_a_damaged_checkpoint_is_never_chosen_again() -> None:
@@ -429,7 +426,7 @@ def test_user_code_that_raises_ends_the_job_with_its_traceback() -> None:
     assert story.state.outcome == c.Outcome(
         kind="failed", exit_code=3, reason="boom", traceback="line 7"
     )
-    assert story.state.training.generation is None
+    assert story.current_generation is None
 
 
 def test_vms_that_fall_short_wait_for_capacity_and_keep_their_memory() -> None:
@@ -438,6 +435,6 @@ def test_vms_that_fall_short_wait_for_capacity_and_keep_their_memory() -> None:
         story.tell(e.VmLost, vm_id=vm_id, reason="killed")
     story.broken("a")
     story.plan()
-    assert story.state.training.generation is None
+    assert story.current_generation is None
     assert "waiting for" in story.state.activity
-    assert story.state.fleet.vms["a"].phase is VmPhase.READY
+    assert story.vm("a").phase is VmPhase.READY

@@ -29,8 +29,8 @@ def test_vms_that_trust_keys_of_another_machine_are_returned() -> None:
     assert sorted(asked) == list(FOUR)
     story.tell(e.VmsReturned, vm_ids=FOUR)
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=())
-    assert story.state.fleet.vms == {}
-    assert story.state.history.tally.preemptions_unnoticed == 0
+    assert story.vms == {}
+    assert story.tally.preemptions_unnoticed == 0
     assert story.emitted(c.IntendLaunch)[0].count == 4
 
 
@@ -42,7 +42,9 @@ def test_a_launch_begun_on_another_machine_is_not_repeated_but_its_vms_returned(
     lost = story.intend()
     move(story)
     assert story.emitted(c.LaunchVms) == []
-    story.tell(e.VmsListed, asked_at_s=story.now_s, vms=(story.vm("x", lost.intent),))
+    story.tell(
+        e.VmsListed, asked_at_s=story.now_s, vms=(story.listed("x", lost.intent),)
+    )
     assert story.emitted(c.TerminateVms) == [c.TerminateVms(vm_ids=("x",))]
 
 
@@ -55,11 +57,13 @@ def test_launches_after_a_move_have_names_that_the_lost_end_of_a_journal_has_not
     again = Story()
     again.start()
     move(again)
-    again.tell(e.VmsListed, asked_at_s=again.now_s, vms=(again.vm("x", lost.intent),))
+    again.tell(
+        e.VmsListed, asked_at_s=again.now_s, vms=(again.listed("x", lost.intent),)
+    )
     command = again.intend()
     assert command.intent == "intent-2-0"
     assert command.token not in (lost.token, "uid-intent-0")
-    assert again.state.fleet.vms["x"].phase is VmPhase.RETURNING
+    assert again.vm("x").phase is VmPhase.RETURNING
 
 
 def test_a_stopped_job_that_has_moved_continues_under_new_names() -> None:

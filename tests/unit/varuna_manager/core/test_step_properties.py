@@ -8,6 +8,7 @@ from typing import get_args
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.varuna_manager.story import OFFER, ON_DEMAND, PROFILE, Story
+from tests.view import View
 
 from spottrain.cloud.port.provider import VmState
 from spottrain.varuna_manager.core import step
@@ -105,7 +106,7 @@ REPORTS: st.SearchStrategy[messages.Report] = st.one_of(
 )
 
 VMS = st.builds(
-    lambda vm_id, intent, state: replace(Story().vm(vm_id, intent), state=state),
+    lambda vm_id, intent, state: replace(Story().listed(vm_id, intent), state=state),
     VM_IDS,
     st.sampled_from(["intent-0", "intent-1", "intent-9"]),
     st.sampled_from(VmState),
@@ -237,29 +238,25 @@ def play(story: Story, history: list[tuple[e.Event, float]]) -> None:
 def aimed(story: Story, report: messages.Report) -> messages.Report:
     """Most reports are about the generation that runs: 0 to 3 stand for that."""
     number = getattr(report, "generation", None)
-    generation = story.state.training.generation
+    generation = story.current_generation
     if number is None or number > 3 or generation is None:
         return report
     return replace(report, generation=generation.number)  # type: ignore[arg-type]
 
 
 def check_commands(before: State, story: Story) -> None:
-    state = story.state
-    assert state.training.next_generation >= before.training.next_generation
-    assert state.history.progress.highest_step >= before.history.progress.highest_step
+    was = View(before)
+    assert story.next_generation >= was.next_generation
+    assert story.highest_step >= was.highest_step
     for command in story.commands:
         match command:
             case c.Send(vm_id=vm_id, command=messages.RunGeneration() as order):
-                generation = state.training.generation
-                assert generation is not None
-                assert generation.number == order.generation
-                assert vm_id in state.fleet.vms
+                assert story.generation.number == order.generation
+                assert vm_id in story.vms
             case c.Send(vm_id=vm_id) | c.StartAgent(vm_id=vm_id):
-                assert vm_id in state.fleet.vms, "no orders to VMs that are gone"
+                assert vm_id in story.vms, "no orders to VMs that are gone"
             case c.LaunchVms(intent=intent):
-                assert intent in state.launches.intents, (
-                    "nothing is rented without an intent"
-                )
+                assert intent in story.intents, "nothing is rented without an intent"
             case c.TerminateVms(vm_ids=vm_ids):
                 assert vm_ids
             case _:
@@ -323,7 +320,7 @@ def test_after_any_history_a_stop_returns_every_vm(
         story.commands = (*repeated, *story.commands)
         behave(story)
     assert story.state.phase is JobPhase.ENDED
-    assert not story.state.fleet.vms
+    assert not story.vms
 
 
 @given(

@@ -51,7 +51,7 @@ def trained(story: Story, offer: Offer) -> tuple[str, ...]:
     """Rent VMs of one offer that get ready; return their ids."""
     command = story.intend()
     ids = tuple(f"{offer.cloud}.{n}" for n in range(command.count))
-    vms = tuple(story.vm(vm_id, command.intent, offer=offer) for vm_id in ids)
+    vms = tuple(story.listed(vm_id, command.intent, offer=offer) for vm_id in ids)
     story.tell(e.VmsLaunched, intent=command.intent, vms=vms)
     for vm_id in ids:
         story.ready(vm_id)
@@ -63,15 +63,15 @@ def test_a_list_of_one_cloud_says_nothing_of_another() -> None:
     ids = trained(story, EAST)
     story.now_s += 1.0
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=(), cloud="west")
-    assert set(story.state.fleet.vms) == set(ids)
+    assert set(story.vms) == set(ids)
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=(), cloud="east")
-    assert story.state.fleet.vms == {}
+    assert story.vms == {}
 
 
 def test_a_launch_that_a_cloud_does_not_answer_is_launched_elsewhere() -> None:
     story = begun(EAST, WEST)
     unanswered(story)
-    assert story.state.launches.intents == {}
+    assert story.intents == {}
     command = story.intend()
     assert (command.offer, command.count) == (WEST, 4)
 
@@ -90,7 +90,7 @@ def test_a_single_cloud_is_asked_again_until_it_answers(
     more = (replace(EAST, zone="east-y", **changes) for changes in others)
     story = begun(EAST, *more, **settings)
     intent = unanswered(story)
-    assert set(story.state.launches.intents) == {intent}
+    assert set(story.intents) == {intent}
     story.wait(RETRY_S)
     assert [command.intent for command in story.emitted(c.LaunchVms)] == [intent]
 
@@ -98,19 +98,19 @@ def test_a_single_cloud_is_asked_again_until_it_answers(
 def test_late_vms_of_a_launch_that_was_given_up_are_billed_and_returned() -> None:
     story = begun(EAST, WEST)
     intent = unanswered(story)
-    alive = story.vm("east.0", intent, offer=EAST)
+    alive = story.listed("east.0", intent, offer=EAST)
     ended = replace(
-        story.vm("east.1", intent, offer=EAST),
+        story.listed("east.1", intent, offer=EAST),
         state=VmState.TERMINATED,
         ended_at_s=story.now_s,
     )
     story.now_s += 1.0
     listed = (alive, ended)
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=listed, cloud="east")
-    assert story.state.fleet.vms["east.0"].phase is VmPhase.RETURNING
+    assert story.vm("east.0").phase is VmPhase.RETURNING
     assert {"east.0"} == {i for w in story.emitted(c.TerminateVms) for i in w.vm_ids}
-    assert set(story.state.history.ledger.open) == {"east.0"}
-    assert set(story.state.history.ledger.closed) == {"east.1"}
+    assert set(story.ledger.open) == {"east.0"}
+    assert set(story.ledger.closed) == {"east.1"}
 
 
 def test_a_silent_vm_of_a_silent_cloud_is_waited_for_until_it_must_have_ended() -> None:
@@ -129,7 +129,7 @@ def test_a_silent_vm_of_a_silent_cloud_is_waited_for_until_it_must_have_ended() 
             vm_ids=(ids[0],),
             reason="east: does not answer",
         )
-        assert story.state.fleet.vms[ids[0]].phase is phase
+        assert story.vm(ids[0]).phase is phase
 
 
 def test_too_few_vms_in_two_places_are_given_up_for_one_place() -> None:
@@ -143,9 +143,9 @@ def test_too_few_vms_in_two_places_are_given_up_for_one_place() -> None:
     )
     command = story.intend()
     assert (command.offer, command.count) == (WEST, 1)
-    vms = (story.vm("west.0", command.intent, offer=WEST),)
+    vms = (story.listed("west.0", command.intent, offer=WEST),)
     story.tell(e.VmsLaunched, intent=command.intent, vms=vms)
-    assert story.state.fleet.vms[second].phase is VmPhase.RETURNING
+    assert story.vm(second).phase is VmPhase.RETURNING
     assert story.intend().offer == WEST
 
 

@@ -33,19 +33,17 @@ def test_a_checkpoint_hands_over_to_a_generation_of_new_agents() -> None:
     story.stopped(3)
     assert started_anew(story) == list(VMS)
     assert story.emitted(c.TerminateVms) == []
-    assert {vm.phase for vm in story.state.fleet.vms.values()} == {VmPhase.BOOTING}
+    assert {vm.phase for vm in story.vms.values()} == {VmPhase.BOOTING}
     story.reports.clear()  # the new agents count from the beginning
     for vm_id in VMS[:-1]:
         story.ready(vm_id)
-    assert story.state.training.generation is None, (
-        "the last agent may come at any moment"
-    )
+    assert story.current_generation is None, "the last agent may come at any moment"
     story.ready("d")
     story.open()
     assert story.generation.checkpoint == "step-3"
-    assert {vm.agent_version for vm in story.state.fleet.vms.values()} == {"2"}
+    assert {vm.agent_version for vm in story.vms.values()} == {"2"}
     story.begin(3)
-    assert story.state.history.progress.minibatches_recomputed == 0
+    assert story.minibatches_recomputed == 0
 
 
 def test_a_manager_of_the_same_version_leaves_agents_alone() -> None:
@@ -71,7 +69,7 @@ def test_what_survivors_of_a_break_hold_is_saved_by_the_old_agents_alone() -> No
         )
         story.report(vm_id, stopped)
     assert set(started_anew(story)) == {"a", "b", "c"}
-    assert story.state.history.progress.step == 3
+    assert story.step == 3
 
 
 def test_it_is_saved_once_then_training_goes_on_from_the_checkpoint() -> None:
@@ -100,10 +98,10 @@ def test_agents_that_hold_nothing_are_replaced_at_once() -> None:
     story.start()
     story.intend()
     story.boot(*VMS)
-    assert story.state.preparation.initialiser == "a"
+    assert story.initialiser == "a"
     upgraded(story)
     assert started_anew(story) == list(VMS)
-    assert story.state.preparation.initialiser is None
+    assert story.initialiser is None
     story.reports.clear()
     for vm_id in VMS:
         story.ready(vm_id)
@@ -120,4 +118,4 @@ def test_an_agent_that_is_being_replaced_is_not_silent() -> None:
     upgraded(story)
     story.tell(e.VmSilent, vm_id="a")
     assert story.emitted(c.AskProvider) == []
-    assert story.state.fleet.vms["a"].silent_since_s is None
+    assert story.vm("a").silent_since_s is None

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.unit.varuna_manager.story import OFFER, Story
+from tests.view import View
 
 from spottrain.cloud.port.provider import Offer, VmState
 from spottrain.pricing.prices.history import VmLife
@@ -91,9 +92,9 @@ def test_only_what_changes_in_the_market_is_fed_again() -> None:
         (seen,) = (one for one in sink.events if isinstance(one, e.OffersSeen))
         assert seen.only_changes == (number > 0)
         assert len(seen.offers) <= 2
-        known = {offer_key(one): one for one in told.market.offers}
+        known = {offer_key(one): one for one in View(told).offers}
         assert known == {offer_key(one): one for one in offers}
-        assert told.market.worths.keys() == known.keys()
+        assert View(told).worths.keys() == known.keys()
     assert history.prices == expected.prices
 
 
@@ -149,9 +150,9 @@ def test_an_ended_vm_is_reported_once() -> None:
     before = story.state
     story.now_s += 60.0
     vms = tuple(
-        story.vm(v, "intent-0", state=VmState.TERMINATED, ended_at_s=story.now_s)
+        story.listed(v, "intent-0", state=VmState.TERMINATED, ended_at_s=story.now_s)
         if v == "a"
-        else story.vm(v, "intent-0")
+        else story.listed(v, "intent-0")
         for v in "abcd"
     )
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=vms)

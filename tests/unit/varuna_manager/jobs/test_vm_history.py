@@ -47,23 +47,23 @@ def by_vm(story: Story) -> dict[str, VmLife]:
 def gone(story: Story, *ids: str, after_s: float) -> None:
     story.now_s += after_s
     vms = tuple(
-        story.vm(vm.vm_id, vm.intent, launched_at_s=vm.launched_at_s)
+        story.listed(vm.vm_id, vm.intent, launched_at_s=vm.launched_at_s)
         if vm.vm_id not in ids
-        else story.vm(
+        else story.listed(
             vm.vm_id,
             vm.intent,
             launched_at_s=vm.launched_at_s,
             state=VmState.TERMINATED,
             ended_at_s=story.now_s,
         )
-        for vm in story.state.fleet.vms.values()
+        for vm in story.vms.values()
     )
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=vms)
 
 
 def test_lives_end_as_the_manager_saw_them_end() -> None:
     story = Story().training("a", "b", "c", "d")
-    born_s = story.state.fleet.vms["a"].launched_at_s
+    born_s = story.vm("a").launched_at_s
     story.notice("a", lead_s=30.0)
     gone(story, "a", after_s=40.0)
     gone(story, "b", "c", after_s=60.0)

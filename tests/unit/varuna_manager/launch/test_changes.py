@@ -10,13 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.varuna_manager.stored_jobs import events, submit
 from tests.unit.varuna_manager.story import SETTINGS
+from tests.view import changed
 
 from spottrain.errors import ConfigError
 from spottrain.varuna_manager.core.model.commands import Outcome
-from spottrain.varuna_manager.core.model.parts import (
-    HistoryState,
-)
-from spottrain.varuna_manager.core.model.records import Progress
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.daemon.main import only_manager
 from spottrain.varuna_manager.jobs.folder import JobDir
@@ -103,12 +100,9 @@ def test_all_else_may_change_and_is_told() -> None:
 
 def state(done: int, steps: int, kind: str = "succeeded") -> State:
     outcome = Outcome(kind=kind, exit_code=0, reason="over")  # type: ignore[arg-type]
-    return State(
-        phase=JobPhase.ENDED,
-        settings=replace(SETTINGS, spec=replace(SETTINGS.spec, steps=steps)),
-        outcome=outcome,
-        history=HistoryState(progress=Progress(step=done)),
-    )
+    settings = replace(SETTINGS, spec=replace(SETTINGS.spec, steps=steps))
+    over = State(phase=JobPhase.ENDED, settings=settings, outcome=outcome)
+    return changed(over, step=done)
 
 
 @given(done=st.integers(0, 20), steps=st.integers(1, 20))

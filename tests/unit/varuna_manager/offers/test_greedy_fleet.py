@@ -9,17 +9,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.unit.pricing.ranked import FACTS, THROUGHPUTS, priced
 from tests.unit.varuna_manager.story import SETTINGS
+from tests.view import View, changed
 
 from spottrain.pricing.prices.place import offer_key
 from spottrain.pricing.ranking.order import OfferWorth
 from spottrain.pricing.ranking.rank import greedy_fleet, rank
 from spottrain.varuna_manager.core.allocation import next_launch
-from spottrain.varuna_manager.core.model.parts import (
-    FleetState,
-    MarketState,
-)
 from spottrain.varuna_manager.core.model.records import Intent
-from spottrain.varuna_manager.core.model.state import JobPhase, State, with_parts
+from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.offers.ranker import ranking_terms
 
 ROWS = st.lists(
@@ -58,26 +55,23 @@ def test_the_fleet_is_the_one_that_the_core_rents_launch_by_launch(
     fleet = Counter[str]()
     for row, count in greedy_fleet(ranking, terms):
         fleet[row.priced.offer.zone] += count
-    state = State(
-        phase=JobPhase.ACTIVE,
-        settings=job,
-        fleet=FleetState(reconciled=True),
-        market=MarketState(
-            offers=tuple(one.offer for one in market),
-            worths={
-                (key := offer_key(row.priced.offer)): OfferWorth(
-                    offer=key,
-                    examples_per_usd=row.worth.examples_per_usd if row.worth else 0.0,
-                    usd_per_hour=row.priced.offer.usd_per_hour,
-                )
-                for row in ranking.rows
-            },
-        ),
+    state = changed(
+        State(phase=JobPhase.ACTIVE, settings=job),
+        reconciled=True,
+        offers=tuple(one.offer for one in market),
+        worths={
+            (key := offer_key(row.priced.offer)): OfferWorth(
+                offer=key,
+                examples_per_usd=row.worth.examples_per_usd if row.worth else 0.0,
+                usd_per_hour=row.priced.offer.usd_per_hour,
+            )
+            for row in ranking.rows
+        },
     )
     rented = Counter[str]()
     while (launch := next_launch(state)).offer is not None:
         rented[launch.offer.zone] += launch.count
-        intents = state.launches.intents
+        intents = View(state).intents
         name = f"intent-{len(intents)}"
         intent = Intent(
             intent=name,
@@ -86,6 +80,5 @@ def test_the_fleet_is_the_one_that_the_core_rents_launch_by_launch(
             count=launch.count,
             asked_at_s=0.0,
         )
-        launches = replace(state.launches, intents={**intents, name: intent})
-        state = with_parts(state, launches)
+        state = changed(state, intents={**intents, name: intent})
     assert rented == fleet

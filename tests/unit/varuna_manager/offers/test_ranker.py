@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.unit.varuna_manager.story import FACTS, OFFER, ON_DEMAND, PROFILE, Story
+from tests.view import View, changed
 
 from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.prices.hazard import Exposure, Hazards
@@ -17,7 +18,7 @@ from spottrain.pricing.ranking.order import (
 )
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
-from spottrain.varuna_manager.core.model.state import State, with_parts
+from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.offers.ranker import TRUSTED_STEPS, OfferRanker
 from spottrain.wire.model import StateHome
 
@@ -189,25 +190,9 @@ def test_interruptions_that_were_seen_make_an_offer_worth_less() -> None:
 def test_predictions_are_corrected_by_what_was_measured() -> None:
     # Predicted 1 s on a pipeline of two VMs, and a second is what its steps take.
     state = trained("a", "b")
-    assert state.training.generation is not None
-    slower = with_parts(
-        state,
-        replace(
-            state.training,
-            generation=replace(
-                state.training.generation, measured_step_s=4.0, timed=TRUSTED_STEPS
-            ),
-        ),
-    )
-    few = with_parts(
-        state,
-        replace(
-            state.training,
-            generation=replace(
-                state.training.generation, measured_step_s=4.0, timed=TRUSTED_STEPS - 1
-            ),
-        ),
-    )
+    timed = replace(View(state).generation, measured_step_s=4.0, timed=TRUSTED_STEPS)
+    slower = changed(state, current_generation=timed)
+    few = changed(state, current_generation=replace(timed, timed=TRUSTED_STEPS - 1))
     key = offer_key(OFFER)
     right, slow, unsure = (
         OfferRanker().rank(one, (OFFER,), CALM) for one in (state, slower, few)
@@ -222,20 +207,17 @@ def test_predictions_are_corrected_by_what_was_measured() -> None:
 
 def test_a_hiccup_hardly_changes_a_correction_but_what_lasts_does() -> None:
     state = trained("a", "b")
-    assert state.training.generation is not None
-    usual_s = state.training.generation.measured_step_s
+    generation = View(state).generation
+    usual_s = generation.measured_step_s
     assert usual_s is not None
-    slow = replace(state.training.generation, measured_step_s=4 * usual_s)
+    slow = replace(generation, measured_step_s=4 * usual_s)
     key, ranker = offer_key(OFFER), OfferRanker()
     usual = ranker.rank(state, (OFFER,), CALM)
     assert usual is not None
 
     def share(after_s: float) -> float:
-        later = replace(
-            state,
-            now_s=state.now_s + after_s,
-            training=replace(state.training, generation=slow),
-        )
+        later = replace(state, now_s=state.now_s + after_s)
+        later = changed(later, current_generation=slow)
         worths = ranker.rank(later, (OFFER,), CALM)
         assert worths is not None
         return worths[key].examples_per_usd / usual[key].examples_per_usd

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.gpus import facts
 from tests.unit.varuna_manager.story import PROFILE, Story
+from tests.view import changed
 
 from spottrain.varuna_manager.core.model.events import VmsLaunched
-from spottrain.varuna_manager.core.model.state import with_parts
 from spottrain.varuna_manager.reporting import documents
 from spottrain.varuna_manager.reporting.devices import (
     UNKNOWN,
@@ -34,8 +34,8 @@ def test_gpus_are_counted_once_however_many_workers_share_them() -> None:
     story = Story(max_vms=3)
     story.start()
     story.intend()
-    (intent,) = story.state.launches.intents
-    vms = tuple(story.vm(vm_id, intent) for vm_id in "abc")
+    (intent,) = story.intents
+    vms = tuple(story.listed(vm_id, intent) for vm_id in "abc")
     story.tell(VmsLaunched, intent=intent, vms=vms)
     for vm_id, gpus in (
         ("a", (facts(0), facts(1))),
@@ -61,14 +61,9 @@ def test_gpus_are_counted_once_however_many_workers_share_them() -> None:
 def test_once_all_vms_are_gone_the_profile_tells() -> None:
     story = Story()
     profile = replace(PROFILE, device=CPU)
-    story.state = with_parts(
-        story.state, replace(story.state.preparation, profile=profile)
-    )
+    story.state = changed(story.state, profile=profile)
     assert computes_on(story.state) == "CPUs: AMD EPYC 9R14, 1 thread each, fp32"
-    story.state = with_parts(
-        story.state,
-        replace(story.state.preparation, profile=replace(profile, device=GPU)),
-    )
+    story.state = changed(story.state, profile=replace(profile, device=GPU))
     assert computes_on(story.state) == f"{GPU} (GPU), fp32"
 
 

@@ -8,17 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from tests.view import View, changed
 
 from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.billing.ledger import Ledger
 from spottrain.varuna_manager.core.model.commands import Outcome
 from spottrain.varuna_manager.core.model.events import CheckpointRef
-from spottrain.varuna_manager.core.model.parts import (
-    FleetState,
-    HistoryState,
-    PreparationState,
-    TrainingState,
-)
 from spottrain.varuna_manager.core.model.records import (
     Generation,
     GenerationPhase,
@@ -31,7 +26,7 @@ from spottrain.varuna_manager.core.model.records import (
     VmRecord,
 )
 from spottrain.varuna_manager.core.model.settings import JobSettings
-from spottrain.varuna_manager.core.model.state import JobPhase, State, with_parts
+from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.format import dollars, duration, size, step_time
 from spottrain.varuna_manager.reporting import documents, tables
 from spottrain.varuna_manager.reporting.history import JobHistory
@@ -144,75 +139,77 @@ def ledger_of(*vm_ids: str) -> Ledger:
 
 
 LEDGER = ledger_of(*"abcd")
-RUNNING = State(
-    phase=JobPhase.ACTIVE,
-    settings=JobSettings(uid="u", spec=SPEC, facts=FACTS, max_vms=4, max_usd=2.0),
-    submitted_at_s=1000.0,
-    now_s=1150.0,
-    activity="training",
-    last_news="vm-9 was killed: [the cloud says so]",
-    fleet=FleetState(vms={name: vm(name) for name in "abcd"}),
-    training=TrainingState(generation=generation_of(plan_on("a", "b", "c", "d"))),
-    preparation=PreparationState(checkpoints=(CheckpointRef(name="step-40", step=40),)),
-    history=HistoryState(
-        progress=Progress(
-            step=61,
-            highest_step=61,
-            loss_first=5.5,
-            loss_last=3.0,
-            heldout_first=5.6,
-            first_commit_at_s=1010.0,
-            last_commit_at_s=1130.0,
+RUNNING = changed(
+    State(
+        phase=JobPhase.ACTIVE,
+        settings=JobSettings(uid="u", spec=SPEC, facts=FACTS, max_vms=4, max_usd=2.0),
+        submitted_at_s=1000.0,
+        now_s=1150.0,
+        activity="training",
+        last_news="vm-9 was killed: [the cloud says so]",
+    ),
+    vms={name: vm(name) for name in "abcd"},
+    current_generation=generation_of(plan_on("a", "b", "c", "d")),
+    checkpoints=(CheckpointRef(name="step-40", step=40),),
+    progress=Progress(
+        step=61,
+        highest_step=61,
+        loss_first=5.5,
+        loss_last=3.0,
+        heldout_first=5.6,
+        first_commit_at_s=1010.0,
+        last_commit_at_s=1130.0,
+    ),
+    tally=Tally(preemptions_unnoticed=1),
+    ledger=LEDGER,
+    generations=(
+        GenerationSummary(
+            generation=1,
+            pipeline_depth=2,
+            data_parallel_width=1,
+            num_slots=2,
+            from_step=0,
+            to_step=50,
+            reason="start",
+            predicted_step_s=0.4,
+            measured_step_s=0.5,
+            started_at_s=1010.0,
+            ended_at_s=1090.0,
         ),
-        tally=Tally(preemptions_unnoticed=1),
-        ledger=LEDGER,
-        generations=(
-            GenerationSummary(
-                generation=1,
-                pipeline_depth=2,
-                data_parallel_width=1,
-                num_slots=2,
-                from_step=0,
-                to_step=50,
-                reason="start",
-                predicted_step_s=0.4,
-                measured_step_s=0.5,
-                started_at_s=1010.0,
-                ended_at_s=1090.0,
-            ),
-            GenerationSummary(
-                generation=2,
-                pipeline_depth=2,
-                data_parallel_width=2,
-                num_slots=4,
-                from_step=None,
-                to_step=50,
-                reason="never trained",
-                predicted_step_s=0.4,
-                measured_step_s=None,
-                started_at_s=1090.0,
-                ended_at_s=1091.0,
-            ),
+        GenerationSummary(
+            generation=2,
+            pipeline_depth=2,
+            data_parallel_width=2,
+            num_slots=4,
+            from_step=None,
+            to_step=50,
+            reason="never trained",
+            predicted_step_s=0.4,
+            measured_step_s=None,
+            started_at_s=1090.0,
+            ended_at_s=1091.0,
         ),
-        interruptions=(
-            Interruption(
-                interruption="kill",
-                vm_id="vm-9",
-                at_s=1088.0,
-                reason="gone",
-                generation=1,
-                cost_s=3.25,
-            ),
+    ),
+    interruptions=(
+        Interruption(
+            interruption="kill",
+            vm_id="vm-9",
+            at_s=1088.0,
+            reason="gone",
+            generation=1,
+            cost_s=3.25,
         ),
     ),
 )
-ENDED = replace(
-    RUNNING,
-    phase=JobPhase.ENDED,
-    outcome=Outcome(kind="succeeded", exit_code=0, reason="all steps are done"),
-    training=replace(RUNNING.training, generation=None),
-    fleet=replace(RUNNING.fleet, vms={}),
-    history=replace(RUNNING.history, ledger=ledger_of()),
+ENDED = changed(
+    replace(
+        RUNNING,
+        phase=JobPhase.ENDED,
+        outcome=Outcome(kind="succeeded", exit_code=0, reason="all steps are done"),
+    ),
+    current_generation=None,
+    vms={},
+    ledger=ledger_of(),
 )
 
 
@@ -270,7 +267,7 @@ def test_time_stands_still_after_the_end() -> None:
         (RUNNING, True, "running"),
         (RUNNING, False, "unmanaged"),
         (
-            with_parts(RUNNING, replace(RUNNING.training, generation=None)),
+            changed(RUNNING, current_generation=None),
             True,
             "waiting",
         ),
@@ -323,9 +320,7 @@ def test_a_vm_can_be_lost_if_every_stage_has_a_copy_elsewhere(
             stage_bounds=(0, 2),
             replica_bounds=(0, 1, 2, 3, 4),
         )
-    safety, line = safety_of(
-        with_parts(RUNNING, replace(RUNNING.training, generation=generation_of(plan)))
-    )
+    safety, line = safety_of(changed(RUNNING, current_generation=generation_of(plan)))
     assert (safety["vms_at_once"], "".join(safety["vms_spared"])) == (at_once, spared)
     assert safety["survives_any_vm"] is (at_once > 0)
     if at_once > 1:
@@ -333,21 +328,19 @@ def test_a_vm_can_be_lost_if_every_stage_has_a_copy_elsewhere(
 
 
 def test_a_silent_vm_may_be_gone_already() -> None:
-    silent = replace(RUNNING.fleet.vms["d"], silent_since_s=1090.0)
-    state = with_parts(
+    silent = replace(View(RUNNING).vm("d"), silent_since_s=1090.0)
+    state = changed(
         RUNNING,
-        replace(RUNNING.training, generation=generation_of(plan_on(*"abcd"))),
-        replace(RUNNING.fleet, vms={**RUNNING.fleet.vms, "d": silent}),
+        current_generation=generation_of(plan_on(*"abcd")),
+        vms={**View(RUNNING).vms, "d": silent},
     )
     assert safety_of(state)[0]["vms_spared"] == ["a", "c", "d"]
 
 
 def test_the_safety_shows_what_a_loss_would_cost() -> None:
-    vms = {name: RUNNING.fleet.vms[name] for name in "ab"}
-    alone = with_parts(
-        RUNNING,
-        replace(RUNNING.fleet, vms=vms),
-        replace(RUNNING.training, generation=generation_of(plan_on("a", "b"))),
+    vms = {name: View(RUNNING).vm(name) for name in "ab"}
+    alone = changed(
+        RUNNING, vms=vms, current_generation=generation_of(plan_on("a", "b"))
     )
     assert safety_of(alone) == (
         {
@@ -368,41 +361,28 @@ def test_the_safety_shows_what_a_loss_would_cost() -> None:
 
 def test_copies_on_other_vms_limit_what_a_loss_costs() -> None:
     plan = replace(plan_on("a", "b"), data_parallel_width=1, peer_copies=1)
-    state = with_parts(
-        RUNNING,
-        replace(RUNNING.training, generation=generation_of(plan)),
-        replace(
-            RUNNING.history, progress=replace(RUNNING.history.progress, copied_step=58)
-        ),
-    )
+    state = changed(RUNNING, current_generation=generation_of(plan), copied_step=58)
     safety, line = safety_of(state)
     assert (safety["copied_step"], safety["copy_lag_steps"]) == (58, 3)
     assert line.endswith(
         "losing another VM may cost 3 steps, back to copies of step 58; several at once "
         "21 steps, to step 40"
     )
-    without = {name: vm for name, vm in state.fleet.vms.items() if name != "b"}
-    assert (
-        safety_of(with_parts(state, replace(state.fleet, vms=without)))[0][
-            "copied_step"
-        ]
-        is None
-    )
+    without = {name: vm for name, vm in View(state).vms.items() if name != "b"}
+    assert safety_of(changed(state, vms=without))[0]["copied_step"] is None
 
 
 def test_the_interval_of_checkpoints_is_told_once_it_is_chosen() -> None:
     job = replace(RUNNING.job, spec=replace(RUNNING.job.spec, checkpoint_every_steps=0))
     chosen = replace(
-        RUNNING.history.progress, checkpoint_every_steps=47, checkpoint_cost_s=0.31
+        View(RUNNING).progress, checkpoint_every_steps=47, checkpoint_cost_s=0.31
     )
     lines = [
         tables.checkpoints_line({"safety": safety_of(state)[0]})
         for state in (
             RUNNING,
             replace(RUNNING, settings=job),
-            replace(
-                RUNNING, settings=job, history=replace(RUNNING.history, progress=chosen)
-            ),
+            changed(replace(RUNNING, settings=job), progress=chosen),
         )
     ]
     assert lines == [
@@ -413,11 +393,8 @@ def test_the_interval_of_checkpoints_is_told_once_it_is_chosen() -> None:
 
 
 def test_vms_that_can_be_lost_are_named_where_others_cannot() -> None:
-    mixed = with_parts(
-        RUNNING,
-        replace(
-            RUNNING.training, generation=generation_of(plan_on("a", "b", "c", "b"))
-        ),
+    mixed = changed(
+        RUNNING, current_generation=generation_of(plan_on("a", "b", "c", "b"))
     )
     assert safety_of(mixed)[1] == (
         "a, c, d can be lost without losing progress; losing another VM may cost 21 "
@@ -428,26 +405,23 @@ def test_vms_that_can_be_lost_are_named_where_others_cannot() -> None:
 def test_between_plans_the_memory_of_the_one_before_counts() -> None:
     """From a loss until the next plan trains, too."""
     before = plan_on("a", "b", "c", "d")
-    vms = {name: RUNNING.fleet.vms[name] for name in "abd"}
-    between = with_parts(
+    vms = {name: View(RUNNING).vm(name) for name in "abd"}
+    between = changed(
         RUNNING,
-        replace(RUNNING.training, generation=None, previous_plan=before),
-        replace(RUNNING.fleet, vms=vms),
-        replace(RUNNING.history, generations=RUNNING.history.generations[:1]),
+        current_generation=None,
+        previous_plan=before,
+        vms=vms,
+        generations=View(RUNNING).generations[:1],
     )
     assert safety_of(between)[0]["vms_spared"] == ["b", "d"]
     after = replace(generation_of(plan_on("a", "b")), started_at_s=None)
-    starting, _ = safety_of(
-        with_parts(between, replace(between.training, generation=after))
-    )
+    starting, _ = safety_of(changed(between, current_generation=after))
     assert starting["vms_spared"] == ["b", "d"]
 
 
 def test_state_on_gpus_is_lost_with_a_worker() -> None:
     plan = replace(plan_on("a", "b"), data_parallel_width=1, state="device")
-    on_gpus = with_parts(
-        RUNNING, replace(RUNNING.training, generation=generation_of(plan))
-    )
+    on_gpus = changed(RUNNING, current_generation=generation_of(plan))
     safety, line = safety_of(on_gpus)
     assert not safety["survives_any_worker"]
     assert "losing another VM or a killed worker may cost 21 steps" in line
@@ -505,17 +479,13 @@ def test_the_fleet_is_counted_by_what_its_vms_do() -> None:
         "e": vm("e", phase=VmPhase.STARTING),
         "f": vm("f", phase=VmPhase.REGISTERED),
     }
-    status = documents.status(
-        with_parts(RUNNING, replace(RUNNING.fleet, vms=vms)), True, 1100.0
-    )
+    status = documents.status(changed(RUNNING, vms=vms), True, 1100.0)
     assert documents.fleet_line(status) == "2 ready, 1 silent, 1 leaving, 2 booting"
 
 
 def test_a_vm_that_the_plan_leaves_out_is_a_spare() -> None:
     two = generation_of(plan_on("a", "b"))
-    status = documents.status(
-        with_parts(RUNNING, replace(RUNNING.training, generation=two)), True, 1100.0
-    )
+    status = documents.status(changed(RUNNING, current_generation=two), True, 1100.0)
     assert documents.fleet_line(status) == "2 ready, 2 spare"
     assert text_of(tables.fleet_table(status)).count("spare") == 2
 

@@ -72,7 +72,7 @@ def test_what_was_in_the_air_when_a_vm_died_is_lost_and_the_rest_is_the_morph() 
     story.tell(e.VmLost, vm_id="d", reason="gone")
     story.now_s += 2.0
     story.broken("a", "b", "c")
-    assert story.state.training.generation is None
+    assert story.current_generation is None
     story.now_s += 1.0
     again(story, "a", "b", step=3)
     story.now_s += 1.0
@@ -99,7 +99,7 @@ def test_a_mini_batch_that_is_adopted_was_not_lost() -> None:
     story.tell(e.VmLost, vm_id="d", reason="gone")
     story.broken("a", "b", "c")
     again(story, "a", "b", step=4)
-    assert story.state.history.progress.step == 4
+    assert story.step == 4
     kinds = [activity for activity, _, _ in did(story)]
     assert "lost" not in kinds
     assert kinds.count("training") == 2
@@ -110,7 +110,7 @@ def test_what_a_restore_undoes_is_lost() -> None:
     story.tell(e.VmLost, vm_id="d", reason="gone")
     story.broken("a", "b", "c")
     again(story, "a", "b", step=2)
-    assert story.state.history.progress.minibatches_recomputed == 4
+    assert story.minibatches_recomputed == 4
     story.now_s += 1.0
     story.commit(3)
     assert did(story)[-3:] == [

@@ -1,15 +1,14 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.varuna_manager.story import Story
+from tests.view import View, changed
 
 from spottrain.varuna_manager.config.notify import NotifyConfig
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import Interruption
-from spottrain.varuna_manager.core.model.state import State, with_parts
+from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.reporting.notices import Notice, notices
 
 ALL = NotifyConfig(losses=3, window_s=100.0, stall_s=600.0)
@@ -28,7 +27,7 @@ def with_losses(*at_s: float) -> State:
         )
         for i, t in enumerate(at_s)
     )
-    return with_parts(story.state, replace(story.state.history, interruptions=losses))
+    return changed(story.state, interruptions=losses)
 
 
 def storms(state: State) -> list[Notice]:
@@ -52,7 +51,7 @@ def test_a_notice_stays_the_same_when_more_happens(at_s: list[float], cut: int) 
 
 def test_a_training_job_that_commits_nothing_stalls_once() -> None:
     state = Story().training("a", "b").state
-    last_s = state.history.progress.last_commit_at_s
+    last_s = View(state).progress.last_commit_at_s
     assert last_s is not None
     assert told(state, last_s + 600.0) == []
     assert told(state, last_s + 601.0) == ["stall"]
@@ -62,7 +61,7 @@ def test_a_training_job_that_commits_nothing_stalls_once() -> None:
 
 def test_every_share_of_the_budget_is_told() -> None:
     story = Story(max_usd=10.0, alerts=(0.5, 0.8)).training("a", "b")
-    while len(story.state.history.alerts) < 2:
+    while len(story.alerts) < 2:
         story.wait(600.0)
     texts = [one.text for one in notices(story.state, ALL, story.now_s)]
     assert "50% of the budget of 10 USD is spent" in texts

@@ -48,8 +48,8 @@ def history_of(story: Story) -> JobHistory:
 
 def launched(story: Story, steps: dict[str, tuple[StartStep, ...]]) -> None:
     """Launch VMs at this moment, whose agents start a minute later; then they train."""
-    (intent,) = story.state.launches.intents
-    vms = tuple(story.vm(vm_id, intent) for vm_id in steps)
+    (intent,) = story.intents
+    vms = tuple(story.listed(vm_id, intent) for vm_id in steps)
     story.tell(e.VmsLaunched, intent=intent, vms=vms)
     story.now_s += 60.0
     for vm_id, taken in steps.items():
@@ -74,7 +74,7 @@ def trained() -> Story:
 
 def test_a_start_lasts_until_the_first_mini_batch_that_the_vm_took_part_in() -> None:
     story = trained()
-    launched_at_s = story.state.fleet.vms["a"].launched_at_s
+    launched_at_s = story.vm("a").launched_at_s
     assert [one["first_step_s"] for one in views(story)] == [None, None]
     story.now_s += 7.0
     story.commit(1)

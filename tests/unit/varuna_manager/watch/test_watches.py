@@ -142,7 +142,7 @@ def test_a_row_of_minibatches_that_change_nothing_is_told_at_once() -> None:
     story.take(begins)
     assert "step 3 changed nothing: its loss is not finite" in story.state.last_news
     story.take(ends)
-    assert story.state.history.progress.nonfinite_steps == limit
+    assert story.progress.nonfinite_steps == limit
     assert story.state.outcome is not None
 
 
@@ -154,7 +154,7 @@ def test_watches_that_begin_anew_go_on_from_what_is_journalled() -> None:
     assert not observe(anew, story, 1, START_S + 1), "it is known"
     (made,) = observe(anew, story, 60, START_S + 2)
     story.take(made)
-    assert story.state.history.progress.step == 60
+    assert story.step == 60
 
 
 def test_a_generation_that_commits_nothing_is_reported_once() -> None:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from tests.unit.varuna_manager.story import OFFER, PROFILE, Story
+from tests.view import changed
 
 from spottrain.morphing.adapt.stragglers import OUTLYING, WINDOW
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
-from spottrain.varuna_manager.core.model.state import with_parts
 from spottrain.varuna_manager.watch.timings import HOT_WINDOW, RankTimings
 from spottrain.varuna_manager.watch.watches import EACH, Watches
 from spottrain.wire import messages
@@ -40,14 +40,9 @@ def training(**settings: Any) -> Story:
     """Two stages of two replicas on four VMs, four micro-batches each."""
     story = Story(**settings)
     story.training(*FOUR, steps=1)
-    story.state = with_parts(
-        story.state, replace(story.state.preparation, profile=TIMED)
-    )
     plan = replace(story.generation.plan, replica_bounds=(0, 4, 8))
     generation = replace(story.generation, plan=plan)
-    story.state = with_parts(
-        story.state, replace(story.state.training, generation=generation)
-    )
+    story.state = changed(story.state, profile=TIMED, current_generation=generation)
     story.watches = Watches(EACH)
     return story
 
@@ -136,12 +131,11 @@ def test_a_restarted_manager_sends_the_newest_share_again() -> None:
 
 def test_a_share_keeps_within_the_memory_of_the_devices() -> None:
     story = training()
-    state = story.state
     vms = {
         vm_id: replace(vm, offer=replace(vm.offer, gpu_memory_bytes=0))
-        for vm_id, vm in state.fleet.vms.items()
+        for vm_id, vm in story.vms.items()
     }
-    story.state = with_parts(state, replace(state.fleet, vms=vms))
+    story.state = changed(story.state, vms=vms)
     for step in range(2, 40):
         sample(story, step, {"d": 3.0})
     assert timings(story).balancer is None
@@ -159,7 +153,7 @@ def test_a_slow_vm_is_only_marked_if_a_replacement_can_be_had(available: int) ->
     story.now_s += 100.0
     story.tell(e.OffersSeen, offers=(replace(OFFER, available=available),))
     found_slow(story)
-    slow = story.state.fleet.vms["d"].slow
+    slow = story.vm("d").slow
     assert (slow is not None) == bool(available)
     news = "looking for a replacement" if available else "kept, replacing it would"
     evidence = f"d is 3.0x slower than the others of its stage in {OUTLYING} of "
@@ -172,15 +166,15 @@ def test_a_slow_vm_is_only_marked_if_a_replacement_can_be_had(available: int) ->
 def test_a_vm_that_shares_cores_is_not_slow(machines: str) -> None:
     """It may be as slow as its computer is crowded, if its peers are not."""
     story = training()
-    vms = dict(story.state.fleet.vms)
+    vms = dict(story.vms)
     for vm_id, machine in zip("cdab", machines, strict=True):
         cores = 1 if machine == "h" else 2
         vms[vm_id] = replace(vms[vm_id], machine=machine, cores=cores)
-    story.state = with_parts(story.state, replace(story.state.fleet, vms=vms))
+    story.state = changed(story.state, vms=vms)
     story.now_s += 100.0
     story.tell(e.OffersSeen, offers=(replace(OFFER, available=1),))
     found_slow(story, 2.0)
-    slow = story.state.fleet.vms["d"].slow
+    slow = story.vm("d").slow
     assert (slow is None) == (machines == "hhxx")
 
 
@@ -192,7 +186,7 @@ def test_a_slow_vm_is_returned_once_a_generation_without_it_trains() -> None:
     story.intend()
     assert story.generation.phase.value == "running"
     story.boot("e")
-    slow = story.state.fleet.vms["d"].slow
+    slow = story.vm("d").slow
     assert slow is not None
     assert slow.replaced_by == "e"
     story.plan("a", "b", "c", "e")
@@ -204,10 +198,10 @@ def test_a_slow_vm_is_returned_once_a_generation_without_it_trains() -> None:
     assert story.emitted(c.TerminateVms) == []
     story.begin(2 + OUTLYING)
     assert [command.vm_ids for command in story.emitted(c.TerminateVms)] == [("d",)]
-    assert story.state.history.tally.slow_vms_replaced == 1
+    assert story.tally.slow_vms_replaced == 1
     story.tell(e.VmsReturned, vm_ids=("d",))
-    assert story.state.history.tally.preemptions_unnoticed == 0
-    assert [slow.vm_id for slow in story.state.history.slow_vms] == ["d"]
+    assert story.tally.preemptions_unnoticed == 0
+    assert [slow.vm_id for slow in story.slow_vms] == ["d"]
 
 
 def test_a_fleet_never_falls_below_its_minimum_for_a_slow_vm() -> None:
@@ -217,10 +211,10 @@ def test_a_fleet_never_falls_below_its_minimum_for_a_slow_vm() -> None:
     found_slow(story)
     story.intend()
     story.boot("e")
-    slow = story.state.fleet.vms["d"].slow
+    slow = story.vm("d").slow
     assert slow is not None
     assert slow.replaced_by == "e"
-    assert sum(vm.is_usable for vm in story.state.fleet.vms.values()) == 4
+    assert sum(vm.is_usable for vm in story.vms.values()) == 4
 
 
 def interleaved() -> Story:
@@ -234,12 +228,10 @@ def interleaved() -> Story:
         chunks=2,
         stage_bounds=(0, 1, 2, 3, 4),
     )
-    story.state = with_parts(
+    story.state = changed(
         story.state,
-        replace(
-            story.state.preparation, profile=replace(TIMED, microbatches=(measured,))
-        ),
-        replace(story.state.training, generation=replace(story.generation, plan=plan)),
+        profile=replace(TIMED, microbatches=(measured,)),
+        current_generation=replace(story.generation, plan=plan),
     )
     story.watches = Watches(EACH)
     return story
@@ -252,12 +244,12 @@ def test_a_slow_vm_of_an_interleaved_plan_is_replaced_though_not_rebalanced() ->
     found_slow(story)
     assert timings(story).balancer is None
     assert story.generation.share is None
-    slow = story.state.fleet.vms["d"].slow
+    slow = story.vm("d").slow
     assert slow is not None
     assert slow.slowness == pytest.approx(3.0)
     story.intend()
     story.boot("e")
-    slow = story.state.fleet.vms["d"].slow
+    slow = story.vm("d").slow
     assert slow is not None
     assert slow.replaced_by == "e"
     story.plan("a", "b", "c", "e")
@@ -275,15 +267,16 @@ def test_a_vm_whose_gpu_is_hot_is_slow_after_a_few_minibatches() -> None:
     for step in range(2, 2 + HOT_WINDOW):
         for one in (story, cool):
             sample(one, step, {"d": 3.0})
-    assert story.state.fleet.vms["d"].slow is not None
-    assert story.state.fleet.vms["d"].slow.evidence == (
+    slow = story.vm("d").slow
+    assert slow is not None
+    assert slow.evidence == (
         "d is 3.0x slower than the others of its stage in 5 of 5 mini-batches "
         f"({reason})"
     )
-    assert cool.state.fleet.vms["d"].slow is None
+    assert cool.vm("d").slow is None
     story.report("c", messages.GpuThrottled(reason=reason))
     for step in range(20, 20 + HOT_WINDOW):
         sample(story, step, {"d": 3.0})
-    assert story.state.fleet.vms["c"].slow is None, "hot, and as fast as the others"
+    assert story.vm("c").slow is None, "hot, and as fast as the others"
     story.report("c", messages.GpuThrottled(reason=""))
-    assert story.state.fleet.vms["c"].throttled == ""
+    assert story.vm("c").throttled == ""

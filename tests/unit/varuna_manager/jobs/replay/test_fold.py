@@ -12,10 +12,11 @@ from typing import NoReturn
 
 import pytest
 from tests.unit.varuna_manager.story import Story
+from tests.view import View, changed
 
 from spottrain.varuna_manager.core import step
 from spottrain.varuna_manager.core.model import events as e
-from spottrain.varuna_manager.core.model.state import JobPhase, State, with_parts
+from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.jobs.journal import Journal, JournalError
 from spottrain.varuna_manager.jobs.measurements import Evaluation
 from spottrain.varuna_manager.jobs.replay.fold import Fold, Step, asked_for
@@ -43,8 +44,8 @@ def told(*, journals_measurements: bool) -> Story:
 
 def comparable(state: State) -> State:
     """Return a state without the numbers of reports."""
-    vms = {k: replace(vm, reports_received=0) for k, vm in state.fleet.vms.items()}
-    return with_parts(state, replace(state.fleet, vms=vms))
+    vms = {k: replace(vm, reports_received=0) for k, vm in View(state).vms.items()}
+    return changed(state, vms=vms)
 
 
 def fold(story: Story) -> State:
@@ -65,7 +66,7 @@ def test_measurements_that_were_journalled_lead_where_progress_does() -> None:
     )
     assert fold(now) == now.state
     assert comparable(fold(then)) == comparable(now.state)
-    assert fold(then).history.progress.nonfinite_steps == 1
+    assert View(fold(then)).progress.nonfinite_steps == 1
 
 
 def test_a_measurement_that_was_journalled_twice_counts_once() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.view import View
 
 from spottrain.varuna_manager.core import step
 from spottrain.varuna_manager.core.model import events as e
@@ -142,7 +143,7 @@ def test_a_manager_goes_on_from_them(
 ) -> None:
     with closing(Journal(job.journal)) as journal:
         state = journal.replay()
-        at_s, vm_id = state.now_s, next(iter(state.fleet.vms))
+        at_s, vm_id = state.now_s, next(iter(View(state).vms))
         for event in (
             e.ManagerStarted(at_s=at_s, software_version="2", pid=1),
             e.VmsListed(at_s=at_s, asked_at_s=at_s, vms=()),

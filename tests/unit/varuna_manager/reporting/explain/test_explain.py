@@ -16,6 +16,7 @@ from tests.unit.varuna_manager.story import (
     Story,
     plan_over,
 )
+from tests.view import View
 
 from spottrain.cloud.port.provider import Offer
 from spottrain.varuna_manager.cli.main import main
@@ -101,7 +102,7 @@ def test_a_morph_is_explained_by_both_speeds_and_what_makes_up_for_it(
 ) -> None:
     story = grown()
     keep(job, story)
-    choice = story.state.training.morph
+    choice = story.morph
     assert choice is not None
     assert choice.needed_s is not None
     plan = plan_over(("a", "b", "c", "d"))
@@ -109,7 +110,7 @@ def test_a_morph_is_explained_by_both_speeds_and_what_makes_up_for_it(
     left = next(
         seq
         for seq, step in enumerate(story.steps, 1)
-        if step.after.training.plan_reason.startswith("growth")
+        if View(step.after).plan_reason.startswith("growth")
     )
     *_, last = explanation(job, str(left))["chain"]
     told = "\n".join(last["decided"])
@@ -123,7 +124,7 @@ def test_a_returned_vm_is_explained_by_the_notice(job: JobDir) -> None:
     story = Story().training("a", "b")
     story.notice("b", lead_s=100.0)
     story.wait(30.0)
-    if story.state.training.plan_asked:
+    if story.plan_asked:
         story.plan()
     story.report("a", messages.CheckpointSaved(name="step-4", step=4))
     story.stopped(4)

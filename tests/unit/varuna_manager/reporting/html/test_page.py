@@ -13,6 +13,7 @@ import pytest
 from tests.unit.varuna_manager.measured_jobs import evaluated, store, trained
 from tests.unit.varuna_manager.reporting.test_history import past_of
 from tests.unit.varuna_manager.story import OFFER, SPEC, Story
+from tests.view import changed
 
 from spottrain.pricing.billing.ledger import Ledger
 from spottrain.varuna_manager.core.model import events as e
@@ -170,13 +171,8 @@ def test_no_text_of_others_gets_into_the_page_as_markup() -> None:
         phase=JobPhase.ENDED,
         now_s=1010.0,
         outcome=Outcome(kind="failed", exit_code=3, reason=EVIL),
-        history=replace(
-            story.state.history,
-            ledger=ledger,
-            generations=(summary,),
-            interruptions=(hit,),
-        ),
     )
+    state = changed(state, ledger=ledger, generations=(summary,), interruptions=(hit,))
     text = page_of(state, history)
     found = Structure(text)
     assert "script" not in found.tags
@@ -211,8 +207,9 @@ def long_job() -> tuple[State, JobHistory]:
         history.prices[f"{number}"] = PriceSeries(offers[number], points)
     history.checkpoints = [(1000.0 + i * 20.0, 50.0 * i) for i in range(1900)]
     plans, hits = plans_and_hits(count, hours_s / count)
-    state = replace(story.state, phase=JobPhase.ENDED, now_s=1000.0 + hours_s, outcome=Outcome(kind="succeeded", exit_code=0, reason="100000 steps done"), history=replace(story.state.history, ledger=ledger, generations=plans, interruptions=hits, progress=Progress(step=100_000, highest_step=100_000)))  # fmt: skip
-    return state, history
+    state = replace(story.state, phase=JobPhase.ENDED, now_s=1000.0 + hours_s, outcome=Outcome(kind="succeeded", exit_code=0, reason="100000 steps done"))  # fmt: skip
+    progress = Progress(step=100_000, highest_step=100_000)
+    return changed(state, ledger=ledger, generations=plans, interruptions=hits, progress=progress), history  # fmt: skip
 
 
 def plans_and_hits(
