@@ -25,6 +25,7 @@ from pathlib import Path
 import uvloop
 from tests.bench.bench_journal import committed
 from tests.bench.processes import cpu_s, status_bytes
+from tests.builders import slots_of
 from tests.unit.varuna_manager.stored_jobs import submit
 from tests.unit.varuna_manager.story import OFFER, SPEC, Story, plan_over
 
@@ -46,7 +47,6 @@ from spottrain.varuna_manager.jobs.identity import (
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.wire import messages
 from spottrain.wire.codec import decode, encode
-from spottrain.wire.model import Slot
 
 VMS, SLOTS = 125, 8
 STEP_S = 1.0
@@ -71,7 +71,7 @@ class Fleet(Story):
         for vm_id in ids:
             self.ready(vm_id, SLOTS)
         self.prepare()
-        slots = tuple(Slot(vm_id=x, index=i) for x in ids for i in range(SLOTS))
+        slots = slots_of(x for x in ids for _ in range(SLOTS))
         plan = replace(
             plan_over(("a", "b")),
             data_parallel_width=ranks // 2,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from tests.builders import a_launch
 from tests.contract.ssh_account import empty_workdir
 from tests.fakes.aws import REGION, FakeAws, running
 from tests.fakes.sshd import WHY_NOT
@@ -23,7 +24,6 @@ from spottrain.cloud.port import tags
 from spottrain.cloud.port.errors import CloudError, VmNotFoundError
 from spottrain.cloud.port.provider import (
     HandsOverVms,
-    LaunchRequest,
     ReleasesJob,
     Vm,
     VmState,
@@ -70,12 +70,11 @@ class Client:
         return made
 
     def rent(self, provider: RentedVmProvider) -> Vm:
-        request = LaunchRequest(
+        request = a_launch(
+            provider.offers()[0],
             token=uuid.uuid4().hex,
             job=self.name,
             intent=f"intent-{uuid.uuid4().hex[:8]}",
-            offer=provider.offers()[0],
-            count=1,
             lease_s=LEASE_S,
         )
         (vm,) = provider.launch(request).vms

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.builders import a_launch
 from tests.contract.ssh_account import empty_workdir
 from tests.fakes.sshd import WHY_NOT, Sshd
 from tests.fakes.web import serve_web
@@ -66,12 +67,12 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 
 def wish(provider: SshProvider, job: str = "job", count: int = 1) -> LaunchRequest:
-    return LaunchRequest(
+    return a_launch(
+        provider.offers()[0],
+        count,
         token=uuid.uuid4().hex,
         job=job,
         intent=f"intent-{uuid.uuid4().hex[:8]}",
-        offer=provider.offers()[0],
-        count=count,
         lease_s=60.0,
     )
 

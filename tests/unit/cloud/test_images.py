@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+from tests.builders import a_launch
 from tests.fakes import aws, azure, gcp
 from tests.fakes.gcp_world import IMAGE_FAMILY
 
@@ -63,13 +64,10 @@ def images(running: Images) -> Iterator[Images]:
 
 
 def wish(provider: Any) -> LaunchRequest:
-    return LaunchRequest(
+    return a_launch(
+        next(offer for offer in provider.offers() if offer.spot),
         token="uid-intent-0",
-        job="job",
         intent="intent-0",
-        offer=next(offer for offer in provider.offers() if offer.spot),
-        count=1,
-        lease_s=600,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.builders import a_launch
 from tests.unit.cloud.toy_cloud import CountedCloud, ToyCloud
 
 from spottrain.cloud import multi
@@ -38,9 +39,7 @@ def both(*clouds: ToyCloud) -> MultiCloudProvider:
 
 
 def launch_request(offer: Offer, token: str = "token", count: int = 1) -> LaunchRequest:
-    return LaunchRequest(
-        token=token, job="job", intent=token, offer=offer, count=count, lease_s=60.0
-    )
+    return a_launch(offer, count, token=token, intent=token, lease_s=60.0)
 
 
 def offer_of(cloud: ToyCloud) -> Offer:

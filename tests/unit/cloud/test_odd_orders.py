@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from tests.builders import a_launch
 from tests.fakes import azure, gcp
 
 from spottrain.cloud.port.errors import (
@@ -67,13 +68,11 @@ def cloud(running: Cloud) -> Iterator[Cloud]:
 
 
 def wish(provider: Any, count: int = 3) -> LaunchRequest:
-    return LaunchRequest(
+    return a_launch(
+        next(offer for offer in provider.offers() if offer.spot),
+        count,
         token="uid-intent-0",
-        job="job",
         intent="intent-0",
-        offer=next(offer for offer in provider.offers() if offer.spot),
-        count=count,
-        lease_s=600,
     )
 
 

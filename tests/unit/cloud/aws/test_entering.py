@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import pytest
+from tests.builders import a_launch
 from tests.fakes.aws import FakeAws
 
 from spottrain.cloud.aws.provider import AwsProvider
 from spottrain.cloud.port.errors import CloudError, VmNotFoundError
-from spottrain.cloud.port.provider import LaunchRequest, Vm
+from spottrain.cloud.port.provider import Vm
 
 
 def rent(provider: AwsProvider) -> list[Vm]:
     offer = next(offer for offer in provider.offers() if offer.spot)
-    asked = LaunchRequest(
-        token="uid", job="job", intent="intent", offer=offer, count=1, lease_s=600
-    )
+    asked = a_launch(offer, token="uid")
     return list(provider.launch(asked).vms)
 
 

@@ -3,19 +3,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.builders import section_facts
 from tests.unit.varuna_manager.story import FACTS, plan_over
 
 from spottrain.morphing.adapt.traffic import sent_bytes
-from spottrain.wire.model import ModelFacts, SectionFacts
+from spottrain.wire.model import ModelFacts
 
 MODEL = replace(
     FACTS,
     sections=tuple(
-        SectionFacts(
-            index=index,
+        section_facts(
+            index,
             param_bytes=1000,
             optimizer_bytes=1,
-            activation_bytes_per_example=10,
+            activation_bytes=10,
             gradient_bytes=gradient_bytes,
         )
         for index, gradient_bytes in enumerate((None, 400))

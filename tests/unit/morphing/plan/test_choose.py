@@ -6,6 +6,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders import (
+    a_profile,
+    microbatch_profile,
+    model_facts,
+    section_facts,
+    section_profile,
+)
 
 from spottrain.morphing.memory.memory import plan_bytes
 from spottrain.morphing.plan.candidates import Candidate
@@ -23,16 +30,12 @@ from spottrain.morphing.schedules.lists import compact_schedule
 from spottrain.morphing.simulate.replica import Link, StageTimes, simulate_pipeline
 from spottrain.morphing.simulate.simulator import simulate_step
 from spottrain.wire.model import (
-    LinkProfile,
     LoaderSpec,
-    MicrobatchProfile,
     ModelFacts,
     Plan,
     Profile,
     RingProfile,
     ScheduleKind,
-    SectionFacts,
-    SectionProfile,
     Slot,
 )
 
@@ -41,52 +44,37 @@ MIB = 2**20
 
 def model(sections: int) -> ModelFacts:
     last = sections - 1
-    return ModelFacts(
-        fingerprint="model",
-        num_parameters=sections * MIB,
-        blocks="blocks",
-        sections=tuple(
-            SectionFacts(
-                index=i,
+    return model_facts(
+        (
+            section_facts(
+                i,
                 param_bytes=4 * MIB,
                 optimizer_bytes=8 * MIB,
-                activation_bytes_per_example=MIB // 4 if i < last else 0,
+                activation_bytes=MIB // 4 if i < last else 0,
             )
             for i in range(sections)
         ),
-        tied=(),
-        dataset_len=1,
-        heldout_len=0,
+        num_parameters=sections * MIB,
     )
 
 
 def measured(sections: int) -> Profile:
     last = sections - 1
-    return Profile(
-        fingerprint="model",
-        device="device",
-        software="software",
-        microbatches=(
-            MicrobatchProfile(
-                microbatch_size=4,
-                sections=tuple(
-                    SectionProfile(
-                        index=i,
-                        forward_s=0.010,
-                        backward_s=0.020,
-                        recompute_s=0.010,
-                        saved_bytes=16 * MIB,
-                        output_bytes=MIB if i < last else 0,
-                    )
-                    for i in range(sections)
-                ),
+    return a_profile(
+        microbatch_profile(
+            (
+                section_profile(
+                    i,
+                    forward_s=0.010,
+                    saved_bytes=16 * MIB,
+                    output_bytes=MIB if i < last else 0,
+                )
+                for i in range(sections)
             ),
+            4,
         ),
         optimizer_s_per_byte=1e-10,
-        within_vm=LinkProfile(latency_s=1e-4, bandwidth_bytes_per_s=1e9),
-        between_vms=LinkProfile(latency_s=1e-4, bandwidth_bytes_per_s=1e9),
-        origin="written",
-        sources=("a test",),
+        written=True,
     )
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders import a_manifest
 from tests.checkpoints import newest_valid, verify
 
 from spottrain.manifest import (
@@ -55,18 +56,7 @@ def complete(
     files: list[FileRecord],
     frozen: tuple[FileRecord, ...] = (),
 ) -> Manifest:
-    manifest = Manifest(
-        name=name,
-        step=int(name.split("-")[1]),
-        num_sections=1 + max(file.section for file in files),
-        model_fingerprint="m",
-        config_fingerprint="c",
-        seed=0,
-        minibatch_size=4,
-        microbatch_size=2,
-        files=tuple(files),
-        frozen=frozen,
-    )
+    manifest = a_manifest(name, int(name.split("-")[1]), tuple(files), frozen=frozen)
     write_manifest(store, manifest)
     return manifest
 

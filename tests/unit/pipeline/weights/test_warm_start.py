@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from tests.builders import a_spec
 from torch import nn
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before the import: nothing is downloaded
@@ -32,7 +33,6 @@ from spottrain.pipeline.weights.warm_start import (
     take,
 )
 from spottrain.storage.open import open_store
-from spottrain.wire.messages import JobSpec
 from spottrain.wire.model import FirstWeights
 
 Tensors = dict[str, torch.Tensor]
@@ -130,19 +130,16 @@ SOME = torch.ones(1)
 
 @pytest.fixture(scope="module")
 def loaded() -> LoadedJob:
-    spec = JobSpec(
+    spec = a_spec(
         name="warm",
         entrypoint="tiny_job:job",
         seed=3,
         steps=5,
-        minibatch_size=8,
-        microbatch_size=2,
         reduction="exact",
         checkpoint_path="",
         checkpoint_every_steps=5,
         checkpoint_keep=1,
         lease_s=60.0,
-        heartbeat_s=1.0,
     )
     return load(spec, WORKDIR)
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import yaml
 from rich.console import Console
+from tests.builders import model_facts, section_facts
 
 from spottrain.varuna_manager.cli.main import EXIT_CODES, main
 from spottrain.varuna_manager.cli.watch import ManagerGoneError, Watcher
@@ -25,24 +26,12 @@ from spottrain.varuna_manager.core.model.events import StopRequested
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.launch import submit as submission
-from spottrain.wire.model import ModelFacts, SectionFacts
 
 ROOT = Path(__file__).parents[4]
-FACTS = ModelFacts(
+FACTS = model_facts(
+    [section_facts(param_bytes=40, optimizer_bytes=80)],
     fingerprint="f",
     num_parameters=10,
-    blocks="blocks",
-    sections=(
-        SectionFacts(
-            index=0,
-            param_bytes=40,
-            optimizer_bytes=80,
-            activation_bytes_per_example=0,
-        ),
-    ),
-    tied=(),
-    dataset_len=1,
-    heldout_len=0,
 )
 
 

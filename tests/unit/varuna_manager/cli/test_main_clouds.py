@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.builders import a_launch
 from tests.fakes.aws import KIND, REGION, FakeAws
 from tests.fakes.sshd import WHY_NOT, Sshd, keygen
 from tests.unit.varuna_manager.story import FACTS
 
 from spottrain.cloud.port.errors import AuthError, CloudError, MisconfiguredError
-from spottrain.cloud.port.provider import LaunchRequest, SshTarget
+from spottrain.cloud.port.provider import SshTarget
 from spottrain.errors import BudgetError, CapacityError, ConfigError
 from spottrain.varuna_manager.cli.main import main
 from spottrain.varuna_manager.cli.ssh import choose_vm, ssh_argv
@@ -69,9 +70,7 @@ def job_file(fake: FakeAws, folder: Path, name: str = "job", **changes: Any) -> 
 def rent(aws: FakeAws, job: str) -> str:
     provider = aws.provider()
     offer = next(offer for offer in provider.offers() if offer.spot)
-    request = LaunchRequest(
-        token=job, job=job, intent="intent-0", offer=offer, count=1, lease_s=60
-    )
+    request = a_launch(offer, token=job, job=job, intent="intent-0", lease_s=60)
     (vm,) = provider.launch(request).vms
     return vm.vm_id
 

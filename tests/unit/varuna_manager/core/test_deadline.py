@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.builders import minibatch_committed
 from tests.unit.varuna_manager.story import OFFER, ON_DEMAND, Story
 
 from spottrain.pricing.deadline.model import Fleet
@@ -17,7 +18,6 @@ from spottrain.varuna_manager.core.model.deadline_state import FleetTerms
 from spottrain.varuna_manager.core.model.settings import Limit
 from spottrain.varuna_manager.core.model.state import JobPhase
 from spottrain.varuna_manager.reporting.deadline import deadline_line, deadline_view
-from spottrain.wire import messages
 
 FOUR = ("a", "b", "c", "d")
 SPOT_KEY, DEMAND_KEY = offer_key(OFFER), offer_key(ON_DEMAND)
@@ -176,15 +176,11 @@ def test_a_job_below_its_minimum_throughput_gets_on_demand_vms() -> None:
         for slot in job.generation.plan.slots:
             job.report(
                 slot.vm_id,
-                messages.MinibatchCommitted(
+                minibatch_committed(
+                    step,
                     generation=job.generation.number,
-                    slot=0,
-                    step=step,
                     sections=(0,) if slot.vm_id == "a" else (1,),
-                    loss=1.0,
-                    grad_norm=1.0,
                     step_s=4.0,
-                    peak_bytes=1,
                 ),
             )
     job.wait(120.0)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.builders import model_facts, section_facts
 from tests.fakes.object_store import S3
 
 from spottrain.errors import BudgetError, ConfigError
@@ -22,23 +23,12 @@ from spottrain.varuna_manager.jobs import folder as folders
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.launch import submit
 from spottrain.varuna_manager.launch import workdir as workdirs
-from spottrain.wire.model import LAYOUT_FILE, ModelFacts, SectionFacts
+from spottrain.wire.model import LAYOUT_FILE
 
-FACTS = ModelFacts(
+FACTS = model_facts(
+    [section_facts(param_bytes=40, optimizer_bytes=80)],
     fingerprint="f",
     num_parameters=10,
-    blocks="blocks",
-    sections=(
-        SectionFacts(
-            index=0,
-            param_bytes=40,
-            optimizer_bytes=80,
-            activation_bytes_per_example=0,
-        ),
-    ),
-    tied=(),
-    dataset_len=1,
-    heldout_len=0,
 )
 
 

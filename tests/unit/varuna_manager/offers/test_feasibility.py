@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.builders import an_offer
 from tests.unit.varuna_manager.story import FACTS, PROFILE
 
-from spottrain.cloud.port.provider import Offer
 from spottrain.errors import BudgetError, CapacityError
 from spottrain.varuna_manager.config.job import JobConfig, parse_config
 from spottrain.varuna_manager.jobs.profiles import keep
@@ -147,9 +147,6 @@ def test_a_job_whose_state_fits_on_no_slots_is_refused() -> None:
 
 
 def test_what_is_not_known_refuses_nothing() -> None:
-    offer = Offer(
-        cloud="aws", region="r", zone="z", instance_type="unheard.of", spot=True,
-        usd_per_hour=1.0, observed_at_s=0.0, gpus=1, gpu_memory_bytes=0,
-    )  # fmt: skip
+    offer = an_offer(cloud="aws", instance_type="unheard.of", gpu_memory_bytes=0)
     check_memory(config(), FACTS, ())
     check_memory(config(), FACTS, (offer,))

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.builders import minibatch_committed
 from tests.unit.varuna_manager.story import Story
 
 from spottrain.varuna_manager.core.model import events as e
@@ -20,13 +21,10 @@ FOUR = ("a", "b", "c", "d")
 def committed(
     step: int, section: int, **changes: object
 ) -> messages.MinibatchCommitted:
-    report = messages.MinibatchCommitted(
-        generation=1,
-        slot=0,
-        step=step,
+    report = minibatch_committed(
+        step,
         sections=(section,),
         loss=1.0 / step,
-        grad_norm=1.0,
         step_s=0.5,
         peak_bytes=step,
     )

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.builders import microbatch_profile, minibatch_committed, section_profile
 from tests.unit.varuna_manager.story import OFFER, PROFILE, Story
 
 from spottrain.morphing.adapt.stragglers import OUTLYING, WINDOW
@@ -15,24 +16,12 @@ from spottrain.varuna_manager.core.model.state import with_parts
 from spottrain.varuna_manager.watch.timings import HOT_WINDOW, RankTimings
 from spottrain.varuna_manager.watch.watches import EACH, Watches
 from spottrain.wire import messages
-from spottrain.wire.model import MicrobatchProfile, SectionProfile
 
 FOUR = ("a", "b", "c", "d")
-SECTION = SectionProfile(
-    index=0,
-    forward_s=0.1,
-    backward_s=0.1,
-    recompute_s=0.1,
-    saved_bytes=1,
-    output_bytes=1,
-)
+SECTION = section_profile(forward_s=0.1, backward_s=0.1, saved_bytes=1, output_bytes=1)
 TIMED = replace(
     PROFILE,
-    microbatches=(
-        MicrobatchProfile(
-            microbatch_size=1, sections=(SECTION, replace(SECTION, index=1))
-        ),
-    ),
+    microbatches=(microbatch_profile((SECTION, replace(SECTION, index=1))),),
 )
 
 
@@ -68,18 +57,13 @@ def sample(
         if slot.vm_id in only:
             story.report(
                 slot.vm_id,
-                messages.MinibatchCommitted(
+                minibatch_committed(
+                    step,
                     generation=story.generation.number,
-                    slot=0,
-                    step=step,
                     sections=plan.sections_of(rank % 2),
-                    loss=1.0,
-                    grad_norm=1.0,
                     step_s=0.9 * max(slow.values(), default=1.0),
-                    peak_bytes=1,
                     busy_s=busy_s,
                     microbatches=share,
-                    tasks_s=busy_s,
                 ),
             )
 
@@ -227,7 +211,7 @@ def interleaved() -> Story:
     """The same four VMs, each with two runs of sections."""
     story = training()
     sections = tuple(replace(SECTION, index=k) for k in range(4))
-    measured = MicrobatchProfile(microbatch_size=1, sections=sections)
+    measured = microbatch_profile(sections)
     plan = replace(
         story.generation.plan,
         schedule="interleaved",
