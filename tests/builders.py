@@ -229,7 +229,9 @@ def a_profile(
         rings=rings,
         task_overhead_s=task_overhead_s,
     )
-    return replace(profile, origin="written") if written else profile
+    if written:
+        return replace(profile, origin="written", sources=("a test",))
+    return profile
 
 
 def a_spec(

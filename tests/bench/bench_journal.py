@@ -21,9 +21,9 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from tests.builders import minibatch_committed, slots_of
+from tests.builders import a_plan, minibatch_committed, slots_of
 from tests.unit.varuna_manager.stored_jobs import submit
-from tests.unit.varuna_manager.story import OFFER, SPEC, Story, plan_over
+from tests.unit.varuna_manager.story import OFFER, SPEC, Story
 
 from spottrain.units import HOUR_S
 from spottrain.varuna_manager.core import step as core
@@ -73,13 +73,7 @@ def begin(steps: int, uid: str) -> tuple[Story, list[str]]:
     story.intend()
     story.boot(*ids)
     story.prepare()
-    plan = replace(
-        plan_over(("a", "b")),
-        data_parallel_width=RANKS // 2,
-        minibatch_size=RANKS,
-        replica_bounds=tuple(range(0, RANKS + 1, 2)),
-        slots=slots_of(ids),
-    )
+    plan = a_plan(2, RANKS // 2, virtual_nodes=RANKS, slots=slots_of(ids))
     story.tell(e.PlanComputed, inputs_hash=story.state.training.plan_asked, plan=plan)
     story.open()
     story.begin(0)

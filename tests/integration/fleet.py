@@ -380,11 +380,10 @@ def make_plan(
     width: int,
     names: Sequence[str],
     num_sections: int,
-    microbatch_size: int | None = None,
     **changes: Any,
 ) -> Plan:
     """Return an even plan of a job, on VMs of these names; changes as in ``a_plan``."""
-    size = spec.microbatch_size if microbatch_size is None else microbatch_size
+    size = changes.pop("microbatch_size", spec.microbatch_size)
     return a_plan(
         depth,
         width,

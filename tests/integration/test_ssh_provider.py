@@ -191,7 +191,7 @@ def test_setup_that_fails_is_the_users_and_says_so(site: Site) -> None:
     )
     (vm,) = provider.launch(wish(provider)).vms
     with pytest.raises(
-        SetupError, match=r"setup ended with 1: no such wheel"
+        SetupError, match="setup ended with 1: no such wheel; fix setup: in the job"
     ) as failed:
         provider.start_agent(vm.vm_id, NOBODY)
     assert failed.value.exit_code == 3
@@ -275,7 +275,7 @@ def test_a_host_that_forwards_no_ports_says_so(tmp_path: Path) -> None:
         site = Site(tmp_path, hosts)
         provider = site.provider()
         (vm,) = provider.launch(wish(provider)).vms
-        with pytest.raises(VmNotFoundError, match="set AllowTcpForwarding yes"):
+        with pytest.raises(VmNotFoundError, match="AllowTcpForwarding"):
             provider.start_agent(vm.vm_id, NOBODY)
         assert hosts[0].left() == []
         with pytest.raises(NoCapacityError, match="refuses to forward ports"):

@@ -110,6 +110,6 @@ def test_an_image_may_go_while_the_manager_knows_it(images: Images) -> None:
     assert rent(provider, "intent-1", old).image == old
     images.publish(d20260901="gone", d20261101="there")
     if images.cloud != "azure":  # which is asked each time
-        with pytest.raises(CloudError, match="will be retried"):
+        with pytest.raises(CloudError):
             rent(provider, "intent-2", old)
     assert rent(provider, "intent-2", old).image == new

@@ -296,7 +296,7 @@ def test_a_stage_of_an_interleaved_plan_has_several_runs_of_sections() -> None:
 def test_an_interleaved_plan_that_cannot_run_is_refused(
     changes: dict[str, Any],
 ) -> None:
-    with pytest.raises(WireError, match="plan does not add up"):
+    with pytest.raises(WireError):
         a_plan(**INTERLEAVED | changes)
 
 
@@ -306,7 +306,7 @@ def test_an_interleaved_plan_that_cannot_run_is_refused(
 def test_segments_that_cannot_be_recomputed_are_refused(
     changes: dict[str, Any],
 ) -> None:
-    with pytest.raises(WireError, match="plan does not add up"):
+    with pytest.raises(WireError):
         a_plan(**changes)
 
 

@@ -273,7 +273,7 @@ def test_a_cleared_vm_is_given_once_in_time_and_comes_once() -> None:
     with pytest.raises(VmNotFoundError, match="not there for others"):
         giver.cloud.give(vm_id, "job 1", 200.0, 150.0)
     giver.cloud.cleared.add(vm_id)
-    with pytest.raises(VmNotFoundError, match="not there for others"):
+    with pytest.raises(VmNotFoundError, match=vm_id):
         giver.cloud.give(vm_id, "job 1", 200.0, 200.5)
     given = giver.cloud.give(vm_id, "job 1", 200.0, 150.0)
     assert giver.cloud.give(vm_id, "job 1", 200.0, 999.0) == given, "asked again"

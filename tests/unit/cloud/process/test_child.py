@@ -197,7 +197,7 @@ def test_a_child_that_dies_fails_its_calls_and_is_started_again(make: Make) -> N
         waiting = pool.submit(child.offers)
         with pytest.raises(CloudError, match="its SDK process has exited"):
             child.launch(replace(WISH, token="die"))
-        with pytest.raises(CloudError, match="its SDK process has exited"):
+        with pytest.raises(CloudError, match="exited"):
             waiting.result()
     _gone(before)
     assert len(child.launch(WISH).vms) == 2

@@ -220,7 +220,8 @@ def test_a_small_device_makes_pipelines_deep_and_recompute() -> None:
     assert large.plan is not None
     assert small.plan is not None
     assert small.plan.pipeline_depth > large.plan.pipeline_depth
-    assert "a device has" in row(small, 1).why_not
+    needs, has = "a stage needs 317.8 MB", "a device has 136.4 MB"
+    assert row(small, 1).why_not == f"{needs}, {has}"
     assert row(small, 1).step_s is None
     assert row(small, 1).stage_bytes is not None
 
@@ -234,7 +235,7 @@ def test_recompute_is_for_want_of_memory_only() -> None:
         choice = choose_plan(replace(deep, slots=tight))
         if choice.plan is not None and choice.plan.recompute:
             kept = [c for c in choice.candidates if not c.recompute]
-            assert any("MB, a device has" in c.why_not for c in kept)
+            assert any(" MB" in c.why_not for c in kept)
             return
     raise AssertionError("recompute was never chosen")
 
@@ -252,7 +253,7 @@ def test_a_stage_that_does_not_fit_as_a_whole_is_recomputed_in_segments() -> Non
     assert (plan.shape, plan.recompute) == ("1x2", True)
     assert plan.segments > 1
     refused = next(c for c in choose_plan(tight).candidates if c.segments == 1)
-    assert "a stage needs" in refused.why_not
+    assert " MB" in refused.why_not
     assert choose_plan(replace(tight, recompute=False)).plan is None
     # The fewest that fit.
     sections, rooms = tight.profile.sections_at(4), tight.slots[0].memory_bytes

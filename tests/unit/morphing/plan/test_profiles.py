@@ -252,7 +252,7 @@ def test_a_ratio_that_makes_impossible_times_is_refused(ratio: float) -> None:
 
 @pytest.mark.parametrize("ratio", [0.0, -1.0, math.nan, math.inf])
 def test_a_ratio_must_be_above_0(ratio: float) -> None:
-    with pytest.raises(PlanError, match="ratio must be above 0"):
+    with pytest.raises(PlanError, match=r"ratio must be above 0: got .*; give the new"):
         derive_profile(PROFILE, "other", ratio)
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -174,7 +175,7 @@ def test_frozen_tensors_are_written_once_for_all_checkpoints(store: Store) -> No
     retain(store, keep=1)
     assert newest_valid(store) == (manifest.name, 2)
     flip_a_bit(store, f"{FROZEN_FOLDER}/{records[0].file}")
-    with pytest.raises(CheckpointError, match=r"frozen/section-0-.* is damaged"):
+    with pytest.raises(CheckpointError, match="frozen/section-0-"):
         load_section(store, manifest, 0)
     assert newest_valid(store) is None
 
@@ -268,7 +269,7 @@ def test_a_full_disk_is_an_outcome_and_the_checkpoint_before_stays(
     assert outcome is not None
     assert outcome.files == ()
     assert outcome.error is not None
-    assert "No space left on device" in outcome.error
+    assert os.strerror(errno.ENOSPC) in outcome.error
     assert "\n" not in outcome.error
     assert newest_valid(store) == (old.name, 1)
     assert_equal(load_section(store, old, 1), section_tensors(1))
@@ -282,6 +283,6 @@ def test_a_manifest_that_finds_no_room_is_an_error_of_one_line(
     files = [save_section(store, name, 0, section_tensors(0))]
     room = os.statvfs(small_disk)
     (small_disk / "fill").write_bytes(b"0" * room.f_bavail * room.f_bsize)
-    with pytest.raises(CheckpointError, match=r"cannot write .*No space left"):
+    with pytest.raises(CheckpointError, match=os.strerror(errno.ENOSPC)):
         complete(store, name, files)
     assert newest_valid(store) == (old.name, 1)

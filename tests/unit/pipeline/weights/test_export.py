@@ -295,7 +295,7 @@ def test_a_damaged_section_is_named(tmp_path: Path) -> None:
     path = tmp_path / "checkpoints" / name / "section-1.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     (tmp_path / "out").mkdir()
-    with pytest.raises(CheckpointError, match=r"section-1\.safetensors is damaged"):
+    with pytest.raises(CheckpointError, match=r"section-1\.safetensors"):
         export(job_of(Buffered), Request(store, name, "torch", tmp_path / "out"))
 
 

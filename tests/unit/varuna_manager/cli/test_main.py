@@ -295,7 +295,7 @@ def test_stopping_a_job_without_a_manager_says_what_to_do(
     submit(tmp_path)
     answer = run("stop", "demo")
     assert answer.code == 2
-    assert "spottrain down demo" in answer.error
+    assert "'spottrain down demo'" in answer.error
 
 
 def test_a_name_in_use_is_refused_before_the_model_is_inspected(
@@ -304,7 +304,7 @@ def test_a_name_in_use_is_refused_before_the_model_is_inspected(
     submit(tmp_path)
     answer = run("launch", job_file(tmp_path))
     assert answer.code == 2
-    assert "'spottrain resume demo'" in answer.error
+    assert answer.error.startswith("error: name: ")
 
 
 def test_down_ends_a_job_for_good(run: Run, tmp_path: Path) -> None:
@@ -315,7 +315,7 @@ def test_down_ends_a_job_for_good(run: Run, tmp_path: Path) -> None:
     assert (status["state"], status["fleet"]) == ("down", [])
     answer = run("resume", "demo")
     assert answer.code == 2
-    assert "has ended" in answer.error
+    assert "job demo has ended" in answer.error
     assert not job.is_managed()
 
 
@@ -327,8 +327,8 @@ def test_a_damaged_journal_is_one_line_and_down_still_works(
     for command in (["status"], ["status", "demo"]):
         answer = run(*command)
         assert answer.code == 1
-        assert "journal is damaged" in answer.error
-    assert "'spottrain resume demo'" in run("launch", job_file(tmp_path)).error
+        assert "journal" in answer.error
+    assert run("launch", job_file(tmp_path)).error.startswith("error: name: ")
     assert run("down", "demo").code == 0
     submission.check_name("demo")
 
@@ -351,7 +351,7 @@ def test_the_watcher_reports_that_the_manager_is_gone(run: Run, tmp_path: Path) 
     job = submit(tmp_path)
     manager = subprocess.Popen([sys.executable, "-c", ""])
     watcher, _ = watcher_of(job, manager=manager)
-    with pytest.raises(ManagerGoneError, match="'spottrain resume demo' continues"):
+    with pytest.raises(ManagerGoneError, match="'spottrain resume demo'"):
         watcher.run()
     assert manager.poll() == 0
 

@@ -145,7 +145,7 @@ def test_a_single_poll_raises_its_clouds_error() -> None:
     async def look() -> None:
         sink = Sink()
         poller = CloudPoller(sink, {"": cloud}, call, MarketWatch(sink))
-        with pytest.raises(CloudError, match="does not answer"):
+        with pytest.raises(CloudError):
             await poller.poll_vms()
         cloud.down = False
         await poller.poll_vms()

@@ -112,7 +112,10 @@ def test_the_fingerprint_changes_with_names_and_contents(workdir: Path) -> None:
 @pytest.mark.parametrize("target", ["/etc/hostname", "../../outside"])
 def test_a_link_out_of_the_workdir_is_refused(workdir: Path, target: str) -> None:
     (workdir / "inner" / "data").symlink_to(target)
-    with pytest.raises(ConfigError, match="which VMs do not have"):
+    with pytest.raises(
+        ConfigError,
+        match=r"workdir: link .*data points to .*, which VMs do .*; replace",
+    ):
         workdirs.packed_files(workdir)
 
 
@@ -162,9 +165,11 @@ def test_a_manager_is_seen_by_its_lock(workdir: Path) -> None:
 
 def test_a_job_that_can_be_resumed_keeps_its_name(workdir: Path) -> None:
     submit.submit(config_for(workdir), FACTS)
-    with pytest.raises(ConfigError, match="spottrain resume demo"):
+    with pytest.raises(
+        ConfigError, match=r"name: a job demo can be resumed.*'spottrain resume demo'"
+    ):
         submit.check_name("demo")
-    with pytest.raises(ConfigError, match="spottrain resume demo"):
+    with pytest.raises(ConfigError, match=r"^name: "):
         submit.submit(config_for(workdir), FACTS)
     assert [job.name for job in folders.all_jobs()] == ["demo"]
     assert len(list((folders.home() / "jobs").iterdir())) == 1
@@ -179,7 +184,7 @@ def test_a_job_that_was_ended_makes_room_and_stays_readable(workdir: Path) -> No
 
 def test_a_failed_submit_leaves_nothing_behind(workdir: Path) -> None:
     (workdir / "bad").symlink_to("/etc")
-    with pytest.raises(ConfigError, match="VMs do not have"):
+    with pytest.raises(ConfigError, match="workdir: link "):
         submit.submit(config_for(workdir), FACTS)
     assert list((folders.home() / "jobs").iterdir()) == []
 
@@ -190,9 +195,7 @@ def test_an_unknown_job_is_refused_with_a_list_of_known_ones(workdir: Path) -> N
     ):
         folders.find("demo")
     submit.submit(config_for(workdir), FACTS)
-    with pytest.raises(
-        ConfigError, match=r"no job dem on this machine; those in .*/jobs: demo"
-    ):
+    with pytest.raises(ConfigError, match=r"/jobs: demo"):
         folders.find("dem")
 
 
@@ -219,9 +222,7 @@ def test_a_bucket_for_checkpoints_is_tried_before_anything_is_rented(
 
     check(s3.url("jobs"))
     assert open_store(s3.url()).list() == []
-    with pytest.raises(
-        ConfigError, match=r"checkpoint\.path: .* no such bucket: create"
-    ):
+    with pytest.raises(ConfigError, match=r"checkpoint\.path: .*bucket"):
         check(s3.url().replace("bucket-", "nobody-"))
 
 
@@ -239,7 +240,10 @@ def test_a_budget_below_one_step_is_refused(workdir: Path) -> None:
     check(max_usd=0.67, max_usd_per_hour=3.6)
     with pytest.raises(BudgetError, match="less than one step costs"):
         check(max_usd=0.66)
-    with pytest.raises(BudgetError, match="does not pay for one machine"):
+    with pytest.raises(
+        BudgetError,
+        match=r"budget\.max_usd_per_hour: .* does not pay for one machine: .*; ",
+    ):
         check(max_usd_per_hour=3.5)
 
 

@@ -6,7 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.builders import microbatch_profile, minibatch_committed, section_profile
+from tests.builders import (
+    a_plan,
+    microbatch_profile,
+    minibatch_committed,
+    section_profile,
+)
 from tests.unit.varuna_manager.story import OFFER, PROFILE, Story
 
 from spottrain.morphing.adapt.stragglers import OUTLYING, WINDOW
@@ -212,12 +217,8 @@ def interleaved() -> Story:
     story = training()
     sections = tuple(replace(SECTION, index=k) for k in range(4))
     measured = microbatch_profile(sections)
-    plan = replace(
-        story.generation.plan,
-        schedule="interleaved",
-        chunks=2,
-        stage_bounds=(0, 1, 2, 3, 4),
-    )
+    running = story.generation.plan
+    plan = a_plan(2, 2, chunks=2, virtual_nodes=8, slots=running.slots)
     story.state = with_parts(
         story.state,
         replace(
