@@ -63,7 +63,8 @@ def test_a_full_disk_costs_a_checkpoint_but_not_the_job(
             "the disk is full", lambda state: state.preparation.checkpoint_error
         )
         assert os.strerror(errno.ENOSPC) in error
-        assert os.strerror(errno.ENOSPC) in job.run("report", job.name).out
+        shown = job.run("report", job.name, "-o", "json").out
+        assert os.strerror(errno.ENOSPC) in shown
         before = job.checkpoints()[0]
         verify(open_store(small_disk), before.name)
         ballast.unlink()

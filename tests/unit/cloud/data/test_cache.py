@@ -213,7 +213,7 @@ def test_an_archive_is_found_unpacked(tmp_path: Path, kind: str) -> None:
 def test_a_file_that_is_no_archive_is_reported(tmp_path: Path) -> None:
     shelf = Shelf({"images.tar": b"hello"}, is_folder=False)
     with pytest.raises(
-        DataError, match=r"images: is not a tar or zip archive.*; remove"
+        DataError, match=r"^data images .*: is not a tar or zip archive.*; remove"
     ):
         ensure(Cache(tmp_path), shelf, UNPACKED)
 
