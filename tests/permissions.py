@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.builders import a_launch
 from tests.fakes import aws, azure, gcp
 
 from spottrain.cloud.azure import checks, requests
@@ -51,13 +52,10 @@ def live(provider: Any, fake: Any, intent: str = "intent-3") -> None:
 
 
 def _request(provider: Any, intent: str) -> LaunchRequest:
-    return LaunchRequest(
+    return a_launch(
+        next(offer for offer in provider.offers() if offer.spot),
         token=f"uid-{intent}",
-        job="job",
         intent=intent,
-        offer=next(offer for offer in provider.offers() if offer.spot),
-        count=1,
-        lease_s=600,
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.bench.processes import cpu_s
+from tests.builders import a_plan, a_spec, slots_of
 from tests.integration.fleet import Fleet, Heard, Host, Zygote
 
 from spottrain.wire import messages
@@ -28,18 +29,15 @@ def job_spec(
     folder: Path, entrypoint: str, minibatch_size: int, microbatch_size: int
 ) -> JobSpec:
     """Return a job that trains until it is stopped, and saves nothing meanwhile."""
-    return JobSpec(
+    return a_spec(
         name="accuracy",
         entrypoint=entrypoint,
-        seed=1,
         steps=ENDLESS,
         minibatch_size=minibatch_size,
         microbatch_size=microbatch_size,
-        reduction="fast",
         checkpoint_path=str(folder / "checkpoints"),
         checkpoint_every_steps=ENDLESS,
         checkpoint_keep=1,
-        lease_s=600.0,
         heartbeat_s=5.0,
     )
 
@@ -99,7 +97,7 @@ class Trainer:
 
     def slots(self, count: int) -> tuple[Slot, ...]:
         """Return the first slots, one a machine."""
-        return tuple(Slot(vm_id=name, index=0) for name in list(self._hosts)[:count])
+        return slots_of(list(self._hosts)[:count])
 
     def calibrate(self, count: int) -> Profile:
         """Have ``count`` machines measure the profile together, as a job's start does."""
@@ -197,11 +195,6 @@ def undisturbed() -> Iterator[bool]:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
-def cut_evenly(count: int, parts: int) -> tuple[int, ...]:
-    """Return bounds of ``parts`` runs of about the same length."""
-    return tuple(count * part // parts for part in range(parts + 1))
-
-
 def make_plan(
     spec: JobSpec,
     slots: Sequence[Slot],
@@ -214,16 +207,14 @@ def make_plan(
 ) -> Plan:
     """Return the plan of a shape, sections and virtual nodes cut evenly."""
     depth, width = shape
-    return Plan(
-        pipeline_depth=depth,
-        data_parallel_width=width,
+    return a_plan(
+        depth,
+        width,
         microbatch_size=spec.microbatch_size,
-        minibatch_size=spec.minibatch_size,
         schedule=schedule,
         recompute=recompute,
-        stage_bounds=cut_evenly(num_sections, depth * chunks),
-        replica_bounds=cut_evenly(spec.minibatch_size // spec.microbatch_size, width),
+        num_sections=num_sections,
+        virtual_nodes=spec.minibatch_size // spec.microbatch_size,
         slots=tuple(slots[: depth * width]),
-        predicted_step_s=0.0,
         chunks=chunks,
     )

@@ -12,9 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from tests.builders import a_manifest
 from tests.fakes.object_store import bucket
 
-from spottrain.manifest import Manifest, new_name, read_manifest, write_manifest
+from spottrain.manifest import new_name, read_manifest, write_manifest
 from spottrain.pipeline.state.checkpoint import SnapshotWriter, load_section
 from spottrain.storage.open import open_store
 from spottrain.storage.store import Store
@@ -45,17 +46,7 @@ def _trial(store: Store) -> tuple[float, float, float]:
             assert outcome.error is None, outcome.error
             write_manifest(
                 store,
-                Manifest(
-                    name=name,
-                    step=step,
-                    num_sections=SECTIONS,
-                    model_fingerprint="",
-                    config_fingerprint="",
-                    seed=0,
-                    minibatch_size=1,
-                    microbatch_size=1,
-                    files=outcome.files,
-                ),
+                a_manifest(name, step, outcome.files),
             )
     with _timed() as read:
         manifest = read_manifest(store, name)

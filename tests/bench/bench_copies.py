@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from tests.builders import a_spec
 from tests.integration.fleet import Fleet, Heard, Zygote, make_plan
 
 from spottrain.wire import messages
@@ -36,19 +37,15 @@ SETTLING = 5
 
 
 def spec_of(folder: Path) -> JobSpec:
-    return JobSpec(
+    return a_spec(
         name="bench",
         entrypoint="linear_job:job",
-        seed=1,
         steps=10**6,
         minibatch_size=32,
         microbatch_size=8,
-        reduction="fast",
         checkpoint_path=str(folder / "checkpoints"),
         checkpoint_every_steps=10**6,
         checkpoint_keep=1,
-        lease_s=600.0,
-        heartbeat_s=1.0,
     )
 
 

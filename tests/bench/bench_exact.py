@@ -11,12 +11,12 @@ import statistics
 import tempfile
 from pathlib import Path
 
+from tests.builders import a_spec
 from tests.integration.fleet import Fleet, Zygote, make_plan
 
 from spottrain.pipeline.model.entrypoint import load_job
 from spottrain.pipeline.model.tracer import trace
 from spottrain.wire import messages
-from spottrain.wire.messages import JobSpec
 from spottrain.wire.model import Reduction
 
 HERE = Path(__file__).parent
@@ -31,10 +31,9 @@ def measure(
 ) -> tuple[list[float], float]:
     """Return the times of mini-batches, and the CPU time of one of them."""
     with tempfile.TemporaryDirectory() as folder:
-        spec = JobSpec(
+        spec = a_spec(
             name="exact",
             entrypoint="gpt_job:job",
-            seed=1,
             steps=STEPS,
             minibatch_size=8 * microbatch_size,
             microbatch_size=microbatch_size,
@@ -43,7 +42,6 @@ def measure(
             checkpoint_every_steps=1000,
             checkpoint_keep=1,
             lease_s=100.0,
-            heartbeat_s=1.0,
         )
         sections = trace(load_job(spec.entrypoint, HERE)).num_sections
         names = "ab"[: shape[0] * shape[1]]

@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 import uvloop
 from tests.bench.processes import cpu_s, status_bytes
+from tests.builders import a_spec
 
 from spottrain.varuna_manager.core.model.settings import Limit, PoolGrant
 from spottrain.varuna_manager.daemon.server import (
@@ -43,7 +44,6 @@ from spottrain.varuna_manager.jobs.identity import (
 from spottrain.varuna_manager.jobs.traces import TraceSet
 from spottrain.wire import messages
 from spottrain.wire.codec import encode
-from spottrain.wire.messages import JobSpec
 
 FLEET = 10_000
 LIMIT_S = 120.0
@@ -102,18 +102,16 @@ def serve(
     for vm_id in agents:
         sessions.admit(vm_id, token_sha256(identity.vm_token(vm_id)))
         sessions.watch(vm_id)
-    spec = JobSpec(
+    spec = a_spec(
         name="beats",
         entrypoint="none:none",
         seed=0,
         steps=1,
         minibatch_size=1,
         microbatch_size=1,
-        reduction="fast",
         checkpoint_path="none",
         checkpoint_every_steps=1,
         checkpoint_keep=1,
-        lease_s=600.0,
         heartbeat_s=wait_s,
     )
     channel = ControlChannel(Deaf(), sessions, spec, Path("none"), "admin", "metrics")

@@ -21,8 +21,9 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+from tests.builders import a_plan, minibatch_committed, slots_of
 from tests.unit.varuna_manager.stored_jobs import submit
-from tests.unit.varuna_manager.story import OFFER, SPEC, Story, plan_over
+from tests.unit.varuna_manager.story import OFFER, SPEC, Story
 from tests.view import View
 
 from spottrain.units import HOUR_S
@@ -40,7 +41,6 @@ from spottrain.varuna_manager.launch.takeover import take_over
 from spottrain.varuna_manager.reporting.history import JobHistory
 from spottrain.varuna_manager.watch.watches import Watches
 from spottrain.wire.messages import MinibatchCommitted
-from spottrain.wire.model import Slot
 
 RANKS = 64
 DAYS = 30
@@ -55,18 +55,14 @@ DAY_S = 24 * HOUR_S
 
 
 def committed(step: int, rank: int, step_s: float) -> MinibatchCommitted:
-    return MinibatchCommitted(
-        generation=1,
-        slot=0,
-        step=step,
+    report = minibatch_committed(
+        step,
         sections=(rank % 2,),
         loss=5.0 / step,
-        grad_norm=1.2345678,
         step_s=step_s,
         peak_bytes=1 << 30,
-        weight=8.0,
-        learning_rate=1e-4,
     )
+    return replace(report, grad_norm=1.2345678, weight=8.0, learning_rate=1e-4)
 
 
 def begin(steps: int, uid: str) -> tuple[Story, list[str]]:
@@ -78,13 +74,7 @@ def begin(steps: int, uid: str) -> tuple[Story, list[str]]:
     story.intend()
     story.boot(*ids)
     story.prepare()
-    plan = replace(
-        plan_over(("a", "b")),
-        data_parallel_width=RANKS // 2,
-        minibatch_size=RANKS,
-        replica_bounds=tuple(range(0, RANKS + 1, 2)),
-        slots=tuple(Slot(vm_id=vm_id, index=0) for vm_id in ids),
-    )
+    plan = a_plan(2, RANKS // 2, virtual_nodes=RANKS, slots=slots_of(ids))
     story.tell(e.PlanComputed, inputs_hash=story.plan_asked, plan=plan)
     story.open()
     story.begin(0)

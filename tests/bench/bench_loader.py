@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tests.bench import waiting_job
+from tests.builders import a_spec
 from tests.integration.fleet import Fleet, Zygote, make_plan
 
 from spottrain.wire import messages
@@ -37,19 +38,15 @@ VARIANTS: dict[str, tuple[float, LoaderSpec]] = {
 
 
 def spec_of(folder: Path, loader: LoaderSpec) -> JobSpec:
-    return JobSpec(
+    return a_spec(
         name="bench",
         entrypoint="waiting_job:job",
-        seed=1,
         steps=100_000,
         minibatch_size=16,
         microbatch_size=4,
-        reduction="fast",
         checkpoint_path=str(folder / "checkpoints"),
         checkpoint_every_steps=100_000,
         checkpoint_keep=1,
-        lease_s=600.0,
-        heartbeat_s=1.0,
         loader=loader,
     )
 

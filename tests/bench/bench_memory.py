@@ -19,11 +19,11 @@ from pathlib import Path
 
 from tests.bench.linear_job import BLOCKS, LAYERS, WIDTH
 from tests.bench.processes import ROOT, status_bytes
+from tests.builders import a_spec
 from tests.integration.fleet import Fleet, Heard, Zygote, make_plan
 
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.wire import messages
-from spottrain.wire.messages import JobSpec
 
 DEPTH = 4
 STEPS, CHECKPOINT_EVERY = 22, 12
@@ -115,19 +115,14 @@ class Watch:
 
 def grow(folder: Path) -> tuple[Watch, dict[int, float], float]:
     """Train; return samples, when each step was committed by all, when saved."""
-    spec = JobSpec(
+    spec = a_spec(
         name="memory",
         entrypoint="linear_job:job",
-        seed=1,
         steps=STEPS,
-        minibatch_size=8,
         microbatch_size=1,
-        reduction="fast",
         checkpoint_path=str(folder / "checkpoints"),
         checkpoint_every_steps=CHECKPOINT_EVERY,
         checkpoint_keep=1,
-        lease_s=600.0,
-        heartbeat_s=1.0,
     )
     names = [f"vm-{stage}" for stage in range(DEPTH)]
     zygote = Zygote()

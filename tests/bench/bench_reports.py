@@ -25,8 +25,9 @@ from pathlib import Path
 import uvloop
 from tests.bench.bench_journal import committed
 from tests.bench.processes import cpu_s, status_bytes
+from tests.builders import a_plan, slots_of
 from tests.unit.varuna_manager.stored_jobs import submit
-from tests.unit.varuna_manager.story import OFFER, SPEC, Story, plan_over
+from tests.unit.varuna_manager.story import OFFER, SPEC, Story
 
 from spottrain.cloud.port.provider import LaunchRequest, LaunchResult, Offer, Vm
 from spottrain.varuna_manager.core.model import events as e
@@ -46,7 +47,6 @@ from spottrain.varuna_manager.jobs.identity import (
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.wire import messages
 from spottrain.wire.codec import decode, encode
-from spottrain.wire.model import Slot
 
 VMS, SLOTS = 125, 8
 STEP_S = 1.0
@@ -71,15 +71,8 @@ class Fleet(Story):
         for vm_id in ids:
             self.ready(vm_id, SLOTS)
         self.prepare()
-        slots = tuple(Slot(vm_id=x, index=i) for x in ids for i in range(SLOTS))
-        plan = replace(
-            plan_over(("a", "b")),
-            data_parallel_width=ranks // 2,
-            minibatch_size=ranks,
-            replica_bounds=tuple(range(0, ranks + 1, 2)),
-            slots=slots,
-            predicted_step_s=STEP_S,
-        )
+        slots = slots_of(x for x in ids for _ in range(SLOTS))
+        plan = a_plan(2, ranks // 2, virtual_nodes=ranks, slots=slots, step_s=STEP_S)
         self.tell(e.PlanComputed, inputs_hash=self.plan_asked, plan=plan)
         self.open()
         for slot in slots:

@@ -16,13 +16,14 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from tests.builders import a_launch
 from tests.contract.ssh_account import empty_workdir
 from tests.fakes.aws import KIND, ZONE
 from tests.fakes.machines import connections_to
 from tests.integration.aws_vms import AwsVms, aws_vms, wish
 from tests.integration.ssh_hosts import ssh_hosts, unanswered, vm_processes
 
-from spottrain.cloud.port.provider import LaunchRequest, Vm
+from spottrain.cloud.port.provider import Vm
 from spottrain.cloud.ssh.hosts.provider import SshProvider
 from spottrain.cloud.ssh.rented.provider import RentedVmProvider
 from spottrain.cloud.ssh.transport.hosts import Payload
@@ -39,9 +40,7 @@ def measure(folder: Path, count: int) -> None:
         began_s = time.perf_counter()
         offer = provider.offers()[0]
         connected_s = time.perf_counter()
-        request = LaunchRequest(
-            token="t", job="job", intent="i", offer=offer, count=count, lease_s=60.0
-        )
+        request = a_launch(offer, count, token="t", intent="i", lease_s=60.0)
         vms = provider.launch(request).vms
         taken_s = time.perf_counter()
         with ThreadPoolExecutor(count) as threads:

@@ -26,10 +26,10 @@ from typing import Protocol
 
 from tests.bench.gpt_job import BLOCKS, MICROBATCH, MICROBATCHES
 from tests.bench.processes import ROOT, cpu_s
+from tests.builders import a_spec
 from tests.integration.fleet import Fleet, Heard, Zygote, make_plan
 
 from spottrain.wire import messages
-from spottrain.wire.messages import JobSpec
 from spottrain.wire.model import Plan
 
 SEED = 5
@@ -158,19 +158,16 @@ class Plain:
 
 @contextmanager
 def start_ours(folder: Path) -> Iterator[Ours]:
-    spec = JobSpec(
+    spec = a_spec(
         name="throughput",
         entrypoint="gpt_job:job",
         seed=SEED,
         steps=1_000_000,
         minibatch_size=MICROBATCHES * MICROBATCH,
         microbatch_size=MICROBATCH,
-        reduction="fast",
         checkpoint_path=str(folder / "checkpoints"),
         checkpoint_every_steps=1_000_000,
         checkpoint_keep=1,
-        lease_s=600.0,
-        heartbeat_s=1.0,
     )
     names = ("vm-0", "vm-1")
     plan = make_plan(spec, DEPTH, 1, names, BLOCKS, schedule="1f1b", recompute=False)

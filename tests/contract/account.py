@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from tests.builders import a_launch
+
 from spottrain.cloud.port.provider import CloudProvider, LaunchRequest, Offer
 
 
@@ -62,11 +64,6 @@ class Account:
 
     def launch_request(self, offer: Offer, count: int = 1) -> LaunchRequest:
         token, intent = uuid.uuid4().hex, f"intent-{uuid.uuid4().hex[:8]}"
-        return LaunchRequest(
-            token=token,
-            job=self.job,
-            intent=intent,
-            offer=offer,
-            count=count,
-            lease_s=60,
+        return a_launch(
+            offer, count, token=token, job=self.job, intent=intent, lease_s=60
         )

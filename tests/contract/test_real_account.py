@@ -16,6 +16,7 @@ from typing import Any, cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.builders import a_launch, a_vm, an_offer
 from tests.contract import test_provider
 from tests.contract.account import Account
 from tests.contract.conftest import EXEMPT, PROVIDERS, REAL, unexcused
@@ -23,29 +24,16 @@ from tests.contract.real_account import VMS, RealCloud, check_options
 from tests.contract.spending_cap import MAX_VM_S, MAX_VMS, CapError, Capped, SpendingCap
 from tests.fakes.aws import KIND, REGION, ZONE, FakeAws
 
-from spottrain.cloud.port.provider import LaunchRequest, Offer, Vm, VmState
-
 ROOT = Path(__file__).resolve().parents[2]
-OFFER = Offer(
+OFFER = an_offer(
     cloud="aws",
     region=REGION,
     zone=ZONE,
     instance_type=KIND,
-    spot=True,
     usd_per_hour=1.2,
-    observed_at_s=0.0,
-    gpus=1,
     gpu_memory_bytes=1,
 )
-VM = Vm(
-    vm_id="",
-    job="job",
-    intent="intent",
-    state=VmState.RUNNING,
-    offer=OFFER,
-    private_address="",
-    launched_at_s=0.0,
-)
+VM = a_vm("", OFFER, private_address="")
 
 
 @pytest.fixture
@@ -151,14 +139,7 @@ def test_no_run_can_cost_more_than_its_cap(
     paid_s = 0.0
     for number, (what, count, pause_s) in enumerate(steps):
         if what:
-            launch_request = LaunchRequest(
-                token=str(number),
-                job="job",
-                intent="intent",
-                offer=OFFER,
-                count=count,
-                lease_s=60.0,
-            )
+            launch_request = a_launch(OFFER, count, token=str(number), lease_s=60.0)
             try:
                 spending_cap.hold(launch_request)
             except CapError:

@@ -19,6 +19,7 @@ from itertools import product
 from pathlib import Path
 
 import torch
+from tests.builders import a_run
 from tests.gpu import runs
 from tests.gpu.devices import device_name, print_result
 from tests.gpu.forked import start_store
@@ -36,7 +37,7 @@ from spottrain.pipeline.state.slot import SlotMemory
 from spottrain.pipeline.train.generation import run_generation
 from spottrain.storage.open import open_store
 from spottrain.wire import messages
-from spottrain.wire.model import LoaderSpec, Plan, Precision, Reduction, StateHome
+from spottrain.wire.model import LoaderSpec, Precision, Reduction, StateHome
 
 STEPS = 4
 NO_LOADERS = LoaderSpec(workers=0)
@@ -150,24 +151,12 @@ def places_of_minibatches(
             batches=Prefetcher(loaded.job, 0, NO_LOADERS, watcher.open_loader),
         )
         plan = runs.plan_for(spec, (1, 1), "a", state=state)
-        run_generation(context, first_generation(plan, store, saved.name), os.getpid())
+        run_generation(
+            context, a_run(plan, store=store, checkpoint=saved.name), os.getpid()
+        )
         context.memory.keep_only(())
     holder.close()
     return watcher.places
-
-
-def first_generation(
-    plan: Plan, store: tuple[str, int], checkpoint: str
-) -> messages.RunGeneration:
-    return messages.RunGeneration(
-        generation=1,
-        plan=plan,
-        participants=plan.slots,
-        store_host=store[0],
-        store_port=store[1],
-        checkpoint=checkpoint,
-        evaluate_first=False,
-    )
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.builders import a_spec
 from tests.gpu.devices import names
 from tests.integration.fleet import Fleet, Host, Zygote, make_plan
 
@@ -30,19 +31,15 @@ _USABLE = 0.9
 
 def job_spec(folder: Path, entrypoint: str = "tiny", **changes: Any) -> JobSpec:
     """Return the spec of one of ``jobs``."""
-    spec = JobSpec(
+    spec = a_spec(
         name="gpu",
         entrypoint=entrypoint if ":" in entrypoint else f"jobs:{entrypoint}",
-        seed=1,
         steps=STEPS,
-        minibatch_size=8,
-        microbatch_size=2,
         reduction="exact",
         checkpoint_path=str(folder / "checkpoints"),
         checkpoint_every_steps=2,
         checkpoint_keep=3,
         lease_s=100.0,
-        heartbeat_s=1.0,
     )
     return replace(spec, **changes)
 

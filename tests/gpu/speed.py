@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.builders import slots_of
 from tests.gpu import runs
 from tests.gpu.devices import device_name, is_gpu, print_result
 from tests.gpu.jobs import SIZES, Gpt
@@ -35,7 +36,7 @@ from spottrain.pipeline.model.inspect import model_facts
 from spottrain.pipeline.model.loaded import load
 from spottrain.wire import messages
 from spottrain.wire.messages import JobSpec
-from spottrain.wire.model import Plan, Profile, Reduction, Slot, StateHome
+from spottrain.wire.model import Plan, Profile, Reduction, StateHome
 
 _PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
 """Dense bf16 of the SXM cards (NVIDIA data sheets)."""
@@ -138,7 +139,7 @@ class Ours:
         self._fleet.generation = min(-1, self._fleet.generation - 1)
         command = messages.Calibrate(
             generation=self._fleet.generation,
-            participants=(Slot(vm_id="a", index=0),),
+            participants=slots_of("a"),
             microbatch_sizes=(self._spec.microbatch_size,),
             checkpoint=self._checkpoint,
         )

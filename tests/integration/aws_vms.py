@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.builders import a_launch
 from tests.contract.ssh_account import empty_workdir
 from tests.fakes.aws import REGION, FakeAws, running
 from tests.fakes.machines import processes_of
@@ -116,12 +117,11 @@ def aws_vms(
 
 def wish(provider: RentedVmProvider, count: int = 1) -> LaunchRequest:
     """Return a wish for VMs of the first offer."""
-    return LaunchRequest(
+    return a_launch(
+        provider.offers()[0],
+        count,
         token=uuid.uuid4().hex,
-        job="job",
         intent=f"intent-{uuid.uuid4().hex[:8]}",
-        offer=provider.offers()[0],
-        count=count,
         lease_s=60.0,
     )
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import torch
+from tests.builders import a_plan, a_run, slots_of
 from tests.checkpoints import newest_valid
 from tests.integration.hosts import Host, Zygote
 
@@ -218,14 +219,12 @@ class Fleet:
     ) -> None:
         self.generation += 1
         self.num_sections = plan.num_sections
-        host, port = self.open_store(plan.slots[0].vm_id)
         participants = (*plan.slots, *donors)
-        command = messages.RunGeneration(
+        command = a_run(
+            plan,
             generation=self.generation,
-            plan=plan,
             participants=participants,
-            store_host=host,
-            store_port=port,
+            store=self.open_store(plan.slots[0].vm_id),
             checkpoint=checkpoint,
             evaluate_first=evaluate,
             save_only=save_only,
@@ -383,24 +382,15 @@ def make_plan(
     num_sections: int,
     **changes: Any,
 ) -> Plan:
-    """Cut evenly: stages over sections, replicas over virtual nodes.
-
-    With ``chunks``, which make the plan interleaved, replicas get groups of ``depth``.
-    """
-    chunks = changes.get("chunks", 1)
-    runs, group = depth * chunks, depth if chunks > 1 else 1
-    size = changes.get("microbatch_size", spec.microbatch_size)
-    groups = spec.minibatch_size // size // group
-    values: dict[str, Any] = {
-        "pipeline_depth": depth,
-        "data_parallel_width": width,
-        "microbatch_size": spec.microbatch_size,
-        "minibatch_size": spec.minibatch_size,
-        "schedule": "interleaved" if chunks > 1 else "varuna",
-        "recompute": True,
-        "stage_bounds": tuple(num_sections * k // runs for k in range(runs + 1)),
-        "replica_bounds": tuple(groups * d // width * group for d in range(width + 1)),
-        "slots": tuple(Slot(vm_id=name, index=0) for name in names[: depth * width]),
-        "predicted_step_s": 0.1,
-    }
-    return Plan(**{**values, **changes})
+    """Return an even plan of a job, on VMs of these names; changes as in ``a_plan``."""
+    size = changes.pop("microbatch_size", spec.microbatch_size)
+    return a_plan(
+        depth,
+        width,
+        num_sections=num_sections,
+        virtual_nodes=spec.minibatch_size // size,
+        microbatch_size=size,
+        slots=slots_of(names[: depth * width]),
+        step_s=0.1,
+        **changes,
+    )

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tests.builders import a_spec
 from tests.integration.fleet import HERE, Fleet, Zygote, make_plan
 
 from spottrain.morphing.memory.memory import StageMemory, rank_bytes
@@ -72,10 +73,9 @@ class Run:
 
     def spec(self, folder: Path) -> JobSpec:
         """Return the job's settings."""
-        return JobSpec(
+        return a_spec(
             name="memory",
             entrypoint=self.entrypoint,
-            seed=1,
             steps=self.steps,
             minibatch_size=self.nodes * self.microbatch_size,
             microbatch_size=self.microbatch_size,
@@ -83,9 +83,7 @@ class Run:
             semantics=self.semantics,
             checkpoint_path=str(folder / "checkpoints"),
             checkpoint_every_steps=self.checkpoint_every_steps,
-            checkpoint_keep=2,
             lease_s=100.0,
-            heartbeat_s=1.0,
             # What loader processes take is not the worker's, and whether a job has any by
             # itself depends on how long fetching took.
             loader=LoaderSpec(workers=0),

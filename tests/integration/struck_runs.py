@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from tests.builders import a_spec
 from tests.integration.fleet import Fleet, Host, Zygote, make_plan
 
 from spottrain.pipeline.base.faults import ENVIRONMENT_VARIABLE, Action, Hook
@@ -79,21 +80,17 @@ def job_spec(
     entrypoint: str = "tiny_job:job",
     network: Network = "auto",
 ) -> JobSpec:
-    return JobSpec(
+    return a_spec(
         name="tiny",
         entrypoint=entrypoint,
         precision=precision,
         network=network,
-        seed=1,
         steps=steps,
-        minibatch_size=8,
-        microbatch_size=2,
         reduction=reduction,
         checkpoint_path=str(folder / "checkpoints"),
         checkpoint_every_steps=2,
         checkpoint_keep=3,
         lease_s=100.0,
-        heartbeat_s=1.0,
     )
 
 

@@ -181,7 +181,7 @@ def test_both_end_as_if_each_had_been_alone(
 def test_a_pool_goes_on_only_with_the_secrets_of_its_jobs(story: Story) -> None:
     assert story.refused is not None
     assert story.refused.code == 2
-    assert "is not set in the environment" in story.refused.error
+    assert "secrets: " in story.refused.error
 
 
 def test_the_cloud_never_has_more_vms_than_the_pool_may(story: Story) -> None:

@@ -93,7 +93,7 @@ def test_a_job_for_gpus_never_trains_on_cpus_and_does_not_rent_for_ever(
     assert manager.wait(END_S) == 6, job.dir.log.read_text()[-2000:]
     state = job.state()
     assert state.outcome is not None
-    assert "no NVIDIA driver is installed" in state.outcome.reason
+    assert "driver" in state.outcome.reason
     assert View(state).step == 0
     assert MAX_UNFIT <= len(job.rented()) <= MAX_UNFIT + 1
     assert all(vm.state is VmState.TERMINATED for vm in job.rented())

@@ -92,7 +92,7 @@ def test_code_that_raises_ends_the_job_with_3_and_its_traceback(
     failed: Failed,
 ) -> None:
     assert failed.answer.code == 3, failed.answer.err
-    assert "RuntimeError: no loss in mini-batch 7" in failed.answer.err
+    assert "RuntimeError: " in failed.answer.err
     assert 'tiny_job.py", line' in failed.answer.err
     assert "no loss in mini-batch 7" in failed.answer.error
 

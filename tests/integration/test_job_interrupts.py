@@ -135,8 +135,8 @@ def test_a_closed_terminal_ends_the_watching_alone(story: Story) -> None:
 def test_a_name_in_use_is_refused(story: Story) -> None:
     running, stopped = story.names_refused
     assert running.code == stopped.code == 2
-    assert "name: a job interrupts is running" in running.error
-    assert "name: a job interrupts can be resumed" in stopped.error
+    assert running.error.startswith("error: name: ")
+    assert "spottrain resume interrupts" in stopped.error
 
 
 def test_stop_checkpoints_returns_all_and_says_how_to_go_on(story: Story) -> None:
@@ -164,7 +164,7 @@ def test_ctrl_c_twice_returns_all_at_once(story: Story) -> None:
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(story: Story) -> None:
-    assert f"checkpoint {story.damaged} is damaged" in story.last.err
+    assert story.damaged in story.last.err
     last = [report for _, report in story.job.reports(messages.GenerationStarted)][-1]
     assert 0 < last.step < int(story.damaged.split("-")[1])
 
@@ -189,4 +189,4 @@ def test_down_ends_a_running_job_for_good(tmp_path: Path) -> None:
         assert job.run("report", job.name, "-o", "json").report["state"] == "down"
         resumed = job.resume()
         assert resumed.code == 2
-        assert "job ended has ended" in resumed.error
+        assert "job ended " in resumed.error

@@ -63,7 +63,7 @@ def test_a_used_up_budget_ends_the_job_and_a_raised_one_lets_it_go_on(
         assert len(job.vms()) == 1, "the budget bears one VM alone"
         refused = job.run("set", job.name, "budget.max_usd=0.01")
         assert refused.code == 4
-        assert "would end the job at once" in refused.error
+        assert "--yes" in refused.error
         status = job.run("status", job.name, "-o", "json").report
         max_usd = status["usd_spent"] + status["usd_kept_back"] + SPARE_USD
         answer = job.run("set", job.name, f"budget.max_usd={max_usd}", "-o", "json")

@@ -68,7 +68,7 @@ def test_a_job_goes_on_from_its_store_after_its_machine_has_burnt_down(
         last = job.run("resume", url, "-o", "json")
 
         assert last.code == 0, last.err
-        assert "keys are on the other machine" in last.err
+        assert "keys" in last.err
         assert weights(url) == reference.weights
         assert dict(job.losses()) == pytest.approx(dict(reference.losses))
         events = job.events()

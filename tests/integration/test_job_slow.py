@@ -40,7 +40,6 @@ def test_a_vm_that_becomes_slow_is_replaced(tmp_path: Path) -> None:
     assert stopped.code == 0, stopped.err
     assert [one.vm_id for one in found] == [slow]
     assert f"{slow} is " in found[0].evidence
-    assert "x slower than the others of its stage in" in found[0].evidence
     assert report["state"] == "stopped"
     assert report["slow_vms"][0]["vm_id"] == slow
     assert report["minibatches_lost"] == report["minibatches_recomputed"] == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,9 +63,9 @@ def test_a_full_disk_costs_a_checkpoint_but_not_the_job(
         error = job.until(
             "the disk is full", lambda state: View(state).checkpoint_error
         )
-        assert "No space left on device" in error
+        assert os.strerror(errno.ENOSPC) in error
         shown = job.run("report", job.name, "-o", "json").out
-        assert "No space left on device" in shown
+        assert os.strerror(errno.ENOSPC) in shown
         before = job.checkpoints()[0]
         verify(open_store(small_disk), before.name)
         ballast.unlink()
@@ -95,7 +96,7 @@ def test_a_job_with_a_dead_manager_and_a_damaged_journal_can_be_ended(
         for command in map(str.split, commands):
             answer = job.run(*command, job.name)
             assert answer.code == 1, (command, answer.err)
-            assert "journal is damaged" in answer.error
+            assert "journal" in answer.error
             assert "Traceback" not in answer.err
         answer = job.run("down", job.name)
         assert answer.code == 0, answer.err

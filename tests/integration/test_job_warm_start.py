@@ -54,7 +54,8 @@ def test_a_job_begins_with_given_weights_and_a_fresh_optimizer(
     with Job(tmp_path, "cold", init_from=str(wrong), **options) as job:
         refused = job.launch()
         assert refused.code == 2
-        assert "missing norm.bias; unexpected more; fix the model" in refused.error
+        assert "norm.bias" in refused.error
+        assert "init_from.strict" in refused.error
         assert not job.dir.path.exists()
 
         job.settings["init_from"] = {"path": "warm", "strict": False}
@@ -62,5 +63,5 @@ def test_a_job_begins_with_given_weights_and_a_fresh_optimizer(
         job.save()
         refused = job.launch()
         assert refused.code == 2
-        assert "holds checkpoints already" in refused.error
+        assert "checkpoint.path" in refused.error
         assert not job.dir.path.exists()

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.builders import a_spec, model_facts
 from tests.integration import stub_manager
 from tests.integration.forks import Fork
 from tests.integration.stub_supervisor import MAY_END
@@ -40,7 +41,6 @@ from spottrain.varuna_manager.jobs.follow import Follower
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.launch.control import request_stop
 from spottrain.wire import messages
-from spottrain.wire.model import ModelFacts, SectionFacts
 
 END_S = 900.0
 ENDLESS = 100_000
@@ -147,32 +147,17 @@ class Job:
 
 
 def settings(path: Path, *, steps: int, max_vms: int) -> JobSettings:
-    spec = messages.JobSpec(
-        name="job",
-        entrypoint="train:job",
-        seed=1,
+    spec = a_spec(
         steps=steps,
         minibatch_size=1,
         microbatch_size=1,
         reduction="exact",
         checkpoint_path=str(path / "store"),
         checkpoint_every_steps=1000,
-        checkpoint_keep=2,
         lease_s=60.0,
         heartbeat_s=0.3,
     )
-    section = SectionFacts(
-        index=0, param_bytes=4, optimizer_bytes=8, activation_bytes_per_example=0
-    )
-    facts = ModelFacts(
-        fingerprint="stub",
-        num_parameters=1,
-        blocks="h",
-        sections=(section,),
-        tied=(),
-        dataset_len=100,
-        heldout_len=0,
-    )
+    facts = model_facts(fingerprint="stub", dataset_len=100)
     return JobSettings(
         uid=path.parent.name,
         spec=spec,

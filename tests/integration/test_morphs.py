@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.builders import slots_of
 from tests.integration.fleet import Fleet, Host, Zygote, make_plan, read_weights
 from tests.integration.struck_runs import NUM_SECTIONS, job_spec
 
 from spottrain.wire import messages
-from spottrain.wire.model import Reduction, Slot, StateHome
+from spottrain.wire.model import Reduction, StateHome
 
 STEPS = 16
 SLOWLY = {"TINY_SLEEP_S": "0.1"}
@@ -41,7 +42,7 @@ def test_planned_morphs_keep_pids_and_open_no_checkpoint(
         for number, (depth, width) in enumerate(shapes):
             plan = make_plan(spec, depth, width, "abcd", NUM_SECTIONS)
             planned = {slot.vm_id for slot in plan.slots}
-            donors = [Slot(vm_id=name, index=0) for name in sorted(known - planned)]
+            donors = slots_of(sorted(known - planned))
             fleet.run(plan, checkpoint, donors)
             known |= planned
             fleet.wait_for_step(number + 1)
@@ -76,7 +77,7 @@ def test_planned_morphs_leave_groups_on_devices_and_keep_pids(
         for number, shape in enumerate([(1, 2), (2, 2), (1, 3)]):
             names = "abcd"[: shape[0] * shape[1]]
             plan = make_plan(spec, *shape, names, NUM_SECTIONS, state=state)
-            donors = [Slot(vm_id="d", index=0)] if number == 2 else []
+            donors = slots_of("d" if number == 2 else "")
             fleet.run(plan, checkpoint, donors)
             fleet.wait_for_step(number + 1)
             fleet.stop()

@@ -235,7 +235,7 @@ def test_an_agent_is_not_started_where_we_left(cloud: AwsVms) -> None:
 def test_setup_that_fails_is_the_users_and_its_log_is_kept(cloud: AwsVms) -> None:
     provider = cloud.provider(setup="echo no such wheel >&2\nfalse")
     vm = rent(provider)
-    with pytest.raises(SetupError, match="setup ended with 1: no such wheel"):
+    with pytest.raises(SetupError, match="no such wheel"):
         provider.start_agent(vm.vm_id, NOBODY)
     provider.terminate([vm.vm_id])
     log = cloud.folder / "cloud" / "vms" / vm.vm_id / "setup.log"
@@ -292,9 +292,9 @@ def test_a_host_key_that_changes_while_a_vm_boots_is_asked_for_again(
 def test_an_unfit_image_is_not_rented_for_ever(cloud: AwsVms) -> None:
     provider = cloud.provider({"python": "python-of-nobody"})
     for _ in range(2):
-        with pytest.raises(VmNotFoundError, match="has no python-of-nobody"):
+        with pytest.raises(VmNotFoundError, match="python-of-nobody"):
             provider.start_agent(rent(provider).vm_id, NOBODY)
-    with pytest.raises(MisconfiguredError, match="has no python-of-nobody"):
+    with pytest.raises(MisconfiguredError, match="python-of-nobody"):
         rent(provider)
     assert live(provider) == []
 
@@ -308,7 +308,7 @@ def test_other_software_than_the_fleets_is_refused(cloud: AwsVms) -> None:
     text = memory.read_text()
     version = text.split('"torch": "')[1].split('"')[0]
     memory.write_text(text.replace(f'"{version}"', '"0.1"'))
-    with pytest.raises(VmNotFoundError, match=r"the other hosts have 0\.1"):
+    with pytest.raises(VmNotFoundError, match=r"torch .* 0\.1"):
         provider.start_agent(rent(provider).vm_id, NOBODY)
     assert live(provider) == [first.vm_id]
 
@@ -458,7 +458,7 @@ def test_a_bastion_that_forwards_nothing_says_so(cloud: AwsVms, tmp_path: Path) 
     bastion.start()
     try:
         provider = cloud.provider({"bastion": bastion.host("bastion")})
-        with pytest.raises(VmNotFoundError, match="set AllowTcpForwarding yes"):
+        with pytest.raises(VmNotFoundError, match="AllowTcpForwarding"):
             provider.start_agent(rent(provider).vm_id, NOBODY)
     finally:
         bastion.stop()

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from tests.builders import a_launch
 from tests.contract.ssh_account import empty_workdir
 from tests.fakes.aws import REGION, FakeAws, running
 from tests.fakes.sshd import WHY_NOT
@@ -23,7 +24,6 @@ from spottrain.cloud.port import tags
 from spottrain.cloud.port.errors import CloudError, VmNotFoundError
 from spottrain.cloud.port.provider import (
     HandsOverVms,
-    LaunchRequest,
     ReleasesJob,
     Vm,
     VmState,
@@ -70,12 +70,11 @@ class Client:
         return made
 
     def rent(self, provider: RentedVmProvider) -> Vm:
-        request = LaunchRequest(
+        request = a_launch(
+            provider.offers()[0],
             token=uuid.uuid4().hex,
             job=self.name,
             intent=f"intent-{uuid.uuid4().hex[:8]}",
-            offer=provider.offers()[0],
-            count=1,
             lease_s=LEASE_S,
         )
         (vm,) = provider.launch(request).vms
@@ -269,10 +268,10 @@ def test_an_answer_that_is_lost_leaves_one_owner_and_one_bill(
 
 
 def test_what_was_returned_or_is_late_is_not_given(kept: Kept, cloud: AwsVms) -> None:
-    with pytest.raises(VmNotFoundError, match="too late"):
+    with pytest.raises(VmNotFoundError):
         kept.take(until_s=-1.0)
     kept.giver.terminate([kept.vm.vm_id])
-    with pytest.raises(VmNotFoundError, match="not there"):
+    with pytest.raises(VmNotFoundError):
         kept.take()
     assert kept.second.vms(kept.taker) == {}
     ended = kept.first.vms(kept.giver)[kept.vm.vm_id]
@@ -288,7 +287,7 @@ def test_an_order_that_failed_leaves_it_to_the_one_that_keeps_it(
     with pytest.raises(CloudError):
         kept.take(until_s=0.5)
     cloud.fake.ask("heal")
-    with pytest.raises(VmNotFoundError, match="too late"):
+    with pytest.raises(VmNotFoundError):
         kept.take(until_s=-3600.0)
     giver = kept.first.open()
     assert kept.first.vms(giver)[kept.vm.vm_id].state is VmState.RUNNING

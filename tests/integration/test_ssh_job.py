@@ -200,6 +200,6 @@ def test_down_frees_hosts_whose_manager_was_killed(
         assert vm_processes(hosts)
         answer = job.run("down", job.name)
         assert answer.code == 0, answer.err
-        assert "VMs returned after its manager ended: 1" in answer.err
+        assert "VMs returned" in answer.err
         assert vm_processes(hosts) == []
         assert hosts[0].left() == []

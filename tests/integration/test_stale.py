@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.builders import slots_of
 from tests.integration import stale_jobs
 from tests.integration.fleet import Fleet, Host, Zygote, make_plan, read_weights
 from tests.integration.struck_runs import job_spec
@@ -25,7 +26,7 @@ from spottrain.pipeline.model.skeleton import materialise
 from spottrain.pipeline.model.tracer import trace
 from spottrain.wire import messages
 from spottrain.wire.messages import EvaluationSpec, JobSpec, TraceMinibatches
-from spottrain.wire.model import Network, Plan, Reduction, Slot
+from spottrain.wire.model import Network, Plan, Reduction
 
 STEPS, SECTIONS = 9, {"quadratic_job": 2, "gpt_job": 3}
 SHAPES = [(1, 1), (2, 1), (1, 2), (2, 2)]
@@ -269,7 +270,7 @@ def test_morphs_and_a_resume_from_a_checkpoint_change_no_bit(
         for number, shape in enumerate([(2, 2), (3, 1)]):
             plan = make_plan(spec, *shape, "abcd", 3)
             planned = {slot.vm_id for slot in plan.slots}
-            donors = [Slot(vm_id=name, index=0) for name in sorted(known - planned)]
+            donors = slots_of(sorted(known - planned))
             fleet.run(plan, checkpoint, donors)
             known |= planned
             fleet.wait_for_step(number + 1)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.builders import a_run
 from tests.fakes.gpus import facts
 from tests.integration.fleet import (
     DEADLINE_S,
@@ -45,15 +46,7 @@ def test_a_command_that_comes_twice_is_obeyed_once(fleet: Fleet) -> None:
     first = fleet.open_store("a")
     assert fleet.open_store("a") == first
     plan = make_plan(fleet.spec, 1, 1, "a", NUM_SECTIONS)
-    command = messages.RunGeneration(
-        generation=1,
-        plan=plan,
-        participants=plan.slots,
-        store_host=first[0],
-        store_port=first[1],
-        checkpoint=checkpoint,
-        evaluate_first=False,
-    )
+    command = a_run(plan, store=first, checkpoint=checkpoint)
 
     fleet.machines["a"].send(command)
     fleet.machines["a"].send(command)
@@ -75,17 +68,7 @@ def test_a_store_is_reached_at_its_address_alone_and_ends_once_training_runs(
         socket.create_connection(("127.0.0.2", port))
     plan = make_plan(fleet.spec, 1, 1, "a", NUM_SECTIONS)
     with socket.create_connection((host, port), timeout=DEADLINE_S) as stranger:
-        fleet.machines["a"].send(
-            messages.RunGeneration(
-                generation=1,
-                plan=plan,
-                participants=plan.slots,
-                store_host=host,
-                store_port=port,
-                checkpoint=checkpoint,
-                evaluate_first=False,
-            )
-        )
+        fleet.machines["a"].send(a_run(plan, store=(host, port), checkpoint=checkpoint))
         fleet.wait_for_step(1)
 
         assert stranger.recv(1) == b""  # its other end is gone

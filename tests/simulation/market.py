@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from tests.builders import a_vm, an_offer
+
 from spottrain.cloud.port.provider import Offer, Vm, VmState
 
 GIB = 1 << 30
@@ -11,15 +13,12 @@ GIB = 1 << 30
 
 def offer(zone: str, usd_per_hour: float, *, spot: bool = True) -> Offer:
     """An offer of two slots."""
-    return Offer(
+    return an_offer(
         cloud="simulated",
-        region="r",
         zone=zone,
         instance_type="box",
         spot=spot,
         usd_per_hour=usd_per_hour,
-        observed_at_s=0.0,
-        gpus=1,
         gpu_memory_bytes=4 * GIB,
         available=0,
     )
@@ -59,13 +58,11 @@ class SimulatedVm:
         ended = self.ended_at_s is not None
         if self._listed is not None and self._listed.ended_at_s == self.ended_at_s:
             return self._listed
-        self._listed = Vm(
-            vm_id=self.vm_id,
-            job="job",
+        self._listed = a_vm(
+            self.vm_id,
+            self.offer,
             intent=self.intent,
             state=VmState.TERMINATED if ended else VmState.RUNNING,
-            offer=self.offer,
-            private_address="10.0.0.1",
             launched_at_s=self.launched_at_s,
             ended_at_s=self.ended_at_s,
         )

@@ -12,6 +12,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from tests.builders import a_launch
 from tests.contract.ssh_account import empty_workdir
 from tests.fakes import aws, azure, gcp
 from tests.integration.aws_vms import free_port
@@ -24,7 +25,6 @@ from tests.simulation.world import World
 from spottrain.cloud.port.errors import CloudError, VmNotFoundError
 from spottrain.cloud.port.provider import (
     CloudProvider,
-    LaunchRequest,
     Quota,
     ReleasesJob,
     ReportsQuota,
@@ -181,12 +181,12 @@ class Story(World):
 
     def launch(self, command: c.LaunchVms) -> None:
         self.sync()
-        request = LaunchRequest(
+        request = a_launch(
+            command.offer,
+            command.count,
             token=command.token,
             job=self.name,
             intent=command.intent,
-            offer=command.offer,
-            count=command.count,
             lease_s=SPEC.lease_s,
             image=command.image,
         )

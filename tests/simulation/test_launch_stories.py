@@ -114,7 +114,7 @@ def test_where_port_22_is_blocked_three_vms_are_paid_until_a_person_acts(
         story.run()
     assert story.finished is not None
     assert story.finished.exit_code == 6
-    assert "accepts SSH" in story.finished.reason
+    assert "SSH" in story.finished.reason
     assert len(story.rows()) == 3
     story.dialled = story.port
     story.resume()
@@ -131,7 +131,7 @@ def test_an_image_without_torch_costs_the_first_vms_until_it_is_named(
     story.run()
     assert story.finished is not None
     assert story.finished.exit_code == 6
-    assert "its Python has no torch" in story.finished.reason
+    assert "torch" in story.finished.reason
     assert len(story.rows()) <= 2, "no other zone, type or region is tried"
     story.python = sys.executable
     story.resume()

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.builders import a_spec, model_facts, section_facts
 from tests.simulation.market import Cloud
 from tests.simulation.world import World
 from tests.tiers import first_always
@@ -18,41 +19,28 @@ from spottrain.varuna_manager.core.model.state import (
     spent_usd,
 )
 from spottrain.wire import messages
-from spottrain.wire.messages import JobSpec
-from spottrain.wire.model import ModelFacts, SectionFacts, Slot
+from spottrain.wire.model import Slot
 
-FACTS = ModelFacts(
-    fingerprint="model",
-    num_parameters=4_000_000,
-    blocks="blocks",
-    sections=tuple(
-        SectionFacts(
-            index=i,
-            param_bytes=1 << 28,
-            optimizer_bytes=1 << 29,
-            activation_bytes_per_example=1 << 10,
+FACTS = model_facts(
+    (
+        section_facts(
+            i, param_bytes=1 << 28, optimizer_bytes=1 << 29, activation_bytes=1 << 10
         )
         for i in range(4)
     ),
-    tied=(),
+    num_parameters=4_000_000,
     dataset_len=1000,
     heldout_len=10,
 )
 """A slot of 4 GiB holds at most two of the four sections, so P >= 2."""
 
-SPEC = JobSpec(
-    name="job",
+SPEC = a_spec(
     entrypoint="m:f",
     seed=0,
     steps=150,
-    minibatch_size=8,
     microbatch_size=1,
-    reduction="fast",
-    checkpoint_path="/checkpoints",
     checkpoint_every_steps=25,
     checkpoint_keep=3,
-    lease_s=600.0,
-    heartbeat_s=1.0,
 )
 
 

@@ -47,9 +47,7 @@ def test_a_slow_vm_is_replaced_by_one_that_is_rented_for_it(seed: int) -> None:
     assert job.tally.slow_vms_replaced == 1
     assert job.cloud.vms[slow.vm_id].slowness == 2.0
     assert slow.slowness == pytest.approx(2.0, rel=0.2)
-    assert f"{slow.vm_id} is 2.0x slower than the others of its stage in" in (
-        slow.evidence
-    )
+    assert f"{slow.vm_id} is 2.0x slower" in slow.evidence
     assert len(job.cloud.vms) == 9
     assert "slow" in job.generations[-1].reason
     assert job.generations[-1].num_slots == 8

@@ -8,6 +8,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from tests.builders import (
+    a_profile,
+    generation_started,
+    microbatch_profile,
+    minibatch_committed,
+    section_profile,
+)
 from tests.simulation.market import SimulatedVm
 
 from spottrain.morphing.adapt.checkpointing import CheckpointInterval
@@ -17,11 +24,8 @@ from spottrain.varuna_manager.core.model.events import CheckpointRef
 from spottrain.varuna_manager.core.model.records import VmPhase
 from spottrain.wire import messages
 from spottrain.wire.model import (
-    LinkProfile,
-    MicrobatchProfile,
     ModelFacts,
     Profile,
-    SectionProfile,
     Slot,
 )
 
@@ -205,14 +209,11 @@ class Workers:
         for rank, slot in enumerate(plan.slots):
             sections = plan.sections_of(rank % plan.pipeline_depth)
             self.vm(slot).memory[slot.index] = (step, frozenset(sections))
-            started = messages.GenerationStarted(
+            started = generation_started(
+                step,
                 generation=group.number,
                 slot=slot.index,
-                pid=1,
-                step=step,
-                outcome="restored" if loaded else "same",
-                sections_moved=0,
-                sections_loaded=0,
+                restored=bool(loaded),
             )
             self.report(slot, started)
         if (
@@ -356,19 +357,18 @@ class Workers:
             busy_s, microbatches = stretch.busy[rank]
             self.report(
                 slot,
-                messages.MinibatchCommitted(
-                    generation=group.number,
-                    slot=slot.index,
-                    step=step,
-                    sections=tuple(sections),
-                    loss=10.0 / step,
-                    grad_norm=1.0,
-                    step_s=stretch.step_s,
-                    peak_bytes=1,
-                    busy_s=busy_s,
-                    microbatches=microbatches,
+                replace(
+                    minibatch_committed(
+                        step,
+                        generation=group.number,
+                        slot=slot.index,
+                        sections=sections,
+                        loss=10.0 / step,
+                        step_s=stretch.step_s,
+                        busy_s=busy_s,
+                        microbatches=microbatches,
+                    ),
                     recomputes=microbatches,
-                    tasks_s=busy_s,
                     checkpoint_every_steps=(
                         group.interval.every_steps if chosen and not rank else 0
                     ),
@@ -493,27 +493,13 @@ class Workers:
 @functools.cache
 def profile_of(facts: ModelFacts) -> Profile:
     """Every section takes the same time."""
-    return Profile(
+    return a_profile(
+        microbatch_profile(
+            section_profile(
+                section.index, forward_s=0.5, saved_bytes=1 << 20, output_bytes=1 << 10
+            )
+            for section in facts.sections
+        ),
         fingerprint=facts.fingerprint,
         device="simulated",
-        software="software",
-        microbatches=(
-            MicrobatchProfile(
-                microbatch_size=1,
-                sections=tuple(
-                    SectionProfile(
-                        index=section.index,
-                        forward_s=0.5,
-                        backward_s=1.0,
-                        recompute_s=0.5,
-                        saved_bytes=1 << 20,
-                        output_bytes=1 << 10,
-                    )
-                    for section in facts.sections
-                ),
-            ),
-        ),
-        optimizer_s_per_byte=0.0,
-        within_vm=LinkProfile(latency_s=1e-4, bandwidth_bytes_per_s=1e9),
-        between_vms=LinkProfile(latency_s=1e-4, bandwidth_bytes_per_s=1e9),
     )

@@ -8,6 +8,8 @@ import threading
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from tests.builders import a_vm, an_offer
+
 from spottrain.cloud.port import errors
 from spottrain.cloud.port.provider import (
     AgentBootstrap,
@@ -22,15 +24,10 @@ from spottrain.cloud.port.provider import (
 )
 from spottrain.errors import UserCodeError
 
-OFFER = Offer(
+OFFER = an_offer(
     cloud="odd",
-    region="r",
-    zone="z",
-    instance_type="t",
-    spot=True,
     usd_per_hour=0.1,
     observed_at_s=1.5,
-    gpus=1,
     gpu_memory_bytes=1 << 34,
     family="f",
 )
@@ -51,13 +48,12 @@ class OddProvider:
     def launch(self, request: LaunchRequest) -> LaunchResult:
         if request.token == "die":
             os._exit(9)
-        vm = Vm(
-            vm_id=f"{request.token}-é",
+        vm = a_vm(
+            f"{request.token}-é",
+            request.offer,
             job=request.job,
             intent=request.intent,
             state=VmState.STARTING,
-            offer=request.offer,
-            private_address="10.0.0.1",
             launched_at_s=2.25,
         )
         return LaunchResult(vms=(vm,) * request.count, refusal="a few")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.builders import a_launch
 
 from spottrain.cloud.local.market import EventKind, MarketEvent, MarketSpec, ZoneSpec
 from spottrain.cloud.local.provider import LocalProvider
@@ -145,13 +146,8 @@ class Cloud:
     ) -> LaunchRequest:
         """A wish for machines of the first zone."""
         offer = next(o for o in self.client().offers() if o.spot is spot)
-        return LaunchRequest(
-            token=token or uuid.uuid4().hex,
-            job=self.job,
-            intent="intent",
-            offer=offer,
-            count=count,
-            lease_s=60,
+        return a_launch(
+            offer, count, token=token or uuid.uuid4().hex, job=self.job, lease_s=60
         )
 
     def launch(self, count: int = 1, *, spot: bool = True) -> tuple[Vm, ...]:

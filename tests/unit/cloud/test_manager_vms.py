@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.builders import a_launch
 from tests.fakes import aws as aws_fake
 from tests.fakes import azure as azure_fake
 from tests.fakes.gcp import running as running_gcp
@@ -40,13 +41,8 @@ def wish_for(offer: Offer, machine: ManagerMachine) -> LaunchRequest:
         gpu_memory_bytes=0,
         family="",
     )
-    return LaunchRequest(
-        token="token-0",
-        job="far",
-        intent=tags.MANAGER,
-        offer=small,
-        count=1,
-        lease_s=1800.0,
+    return a_launch(
+        small, token="token-0", job="far", intent=tags.MANAGER, lease_s=1800.0
     )
 
 

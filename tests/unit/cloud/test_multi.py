@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.builders import a_launch
 from tests.unit.cloud.toy_cloud import CountedCloud, ToyCloud
 
 from spottrain.cloud import multi
@@ -38,9 +39,7 @@ def both(*clouds: ToyCloud) -> MultiCloudProvider:
 
 
 def launch_request(offer: Offer, token: str = "token", count: int = 1) -> LaunchRequest:
-    return LaunchRequest(
-        token=token, job="job", intent=token, offer=offer, count=count, lease_s=60.0
-    )
+    return a_launch(offer, count, token=token, intent=token, lease_s=60.0)
 
 
 def offer_of(cloud: ToyCloud) -> Offer:
@@ -118,7 +117,7 @@ def test_it_has_the_abilities_of_its_clouds_and_no_others(
     one.close()
     assert aws.closed
     assert gcp.closed
-    with pytest.raises(CloudError, match="already closed"):
+    with pytest.raises(CloudError, match="closed"):
         one.offers()
 
 
@@ -144,10 +143,10 @@ def test_a_cloud_that_is_down_does_not_stop_the_others(
     assert {offer.cloud for offer in one.offers()} == {"gcp"}
     assert len(one.launch(launch_request(offer_of(gcp), "more")).vms) == 1
     assert len(one.list_all()) == 2
-    with pytest.raises(CloudError, match="aws: does not answer"):
+    with pytest.raises(CloudError, match=r"^aws: "):
         one.terminate(["aws.v.0", "gcp.v.0"])
     assert gcp.vms["v.0"].ended_at_s is not None
-    with pytest.raises(CloudError, match="aws: does not answer"):
+    with pytest.raises(CloudError, match=r"^aws: "):
         one.release("job")
     assert gcp.released == ["job"]
     gcp.down = True
@@ -161,11 +160,11 @@ def test_vms_of_a_cloud_that_does_not_answer_are_not_taken_for_ended(
     one = both(aws, gcp)
     one.launch(launch_request(offer_of(aws)))
     aws.down = True
-    with pytest.raises(CloudError, match="aws: does not answer"):
+    with pytest.raises(CloudError, match=r"^aws: "):
         one.list_vms("job")
     parts = one.parts()
     assert parts["gcp"].list_vms("job") == ()
-    with pytest.raises(CloudError, match="aws: does not answer"):
+    with pytest.raises(CloudError, match=r"^aws: "):
         parts["aws"].list_vms("job")
 
 
@@ -210,7 +209,7 @@ def test_a_cloud_that_was_never_used_need_not_be_opened_to_be_empty(
     assert one.parts()["gcp"].list_vms("job") == ()
     one.release("job")
     assert aws.released == ["job"]
-    with pytest.raises(CloudError, match="gcp: no credentials"):
+    with pytest.raises(CloudError, match=r"^gcp: "):
         one.parts()["gcp"].offers()
     used: Any = MultiCloudProvider(openers)
     for call in (used.list_vms, used.release):

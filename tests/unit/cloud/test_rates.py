@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.builders import a_launch
 from tests.fakes import aws, azure, gcp
 from tests.fakes.throttling import AWS, per_minute, token_bucket
 
 from spottrain.cloud.port.errors import ThrottledError
-from spottrain.cloud.port.provider import LaunchRequest
 
 POLLS = 90
 """Of a minute and a half, one a second."""
@@ -37,14 +37,7 @@ def cloud(request: pytest.FixtureRequest) -> Iterator[Any]:
 def launch(provider: Any, intent: int) -> Any:
     offer = next(offer for offer in provider.offers() if offer.spot)
     return provider.launch(
-        LaunchRequest(
-            token=f"uid-{intent}",
-            job="job",
-            intent=f"intent-{intent}",
-            offer=offer,
-            count=VMS,
-            lease_s=600,
-        )
+        a_launch(offer, VMS, token=f"uid-{intent}", intent=f"intent-{intent}")
     ).vms
 
 

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.builders import a_launch
 from tests.fakes import aws, azure, gcp
 
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.facts import without_attached
-from spottrain.cloud.port.provider import LaunchRequest, Vm
+from spottrain.cloud.port.provider import Vm
 
 Fake = aws.FakeAws | azure.FakeAzure | gcp.FakeGcp
 ANN = {"uid": "a" * 32, "owner": "ann@example.org"}
@@ -33,13 +34,11 @@ def fake(cloud: Fake) -> Iterator[Fake]:
 def rent(provider: Any, intent: str = "intent-0") -> Vm:
     """Rent as managers do: intents are called the same for everybody."""
     offer = next(offer for offer in provider.offers() if offer.spot)
-    request = LaunchRequest(
+    request = a_launch(
+        offer,
         token=f"{provider._settings.uid}-{intent}",
         job="quickstart",
         intent=intent,
-        offer=offer,
-        count=1,
-        lease_s=600,
     )
     vms: tuple[Vm, ...] = provider.launch(request).vms
     return vms[0]

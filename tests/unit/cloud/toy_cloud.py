@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from tests.builders import a_vm, an_offer
+
 from spottrain.cloud.port.errors import CloudError, NoCapacityError, VmNotFoundError
 from spottrain.cloud.port.provider import (
     LaunchRequest,
@@ -40,15 +42,10 @@ class ToyCloud:
 
     def offers(self) -> Sequence[Offer]:
         self._answer()
-        offer = Offer(
+        offer = an_offer(
             cloud=self.name,
             region=f"{self.name}-r",
             zone=f"{self.name}-z",
-            instance_type="t",
-            spot=True,
-            usd_per_hour=1.0,
-            observed_at_s=0.0,
-            gpus=1,
             gpu_memory_bytes=1 << 34,
         )
         return (offer,)
@@ -62,13 +59,11 @@ class ToyCloud:
                 raise NoCapacityError(f"{self.name}: nothing left")
             ids = tuple(f"v.{len(self.vms) + i}" for i in range(given))
             for vm_id in ids:
-                self.vms[vm_id] = Vm(
-                    vm_id=vm_id,
+                self.vms[vm_id] = a_vm(
+                    vm_id,
+                    request.offer,
                     job=request.job,
                     intent=request.intent,
-                    state=VmState.RUNNING,
-                    offer=request.offer,
-                    private_address="10.0.0.1",
                     launched_at_s=1.0,
                 )
             self.tokens[request.token] = ids

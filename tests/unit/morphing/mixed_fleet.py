@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tests.builders import (
+    a_link,
+    a_profile,
+    microbatch_profile,
+    model_facts,
+    section_facts,
+    section_profile,
+)
+
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.placement import Device
 from spottrain.wire.model import (
-    LinkProfile,
-    MicrobatchProfile,
     ModelFacts,
     Plan,
     Profile,
-    SectionFacts,
-    SectionProfile,
     Slot,
 )
 
@@ -26,52 +31,40 @@ MEMORY_BYTES = 12 * 2**30
 def facts() -> ModelFacts:
     """Return a model of 600 million parameters, with Adam 9 GiB of state."""
     elements = 25 * 10**6
-    return ModelFacts(
-        fingerprint="model",
-        num_parameters=SECTIONS * elements,
-        blocks="blocks",
-        sections=tuple(
-            SectionFacts(
-                index=i,
+    return model_facts(
+        (
+            section_facts(
+                i,
                 param_bytes=4 * elements,
                 optimizer_bytes=8 * elements,
-                activation_bytes_per_example=4 * MIB if i < SECTIONS - 1 else 0,
+                activation_bytes=4 * MIB if i < SECTIONS - 1 else 0,
             )
             for i in range(SECTIONS)
         ),
-        tied=(),
-        dataset_len=1,
-        heldout_len=0,
+        num_parameters=SECTIONS * elements,
     )
 
 
 def profile() -> Profile:
     """Return times on a device of speed 1."""
-    return Profile(
-        fingerprint="model",
-        device="slow",
-        software="software",
-        microbatches=(
-            MicrobatchProfile(
-                microbatch_size=MICROBATCH_SIZE,
-                sections=tuple(
-                    SectionProfile(
-                        index=i,
-                        forward_s=0.020,
-                        backward_s=0.040,
-                        recompute_s=0.020,
-                        saved_bytes=200 * MIB,
-                        output_bytes=16 * MIB if i < SECTIONS - 1 else 0,
-                    )
-                    for i in range(SECTIONS)
-                ),
+    return a_profile(
+        microbatch_profile(
+            (
+                section_profile(
+                    i,
+                    forward_s=0.020,
+                    saved_bytes=200 * MIB,
+                    output_bytes=16 * MIB if i < SECTIONS - 1 else 0,
+                )
+                for i in range(SECTIONS)
             ),
+            MICROBATCH_SIZE,
         ),
+        device="slow",
         optimizer_s_per_byte=1e-11,
-        within_vm=LinkProfile(latency_s=2e-5, bandwidth_bytes_per_s=1e10),
-        between_vms=LinkProfile(latency_s=1e-4, bandwidth_bytes_per_s=2.5e9),
-        origin="written",
-        sources=("made up",),
+        within_vm=a_link(latency_s=2e-5, bytes_per_s=1e10),
+        between_vms=a_link(bytes_per_s=2.5e9),
+        written=True,
     )
 
 

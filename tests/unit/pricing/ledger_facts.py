@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from hypothesis import strategies as st
+from tests.builders import an_offer
 
 from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.billing.ledger import Ledger
@@ -20,17 +21,7 @@ from spottrain.pricing.billing.money import (
 )
 from spottrain.pricing.billing.terms import EXACT, TERMS
 
-LOCAL = Offer(
-    cloud="local",
-    region="r",
-    zone="z",
-    instance_type="t",
-    spot=True,
-    usd_per_hour=3.6,
-    observed_at_s=0.0,
-    gpus=1,
-    gpu_memory_bytes=1,
-)
+LOCAL = an_offer(usd_per_hour=3.6, gpu_memory_bytes=1)
 AWS = replace(LOCAL, cloud="aws")
 PLACES = (
     AWS,

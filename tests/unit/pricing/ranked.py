@@ -2,65 +2,49 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
+from tests.builders import (
+    a_link,
+    a_profile,
+    an_offer,
+    microbatch_profile,
+    model_facts,
+    section_facts,
+    section_profile,
+)
 
 from spottrain.cloud.port.provider import Offer
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.pricing.ranking.machine import MachineShape
 from spottrain.pricing.ranking.rank import Priced, RankingTerms
 from spottrain.pricing.ranking.throughput import ThroughputCache
-from spottrain.wire.model import (
-    LinkProfile,
-    MicrobatchProfile,
-    ModelFacts,
-    Profile,
-    SectionFacts,
-    SectionProfile,
-)
 
 SECTIONS = 4
-FACTS = ModelFacts(
-    fingerprint="model",
-    num_parameters=4 * SECTIONS * 10**6,
-    blocks="blocks",
-    sections=tuple(
-        SectionFacts(
-            index=k,
+FACTS = model_facts(
+    (
+        section_facts(
+            k,
             param_bytes=16 * 10**6,
             optimizer_bytes=32 * 10**6,
-            activation_bytes_per_example=10**6,
+            activation_bytes=10**6,
         )
         for k in range(SECTIONS)
     ),
-    tied=(),
-    dataset_len=1,
+    num_parameters=4 * SECTIONS * 10**6,
     heldout_len=1,
 )
-PROFILE = Profile(
-    fingerprint="model",
-    device="V100-16GB",
-    software="software",
-    microbatches=(
-        MicrobatchProfile(
-            microbatch_size=1,
-            sections=tuple(
-                SectionProfile(
-                    index=k,
-                    forward_s=0.01,
-                    backward_s=0.02,
-                    recompute_s=0.01,
-                    saved_bytes=10**7,
-                    output_bytes=10**6,
-                )
-                for k in range(SECTIONS)
-            ),
-        ),
+PROFILE = a_profile(
+    microbatch_profile(
+        section_profile(k, forward_s=0.01, saved_bytes=10**7, output_bytes=10**6)
+        for k in range(SECTIONS)
     ),
+    device="V100-16GB",
     optimizer_s_per_byte=1e-11,
-    within_vm=LinkProfile(latency_s=1e-5, bandwidth_bytes_per_s=1e10),
-    between_vms=LinkProfile(latency_s=1e-4, bandwidth_bytes_per_s=1e9),
+    within_vm=a_link(latency_s=1e-5, bytes_per_s=1e10),
+    between_vms=a_link(),
 )
 JOB = PlanInputs(
     facts=FACTS,
@@ -78,18 +62,8 @@ TOO_SMALL = MachineShape(gpus=1, gpu_memory_bytes=10**7)
 
 
 def offer(**changes: Any) -> Offer:
-    values: dict[str, Any] = {
-        "cloud": "aws",
-        "region": "r",
-        "zone": "a",
-        "instance_type": "t",
-        "spot": True,
-        "usd_per_hour": 2.0,
-        "observed_at_s": 0.0,
-        "gpus": 1,
-        "gpu_memory_bytes": 10**9,
-    }
-    return Offer(**{**values, **changes})
+    some = an_offer(cloud="aws", zone="a", usd_per_hour=2.0, gpu_memory_bytes=10**9)
+    return replace(some, **changes)
 
 
 def priced(machine: MachineShape | None = MACHINE, **changes: Any) -> Priced:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.builders import a_manifest
 from tests.checkpoints import newest_valid, verify
 from tests.fakes.object_store import S3
 
@@ -51,17 +52,7 @@ def put_files(store: Store, step: int, generation: int = 0) -> Manifest:
                 tensors=(tensor,),
             )
         )
-    return Manifest(
-        name=name,
-        step=step,
-        num_sections=NUM_SECTIONS,
-        model_fingerprint="m",
-        config_fingerprint="c",
-        seed=1,
-        minibatch_size=16,
-        microbatch_size=2,
-        files=tuple(files),
-    )
+    return a_manifest(name, step, tuple(files))
 
 
 def put_checkpoint(store: Store, step: int, generation: int = 0) -> Manifest:

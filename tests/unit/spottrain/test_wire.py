@@ -11,6 +11,7 @@ from typing import Any, get_args
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.builders import model_facts, section_facts
 from tests.tiers import costly
 
 from spottrain.errors import WireError
@@ -22,7 +23,6 @@ from spottrain.wire.model import (
     Plan,
     Profile,
     ScheduleKind,
-    SectionFacts,
     Slot,
     segments_of,
 )
@@ -295,7 +295,7 @@ def test_a_stage_of_an_interleaved_plan_has_several_runs_of_sections() -> None:
 def test_an_interleaved_plan_that_cannot_run_is_refused(
     changes: dict[str, Any],
 ) -> None:
-    with pytest.raises(WireError, match="plan does not add up"):
+    with pytest.raises(WireError):
         a_plan(**INTERLEAVED | changes)
 
 
@@ -305,7 +305,7 @@ def test_an_interleaved_plan_that_cannot_run_is_refused(
 def test_segments_that_cannot_be_recomputed_are_refused(
     changes: dict[str, Any],
 ) -> None:
-    with pytest.raises(WireError, match="plan does not add up"):
+    with pytest.raises(WireError):
         a_plan(**changes)
 
 
@@ -377,21 +377,7 @@ def test_a_choice_that_is_none_names_those_there_are() -> None:
 
 @pytest.mark.parametrize(("trained", "stored"), [(None, 3 * 24), (4, 3 * 16 + 8)])
 def test_frozen_parameters_are_stored_once(trained: int | None, stored: int) -> None:
-    section = SectionFacts(
-        index=0,
-        param_bytes=12,
-        optimizer_bytes=12,
-        activation_bytes_per_example=0,
-        gradient_bytes=trained,
-    )
-    facts = ModelFacts(
-        fingerprint="f",
-        num_parameters=3,
-        blocks="blocks",
-        sections=(section,),
-        tied=(),
-        dataset_len=1,
-        heldout_len=0,
-    )
+    section = section_facts(param_bytes=12, optimizer_bytes=12, gradient_bytes=trained)
+    facts = model_facts([section])
     assert facts.stored_bytes(3) == stored
     assert facts.stored_bytes(0) == 0

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import uvicorn
+from tests.builders import a_spec
 
 from spottrain.varuna_manager.agent.client import ManagerClient
 from spottrain.varuna_manager.core.model.settings import Limit, PoolGrant
@@ -26,18 +27,11 @@ from spottrain.varuna_manager.jobs.traces import TraceSet, TracesRefusedError
 from spottrain.varuna_manager.launch.limits import LimitsRefusedError
 from spottrain.wire import messages
 
-SPEC = messages.JobSpec(
-    name="job",
-    entrypoint="train:job",
-    seed=1,
-    steps=10,
+SPEC = a_spec(
     minibatch_size=4,
-    microbatch_size=2,
     reduction="exact",
     checkpoint_path="/tmp/none",
     checkpoint_every_steps=5,
-    checkpoint_keep=2,
-    lease_s=600.0,
     heartbeat_s=0.2,
 )
 

@@ -6,10 +6,25 @@ import json
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from tests.builders import (
+    a_link,
+    a_plan,
+    a_profile,
+    a_spec,
+    a_vm,
+    an_offer,
+    generation_started,
+    microbatch_profile,
+    minibatch_committed,
+    model_facts,
+    section_facts,
+    section_profile,
+    slots_of,
+)
 from tests.unit.varuna_manager.invariants import check_invariants
 from tests.view import View
 
-from spottrain.cloud.port.provider import Offer, Vm, VmState
+from spottrain.cloud.port.provider import Offer, Vm
 from spottrain.varuna_manager.core import step as core
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
@@ -22,85 +37,40 @@ from spottrain.varuna_manager.watch.watches import EACH, Watches
 from spottrain.wire import messages
 from spottrain.wire.model import (
     GpuFacts,
-    LinkProfile,
-    MicrobatchProfile,
-    ModelFacts,
     Plan,
     Profile,
-    SectionFacts,
-    SectionProfile,
-    Slot,
 )
 
 Emitted = TypeVar("Emitted")
 Sent = TypeVar("Sent")
 
-SPEC = messages.JobSpec(
-    name="job",
+SPEC = a_spec(
     entrypoint="m:f",
     seed=0,
     steps=100,
-    minibatch_size=8,
     microbatch_size=1,
-    reduction="fast",
-    checkpoint_path="/checkpoints",
     checkpoint_every_steps=25,
     checkpoint_keep=3,
-    lease_s=600.0,
-    heartbeat_s=1.0,
 )
 
-FACTS = ModelFacts(
-    fingerprint="model",
-    num_parameters=1,
-    blocks="blocks",
-    sections=tuple(
-        SectionFacts(
-            index=i, param_bytes=1, optimizer_bytes=1, activation_bytes_per_example=1
-        )
+FACTS = model_facts(
+    (
+        section_facts(i, param_bytes=1, optimizer_bytes=1, activation_bytes=1)
         for i in range(2)
     ),
-    tied=(),
-    dataset_len=1,
     heldout_len=1,
 )
 
-PROFILE = Profile(
-    fingerprint="model",
-    device="cpu",
-    software="software",
-    microbatches=(
-        MicrobatchProfile(
-            microbatch_size=1,
-            sections=tuple(
-                SectionProfile(
-                    index=index,
-                    forward_s=0.1,
-                    backward_s=0.2,
-                    recompute_s=0.1,
-                    saved_bytes=1,
-                    output_bytes=1,
-                )
-                for index in range(2)
-            ),
-        ),
+PROFILE = a_profile(
+    microbatch_profile(
+        section_profile(index, forward_s=0.1, saved_bytes=1, output_bytes=1)
+        for index in range(2)
     ),
-    optimizer_s_per_byte=0.0,
-    within_vm=LinkProfile(latency_s=0.0, bandwidth_bytes_per_s=1.0),
-    between_vms=LinkProfile(latency_s=0.0, bandwidth_bytes_per_s=1.0),
+    device="cpu",
+    between_vms=a_link(latency_s=0.0, bytes_per_s=1.0),
 )
 
-OFFER = Offer(
-    cloud="local",
-    region="r",
-    zone="z",
-    instance_type="t",
-    spot=True,
-    usd_per_hour=1.0,
-    observed_at_s=0.0,
-    gpus=1,
-    gpu_memory_bytes=1 << 30,
-)
+OFFER = an_offer()
 
 ON_DEMAND = replace(OFFER, spot=False, usd_per_hour=3.0)
 
@@ -110,17 +80,12 @@ SETTINGS = JobSettings(uid="uid", spec=SPEC, facts=FACTS, max_vms=4, debounce_s=
 def plan_over(ids: tuple[str, ...], step_s: float = 1.0) -> Plan:
     """Two stages, as wide as the VMs allow."""
     width = len(ids) // 2
-    return Plan(
-        pipeline_depth=2,
-        data_parallel_width=width,
-        microbatch_size=1,
-        minibatch_size=8,
-        schedule="varuna",
-        recompute=True,
-        stage_bounds=(0, 1, 2),
+    return a_plan(
+        2,
+        width,
         replica_bounds=(*range(width), 8),
-        slots=tuple(Slot(vm_id=vm_id, index=0) for vm_id in ids[: 2 * width]),
-        predicted_step_s=step_s / width,
+        slots=slots_of(ids[: 2 * width]),
+        step_s=step_s / width,
     )
 
 
@@ -246,15 +211,7 @@ class Story(View):
 
     def listed(self, vm_id: str, intent: str = "intent-0", **changes: Any) -> Vm:
         """A VM as its cloud lists it."""
-        vm = Vm(
-            vm_id=vm_id,
-            job="job",
-            intent=intent,
-            state=VmState.RUNNING,
-            offer=OFFER,
-            private_address="10.0.0.1",
-            launched_at_s=self.now_s,
-        )
+        vm = a_vm(vm_id, OFFER, intent=intent, launched_at_s=self.now_s)
         return replace(vm, **changes)
 
     def intend(self) -> c.IntendLaunch:
@@ -349,15 +306,7 @@ class Story(View):
             self.report(slot.vm_id, self.started(step))
 
     def started(self, step: int) -> messages.GenerationStarted:
-        return messages.GenerationStarted(
-            generation=self.generation.number,
-            slot=0,
-            pid=1,
-            step=step,
-            outcome="same",
-            sections_moved=0,
-            sections_loaded=0,
-        )
+        return generation_started(step, generation=self.generation.number)
 
     def commit(
         self,
@@ -372,14 +321,11 @@ class Story(View):
             if only is None or slot.vm_id in only:
                 self.report(
                     slot.vm_id,
-                    messages.MinibatchCommitted(
+                    minibatch_committed(
+                        step,
                         generation=self.generation.number,
-                        slot=0,
-                        step=step,
-                        sections=tuple(plan.sections_of(rank % 2)),
+                        sections=plan.sections_of(rank % 2),
                         loss=5.0 - step / 100,
-                        grad_norm=1.0,
-                        step_s=1.0,
                         peak_bytes=step,
                         skipped=skipped,
                     ),

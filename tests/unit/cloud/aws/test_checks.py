@@ -112,4 +112,4 @@ def test_refused_credentials_end_the_checks(aws: FakeAws) -> None:
     findings = found(aws)
     assert list(findings) == ["credentials"]
     assert not findings["credentials"][0]
-    assert "check the credentials" in findings["credentials"][1]
+    assert "credentials" in findings["credentials"][1]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from tests.builders import a_launch
 from tests.fakes.aws import KIND, ON_DEMAND_USD, REGION, ZONE, FakeAws
 
 from spottrain.cloud.aws.provider import AwsProvider
@@ -46,14 +47,7 @@ def spot(provider: AwsProvider) -> Offer:
 def launch_request(
     offer: Offer, count: int = 1, intent: str = "intent-1"
 ) -> LaunchRequest:
-    return LaunchRequest(
-        token=f"uid-{intent}",
-        job="job",
-        intent=intent,
-        offer=offer,
-        count=count,
-        lease_s=600,
-    )
+    return a_launch(offer, count, token=f"uid-{intent}", intent=intent)
 
 
 def rent(provider: AwsProvider, count: int = 1, intent: str = "intent-1") -> list[Vm]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.builders import a_launch
 from tests.fakes.aws import FakeFacts
 
 from spottrain.cloud.aws import requests
@@ -36,9 +37,7 @@ def launch_request(
         usd_per_hour=usd,
         observed_at_s=1.0,
     )
-    return LaunchRequest(
-        token=token, job="j", intent="intent-1", offer=offer, count=3, lease_s=600.5
-    )
+    return a_launch(offer, 3, token=token, job="j", intent="intent-1", lease_s=600.5)
 
 
 def test_a_repeated_launch_request_is_identical() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.builders import a_launch
 from tests.fakes.azure import ZONE, FakeAzure
 
 from spottrain.cloud.azure.provider import AzureProvider
@@ -16,14 +17,7 @@ def offer_in(provider: AzureProvider, zone: str = ZONE, *, spot: bool = True) ->
 def launch_request(
     offer: Offer, count: int = 1, intent: str = "intent-1", job: str = "job"
 ) -> LaunchRequest:
-    return LaunchRequest(
-        token=f"uid-{intent}",
-        job=job,
-        intent=intent,
-        offer=offer,
-        count=count,
-        lease_s=600,
-    )
+    return a_launch(offer, count, token=f"uid-{intent}", job=job, intent=intent)
 
 
 def rent(

@@ -11,6 +11,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.builders import a_launch
 from tests.fakes.azure_model import check
 from tests.fakes.azure_rules import check_body
 
@@ -47,9 +48,7 @@ def launch_request(
         usd_per_hour=usd,
         observed_at_s=1.0,
     )
-    return LaunchRequest(
-        token=token, job="j", intent="intent-1", offer=offer, count=3, lease_s=600.5
-    )
+    return a_launch(offer, 3, token=token, job="j", intent="intent-1", lease_s=600.5)
 
 
 def vm(
@@ -114,13 +113,8 @@ def test_the_price_comes_back_from_the_tags_as_it_was(usd: float) -> None:
 
 @given(st.text(min_size=1, max_size=200), st.integers(1, 64))
 def test_names_follow_from_the_token_and_fit_azure(token: str, count: int) -> None:
-    asked = LaunchRequest(
-        token=token,
-        job="j",
-        intent="i",
-        offer=launch_request().offer,
-        count=count,
-        lease_s=1,
+    asked = a_launch(
+        launch_request().offer, count, token=token, job="j", intent="i", lease_s=1
     )
     names = requests.vm_names(asked, SETTINGS)
     assert names == requests.vm_names(asked, SETTINGS)

@@ -77,13 +77,13 @@ def test_a_flipped_bit_is_detected_or_harmless(kind: str, bit: int) -> None:
 
 @pytest.mark.parametrize("kind", ["gz", "bz2", "xz", "zip"])
 def test_a_flipped_bit_in_the_content_is_detected(kind: str) -> None:
-    with pytest.raises(DataError, match=r"cannot be unpacked: |or is damaged;"):
+    with pytest.raises(DataError, match="archive"):
         unpacked(flipped(packed(kind), 8 * 1500))
 
 
 def test_a_damaged_header_of_a_later_file_is_detected() -> None:
     at = packed("").index(b"below/b.txt")
-    with pytest.raises(DataError, match="cannot be unpacked: bad checksum"):
+    with pytest.raises(DataError, match="cannot be unpacked: bad checksum; fix"):
         unpacked(flipped(packed(""), 8 * at))
 
 

@@ -183,7 +183,7 @@ def test_a_url_without_a_valid_file_name_is_refused(
 ) -> None:
     web.files[f"/{last}"] = b"1"
     above = {"s3": "s3://bucket", "http": web.url}[scheme]
-    with pytest.raises(DataError, match=r"object name .* is not allowed"):
+    with pytest.raises(DataError, match="object name"):
         open_source(request(f"{above}/{last}"), patience_s=0.1)
 
 
@@ -202,7 +202,7 @@ def test_an_invalid_content_length_is_refused(web: Web, claims: str) -> None:
 
 @pytest.mark.parametrize("name", ["../a", "a/../../b", "/etc/passwd", "a/\0"])
 def test_a_name_outside_the_folder_is_refused(name: str) -> None:
-    with pytest.raises(DataError, match=r"object name .* is not allowed"):
+    with pytest.raises(DataError, match=r"object name .* is not allowed; rename it"):
         list(files_of(request("s3://b/"), versions(name, num_bytes=1)))
 
 

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from tests.builders import a_launch
 from tests.fakes.gcp import (
     ATTACHED,
     KIND,
@@ -53,14 +54,7 @@ def spot(provider: GcpProvider) -> Offer:
 def launch_request(
     offer: Offer, count: int = 1, intent: str = "intent-1"
 ) -> LaunchRequest:
-    return LaunchRequest(
-        token=f"uid-{intent}",
-        job="job",
-        intent=intent,
-        offer=offer,
-        count=count,
-        lease_s=600,
-    )
+    return a_launch(offer, count, token=f"uid-{intent}", intent=intent)
 
 
 def rent(provider: GcpProvider, count: int = 1, intent: str = "intent-1") -> list[Vm]:

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.builders import a_launch
 from tests.fakes.gcp import ATTACHED, KIND, PROJECT, PUBLIC_KEY, ZONE, FakeFacts
 
 from spottrain.cloud.gcp import answers, requests
@@ -48,9 +49,7 @@ def launch_request(
         usd_per_hour=usd,
         observed_at_s=1.0,
     )
-    return LaunchRequest(
-        token=token, job=job, intent=intent, offer=offer, count=3, lease_s=600.5
-    )
+    return a_launch(offer, 3, token=token, job=job, intent=intent, lease_s=600.5)
 
 
 def test_a_repeated_launch_request_is_identical() -> None:

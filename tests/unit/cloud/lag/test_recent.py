@@ -4,33 +4,16 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.builders import a_vm, an_offer
 
 from spottrain.cloud.lag.recent import RecentCalls
-from spottrain.cloud.port.provider import Offer, Vm, VmState
+from spottrain.cloud.port.provider import Vm, VmState
 
-OFFER = Offer(
-    cloud="c",
-    region="r",
-    zone="z",
-    instance_type="t",
-    spot=True,
-    usd_per_hour=1.0,
-    observed_at_s=0.0,
-    gpus=1,
-    gpu_memory_bytes=1,
-)
+OFFER = an_offer(cloud="c", gpu_memory_bytes=1)
 
 
 def vm(name: str, state: VmState = VmState.STARTING, job: str = "j") -> Vm:
-    return Vm(
-        vm_id=name,
-        job=job,
-        intent="i",
-        state=state,
-        offer=OFFER,
-        private_address="",
-        launched_at_s=0.0,
-    )
+    return a_vm(name, OFFER, job=job, intent="i", state=state, private_address="")
 
 
 class Clock:

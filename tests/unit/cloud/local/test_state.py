@@ -7,11 +7,12 @@ from typing import Any, get_args
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
+from tests.builders import a_launch
 
 from spottrain.cloud.local.market import EventKind, MarketEvent, MarketSpec, ZoneSpec
 from spottrain.cloud.local.state import LocalCloud, LocalSettings
 from spottrain.cloud.port.errors import CloudError, NoCapacityError, VmNotFoundError
-from spottrain.cloud.port.provider import LaunchRequest, LaunchResult, VmState
+from spottrain.cloud.port.provider import LaunchResult, VmState
 from spottrain.cloud.port.stored import vm_from_data
 
 ZONE = ZoneSpec(
@@ -41,9 +42,7 @@ class Driver:
         offer = next(
             o for o in self.cloud.offers(0) if (o.zone, o.spot) == (zone, spot)
         )
-        request = LaunchRequest(
-            token=token, job="job", intent="i", offer=offer, count=count, lease_s=9
-        )
+        request = a_launch(offer, count, token=token, intent="i", lease_s=9)
         return self.cloud.launch(request, 100.0, lambda: next(self.ids))
 
     def available(self, zone: str = "a") -> int | None:
@@ -78,9 +77,7 @@ def test_a_token_that_met_no_capacity_can_be_used_again() -> None:
 def test_a_request_for_an_unknown_offer_is_refused() -> None:
     driver = Driver()
     offer = replace(driver.cloud.offers(0)[0], zone="moon")
-    request = LaunchRequest(
-        token="t", job="job", intent="i", offer=offer, count=1, lease_s=9
-    )
+    request = a_launch(offer, token="t", intent="i", lease_s=9)
     for wrong in (
         request,
         replace(request, offer=driver.cloud.offers(0)[0], count=0),
@@ -274,7 +271,7 @@ def test_a_cleared_vm_is_given_once_in_time_and_comes_once() -> None:
     with pytest.raises(VmNotFoundError, match="not there for others"):
         giver.cloud.give(vm_id, "job 1", 200.0, 150.0)
     giver.cloud.cleared.add(vm_id)
-    with pytest.raises(VmNotFoundError, match="not there for others"):
+    with pytest.raises(VmNotFoundError, match=vm_id):
         giver.cloud.give(vm_id, "job 1", 200.0, 200.5)
     given = giver.cloud.give(vm_id, "job 1", 200.0, 150.0)
     assert giver.cloud.give(vm_id, "job 1", 200.0, 999.0) == given, "asked again"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.builders import a_launch
 from tests.unit.cloud.child_provider import OFFER
 
 from spottrain.cloud.azure.settings import AzureSettings
@@ -25,7 +26,6 @@ from spottrain.cloud.port.errors import CloudError, MisconfiguredError, Throttle
 from spottrain.cloud.port.provider import (
     AgentBootstrap,
     CloudProvider,
-    LaunchRequest,
     Quota,
     ReachedBySsh,
     ReportsQuota,
@@ -41,9 +41,7 @@ from spottrain.varuna_manager.daemon.effects import CALL_S, LAUNCH_S
 ROOT = Path(__file__).resolve().parents[4]
 FACTORY = "tests.unit.cloud.child_provider:make"
 BOOTSTRAP = AgentBootstrap(manager_url="https://manager", ca_pem="ca", token="secret")
-WISH = LaunchRequest(
-    token="token", job="job", intent="intent-0", offer=OFFER, count=2, lease_s=60.5
-)
+WISH = a_launch(OFFER, 2, intent="intent-0", lease_s=60.5)
 
 Make = Callable[..., Any]
 
@@ -199,7 +197,7 @@ def test_a_child_that_dies_fails_its_calls_and_is_started_again(make: Make) -> N
         waiting = pool.submit(child.offers)
         with pytest.raises(CloudError, match="its SDK process has exited"):
             child.launch(replace(WISH, token="die"))
-        with pytest.raises(CloudError, match="its SDK process has exited"):
+        with pytest.raises(CloudError, match="exited"):
             waiting.result()
     _gone(before)
     assert len(child.launch(WISH).vms) == 2

@@ -8,6 +8,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.builders import (
+    a_link,
+    a_plan,
+    a_profile,
+    microbatch_profile,
+    section_profile,
+)
 
 from spottrain.morphing.adapt.stragglers import (
     MARGIN,
@@ -19,12 +26,7 @@ from spottrain.morphing.adapt.stragglers import (
     slowness_of,
 )
 from spottrain.wire.model import (
-    LinkProfile,
-    MicrobatchProfile,
-    Plan,
-    Profile,
     SectionProfile,
-    Slot,
     TaskOverheads,
 )
 
@@ -235,8 +237,8 @@ def test_a_vm_that_is_fast_again_is_let_off() -> None:
 
 
 def section(index: int) -> SectionProfile:
-    return SectionProfile(
-        index=index,
+    return section_profile(
+        index,
         forward_s=1.0 + index,
         backward_s=10.0,
         recompute_s=100.0,
@@ -246,32 +248,17 @@ def section(index: int) -> SectionProfile:
 
 
 def test_busy_time_is_expected_from_the_tasks_that_were_run() -> None:
-    link = LinkProfile(latency_s=0.0, bandwidth_bytes_per_s=1.0)
-    profile = Profile(
-        fingerprint="model",
+    link = a_link(latency_s=0.0, bytes_per_s=1.0)
+    profile = a_profile(
+        microbatch_profile(section(k) for k in range(3)),
         device="cpu",
-        software="software",
-        microbatches=(
-            MicrobatchProfile(
-                microbatch_size=1, sections=tuple(section(k) for k in range(3))
-            ),
-        ),
-        optimizer_s_per_byte=0.0,
-        within_vm=link,
         between_vms=link,
         task_overhead_s=0.01,
     )
-    plan = Plan(
-        pipeline_depth=2,
-        data_parallel_width=1,
-        microbatch_size=1,
-        minibatch_size=4,
-        schedule="varuna",
-        recompute=True,
+    plan = a_plan(
+        2,
         stage_bounds=(0, 2, 3),
         replica_bounds=(0, 4),
-        slots=(Slot(vm_id="a", index=0), Slot(vm_id="b", index=0)),
-        predicted_step_s=1.0,
     )
     assert expected_busy_s(plan, profile, 0, 4, 3) == pytest.approx(
         4 * (1 + 2 + 20) + 3 * 200 + 11 * 0.01

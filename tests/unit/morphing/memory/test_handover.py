@@ -89,7 +89,7 @@ def test_a_plan_that_leaves_no_room_for_the_handover_is_not_chosen() -> None:
     row = next(c for c in choice.candidates if c.shape == "2x4")
     assert row.step_s is None
     assert "its sections and those of 3x3 at once need" in row.why_not
-    assert f"a device has {megabytes(2800 * MIB)}" in row.why_not
+    assert megabytes(2800 * MIB) in row.why_not
     large = replace(heavy(8, 3500), previous=before)
     assert plan_of(large).shape == plan_of(replace(large, previous=None)).shape
 

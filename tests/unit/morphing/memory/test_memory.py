@@ -7,6 +7,14 @@ from typing import get_args
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.builders import (
+    a_plan,
+    a_profile,
+    microbatch_profile,
+    model_facts,
+    section_facts,
+    section_profile,
+)
 
 from spottrain.morphing.memory.loads import StageLoad
 from spottrain.morphing.memory.memory import (
@@ -30,68 +38,46 @@ from spottrain.morphing.memory.memory import (
 )
 from spottrain.morphing.simulate.compute import CPU, Compute
 from spottrain.wire.model import (
-    LinkProfile,
     LoaderSpec,
-    MicrobatchProfile,
-    ModelFacts,
     Plan,
     Precision,
     Profile,
     Reduction,
     ScheduleKind,
-    SectionFacts,
-    SectionProfile,
-    Slot,
     StateHome,
     TaskOverheads,
 )
 
-FACTS = ModelFacts(
-    fingerprint="model",
-    num_parameters=400,
-    blocks="blocks",
-    sections=tuple(
-        SectionFacts(
-            index=i,
+FACTS = model_facts(
+    (
+        section_facts(
+            i,
             param_bytes=100 * (i + 1),
             optimizer_bytes=200 * (i + 1),
-            activation_bytes_per_example=5,
+            activation_bytes=5,
         )
         for i in range(4)
     ),
-    tied=(),
-    dataset_len=1,
-    heldout_len=0,
+    num_parameters=400,
 )
-PROFILE = Profile(
-    fingerprint="model",
-    device="device",
-    software="software",
-    microbatches=(
-        MicrobatchProfile(
-            microbatch_size=2,
-            sections=tuple(
-                SectionProfile(
-                    index=i,
-                    forward_s=1.0,
-                    backward_s=2.0,
-                    recompute_s=1.0,
-                    saved_bytes=1000 + i,
-                    output_bytes=10 if i < 3 else 0,
-                    batch_bytes=3,
-                    forward_bytes=400,
-                    recompute_bytes=1100,
-                    backward_bytes=500,
-                    update_bytes=77,
-                )
-                for i in range(4)
-            ),
+PROFILE = a_profile(
+    microbatch_profile(
+        (
+            replace(
+                section_profile(
+                    i, saved_bytes=1000 + i, output_bytes=10 if i < 3 else 0
+                ),
+                batch_bytes=3,
+                forward_bytes=400,
+                recompute_bytes=1100,
+                backward_bytes=500,
+                update_bytes=77,
+            )
+            for i in range(4)
         ),
+        2,
     ),
-    optimizer_s_per_byte=0.0,
-    within_vm=LinkProfile(latency_s=0.0, bandwidth_bytes_per_s=1.0),
-    between_vms=LinkProfile(latency_s=0.0, bandwidth_bytes_per_s=1.0),
-    origin="written",
+    written=True,
 )
 MEASURED = PROFILE.sections_at(2)
 EVEN = [replace(section, output_bytes=0) for section in MEASURED]
@@ -105,17 +91,14 @@ def plan(
     recompute: bool = True,
 ) -> Plan:
     depth, width = len(stage_bounds) - 1, len(replica_bounds) - 1
-    return Plan(
-        pipeline_depth=depth,
-        data_parallel_width=width,
+    return a_plan(
+        depth,
+        width,
         microbatch_size=2,
-        minibatch_size=2 * replica_bounds[-1],
         schedule=schedule,
         recompute=recompute,
         stage_bounds=stage_bounds,
         replica_bounds=replica_bounds,
-        slots=tuple(Slot(vm_id=f"vm{i}", index=0) for i in range(depth * width)),
-        predicted_step_s=0.0,
     )
 
 

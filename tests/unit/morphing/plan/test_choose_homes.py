@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -63,7 +64,7 @@ def test_state_is_kept_on_the_host_where_a_device_is_too_small() -> None:
     assert plan_of(replace(small, state="host")) == plan_of(small)
     refused = choose_plan(replace(small, state="device", pipeline_depth=2))
     assert refused.plan is None
-    assert "a device has" in refused.candidates[0].why_not
+    assert "1,702.9 MB" in refused.candidates[0].why_not
 
 
 def test_state_is_kept_on_devices_where_hosts_are_too_small() -> None:
@@ -82,8 +83,11 @@ def test_state_is_kept_on_devices_where_hosts_are_too_small() -> None:
 def test_hosts_too_small_for_any_plan_are_named_with_what_to_change() -> None:
     choice = choose_plan(replace(case(host_gib=3), state="host"))
     assert choice.plan is None
-    assert "of a VM" in choice.why_not
-    assert "more memory for each GPU, or change runtime.state" in choice.why_not
+    assert re.fullmatch(
+        r"the model needs \d+ devices of .* of a VM.* each: got .*; "
+        r"take VMs with more memory for each GPU, or change runtime\.state",
+        choice.why_not,
+    )
 
 
 def test_precision_halves_what_is_computed_on() -> None:
@@ -116,7 +120,5 @@ def test_no_more_is_page_locked_than_a_vm_allows() -> None:
     assert "3,355.5 MB page-locked, its VM allows 3,354.4 MB" in (
         refused.candidates[0].why_not
     )
-    assert (
-        "raise the limit of locked memory there (ulimit -l)"
-        in choose_plan(replace(limited(1, state="host"), pipeline_depth=None)).why_not
-    )
+    none_fits = choose_plan(replace(limited(1, state="host"), pipeline_depth=None))
+    assert "ulimit -l" in none_fits.why_not

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.builders import microbatch_profile
 from tests.unit.morphing.plan.test_choose import (
     MIB,
     inputs,
@@ -22,7 +23,7 @@ from spottrain.morphing.plan.choose import Choice, choose_plan
 from spottrain.morphing.plan.inputs import PlanInputs, PlanQuestion, question_of
 from spottrain.morphing.plan.placement import Device
 from spottrain.wire.codec import decode, encode
-from spottrain.wire.model import MicrobatchProfile, Profile, Slot
+from spottrain.wire.model import Profile, Slot
 
 
 def sized(each_s: dict[int, float]) -> Profile:
@@ -31,9 +32,8 @@ def sized(each_s: dict[int, float]) -> Profile:
     return replace(
         base,
         microbatches=tuple(
-            MicrobatchProfile(
-                microbatch_size=m,
-                sections=tuple(
+            microbatch_profile(
+                (
                     replace(
                         s,
                         forward_s=time_s,
@@ -44,6 +44,7 @@ def sized(each_s: dict[int, float]) -> Profile:
                     )
                     for s in base.microbatches[0].sections
                 ),
+                m,
             )
             for m, time_s in each_s.items()
         ),

@@ -86,5 +86,5 @@ def test_200_billion_parameters_need_state_on_the_host() -> None:
     refused = choose_plan(replace(inputs, slots=small))
     assert refused.plan is None
     reasons = " ".join(candidate.why_not for candidate in refused.candidates)
-    assert "of its VM's memory, a slot has 65,498.3 MB" in reasons
-    assert "take VMs with more memory for each GPU" in refused.why_not
+    assert "65,498.3 MB" in reasons
+    assert "of a VM" in refused.why_not

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.builders import a_link, a_profile, microbatch_profile, section_profile
 from tests.unit.morphing.plan.test_placement import FACTS, device, even_bounds
 
 from spottrain.morphing.adapt.shares import share_virtual_nodes
@@ -16,32 +17,10 @@ from spottrain.morphing.plan.bounds import (
     replica_counts,
 )
 from spottrain.morphing.plan.placement import place
-from spottrain.wire.model import LinkProfile, MicrobatchProfile, Profile, SectionProfile
 
-INSTANT = LinkProfile(latency_s=0.0, bandwidth_bytes_per_s=1e30)
-PROFILE = Profile(
-    fingerprint="model",
-    device="device",
-    software="software",
-    microbatches=(
-        MicrobatchProfile(
-            microbatch_size=1,
-            sections=tuple(
-                SectionProfile(
-                    index=i,
-                    forward_s=1.0,
-                    backward_s=2.0,
-                    recompute_s=1.0,
-                    saved_bytes=0,
-                    output_bytes=0,
-                )
-                for i in range(6)
-            ),
-        ),
-    ),
-    optimizer_s_per_byte=0.0,
-    within_vm=INSTANT,
-    between_vms=INSTANT,
+INSTANT = a_link(latency_s=0.0, bytes_per_s=1e30)
+PROFILE = a_profile(
+    microbatch_profile(section_profile(i) for i in range(6)), between_vms=INSTANT
 )
 
 speeds = st.lists(st.sampled_from([1.0, 2.0, 4.0]), min_size=1, max_size=20)

@@ -6,25 +6,15 @@ from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.builders import a_plan, model_facts, section_facts
 
-from spottrain.morphing.plan.partition import spread
 from spottrain.morphing.plan.placement import Device, place, take
-from spottrain.wire.model import ModelFacts, Plan, SectionFacts, Slot
+from spottrain.wire.model import Plan, Slot
 
 SECTIONS = 6
-FACTS = ModelFacts(
-    fingerprint="model",
+FACTS = model_facts(
+    (section_facts(i, param_bytes=100, optimizer_bytes=0) for i in range(SECTIONS)),
     num_parameters=100,
-    blocks="blocks",
-    sections=tuple(
-        SectionFacts(
-            index=i, param_bytes=100, optimizer_bytes=0, activation_bytes_per_example=0
-        )
-        for i in range(SECTIONS)
-    ),
-    tied=(),
-    dataset_len=1,
-    heldout_len=0,
 )
 
 
@@ -38,17 +28,12 @@ def even_bounds(depth: int) -> tuple[int, ...]:
 
 
 def plan(devices: tuple[Device, ...], depth: int, width: int) -> Plan:
-    return Plan(
-        pipeline_depth=depth,
-        data_parallel_width=width,
-        microbatch_size=1,
-        minibatch_size=width,
+    return a_plan(
+        depth,
+        width,
         schedule="1f1b",
-        recompute=True,
-        stage_bounds=even_bounds(depth),
-        replica_bounds=spread(width, width),
+        num_sections=SECTIONS,
         slots=tuple(d.slot for d in devices),
-        predicted_step_s=0.0,
     )
 
 

@@ -8,6 +8,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.builders import (
+    a_link,
+    a_profile,
+    microbatch_profile,
+    model_facts,
+    section_facts,
+    section_profile,
+)
 
 from spottrain.errors import WireError
 from spottrain.morphing.errors import PlanError
@@ -23,47 +31,42 @@ from spottrain.morphing.plan.profiles import (
 )
 from spottrain.wire.codec import decode, from_data
 from spottrain.wire.model import (
-    LinkProfile,
     MicrobatchProfile,
-    ModelFacts,
     Profile,
     RingProfile,
-    SectionFacts,
-    SectionProfile,
     TaskOverheads,
     TiedParameter,
 )
 
-LINK = LinkProfile(latency_s=1e-4, bandwidth_bytes_per_s=1e9, jitter=0.1)
+LINK = a_link(jitter=0.1)
 OVERHEADS = TaskOverheads(
     forward_s=3e-4, recompute_s=1e-4, backward_s=2e-4, posting_s=5e-5
 )
-PROFILE = Profile(
-    fingerprint="model",
-    device="cpu",
-    software="software",
-    microbatches=tuple(
-        MicrobatchProfile(
-            microbatch_size=m,
-            sections=tuple(
-                SectionProfile(
-                    index=index,
-                    forward_s=0.1 * m,
-                    backward_s=0.2 * m,
-                    recompute_s=0.11 * m,
-                    saved_bytes=100,
-                    output_bytes=10,
+PROFILE = a_profile(
+    *(
+        microbatch_profile(
+            (
+                replace(
+                    section_profile(
+                        index,
+                        forward_s=0.1 * m,
+                        backward_s=0.2 * m,
+                        recompute_s=0.11 * m,
+                        saved_bytes=100,
+                        output_bytes=10,
+                    ),
                     forward_spread=0.01,
                     backward_spread=0.02,
                 )
                 for index in range(2)
             ),
+            m,
             overheads=OVERHEADS,
         )
         for m in (1, 2)
     ),
+    device="cpu",
     optimizer_s_per_byte=1e-9,
-    within_vm=LINK,
     between_vms=LINK,
     rings=(
         RingProfile(
@@ -76,18 +79,11 @@ PROFILE = Profile(
     ),
     task_overhead_s=1e-5,
 )
-FACTS = ModelFacts(
-    fingerprint="model",
-    num_parameters=1,
-    blocks="blocks",
-    sections=tuple(
-        SectionFacts(
-            index=i, param_bytes=1, optimizer_bytes=1, activation_bytes_per_example=1
-        )
+FACTS = model_facts(
+    (
+        section_facts(i, param_bytes=1, optimizer_bytes=1, activation_bytes=1)
         for i in range(2)
     ),
-    tied=(),
-    dataset_len=1,
     heldout_len=1,
 )
 
@@ -256,7 +252,7 @@ def test_a_ratio_that_makes_impossible_times_is_refused(ratio: float) -> None:
 
 @pytest.mark.parametrize("ratio", [0.0, -1.0, math.nan, math.inf])
 def test_a_ratio_must_be_above_0(ratio: float) -> None:
-    with pytest.raises(PlanError, match="ratio must be above 0"):
+    with pytest.raises(PlanError, match=r"ratio must be above 0: got .*; give the new"):
         derive_profile(PROFILE, "other", ratio)
 
 
@@ -288,7 +284,7 @@ def test_a_profile_of_a_busy_machine_is_noisy() -> None:
         replace(section, forward_spread=0.5, backward_spread=0.4)
         for section in PROFILE.sections_at(1)
     )
-    busy = (MicrobatchProfile(microbatch_size=1, sections=noisy),)
+    busy = (microbatch_profile(noisy),)
 
     assert not is_noisy(PROFILE)
     assert is_noisy(replace(PROFILE, microbatches=busy))

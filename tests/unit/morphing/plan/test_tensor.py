@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.builders import a_link
 
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.plan.choose import choose_plan
@@ -26,7 +27,6 @@ from spottrain.morphing.plan.tensor import (
 from spottrain.morphing.replay.shapes import Workload
 from spottrain.varuna_manager.offers.preview import workload_inputs
 from spottrain.wire.codec import from_data
-from spottrain.wire.model import LinkProfile
 
 PROFILES = Path(__file__).resolve().parents[4] / "examples/profiles"
 DGX = GpuCluster(
@@ -54,7 +54,7 @@ def test_a_layer_of_gpt_3_sends_176_million_elements() -> None:
 def test_four_sums_send_the_elements_of_a_layer(
     size: int, num_bytes: float, bandwidth: float
 ) -> None:
-    link = LinkProfile(latency_s=0.0, bandwidth_bytes_per_s=bandwidth)
+    link = a_link(latency_s=0.0, bytes_per_s=bandwidth)
     sent = 4 * sum_s(num_bytes, size, link) * bandwidth
     assert sent == pytest.approx(8 * num_bytes * (size - 1) / size)
 
@@ -128,7 +128,7 @@ def test_devices_of_a_vm_act_as_one() -> None:
 
 def test_free_sums_leave_compute_divided() -> None:
     before = inputs(2)
-    fast = LinkProfile(latency_s=0.0, bandwidth_bytes_per_s=1e18)
+    fast = a_link(latency_s=0.0, bytes_per_s=1e18)
     free = replace(before, profile=replace(before.profile, within_vm=fast))
     after = tensor_parallel(free, 2)
     assert after is not None

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.builders import slots_of
 from tests.unit.morphing.plan.test_choose import MIB
 from tests.unit.morphing.spot import GIB, workload
 
@@ -16,14 +17,14 @@ from spottrain.morphing.plan.choose import MEASURED, NOISE, choose_plan
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.placement import Device
 from spottrain.morphing.replay.shapes import Shapes, Workload
-from spottrain.wire.model import SectionProfile, Slot
+from spottrain.wire.model import SectionProfile
 
 SLACK = 0.02
 """What more can be had with fewer replicas, which shapes do not leave out."""
 
 
 def planned(load: Workload, vms: int, share: float = 0.0) -> PlanInputs:
-    slots = [Slot(vm_id=f"vm{i:03}", index=0) for i in range(vms)]
+    slots = slots_of(f"vm{i:03}" for i in range(vms))
     memory_bytes = load.gpu_memory_bytes
     return PlanInputs(
         facts=load.facts,

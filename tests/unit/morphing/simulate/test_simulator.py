@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.builders import a_link
 from tests.unit.morphing.steps import (
     BYTES_PER_S,
     FACTS,
@@ -32,7 +33,7 @@ from spottrain.morphing.simulate.simulator import (
     stage_times,
     stale_step,
 )
-from spottrain.wire.model import LinkProfile, ScheduleKind, TaskOverheads, TiedParameter
+from spottrain.wire.model import ScheduleKind, TaskOverheads, TiedParameter
 
 kinds: st.SearchStrategy[ScheduleKind] = st.sampled_from(["varuna", "1f1b", "gpipe"])
 flat_kinds: st.SearchStrategy[ScheduleKind] = st.sampled_from(["1f1b", "gpipe"])
@@ -301,7 +302,7 @@ def test_a_bound_on_micro_batches_in_flight_is_kept() -> None:
 
 
 def test_neighbours_in_one_vm_wait_less_for_each_other() -> None:
-    slow = LinkProfile(latency_s=1.0, bandwidth_bytes_per_s=1e3)
+    slow = a_link(latency_s=1.0, bytes_per_s=1e3)
     profile = profile_of(PROFILE, output_bytes=1000, between_vms=slow)
     apart, together = (
         simulate_step(plan(4, 1, 3, vms), profile, FACTS, reduction="fast").pipeline_s
@@ -349,7 +350,7 @@ def test_without_a_drain_a_mini_batch_takes_its_slowest_stage_s_time(
 
 
 def test_jitter_slows_a_pipeline_on_the_mean() -> None:
-    calm = LinkProfile(latency_s=0.5, bandwidth_bytes_per_s=1e3)
+    calm = a_link(latency_s=0.5, bytes_per_s=1e3)
     shaky = replace(calm, jitter=0.6)
     still, shaken = (
         expect_step(
@@ -365,7 +366,7 @@ def test_jitter_slows_a_pipeline_on_the_mean() -> None:
 
 
 def test_the_same_seed_gives_the_same_step() -> None:
-    shaky = LinkProfile(latency_s=0.5, bandwidth_bytes_per_s=1e3, jitter=0.6)
+    shaky = a_link(latency_s=0.5, bytes_per_s=1e3, jitter=0.6)
     profile = profile_of(PROFILE, output_bytes=500, between_vms=shaky)
     once, again, other = (
         simulate_step(plan(2, 2, 8), profile, FACTS, reduction="fast", seed=seed)
@@ -384,7 +385,7 @@ def test_equal_replicas_have_random_numbers_of_their_own() -> None:
 
 
 def test_a_very_long_mini_batch_is_slowed_down_as_a_long_one_is() -> None:
-    shaky = LinkProfile(latency_s=0.5, bandwidth_bytes_per_s=1e3, jitter=0.6)
+    shaky = a_link(latency_s=0.5, bytes_per_s=1e3, jitter=0.6)
     profile = profile_of(PROFILE, output_bytes=500, between_vms=shaky)
     ratios = []
     for count in (MAX_PLAYED_MICROBATCHES, 400 * MAX_PLAYED_MICROBATCHES):

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import pytest
+from tests.builders import a_link
 from tests.unit.morphing.steps import PROFILE, plan, profile_of
 
 from spottrain.morphing.simulate.wiring import wire_replicas
-from spottrain.wire.model import LinkProfile
 
-WITHIN = LinkProfile(latency_s=0.01, bandwidth_bytes_per_s=1e6)
-BETWEEN = LinkProfile(latency_s=0.5, bandwidth_bytes_per_s=1e3, jitter=0.1)
+WITHIN = a_link(latency_s=0.01, bytes_per_s=1e6)
+BETWEEN = a_link(latency_s=0.5, bytes_per_s=1e3, jitter=0.1)
 MIXED = profile_of(PROFILE, output_bytes=2000, within_vm=WITHIN, between_vms=BETWEEN)
 
 

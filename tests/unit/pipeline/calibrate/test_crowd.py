@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.builders import slots_of
 from tests.unit.morphing.steps import FACTS, PROFILE
 
 from spottrain.morphing.simulate.sharing import SharedCores
@@ -21,11 +22,11 @@ from spottrain.pipeline.calibrate.crowd import (
     stage_works_s,
     step_growth,
 )
-from spottrain.wire.model import Crowding, Plan, Slot
+from spottrain.wire.model import Crowding, Plan
 
 
 def pipeline(depth: int, count: int) -> Plan:
-    slots = [Slot(vm_id=f"vm-{p}", index=0) for p in range(depth)]
+    slots = slots_of(f"vm-{p}" for p in range(depth))
     return crowded_plan(slots, 4, 1, count)
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.builders import a_plan, slots_of
 
 from spottrain.pipeline.comm.ranks import (
     memberships,
@@ -8,22 +9,17 @@ from spottrain.pipeline.comm.ranks import (
     stage_ranks,
     tied_ranks,
 )
-from spottrain.wire.model import Plan, Slot, TiedParameter
+from spottrain.wire.model import Plan, TiedParameter
 
 
 def plan(depth: int, width: int, chunks: int = 1) -> Plan:
     """One section a run, one group of virtual nodes a replica."""
-    return Plan(
-        pipeline_depth=depth,
-        data_parallel_width=width,
-        microbatch_size=1,
-        minibatch_size=depth * width,
+    return a_plan(
+        depth,
+        width,
         schedule="interleaved" if chunks > 1 else "1f1b",
-        recompute=True,
-        stage_bounds=tuple(range(depth * chunks + 1)),
-        replica_bounds=tuple(range(0, depth * width + 1, depth)),
-        slots=tuple(Slot(vm_id="vm", index=i) for i in range(depth * width)),
-        predicted_step_s=1.0,
+        virtual_nodes=depth * width,
+        slots=slots_of(["vm"] * depth * width),
         chunks=chunks,
     )
 

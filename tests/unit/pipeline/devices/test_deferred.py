@@ -126,7 +126,7 @@ def test_memory_whose_pages_are_not_locked_is_refused() -> None:
     device, memory = DeferredDevice(LATE), torch.ones(8)
     with pytest.raises(UnlockedPagesError, match="not locked"):
         device.upload(memory[2:4])
-    with pytest.raises(UnlockedPagesError, match="not locked"):
+    with pytest.raises(UnlockedPagesError):
         device.download(torch.ones(2), memory[2:4])
 
     device.lock_pages(memory)

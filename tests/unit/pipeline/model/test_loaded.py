@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.builders import a_spec
 
 from spottrain.pipeline.model import loaded
 from spottrain.pipeline.model.entrypoint import load_job
 from spottrain.pipeline.model.loaded import LoadedJob, derive, keep, load
 from spottrain.pipeline.model.tracer import trace
-from spottrain.wire.messages import JobSpec
 from spottrain.wire.model import LAYOUT_FILE
 
 TRAIN = """
@@ -86,19 +86,16 @@ def load_in(folder: Path) -> tuple[LoadedJob, list[int]]:
     for name in ("train_kept", "colorsys"):
         sys.modules.pop(name, None)
     job = load(
-        JobSpec(
+        a_spec(
             name="kept",
             entrypoint="train_kept:job",
-            seed=1,
             steps=1,
             minibatch_size=4,
-            microbatch_size=2,
             reduction="exact",
             checkpoint_path="",
             checkpoint_every_steps=1,
             checkpoint_keep=1,
             lease_s=60,
-            heartbeat_s=1,
         ),
         folder,
     )

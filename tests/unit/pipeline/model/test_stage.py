@@ -250,9 +250,11 @@ def test_the_first_section_that_is_not_finite_is_named_if_that_is_asked_for(
 def test_the_first_stage_takes_no_activation_and_later_ones_do(
     layout: ModelLayout,
 ) -> None:
-    with pytest.raises(SpottrainError, match="takes no activation"):
+    with pytest.raises(
+        SpottrainError, match="the first stage takes no activation, all others do"
+    ):
         make_stage(layout, range(1, 2)).forward(BATCH, None, seeds)
-    with pytest.raises(SpottrainError, match="takes no activation"):
+    with pytest.raises(SpottrainError, match="activation"):
         make_stage(layout).forward(BATCH, torch.zeros(2, 8), seeds)
 
 

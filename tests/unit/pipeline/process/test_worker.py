@@ -6,6 +6,7 @@ import socket
 from collections.abc import Iterator
 
 import pytest
+from tests.builders import a_plan, a_run
 
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.model.entrypoint import user_code
@@ -18,33 +19,14 @@ from spottrain.pipeline.process.worker import (
 from spottrain.pipeline.state.context import StopRequest
 from spottrain.wire import messages
 from spottrain.wire.codec import decode, encode
-from spottrain.wire.model import Plan, Slot
+from spottrain.wire.model import Slot
 
 SLOT = Slot(vm_id="a", index=0)
-PLAN = Plan(
-    pipeline_depth=1,
-    data_parallel_width=1,
-    microbatch_size=1,
-    minibatch_size=1,
-    schedule="varuna",
-    recompute=True,
-    stage_bounds=(0, 1),
-    replica_bounds=(0, 1),
-    slots=(SLOT,),
-    predicted_step_s=1.0,
-)
+PLAN = a_plan(slots=(SLOT,))
 
 
 def run(generation: int) -> messages.RunGeneration:
-    return messages.RunGeneration(
-        generation=generation,
-        plan=PLAN,
-        participants=(SLOT,),
-        store_host="127.0.0.1",
-        store_port=1,
-        checkpoint="",
-        evaluate_first=False,
-    )
+    return a_run(PLAN, generation=generation)
 
 
 @pytest.fixture

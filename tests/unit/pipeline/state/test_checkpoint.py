@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.builders import a_manifest
 from tests.checkpoints import newest_valid, verify
 from tests.tiers import costly
 
@@ -56,18 +58,7 @@ def complete(
     files: list[FileRecord],
     frozen: tuple[FileRecord, ...] = (),
 ) -> Manifest:
-    manifest = Manifest(
-        name=name,
-        step=int(name.split("-")[1]),
-        num_sections=1 + max(file.section for file in files),
-        model_fingerprint="m",
-        config_fingerprint="c",
-        seed=0,
-        minibatch_size=4,
-        microbatch_size=2,
-        files=tuple(files),
-        frozen=frozen,
-    )
+    manifest = a_manifest(name, int(name.split("-")[1]), tuple(files), frozen=frozen)
     write_manifest(store, manifest)
     return manifest
 
@@ -185,7 +176,7 @@ def test_frozen_tensors_are_written_once_for_all_checkpoints(store: Store) -> No
     retain(store, keep=1)
     assert newest_valid(store) == (manifest.name, 2)
     flip_a_bit(store, f"{FROZEN_FOLDER}/{records[0].file}")
-    with pytest.raises(CheckpointError, match=r"frozen/section-0-.* is damaged"):
+    with pytest.raises(CheckpointError, match="frozen/section-0-"):
         load_section(store, manifest, 0)
     assert newest_valid(store) is None
 
@@ -279,7 +270,7 @@ def test_a_full_disk_is_an_outcome_and_the_checkpoint_before_stays(
     assert outcome is not None
     assert outcome.files == ()
     assert outcome.error is not None
-    assert "No space left on device" in outcome.error
+    assert os.strerror(errno.ENOSPC) in outcome.error
     assert "\n" not in outcome.error
     assert newest_valid(store) == (old.name, 1)
     assert_equal(load_section(store, old, 1), section_tensors(1))
@@ -293,6 +284,6 @@ def test_a_manifest_that_finds_no_room_is_an_error_of_one_line(
     files = [save_section(store, name, 0, section_tensors(0))]
     room = os.statvfs(small_disk)
     (small_disk / "fill").write_bytes(b"0" * room.f_bavail * room.f_bsize)
-    with pytest.raises(CheckpointError, match=r"cannot write .*No space left"):
+    with pytest.raises(CheckpointError, match=os.strerror(errno.ENOSPC)):
         complete(store, name, files)
     assert newest_valid(store) == (old.name, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -11,8 +12,9 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from tests.builders import a_run
 from tests.gpu import runs
-from tests.gpu.hidden_syncs import NO_LOADERS, first_generation
+from tests.gpu.hidden_syncs import NO_LOADERS
 from tests.unit.pipeline.memory import LocalHolder
 
 from spottrain.manifest import MANIFEST_FILE, list_checkpoints, new_name
@@ -133,7 +135,7 @@ def train(
     )
     plan = runs.plan_for(spec, (1, 1), "a")
     command = dataclasses.replace(
-        first_generation(plan, ("127.0.0.1", port), first.name),
+        a_run(plan, store=("127.0.0.1", port), checkpoint=first.name),
         checkpoint_losses_per_s=losses_per_s,
     )
     try:
@@ -246,7 +248,7 @@ def test_first_weights_that_find_no_room_leave_nothing(small_disk: Path) -> None
     failed = initialise(load(spec, runs.WORKDIR))
 
     assert isinstance(failed, messages.CheckpointFailed)
-    assert "No space left" in failed.reason
+    assert os.strerror(errno.ENOSPC) in failed.reason
     assert list((small_disk / "checkpoints").iterdir()) == []
 
 

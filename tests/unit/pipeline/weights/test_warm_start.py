@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from tests.builders import a_spec
 from tests.tiers import costly
 from torch import nn
 
@@ -33,7 +34,6 @@ from spottrain.pipeline.weights.warm_start import (
     take,
 )
 from spottrain.storage.open import open_store
-from spottrain.wire.messages import JobSpec
 from spottrain.wire.model import FirstWeights
 
 Tensors = dict[str, torch.Tensor]
@@ -80,7 +80,8 @@ def test_what_does_not_fit_is_refused_by_name(
 ) -> None:
     model = build_skeleton(Net)
     with pytest.raises(
-        ConfigError, match=f"w.safetensors does not fit.*: {reason}; fix"
+        ConfigError,
+        match=f"^init_from: w.safetensors does not fit the model: {reason}; fix the mod",
     ):
         take(model, net(**changes), strict=True, source="w.safetensors")
     found, remarks = take(model, net(**changes), strict=False, source="w.safetensors")
@@ -131,19 +132,16 @@ SOME = torch.ones(1)
 
 @pytest.fixture(scope="module")
 def loaded() -> LoadedJob:
-    spec = JobSpec(
+    spec = a_spec(
         name="warm",
         entrypoint="tiny_job:job",
         seed=3,
         steps=5,
-        minibatch_size=8,
-        microbatch_size=2,
         reduction="exact",
         checkpoint_path="",
         checkpoint_every_steps=5,
         checkpoint_keep=1,
         lease_s=60.0,
-        heartbeat_s=1.0,
     )
     return load(spec, WORKDIR)
 
@@ -236,14 +234,14 @@ def test_what_is_no_safetensors_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"must be a \.safetensors file"):
         read_files(tmp_path)
     (tmp_path / "model.pt").write_bytes(b"x")
-    with pytest.raises(ConfigError, match=r"must be a \.safetensors file"):
+    with pytest.raises(ConfigError, match=r"model\.pt"):
         read_files(tmp_path / "model.pt")
     (tmp_path / "a.safetensors").write_bytes(b"x")
     with pytest.raises(ConfigError, match=r"a\.safetensors cannot be read"):
         read_files(tmp_path)
     for name in "ab":
         save_file({"w": torch.ones(1)}, tmp_path / f"{name}.safetensors")
-    with pytest.raises(ConfigError, match="w is in two files"):
+    with pytest.raises(ConfigError, match="init_from: w is in two files"):
         read_files(tmp_path)
 
 

@@ -2,19 +2,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spottrain.cloud.port.provider import Offer
+from tests.builders import an_offer
+
 from spottrain.pricing.prices.place import Site, offer_key, place_of
 
-OFFER = Offer(
-    cloud="local",
-    region="local",
-    zone="a",
-    instance_type="cpu",
-    spot=True,
-    usd_per_hour=2.0,
-    observed_at_s=0.0,
-    gpus=1,
-    gpu_memory_bytes=1,
+OFFER = an_offer(
+    region="local", zone="a", instance_type="cpu", usd_per_hour=2.0, gpu_memory_bytes=1
 )
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.builders import an_offer
 
 from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.ranking.cooldowns import (
@@ -24,15 +25,12 @@ from spottrain.pricing.ranking.cooldowns import (
     spread,
 )
 
-HERE = Offer(
+HERE = an_offer(
     cloud="aws",
     region="us-east-1",
     zone="us-east-1a",
     instance_type="g5.xlarge",
-    spot=True,
     usd_per_hour=0.4,
-    observed_at_s=0.0,
-    gpus=1,
     gpu_memory_bytes=1,
     family="G and VT",
 )

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.builders import an_offer
 from tests.unit.pricing.ranked import FACTS, PROFILE
 
-from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.prices.catalogue import catalogue
 from spottrain.pricing.ranking.gpu_speed import (
     NARROW,
@@ -211,14 +211,11 @@ def test_a_gpu_that_was_measured_is_as_fast_as_measured() -> None:
     assert measured_ratio(A100, PROFILE, (PROFILE, on_t4)) is None
 
 
-OWN = Offer(
+OWN = an_offer(
     cloud="ssh",
     region="ssh",
     zone="ssh",
     instance_type="host",
-    spot=True,
-    usd_per_hour=1.0,
-    observed_at_s=0.0,
     gpus=2,
     gpu_memory_bytes=1,
 )
@@ -238,17 +235,7 @@ OWN = Offer(
 def test_gpus_of_clouds_have_the_ratio_of_rooflines_to_what_was_measured(
     cloud: str, kind: str, device: str, precision: Precision, speed: float
 ) -> None:
-    offer = Offer(
-        cloud=cloud,
-        region="r",
-        zone="z",
-        instance_type=kind,
-        spot=True,
-        usd_per_hour=1.0,
-        observed_at_s=0.0,
-        gpus=1,
-        gpu_memory_bytes=1,
-    )
+    offer = an_offer(cloud=cloud, instance_type=kind, gpu_memory_bytes=1)
     profile = replace(PROFILE, device=device)
     found = gpu_speed(offer, profile, FACTS, precision)
     assert found == pytest.approx(speed, rel=0.01)

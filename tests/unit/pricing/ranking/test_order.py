@@ -1,24 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
+
+from tests.builders import an_offer
 
 from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.ranking.order import preference
 
 
 def offer(**changes: Any) -> Offer:
-    values: dict[str, Any] = {
-        "cloud": "local",
-        "region": "local",
-        "zone": "a",
-        "instance_type": "cpu",
-        "spot": True,
-        "usd_per_hour": 2.0,
-        "observed_at_s": 0.0,
-        "gpus": 1,
-        "gpu_memory_bytes": 1,
-    }
-    return Offer(**{**values, **changes})
+    return replace(an_offer(zone="a", usd_per_hour=2.0), **changes)
 
 
 def test_spot_comes_first_then_the_price_of_work() -> None:

@@ -8,20 +8,18 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.builders import an_offer
 
 from spottrain.cloud.port.provider import ANY_FAMILY, Offer, Quota
 from spottrain.pricing.prices.catalogue import catalogue
 from spottrain.pricing.ranking.quotas import quota_left, with_quotas
 
-SMALL = Offer(
+SMALL = an_offer(
     cloud="aws",
     region="us-east-1",
     zone="us-east-1a",
     instance_type="g5.xlarge",
-    spot=True,
     usd_per_hour=0.4,
-    observed_at_s=0.0,
-    gpus=1,
     gpu_memory_bytes=24 * 10**9,
     family="G and VT",
 )

@@ -47,7 +47,7 @@ def test_faster_gpus_and_networks_train_more() -> None:
 
 def test_where_the_model_does_not_fit_it_says_why() -> None:
     throughput = THROUGHPUTS.of(TOO_SMALL, 4)
-    assert "model needs" in throughput.why_not
+    assert throughput.why_not
     assert THROUGHPUTS.tighter_bound(TOO_SMALL, 4).why_not in ("", throughput.why_not)
 
 

@@ -190,7 +190,7 @@ def test_a_quota_that_is_enough_costs_nothing(
 
 def test_a_quota_that_is_one_too_small_is_named() -> None:
     types, jobs = close_deadlines(40, 1.0, quota=39)
-    with pytest.raises(InfeasibleError, match="quotas of t0 are too small"):
+    with pytest.raises(InfeasibleError, match="t0"):
         cheapest(types, jobs)
 
 

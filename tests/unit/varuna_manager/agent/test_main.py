@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from tests.builders import a_plan, a_run
 from tests.fakes.machines import connections_to, is_dead
 from tests.fakes.metadata import running as metadata_service
 from tests.integration.jobs import until
@@ -25,7 +26,7 @@ from spottrain.varuna_manager.agent.client import TAIL_BYTES, AgentError, Backof
 from spottrain.varuna_manager.agent.supervisor import Outbox
 from spottrain.wire import messages
 from spottrain.wire.codec import decode
-from spottrain.wire.model import Plan, Slot
+from spottrain.wire.model import Slot
 
 Manager = Any
 """The class behind the ``manager`` fixture (conftest files cannot be imported)."""
@@ -90,27 +91,13 @@ with open("heard", "w", buffering=1) as heard:
     say(messages.CheckpointSaved(name="last", step=7))
 worker.kill()
 """
-PLAN = Plan(
-    pipeline_depth=1,
-    data_parallel_width=1,
+PLAN = a_plan(
     microbatch_size=2,
-    minibatch_size=4,
-    schedule="varuna",
-    recompute=True,
-    stage_bounds=(0, 2),
-    replica_bounds=(0, 2),
+    num_sections=2,
+    virtual_nodes=2,
     slots=(Slot(vm_id="vm-1", index=1),),
-    predicted_step_s=1.0,
 )
-RUN = messages.RunGeneration(
-    generation=4,
-    plan=PLAN,
-    participants=PLAN.slots,
-    store_host="127.0.0.1",
-    store_port=1,
-    checkpoint="c0",
-    evaluate_first=False,
-)
+RUN = a_run(PLAN, generation=4, checkpoint="c0")
 
 
 class VmUnderTest:

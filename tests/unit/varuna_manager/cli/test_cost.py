@@ -81,7 +81,7 @@ def test_a_page_that_cannot_be_written_is_an_error_of_one_line(
 ) -> None:
     code, _, err = run("report", "job", "--html", tmp_path / "no" / "page.html")
     assert code == 1
-    assert "cannot write the report: No such file or directory; name another" in err
+    assert "page.html: " in err
 
 
 def test_the_page_that_the_manager_left_is_named(run: Run) -> None:

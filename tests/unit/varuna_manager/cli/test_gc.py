@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.builders import a_launch
 from tests.fakes.aws import KIND as AWS_KIND
 from tests.fakes.aws import FakeAws
 from tests.fakes.aws import running as aws_running
@@ -14,7 +15,7 @@ from tests.fakes.gcp import running as gcp_running
 
 from spottrain.cloud.aws.provider import AwsProvider
 from spottrain.cloud.gcp.provider import GcpProvider
-from spottrain.cloud.port.provider import LaunchRequest, VmState
+from spottrain.cloud.port.provider import VmState
 from spottrain.varuna_manager.cli.gc import Scope, _chosen_clouds, sweep
 from spottrain.varuna_manager.config.clouds import AwsConfig, GcpConfig
 
@@ -40,9 +41,7 @@ def aws() -> Iterator[FakeAws]:
 
 def rent(provider: AwsProvider | GcpProvider, token: str = "t") -> str:
     offer = next(offer for offer in provider.offers() if offer.spot)
-    request = LaunchRequest(
-        token=token, job="lost", intent="intent-0", offer=offer, count=1, lease_s=60
-    )
+    request = a_launch(offer, token=token, job="lost", intent="intent-0", lease_s=60)
     (vm,) = provider.launch(request).vms
     return vm.vm_id
 

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.builders import a_launch
 from tests.fakes.aws import KIND, REGION, FakeAws
 from tests.fakes.sshd import WHY_NOT, Sshd, keygen
 from tests.unit.varuna_manager.story import FACTS
 
 from spottrain.cloud.port.errors import AuthError, CloudError, MisconfiguredError
-from spottrain.cloud.port.provider import LaunchRequest, SshTarget
+from spottrain.cloud.port.provider import SshTarget
 from spottrain.errors import BudgetError, CapacityError, ConfigError
 from spottrain.varuna_manager.cli.main import main
 from spottrain.varuna_manager.cli.ssh import choose_vm, ssh_argv
@@ -69,9 +70,7 @@ def job_file(fake: FakeAws, folder: Path, name: str = "job", **changes: Any) -> 
 def rent(aws: FakeAws, job: str) -> str:
     provider = aws.provider()
     offer = next(offer for offer in provider.offers() if offer.spot)
-    request = LaunchRequest(
-        token=job, job=job, intent="intent-0", offer=offer, count=1, lease_s=60
-    )
+    request = a_launch(offer, token=job, job=job, intent="intent-0", lease_s=60)
     (vm,) = provider.launch(request).vms
     return vm.vm_id
 
@@ -166,9 +165,9 @@ def test_doctor_takes_a_job_without_a_cloud_too(tmp_path: Path, run: Run) -> Non
     )
     code, out, _ = run("doctor", str(file))
     assert code == 6
-    assert "FAIL here secrets: secrets: NOBODY_HAS_SET_THIS is not set in the" in out
-    assert "FAIL here checkpoints: checkpoint.path: cannot write /proc/nowhere" in out
-    assert "ok   local machines: computes on " in out
+    assert "FAIL here secrets: secrets: NOBODY_HAS_SET_THIS " in out
+    assert "FAIL here checkpoints: checkpoint.path: " in out
+    assert "ok   local machines: " in out
 
 
 # --- gc -------------------------------------------------------------------------------
@@ -182,7 +181,7 @@ def test_gc_shows_orphans_and_returns_them_only_on_request(
     code, out, err = run(*asked)
     assert code == 0
     assert vm_id in out
-    assert "1 VMs without a manager here" in err
+    assert "1 VMs " in err
     assert aws.ask("left") != []
     code, out, _ = run(*asked, "--yes", "-o", "json")
     document = json.loads(out)

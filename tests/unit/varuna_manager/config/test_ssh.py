@@ -119,7 +119,7 @@ def test_secrets_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
     assert environment_of({"PLAIN": "p"}, names) == {"PLAIN": "p", "A_SECRET": "s"}
     check_secrets(names[:1])
     with pytest.raises(
-        ConfigError, match="secrets: ANOTHER is not set in the environment"
+        ConfigError, match=r"^secrets: ANOTHER is not set in the environment; set it"
     ):
         check_secrets(names)
 

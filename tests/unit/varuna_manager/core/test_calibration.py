@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.builders import slots_of
 from tests.unit.varuna_manager.story import FACTS, PROFILE, Story
 
 from spottrain.morphing.plan.profiles import BETWEEN_AS_WITHIN, CROWD_SKIPPED
@@ -14,7 +15,7 @@ from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import Calibration
 from spottrain.wire import messages
-from spottrain.wire.model import Crowding, ModelFacts, Profile, Slot
+from spottrain.wire.model import Crowding, ModelFacts, Profile
 
 KNOWN = e.KnownProfile(profile=PROFILE, measured_at_s=400.0)
 
@@ -143,7 +144,7 @@ def test_every_participant_gets_the_store_and_the_sizes_to_measure() -> None:
     assert set(story.sent(messages.Calibrate).values()) == {
         messages.Calibrate(
             generation=-1,
-            participants=(Slot(vm_id="a", index=0), Slot(vm_id="b", index=0)),
+            participants=slots_of("ab"),
             store_host="h",
             store_port=1,
             microbatch_sizes=(1,),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tests.builders import a_vm
 from tests.unit.varuna_manager.core.test_grants import FOUR, GRANT, grant
 from tests.unit.varuna_manager.story import OFFER, Story
 
@@ -39,12 +40,10 @@ def waiting() -> Story:
 
 def come(story: Story, **changes: object) -> Vm:
     """Have the ordered VM come."""
-    vm = Vm(
-        vm_id="theirs.1",
-        job="job",
+    vm = a_vm(
+        "theirs.1",
+        OFFER,
         intent=tags.ordered(ORDER.name),
-        state=VmState.RUNNING,
-        offer=OFFER,
         private_address="127.0.0.1",
         launched_at_s=story.now_s,
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.builders import generation_started, minibatch_committed
 from tests.fakes.gpus import facts as gpu_facts
 from tests.unit.varuna_manager.invariants import KINDS, Change, newest_changes
 from tests.unit.varuna_manager.story import (
@@ -327,16 +328,7 @@ HANGS = messages.WorkersInspected(
 )
 
 
-COMMITTED = messages.MinibatchCommitted(
-    generation=1,
-    slot=0,
-    step=4,
-    sections=(0,),
-    loss=1.0,
-    grad_norm=1.0,
-    step_s=1.0,
-    peak_bytes=1,
-)
+COMMITTED = minibatch_committed(4)
 
 
 def reports(story: Watched) -> Iterator[messages.Report]:
@@ -351,15 +343,7 @@ def reports(story: Watched) -> Iterator[messages.Report]:
         yield messages.CalibrationProgress(generation=number, done=1, total=2, what="x")
         yield messages.Calibrated(generation=number, profile=PROFILE)
         yield messages.StoreOpened(generation=number, host="h", port=1)
-        yield messages.GenerationStarted(
-            generation=number,
-            slot=0,
-            pid=1,
-            step=0,
-            outcome="same",
-            sections_moved=0,
-            sections_loaded=0,
-        )
+        yield generation_started(generation=number)
         committed = replace(COMMITTED, generation=number)
         yield committed
         yield replace(committed, sections=(0, 1, 2, 3), skipped="loss")

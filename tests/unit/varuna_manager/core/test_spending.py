@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.builders import section_facts
 from tests.unit.varuna_manager.story import OFFER, ON_DEMAND, SPEC, Story
 
 from spottrain.cloud.port import tags
@@ -15,7 +16,6 @@ from spottrain.pricing.billing.money import ceil_us
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.state import JobPhase, budget, spent_usd
-from spottrain.wire.model import SectionFacts
 
 FOUR = ("a", "b", "c", "d")
 
@@ -173,9 +173,7 @@ def test_a_price_that_falls_back_while_time_stands_still_is_seen_again() -> None
 
 
 def test_storage_that_is_freed_while_time_stands_still_costs_no_more() -> None:
-    section = SectionFacts(
-        index=0, param_bytes=10**9, optimizer_bytes=0, activation_bytes_per_example=0
-    )
+    section = section_facts(param_bytes=10**9, optimizer_bytes=0)
     facts = replace(Story().state.job.facts, sections=(section,))
     story = Story(storage_usd_per_gb_month=730.0, facts=facts)
     story.start()
@@ -190,12 +188,7 @@ def test_storage_that_is_freed_while_time_stands_still_costs_no_more() -> None:
 
 
 def test_checkpoints_that_are_kept_cost_by_their_size() -> None:
-    section = SectionFacts(
-        index=0,
-        param_bytes=10**9,
-        optimizer_bytes=2 * 10**9,
-        activation_bytes_per_example=0,
-    )
+    section = section_facts(param_bytes=10**9, optimizer_bytes=2 * 10**9)
     story = Story()
     facts = replace(story.state.job.facts, sections=(section,))
     story = Story(storage_usd_per_gb_month=730.0, facts=facts)
@@ -212,11 +205,8 @@ def apart(here: Offer, there: Offer, **settings: Any) -> Story:
 
     Two rings of two, each with 1 GB there and back, make 4 GB a mini-batch.
     """
-    section = SectionFacts(
-        index=0,
-        param_bytes=10**9,
-        optimizer_bytes=0,
-        activation_bytes_per_example=10**6,
+    section = section_facts(
+        param_bytes=10**9, optimizer_bytes=0, activation_bytes=10**6
     )
     facts = replace(Story().state.job.facts, sections=(section, section))
     story = Story(facts=facts, span="any", **settings)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.builders import minibatch_committed, slots_of
 from tests.fakes.gpus import facts
 from tests.unit.varuna_manager.story import PROFILE, Story
 from tests.view import changed
@@ -15,7 +16,7 @@ from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import GenerationPhase, VmPhase
 from spottrain.varuna_manager.core.model.state import JobPhase
 from spottrain.wire import messages
-from spottrain.wire.model import Slot, StateHome
+from spottrain.wire.model import StateHome
 
 FOUR = ("a", "b", "c", "d")
 
@@ -248,7 +249,7 @@ def test_a_killed_vm_costs_that_vm_alone_and_survivors_plan_at_once() -> None:
     story.plan("a", "b")
     story.open()
     order = story.sent(messages.RunGeneration)["c"]
-    assert order.participants[2:] == (Slot(vm_id="c", index=0),), "c is a donor"
+    assert order.participants[2:] == slots_of("c"), "c is a donor"
     story.begin(3)
     story.now_s += 4.0
     story.commit(4)
@@ -356,16 +357,7 @@ def test_a_silent_vm_is_asked_about_then_returned_and_counted() -> None:
     assert story.emitted(c.TerminateVms) == [c.TerminateVms(vm_ids=("c",))]
     assert story.tally.silent_losses == 1
     assert story.generation.phase is GenerationPhase.BREAKING
-    woken = messages.MinibatchCommitted(
-        generation=1,
-        slot=0,
-        step=50,
-        sections=(0, 1),
-        loss=0.0,
-        grad_norm=0.0,
-        step_s=1.0,
-        peak_bytes=0,
-    )
+    woken = minibatch_committed(50, sections=(0, 1))
     story.report("c", woken)
     assert story.step == 3, "who was fenced is not heard any more"
 

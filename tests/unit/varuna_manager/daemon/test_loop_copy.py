@@ -138,7 +138,7 @@ def test_an_intent_is_in_the_store_before_the_cloud_is_asked(job: JobDir) -> Non
 
 def test_a_manager_that_was_replaced_sends_the_cloud_nothing(job: JobDir) -> None:
     cloud = Cloud(job)
-    with pytest.raises(FencedError, match="was taken over by"):
+    with pytest.raises(FencedError):
         asyncio.run(run(job, cloud, replaced=True))
     assert cloud.journalled == 0
     assert not any(isinstance(event, LaunchRefused) for event in events(job))

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.builders import a_launch
 from tests.unit.cloud.toy_cloud import ToyCloud
 from tests.unit.varuna_manager.story import SETTINGS
 
 from spottrain.cloud.multi import MultiCloudProvider, NamespacedProvider
 from spottrain.cloud.port.errors import CloudError
-from spottrain.cloud.port.provider import LaunchRequest
 from spottrain.varuna_manager.core import step
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.state import State
@@ -101,11 +101,7 @@ def test_a_cloud_that_fails_does_not_delay_the_others() -> None:
         await sink.until(lambda: sink.of(e.OffersSeen))
         assert {event.cloud for event in sink.of(e.VmsListed)} == {"gcp"}
         (offer,) = sink.of(e.OffersSeen)[0].offers
-        gcp.launch(
-            LaunchRequest(
-                token="t", job="job", intent="i", offer=offer, count=1, lease_s=60.0
-            )
-        )
+        gcp.launch(a_launch(offer, token="t", intent="i", lease_s=60.0))
         poller.poll_now()
         await sink.until(lambda: len(sink.of(e.VmsListed)) == 2)
         assert [vm.vm_id for vm in sink.of(e.VmsListed)[1].vms] == ["gcp.v.0"]
@@ -149,7 +145,7 @@ def test_a_single_poll_raises_its_clouds_error() -> None:
     async def look() -> None:
         sink = Sink()
         poller = CloudPoller(sink, {"": cloud}, call, MarketWatch(sink))
-        with pytest.raises(CloudError, match="does not answer"):
+        with pytest.raises(CloudError):
             await poller.poll_vms()
         cloud.down = False
         await poller.poll_vms()

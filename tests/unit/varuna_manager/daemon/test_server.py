@@ -159,7 +159,7 @@ def test_admin_changes_limits_and_is_told_when_that_is_refused(
     )
     told = (Limit(name="max_usd", value=60.0), Limit(name="deadline_s", value=None))
     assert manager.handler.limits == [("me", told)]
-    with pytest.raises(VmFencedError, match="would end the job"):
+    with pytest.raises(VmFencedError, match="--yes"):
         client.call("POST", "/v1/admin/limits", f'{{"limits":{limits},"sure":false}}')
     unknown = limits.replace("max_usd", "steps")
     with pytest.raises(RefusedError, match="must be one of 'max_usd'"):
@@ -181,7 +181,7 @@ def test_a_trace_is_posted_from_a_file_by_the_vm_that_has_it(
     for number, content in ((4, file), (4, b""), (5, file)):
         query = urlencode({"trace": encode(trace(number))})
         if number == 5:
-            with pytest.raises(RefusedError, match="was not asked for"):
+            with pytest.raises(RefusedError):
                 client.call("POST", f"/v1/traces?{query}", content)
         else:
             client.call("POST", f"/v1/traces?{query}", content)

@@ -38,7 +38,7 @@ def test_a_job_that_has_ended_needs_no_manager(job: JobDir) -> None:
 
 def test_a_manager_that_cannot_run_is_given_up_after_the_lease(job: JobDir) -> None:
     assert keep(job, 0.5) == "no manager could run for 0.5 s"
-    assert "config.json is missing" in job.log.read_text()
+    assert "config.json" in job.log.read_text()
 
 
 def test_a_manager_whose_job_another_machine_has_is_not_started_again(
@@ -48,4 +48,4 @@ def test_a_manager_whose_job_another_machine_has_is_not_started_again(
     config = config_of("aws", checkpoint={"path": store})
     (job.path / "config.json").write_text(config.model_dump_json())
     StoredJob(store, SETTINGS.uid).claim("another machine's folder")
-    assert "the job was taken over by" in keep(job, 60.0)
+    assert "taken over" in keep(job, 60.0)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.builders import model_facts, section_facts
 from tests.fakes.object_store import S3
 
 from spottrain.errors import BudgetError, ConfigError
@@ -22,23 +23,12 @@ from spottrain.varuna_manager.jobs import folder as folders
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.launch import submit
 from spottrain.varuna_manager.launch import workdir as workdirs
-from spottrain.wire.model import LAYOUT_FILE, ModelFacts, SectionFacts
+from spottrain.wire.model import LAYOUT_FILE
 
-FACTS = ModelFacts(
+FACTS = model_facts(
+    [section_facts(param_bytes=40, optimizer_bytes=80)],
     fingerprint="f",
     num_parameters=10,
-    blocks="blocks",
-    sections=(
-        SectionFacts(
-            index=0,
-            param_bytes=40,
-            optimizer_bytes=80,
-            activation_bytes_per_example=0,
-        ),
-    ),
-    tied=(),
-    dataset_len=1,
-    heldout_len=0,
 )
 
 
@@ -122,7 +112,10 @@ def test_the_fingerprint_changes_with_names_and_contents(workdir: Path) -> None:
 @pytest.mark.parametrize("target", ["/etc/hostname", "../../outside"])
 def test_a_link_out_of_the_workdir_is_refused(workdir: Path, target: str) -> None:
     (workdir / "inner" / "data").symlink_to(target)
-    with pytest.raises(ConfigError, match="which VMs do not have"):
+    with pytest.raises(
+        ConfigError,
+        match=r"workdir: link .*data points to .*, which VMs do .*; replace",
+    ):
         workdirs.packed_files(workdir)
 
 
@@ -172,9 +165,11 @@ def test_a_manager_is_seen_by_its_lock(workdir: Path) -> None:
 
 def test_a_job_that_can_be_resumed_keeps_its_name(workdir: Path) -> None:
     submit.submit(config_for(workdir), FACTS)
-    with pytest.raises(ConfigError, match="spottrain resume demo"):
+    with pytest.raises(
+        ConfigError, match=r"name: a job demo can be resumed.*'spottrain resume demo'"
+    ):
         submit.check_name("demo")
-    with pytest.raises(ConfigError, match="spottrain resume demo"):
+    with pytest.raises(ConfigError, match=r"^name: "):
         submit.submit(config_for(workdir), FACTS)
     assert [job.name for job in folders.all_jobs()] == ["demo"]
     assert len(list((folders.home() / "jobs").iterdir())) == 1
@@ -189,7 +184,7 @@ def test_a_job_that_was_ended_makes_room_and_stays_readable(workdir: Path) -> No
 
 def test_a_failed_submit_leaves_nothing_behind(workdir: Path) -> None:
     (workdir / "bad").symlink_to("/etc")
-    with pytest.raises(ConfigError, match="VMs do not have"):
+    with pytest.raises(ConfigError, match="workdir: link "):
         submit.submit(config_for(workdir), FACTS)
     assert list((folders.home() / "jobs").iterdir()) == []
 
@@ -200,9 +195,7 @@ def test_an_unknown_job_is_refused_with_a_list_of_known_ones(workdir: Path) -> N
     ):
         folders.find("demo")
     submit.submit(config_for(workdir), FACTS)
-    with pytest.raises(
-        ConfigError, match=r"no job dem on this machine; those in .*/jobs: demo"
-    ):
+    with pytest.raises(ConfigError, match=r"/jobs: demo"):
         folders.find("dem")
 
 
@@ -229,9 +222,7 @@ def test_a_bucket_for_checkpoints_is_tried_before_anything_is_rented(
 
     check(s3.url("jobs"))
     assert open_store(s3.url()).list() == []
-    with pytest.raises(
-        ConfigError, match=r"checkpoint\.path: .* no such bucket: create"
-    ):
+    with pytest.raises(ConfigError, match=r"checkpoint\.path: .*bucket"):
         check(s3.url().replace("bucket-", "nobody-"))
 
 
@@ -249,7 +240,10 @@ def test_a_budget_below_one_step_is_refused(workdir: Path) -> None:
     check(max_usd=0.67, max_usd_per_hour=3.6)
     with pytest.raises(BudgetError, match="less than one step costs"):
         check(max_usd=0.66)
-    with pytest.raises(BudgetError, match="does not pay for one machine"):
+    with pytest.raises(
+        BudgetError,
+        match=r"budget\.max_usd_per_hour: .* does not pay for one machine: .*; ",
+    ):
         check(max_usd_per_hour=3.5)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.builders import a_plan, a_spec, minibatch_committed, model_facts
 from tests.tiers import costly
 
 from spottrain.pricing.deadline.model import Fleet
@@ -33,51 +34,22 @@ from spottrain.varuna_manager.jobs.journal import (
     JournalWriteError,
 )
 from spottrain.wire import messages
-from spottrain.wire.model import ModelFacts, Plan, SectionFacts, Slot
+from spottrain.wire.model import Plan
 
 
 def submitted() -> JobSubmitted:
-    spec = messages.JobSpec(
-        name="job",
-        entrypoint="train:job",
-        seed=1,
-        steps=10,
+    spec = a_spec(
         minibatch_size=4,
-        microbatch_size=2,
         reduction="exact",
         checkpoint_path="/tmp/none",
         checkpoint_every_steps=5,
-        checkpoint_keep=2,
-        lease_s=600.0,
-        heartbeat_s=1.0,
     )
-    section = SectionFacts(
-        index=0, param_bytes=4, optimizer_bytes=8, activation_bytes_per_example=0
-    )
-    facts = ModelFacts(
-        fingerprint="f",
-        num_parameters=1,
-        blocks="h",
-        sections=(section,),
-        tied=(),
-        dataset_len=100,
-        heldout_len=0,
-    )
-    job = JobSettings(uid="u", spec=spec, facts=facts, max_vms=2)
+    job = JobSettings(uid="u", spec=spec, facts=model_facts(), max_vms=2)
     return JobSubmitted(at_s=1.0, settings=job)
 
 
 def report(loss: float, number: int = 0) -> ReportReceived:
-    committed = messages.MinibatchCommitted(
-        generation=1,
-        slot=0,
-        step=number + 1,
-        sections=(0, 1),
-        loss=loss,
-        grad_norm=1.0,
-        step_s=0.1,
-        peak_bytes=1,
-    )
+    committed = minibatch_committed(number + 1, sections=(0, 1), loss=loss)
     return ReportReceived(at_s=2.0, vm_id="vm", number=number, report=committed)
 
 
@@ -108,18 +80,7 @@ def test_every_event_is_read_back_as_it_was_written(
 
 
 FLEET = Fleet(examples_per_s=(0.0, 1.0, 1.75))
-PLAN = Plan(
-    pipeline_depth=1,
-    data_parallel_width=1,
-    microbatch_size=2,
-    minibatch_size=4,
-    schedule="varuna",
-    recompute=True,
-    stage_bounds=(0, 2),
-    replica_bounds=(0, 2),
-    slots=(Slot(vm_id="vm", index=0),),
-    predicted_step_s=1.0,
-)
+PLAN = a_plan(microbatch_size=2, num_sections=2, virtual_nodes=2)
 
 
 def test_numbers_count_on_and_reading_can_begin_anywhere(tmp_path: Path) -> None:

@@ -45,5 +45,7 @@ def test_a_trace_that_was_not_asked_for_is_refused(
 ) -> None:
     traces = Traces(tmp_path)
     traces.begin(3, ["a", "b"], 2)
-    with pytest.raises(TracesRefusedError, match="was not asked for"):
+    with pytest.raises(
+        TracesRefusedError, match=f"rank {rank} on {vm_id} was not asked for trace"
+    ):
         traces.add(vm_id, sent(number, rank), b"x")

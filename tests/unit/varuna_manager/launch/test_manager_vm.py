@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.builders import a_launch
 from tests.unit.varuna_manager.story import OFFER
 
 from spottrain.cloud.port import tags
-from spottrain.cloud.port.provider import LaunchRequest, SshTarget
+from spottrain.cloud.port.provider import SshTarget
 from spottrain.errors import ConfigError
 from spottrain.varuna_manager.config.job import JobConfig, parse_config
 from spottrain.varuna_manager.config.manager_vm import DEFAULTS, IDENTITY
@@ -115,9 +116,7 @@ def away_in(
     region: str, networks: tuple[str, ...] = ("192.0.2.0/24",)
 ) -> RemoteManager:
     offer = replace(OFFER, cloud="aws", region=region, zone=f"{region}a")
-    request = LaunchRequest(
-        token="t", job="far", intent=tags.MANAGER, offer=offer, count=1, lease_s=9.0
-    )
+    request = a_launch(offer, token="t", job="far", intent=tags.MANAGER, lease_s=9.0)
     return RemoteManager(requests=(request,), networks=networks)
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 from contextlib import closing
 from pathlib import Path
@@ -160,7 +161,7 @@ def test_another_job_of_that_name_is_not_overwritten(
 ) -> None:
     elsewhere(monkeypatch, tmp_path)
     other = submit(tmp_path, f"file://{tmp_path}/other-store")
-    with pytest.raises(ConfigError, match="a job demo can be resumed"):
+    with pytest.raises(ConfigError, match="'spottrain resume demo'"):
         take_over(place, lambda _: None)
     other.mark_down()
     assert take_over(place, lambda _: None) == other
@@ -202,7 +203,7 @@ def test_a_job_that_was_never_copied_is_not_there(
     monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
     submit(tmp_path, place)
     elsewhere(monkeypatch, tmp_path)
-    with pytest.raises(ConfigError, match="no job found"):
+    with pytest.raises(ConfigError, match=re.escape(place)):
         take_over(place, lambda _: None)
 
 
@@ -221,7 +222,7 @@ def test_what_is_damaged_is_named_and_the_rest_used(
     assert len(events(found)) == 4 + 1
     warnings = [line for line in told if line.startswith("warning: ")]
     assert half.name in warnings[0]
-    assert "events 5 to 6 are missing" in warnings[1]
+    assert "events 5 to 6" in warnings[1]
     assert len(warnings) == 2
     copy(found)
 
@@ -234,7 +235,7 @@ def test_a_journal_without_a_beginning_ends_no_manager_that_works(
     for segment in segments(job):
         segment.write_bytes(b"")
     elsewhere(monkeypatch, tmp_path)
-    with pytest.raises(StoredJobError, match=r"cannot be used: .* is damaged"):
+    with pytest.raises(StoredJobError, match=r"cannot be used: .*"):
         take_over(place, lambda _: None)
     assert not list((tmp_path / "other" / "jobs").iterdir())
     asyncio.run(old.permit())

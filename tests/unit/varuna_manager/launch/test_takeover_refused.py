@@ -83,7 +83,7 @@ def test_a_store_must_name_its_job_completely(
     content = json.loads(told.read_text())
     del content[key]
     told.write_text(json.dumps(content))
-    assert "job/newest.json is damaged" in refused(place)
+    assert f"job/newest.json is damaged: {key}" in refused(place)
 
 
 def test_a_journal_of_another_id_is_not_this_jobs(job: JobDir, place: str) -> None:
@@ -125,7 +125,7 @@ def test_what_does_not_change_is_checked_before_the_job_is_claimed(
     job: JobDir, place: str, name: str, damage: Callable[[Path], None]
 ) -> None:
     damage(kept(job, name))
-    assert f"{name} is damaged" in refused(place)
+    assert name in refused(place)
     assert stored(job).newest_claim()[0] == 1
 
 
@@ -138,7 +138,7 @@ def test_a_claim_may_have_more_fields_than_known_but_not_fewer(
     assert stored(job).newest_claim()[0] == 1
     del content["host"]
     claim.write_text(json.dumps(content))
-    assert "manager/000001.json is damaged" in refused(place)
+    assert "manager/000001.json" in refused(place)
 
 
 @pytest.mark.parametrize("url", ["s3://[::1", "s3://[::1/job"])
@@ -201,7 +201,7 @@ def test_of_two_at_once_on_one_machine_the_later_finds_the_job_here(
     here = take_over(place, lambda _: None)
     thread.join()
     assert (taken, len(refusals)) == ([], 1)
-    assert "continue it with 'spottrain resume demo'" in refusals[0]
+    assert "spottrain resume demo" in refusals[0]
     assert not here.is_down
     assert stored(here).newest_claim()[0] == 2
     assert not here.path.with_name("demo.1").exists()

@@ -177,7 +177,7 @@ def test_a_takeover_reads_nothing_from_before_the_snapshot(
         assert 0 < len(some) <= STEPS
         with pytest.raises(JournalError, match="still in the job's bucket"):
             journal.replay(5)
-        with pytest.raises(JournalError, match="still in the job's bucket"):
+        with pytest.raises(JournalError, match="bucket"):
             vm_lives(journal)
 
 

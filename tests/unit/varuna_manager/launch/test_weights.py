@@ -6,10 +6,11 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from tests.builders import a_manifest
 from tests.fakes.object_store import S3
 
 from spottrain.errors import ConfigError
-from spottrain.manifest import FileRecord, Manifest, write_manifest
+from spottrain.manifest import FileRecord, write_manifest
 from spottrain.storage.open import open_store
 from spottrain.storage.store import Store
 from spottrain.varuna_manager.config.init_from import InitFromConfig
@@ -23,17 +24,7 @@ NAME = "step-{}-g1-00000000"
 
 
 def complete(store: Store, step: int, best_step: int = 0) -> str:
-    manifest = Manifest(
-        name=NAME.format(step),
-        step=step,
-        num_sections=1,
-        model_fingerprint="m",
-        config_fingerprint="c",
-        seed=0,
-        minibatch_size=8,
-        microbatch_size=2,
-        files=(FILE,),
-    )
+    manifest = a_manifest(NAME.format(step), step, (FILE,))
     write_manifest(store, dataclasses.replace(manifest, best_step=best_step))
     return manifest.name
 

@@ -51,7 +51,7 @@ def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
     (tmp_path / "gone.py").unlink()
     with pytest.raises(ConfigError, match=r"gone\.py cannot be read: No such file"):
         fingerprint(tmp_path, files)
-    with pytest.raises(ConfigError, match=r"gone\.py cannot be read: No such file"):
+    with pytest.raises(ConfigError, match=r"gone\.py"):
         pack(tmp_path, files, tmp_path / "package")
     with pytest.raises(FileNotFoundError):  # no error of the workdir
         pack(tmp_path, [Path("train.py")], tmp_path / "nowhere" / "package")
@@ -86,14 +86,14 @@ def test_the_ignore_file_says_what_stays_here(
 
 def test_an_ignore_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / IGNORE_FILE).write_bytes(b"\xff")
-    with pytest.raises(ConfigError, match=r"\.spottrainignore: cannot be read"):
+    with pytest.raises(ConfigError, match=r"\.spottrainignore: "):
         packed_files(tmp_path)
 
 
 def test_what_is_ignored_may_be_a_link_that_leads_out(tmp_path: Path) -> None:
     workdir(tmp_path, "train.py")
     (tmp_path / "data").symlink_to("/")
-    with pytest.raises(ConfigError, match="which VMs do not have"):
+    with pytest.raises(ConfigError, match="workdir: link "):
         packed_files(tmp_path)
     (tmp_path / IGNORE_FILE).write_text("data\n")
     assert sent(tmp_path) == [IGNORE_FILE, "train.py"]

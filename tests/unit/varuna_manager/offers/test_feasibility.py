@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.builders import an_offer
 from tests.unit.varuna_manager.story import FACTS, PROFILE
 
-from spottrain.cloud.port.provider import Offer
 from spottrain.errors import BudgetError, CapacityError
 from spottrain.varuna_manager.config.job import JobConfig, parse_config
 from spottrain.varuna_manager.jobs.profiles import keep
@@ -87,7 +87,7 @@ def test_a_budget_too_small_for_the_job_is_reported_and_accepted(
     found = answer(LONG, on_demand=on_demand, budget={"max_usd": 5})
     assert found is not None
     assert found.possible is None
-    assert "the budget ends the job before it is done" in found.reason
+    assert "budget" in found.reason
     assert answer(on_demand=on_demand, budget={"max_usd": 5}) is None
 
 
@@ -114,12 +114,12 @@ def test_nothing_is_known_of_a_model_that_was_never_measured() -> None:
 def test_a_kept_profile_is_enough_to_refuse_a_job() -> None:
     keep(PROFILE)
     said: list[str] = []
-    with pytest.raises(BudgetError, match="move the deadline to"):
+    with pytest.raises(BudgetError, match="deadline"):
         check_deadline(config(LONG, slo={"max_hours": 1}), FACTS, None, said.append)
     answer = check_deadline(
         config(LONG, budget={"max_usd": 5}), FACTS, None, said.append
     )
-    assert "the budget ends the job before it is done" in answer
+    assert "budget" in answer
     assert said == []
 
 
@@ -147,9 +147,6 @@ def test_a_job_whose_state_fits_on_no_slots_is_refused() -> None:
 
 
 def test_what_is_not_known_refuses_nothing() -> None:
-    offer = Offer(
-        cloud="aws", region="r", zone="z", instance_type="unheard.of", spot=True,
-        usd_per_hour=1.0, observed_at_s=0.0, gpus=1, gpu_memory_bytes=0,
-    )  # fmt: skip
+    offer = an_offer(cloud="aws", instance_type="unheard.of", gpu_memory_bytes=0)
     check_memory(config(), FACTS, ())
     check_memory(config(), FACTS, (offer,))

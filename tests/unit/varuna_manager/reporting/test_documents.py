@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from tests.builders import a_plan, a_spec, an_offer, model_facts, slots_of
 from tests.view import View, changed
 
-from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.billing.ledger import Ledger
 from spottrain.varuna_manager.core.model.commands import Outcome
 from spottrain.varuna_manager.core.model.events import CheckpointRef
@@ -30,60 +30,36 @@ from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.format import dollars, duration, size, step_time
 from spottrain.varuna_manager.reporting import documents, tables
 from spottrain.varuna_manager.reporting.history import JobHistory
-from spottrain.wire.messages import JobSpec
-from spottrain.wire.model import ModelFacts, Plan, Slot
+from spottrain.wire.model import Plan
 
-SPEC = JobSpec(
+SPEC = a_spec(
     name="demo",
-    entrypoint="train:job",
     seed=0,
     steps=200,
     minibatch_size=16,
     microbatch_size=4,
     reduction="exact",
     checkpoint_path="/ckpt",
-    checkpoint_every_steps=10,
-    checkpoint_keep=2,
     lease_s=60.0,
-    heartbeat_s=1.0,
 )
-FACTS = ModelFacts(
-    fingerprint="f",
-    num_parameters=1,
-    blocks="b",
-    sections=(),
-    tied=(),
-    dataset_len=1,
-    heldout_len=1,
-)
-OFFER = Offer(
-    cloud="local",
+FACTS = model_facts((), fingerprint="f", heldout_len=1)
+OFFER = an_offer(
     region="local",
     zone="local-a",
     instance_type="cpu",
-    spot=True,
     usd_per_hour=3.6,
-    observed_at_s=0.0,
-    gpus=1,
     gpu_memory_bytes=1,
 )
 
 
 def plan_on(*vm_ids: str, depth: int = 2) -> Plan:
-    return Plan(
-        pipeline_depth=depth,
-        data_parallel_width=len(vm_ids) // depth,
+    return a_plan(
+        depth,
+        len(vm_ids) // depth,
         microbatch_size=4,
-        minibatch_size=16,
-        schedule="varuna",
-        recompute=True,
-        stage_bounds=tuple(range(depth + 1)),
-        replica_bounds=(0, 2, 4) if len(vm_ids) > depth else (0, 4),
-        slots=tuple(
-            Slot(vm_id=vm_id, index=vm_ids[:rank].count(vm_id))
-            for rank, vm_id in enumerate(vm_ids)
-        ),
-        predicted_step_s=0.2,
+        virtual_nodes=4,
+        slots=slots_of(vm_ids),
+        step_s=0.2,
     )
 
 

@@ -6,36 +6,27 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from tests.builders import a_vm, an_offer
 
 from spottrain.cloud.port.errors import CloudError
-from spottrain.cloud.port.provider import Offer, Vm, VmState
+from spottrain.cloud.port.provider import VmState
 from spottrain.cloud.ssh.hosts.memory import HostMemory, HostVm
 from spottrain.cloud.ssh.hosts.provider import vm_from_claim
 from spottrain.cloud.ssh.transport.hosts import Host
 
-OFFER = Offer(
+OFFER = an_offer(
     cloud="ssh",
     region="ssh",
     zone="ssh",
     instance_type="host",
-    spot=True,
     usd_per_hour=0.0,
     observed_at_s=1.0,
-    gpus=1,
     gpu_memory_bytes=1,
 )
 
 
 def rented(name: str) -> HostVm:
-    vm = Vm(
-        vm_id=name,
-        job="job",
-        intent="intent-1",
-        state=VmState.RUNNING,
-        offer=OFFER,
-        private_address="10.0.0.1",
-        launched_at_s=1.0,
-    )
+    vm = a_vm(name, OFFER, intent="intent-1", launched_at_s=1.0)
     return HostVm(vm, "host", 60.0)
 
 

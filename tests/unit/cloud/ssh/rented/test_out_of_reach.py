@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from tests.builders import a_launch
 from tests.unit.cloud.toy_cloud import ToyCloud
 
 from spottrain.cloud.port.errors import MisconfiguredError
-from spottrain.cloud.port.provider import AgentBootstrap, LaunchRequest, SshTarget
+from spottrain.cloud.port.provider import AgentBootstrap, SshTarget
 from spottrain.cloud.ssh.hosts.memory import HostMemory
 from spottrain.cloud.ssh.rented import provider as rented
 from spottrain.cloud.ssh.rented.vm import VmAccess
@@ -65,14 +66,7 @@ def provider(
 
 def rent(provider: rented.RentedVmProvider, number: int) -> str:
     (offer,) = provider.offers()
-    request = LaunchRequest(
-        token=f"t{number}",
-        job="job",
-        intent=f"intent-{number}",
-        offer=offer,
-        count=1,
-        lease_s=60,
-    )
+    request = a_launch(offer, token=f"t{number}", intent=f"intent-{number}", lease_s=60)
     return provider.launch(request).vms[0].vm_id
 
 
@@ -84,7 +78,9 @@ def test_no_more_is_rented_once_three_vms_in_a_row_cannot_be_entered(
         vm_id = rent(provider, number)
         with pytest.raises(UnreachableHostError):
             provider.start_agent(vm_id, BOOTSTRAP)
-    with pytest.raises(MisconfiguredError, match="3 VMs run and none accepts SSH"):
+    with pytest.raises(
+        MisconfiguredError, match=r"3 VMs run and none accepts SSH.*spottrain doctor"
+    ):
         rent(provider, 3)
     assert len(cloud.vms) == 3
     assert cloud.admitted == ("192.0.2.1/32",)  # perhaps this machine has moved

@@ -6,32 +6,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.builders import a_vm, an_offer
 
 from spottrain.cloud.port.errors import VmNotFoundError
-from spottrain.cloud.port.provider import Offer, SshTarget, Vm, VmState
+from spottrain.cloud.port.provider import SshTarget
 from spottrain.cloud.ssh.rented.vm import RentedVm, VmAccess
 from spottrain.cloud.ssh.transport.session import dial
 
-OFFER = Offer(
+OFFER = an_offer(
     cloud="aws",
     region="us-east-1",
     zone="us-east-1a",
     instance_type="g5.12xlarge",
-    spot=True,
     usd_per_hour=2.0,
-    observed_at_s=0.0,
     gpus=4,
     gpu_memory_bytes=24_000_000_000,
 )
-VM = Vm(
-    vm_id="i-1.us-east-1",
-    job="job",
-    intent="intent-1",
-    state=VmState.RUNNING,
-    offer=OFFER,
-    private_address="10.0.0.1",
-    launched_at_s=0.0,
-)
+VM = a_vm("i-1.us-east-1", OFFER, intent="intent-1")
 ACCESS = VmAccess(key_file=Path("key"), python="python3.12")
 
 

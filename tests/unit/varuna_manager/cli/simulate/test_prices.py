@@ -135,9 +135,7 @@ def test_a_file_that_cannot_be_replayed_is_one_line(
 def test_a_region_or_file_that_is_not_there_is_named(run: Run, file: Path) -> None:
     code, _, err = run("simulate", "prices", file, "--region", "mars")
     assert code == 2
-    assert (
-        "prices.csv: region mars is not in the file; it has us-east-1, us_east" in err
-    )
+    assert "prices.csv: region mars " in err
     code, _, err = run("simulate", "prices", file.with_name("none.csv"))
     assert code == 2
-    assert "no such file" in err
+    assert "none.csv" in err

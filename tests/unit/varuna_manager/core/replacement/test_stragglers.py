@@ -6,6 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.builders import (
+    a_plan,
+    microbatch_profile,
+    minibatch_committed,
+    section_profile,
+)
 from tests.unit.varuna_manager.story import OFFER, PROFILE, Story
 from tests.view import changed
 
@@ -15,24 +21,12 @@ from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.watch.timings import HOT_WINDOW, RankTimings
 from spottrain.varuna_manager.watch.watches import EACH, Watches
 from spottrain.wire import messages
-from spottrain.wire.model import MicrobatchProfile, SectionProfile
 
 FOUR = ("a", "b", "c", "d")
-SECTION = SectionProfile(
-    index=0,
-    forward_s=0.1,
-    backward_s=0.1,
-    recompute_s=0.1,
-    saved_bytes=1,
-    output_bytes=1,
-)
+SECTION = section_profile(forward_s=0.1, backward_s=0.1, saved_bytes=1, output_bytes=1)
 TIMED = replace(
     PROFILE,
-    microbatches=(
-        MicrobatchProfile(
-            microbatch_size=1, sections=(SECTION, replace(SECTION, index=1))
-        ),
-    ),
+    microbatches=(microbatch_profile((SECTION, replace(SECTION, index=1))),),
 )
 
 
@@ -63,18 +57,13 @@ def sample(
         if slot.vm_id in only:
             story.report(
                 slot.vm_id,
-                messages.MinibatchCommitted(
+                minibatch_committed(
+                    step,
                     generation=story.generation.number,
-                    slot=0,
-                    step=step,
                     sections=plan.sections_of(rank % 2),
-                    loss=1.0,
-                    grad_norm=1.0,
                     step_s=0.9 * max(slow.values(), default=1.0),
-                    peak_bytes=1,
                     busy_s=busy_s,
                     microbatches=share,
-                    tasks_s=busy_s,
                 ),
             )
 
@@ -221,13 +210,9 @@ def interleaved() -> Story:
     """The same four VMs, each with two runs of sections."""
     story = training()
     sections = tuple(replace(SECTION, index=k) for k in range(4))
-    measured = MicrobatchProfile(microbatch_size=1, sections=sections)
-    plan = replace(
-        story.generation.plan,
-        schedule="interleaved",
-        chunks=2,
-        stage_bounds=(0, 1, 2, 3, 4),
-    )
+    measured = microbatch_profile(sections)
+    running = story.generation.plan
+    plan = a_plan(2, 2, chunks=2, virtual_nodes=8, slots=running.slots)
     story.state = changed(
         story.state,
         profile=replace(TIMED, microbatches=(measured,)),

@@ -1,0 +1,438 @@
+"""Values of our own classes, with defaults for what a test does not care about.
+
+A field that is added or renamed changes this file, and the tests whose subject it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from spottrain.cloud.port.provider import LaunchRequest, Offer, Vm, VmState
+from spottrain.manifest import FileRecord, Manifest
+from spottrain.wire.messages import (
+    GenerationStarted,
+    JobSpec,
+    MinibatchCommitted,
+    RunGeneration,
+    SkipReason,
+)
+from spottrain.wire.model import (
+    AUTO_LOADER,
+    LinkProfile,
+    LoaderSpec,
+    MicrobatchProfile,
+    ModelFacts,
+    Network,
+    Plan,
+    Precision,
+    Profile,
+    Reduction,
+    RingProfile,
+    ScheduleKind,
+    SectionFacts,
+    SectionProfile,
+    Semantics,
+    Slot,
+    StateHome,
+    TaskOverheads,
+)
+
+
+def slots_of(vm_ids: Iterable[str]) -> tuple[Slot, ...]:
+    """Return a slot for each name: a VM's first where it stands first, then its next."""
+    names = list(vm_ids)
+    return tuple(
+        Slot(vm_id=vm_id, index=names[:rank].count(vm_id))
+        for rank, vm_id in enumerate(names)
+    )
+
+
+def even_bounds(total: int, parts: int) -> tuple[int, ...]:
+    return tuple(total * part // parts for part in range(parts + 1))
+
+
+def a_plan(
+    depth: int = 1,
+    width: int = 1,
+    *,
+    num_sections: int | None = None,
+    stage_bounds: Sequence[int] | None = None,
+    virtual_nodes: int | None = None,
+    replica_bounds: Sequence[int] | None = None,
+    microbatch_size: int = 1,
+    slots: tuple[Slot, ...] | None = None,
+    schedule: ScheduleKind | None = None,
+    recompute: bool = True,
+    chunks: int = 1,
+    step_s: float = 1.0,
+    in_flight_bound: int | None = None,
+    state: StateHome = "host",
+    segments: int = 1,
+    peer_copies: int = 0,
+) -> Plan:
+    """Return a plan with a VM for each rank, cut evenly where no bounds are given.
+
+    Args:
+        depth: Pipeline depth.
+        width: Data-parallel width.
+        num_sections: One for each run unless given.
+        stage_bounds: Bounds of runs of sections.
+        virtual_nodes: Of the mini-batch; as few as replicas may have unless given.
+        replica_bounds: Bounds of replicas' virtual nodes.
+        microbatch_size: Examples of a virtual node.
+        slots: Of all ranks.
+        schedule: ``varuna``, or ``interleaved`` with chunks, unless given.
+        recompute: Whether forwards are computed again.
+        chunks: Runs of sections that each stage has.
+        step_s: Predicted time of a mini-batch.
+        in_flight_bound: Micro-batches in flight at most.
+        state: Where committed state lives.
+        segments: In which each run is recomputed.
+        peer_copies: Copies that other VMs keep.
+    """
+    runs, group = depth * chunks, depth if chunks > 1 else 1
+    if stage_bounds is None:
+        stage_bounds = even_bounds(runs if num_sections is None else num_sections, runs)
+    if replica_bounds is None:
+        nodes = width * group if virtual_nodes is None else virtual_nodes
+        replica_bounds = [group * at for at in even_bounds(nodes // group, width)]
+    if slots is None:
+        slots = slots_of(f"vm{rank}" for rank in range(depth * width))
+    return Plan(
+        pipeline_depth=depth,
+        data_parallel_width=width,
+        microbatch_size=microbatch_size,
+        minibatch_size=microbatch_size * replica_bounds[-1],
+        schedule=schedule or ("interleaved" if chunks > 1 else "varuna"),
+        recompute=recompute,
+        stage_bounds=tuple(stage_bounds),
+        replica_bounds=tuple(replica_bounds),
+        slots=slots,
+        predicted_step_s=step_s,
+        in_flight_bound=in_flight_bound,
+        chunks=chunks,
+        state=state,
+        segments=segments,
+        peer_copies=peer_copies,
+    )
+
+
+def section_facts(
+    index: int = 0,
+    *,
+    param_bytes: int = 4,
+    optimizer_bytes: int = 8,
+    activation_bytes: int = 0,
+    gradient_bytes: int | None = None,
+) -> SectionFacts:
+    """Return facts about a section; ``activation_bytes`` of each example leave it."""
+    return SectionFacts(
+        index=index,
+        param_bytes=param_bytes,
+        optimizer_bytes=optimizer_bytes,
+        activation_bytes_per_example=activation_bytes,
+        gradient_bytes=gradient_bytes,
+    )
+
+
+def model_facts(
+    sections: Iterable[SectionFacts] | None = None,
+    *,
+    fingerprint: str = "model",
+    num_parameters: int = 1,
+    dataset_len: int = 1,
+    heldout_len: int = 0,
+) -> ModelFacts:
+    """Return facts about a model, of one section unless they are given."""
+    return ModelFacts(
+        fingerprint=fingerprint,
+        num_parameters=num_parameters,
+        blocks="blocks",
+        sections=(section_facts(),) if sections is None else tuple(sections),
+        tied=(),
+        dataset_len=dataset_len,
+        heldout_len=heldout_len,
+    )
+
+
+def section_profile(
+    index: int = 0,
+    *,
+    forward_s: float = 1.0,
+    backward_s: float | None = None,
+    recompute_s: float | None = None,
+    saved_bytes: int = 0,
+    output_bytes: int = 0,
+) -> SectionProfile:
+    """Return a section's times: a backward takes two forwards unless it is given."""
+    return SectionProfile(
+        index=index,
+        forward_s=forward_s,
+        backward_s=2 * forward_s if backward_s is None else backward_s,
+        recompute_s=forward_s if recompute_s is None else recompute_s,
+        saved_bytes=saved_bytes,
+        output_bytes=output_bytes,
+    )
+
+
+def microbatch_profile(
+    sections: Iterable[SectionProfile],
+    microbatch_size: int = 1,
+    overheads: TaskOverheads | None = None,
+) -> MicrobatchProfile:
+    return MicrobatchProfile(
+        microbatch_size=microbatch_size, sections=tuple(sections), overheads=overheads
+    )
+
+
+def a_link(
+    *, latency_s: float = 1e-4, bytes_per_s: float = 1e9, jitter: float = 0.0
+) -> LinkProfile:
+    return LinkProfile(
+        latency_s=latency_s, bandwidth_bytes_per_s=bytes_per_s, jitter=jitter
+    )
+
+
+def a_profile(
+    *microbatches: MicrobatchProfile,
+    fingerprint: str = "model",
+    device: str = "device",
+    optimizer_s_per_byte: float = 0.0,
+    within_vm: LinkProfile | None = None,
+    between_vms: LinkProfile | None = None,
+    rings: tuple[RingProfile, ...] = (),
+    task_overhead_s: float = 0.0,
+    written: bool = False,
+) -> Profile:
+    """Return a profile with links as in ``a_link``; both are one where one is given.
+
+    Args:
+        microbatches: By ascending size; one section unless given.
+        fingerprint: Of the model.
+        device: That was measured.
+        optimizer_s_per_byte: Of parameters.
+        within_vm: Link between slots of a VM.
+        between_vms: Link between VMs.
+        rings: All-reduces.
+        task_overhead_s: Of each task.
+        written: Whether the user wrote it, which nothing measured.
+    """
+    profile = Profile(
+        fingerprint=fingerprint,
+        device=device,
+        software="software",
+        microbatches=microbatches or (microbatch_profile([section_profile()]),),
+        optimizer_s_per_byte=optimizer_s_per_byte,
+        within_vm=within_vm or between_vms or a_link(),
+        between_vms=between_vms or within_vm or a_link(),
+        rings=rings,
+        task_overhead_s=task_overhead_s,
+    )
+    if written:
+        return replace(profile, origin="written", sources=("a test",))
+    return profile
+
+
+def a_spec(
+    *,
+    name: str = "job",
+    entrypoint: str = "train:job",
+    seed: int = 1,
+    steps: int = 10,
+    minibatch_size: int = 8,
+    microbatch_size: int = 2,
+    reduction: Reduction = "fast",
+    checkpoint_path: str = "/checkpoints",
+    checkpoint_every_steps: int = 10,
+    checkpoint_keep: int = 2,
+    lease_s: float = 600.0,
+    heartbeat_s: float = 1.0,
+    precision: Precision = "fp32",
+    network: Network = "auto",
+    semantics: Semantics = "synchronous",
+    loader: LoaderSpec = AUTO_LOADER,
+) -> JobSpec:
+    return JobSpec(
+        name=name,
+        entrypoint=entrypoint,
+        seed=seed,
+        steps=steps,
+        minibatch_size=minibatch_size,
+        microbatch_size=microbatch_size,
+        reduction=reduction,
+        checkpoint_path=checkpoint_path,
+        checkpoint_every_steps=checkpoint_every_steps,
+        checkpoint_keep=checkpoint_keep,
+        lease_s=lease_s,
+        heartbeat_s=heartbeat_s,
+        precision=precision,
+        network=network,
+        semantics=semantics,
+        loader=loader,
+    )
+
+
+def a_manifest(
+    name: str,
+    step: int,
+    files: Sequence[FileRecord],
+    *,
+    frozen: tuple[FileRecord, ...] = (),
+) -> Manifest:
+    """Return a checkpoint's manifest, of the sections that ``files`` hold."""
+    return Manifest(
+        name=name,
+        step=step,
+        num_sections=1 + max(file.section for file in files),
+        model_fingerprint="model",
+        config_fingerprint="config",
+        seed=1,
+        minibatch_size=8,
+        microbatch_size=2,
+        files=tuple(files),
+        frozen=frozen,
+    )
+
+
+def an_offer(
+    *,
+    cloud: str = "local",
+    region: str = "r",
+    zone: str = "z",
+    instance_type: str = "t",
+    spot: bool = True,
+    usd_per_hour: float = 1.0,
+    observed_at_s: float = 0.0,
+    gpus: int = 1,
+    gpu_memory_bytes: int = 1 << 30,
+    gpu_speed: float = 1.0,
+    available: int | None = None,
+    family: str = "",
+) -> Offer:
+    return Offer(
+        cloud=cloud,
+        region=region,
+        zone=zone,
+        instance_type=instance_type,
+        spot=spot,
+        usd_per_hour=usd_per_hour,
+        observed_at_s=observed_at_s,
+        gpus=gpus,
+        gpu_memory_bytes=gpu_memory_bytes,
+        gpu_speed=gpu_speed,
+        available=available,
+        family=family,
+    )
+
+
+def a_vm(
+    vm_id: str,
+    offer: Offer,
+    *,
+    job: str = "job",
+    intent: str = "intent",
+    state: VmState = VmState.RUNNING,
+    private_address: str = "10.0.0.1",
+    launched_at_s: float = 0.0,
+    ended_at_s: float | None = None,
+) -> Vm:
+    return Vm(
+        vm_id=vm_id,
+        job=job,
+        intent=intent,
+        state=state,
+        offer=offer,
+        private_address=private_address,
+        launched_at_s=launched_at_s,
+        ended_at_s=ended_at_s,
+    )
+
+
+def a_launch(
+    offer: Offer,
+    count: int = 1,
+    *,
+    token: str = "token",
+    job: str = "job",
+    intent: str = "intent",
+    lease_s: float = 600.0,
+    image: str = "",
+) -> LaunchRequest:
+    return LaunchRequest(
+        token=token,
+        job=job,
+        intent=intent,
+        offer=offer,
+        count=count,
+        lease_s=lease_s,
+        image=image,
+    )
+
+
+def a_run(
+    plan: Plan,
+    *,
+    generation: int = 1,
+    participants: tuple[Slot, ...] | None = None,
+    store: tuple[str, int] = ("127.0.0.1", 1),
+    checkpoint: str = "",
+    evaluate_first: bool = False,
+    save_only: bool = False,
+) -> RunGeneration:
+    """Return the command to train by ``plan``, without donors unless they are given."""
+    host, port = store
+    return RunGeneration(
+        generation=generation,
+        plan=plan,
+        participants=plan.slots if participants is None else participants,
+        store_host=host,
+        store_port=port,
+        checkpoint=checkpoint,
+        evaluate_first=evaluate_first,
+        save_only=save_only,
+    )
+
+
+def generation_started(
+    step: int = 0, *, generation: int = 1, slot: int = 0, restored: bool = False
+) -> GenerationStarted:
+    return GenerationStarted(
+        generation=generation,
+        slot=slot,
+        pid=1,
+        step=step,
+        outcome="restored" if restored else "same",
+        sections_moved=0,
+        sections_loaded=0,
+    )
+
+
+def minibatch_committed(
+    step: int,
+    *,
+    generation: int = 1,
+    slot: int = 0,
+    sections: Iterable[int] = (0,),
+    loss: float = 1.0,
+    step_s: float = 1.0,
+    peak_bytes: int = 1,
+    busy_s: float = 0.0,
+    microbatches: int = 0,
+    skipped: SkipReason = "",
+) -> MinibatchCommitted:
+    """Return a slot's report of a mini-batch, busy from its first task to its last."""
+    return MinibatchCommitted(
+        generation=generation,
+        slot=slot,
+        step=step,
+        sections=tuple(sections),
+        loss=loss,
+        grad_norm=1.0,
+        step_s=step_s,
+        peak_bytes=peak_bytes,
+        busy_s=busy_s,
+        microbatches=microbatches,
+        tasks_s=busy_s,
+        skipped=skipped,
+    )
