@@ -458,7 +458,7 @@ def test_a_bastion_that_forwards_nothing_says_so(cloud: AwsVms, tmp_path: Path) 
     bastion.start()
     try:
         provider = cloud.provider({"bastion": bastion.host("bastion")})
-        with pytest.raises(VmNotFoundError, match="AllowTcpForwarding"):
+        with pytest.raises(VmNotFoundError, match="set AllowTcpForwarding yes"):
             provider.start_agent(rent(provider).vm_id, NOBODY)
     finally:
         bastion.stop()

@@ -282,7 +282,7 @@ def test_a_host_that_forwards_no_ports_says_so(tmp_path: Path) -> None:
         site = Site(tmp_path, hosts)
         provider = site.provider()
         (vm,) = provider.launch(wish(provider)).vms
-        with pytest.raises(VmNotFoundError, match="AllowTcpForwarding"):
+        with pytest.raises(VmNotFoundError, match="set AllowTcpForwarding yes"):
             provider.start_agent(vm.vm_id, NOBODY)
         assert hosts[0].left() == []
         with pytest.raises(NoCapacityError, match="refuses to forward ports"):

@@ -142,7 +142,7 @@ def test_what_is_no_profile_is_refused(tmp_path: Path) -> None:
         profiles.read_profile(tmp_path / "none.json")
     with pytest.raises(ConfigError, match="extra is not a field of SectionProfile"):
         profiles.read_profile(changed(tmp_path, "extra", 1))
-    with pytest.raises(ConfigError, match=str(tmp_path)):
+    with pytest.raises(ConfigError, match=f"{tmp_path}.*cannot be read"):
         profiles.read_profile(tmp_path)
 
 

@@ -86,7 +86,7 @@ def test_the_ignore_file_says_what_stays_here(
 
 def test_an_ignore_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / IGNORE_FILE).write_bytes(b"\xff")
-    with pytest.raises(ConfigError, match=r"\.spottrainignore: "):
+    with pytest.raises(ConfigError, match=r"\.spottrainignore: cannot be read"):
         packed_files(tmp_path)
 
 
