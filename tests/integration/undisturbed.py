@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
-import os
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.integration.jobs import Answer, Job, is_port_open, losses, weights
+from tests.once import alone, shared_folder
 
 
 @dataclass(frozen=True)
@@ -35,17 +32,11 @@ class Undisturbed:
         return weights(self.checkpoints)
 
 
-def shared_folder(factory: pytest.TempPathFactory) -> Path:
-    """Return a folder that all test processes of this run share."""
-    base = factory.getbasetemp()
-    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-
-
 def undisturbed(factory: pytest.TempPathFactory) -> Undisturbed:
     """Return the undisturbed job, which runs once for all tests."""
     folder = shared_folder(factory)
     record = folder / "undisturbed.json"
-    with _lock(folder / "undisturbed.lock"):
+    with alone(folder / "undisturbed.lock"):
         if not record.exists():
             record.write_text(json.dumps(_run_undisturbed(folder)))
     data = json.loads(record.read_text())
@@ -68,10 +59,3 @@ def _run_undisturbed(folder: Path) -> dict[str, Any]:
             "port_left": is_port_open(f"https://127.0.0.1:{port}"),
             "checkpoints": str(job.checkpoint_root),
         }
-
-
-@contextlib.contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    with open(path, "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

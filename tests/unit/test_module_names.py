@@ -92,6 +92,7 @@ def trees() -> dict[str, ast.Module]:
     }
 
 
+@pytest.mark.nightly
 def test_every_module_named_in_a_string_exists(trees: dict[str, ast.Module]) -> None:
     unknown = {
         (file, name)

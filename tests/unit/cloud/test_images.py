@@ -10,6 +10,7 @@ import pytest
 from tests.builders import a_launch
 from tests.fakes import aws, azure, gcp
 from tests.fakes.gcp_world import IMAGE_FAMILY
+from tests.tiers import first_always
 
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import LaunchRequest, Vm
@@ -49,7 +50,9 @@ class Images:
                 self.fake.ask("publish", name=name, state=new)
 
 
-@pytest.fixture(scope="module", params=[aws, azure, gcp], ids=["aws", "azure", "gcp"])
+@pytest.fixture(
+    scope="module", params=first_always([aws, azure, gcp]), ids=["aws", "azure", "gcp"]
+)
 def running(request: pytest.FixtureRequest) -> Iterator[Images]:
     with request.param.running() as fake:
         yield Images(fake, request.param.__name__.rpartition(".")[2])

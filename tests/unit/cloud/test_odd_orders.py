@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.builders import a_launch
 from tests.fakes import azure, gcp
+from tests.tiers import first_always
 
 from spottrain.cloud.port.errors import (
     AuthError,
@@ -54,7 +55,7 @@ class Cloud:
         return sum(row["ended_at"] is None for row in self.fake.ask("bill"))
 
 
-@pytest.fixture(scope="module", params=[azure, gcp], ids=["azure", "gcp"])
+@pytest.fixture(scope="module", params=first_always([azure, gcp]), ids=["azure", "gcp"])
 def running(request: pytest.FixtureRequest) -> Iterator[Cloud]:
     with request.param.running() as fake:
         yield Cloud(fake, request.param.__name__.rpartition(".")[2])

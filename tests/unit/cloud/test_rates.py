@@ -41,6 +41,7 @@ def launch(provider: Any, intent: int) -> Any:
     ).vms
 
 
+@pytest.mark.rotated
 def test_a_job_that_is_polled_each_second_is_not_throttled(cloud: Any) -> None:
     """Nor is a launch in the middle of it, or the return of its VMs."""
     provider = cloud.provider()
@@ -55,6 +56,7 @@ def test_a_job_that_is_polled_each_second_is_not_throttled(cloud: Any) -> None:
     provider.spot_pools(VMS)
 
 
+@pytest.mark.rotated
 def test_more_launches_than_ec2_takes_at_once_are_told_to_wait() -> None:
     with aws.running() as fake:
         fake.reset()

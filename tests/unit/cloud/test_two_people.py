@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.builders import a_launch
 from tests.fakes import aws, azure, gcp
+from tests.tiers import first_always
 
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.facts import without_attached
@@ -18,7 +19,9 @@ ANN = {"uid": "a" * 32, "owner": "ann@example.org"}
 BEN = {"uid": "b" * 32, "owner": "ben@example.org"}
 
 
-@pytest.fixture(scope="module", params=[aws, azure, gcp], ids=["aws", "azure", "gcp"])
+@pytest.fixture(
+    scope="module", params=first_always([aws, azure, gcp]), ids=["aws", "azure", "gcp"]
+)
 def cloud(request: pytest.FixtureRequest) -> Iterator[Fake]:
     with request.param.running() as fake:
         yield fake

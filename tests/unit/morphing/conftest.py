@@ -4,6 +4,16 @@ import os
 from pathlib import Path
 
 import pytest
+from tests.once import alone, shared_folder
+
+from spottrain.morphing.memory.loads import stage_loads
+from spottrain.morphing.schedules.lists import compact_schedule
+from spottrain.morphing.simulate.replica import (
+    Conditions,
+    Link,
+    StageTimes,
+    simulate_pipeline,
+)
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -16,3 +26,14 @@ def reference() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no reference figures in {folder}; SPOTTRAIN_REFERENCE names them")
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compiled(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Compile what takes longest in one process; the others then read it from the disk."""
+    with alone(shared_folder(tmp_path_factory) / "compiled.lock"):
+        stage = StageTimes(forward_s=1.0, recompute_s=1.0, backward_s=1.0)
+        schedule = compact_schedule("varuna", 2, 1000, recompute=True)
+        for conditions in Conditions:
+            simulate_pipeline(schedule, [stage] * 2, [Link()], conditions=conditions)
+        stage_loads("varuna", 2, 1000, recompute=True)

@@ -62,6 +62,7 @@ def test_the_learning_rate_warms_up_and_falls_to_nothing_with_the_jobs_steps(
     assert factors[30:] == sorted(factors[30:], reverse=True)
 
 
+@pytest.mark.rotated
 def test_it_learns(job: TrainingJob) -> None:
     model = materialise(job, seed=0)
     optimizer = job.optimizer(list(model.named_parameters()))

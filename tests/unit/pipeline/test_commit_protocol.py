@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from tests.tiers import first_always
 from tests.unit.pipeline import commit_world
 from tests.unit.pipeline.commit_world import (
     Content,
@@ -203,7 +204,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", first_always(SHAPES))
 def test_no_interleaving_splits_loses_or_blocks(
     name: str, record_property: Callable[[str, object], None]
 ) -> None:
@@ -301,6 +302,7 @@ def forget_to_wait_for_the_commit(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(globals(), "compute", compute_early)
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(
     ("forget", "shape"),
     [

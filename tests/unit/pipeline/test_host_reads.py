@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.gpu.hidden_syncs import STEPS, places_of_minibatches
+from tests.tiers import first_always
 
 from spottrain.pipeline.comm.groups import open_rendezvous
 from spottrain.pipeline.devices.deferred import DeferredDevice
@@ -25,7 +26,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     del server
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("precision", first_always(["fp32", "fp16"]))
 @pytest.mark.parametrize("reduction", ["fast", "exact"])
 def test_with_state_on_the_host_nothing_is_read_from_the_device(
     tmp_path: Path, store: Place, reduction: Reduction, precision: Precision
@@ -36,7 +37,7 @@ def test_with_state_on_the_host_nothing_is_read_from_the_device(
     assert places == [[]] * STEPS
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("precision", first_always(["fp32", "fp16"]))
 @pytest.mark.parametrize("reduction", ["fast", "exact"])
 def test_with_state_on_the_device_a_norm_is_read_for_each_section(
     tmp_path: Path, store: Place, reduction: Reduction, precision: Precision

@@ -49,6 +49,7 @@ def spoilt(body: str) -> Iterator[tuple[str, str]]:
             yield f"{key} mistyped", urlencode({**rest, key: "perhaps"})
 
 
+@pytest.mark.nightly
 def test_a_request_with_any_field_dropped_or_mistyped_is_refused(
     fake_aws: FakeAws,
 ) -> None:

@@ -126,6 +126,7 @@ def role(profile: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Role]:
     server.server_close()
 
 
+@pytest.mark.rotated
 def test_keys_of_a_managers_vm_that_expired_early_are_read_anew_from_its_role(
     aws: FakeAws, role: Role, monkeypatch: pytest.MonkeyPatch
 ) -> None:

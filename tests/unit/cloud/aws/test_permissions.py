@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from tests.fakes.aws import FakeAws
 from tests.permissions import PAGE, aws_lists, documented, written
 
 
+@pytest.mark.rotated
 def test_the_page_lists_what_jobs_ask_for(aws: FakeAws) -> None:
     lists, page = aws_lists(aws), PAGE.read_text()
     assert {name: documented(page, name) for name in lists} == lists

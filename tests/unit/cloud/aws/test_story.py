@@ -30,6 +30,7 @@ def again_and_again(provider: AwsProvider, asked: LaunchRequest) -> tuple[Vm, ..
             return provider.launch(asked).vms
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("seed", range(1))
 def test_after_many_faults_the_cloud_is_empty_and_the_bill_agrees(
     aws: FakeAws, seed: int

@@ -88,6 +88,7 @@ def attempts(request: dict[str, Any]) -> Iterator[tuple[str, dict[str, str], Any
         yield "a body", query, {"x": 1}, condition
 
 
+@pytest.mark.nightly
 def test_a_request_with_any_field_dropped_or_mistyped_is_refused(
     recorded: list[dict[str, Any]],
 ) -> None:

@@ -33,6 +33,7 @@ def again_and_again(ask: Callable[[], T]) -> T:
             return ask()
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("late", [False, True])
 def test_after_many_faults_the_cloud_is_empty_and_the_bill_agrees(
     azure: FakeAzure, late: bool

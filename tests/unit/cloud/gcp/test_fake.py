@@ -94,6 +94,7 @@ def token() -> str:
     return f"x.{base64.urlsafe_b64encode(claims).decode().rstrip('=')}.x"
 
 
+@pytest.mark.nightly
 def test_a_request_with_any_field_dropped_or_mistyped_is_refused(
     fake_gcp: FakeGcp,
 ) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.fakes.gcp import FakeGcp
 from tests.permissions import PAGE, documented, gcp_lists, written
 
 
+@pytest.mark.rotated
 def test_the_page_lists_what_jobs_ask_for(gcp: FakeGcp) -> None:
     lists, page = gcp_lists(gcp), PAGE.read_text()
     assert {name: documented(page, name) for name in lists} == lists

@@ -30,6 +30,7 @@ def again_and_again(provider: GcpProvider, asked: LaunchRequest) -> tuple[Vm, ..
             return provider.launch(asked).vms
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("seed", range(2))
 def test_after_many_faults_the_cloud_is_empty_and_the_bill_agrees(
     gcp: FakeGcp, seed: int

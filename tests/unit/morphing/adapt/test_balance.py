@@ -58,6 +58,7 @@ def test_different_machines_settle_within_two_changes(
     assert max(cluster(controller.shares)) <= best_s * 1.05 + 1 / 3
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("total", [20, 60, 200])
 def test_under_noise_of_a_tenth_shares_settle_within_two_changes_and_stay(
     total: int,
@@ -72,6 +73,7 @@ def test_under_noise_of_a_tenth_shares_settle_within_two_changes_and_stay(
         assert max(cluster(controller.shares)) <= best_s * 1.12 + 1 / 3
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("replicas", [2, 8, 64])
 def test_like_machines_keep_their_shares_whatever_the_noise(replicas: int) -> None:
     changed = 0

@@ -60,6 +60,7 @@ def convicted(watch: StragglerWatch) -> list[int]:
     return [straggler.rank for straggler in watch.stragglers()]
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(("depth", "width"), SHAPES)
 def test_noise_of_ten_per_cent_never_convicts(depth: int, width: int) -> None:
     for seed in range(35):  # over all shapes 210 runs
@@ -77,6 +78,7 @@ def test_noise_of_ten_per_cent_never_convicts(depth: int, width: int) -> None:
             assert max(counts) < OUTLYING, f"seed {seed}"
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(("depth", "width"), SHAPES)
 def test_ranks_that_scatter_wildly_are_not_convicted(depth: int, width: int) -> None:
     """As workers that share too few cores: all are slower than others half the time."""

@@ -75,6 +75,7 @@ def test_8_3_billion_parameters_were_refused_without_state_on_the_host() -> None
     assert (refused.stage_bytes or 0) > 16e9
 
 
+@pytest.mark.nightly
 def test_200_billion_parameters_need_state_on_the_host() -> None:
     inputs, choice = chosen("200b")
     assert choice.plan is not None

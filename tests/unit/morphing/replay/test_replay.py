@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tests.tiers import costly
 from tests.unit.morphing.conftest import REPOSITORY
 from tests.unit.morphing.spot import lives, shapes, spot_group, workload
 
@@ -191,6 +192,7 @@ def test_constants_that_make_no_sense_are_refused(name: str, value: float) -> No
         CostModel(**{name: value})
 
 
+@costly
 @example(3147, 3, 30.0, 1.0)
 @given(
     st.integers(0, 10_000),
@@ -216,6 +218,7 @@ def test_books_add_up_and_no_rule_beats_the_bound(
     assert comparison == compare(trace, known, room)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("fewest", "at_least"), [(1, 1.0), (3, 0.98)])
 def test_over_many_groups_ours_is_the_best_rule(fewest: int, at_least: float) -> None:
     """Where the model barely fits, a second replica is worth what nobody can foresee."""

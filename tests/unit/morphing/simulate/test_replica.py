@@ -35,16 +35,6 @@ from spottrain.morphing.simulate.replica import (
 from spottrain.morphing.simulate.sharing import OWN_CORE
 from spottrain.wire.model import ScheduleKind
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _compiled() -> None:
-    """Compile before the first test, so that none takes longer for it."""
-    stage = StageTimes(forward_s=1.0, recompute_s=1.0, backward_s=1.0)
-    schedule = compact_schedule("varuna", 2, 1000, recompute=True)
-    for conditions in Conditions:
-        simulate_pipeline(schedule, [stage] * 2, [Link()], conditions=conditions)
-
-
 # --- The executor's rule ----------------------------------------------------------------
 
 

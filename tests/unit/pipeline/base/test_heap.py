@@ -56,6 +56,7 @@ def blocks_kept(prepare: str, building: str, finish: str = "") -> float:
     return float(run.stdout)
 
 
+@pytest.mark.rotated
 def test_blocks_of_a_model_that_was_built_and_dropped_leave_no_holes() -> None:
     assert blocks_kept("", "mmap_large_blocks") < 2
 
@@ -64,6 +65,7 @@ def test_in_training_blocks_larger_than_activations_leave_no_holes() -> None:
     assert blocks_kept("tune_for_activations(BLOCK_BYTES // 4)", "nullcontext") < 2
 
 
+@pytest.mark.rotated
 def test_free_memory_between_blocks_in_use_is_returned() -> None:
     once = "with mmap_large_blocks(): pass"
     assert blocks_kept(once, "nullcontext") > 16

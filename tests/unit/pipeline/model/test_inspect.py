@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.tiers import first_always
 from torch import nn
 
 from spottrain.pipeline.model.inspect import code_details, model_facts
@@ -170,7 +171,7 @@ def test_details_name_what_a_checkpoint_depends_on() -> None:
     assert decode(CodeDetails, encode(details)) == details
 
 
-@pytest.mark.parametrize("seed", ["", "7"])
+@pytest.mark.parametrize("seed", first_always(["", "7"]))
 def test_a_data_set_drawn_anew_in_every_process_is_refused(
     tmp_path: Path, seed: str
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from tests.chains import batch_of, run_chain, same_bits, tensors_of
+from tests.tiers import first_always
 from torch import nn
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before the import: nothing is downloaded
@@ -217,7 +218,7 @@ def make_job(family: str, dropout: float) -> TrainingJob:
 # --- Tests -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", first_always(FAMILIES))
 def test_any_cut_gives_the_bits_of_one_stage_with_dropout(family: str) -> None:
     job = make_job(family, dropout=0.1)
     layout = trace(job)
@@ -235,7 +236,7 @@ def test_any_cut_gives_the_bits_of_one_stage_with_dropout(family: str) -> None:
         assert different == []
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", first_always(FAMILIES))
 def test_stages_give_the_bits_of_the_plain_model_without_dropout(family: str) -> None:
     job = make_job(family, dropout=0.0)
     layout = trace(job)

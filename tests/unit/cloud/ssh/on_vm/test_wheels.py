@@ -24,6 +24,7 @@ def pip_install(index: PackageIndex, home: Path, cache: Path) -> None:
     subprocess.run(command, env=own, check=True)
 
 
+@pytest.mark.rotated
 def test_later_vms_download_nothing_that_the_first_one_has(tmp_path: Path) -> None:
     store = FileStore(tmp_path / "store")
     with PackageIndex(tmp_path / "index") as index:
