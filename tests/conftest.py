@@ -1,9 +1,16 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from tests.tiers import Tiers
+
+if TYPE_CHECKING:  # a GPU host that runs tests/gpu alone lacks what the fakes need
+    from tests.fakes.aws import FakeAws
+    from tests.fakes.azure import FakeAzure
+    from tests.fakes.gcp import FakeGcp
 
 # A shell that starts tests in the background lets them ignore Ctrl-C, and so all commands
 # that they start.
@@ -17,3 +24,33 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Tiers(config), "tiers")
+
+
+# One fake of each cloud for a process: to start one takes seconds.
+
+
+@pytest.fixture(scope="session")
+def fake_aws() -> Iterator[FakeAws]:
+    """Return the fake AWS; who uses it empties it first."""
+    from tests.fakes.aws import running
+
+    with running() as fake:
+        yield fake
+
+
+@pytest.fixture(scope="session")
+def fake_azure() -> Iterator[FakeAzure]:
+    """Return the fake Azure; who uses it empties it first."""
+    from tests.fakes.azure import running
+
+    with running() as fake:
+        yield fake
+
+
+@pytest.fixture(scope="session")
+def fake_gcp() -> Iterator[FakeGcp]:
+    """Return the fake GCP; who uses it empties it first."""
+    from tests.fakes.gcp import running
+
+    with running() as fake:
+        yield fake

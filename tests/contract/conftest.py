@@ -20,11 +20,6 @@ from tests.contract.real_account import (
 )
 from tests.contract.rented_account import aws_over_ssh
 from tests.contract.ssh_account import ssh
-from tests.fakes.aws import FakeAws, running
-from tests.fakes.azure import FakeAzure
-from tests.fakes.azure import running as running_azure
-from tests.fakes.gcp import FakeGcp
-from tests.fakes.gcp import running as running_gcp
 from tests.fakes.sshd import WHY_NOT
 
 PROVIDERS: dict[str, Callable[[pytest.FixtureRequest], Iterator[Account]]] = {
@@ -69,24 +64,6 @@ EXEMPT: dict[tuple[str, str], str] = {
     ),
 }
 """(test, provider) -> why it need not hold there."""
-
-
-@pytest.fixture(scope="session")
-def fake_aws() -> Iterator[FakeAws]:
-    with running() as fake:
-        yield fake
-
-
-@pytest.fixture(scope="session")
-def fake_azure() -> Iterator[FakeAzure]:
-    with running_azure() as fake:
-        yield fake
-
-
-@pytest.fixture(scope="session")
-def fake_gcp() -> Iterator[FakeGcp]:
-    with running_gcp() as fake:
-        yield fake
 
 
 @pytest.fixture(scope="session")

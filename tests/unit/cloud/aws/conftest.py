@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.fakes.aws import FakeAws, running
-
-
-@pytest.fixture(scope="session")
-def fake_aws() -> Iterator[FakeAws]:
-    with running() as fake:
-        yield fake
+from tests.fakes.aws import FakeAws
 
 
 @pytest.fixture

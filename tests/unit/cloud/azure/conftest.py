@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.fakes.azure import FakeAzure, running
-
-
-@pytest.fixture(scope="session")
-def fake_azure() -> Iterator[FakeAzure]:
-    with running() as fake:
-        yield fake
+from tests.fakes.azure import FakeAzure
 
 
 @pytest.fixture

@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.fakes.gcp import FakeGcp, running
-
-
-@pytest.fixture(scope="session")
-def fake_gcp() -> Iterator[FakeGcp]:
-    with running() as fake:
-        yield fake
+from tests.fakes.gcp import FakeGcp
 
 
 @pytest.fixture

@@ -6,13 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.fakes.aws import FakeAws, running
-
-
-@pytest.fixture(scope="module")
-def fake_aws() -> Iterator[FakeAws]:
-    with running() as fake:
-        yield fake
+from tests.fakes.aws import FakeAws
 
 
 @pytest.fixture
