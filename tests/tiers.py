@@ -90,6 +90,15 @@ def in_gate(items: Sequence[pytest.Item], part: int) -> Iterator[bool]:
             cases[test] += 1
 
 
+_CLOUDS = ("aws", "azure", "gcp")
+
+
+def group(item: pytest.Item) -> str:
+    """Return what runs in one process: a file, or a cloud, whose SDK and fake take seconds."""
+    folder = item.path.parent.name
+    return folder if folder in _CLOUDS else item.nodeid.partition("::")[0]
+
+
 class Tiers:
     """The plugin that leaves out what a run is not to run."""
 
@@ -130,6 +139,8 @@ class Tiers:
             left_out = [item for item, run in zip(items, runs, strict=True) if not run]
             config.hook.pytest_deselected(items=left_out)
             items[:] = compress(items, runs)
+        for item in items:
+            item.add_marker(pytest.mark.xdist_group(group(item)))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if self._log is None or not report.passed:

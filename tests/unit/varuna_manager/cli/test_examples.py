@@ -112,6 +112,7 @@ def example(cloud: str) -> dict[str, Any]:
     return job
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("cloud", CLOUDS)
 def test_an_account_with_quota_for_two_vms_is_found_ready(
     cloud: str, doctor: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -130,6 +131,7 @@ def test_an_account_with_quota_for_two_vms_is_found_ready(
         assert fake.ask("drifts") == []
 
 
+@pytest.mark.rotated
 def test_without_a_spot_price_doctor_says_that_a_launch_would_be_refused(
     doctor: Doctor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,6 +46,7 @@ def rent(provider: AwsProvider | GcpProvider, token: str = "t") -> str:
     return vm.vm_id
 
 
+@pytest.mark.rotated
 def test_a_vm_that_switched_itself_off_is_returned_with_its_disk(gcp: FakeGcp) -> None:
     vm_id = rent(gcp.provider())
     gcp.ask("switch_off", zone=ZONE, name=vm_id.partition(".")[0])
@@ -55,6 +56,7 @@ def test_a_vm_that_switched_itself_off_is_returned_with_its_disk(gcp: FakeGcp) -
     assert gcp.ask("left") == []
 
 
+@pytest.mark.rotated
 def test_vms_that_were_returned_are_shown_though_something_else_is_left(
     aws: FakeAws,
 ) -> None:
@@ -67,6 +69,7 @@ def test_vms_that_were_returned_are_shown_though_something_else_is_left(
     assert all(each.vm_id != vm_id for each in sweep(config, Scope(), yes=False)[0])
 
 
+@pytest.mark.rotated
 def test_a_colleagues_vms_are_neither_shown_nor_returned_unless_asked_for(
     gcp: FakeGcp,
 ) -> None:

@@ -181,6 +181,7 @@ def test_the_traceback_of_user_code_is_shown(run: Run, tmp_path: Path) -> None:
     assert "varuna_manager" not in answer.err
 
 
+@pytest.mark.rotated
 def test_a_model_is_inspected_once_until_its_code_changes(
     run: Run, tmp_path: Path
 ) -> None:

@@ -191,6 +191,7 @@ def test_gc_shows_orphans_and_returns_them_only_on_request(
     assert run(*asked)[2].startswith("0 VMs without a manager here")
 
 
+@pytest.mark.rotated
 def test_gc_leaves_managed_jobs_and_those_not_named_alone(
     aws: FakeAws, tmp_path: Path, run: Run
 ) -> None:

@@ -190,6 +190,7 @@ def test_a_launch_that_fails_half_way_says_how_to_go_on_and_how_to_end(
     assert (job.is_down, job.remote_manager_file.exists()) == (False, True)
 
 
+@pytest.mark.rotated
 def test_gc_says_that_a_vm_is_a_manager_and_returns_it_only_by_name(
     aws: FakeAws, job: JobDir, run: Run, tmp_path: Path
 ) -> None:

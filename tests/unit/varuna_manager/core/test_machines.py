@@ -395,6 +395,7 @@ def explored() -> Watched:
     return every
 
 
+@pytest.mark.rotated
 def test_phases_change_by_the_events_that_the_tables_name_and_by_no_others() -> None:
     in_tables = {
         (before, after, cause)

@@ -74,6 +74,7 @@ def test_what_evaluations_measure_chooses_the_best_weights_and_nothing_else_does
         inspect_model(config(folder, "far/accuracy"))
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("seeded", [True, False])
 def test_a_helper_model_must_be_the_same_in_every_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seeded: bool

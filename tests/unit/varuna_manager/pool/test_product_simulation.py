@@ -7,6 +7,7 @@ import random
 from typing import Any
 
 import pytest
+from tests.tiers import first_always
 
 from spottrain.pricing.sharing.allotment import POLICIES
 from spottrain.varuna_manager.pool.core.model import PoolSettings, Supply
@@ -95,7 +96,7 @@ def hurried(seed: int) -> list[SimulatedJob]:
     return jobs
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", first_always(POLICIES))
 def test_a_deadline_that_was_promised_is_kept_on_whole_vms(policy: str) -> None:
     promised = 0
     for seed in range(3):
