@@ -29,6 +29,7 @@ VARIABLE = "SPOTTRAIN_PART"
 """Names the part of the rotated cases, 0 to 9; without it the commit's tree decides."""
 GATE_EXAMPLES, ALL_EXAMPLES = 20, 200
 COSTLY = 5
+CLOUDS = frozenset(f"tests/unit/cloud/{name}" for name in ("aws", "azure", "gcp"))
 
 # A loaded machine may stop for longer than any deadline of an example. Health checks fail
 # a test for the time that data takes, or for its size or rejections in a first few draws,
@@ -90,13 +91,10 @@ def in_gate(items: Sequence[pytest.Item], part: int) -> Iterator[bool]:
             cases[test] += 1
 
 
-_CLOUDS = ("aws", "azure", "gcp")
-
-
-def group(item: pytest.Item) -> str:
+def scope(nodeid: str) -> str:
     """Return what runs in one process: a file, or a cloud, whose SDK and fake take seconds."""
-    folder = item.path.parent.name
-    return folder if folder in _CLOUDS else item.nodeid.partition("::")[0]
+    folder, _, file = nodeid.partition("::")[0].rpartition("/")
+    return folder if folder in CLOUDS else f"{folder}/{file}"
 
 
 class Tiers:
@@ -139,8 +137,14 @@ class Tiers:
             left_out = [item for item, run in zip(items, runs, strict=True) if not run]
             config.hook.pytest_deselected(items=left_out)
             items[:] = compress(items, runs)
-        for item in items:
-            item.add_marker(pytest.mark.xdist_group(group(item)))
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
+        from xdist.scheduler import LoadScopeScheduling
+
+        scheduling = LoadScopeScheduling(config, log)
+        scheduling._split_scope = scope
+        return scheduling
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if self._log is None or not report.passed:
