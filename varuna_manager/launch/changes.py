@@ -44,9 +44,10 @@ from spottrain.varuna_manager.launch.inspect import (
     run_tool,
 )
 from spottrain.varuna_manager.launch.workdir import (
+    check_entrypoint,
     differing,
     pack,
-    packed_files,
+    survey,
     unpack,
 )
 from spottrain.wire.codec import decode
@@ -139,8 +140,11 @@ def change(job: JobDir, changes: Changes, say: Callable[[str], None]) -> None:
         facts = inspect_model(whole) if changes.code else state.job.facts
         events: list[Event] = []
         if changes.code:
-            sent = packed_files(workdir, after.checkpoint.path)
-            pack(workdir, sent, package, kept_layout(whole))
+            sent = survey(workdir, after.checkpoint.path)
+            check_entrypoint(sent, after.entrypoint)
+            for line in sent.lines():
+                say(line)
+            pack(workdir, list(sent.sizes), package, kept_layout(whole))
             files = differing(job.workdir, package)
             told.insert(0, _shown("code", files or ["as it was"]))
             events.append(_updated(package, facts, told, given_profile(after, facts)))
