@@ -12,11 +12,16 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from spottrain.errors import SpottrainError, UserCodeError
-from spottrain.pipeline.model.checks.rehearsal import check_schedule, rehearse
+from spottrain.pipeline.model.checks.rehearsal import (
+    check_schedule,
+    rehearse,
+    schedule_factors,
+)
 from spottrain.pipeline.model.checks.trial import try_optimizer
 from spottrain.pipeline.model.data import (
     Digests,
@@ -41,7 +46,13 @@ from spottrain.pipeline.model.optimizer import (
 from spottrain.pipeline.model.sections import ModelLayout, TensorSpec
 from spottrain.pipeline.model.tracer import trace
 from spottrain.wire.codec import encode
-from spottrain.wire.model import CodeDetails, Detail, ModelFacts, SectionFacts
+from spottrain.wire.model import (
+    CodeDetails,
+    Detail,
+    LearningRates,
+    ModelFacts,
+    SectionFacts,
+)
 
 _PLAIN = (bool, int, float, str, tuple)
 """Types of values that are the same text in any process."""
@@ -119,8 +130,7 @@ def code_details(job: TrainingJob, layout: ModelLayout, step: int) -> CodeDetail
         for name, num_bytes in section.group_bytes.items()
         if num_bytes
     }
-    optimizer = any_optimizer(job, layout)
-    groups_of = [] if optimizer is None else optimizer.param_groups
+    groups_of = _param_groups(job, layout)
     first = groups_of[0] if groups_of else {}
     settings = {k: repr(v) for k, v in first.items() if isinstance(v, _PLAIN)}
     rate = first.get("lr")
@@ -138,6 +148,41 @@ def code_details(job: TrainingJob, layout: ModelLayout, step: int) -> CodeDetail
         heldout_sets=facts.heldout_sets,
         metrics=facts.metrics,
         learning_rate=None if rate is None else float(rate),
+    )
+
+
+def _param_groups(job: TrainingJob, layout: ModelLayout) -> list[dict[str, Any]]:
+    """Return the groups of parameters of the first optimizer that there is."""
+    optimizer = any_optimizer(job, layout)
+    return [] if optimizer is None else optimizer.param_groups
+
+
+def learning_rates(
+    job: TrainingJob, layout: ModelLayout, num_steps: int
+) -> LearningRates | None:
+    """Return what the job's schedule makes of its learning rate; None: it has none.
+
+    Args:
+        job: The user's.
+        layout: Its model's.
+        num_steps: Mini-batches of the whole job.
+
+    Raises:
+        UserCodeError: The user's code raised.
+    """
+    groups, schedule = _param_groups(job, layout), job.lr_schedule
+    rate = groups[0].get("lr") if groups else None
+    if rate is None:
+        return None
+    if schedule is None:
+        return LearningRates(base=float(rate), schedule="")
+    first, highest, last = schedule_factors(schedule, num_steps)
+    return LearningRates(
+        base=float(rate),
+        schedule=getattr(schedule, "__name__", type(schedule).__name__),
+        first_factor=first,
+        highest_factor=highest,
+        last_factor=last,
     )
 
 
@@ -220,6 +265,7 @@ def main(arguments: list[str] | None = None) -> int:
                 keep(chosen.layout, chosen.entrypoint, derived, imported)
             steps = int(os.environ.get(_STEPS, _MANY_STEPS))
             check_schedule(job.lr_schedule, steps)
+            rates = learning_rates(job, layout, steps)
             evaluated = rehearse(job, layout)
             try_optimizer(job, layout)
             refuse_differing(examples, digests_of(other))
@@ -229,6 +275,7 @@ def main(arguments: list[str] | None = None) -> int:
         return replace(
             found,
             evaluated=evaluated,
+            learning_rates=rates,
             unsendable=why_unsendable(job),
             unmovable=why_unmovable(job),
         )

@@ -196,8 +196,8 @@ def _look(pid: int) -> ProcessLook:
         with contextlib.suppress(OSError):  # it has ended
             for task in sorted(tasks.iterdir(), key=lambda path: int(path.name)):
                 with contextlib.suppress(OSError):
-                    fields = (task / "stat").read_text().rpartition(")")[2].split()
-                    states.append(fields[0])
+                    fields = (task / "stat").read_bytes().rpartition(b")")[2].split()
+                    states.append(fields[0].decode())
                     faults += int(fields[9])
                     ticks += int(fields[11]) + int(fields[12])
                     children = (task / "children").read_text().split()

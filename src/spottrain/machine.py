@@ -18,12 +18,21 @@ from pathlib import Path
 from spottrain import __version__
 from spottrain.wire.model import GpuFacts
 
-SUPERVISOR_VARIABLES = {"OMP_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+OUTPUT_VARIABLES = {"PYTHONIOENCODING": "utf-8:backslashreplace"}
+"""Set where user code runs: what it prints goes to a log, whatever the terminal of whoever
+launched the job can show."""
+SUPERVISOR_VARIABLES = {
+    **OUTPUT_VARIABLES,
+    "OMP_NUM_THREADS": "1",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+}
 """Set before a supervisor imports torch: it must stay safe to fork. Threads of its own
 would forbid that, as would CUDA, which ``torch.cuda.is_available()`` would initialise."""
 OWNER_VARIABLE = "SPOTTRAIN_JOB"
 """In the environment of a supervisor and its workers: whose GPUs they compute on. The
 kernel shows a forked process's as it was when the process it comes from was started."""
+_ONE_THREAD = ", 1 thread"
+"""Ends the names of CPUs as devices."""
 _SHARED = re.compile(r", 1/(\d+) each$")
 _CPU_INFO = Path("/proc/cpuinfo")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -59,7 +68,17 @@ def device(gpus: Sequence[GpuFacts] = (), shares: Sequence[float] = ()) -> str:
             if key.strip() == "model name":
                 name = value.strip()
                 break
-    return f"{name}, 1 thread"
+    return f"{name}{_ONE_THREAD}"
+
+
+def is_cpu(device: str) -> bool:
+    """Return whether a device of this name, as ``device`` makes it, is a CPU."""
+    return device.endswith(_ONE_THREAD)
+
+
+def cpu_name(device: str) -> str:
+    """Return the name of a CPU, from that of the device."""
+    return device.removesuffix(_ONE_THREAD)
 
 
 def gpu_share(device: str) -> float:

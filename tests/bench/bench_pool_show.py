@@ -19,10 +19,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
 from tests.integration.jobs import weights
 from tests.view import View
 
+from spottrain.varuna_manager.config.files import read_job_file
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.follow import read_state
@@ -88,7 +88,7 @@ def _end_s(state: State) -> float:
 def pool(folder: Path, file: Mapping[str, Any], first: str = "") -> dict[str, Run]:
     home = folder / "home"
     shutil.copytree(EXAMPLES / "pool", folder / "pool")
-    (folder / "pool.yaml").write_text(yaml.safe_dump(dict(file)))
+    (folder / "pool.yaml").write_text(json.dumps(dict(file)))
     create = "pool", "create", str(folder / "pool.yaml"), "--until-done"
     document = json.loads(run(home, *create, "-o", "json", first=first))
     found = {name: outcome(home, name) for name in NAMES}
@@ -103,11 +103,11 @@ def alone(folder: Path, file: Mapping[str, Any]) -> dict[str, Run]:
     shutil.copytree(EXAMPLES / "pool", folder / "pool")
     for name in NAMES:
         path = folder / "pool" / f"{name}.yaml"
-        job = yaml.safe_load(path.read_text())
+        job = read_job_file(path)[0]
         job["resources"] = {"provider": "local", "max_vms": file["max_vms"]}
         job["budget"] = {"max_usd": file["budget"]["max_usd"]}
         job["local"] = {**job.get("local", {}), "zones": file["local"]["zones"]}
-        path.write_text(yaml.safe_dump(job))
+        path.write_text(json.dumps(job))
         run(home, "launch", str(path))
         found[name] = outcome(home, name)
     return found
@@ -126,7 +126,7 @@ def told(what: str, found: Mapping[str, Run]) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    file = yaml.safe_load((EXAMPLES / "pool.yaml").read_text())
+    file = read_job_file(EXAMPLES / "pool.yaml")[0]
     if arguments:
         boot_s, file["max_vms"] = float(arguments[0]), int(arguments[1])
         for zone in file["local"]["zones"]:

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from tests.contract.account import Account
 from tests.contract.spending_cap import MAX_VM_S, MIN_BILLED_S, Capped, SpendingCap
 
@@ -37,6 +36,7 @@ from spottrain.varuna_manager.config.clouds import (
     AzureConfig,
     GcpConfig,
 )
+from spottrain.varuna_manager.config.files import read_job_file
 from spottrain.varuna_manager.launch.providers import open_cloud
 
 _ALIVE = (VmState.STARTING, VmState.RUNNING)
@@ -148,7 +148,7 @@ def settings(config: pytest.Config) -> AnyCloud:
     """
     cloud = wanted(config)
     file: Path | None = config.getoption("cloud_settings", None)
-    told = yaml.safe_load(file.read_text()) if file is not None else {}
+    told = read_job_file(file)[0] if file is not None else {}
     known = {"ssh_from": [_NOBODY], **_DEFAULTS[cloud]}
     if cloud == "gcp":
         known["project"] = os.environ.get("GOOGLE_CLOUD_PROJECT", "")

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
-import yaml
 from tests.integration import forks
 from tests.view import View
 
@@ -188,7 +187,7 @@ class Job:
 
     def save(self) -> None:
         """Write the job file anew."""
-        self.file.write_text(yaml.safe_dump(self.settings))
+        self.file.write_text(json.dumps(self.settings))
 
     # --- what a user does ---------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import signal
@@ -13,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from tests.fakes.aws import CPU_KIND, CREDENTIALS, REGION
 from tests.fakes.object_store import CREDENTIALS as KEYS
 from tests.fakes.object_store import S3, bucket
@@ -99,7 +99,7 @@ def lived_through(story: Story, folder: Path, cloud: AwsVms) -> Story:
     """Have an urgent job displace the first, the pool die, and the cloud take a VM."""
     first, urgent = story.first, story.urgent
     file = folder / "lab.yaml"
-    file.write_text(yaml.safe_dump(pool_file(cloud)))
+    file.write_text(json.dumps(pool_file(cloud)))
     for job in (first, urgent):
         job.pace(0.6)  # so that none is over before all has happened to it
     done = first.run("pool", "create", str(file))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -10,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from tests.integration.jobs import STEPS, Job, trains, until, weights
 from tests.integration.undisturbed import undisturbed
 from tests.view import View
@@ -60,7 +60,7 @@ class Lab:
         self.first.pace(0.3)  # the daemon has its environment, and so have all jobs
 
     def write(self) -> None:
-        self.file.write_text(yaml.safe_dump(self.settings))
+        self.file.write_text(json.dumps(self.settings))
 
     def run(self, *arguments: str) -> Any:
         return self.first.run("pool", *arguments)

@@ -150,10 +150,11 @@ def _measured_on(
     # Not above: they import what measuring here does not need.
     from spottrain.varuna_manager.cli.watch import Watcher
     from spottrain.varuna_manager.offers import probe as probes
+    from spottrain.varuna_manager.offers.checks import check_here
 
     config = load_config(file)
     probe = probes.probe_job(config, on)
-    submit.check_here(probe)
+    check_here(probe, say)
     facts = inspect.inspect_model(config)
     known = None if again else probes.measured_before(config, probe, facts)
     if known is not None:

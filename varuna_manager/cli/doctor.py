@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import Finding, run_check
-from spottrain.errors import SpottrainError
-from spottrain.storage.store import is_url
 from spottrain.varuna_manager.cli.console import (
     Output,
     OutputOption,
@@ -28,9 +25,8 @@ from spottrain.varuna_manager.config.clouds import (
     GcpConfig,
 )
 from spottrain.varuna_manager.config.job import JobConfig, load_config
-from spottrain.varuna_manager.config.ssh import check_secrets
 from spottrain.varuna_manager.launch import control, preflight
-from spottrain.varuna_manager.launch.submit import check_checkpoint_path
+from spottrain.varuna_manager.offers.checks import Check, checks_here
 
 FileArgument = Annotated[
     Path | None,
@@ -45,60 +41,84 @@ _TYPICAL: dict[str, AnyCloud] = {
     "gcp": GcpConfig(instance_types=("g2-standard-4",)),
 }
 """Checked where no job file names instance types."""
+Status = Literal["ok", "warning", "unused", "failed"]
+Told = tuple[str, Finding, Status]
+_LABELS: Mapping[Status, str] = {
+    "ok": "ok  ",
+    "warning": "warn",
+    "unused": "-   ",
+    "failed": "FAIL",
+}
 
 
 def doctor(file: FileArgument = None, output: OutputOption = Output.TABLE) -> None:
     """Check credentials, permissions, quotas, image and SSH; rents nothing.
 
-    Prints a line per check; exits with 0 if all pass.
+    Prints a line per check; exits with 0 unless one fails. A warning is no failure, and
+    neither is a cloud for which this machine has no login, unless the job rents from it.
     """
     found = _of_job(load_config(file)) if file is not None else _of_all()
     told = [
-        {"provider": where, **asdict(each)} for where, each in _shown(found, output)
+        {"provider": where, "status": status, **asdict(each)}
+        for where, each, status in _shown(found, output)
     ]
     if output is Output.JSON:
         show_json({"schema_version": SCHEMA_VERSION, "findings": told})
-    if not all(each["ok"] for each in told):
+    if any(each["status"] == "failed" for each in told):
         raise typer.Exit(CloudError.exit_code)
 
 
-def _shown(
-    found: Iterator[tuple[str, Finding]], output: Output
-) -> Iterator[tuple[str, Finding]]:
+def _shown(found: Iterator[Told], output: Output) -> Iterator[Told]:
     """Show each finding as soon as it is known: some take seconds."""
     out = console()
-    for where, each in found:
+    for where, each, status in found:
         if output is Output.TABLE:
-            line = f"{'ok  ' if each.ok else 'FAIL'} {where} {each.what}: {each.told}"
+            line = f"{_LABELS[status]} {where} {each.what}: {each.told}"
             out.print(line, markup=False, soft_wrap=True)
-        yield where, each
+        yield where, each, status
 
 
-def _of_all() -> Iterator[tuple[str, Finding]]:
-    yield "here", _ssh_client()
+def _required(where: str, finding: Finding) -> Told:
+    return where, finding, "ok" if finding.ok else "failed"
+
+
+def _advised(where: str, finding: Finding) -> Told:
+    return where, finding, "ok" if finding.ok else "warning"
+
+
+def _of_all() -> Iterator[Told]:
+    yield _advised("here", _ssh_client())
     for name, cloud in _TYPICAL.items():
-        yield from _of_cloud(name, cloud)
+        found = preflight.findings(cloud)
+        first = next(found)
+        if first.ok or preflight.has_login(name):
+            yield _required(name, first)
+            yield from (_required(name, each) for each in found)
+        else:
+            yield name, first, "unused"
 
 
-def _of_job(config: JobConfig) -> Iterator[tuple[str, Finding]]:
-    yield "here", _ssh_client()
-    yield "here", _secrets(config)
-    os.environ.update(config.env)
-    yield "here", _checkpoints(config)
+def _of_job(config: JobConfig) -> Iterator[Told]:
+    yield _advised("here", _ssh_client())
+    for check in checks_here(config):
+        yield _required("here", _finding(check))
     for cloud in config.clouds:
-        yield from _of_cloud(cloud.cloud, cloud, config.resources.max_vms)
+        for each in preflight.findings(cloud, config.resources.max_vms):
+            yield _required(cloud.cloud, each)
     if config.clouds:
-        torch = run_check("torch", lambda: _build(config))
-        yield "here", torch
-        yield "here", _bucket_access(config)
-        yield "here", _traffic(config)
+        yield _required("here", run_check("torch", lambda: _build(config)))
+        yield _required("here", _bucket_access(config))
+        yield _advised("here", _traffic(config))
         return
     (provider,) = config.resources.providers
-    try:
-        told = "; ".join(control.check_machines(config)[0])
-        yield provider, Finding(what="machines", ok=True, told=told)
-    except SpottrainError as error:
-        yield provider, Finding(what="machines", ok=False, told=str(error))
+    machines = Check(what="machines", run=lambda: control.check_machines(config)[0])
+    yield _required(provider, _finding(machines))
+    if provider == "ssh":
+        yield _advised("here", _traffic(config))
+
+
+def _finding(check: Check) -> Finding:
+    return run_check(check.what, lambda: "; ".join(check.run()))
 
 
 def _build(config: JobConfig) -> str:
@@ -115,7 +135,7 @@ def _bucket_access(config: JobConfig) -> Finding:
 
 
 def _traffic(config: JobConfig) -> Finding:
-    where = "the network of one region"
+    where = "the network of one region" if config.clouds else "your hosts' network"
     if config.resources.span != "region":
         named = ", ".join(f"{c.cloud}.{c.network_key}" for c in config.clouds)
         where = f"your own network between regions ({named}), which must be private"
@@ -127,37 +147,7 @@ def _traffic(config: JobConfig) -> Finding:
         "VMs send each other weights and activations NOT encrypted and NOT "
         f"authenticated, inside {where}"
     )
-    return Finding(what="traffic between VMs", ok=True, told=told)
-
-
-def _of_cloud(
-    name: str, cloud: AnyCloud, max_vms: int = 0
-) -> Iterator[tuple[str, Finding]]:
-    for each in preflight.findings(cloud, max_vms):
-        yield name, each
-
-
-def _secrets(config: JobConfig) -> Finding:
-    try:
-        check_secrets(config.secrets)
-    except SpottrainError as error:
-        return Finding(what="secrets", ok=False, told=str(error))
-    return Finding(
-        what="secrets", ok=True, told=f"{len(config.secrets)} named, all are set"
-    )
-
-
-def _checkpoints(config: JobConfig) -> Finding:
-    place = config.checkpoint.path or "in the job's own state folder"
-    try:
-        check_checkpoint_path(config)
-    except SpottrainError as error:
-        return Finding(what="checkpoints", ok=False, told=str(error))
-    if config.clouds and not is_url(place):
-        place += (
-            ": a folder, which every VM must see too, such as a network file system"
-        )
-    return Finding(what="checkpoints", ok=True, told=place)
+    return Finding(what="traffic between VMs", ok=False, told=told)
 
 
 def _ssh_client() -> Finding:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import io
 import sqlite3
 import sys
 from collections.abc import Mapping
@@ -192,6 +193,9 @@ def options(
 
 def main() -> None:
     """Run the command line; an error becomes one line and its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # else a test's
+            stream.reconfigure(errors="backslashreplace")  # ASCII terminals, odd names
     try:
         sys.exit(app(standalone_mode=False))
     except TyperException as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -23,9 +24,10 @@ from spottrain.varuna_manager.cli.console import (
 from spottrain.varuna_manager.cli.pool import commands
 from spottrain.varuna_manager.cli.simulate.trace import read_workload, size_bytes
 from spottrain.varuna_manager.config.job import JobConfig, load_config
-from spottrain.varuna_manager.launch import data, inspect, preflight, submit, weights
+from spottrain.varuna_manager.launch import inspect, preflight, weights
 from spottrain.varuna_manager.offers import preview as previews
-from spottrain.varuna_manager.offers.feasibility import check_memory, predict
+from spottrain.varuna_manager.offers.checks import Checked, check_all
+from spottrain.varuna_manager.offers.feasibility import predict
 from spottrain.varuna_manager.offers.preview import DEFAULT_GPUS, SearchScope
 from spottrain.varuna_manager.offers.table import ranking_parts
 from spottrain.varuna_manager.reporting.tables import preview_parts
@@ -99,7 +101,7 @@ OfflineOption = Annotated[
 MeasuredOnOption = Annotated[
     str | None,
     typer.Option(
-        help="GPU that the profile's device resembles, such as T4; to estimate others."
+        help="GPU that the profile's GPU resembles, such as T4; to estimate others."
     ),
 ]
 TopOption = Annotated[
@@ -187,7 +189,8 @@ def plan(
         of_json = (gpus, steps, minibatch_size, facts, gpu_memory_gib, usd_per_hour)
         _refuse(file, *of_json, depth, host_memory_gib, precision, gpus_per_vm)
         config = _changed(load_config(file), changes)
-        preview(config, output, explain, scope, every=every)
+        checked = check_all(config, say, "plan")
+        preview(config, checked, output, explain, scope, every=every)
         return
     workload = read_workload(file, facts, minibatch_size, gpu_memory_gib, usd_per_hour)
     workload = _on_gpu(workload, host_memory_gib, precision)
@@ -264,6 +267,7 @@ def _changes(
 
 def preview(
     config: JobConfig,
+    checked: Checked,
     output: Output,
     explain: bool = False,
     scope: SearchScope | None = None,
@@ -274,6 +278,7 @@ def preview(
 
     Args:
         config: The job.
+        checked: What its checks have found.
         output: How to show it.
         explain: Show all candidates.
         scope: Which clouds to search beside the job's own; by default none.
@@ -282,27 +287,24 @@ def preview(
     Raises:
         SpottrainError: It cannot be launched.
     """
-    submit.check_budget(config)
-    if config.cloud is None:
-        previews.check_capacity(config)
-    data_bytes = data.prepare_data(config, say)
-    say(f"inspecting {config.entrypoint}")
-    facts = inspect.inspect_model(config)
-    if config.cloud is None:  # a cloud's offers are asked for at launch
-        check_memory(config, facts, None)
+    facts = checked.facts
     if (first := weights.check_first(config)) is not None:
         for line in weights.describe(first):
             say(line)
     scope = scope or SearchScope()
     profile = _profile(config, facts, scope)
-    document = previews.preview_job(config, facts, profile, scope, data_bytes)
+    document = previews.preview_job(config, facts, profile, scope, checked.data_bytes)
     forecast = None
-    if config.cloud is None:
-        forecast = predict(config, facts, profile=profile)
+    if config.cloud is None or checked.offers is not None:
+        known = profile if config.cloud is None else None  # as a launch knows it
+        forecast = predict(config, facts, offers=checked.offers, profile=known)
     document["promise"] = forecast and asdict(forecast)
+    document["exceeds"] = previews.exceeded(config, document, time.time())
     _show(document, output, explain, every)
     if forecast is not None and forecast.possible is False:
         raise BudgetError(forecast.reason)
+    if document["exceeds"]:
+        raise BudgetError(document["exceeds"][0])
 
 
 def _profile(config: JobConfig, facts: ModelFacts, scope: SearchScope) -> Profile:
@@ -312,8 +314,8 @@ def _profile(config: JobConfig, facts: ModelFacts, scope: SearchScope) -> Profil
         profile = previews.profile_on_known_device(facts, config.loader_spec, on_cpus)
         if profile is not None:
             return profile
-        if not on_cpus and scope.measured_on is None:
-            preflight.check_measuring(config)
+        if not on_cpus:
+            preflight.check_measuring(config, scope.measured_on)
     if config.profile is None:
         say(f"measuring {config.entrypoint} on this machine, unless it was before")
     return inspect.calibrate(config)
@@ -323,6 +325,7 @@ def _show(document: dict[str, Any], output: Output, explain: bool, every: bool) 
     if output is Output.JSON:
         show_json(document)
     else:
+        show(*(f"exceeds  {line}" for line in document.get("exceeds", ())))
         for warning in document.get("warnings", ()):
             say(warning)
         if "computes_on" in document:

@@ -31,14 +31,14 @@ from spottrain.varuna_manager.core.model.state import State, budget, spent_usd
 from spottrain.varuna_manager.format import NOTHING, dollars, number, size, utc
 from spottrain.varuna_manager.jobs.folder import JobDir, find
 from spottrain.varuna_manager.jobs.follow import read_state
-from spottrain.varuna_manager.launch import control, data, inspect, limits, submit
+from spottrain.varuna_manager.launch import control, limits, submit
 from spottrain.varuna_manager.launch.changes import Changes, change
 from spottrain.varuna_manager.launch.systemd import unit
 from spottrain.varuna_manager.reporting.deadline import deadline_line, deadline_view
 
 FileArgument = Annotated[Path, typer.Argument(help="Job file: YAML or TOML.")]
 DryOption = Annotated[
-    bool, typer.Option("--dry-run", help="Check and plan only, as 'plan' does.")
+    bool, typer.Option("--dry-run", help="Make all checks of a launch, and plan.")
 ]
 DetachOption = Annotated[
     bool, typer.Option("--detach", "-d", help="Return once the job has started.")
@@ -82,31 +82,24 @@ def launch(
     if priority is not None or team is not None:
         raise ConfigError("--priority and --team go with --pool; add it")
     config = load_config(file)
+    # Not above: they import the planner, which other commands do not need.
+    from spottrain.varuna_manager.offers.checks import check_all
+    from spottrain.varuna_manager.offers.feasibility import check_deadline
+
+    checked = check_all(config, say, "dry run" if dry_run else "launch", on_vm=with_vm)
     if dry_run:
-        # Not above: it imports the planner, which other commands do not need.
         from spottrain.varuna_manager.cli import plan
 
-        plan.preview(config, output)
+        plan.preview(config, checked, output)
         return
-    submit.check_here(config, on_vm=with_vm)
-    data_bytes = data.prepare_data(config, say)
-    lines, offers = control.check_machines(config, on_vm=with_vm)
-    for line in lines:
-        say(line)
-    say(f"inspecting {config.entrypoint}")
-    facts = inspect.inspect_model(config)
-    from spottrain.varuna_manager.offers.feasibility import check_deadline, check_memory
-
-    check_memory(config, facts, offers)
+    facts, offers = checked.facts, checked.offers
     if forecast := check_deadline(config, facts, offers, say):
         say(forecast)
-    job, packed_bytes = submit.submit(config, facts, data_bytes, say)
+    job, packed_bytes = submit.submit(config, facts, checked.data_bytes, say)
     say(
         f"{facts.num_parameters:,} parameters in {len(facts.sections)} sections; "
         f"workdir packed: {size(packed_bytes)}"
     )
-    for line in show_commands.helper_lines(facts):
-        say(line)
     if with_vm:
         _run_on_manager_vm(job, offers or (), detach, output)
     else:

@@ -33,7 +33,7 @@ from spottrain.varuna_manager.cli.console import (
 from spottrain.varuna_manager.cli.status import named
 from spottrain.varuna_manager.config.job import json_schema, load_config
 from spottrain.varuna_manager.core.model.state import State
-from spottrain.varuna_manager.format import clock, size
+from spottrain.varuna_manager.format import clock
 from spottrain.varuna_manager.jobs.folder import JobDir, find
 from spottrain.varuna_manager.jobs.follow import JournalEntry, read_state, read_story
 from spottrain.varuna_manager.jobs.journal import Journal
@@ -54,8 +54,8 @@ from spottrain.varuna_manager.reporting.measured import (
     evaluations_table,
     minibatches_table,
 )
+from spottrain.varuna_manager.reporting.text import model_lines
 from spottrain.varuna_manager.tracking.lines import COLUMNS, as_data, as_line
-from spottrain.wire.model import ModelFacts
 
 FollowOption = Annotated[
     bool, typer.Option("--follow", "-f", help="Keep printing until the job ends.")
@@ -267,17 +267,7 @@ def inspect(
                 f"tied: {tied.name} in sections {', '.join(map(str, tied.sections))}"
                 for tied in facts.tied
             ),
-            *helper_lines(facts),
-        )
-
-
-def helper_lines(facts: ModelFacts) -> Iterator[str]:
-    """Yield what is to be known of models that the loss uses besides."""
-    if facts.helper_bytes:
-        yield (
-            f"loss uses another model: every worker holds its {size(facts.helper_bytes)} "
-            "of parameters besides, on the CPU unless your code moves them, and plans do "
-            "not count them"
+            *model_lines(facts),
         )
 
 

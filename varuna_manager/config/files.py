@@ -3,103 +3,57 @@
 from __future__ import annotations
 
 import difflib
-import itertools
 import json
-import math
 import re
 import tomllib
-from collections.abc import Hashable, Iterable, Iterator
-from datetime import date
+from collections.abc import Iterator
+from datetime import date, time
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
-import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from spottrain.errors import ConfigError
+from spottrain.varuna_manager.config.yaml_core import NO_LINES, Lines, read_yaml
 
-MAX_CHARACTERS = 1_000_000
-"""Of a job file whose aliases are written out. Nine levels of nine aliases each are some
-hundred characters, and would be 387 million values."""
-_PARSER_ERRORS = (
-    *(tomllib.TOMLDecodeError, yaml.YAMLError, RecursionError),
-    # PyYAML lets through what int() and its own tables raise, as for !!bool x.
-    *(ValueError, LookupError, TypeError),
-)
-
-
-class _Loader(yaml.SafeLoader):
-    """A safe loader that refuses a key given twice, and reads 1e9 as a number."""
-
-    def get_single_data(self) -> Any:
-        """Return the document, unless aliases make it grow beyond all bounds."""
-        node = self.get_single_node()
-        if node is None:
-            return None
-        if _characters(node, {}) > MAX_CHARACTERS:
-            raise ConfigError(
-                f"must have at most {MAX_CHARACTERS:,} characters once its aliases are "
-                "written out; use fewer aliases"
-            )
-        return self.construct_document(node)
-
-    def construct_time(self, node: yaml.ScalarNode) -> Any:
-        """Return a date or time; the text of one that does not exist, to be refused."""
-        try:
-            return self.construct_yaml_timestamp(node)
-        except (ValueError, AttributeError, OverflowError):
-            return node.value
-
-    def construct_mapping(
-        self, node: yaml.MappingNode, deep: bool = False
-    ) -> dict[Hashable, Any]:
-        seen: set[str] = set()
-        for key_node, _ in node.value:
-            if not isinstance(key_node, yaml.ScalarNode):
-                continue  # refused by the base class
-            if key_node.value in seen:
-                line = key_node.start_mark.line + 1
-                raise ConfigError(
-                    f"line {line}: {key_node.value}: is given twice; remove one"
-                )
-            seen.add(key_node.value)
-        return super().construct_mapping(node, deep)
+ModelT = TypeVar("ModelT", bound=BaseModel)
+_VARIABLE = re.compile(r"\$(?:[A-Za-z_]|\{)")
+_EXPANDED_LATER = {("setup",), ("notify", "command"), ("notify", "webhook")}
+"""Keys whose variables a shell expands, or the manager."""
+_UNITS = {
+    r".*(?<!_per)_s": "seconds, such as 90",
+    r"(.*_)?hours": "hours, such as 1.5",
+}
+"""Of durations, by their keys."""
+_ON, _OFF = ("yes", "on", "y"), ("no", "off", "n")
+"""What YAML 1.1 reads as true and false, and YAML 1.2 as text."""
 
 
-_Loader.add_constructor("tag:yaml.org,2002:timestamp", _Loader.construct_time)
-# YAML 1.1, which the base class reads, needs a dot in every such number; YAML 1.2 and
-# people do not.
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+"),
-    list("-+0123456789"),
-)
-
-
-def _characters(node: yaml.Node, known: dict[int, float]) -> float:
-    """Return the size of a node with all aliases written out, as every use counts.
+def read_text(path: Path, what: str = "file") -> str:
+    """Return the text of a file that a person gives, without a byte order mark.
 
     Args:
-        node: Of a document; infinite if it holds itself.
-        known: Sizes by the ids of nodes.
+        path: The file.
+        what: It is, for errors.
+
+    Raises:
+        ConfigError: It does not exist, cannot be read or is not UTF-8; one line.
     """
-    if isinstance(node, yaml.ScalarNode):
-        return 1 + len(node.value)
-    if id(node) not in known:
-        known[id(node)] = math.inf  # for its parts, should they hold it
-        children: Iterable[yaml.Node] = node.value
-        if isinstance(node, yaml.MappingNode):
-            children = itertools.chain.from_iterable(node.value)
-        known[id(node)] = 1 + sum(_characters(child, known) for child in children)
-    return known[id(node)]
-
-
-def _reason(error: Exception) -> str:
-    """Return what is wrong with a file in one line."""
-    if isinstance(error, RecursionError):
-        return "lists and mappings are nested too deeply"
-    return " ".join(str(error).partition("; use sys.")[0].split())
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: no such {what}; check the path") from error
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigError(
+            f"{path}: is not UTF-8: got byte 0x{data[error.start]:02x} in line {line}; "
+            "save it as UTF-8"
+        ) from error
 
 
 def read_value(text: str) -> Any:
@@ -109,45 +63,66 @@ def read_value(text: str) -> Any:
         ConfigError: It is not YAML.
     """
     try:
-        return yaml.load(text, _Loader)
-    except _PARSER_ERRORS as error:
+        return read_yaml(text)[0]
+    except ConfigError as error:
         raise ConfigError(f"must be a plain value: got {text!r}") from error
 
 
-def read_job_file(path: Path) -> Any:
-    """Return the plain data in a YAML or TOML file.
+def read_job_file(path: Path) -> tuple[Any, Lines]:
+    """Return the plain data in a YAML or TOML file, and in YAML their lines.
 
     Raises:
         ConfigError: The file does not exist, is not readable, or neither YAML nor TOML.
     """
+    text = read_text(path, "job file")
+    if path.suffix in (".yaml", ".yml"):
+        try:
+            return read_yaml(text)
+        except ConfigError as error:
+            raise ConfigError(f"{path.name}: {error}") from error
+    if path.suffix != ".toml":
+        raise ConfigError(f"{path.name}: must end in .yaml, .yml or .toml; rename it")
     try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise ConfigError(f"{path}: no such job file; check the path") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
-    try:
-        if path.suffix == ".toml":
-            return tomllib.loads(text)
-        if path.suffix in (".yaml", ".yml"):
-            return yaml.load(text, _Loader)
-    except ConfigError as error:
-        raise ConfigError(f"{path.name}: {error}") from error
-    except _PARSER_ERRORS as error:
+        return tomllib.loads(text), NO_LINES
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path.name}: {_reason(error)}; fix the file") from error
-    raise ConfigError(f"{path.name}: must end in .yaml, .yml or .toml; rename it")
 
 
-def to_json(data: Any, source: str) -> str:
-    """Return parsed YAML or TOML as JSON, dates as ISO 8601.
+def _reason(error: Exception) -> str:
+    """Return what is wrong with a file in one line."""
+    if isinstance(error, RecursionError):
+        return "lists and mappings are nested too deeply"
+    return " ".join(str(error).partition("; use sys.")[0].split())
+
+
+def validate(
+    model: type[ModelT], data: Any, source: str, lines: Lines = NO_LINES
+) -> ModelT:
+    """Return what parsed data say, as a job file or a part of one.
+
+    Args:
+        model: Its keys.
+        data: The parsed YAML or TOML.
+        source: Name of the file, for errors.
+        lines: Of the data.
 
     Raises:
-        ConfigError: ``data`` is not a mapping or not valid JSON.
+        ConfigError: In one line, the first error and the number of others.
     """
+    text = _to_json(data, source, lines)
+    try:
+        return model.model_validate_json(text)
+    except ValidationError as error:
+        raise ConfigError(f"{source}: {explain(error, model, lines)}") from error
+
+
+def _to_json(data: Any, source: str, lines: Lines) -> str:
+    """Return parsed YAML or TOML as JSON, dates as ISO 8601."""
     if not isinstance(data, dict):
         got = "nothing" if data is None else f"a {type(data).__name__}"
         raise ConfigError(f"{source}: must contain keys and values: got {got}")
     try:
+        _check_texts(data, source, lines)
         return json.dumps(data, default=_plain)
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(
@@ -156,24 +131,60 @@ def to_json(data: Any, source: str) -> str:
 
 
 def _plain(value: Any) -> str:
-    if isinstance(value, date):
+    if isinstance(value, date | time):
         return value.isoformat()
     raise TypeError(f"{value!r} is not a text, number, list or mapping")
 
 
-def explain(error: ValidationError, model: type[BaseModel]) -> str:
+def is_text(value: str) -> bool:
+    """Return whether a text can be written as UTF-8: it holds no half of a character."""
+    return value.encode(errors="ignore").decode() == value
+
+
+def _check_texts(
+    data: Any, source: str, lines: Lines, where: tuple[int | str, ...] = ()
+) -> None:
+    """Refuse what is no text, and ``$NAME`` and ``${NAME}`` where nothing expands them.
+
+    A value that is stored as it is now must not depend on whose environment reads it.
+    """
+    if isinstance(data, dict):
+        for key, value in data.items():
+            _check_texts(str(key), source, lines, (*where, key))
+            _check_texts(value, source, lines, (*where, key))
+    elif isinstance(data, list):
+        for index, value in enumerate(data):
+            _check_texts(value, source, lines, (*where, index))
+    elif isinstance(data, str):
+        key, place = f"{source}: {_dotted(where)}", at_line(where, lines)
+        if not is_text(data):
+            raise ConfigError(
+                f"{key}: must be Unicode text: got {data!a}; correct it{place}"
+            )
+        later = where[:1] in _EXPANDED_LATER or where[:2] in _EXPANDED_LATER
+        if _VARIABLE.search(data) and not later:
+            secret = "; or name the variable under secrets" * (where[:1] == ("env",))
+            raise ConfigError(
+                f"{key}: variables are not expanded: got {data!r}; write the value "
+                f"itself{secret}{place}"
+            )
+
+
+def explain(
+    error: ValidationError, model: type[BaseModel], lines: Lines = NO_LINES
+) -> str:
     """Return one line: the first thing wrong, and how many others there are.
 
     Unknown keys come first: a misspelt key is also reported as a missing one.
     """
     details = sorted(error.errors(), key=lambda d: d["type"] != "extra_forbidden")
-    first = _explain_one(details[0], model)
-    more = len(details) - 1
-    return first if not more else f"{first} (and {more} more)"
+    first, more = _explain_one(details[0], model), len(details) - 1
+    place = at_line(details[0]["loc"], lines)
+    return f"{first}{place} (and {more} more)" if more else f"{first}{place}"
 
 
 def _explain_one(detail: ErrorDetails, model: type[BaseModel]) -> str:
-    where = _dotted(detail["loc"])
+    where, got = _dotted(detail["loc"]), detail["input"]
     match detail["type"]:
         case "extra_forbidden":
             return f"{where}: unknown key{_suggest(detail['loc'], model)}"
@@ -185,11 +196,29 @@ def _explain_one(detail: ErrorDetails, model: type[BaseModel]) -> str:
             message = "must have a time zone, such as +00:00 at its end for UTC"
         case kind if kind.startswith(("datetime_", "date_")):
             message = "must be a time, such as 2030-01-31T18:00:00+00:00"
+        case "bool_type" if str(got).lower() in (*_ON, *_OFF):
+            message = f"must be {'true' if str(got).lower() in _ON else 'false'}"
+        case "int_type" | "float_type" if unit := _unit(detail["loc"]):
+            message = f"must be a number of {unit}"
         case _:
             message = detail["msg"].replace("Input should", "must", 1)
-    got = detail["input"]
     shown = "" if isinstance(got, dict | list) or "got" in message else f": got {got!r}"
     return f"{where}: {message}{shown}" if where else f"{message}{shown}"
+
+
+def _unit(loc: tuple[int | str, ...]) -> str:
+    """Return the unit of a duration, by its key; empty for anything else."""
+    key = str(loc[-1])
+    return next((unit for name, unit in _UNITS.items() if re.fullmatch(name, key)), "")
+
+
+def at_line(loc: tuple[int | str, ...], lines: Lines) -> str:
+    """Return where the value is that ``loc`` leads to, or what holds it: `` (line 3)``, or
+    nothing if that is not known."""
+    for length in range(len(loc), 0, -1):
+        if (line := lines.get(loc[:length])) is not None:
+            return f" (line {line})"
+    return ""
 
 
 def _dotted(loc: tuple[int | str, ...]) -> str:

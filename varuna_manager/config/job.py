@@ -19,7 +19,6 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    ValidationError,
     model_validator,
 )
 
@@ -43,13 +42,19 @@ from spottrain.varuna_manager.config.clouds import (
     provider_of,
 )
 from spottrain.varuna_manager.config.data import Data, absolute_data, check_data
-from spottrain.varuna_manager.config.files import explain, read_job_file, to_json
+from spottrain.varuna_manager.config.files import (
+    at_line,
+    is_text,
+    read_job_file,
+    validate,
+)
 from spottrain.varuna_manager.config.init_from import InitFrom
 from spottrain.varuna_manager.config.local import LocalConfig, ZoneConfig
 from spottrain.varuna_manager.config.manager_vm import ManagerVmConfig
 from spottrain.varuna_manager.config.notify import NotifyConfig, absolute_notify
 from spottrain.varuna_manager.config.ssh import SshConfig, Variable, check_ssh
 from spottrain.varuna_manager.config.track import TrackConfig, absolute_track
+from spottrain.varuna_manager.config.yaml_core import NO_LINES, Lines
 from spottrain.wire.messages import (
     DeviceChoice,
     EvaluationSpec,
@@ -355,6 +360,9 @@ class JobConfig(Section):
     """`stale_by_one`: each mini-batch's gradient is taken at the weights of one mini-batch
     before, so that pipelines need not drain (PipeDream-2BW): faster with few micro-batches,
     and it learns less from each mini-batch. See docs/training.md."""
+    lr_schedule_is: Literal["factor"] | None = None
+    """`factor`: `lr_schedule` is meant as it is, though its factor never exceeds 0.05, or
+    exceeds 20."""
     init_from: InitFrom | None = None
     """Weights to begin with: a job, a checkpoint, or a file or folder of weights; the
     optimizer starts fresh. See docs/export.md."""
@@ -561,17 +569,25 @@ def load_config(
     Raises:
         ConfigError: The file is missing, unreadable or wrong.
     """
-    config = parse_config(change(read_job_file(path)), path.name)
+    data, lines = read_job_file(path)
+    config = parse_config(change(data), path.name, lines)
     deadline = config.slo.deadline
     if deadline is not None and deadline <= (now or datetime.now(UTC)):
         raise ConfigError(
             f"{path.name}: slo.deadline: is in the past: got {deadline.isoformat()}; "
-            "give a later time"
+            f"give a later time{at_line(('slo', 'deadline'), lines)}"
         )
     base = path.resolve().parent
+    if not is_text(str(base)):
+        raise ConfigError(
+            f"{path.name}: the folder's name must be UTF-8: got {str(base)!a}; rename it"
+        )
     workdir = (base / Path(config.workdir).expanduser()).resolve()
     if not workdir.is_dir():
-        raise ConfigError(f"{path.name}: workdir: is not a folder: got {workdir}")
+        raise ConfigError(
+            f"{path.name}: workdir: is not a folder: got {workdir}; correct it"
+            f"{at_line(('workdir',), lines)}"
+        )
     update: dict[str, Any] = {
         "workdir": str(workdir),
         "data": absolute_data(config.data, base, config.resources.providers),
@@ -595,20 +611,9 @@ def load_config(
     return config.model_copy(update=update)
 
 
-def parse_config(data: Any, source: str) -> JobConfig:
-    """Return a job's configuration from parsed data.
-
-    Args:
-        data: The parsed YAML or TOML.
-        source: Name of the file, for errors.
-
-    Raises:
-        ConfigError: In one line, the first error and the number of others.
-    """
-    try:
-        return JobConfig.model_validate_json(to_json(data, source))
-    except ValidationError as error:
-        raise ConfigError(f"{source}: {explain(error, JobConfig)}") from error
+def parse_config(data: Any, source: str, lines: Lines = NO_LINES) -> JobConfig:
+    """Return a job's configuration from parsed data; see ``files.validate``."""
+    return validate(JobConfig, data, source, lines)
 
 
 def json_schema() -> dict[str, Any]:

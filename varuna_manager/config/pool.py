@@ -26,9 +26,10 @@ from spottrain.varuna_manager.config.clouds import (
     GcpConfig,
     provider_of,
 )
-from spottrain.varuna_manager.config.files import explain, read_job_file, to_json
+from spottrain.varuna_manager.config.files import read_job_file, validate
 from spottrain.varuna_manager.config.job import Dollars, JobConfig, load_config
 from spottrain.varuna_manager.config.local import LocalConfig
+from spottrain.varuna_manager.config.yaml_core import NO_LINES, Lines
 
 Policy = Literal[
     "fair",
@@ -161,7 +162,8 @@ def load_pool(path: Path) -> PoolConfig:
     Raises:
         ConfigError: The file is missing, unreadable or wrong.
     """
-    config = parse_pool(read_job_file(path), path.name)
+    data, lines = read_job_file(path)
+    config = parse_pool(data, path.name, lines)
     base = path.resolve().parent
     update: dict[str, Any] = {
         name: getattr(config, name).absolute(base) for name in ("aws", "azure", "gcp")
@@ -173,16 +175,9 @@ def load_pool(path: Path) -> PoolConfig:
     return config.model_copy(update=update)
 
 
-def parse_pool(data: Any, source: str) -> PoolConfig:
-    """Return a pool's configuration from parsed data.
-
-    Raises:
-        ConfigError: In one line, the first error and the number of others.
-    """
-    try:
-        return PoolConfig.model_validate_json(to_json(data, source))
-    except ValidationError as error:
-        raise ConfigError(f"{source}: {explain(error, PoolConfig)}") from error
+def parse_pool(data: Any, source: str, lines: Lines = NO_LINES) -> PoolConfig:
+    """Return a pool's configuration from parsed data; see ``files.validate``."""
+    return validate(PoolConfig, data, source, lines)
 
 
 def weight_of(value: object, source: str) -> float:

@@ -621,7 +621,8 @@ class ManagerLoop:
 def _write_logs(folder: Path, tails: messages.LogTails) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for log in tails.logs:
-        (folder / Path(log.name).name).write_text(log.text)
+        text = log.text.encode(errors="backslashreplace")
+        (folder / Path(log.name).name).write_bytes(text)
 
 
 def _try_to_write(folder: Path) -> None:

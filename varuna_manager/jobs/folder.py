@@ -191,7 +191,8 @@ class JobDir:
 
     def write(self, config: JobConfig, facts: ModelFacts) -> None:
         """Store the job's configuration and its model's facts."""
-        (self.path / "config.json").write_text(config.model_dump_json(indent=2))
+        text = config.model_dump_json(indent=2)
+        (self.path / "config.json").write_text(text, encoding="utf-8")
         (self.path / "facts.json").write_text(encode(facts))
 
     def is_managed(self) -> bool:
@@ -208,7 +209,7 @@ class JobDir:
 
     def _read(self, name: str) -> str:
         try:
-            return (self.path / name).read_text()
+            return (self.path / name).read_text(encoding="utf-8")
         except FileNotFoundError as error:
             raise ConfigError(
                 f"job {self.name}: {name} is missing, the launch was not completed; "

@@ -19,6 +19,7 @@ from pathlib import Path
 from spottrain.errors import ConfigError, WireError
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.plan.profiles import assumes_links, check_profile, knows_sizes
+from spottrain.varuna_manager.config.files import read_text
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.core.model.events import KnownProfile
 from spottrain.varuna_manager.jobs.folder import home
@@ -52,11 +53,11 @@ def read_profile(path: Path, facts: ModelFacts | None = None) -> Profile:
         ConfigError: It cannot be read or used; names the file and the field.
     """
     try:
-        profile: Profile = decode(Profile, path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ConfigError(f"{path}: no such profile; check the path") from error
-    except (OSError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
+        profile: Profile = decode(Profile, read_text(path, "profile"))
+    except RecursionError as error:
+        raise ConfigError(
+            f"{path}: lists and mappings are nested too deeply"
+        ) from error
     except WireError as error:
         what = str(error).replace("message.", "profile.")
         raise ConfigError(f"{path}: {what}; fix the file") from error

@@ -44,9 +44,10 @@ from spottrain.varuna_manager.launch.inspect import (
     run_tool,
 )
 from spottrain.varuna_manager.launch.workdir import (
+    check_entrypoint,
     differing,
     pack,
-    packed_files,
+    survey,
     unpack,
 )
 from spottrain.wire.codec import decode
@@ -134,11 +135,16 @@ def change(job: JobDir, changes: Changes, say: Callable[[str], None]) -> None:
         unpack(job.workdir, old)
         new = workdir if changes.code else old
         told = _compare(job, (before, old), (after, new), state.history.progress.step)
-        facts = inspect_model(after) if changes.code else state.job.facts
+        # A schedule is judged by the whole job, not by a few steps of it.
+        whole = after.model_copy(update={"steps": max(steps, before.steps)})
+        facts = inspect_model(whole) if changes.code else state.job.facts
         events: list[Event] = []
         if changes.code:
-            sent = packed_files(workdir, after.checkpoint.path)
-            pack(workdir, sent, package, kept_layout(after))
+            sent = survey(workdir, after.checkpoint.path)
+            check_entrypoint(sent, after.entrypoint)
+            for line in sent.lines():
+                say(line)
+            pack(workdir, list(sent.sizes), package, kept_layout(whole))
             files = differing(job.workdir, package)
             told.insert(0, _shown("code", files or ["as it was"]))
             events.append(_updated(package, facts, told, given_profile(after, facts)))

@@ -18,6 +18,7 @@ from pathlib import Path
 import spottrain
 from spottrain import machine
 from spottrain.errors import ConfigError, SpottrainError, UserCodeError, WireError
+from spottrain.machine import OUTPUT_VARIABLES
 from spottrain.morphing.plan.profiles import is_noisy, knows_crowds
 from spottrain.varuna_manager.config.job import EvaluationConfig, JobConfig
 from spottrain.varuna_manager.core.calibration import MAX_SLOTS_PER_CORE
@@ -31,12 +32,14 @@ from spottrain.varuna_manager.launch.calibrate import (
 )
 from spottrain.varuna_manager.launch.workdir import fingerprint, packed_files
 from spottrain.wire.codec import decode, encode
-from spottrain.wire.model import ModelFacts, Profile
+from spottrain.wire.model import LearningRates, ModelFacts, Profile
 
 TIME_LIMIT_S = 600.0
 """A model that cannot be inspected or measured in that time never will be."""
 
 
+LEAST_FACTOR, MOST_FACTOR = 0.05, 20.0
+"""A schedule whose highest factor is not between them is taken for one of rates."""
 INSPECTOR = "spottrain.pipeline.model.inspect"
 _LAYOUT = ".layout"
 
@@ -57,6 +60,8 @@ def inspect_model(config: JobConfig) -> ModelFacts:
     if config.semantics == "stale_by_one":
         facts = facts.with_delayed()
     _check_evaluation(config.evaluation, facts)
+    if config.lr_schedule_is is None and facts.learning_rates is not None:
+        _check_factor(facts.learning_rates, config.steps)
     if config.loader.workers not in ("auto", 0) and facts.unsendable:
         raise ConfigError(
             f"loader.workers: batches cannot go from one process to another: "
@@ -70,6 +75,21 @@ def inspect_model(config: JobConfig) -> ModelFacts:
             "dictionaries or dataclasses"
         )
     return facts
+
+
+def _check_factor(rates: LearningRates, num_steps: int) -> None:
+    """Refuse a schedule that looks like one of learning rates, which are tiny as factors."""
+    highest = rates.highest_factor
+    if not rates.schedule or LEAST_FACTOR < highest <= MOST_FACTOR:
+        return
+    schedule = rates.schedule if rates.schedule.isidentifier() else "schedule"
+    raise UserCodeError(
+        "lr_schedule must return a factor on the optimizer's learning rate, "
+        f"{rates.base:g}: got at most {highest:g} in {num_steps} steps, so that the rate "
+        f"is at most {rates.base * highest:g}; if it returns the rate, write "
+        f"lr_schedule=lambda step: {schedule}(step) / {rates.base:g}; if it is meant as a "
+        "factor, set lr_schedule_is: factor in the job file"
+    )
 
 
 def _check_evaluation(asked: EvaluationConfig, facts: ModelFacts) -> None:
@@ -172,9 +192,9 @@ def _key(config: JobConfig) -> str:
     theirs, ours = Path(config.workdir), Path(spottrain.__file__).parent / "pipeline"
     parts = [
         fingerprint(theirs, packed_files(theirs, config.checkpoint.path)),
-        fingerprint(ours, packed_files(ours)),
+        fingerprint(ours, sorted(x.relative_to(ours) for x in ours.rglob("*.py"))),
     ]
-    parts += [config.entrypoint, spottrain.__version__, sys.version]
+    parts += [config.entrypoint, str(config.steps), spottrain.__version__, sys.version]
     with contextlib.suppress(PackageNotFoundError):
         parts.append(version("torch"))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
@@ -212,10 +232,15 @@ def run_tool(
             check=False,
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="backslashreplace",
             timeout=timeout_s,
             # User code finds the job's steps here.
-            env={**os.environ, "SPOTTRAIN_STEPS": str(config.steps)},
+            env={
+                **os.environ,
+                **OUTPUT_VARIABLES,
+                "SPOTTRAIN_STEPS": str(config.steps),
+            },
         )
     except subprocess.TimeoutExpired as error:
         raise ToolError(

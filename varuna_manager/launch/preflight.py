@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shutil
 import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from spottrain.cloud.aws.settings import IMAGE_NAME as AWS_IMAGE
@@ -35,6 +37,7 @@ from spottrain.gpus.builds import (
     choose_build,
 )
 from spottrain.gpus.find import VmDevices, find_devices
+from spottrain.machine import is_cpu
 from spottrain.pricing.prices.catalogue import catalogue
 from spottrain.pricing.prices.history import HistoryError
 from spottrain.pricing.ranking.quotas import with_quotas
@@ -140,22 +143,33 @@ def check_here(config: JobConfig) -> str:
     return f"computes on {found.name}"
 
 
-def check_measuring(config: JobConfig) -> None:
+def check_measuring(config: JobConfig, measured_on: str | None) -> None:
     """Check that a profile of this machine says something about a cloud's GPUs.
 
+    Args:
+        config: The job.
+        measured_on: The GPU of the catalogue that this machine's GPU equals, if the user
+            says so.
+
     Raises:
-        ConfigError: This machine has no GPU that the catalogue knows.
+        ConfigError: This machine has no GPU, or none that the catalogue knows.
     """
     found = find_devices(
         config.device, "", 1, job=config.name, precision=config.runtime.precision
     )
-    known = catalogue().gpu_of(found.name) if isinstance(found, VmDevices) else None
-    if known is None or not known.compute_capability:
+    how = (
+        "a launch measures on the first VM; to plan before, name a profile of a GPU as "
+        "'profile' in the job file"
+    )
+    if not isinstance(found, VmDevices) or is_cpu(found.name):
         raise ConfigError(
-            f"{config.name} trains on GPUs, and this machine has none that is known: a "
-            "launch measures on the first VM; to plan before, name a profile of a GPU as "
-            "'profile' in the job file, or with --measured-on the GPU to take this "
-            "machine for"
+            f"{config.name} trains on GPUs, and this machine has none: {how}"
+        )
+    known = catalogue().gpu_of(found.name)
+    if measured_on is None and (known is None or not known.compute_capability):
+        raise ConfigError(
+            f"{config.name} trains on GPUs, and none is known by the name of this "
+            f"machine's, {found.name}: {how}, or with --measured-on the GPU that it equals"
         )
 
 
@@ -359,6 +373,50 @@ def findings(cloud: AnyCloud, max_vms: int = 0) -> Iterator[Finding]:
             and cloud.ssh_port == SSH
         ):
             yield run_check("port 22", lambda: outbound_ssh(_PUBLIC_HOST))
+
+
+def has_login(cloud: str) -> bool:
+    """Return whether this machine has a cloud's SDK, and credentials, good or bad.
+
+    Only where the SDK looks for them is looked at; those of a cloud's own VMs are not seen.
+    """
+    try:
+        version(_SDKS[cloud])
+    except PackageNotFoundError:
+        return False
+    variables, files = _LOGINS[cloud]
+    return any(os.environ.get(name) for name in variables) or any(
+        Path(os.environ.get(variable) or usual, name).expanduser().exists()
+        for variable, usual, name in files
+    )
+
+
+_SDKS = {"aws": "boto3", "azure": "azure-identity", "gcp": "google-cloud-compute"}
+_LOGINS: Mapping[str, tuple[tuple[str, ...], tuple[tuple[str, str, str], ...]]] = {
+    "aws": (
+        ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE"),
+        (
+            ("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials", ""),
+            ("AWS_CONFIG_FILE", "~/.aws/config", ""),
+        ),
+    ),
+    "azure": (
+        ("AZURE_CLIENT_ID", "AZURE_SUBSCRIPTION_ID"),
+        (("AZURE_CONFIG_DIR", "~/.azure", "azureProfile.json"),),
+    ),
+    "gcp": (
+        ("GOOGLE_APPLICATION_CREDENTIALS",),
+        (
+            (
+                "CLOUDSDK_CONFIG",
+                "~/.config/gcloud",
+                "application_default_credentials.json",
+            ),
+        ),
+    ),
+}
+"""Variables with credentials; and files of them: a variable with the file or its folder, the
+usual one, and the file in it."""
 
 
 def outbound_ssh(host: str, ssh_port: int = SSH, web_port: int = 443) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import shutil
 import subprocess
 import sys
@@ -23,9 +22,6 @@ from spottrain.storage.open import open_store
 from spottrain.storage.store import StorageError, check_writable, is_object_url
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.config.manager_vm import IDENTITY
-from spottrain.varuna_manager.config.notify import check_notify
-from spottrain.varuna_manager.config.ssh import check_secrets
-from spottrain.varuna_manager.config.track import check_trackers
 from spottrain.varuna_manager.core.model.events import (
     CheckpointRef,
     CheckpointsListed,
@@ -109,8 +105,6 @@ def check_manager(config: JobConfig, *, on_vm: bool) -> None:
     Raises:
         ConfigError: It cannot.
     """
-    check_trackers(config.track, config.secrets, on_vm=on_vm)
-    check_notify(config.notify, config.secrets, on_vm=on_vm)
     if not on_vm:
         max_vms = config.resources.max_vms
         if config.clouds and max_vms > MAX_VMS_HERE:
@@ -137,25 +131,6 @@ def check_manager(config: JobConfig, *, on_vm: bool) -> None:
             "--manager-vm needs manager_vm.identity, the identity under which the VM rents "
             f"({name}.{IDENTITY[name]}); docs/permissions.md lists what it must allow"
         )
-
-
-def check_here(config: JobConfig, *, on_vm: bool = False) -> None:
-    """Check what needs no cloud and no data, and set the job's environment here.
-
-    Args:
-        config: The job's.
-        on_vm: Its manager will run on a VM.
-
-    Raises:
-        ConfigError: The name is in use, a secret is missing, or the manager cannot run.
-        BudgetError: The budget does not pay for a step.
-    """
-    check_name(config.name)
-    check_manager(config, on_vm=on_vm)
-    check_budget(config)
-    check_secrets(config.secrets)
-    os.environ.update(config.env)
-    check_checkpoint_path(config)
 
 
 def check_checkpoint_path(config: JobConfig) -> None:

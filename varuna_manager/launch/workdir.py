@@ -2,47 +2,212 @@
 
 from __future__ import annotations
 
-import fnmatch
+import contextlib
 import gzip
 import hashlib
+import io
 import os
 import tarfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePath
 
 from spottrain.errors import ConfigError
 from spottrain.storage.store import local_folder
+from spottrain.varuna_manager.config.ignore import (
+    IGNORE_FILE,
+    IgnoreRules,
+    PatternFile,
+    parse_patterns,
+)
+from spottrain.varuna_manager.format import size
 from spottrain.varuna_manager.jobs.folder import home
 from spottrain.wire.model import LAYOUT_FILE
 
 MAX_BYTES = 512 * 1024**2
 """Largest accepted workdir; datasets belong elsewhere."""
 
-LEFT_OUT = frozenset(
-    {
-        ".git",
-        ".hg",
-        ".hypothesis",
-        ".mypy_cache",
-        ".pytest_cache",
-        ".ruff_cache",
-        ".tox",
-        ".venv",
-        "__pycache__",
-        "node_modules",
-        "venv",
-    }
+_LEFT_OUT = parse_patterns(
+    b"""
+.git
+.hg
+.hypothesis/
+.mypy_cache/
+.pytest_cache/
+.ruff_cache/
+.tox/
+.env/
+.venv/
+__pycache__/
+node_modules/
+venv/
+"""
 )
-"""Folders that are never sent."""
+"""Not sent unless the ignore file lists them with ``!``."""
+_SECRETS = PatternFile(
+    PurePath(),
+    parse_patterns(b"""
+.env
+.env.*
+*.env
+.envrc
+!.env.example
+!.env.sample
+!.env.template
+!.env.dist
+id_rsa*
+id_dsa*
+id_ecdsa*
+id_ed25519*
+!*.pub
+*.pem
+*.key
+*.ppk
+*.p12
+*.pfx
+*.jks
+*.keystore
+*.kdbx
+.ssh/
+.aws/
+.azure/
+.gcloud/
+.gnupg/
+.kube/
+kubeconfig
+.docker/
+.huggingface/
+.kaggle/
+kaggle.json
+.netrc
+_netrc
+.pgpass
+.my.cnf
+.npmrc
+.pypirc
+.boto
+.s3cfg
+.htpasswd
+.git-credentials
+.vault-token
+.databrickscfg
+*credentials
+*credentials.json
+*credentials.csv
+*credentials.txt
+*credentials.ini
+*credentials.toml
+*credentials.y*ml
+client_secret*.json
+service[-_]account*.json
+*secret
+*secrets
+*secret.json
+*secrets.json
+*secret.txt
+*secrets.txt
+*secrets.toml
+*secrets.ini
+*secret.y*ml
+*secrets.y*ml
+token
+.token
+*[-_.]token
+token.json
+token.txt
+*[-_]token.json
+*[-_]token.txt
+*api[-_]key
+*apikey
+*api[-_]key.txt
+*apikey.txt
+*accesskeys.csv
+rootkey.csv
+key.json
+*[-_]key.json
+*.tfstate
+*password
+*password.txt
+*passwords.txt
+"""),
+)
+"""Names, in lower case, under which keys and tokens are kept: not sent unless the ignore
+file lists them with ``!``."""
+_NAMED = 10
+"""Names that a line shows at most."""
 
-IGNORE_FILE = ".spottrainignore"
-"""In the workdir: what else is not sent, one pattern per line, with ``*`` and ``?``. One
-with a ``/`` inside is a path from the workdir, any other a name in any folder."""
+
+@dataclass(frozen=True)
+class Sent:
+    """What of a workdir is sent to VMs."""
+
+    workdir: Path
+    sizes: Mapping[Path, int]
+    """Bytes of each file, by its path in the workdir; sorted."""
+    withheld: tuple[Path, ...]
+    """Files and folders that are not sent because of their names."""
+    unused: tuple[tuple[PurePath, str], ...]
+    """Patterns of ignore files that match nothing, with the file's path in the workdir."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(self.sizes.values())
+
+    def lines(self) -> Iterator[str]:
+        """Yield what a person should know of it before it is sent."""
+        largest = _largest(self.sizes)
+        yield (
+            f"workdir: {_files(len(self.sizes))}, {size(self.total_bytes)}, go to "
+            "each VM" + (f"; the largest: {largest}" if largest else "")
+        )
+        if self.withheld:
+            yield (
+                f"workdir: not sent, as keys and tokens have such names: "
+                f"{_listed([str(path) for path in self.withheld])}; to send one, write !NAME "
+                f"into {IGNORE_FILE}"
+            )
+        if self.unused:
+            patterns = _listed([f"{text} ({path})" for path, text in self.unused])
+            yield f"workdir: patterns that match nothing that could be sent: {patterns}"
+
+
+def _files(count: int) -> str:
+    return "1 file" if count == 1 else f"{count:,} files"
+
+
+def _largest(sizes: Mapping[Path, int]) -> str:
+    top = sorted(sizes, key=lambda path: sizes[path], reverse=True)[:3]
+    return ", ".join(f"{path} ({size(sizes[path])})" for path in top)
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def check_entrypoint(sent: Sent, entrypoint: str) -> None:
+    """Check that the entrypoint's file, if it is one of the workdir, is sent.
+
+    Raises:
+        ConfigError: It stays here.
+    """
+    module = Path(*entrypoint.partition(":")[0].split("."))
+    for file in (module.with_suffix(".py"), module / "__init__.py"):
+        if (sent.workdir / file).is_file() and file not in sent.sizes:
+            raise ConfigError(
+                f"entrypoint: {file} is not sent to VMs: Git or {IGNORE_FILE} ignores it; "
+                f"write !{file} into {IGNORE_FILE}, after the patterns that are there"
+            )
 
 
 def packed_files(workdir: Path, checkpoints: str | None = None) -> list[Path]:
-    """Return the files of a workdir that are sent: relative paths, sorted.
+    """Return the files that are sent: relative paths, sorted. See ``survey``."""
+    return list(survey(workdir, checkpoints).sizes)
+
+
+def survey(workdir: Path, checkpoints: str | None = None) -> Sent:
+    """Return what of a workdir is sent: what neither Git nor its ignore files ignore.
 
     The state directory and the job's checkpoints may be folders of it: they are not sent.
 
@@ -51,73 +216,80 @@ def packed_files(workdir: Path, checkpoints: str | None = None) -> list[Path]:
         checkpoints: Where the job keeps its checkpoints, a folder or a URL.
 
     Raises:
-        ConfigError: It is too large, or a link leads out of it.
+        ConfigError: It is too large, a folder cannot be read, or a link leads out of it.
     """
-    found = []
-    size = 0
-    patterns = _ignored(workdir)
+    found: dict[Path, int] = {}
+    withheld: list[Path] = []
     ours = {home().resolve(), Path(local_folder(checkpoints or "") or "/").resolve()}
-    for folder, folders, files in os.walk(workdir):
-        below = Path(folder).relative_to(workdir)
-        folders[:] = [
-            name
-            for name in folders
-            if not _is_left_out(below / name, patterns)
-            and Path(folder, name).resolve() not in ours
-        ]
-        links = [name for name in folders if Path(folder, name).is_symlink()]
-        files = [x for x in files if not _is_ignored(below / x, patterns)]
-        if folder == os.fspath(workdir):  # ours, in one that was sent before
-            files = [name for name in files if name != LAYOUT_FILE]
-        for name in [*files, *links]:
-            path = Path(folder, name)
-            if path.is_symlink():
-                _check_link(path, workdir)
-            elif not path.is_file():
-                continue  # sockets and pipes are useless on another machine
-            size += path.lstat().st_size
-            found.append(path.relative_to(workdir))
-    if size > MAX_BYTES:
+    root = workdir.absolute()
+    rules = IgnoreRules(root, _LEFT_OUT)
+    folders = [(Path(), False)]  # and whether Git ignores them
+    while folders:
+        folder, ignored = folders.pop()
+        rules.enter(folder)
+        for entry in _entries(root / folder):
+            path = folder / entry.name
+            is_folder = entry.is_dir(follow_symlinks=False)
+            if os.path.isdir(entry.path) and Path(entry.path).resolve() in ours:
+                continue
+            if path == Path(LAYOUT_FILE):  # ours, in one that was sent before
+                continue
+            match = rules.own_match(path, is_folder)
+            if match is None and _is_secret(path, is_folder):
+                withheld.append(path)
+                continue
+            is_ignored = (
+                rules.git_ignores(path, is_folder, below_ignored=ignored)
+                if match is None
+                else match.ignores
+            )
+            if is_folder:
+                if not is_ignored or (match is None and rules.has_tracked(path)):
+                    folders.append((path, is_ignored))
+            elif not is_ignored and _can_be_sent(entry, root):
+                with contextlib.suppress(FileNotFoundError):  # it is gone since
+                    found[path] = entry.stat(follow_symlinks=False).st_size
+    sent = Sent(
+        workdir=workdir,
+        sizes=dict(sorted(found.items())),
+        withheld=tuple(sorted(withheld)),
+        unused=tuple(rules.unused()),
+    )
+    if sent.total_bytes > MAX_BYTES:
         raise ConfigError(
-            f"workdir: {workdir} holds {size / 1024**2:.0f} MiB, at most "
-            f"{MAX_BYTES // 1024**2} MiB can be sent; move data out of it"
+            f"workdir: {workdir} holds {size(sent.total_bytes)}, at most "
+            f"{size(MAX_BYTES)} can be sent: the largest: {_largest(sent.sizes)}; move data "
+            f"out of it, or name it in {IGNORE_FILE}"
         )
-    return sorted(found)
+    return sent
 
 
-def _ignored(workdir: Path) -> list[str]:
-    """Return the patterns of the workdir's ignore file.
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    with _reading(folder), os.scandir(str(folder)) as entries:
+        return list(entries)
+
+
+def _is_secret(path: Path, is_folder: bool) -> bool:
+    name = PurePath(path.name.lower())
+    match = _SECRETS.last_match(name, is_folder)
+    return match is not None and match.ignores and match.folders_only == is_folder
+
+
+def _can_be_sent(entry: os.DirEntry[str], workdir: Path) -> bool:
+    """Return whether a file is of use on another machine: no socket and no pipe.
 
     Raises:
-        ConfigError: It cannot be read.
+        ConfigError: It is a link that leads out of the workdir.
     """
-    path = workdir / IGNORE_FILE
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        return []
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}; fix it") from error
-    patterns = [line.strip().rstrip("/") for line in lines]
-    return [pattern for pattern in patterns if pattern and pattern[0] != "#"]
-
-
-def _is_left_out(folder: Path, patterns: list[str]) -> bool:
-    return folder.name in LEFT_OUT or _is_ignored(folder, patterns)
-
-
-def _is_ignored(path: Path, patterns: list[str]) -> bool:
-    return any(
-        fnmatch.fnmatchcase(path.as_posix(), pattern.lstrip("/"))
-        if "/" in pattern
-        else fnmatch.fnmatchcase(path.name, pattern)
-        for pattern in patterns
-    )
+    if entry.is_symlink():
+        _check_link(Path(entry.path), workdir)
+        return True
+    return entry.is_file()
 
 
 def _check_link(path: Path, workdir: Path) -> None:
     target = os.readlink(path)
-    inside = path.resolve().is_relative_to(workdir.resolve())
+    inside = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(workdir))
     if os.path.isabs(target) or not inside:
         raise ConfigError(
             f"workdir: link {path} points to {target}, which VMs do not have; replace the "
@@ -136,8 +308,8 @@ def fingerprint(workdir: Path, files: list[Path]) -> str:
         path = workdir / file
         with _reading(path):
             is_link = path.is_symlink()
-            content = os.readlink(path).encode() if is_link else path.read_bytes()
-        digest.update(f"{file.as_posix()}\0{len(content)}\0".encode())
+            content = os.fsencode(os.readlink(path)) if is_link else path.read_bytes()
+        digest.update(b"%b\0%d\0" % (os.fsencode(file), len(content)))
         digest.update(content)
     return digest.hexdigest()
 
@@ -165,14 +337,22 @@ def pack(
         tarfile.open(fileobj=zipped, mode="w") as archive,
     ):
         for file in files:
-            with _reading(workdir / file):
-                archive.add(workdir / file, file.as_posix(), filter=_anonymous)
+            _add(archive, workdir / file, file.as_posix())
         if layout is not None and layout.exists():
-            archive.add(layout, LAYOUT_FILE, filter=_anonymous)
+            _add(archive, layout, LAYOUT_FILE)
     return target.stat().st_size
 
 
-@contextmanager
+def _add(archive: tarfile.TarFile, path: Path, name: str) -> None:
+    """Add a file as it is when it is read: it may grow or shrink meanwhile."""
+    with _reading(path):
+        member = _anonymous(archive.gettarinfo(path, name))
+        content = path.read_bytes() if member.isreg() else b""
+    member.size = len(content)
+    archive.addfile(member, io.BytesIO(content))
+
+
+@contextlib.contextmanager
 def _reading(path: Path) -> Iterator[None]:
     try:
         yield

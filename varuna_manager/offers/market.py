@@ -11,7 +11,7 @@ from types import MappingProxyType
 from spottrain.cloud.port.facts import with_attached
 from spottrain.cloud.port.provider import Offer
 from spottrain.errors import ConfigError
-from spottrain.machine import cores
+from spottrain.machine import cores, is_cpu
 from spottrain.pricing.prices.catalogue import Catalogue, GpuType, catalogue
 from spottrain.pricing.prices.hazard import Hazards
 from spottrain.pricing.prices.history import History
@@ -276,6 +276,14 @@ def base_of(
         raise ConfigError(
             f"--measured-on: no such GPU: got {measured_on}; take one of "
             f"{', '.join(known.gpus)}"
+        )
+    named = known.gpu_of(profile.device)
+    on_cpu = is_cpu(profile.device) if named is None else not named.compute_capability
+    if on_cpu and not on_cpus:
+        option = "" if measured_on is None else "--measured-on: "
+        raise ConfigError(
+            f"{option}the profile was measured on a CPU, {profile.device}, which says "
+            "nothing about GPUs; give a profile that was measured on a GPU"
         )
     if gpu is not None and bool(gpu.compute_capability) == on_cpus:
         gpu = None

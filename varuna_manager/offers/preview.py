@@ -14,6 +14,7 @@ from typing import Any
 
 from spottrain.cloud.port.provider import Offer
 from spottrain.errors import BudgetError, CapacityError
+from spottrain.machine import is_cpu
 from spottrain.morphing.plan.alternatives import alternatives_to
 from spottrain.morphing.plan.choose import NOISE, Choice, choose_plan
 from spottrain.morphing.plan.inputs import PlanInputs
@@ -38,6 +39,7 @@ from spottrain.pricing.ranking.rank import (
 from spottrain.varuna_manager.config.clouds import DISK_GIB
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.core.planning import plan_inputs
+from spottrain.varuna_manager.format import dollars, duration, number
 from spottrain.varuna_manager.jobs.folder import job_dir
 from spottrain.varuna_manager.jobs.profiles import known_profiles
 from spottrain.varuna_manager.jobs.vm_history import ingest_journals, open_history
@@ -52,7 +54,7 @@ from spottrain.varuna_manager.offers.market import (
 )
 from spottrain.varuna_manager.offers.ranker import ranking_terms
 from spottrain.varuna_manager.offers.table import ranking_view, why_nothing
-from spottrain.varuna_manager.reporting.devices import Computing, describe, is_cpu
+from spottrain.varuna_manager.reporting.devices import Computing, describe
 from spottrain.varuna_manager.reporting.documents import SCHEMA_VERSION, candidate_view
 from spottrain.varuna_manager.reporting.utilisation import minibatch_use, use_view
 from spottrain.wire.model import LoaderSpec, ModelFacts, Precision, Profile
@@ -230,6 +232,40 @@ def _preview(
         "usd": None if train_s is None else cost_usd(usd_per_hour, train_s),
         "usd_budget": config.budget.max_usd,
     }
+
+
+def exceeded(config: JobConfig, document: Mapping[str, Any], now_s: float) -> list[str]:
+    """Return which limits of a job its plan would not keep, each in one line.
+
+    Args:
+        config: The job.
+        document: From ``preview_job``.
+        now_s: When it would begin, in seconds since the epoch.
+    """
+    if document["plan"] is None:
+        return []
+    usd, train_s = document["usd"], document["train_s"]
+    found = []
+    if config.budget.max_usd is not None and usd > config.budget.max_usd:
+        found.append(
+            f"budget.max_usd: the plan costs {dollars(usd)}, more than "
+            f"{dollars(config.budget.max_usd)}; raise it or train fewer steps"
+        )
+    deadline_s = config.deadline_s(now_s)
+    if deadline_s is not None and now_s + train_s > deadline_s:
+        key = "slo.deadline" if config.slo.max_hours is None else "slo.max_hours"
+        found.append(
+            f"{key}: the plan takes {duration(train_s)}, longer than the "
+            f"{duration(max(0.0, deadline_s - now_s))} that are left; give it more time, "
+            "faster machines or fewer steps"
+        )
+    speed, least = config.steps * config.minibatch_size, config.slo.min_examples_per_s
+    if least is not None and speed < least * train_s:
+        found.append(
+            f"slo.min_examples_per_s: the plan trains {number(speed / train_s, 1)} "
+            f"examples/s, fewer than {least:g}; lower it or take faster machines"
+        )
+    return found
 
 
 def _computes_on(offers: Sequence[Offer], config: JobConfig, inputs: PlanInputs) -> str:

@@ -6,12 +6,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from spottrain.machine import cpu_name, is_cpu
 from spottrain.varuna_manager.core.model.records import VmRecord
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.wire.model import Precision
 
-ONE_THREAD = ", 1 thread"
-"""Ends the names of CPUs as devices (``machine.device``)."""
 UNKNOWN = "nothing yet: no VM is ready"
 
 
@@ -55,11 +54,6 @@ def _found(vms: list[VmRecord]) -> dict[str, Computing]:
     }
 
 
-def is_cpu(device: str) -> bool:
-    """Return whether a device of this name is a CPU."""
-    return device.endswith(ONE_THREAD)
-
-
 def describe(found: Mapping[str, Computing], precision: Precision) -> str:
     """Return devices in one line.
 
@@ -85,4 +79,4 @@ def _alone(device: str) -> str:
 
 
 def _cpus(device: str) -> str:
-    return f"CPUs: {device.removesuffix(ONE_THREAD)}, 1 thread each"
+    return f"CPUs: {cpu_name(device)}, 1 thread each"

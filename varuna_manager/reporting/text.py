@@ -18,6 +18,7 @@ from spottrain.varuna_manager.format import (
 from spottrain.varuna_manager.reporting.timeline import LANES
 from spottrain.varuna_manager.reporting.utilisation import use_line
 from spottrain.varuna_manager.watch import starts
+from spottrain.wire.model import ModelFacts
 
 Row = Sequence[str]
 TIME_KINDS = {
@@ -279,3 +280,19 @@ def events_rows(report: Mapping[str, Any]) -> list[Row]:
 
 def _usd(usd: float) -> str:
     return f"${usd:,.4f}"
+
+
+def model_lines(facts: ModelFacts) -> Iterator[str]:
+    """Yield what a person should know of a model: learning rates, other models."""
+    if (rates := facts.learning_rates) is not None:
+        first, highest, last = (
+            f"{rates.base * factor:.3g}"
+            for factor in (rates.first_factor, rates.highest_factor, rates.last_factor)
+        )
+        yield f"learning rate: {first} at first, at most {highest}, {last} at last"
+    if facts.helper_bytes:
+        yield (
+            f"loss uses another model: every worker holds its {size(facts.helper_bytes)} "
+            "of parameters besides, on the CPU unless your code moves them, and plans do "
+            "not count them"
+        )

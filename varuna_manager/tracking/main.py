@@ -38,7 +38,7 @@ _BUSY_S = 10.0
 
 def open_sink(job: Path, name: str, uid: str) -> Sink:
     """Return a sink of the job in folder ``job``; ``uid`` is the job's."""
-    config: dict[str, Any] = json.loads((job / "config.json").read_text())
+    config: dict[str, Any] = json.loads((job / "config.json").read_bytes())
     notes = job / "tracking"
     note = notes / f"{name}.json"
     match name:

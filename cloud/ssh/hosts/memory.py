@@ -138,7 +138,8 @@ class HostMemory:
         folder = self.folder / "vms" / vm_id
         for name, text in logs.items():
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            (folder / Path(name).name).write_text(text)
+            data = text.encode(errors="backslashreplace")
+            (folder / Path(name).name).write_bytes(data)
 
     def _parse(self, text: str) -> HostRecord:
         try:

@@ -364,7 +364,7 @@ class HostAgent:
         done, log = folder / "setup.done", folder / "setup.log"
         if done.exists():
             return {"code": 0, "output": ""}
-        (folder / "setup.sh").write_text(script)
+        (folder / "setup.sh").write_text(script, encoding="utf-8")
         environment = {**_installing(folder, pins, cache), **environment}
         with log.open("wb") as output:
             process = subprocess.Popen(
@@ -711,7 +711,7 @@ def _is_locked(path: Path) -> bool:
 def _started_at(pid: int) -> str:
     """Return a process's start time in kernel ticks; '' if there is none."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return ""
     return text.rpartition(")")[2].split()[19]

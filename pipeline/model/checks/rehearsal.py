@@ -30,6 +30,9 @@ from spottrain.steps import at_step
 MAX_STAGES = 3
 """A first one, one in the middle, a last one: all ways of running a section."""
 
+MAX_ASKED = 100_000
+"""Steps for which a schedule is asked, at most, for the range of its factors."""
+
 
 def rehearse(job: TrainingJob, layout: ModelLayout) -> tuple[str, ...]:
     """Train one example and evaluate one of every held-out set, over stages.
@@ -76,6 +79,23 @@ def check_schedule(schedule: Callable[[int], float] | None, num_steps: int) -> N
                 f"{first[step]:g} for step {step}, and {again:g} when asked again; compute "
                 "the factor from its argument, without a counter or a scheduler object"
             )
+
+
+def schedule_factors(
+    schedule: Callable[[int], float], num_steps: int
+) -> tuple[float, float, float]:
+    """Return a schedule's factor in the first step, the highest one, and that of the last.
+
+    Of more than ``MAX_ASKED`` steps so many are asked for, evenly apart.
+
+    Raises:
+        UserCodeError: As ``rate_factor``.
+    """
+    asked = min(num_steps, MAX_ASKED)
+    last = num_steps - 1
+    steps = [index * last // max(1, asked - 1) for index in range(asked)]
+    factors = [rate_factor(schedule, step) for step in steps]
+    return factors[0], max(factors), factors[-1]
 
 
 class _OnStandIns(TorchDispatchMode):  # type: ignore[no-untyped-call]

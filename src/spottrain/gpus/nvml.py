@@ -281,7 +281,8 @@ def _sees_host_pids() -> bool:
 
 def _name_of(pid: int) -> str:
     try:
-        return (_PROCESSES / str(pid) / "comm").read_text().strip()
+        name = (_PROCESSES / str(pid) / "comm").read_text(errors="replace")
+        return name.strip()
     except OSError:
         return "ended"
 

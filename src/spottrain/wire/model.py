@@ -98,6 +98,21 @@ class TiedParameter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LearningRates:
+    """What a job's schedule makes of the learning rate of its first group of parameters."""
+
+    base: float
+    """As the optimizer was built with."""
+    schedule: str
+    """Name of the function ``lr_schedule``; empty: there is none."""
+    first_factor: float = 1.0
+    """On ``base``, in the first mini-batch."""
+    highest_factor: float = 1.0
+    """In any mini-batch of the job."""
+    last_factor: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
     """Facts about the user's model, from the tracer."""
 
@@ -125,6 +140,8 @@ class ModelFacts:
     """Why batches cannot go from one process to another; empty: they can."""
     unmovable: str = ""
     """A class in batches whose tensors cannot go to a GPU; empty: there is none."""
+    learning_rates: LearningRates | None = None
+    """None: the optimizer has none."""
     schema_version: int = SCHEMA_VERSION
 
     def with_delayed(self) -> ModelFacts:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from pathlib import Path
 
-import yaml
 from tests.unit.varuna_manager.story import FACTS
 
 from spottrain.varuna_manager.config.job import load_config
@@ -31,7 +31,7 @@ def submit(folder: Path, place: str, name: str = "demo") -> JobDir:
         "steps": 5,
         "checkpoint": {"path": place},
     }
-    path.write_text(yaml.safe_dump(data))
+    path.write_text(json.dumps(data))
     job, _ = submission.submit(load_config(path), FACTS)
     return job
 

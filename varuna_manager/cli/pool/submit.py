@@ -8,7 +8,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,12 @@ from typing import Any
 from spottrain.errors import ConfigError, SpottrainError
 from spottrain.varuna_manager.config.job import JobConfig, SloConfig
 from spottrain.varuna_manager.config.pool import load_job_of, microusd, weight_of
-from spottrain.varuna_manager.config.ssh import check_secrets
 from spottrain.varuna_manager.jobs.follow import uid_of
 from spottrain.varuna_manager.jobs.replay.codec import to_data
-from spottrain.varuna_manager.launch import control, data, inspect, submit
+from spottrain.varuna_manager.launch import inspect, submit
 from spottrain.varuna_manager.launch.workdir import fingerprint, packed_files
-from spottrain.varuna_manager.offers.feasibility import check_memory, own_offers
+from spottrain.varuna_manager.offers.checks import check_all
+from spottrain.varuna_manager.offers.feasibility import own_offers
 from spottrain.varuna_manager.offers.fleets import first_throughputs
 from spottrain.varuna_manager.pool.core.model import JobRequest, Limits
 from spottrain.varuna_manager.pool.report.document import read_pool
@@ -39,7 +39,7 @@ class PreparedJob:
     config: JobConfig
     facts: ModelFacts
     profile: Profile | None
-    data_bytes: dict[str, float]
+    data_bytes: Mapping[str, float]
     request: JobRequest
 
 
@@ -59,13 +59,8 @@ def prepare(
         SpottrainError: It cannot run there; says why, and what to do.
     """
     config, deadline_s = _checked(pool, file, priority)
-    data_bytes = dict(data.prepare_data(config, say) or {})
-    lines, offers = control.check_machines(config)
-    for line in lines:
-        say(line)
-    say(f"inspecting {config.entrypoint}")
-    facts = inspect.inspect_model(config)
-    check_memory(config, facts, offers)
+    checked = check_all(config, say)
+    facts, offers, data_bytes = checked.facts, checked.offers, checked.data_bytes
     profile = None
     if not config.clouds:
         say(f"measuring {config.entrypoint} on this machine, unless it was before")
@@ -110,11 +105,6 @@ def _checked(
     ask_pool(pool, "ping")
     deadline_s = config.deadline_s(time.time())
     config = config.model_copy(update={"slo": SloConfig()})
-    submit.check_name(config.name)
-    submit.check_budget(config)
-    check_secrets(config.secrets)
-    os.environ.update(config.env)
-    submit.check_checkpoint_path(config)
     return config, deadline_s
 
 

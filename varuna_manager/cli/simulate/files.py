@@ -9,7 +9,7 @@ from typing import Annotated, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from spottrain.errors import ConfigError
-from spottrain.varuna_manager.config.files import explain
+from spottrain.varuna_manager.config.files import explain, read_text
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -22,20 +22,6 @@ class Part(BaseModel):
 
 
 SpecT = TypeVar("SpecT", bound=Part)
-
-
-def read_text(path: Path) -> str:
-    """Return the text of a file.
-
-    Raises:
-        ConfigError: It does not exist or cannot be read; one line.
-    """
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise ConfigError(f"{path}: no such file; check the path") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
 
 
 def read_spec(path: Path, model: type[SpecT]) -> SpecT:

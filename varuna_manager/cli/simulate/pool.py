@@ -16,7 +16,7 @@ from spottrain.pricing.sharing.allotment import POLICIES
 from spottrain.pricing.sharing.rounds import ROUND_S
 from spottrain.units import HOUR_S
 from spottrain.varuna_manager.cli import console
-from spottrain.varuna_manager.cli.simulate.files import read_text
+from spottrain.varuna_manager.config.files import read_text
 from spottrain.varuna_manager.format import NOTHING, dollars, duration
 from spottrain.varuna_manager.pool.core.model import PoolSettings, Supply
 from spottrain.varuna_manager.pool.simulation import gavel, generate, product, queue

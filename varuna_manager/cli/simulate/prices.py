@@ -24,7 +24,7 @@ from spottrain.pricing.simulation.price_ladder import (
 )
 from spottrain.units import DAY_S, GB_BYTES
 from spottrain.varuna_manager.cli import console
-from spottrain.varuna_manager.cli.simulate.files import read_text
+from spottrain.varuna_manager.config.files import read_text
 from spottrain.varuna_manager.format import dollars
 
 PAPER = "as in the dissertation"

@@ -154,7 +154,7 @@ def write_timeline(path: Path, timeline: MinibatchTimeline) -> None:
             f"--timeline must end in .json (Chrome, Perfetto) or .svg: got {path.name}"
         )
     try:
-        path.write_text(text + "\n")
+        path.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise ConfigError(
             f"--timeline {path} cannot be written: {error.strerror}; choose another"

@@ -20,7 +20,7 @@ from spottrain.morphing.replay.shapes import Shapes, Workload
 from spottrain.morphing.replay.traces import Trace, joined, limited, parse_trace
 from spottrain.units import HOUR_S
 from spottrain.varuna_manager.cli import console
-from spottrain.varuna_manager.cli.simulate.files import read_text
+from spottrain.varuna_manager.config.files import read_text
 from spottrain.varuna_manager.format import NOTHING, dollars, duration
 from spottrain.wire.codec import decode
 from spottrain.wire.model import ModelFacts, Profile

@@ -115,7 +115,7 @@ def install(job: JobDir) -> list[str]:
             f"with 'spottrain resume {job.name}'"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(unit_text(job))
+    path.write_text(unit_text(job), encoding="utf-8")
     _systemctl("daemon-reload")
     _systemctl("enable", unit_name(job))
     lines = [f"{path} is enabled"]
@@ -148,7 +148,8 @@ def _systemctl(*arguments: str) -> None:
     done = subprocess.run(
         ["systemctl", "--user", *arguments],
         capture_output=True,
-        text=True,
+        encoding="utf-8",
+        errors="replace",
         timeout=_COMMAND_S,
         check=False,
     )

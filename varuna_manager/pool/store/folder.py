@@ -67,16 +67,15 @@ class PoolDir:
             ConfigError: It is missing or damaged.
         """
         try:
-            return parse_pool(
-                json.loads((self.path / "pool.json").read_text()), self.name
-            )
+            text = (self.path / "pool.json").read_text(encoding="utf-8")
+            return parse_pool(json.loads(text), self.name)
         except (OSError, ValueError) as error:
             raise ConfigError(f"pool {self.name}: pool.json: {error}") from error
 
     def write(self, config: PoolConfig) -> None:
         """Store the pool's configuration."""
         draft = self.path / "pool.json.tmp"
-        draft.write_text(config.model_dump_json(indent=2))
+        draft.write_text(config.model_dump_json(indent=2), encoding="utf-8")
         draft.replace(self.path / "pool.json")
 
     @property

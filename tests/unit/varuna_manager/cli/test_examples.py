@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from tests.fakes import aws, azure, buckets, gcp
 from tests.fakes.azure_world import SUBSCRIPTION
 from tests.integration.rented_jobs import know_gcp_prices
@@ -20,6 +19,7 @@ from tests.integration.rented_jobs import know_gcp_prices
 from spottrain.cloud.azure.settings import PRICES_VARIABLE
 from spottrain.cloud.port.errors import CloudError
 from spottrain.varuna_manager.cli.main import main
+from spottrain.varuna_manager.config.files import read_job_file
 
 EXAMPLES = Path(__file__).resolve().parents[4] / "examples"
 L4 = "g2-standard-4"
@@ -83,7 +83,7 @@ class Doctor:
 
     def asked(self, job: dict[str, Any]) -> tuple[int, dict[str, tuple[bool, str]]]:
         """Return the exit code, and what was found."""
-        self._file.write_text(yaml.safe_dump(job))
+        self._file.write_text(json.dumps(job))
         argv = ["spottrain", "doctor", str(self._file), "-o", "json"]
         self._patch.setattr(sys, "argv", argv)
         with pytest.raises(SystemExit) as ended:
@@ -105,7 +105,7 @@ def doctor(
 
 def example(cloud: str) -> dict[str, Any]:
     """Return an example with the account's own bucket filled in."""
-    job: dict[str, Any] = yaml.safe_load((EXAMPLES / f"{cloud}.yaml").read_text())
+    job: dict[str, Any] = read_job_file(EXAMPLES / f"{cloud}.yaml")[0]
     path = job["checkpoint"]["path"].replace("my-bucket", buckets.BUCKET)
     job["checkpoint"]["path"] = path.replace("my-container", buckets.BUCKET)
     job[cloud]["ssh_from"] = ["192.0.2.0/24"]
@@ -122,7 +122,8 @@ def test_an_account_with_quota_for_two_vms_is_found_ready(
         know_gcp_prices(tmp_path, L4)
     with CLOUDS[cloud](job, monkeypatch) as fake:
         code, found = doctor.asked(job)
-        assert [what for what, (ok, _) in found.items() if not ok] == []
+        unencrypted = ["traffic between VMs"]
+        assert [what for what, (ok, _) in found.items() if not ok] == unencrypted
         assert code == 0
         assert "enough for 2 of your 2 spot VMs" in found["quotas"][1]
         assert "spot VMs" in found["offers"][1]

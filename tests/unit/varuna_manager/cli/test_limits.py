@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from tests.unit.varuna_manager.story import FACTS, OFFER
 
 from spottrain.varuna_manager.cli.main import main
@@ -73,7 +72,7 @@ def submit(folder: Path, **changes: Any) -> JobDir:
     }
     (folder / "code").mkdir()
     path = folder / "job.yaml"
-    path.write_text(yaml.safe_dump(data | changes))
+    path.write_text(json.dumps(data | changes))
     job, _ = submission.submit(load_config(path), FACTS)
     return job
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from rich.console import Console
 from tests.builders import model_facts, section_facts
 
@@ -83,7 +82,7 @@ def job_file(folder: Path, **changes: Any) -> Path:
         "steps": 5,
     }
     path = folder / "job.yaml"
-    path.write_text(yaml.safe_dump({**data, **changes}))
+    path.write_text(json.dumps({**data, **changes}))
     return path
 
 
@@ -173,6 +172,119 @@ def test_a_wrong_job_file_starts_nothing(
     assert not list((tmp_path / "home" / "jobs").glob("*"))
 
 
+ELSEWHERE: dict[str, Any] = {
+    "resources": {"provider": "ssh"},
+    "checkpoint": {"path": "saved"},
+    "ssh": {"hosts": [{"address": "nobody.invalid"}]},
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "message"),
+    [
+        ({"secrets": ["NOBODY_SETS_THIS"]}, 2, "secrets: NOBODY_SETS_THIS is not set"),
+        ({"track": {"wandb": {"project": "p"}}}, 2, "track.wandb: the package wandb"),
+        ({"notify": {"command": ["no-such-program"]}}, 2, "no program no-such-program"),
+        (
+            {"notify": {"webhook": "$NOBODY_SETS_THIS"}},
+            2,
+            "notify.webhook: the environ",
+        ),
+        ({"checkpoint": {"path": "/proc/nowhere"}}, 2, "checkpoint.path: cannot write"),
+        (ELSEWHERE, 5, "nobody.invalid"),
+        (POOR, 4, "less than one step costs"),
+        ({"workdir": "ignored"}, 2, "entrypoint: train.py is not sent"),
+    ],
+)
+def test_a_dry_run_fails_as_the_launch_would(
+    run: Run, tmp_path: Path, change: dict[str, Any], code: int, message: str
+) -> None:
+    ignored = tmp_path / "ignored"
+    ignored.mkdir()
+    (ignored / "train.py").touch()
+    (ignored / ".gitignore").write_text("*.py\n")
+    path = job_file(tmp_path, **change)
+    answers = [run("launch", path, *dry) for dry in ((), ("--dry-run",))]
+    answers.append(run("plan", path))
+    assert [answer.code for answer in answers] == [code] * 3
+    assert all(message in answer.error for answer in answers)
+    found = run("doctor", path)
+    assert found.code == 6
+    assert f"FAIL {'ssh' if change is ELSEWHERE else 'here'} " in found.out
+    assert message in found.out
+
+
+def test_a_dry_run_refuses_a_name_in_use_and_a_plan_does_not(
+    run: Run, tmp_path: Path
+) -> None:
+    submit(tmp_path)
+    path = tmp_path / "job.yaml"
+    assert run("launch", path).error == run("launch", path, "--dry-run").error
+    assert "name: a job demo can be resumed" in run("launch", path, "--dry-run").error
+    assert run("plan", path).code == 3  # its code raises
+
+
+def test_what_is_sent_is_told_by_launch_dry_run_and_plan(
+    run: Run, tmp_path: Path
+) -> None:
+    path = job_file(tmp_path)
+    (tmp_path / "code" / ".env").write_text("TOKEN=x")
+    for command in (("launch",), ("launch", "--dry-run"), ("plan",)):
+        told = run(*command, path).err
+        assert "1 file, 43 B, go to each VM" in told
+        assert "keys and tokens have such names: .env" in told
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_that_cannot_show_everything_is_no_error(
+    tmp_path: Path, encoding: str
+) -> None:
+    path = job_file(tmp_path)
+    (tmp_path / "code" / "train.py").write_text(
+        "def raises():\n    raise OSError('нет данных …')\n", encoding="utf-8"
+    )
+    (tmp_path / "code" / os.fsdecode(b"caf\xe9.bin")).write_bytes(b"\xff" * 2000)
+    environment = {
+        **os.environ,
+        "SPOTTRAIN_HOME": str(tmp_path / "home"),
+        "PYTHONIOENCODING": encoding,
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "spottrain.varuna_manager.cli.main", "launch", path],
+        check=False,
+        capture_output=True,
+        env=environment,
+    )
+    assert done.returncode == 3
+    assert b"internal" not in done.stderr
+    assert rb"\u043d\u0435\u0442" in done.stderr
+    assert rb"caf\udce9.bin" in done.stderr
+
+
+def test_output_of_the_users_code_need_not_be_text(run: Run, tmp_path: Path) -> None:
+    path = job_file(tmp_path)
+    (tmp_path / "code" / "train.py").write_text(
+        "import os, sys\n"
+        "def raises():\n"
+        "    print('é …')\n"
+        "    os.write(1, b'\\xff\\n'); os.write(2, b'\\xfe\\n')\n"
+        "    os._exit(1)\n",
+        encoding="utf-8",
+    )
+    answer = run("launch", path)
+    assert answer.code == 1
+    assert "internal" not in answer.error
+    assert r"ended with 1: \xfe" in answer.error
+
+
+def test_a_folder_whose_name_is_no_text_is_named(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    answer = run("launch", job_file(folder))
+    assert answer.code == 2
+    assert "the folder's name must be UTF-8" in answer.error
+
+
 def test_the_traceback_of_user_code_is_shown(run: Run, tmp_path: Path) -> None:
     answer = run("launch", job_file(tmp_path))
     assert answer.code == 3
@@ -228,7 +340,7 @@ def test_debug_shows_what_the_yaml_parser_said(run: Run, tmp_path: Path) -> None
     assert "Traceback" not in told.err
     debugged = run("--debug", "launch", path)
     assert (debugged.code, debugged.error) == (told.code, told.error)
-    assert "\ncaused by: yaml.parser.ParserError: while parsing" in debugged.err
+    assert "\ncaused by: ruamel.yaml.parser.ParserError: while parsing" in debugged.err
     assert "\nTraceback (most recent call last):" in debugged.err
 
 

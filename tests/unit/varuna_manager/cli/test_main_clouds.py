@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -143,7 +144,9 @@ def test_doctor_says_one_line_each_and_ends_with_0(
     code, out, _ = run("doctor", str(job_file(aws, tmp_path)))
     lines = out.splitlines()
     assert code == 0, out
-    assert all(line.startswith("ok ") for line in lines), out
+    (warning,) = (line for line in lines if not line.startswith("ok "))
+    assert warning.startswith("warn here traffic between VMs: ")
+    assert "NOT encrypted" in warning
     assert "ok   aws SSH: VMs will accept SSH from 192.0.2.0/24" in lines
 
 
@@ -152,9 +155,34 @@ def test_doctor_names_what_is_wrong_and_ends_with_6(
 ) -> None:
     aws.ask("quota", code=QUOTA, vcpus=0)
     code, out, _ = run("doctor", str(job_file(aws, tmp_path)), "-o", "json")
-    wrong = [each for each in json.loads(out)["findings"] if not each["ok"]]
+    findings = json.loads(out)["findings"]
+    wrong = [each for each in findings if each["status"] == "failed"]
+    assert {each["ok"] for each in wrong} == {False}
     assert code == 6
     assert [each["what"] for each in wrong] == [f"quota {REGION} G and VT spot"]
+
+
+def test_doctor_does_not_fail_for_clouds_that_nobody_has_logged_in_to(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in list(os.environ):
+        if name.startswith(("AWS_", "AZURE_", "GOOGLE_", "CLOUDSDK_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    code, out, _ = run("doctor", "-o", "json")
+    found = {each["provider"]: each for each in json.loads(out)["findings"]}
+    assert code == 0
+    assert {
+        name: found[name]["status"] for name in ("aws", "azure", "gcp")
+    } == dict.fromkeys(("aws", "azure", "gcp"), "unused")
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws" / "credentials").write_text("[default]\n")
+    code, out, _ = run("doctor")
+    assert code == 6
+    assert "FAIL aws credentials: " in out
+    assert "-    gcp credentials: " in out
 
 
 def test_doctor_takes_a_job_without_a_cloud_too(tmp_path: Path, run: Run) -> None:

@@ -5,6 +5,7 @@ Those of jobs that a pool cannot promise anything are in ``pool/test_requests.py
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -13,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from spottrain.varuna_manager.cli.main import main
 from spottrain.varuna_manager.config.pool import parse_pool
@@ -39,7 +39,7 @@ Refused = Callable[..., str]
 
 
 def write(file: str, content: dict[str, Any]) -> None:
-    Path(file).write_text(yaml.safe_dump(content))
+    Path(file).write_text(json.dumps(content))
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import yaml
 from tests.fakes.gpus import VARIABLE, FakeGpus
 from tests.fakes.nvml import pynvml
 from tests.unit.varuna_manager.story import FACTS, PROFILE
@@ -125,7 +124,7 @@ def run(
 def job_file(folder: Path, **changes: object) -> Path:
     path = folder / "job.yaml"
     data = {"name": "demo", "entrypoint": "train:job", "minibatch_size": 2, "steps": 1}
-    path.write_text(yaml.safe_dump({**data, **changes}))
+    path.write_text(json.dumps({**data, **changes}))
     return path
 
 

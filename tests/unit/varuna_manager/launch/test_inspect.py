@@ -7,6 +7,7 @@ import pytest
 from spottrain.errors import ConfigError, UserCodeError
 from spottrain.varuna_manager.config.job import JobConfig, load_config
 from spottrain.varuna_manager.launch.inspect import inspect_model
+from spottrain.varuna_manager.reporting.text import model_lines
 
 TRAIN = """
 import torch
@@ -90,3 +91,42 @@ def test_a_helper_model_must_be_the_same_in_every_process(
         return
     with pytest.raises(UserCodeError, match=r"another model.* call torch\.manual_seed"):
         inspect_model(asked)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "highest"),
+    [("0.01 * min(1, (step + 1) / 3)", "0.01"), ("25.0", "25"), ("0.0", "0")],
+)
+def test_a_schedule_of_rates_is_refused_with_the_line_to_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schedule: str, highest: str
+) -> None:
+    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
+    scheduled = TRAIN.replace("lr=0.1),", "lr=0.1), lr_schedule=get_lr,")
+    write_code(tmp_path, f"{scheduled}\ndef get_lr(step): return {schedule}\n")
+    asked = config(tmp_path, "near/loss")
+    with pytest.raises(UserCodeError, match=f"at most {highest} in 4 steps") as caught:
+        inspect_model(asked)
+    assert "lr_schedule=lambda step: get_lr(step) / 0.1;" in str(caught.value)
+    meant = asked.model_copy(update={"lr_schedule_is": "factor"})
+    assert inspect_model(meant).learning_rates is not None
+
+
+def test_learning_rates_are_those_of_all_steps_of_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
+    code = TRAIN.replace(
+        "lr=0.1),", "lr=0.1), lr_schedule=schedules.linear(warmup_steps=2),"
+    )
+    write_code(tmp_path, f"from spottrain import schedules\n{code}")
+    asked = config(tmp_path, "near/loss")
+    rates = inspect_model(asked).learning_rates
+    assert rates is not None
+    assert (rates.base, rates.first_factor, rates.highest_factor) == (0.1, 0.0, 1.0)
+    assert rates.last_factor == 0.5
+    longer = asked.model_copy(update={"steps": 102})
+    rates = inspect_model(longer).learning_rates
+    assert rates is not None
+    assert rates.last_factor == pytest.approx(0.01)
+    lines = list(model_lines(inspect_model(asked)))
+    assert lines == ["learning rate: 0 at first, at most 0.1, 0.05 at last"]

@@ -161,11 +161,16 @@ def test_offers_with_stale_prices_are_shown_but_not_rented(history: History) -> 
 def test_speeds_are_relative_to_a_gpu_of_the_catalogue() -> None:
     assert base_of(PROFILE, FACTS) == BASE
     laptop = replace(PROFILE, device="Xeon, 1 thread")
-    with pytest.raises(ConfigError, match=r"measured on Xeon, 1 thread.*--measured-on"):
+    with pytest.raises(ConfigError, match="measured on a CPU, Xeon, 1 thread"):
         base_of(laptop, FACTS)
-    assert base_of(laptop, FACTS, "T4").gpu.name == "T4"
-    with pytest.raises(ConfigError, match=r"no such GPU: got Z80; take one of .*T4"):
-        base_of(laptop, FACTS, "Z80")
+    with pytest.raises(ConfigError, match=r"--measured-on: .* a CPU, Xeon, 1 thread"):
+        base_of(laptop, FACTS, "T4")
+    new = replace(PROFILE, device="NVIDIA T4000")
+    with pytest.raises(ConfigError, match=r"measured on NVIDIA T4000.*--measured-on"):
+        base_of(new, FACTS)
+    assert base_of(new, FACTS, "T4").gpu.name == "T4"
+    with pytest.raises(ConfigError, match="no such GPU: got Z80"):
+        base_of(new, FACTS, "Z80")
 
 
 def rented(history: History) -> tuple[Priced, ...]:

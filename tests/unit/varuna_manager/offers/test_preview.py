@@ -14,8 +14,11 @@ from tests.unit.pricing.ranked import FACTS, PROFILE
 from spottrain.errors import BudgetError, CapacityError, ConfigError
 from spottrain.pricing.prices.history import History
 from spottrain.pricing.prices.price import Price
+from spottrain.varuna_manager.cli import plan
+from spottrain.varuna_manager.cli.console import Output
 from spottrain.varuna_manager.config.job import JobConfig, parse_config
 from spottrain.varuna_manager.jobs import profiles
+from spottrain.varuna_manager.offers.checks import Checked
 from spottrain.varuna_manager.offers.preview import (
     SearchScope,
     check_capacity,
@@ -207,7 +210,38 @@ def test_a_cloud_s_machines_are_predicted_from_a_profile_of_a_known_gpu() -> Non
     assert profile_on_known_device(FACTS, AUTO_LOADER, False) == PROFILE
 
 
+@pytest.mark.parametrize(
+    ("limit", "key"),
+    [
+        ({"budget": {"max_usd": 5}}, "budget.max_usd"),
+        ({"slo": {"max_hours": 2}}, "slo.max_hours"),
+        ({"slo": {"deadline": "2999-01-01T00:00:00Z"}}, "slo.deadline"),
+        ({"slo": {"min_examples_per_s": 1e9}}, "slo.min_examples_per_s"),
+    ],
+)
+def test_a_plan_that_exceeds_a_limit_says_so_first_and_exits_with_4(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], limit: dict[str, Any], key: str
+) -> None:
+    profiles.keep(PROFILE)
+    with History(tmp_path / "market.sqlite") as history:
+        history.record_prices([spot("us-east-1a", 10.0)])
+    checked = Checked(facts=FACTS, offers=None, data_bytes={})
+    config = cloud_job(tmp_path)
+    data = config.model_dump(mode="json", exclude_unset=True)
+    data["steps"] = 10**12 if key == "slo.deadline" else 10**7
+    small = parse_config({**data, **limit}, "job.yaml")
+    with pytest.raises(BudgetError, match=key) as caught:
+        plan.preview(small, checked, Output.TABLE, scope=OFFLINE)
+    assert caught.value.exit_code == 4
+    assert capsys.readouterr().out.startswith(f"exceeds  {key}: the plan ")
+    plan.preview(config, checked, Output.TABLE, scope=OFFLINE)
+    assert "exceeds" not in capsys.readouterr().out
+
+
 def test_a_laptop_s_profile_predicts_no_cloud(tmp_path: Path) -> None:
     laptop = replace(PROFILE, device="Xeon, 1 thread")
-    with pytest.raises(ConfigError, match="--measured-on"):
+    with pytest.raises(ConfigError, match="measured on a CPU"):
         preview_job(cloud_job(tmp_path), FACTS, laptop, OFFLINE)
+    scope = replace(OFFLINE, measured_on="A10G")
+    with pytest.raises(ConfigError, match="--measured-on"):
+        preview_job(cloud_job(tmp_path), FACTS, laptop, scope)

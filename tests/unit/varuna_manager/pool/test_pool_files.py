@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from spottrain.errors import ConfigError
 from spottrain.pricing.sharing.allotment import POLICIES
@@ -42,7 +42,7 @@ def pool(**changes: Any) -> PoolConfig:
 
 def job_file(folder: Path, **changes: Any) -> Path:
     path = folder / "job.yaml"
-    path.write_text(yaml.safe_dump({**JOB, **changes}))
+    path.write_text(json.dumps({**JOB, **changes}))
     return path
 
 

@@ -12,7 +12,12 @@ from tests.unit.pipeline.blocks import Blocks, linear, make_job, plain
 from torch import nn
 
 from spottrain.errors import UserCodeError
-from spottrain.pipeline.model.checks.rehearsal import check_schedule, rehearse
+from spottrain.pipeline.model.checks.rehearsal import (
+    MAX_ASKED,
+    check_schedule,
+    rehearse,
+    schedule_factors,
+)
 from spottrain.pipeline.model.job import TrainingJob
 from spottrain.pipeline.model.tracer import trace
 
@@ -122,6 +127,14 @@ def test_schedules() -> None:
     asked: list[int] = []
     check_schedule(lambda step: asked.append(step) or 1.0, 8)  # type: ignore[func-returns-value]
     assert sorted(set(asked)) == [0, 1, 2, 4, 7]
+
+
+def test_the_range_of_a_schedule_is_that_of_all_its_steps() -> None:
+    assert schedule_factors(lambda step: float(step == 7), 20) == (0.0, 1.0, 0.0)
+    assert schedule_factors(lambda step: float(step), 1) == (0.0, 0.0, 0.0)
+    many = 10 * MAX_ASKED
+    factors = schedule_factors(lambda step: float(step), many)
+    assert factors == (0.0, many - 1.0, many - 1.0)
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,16 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
+def test_a_byte_order_mark_of_a_spreadsheet_is_no_part_of_a_column(
+    run: Run, file: Path
+) -> None:
+    asked = ("simulate", "prices", file, "--v100-days", "2", "-o", "json")
+    plain = run(*asked)
+    assert plain[0] == 0
+    file.write_bytes(file.read_text().encode("utf-8-sig"))
+    assert run(*asked) == plain
+
+
 def test_the_answer_is_the_ladder_friction_by_friction(run: Run, file: Path) -> None:
     code, out, err = run("simulate", "prices", file, "-o", "json")
     assert code == 0
