@@ -131,5 +131,8 @@ def _become(
         file = stream.open("ab") if isinstance(stream, Path) else stream
         with file:
             os.dup2(file.fileno(), number)
+    # Anew: the streams of the server remember that what they wrote to could seek.
+    sys.stdout = open(1, "w", closefd=False)
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)
     sys.argv = ["spottrain", *arguments]
     sys.exit(body())
