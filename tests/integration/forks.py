@@ -132,7 +132,7 @@ def _become(
         with file:
             os.dup2(file.fileno(), number)
     # Anew: the streams of the server remember that what they wrote to could seek.
-    sys.stdout = open(1, "w", closefd=False)
-    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)
+    sys.stdout = os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)
     sys.argv = ["spottrain", *arguments]
     sys.exit(body())
