@@ -24,7 +24,7 @@ from spottrain.wire.model import ModelFacts
 Say = Callable[[str], None]
 Purpose = Literal["launch", "dry run", "plan"]
 """What a job is checked for. A ``launch`` waits for machines, the others do not; a ``plan``
-asks no cloud's account, and the job may be running."""
+asks no cloud's account and no bucket, and the job may be running."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,8 @@ def checks_here(
         yield Check(what="capacity", run=lambda: _capacity(config))
     yield Check(what="secrets", run=lambda: _secrets(config))
     os.environ.update(config.env)
-    yield Check(what="checkpoints", run=lambda: _checkpoints(config))
+    if purpose != "plan" or not is_url(config.checkpoint.path or ""):
+        yield Check(what="checkpoints", run=lambda: _checkpoints(config))
     yield Check(what="workdir", run=lambda: _workdir(config))
 
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.builders import slots_of
 
 from spottrain.pipeline.calibrate.calibrate import (
     pairs_between_vms,
@@ -15,6 +14,7 @@ from spottrain.pipeline.calibrate.links import (
     message_sizes,
     rings_to_measure,
 )
+from spottrain.wire.model import Slot
 
 FLEETS = st.lists(st.sampled_from("abcdef"), min_size=2, max_size=24)
 
@@ -61,7 +61,7 @@ def test_pairs_are_where_they_say_and_no_rank_is_in_two(vms: list[str]) -> None:
 def test_every_section_is_measured_once_by_even_shares(
     vms: list[str], num_sections: int
 ) -> None:
-    slots = slots_of(vms)
+    slots = [Slot(vm_id=vm, index=0) for vm in vms]  # a VM twice: one process of two
 
     shares = section_shares(slots, num_sections)
 

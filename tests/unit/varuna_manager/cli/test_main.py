@@ -183,7 +183,7 @@ ELSEWHERE: dict[str, Any] = {
     ("change", "code", "message"),
     [
         ({"secrets": ["NOBODY_SETS_THIS"]}, 2, "secrets: NOBODY_SETS_THIS is not set"),
-        ({"track": {"wandb": {"project": "p"}}}, 2, "track.wandb: the package wandb"),
+        ({"track": {"mlflow": {"tracking_uri": "x"}}}, 2, "track.mlflow: the package"),
         ({"notify": {"command": ["no-such-program"]}}, 2, "no program no-such-program"),
         (
             {"notify": {"webhook": "$NOBODY_SETS_THIS"}},

@@ -239,7 +239,7 @@ def stage(**changes: Any) -> dict[str, Any]:
         (stage(forward_s=0), "stages[0].forward_s: must be greater than 0: got 0"),
         (stage(backward_s=math.nan), "stages[0].backward_s: must be"),
         (stage(backward_s=math.inf), "stages[0].backward_s: must be a finite"),
-        (stage(forward_s="1.0"), "stages[0].forward_s: must be a valid number"),
+        (stage(forward_s="1.0"), "stages[0].forward_s: must be a number"),
         (stage(recompute_s=-1.0), "stages[0].recompute_s: must be greater than or"),
         (stage(recompute_s=1.0), "stages[1].recompute_s: is missing or 0, but other"),
         (spec(allreduce_s=math.nan), "allreduce_s: must be"),

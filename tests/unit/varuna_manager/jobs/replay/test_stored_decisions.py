@@ -39,6 +39,7 @@ LATER: dict[str, Any] = {
     "is_clearing": False,
     "kept_at_s": None,
     "is_part": False,
+    "learning_rates": None,
 }
 """Fields that states have got since, with their defaults."""
 
