@@ -21,7 +21,7 @@ from spottrain.errors import UserCodeError
 from spottrain.pipeline.base.heap import trim_heap
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import NamedParameters, TrainingJob
-from spottrain.pipeline.model.sections import ModelLayout, TensorSpec
+from spottrain.pipeline.model.sections import Attached, ModelLayout, TensorSpec
 from spottrain.pipeline.model.state import (
     Forms,
     OptimizerSpec,
@@ -80,6 +80,10 @@ class UpdatedMemory(Protocol):
 class UpdatedNumbers(Protocol):
     """Numbers of a section's memory that its optimizer sets."""
 
+    @property
+    def attached(self) -> Mapping[str, Attached]:
+        """By parameter, what the user's code has attached to it."""
+
     has_state: bool
     """True if the optimizer has made its state, which its first update does."""
     group_values: bytes
@@ -123,7 +127,7 @@ def any_optimizer(
     for names in layout.parameters:
         specs = [(name, layout.specs[name]) for name in names]
         named = [
-            (name, nn.Parameter(torch.zeros(()).expand(spec.shape), spec.requires_grad))
+            (name, spec.attached.parameter(zeros, spec.requires_grad))
             for name, spec in specs
         ]
         optimizer = build_optimizer(job.optimizer, named)
@@ -131,6 +135,7 @@ def any_optimizer(
             return optimizer
     return None
 
+            for zeros in [torch.zeros(()).expand(spec.shape)]
 
 def optimizer_class(job: TrainingJob, layout: ModelLayout) -> str:
     """Return the full name of the optimizer's class; empty if nothing is trained.
@@ -242,7 +247,8 @@ class SectionOptimizer:
         for name, gradient in memory.gradients.items():
             # It counts its own changes (``data``): those that it makes after ``point_at``
             # are not changes of this memory, which autograd may have in use.
-            parameter = nn.Parameter(memory.parameters[name].data)
+            data = memory.parameters[name].data
+            parameter = memory.attached[name].parameter(data)
             parameter.grad = gradient
             self.parameters.append((name, parameter))
         self.optimizer = build_optimizer(job.optimizer, self.parameters)
@@ -373,7 +379,8 @@ def _step(
     values = torch.rand(1 << 16, generator=torch.Generator().manual_seed(0)) - 0.5
     parameters = []
     for name, spec in named:
-        parameter = nn.Parameter(_filled(spec, values, device), spec.requires_grad)
+        filled = _filled(spec, values, device)
+        parameter = spec.attached.parameter(filled, spec.requires_grad)
         if spec.requires_grad:
             parameter.grad = _filled(spec, values.flip(0), device)
         parameters.append((name, parameter))

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.base.blank import blank_of
@@ -36,6 +36,7 @@ from spottrain.pipeline.model.recorder import (
     strided_tensors,
 )
 from spottrain.pipeline.model.sections import (
+    Attached,
     Cut,
     CutPlaces,
     ModelLayout,
@@ -124,7 +125,9 @@ class _DryRun:
         module, attribute = self._slots[name][0]
         meta = getattr(module, attribute)
         number = torch.full((), 0.02, device=self._device).to(meta.dtype)
-        return nn.Parameter(number.expand(meta.shape), meta.requires_grad)
+        return Attached.of(meta).parameter(
+            number.expand(meta.shape), meta.requires_grad
+        )
 
     def _attach_parameter(
         self, name: str, parameter: nn.Parameter, section: int
@@ -379,6 +382,7 @@ def _spec(slots: ParameterSlots, name: str) -> TensorSpec:
         shape=tuple(tensor.shape),
         dtype=tensor.dtype,
         requires_grad=tensor.requires_grad,
+        attached=Attached.of(tensor),
     )
 
 
@@ -450,6 +454,8 @@ def _check_factory(job: TrainingJob) -> nn.Module:
                     f"{attribute} {rate}), but all blocks must run once each: set "
                     f"{attribute} to 0 in its config"
                 )
+    for name, parameter in model.named_parameters():
+        _check_attached(name, parameter)
     one, two = dict(model.named_buffers()), dict(other.named_buffers())
     for name, buffer in one.items():
         if not torch.equal(buffer, two[name]):
@@ -458,3 +464,37 @@ def _check_factory(job: TrainingJob) -> nn.Module:
                 "with a seed of its own, or make it a parameter"
             )
     return model
+
+
+def _check_attached(name: str, parameter: nn.Parameter) -> None:
+    """Check that what is attached to a parameter can be carried over to a stage's."""
+    after = list((parameter._post_accumulate_grad_hooks or {}).values())
+    hooks = (parameter._backward_hooks or {}).values()
+    after += [
+        hook for hook in hooks if hook.__module__ == torch.autograd.graph.__name__
+    ]
+    if parameter.requires_grad:
+        # Whoever hooks into the node keeps it, and gives it its dictionary of hooks.
+        node = parameter.view_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+        for register in (node.register_hook, node.register_prehook):  # type: ignore[union-attr]
+            handle = register(lambda *_: None)
+            at_node = handle.hooks_dict_ref()
+            handle.remove()
+            after += at_node.values() if at_node else ()
+    if after:
+        what = getattr(after[0], "__qualname__", type(after[0]).__name__)
+        raise UserCodeError(
+            f"parameter {name} has a hook on its sum of gradients or on several gradients "
+            f"({what}), which are summed over micro-batches and machines here: change a "
+            "gradient by register_hook of the parameter, update it in the optimizer"
+        )
+    for attribute, value in parameter.__dict__.items():
+        if any(
+            isinstance(leaf, torch.Tensor) and leaf.is_meta
+            for leaf in tree_leaves(value)
+        ):
+            raise UserCodeError(
+                f"attribute {attribute!r} of parameter {name} holds a parameter, or what was "
+                "made from one: on another machine it would have no values; keep the "
+                "parameter's name there"
+            )

@@ -152,6 +152,7 @@ class _Trial:
         spec = optimizer_state_spec(job, named)
         self.state_spec, self.forms = spec.state, spec.forms
         self.parameters = {
+        self.attached = {name: spec.attached for name, spec in named}
             name: _fill(torch.zeros(spec.shape, dtype=spec.dtype), name, not zeros)
             for name, spec in named
         }
