@@ -475,7 +475,7 @@ class SectionArena:
     @property
     def undoable(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Bytes that an update changes; before the first one there is no state."""
-        end = None if self.numbers.has_state else self._layout.state_start
+        end = None if self.with_state else self._layout.state_start
         return self.numbers.contents, self.payload[:end]
 
     @property

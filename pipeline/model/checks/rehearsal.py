@@ -20,6 +20,7 @@ from spottrain.errors import UserCodeError
 from spottrain.pipeline.model.data import collated
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import Batch, TrainingJob
+from spottrain.pipeline.model.loss import check_leads_back
 from spottrain.pipeline.model.optimizer import rate_factor
 from spottrain.pipeline.model.recorder import KnownValues
 from spottrain.pipeline.model.sections import ModelLayout, TensorSpec
@@ -162,12 +163,7 @@ class _Rehearsal:
         self._stages[-1].train()
         sums = self._stages[-1].forward(batch, inputs[-1] if inputs else None, int)
         assert not isinstance(sums, torch.Tensor)
-        if not sums.loss.requires_grad:
-            raise UserCodeError(
-                "loss must return a sum that leads back to the model's parameters: it has "
-                "no gradient; return it as it was computed, without .detach(), .item(), "
-                "torch.tensor(...) or torch.no_grad() on the way"
-            )
+        check_leads_back(sums.loss)
         with user_code("backward"):
             torch.autograd.backward(sums.loss)
             for output, received in zip(

@@ -133,7 +133,6 @@ def _compare(
 
 @dataclass
 class _Numbers:
-    has_state: bool = False
     group_values: bytes = b""
 
 
@@ -149,10 +148,12 @@ class _Trial:
     def __init__(self, job: TrainingJob, named: Named, *, zeros: bool = False) -> None:
         self._job = job
         self.numbers = _Numbers()
+        self.with_state = frozenset[str]()
+        self.lacking = frozenset[str]()
         spec = optimizer_state_spec(job, named)
         self.state_spec, self.forms = spec.state, spec.forms
-        self.parameters = {
         self.attached = {name: spec.attached for name, spec in named}
+        self.parameters = {
             name: _fill(torch.zeros(spec.shape, dtype=spec.dtype), name, not zeros)
             for name, spec in named
         }
