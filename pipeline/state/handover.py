@@ -15,7 +15,7 @@ from spottrain.manifest import CheckpointError, parse_name, read_manifest
 from spottrain.pipeline.base.faults import FaultScript, Hook
 from spottrain.pipeline.comm.collectives import gather_json
 from spottrain.pipeline.comm.device_group import Endpoint
-from spottrain.pipeline.comm.groups import Connections, join, leave
+from spottrain.pipeline.comm.groups import Connections, join, leave, world
 from spottrain.pipeline.comm.ranks import stage_ranks
 from spottrain.pipeline.state.agreement import (
     Agreement,
@@ -165,7 +165,7 @@ class _Handover:
         loads = [move.section for move in mine if move.source is None]
         self._load(loads, agreement)
         self._faults.at(Hook.MOVED)
-        dist.barrier()
+        world().barrier()
         # From here on every section is where it belongs: other copies may be released.
         self._memory.keep_only(self._mine)
         lasts = kept if self._command.plan.peer_copies else None
@@ -207,7 +207,7 @@ class _Handover:
                 assert arena is not None
                 for span in arena.movable:
                     if span.numel():
-                        sends.append(dist.isend(_on_host(arena, span), move.target))
+                        sends.append(world().send(_on_host(arena, span), move.target))
         coming = deque[_Receipt]()
         for move in moving:
             if move.target == self._rank:
@@ -277,9 +277,7 @@ def _post(
     received = span
     if arena.device is not None and span is not arena.numbers.contents:
         received = arena.device.allocate_host(span.shape, span.dtype)
-    work = dist.irecv(received, source)
-    assert work is not None
-    return received, work
+    return received, world().receive(received, source)
 
 
 def fill(arena: SectionArena, tensors: Mapping[str, torch.Tensor], step: int) -> None:
@@ -347,8 +345,8 @@ def _parameters(arena: SectionArena, version: int) -> dict[str, torch.Tensor]:
 
 def _state(arena: SectionArena, parameters: Collection[str]) -> dict[str, torch.Tensor]:
     return {
-        if name in parameters
         state_name(name, key): value
         for name, values in arena.state.items()
+        if name in parameters
         for key, value in values.items()
     }

@@ -254,16 +254,17 @@ def sum_tied(
             copy = copies[section] if section in copies else torch.empty_like(total)
             if len(ranks) > 1:
                 owner = replica * plan.pipeline_depth + plan.stage_of(section)
-                dist.broadcast(copy, owner, group=groups[ranks])
+                place = ranks.index(owner)
+                dist.broadcast(copy, group=groups[ranks], group_src=place)
             total.add_(copy)
-        for arena in mine.values():
         given = any(tied.name not in arena.lacking for arena in mine.values())
         if len(ranks) > 1:
             flag = torch.tensor([given])
             dist.all_reduce(flag, dist.ReduceOp.MAX, group=groups[ranks])
             given = bool(flag)
-            target = arena.gradients[tied.name]
+        for arena in mine.values():
             arena.lacking -= {tied.name} if given else set()
+            target = arena.gradients[tied.name]
             if arena.device is None:
                 target.copy_(total)
             else:
