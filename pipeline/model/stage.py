@@ -147,6 +147,11 @@ class StageModel:
         return list(self._parameters[section].items())
 
     @property
+    def module(self) -> nn.Module:
+        """The user's model, as the stage runs it."""
+        return self._model
+
+    @property
     def section(self) -> int | None:
         """The section that runs, or ran when an error left it."""
         return None if self._reached == _IDLE else self._reached

@@ -105,7 +105,7 @@ def launch(
         f"{facts.num_parameters:,} parameters in {len(facts.sections)} sections; "
         f"workdir packed: {size(packed_bytes)}"
     )
-    for line in show_commands.helper_lines(facts):
+    for line in show_commands.model_notes(facts):
         say(line)
     if with_vm:
         _run_on_manager_vm(job, offers or (), detach, output)

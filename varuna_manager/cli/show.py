@@ -267,12 +267,24 @@ def inspect(
                 f"tied: {tied.name} in sections {', '.join(map(str, tied.sections))}"
                 for tied in facts.tied
             ),
-            *helper_lines(facts),
+            *model_notes(facts),
         )
 
 
-def helper_lines(facts: ModelFacts) -> Iterator[str]:
-    """Yield what is to be known of models that the loss uses besides."""
+def model_notes(facts: ModelFacts) -> Iterator[str]:
+    """Yield what is to be known of a model, the loss, and what they carry along."""
+    if facts.carried:
+        yield (
+            f"warning: losses or gradients depend on {facts.carried}, which calls change and "
+            "every machine has otherwise: results depend on the plan; compute it from "
+            "spottrain.step(), draw random numbers from torch, random or numpy.random"
+        )
+    if facts.changing:
+        yield (
+            f"note: each call changes {facts.changing}, which every machine has for itself; "
+            "the model is too large to try here whether losses or gradients depend on it: "
+            "they must not"
+        )
     if facts.helper_bytes:
         yield (
             f"loss uses another model: every worker holds its {size(facts.helper_bytes)} "

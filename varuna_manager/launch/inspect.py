@@ -57,6 +57,13 @@ def inspect_model(config: JobConfig) -> ModelFacts:
     if config.semantics == "stale_by_one":
         facts = facts.with_delayed()
     _check_evaluation(config.evaluation, facts)
+    if config.reduction == "exact" and facts.carried:
+        raise UserCodeError(
+            f"reduction: exact is impossible: losses or gradients depend on {facts.carried}, "
+            "which calls change and other machines do not have; compute it from "
+            "spottrain.step(), draw random numbers from torch, random or numpy.random "
+            "(seeded for you), or set reduction: fast"
+        )
     if config.loader.workers not in ("auto", 0) and facts.unsendable:
         raise ConfigError(
             f"loader.workers: batches cannot go from one process to another: "

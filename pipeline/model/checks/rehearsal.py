@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from spottrain.errors import UserCodeError
+from spottrain.pipeline.model.checks.python_state import snapshot
 from spottrain.pipeline.model.data import collated
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import Batch, TrainingJob
@@ -28,6 +29,8 @@ from spottrain.pipeline.model.skeleton import run_eagerly
 from spottrain.pipeline.model.stage import StageModel
 from spottrain.steps import at_step
 
+MOST_NAMES = 3
+"""Of state that is told."""
 MAX_STAGES = 3
 """A first one, one in the middle, a last one: all ways of running a section."""
 
@@ -79,6 +82,27 @@ def check_schedule(schedule: Callable[[int], float] | None, num_steps: int) -> N
             )
 
 
+def changing_state(job: TrainingJob, layout: ModelLayout) -> str:
+    """Return the names of what each of two rehearsals changes in Python objects.
+
+    That is for models that are too large to be computed with: whether results depend on it
+    is not known. Nothing is found where the user's code reads values.
+    """
+    if layout.needs_values:
+        return ""
+    rehearsal = _Rehearsal(job, layout, "meta")
+    roots = [job.loss, job.dataset, job.collate, *rehearsal.modules]
+    states = [snapshot(roots)]
+    with contextlib.suppress(NotImplementedError):
+        for _ in range(2):
+            rehearsal.run()
+            states.append(snapshot(roots))
+        first, second, third = states
+        always = sorted(first.changed(second) & second.changed(third))
+        return ", ".join(always[:MOST_NAMES])
+    return ""
+
+
 class _OnStandIns(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Runs operations on tensors that take no memory, and follows known values."""
 
@@ -102,6 +126,7 @@ class _Rehearsal:
         stages = min(MAX_STAGES, number)
         bounds = [number * index // stages for index in range(stages + 1)]
         self._stages = [self._stage(range(a, b)) for a, b in pairwise(bounds)]
+        self.modules = [stage.module for stage in self._stages]
 
     def run(self) -> tuple[str, ...]:
         """Train on one example, evaluate others; return what evaluations measure.

@@ -125,6 +125,12 @@ class ModelFacts:
     """Why batches cannot go from one process to another; empty: they can."""
     unmovable: str = ""
     """A class in batches whose tensors cannot go to a GPU; empty: there is none."""
+    carried: str = ""
+    """Names of what calls of the user's code change in Python objects and results depend
+    on; empty: nothing that was found."""
+    changing: str = ""
+    """Names of what each call changes, where a model is too large to find out whether
+    results depend on it."""
     schema_version: int = SCHEMA_VERSION
 
     def with_delayed(self) -> ModelFacts:
