@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -460,8 +460,12 @@ def _check_factory(job: TrainingJob) -> nn.Module:
     for name, buffer in one.items():
         if not torch.equal(buffer, two[name]):
             raise UserCodeError(
+    for name, module in model.named_modules():
+        _check_attributes(name, module)
                 f"buffer {name} of the model is random: make it from a torch.Generator "
                 "with a seed of its own, or make it a parameter"
+        if buffer.is_meta:
+            _refuse_made_from_parameters(f"buffer {name} of the model")
             )
     return model
 
@@ -470,6 +474,30 @@ def _check_attached(name: str, parameter: nn.Parameter) -> None:
     """Check that what is attached to a parameter can be carried over to a stage's."""
     after = list((parameter._post_accumulate_grad_hooks or {}).values())
     hooks = (parameter._backward_hooks or {}).values()
+def _check_attributes(name: str, module: nn.Module) -> None:
+    """Check that a module holds no tensors without values but its parameters."""
+    for attribute, value in vars(module).items():
+        if attribute in ("_parameters", "_buffers", "_modules"):
+            continue
+        if any(
+            isinstance(leaf, torch.Tensor)
+            and leaf.is_meta
+            and not isinstance(leaf, nn.Parameter)
+            for leaf in tree_leaves(value)
+        ):
+            what = type(module).__name__ + (f" ({name})" if name else "")
+            _refuse_made_from_parameters(f"attribute {attribute} of {what}")
+
+
+def _refuse_made_from_parameters(what: str) -> NoReturn:
+    raise UserCodeError(
+        f"{what} is made from values of parameters, which are on no machine while stages are "
+        "built: make it from their shapes, such as torch.zeros(w.shape), or make it a "
+        "parameter with requires_grad=False, which keeps the values that it begins with; "
+        "spectral_norm, which changes such buffers in forward, cannot be used"
+    )
+
+
     after += [
         hook for hook in hooks if hook.__module__ == torch.autograd.graph.__name__
     ]
