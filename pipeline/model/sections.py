@@ -135,6 +135,9 @@ class ModelLayout:
     helpers: tuple[torch.Tensor, ...] = ()
     """Parameters of other models that the loss uses, such as a teacher's."""
 
+    writes_input: frozenset[int] = frozenset()
+    """Sections that change the activation in place that they begin with."""
+
     def blank_for(
         self, sections: Iterable[int], *, heldout: bool = False
     ) -> BlankBatch | None:

@@ -335,14 +335,19 @@ class StageModel:
                 if cut.must_run:
                     forward(*args, **kwargs)
                 self._enter(start)
-                assert self._received is not None
-                return with_activation(cut, self._received)
+                received = self._received
+                assert received is not None
+                if start in self._layout.writes_input:
+                    received = received.clone()  # what came is needed again
+                return with_activation(cut, received)
             output = forward(*args, **kwargs)
             activation = split_output(cut.module, output)[0]
             self._check_finite(section, activation)
             if section == last:
                 raise _Unwind(activation.contiguous())
             self._enter(section + 1)
+            if section + 1 in self._layout.writes_input:
+                activation = activation.clone()
             return with_activation(cut, _as_if_sent(activation, self._check))
 
         return run

@@ -196,9 +196,12 @@ class _DryRun:
         lost = tree_map_only(torch.Tensor, lambda t: t.clone(), rest)
         for tensor in strided_tensors(lost):
             recorder.register(tensor, section=section, computed=True, makers=makers)
-        received = activation.detach().clone().requires_grad_()
+        # No leaf of autograd's: blocks may write to what they are given (``x += f(x)``).
+        received = activation.detach().clone().requires_grad_().clone()
         recorder.section = section + 1
-        recorder.register(received, section=section + 1, computed=True, makers=makers)
+        recorder.register(
+            received, section=section + 1, computed=True, makers=makers, received=True
+        )
         for tied, parameter in self._swaps[section].items():
             self._attach_parameter(tied, parameter, section + 1)
         return received if rest is None else (received, *lost)
@@ -353,6 +356,7 @@ def _layout(
         metrics=tuple(sorted({*first.metrics, *second.metrics})),
         base=base_name(run._model),
         helpers=tuple(first.helpers.values()),
+        writes_input=frozenset(first.writes_input | second.writes_input),
     )
 
 
@@ -456,24 +460,20 @@ def _check_factory(job: TrainingJob) -> nn.Module:
                 )
     for name, parameter in model.named_parameters():
         _check_attached(name, parameter)
-    one, two = dict(model.named_buffers()), dict(other.named_buffers())
-    for name, buffer in one.items():
-        if not torch.equal(buffer, two[name]):
-            raise UserCodeError(
     for name, module in model.named_modules():
         _check_attributes(name, module)
-                f"buffer {name} of the model is random: make it from a torch.Generator "
-                "with a seed of its own, or make it a parameter"
+    one, two = dict(model.named_buffers()), dict(other.named_buffers())
+    for name, buffer in one.items():
         if buffer.is_meta:
             _refuse_made_from_parameters(f"buffer {name} of the model")
+        if not torch.equal(buffer, two[name]):
+            raise UserCodeError(
+                f"buffer {name} of the model is random: make it from a torch.Generator "
+                "with a seed of its own, or make it a parameter"
             )
     return model
 
 
-def _check_attached(name: str, parameter: nn.Parameter) -> None:
-    """Check that what is attached to a parameter can be carried over to a stage's."""
-    after = list((parameter._post_accumulate_grad_hooks or {}).values())
-    hooks = (parameter._backward_hooks or {}).values()
 def _check_attributes(name: str, module: nn.Module) -> None:
     """Check that a module holds no tensors without values but its parameters."""
     for attribute, value in vars(module).items():
@@ -498,6 +498,10 @@ def _refuse_made_from_parameters(what: str) -> NoReturn:
     )
 
 
+def _check_attached(name: str, parameter: nn.Parameter) -> None:
+    """Check that what is attached to a parameter can be carried over to a stage's."""
+    after = list((parameter._post_accumulate_grad_hooks or {}).values())
+    hooks = (parameter._backward_hooks or {}).values()
     after += [
         hook for hook in hooks if hook.__module__ == torch.autograd.graph.__name__
     ]

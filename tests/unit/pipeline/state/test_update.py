@@ -36,7 +36,12 @@ from spottrain.pipeline.state.handover import DELAYED, saved_tensors
 from spottrain.pipeline.state.handover import fill as load
 from spottrain.pipeline.state.numbers import GROUPS
 from spottrain.pipeline.state.slot import SlotMemory
-from spottrain.pipeline.state.update import contribution, gradient_norm, gradient_scale
+from spottrain.pipeline.state.update import (
+    contribution,
+    gradient_norm,
+    gradient_scale,
+    skip_reason,
+)
 from spottrain.wire.model import TiedParameter
 
 SHAPES = {"weight": (4, 3), "bias": (4,)}
@@ -292,6 +297,11 @@ def test_a_minibatch_without_a_usable_gradient_counts_but_changes_nothing(
 
     assert (arena.version, arena.origin) == (1, 1)
     assert torch.equal(arena.parameters["weight"], before)
+
+
+def test_a_minibatch_that_weighs_nothing_is_told() -> None:
+    assert skip_reason(decision(0, weight=0.0), None) == "weight"
+    assert skip_reason(decision(0), None) == ""
 
 
 @pytest.mark.parametrize("version", [0, 1])
