@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
 
 from spottrain.manifest import read_manifest
 from spottrain.pipeline.base import fixed_point
@@ -31,7 +30,7 @@ from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import Batch, NamedParameters, TrainingJob
 from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.pipeline.model.optimizer import build_optimizer, use_fused_kernels
-from spottrain.pipeline.model.sections import parameter_slots
+from spottrain.pipeline.model.sections import Attached, parameter_slots
 from spottrain.pipeline.model.skeleton import materialise
 from spottrain.pipeline.model.stage import StageModel, StageOutput
 from spottrain.pipeline.state.agreement import MinibatchDecision
@@ -393,7 +392,12 @@ def _repeat(runs: Sequence[_SectionRun], batch: Batch) -> None:
 def _first_update_bytes(job: TrainingJob, named: NamedParameters) -> int:
     """Return the bytes of an optimizer's first step, taken by copies."""
     copies = [
-        (name, nn.Parameter(parameter.detach().clone(), parameter.requires_grad))
+        (
+            name,
+            Attached.of(parameter).parameter(
+                parameter.detach().clone(), parameter.requires_grad
+            ),
+        )
         for name, parameter in named
     ]
     optimizer = build_optimizer(job.optimizer, copies)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +15,7 @@ from spottrain.manifest import CheckpointError, parse_name, read_manifest
 from spottrain.pipeline.base.faults import FaultScript, Hook
 from spottrain.pipeline.comm.collectives import gather_json
 from spottrain.pipeline.comm.device_group import Endpoint
-from spottrain.pipeline.comm.groups import Connections, join, leave
+from spottrain.pipeline.comm.groups import Connections, join, leave, world
 from spottrain.pipeline.comm.ranks import stage_ranks
 from spottrain.pipeline.state.agreement import (
     Agreement,
@@ -28,7 +28,6 @@ from spottrain.pipeline.state.agreement import (
 )
 from spottrain.pipeline.state.arena import SectionArena
 from spottrain.pipeline.state.checkpoint import load_section, state_name
-from spottrain.pipeline.state.numbers import NAMES
 from spottrain.pipeline.state.slot import SlotMemory, copy_state
 from spottrain.storage.store import Store
 from spottrain.wire.codec import from_data
@@ -166,7 +165,7 @@ class _Handover:
         loads = [move.section for move in mine if move.source is None]
         self._load(loads, agreement)
         self._faults.at(Hook.MOVED)
-        dist.barrier()
+        world().barrier()
         # From here on every section is where it belongs: other copies may be released.
         self._memory.keep_only(self._mine)
         lasts = kept if self._command.plan.peer_copies else None
@@ -208,7 +207,7 @@ class _Handover:
                 assert arena is not None
                 for span in arena.movable:
                     if span.numel():
-                        sends.append(dist.isend(_on_host(arena, span), move.target))
+                        sends.append(world().send(_on_host(arena, span), move.target))
         coming = deque[_Receipt]()
         for move in moving:
             if move.target == self._rank:
@@ -278,9 +277,7 @@ def _post(
     received = span
     if arena.device is not None and span is not arena.numbers.contents:
         received = arena.device.allocate_host(span.shape, span.dtype)
-    work = dist.irecv(received, source)
-    assert work is not None
-    return received, work
+    return received, world().receive(received, source)
 
 
 def fill(arena: SectionArena, tensors: Mapping[str, torch.Tensor], step: int) -> None:
@@ -294,14 +291,13 @@ def fill(arena: SectionArena, tensors: Mapping[str, torch.Tensor], step: int) ->
 
     Raises:
         CheckpointError: A tensor is missing or has another shape or type. Optimizer
-            state may be missing as a whole: that of a section never updated.
+            state of a parameter may be missing as a whole: it never had a gradient.
     """
     parameters = _parameters(arena, step)
     if not step:
         own = {name: tensors[name] for name in arena.parameters if name in tensors}
         delayed = {state_name(name, DELAYED): value for name, value in own.items()}
         tensors = {**delayed, **tensors} if arena.versions > 1 else tensors
-    given = set(tensors) - NAMES - {state_name(name, DELAYED) for name in parameters}
     try:
         arena.numbers.restore(tensors)
     except ValueError as error:
@@ -309,9 +305,12 @@ def fill(arena: SectionArena, tensors: Mapping[str, torch.Tensor], step: int) ->
             f"section {arena.section} holds {error} of other parameters; the checkpoint "
             "is of another model"
         ) from error
-    arena.numbers.has_state = not given <= set(parameters)
-    state = _state(arena) if arena.numbers.has_state else {}
-    for name, target in (parameters | state).items():
+    arena.with_state = frozenset(
+        name
+        for name, values in arena.state.items()
+        if any(state_name(name, key) in tensors for key in values)
+    )
+    for name, target in (parameters | _state(arena, arena.with_state)).items():
         source = tensors.get(name)
         if source is None or (source.shape, source.dtype) != (
             target.shape,
@@ -327,14 +326,12 @@ def fill(arena: SectionArena, tensors: Mapping[str, torch.Tensor], step: int) ->
 
 def saved_tensors(arena: SectionArena) -> dict[str, torch.Tensor]:
     """Return parameters and optimizer state under the names that checkpoints use."""
-    if arena.numbers.has_state:
-        return all_tensors(arena)
-    return _parameters(arena, arena.version)
+    return _parameters(arena, arena.version) | _state(arena, arena.with_state)
 
 
 def all_tensors(arena: SectionArena) -> dict[str, torch.Tensor]:
     """Return parameters, and optimizer state whether or not there is any yet."""
-    return _parameters(arena, arena.version) | _state(arena)
+    return _parameters(arena, arena.version) | _state(arena, arena.state)
 
 
 def _parameters(arena: SectionArena, version: int) -> dict[str, torch.Tensor]:
@@ -346,9 +343,10 @@ def _parameters(arena: SectionArena, version: int) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def _state(arena: SectionArena) -> dict[str, torch.Tensor]:
+def _state(arena: SectionArena, parameters: Collection[str]) -> dict[str, torch.Tensor]:
     return {
         state_name(name, key): value
         for name, values in arena.state.items()
+        if name in parameters
         for key, value in values.items()
     }

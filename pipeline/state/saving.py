@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 
 import torch
-import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from spottrain.errors import UserCodeError
@@ -38,6 +37,7 @@ from spottrain.pipeline.base.faults import Hook
 from spottrain.pipeline.base.heap import trim_heap
 from spottrain.pipeline.base.tracking import TensorTracker
 from spottrain.pipeline.comm.collectives import gather_json
+from spottrain.pipeline.comm.groups import world
 from spottrain.pipeline.devices.port import Transfer
 from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.pipeline.state.arena import SectionArena
@@ -118,12 +118,12 @@ class CheckpointRound:
             command.checkpoint_cost_s,
         )
         """Where the job file leaves it open."""
-        if dist.get_rank() == 0:
+        if world().rank == 0:
             store.set("nonce", new_name(0, 0).rpartition("-")[2])
         self._nonce = int(store.get("nonce"), 16)
         self._tidying: Future[None] | None = None
         """Deletions at rank 0, under way or done."""
-        if dist.get_rank() == 0:
+        if world().rank == 0:
             self._tidying = self._writer.run(self._discard_cut_short)
 
     def _discard_cut_short(self) -> None:
@@ -145,7 +145,7 @@ class CheckpointRound:
         layout = self._context.loaded.layout
         if not layout.frozen:
             return frozenset()
-        if dist.get_rank() == 0:
+        if world().rank == 0:
             try:
                 self._before = self._read_before(layout.base)
             finally:
@@ -348,7 +348,7 @@ class CheckpointRound:
                 }
             )
         errors = [row["error"] for row in rows if row["error"] is not None]
-        if dist.get_rank() == 0:
+        if world().rank == 0:
             if not errors:
                 files = [from_data(FileRecord, x) for row in rows for x in row["files"]]
                 with self._context.activity.during("save"):

@@ -28,6 +28,7 @@ from spottrain.pipeline.comm.groups import (
     leave,
     new_groups,
     release_rendezvous,
+    world,
 )
 from spottrain.pipeline.comm.p2p import PipelineLinks
 from spottrain.pipeline.comm.ranks import memberships, neighbours, stage_ranks
@@ -155,7 +156,7 @@ def _save(
             release_rendezvous(store, len(command.participants))
             saving.save_now(step)
             with context.activity.waiting():
-                dist.barrier()
+                world().barrier()
     except BaseException:
         connections.cut()
         raise
@@ -251,7 +252,7 @@ def _form_groups(
     plan, spec = command.plan, context.loaded.spec
     timeout_s = spec.communication_timeout_s
     ties = context.loaded.layout.tied
-    groups = new_groups(memberships(plan, ties), rank, timeout_s)
+    groups = new_groups(memberships(plan, ties), timeout_s)
     connections.seal()
     stages = [stage_ranks(plan, stage) for stage in range(plan.pipeline_depth)]
     networks = spec.network, plan.network
@@ -446,7 +447,7 @@ class _Training:
         with self._context.activity.waiting():
             self._links.flush()
             self._network.device_groups.finish()
-            dist.barrier()
+            world().barrier()
         self._context.supervisor.report(
             messages.GenerationStopped(
                 generation=self._command.generation,

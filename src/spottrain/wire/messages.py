@@ -329,10 +329,10 @@ class GenerationStarted:
     kind: Literal["generation_started"] = "generation_started"
 
 
-SkipReason = Literal["", "loss", "gradients", "scale"]
-"""Why a mini-batch changed no parameter: its loss or its gradients were not finite, or
-fp16's loss scale was too large and backs off, which is no sign of trouble. Empty: it
-changed them."""
+SkipReason = Literal["", "loss", "gradients", "scale", "weight"]
+"""Why a mini-batch changed no parameter: its loss or its gradients were not finite, fp16's
+loss scale was too large and backs off, which is no sign of trouble, or its weights sum up to
+zero, as where all labels are masked. Empty: it changed them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
