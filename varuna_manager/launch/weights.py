@@ -192,11 +192,13 @@ def check_first(config: JobConfig) -> FirstWeights | None:
         StorageError: The store that they are in cannot be read.
     """
     given = config.init_from
-    return None if given is None else _start(config, given, "")
+    return None if given is None else _start(config, given, "", "")
 
 
 @contextlib.contextmanager
-def first(config: JobConfig, place: str) -> Iterator[FirstWeights | None]:
+def first(
+    config: JobConfig, place: str, uid: str = ""
+) -> Iterator[FirstWeights | None]:
     """Write the weights that the job file names, if it does, as a checkpoint of step 0.
 
     It is deleted when the block fails: a launch leaves all or nothing.
@@ -204,6 +206,7 @@ def first(config: JobConfig, place: str) -> Iterator[FirstWeights | None]:
     Args:
         config: The job.
         place: Of its checkpoints, as far as this process is concerned.
+        uid: Of the job, which marks them.
 
     Raises:
         ConfigError: As ``check_first``; or there are checkpoints already.
@@ -218,7 +221,7 @@ def first(config: JobConfig, place: str) -> Iterator[FirstWeights | None]:
             f"init_from: {place} holds checkpoints already, such as {found[0].name}, "
             "which the job would continue from; give checkpoint.path a new place"
         )
-    written = _start(config, config.init_from, place)
+    written = _start(config, config.init_from, place, uid)
     try:
         yield written
     except BaseException:
@@ -232,9 +235,11 @@ def describe(weights: FirstWeights) -> Iterator[str]:
     yield from (f"init_from: {remark}" for remark in weights.remarks)
 
 
-def _start(config: JobConfig, given: InitFromConfig, target: str) -> FirstWeights:
+def _start(
+    config: JobConfig, given: InitFromConfig, target: str, uid: str
+) -> FirstWeights:
     source, checkpoint = _source(given.path)
-    arguments = [encode(config.job_spec(target)), source]
+    arguments = [encode(config.job_spec(target, uid)), source]
     arguments += ["--checkpoint", checkpoint] * bool(checkpoint)
     arguments += ["--partial"] * (not given.strict)
     text = run_tool(_STARTER, config, *arguments, "--target", target, timeout_s=None)

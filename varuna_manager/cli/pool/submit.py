@@ -41,10 +41,18 @@ class PreparedJob:
     profile: Profile | None
     data_bytes: dict[str, float]
     request: JobRequest
+    adopt: bool
+    """Take over the checkpoints of another job."""
 
 
 def prepare(
-    pool: PoolDir, file: Path, priority: float, team: str, say: Say
+    pool: PoolDir,
+    file: Path,
+    priority: float,
+    team: str,
+    say: Say,
+    *,
+    adopt: bool = False,
 ) -> PreparedJob:
     """Check a job for a pool, and find out what it trains there.
 
@@ -54,11 +62,12 @@ def prepare(
         priority: Its weight against other jobs.
         team: The team that it belongs to; empty: none.
         say: Called with lines for people.
+        adopt: Take over the checkpoints of another job.
 
     Raises:
         SpottrainError: It cannot run there; says why, and what to do.
     """
-    config, deadline_s = _checked(pool, file, priority)
+    config, deadline_s = _checked(pool, file, priority, adopt=adopt)
     data_bytes = dict(data.prepare_data(config, say) or {})
     lines, offers = control.check_machines(config)
     for line in lines:
@@ -90,11 +99,11 @@ def prepare(
             max_microusd_per_hour=microusd(config.budget.max_usd_per_hour),
         ),
     )
-    return PreparedJob(config, facts, profile, data_bytes, request)
+    return PreparedJob(config, facts, profile, data_bytes, request, adopt)
 
 
 def _checked(
-    pool: PoolDir, file: Path, priority: float
+    pool: PoolDir, file: Path, priority: float, *, adopt: bool
 ) -> tuple[JobConfig, float | None]:
     """Return the job file and its deadline, checked as far as no model is needed.
 
@@ -115,6 +124,7 @@ def _checked(
     check_secrets(config.secrets)
     os.environ.update(config.env)
     submit.check_checkpoint_path(config)
+    submit.check_store(config, adopt=adopt)
     return config, deadline_s
 
 
@@ -166,6 +176,7 @@ def submit_job(pool: PoolDir, prepared: PreparedJob, say: Say) -> dict[str, Any]
         say,
         pool=pool.name,
         profile=prepared.profile,
+        adopt=prepared.adopt,
     )
     asked = {
         "request": to_data(replace(prepared.request, uid=uid_of(job))),
