@@ -108,7 +108,7 @@ def calibrate(
 
     Raises:
         UserCodeError: The user's code raised.
-        CheckpointError: The checkpoint cannot be read.
+        UnreadableCheckpointError: The checkpoint cannot be read.
         NetworkRefusedError: The job file asks for NCCL, which cannot start.
         GenerationBrokenError, RuntimeError: Another participant is gone.
     """

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store as RendezvousStore
 
-from spottrain.manifest import CheckpointError, parse_name, read_manifest
+from spottrain.errors import SpottrainError, UserCodeError
+from spottrain.manifest import (
+    CheckpointError,
+    DamagedError,
+    Manifest,
+    damage_of,
+    parse_name,
+    read_manifest,
+)
 from spottrain.pipeline.base.faults import FaultScript, Hook
 from spottrain.pipeline.comm.collectives import gather_json
 from spottrain.pipeline.comm.device_group import Endpoint
@@ -29,7 +38,8 @@ from spottrain.pipeline.state.agreement import (
 from spottrain.pipeline.state.arena import SectionArena
 from spottrain.pipeline.state.checkpoint import load_section, state_name
 from spottrain.pipeline.state.slot import SlotMemory, copy_state
-from spottrain.storage.store import Store
+from spottrain.storage.store import StorageError, Store
+from spottrain.wire import messages
 from spottrain.wire.codec import from_data
 from spottrain.wire.messages import RunGeneration
 from spottrain.wire.model import Plan
@@ -42,17 +52,29 @@ _POSTED = 2
 memory of its own."""
 
 
-class DamagedCheckpointError(CheckpointError):
-    """The checkpoint that a section had to come from cannot be read.
+class MisfitError(UserCodeError):
+    """A checkpoint is whole, but of another model, or of other settings of the job."""
+
+
+class UnreadableCheckpointError(CheckpointError):
+    """The checkpoint that a section had to come from cannot be read here.
 
     Args:
-        name: Of the checkpoint.
-        reason: One line.
+        report: What the manager is told of it.
     """
 
-    def __init__(self, name: str, reason: str) -> None:
-        super().__init__(reason)
-        self.name = name
+    def __init__(
+        self, report: messages.CheckpointDamaged | messages.CheckpointUnreachable
+    ) -> None:
+        super().__init__(report.reason)
+        self.report = report
+
+    @classmethod
+    def of(cls, name: str, error: SpottrainError) -> Self:
+        """Return what an error says of checkpoint ``name``."""
+        if isinstance(error, DamagedError):
+            return cls(damage_of(name, error))
+        return cls(messages.CheckpointUnreachable(name=name, reason=str(error)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +110,7 @@ def hand_over(
     timeout_s: float,
     faults: FaultScript,
     endpoint: Endpoint,
+    check: Callable[[Manifest], None],
 ) -> HandoverResult:
     """Bring every section to the ranks that own it under the new plan.
 
@@ -95,14 +118,20 @@ def hand_over(
     is left open for training, as to form another takes a good part of a recovery. Only sections whose owner changes move; a
     checkpoint is opened only when a section has no copy left in any memory.
 
+    Args:
+        check: Raises ``MisfitError`` if a checkpoint is not one of the job as it is now.
+
     Raises:
         GenerationBrokenError: A participant left.
-        DamagedCheckpointError: The checkpoint could not be read.
+        UnreadableCheckpointError: The checkpoint could not be read.
+        MisfitError: Its tensors are not those of the model.
     """
     connections = join(store, "handover", rank, len(command.participants), timeout_s)
     connections.seal()  # what is opened to read a checkpoint is none of them
     try:
-        handover = _Handover(command, rank, memory, checkpoints, faults, endpoint)
+        handover = _Handover(
+            command, rank, memory, checkpoints, faults, endpoint, check
+        )
         result = handover.run()
     except BaseException:
         connections.cut()
@@ -124,7 +153,9 @@ class _Handover:
         checkpoints: Store,
         faults: FaultScript,
         endpoint: Endpoint,
+        check: Callable[[Manifest], None],
     ) -> None:
+        self._check = check
         self._endpoint = endpoint
         self._command = command
         self._rank = rank
@@ -228,6 +259,7 @@ class _Handover:
         name = self._command.checkpoint
         try:
             manifest = read_manifest(self._checkpoints, name)
+            self._check(manifest)
             for section in sections:
                 arena = self._memory.arenas[section]
                 arena.invalidate()
@@ -235,8 +267,8 @@ class _Handover:
                 fill(arena, tensors, manifest.step)
                 arena.synchronise()
                 arena.set_version(agreement.step, agreement.origin)
-        except CheckpointError as error:
-            raise DamagedCheckpointError(name, str(error)) from error
+        except (CheckpointError, StorageError) as error:
+            raise UnreadableCheckpointError.of(name, error) from error
 
 
 def _on_host(arena: SectionArena, span: torch.Tensor) -> torch.Tensor:
@@ -290,7 +322,7 @@ def fill(arena: SectionArena, tensors: Mapping[str, torch.Tensor], step: int) ->
             parameters: where two are kept, both are the first.
 
     Raises:
-        CheckpointError: A tensor is missing or has another shape or type. Optimizer
+        MisfitError: A tensor is missing or has another shape or type. Optimizer
             state of a parameter may be missing as a whole: it never had a gradient.
     """
     parameters = _parameters(arena, step)
@@ -301,7 +333,7 @@ def fill(arena: SectionArena, tensors: Mapping[str, torch.Tensor], step: int) ->
     try:
         arena.numbers.restore(tensors)
     except ValueError as error:
-        raise CheckpointError(
+        raise MisfitError(
             f"section {arena.section} holds {error} of other parameters; the checkpoint "
             "is of another model"
         ) from error
@@ -316,7 +348,7 @@ def fill(arena: SectionArena, tensors: Mapping[str, torch.Tensor], step: int) ->
             target.shape,
             target.dtype,
         ):
-            raise CheckpointError(
+            raise MisfitError(
                 f"section {arena.section} must hold {name} as {tuple(target.shape)} "
                 f"{target.dtype}: got {None if source is None else source.shape}; "
                 "the checkpoint is of another model or optimizer"

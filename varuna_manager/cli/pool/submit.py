@@ -41,10 +41,18 @@ class PreparedJob:
     profile: Profile | None
     data_bytes: Mapping[str, float]
     request: JobRequest
+    adopt: bool
+    """Take over the checkpoints of another job."""
 
 
 def prepare(
-    pool: PoolDir, file: Path, priority: float, team: str, say: Say
+    pool: PoolDir,
+    file: Path,
+    priority: float,
+    team: str,
+    say: Say,
+    *,
+    adopt: bool = False,
 ) -> PreparedJob:
     """Check a job for a pool, and find out what it trains there.
 
@@ -54,12 +62,13 @@ def prepare(
         priority: Its weight against other jobs.
         team: The team that it belongs to; empty: none.
         say: Called with lines for people.
+        adopt: Take over the checkpoints of another job.
 
     Raises:
         SpottrainError: It cannot run there; says why, and what to do.
     """
     config, deadline_s = _checked(pool, file, priority)
-    checked = check_all(config, say)
+    checked = check_all(config, say, adopt=adopt)
     facts, offers, data_bytes = checked.facts, checked.offers, checked.data_bytes
     profile = None
     if not config.clouds:
@@ -85,7 +94,7 @@ def prepare(
             max_microusd_per_hour=microusd(config.budget.max_usd_per_hour),
         ),
     )
-    return PreparedJob(config, facts, profile, data_bytes, request)
+    return PreparedJob(config, facts, profile, data_bytes, request, adopt)
 
 
 def _checked(
@@ -156,6 +165,7 @@ def submit_job(pool: PoolDir, prepared: PreparedJob, say: Say) -> dict[str, Any]
         say,
         pool=pool.name,
         profile=prepared.profile,
+        adopt=prepared.adopt,
     )
     asked = {
         "request": to_data(replace(prepared.request, uid=uid_of(job))),

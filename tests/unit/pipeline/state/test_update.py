@@ -14,7 +14,6 @@ from tests.unit.pipeline.memory import LocalHolder
 from torch import nn
 
 from spottrain.errors import UserCodeError
-from spottrain.manifest import CheckpointError
 from spottrain.pipeline.base.faults import (
     Action,
     Fault,
@@ -32,7 +31,7 @@ from spottrain.pipeline.model.optimizer import (
 from spottrain.pipeline.model.sections import TensorSpec
 from spottrain.pipeline.state.agreement import MinibatchDecision
 from spottrain.pipeline.state.arena import SectionArena
-from spottrain.pipeline.state.handover import DELAYED, saved_tensors
+from spottrain.pipeline.state.handover import DELAYED, MisfitError, saved_tensors
 from spottrain.pipeline.state.handover import fill as load
 from spottrain.pipeline.state.numbers import GROUPS
 from spottrain.pipeline.state.slot import SlotMemory
@@ -525,7 +524,7 @@ def test_a_checkpoint_holds_both_versions_and_the_first_one_has_one(
         for name, parameter in parameters.items():
             assert torch.equal(arena.parameters_at(version)[name], parameter)
     del saved[f"weight//{DELAYED}"]
-    with pytest.raises(CheckpointError, match="must hold weight//"):
+    with pytest.raises(MisfitError, match="must hold weight//"):
         load(arena, saved, 2)
 
 

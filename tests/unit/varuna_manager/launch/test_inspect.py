@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from spottrain.errors import ConfigError, UserCodeError
-from spottrain.varuna_manager.cli.show import model_notes
 from spottrain.varuna_manager.config.job import JobConfig, load_config
 from spottrain.varuna_manager.launch.inspect import inspect_model
 from spottrain.varuna_manager.reporting.text import model_lines
@@ -66,7 +65,7 @@ def test_state_that_results_depend_on_is_refused_in_exact_mode_alone(
 
     facts = inspect_model(fast)
     assert facts.carried == "loss.calls"
-    assert any("loss.calls" in line for line in model_notes(facts))
+    assert any("loss.calls" in line for line in model_lines(facts))
     with pytest.raises(UserCodeError, match=r"loss\.calls"):
         inspect_model(fast.model_copy(update={"reduction": "exact"}))
 
