@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 from tests.integration.jobs import Job
+from tests.view import View
 
 from spottrain.manifest import OWNER_FILE
 from spottrain.varuna_manager.core.model.state import State
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.rotated(parts=[7])
 
 
 def ended(job: Job) -> State:
@@ -35,16 +36,16 @@ def test_a_store_that_is_away_is_waited_for_and_nothing_begins_again(
         place.rename(away)
         place.mkdir()  # as the folder that a disk is mounted on
         assert job.resume("--detach").code == 0
-        told = job.until("it is told", lambda state: state.preparation.store_error)
+        told = job.until("it is told", lambda state: View(state).store_error)
         assert "mount or restore" in told
         place.rmdir()
         away.rename(place)
         state = ended(job)
         assert state.outcome is not None
         assert state.outcome.kind == "succeeded"
-        resumed = state.history.generations[1:]
+        resumed = View(state).generations[1:]
         assert resumed[0].from_step == saved
-        assert state.history.progress.minibatches_recomputed == 0
+        assert View(state).minibatches_recomputed == 0
 
 
 def test_a_job_whose_checkpoints_are_all_gone_begins_again_only_if_told(

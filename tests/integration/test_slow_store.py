@@ -73,6 +73,7 @@ def begin(fleet: Fleet, spec: JobSpec, state: StateHome) -> str:
     return first
 
 
+@pytest.mark.rotated
 @STATES
 @pytest.mark.parametrize("part", ["section-", "manifest.json"])
 def test_a_loss_while_a_checkpoint_is_on_its_way_costs_nothing_more(
@@ -113,6 +114,7 @@ def test_a_loss_while_a_checkpoint_is_on_its_way_costs_nothing_more(
         assert s3.waiting, "nothing was let go"
 
 
+@pytest.mark.rotated
 @STATES
 def test_a_notice_is_followed_while_a_checkpoint_is_on_its_way(
     zygote: Zygote, tmp_path: Path, s3: HeldS3, device: str, state: StateHome
@@ -158,6 +160,7 @@ def test_a_store_that_takes_the_manifest_late_holds_no_training_up(
         assert saved == 10
 
 
+@pytest.mark.rotated
 def test_deletions_that_take_long_hold_no_training_up(
     zygote: Zygote, tmp_path: Path, s3: HeldS3
 ) -> None:
@@ -173,6 +176,7 @@ def test_deletions_that_take_long_hold_no_training_up(
         assert s3.waiting, "nothing was let go"
 
 
+@pytest.mark.rotated
 def test_a_job_with_frozen_parameters_recovers_without_asking_the_store(
     zygote: Zygote, tmp_path: Path, s3: HeldS3
 ) -> None:

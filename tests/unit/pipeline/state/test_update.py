@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.optimizers import ACCEPTED, StepMadeByFirstStep
+from tests.tiers import costly
 from tests.unit.pipeline.memory import LocalHolder
 from torch import nn
 
@@ -202,7 +203,7 @@ def test_an_optimizer_whose_first_minibatch_changed_nothing_begins_at_the_next(
 
 
 @pytest.mark.parametrize("optimizer", sorted({*OPTIMIZERS} - {*ACCEPTED, "counting"}))
-@settings(max_examples=20)
+@costly
 @given(st.lists(st.sets(st.sampled_from(sorted(SHAPES))), max_size=4))
 def test_parameters_without_a_gradient_are_left_alone_as_torch_leaves_them(
     optimizer: str, lacking: list[set[str]]

@@ -310,7 +310,7 @@ def test_whatever_ends_a_job_its_newest_state_is_saved_first(
     assert story.sent(messages.StopGeneration)["a"].checkpoint
     assert story.emitted(c.TerminateVms) == []
     story.report("a", messages.CheckpointSaved(name="step-3", step=3))
-    story.stopped(story.state.history.progress.step)
+    story.stopped(story.step)
     assert story.emitted(c.TerminateVms) == [c.TerminateVms(vm_ids=FOUR)]
 
 
@@ -319,7 +319,7 @@ def test_vms_that_are_too_few_to_train_save_what_they_hold() -> None:
     for vm_id in ("c", "d"):
         story.tell(e.VmLost, vm_id=vm_id, reason="killed")
     story.broken("a", "b")
-    assert story.state.training.generation is None
+    assert story.current_generation is None
     story.wait(60.0)
     assert story.state.outcome is not None
     assert story.state.outcome.exit_code == 5

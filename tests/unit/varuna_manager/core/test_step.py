@@ -412,7 +412,7 @@ def cannot_read(*reports: messages.Report) -> Story:
         asked += story.emitted(c.ListCheckpoints)
     assert len(asked) == len(reports)
     story.broken("a", "b")
-    assert story.state.training.generation is None, "the store is asked first"
+    assert story.current_generation is None, "the store is asked first"
     return story
 
 
@@ -449,10 +449,10 @@ def test_what_one_vm_calls_damaged_is_read_again_if_the_manager_finds_it_whole()
 ):
     story = cannot_read(TORN)
     listed(story)
-    assert story.state.training.generation is None, "not at once"
+    assert story.current_generation is None, "not at once"
     story.wait(5.0)
     assert reopened(story) == "step-5"
-    assert story.state.preparation.damaged == ()
+    assert story.damaged == ()
 
 
 @pytest.mark.parametrize("report", [TORN, AWAY])
@@ -473,8 +473,8 @@ def test_a_vm_that_alone_cannot_read_checkpoints_is_returned(
 def test_a_listing_from_before_a_doubt_does_not_answer_it() -> None:
     story = cannot_read(TORN)
     story.tell(e.CheckpointsListed, checkpoints=REFS, asked_at_s=story.now_s - 1.0)
-    assert story.state.training.generation is None
-    assert story.state.preparation.doubted
+    assert story.current_generation is None
+    assert story.doubted
 
 
 def test_a_store_that_stays_away_ends_the_job_and_says_what_to_do() -> None:
@@ -497,7 +497,7 @@ def test_a_store_that_comes_back_is_waited_for() -> None:
     story.wait(5.0)
     assert reopened(story) == "step-5"
     story.begin(5)
-    assert story.state.history.progress.step == 5
+    assert story.step == 5
 
 
 def resumed_without_checkpoints() -> Story:
@@ -513,9 +513,7 @@ def resumed_without_checkpoints() -> Story:
 def test_a_job_that_has_trained_never_begins_again_by_itself() -> None:
     """Neither when its checkpoints are gone, nor while they cannot be seen."""
     story = resumed_without_checkpoints()
-    state = story.state
-    none = replace(state.preparation, checkpoints=())
-    story.state = with_parts(state, none)
+    story.state = changed(story.state, checkpoints=())
     story.tell(e.StoreUnreachable, reason="not mounted")
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=())
     assert not story.emitted(c.IntendLaunch), "nothing is rented meanwhile"
