@@ -90,6 +90,17 @@ def marked(
         raise
 
 
+def unmark(place: str, uid: str) -> None:
+    """Take back the mark of a job that was never begun.
+
+    Raises:
+        StorageError: The place cannot be read or written.
+    """
+    store = open_store(place)
+    if (owner := read_owner(store)) is not None and owner.uid == uid:
+        store.delete([OWNER_FILE])
+
+
 def _adopted(
     store: Store, before: Owner | None, spec: JobSpec, model: str
 ) -> tuple[str, ...]:

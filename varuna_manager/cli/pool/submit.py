@@ -9,16 +9,18 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from spottrain.errors import ConfigError, SpottrainError
+from spottrain.storage.store import StorageError
 from spottrain.varuna_manager.config.job import JobConfig, SloConfig
 from spottrain.varuna_manager.config.pool import load_job_of, microusd, weight_of
 from spottrain.varuna_manager.jobs.follow import uid_of
 from spottrain.varuna_manager.jobs.replay.codec import to_data
-from spottrain.varuna_manager.launch import inspect, submit
+from spottrain.varuna_manager.launch import inspect, ownership, submit
 from spottrain.varuna_manager.launch.workdir import fingerprint, packed_files
 from spottrain.varuna_manager.offers.checks import check_all
 from spottrain.varuna_manager.offers.feasibility import own_offers
@@ -167,8 +169,9 @@ def submit_job(pool: PoolDir, prepared: PreparedJob, say: Say) -> dict[str, Any]
         profile=prepared.profile,
         adopt=prepared.adopt,
     )
+    uid = uid_of(job)
     asked = {
-        "request": to_data(replace(prepared.request, uid=uid_of(job))),
+        "request": to_data(replace(prepared.request, uid=uid)),
         "secrets": {name: os.environ[name] for name in config.secrets},
     }
     try:
@@ -177,6 +180,9 @@ def submit_job(pool: PoolDir, prepared: PreparedJob, say: Say) -> dict[str, Any]
         raise  # it may have taken the job
     except SpottrainError:
         shutil.rmtree(job.path, ignore_errors=True)
+        if (place := config.checkpoint.path) is not None:
+            with suppress(StorageError):  # why it is refused is told
+                ownership.unmark(place, uid)
         raise
     when = "starts" if answer["starts"] else "is queued"
     say(
