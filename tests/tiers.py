@@ -112,8 +112,9 @@ class Tiers:
         self._called: set[str] = set()
 
     def _read(self) -> list[str]:
-        known = self._log is not None and self._log.exists()
-        return self._log.read_text().splitlines() if known else []
+        if self._log is None or not self._log.exists():
+            return []
+        return self._log.read_text().splitlines()
 
     def pytest_report_header(self) -> str:
         if self._all:

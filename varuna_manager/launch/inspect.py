@@ -62,6 +62,13 @@ def inspect_model(config: JobConfig) -> ModelFacts:
     _check_evaluation(config.evaluation, facts)
     if config.lr_schedule_is is None and facts.learning_rates is not None:
         _check_factor(facts.learning_rates, config.steps)
+    if config.reduction == "exact" and facts.carried:
+        raise UserCodeError(
+            f"reduction: exact is impossible: losses or gradients depend on {facts.carried}, "
+            "which calls change and other machines do not have; compute it from "
+            "spottrain.step(), draw random numbers from torch, random or numpy.random "
+            "(seeded for you), or set reduction: fast"
+        )
     if config.loader.workers not in ("auto", 0) and facts.unsendable:
         raise ConfigError(
             f"loader.workers: batches cannot go from one process to another: "
