@@ -312,6 +312,7 @@ def _form(
         kind, device = dist.ProcessGroup.BackendType.NCCL, torch.device("cuda")
         options = ProcessGroupNCCL.Options()
         options._timeout = timeout
+        options.global_ranks_in_group = list(members)
         backend = ProcessGroupNCCL(store, place, size, options)
     group._set_default_backend(kind)
     group._register_backend(device, kind, backend)

@@ -198,10 +198,9 @@ class _DryRun:
             recorder.register(tensor, section=section, computed=True, makers=makers)
         # No leaf of autograd's: blocks may write to what they are given (``x += f(x)``).
         received = activation.detach().clone().requires_grad_().clone()
-        recorder.section = section + 1
-        recorder.register(
-            received, section=section + 1, computed=True, makers=makers, received=True
-        )
+        recorder.section = begun = section + 1
+        facts = {"section": begun, "makers": makers, "received": True}
+        recorder.register(received, computed=True, **facts)
         for tied, parameter in self._swaps[section].items():
             self._attach_parameter(tied, parameter, section + 1)
         return received if rest is None else (received, *lost)
