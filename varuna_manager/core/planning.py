@@ -166,9 +166,10 @@ def blocked_by(state: State) -> str | None:
     if preparation.unread and state.now_s < preparation.read_after_s:
         one = preparation.unread[-1]
         return f"waiting for {one.vm_id} to reach the checkpoints: {one.reason}"
-    if state.newest_checkpoint is None and not preparation.listed:
-        why = f": {preparation.store_error}" if preparation.store_error else ""
-        return f"waiting for the list of checkpoints{why}"
+    error = preparation.store_error
+    unlisted = state.newest_checkpoint is None and not preparation.listed
+    if unlisted or (error and not state.fleet.vms):  # no VM is rented meanwhile
+        return f"waiting for the list of checkpoints{error and ': '}{error}"
     return None
 
 

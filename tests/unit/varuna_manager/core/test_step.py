@@ -510,6 +510,17 @@ def resumed_without_checkpoints() -> Story:
     return story
 
 
+def test_nothing_is_rented_for_a_store_that_is_away_and_the_job_ends() -> None:
+    story = resumed_without_checkpoints()
+    story.tell(e.StoreUnreachable, reason="not mounted")
+    story.tell(e.VmsListed, asked_at_s=story.now_s, vms=())
+    assert not story.emitted(c.IntendLaunch)
+    assert "not mounted" in story.state.activity
+    story.wait(planning.STORE_WAIT_S)
+    assert story.state.outcome is not None
+    assert story.state.outcome.exit_code == 1
+
+
 def test_a_job_that_has_trained_never_begins_again_by_itself() -> None:
     """Neither when its checkpoints are gone, nor while they cannot be seen."""
     story = resumed_without_checkpoints()
