@@ -165,9 +165,11 @@ class Tiers:
 
 def _log(config: pytest.Config) -> Path | None:
     """Return the file that names the tests that passed on the tree that is checked out."""
-    if not config.option.all or _git("status", "--porcelain") or not head_tree():
+    cache = getattr(config, "cache", None)  # with -p no:cacheprovider there is none
+    if not config.option.all or cache is None or _git("status", "--porcelain"):
         return None
-    return config.cache.mkdir("passed") / head_tree()
+    folder: Path = cache.mkdir("passed")
+    return folder / tree if (tree := head_tree()) else None
 
 
 def _git(*arguments: str) -> str:
