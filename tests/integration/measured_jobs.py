@@ -59,7 +59,7 @@ def late_nan_job() -> TrainingJob:
 
     def loss(model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, float]:
         total, weight = tiny.loss(model, batch)
-        is_bad = (spottrain.step() or 0) >= int(os.environ["TINY_NAN_FROM"])
+        is_bad = (spottrain.step() or 0) >= int(os.environ.get("TINY_NAN_FROM", "999"))
         return total * (torch.nan if is_bad else 1.0), weight
 
     return dataclasses.replace(tiny.job(), loss=loss)
