@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import torch
-from tests.builders import a_plan, a_run, slots_of
+from tests.builders import a_plan, a_run
 from tests.checkpoints import newest_valid
 from tests.integration.hosts import Host, Zygote
 
@@ -390,7 +390,7 @@ def make_plan(
         num_sections=num_sections,
         virtual_nodes=spec.minibatch_size // size,
         microbatch_size=size,
-        slots=slots_of(names[: depth * width]),
+        slots=tuple(Slot(vm_id=name, index=0) for name in names[: depth * width]),
         step_s=0.1,
         **changes,
     )

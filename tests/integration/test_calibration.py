@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.builders import slots_of
 from tests.integration.fleet import Fleet, Host, Zygote
 from tests.integration.jobs import until
 from tests.integration.struck_runs import NUM_SECTIONS, job_spec
@@ -22,7 +21,7 @@ from spottrain.morphing.plan.profiles import (
     check_profile,
 )
 from spottrain.wire import messages
-from spottrain.wire.model import Profile
+from spottrain.wire.model import Profile, Slot
 
 
 @pytest.fixture
@@ -45,7 +44,7 @@ def begin(
     host, port = fleet.open_store(names[0])
     command = messages.Calibrate(
         generation=number,
-        participants=slots_of(names),
+        participants=tuple(Slot(vm_id=name, index=0) for name in names),
         store_host=host,
         store_port=port,
         microbatch_sizes=tuple(sizes),
