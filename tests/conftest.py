@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import gc
+import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -11,6 +14,9 @@ if TYPE_CHECKING:  # a GPU host that runs tests/gpu alone lacks what the fakes n
     from tests.fakes.aws import FakeAws
     from tests.fakes.azure import FakeAzure
     from tests.fakes.gcp import FakeGcp
+
+# Importing everything makes hundreds of thousands of objects that stay (Tiers ends this).
+gc.disable()
 
 # A shell that starts tests in the background lets them ignore Ctrl-C, and so all commands
 # that they start.
@@ -24,6 +30,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Tiers(config), "tiers")
+    if "SPOTTRAIN_TEST_INSPECTED" not in os.environ:  # processes of xdist inherit it
+        inspected = tempfile.TemporaryDirectory(prefix="spottrain-inspected-")
+        config.add_cleanup(inspected.cleanup)
+        os.environ["SPOTTRAIN_TEST_INSPECTED"] = inspected.name
 
 
 # One fake of each cloud for a process: to start one takes seconds.

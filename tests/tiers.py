@@ -9,6 +9,7 @@ A test that is named in full (``file.py::test``) always runs.
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 from collections import defaultdict
@@ -138,6 +139,12 @@ class Tiers:
             left_out = [item for item, run in zip(items, runs, strict=True) if not run]
             config.hook.pytest_deselected(items=left_out)
             items[:] = compress(items, runs)
+
+    def pytest_collection_finish(self) -> None:
+        """Collect garbage from now on, but never look at what was imported."""
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:

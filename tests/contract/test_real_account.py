@@ -83,6 +83,7 @@ def test_the_suite_runs_on_an_account_and_leaves_it_empty(
     assert len(fake.ask("bill")) == VMS
 
 
+@pytest.mark.rotated
 def test_no_launch_exceeds_the_cap(fake: FakeAws, tmp_path: Path) -> None:
     done = run(fake, tmp_path, "--max-usd", "0.3", "-k", "same_token")
     assert done.returncode == 1

@@ -121,10 +121,12 @@ class Terminal:
 
 
 _INSPECTED = tempfile.TemporaryDirectory(prefix="spottrain-inspected-")
+INSPECTED = "SPOTTRAIN_TEST_INSPECTED"
+"""Names a folder for what all processes of a test run find out about the same code."""
 
 
 def share_inspections(home: Path) -> None:
-    """Let the state folders of all tests share what was found out about the same code.
+    """Let state folders share what was found out about the same code.
 
     Args:
         home: SPOTTRAIN_HOME.
@@ -132,7 +134,7 @@ def share_inspections(home: Path) -> None:
     kept = home / "cache" / "inspect"
     if not kept.exists():
         kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.symlink_to(_INSPECTED.name)
+        kept.symlink_to(os.environ.get(INSPECTED, _INSPECTED.name))
 
 
 class Job:

@@ -30,7 +30,7 @@ from spottrain.varuna_manager.pool.store.folder import PoolDir
 from spottrain.varuna_manager.pool.store.journal import PoolJournal
 
 pytestmark = [
-    pytest.mark.rotated(parts=[5]),
+    pytest.mark.nightly,
     pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT),
 ]
 

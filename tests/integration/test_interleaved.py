@@ -178,6 +178,7 @@ def test_fast_mode_differs_from_exact_by_rounding_only(
     assert losses == pytest.approx(exact, rel=1e-4)
 
 
+@pytest.mark.rotated
 def test_deaths_and_morphs_between_layouts_open_no_checkpoint(
     zygote: Zygote, undisturbed: tuple[dict[str, bytes], Fleet], tmp_path: Path
 ) -> None:

@@ -249,6 +249,7 @@ def test_a_second_job_of_a_model_trains_without_measuring(
         assert (measured in log, reused in log) == (not kept, kept)
 
 
+@pytest.mark.rotated
 def test_training_goes_on_whatever_the_market_takes(
     make_job: Callable[..., Job],
 ) -> None:
@@ -367,6 +368,7 @@ def test_a_manager_that_was_paused_blames_nobody(make_job: Callable[..., Job]) -
     assert len(job.rented()) == 2
 
 
+@pytest.mark.rotated
 def test_a_manager_that_dies_at_every_append_rents_nothing_twice(
     make_job: Callable[..., Job],
 ) -> None:

@@ -288,6 +288,7 @@ def test_morphs_and_a_resume_from_a_checkpoint_change_no_bit(
     assert parameters_of(weights) == recurrence("gpt_job")
 
 
+@pytest.mark.rotated
 def test_gradients_out_of_range_are_computed_again_to_the_same_bits(
     zygote: Zygote, tmp_path: Path
 ) -> None:

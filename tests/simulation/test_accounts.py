@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from tests.simulation.test_simulation import SPEC, torment, world
 from tests.simulation.world import World
-from tests.tiers import first_always
 from tests.view import View
 
 from spottrain.varuna_manager.core import step
@@ -63,7 +62,8 @@ def check(state: State, past: JobHistory) -> dict[str, Any]:
     return cost
 
 
-@pytest.mark.parametrize("seed", first_always(WORLDS))
+@pytest.mark.rotated
+@pytest.mark.parametrize("seed", WORLDS)
 def test_the_parts_add_up_to_the_clouds_bill(seed: int) -> None:
     job = tormented(seed)
     cost = check(job.state, past_of(job))
@@ -74,6 +74,7 @@ def test_the_parts_add_up_to_the_clouds_bill(seed: int) -> None:
     assert cost["vm_seconds"]["productive"] > 0
 
 
+@pytest.mark.rotated
 def test_about_half_of_what_is_billed_trains_where_faults_come_every_half_minute() -> (
     None
 ):

@@ -104,6 +104,7 @@ def test_a_job_that_only_measures_rents_one_vm_and_leaves_a_profile(
     assert fake.ask("left") == []
 
 
+@pytest.mark.rotated
 def test_where_port_22_is_blocked_three_vms_are_paid_until_a_person_acts(
     fake: FakeCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,6 +123,7 @@ def test_where_port_22_is_blocked_three_vms_are_paid_until_a_person_acts(
     story.provider.close()
 
 
+@pytest.mark.rotated
 def test_an_image_without_torch_costs_the_first_vms_until_it_is_named(
     fake: FakeCloud, tmp_path: Path
 ) -> None:

@@ -161,6 +161,7 @@ def test_an_old_vm_that_is_lost_meanwhile_does_not_end_training(far: bool) -> No
     assert job.minibatches_lost == 0
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(("seed", "far"), [(0, False), (1, True)])
 def test_a_job_that_moves_for_money_survives_a_volatile_market(
     seed: int, far: bool

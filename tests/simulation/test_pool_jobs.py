@@ -13,6 +13,7 @@ def test_caps_hold_and_every_job_ends_whatever_fails(policy: str) -> None:
     assert lab.faults
 
 
+@pytest.mark.rotated
 def test_a_pool_whose_money_is_used_up_stays_within_it() -> None:
     lab = Lab("fair", seed=4)
     lab.live()

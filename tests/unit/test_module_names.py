@@ -104,6 +104,7 @@ def test_every_module_named_in_a_string_exists(trees: dict[str, ast.Module]) -> 
     assert unknown == set()
 
 
+@pytest.mark.nightly
 def test_every_module_run_by_name_has_a_main_program(
     trees: dict[str, ast.Module],
 ) -> None:
@@ -119,6 +120,7 @@ def test_every_module_run_by_name_has_a_main_program(
             assert '__name__ == "__main__"' in Path(spec.origin).read_text(), module
 
 
+@pytest.mark.nightly
 def test_no_module_name_is_put_together_from_parts(
     trees: dict[str, ast.Module],
 ) -> None:
