@@ -13,32 +13,11 @@ from typing import Any
 from spottrain.cloud.port.provider import Offer, Vm, VmState
 from spottrain.wire.codec import from_data
 
-FORMER_FIELDS = {
-    "launched_at": "launched_at_s",
-    "observed_at": "observed_at_s",
-    "ended_at": "ended_at_s",
-}
-"""Former names (version 0.1) of fields of ``Offer`` and ``Vm`` in journals, records of
-the local cloud, memories of hosts and claims."""
-
-
-def with_current_names(data: Any) -> Any:
-    """Return JSON data with the current field names of ``Offer`` and ``Vm``."""
-    if isinstance(data, dict):
-        return {
-            FORMER_FIELDS.get(name, name): with_current_names(value)
-            for name, value in data.items()
-        }
-    if isinstance(data, list):
-        return [with_current_names(value) for value in data]
-    return data
-
 
 def vm_from_data(data: dict[str, Any]) -> Vm:
     """Return the VM whose ``dataclasses.asdict`` was written as JSON."""
-    fields = with_current_names(data)
-    offer = from_data(Offer, fields["offer"])
-    return Vm(**{**fields, "state": VmState(fields["state"]), "offer": offer})
+    offer = from_data(Offer, data["offer"])
+    return Vm(**{**data, "state": VmState(data["state"]), "offer": offer})
 
 
 def clear_vm_folder(vm_folder: Path) -> None:

@@ -64,8 +64,6 @@ SIMULATIONS: Mapping[str, str] = {
     "deadlines": "spottrain.varuna_manager.cli.simulate.deadlines:deadlines",
     "pool": "spottrain.varuna_manager.cli.simulate.pool:pool",
 }
-FORMER_NAMES = {"promise": "deadlines"}
-"""Of simulations."""
 
 
 class Commands(typer.core.TyperGroup):
@@ -123,10 +121,6 @@ class Simulations(Commands):
         if args and args[0] not in self.places and _is_file_name(args[0]):
             args = ["trace", *args]
         return super().parse_args(ctx, args)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """As above, by former names, too."""
-        return super().get_command(ctx, FORMER_NAMES.get(cmd_name, cmd_name))
 
 
 def _is_file_name(argument: str) -> bool:

@@ -20,13 +20,12 @@ import functools
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
 
-from spottrain.cloud.port.stored import FORMER_FIELDS, with_current_names
 from spottrain.errors import SpottrainError
 from spottrain.varuna_manager.core.model.events import (
     EVENT_TYPES,
@@ -685,8 +684,6 @@ def event_of(seq: int, kind: str, body: str) -> Event:
         JournalError: It is not an event.
     """
     try:
-        if any(f'"{name}":' in body for name in FORMER_FIELDS):
-            body = _with_current_names(kind, body)
         event: Event = _adapter(kind).validate_json(body)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         reason = str(error).splitlines()[0]
@@ -695,19 +692,6 @@ def event_of(seq: int, kind: str, body: str) -> Event:
             "another version: use the version that launched the job"
         ) from error
     return event
-
-
-def _with_current_names(kind: str, body: str) -> str:
-    """Return a stored event with the present names of its fields.
-
-    A former name may also be data, such as the name of a zone: what reads back as it was
-    written stays.
-    """
-    stored = json.loads(body)
-    with suppress(ValueError):
-        if json.loads(_encode(_adapter(kind).validate_json(body))) == stored:
-            return body
-    return json.dumps(with_current_names(stored))
 
 
 def _encode(event: Event) -> str:

@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass
 from pydantic import TypeAdapter
 
 from spottrain.cloud.port.provider import LaunchRequest, SshTarget
-from spottrain.cloud.port.stored import with_current_names
 from spottrain.varuna_manager.jobs.folder import JobDir
 
 
@@ -50,7 +49,7 @@ _REMOTE, _OWN = TypeAdapter(RemoteManager), TypeAdapter(OwnVm)
 def read(job: JobDir) -> RemoteManager | None:
     """Return where the manager of a job runs; None if that is this machine."""
     try:
-        data = with_current_names(json.loads(job.remote_manager_file.read_bytes()))
+        data = json.loads(job.remote_manager_file.read_bytes())
         return _REMOTE.validate_python(data)
     except FileNotFoundError:
         return None

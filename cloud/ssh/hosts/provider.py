@@ -22,7 +22,6 @@ from urllib.parse import urlsplit
 
 from spottrain.cloud.port import provider as port
 from spottrain.cloud.port.errors import CloudError, NoCapacityError, VmNotFoundError
-from spottrain.cloud.port.stored import with_current_names
 from spottrain.cloud.ssh.hosts.bootstrap import bring_up
 from spottrain.cloud.ssh.hosts.memory import HostMemory, HostVm
 from spottrain.cloud.ssh.hosts.start_log import StartLog
@@ -413,7 +412,7 @@ def vm_from_claim(host: Host, claim: dict[str, Any]) -> HostVm:
         job=claim["job"],
         intent=claim["intent"],
         state=port.VmState.RUNNING,
-        offer=port.Offer(**with_current_names(claim["offer"])),
+        offer=port.Offer(**claim["offer"]),
         private_address=claim["private_address"],
         launched_at_s=claim["launched_at"],
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,6 @@ from tests.builders import a_vm, an_offer
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import VmState
 from spottrain.cloud.ssh.hosts.memory import HostMemory, HostVm
-from spottrain.cloud.ssh.hosts.provider import vm_from_claim
-from spottrain.cloud.ssh.transport.hosts import Host
 
 OFFER = an_offer(
     cloud="ssh",
@@ -74,18 +71,3 @@ def test_a_damaged_file_is_reported_by_name(tmp_path: Path, text: str) -> None:
     (tmp_path / "ssh.json").write_text(text)
     with pytest.raises(CloudError, match=r"ssh\.json is damaged .*remove"):
         HostMemory(tmp_path).read()
-
-
-def test_a_claim_that_version_0_1_wrote_is_read() -> None:
-    offer = asdict(OFFER)
-    claim = {
-        "vm_id": "a",
-        "job": "job",
-        "intent": "intent-1",
-        "private_address": "10.0.0.1",
-        "launched_at": 1.0,
-        "lease_s": 60.0,
-        "offer": {**offer, "observed_at": offer.pop("observed_at_s")},
-    }
-    host = Host(name="host", address="10.0.0.1", user="user")
-    assert vm_from_claim(host, claim) == rented("a")

@@ -124,9 +124,3 @@ def test_nothing_to_play_and_a_missing_trace_are_refused(
     code, _, err = run("--trace", tmp_path / "none.csv")
     assert code == 2
     assert "none.csv" in err
-
-
-def test_the_former_name_of_the_command_still_works(run: Run) -> None:
-    code, _, err = run("--markets", "0", command="promise")
-    assert code == 2
-    assert "--markets" in err
