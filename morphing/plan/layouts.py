@@ -154,13 +154,20 @@ class Layouts:
         return PlanLayout(
             plan,
             tuple(device.speed for device in placed),
-            shared_cores(
-                ((device.machine, device.cores) for device in placed),
-                ((device.machine, device.cores) for device in self.inputs.slots),
-            ),
+            self._sharing(placed),
             largest(needed),
             room,
             math.fsum(fleet.vm_usd_per_hour[vm] for vm in vms),
+        )
+
+    def _sharing(self, placed: Sequence[Device]) -> SharedCores | None:
+        """Return how ranks share cores; a written profile says how long tasks take, be it
+        that they only wait."""
+        if self.inputs.profile.origin == "written":
+            return None
+        return shared_cores(
+            ((device.machine, device.cores) for device in placed),
+            ((device.machine, device.cores) for device in self.inputs.slots),
         )
 
     def _with_copies(

@@ -104,7 +104,11 @@ def alone(folder: Path, file: Mapping[str, Any]) -> dict[str, Run]:
     for name in NAMES:
         path = folder / "pool" / f"{name}.yaml"
         job = read_job_file(path)[0]
-        job["resources"] = {"provider": "local", "max_vms": file["max_vms"]}
+        job["resources"] = {
+            **job["resources"],
+            "provider": "local",
+            "max_vms": file["max_vms"],
+        }
         job["budget"] = {"max_usd": file["budget"]["max_usd"]}
         job["local"] = {**job.get("local", {}), "zones": file["local"]["zones"]}
         path.write_text(json.dumps(job))

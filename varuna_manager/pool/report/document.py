@@ -320,10 +320,14 @@ def _why_nothing(pool: PoolState, job: PoolJob) -> str:
 
 def _why_so_much(pool: PoolState, job: PoolJob) -> str:
     jobs = [j for j in pool.jobs.values() if pool.takes_part(j)]
+    size = sum(job.target)
+    if size < pool.settings.limits.max_vms:
+        if size >= job.request.limits.max_vms:
+            return f"its own resources.max_vms is {size}"
+        if job.rate(job.target) >= job.best * (1 - 1e-6):
+            return "more VMs would train it no faster, by its profile"
     if len(jobs) == 1:
         return "it has the pool for itself"
-    if job.rate(job.target) >= job.best * (1 - 1e-6):
-        return "more VMs would train it no faster"
     weights = sum(j.request.weight for j in jobs)
     return (
         f"{pool.settings.policy}: priority {job.request.weight:g} of {weights:g} in "
