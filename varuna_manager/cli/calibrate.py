@@ -133,7 +133,7 @@ def _measured(file: Path, again: bool) -> Profile:
     if on_progress.called:
         kept = "profile kept"
         if is_noisy(profile):
-            kept = "profile not kept: times vary too much, the machine was busy"
+            kept += ", but times vary much: the machine was busy; --again measures anew"
         say(f"measured in {duration(time.monotonic() - began_s)}, {kept}")
     elif config.profile is not None:
         say(f"profile taken from {config.profile}; --again measures here")
@@ -184,7 +184,9 @@ def _measured_on(
         reason = "" if state.outcome is None else state.outcome.reason
         say(f"error: not measured: {reason}; 'spottrain logs {job.name}' says more")
         raise typer.Exit(code or 1)
-    busy = "; not kept: times vary too much" * is_noisy(state.preparation.profile)
+    busy = "; times vary much: the machine was busy" * is_noisy(
+        state.preparation.profile
+    )
     say(
         f"measured on {state.preparation.profile.device} for {dollars(spent_usd(state, state.now_s))}{busy}"
     )

@@ -194,7 +194,7 @@ def report_received(
         replace(transition.state.preparation, profile=profile, calibration=None)
     )
     failed = [s for s in profile.sources if s.startswith(NCCL_FAILED)]
-    if not failed and not profiles.is_noisy(profile):
+    if not failed:
         transition.emit(KeepProfile(profile=profile))
     transition.log("; ".join((describe(profile), *failed)))
     if transition.state.job.measures_only:
@@ -210,7 +210,7 @@ def describe(profile: Profile) -> str:
     return (
         f"measured: forward {forward_s * 1e3:.1f} ms, backward {backward_s * 1e3:.1f} "
         f"ms for a micro-batch of {one.microbatch_size}"
-        + "; profile not kept: the machine was busy"
+        + "; times vary much: the machine was busy"
         * profiles.is_noisy(profile)
     )
 

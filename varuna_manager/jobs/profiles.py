@@ -18,7 +18,12 @@ from pathlib import Path
 
 from spottrain.errors import ConfigError, WireError
 from spottrain.morphing.errors import PlanError
-from spottrain.morphing.plan.profiles import assumes_links, check_profile, knows_sizes
+from spottrain.morphing.plan.profiles import (
+    assumes_links,
+    check_profile,
+    is_noisy,
+    knows_sizes,
+)
 from spottrain.varuna_manager.config.files import read_text
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.core.model.events import KnownProfile
@@ -123,12 +128,23 @@ def path_of(profile: Profile) -> Path:
 
 
 def keep(profile: Profile) -> None:
-    """Keep a measured profile for later.
+    """Keep a measured profile for later; one of a busy machine only until there is another,
+    as every launch would measure again without it.
 
     Raises:
         ConfigError: It cannot be written.
     """
-    write_profile(path_of(profile), profile)
+    path = path_of(profile)
+    if not is_noisy(profile) or not _is_calm(path):
+        write_profile(path, profile)
+
+
+def _is_calm(path: Path) -> bool:
+    """Return whether a profile is kept there that was measured on a quiet machine."""
+    try:
+        return not is_noisy(read_profile(path))
+    except ConfigError:
+        return False
 
 
 def known_profiles(facts: ModelFacts, loader: LoaderSpec) -> tuple[KnownProfile, ...]:
