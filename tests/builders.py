@@ -279,6 +279,7 @@ def a_manifest(
     files: Sequence[FileRecord],
     *,
     frozen: tuple[FileRecord, ...] = (),
+    uid: str = "",
 ) -> Manifest:
     """Return a checkpoint's manifest, of the sections that ``files`` hold."""
     return Manifest(
@@ -292,6 +293,7 @@ def a_manifest(
         microbatch_size=2,
         files=tuple(files),
         frozen=frozen,
+        uid=uid,
     )
 
 

@@ -19,6 +19,7 @@ from spottrain.varuna_manager.core.model import records
 from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.core.model.events import CheckpointRef
 from spottrain.varuna_manager.core.model.state import State
+from spottrain.wire.messages import CheckpointDamaged
 from spottrain.wire.model import Plan, Profile
 
 T = TypeVar("T")
@@ -80,6 +81,9 @@ class View:
     initialiser = Field[str | None]("preparation.initialiser")
     failed_preparations = Field[int]("preparation.failed_preparations")
     checkpoints = Field[tuple[CheckpointRef, ...]]("preparation.checkpoints")
+    damaged = Field[tuple[CheckpointDamaged, ...]]("preparation.damaged")
+    doubted = Field[tuple[records.Doubt, ...]]("preparation.doubted")
+    store_error = Field[str]("preparation.store_error")
     checkpoint_error = Field[str]("preparation.checkpoint_error")
 
     # Training.

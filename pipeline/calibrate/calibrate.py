@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from spottrain import machine
@@ -38,6 +37,7 @@ from spottrain.pipeline.comm.device_group import NetworkRefusedError, TrialGroup
 from spottrain.pipeline.comm.groups import (
     GenerationBrokenError,
     connect_rendezvous,
+    is_joined,
     join,
     leave,
     new_groups,
@@ -108,7 +108,7 @@ def calibrate(
 
     Raises:
         UserCodeError: The user's code raised.
-        CheckpointError: The checkpoint cannot be read.
+        UnreadableCheckpointError: The checkpoint cannot be read.
         NetworkRefusedError: The job file asks for NCCL, which cannot start.
         GenerationBrokenError, RuntimeError: Another participant is gone.
     """
@@ -466,7 +466,7 @@ class _Round:
     # --- links --------------------------------------------------------------------------
 
     def _measure_links(self, largest: MicrobatchProfile) -> _Links:
-        if not dist.is_initialized():
+        if not is_joined():
             return _Links(LOOPBACK, LOOPBACK, (), 0.0, (profiles.LINKS_ASSUMED,))
         vms = [slot.vm_id for slot in self._slots]
         activation_bytes = max(one.output_bytes for one in largest.sections)
@@ -498,7 +498,7 @@ class _Round:
         """
         plans = rings_to_measure(vms)
         memberships = memberships_of(plans)
-        groups = new_groups(memberships, self._rank, _GROUP_TIMEOUT_S)
+        groups = new_groups(memberships, _GROUP_TIMEOUT_S)
         rings = measure_rings(plans, groups, sizes, RINGS_BUDGET_S)
         network = self._loaded.spec.network
         if network == "gloo":
@@ -594,4 +594,4 @@ def _ranks_of(vms: Sequence[str]) -> list[list[int]]:
 
 def _gather(value: Any) -> list[Any]:
     """Return the values of all ranks; every rank waits for all others."""
-    return gather_json(value) if dist.is_initialized() else [value]
+    return gather_json(value) if is_joined() else [value]

@@ -1,6 +1,6 @@
 """Measures messages and all-reduces over the groups of this process (Varuna, table 2).
 
-It needs a default process group of torch.distributed. Messages go over the runtime's
+This process must have joined others. Messages go over the runtime's
 own ``PipelineLinks``: header, receiver thread and queue included.
 """
 
@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from spottrain.pipeline.calibrate.statistics import fit_line, is_steady, spread
 from spottrain.pipeline.comm.collectives import gather_json
+from spottrain.pipeline.comm.groups import world
 from spottrain.pipeline.comm.p2p import Direction, PipelineLinks
 from spottrain.pipeline.devices.port import Device
 from spottrain.wire.model import LinkProfile, RingProfile
@@ -207,7 +208,7 @@ def measure_rings(
     budget_s: float = 2.0,
     device: Device | None = None,
 ) -> tuple[RingProfile, ...]:
-    """Measure all-reduces; every rank of the default group makes the same call.
+    """Measure all-reduces; every rank makes the same call.
 
     Args:
         plans: See ``rings_to_measure``.
@@ -233,7 +234,7 @@ def _measure_ring(
     budget_s: float,
     device: Device | None,
 ) -> RingProfile:
-    rank = dist.get_rank()
+    rank = world().rank
     mine = next((ring for ring in plan.members if rank in ring), None)
     group = None if mine is None else groups[mine]
     seconds: dict[int, list[float]] = {}
@@ -264,7 +265,7 @@ def _all_reduces(
     device: Device | None,
 ) -> list[float]:
     """Return the times of ``count`` all-reduces after a common start."""
-    dist.barrier()
+    world().barrier()
     if group is None:
         return [0.0]
     times = []

@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
 
-from spottrain.manifest import read_manifest
+from spottrain.manifest import CheckpointError, read_manifest
 from spottrain.pipeline.base import fixed_point
 from spottrain.pipeline.base.faults import FaultScript
 from spottrain.pipeline.base.heap import tune_for_activations
@@ -31,18 +30,19 @@ from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import Batch, NamedParameters, TrainingJob
 from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.pipeline.model.optimizer import build_optimizer, use_fused_kernels
-from spottrain.pipeline.model.sections import parameter_slots
+from spottrain.pipeline.model.sections import Attached, parameter_slots
 from spottrain.pipeline.model.skeleton import materialise
 from spottrain.pipeline.model.stage import StageModel, StageOutput
 from spottrain.pipeline.state.agreement import MinibatchDecision
 from spottrain.pipeline.state.arena import SectionArena
 from spottrain.pipeline.state.checkpoint import load_section
-from spottrain.pipeline.state.handover import fill
+from spottrain.pipeline.state.handover import UnreadableCheckpointError, fill
 from spottrain.pipeline.state.slot import SlotMemory
 from spottrain.pipeline.state.update import Updater, contribution
 from spottrain.pipeline.train.executor import on_device, saving_nothing
 from spottrain.pipeline.train.working import WorkingSection
 from spottrain.storage.open import open_store
+from spottrain.storage.store import StorageError
 from spottrain.wire.model import SectionProfile, StateHome
 
 T = TypeVar("T")
@@ -95,8 +95,8 @@ class SectionBench:
         device: What computes.
 
     Raises:
-        UserCodeError: The user's code raised.
-        CheckpointError: The checkpoint cannot be read.
+        UserCodeError: The user's code raised, or the checkpoint is of another model.
+        UnreadableCheckpointError: The checkpoint cannot be read.
     """
 
     def __init__(
@@ -108,17 +108,23 @@ class SectionBench:
         self.memory = SlotMemory(PrivateMemory(), loaded.job, loaded.specs, device)
         self.memory.hold(sections)
         if checkpoint:
-            store = open_store(loaded.spec.checkpoint_path)
-            manifest = read_manifest(store, checkpoint)
-            for k in sections:
-                tensors = load_section(store, manifest, k)
-                fill(self.memory.arenas[k], tensors, manifest.step)
+            self._fill_from_checkpoint(checkpoint)
         elif sections:
             self._fill_from_model(sections)
         self._runs = [
             _SectionRun(loaded, self.memory.arenas[k], device) for k in sections
         ]
         tune_for_activations(0)
+
+    def _fill_from_checkpoint(self, name: str) -> None:
+        store = open_store(self._loaded.spec.checkpoint_path)
+        try:
+            manifest = read_manifest(store, name)
+            for k in self.sections:
+                tensors = load_section(store, manifest, k)
+                fill(self.memory.arenas[k], tensors, manifest.step)
+        except (CheckpointError, StorageError) as error:
+            raise UnreadableCheckpointError.of(name, error) from error
 
     def _fill_from_model(self, sections: Iterable[int]) -> None:
         slots = parameter_slots(materialise(self._loaded.job, self._loaded.spec.seed))
@@ -393,7 +399,12 @@ def _repeat(runs: Sequence[_SectionRun], batch: Batch) -> None:
 def _first_update_bytes(job: TrainingJob, named: NamedParameters) -> int:
     """Return the bytes of an optimizer's first step, taken by copies."""
     copies = [
-        (name, nn.Parameter(parameter.detach().clone(), parameter.requires_grad))
+        (
+            name,
+            Attached.of(parameter).parameter(
+                parameter.detach().clone(), parameter.requires_grad
+            ),
+        )
         for name, parameter in named
     ]
     optimizer = build_optimizer(job.optimizer, copies)

@@ -1,4 +1,4 @@
-"""Gathers over all ranks of the default process group."""
+"""Gathers over all ranks of the world."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import json
 from typing import Any
 
 import torch
-import torch.distributed as dist
+
+from spottrain.pipeline.comm.groups import world
 
 GATHER_TAG = 0
 """Messages of pipeline links have the tags above it, up to ``COPY_TAG``."""
@@ -17,7 +18,7 @@ _SHORT_BYTES, _LENGTH_BYTES = 4096, 8
 
 
 def gather_json(value: Any) -> list[Any]:
-    """Return what every rank of the default group gave, in the order of ranks.
+    """Return what every rank gave, in the order of ranks.
 
     One gather where all texts are short; else the first one tells the longest.
     """
@@ -43,28 +44,27 @@ def _length(row: torch.Tensor) -> int:
 
 
 def gather_rows(row: torch.Tensor) -> torch.Tensor:
-    """Return the row that every rank of the default group gave, in the order of ranks.
+    """Return the row that every rank gave, in the order of ranks.
 
     In as many rounds as the number of ranks has binary digits, each rank sends what it
     has to another one, twice as far away each time (Bruck and others, 1997); gloo's own
     all-gather goes around, which takes as many messages one after the other as there are
     ranks.
     """
-    rank, size = dist.get_rank(), dist.get_world_size()
+    here = world()
+    rank, size = here.rank, here.size
     rows = torch.empty(size, *row.shape, dtype=row.dtype)  # by how far before this rank
     rows[0] = row
     distances = [1 << digit for digit in range((size - 1).bit_length())]
     blocks = [min(distance, size - distance) for distance in distances]
     receives = [
-        dist.irecv(rows[far : far + count], (rank - far) % size, tag=GATHER_TAG)
+        here.receive(rows[far : far + count], (rank - far) % size, GATHER_TAG)
         for far, count in zip(distances, blocks, strict=True)
     ]
     sends = []
     for far, count, receive in zip(distances, blocks, receives, strict=True):
-        sends.append(dist.isend(rows[:count], (rank + far) % size, tag=GATHER_TAG))
-        assert receive is not None
+        sends.append(here.send(rows[:count], (rank + far) % size, GATHER_TAG))
         receive.wait()
     for send in sends:
-        assert send is not None
         send.wait()
     return torch.flip(torch.roll(rows, size - 1 - rank, 0), (0,))

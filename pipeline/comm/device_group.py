@@ -22,15 +22,17 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _abort_process_group
 
 from spottrain.errors import SpottrainError
 from spottrain.pipeline.comm.collectives import gather_json
-from spottrain.pipeline.comm.groups import Connections, GenerationBrokenError
+from spottrain.pipeline.comm.groups import (
+    Connections,
+    GenerationBrokenError,
+    new_group,
+)
 from spottrain.pipeline.devices.port import Device
 from spottrain.wire.model import Network
 
@@ -42,7 +44,7 @@ TRIAL_BOUND_S = 20.0
 own: it waits for a rank whose start has failed."""
 _NCCL_ENVIRONMENT: Mapping[str, str] = {
     # 0: torch's watchdog neither aborts communicators nor ends the process, as
-    # ``_abort_process_group`` asks for in its docstring.
+    # ``torch.distributed``'s ``_abort_process_group`` asks for in its docstring.
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     # Nor does the thread that watches the watchdog (ProcessGroupNCCL.hpp).
     "TORCH_NCCL_ENABLE_MONITORING": "0",
@@ -225,12 +227,8 @@ class DeviceGroups:
         timeout_s: float,
     ) -> None:
         for ranks in stages:
-            group = dist.new_group(
-                list(ranks), timeout=timedelta(seconds=timeout_s), backend=library
-            )
             if rank in ranks:
-                assert isinstance(group, dist.ProcessGroup)
-                self._group = group
+                self._group = new_group(ranks, timeout_s, library)
         if self._own is not None:
             self._own.seal()
         size = next(len(ranks) for ranks in stages if rank in ranks)
@@ -305,12 +303,12 @@ class DeviceGroups:
         if self._own is not None:
             self._own.cut()
         elif self._group is not None:
-            _abort_process_group(self._group)
+            self._group.abort()
         done.set()
 
 
 class TrialGroups:
-    """Groups on devices to be measured; all ranks of the default group use it alike.
+    """Groups on devices to be measured; all ranks of the world use it alike.
 
     That they cannot start is a result, not an error.
 
@@ -354,7 +352,7 @@ class TrialGroups:
             self._own = Connections()
         starting = threading.Thread(
             target=self._start,
-            args=(dict.fromkeys(memberships), rank, timeout_s),
+            args=(dict.fromkeys(memberships), rank, timeout_s, self._library),
             name="start",
             daemon=True,
         )
@@ -367,17 +365,17 @@ class TrialGroups:
         return not self.failure
 
     def _start(
-        self, memberships: Iterable[tuple[int, ...]], rank: int, timeout_s: float
+        self,
+        memberships: Iterable[tuple[int, ...]],
+        rank: int,
+        timeout_s: float,
+        library: str,
     ) -> None:
-        timeout = timedelta(seconds=timeout_s)
         try:
             with self._device.using():
                 for members in memberships:
-                    group = dist.new_group(
-                        list(members), timeout=timeout, backend=self._library
-                    )
                     if rank in members:
-                        assert isinstance(group, dist.ProcessGroup)
+                        group = new_group(members, timeout_s, library)
                         self.groups[members] = group
                         _sum_ones(self._device, group, len(members))
         except (RuntimeError, ValueError, GenerationBrokenError) as error:
@@ -396,4 +394,4 @@ class TrialGroups:
             self._own.cut()
         elif self._library is not None:
             for group in self.groups.values():
-                _abort_process_group(group)
+                group.abort()

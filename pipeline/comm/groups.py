@@ -12,10 +12,14 @@ import contextlib
 import os
 import select
 import socket
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Backend, ProcessGroupGloo
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from spottrain.errors import SpottrainError
@@ -170,45 +174,76 @@ def release_rendezvous(store: Store, size: int) -> None:
         store.set(_ALL_RELEASED, "")
 
 
+@dataclass(frozen=True, slots=True)
+class World:
+    """All ranks of the generation that this process is in.
+
+    Its group is not torch's default group, nor known to torch's registry: the user's code
+    is written for one process, and what it initialises or asks for must be its own.
+    """
+
+    store: Store
+    rank: int
+    size: int
+    group: dist.ProcessGroup
+    formed: Counter[tuple[int, ...]] = field(default_factory=Counter)
+    """How many groups there were of the same ranks."""
+
+    def send(self, tensor: torch.Tensor, target: int, tag: int = 0) -> dist.Work:
+        """Begin to send a tensor of the host to a rank."""
+        return self.group.send([tensor], target, tag)
+
+    def receive(self, tensor: torch.Tensor, source: int, tag: int = 0) -> dist.Work:
+        """Begin to receive a tensor of the host from a rank."""
+        return self.group.recv([tensor], source, tag)
+
+    def sum(self, tensor: torch.Tensor) -> None:
+        """Sum a tensor of the host over all ranks, in place."""
+        dist.all_reduce(tensor, group=self.group)
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        self.group.barrier().wait()
+
+
+_world: World | None = None
+
+
+def world() -> World:
+    """Return the ranks that this process has joined."""
+    assert _world is not None
+    return _world
+
+
+def is_joined() -> bool:
+    """Return whether this process has joined others."""
+    return _world is not None
+
+
 def join(
     store: Store, name: str, rank: int, size: int, timeout_s: float
 ) -> Connections:
-    """Form the default process group ``name`` over ``store``.
+    """Join the other ranks, as the ``world`` of this process, over ``store``.
 
     Raises:
         GenerationBrokenError: A rank did not join, or left meanwhile.
     """
+    global _world
     connections = Connections()
+    store = PrefixStore(name, store)
     try:
-        dist.init_process_group(
-            "gloo",
-            store=PrefixStore(name, store),
-            rank=rank,
-            world_size=size,
-            timeout=timedelta(seconds=timeout_s),
-        )
+        group = _form(store, rank, range(size), timeout_s, "gloo")
     except RuntimeError as error:
         connections.cut()
-        _forget_failed_group()
         raise GenerationBrokenError(f"group {name} did not form: {error}") from error
+    _world = World(store, rank, size, group)
     return connections
 
 
-def _forget_failed_group() -> None:
-    """Make this process count its groups from 0 again, as its next peers do.
-
-    torch names groups by a counter that only the end of a default group resets; one
-    that failed to form has no end, and its members would wait under another name.
-    """
-    store = dist.HashStore()  # type: ignore[attr-defined]
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    dist.destroy_process_group()
-
-
 def leave() -> None:
-    """Destroy every process group of this process."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    """Leave the world; its groups end with the last reference to them."""
+    global _world
+    _world = None
 
 
 def serve_rendezvous(host: str, announce: Callable[[int], None]) -> None:
@@ -230,24 +265,55 @@ def serve_rendezvous(host: str, announce: Callable[[int], None]) -> None:
 
 
 def new_groups(
-    memberships: Sequence[tuple[int, ...]], rank: int, timeout_s: float
+    memberships: Sequence[tuple[int, ...]], timeout_s: float
 ) -> dict[tuple[int, ...], dist.ProcessGroup]:
-    """Form a group for every membership of two ranks and more; return those of ``rank``.
+    """Form the groups of two ranks and more that this rank is in.
 
-    Every rank of the default group must call this with the same list. That group serves
+    Their members must call this with lists in the same order. The world's group serves
     all ranks: to connect them once more takes a good part of a recovery.
     """
-    groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
-    everyone = tuple(range(dist.get_world_size()))
-    for members in dict.fromkeys(memberships):
-        if len(members) < 2:
-            continue
-        if members == everyone:
-            assert dist.group.WORLD is not None
-            groups[members] = dist.group.WORLD
-            continue
-        group = dist.new_group(list(members), timeout=timedelta(seconds=timeout_s))
-        if rank in members:
-            assert isinstance(group, dist.ProcessGroup)
-            groups[members] = group
-    return groups
+    here = world()
+    everyone = tuple(range(here.size))
+    return {
+        members: here.group if members == everyone else new_group(members, timeout_s)
+        for members in dict.fromkeys(memberships)
+        if here.rank in members and len(members) > 1
+    }
+
+
+def new_group(
+    members: Sequence[int], timeout_s: float, library: str = "gloo"
+) -> dist.ProcessGroup:
+    """Form a group of some ranks of the world; all of them call this.
+
+    Args:
+        members: Their ranks, of which this is one.
+        timeout_s: Of one collective.
+        library: ``"gloo"``, or ``"nccl"``.
+    """
+    here, members = world(), tuple(members)
+    here.formed[members] += 1
+    name = f"{'-'.join(map(str, members))} {here.formed[members]}"
+    return _form(PrefixStore(name, here.store), here.rank, members, timeout_s, library)
+
+
+def _form(
+    store: Store, rank: int, members: Sequence[int], timeout_s: float, library: str
+) -> dist.ProcessGroup:
+    size, place = len(members), members.index(rank)
+    timeout = timedelta(seconds=timeout_s)
+    group = dist.ProcessGroup(store, place, size)
+    if library == "gloo":
+        kind, device = dist.ProcessGroup.BackendType.GLOO, torch.device("cpu")
+        backend: Backend = ProcessGroupGloo(store, place, size, timeout)
+    else:
+        from torch._C._distributed_c10d import ProcessGroupNCCL  # not in every build
+
+        kind, device = dist.ProcessGroup.BackendType.NCCL, torch.device("cuda")
+        options = ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        options.global_ranks_in_group = list(members)
+        backend = ProcessGroupNCCL(store, place, size, options)
+    group._set_default_backend(kind)
+    group._register_backend(device, kind, backend)
+    return group

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from spottrain.pipeline.comm.collectives import GATHER_TAG
-from spottrain.pipeline.comm.groups import GenerationBrokenError
+from spottrain.pipeline.comm.groups import GenerationBrokenError, world
 from spottrain.pipeline.devices.port import Device, Transfer
 from spottrain.wire.model import WireType
 
@@ -143,9 +143,7 @@ class _Posted:
         return signature, tensor, note
 
     def _post(self, part: _Part, tensor: torch.Tensor) -> dist.Work:
-        work = dist.irecv(tensor, self._source, tag=part.tag(self._direction))
-        assert work is not None
-        return work
+        return world().receive(tensor, self._source, part.tag(self._direction))
 
 
 class _Receiver(threading.Thread):
@@ -225,8 +223,7 @@ class _Sends:
             parts |= {_Part.PAYLOAD: nothing, _Part.EXTRA: tensor}
         self._sent[direction].append(signature)
         for part, content in parts.items():
-            work = dist.isend(content, target, tag=part.tag(direction))
-            assert work is not None
+            work = world().send(content, target, part.tag(direction))
             self._works.append((work, content))
         while len(self._works) > _MAX_PENDING_SENDS:
             self._works.popleft()[0].wait()
@@ -267,7 +264,7 @@ class _Sender(threading.Thread):
 
 
 class PipelineLinks:
-    """The links of one stage to its neighbours, over the default process group.
+    """The links of one stage to its neighbours.
 
     Tensors of a GPU go through page-locked memory of the host.
 

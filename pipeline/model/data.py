@@ -252,7 +252,7 @@ def digests(job: TrainingJob, *, backwards: bool = False) -> Digests:
         if index >= 0
     ]
     hashes = {
-        f"example {index} of {name}": _digest(_batch(job, name, index))
+        f"example {index} of {name}": batch_digest(_batch(job, name, index))
         for name, index in (reversed(places) if backwards else places)
     }
     return Digests(hashes)
@@ -346,7 +346,8 @@ def second_command(
 ) -> list[str]:
     """Return what makes the digests in a process of its own."""
     module = "spottrain.pipeline.model.inspect"
-    return [sys.executable, "-P", "-m", module, what, entrypoint, str(workdir)]
+    start = [sys.executable, "-P", "-m", "spottrain.start", module]
+    return [*start, what, entrypoint, str(workdir)]
 
 
 def _datasets(job: TrainingJob) -> dict[str, Any]:
@@ -375,7 +376,8 @@ class _Canonical(pickle.Pickler):
         return NotImplemented
 
 
-def _digest(batch: Batch) -> str:
+def batch_digest(batch: Batch) -> str:
+    """Return a hash of all values of a batch; empty: it cannot be compared."""
     stream = io.BytesIO()
     try:
         _Canonical(stream).dump(batch)

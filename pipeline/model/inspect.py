@@ -18,10 +18,12 @@ import torch
 
 from spottrain.errors import SpottrainError, UserCodeError
 from spottrain.pipeline.model.checks.rehearsal import (
+    changing_state,
     check_schedule,
     rehearse,
     schedule_factors,
 )
+from spottrain.pipeline.model.checks.repetition import is_small, try_loss
 from spottrain.pipeline.model.checks.trial import try_optimizer
 from spottrain.pipeline.model.data import (
     Digests,
@@ -269,6 +271,9 @@ def main(arguments: list[str] | None = None) -> int:
             evaluated = rehearse(job, layout)
             try_optimizer(job, layout)
             refuse_differing(examples, digests_of(other))
+            small = is_small(layout)
+            carried = try_loss(job, layout) if small else ""
+            changing = "" if small else changing_state(job, layout)
         if layout.helpers:
             where = chosen.entrypoint, chosen.workdir
             _check_helpers(layout.helpers, second_command(*where, "--helpers"))
@@ -276,6 +281,8 @@ def main(arguments: list[str] | None = None) -> int:
             found,
             evaluated=evaluated,
             learning_rates=rates,
+            carried=carried,
+            changing=changing,
             unsendable=why_unsendable(job),
             unmovable=why_unmovable(job),
         )

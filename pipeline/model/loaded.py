@@ -25,7 +25,7 @@ import torch
 from spottrain.pipeline.model.entrypoint import load_job
 from spottrain.pipeline.model.job import TrainingJob
 from spottrain.pipeline.model.optimizer import optimizer_class, section_state_spec
-from spottrain.pipeline.model.sections import ModelLayout, TensorSpec
+from spottrain.pipeline.model.sections import Attached, ModelLayout, TensorSpec
 from spottrain.pipeline.model.state import Forms, OptimizerSpec
 from spottrain.pipeline.model.tracer import trace
 from spottrain.version import software_version
@@ -62,6 +62,7 @@ class ParameterSpec(NamedTuple):
     versions: int = 1
     """Of its value that are committed: 2 where gradients are stale by one mini-batch, the
     present one and the one before."""
+    attached: Attached = Attached()
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +155,7 @@ def _parameter_specs(
             kept.group_bytes.get(name, 0),
             kept.forms.get(name, {}),
             2 if stale and layout.specs[name].requires_grad else 1,
+            layout.specs[name].attached,
         )
         for name in names
     )

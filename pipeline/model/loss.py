@@ -72,6 +72,20 @@ def loss_sums(result: Any) -> LossSums:
     return LossSums(loss, _detached(weight), pairs)
 
 
+def check_leads_back(loss: torch.Tensor) -> None:
+    """Check that a backward can begin at a loss.
+
+    Raises:
+        UserCodeError: It depends on no parameter that is trained.
+    """
+    if not loss.requires_grad:
+        raise UserCodeError(
+            "loss must return a sum that leads back to the model's parameters: it has "
+            "no gradient; return it as it was computed, without .detach(), .item(), "
+            "torch.tensor(...) or torch.no_grad() on the way"
+        )
+
+
 def _metric(name: Any, pair: Any) -> tuple[Real, Real]:
     if not isinstance(name, str) or not name or name == "loss":
         raise UserCodeError(

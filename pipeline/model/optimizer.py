@@ -21,7 +21,7 @@ from spottrain.errors import UserCodeError
 from spottrain.pipeline.base.heap import trim_heap
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import NamedParameters, TrainingJob
-from spottrain.pipeline.model.sections import ModelLayout, TensorSpec
+from spottrain.pipeline.model.sections import Attached, ModelLayout, TensorSpec
 from spottrain.pipeline.model.state import (
     Forms,
     OptimizerSpec,
@@ -52,6 +52,10 @@ _FUSED: Mapping[type[torch.optim.Optimizer], tuple[str, ...]] = {
 class UpdatedMemory(Protocol):
     """A section's memory as its optimizer sees it."""
 
+    with_state: frozenset[str]
+    """Parameters for which the optimizer has made its state, which it does when one has
+    its first gradient."""
+
     @property
     def parameters(self) -> Mapping[str, torch.Tensor]:
         """Tensors by name, of all parameters."""
@@ -59,6 +63,10 @@ class UpdatedMemory(Protocol):
     @property
     def gradients(self) -> Mapping[str, torch.Tensor]:
         """Of those that are trained."""
+
+    @property
+    def lacking(self) -> frozenset[str]:
+        """Those of them that no backward gave a gradient: theirs are None, as in torch."""
 
     @property
     def state(self) -> Mapping[str, Mapping[str, torch.Tensor]]:
@@ -73,6 +81,10 @@ class UpdatedMemory(Protocol):
         """How ``state`` is nested, by parameter."""
 
     @property
+    def attached(self) -> Mapping[str, Attached]:
+        """By parameter, what the user's code has attached to it."""
+
+    @property
     def numbers(self) -> UpdatedNumbers:
         """What is kept beside tensors."""
 
@@ -80,8 +92,6 @@ class UpdatedMemory(Protocol):
 class UpdatedNumbers(Protocol):
     """Numbers of a section's memory that its optimizer sets."""
 
-    has_state: bool
-    """True if the optimizer has made its state, which its first update does."""
     group_values: bytes
     """``GroupValues.text`` after the last update."""
 
@@ -123,8 +133,9 @@ def any_optimizer(
     for names in layout.parameters:
         specs = [(name, layout.specs[name]) for name in names]
         named = [
-            (name, nn.Parameter(torch.zeros(()).expand(spec.shape), spec.requires_grad))
+            (name, spec.attached.parameter(zeros, spec.requires_grad))
             for name, spec in specs
+            for zeros in [torch.zeros(()).expand(spec.shape)]
         ]
         optimizer = build_optimizer(job.optimizer, named)
         if optimizer is not None:
@@ -217,6 +228,23 @@ def use_fused_kernels(optimizer: torch.optim.Optimizer) -> None:
             )
 
 
+@contextlib.contextmanager
+def _fused_where_possible(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Do without torch's fused SGD where some parameters have momentum and others have
+    their first gradient: it takes momentum of all or of none."""
+    mixed = []
+    for group in (
+        optimizer.param_groups if isinstance(optimizer, torch.optim.SGD) else ()
+    ):
+        states = (optimizer.state[p] for p in group["params"] if p.grad is not None)
+        if len({state.get("momentum_buffer") is None for state in states}) > 1:
+            mixed.append((group, group["fused"]))
+            group["fused"] = False
+    yield
+    for group, fused in mixed:
+        group["fused"] = fused
+
+
 class SectionOptimizer:
     """The user's optimizer over one section, parameters, gradients and state in memory.
 
@@ -242,9 +270,11 @@ class SectionOptimizer:
         for name, gradient in memory.gradients.items():
             # It counts its own changes (``data``): those that it makes after ``point_at``
             # are not changes of this memory, which autograd may have in use.
-            parameter = nn.Parameter(memory.parameters[name].data)
+            data = memory.parameters[name].data
+            parameter = memory.attached[name].parameter(data)
             parameter.grad = gradient
             self.parameters.append((name, parameter))
+        self._gradients = memory.gradients
         self.optimizer = build_optimizer(job.optimizer, self.parameters)
         """The user's; ``None`` where nothing is trained."""
         self._attributes: dict[str, object] | None = None
@@ -253,8 +283,7 @@ class SectionOptimizer:
             self._rates = [group.get("lr") for group in self.optimizer.param_groups]
             self._groups = GroupValues(self.optimizer)
             self._groups.restore(memory.numbers.group_values)
-            if memory.numbers.has_state:
-                self._load(self.optimizer)
+            self._load(self.optimizer)
 
     def point_at(
         self,
@@ -265,7 +294,7 @@ class SectionOptimizer:
         for name, parameter in self.parameters:
             parameter.grad = None
             parameter.data = parameters[name]
-            parameter.grad = gradients[name]
+        self._gradients = gradients
 
     def learning_rate(self, step: int) -> float | None:
         """Return the first group's rate in a mini-batch; ``None``: there is none."""
@@ -277,13 +306,16 @@ class SectionOptimizer:
         return 1.0 if self._schedule is None else rate_factor(self._schedule, step)
 
     def step(self, step: int) -> None:
-        """Update the parameters from their ``grad`` as mini-batch ``step`` does.
+        """Update the parameters from their gradients as mini-batch ``step`` does.
 
         Raises:
             UserCodeError: The optimizer raised, or changes what is not kept.
         """
         if self.optimizer is None:
             return
+        lacking = self._memory.lacking
+        for name, parameter in self.parameters:
+            parameter.grad = None if name in lacking else self._gradients[name]
         with user_code(f"optimizer in mini-batch {step}"):
             factor = self._factor(step)
             groups = self.optimizer.param_groups
@@ -291,7 +323,8 @@ class SectionOptimizer:
                 if rate is not None:
                     group["lr"] = rate * factor
             rates = learning_rates(self.optimizer)
-            self.optimizer.step()
+            with _fused_where_possible(self.optimizer):
+                self.optimizer.step()
         self._check(self.optimizer, rates)
         self._keep(self.optimizer)
 
@@ -316,8 +349,8 @@ class SectionOptimizer:
 
     def _load(self, optimizer: torch.optim.Optimizer) -> None:
         parameters = dict(self.parameters)
-        for name, forms in self._memory.forms.items():
-            kept = self._memory.state[name]
+        for name in self._memory.with_state:
+            forms, kept = self._memory.forms[name], self._memory.state[name]
             leaves = {
                 leaf: number(kept[leaf], spec.number_type)
                 if spec.number_type
@@ -330,7 +363,10 @@ class SectionOptimizer:
     def _keep(self, optimizer: torch.optim.Optimizer) -> None:
         """Move state that the optimizer has made into the memory, to stay there."""
         brought = False
+        with_state = self._memory.with_state
         for name, parameter in self.parameters:
+            if name not in with_state and not optimizer.state.get(parameter):
+                continue  # it has had no gradient yet
             kept = self._memory.state.get(name, {})
             made = flatten(name, optimizer.state[parameter])
             check_forms(name, self._memory.forms.get(name, {}), made.forms)
@@ -340,8 +376,9 @@ class SectionOptimizer:
                     state = {**made.leaves, **moved}
                     optimizer.state[parameter][key] = form.build(state)
                     brought = True
+            with_state |= {name}
         self._memory.numbers.group_values = self._groups.text()
-        self._memory.numbers.has_state = True
+        self._memory.with_state = with_state
         if brought:
             trim_heap()
 
@@ -373,7 +410,8 @@ def _step(
     values = torch.rand(1 << 16, generator=torch.Generator().manual_seed(0)) - 0.5
     parameters = []
     for name, spec in named:
-        parameter = nn.Parameter(_filled(spec, values, device), spec.requires_grad)
+        filled = _filled(spec, values, device)
+        parameter = spec.attached.parameter(filled, spec.requires_grad)
         if spec.requires_grad:
             parameter.grad = _filled(spec, values.flip(0), device)
         parameters.append((name, parameter))

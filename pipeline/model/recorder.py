@@ -42,6 +42,8 @@ class _Value:
     """True if it is part of the batch, or was made from its values."""
     makers: frozenset[str] = frozenset()
     """Modules that ran while it, or what it was made from, was made."""
+    received: bool = False
+    """True if it is the activation that its section begins with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +77,8 @@ class TraceFacts:
     checks_batch: bool = False
     """True if an operation without a result takes them, such as an assertion, or the
     user's code reads them."""
+    writes_input: set[int] = field(default_factory=set)
+    """Sections that change the activation in place that they begin with."""
     flops: Counter[int] = field(default_factory=Counter)
     """Of each section's matrix multiplications, as ``morphing.plan.flops`` counts."""
     metrics: tuple[str, ...] = ()
@@ -129,6 +133,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.facts.reads_batch.add(self.section)
             self.facts.checks_batch |= was_read or not func._schema.returns
         written = self._registered(_written(func, args, kwargs))
+        self.facts.writes_input |= {v.section for v in written if v.received}
         for tensor in strided_tensors(result):
             known = self._values.get(tensor.untyped_storage()._cdata)
             if known is None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import nn
@@ -15,6 +15,28 @@ from spottrain.errors import UserCodeError
 from spottrain.pipeline.base.blank import BlankBatch
 from spottrain.pipeline.model.job import CutPoint
 from spottrain.wire.model import TiedParameter
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """What the user's code has made of a parameter, besides its values."""
+
+    kind: type[nn.Parameter] = nn.Parameter
+    attributes: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    @classmethod
+    def of(cls, parameter: nn.Parameter) -> Self:
+        """Return what is attached to a parameter."""
+        # One that holds a tensor class of another library is of that class instead.
+        is_own = nn.Parameter in type(parameter).__mro__
+        kind = type(parameter) if is_own else nn.Parameter
+        return cls(kind, dict(parameter.__dict__))
+
+    def parameter(self, data: torch.Tensor, requires_grad: bool = True) -> nn.Parameter:
+        """Make a parameter over ``data`` to which the same is attached."""
+        made: nn.Parameter = torch.Tensor._make_subclass(self.kind, data, requires_grad)
+        made.__dict__.update(self.attributes)
+        return made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +48,8 @@ class TensorSpec:
     requires_grad: bool = False
     number_type: type[bool | int | float] | None = None
     """Of a Python number of the optimizer's state, kept as a tensor of no dimension."""
+    attached: Attached = Attached()
+    """To a parameter."""
 
     @property
     def num_bytes(self) -> int:
@@ -110,6 +134,9 @@ class ModelLayout:
 
     helpers: tuple[torch.Tensor, ...] = ()
     """Parameters of other models that the loss uses, such as a teacher's."""
+
+    writes_input: frozenset[int] = frozenset()
+    """Sections that change the activation in place that they begin with."""
 
     def blank_for(
         self, sections: Iterable[int], *, heldout: bool = False

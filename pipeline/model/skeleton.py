@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeGuard
@@ -16,6 +17,7 @@ from spottrain.errors import UserCodeError
 from spottrain.pipeline.base.heap import mmap_large_blocks
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import CutPoint, TrainingJob
+from spottrain.pipeline.model.sections import Attached
 
 _COMPILE = "_spottrain_compile"
 """Attribute of a module that is to be compiled: how."""
@@ -176,12 +178,21 @@ def _on_meta() -> Iterator[None]:
     ) -> None:
         if param is not None and not param.is_meta:
             if param not in twins:
-                data = torch.empty_like(param.detach(), device="meta")
-                twins[param] = nn.Parameter(data, param.requires_grad)
+                twins[param] = _twin_of(param)
             twin: nn.Parameter = twins[param]
-            twin.__dict__.update(param.__dict__)
             param = twin
         plain(module, name, param)
 
     with replaced(nn.Module, "register_parameter", register):
         yield
+
+
+def _twin_of(parameter: nn.Parameter) -> nn.Parameter:
+    """Return one on the meta device; what is attached to either is attached to both."""
+    data = torch.empty_like(parameter.detach(), device="meta")
+    twin = Attached.of(parameter).parameter(data, parameter.requires_grad)
+    twin.__dict__ = parameter.__dict__
+    if parameter._backward_hooks is None:
+        parameter._backward_hooks = OrderedDict()
+    twin._backward_hooks = parameter._backward_hooks
+    return twin

@@ -18,6 +18,7 @@ from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import Batch, TrainingJob
 from spottrain.pipeline.model.loss import LossSums, loss_sums
 from spottrain.pipeline.model.sections import (
+    Attached,
     Cut,
     ModelLayout,
     TensorSpec,
@@ -122,6 +123,7 @@ class StageModel:
         self._seeds: Seeds = int
         self._received: torch.Tensor | None = None
         _place_buffers(self._model, self._device, {} if buffers is None else buffers)
+        built = dict(self._model.named_parameters())
         self._parameters = {
             section: {
                 name: _owned_parameter(
@@ -130,6 +132,7 @@ class StageModel:
                     layout.specs[name],
                     tensors,
                     self._autocast_type if name in layout.matrices else None,
+                    built[name],
                 )
                 for name in layout.parameters[section]
             }
@@ -142,6 +145,11 @@ class StageModel:
     def parameters_of(self, section: int) -> list[tuple[str, nn.Parameter]]:
         """Return the (name, parameter) pairs of one of the stage's sections."""
         return list(self._parameters[section].items())
+
+    @property
+    def module(self) -> nn.Module:
+        """The user's model, as the stage runs it."""
+        return self._model
 
     @property
     def section(self) -> int | None:
@@ -278,7 +286,11 @@ class StageModel:
         tied = {t.name for t in self._layout.tied}
         swaps: dict[int, list[tuple[nn.Module, str, nn.Parameter]]] = {}
         for name, slots in parameter_slots(self._model).items():
-            outside = _foreign_parameter(self._layout.specs[name], self._device)
+            module, attribute = slots[0]
+            attached = Attached.of(getattr(module, attribute))
+            outside = _foreign_parameter(
+                self._layout.specs[name], self._device, attached
+            )
             own = {
                 section: parameters[name]
                 for section, parameters in self._parameters.items()
@@ -323,14 +335,19 @@ class StageModel:
                 if cut.must_run:
                     forward(*args, **kwargs)
                 self._enter(start)
-                assert self._received is not None
-                return with_activation(cut, self._received)
+                received = self._received
+                assert received is not None
+                if start in self._layout.writes_input:
+                    received = received.clone()  # what came is needed again
+                return with_activation(cut, received)
             output = forward(*args, **kwargs)
             activation = split_output(cut.module, output)[0]
             self._check_finite(section, activation)
             if section == last:
                 raise _Unwind(activation.contiguous())
             self._enter(section + 1)
+            if section + 1 in self._layout.writes_input:
+                activation = activation.clone()
             return with_activation(cut, _as_if_sent(activation, self._check))
 
         return run
@@ -422,6 +439,7 @@ def _owned_parameter(
     spec: TensorSpec,
     tensors: Mapping[int, Mapping[str, torch.Tensor]],
     lowered: torch.dtype | None,
+    built: nn.Parameter,
 ) -> nn.Parameter:
     """Make a parameter over the storage given for it.
 
@@ -431,6 +449,8 @@ def _owned_parameter(
         spec: Of the parameter.
         tensors: As for ``StageModel``.
         lowered: Another type that it may have.
+        built: What the user's code has built in its place. What is attached to it,
+            hooks on the gradient included, is attached to what is made.
     """
     tensor = tensors.get(section, {}).get(name)
     got = None if tensor is None else (tuple(tensor.shape), tensor.dtype)
@@ -439,13 +459,18 @@ def _owned_parameter(
             f"tensor of parameter {name} in section {section} must be "
             f"{(spec.shape, spec.dtype)}: got {got}"
         )
-    return nn.Parameter(tensor, requires_grad=spec.requires_grad)
+    parameter = Attached.of(built).parameter(tensor, spec.requires_grad)
+    # The same dictionary: code that holds a handle can still take its hook away.
+    parameter._backward_hooks = built._backward_hooks
+    return parameter
 
 
-def _foreign_parameter(spec: TensorSpec, device: torch.device) -> nn.Parameter:
+def _foreign_parameter(
+    spec: TensorSpec, device: torch.device, attached: Attached
+) -> nn.Parameter:
     """Make a placeholder for a parameter that the stage does not own."""
     zero = torch.zeros((), dtype=spec.dtype, device=device)
-    return nn.Parameter(zero.expand(spec.shape), requires_grad=False)
+    return attached.parameter(zero.expand(spec.shape), requires_grad=False)
 
 
 def _place_buffers(

@@ -14,11 +14,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.base.blank import blank_of
@@ -36,6 +36,7 @@ from spottrain.pipeline.model.recorder import (
     strided_tensors,
 )
 from spottrain.pipeline.model.sections import (
+    Attached,
     Cut,
     CutPlaces,
     ModelLayout,
@@ -124,7 +125,9 @@ class _DryRun:
         module, attribute = self._slots[name][0]
         meta = getattr(module, attribute)
         number = torch.full((), 0.02, device=self._device).to(meta.dtype)
-        return nn.Parameter(number.expand(meta.shape), meta.requires_grad)
+        return Attached.of(meta).parameter(
+            number.expand(meta.shape), meta.requires_grad
+        )
 
     def _attach_parameter(
         self, name: str, parameter: nn.Parameter, section: int
@@ -193,9 +196,11 @@ class _DryRun:
         lost = tree_map_only(torch.Tensor, lambda t: t.clone(), rest)
         for tensor in strided_tensors(lost):
             recorder.register(tensor, section=section, computed=True, makers=makers)
-        received = activation.detach().clone().requires_grad_()
-        recorder.section = section + 1
-        recorder.register(received, section=section + 1, computed=True, makers=makers)
+        # No leaf of autograd's: blocks may write to what they are given (``x += f(x)``).
+        received = activation.detach().clone().requires_grad_().clone()
+        recorder.section = begun = section + 1
+        facts = {"section": begun, "makers": makers, "received": True}
+        recorder.register(received, computed=True, **facts)
         for tied, parameter in self._swaps[section].items():
             self._attach_parameter(tied, parameter, section + 1)
         return received if rest is None else (received, *lost)
@@ -350,6 +355,7 @@ def _layout(
         metrics=tuple(sorted({*first.metrics, *second.metrics})),
         base=base_name(run._model),
         helpers=tuple(first.helpers.values()),
+        writes_input=frozenset(first.writes_input | second.writes_input),
     )
 
 
@@ -379,6 +385,7 @@ def _spec(slots: ParameterSlots, name: str) -> TensorSpec:
         shape=tuple(tensor.shape),
         dtype=tensor.dtype,
         requires_grad=tensor.requires_grad,
+        attached=Attached.of(tensor),
     )
 
 
@@ -450,11 +457,75 @@ def _check_factory(job: TrainingJob) -> nn.Module:
                     f"{attribute} {rate}), but all blocks must run once each: set "
                     f"{attribute} to 0 in its config"
                 )
+    for name, parameter in model.named_parameters():
+        _check_attached(name, parameter)
+    for name, module in model.named_modules():
+        _check_attributes(name, module)
     one, two = dict(model.named_buffers()), dict(other.named_buffers())
     for name, buffer in one.items():
+        if buffer.is_meta:
+            _refuse_made_from_parameters(f"buffer {name} of the model")
         if not torch.equal(buffer, two[name]):
             raise UserCodeError(
                 f"buffer {name} of the model is random: make it from a torch.Generator "
                 "with a seed of its own, or make it a parameter"
             )
     return model
+
+
+def _check_attributes(name: str, module: nn.Module) -> None:
+    """Check that a module holds no tensors without values but its parameters."""
+    for attribute, value in vars(module).items():
+        if attribute in ("_parameters", "_buffers", "_modules"):
+            continue
+        if any(
+            isinstance(leaf, torch.Tensor)
+            and leaf.is_meta
+            and not isinstance(leaf, nn.Parameter)
+            for leaf in tree_leaves(value)
+        ):
+            what = type(module).__name__ + (f" ({name})" if name else "")
+            _refuse_made_from_parameters(f"attribute {attribute} of {what}")
+
+
+def _refuse_made_from_parameters(what: str) -> NoReturn:
+    raise UserCodeError(
+        f"{what} is made from values of parameters, which are on no machine while stages are "
+        "built: make it from their shapes, such as torch.zeros(w.shape), or make it a "
+        "parameter with requires_grad=False, which keeps the values that it begins with; "
+        "spectral_norm, which changes such buffers in forward, cannot be used"
+    )
+
+
+def _check_attached(name: str, parameter: nn.Parameter) -> None:
+    """Check that what is attached to a parameter can be carried over to a stage's."""
+    after = list((parameter._post_accumulate_grad_hooks or {}).values())
+    hooks = (parameter._backward_hooks or {}).values()
+    after += [
+        hook for hook in hooks if hook.__module__ == torch.autograd.graph.__name__
+    ]
+    if parameter.requires_grad:
+        # Whoever hooks into the node keeps it, and gives it its dictionary of hooks.
+        node = parameter.view_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+        for register in (node.register_hook, node.register_prehook):  # type: ignore[union-attr]
+            handle = register(lambda *_: None)
+            at_node = handle.hooks_dict_ref()
+            handle.remove()
+            after += at_node.values() if at_node else ()
+    if after:
+        what = getattr(after[0], "__qualname__", type(after[0]).__name__)
+        raise UserCodeError(
+            f"parameter {name} has a hook on its sum of gradients or on several gradients "
+            f"({what}), which are summed over micro-batches and machines here: change a "
+            "gradient by register_hook of the parameter, update it in the optimizer"
+        )
+    for attribute, value in parameter.__dict__.items():
+        if any(
+            isinstance(leaf, torch.Tensor) and leaf.is_meta
+            for leaf in tree_leaves(value)
+        ):
+            raise UserCodeError(
+                f"attribute {attribute!r} of parameter {name} holds a parameter, or what was "
+                "made from one: on another machine it would have no values; keep the "
+                "parameter's name there"
+            )

@@ -16,6 +16,7 @@ from spottrain.pipeline.process.worker import (
     reason_of,
     user_code_failed,
 )
+from spottrain.pipeline.state.handover import UnreadableCheckpointError
 from spottrain.pipeline.state.saving import write_first
 from spottrain.storage.open import open_store
 from spottrain.storage.store import StorageError
@@ -103,6 +104,8 @@ def measure_and_report(
         StorageError,
         RuntimeError,
     ) as error:
+        if isinstance(error, UnreadableCheckpointError):
+            link.report(error.report)
         link.report(
             messages.GenerationBroken(
                 generation=command.generation, slot=slot, reason=reason_of(error)

@@ -24,7 +24,7 @@ from spottrain.pipeline.loader.prefetch import Prefetcher
 from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.pipeline.state.context import StopRequest, WorkerContext
 from spottrain.pipeline.state.evacuation import end_worker
-from spottrain.pipeline.state.handover import DamagedCheckpointError
+from spottrain.pipeline.state.handover import UnreadableCheckpointError
 from spottrain.pipeline.state.slot import SlotMemory
 from spottrain.pipeline.train.generation import run_generation
 from spottrain.storage.open import open_store
@@ -219,8 +219,8 @@ def _run_one(
     except UserCodeError as error:
         link.report(user_code_failed(error))
         return str(error)
-    except DamagedCheckpointError as error:
-        link.report(messages.CheckpointDamaged(name=error.name, reason=str(error)))
+    except UnreadableCheckpointError as error:
+        link.report(error.report)
         return str(error)
     except NetworkRefusedError as error:
         link.report(messages.UserCodeFailed(message=str(error), traceback=""))

@@ -26,6 +26,7 @@ import torch
 
 from spottrain.pipeline.devices.port import Device
 from spottrain.pipeline.model.loaded import ParameterSpec
+from spottrain.pipeline.model.sections import Attached
 from spottrain.pipeline.model.state import Forms, StateSpec
 from spottrain.pipeline.state.agreement import (
     Contribution,
@@ -322,6 +323,33 @@ class SectionArena:
         return {spec.name: spec.forms for spec in self.specs}
 
     @property
+    def with_state(self) -> frozenset[str]:
+        """Parameters for which the optimizer has made its state."""
+        return self._flagged(self.numbers.with_state)
+
+    @with_state.setter
+    def with_state(self, names: frozenset[str]) -> None:
+        self.numbers.with_state = [name in names for name in self.gradients]
+
+    @property
+    def lacking(self) -> frozenset[str]:
+        """Parameters that no backward of the prepared mini-batch gave a gradient."""
+        return self._flagged(self.numbers.lacking)
+
+    @lacking.setter
+    def lacking(self, names: frozenset[str]) -> None:
+        self.numbers.lacking = [name in names for name in self.gradients]
+
+    def _flagged(self, flags: Sequence[bool]) -> frozenset[str]:
+        pairs = zip(self.gradients, flags, strict=True)
+        return frozenset(name for name, flag in pairs if flag)
+
+    @property
+    def attached(self) -> Mapping[str, Attached]:
+        """What the user's code has attached to each parameter."""
+        return {spec.name: spec.attached for spec in self.specs}
+
+    @property
     def parameters(self) -> Mapping[str, torch.Tensor]:
         """Those of the present version, by name."""
         return self.parameters_at(self.version)
@@ -447,7 +475,7 @@ class SectionArena:
     @property
     def undoable(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Bytes that an update changes; before the first one there is no state."""
-        end = None if self.numbers.has_state else self._layout.state_start
+        end = None if self.with_state else self._layout.state_start
         return self.numbers.contents, self.payload[:end]
 
     @property

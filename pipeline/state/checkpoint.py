@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,13 +27,15 @@ from safetensors.torch import save_file
 from spottrain.manifest import (
     FROZEN_FOLDER,
     CheckpointError,
+    DamagedError,
     FileRecord,
     Manifest,
     TensorRecord,
     hash_file,
+    own_uids,
     verified,
 )
-from spottrain.storage.store import StorageError, Store
+from spottrain.storage.store import StorageError, Store, UnreachableError
 
 STATE_SEPARATOR = "//"
 """Separator between a parameter's name and the key of its optimizer state."""
@@ -127,28 +131,34 @@ def load_section(
     written to (which does not reach the file): copy them to where they belong.
 
     Raises:
-        CheckpointError: Names the file that is missing or damaged.
+        CheckpointError: Names the file that is missing.
+        DamagedError: Names the file that is not as it was written.
         UnreachableError: The store cannot be asked.
     """
     tensors: dict[str, torch.Tensor] = {}
     for folder, record in manifest.files_of(section):
-        where = f"{store.place}/{folder}/{record.file}"
+        file = f"{folder}/{record.file}"
+        where = f"{store.place}/{file}"
         with verified(store, folder, record) as path:
-            found = _read(path, where)
+            try:
+                found = _read(path)
+            except SafetensorError as error:
+                raise DamagedError(f"{where} is damaged: {error}", file) from error
+            except OSError as error:
+                raise UnreachableError(f"cannot read {where}: {error}") from error
         if _records(found) != record.tensors:
-            raise CheckpointError(f"{where} is damaged: tensors are not the manifest's")
+            reason = "tensors are not the manifest's"
+            raise DamagedError(f"{where} is damaged: {reason}", file)
         if twice := sorted(set(found) & set(tensors)):
-            raise CheckpointError(f"{where} is damaged: {twice[0]} is in two files")
+            reason = f"{twice[0]} is in two files"
+            raise DamagedError(f"{where} is damaged: {reason}", file)
         tensors |= found
     return tensors
 
 
-def _read(path: Path, where: str) -> dict[str, torch.Tensor]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{where} is damaged: {error}") from error
+def _read(path: Path) -> dict[str, torch.Tensor]:
+    with safe_open(path, framework="pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
 def _records(tensors: Tensors) -> tuple[TensorRecord, ...]:
@@ -175,19 +185,26 @@ class SnapshotOutcome:
 
 
 class SnapshotWriter:
-    """Writes snapshots to the store in one background thread, in the order given.
+    """Writes snapshots to the store in a background thread, in the order given.
 
     A failure, such as a full disk or no network, is an outcome and never an exception
     in training. Used as a context manager, or ended by ``close``.
 
     Args:
         store: Where the job's checkpoints are.
+        uid: Of the job, whose store it must be; empty: that is not looked at.
+        thread: Does the work, of earlier writers too; by default one of its own.
     """
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="snapshot-writer")
+    def __init__(
+        self, store: Store, uid: str = "", thread: ThreadPoolExecutor | None = None
+    ) -> None:
+        self._store, self._uid = store, uid
+        self._thread = thread or background()
         self._pending: deque[Future[SnapshotOutcome]] = deque()
+        self._is_abandoned = threading.Event()
+        self._earlier = self._thread.submit(bool)
+        """Done once the tasks of earlier writers are."""
 
     def __enter__(self) -> Self:
         return self
@@ -200,6 +217,11 @@ class SnapshotWriter:
     ) -> None:
         self.close()
 
+    @property
+    def is_free(self) -> bool:
+        """Whether the thread does no task of an earlier writer any more."""
+        return self._earlier.done()
+
     def run(self, task: Callable[[], T]) -> Future[T]:
         """Run something in the thread."""
         return self._thread.submit(task)
@@ -210,7 +232,7 @@ class SnapshotWriter:
         sections: Mapping[int, Tensors],
         part: int | None = None,
         wait: Callable[[], None] = lambda: None,
-    ) -> None:
+    ) -> Future[SnapshotOutcome]:
         """Have ``sections`` written into checkpoint ``name``; returns at once.
 
         Args:
@@ -221,6 +243,7 @@ class SnapshotWriter:
         """
         future = self._thread.submit(self._write, name, sections, part, wait)
         self._pending.append(future)
+        return future
 
     def poll(self) -> SnapshotOutcome | None:
         """Return the outcome of the oldest snapshot if there is one already."""
@@ -232,9 +255,17 @@ class SnapshotWriter:
         """Return the outcome of the oldest snapshot, or None if none is pending."""
         return self._pending.popleft().result() if self._pending else None
 
+    def abandon(self) -> None:
+        """Drop what was submitted, without waiting for a file that is on its way: it is
+        of a checkpoint that will have no manifest."""
+        self._is_abandoned.set()
+        for future in self._pending:
+            future.cancel()
+        self._pending.clear()
+
     def close(self) -> None:
-        """Write what was submitted, then end the thread; safe to call twice."""
-        self._thread.shutdown()
+        """Write what was submitted; safe to call twice."""
+        futures.wait(self._pending)
 
     def _write(
         self,
@@ -246,8 +277,16 @@ class SnapshotWriter:
         wait()
         files = []
         try:
+            own_uids(self._store, self._uid)
             for section, tensors in sorted(sections.items()):
+                if self._is_abandoned.is_set():
+                    return SnapshotOutcome(name, (), "it was abandoned")
                 files.append(save_section(self._store, name, section, tensors, part))
-        except CheckpointError as error:
+        except (CheckpointError, StorageError) as error:
             return SnapshotOutcome(name, (), str(error))
         return SnapshotOutcome(name, tuple(files), None)
+
+
+def background() -> ThreadPoolExecutor:
+    """Return a thread that does tasks one by one."""
+    return ThreadPoolExecutor(1, thread_name_prefix="snapshot-writer")

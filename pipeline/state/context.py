@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Hashable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from spottrain.activity import Activity
+from spottrain.manifest import FileRecord
 from spottrain.pipeline.base.faults import FaultScript
 from spottrain.pipeline.base.heap import trim_heap
 from spottrain.pipeline.base.tracking import KnownTasks
 from spottrain.pipeline.devices.port import Device
 from spottrain.pipeline.loader.prefetch import Prefetcher
 from spottrain.pipeline.model.loaded import LoadedJob
+from spottrain.pipeline.state.checkpoint import background
 from spottrain.pipeline.state.slot import SlotMemory
 from spottrain.storage.store import Store
 from spottrain.wire import messages
@@ -77,6 +80,16 @@ class StageHistory:
 
 
 @dataclass(frozen=True, slots=True)
+class FrozenFiles:
+    """The files of parameters that are not trained, as every manifest names them."""
+
+    files: tuple[FileRecord, ...]
+    """None: the checkpoints themselves hold these parameters."""
+    base: str
+    """As in ``Manifest``."""
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerContext:
     """Everything that stays the same over the generations of one worker."""
 
@@ -91,3 +104,9 @@ class WorkerContext:
     batches: Prefetcher
     activity: Activity = field(default_factory=Activity)
     stages: StageHistory = field(default_factory=StageHistory)
+    frozen: list[FrozenFiles] = field(default_factory=list)
+    """One, once it is known."""
+    uploads: ThreadPoolExecutor = field(default_factory=background)
+    """Writes checkpoints; one that an error has left may still be on its way."""
+    tidying: ThreadPoolExecutor = field(default_factory=background)
+    """Deletes old ones."""

@@ -19,10 +19,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
-import torch.distributed as dist
 
 from spottrain.morphing.adapt.checkpointing import CheckpointInterval
 from spottrain.pipeline.comm.collectives import COPY_TAG
+from spottrain.pipeline.comm.groups import world
 from spottrain.pipeline.state.arena import SectionArena
 from spottrain.pipeline.state.context import WorkerContext
 from spottrain.pipeline.state.slot import COPY_ROOMS, copy_state
@@ -165,10 +165,11 @@ class PeerCopies:
         """Send to the rank that keeps the copies; return whether all were sent."""
         for piece in (piece for copy in copies for piece in _pieces(copy)):
             stops = self._stopping.is_set()
-            dist.send(torch.tensor([_END if stops else _MORE]), holder, tag=COPY_TAG)
+            word = torch.tensor([_END if stops else _MORE])
+            world().send(word, holder, COPY_TAG).wait()
             if stops:
                 return False
-            dist.send(piece, holder, tag=COPY_TAG)
+            world().send(piece, holder, COPY_TAG).wait()
         return True
 
     def _receive(
@@ -186,10 +187,10 @@ class PeerCopies:
         for copy in copies:
             copy.invalidate()
             for piece in _pieces(copy):
-                dist.recv(announced, source, tag=COPY_TAG)
+                world().receive(announced, source, COPY_TAG).wait()
                 if announced.item() == _END:
                     return False
-                dist.recv(piece, source, tag=COPY_TAG)
+                world().receive(piece, source, COPY_TAG).wait()
             copy.set_version(*state)
         return True
 

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store as RendezvousStore
 
-from spottrain.manifest import CheckpointError, parse_name, read_manifest
+from spottrain.errors import SpottrainError, UserCodeError
+from spottrain.manifest import (
+    CheckpointError,
+    DamagedError,
+    Manifest,
+    damage_of,
+    parse_name,
+    read_manifest,
+)
 from spottrain.pipeline.base.faults import FaultScript, Hook
 from spottrain.pipeline.comm.collectives import gather_json
 from spottrain.pipeline.comm.device_group import Endpoint
-from spottrain.pipeline.comm.groups import Connections, join, leave
+from spottrain.pipeline.comm.groups import Connections, join, leave, world
 from spottrain.pipeline.comm.ranks import stage_ranks
 from spottrain.pipeline.state.agreement import (
     Agreement,
@@ -28,9 +37,9 @@ from spottrain.pipeline.state.agreement import (
 )
 from spottrain.pipeline.state.arena import SectionArena
 from spottrain.pipeline.state.checkpoint import load_section, state_name
-from spottrain.pipeline.state.numbers import NAMES
 from spottrain.pipeline.state.slot import SlotMemory, copy_state
-from spottrain.storage.store import Store
+from spottrain.storage.store import StorageError, Store
+from spottrain.wire import messages
 from spottrain.wire.codec import from_data
 from spottrain.wire.messages import RunGeneration
 from spottrain.wire.model import Plan
@@ -43,17 +52,29 @@ _POSTED = 2
 memory of its own."""
 
 
-class DamagedCheckpointError(CheckpointError):
-    """The checkpoint that a section had to come from cannot be read.
+class MisfitError(UserCodeError):
+    """A checkpoint is whole, but of another model, or of other settings of the job."""
+
+
+class UnreadableCheckpointError(CheckpointError):
+    """The checkpoint that a section had to come from cannot be read here.
 
     Args:
-        name: Of the checkpoint.
-        reason: One line.
+        report: What the manager is told of it.
     """
 
-    def __init__(self, name: str, reason: str) -> None:
-        super().__init__(reason)
-        self.name = name
+    def __init__(
+        self, report: messages.CheckpointDamaged | messages.CheckpointUnreachable
+    ) -> None:
+        super().__init__(report.reason)
+        self.report = report
+
+    @classmethod
+    def of(cls, name: str, error: SpottrainError) -> Self:
+        """Return what an error says of checkpoint ``name``."""
+        if isinstance(error, DamagedError):
+            return cls(damage_of(name, error))
+        return cls(messages.CheckpointUnreachable(name=name, reason=str(error)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +110,7 @@ def hand_over(
     timeout_s: float,
     faults: FaultScript,
     endpoint: Endpoint,
+    check: Callable[[Manifest], None],
 ) -> HandoverResult:
     """Bring every section to the ranks that own it under the new plan.
 
@@ -96,14 +118,20 @@ def hand_over(
     is left open for training, as to form another takes a good part of a recovery. Only sections whose owner changes move; a
     checkpoint is opened only when a section has no copy left in any memory.
 
+    Args:
+        check: Raises ``MisfitError`` if a checkpoint is not one of the job as it is now.
+
     Raises:
         GenerationBrokenError: A participant left.
-        DamagedCheckpointError: The checkpoint could not be read.
+        UnreadableCheckpointError: The checkpoint could not be read.
+        MisfitError: Its tensors are not those of the model.
     """
     connections = join(store, "handover", rank, len(command.participants), timeout_s)
     connections.seal()  # what is opened to read a checkpoint is none of them
     try:
-        handover = _Handover(command, rank, memory, checkpoints, faults, endpoint)
+        handover = _Handover(
+            command, rank, memory, checkpoints, faults, endpoint, check
+        )
         result = handover.run()
     except BaseException:
         connections.cut()
@@ -125,7 +153,9 @@ class _Handover:
         checkpoints: Store,
         faults: FaultScript,
         endpoint: Endpoint,
+        check: Callable[[Manifest], None],
     ) -> None:
+        self._check = check
         self._endpoint = endpoint
         self._command = command
         self._rank = rank
@@ -166,7 +196,7 @@ class _Handover:
         loads = [move.section for move in mine if move.source is None]
         self._load(loads, agreement)
         self._faults.at(Hook.MOVED)
-        dist.barrier()
+        world().barrier()
         # From here on every section is where it belongs: other copies may be released.
         self._memory.keep_only(self._mine)
         lasts = kept if self._command.plan.peer_copies else None
@@ -208,7 +238,7 @@ class _Handover:
                 assert arena is not None
                 for span in arena.movable:
                     if span.numel():
-                        sends.append(dist.isend(_on_host(arena, span), move.target))
+                        sends.append(world().send(_on_host(arena, span), move.target))
         coming = deque[_Receipt]()
         for move in moving:
             if move.target == self._rank:
@@ -229,6 +259,7 @@ class _Handover:
         name = self._command.checkpoint
         try:
             manifest = read_manifest(self._checkpoints, name)
+            self._check(manifest)
             for section in sections:
                 arena = self._memory.arenas[section]
                 arena.invalidate()
@@ -236,8 +267,8 @@ class _Handover:
                 fill(arena, tensors, manifest.step)
                 arena.synchronise()
                 arena.set_version(agreement.step, agreement.origin)
-        except CheckpointError as error:
-            raise DamagedCheckpointError(name, str(error)) from error
+        except (CheckpointError, StorageError) as error:
+            raise UnreadableCheckpointError.of(name, error) from error
 
 
 def _on_host(arena: SectionArena, span: torch.Tensor) -> torch.Tensor:
@@ -278,9 +309,7 @@ def _post(
     received = span
     if arena.device is not None and span is not arena.numbers.contents:
         received = arena.device.allocate_host(span.shape, span.dtype)
-    work = dist.irecv(received, source)
-    assert work is not None
-    return received, work
+    return received, world().receive(received, source)
 
 
 def fill(arena: SectionArena, tensors: Mapping[str, torch.Tensor], step: int) -> None:
@@ -293,31 +322,33 @@ def fill(arena: SectionArena, tensors: Mapping[str, torch.Tensor], step: int) ->
             parameters: where two are kept, both are the first.
 
     Raises:
-        CheckpointError: A tensor is missing or has another shape or type. Optimizer
-            state may be missing as a whole: that of a section never updated.
+        MisfitError: A tensor is missing or has another shape or type. Optimizer
+            state of a parameter may be missing as a whole: it never had a gradient.
     """
     parameters = _parameters(arena, step)
     if not step:
         own = {name: tensors[name] for name in arena.parameters if name in tensors}
         delayed = {state_name(name, DELAYED): value for name, value in own.items()}
         tensors = {**delayed, **tensors} if arena.versions > 1 else tensors
-    given = set(tensors) - NAMES - {state_name(name, DELAYED) for name in parameters}
     try:
         arena.numbers.restore(tensors)
     except ValueError as error:
-        raise CheckpointError(
+        raise MisfitError(
             f"section {arena.section} holds {error} of other parameters; the checkpoint "
             "is of another model"
         ) from error
-    arena.numbers.has_state = not given <= set(parameters)
-    state = _state(arena) if arena.numbers.has_state else {}
-    for name, target in (parameters | state).items():
+    arena.with_state = frozenset(
+        name
+        for name, values in arena.state.items()
+        if any(state_name(name, key) in tensors for key in values)
+    )
+    for name, target in (parameters | _state(arena, arena.with_state)).items():
         source = tensors.get(name)
         if source is None or (source.shape, source.dtype) != (
             target.shape,
             target.dtype,
         ):
-            raise CheckpointError(
+            raise MisfitError(
                 f"section {arena.section} must hold {name} as {tuple(target.shape)} "
                 f"{target.dtype}: got {None if source is None else source.shape}; "
                 "the checkpoint is of another model or optimizer"
@@ -327,14 +358,12 @@ def fill(arena: SectionArena, tensors: Mapping[str, torch.Tensor], step: int) ->
 
 def saved_tensors(arena: SectionArena) -> dict[str, torch.Tensor]:
     """Return parameters and optimizer state under the names that checkpoints use."""
-    if arena.numbers.has_state:
-        return all_tensors(arena)
-    return _parameters(arena, arena.version)
+    return _parameters(arena, arena.version) | _state(arena, arena.with_state)
 
 
 def all_tensors(arena: SectionArena) -> dict[str, torch.Tensor]:
     """Return parameters, and optimizer state whether or not there is any yet."""
-    return _parameters(arena, arena.version) | _state(arena)
+    return _parameters(arena, arena.version) | _state(arena, arena.state)
 
 
 def _parameters(arena: SectionArena, version: int) -> dict[str, torch.Tensor]:
@@ -346,9 +375,10 @@ def _parameters(arena: SectionArena, version: int) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def _state(arena: SectionArena) -> dict[str, torch.Tensor]:
+def _state(arena: SectionArena, parameters: Collection[str]) -> dict[str, torch.Tensor]:
     return {
         state_name(name, key): value
         for name, values in arena.state.items()
+        if name in parameters
         for key, value in values.items()
     }

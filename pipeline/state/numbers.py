@@ -33,7 +33,7 @@ class EvaluationRecord:
 class SectionNumbers:
     """Numbers of a section's contents, in host memory wherever its tensors are.
 
-    They move, are undone and saved with the parameters, all but ``prepared``, which
+    They move, are undone and saved with the parameters, all but what is prepared, which
     belongs to the gradients. All zeros mean that there are none yet.
 
     Args:
@@ -43,8 +43,8 @@ class SectionNumbers:
         versions: Of the exponents, as of the parameters.
     """
 
-    _HAS_STATE, _SCALE, _GOOD_STEPS, _EVALUATION = range(4)
-    _GROUPS_LENGTH, _EXPONENTS = 7, 8
+    _SCALE, _GOOD_STEPS, _EVALUATION = range(3)
+    _GROUPS_LENGTH, _EXPONENTS = 6, 7
     _BIAS = 1 << 12
     """Added to exponents, so that they are above zero."""
 
@@ -58,7 +58,8 @@ class SectionNumbers:
         size = self.size(num_gradients, group_bytes, versions)
         every = memory[:size].view(torch.int64).data
         delayed = self._EXPONENTS + num_gradients
-        groups = self._EXPONENTS + versions * num_gradients
+        with_state = self._EXPONENTS + versions * num_gradients
+        groups = with_state + num_gradients
         committed = groups + self._groups_words(num_gradients, group_bytes)
         self._every = every
         self.contents = every[:committed].view(torch.uint8)
@@ -66,10 +67,12 @@ class SectionNumbers:
         self._scale = every[self._SCALE : self._EVALUATION]
         self._evaluation = every[self._EVALUATION : self._GROUPS_LENGTH]
         self._committed = every[self._EXPONENTS : delayed]
-        self._delayed = every[delayed:groups]
+        self._delayed = every[delayed:with_state]
         """Exponents of the version before; empty where one only is kept."""
+        self._with_state = every[with_state:groups]
         self._groups = every[groups:committed].view(torch.uint8)
-        self._prepared = every[committed:]
+        self._prepared = every[committed : committed + num_gradients]
+        self._lacking = every[committed + num_gradients :]
 
     @staticmethod
     def _groups_words(num_gradients: int, group_bytes: int) -> int:
@@ -85,16 +88,27 @@ class SectionNumbers:
         """Return the bytes of all numbers."""
         groups = cls._groups_words(num_gradients, group_bytes)
         exponents = (versions + 1) * num_gradients
-        return (cls._EXPONENTS + exponents + groups) * torch.int64.itemsize
+        flags = 2 * num_gradients
+        return (cls._EXPONENTS + exponents + flags + groups) * torch.int64.itemsize
 
     @property
-    def has_state(self) -> bool:
-        """True if the optimizer has made its state, which its first update does."""
-        return bool(self._flags[self._HAS_STATE])
+    def with_state(self) -> list[bool]:
+        """Whether the optimizer has made its state for each parameter that is trained,
+        which it does when a parameter has its first gradient."""
+        return [bool(flag) for flag in self._with_state.tolist()]
 
-    @has_state.setter
-    def has_state(self, has_state: bool) -> None:
-        self._flags[self._HAS_STATE] = has_state
+    @with_state.setter
+    def with_state(self, flags: Sequence[bool]) -> None:
+        self._with_state.copy_(torch.tensor(flags, dtype=torch.int64))
+
+    @property
+    def lacking(self) -> list[bool]:
+        """Whether no backward of the prepared mini-batch gave a parameter a gradient."""
+        return [bool(flag) for flag in self._lacking.tolist()]
+
+    @lacking.setter
+    def lacking(self, flags: Sequence[bool]) -> None:
+        self._lacking.copy_(torch.tensor(flags, dtype=torch.int64))
 
     @property
     def loss_scale(self) -> LossScale:

@@ -10,25 +10,27 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent import futures
 from concurrent.futures import Future
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
-from spottrain.errors import UserCodeError
 from spottrain.manifest import (
     CheckpointError,
     FileRecord,
     Manifest,
+    config_fingerprint,
     discard,
     discard_cut_short,
+    misfit,
     new_name,
+    own_uids,
     read_manifest,
     retain,
     write_manifest,
@@ -38,6 +40,7 @@ from spottrain.pipeline.base.faults import Hook
 from spottrain.pipeline.base.heap import trim_heap
 from spottrain.pipeline.base.tracking import TensorTracker
 from spottrain.pipeline.comm.collectives import gather_json
+from spottrain.pipeline.comm.groups import world
 from spottrain.pipeline.devices.port import Transfer
 from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.pipeline.state.arena import SectionArena
@@ -47,16 +50,21 @@ from spottrain.pipeline.state.checkpoint import (
     save_frozen,
     save_section,
 )
-from spottrain.pipeline.state.context import StopRequest, WorkerContext
+from spottrain.pipeline.state.context import (
+    FrozenFiles,
+    StopRequest,
+    WorkerContext,
+)
 from spottrain.pipeline.state.handover import (
-    DamagedCheckpointError,
+    MisfitError,
+    UnreadableCheckpointError,
     all_tensors,
     saved_tensors,
 )
 from spottrain.storage.store import StorageError
 from spottrain.storage.store import Store as CheckpointStore
 from spottrain.wire import messages
-from spottrain.wire.codec import from_data
+from spottrain.wire.codec import decode, encode, from_data
 from spottrain.wire.messages import JobSpec, RunGeneration
 
 NOT_SETTLED = -1
@@ -65,6 +73,12 @@ GRACE_S = 600.0
 before it is given up; a job whose budget ends earlier is told to stop."""
 RETRY_S = 5.0
 """Pause before the next try."""
+LEAVE_S = 1.0
+"""How long ranks that hand over wait for a checkpoint that is being written."""
+TIDY_S = 5.0
+"""How long the end of a job waits for old checkpoints to be deleted."""
+_POLL_S = 0.2
+"""How often ranks that wait for a checkpoint look whether they are asked to stop."""
 
 
 class CheckpointRound:
@@ -96,10 +110,12 @@ class CheckpointRound:
         self._tracker = tracker
         width = command.plan.data_parallel_width
         self._share = [section for section in arenas if section % width == replica]
-        self._writer = SnapshotWriter(context.checkpoints)
+        self._writer = SnapshotWriter(
+            context.checkpoints, context.loaded.spec.uid, context.uploads
+        )
+        self._written: Future[SnapshotOutcome] | None = None
         self._copying: list[Transfer] = []
         """Copies under way from the device."""
-        self._before: Manifest | None = None
         self._left_out = self._agree_on_frozen(store)
         """Parameters that every checkpoint names, but does not hold."""
         self._rooms = self._writer.run(self._make_rooms)
@@ -112,22 +128,27 @@ class CheckpointRound:
         self._pending: int | None = None
         self._outcome: SnapshotOutcome | None = None
         self._saved = self._begun = self._step_of(command.checkpoint)
+        self._completing: Future[bool] | None = None
+        """The newest manifest at rank 0, under way or done."""
+        self._unconfirmed: int | None = None
+        """The step whose manifest that is: not all ranks know yet whether it is put."""
         self.interval = CheckpointInterval(
             command.checkpoint_losses_per_s,
             command.plan.predicted_step_s,
             command.checkpoint_cost_s,
         )
         """Where the job file leaves it open."""
-        if dist.get_rank() == 0:
+        if world().rank == 0:
             store.set("nonce", new_name(0, 0).rpartition("-")[2])
         self._nonce = int(store.get("nonce"), 16)
         self._tidying: Future[None] | None = None
         """Deletions at rank 0, under way or done."""
-        if dist.get_rank() == 0:
-            self._tidying = self._writer.run(self._discard_cut_short)
+        if world().rank == 0:
+            self._tidying = context.tidying.submit(self._discard_cut_short)
 
     def _discard_cut_short(self) -> None:
         try:
+            own_uids(self._context.checkpoints, self._context.loaded.spec.uid)
             discard_cut_short(self._context.checkpoints, self._command.generation)
         except StorageError as error:
             sys.stderr.write(f"{error}; it is tried again later\n")
@@ -135,40 +156,47 @@ class CheckpointRound:
     def _agree_on_frozen(self, store: Store) -> frozenset[str]:
         """Return the parameters to leave out, as the checkpoint before has left them.
 
-        Only rank 0 reads its manifest; whatever happens to that, no rank waits for it.
+        Its manifest is read by rank 0 of the job's first generation here; later ones ask
+        a rank that knows, as the store may take its time. Whatever happens to that, no
+        rank waits for it.
 
         Raises:
-            DamagedCheckpointError: The manifest cannot be read.
-            UserCodeError: The model now begins with other frozen weights.
-            StorageError: The store cannot be asked.
+            UnreadableCheckpointError: The manifest cannot be read.
+            MisfitError: The model now begins with other frozen weights.
         """
-        layout = self._context.loaded.layout
+        layout, knows = self._context.loaded.layout, self._context.frozen
         if not layout.frozen:
             return frozenset()
-        if dist.get_rank() == 0:
+        with self._context.activity.waiting():
+            rows = gather_json(bool(knows))
+        teacher = rows.index(True) if any(rows) else 0
+        if world().rank == teacher:
+            text = ""
             try:
-                self._before = self._read_before(layout.base)
+                knows[:] = knows or [self._read_before(layout.base)]
+                text = encode(knows[0])
             finally:
-                store.set("frozen", "kept" if self._before else "saved")
-        return layout.frozen if store.get("frozen") == b"kept" else frozenset()
+                store.set("frozen", text)
+        elif not knows and (text := store.get("frozen").decode()):
+            knows[:] = [decode(FrozenFiles, text)]
+        return layout.frozen if knows and knows[0].files else frozenset()
 
-    def _read_before(self, base: str) -> Manifest | None:
-        """Return the manifest of the checkpoint before if it leaves parameters out."""
+    def _read_before(self, base: str) -> FrozenFiles:
+        """Return what the checkpoint before leaves out."""
         name = self._command.checkpoint
         try:
             manifest = read_manifest(self._context.checkpoints, name)
-        except CheckpointError as error:
-            raise DamagedCheckpointError(name, str(error)) from error
-        if not manifest.frozen:
-            return None
+        except (CheckpointError, StorageError) as error:
+            raise UnreadableCheckpointError.of(name, error) from error
         names = manifest.base, base
-        if names[0] != names[1] and not any(map(os.path.isabs, names)):
-            raise UserCodeError(
+        other = names[0] != names[1] and not any(map(os.path.isabs, names))
+        if manifest.frozen and other:
+            raise MisfitError(
                 f"the frozen parameters of {name} are those of {names[0] or 'a model'}, "
                 f"but model() now begins with {names[1] or 'others'}; go back, or launch "
                 "a new job"
             )
-        return manifest
+        return FrozenFiles(files=manifest.frozen, base=manifest.base)
 
     def _make_rooms(self) -> dict[tuple[int, str], torch.Tensor]:
         """Return page-locked room for what is on a device, touched pages for the rest.
@@ -201,15 +229,22 @@ class CheckpointRound:
         return self._pending is not None
 
     def can_start(self, step: int) -> bool:
-        """Return whether none is being written, and ``step`` is not saved yet."""
-        return not self.is_pending and step != self._saved
+        """Return whether none is being written, and none was begun at ``step``."""
+        return not self.is_pending and step != self._begun
 
     def start(self, step: int) -> None:
         """Begin to copy this rank's share, and have it written.
 
         What is on a GPU comes down beside computations, into room that was locked once.
+        There is none while the upload of a generation before goes on.
         """
         began_s = time.monotonic()
+        if not self._writer.is_free:
+            self._pending = self._begun = step
+            self._tries += 1
+            reason = "a checkpoint of an earlier generation is still being uploaded"
+            self._outcome = SnapshotOutcome(self._name(step), (), reason)
+            return
         copies = {
             section: {
                 name: self._copy(section, name, tensor)
@@ -254,26 +289,73 @@ class CheckpointRound:
         if self._pending is not None and common_step == self._pending:
             self._complete(self._pending)
 
-    def finish(self) -> None:
+    def finish(self, stop_request: Callable[[], int] = lambda: 0) -> bool:
         """Wait for the pending checkpoint, if there is one, and complete it.
 
-        What is no longer needed is deleted then.
-        """
-        if self._pending is not None:
-            if self._outcome is None:
-                with self._context.activity.during("save"):
-                    self._outcome = self._writer.wait()
-            self._complete(self._pending)
-        self._finish_tidying()
+        Args:
+            stop_request: Returns what this rank is asked to do, if anything.
 
-    def save_now(self, step: int) -> None:
-        """Have a complete checkpoint of ``step`` before returning."""
-        self.finish()
+        Returns:
+            False if some rank was asked to stop before: the checkpoint is dropped.
+        """
+        if (step := self._pending) is not None:
+            if not self._wait(self._written, stop_request):
+                self.abandon()
+                return False
+            self.settled_step()
+            self._complete(step)
+        if self._unconfirmed is not None:
+            if not self._wait(self._completing, stop_request):
+                return False
+            step, self._unconfirmed = self._unconfirmed, None
+            done = self._completing is not None and self._completing.result()
+            with self._context.activity.waiting():
+                if gather_json(done)[0]:
+                    self._saved = step
+        return True
+
+    def _wait(self, work: Future[Any] | None, stop_request: Callable[[], int]) -> bool:
+        """Wait until all ranks have done their work; return False if one is to stop."""
+        while True:
+            if work is not None:
+                with self._context.activity.during("save"):
+                    futures.wait([work], timeout=_POLL_S)
+            with self._context.activity.waiting():
+                done = work is None or work.done()
+                rows = gather_json([done, stop_request()])
+            if all(done for done, _ in rows):
+                return True
+            if any(stop != StopRequest.NONE for _, stop in rows):
+                return False
+
+    def leave(self) -> None:
+        """End with all ranks that hand over: a checkpoint that is not written soon is
+        dropped, as a store may take longer than the VMs have."""
+        if self._pending is None:
+            return
+        if self._written is not None:
+            futures.wait([self._written], timeout=LEAVE_S)
+        settled = self.settled_step() == self._pending
+        with self._context.activity.waiting():
+            all_settled = all(gather_json(settled))
+        if all_settled:
+            self._complete(self._pending)
+        else:
+            self.abandon()
+
+    def save_now(self, step: int, stop_request: Callable[[], int] = lambda: 0) -> bool:
+        """Have a complete checkpoint of ``step`` before returning; as ``finish``."""
+        if not self.finish(stop_request):
+            return False
         if self._saved != step:
             self._context.faults.at(Hook.SNAPSHOT)
             # Nothing is trained until it is written: no copy is needed.
             self._submit(step, self._tensors())
-            self.finish()
+            if not self.finish(stop_request):
+                return False
+        if self._tidying is not None:
+            futures.wait([self._tidying], timeout=TIDY_S)
+        return True
 
     def save_last(self, step: int, stop_request: Callable[[], int]) -> bool:
         """Have a complete checkpoint of ``step``, tried again for up to ``GRACE_S``.
@@ -287,7 +369,8 @@ class CheckpointRound:
         """
         give_up_at_s = time.monotonic() + GRACE_S
         while True:
-            self.save_now(step)
+            if not self.save_now(step, stop_request):
+                return False
             if self._saved == step:
                 return True
             rows = gather_json([time.monotonic() > give_up_at_s, stop_request()])
@@ -320,11 +403,12 @@ class CheckpointRound:
             for transfer in copying:
                 device.finish(transfer)
 
-        self._writer.submit(self._name(step), share, wait=wait)
+        self._written = self._writer.submit(self._name(step), share, wait=wait)
 
-    def close(self) -> None:
-        """End the writing thread, once what it was given is written."""
-        self._writer.close()
+    def abandon(self) -> None:
+        """Drop the pending checkpoint: nobody waits for it any more."""
+        self._writer.abandon()
+        self._pending = self._outcome = self._written = None
 
     def _name(self, step: int) -> str:
         nonce = (self._nonce + self._tries) % (1 << 32)
@@ -337,7 +421,7 @@ class CheckpointRound:
     def _complete(self, step: int) -> None:
         outcome = self._outcome
         assert outcome is not None
-        self._pending = self._outcome = None
+        self._pending = self._outcome = self._written = None
         trim_heap()
         self._context.faults.at(Hook.CHECKPOINT_WRITTEN)
         with self._context.activity.waiting():
@@ -347,32 +431,51 @@ class CheckpointRound:
                     "files": [dataclasses.asdict(file) for file in outcome.files],
                 }
             )
-        errors = [row["error"] for row in rows if row["error"] is not None]
-        if dist.get_rank() == 0:
-            if not errors:
-                files = [from_data(FileRecord, x) for row in rows for x in row["files"]]
-                with self._context.activity.during("save"):
-                    errors += self._put_manifest(step, files)
-            self._finish_tidying()
-            name, best = self._name(step), None if errors else self.best_step
-            self._tidying = self._writer.run(
-                functools.partial(self._tidy, name, step, errors, best)
-            )
-        with self._context.activity.waiting():
-            complete = gather_json(not errors)[0]
-        if complete:
-            self._saved = step
+        self._unconfirmed = step
+        if world().rank == 0:
+            errors = [row["error"] for row in rows if row["error"] is not None]
+            files = [from_data(FileRecord, x) for row in rows for x in row["files"]]
+            name, best = self._name(step), self.best_step
+            # The store may take its time: nobody waits for it here.
+            finish = functools.partial(self._finish, name, step, files, errors, best)
+            self._completing = self._writer.run(finish)
 
-    def _put_manifest(self, step: int, files: list[FileRecord]) -> list[str]:
+    def _finish(
+        self,
+        name: str,
+        step: int,
+        files: list[FileRecord],
+        errors: Sequence[str],
+        best_step: int,
+    ) -> bool:
+        """Make a checkpoint complete, or tell why it is not; return whether it is."""
+        if self._tidying is not None:
+            futures.wait([self._tidying], timeout=TIDY_S)
+        if not errors:
+            errors = self._put_manifest(name, step, files, best_step)
+        for error in errors[:1]:
+            failed = messages.CheckpointFailed(step=step, reason=error)
+            self._context.supervisor.report(failed)
+        best = None if errors else best_step
+        tidy = functools.partial(self._tidy, name, step, errors, best)
+        self._tidying = self._context.tidying.submit(tidy)
+        return not errors
+
+    def _put_manifest(
+        self, name: str, step: int, files: list[FileRecord], best_step: int
+    ) -> list[str]:
         """Make a checkpoint complete; return why it is not."""
         size = self._command.plan.microbatch_size
         spec = dataclasses.replace(self._context.loaded.spec, microbatch_size=size)
-        checkpoints, name = self._context.checkpoints, self._name(step)
-        fingerprint = self._context.loaded.fingerprint
-        manifest = make_manifest(spec, fingerprint, name, step, files, self.best_step)
-        if (before := self._before) is not None:
+        checkpoints, fingerprint = (
+            self._context.checkpoints,
+            self._context.loaded.fingerprint,
+        )
+        manifest = make_manifest(spec, fingerprint, name, step, files, best_step)
+        if self._left_out:
+            frozen = self._context.frozen[0]
             manifest = dataclasses.replace(
-                manifest, frozen=before.frozen, base=before.base
+                manifest, frozen=frozen.files, base=frozen.base
             )
         try:
             write_manifest(checkpoints, manifest)
@@ -387,24 +490,18 @@ class CheckpointRound:
     ) -> None:
         """Delete what is left of a checkpoint that failed, and older ones.
 
-        All ranks have settled: none writes into it any more. A bucket that does not
-        answer is waited for, so this runs in the writing thread.
+        All ranks have settled: none writes into it any more.
         """
         checkpoints, report = self._context.checkpoints, self._context.supervisor.report
-        for error in errors[:1]:
-            report(messages.CheckpointFailed(step=step, reason=error))
         try:
+            spec = self._context.loaded.spec
+            mine, protect = own_uids(checkpoints, spec.uid), () if errors else {name}
             if errors:
                 discard(checkpoints, name)
-            keep = self._context.loaded.spec.checkpoint_keep
-            retain(checkpoints, keep, () if errors else {name}, best_step)
+            retain(checkpoints, spec.checkpoint_keep, protect, best_step, mine)
         except (CheckpointError, StorageError) as error:
             if not errors:
                 report(messages.CheckpointFailed(step=step, reason=str(error)))
-
-    def _finish_tidying(self) -> None:
-        if self._tidying is not None:
-            self._tidying.result()
 
 
 def write_first(
@@ -420,8 +517,9 @@ def write_first(
         values: Of all parameters.
 
     Raises:
-        CheckpointError: The store refused.
+        CheckpointError, StorageError: The store refused.
     """
+    own_uids(store, loaded.spec.uid)
     name, layout = new_name(0, 0), loaded.layout
     files, frozen = [], []
     try:
@@ -464,19 +562,26 @@ def make_manifest(
         microbatch_size=spec.microbatch_size,
         files=tuple(ordered),
         best_step=best_step,
+        uid=spec.uid,
     )
 
 
-def config_fingerprint(spec: JobSpec) -> str:
-    """Return a hash of the settings that a job's weights depend on."""
-    parts = (
-        spec.entrypoint,
-        spec.seed,
-        spec.minibatch_size,
-        spec.microbatch_size,
-        spec.reduction,
-        *(() if spec.precision == "fp32" else (spec.precision,)),  # as it was before
-        *((spec.init_from,) if spec.init_from else ()),  # likewise
-        *(() if spec.semantics == "synchronous" else (spec.semantics,)),
-    )
-    return hashlib.sha256(repr(parts).encode()).hexdigest()
+def check_fits(
+    loaded: LoadedJob, known_models: Collection[str], manifest: Manifest
+) -> None:
+    """Check that a checkpoint is of the job as it is now.
+
+    Args:
+        loaded: The job.
+        known_models: Fingerprints of earlier code of it that the weights may be of.
+        manifest: Of the checkpoint.
+
+    Raises:
+        MisfitError: It is not.
+    """
+    why = misfit(manifest, loaded.spec, {loaded.fingerprint, *known_models})
+    if why:
+        raise MisfitError(
+            f"checkpoint {manifest.name} in {loaded.spec.checkpoint_path} is of {why}: go "
+            "back to what it was saved with, or launch a new job with init_from"
+        )

@@ -291,7 +291,7 @@ def skip_reason(decision: MinibatchDecision, scale: LossScale | None) -> SkipRea
         scale: Its loss scale; ``None``: losses are not scaled.
     """
     if not decision.overflow:
-        return ""
+        return "" if decision.weight > 0 else "weight"
     if not (math.isfinite(decision.loss_sum) and math.isfinite(decision.weight)):
         return "loss"
     backs_off = scale is not None and scale.exponent > MIN_EXPONENT

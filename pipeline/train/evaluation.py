@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 
 from spottrain.pipeline.base.faults import Hook
 from spottrain.pipeline.comm.collectives import gather_json
+from spottrain.pipeline.comm.groups import world
 from spottrain.pipeline.model.data import MicrobatchSource
 from spottrain.pipeline.state.arena import SectionArena
 from spottrain.pipeline.state.context import WorkerContext
@@ -122,7 +122,7 @@ class Evaluation:
             values = read_reals(rows, self._context.device)
             table[mine.start : mine.stop] = torch.tensor(values, dtype=torch.float64)
         with self._context.activity.waiting():
-            dist.all_reduce(table)
+            world().sum(table)
         sums = add_up(table.tolist(), table.shape[1])
         return SetResult(name, weighted_means([LOSS, *metrics], sums))
 

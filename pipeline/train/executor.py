@@ -36,7 +36,7 @@ from spottrain.pipeline.devices.port import Device
 from spottrain.pipeline.model.data import MicrobatchSource, random_seed
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import Batch, Real
-from spottrain.pipeline.model.loss import LossSums
+from spottrain.pipeline.model.loss import LossSums, check_leads_back
 from spottrain.pipeline.model.stage import StageModel, StageOutput
 from spottrain.pipeline.train.recording import Recording
 from spottrain.steps import at_step
@@ -45,6 +45,9 @@ _AHEAD = 2
 """Tasks that the host may have queued on the device."""
 _LEAD = 2
 """Activations that may have arrived ahead of an evaluation."""
+_NO_GRADIENT = 1
+"""Comes with zeros where the loss does not depend on an activation: what led to it gets no
+gradient, as where no stage ends there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -518,7 +521,7 @@ class Minibatch:
             self._losses.append(out.values(self._stage.metrics))
             self._graphs[_unit(task)] = out.loss
             return
-        self._send(Direction.ACTIVATION, task, out.detach())
+        self._send_on(task, out.detach())
         if keep:
             self._graphs[_unit(task)] = out
 
@@ -594,11 +597,16 @@ class Minibatch:
     def _backward(self, task: Task) -> None:
         unit = _unit(task)
         self._stage.faults.at(Hook.BACKWARD)
-        gradient = None  # none comes for the loss
-        if unit in self._gradients:
-            gradient = self._gradients.pop(unit).on(self._device)
-        *others, last = self._stage.segments[task.chunk]
+        *others, last = segments = self._stage.segments[task.chunk]
+        received = self._stash.get(segments[0].of(task.microbatch))
         out = self._graphs.pop(unit)
+        arrival = self._gradients.pop(unit, None)
+        if arrival is None:
+            check_leads_back(out)
+            gradient: torch.Tensor | None = torch.full_like(out, self._scale)
+        else:
+            has_gradient = arrival.note != _NO_GRADIENT
+            gradient = arrival.on(self._device) if has_gradient else None
         gradient = self._go_back(last, task.microbatch, out, gradient)
         del out
         for segment in reversed(others):
@@ -607,20 +615,34 @@ class Minibatch:
                 assert isinstance(again, torch.Tensor)
                 gradient = self._go_back(segment, task.microbatch, again, gradient)
                 del again
+        if not self._stage.reads_examples(task.chunk):
+            assert received is not None
+            self._send_back(task, received, gradient)
         if task.chunk == 0:
             del self._batches[task.microbatch], self._notes[task.microbatch]
-        if not self._stage.reads_examples(task.chunk):
-            assert gradient is not None
-            self._send(Direction.GRADIENT, task, gradient)
 
     def _tracked(self, unit: Unit) -> Unit:
         """Return the unit's name among those of two mini-batches."""
         return self._number + unit[0], unit[1]
 
-    def _send(self, direction: Direction, task: Task, tensor: torch.Tensor) -> None:
+    def _send_on(self, task: Task, activation: torch.Tensor) -> None:
+        note = self._notes[task.microbatch]
+        self._send(Direction.ACTIVATION, task, activation, note)
+
+    def _send_back(
+        self, task: Task, received: torch.Tensor, gradient: torch.Tensor | None
+    ) -> None:
+        note = 0
+        if gradient is None:
+            gradient, note = torch.zeros_like(received), _NO_GRADIENT
+            self._stage.tracker.adopt(gradient)
+        self._send(Direction.GRADIENT, task, gradient, note)
+
+    def _send(
+        self, direction: Direction, task: Task, tensor: torch.Tensor, note: int
+    ) -> None:
         if self._stage.recording is not None:
             self._stage.recording.sent(direction, task.microbatch)
-        note = self._notes[task.microbatch] if direction is Direction.ACTIVATION else 0
         self._links.send(direction, tensor, note)
 
     def _go_back(
@@ -636,28 +658,24 @@ class Minibatch:
             segment: The segment.
             microbatch: The micro-batch.
             out: What has come out of it, with its graph.
-            gradient: Of that; ``None`` for the loss.
+            gradient: Of that; ``None``: the loss does not depend on it.
 
         Returns:
             The gradient of its input, if there is one and it goes back.
         """
         unit = segment.of(microbatch)
         self._stage.model = segment.model
-        # Without a graph everything up to here is frozen; of a loss that is an error.
-        is_trained = out.requires_grad or gradient is None
-        if gradient is None:
-            gradient = torch.full_like(out, self._scale)
-        backward = partial(_go_backward, out, gradient) if is_trained else _do_nothing
+        backward: Callable[[], None] = _do_nothing
+        if gradient is not None and out.requires_grad:  # else all up to here is frozen
+            backward = partial(_go_backward, out, gradient)
         with user_code(f"backward in mini-batch {self._step}"):
             self._stage.tracker.backward(self._tracked(unit), backward)
         activation = self._stash.pop(unit, None)
         if activation is None or not segment.goes_back:
             return None
-        returned = activation.grad
-        if returned is None:  # the loss does not depend on it
-            returned = torch.zeros_like(activation)
-        self._stage.tracker.adopt(returned)
-        return returned
+        if activation.grad is not None:
+            self._stage.tracker.adopt(activation.grad)
+        return activation.grad
 
 
 def _named(task: str) -> AbstractContextManager[object]:

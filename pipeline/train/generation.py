@@ -28,6 +28,7 @@ from spottrain.pipeline.comm.groups import (
     leave,
     new_groups,
     release_rendezvous,
+    world,
 )
 from spottrain.pipeline.comm.p2p import PipelineLinks
 from spottrain.pipeline.comm.ranks import memberships, neighbours, stage_ranks
@@ -39,7 +40,7 @@ from spottrain.pipeline.state.context import StopRequest, WorkerContext
 from spottrain.pipeline.state.copies import PeerCopies
 from spottrain.pipeline.state.evacuation import end_worker
 from spottrain.pipeline.state.handover import HandoverResult, hand_over
-from spottrain.pipeline.state.saving import CheckpointRound
+from spottrain.pipeline.state.saving import CheckpointRound, check_fits
 from spottrain.pipeline.train.evaluation import LOSS, Evaluation, weighted_means
 from spottrain.pipeline.train.lanes import (
     Computed,
@@ -69,7 +70,7 @@ def run_generation(context: WorkerContext, command: RunGeneration, pid: int) -> 
 
     Raises:
         GenerationBrokenError, RuntimeError: A peer is gone; memory stays as it is.
-        DamagedCheckpointError: The checkpoint that was named could not be read.
+        UnreadableCheckpointError: The checkpoint that was named could not be read.
         UserCodeError: The user's code raised.
     """
     rank = _rank_of(context, command)
@@ -123,8 +124,9 @@ def _hand_over(
     sources = (context.memory, context.checkpoints)
     endpoint = Endpoint.of(context.device)
     bounds = (context.loaded.spec.communication_timeout_s, context.faults)
+    check = partial(check_fits, context.loaded, command.known_models)
     try:
-        return hand_over(command, rank, store, *sources, *bounds, endpoint)
+        return hand_over(command, rank, store, *sources, *bounds, endpoint, check)
     except torch.OutOfMemoryError as error:
         _report_out_of_memory(context, command, error, "handover", None)
         raise
@@ -155,13 +157,13 @@ def _save(
             release_rendezvous(store, len(command.participants))
             saving.save_now(step)
             with context.activity.waiting():
-                dist.barrier()
+                world().barrier()
     except BaseException:
         connections.cut()
         raise
     finally:
         if saving is not None:
-            saving.close()
+            saving.abandon()
         leave()
     _report_stop(context, command, step)
 
@@ -251,7 +253,7 @@ def _form_groups(
     plan, spec = command.plan, context.loaded.spec
     timeout_s = spec.communication_timeout_s
     ties = context.loaded.layout.tied
-    groups = new_groups(memberships(plan, ties), rank, timeout_s)
+    groups = new_groups(memberships(plan, ties), timeout_s)
     connections.seal()
     stages = [stage_ranks(plan, stage) for stage in range(plan.pipeline_depth)]
     networks = spec.network, plan.network
@@ -347,6 +349,7 @@ class _Training:
         self._links = PipelineLinks(*neighbours(plan, rank), context.device, spec.wire)
         self._lanes.connect(source, self._links)
         self._evaluation = Evaluation(context, command, rank, self._arenas, source)
+        self._good_step = self._step  # the newest one that has changed the weights
         self._skipped: messages.SkipReason = ""
         """Why the newest mini-batch changed no parameter."""
         self._owes_checkpoint = self._is_save_due = self._is_copy_due = False
@@ -440,13 +443,13 @@ class _Training:
             request = self._context.supervisor.stop_request
             done = self._saving.save_last(self._step, request)
         elif stop == StopRequest.STOP_AND_CHECKPOINT:
-            self._saving.save_now(self._step)
+            self._saving.save_now(self._good_step)
         else:
-            self._saving.finish()
+            self._saving.leave()
         with self._context.activity.waiting():
             self._links.flush()
             self._network.device_groups.finish()
-            dist.barrier()
+            world().barrier()
         self._context.supervisor.report(
             messages.GenerationStopped(
                 generation=self._command.generation,
@@ -468,8 +471,9 @@ class _Training:
             self._context.loaded.spec.evaluation.every_steps
             and record.best_step == step
         ):
-            self._saving.finish()
-            self._start_saving()
+            stop_request = self._context.supervisor.stop_request
+            if self._saving.finish(stop_request):
+                self._start_saving()
 
     def _save_if_alone(self) -> None:
         """Begin a checkpoint where a plan without second copies begins: the loss of a VM
@@ -503,10 +507,14 @@ class _Training:
         return _USES[task.work], model.section if model else None
 
     def close(self) -> None:
-        """End the threads; after an error the connections must have been cut."""
+        """End the threads; after an error the connections must have been cut.
+
+        A checkpoint that is on its way is abandoned: its store may take its time, and
+        what survives in memory is waited for.
+        """
         self._profiler.close()
         self._links.close()
-        self._saving.close()
+        self._saving.abandon()
         self._copies.close()
         self._overlap.close()
         self._lanes.close()
@@ -576,7 +584,7 @@ class _Training:
         faults.at(Hook.DECIDED)
         with self._profiler.phase("update"):
             self._apply(decision)
-        self._step = step + 1
+        self._note_step(step + 1)
         faults.at(Hook.APPLIED)
         self._saving.settle(all_ranks.settled_step)
         self._is_save_due = all_ranks.save
@@ -590,6 +598,12 @@ class _Training:
         faults.at(Hook.REPORTED)
         drains = shares or self._profiler.is_busy
         return Committed(all_ranks.stop, drains=drains)
+
+    def _note_step(self, step: int) -> None:
+        self._step = step
+        # With stale gradients, what is kept of the mini-batch before has changed anyway.
+        if self._is_stale or self._skipped not in update.NOT_FINITE:
+            self._good_step = step
 
     def _report(self, computed: Computed, decision: MinibatchDecision) -> None:
         """Report a mini-batch that is applied, and what it has cost."""

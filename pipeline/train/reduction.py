@@ -111,12 +111,16 @@ class FastReduction(GradientReduction):
         sums = self._sums[::-1]  # backwards come to the last section first
         for one in sums:
             one.completion.force()
+        given = _given(sums)
+        flags = self._replicas.begin_maximum(given)
         works = [self._replicas.begin_sum(one.addends()) for one in sums]
         for one, mine in zip(sums, works, strict=True):
             wait_for(mine)
             one.take_sum()
         for one in sums:
             one.arrive()
+        wait_for(flags)
+        _note_lacking(sums, given)
         return {one.section.arena.section: GradientFit() for one in sums}
 
     def total_loss(self, losses: Losses) -> list[float]:
@@ -166,8 +170,10 @@ class ExactReduction(GradientReduction):
 
     def _settle(self, magnitudes: torch.Tensor) -> Mapping[int, GradientFit]:
         """Return whether gradients fit, given the magnitudes of this rank's."""
-        self._replicas.maximum(magnitudes)
-        rest, fits = iter(magnitudes.tolist()), {}
+        both = torch.cat([magnitudes, _given(self._sums)])
+        wait_for(self._replicas.begin_maximum(both))
+        _note_lacking(self._sums, both[len(magnitudes) :])
+        rest, fits = iter(both[: len(magnitudes)].tolist()), {}
         for one in self._sums:
             found = list(itertools.islice(rest, one.peaks.numel()))
             nodes = self._replicas.num_virtual_nodes
@@ -195,6 +201,27 @@ REDUCTIONS: Mapping[Reduction, Callable[..., GradientReduction]] = {
     "fast": FastReduction,
     "exact": ExactReduction,
 }
+
+
+def _given(sums: Sequence[SectionRuns | SectionIntegers]) -> torch.Tensor:
+    """Return 1 for each gradient that a backward of this rank has given, else 0."""
+    flags = itertools.chain.from_iterable(one.given for one in sums)
+    return torch.tensor([*flags], dtype=torch.int64)
+
+
+def _note_lacking(
+    sums: Sequence[SectionRuns | SectionIntegers], given: torch.Tensor
+) -> None:
+    """Note which gradients no backward of any rank has given.
+
+    Args:
+        sums: Of this rank's sections.
+        given: The maximum over ranks of ``_given``.
+    """
+    flags = iter(given.tolist())
+    for one in sums:
+        arena = one.section.arena
+        arena.lacking = frozenset(name for name in arena.gradients if not next(flags))
 
 
 def add_up(rows: Iterable[Sequence[float]], width: int) -> list[float]:
@@ -227,9 +254,16 @@ def sum_tied(
             copy = copies[section] if section in copies else torch.empty_like(total)
             if len(ranks) > 1:
                 owner = replica * plan.pipeline_depth + plan.stage_of(section)
-                dist.broadcast(copy, owner, group=groups[ranks])
+                place = ranks.index(owner)
+                dist.broadcast(copy, group=groups[ranks], group_src=place)
             total.add_(copy)
+        given = any(tied.name not in arena.lacking for arena in mine.values())
+        if len(ranks) > 1:
+            flag = torch.tensor([given])
+            dist.all_reduce(flag, dist.ReduceOp.MAX, group=groups[ranks])
+            given = bool(flag)
         for arena in mine.values():
+            arena.lacking -= {tied.name} if given else set()
             target = arena.gradients[tied.name]
             if arena.device is None:
                 target.copy_(total)

@@ -63,9 +63,9 @@ class Replicas:
         group = self.group if self.sum_on_host else self.device_group
         return _begin_sums(group, tensors)
 
-    def maximum(self, tensor: torch.Tensor) -> None:
-        """Take the maximum over all ranks of a tensor of the host, in place."""
-        wait_for(_begin_sums(self.group, [tensor], dist.ReduceOp.MAX))
+    def begin_maximum(self, tensor: torch.Tensor) -> list[dist.Work]:
+        """Begin to take the maximum over all ranks of a tensor of the host, in place."""
+        return _begin_sums(self.group, [tensor], dist.ReduceOp.MAX)
 
 
 def _begin_sums(
@@ -144,6 +144,9 @@ class _Completion:
 class SectionRuns:
     """The gradients of one section that autograd adds up in place."""
 
+    given: list[bool]
+    """Which gradients backwards of the mini-batch have given so far."""
+
     def __init__(
         self,
         parameters: Mapping[int, NamedParameters],
@@ -162,6 +165,7 @@ class SectionRuns:
         # Autograd adds in place to a gradient of the parameter's own type.
         self._in_place: list[tuple[nn.Parameter, torch.Tensor]] = []
         self._hooks: list[RemovableHandle] = []
+        self._leaves_early = section.is_copy or self._sums_on_host
         trained = dict(parameters[section.arena.section])
         for number, (name, total) in enumerate(section.gradients.items()):
             if total.dtype is trained[name].dtype:
@@ -169,14 +173,14 @@ class SectionRuns:
             else:
                 hook = partial(_add_converted, total)
                 self._hooks.append(add_hook(trained[name], hook))
-            if section.is_copy or self._sums_on_host:
-                note = partial(self._note, number)
-                self._hooks.append(add_hook(trained[name], note))
+            note = partial(self._note, number)
+            self._hooks.append(add_hook(trained[name], note))
 
     def begin(self, scale_exponent: int, backwards: int) -> None:
         """Prepare for the backwards of a mini-batch."""
         self._scale_exponent = scale_exponent
         self._transfers.clear()
+        self.given = [False] * len(self.section.gradients)
         self.completion.begin(backwards)
         for run in self._runs:
             run.zero_()
@@ -184,7 +188,9 @@ class SectionRuns:
             parameter.grad = total
 
     def _note(self, number: int, parameter: torch.Tensor) -> None:
-        self.completion.count(number)
+        self.given[number] = True
+        if self._leaves_early:
+            self.completion.count(number)
 
     def _complete(self) -> None:
         """Take the loss scale out; what no other rank adds to on the device goes down."""
@@ -236,6 +242,9 @@ def _add_converted(total: torch.Tensor, parameter: torch.Tensor) -> None:
 class SectionIntegers:
     """The integers of one section: its gradients one after the other."""
 
+    given: list[bool]
+    """Which gradients backwards of the mini-batch have given so far."""
+
     def __init__(
         self,
         parameters: Mapping[int, NamedParameters],
@@ -280,6 +289,7 @@ class SectionIntegers:
             )
         ]
         self._transfers.clear()
+        self.given = [False] * len(self._targets)
         self.completion.begin(len(replicas.virtual_nodes))
         self.total.zero_()
         self.peaks.zero_()
@@ -288,6 +298,7 @@ class SectionIntegers:
         """Take a virtual node's gradient as soon as it is complete."""
         gradient, parameter.grad = parameter.grad, None
         assert gradient is not None
+        self.given[number] = True
         here = self.peaks[number]
         torch.maximum(here, fixed_point.peak(gradient), out=here)
         used = self._used[number] - self._scale_exponent

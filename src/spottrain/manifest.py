@@ -5,35 +5,64 @@ Standard library only; manager and workers share it. Names in a store (design: s
     step-<n>-g<generation>-<nonce>/section-<k>[.part-<j>].safetensors
     step-<n>-g<generation>-<nonce>/manifest.json
     frozen/section-<k>-<sha256>.safetensors
+    owner.json                                  the job whose store it is
 
 Parameters that are not trained never change: they are written once, in ``frozen``, and
 each manifest names them. No manifest, no checkpoint; never a second write into a folder. Nothing in it depends on
 the pipeline depth or data-parallel width that wrote it.
+
+Three things are told apart. A file that is there, but not as its manifest says, is damaged
+(``DamagedError``). One that is not there is missing (``CheckpointError``). And where the
+store itself does not answer, or is not the job's, nothing is known (``UnreachableError``):
+a disk that is not mounted lacks ``owner.json``, which is there from launch on.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import re
 import secrets
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from spottrain.errors import SpottrainError, WireError
-from spottrain.storage.store import ExistsError, StorageError, Store, UnreachableError
+from spottrain.storage.store import (
+    DeniedError,
+    ExistsError,
+    MissingError,
+    StorageError,
+    Store,
+    UnreachableError,
+)
 from spottrain.wire.codec import SCHEMA_VERSION, decode, encode
+from spottrain.wire.messages import CheckpointDamaged, JobSpec
 
 MANIFEST_FILE = "manifest.json"
+OWNER_FILE = "owner.json"
 _NAME = re.compile(r"step-(\d{1,18})-g(\d{1,18})-[0-9a-f]{8}")
 FROZEN_FOLDER = "frozen"
 _FILE = re.compile(r"section-\d+(\.part-\d+|-[0-9a-f]{16})?\.safetensors")
 
 
 class CheckpointError(SpottrainError):
-    """A checkpoint is damaged, or cannot be read or written."""
+    """A checkpoint is damaged or missing, or cannot be written."""
+
+
+class DamagedError(CheckpointError):
+    """A file is there, but its size, hash or format is not what was written.
+
+    Args:
+        message: One line.
+        file: Its name in the store.
+    """
+
+    def __init__(self, message: str, file: str) -> None:
+        super().__init__(message)
+        self.file = file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +117,8 @@ class Manifest:
     there are no such parameters, or ``files`` hold them, as they did once."""
     base: str = ""
     """What transformers calls the weights that the model began with; empty: unknown."""
+    uid: str = ""
+    """Of the job that wrote it; empty: no job's."""
     schema_version: int = SCHEMA_VERSION
 
     def __post_init__(self) -> None:
@@ -111,6 +142,40 @@ class Manifest:
             yield from ((folder, file) for file in files if file.section == section)
 
 
+def config_fingerprint(spec: JobSpec) -> str:
+    """Return a hash of the settings that a job's weights depend on."""
+    parts = (
+        spec.entrypoint,
+        spec.seed,
+        spec.minibatch_size,
+        spec.microbatch_size,
+        spec.reduction,
+        *(() if spec.precision == "fp32" else (spec.precision,)),  # as it was before
+        *((spec.init_from,) if spec.init_from else ()),  # likewise
+        *(() if spec.semantics == "synchronous" else (spec.semantics,)),
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def misfit(manifest: Manifest, spec: JobSpec, models: Collection[str]) -> str:
+    """Return what a job would have to be to go on from a checkpoint; empty: it is that.
+
+    Args:
+        manifest: Of the checkpoint.
+        spec: Of the job; its micro-batch size may differ, as plans choose it.
+        models: Fingerprints of the job's model.
+    """
+    if manifest.model_fingerprint not in models:
+        return "another model, optimizer or batch"
+    same = dataclasses.replace(spec, microbatch_size=manifest.microbatch_size)
+    if config_fingerprint(same) == manifest.config_fingerprint:
+        return ""
+    for key in ("seed", "minibatch_size"):
+        if getattr(spec, key) != (was := getattr(manifest, key)):
+            return f"a job with {key}: {was}"
+    return "a job with another entrypoint, reduction, precision, semantics or init_from"
+
+
 class CheckpointEntry(NamedTuple):
     """A checkpoint in a listing."""
 
@@ -127,6 +192,84 @@ def parse_name(name: str) -> CheckpointEntry | None:
     """Return name and step of a checkpoint's folder, or None if it is not one."""
     match = _NAME.fullmatch(name)
     return CheckpointEntry(name, int(match[1])) if match else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """The job whose store it is."""
+
+    uid: str
+    name: str
+    adopted: tuple[str, ...] = ()
+    """Other jobs, by uid, whose checkpoints it has taken over as its own."""
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def uids(self) -> frozenset[str]:
+        """The jobs whose checkpoints are its own."""
+        return frozenset((self.uid, *self.adopted))
+
+
+def read_owner(store: Store) -> Owner | None:
+    """Return whose store it is; ``None``: no job has marked it.
+
+    Raises:
+        StorageError: The store cannot be asked, or its mark is damaged.
+    """
+    try:
+        owner = decode(Owner, store.get(OWNER_FILE))
+    except MissingError:
+        return None
+    except WireError as error:
+        raise DeniedError(
+            f"{store.place}/{OWNER_FILE} is damaged: {error}; restore it"
+        ) from error
+    assert isinstance(owner, Owner)
+    return owner
+
+
+def own_uids(store: Store, uid: str) -> frozenset[str] | None:
+    """Return the jobs whose checkpoints are those of job ``uid``, whose store this must be.
+
+    Args:
+        store: Where the job's checkpoints are.
+        uid: Empty: of a job that has marked nothing; ``None`` is returned: all are.
+
+    Raises:
+        UnreachableError: The mark is not there: neither is what the job has saved.
+        DeniedError: It is another job's.
+        StorageError: The store cannot be asked.
+    """
+    if not uid:
+        return None
+    owner = read_owner(store)
+    if owner is None:
+        raise UnreachableError(
+            f"{store.place} is not the place where the job began: it has no {OWNER_FILE}; "
+            "mount or restore it"
+        )
+    if owner.uid != uid:
+        raise DeniedError(
+            f"{store.place} belongs to job {owner.name} now; launch with another "
+            "checkpoint.path"
+        )
+    return owner.uids
+
+
+def write_owner(store: Store, owner: Owner) -> None:
+    """Mark a store that no job has marked.
+
+    Raises:
+        ExistsError: One has.
+        StorageError: The store refuses.
+    """
+    data = encode(owner).encode()
+    try:
+        store.put_new(OWNER_FILE, data)
+    except ExistsError:
+        # It is ours if the answer was lost and the request was repeated.
+        if store.get(OWNER_FILE) != data:
+            raise
 
 
 def write_manifest(store: Store, manifest: Manifest) -> None:
@@ -156,33 +299,138 @@ def read_manifest(store: Store, name: str) -> Manifest:
     """Return the manifest of checkpoint ``name``.
 
     Raises:
-        CheckpointError: There is none, or it is not what its schema says.
+        CheckpointError: There is none.
+        DamagedError: It is not what its schema says.
         UnreachableError: The store cannot be asked.
     """
-    path = f"{name}/{MANIFEST_FILE}"
+    file = f"{name}/{MANIFEST_FILE}"
+    where = f"{store.place}/{file}"
     try:
-        manifest = decode(Manifest, store.get(path))
+        manifest = decode(Manifest, store.get(file))
     except UnreachableError:
         raise
-    except StorageError as error:
+    except MissingError as error:
         raise CheckpointError(str(error)) from error
+    except StorageError as error:
+        raise DamagedError(str(error), file) from error
     except WireError as error:
-        raise CheckpointError(f"{store.place}/{path} is damaged: {error}") from error
+        raise DamagedError(f"{where} is damaged: {error}", file) from error
     assert isinstance(manifest, Manifest)
     if manifest.name != name:
-        raise CheckpointError(
-            f"{store.place}/{path} is of another checkpoint: got {manifest.name}"
-        )
+        reason = f"{where} is of another checkpoint: got {manifest.name}"
+        raise DamagedError(reason, file)
     return manifest
 
 
-def list_checkpoints(store: Store) -> list[CheckpointEntry]:
-    """Return the complete checkpoints, newest first; files are not read.
+class Listing(NamedTuple):
+    """What a store holds of a job's checkpoints."""
+
+    whole: list[CheckpointEntry]
+    """Newest first: all files are there, with their sizes."""
+    damaged: list[CheckpointDamaged]
+    """With a manifest, but not whole, or a manifest that cannot be read."""
+    foreign: frozenset[str]
+    """Names of those of other jobs."""
+
+
+def list_checkpoints(
+    store: Store, uids: Collection[str] | None = None
+) -> list[CheckpointEntry]:
+    """Return the checkpoints that have a manifest, newest first; their files are not looked
+    at.
+
+    Args:
+        store: Where to look.
+        uids: Of the jobs whose checkpoints count; ``None``: all do.
 
     Raises:
         StorageError: The store cannot be asked.
     """
-    return [entry for entry in _folders(store) if _is_complete(store, entry.name)]
+    found = []
+    for entry in _folders(store):
+        with contextlib.suppress(CheckpointError):
+            manifest = read_manifest(store, entry.name)
+            if uids is None or manifest.uid in uids:
+                found.append(entry)
+    return found
+
+
+def scan(store: Store, uids: Collection[str] | None = None) -> Listing:
+    """Return the checkpoints whose files are all there, and those that cannot be used.
+
+    Sizes are compared with the manifest's; what is in the files is not read.
+
+    Args:
+        store: Where to look.
+        uids: As in ``list_checkpoints``. A manifest that cannot be read is anybody's.
+
+    Raises:
+        StorageError: The store cannot be asked.
+    """
+    whole, damaged, foreign = (
+        list[CheckpointEntry](),
+        list[CheckpointDamaged](),
+        set[str](),
+    )
+    frozen: dict[str, int] | None = None
+    for entry in _folders(store):
+        sizes = dict(store.list(entry.name))
+        if f"{entry.name}/{MANIFEST_FILE}" not in sizes:
+            continue
+        try:
+            manifest = read_manifest(store, entry.name)
+            if uids is not None and manifest.uid not in uids:
+                foreign.add(entry.name)
+                continue
+            if manifest.frozen:
+                frozen = dict(store.list(FROZEN_FOLDER)) if frozen is None else frozen
+                sizes |= frozen
+            _check_sizes(store, manifest, sizes)
+        except DamagedError as error:
+            damaged.append(damage_of(entry.name, error))
+        except CheckpointError:
+            continue  # deleted meanwhile
+        else:
+            whole.append(entry)
+    return Listing(whole, damaged, frozenset(foreign))
+
+
+def _check_sizes(store: Store, manifest: Manifest, sizes: Mapping[str, int]) -> None:
+    """Check that all files of a checkpoint are listed with their sizes."""
+    for section in range(manifest.num_sections):
+        for folder, record in manifest.files_of(section):
+            file = f"{folder}/{record.file}"
+            where, size = f"{store.place}/{file}", sizes.get(file)
+            if size is None:
+                raise DamagedError(f"{where} is missing", file)
+            if size != record.num_bytes:
+                reason = f"must be {record.num_bytes} bytes, got {size}"
+                raise DamagedError(f"{where} is damaged: {reason}", file)
+
+
+def damage_of(name: str, error: DamagedError) -> CheckpointDamaged:
+    """Return the report of what is wrong with a checkpoint."""
+    return CheckpointDamaged(name=name, file=error.file, reason=str(error))
+
+
+def recheck(store: Store, damaged: CheckpointDamaged) -> CheckpointDamaged | None:
+    """Read again what was reported to be damaged; return what is, if anything.
+
+    Raises:
+        UnreachableError: The store cannot be asked.
+    """
+    try:
+        manifest = read_manifest(store, damaged.name)
+        for section in range(manifest.num_sections):
+            for folder, record in manifest.files_of(section):
+                if damaged.file in ("", f"{folder}/{record.file}"):
+                    with verified(store, folder, record):
+                        pass
+    except DamagedError as error:
+        return damage_of(damaged.name, error)
+    except CheckpointError:
+        return None  # it is gone: no listing has it
+    return None
 
 
 @contextlib.contextmanager
@@ -190,14 +438,15 @@ def verified(store: Store, name: str, record: FileRecord) -> Iterator[Path]:
     """Give a local file of the folder ``name``, its size and hash compared.
 
     Raises:
-        CheckpointError: The file is missing, or not as it was written.
+        CheckpointError: The file is missing.
+        DamagedError: It is not as it was written.
         UnreachableError: The store cannot be asked.
     """
-    where = f"{name}/{record.file}"
+    file = f"{name}/{record.file}"
     with contextlib.ExitStack() as stack:
         try:
-            path = stack.enter_context(store.reading(where))
-            _compare(path, record, f"{store.place}/{where}")
+            path = stack.enter_context(store.reading(file))
+            _compare(path, record, store.place, file)
         except UnreachableError:
             raise
         except StorageError as error:
@@ -205,25 +454,28 @@ def verified(store: Store, name: str, record: FileRecord) -> Iterator[Path]:
         yield path
 
 
-def _compare(path: Path, record: FileRecord, where: str) -> None:
+def _compare(path: Path, record: FileRecord, place: str, file: str) -> None:
+    where = f"{place}/{file}"
     try:
         num_bytes = path.stat().st_size
         if num_bytes != record.num_bytes:
-            raise CheckpointError(
-                f"{where} is damaged: must be {record.num_bytes} bytes, got {num_bytes}"
-            )
+            reason = f"must be {record.num_bytes} bytes, got {num_bytes}"
+            raise DamagedError(f"{where} is damaged: {reason}", file)
         found = hash_file(path)
     except OSError as error:
-        reason = error.strerror or error
-        raise CheckpointError(f"cannot read {where}: {reason}") from error
+        reason = error.strerror or str(error)
+        raise UnreachableError(f"cannot read {where}: {reason}") from error
     if found != record.sha256:
-        raise CheckpointError(
-            f"{where} is damaged: sha256 must be {record.sha256}, got {found}"
-        )
+        reason = f"sha256 must be {record.sha256}, got {found}"
+        raise DamagedError(f"{where} is damaged: {reason}", file)
 
 
 def retain(
-    store: Store, keep: int, protect: Collection[str] = (), best_step: int | None = None
+    store: Store,
+    keep: int,
+    protect: Collection[str] = (),
+    best_step: int | None = None,
+    uids: Collection[str] | None = None,
 ) -> tuple[str, ...]:
     """Delete checkpoints that are no longer needed and return their names.
 
@@ -235,11 +487,12 @@ def retain(
         keep: Complete checkpoints to keep, at least 1.
         protect: Names never to delete: in use, or being written.
         best_step: Step of the best one; 0: none is; ``None``: as the newest one says.
+        uids: Of the jobs whose checkpoints it is about; others stay. ``None``: all.
 
     Raises:
         StorageError: The store cannot be asked, or does not let it be deleted.
     """
-    complete = list_checkpoints(store)
+    complete, _, foreign = scan(store, uids)
     if not complete:
         return ()
     newest, kept = complete[0], {entry.name for entry in complete[: max(keep, 1)]}
@@ -252,6 +505,7 @@ def retain(
         for entry in _folders(store)
         if entry.name not in kept
         and entry.name not in protect
+        and entry.name not in foreign
         and (entry.name in is_complete or entry.step < newest.step)
     )
     for name in doomed:
@@ -317,11 +571,3 @@ def _generation(name: str) -> int:
 def _has_manifest(store: Store, name: str) -> bool:
     manifest = f"{name}/{MANIFEST_FILE}"
     return any(entry.name == manifest for entry in store.list(name))
-
-
-def _is_complete(store: Store, name: str) -> bool:
-    try:
-        read_manifest(store, name)
-    except CheckpointError:
-        return False
-    return True

@@ -20,7 +20,6 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from tests.gpu.devices import names, print_result
 from tests.gpu.forked import Child, Say, start_store
 
@@ -29,6 +28,7 @@ from spottrain.pipeline.comm.groups import (
     connect_rendezvous,
     join,
     leave,
+    world,
 )
 from spottrain.pipeline.comm.p2p import Direction, PipelineLinks
 from spottrain.pipeline.devices.open import open_device
@@ -56,7 +56,7 @@ def messages(device: Device, rank: int, num_bytes: int) -> dict[str, float]:
     sent = torch.ones(shape, dtype=torch.bfloat16, device=device.torch_device)
     times_s, used_s = [], 0.0
     for number in range(1 + _REPEATS):
-        dist.barrier()
+        world().barrier()
         began, before_s = time.perf_counter(), cpu_s()
         links.expect(Direction.ACTIVATION, 2)
         for _ in range(2):  # as many as a sender is ahead
@@ -68,7 +68,7 @@ def messages(device: Device, rank: int, num_bytes: int) -> dict[str, float]:
                 device.wait(arrival.transfer)
         links.flush()
         device.synchronise()
-        dist.barrier()
+        world().barrier()
         if number:  # the first one takes shape and memory
             times_s.append(time.perf_counter() - began)
             used_s += cpu_s() - before_s
@@ -85,12 +85,12 @@ def all_reduce(device: Device, num_bytes: int) -> dict[str, float]:
     parts: dict[str, list[float]] = {"down_s": [], "around_s": [], "up_s": []}
     used_s = 0.0
     for number in range(1 + 3):
-        dist.barrier()
+        world().barrier()
         device.synchronise()
         before_s, times = cpu_s(), [time.perf_counter()]
         staged = device.finish(device.download(run))
         times.append(time.perf_counter())
-        dist.all_reduce(staged)
+        world().sum(staged)
         times.append(time.perf_counter())
         device.wait(device.upload(staged, run))
         device.synchronise()
@@ -119,7 +119,7 @@ def run_rank(
             f"{size / 1e6:g} MB": messages(device, rank, size) for size in sizes
         }
         found["all_reduce"] = all_reduce(device, reduce_bytes)
-    dist.barrier()
+    world().barrier()
     leave()
     say(found)
 
@@ -136,7 +136,7 @@ def reduce_for_ever(
     try:
         while True:
             staged = device.finish(device.download(run))
-            dist.all_reduce(staged)
+            world().sum(staged)
             device.wait(device.upload(staged, run))
     except RuntimeError as error:
         noticed = time.monotonic()

@@ -19,6 +19,7 @@ from tests.integration.struck_runs import job_spec
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.base.faults import ENVIRONMENT_VARIABLE, Action, Hook
 from spottrain.pipeline.model.checks.rehearsal import rehearse
+from spottrain.pipeline.model.checks.repetition import try_loss
 from spottrain.pipeline.model.checks.trial import try_optimizer
 from spottrain.pipeline.model.inspect import model_facts
 from spottrain.pipeline.model.job import TrainingJob
@@ -67,12 +68,14 @@ def outcome_of(name: str, zygote: Zygote | None, folder: Path) -> Outcome:
         rehearse(job, layout)
         model_facts(job, layout)
         try_optimizer(job, layout)
+        carried = try_loss(job, layout)
     except UserCodeError as error:
         if isinstance(error.__cause__, ImportError):
             raise error.__cause__ from error
         return Outcome(time.process_time() - begin_s, refused=str(error))
     found = Outcome(
         time.process_time() - begin_s,
+        refused=f"depends on {carried}" if carried else "",
         sections=layout.num_sections,
         stages=_compare_stages(job, layout),
     )

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
+import spottrain
 from spottrain import TrainingJob
 
 if TYPE_CHECKING:
@@ -51,6 +52,17 @@ def job() -> TrainingJob:
 def stuck_job() -> TrainingJob:
     """Weights that stay as they are from the third mini-batch on."""
     return dataclasses.replace(job(), lr_schedule=lambda step: float(step < 2))
+
+
+def late_nan_job() -> TrainingJob:
+    """Losses that are nan from a mini-batch on."""
+
+    def loss(model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, float]:
+        total, weight = tiny.loss(model, batch)
+        is_bad = (spottrain.step() or 0) >= int(os.environ.get("TINY_NAN_FROM", "999"))
+        return total * (torch.nan if is_bad else 1.0), weight
+
+    return dataclasses.replace(tiny.job(), loss=loss)
 
 
 def exploding_job() -> TrainingJob:

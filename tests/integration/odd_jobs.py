@@ -9,23 +9,34 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
+import spottrain
 from spottrain import TrainingJob
+from spottrain.pipeline.model.job import LossResult, NamedParameters
 
 if TYPE_CHECKING:
     from tests.integration import tiny_job as tiny
 else:
-    tiny = importlib.import_module("tiny_job")
+    tiny = importlib.import_module(
+        f"{__package__}.tiny_job" if __package__ else "tiny_job"
+    )
 
 HURRY = 20
 
 
 def _with_model(model: Callable[[], nn.Module]) -> TrainingJob:
     return dataclasses.replace(tiny.job(), model=model)
+
+
+def plain_job() -> TrainingJob:
+    """The tiny job as it is."""
+    return tiny.job()
 
 
 def frozen_job() -> TrainingJob:
@@ -105,6 +116,95 @@ def unused_job() -> TrainingJob:
         return model
 
     return _with_model(model)
+
+
+def conditional_job() -> TrainingJob:
+    """Scales of blocks: never used, used where a token comes first, used at first."""
+
+    class Scaling(tiny.Block):
+        def __init__(self) -> None:
+            super().__init__()
+            self.never = nn.Parameter(torch.ones(tiny.WIDTH))
+            self.rare = nn.Parameter(torch.ones(tiny.WIDTH))
+            self.early = nn.Parameter(torch.ones(tiny.WIDTH))
+
+        def forward(
+            self, x: torch.Tensor, rare: torch.Tensor | None = None
+        ) -> torch.Tensor:
+            x = super().forward(x)
+            if rare is not None and rare.any():
+                x = x * self.rare
+            return x * self.early if spottrain.step() == 0 else x
+
+    class Model(tiny.Tiny):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(Scaling() for _ in range(tiny.BLOCKS))
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            x = self.dropout(self.embedding(tokens))
+            for block in self.blocks:
+                x = block(x, tokens[:, 0] == 3)
+            logits: torch.Tensor = F.linear(self.norm(x), self.embedding.weight)
+            return logits
+
+    return _with_model(Model)
+
+
+def attached_job() -> TrainingJob:
+    """A hook lets half of a tied embedding be; what is marked does not decay."""
+
+    def model() -> Any:
+        model: Any = tiny.Tiny()
+        rows = torch.arange(32)[:, None] >= 16
+        model.embedding.weight.register_hook(lambda gradient: gradient * rows)
+        for parameter in (model.embedding.weight, model.blocks[2].up.bias):
+            parameter.decays = False
+        return model
+
+    def optimizer(named: NamedParameters) -> torch.optim.Optimizer:
+        groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+        for _, parameter in named:
+            groups[getattr(parameter, "decays", True)].append(parameter)
+        return torch.optim.AdamW(
+            [
+                {"params": parameters, "weight_decay": 0.5 * decays}
+                for decays, parameters in groups.items()
+                if parameters
+            ],
+            lr=1e-2,
+        )
+
+    return dataclasses.replace(_with_model(model), optimizer=optimizer)
+
+
+def distributed_job() -> TrainingJob:
+    """The loss sums weights over the processes that torch.distributed knows of."""
+
+    def loss(
+        model: nn.Module, batch: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        total, weight = tiny.loss(model, batch)
+        count = torch.tensor(weight)
+        if dist.is_initialized():
+            dist.all_reduce(count)
+        return total, count
+
+    return dataclasses.replace(tiny.job(), loss=loss)
+
+
+def initialising_job() -> TrainingJob:
+    """The same; in each process it first sees to it that torch.distributed knows one."""
+    asking = distributed_job()
+
+    def loss(model: nn.Module, batch: torch.Tensor) -> LossResult:
+        if not dist.is_initialized():
+            store = dist.HashStore()  # type: ignore[attr-defined]
+            dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        dist.barrier()
+        return asking.loss(model, batch)
+
+    return dataclasses.replace(asking, loss=loss)
 
 
 def stateless_job() -> TrainingJob:

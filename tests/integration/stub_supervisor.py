@@ -95,6 +95,7 @@ class Stub:
                 minibatch_size=self.spec.minibatch_size,
                 microbatch_size=self.spec.microbatch_size,
                 files=(record,),
+                uid=self.spec.uid,
             ),
         )
         say(messages.CheckpointSaved(name=name, step=self.step))

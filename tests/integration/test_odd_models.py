@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.integration import odd_jobs
 from tests.integration.fleet import Fleet, Zygote, make_plan
 from tests.integration.struck_runs import NUM_SECTIONS, job_spec
 
+from spottrain.pipeline.model.skeleton import materialise
 from spottrain.wire import messages
 from spottrain.wire.model import Reduction
 
@@ -30,6 +32,11 @@ def weights(
         return fleet.train(lambda _: plan, fleet.initialise())
 
 
+def by_name(tensors: dict[str, bytes]) -> dict[str, bytes]:
+    """Return tensors without their sections in front of their names."""
+    return {name.partition("/")[2]: tensor for name, tensor in tensors.items()}
+
+
 @pytest.mark.rotated
 @pytest.mark.parametrize(
     "job",
@@ -40,6 +47,8 @@ def weights(
         "shared_job",
         "unused_job",
         "detached_job",
+        "attached_job",
+        "conditional_job",
         "stateless_job",
         "recurrent_job",
     ],
@@ -58,11 +67,60 @@ def test_uncommon_models_train_to_the_same_bits_on_every_shape(
 
 
 @pytest.mark.rotated
+@pytest.mark.parametrize("reduction", ["exact", "fast"])
+@pytest.mark.parametrize(
+    ("job", "names"),
+    [
+        ("conditional_job", [f"blocks.{k}.never" for k in range(4)]),
+        ("detached_job", ["blocks.0.up.weight", "blocks.1.norm.weight"]),
+        ("unused_job", ["spare"]),
+    ],
+)
+def test_parameters_that_get_no_gradient_do_not_decay(
+    zygote: Zygote, tmp_path: Path, job: str, names: list[str], reduction: Reduction
+) -> None:
+    trained = by_name(weights(zygote, tmp_path / "2x2", job, (2, 2), reduction))
+
+    begin = materialise(getattr(odd_jobs, job)(), seed=1)
+    for name in names:
+        first = begin.get_parameter(name).detach().numpy().tobytes()
+        assert trained[name] == first, name
+
+
+@pytest.mark.rotated
+@pytest.mark.parametrize("reduction", ["exact", "fast"])
+def test_hooks_and_attributes_of_parameters_are_those_of_the_model(
+    zygote: Zygote, tmp_path: Path, reduction: Reduction
+) -> None:
+    shape = (2, 2)
+    trained = by_name(
+        weights(zygote, tmp_path / "2x2", "attached_job", shape, reduction)
+    )
+
+    begin = materialise(odd_jobs.attached_job(), seed=1).get_parameter(
+        "embedding.weight"
+    )
+    rows = begin.detach().numpy().tobytes()
+    half = len(rows) // 2
+    assert trained["embedding.weight"][:half] == rows[:half]
+    assert trained["embedding.weight"][half:] != rows[half:]
+
+
+@pytest.mark.rotated
 @pytest.mark.parametrize("job", ["frozen_job", "bfloat16_job", "float16_job"])
 def test_uncommon_models_train_in_fast_mode(
     zygote: Zygote, tmp_path: Path, job: str
 ) -> None:
     assert weights(zygote, tmp_path / "2x2", job, (2, 2), "fast")
+
+
+@pytest.mark.parametrize("job", ["distributed_job", "initialising_job"])
+def test_user_code_sees_no_process_group_but_its_own(
+    zygote: Zygote, tmp_path: Path, job: str
+) -> None:
+    reference = weights(zygote, tmp_path / "reference", "plain_job", (1, 1))
+
+    assert weights(zygote, tmp_path / "2x2", job, (2, 2)) == reference
 
 
 def test_a_section_without_anything_to_train_is_calibrated(

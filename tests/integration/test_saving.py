@@ -168,3 +168,34 @@ def test_frozen_parameters_are_saved_once(zygote: Zygote, tmp_path: Path) -> Non
             lambda _, r: r.message if isinstance(r, messages.UserCodeFailed) else None,
         )
     assert "are those of gpt2, but model() now begins with others" in refused
+
+
+def test_a_job_that_ends_on_nan_saves_its_newest_good_state(
+    zygote: Zygote, tmp_path: Path
+) -> None:
+    """Mini-batches that are not finite change nothing: it is that of the step before."""
+    good = 4
+    (tmp_path / "whole").mkdir()
+    nan_from = {"TINY_NAN_FROM": str(good)}
+    entrypoint = "measured_jobs:late_nan_job"
+    spec = job_spec(tmp_path / "whole", steps=good, entrypoint=entrypoint)
+    with Fleet(spec, "c", tmp_path / "log", zygote, nan_from) as fleet:
+        fleet.ready()
+        alone = make_plan(spec, 1, 1, "c", NUM_SECTIONS)
+        undisturbed = fleet.train(lambda _: alone, fleet.initialise())
+
+    spec = job_spec(tmp_path, steps=1000, entrypoint=entrypoint)
+    spec = dataclasses.replace(spec, checkpoint_every_steps=500)
+    with Fleet(spec, "ab", tmp_path / "log", zygote, nan_from) as fleet:
+        fleet.ready()
+        fleet.run(make_plan(spec, 2, 1, "ab", NUM_SECTIONS), fleet.initialise())
+        fleet.wait_for_step(good + 3)
+        fleet.stop(checkpoint=True)
+        fleet.wait_for_end({"a", "b"})
+        saved = [r for _, r in fleet.history if isinstance(r, messages.CheckpointSaved)]
+    assert saved[-1].step == good
+    ends = "///evaluation"  # which an end of training adds
+    found = read_weights(Path(spec.checkpoint_path))
+    assert {k: v for k, v in found.items() if not k.endswith(ends)} == {
+        k: v for k, v in undisturbed.items() if not k.endswith(ends)
+    }

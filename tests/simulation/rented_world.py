@@ -257,6 +257,7 @@ class RentedWorld(View):
         self.feed(
             e.ManagerStarted(at_s=self.now_s(), software_version="1", pid=1),
         )
+        self.feed(e.CheckpointsListed(at_s=self.now_s(), checkpoints=()))
 
     def feed(self, event: e.Event) -> None:
         """Journal an event, step, check, perform; events that follow wait for it."""
@@ -278,6 +279,8 @@ class RentedWorld(View):
             self._queue.popleft()
 
     def _perform(self, command: c.Command) -> None:
+        if isinstance(command, c.StartAgent | c.SetTimer):
+            return  # VMs boot without end; every round checks the timer
         errands = self._managers[-1].effects
         match command:
             case c.IntendLaunch(intent=intent, token=token, offer=offer, count=count):
@@ -302,8 +305,6 @@ class RentedWorld(View):
                 self._start(errands.release(command))
             case c.Finish():
                 self._finished = True
-            case c.StartAgent() | c.SetTimer():
-                pass  # VMs boot without end; every round checks the timer
             case _:
                 raise AssertionError(command)
 

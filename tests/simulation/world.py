@@ -240,6 +240,8 @@ class World(View):
                 self.later(lambda: self.answer(vm_id))
             case c.ComputePlan():
                 self.plan(command)
+            case c.ListCheckpoints():
+                self.later(self.list_store)
             case c.KeepProfile():
                 pass
             case c.Send():
@@ -251,6 +253,10 @@ class World(View):
                 self.manager_alive = False
             case _:
                 assert_never(command)
+
+    def list_store(self) -> e.Event:
+        found, now_s = tuple(self.workers.checkpoints), self.now_s
+        return e.CheckpointsListed(at_s=now_s, checkpoints=found, asked_at_s=now_s)
 
     def keep(self, vm_id: str) -> None:
         """There is no other job: VMs are returned."""

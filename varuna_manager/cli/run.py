@@ -55,6 +55,12 @@ PriorityOption = Annotated[
 TeamOption = Annotated[
     str | None, typer.Option(help="With --pool: the team that it belongs to.")
 ]
+AdoptOption = Annotated[
+    bool,
+    typer.Option(
+        "--adopt", help="Go on from checkpoints of another job in checkpoint.path."
+    ),
+]
 SCHEMA_VERSION = 1
 
 
@@ -66,6 +72,7 @@ def launch(
     pool: PoolOption = None,
     priority: PriorityOption = None,
     team: TeamOption = None,
+    adopt: AdoptOption = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Start a job and watch it. Ctrl-C stops the job; closing the terminal does not.
@@ -76,7 +83,7 @@ def launch(
         # Not above: it imports the planner, which other commands do not need.
         from spottrain.varuna_manager.cli.pool import commands
 
-        asked = commands.SubmitOptions(file, pool, priority, team, with_vm)
+        asked = commands.SubmitOptions(file, pool, priority, team, with_vm, adopt)
         commands.launch(asked, output, is_dry=dry_run)
         return
     if priority is not None or team is not None:
@@ -86,7 +93,9 @@ def launch(
     from spottrain.varuna_manager.offers.checks import check_all
     from spottrain.varuna_manager.offers.feasibility import check_deadline
 
-    checked = check_all(config, say, "dry run" if dry_run else "launch", on_vm=with_vm)
+    checked = check_all(
+        config, say, "dry run" if dry_run else "launch", on_vm=with_vm, adopt=adopt
+    )
     if dry_run:
         from spottrain.varuna_manager.cli import plan
 
@@ -95,7 +104,9 @@ def launch(
     facts, offers = checked.facts, checked.offers
     if forecast := check_deadline(config, facts, offers, say):
         say(forecast)
-    job, packed_bytes = submit.submit(config, facts, checked.data_bytes, say)
+    job, packed_bytes = submit.submit(
+        config, facts, checked.data_bytes, say, adopt=adopt
+    )
     say(
         f"{facts.num_parameters:,} parameters in {len(facts.sections)} sections; "
         f"workdir packed: {size(packed_bytes)}"
@@ -148,6 +159,12 @@ def resume(
         int | None,
         typer.Option(min=1, help="Train so many steps in all, fewer or more."),
     ] = None,
+    from_scratch: Annotated[
+        bool,
+        typer.Option(
+            "--from-scratch", help="Begin again if no checkpoint of it can be used."
+        ),
+    ] = False,
     detach: DetachOption = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -163,6 +180,8 @@ def resume(
         job = find(name)
     if changes := Changes(code=update_code, workdir=workdir, steps=steps):
         change(job, changes, say)
+    if from_scratch:
+        control.allow_from_scratch(job)
     _run_here(job, control.resume_job(job), detach, output)
 
 

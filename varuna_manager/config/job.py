@@ -507,8 +507,13 @@ class JobConfig(Section):
         asked = self.resources.device
         return "gpu" if asked == "auto" and self.clouds else asked
 
-    def job_spec(self, checkpoint_path: str) -> JobSpec:
-        """Return the job's specification for VMs."""
+    def job_spec(self, checkpoint_path: str, uid: str = "") -> JobSpec:
+        """Return the job's specification for VMs.
+
+        Args:
+            checkpoint_path: Where its checkpoints are.
+            uid: Of the job; empty: it marks no checkpoints.
+        """
         return JobSpec(
             name=self.name,
             entrypoint=self.entrypoint,
@@ -539,6 +544,7 @@ class JobConfig(Section):
             ),
             loader=self.loader_spec,
             semantics=self.semantics,
+            uid=uid,
         )
 
     @property

@@ -102,6 +102,8 @@ def launch_more(transition: Transition) -> None:
     state = transition.state
     if state.launches.launch_pending:
         return
+    if state.preparation.store_error and not state.fleet.vms:
+        return  # they could do nothing, but would cost money
     launch = next_launch(state)
     transition.wake(launch.changes_at_s)
     if launch.offer is None:

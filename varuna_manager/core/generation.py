@@ -142,6 +142,7 @@ def invite(transition: Transition, generation: Generation) -> None:
         ),
         checkpoint_cost_s=transition.state.history.progress.checkpoint_cost_s,
         save_only=generation.save_only,
+        known_models=transition.state.preparation.known_models,
     )
     invited = RankPhase.INVITED
     slots = (s for s in generation.participants if ranks.get(s, invited) is invited)
@@ -351,6 +352,9 @@ def _run(transition: Transition, generation: Generation) -> None:
         generation, phase=GenerationPhase.RUNNING, since_s=now_s, started_at_s=now_s
     )
     transition.put_generation(generation)
+    preparation = transition.state.preparation
+    if preparation.unread or preparation.blocked_since_s is not None:
+        transition.put(replace(preparation, unread=(), blocked_since_s=None))
     # Copies of the plan before lack what was lost since, and are on other VMs.
     progress = replace(transition.state.history.progress, copied_step=None)
     transition.put(replace(transition.state.history, progress=progress))
@@ -414,8 +418,7 @@ def close(transition: Transition, ended_by: str) -> None:
     generation = transition.generation
     if set(generation.ranks.values()) == {RankPhase.STOPPED}:
         # All of them stopped after the same mini-batch: progress is exact.
-        step = generation.stopped_at or 0
-        counters.reached(transition, step, transition.now_s)
+        counters.reached(transition, generation.stopped_at or 0, transition.now_s)
     state, generation = transition.state, transition.generation
     broke = generation.phase is GenerationPhase.BREAKING
     progress = state.history.progress
@@ -425,7 +428,8 @@ def close(transition: Transition, ended_by: str) -> None:
         progress = replace(progress, paused_since_s=progress.last_commit_at_s)
     fruitless = 0 if generation.committed else state.training.fruitless
     lost = RankPhase.GONE in generation.ranks.values()
-    if broke and not lost and not generation.out_of_memory:
+    excused = lost or generation.out_of_memory or state.preparation.doubted
+    if broke and not excused:
         fruitless += not generation.committed
     saved = generation.checkpoint_asked and not broke
     tally = state.history.tally
@@ -455,10 +459,11 @@ def close(transition: Transition, ended_by: str) -> None:
     transition.note_phase(generation.phase, None)
     finished = all(rank in _FINISHED for rank in generation.ranks.values())
     if generation.done and finished and not broke:
-        transition.end(_outcome_of_done(state, generation.early))
+        # To save was tried for long already.
+        transition.end(_outcome_of_done(state, generation.early), checkpoint=False)
     elif fruitless >= MAX_FRUITLESS:
         reason = f"{fruitless} generations in a row broke before a commit: {ended_by}"
-        transition.fail(reason, checkpoint=True)
+        transition.fail(reason)
 
 
 def _outcome_of_done(state: State, early: str) -> Outcome:

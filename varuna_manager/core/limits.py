@@ -107,7 +107,8 @@ def with_steps(state: State, event: StepsChanged) -> State:
 def with_code(state: State, event: CodeUpdated) -> State:
     """Return the state with other code; what was measured of the old holds if it was
     measured of an equal model."""
-    same = event.facts.fingerprint == state.job.facts.fingerprint
+    was = state.job.facts.fingerprint
+    same = event.facts.fingerprint == was
     told = "".join(f"; {line}" for line in event.changes)
     return replace(
         state,
@@ -118,8 +119,14 @@ def with_code(state: State, event: CodeUpdated) -> State:
             state.preparation,
             profile=state.preparation.profile if same else event.profile,
             known_profiles=state.preparation.known_profiles if same else (),
+            known_models=tuple(dict.fromkeys((*state.preparation.known_models, was))),
         ),
     )
+
+
+def with_from_scratch(state: State) -> State:
+    """Return the state of a job that may begin again if no checkpoint can be used."""
+    return replace(state, preparation=replace(state.preparation, from_scratch=True))
 
 
 def advance(transition: Transition) -> None:

@@ -36,6 +36,10 @@ MORPH_COST_S = 5.0
 PREPARE_BOUND_S = 300.0
 """Time limit for writing the first weights, and for measuring the sections."""
 MAX_FAILED_PREPARATIONS = 3
+STORE_WAIT_S = 300.0
+"""How long nothing may begin, as no checkpoint can be read, before the job ends."""
+MAX_BLIND = 2
+"""Times in a row that a VM may fail to read a checkpoint that the manager can read."""
 UNUSED_S = 60.0
 """How long VMs stay that the plan does not use: clouds charge for the first minute anyway,
 and a fleet that changes may need them."""
@@ -71,6 +75,8 @@ def advance(transition: Transition) -> None:
     _replace_outdated(transition)
     state, generation = transition.state, transition.state.training.generation
     if generation is None:
+        if _is_blocked(transition):
+            return
         _prepare(transition)
         _start(transition)
     elif generation.phase is records.GenerationPhase.RUNNING and not generation.done:
@@ -148,6 +154,66 @@ def _save_outdated(
     )
 
 
+# --- Checkpoints that cannot be read -------------------------------------------------------
+
+
+def blocked_by(state: State) -> str | None:
+    """Return why nothing can begin until checkpoints can be read; ``None``: it can."""
+    preparation = state.preparation
+    if preparation.doubted:
+        one = preparation.doubted[-1]
+        return f"looking at checkpoint {one.name}, which {one.vm_id} cannot read"
+    if preparation.unread and state.now_s < preparation.read_after_s:
+        one = preparation.unread[-1]
+        return f"waiting for {one.vm_id} to reach the checkpoints: {one.reason}"
+    error = preparation.store_error
+    unlisted = state.newest_checkpoint is None and not preparation.listed
+    if unlisted or (error and not state.fleet.vms):  # no VM is rented meanwhile
+        return f"waiting for the list of checkpoints{error and ': '}{error}"
+    return None
+
+
+def _is_blocked(transition: Transition) -> bool:
+    """Return whether nothing can begin; end the job if that lasts, as absence is no reason
+    to begin again."""
+    _return_blind(transition)
+    state = transition.state
+    if state.job.measures_only or (why := blocked_by(state)) is None:
+        return False
+    preparation = state.preparation
+    if preparation.blocked_since_s is None:
+        preparation = replace(preparation, blocked_since_s=state.now_s)
+        transition.put(preparation)
+    since_s = preparation.blocked_since_s
+    assert since_s is not None
+    if state.now_s < preparation.read_after_s:
+        transition.wake(preparation.read_after_s)
+    if state.phase is JobPhase.ACTIVE and transition.is_due(since_s + STORE_WAIT_S):
+        reasons = (*preparation.doubted, *preparation.unread)
+        reason = preparation.store_error or (reasons[-1].reason if reasons else why)
+        transition.fail(
+            f"no checkpoint could be read for {STORE_WAIT_S:g} s: {reason}; make "
+            f"{state.job.spec.checkpoint_path} reachable, then resume the job",
+            checkpoint=False,
+        )
+    return True
+
+
+def _return_blind(transition: Transition) -> None:
+    """Return VMs that cannot read checkpoints, again and again, where others might."""
+    preparation = transition.state.preparation
+    blind = {one.vm_id: one for one in preparation.unread if one.times >= MAX_BLIND}
+    others = {vm.vm_id for vm in usable_vms(transition.state)}
+    others -= {one.vm_id for one in preparation.unread}
+    if not blind or not others:
+        return
+    left = tuple(one for one in preparation.unread if one.vm_id not in blind)
+    transition.put(replace(preparation, unread=left))
+    for vm_id, one in blind.items():
+        if vm_id in transition.state.fleet.vms:
+            fleet.vm_unfit(transition, vm_id, f"cannot read checkpoints: {one.reason}")
+
+
 # --- Preparation --------------------------------------------------------------------------
 
 
@@ -161,6 +227,10 @@ def _prepare(transition: Transition) -> None:
     vms = tuple(vm for vm in vms if not is_outdated(state, vm))
     vm_id = next((vm.vm_id for vm in vms), None)
     begun = state.preparation
+    if _has_nothing_left(state):
+        if state.phase is JobPhase.ACTIVE:
+            transition.fail(_nothing_left(state), checkpoint=False)
+        return
     if begun.initialiser is not None or begun.calibration is not None:
         if transition.is_due(begun.prepare_since_s + PREPARE_BOUND_S):
             fail_preparation(transition, f"no answer in {PREPARE_BOUND_S:g} s")
@@ -174,6 +244,26 @@ def _prepare(transition: Transition) -> None:
         transition.send((vm_id,), Initialise())
     elif state.preparation.profile is None and _is_enough(transition, vms):
         calibration.get_profile(transition, vms)
+
+
+def _has_nothing_left(state: State) -> bool:
+    """Return whether a job that has trained would have to begin again, untold."""
+    return (
+        state.newest_checkpoint is None
+        and state.history.progress.highest_step > 0
+        and not state.preparation.from_scratch
+    )
+
+
+def _nothing_left(state: State) -> str:
+    """Return why a job that has trained cannot go on."""
+    spec, step = state.job.spec, state.history.progress.highest_step
+    damaged = "".join(f"; {one.reason}" for one in state.preparation.damaged)
+    return (
+        f"the job has trained up to step {step}, but {spec.checkpoint_path} holds no "
+        f"checkpoint that can be used{damaged}; bring one back and resume the job, or "
+        f"begin again with 'spottrain resume {spec.name} --from-scratch'"
+    )
 
 
 def fail_preparation(transition: Transition, reason: str) -> None:
@@ -231,7 +321,11 @@ def _start(transition: Transition) -> None:
 def _is_enough(transition: Transition, vms: Sequence[records.VmRecord]) -> bool:
     """Return whether to plan with ``vms`` now; a cold start waits for VMs that boot."""
     state = transition.state
-    if not vms or len(vms) < state.job.min_vms:
+    if not vms:
+        return False
+    if state.phase is JobPhase.ENDING:
+        return True  # what they hold is only to be saved
+    if len(vms) < state.job.min_vms:
         return False
     cold = not any(vm.used_slots for vm in vms)
     coming = is_expecting(state) or any(vm.is_coming for vm in state.fleet.vms.values())

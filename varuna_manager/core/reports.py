@@ -17,7 +17,9 @@ from spottrain.varuna_manager.core.limits import REPLACED
 from spottrain.varuna_manager.core.model import counters
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.changed import replace
+from spottrain.varuna_manager.core.model.commands import ListCheckpoints
 from spottrain.varuna_manager.core.model.records import (
+    Doubt,
     GenerationPhase,
     RankPhase,
     VmPhase,
@@ -27,6 +29,9 @@ from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.varuna_manager.core.replacement import stragglers
 from spottrain.wire import messages
 from spottrain.wire.model import Slot
+
+READ_PAUSE_S = 5.0
+"""Until VMs try again to read a checkpoint that is whole, as far as the manager sees."""
 
 
 def report_received(transition: Transition, event: e.ReportReceived) -> None:
@@ -70,8 +75,8 @@ def report_received(transition: Transition, event: e.ReportReceived) -> None:
             _checkpoint_saved(transition, e.CheckpointRef(name=name, step=step))
         case messages.CheckpointFailed():
             _checkpoint_failed(transition, report)
-        case messages.CheckpointDamaged():
-            _checkpoint_damaged(transition, report)
+        case messages.CheckpointDamaged() | messages.CheckpointUnreachable():
+            _checkpoint_unread(transition, vm_id, report)
         case messages.InterruptionNoticed(lead_s=lead_s):
             _interruption_noticed(transition, vm_id, lead_s)
         case messages.InterruptionCancelled():
@@ -94,7 +99,7 @@ def _user_code_failed(transition: Transition, message: str, traceback: str) -> N
     Where that runs into the user's code too, as an update that was interrupted by the
     error cannot be completed, the newest checkpoint remains.
     """
-    transition.fail(message, exit_code=3, traceback=traceback, checkpoint=True)
+    transition.fail(message, exit_code=3, traceback=traceback)
     generation = transition.state.training.generation
     if generation is not None and generation.save_only:
         transition.state = replace(transition.state, ending_checkpoint=False)
@@ -196,7 +201,9 @@ def _out(
             state.preparation.calibration is not None
             and state.preparation.calibration.number == number
         )
-        if initialises or measures:
+        if measures and state.preparation.doubted:
+            calibrations.give_up(transition)  # its checkpoint is looked at first
+        elif initialises or measures:
             planning.fail_preparation(transition, f"{slot.vm_id}: {reason}")
         return
     lives = generation.ranks.get(slot) in (RankPhase.INVITED, RankPhase.STARTED)
@@ -226,26 +233,59 @@ def progress_stalled(transition: Transition, event: e.ProgressStalled) -> None:
         )
 
 
-def checkpoints_listed(
-    transition: Transition, listed: tuple[e.CheckpointRef, ...]
-) -> None:
+def checkpoints_listed(transition: Transition, event: e.CheckpointsListed) -> None:
     """Take over the store's list, but keep what was saved while it was being listed.
 
-    A newer checkpoint that was known and is missing will show up as damaged, rather
-    than be forgotten silently.
+    A newer checkpoint that was known and is missing shows when it is read, rather than
+    be forgotten silently; one that could not be read then is gone.
     """
-    newest = max((c.step for c in listed), default=-1)
+    before = transition.state.preparation
+    answered = [one for one in before.doubted if one.at_s <= event.asked_at_s]
+    newest = max((one.step for one in event.checkpoints), default=-1)
+    bad = {one.name for one in event.damaged}
+    gone = bad.union(one.name for one in answered)
     newer = tuple(
-        c for c in transition.state.preparation.checkpoints if c.step > newest
+        one for one in before.checkpoints if one.step > newest and one.name not in gone
     )
-    transition.put(replace(transition.state.preparation, checkpoints=newer + listed))
+    whole = {one.name for one in event.checkpoints} - bad
+    unread = before.unread
+    if answered:
+        unread = tuple(one for one in answered if one.name in whole)
+    now_s = transition.now_s
+    transition.put(
+        replace(
+            before,
+            checkpoints=newer + event.checkpoints,
+            damaged=event.damaged,
+            listed=True,
+            store_error="",
+            doubted=tuple(one for one in before.doubted if one not in answered),
+            unread=unread,
+            read_after_s=now_s + READ_PAUSE_S if answered else before.read_after_s,
+            blocked_since_s=before.blocked_since_s if unread else None,
+        )
+    )
+    known = {one.name for one in before.damaged}
+    news = [one for one in event.damaged if one.name not in known]
+    if news:
+        lines = (f"checkpoint {one.name} is damaged: {one.reason}" for one in news)
+        transition.log("; ".join(lines))
+
+
+def store_unreachable(transition: Transition, reason: str) -> None:
+    """The store cannot be asked: what it holds is as unknown as before."""
+    before = transition.state.preparation
+    if reason != before.store_error:
+        transition.put(replace(before, store_error=reason))
+        transition.log(f"checkpoints cannot be listed: {reason}; it is tried again")
 
 
 def _checkpoint_saved(transition: Transition, checkpoint: e.CheckpointRef) -> None:
     """Keep the checkpoints that the store still holds: older ones are deleted by now."""
     state = transition.state
     known = {c.name: c for c in (checkpoint, *state.preparation.checkpoints)}
-    good = [c for c in known.values() if c.name not in state.preparation.damaged]
+    bad = {one.name for one in state.preparation.damaged}
+    good = [c for c in known.values() if c.name not in bad]
     newest_first = sorted(good, key=lambda c: c.step, reverse=True)
     transition.put(
         replace(
@@ -254,6 +294,7 @@ def _checkpoint_saved(transition: Transition, checkpoint: e.CheckpointRef) -> No
             checkpoint_saved_at_s=transition.now_s,
             checkpoint_error="",
             initialiser=None,
+            from_scratch=False,
         )
     )
     transition.log(f"checkpoint {checkpoint.name} saved")
@@ -277,25 +318,34 @@ def _checkpoint_failed(
         transition.fail(error)
 
 
-def _checkpoint_damaged(
-    transition: Transition, report: messages.CheckpointDamaged
+def _checkpoint_unread(
+    transition: Transition,
+    vm_id: str,
+    report: messages.CheckpointDamaged | messages.CheckpointUnreachable,
 ) -> None:
-    state = transition.state
-    if report.name not in state.preparation.damaged:
-        transition.put(
-            replace(
-                state.preparation, damaged=(*state.preparation.damaged, report.name)
-            )
-        )
-    generation = state.training.generation
-    reason = f"checkpoint {report.name} is damaged"
+    """A VM could not read a checkpoint: ask the store, which may say otherwise."""
+    name, preparation = report.name, transition.state.preparation
+    times = 1 + sum(one.times for one in preparation.unread if one.vm_id == vm_id)
+    doubt = Doubt(
+        vm_id=vm_id,
+        name=name,
+        reason=report.reason,
+        at_s=transition.now_s,
+        file=report.file if isinstance(report, messages.CheckpointDamaged) else "",
+        times=times,
+    )
+    others = [one for one in preparation.doubted if one.vm_id != vm_id]
+    transition.put(replace(preparation, doubted=(*others, doubt)))
+    transition.emit(ListCheckpoints())
+    generation = transition.state.training.generation
     if (
         generation is not None
         and generation.phase is GenerationPhase.STARTING
-        and generation.checkpoint == report.name
+        and generation.checkpoint == name
     ):
+        reason = f"{vm_id} cannot read checkpoint {name}"
         generations.break_generation(transition, reason)
-    transition.log(f"{reason}: {report.reason}")
+    transition.log(f"{vm_id} cannot read checkpoint {name}: {report.reason}")
 
 
 def _interruption_noticed(transition: Transition, vm_id: str, lead_s: float) -> None:

@@ -47,7 +47,7 @@ def watch_limits(transition: Transition) -> None:
         return
     if job.deadline_s is not None and transition.is_due(job.deadline_s):
         outcome = Outcome(kind="deadline", exit_code=4, reason="the deadline passed")
-        transition.end(outcome, checkpoint=True)
+        transition.end(outcome)
     elif job.max_usd is not None:
         _watch_budget(transition, job.max_usd)
     _watch_capacity(transition)
@@ -67,7 +67,7 @@ def _watch_grant(transition: Transition, grant: PoolGrant) -> bool:
         reason = f"what pool {grant.pool} allows it to spend is used up"
     else:
         return False
-    transition.end(Outcome(kind="queued", exit_code=0, reason=reason), checkpoint=True)
+    transition.end(Outcome(kind="queued", exit_code=0, reason=reason))
     return True
 
 
@@ -83,7 +83,7 @@ def _watch_budget(transition: Transition, max_usd: float) -> None:
         if money.reserve > NOTHING:
             reason += f", {money.reserve.usd:.4f} reserved for {money.reserve_s:g} s"
         outcome = Outcome(kind="budget", exit_code=4, reason=reason)
-        transition.end(outcome, checkpoint=True)
+        transition.end(outcome)
 
 
 def _alert(transition: Transition, money: Budget, max_usd: float) -> None:

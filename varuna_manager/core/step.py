@@ -100,6 +100,8 @@ def _fold_after_end(state: State, event: e.Event) -> State:
             return limits.with_steps(state, event)
         case e.CodeUpdated():
             return limits.with_code(state, event)
+        case e.FromScratchRequested():
+            return limits.with_from_scratch(state)
         case e.VmsListed():
             return spending.settled(state, event)
         case _:
@@ -138,8 +140,12 @@ def _fold(transition: Transition, event: e.Event) -> None:
             )
         case e.TimerFired():
             transition.state = replace(transition.state, timer_at_s=None)
-        case e.CheckpointsListed(checkpoints=checkpoints):
-            reports.checkpoints_listed(transition, checkpoints)
+        case e.FromScratchRequested():
+            transition.state = limits.with_from_scratch(transition.state)
+        case e.CheckpointsListed():
+            reports.checkpoints_listed(transition, event)
+        case e.StoreUnreachable(reason=reason):
+            reports.store_unreachable(transition, reason)
         case e.ProfilesListed(profiles=profiles):
             transition.put(
                 replace(transition.state.preparation, known_profiles=profiles)
@@ -205,7 +211,7 @@ def _fold(transition: Transition, event: e.Event) -> None:
         case e.JobReleased():
             shutdown.job_released(transition)
         case e.SetupFailed(reason=reason, output=output):
-            transition.fail(reason, exit_code=3, traceback=output, checkpoint=True)
+            transition.fail(reason, exit_code=3, traceback=output)
         case _:
             assert_never(event)
 
@@ -259,7 +265,15 @@ def _manager_started(transition: Transition, version: str) -> None:
                 for k, v in state.launches.intents.items()
             },
         ),
-        replace(state.preparation, prepare_since_s=transition.now_s),
+        replace(
+            state.preparation,
+            prepare_since_s=transition.now_s,
+            listed=False,
+            store_error="",
+            doubted=(),
+            unread=(),
+            blocked_since_s=None,
+        ),
     )
     for intent in transition.state.launches.intents.values():
         launches.launch(transition, intent)
@@ -394,6 +408,8 @@ def _waiting(state: State) -> str:
         return f"measuring the model's sections{how_far}"
     if usable and state.training.plan_asked is not None:
         return "choosing a plan"
+    if (why := planning.blocked_by(state)) is not None:
+        return why
     waiting_for = []
     if coming:
         waiting_for.append(f"{coming} VMs to boot")

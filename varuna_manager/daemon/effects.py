@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
-from collections.abc import Callable, Collection, Mapping
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 from spottrain.cloud.port import errors
@@ -19,7 +20,7 @@ from spottrain.cloud.port import provider as port
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import CloudProvider, Vm
 from spottrain.errors import ConfigError, UserCodeError
-from spottrain.manifest import CheckpointEntry, list_checkpoints
+from spottrain.manifest import Listing, own_uids, recheck, scan
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.plan.choose import choose_plan
 from spottrain.morphing.plan.inputs import question_of
@@ -35,6 +36,7 @@ from spottrain.varuna_manager.daemon.sessions import AgentSessions
 from spottrain.varuna_manager.jobs import profiles
 from spottrain.varuna_manager.jobs.folder import job_dir
 from spottrain.varuna_manager.jobs.identity import Identity, token_sha256
+from spottrain.wire.messages import CheckpointDamaged
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +48,8 @@ RELEASE_S = 660.0
 """How long removing a network may take: its VMs have to be gone first."""
 STORE_PAUSE_S = 10.0
 """Between two tries to list checkpoints while their store is down."""
-RELIST_S = 10.0
-"""How long listing checkpoints again may take."""
+STORE_S = 60.0
+"""How long it may be silent before that is told."""
 _THREADS = 32
 _STARTERS = 64
 """Agents started at the same time: each may wait for its VM to boot."""
@@ -97,6 +99,7 @@ class EffectRunner:
         self._threads = ThreadPoolExecutor(_THREADS, "effect")
         self._starters = ThreadPoolExecutor(_STARTERS, "start")
         self._planning = asyncio.Lock()
+        self._to_list = asyncio.Event()
         self._newest_plan = ""
         self.market = MarketWatch(sink)
         self._parts: Mapping[str, CloudProvider] = (
@@ -138,7 +141,7 @@ class EffectRunner:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(limit_s):
-                call = functools.partial(function, *args, **kwargs)
+                call = partial(function, *args, **kwargs)
                 return await loop.run_in_executor(threads, call)
         except TimeoutError as error:
             refusal = f"{self._provider.name} gave no answer in {limit_s:g} s"
@@ -365,31 +368,76 @@ class EffectRunner:
 
     # --- checkpoints and profiles ---------------------------------------------------------
 
-    async def list_checkpoints(self) -> None:
-        """Feed the complete checkpoints that the store holds, once it answers."""
-        while True:
-            try:
-                found = await asyncio.to_thread(self._find_checkpoints)
-                break
-            except StorageError as error:
-                # If it were taken for empty, training would start from the beginning.
-                logger.warning("%s; trying again", error)
-                await asyncio.sleep(STORE_PAUSE_S)
-        refs = tuple(e.CheckpointRef(name=one.name, step=one.step) for one in found)
-        self._sink.feed(e.CheckpointsListed(at_s=self._now_s, checkpoints=refs))
+    def list_checkpoints(self) -> None:
+        """Have the store's checkpoints listed once more; see ``watch_store``."""
+        self._to_list.set()
 
-    async def relist_checkpoints(self) -> None:
-        """List checkpoints again within ``RELIST_S``, as a known one cannot be read.
+    async def watch_store(self) -> None:
+        """Feed the complete checkpoints that the store holds, whenever they are wanted.
 
-        VMs of a manager that was replaced may have trained on until they were returned,
-        and have deleted older checkpoints for newer ones.
+        While it does not answer, that is fed: if it were taken for empty, training would
+        start from the beginning.
         """
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(RELIST_S):
-                await self.list_checkpoints()
+        while True:
+            await self._to_list.wait()
+            self._to_list.clear()
+            try:
+                event = await self._ask_store()
+            except StorageError as error:
+                self._tell_unreachable(str(error))
+                self._to_list.set()
+                await asyncio.sleep(STORE_PAUSE_S)
+            else:
+                self._sink.feed(event)
 
-    def _find_checkpoints(self) -> list[CheckpointEntry]:
-        return list_checkpoints(open_store(self._job.spec.checkpoint_path))
+    async def _ask_store(self) -> e.CheckpointsListed:
+        """Return what the store holds.
+
+        Raises:
+            StorageError: It cannot be asked.
+        """
+        asked_at_s = self._now_s
+        listing = in_daemon_thread(partial(self._find_checkpoints, self._doubts()))
+        while not (await asyncio.wait({listing}, timeout=STORE_S))[0]:
+            place = self._job.spec.checkpoint_path
+            self._tell_unreachable(f"{place} has not answered for {STORE_S:g} s")
+        found = listing.result()
+        return e.CheckpointsListed(
+            at_s=self._now_s,
+            checkpoints=tuple(
+                e.CheckpointRef(name=one.name, step=one.step) for one in found.whole
+            ),
+            damaged=tuple(found.damaged),
+            asked_at_s=asked_at_s,
+        )
+
+    def _tell_unreachable(self, reason: str) -> None:
+        if reason != self._sink.state.preparation.store_error:
+            self._sink.feed(e.StoreUnreachable(at_s=self._now_s, reason=reason))
+
+    def _doubts(self) -> tuple[CheckpointDamaged, ...]:
+        """Return what is damaged, as far as is known: sizes alone would not show it."""
+        preparation = self._sink.state.preparation
+        reported = (
+            CheckpointDamaged(name=one.name, file=one.file, reason=one.reason)
+            for one in preparation.doubted
+            if one.file
+        )
+        return (*preparation.damaged, *reported)
+
+    def _find_checkpoints(self, doubts: Sequence[CheckpointDamaged]) -> Listing:
+        spec = self._job.spec
+        store = open_store(spec.checkpoint_path)
+        found = scan(store, own_uids(store, spec.uid))
+        for doubt in doubts:
+            known = {one.name for one in found.damaged}
+            listed = any(one.name == doubt.name for one in found.whole)
+            damaged = None
+            if listed and doubt.name not in known:
+                damaged = recheck(store, doubt)
+            if damaged is not None:
+                found.damaged.append(damaged)
+        return found
 
     async def list_profiles(self) -> None:
         """Feed the profiles of the job's model that this machine keeps."""
@@ -404,6 +452,29 @@ class EffectRunner:
             await asyncio.to_thread(profiles.keep, command.profile)
         except ConfigError as error:
             logger.warning("profile not kept: %s", error)
+
+
+def in_daemon_thread(work: Callable[[], R]) -> asyncio.Future[R]:
+    """Do ``work`` in a thread that no exit of this process waits for: a network file
+    system may never answer."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[R] = loop.create_future()
+
+    def settle(outcome: Callable[[], None]) -> None:
+        if not done.done():
+            outcome()
+
+    def run() -> None:
+        outcome: Callable[[], None]
+        try:
+            outcome = partial(done.set_result, work())
+        except Exception as error:  # noqa: BLE001  raised where it is awaited
+            outcome = partial(done.set_exception, error)
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle, outcome)
+
+    threading.Thread(target=run, name="store", daemon=True).start()
+    return done
 
 
 def refusal_of(error: CloudError) -> e.RefusalKind:

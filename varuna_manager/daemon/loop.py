@@ -183,8 +183,9 @@ class ManagerLoop:
         self.feed(
             e.ManagerStarted(at_s=self.now_s(), software_version=version, pid=pid)
         )
+        self._effects.list_checkpoints()
         for work in (
-            self._effects.list_checkpoints(),
+            self._effects.watch_store(),
             self._effects.list_profiles(),
             self._effects.poller.run(),
             self._watch_silence(),
@@ -295,7 +296,7 @@ class ManagerLoop:
         ended = after.history.generations[-1:]
         if ended != before.history.generations[-1:] and ended[0].broke:
             # Who completed a checkpoint may have gone before it could say so.
-            self._start(self._effects.list_checkpoints())
+            self._effects.list_checkpoints()
         if after.last_news != before.last_news:
             logger.info("%s", after.last_news, extra=_log_fields(event, after))
         self._samples += self._sampler.samples(event, self._ahead)
@@ -384,6 +385,8 @@ class ManagerLoop:
                 self._start(self._effects.ask(command))
             case c.ComputePlan():
                 self._start(self._effects.plan(command))
+            case c.ListCheckpoints():
+                self._effects.list_checkpoints()
             case c.KeepProfile():
                 self._start(self._effects.keep_profile(command))
             case c.Send(vm_id=vm_id, command=message):
@@ -491,9 +494,6 @@ class ManagerLoop:
         Raises:
             OutOfStepError: the VM is gone, or facts before this batch are missing.
         """
-        damaged = messages.CheckpointDamaged
-        if any(isinstance(report, damaged) for report in batch.reports):
-            await self._effects.relist_checkpoints()
         vm = self.state.fleet.vms.get(batch.vm_id)
         if vm is None or batch.first > vm.reports_received:
             raise OutOfStepError(

@@ -35,6 +35,7 @@ from spottrain.varuna_manager.config.data import data_requests
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.config.ssh import check_secrets, environment_of
 from spottrain.varuna_manager.core.model.events import (
+    FromScratchRequested,
     GrantReceived,
     LimitsChanged,
     StopRequested,
@@ -256,6 +257,16 @@ def change_limits(job: JobDir, limits: tuple[Limit, ...], *, sure: bool) -> None
         if not sure:
             check_limits(journal.replay(), event)
         journal.append(event)
+
+
+def allow_from_scratch(job: JobDir) -> None:
+    """Let a job without a manager begin again if no checkpoint of it can be used.
+
+    Raises:
+        ManagerUnreachableError: Its manager runs.
+    """
+    with manager_lock(job), contextlib.closing(Journal(job.journal)) as journal:
+        journal.append(FromScratchRequested(at_s=time.time(), by="command line"))
 
 
 def give_grant(job: JobDir, grant: PoolGrant) -> None:

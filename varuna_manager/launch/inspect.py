@@ -19,7 +19,7 @@ import spottrain
 from spottrain import machine
 from spottrain.errors import ConfigError, SpottrainError, UserCodeError, WireError
 from spottrain.machine import OUTPUT_VARIABLES
-from spottrain.morphing.plan.profiles import is_noisy, knows_crowds
+from spottrain.morphing.plan.profiles import knows_crowds
 from spottrain.varuna_manager.config.job import EvaluationConfig, JobConfig
 from spottrain.varuna_manager.core.calibration import MAX_SLOTS_PER_CORE
 from spottrain.varuna_manager.jobs import profiles
@@ -62,6 +62,13 @@ def inspect_model(config: JobConfig) -> ModelFacts:
     _check_evaluation(config.evaluation, facts)
     if config.lr_schedule_is is None and facts.learning_rates is not None:
         _check_factor(facts.learning_rates, config.steps)
+    if config.reduction == "exact" and facts.carried:
+        raise UserCodeError(
+            f"reduction: exact is impossible: losses or gradients depend on {facts.carried}, "
+            "which calls change and other machines do not have; compute it from "
+            "spottrain.step(), draw random numbers from torch, random or numpy.random "
+            "(seeded for you), or set reduction: fast"
+        )
     if config.loader.workers not in ("auto", 0) and facts.unsendable:
         raise ConfigError(
             f"loader.workers: batches cannot go from one process to another: "
@@ -152,8 +159,7 @@ def calibrate(
     """Return a profile of the user's model for this machine.
 
     It is the one that the job file names; else one that was measured here before, for
-    the same model, device and software; else it is measured now, and kept unless the
-    machine was busy.
+    the same model, device and software; else it is measured now, and kept.
 
     Args:
         config: The job.
@@ -182,8 +188,7 @@ def calibrate(
     data.ensure_data(config)
     crowd = num_slots if shares else 0
     profile = measure_here(config, on_progress, num_slots=crowd)
-    if not is_noisy(profile):
-        profiles.keep(profile)
+    profiles.keep(profile)
     return profile
 
 

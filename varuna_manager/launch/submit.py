@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import shutil
 import subprocess
@@ -33,7 +34,7 @@ from spottrain.varuna_manager.jobs.folder import JobDir, job_dir
 from spottrain.varuna_manager.jobs.follow import read_state
 from spottrain.varuna_manager.jobs.journal import Journal, JournalError
 from spottrain.varuna_manager.jobs.profiles import given_profile
-from spottrain.varuna_manager.launch import weights
+from spottrain.varuna_manager.launch import ownership, weights
 from spottrain.varuna_manager.launch.inspect import kept_layout
 from spottrain.varuna_manager.launch.workdir import pack, packed_files
 from spottrain.wire.model import ModelFacts, Profile
@@ -133,6 +134,22 @@ def check_manager(config: JobConfig, *, on_vm: bool) -> None:
         )
 
 
+def check_store(config: JobConfig, *, adopt: bool) -> None:
+    """Check that the place of a new job's checkpoints is no other job's.
+
+    Raises:
+        ConfigError: It is, and the job is not to adopt them; or it cannot be read.
+    """
+    if config.checkpoint.path is None:
+        return
+    try:
+        ownership.check(
+            open_store(config.checkpoint.path, patience_s=STORE_PATIENCE_S), adopt=adopt
+        )
+    except StorageError as error:
+        raise ConfigError(f"checkpoint.path: {error}") from error
+
+
 def check_checkpoint_path(config: JobConfig) -> None:
     """Check that checkpoints can be written where the job file says.
 
@@ -193,11 +210,23 @@ def job_settings(
     job: JobDir,
     at_s: float,
     data_bytes: Mapping[str, float] | None = None,
+    uid: str = "",
 ) -> JobSettings:
-    """Return the settings for the manager's core of a job launched at ``at_s``."""
+    """Return the settings for the manager's core of a job launched at ``at_s``.
+
+    Args:
+        config: The job.
+        facts: Of its model.
+        job: Where it is on disk.
+        at_s: Seconds since the epoch.
+        data_bytes: As in ``submit``.
+        uid: Of the job whose mark is at the place of its checkpoints; empty: there is
+            none.
+    """
+    place = config.checkpoint.path or str(job.checkpoints)
     return JobSettings(
-        uid=uuid.uuid4().hex,
-        spec=config.job_spec(config.checkpoint.path or str(job.checkpoints)),
+        uid=uid or uuid.uuid4().hex,
+        spec=config.job_spec(place, uid),
         facts=facts,
         max_vms=config.resources.max_vms,
         min_vms=config.resources.min_vms,
@@ -239,6 +268,7 @@ def submit(
     pool: str = "",
     profile: Profile | None = None,
     measures_only: bool = False,
+    adopt: bool = False,
 ) -> tuple[JobDir, int]:
     """Put a job on disk, ready for its manager: all of it or nothing.
 
@@ -252,28 +282,32 @@ def submit(
         pool: The pool that it belongs to, which grants it nothing yet.
         profile: Of the model on these machines, if the job file gives none.
         measures_only: End it once its model is measured.
+        adopt: Take over the checkpoints of another job.
 
     Returns:
         The job, and the size of its packed workdir in bytes.
 
     Raises:
-        ConfigError: The name is in use, or ``init_from`` does not fit.
+        ConfigError: The name is in use, ``init_from`` does not fit, or the checkpoints are
+            another job's.
         UserCodeError, ToolError, StorageError: ``init_from`` cannot be read or written.
     """
-    job = job_dir(config.name)
-    with (
-        draft_of(job) as draft,
-        weights.first(
-            config, config.checkpoint.path or str(draft.checkpoints)
-        ) as first,
-    ):
+    job, uid = job_dir(config.name), uuid.uuid4().hex
+    with contextlib.ExitStack() as stack:
+        draft = stack.enter_context(draft_of(job))
+        place = config.checkpoint.path or str(draft.checkpoints)
+        if not measures_only:
+            spec, model = config.job_spec(place), facts.fingerprint
+            stack.enter_context(ownership.marked(place, uid, spec, model, adopt=adopt))
+        first = stack.enter_context(weights.first(config, place, uid))
         workdir = Path(config.workdir)
         files = packed_files(workdir, config.checkpoint.path)
         size = pack(workdir, files, draft.workdir, kept_layout(config))
         draft.write(config, facts)
         at_s = time.time()
         journal = Journal(draft.journal)
-        settings = job_settings(config, facts, job, at_s, data_bytes)
+        whose = "" if measures_only else uid
+        settings = job_settings(config, facts, job, at_s, data_bytes, whose)
         settings = replace(settings, measures_only=measures_only)
         if pool:
             grant = PoolGrant(pool=pool, serial=0)

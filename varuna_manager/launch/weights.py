@@ -10,16 +10,20 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple, TypeVar
 
-from spottrain.errors import ConfigError
+from spottrain.errors import ConfigError, SpottrainError
 from spottrain.manifest import (
     CheckpointEntry,
+    CheckpointError,
+    DamagedError,
     list_checkpoints,
     parse_name,
     read_manifest,
+    read_owner,
 )
 from spottrain.storage.open import open_store
 from spottrain.storage.store import UNFINISHED, is_url, local_folder
@@ -27,6 +31,7 @@ from spottrain.varuna_manager.config.init_from import InitFromConfig
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.jobs.bucket import StoredJob, find_stored
 from spottrain.varuna_manager.jobs.folder import JobDir, find
+from spottrain.varuna_manager.jobs.follow import uid_of
 from spottrain.varuna_manager.launch import data
 from spottrain.varuna_manager.launch.inspect import run_tool
 from spottrain.varuna_manager.launch.workdir import unpack
@@ -35,6 +40,18 @@ from spottrain.wire.model import ExportedWeights, ExportFormat, FirstWeights
 
 _EXPORTER = "spottrain.pipeline.weights.export"
 _STARTER = "spottrain.pipeline.weights.warm_start"
+MAX_TRIES = 5
+"""Checkpoints that may be deleted, one after the other, before they are read."""
+T = TypeVar("T")
+
+
+class Source(NamedTuple):
+    """Where weights are read from."""
+
+    place: str
+    """Folder or URL."""
+    checkpoint: str
+    """Its name there; empty: they are files at the place itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,20 +104,29 @@ def export(
         StorageError: The store cannot be read.
     """
     _check_target(to)
-    with _code_of(name) as (config, place, workdir):
-        chosen = _choose(place, _best_step(place) if best else step, checkpoint)
+    with _code_of(name) as (config, place, uid, workdir):
         os.environ.update(config.env)
         data.ensure_data(config)
-        with _draft(to) as draft:
-            flags = {"--full": full, "--ema": ema}
-            options = ("--format", kind, *(flag for flag in flags if flags[flag]))
-            arguments = (place, chosen.name, str(draft), *options)
-            text = run_tool(
-                _EXPORTER, config, *arguments, workdir=str(workdir), timeout_s=None
-            )
-            written: ExportedWeights = decode(ExportedWeights, text)
-            draft.rename(to)
-        return Export(config.name, chosen, to, written)
+        flags = {"--full": full, "--ema": ema}
+        options = ("--format", kind, *(flag for flag in flags if flags[flag]))
+
+        def choose() -> Source:
+            found = _best(place, uid) if best else _choose(place, step, checkpoint, uid)
+            return Source(place, found.name)
+
+        def write(source: Source) -> Export:
+            with _draft(to) as draft:
+                arguments = (place, source.checkpoint, str(draft), *options)
+                text = run_tool(
+                    _EXPORTER, config, *arguments, workdir=str(workdir), timeout_s=None
+                )
+                written: ExportedWeights = decode(ExportedWeights, text)
+                draft.rename(to)
+            entry = parse_name(source.checkpoint)
+            assert entry is not None
+            return Export(config.name, entry, to, written)
+
+        return _beside_retention(choose, write)
 
 
 def _check_target(to: Path) -> None:
@@ -114,29 +140,48 @@ def _check_target(to: Path) -> None:
 
 
 @contextlib.contextmanager
-def _code_of(name: str) -> Iterator[tuple[JobConfig, str, Path]]:
-    """Yield a job's configuration, where its checkpoints are, and its code, unpacked."""
+def _code_of(name: str) -> Iterator[tuple[JobConfig, str, str, Path]]:
+    """Yield a job's configuration, where its checkpoints are, its uid, and its code,
+    unpacked."""
     with tempfile.TemporaryDirectory(prefix="spottrain-") as scratch:
         if is_url(name):
             job, url = JobDir(Path(scratch)), find_stored(name)
             StoredJob(url.place, url.newest.uid).fetch(job.path)
-            config, place = job.config(), url.place
+            config, place, uid = job.config(), url.place, url.newest.uid
         else:
             job = find(name)
-            config = job.config()
+            config, uid = job.config(), uid_of(job)
             place = config.checkpoint.path or str(job.checkpoints)
         code = Path(scratch, "workdir")
         unpack(job.workdir, code)
-        yield config, place, code
+        yield config, place, uid, code
 
 
-def _choose(place: str, step: int | None, name: str | None) -> CheckpointEntry:
+def _checkpoints(place: str, uid: str) -> list[CheckpointEntry]:
+    """Return the complete checkpoints of a job, newest first.
+
+    Args:
+        place: Where they are.
+        uid: Of the job; empty: the one whose place it is.
+
+    Raises:
+        StorageError: The store cannot be read.
+    """
+    store = open_store(place)
+    if (owner := read_owner(store)) is None:
+        return list_checkpoints(store)
+    return list_checkpoints(store, owner.uids if uid in ("", owner.uid) else {uid})
+
+
+def _choose(
+    place: str, step: int | None, name: str | None, uid: str = ""
+) -> CheckpointEntry:
     """Return the checkpoint that was asked for: the newest unless one was named.
 
     Raises:
         ConfigError: It is not there, or not complete.
     """
-    found = list_checkpoints(open_store(place))
+    found = _checkpoints(place, uid)
     if not found:
         raise ConfigError(
             f"{place} holds no complete checkpoint; one is saved every "
@@ -151,18 +196,58 @@ def _choose(place: str, step: int | None, name: str | None) -> CheckpointEntry:
     raise ConfigError(f"{asked}: {place} holds {known}{hint}")
 
 
-def _best_step(place: str) -> int | None:
-    """Return the step of the best checkpoint; ``None`` if there is no checkpoint.
+def _beside_retention(choose: Callable[[], Source], use: Callable[[Source], T]) -> T:
+    """Use a checkpoint of a job that may run: if its retention deletes the one that was
+    chosen before it is read, choose again.
 
     Raises:
-        ConfigError: No evaluation has chosen one.
+        SpottrainError: It cannot be used, though it is there; or there is none any more of
+            those that were asked for; or one after the other was deleted.
     """
-    store = open_store(place)
-    for entry in list_checkpoints(store)[:1]:
-        if step := read_manifest(store, entry.name).best_step:
-            return step
-        raise ConfigError(f"--best: no evaluation has named a best one in {place}")
-    return None
+    chosen: list[Source] = []
+    while True:
+        try:
+            chosen.append(choose())
+            return use(chosen[-1])
+        except SpottrainError as error:
+            if not chosen or not _is_gone(chosen[-1]) or chosen[-1] in chosen[:-1]:
+                raise
+            if len(chosen) == MAX_TRIES:
+                raise CheckpointError(
+                    f"{chosen[-1].place}: {MAX_TRIES} checkpoints in a row were deleted "
+                    "before they were read; raise checkpoint.keep, or stop the job meanwhile"
+                ) from error
+
+
+def _is_gone(source: Source) -> bool:
+    """Return whether a checkpoint that was chosen is not there any more."""
+    if not source.checkpoint:
+        return False
+    there = list_checkpoints(open_store(source.place))
+    return all(entry.name != source.checkpoint for entry in there)
+
+
+def _best(place: str, uid: str = "") -> CheckpointEntry:
+    """Return the best checkpoint by evaluation, as the newest one says.
+
+    Raises:
+        ConfigError: No evaluation has chosen one, or there is no checkpoint.
+        CheckpointError: It cannot be read.
+    """
+    for _ in range(MAX_TRIES):
+        newest = _choose(place, None, None, uid)
+        try:
+            step = read_manifest(open_store(place), newest.name).best_step
+        except DamagedError:
+            raise
+        except CheckpointError:
+            continue  # deleted meanwhile: there is a newer one
+        if not step:
+            raise ConfigError(f"--best: no evaluation has named a best one in {place}")
+        for entry in _checkpoints(place, uid):
+            if entry.step == step:
+                return entry
+    raise CheckpointError(f"--best: the checkpoint of step {step} is not in {place}")
 
 
 @contextlib.contextmanager
@@ -192,11 +277,13 @@ def check_first(config: JobConfig) -> FirstWeights | None:
         StorageError: The store that they are in cannot be read.
     """
     given = config.init_from
-    return None if given is None else _start(config, given, "")
+    return None if given is None else _start(config, given, "", "")
 
 
 @contextlib.contextmanager
-def first(config: JobConfig, place: str) -> Iterator[FirstWeights | None]:
+def first(
+    config: JobConfig, place: str, uid: str = ""
+) -> Iterator[FirstWeights | None]:
     """Write the weights that the job file names, if it does, as a checkpoint of step 0.
 
     It is deleted when the block fails: a launch leaves all or nothing.
@@ -204,6 +291,7 @@ def first(config: JobConfig, place: str) -> Iterator[FirstWeights | None]:
     Args:
         config: The job.
         place: Of its checkpoints, as far as this process is concerned.
+        uid: Of the job, which marks them.
 
     Raises:
         ConfigError: As ``check_first``; or there are checkpoints already.
@@ -218,7 +306,7 @@ def first(config: JobConfig, place: str) -> Iterator[FirstWeights | None]:
             f"init_from: {place} holds checkpoints already, such as {found[0].name}, "
             "which the job would continue from; give checkpoint.path a new place"
         )
-    written = _start(config, config.init_from, place)
+    written = _start(config, config.init_from, place, uid)
     try:
         yield written
     except BaseException:
@@ -232,14 +320,19 @@ def describe(weights: FirstWeights) -> Iterator[str]:
     yield from (f"init_from: {remark}" for remark in weights.remarks)
 
 
-def _start(config: JobConfig, given: InitFromConfig, target: str) -> FirstWeights:
-    source, checkpoint = _source(given.path)
-    arguments = [encode(config.job_spec(target)), source]
-    arguments += ["--checkpoint", checkpoint] * bool(checkpoint)
-    arguments += ["--partial"] * (not given.strict)
-    text = run_tool(_STARTER, config, *arguments, "--target", target, timeout_s=None)
-    weights: FirstWeights = decode(FirstWeights, text)
-    return weights
+def _start(
+    config: JobConfig, given: InitFromConfig, target: str, uid: str
+) -> FirstWeights:
+    def take(source: Source) -> FirstWeights:
+        arguments = [encode(config.job_spec(target, uid)), source.place]
+        arguments += ["--checkpoint", source.checkpoint] * bool(source.checkpoint)
+        arguments += ["--partial"] * (not given.strict)
+        arguments += ["--target", target]
+        text = run_tool(_STARTER, config, *arguments, timeout_s=None)
+        weights: FirstWeights = decode(FirstWeights, text)
+        return weights
+
+    return _beside_retention(lambda: Source(*_source(given.path)), take)
 
 
 def _source(path: str) -> tuple[str, str]:
@@ -259,9 +352,9 @@ def _source(path: str) -> tuple[str, str]:
     if not folder.exists():
         job = find(path)
         place = job.config().checkpoint.path or str(job.checkpoints)
-        return place, _choose(place, None, None).name
+        return place, _choose(place, None, None, uid_of(job)).name
     if parse_name(folder.name):
         return str(folder.parent), folder.name
-    if folder.is_dir() and (found := list_checkpoints(open_store(folder))):
+    if folder.is_dir() and (found := _checkpoints(str(folder), "")):
         return str(folder), found[0].name
     return str(folder), ""

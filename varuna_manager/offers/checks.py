@@ -52,7 +52,11 @@ class Checked:
 
 
 def checks_here(
-    config: JobConfig, purpose: Purpose = "launch", *, on_vm: bool = False
+    config: JobConfig,
+    purpose: Purpose = "launch",
+    *,
+    on_vm: bool = False,
+    adopt: bool = False,
 ) -> Iterator[Check]:
     """Yield the checks that need neither a cloud nor the model; the first that fails ends
     a launch.
@@ -63,6 +67,7 @@ def checks_here(
         config: The job's.
         purpose: What for.
         on_vm: Its manager will run on a VM.
+        adopt: It takes over the checkpoints of another job.
     """
     if purpose != "plan":
         yield Check(what="name", run=lambda: _name(config))
@@ -75,19 +80,26 @@ def checks_here(
     yield Check(what="secrets", run=lambda: _secrets(config))
     os.environ.update(config.env)
     if purpose != "plan" or not is_url(config.checkpoint.path or ""):
-        yield Check(what="checkpoints", run=lambda: _checkpoints(config))
+        yield Check(
+            what="checkpoints", run=lambda: _checkpoints(config, purpose, adopt)
+        )
     yield Check(what="workdir", run=lambda: _workdir(config))
 
 
 def check_here(
-    config: JobConfig, say: Say, purpose: Purpose = "launch", *, on_vm: bool = False
+    config: JobConfig,
+    say: Say,
+    purpose: Purpose = "launch",
+    *,
+    on_vm: bool = False,
+    adopt: bool = False,
 ) -> None:
     """Run ``checks_here``; tell what is sent to VMs.
 
     Raises:
         SpottrainError: Something is missing; the first of all.
     """
-    for check in checks_here(config, purpose, on_vm=on_vm):
+    for check in checks_here(config, purpose, on_vm=on_vm, adopt=adopt):
         found = check.run()
         if check.what == "workdir":
             for line in found:
@@ -95,7 +107,12 @@ def check_here(
 
 
 def check_all(
-    config: JobConfig, say: Say, purpose: Purpose = "launch", *, on_vm: bool = False
+    config: JobConfig,
+    say: Say,
+    purpose: Purpose = "launch",
+    *,
+    on_vm: bool = False,
+    adopt: bool = False,
 ) -> Checked:
     """Check a job in the order in which it is cheapest to fail.
 
@@ -104,11 +121,12 @@ def check_all(
         say: Called with lines for people.
         purpose: What for.
         on_vm: Its manager will run on a VM.
+        adopt: It takes over the checkpoints of another job.
 
     Raises:
         SpottrainError: It cannot be launched; the first thing that is missing.
     """
-    check_here(config, say, purpose, on_vm=on_vm)
+    check_here(config, say, purpose, on_vm=on_vm, adopt=adopt)
     data_bytes = data.prepare_data(config, say)
     offers: Sequence[Offer] | None = None
     asks = purpose != "plan" or not config.clouds
@@ -161,8 +179,10 @@ def _secrets(config: JobConfig) -> list[str]:
     return [f"{len(config.secrets)} named, all are set"]
 
 
-def _checkpoints(config: JobConfig) -> list[str]:
+def _checkpoints(config: JobConfig, purpose: Purpose, adopt: bool) -> list[str]:
     submit.check_checkpoint_path(config)
+    if purpose != "plan":  # of a job that may be running, and then owns the place
+        submit.check_store(config, adopt=adopt)
     place = config.checkpoint.path or "in the job's own state folder"
     if config.clouds and not is_url(place):
         place += (

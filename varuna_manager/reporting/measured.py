@@ -23,6 +23,7 @@ SKIPPED: Mapping[str, str] = {
     "loss": "its loss was not finite",
     "gradients": "its gradients were not finite",
     "scale": "the loss scale backs off",
+    "weight": "it weighs nothing, as where all its labels are masked",
 }
 """Why a mini-batch changed no parameter, see ``wire.messages``."""
 

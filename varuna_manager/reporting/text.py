@@ -283,13 +283,25 @@ def _usd(usd: float) -> str:
 
 
 def model_lines(facts: ModelFacts) -> Iterator[str]:
-    """Yield what a person should know of a model: learning rates, other models."""
+    """Yield what a person should know of a model: rates, state that it keeps, others."""
     if (rates := facts.learning_rates) is not None:
         first, highest, last = (
             f"{rates.base * factor:.3g}"
             for factor in (rates.first_factor, rates.highest_factor, rates.last_factor)
         )
         yield f"learning rate: {first} at first, at most {highest}, {last} at last"
+    if facts.carried:
+        yield (
+            f"warning: losses or gradients depend on {facts.carried}, which calls change and "
+            "every machine has otherwise: results depend on the plan; compute it from "
+            "spottrain.step(), draw random numbers from torch, random or numpy.random"
+        )
+    if facts.changing:
+        yield (
+            f"note: each call changes {facts.changing}, which every machine has for itself; "
+            "the model is too large to try here whether losses or gradients depend on it: "
+            "they must not"
+        )
     if facts.helper_bytes:
         yield (
             f"loss uses another model: every worker holds its {size(facts.helper_bytes)} "

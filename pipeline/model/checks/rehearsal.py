@@ -17,9 +17,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from spottrain.errors import UserCodeError
+from spottrain.pipeline.model.checks.python_state import snapshot
 from spottrain.pipeline.model.data import collated
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import Batch, TrainingJob
+from spottrain.pipeline.model.loss import check_leads_back
 from spottrain.pipeline.model.optimizer import rate_factor
 from spottrain.pipeline.model.recorder import KnownValues
 from spottrain.pipeline.model.sections import ModelLayout, TensorSpec
@@ -27,6 +29,8 @@ from spottrain.pipeline.model.skeleton import run_eagerly
 from spottrain.pipeline.model.stage import StageModel
 from spottrain.steps import at_step
 
+MOST_NAMES = 3
+"""Of state that is told."""
 MAX_STAGES = 3
 """A first one, one in the middle, a last one: all ways of running a section."""
 
@@ -98,6 +102,27 @@ def schedule_factors(
     return factors[0], max(factors), factors[-1]
 
 
+def changing_state(job: TrainingJob, layout: ModelLayout) -> str:
+    """Return the names of what each of two rehearsals changes in Python objects.
+
+    That is for models that are too large to be computed with: whether results depend on it
+    is not known. Nothing is found where the user's code reads values.
+    """
+    if layout.needs_values:
+        return ""
+    rehearsal = _Rehearsal(job, layout, "meta")
+    roots = [job.loss, job.dataset, job.collate, *rehearsal.modules]
+    states = [snapshot(roots)]
+    with contextlib.suppress(NotImplementedError):
+        for _ in range(2):
+            rehearsal.run()
+            states.append(snapshot(roots))
+        first, second, third = states
+        always = sorted(first.changed(second) & second.changed(third))
+        return ", ".join(always[:MOST_NAMES])
+    return ""
+
+
 class _OnStandIns(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Runs operations on tensors that take no memory, and follows known values."""
 
@@ -121,6 +146,7 @@ class _Rehearsal:
         stages = min(MAX_STAGES, number)
         bounds = [number * index // stages for index in range(stages + 1)]
         self._stages = [self._stage(range(a, b)) for a, b in pairwise(bounds)]
+        self.modules = [stage.module for stage in self._stages]
 
     def run(self) -> tuple[str, ...]:
         """Train on one example, evaluate others; return what evaluations measure.
@@ -182,12 +208,7 @@ class _Rehearsal:
         self._stages[-1].train()
         sums = self._stages[-1].forward(batch, inputs[-1] if inputs else None, int)
         assert not isinstance(sums, torch.Tensor)
-        if not sums.loss.requires_grad:
-            raise UserCodeError(
-                "loss must return a sum that leads back to the model's parameters: it has "
-                "no gradient; return it as it was computed, without .detach(), .item(), "
-                "torch.tensor(...) or torch.no_grad() on the way"
-            )
+        check_leads_back(sums.loss)
         with user_code("backward"):
             torch.autograd.backward(sums.loss)
             for output, received in zip(

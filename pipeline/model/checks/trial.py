@@ -133,7 +133,6 @@ def _compare(
 
 @dataclass
 class _Numbers:
-    has_state: bool = False
     group_values: bytes = b""
 
 
@@ -149,8 +148,11 @@ class _Trial:
     def __init__(self, job: TrainingJob, named: Named, *, zeros: bool = False) -> None:
         self._job = job
         self.numbers = _Numbers()
+        self.with_state = frozenset[str]()
+        self.lacking = frozenset[str]()
         spec = optimizer_state_spec(job, named)
         self.state_spec, self.forms = spec.state, spec.forms
+        self.attached = {name: spec.attached for name, spec in named}
         self.parameters = {
             name: _fill(torch.zeros(spec.shape, dtype=spec.dtype), name, not zeros)
             for name, spec in named
@@ -213,7 +215,7 @@ def _first_difference(part: _Trial, whole: _Trial) -> str | None:
     """Return what ``part`` has done otherwise than ``whole``, if anything."""
     for name, key, tensor in part.contents():
         other = whole.state.get(name, {}).get(key) if key else whole.parameters[name]
-        if other is None or not _same_bits(tensor, other):
+        if other is None or not same_bits(tensor, other):
             return f"updates {name}"
     groups = whole.groups()
     for name, values in part.groups().items():
@@ -222,7 +224,8 @@ def _first_difference(part: _Trial, whole: _Trial) -> str | None:
     return None
 
 
-def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors are the same to the last bit."""
     if (one.shape, one.dtype) != (other.shape, other.dtype):
         return False
     flat = [tensor.reshape(-1).view(torch.uint8) for tensor in (one, other)]

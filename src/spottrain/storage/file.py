@@ -12,6 +12,15 @@ from pathlib import Path
 from spottrain.storage import store
 
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+_KINDS = {
+    errno.ENOENT: store.MissingError,
+    errno.EEXIST: store.ExistsError,
+    errno.EISDIR: store.StorageError,  # a folder has the name of a file
+    errno.EACCES: store.DeniedError,
+    errno.EPERM: store.DeniedError,
+    errno.EROFS: store.DeniedError,
+}
+"""What the errors of the file system say of a store; all others: nothing, now."""
 
 
 class FileStore:
@@ -54,23 +63,27 @@ class FileStore:
 
     def list(self, prefix: str = "") -> store.Entries:
         """See ``Store``."""
+        top = self.root / prefix
         found: list[store.StoreEntry] = []
-        for folder, _, files in os.walk(self.root / prefix):
-            for file in files:
-                path = Path(folder, file)
-                # Files that vanish meanwhile are deleted by another process.
-                with contextlib.suppress(FileNotFoundError):
-                    if not file.endswith(store.UNFINISHED) and not path.is_symlink():
+        with _translating_errors("list", top):
+            for folder, _, files in os.walk(top, onerror=_unless_gone):
+                for file in files:
+                    path = Path(folder, file)
+                    # Files that vanish meanwhile are deleted by another process.
+                    with contextlib.suppress(FileNotFoundError):
+                        if file.endswith(store.UNFINISHED) or path.is_symlink():
+                            continue
                         name = path.relative_to(self.root).as_posix()
                         found.append(store.StoreEntry(name, path.stat().st_size))
         return sorted(found)
 
     def folders(self) -> store.Names:
         """See ``Store``; an empty folder is one too."""
-        if not self.root.is_dir():
-            return []
-        with _translating_errors("list", self.root), os.scandir(self.root) as found:
-            return sorted(x.name for x in found if x.is_dir(follow_symlinks=False))
+        with _translating_errors("list", self.root):
+            if not self.root.is_dir():
+                return []
+            with os.scandir(self.root) as found:
+                return sorted(x.name for x in found if x.is_dir(follow_symlinks=False))
 
     def delete(self, names: Iterable[str]) -> None:
         """See ``Store``."""
@@ -93,8 +106,11 @@ class FileStore:
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[Path]:
         """See ``Store``."""
-        if (self.root / name).exists():
-            raise store.ExistsError(f"{self.root / name} exists: use a new name")
+        final = self.root / name
+        with _translating_errors("write", final):
+            taken = final.exists()
+        if taken:
+            raise store.ExistsError(f"{final} exists: use a new name")
         with self._new_file(name, _link_new) as path:
             yield path
 
@@ -123,6 +139,12 @@ class FileStore:
                 _sync_folder(folder)
                 if folder == self.root:
                     break
+
+
+def _unless_gone(error: OSError) -> None:
+    """Raise what keeps a folder from being listed; one that has vanished is empty."""
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 def _make_folder(folder: Path) -> None:
@@ -166,8 +188,5 @@ def _translating_errors(verb: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        kind = {
-            FileNotFoundError: store.MissingError,
-            FileExistsError: store.ExistsError,
-        }.get(type(error), store.StorageError)
+        kind = _KINDS.get(error.errno or 0, store.UnreachableError)
         raise kind(f"cannot {verb} {path}: {error.strerror or error}") from error

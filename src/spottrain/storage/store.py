@@ -47,11 +47,12 @@ class StorageError(SpottrainError):
 
 
 class UnreachableError(StorageError):
-    """An object store cannot be reached now; its contents are unknown."""
+    """A store cannot be reached now, or answers with an error: its contents are unknown."""
 
 
 class DeniedError(UnreachableError):
-    """Credentials, permissions or the bucket are lacking: a person must act."""
+    """Credentials, permissions or the bucket are lacking, or the store is another job's: a
+    person must act."""
 
 
 class MissingError(StorageError):

@@ -79,6 +79,8 @@ class JobSpec:
     ``model`` makes."""
     loader: LoaderSpec = AUTO_LOADER
     semantics: Semantics = "synchronous"
+    uid: str = ""
+    """Of the job, which marks its checkpoints and their store; empty: nothing is marked."""
     schema_version: int = SCHEMA_VERSION
 
 
@@ -149,6 +151,8 @@ class RunGeneration:
     """Rate of losses that would undo all since the newest copies on other VMs."""
     save_only: bool = False
     """Write a checkpoint after the handover, then stop: no code of the user's runs."""
+    known_models: tuple[str, ...] = ()
+    """Fingerprints of earlier code of the job, whose checkpoints fit the present one."""
     kind: Literal["run_generation"] = "run_generation"
 
 
@@ -329,10 +333,10 @@ class GenerationStarted:
     kind: Literal["generation_started"] = "generation_started"
 
 
-SkipReason = Literal["", "loss", "gradients", "scale"]
-"""Why a mini-batch changed no parameter: its loss or its gradients were not finite, or
-fp16's loss scale was too large and backs off, which is no sign of trouble. Empty: it
-changed them."""
+SkipReason = Literal["", "loss", "gradients", "scale", "weight"]
+"""Why a mini-batch changed no parameter: its loss or its gradients were not finite, fp16's
+loss scale was too large and backs off, which is no sign of trouble, or its weights sum up to
+zero, as where all labels are masked. Empty: it changed them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -517,11 +521,22 @@ class CheckpointFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointDamaged:
-    """A checkpoint could not be read back; it must not be chosen again."""
+    """A file of a checkpoint is missing, or not as it was written; the manager verifies."""
 
     name: str
     reason: str
+    file: str = ""
+    """Its name in the store."""
     kind: Literal["checkpoint_damaged"] = "checkpoint_damaged"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointUnreachable:
+    """This VM cannot read a checkpoint now, which says nothing of the checkpoint."""
+
+    name: str
+    reason: str
+    kind: Literal["checkpoint_unreachable"] = "checkpoint_unreachable"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -589,6 +604,7 @@ Report = (
     | CheckpointSaved
     | CheckpointFailed
     | CheckpointDamaged
+    | CheckpointUnreachable
     | InterruptionNoticed
     | InterruptionCancelled
     | InterruptionLikely

@@ -142,6 +142,12 @@ class ModelFacts:
     """A class in batches whose tensors cannot go to a GPU; empty: there is none."""
     learning_rates: LearningRates | None = None
     """None: the optimizer has none."""
+    carried: str = ""
+    """Names of what calls of the user's code change in Python objects and results depend
+    on; empty: nothing that was found."""
+    changing: str = ""
+    """Names of what each call changes, where a model is too large to find out whether
+    results depend on it."""
     schema_version: int = SCHEMA_VERSION
 
     def with_delayed(self) -> ModelFacts:

@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import hashlib
+import io
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,24 +21,40 @@ from tests.fakes.object_store import S3
 from spottrain.errors import SpottrainError, WireError
 from spottrain.manifest import (
     MANIFEST_FILE,
+    OWNER_FILE,
     CheckpointError,
+    DamagedError,
     FileRecord,
     Manifest,
+    Owner,
     TensorRecord,
+    config_fingerprint,
     list_checkpoints,
+    misfit,
     new_name,
+    own_uids,
     parse_name,
     read_manifest,
+    recheck,
     retain,
+    scan,
+    verified,
     write_manifest,
+    write_owner,
 )
 from spottrain.storage.open import open_store
-from spottrain.storage.store import Store, UnreachableError
+from spottrain.storage.store import (
+    DeniedError,
+    ExistsError,
+    Store,
+    UnreachableError,
+)
+from spottrain.wire.messages import CheckpointDamaged, JobSpec
 
 NUM_SECTIONS = 2
 
 
-def put_files(store: Store, step: int, generation: int = 0) -> Manifest:
+def put_files(store: Store, step: int, generation: int = 0, uid: str = "") -> Manifest:
     """Write the files of a checkpoint, not yet its manifest."""
     name = new_name(step, generation)
     files = []
@@ -52,11 +71,13 @@ def put_files(store: Store, step: int, generation: int = 0) -> Manifest:
                 tensors=(tensor,),
             )
         )
-    return a_manifest(name, step, tuple(files))
+    return a_manifest(name, step, tuple(files), uid=uid)
 
 
-def put_checkpoint(store: Store, step: int, generation: int = 0) -> Manifest:
-    manifest = put_files(store, step, generation)
+def put_checkpoint(
+    store: Store, step: int, generation: int = 0, uid: str = ""
+) -> Manifest:
+    manifest = put_files(store, step, generation, uid)
     write_manifest(store, manifest)
     return manifest
 
@@ -305,6 +326,177 @@ def test_retention_follows_no_link_out_of_the_folder(tmp_path: Path) -> None:
     link.symlink_to(tmp_path / "outside" / manifest.name)
     assert retain(store, 1) == ()
     verify(outside, manifest.name)
+
+
+# --- Absence, refusal and damage ---------------------------------------------------------
+
+
+def report_of(name: str, file: str) -> CheckpointDamaged:
+    return CheckpointDamaged(name=name, file=f"{name}/{file}", reason="as a VM says")
+
+
+@pytest.mark.parametrize(
+    ("damage", "kind"),
+    [(flip_a_bit, DamagedError), (shorten, DamagedError), (remove, CheckpointError)],
+)
+def test_only_what_is_there_and_not_as_it_was_written_is_damaged(
+    store: Store,
+    damage: Callable[[Store, str], None],
+    kind: type[CheckpointError],
+) -> None:
+    manifest = put_checkpoint(store, 1)
+    damage(store, f"{manifest.name}/section-1.safetensors")
+    with (
+        pytest.raises(CheckpointError) as caught,
+        verified(store, manifest.name, manifest.files[1]),
+    ):
+        pass
+    assert type(caught.value) is kind
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ENOTCONN])
+@pytest.mark.parametrize("function", ["stat", "open", "scandir"])
+def test_a_file_system_that_fails_is_not_taken_for_damage_or_absence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, number: int
+) -> None:
+    store = open_store(tmp_path)
+    manifest = put_checkpoint(store, 1)
+
+    def fails(*_: object, **__: object) -> object:
+        raise OSError(number, os.strerror(number))
+
+    def look() -> None:
+        scan(store)
+        verify(store, manifest.name)
+
+    look()
+    module = io if function == "open" else os
+    monkeypatch.setattr(module, function, fails)
+    with pytest.raises(UnreachableError):
+        look()
+
+
+def test_a_folder_that_may_not_be_read_is_a_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(tmp_path)
+    put_checkpoint(store, 1)
+
+    def fails(*_: object, **__: object) -> object:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(os, "scandir", fails)
+    with pytest.raises(DeniedError, match="Permission denied"):
+        scan(store)
+
+
+def test_a_checkpoint_counts_as_whole_with_all_files_in_their_sizes(
+    store: Store,
+) -> None:
+    whole, short, lacks, torn = (put_checkpoint(store, step) for step in (1, 2, 3, 4))
+    shorten(store, f"{short.name}/section-0.safetensors")
+    remove(store, f"{lacks.name}/section-1.safetensors")
+    shorten(store, f"{torn.name}/{MANIFEST_FILE}")
+    found = scan(store)
+    assert [entry.name for entry in found.whole] == [whole.name]
+    assert [one.name for one in found.damaged] == [torn.name, lacks.name, short.name]
+    assert "section-1.safetensors is missing" in found.damaged[1].reason
+
+
+def test_what_is_not_whole_never_makes_retention_delete_what_is(store: Store) -> None:
+    whole, lacks = put_checkpoint(store, 1), put_checkpoint(store, 2)
+    remove(store, f"{lacks.name}/section-1.safetensors")
+    assert retain(store, 1) == ()
+    verify(store, whole.name)
+
+
+def test_what_was_called_damaged_is_read_again(store: Store) -> None:
+    name, file = put_checkpoint(store, 1).name, "section-1.safetensors"
+    assert recheck(store, report_of(name, file)) is None
+    before = store.get(f"{name}/{file}")
+    flip_a_bit(store, f"{name}/{file}")
+    assert scan(store).damaged == [], "sizes do not show it"
+    found = recheck(store, report_of(name, file))
+    assert found is not None
+    assert "sha256" in found.reason
+    assert recheck(store, found) is not None
+    store.put(f"{name}/{file}", before)
+    assert recheck(store, found) is None
+    assert recheck(store, report_of(new_name(9, 9), file)) is None, "it is gone"
+
+
+# --- Whose it is -------------------------------------------------------------------------
+
+
+def test_a_store_is_marked_once_and_tells_whose_it_is(store: Store) -> None:
+    mine = Owner(uid="a", name="first", adopted=("z",))
+    with pytest.raises(UnreachableError, match="mount or restore"):
+        own_uids(store, "a")
+    write_owner(store, mine)
+    write_owner(store, mine)  # as after a lost answer
+    assert own_uids(store, "a") == frozenset({"a", "z"})
+    assert own_uids(store, "") is None, "a job from before there were marks"
+    with pytest.raises(ExistsError):
+        write_owner(store, Owner(uid="b", name="second"))
+    with pytest.raises(DeniedError, match="belongs to job first"):
+        own_uids(store, "b")
+    store.put(OWNER_FILE, b"{")
+    with pytest.raises(DeniedError, match="damaged"):
+        own_uids(store, "a")
+
+
+def test_checkpoints_of_other_jobs_are_neither_listed_nor_deleted(store: Store) -> None:
+    others = [put_checkpoint(store, step, uid="b").name for step in (1, 200)]
+    unmarked = put_checkpoint(store, 5).name
+    mine = [put_checkpoint(store, step, uid="a").name for step in (2, 3, 4)]
+    assert [one.name for one in list_checkpoints(store, {"a"})] == mine[::-1]
+    found = scan(store, {"a"})
+    assert [entry.name for entry in found.whole] == mine[::-1]
+    assert found.foreign == {*others, unmarked}
+    assert set(retain(store, 1, uids={"a"})) == set(mine[:2])
+    assert set(store.folders()) == {*others, unmarked, mine[2]}
+
+
+SPEC = JobSpec(
+    name="job",
+    entrypoint="a:b",
+    seed=1,
+    steps=9,
+    minibatch_size=8,
+    microbatch_size=4,
+    reduction="exact",
+    checkpoint_path="/x",
+    checkpoint_every_steps=1,
+    checkpoint_keep=1,
+    lease_s=1.0,
+    heartbeat_s=1.0,
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "models", "says"),
+    [
+        ({}, "model", ""),
+        ({"steps": 3, "name": "other", "microbatch_size": 8}, "model", ""),
+        ({}, "other", "another model"),
+        ({"seed": 2}, "model", "seed: 1"),
+        ({"minibatch_size": 16}, "model", "minibatch_size: 8"),
+        ({"reduction": "fast"}, "model", "reduction"),
+        ({"init_from": "ab"}, "model", "init_from"),
+    ],
+)
+def test_a_job_goes_on_only_from_checkpoints_of_the_same_model_and_settings(
+    tmp_path: Path, change: dict[str, Any], models: str, says: str
+) -> None:
+    manifest = dataclasses.replace(
+        put_files(open_store(tmp_path), 1),
+        config_fingerprint=config_fingerprint(
+            dataclasses.replace(SPEC, microbatch_size=2)
+        ),
+    )
+    found = misfit(manifest, dataclasses.replace(SPEC, **change), {models})
+    assert says in found
+    assert bool(found) is bool(says)
 
 
 def test_a_checkpoint_error_is_something_the_user_can_act_on() -> None:

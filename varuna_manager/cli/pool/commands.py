@@ -160,6 +160,8 @@ class SubmitOptions:
     priority: float | None = None
     team: str | None = None
     with_vm: bool = False
+    adopt: bool = False
+    """Take over the checkpoints of another job."""
 
 
 def launch(asked: SubmitOptions, output: Output, *, is_dry: bool) -> None:
@@ -172,7 +174,9 @@ def launch(asked: SubmitOptions, output: Output, *, is_dry: bool) -> None:
     if pool.is_down:
         raise ConfigError(f"pool {pool.name} was taken down; create it again")
     weight = 1.0 if asked.priority is None else asked.priority
-    prepared = prepare(pool, asked.file, weight, asked.team or "", say)
+    prepared = prepare(
+        pool, asked.file, weight, asked.team or "", say, adopt=asked.adopt
+    )
     if not is_dry:
         answer = submit_job(pool, prepared, say)
         if output is Output.JSON:

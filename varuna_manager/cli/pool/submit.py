@@ -9,16 +9,18 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from spottrain.errors import ConfigError, SpottrainError
+from spottrain.storage.store import StorageError
 from spottrain.varuna_manager.config.job import JobConfig, SloConfig
 from spottrain.varuna_manager.config.pool import load_job_of, microusd, weight_of
 from spottrain.varuna_manager.jobs.follow import uid_of
 from spottrain.varuna_manager.jobs.replay.codec import to_data
-from spottrain.varuna_manager.launch import inspect, submit
+from spottrain.varuna_manager.launch import inspect, ownership, submit
 from spottrain.varuna_manager.launch.workdir import fingerprint, packed_files
 from spottrain.varuna_manager.offers.checks import check_all
 from spottrain.varuna_manager.offers.feasibility import own_offers
@@ -41,10 +43,18 @@ class PreparedJob:
     profile: Profile | None
     data_bytes: Mapping[str, float]
     request: JobRequest
+    adopt: bool
+    """Take over the checkpoints of another job."""
 
 
 def prepare(
-    pool: PoolDir, file: Path, priority: float, team: str, say: Say
+    pool: PoolDir,
+    file: Path,
+    priority: float,
+    team: str,
+    say: Say,
+    *,
+    adopt: bool = False,
 ) -> PreparedJob:
     """Check a job for a pool, and find out what it trains there.
 
@@ -54,12 +64,13 @@ def prepare(
         priority: Its weight against other jobs.
         team: The team that it belongs to; empty: none.
         say: Called with lines for people.
+        adopt: Take over the checkpoints of another job.
 
     Raises:
         SpottrainError: It cannot run there; says why, and what to do.
     """
     config, deadline_s = _checked(pool, file, priority)
-    checked = check_all(config, say)
+    checked = check_all(config, say, adopt=adopt)
     facts, offers, data_bytes = checked.facts, checked.offers, checked.data_bytes
     profile = None
     if not config.clouds:
@@ -85,7 +96,7 @@ def prepare(
             max_microusd_per_hour=microusd(config.budget.max_usd_per_hour),
         ),
     )
-    return PreparedJob(config, facts, profile, data_bytes, request)
+    return PreparedJob(config, facts, profile, data_bytes, request, adopt)
 
 
 def _checked(
@@ -156,9 +167,11 @@ def submit_job(pool: PoolDir, prepared: PreparedJob, say: Say) -> dict[str, Any]
         say,
         pool=pool.name,
         profile=prepared.profile,
+        adopt=prepared.adopt,
     )
+    uid = uid_of(job)
     asked = {
-        "request": to_data(replace(prepared.request, uid=uid_of(job))),
+        "request": to_data(replace(prepared.request, uid=uid)),
         "secrets": {name: os.environ[name] for name in config.secrets},
     }
     try:
@@ -167,6 +180,9 @@ def submit_job(pool: PoolDir, prepared: PreparedJob, say: Say) -> dict[str, Any]
         raise  # it may have taken the job
     except SpottrainError:
         shutil.rmtree(job.path, ignore_errors=True)
+        if (place := config.checkpoint.path) is not None:
+            with suppress(StorageError):  # why it is refused is told
+                ownership.unmark(place, uid)
         raise
     when = "starts" if answer["starts"] else "is queued"
     say(

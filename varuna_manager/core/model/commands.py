@@ -107,6 +107,12 @@ class ComputePlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ListCheckpoints:
+    """List the store's checkpoints, and read again what is in doubt; answered by
+    ``CheckpointsListed``, and by ``StoreUnreachable`` until then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KeepProfile:
     """Keep a measured profile for later jobs on this machine; not answered."""
 
@@ -158,6 +164,7 @@ Command = (
     | AskProvider
     | Send
     | ComputePlan
+    | ListCheckpoints
     | KeepProfile
     | SetTimer
     | Finish

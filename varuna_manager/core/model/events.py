@@ -141,11 +141,31 @@ class TimerFired:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FromScratchRequested:
+    """A person wants the job to begin again if no checkpoint of it can be used."""
+
+    at_s: float
+    by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointsListed:
     """The complete checkpoints that the store holds, newest first."""
 
     at_s: float
     checkpoints: tuple[CheckpointRef, ...]
+    damaged: tuple[messages.CheckpointDamaged, ...] = ()
+    """Those that cannot be used: what was in doubt has been read again."""
+    asked_at_s: float = 0.0
+    """When the store was asked; what is in doubt since then is not answered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreUnreachable:
+    """The store cannot be asked which checkpoints it holds; it is asked again."""
+
+    at_s: float
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -506,7 +526,9 @@ Event = (
     | CodeUpdated
     | ClockSet
     | TimerFired
+    | FromScratchRequested
     | CheckpointsListed
+    | StoreUnreachable
     | ProfilesListed
     | OffersSeen
     | OffersRanked
@@ -535,8 +557,5 @@ Event = (
     | SetupFailed
 )
 
-EVENT_TYPES: dict[str, type[Event]] = {cls.__name__: cls for cls in get_args(Event)} | {
-    "OffersWeighed": OffersRanked,
-    "FleetWeighed": FleetRated,
-}
-"""Every event class by the name under which a journal keeps it, former names included."""
+EVENT_TYPES: dict[str, type[Event]] = {cls.__name__: cls for cls in get_args(Event)}
+"""Every event class by the name under which a journal keeps it."""

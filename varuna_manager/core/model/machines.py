@@ -140,9 +140,13 @@ GENERATION: Machine = {
     ),
     (GenerationPhase.OPENING, GenerationPhase.BREAKING): _BREAKS,
     (GenerationPhase.STARTING, GenerationPhase.BREAKING): Entry(
-        "a rank is lost, stopped or out of memory, a timeout expires, or its checkpoint is "
-        "damaged",
-        (*_BREAKS_IN_TRAINING.causes, messages.CheckpointDamaged),
+        "a rank is lost, stopped or out of memory, a timeout expires, or its checkpoint "
+        "cannot be read",
+        (
+            *_BREAKS_IN_TRAINING.causes,
+            messages.CheckpointDamaged,
+            messages.CheckpointUnreachable,
+        ),
     ),
     (GenerationPhase.RUNNING, GenerationPhase.BREAKING): _BREAKS_IN_TRAINING,
     (GenerationPhase.STOPPING, GenerationPhase.BREAKING): _BREAKS_IN_TRAINING,

@@ -16,6 +16,7 @@ from spottrain.pricing.ranking.order import OfferWorth
 from spottrain.varuna_manager.core.model import records
 from spottrain.varuna_manager.core.model.deadline_state import DeadlineState
 from spottrain.varuna_manager.core.model.events import CheckpointRef, KnownProfile
+from spottrain.wire.messages import CheckpointDamaged
 from spottrain.wire.model import Plan, Profile
 
 
@@ -104,7 +105,24 @@ class PreparationState:
     failed_preparations: int = 0
     checkpoints: tuple[CheckpointRef, ...] = ()
     """Complete ones, newest first."""
-    damaged: tuple[str, ...] = ()
+    damaged: tuple[CheckpointDamaged, ...] = ()
+    """As the newest listing has them."""
+    listed: bool = False
+    """Whether the store has been listed since the manager started."""
+    store_error: str = ""
+    """Why the store cannot be asked now; empty: it can, as far as is known."""
+    doubted: tuple[records.Doubt, ...] = ()
+    """What VMs could not read, until the store is asked: nothing begins before."""
+    unread: tuple[records.Doubt, ...] = ()
+    """What VMs could not read although it is whole, until something trains."""
+    read_after_s: float = 0.0
+    """When VMs may try to read again."""
+    blocked_since_s: float | None = None
+    """Since when nothing can begin, as no checkpoint can be read."""
+    from_scratch: bool = False
+    """A person wants to begin again if no checkpoint can be used."""
+    known_models: tuple[str, ...] = ()
+    """Fingerprints of earlier code, whose weights fit the present one."""
     checkpoint_saved_at_s: float | None = None
     """When one was last saved, as far as that is known."""
     checkpoint_error: str = ""

@@ -60,6 +60,21 @@ class RankPhase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Doubt:
+    """A checkpoint that a VM could not read."""
+
+    vm_id: str
+    name: str
+    """Of the checkpoint."""
+    reason: str
+    at_s: float
+    file: str = ""
+    """That is damaged, as the VM says; empty: it could not be reached."""
+    times: int = 1
+    """How often this VM could read none, in a row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Intent:
     """A launch that was journalled and is not answered yet."""
 

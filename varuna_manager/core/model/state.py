@@ -118,7 +118,8 @@ class State:
     @property
     def newest_checkpoint(self) -> CheckpointRef | None:
         """The newest checkpoint that is not known to be damaged."""
-        known, damaged = self.preparation.checkpoints, self.preparation.damaged
+        damaged = {one.name for one in self.preparation.damaged}
+        known = self.preparation.checkpoints
         return next((one for one in known if one.name not in damaged), None)
 
 

@@ -132,18 +132,23 @@ class Transition:
         *,
         exit_code: int = 1,
         traceback: str = "",
-        checkpoint: bool = False,
+        checkpoint: bool = True,
     ) -> None:
-        """Begin to end the job as failed."""
+        """Begin to end the job as failed; as ``end``."""
         failed = Outcome(
             kind="failed", exit_code=exit_code, reason=reason, traceback=traceback
         )
         self.end(failed, checkpoint=checkpoint)
 
-    def end(self, outcome: Outcome, *, checkpoint: bool = False) -> None:
+    def end(self, outcome: Outcome, *, checkpoint: bool = True) -> None:
         """Begin to end the job, unless it is ending already.
 
         Success and failure overrule a weaker reason to end, but not each other.
+
+        Args:
+            outcome: Why it ends.
+            checkpoint: Save first what the VMs hold, if no checkpoint has it: whatever
+                ends a job is no reason to throw work away.
         """
         state = self.state
         final = ("succeeded", "failed")

@@ -180,7 +180,7 @@ def asked_for(commands: Iterable[c.Command]) -> list[list[str]]:
                 asked.setdefault(named, []).append(vm_id)
             case c.ComputePlan():
                 asked.setdefault((*kind, command.inputs_hash), [])
-            case c.ReleaseJob() | c.Finish():
+            case c.ReleaseJob() | c.ListCheckpoints() | c.Finish():
                 asked.setdefault(kind, [])
             case c.KeepProfile() | c.SetTimer():
                 pass  # nothing in the job's life depends on them

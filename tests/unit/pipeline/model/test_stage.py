@@ -9,6 +9,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from tests import chains
 from torch import nn
 
 from spottrain.errors import SpottrainError, UserCodeError
@@ -335,3 +336,69 @@ def test_a_loss_of_the_wrong_kind_is_refused(
     stage = make_stage(layout, job=make_job(loss=loss))
     with pytest.raises(UserCodeError, match=r"loss must return|weight of the loss"):
         stage.forward(BATCH, None, seeds)
+
+
+class Writing(nn.Module):
+    """A block that adds to what it is given, in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x += torch.tanh(self.inner(x + 1))
+        return x
+
+
+class Flattening(Writing):
+    """One that writes to a view of it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        added = torch.tanh(self.inner(x + 1))
+        x.view(-1).add_(added.view(-1))
+        return x
+
+
+@pytest.mark.parametrize("block", [Writing, Flattening])
+def test_blocks_may_write_to_what_they_are_given(block: type[Writing]) -> None:
+    def model() -> nn.Module:
+        chain = Chain()
+        chain.blocks = nn.ModuleList(block() for _ in range(4))
+        return chain
+
+    job = make_job(model=model)
+    layout = trace(job)
+    tensors = chains.tensors_of(job, layout)
+    plain = materialise(job, seed=1)
+    for parameter in plain.parameters():
+        assert parameter.grad is None
+    loss = job.loss(plain, BATCH)[0]
+    loss.backward()  # type: ignore[no-untyped-call]
+
+    for bounds in ([0, 4], [0, 2, 4], [0, 1, 2, 3, 4]):
+        got = chains.run_chain(job, layout, bounds, BATCH, tensors)
+        assert torch.equal(got[0], loss.detach())
+        for (_, name), gradient in got[2].items():
+            if name != "embed.weight":  # its gradient comes in two parts
+                assert chains.same_bits(gradient, plain.get_parameter(name).grad), name
+    assert layout.writes_input == {1, 2, 3}
+
+
+def test_what_a_stage_has_received_is_there_for_another_forward() -> None:
+    def model() -> nn.Module:
+        chain = Chain()
+        chain.blocks = nn.ModuleList(Writing() for _ in range(4))
+        return chain
+
+    job = make_job(model=model)
+    layout = trace(job)
+    stage = StageModel(job, layout, range(2, 4), chains.tensors_of(job, layout))
+    received = torch.ones(2, 8)
+
+    first = stage.forward(BATCH, received, seeds)
+    again = stage.forward(BATCH, received, seeds)
+
+    assert isinstance(first, tuple)
+    assert isinstance(again, tuple)
+    assert torch.equal(first.loss, again.loss)
+    assert received.eq(1).all()

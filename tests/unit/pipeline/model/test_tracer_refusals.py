@@ -64,6 +64,52 @@ def test_each_cut_point_must_run_once(calls: int) -> None:
         assert_refused(job, "run .*once each|run each once")
 
 
+# --- Made from parameters -------------------------------------------------------------
+
+
+def spectral(model: Any) -> None:
+    nn.utils.parametrizations.spectral_norm(model.embed)
+
+
+def anchored(model: Any) -> None:
+    model.register_buffer("anchor", model.embed.weight.detach().clone())
+
+
+def averaged(model: Any) -> None:
+    model.averages = [p.detach().clone() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("attach", [spectral, anchored, averaged])
+def test_what_is_made_from_values_of_parameters_is_refused(
+    attach: Callable[[Any], None],
+) -> None:
+    def model() -> nn.Module:
+        built = Blocks(plain, linear)
+        attach(built)
+        return built
+
+    assert_refused(make_job(plain, model=model), "from values of parameters")
+
+
+def test_a_frozen_parameter_may_keep_the_values_of_another() -> None:
+    def model() -> nn.Module:
+        built = Blocks(plain, linear)
+        weight = built.embed.weight.detach().clone()
+        built.anchor = nn.Parameter(weight, requires_grad=False)
+        return built
+
+    def loss(model: Any, batch: torch.Tensor) -> Any:
+        total = model(batch).sum()
+        drift = (model.embed.weight - model.anchor).square().sum()
+        return total + drift, len(batch)
+
+    job = make_job(plain, model=model, loss=loss)
+
+    layout = trace(job)
+
+    assert "anchor" in layout.parameters[-1]
+
+
 # --- Buffers --------------------------------------------------------------------------
 
 

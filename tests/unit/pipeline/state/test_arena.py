@@ -145,7 +145,7 @@ def test_undo_of_the_first_update_takes_back_that_there_is_state(
 ) -> None:
     arena = SectionArena(holder, 0, SPECS)
     arena.payload.fill_(1)
-    arena.numbers.has_state = False
+    arena.with_state = frozenset()
     arena.set_version(0, 1)
     undo = UndoSlot(holder, arena.payload.numel(), arena.numbers.contents.numel())
     undo.save(arena)
@@ -153,7 +153,7 @@ def test_undo_of_the_first_update_takes_back_that_there_is_state(
 
     undo.restore(arena)
 
-    assert not arena.numbers.has_state
+    assert not arena.with_state
     values = (*arena.parameters.values(), *arena.gradient_runs)
     assert all((value.view(torch.uint8) == 1).all() for value in values)
 

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.optimizers import ACCEPTED, StepMadeByFirstStep
+from tests.tiers import costly
 from tests.unit.pipeline.memory import LocalHolder
 from torch import nn
 
 from spottrain.errors import UserCodeError
-from spottrain.manifest import CheckpointError
 from spottrain.pipeline.base.faults import (
     Action,
     Fault,
@@ -30,11 +32,16 @@ from spottrain.pipeline.model.optimizer import (
 from spottrain.pipeline.model.sections import TensorSpec
 from spottrain.pipeline.state.agreement import MinibatchDecision
 from spottrain.pipeline.state.arena import SectionArena
-from spottrain.pipeline.state.handover import DELAYED, saved_tensors
+from spottrain.pipeline.state.handover import DELAYED, MisfitError, saved_tensors
 from spottrain.pipeline.state.handover import fill as load
 from spottrain.pipeline.state.numbers import GROUPS
 from spottrain.pipeline.state.slot import SlotMemory
-from spottrain.pipeline.state.update import contribution, gradient_norm, gradient_scale
+from spottrain.pipeline.state.update import (
+    contribution,
+    gradient_norm,
+    gradient_scale,
+    skip_reason,
+)
 from spottrain.wire.model import TiedParameter
 
 SHAPES = {"weight": (4, 3), "bias": (4,)}
@@ -195,6 +202,36 @@ def test_an_optimizer_whose_first_minibatch_changed_nothing_begins_at_the_next(
         assert torch.equal(arena.parameters[name], parameter.detach())
 
 
+@pytest.mark.parametrize("optimizer", sorted({*OPTIMIZERS} - {*ACCEPTED, "counting"}))
+@costly
+@given(st.lists(st.sets(st.sampled_from(sorted(SHAPES))), max_size=4))
+def test_parameters_without_a_gradient_are_left_alone_as_torch_leaves_them(
+    optimizer: str, lacking: list[set[str]]
+) -> None:
+    job = make_job(optimizer, lr_schedule=None)
+    holder = LocalHolder()
+    arena = open_memory(holder, job).arenas[0]
+    fill(arena, 0, arena.parameters)
+    arena.set_version(0, 1)
+    plain = {n: nn.Parameter(p.clone()) for n, p in arena.parameters.items()}
+    plain_optimizer = job.optimizer(list(plain.items()))
+
+    for step, names in enumerate(lacking):
+        memory = open_memory(holder, job)  # as a successor would, before every step
+        arena = memory.arenas[0]
+        fill(arena, 100 + step, arena.gradients)
+        arena.lacking = frozenset(names)
+        for name, parameter in plain.items():
+            parameter.grad = None if name in names else arena.gradients[name] / 4
+        plain_optimizer.step()
+        memory.apply(decision(step), [0], FaultScript())
+
+    for name, parameter in plain.items():
+        # Not its bits: torch's fused SGD, which is used here, does not take these.
+        torch.testing.assert_close(arena.parameters[name], parameter.detach())
+    holder.close()
+
+
 class Late(Counting):
     """Keeps something more from its second step on."""
 
@@ -260,6 +297,11 @@ def test_a_minibatch_without_a_usable_gradient_counts_but_changes_nothing(
 
     assert (arena.version, arena.origin) == (1, 1)
     assert torch.equal(arena.parameters["weight"], before)
+
+
+def test_a_minibatch_that_weighs_nothing_is_told() -> None:
+    assert skip_reason(decision(0, weight=0.0), None) == "weight"
+    assert skip_reason(decision(0), None) == ""
 
 
 @pytest.mark.parametrize("version", [0, 1])
@@ -483,7 +525,7 @@ def test_a_checkpoint_holds_both_versions_and_the_first_one_has_one(
         for name, parameter in parameters.items():
             assert torch.equal(arena.parameters_at(version)[name], parameter)
     del saved[f"weight//{DELAYED}"]
-    with pytest.raises(CheckpointError, match="must hold weight//"):
+    with pytest.raises(MisfitError, match="must hold weight//"):
         load(arena, saved, 2)
 
 

@@ -192,6 +192,26 @@ def test_the_loss_scale_is_taken_out(kind: type[GradientReduction], home: str) -
 
 
 @pytest.mark.parametrize("kind", [FastReduction, ExactReduction])
+def test_a_parameter_lacks_a_gradient_if_no_virtual_node_gave_one(
+    kind: type[GradientReduction], home: str
+) -> None:
+    stage = Stage(kind, home, 2)
+    lacking = []
+    with stage.device.using():
+        for uses in (("weight", "bias"), ("weight", "weight"), ("bias", "unused")):
+            stage.reduction.begin(0, 0, 0)
+            for name in uses:
+                (stage.parameters[name] * 0).sum().backward()  # type: ignore[no-untyped-call]
+            stage.reduction.reduce()
+            lacking.append(stage.arena.lacking)
+        stage.device.synchronise()
+
+    assert lacking == [{"unused"}, {"bias", "unused"}, {"weight"}]
+    stage.reduction.close()
+    stage.holder.close()
+
+
+@pytest.mark.parametrize("kind", [FastReduction, ExactReduction])
 def test_sums_begin_anew_with_every_minibatch(
     kind: type[GradientReduction], home: str
 ) -> None:

@@ -21,11 +21,10 @@ import transformers as hf
 from tests.integration.tiny_job import Tiny
 
 from spottrain.errors import ConfigError
-from spottrain.manifest import list_checkpoints, read_manifest
+from spottrain.manifest import config_fingerprint, list_checkpoints, read_manifest
 from spottrain.pipeline.model.loaded import LoadedJob, load
 from spottrain.pipeline.model.skeleton import build_skeleton, materialise
 from spottrain.pipeline.state.checkpoint import load_section
-from spottrain.pipeline.state.saving import config_fingerprint
 from spottrain.pipeline.weights.warm_start import (
     begin,
     fit,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.unit.varuna_manager.story import OFFER, ON_DEMAND, Story
@@ -275,13 +277,54 @@ def test_a_failing_setup_of_another_vm_stops_the_generation_with_a_checkpoint() 
     assert story.sent(messages.StopGeneration)["a"].checkpoint
 
 
-def test_losses_that_are_not_finite_leave_the_newest_good_checkpoint() -> None:
-    story = Story(stop_after_nonfinite=2).training(*FOUR)
-    story.commit(4, only=("a", "b"), skipped="loss")
-    story.commit(5, only=("a", "b"), skipped="loss")
+def nan(story: Story) -> None:
+    for number in (4, 5):
+        story.commit(number, only=("a", "b"), skipped="loss")
+
+
+def refused_plan(story: Story) -> None:
+    failed = {"command": "compute_plan", "vm_ids": (), "reason": "no such schedule"}
+    story.tell(e.CommandFailed, **failed)
+
+
+def passed_deadline(story: Story) -> None:
+    assert story.state.job.deadline_s is not None
+    story.wait(story.state.job.deadline_s - story.now_s)
+
+
+@pytest.mark.parametrize(
+    ("settings", "end", "exit_code"),
+    [
+        ({"stop_after_nonfinite": 2}, nan, 3),
+        ({}, refused_plan, 2),
+        ({"deadline_s": 1e6}, passed_deadline, 4),
+    ],
+)
+def test_whatever_ends_a_job_its_newest_state_is_saved_first(
+    settings: dict[str, Any], end: Callable[[Story], None], exit_code: int
+) -> None:
+    story = Story(**settings).training(*FOUR)
+    end(story)
     assert story.state.outcome is not None
-    assert story.state.outcome.exit_code == 3
+    assert story.state.outcome.exit_code == exit_code
+    assert story.sent(messages.StopGeneration)["a"].checkpoint
+    assert story.emitted(c.TerminateVms) == []
+    story.report("a", messages.CheckpointSaved(name="step-3", step=3))
+    story.stopped(story.step)
     assert story.emitted(c.TerminateVms) == [c.TerminateVms(vm_ids=FOUR)]
+
+
+def test_vms_that_are_too_few_to_train_save_what_they_hold() -> None:
+    story = Story(min_vms=3, capacity_wait_s=60.0).training(*FOUR)
+    for vm_id in ("c", "d"):
+        story.tell(e.VmLost, vm_id=vm_id, reason="killed")
+    story.broken("a", "b")
+    assert story.current_generation is None
+    story.wait(60.0)
+    assert story.state.outcome is not None
+    assert story.state.outcome.exit_code == 5
+    story.plan("a", "b")
+    assert story.generation.save_only
 
 
 def test_a_manager_that_starts_while_the_last_weights_are_saved_trains_afterwards() -> (

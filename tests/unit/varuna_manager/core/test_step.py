@@ -11,6 +11,7 @@ from tests.unit.varuna_manager.story import PROFILE, Story
 from tests.view import changed
 
 from spottrain.cloud.port.provider import VmState
+from spottrain.varuna_manager.core import planning
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import GenerationPhase, VmPhase
@@ -386,7 +387,18 @@ def test_a_restore_counts_committed_minibatches_that_are_computed_again() -> Non
     assert story.interruptions[0].minibatches_recomputed == 3
 
 
-def test_a_damaged_checkpoint_is_never_chosen_again() -> None:
+REFS = (
+    e.CheckpointRef(name="step-5", step=5),
+    e.CheckpointRef(name="step-0", step=0),
+)
+TORN = messages.CheckpointDamaged(
+    name="step-5", reason="bad hash", file="step-5/section-0.safetensors"
+)
+AWAY = messages.CheckpointUnreachable(name="step-5", reason="no such folder")
+
+
+def cannot_read(*reports: messages.Report) -> Story:
+    """Two VMs are to load a checkpoint; the first ones report that they cannot."""
     story = Story().training(*FOUR, steps=5)
     story.report("a", messages.CheckpointSaved(name="step-5", step=5))
     story.tell(e.VmLost, vm_id="d", reason="killed")
@@ -394,11 +406,139 @@ def test_a_damaged_checkpoint_is_never_chosen_again() -> None:
     story.plan("a", "b")
     story.open()
     assert story.sent(messages.RunGeneration)["a"].checkpoint == "step-5"
-    story.report("a", messages.CheckpointDamaged(name="step-5", reason="bad hash"))
+    asked = []
+    for vm_id, report in zip("ab", reports, strict=False):
+        story.report(vm_id, report)
+        asked += story.emitted(c.ListCheckpoints)
+    assert len(asked) == len(reports)
     story.broken("a", "b")
+    assert story.current_generation is None, "the store is asked first"
+    return story
+
+
+def listed(
+    story: Story,
+    refs: tuple[e.CheckpointRef, ...] = REFS,
+    damaged: tuple[messages.CheckpointDamaged, ...] = (),
+) -> None:
+    """The manager's answer."""
+    now_s = story.now_s
+    story.tell(e.CheckpointsListed, checkpoints=refs, damaged=damaged, asked_at_s=now_s)
+
+
+def reopened(story: Story) -> str:
+    """Return the checkpoint of the generation that follows."""
     story.open()
-    assert story.generation.number == 3
-    assert story.sent(messages.RunGeneration)["a"].checkpoint == "step-0"
+    return story.sent(messages.RunGeneration)["a"].checkpoint
+
+
+def test_a_checkpoint_that_the_manager_finds_damaged_is_not_chosen_until_it_is_whole() -> (
+    None
+):
+    story = cannot_read(TORN)
+    listed(story, damaged=(TORN,))
+    assert reopened(story) == "step-0"
+    listed(story)
+    newest = story.state.newest_checkpoint
+    assert newest is not None
+    assert newest.name == "step-5"
+
+
+def test_what_one_vm_calls_damaged_is_read_again_if_the_manager_finds_it_whole() -> (
+    None
+):
+    story = cannot_read(TORN)
+    listed(story)
+    assert story.current_generation is None, "not at once"
+    story.wait(5.0)
+    assert reopened(story) == "step-5"
+    assert story.damaged == ()
+
+
+@pytest.mark.parametrize("report", [TORN, AWAY])
+def test_a_vm_that_alone_cannot_read_checkpoints_is_returned(
+    report: messages.Report,
+) -> None:
+    story = cannot_read(report)
+    listed(story)
+    story.wait(5.0)
+    story.open()
+    story.report("a", report)
+    story.broken("a", "b")
+    listed(story)
+    assert story.emitted(c.TerminateVms) == [c.TerminateVms(vm_ids=("a",))]
+    assert story.state.outcome is None
+
+
+def test_a_listing_from_before_a_doubt_does_not_answer_it() -> None:
+    story = cannot_read(TORN)
+    story.tell(e.CheckpointsListed, checkpoints=REFS, asked_at_s=story.now_s - 1.0)
+    assert story.current_generation is None
+    assert story.doubted
+
+
+def test_a_store_that_stays_away_ends_the_job_and_says_what_to_do() -> None:
+    story = cannot_read(AWAY, AWAY)
+    story.tell(e.StoreUnreachable, reason="cannot list /ck: not mounted")
+    assert story.state.phase is JobPhase.ACTIVE
+    story.wait(planning.STORE_WAIT_S)
+    outcome = story.state.outcome
+    assert outcome is not None
+    assert outcome.exit_code == 1
+    assert "not mounted" in outcome.reason
+    assert "resume" in outcome.reason
+
+
+def test_a_store_that_comes_back_is_waited_for() -> None:
+    story = cannot_read(AWAY, AWAY)
+    story.tell(e.StoreUnreachable, reason="not mounted")
+    story.wait(planning.STORE_WAIT_S / 2)
+    listed(story)
+    story.wait(5.0)
+    assert reopened(story) == "step-5"
+    story.begin(5)
+    assert story.step == 5
+
+
+def resumed_without_checkpoints() -> Story:
+    """A job that has trained, all of whose VMs and checkpoints are gone."""
+    story = Story().training(*FOUR, steps=5)
+    story.report("a", messages.CheckpointSaved(name="step-5", step=5))
+    for vm_id in FOUR:
+        story.tell(e.VmLost, vm_id=vm_id, reason="killed")
+    story.tell(e.ManagerStarted, software_version="1", pid=2)
+    return story
+
+
+def test_nothing_is_rented_for_a_store_that_is_away_and_the_job_ends() -> None:
+    story = resumed_without_checkpoints()
+    story.tell(e.StoreUnreachable, reason="not mounted")
+    story.tell(e.VmsListed, asked_at_s=story.now_s, vms=())
+    assert not story.emitted(c.IntendLaunch)
+    assert "not mounted" in story.state.activity
+    story.wait(planning.STORE_WAIT_S)
+    assert story.state.outcome is not None
+    assert story.state.outcome.exit_code == 1
+
+
+def test_a_job_that_has_trained_never_begins_again_by_itself() -> None:
+    """Neither when its checkpoints are gone, nor while they cannot be seen."""
+    story = resumed_without_checkpoints()
+    story.state = changed(story.state, checkpoints=())
+    story.tell(e.StoreUnreachable, reason="not mounted")
+    story.tell(e.VmsListed, asked_at_s=story.now_s, vms=())
+    assert not story.emitted(c.IntendLaunch), "nothing is rented meanwhile"
+    assert "not mounted" in story.state.activity
+    story.tell(e.CheckpointsListed, checkpoints=(), asked_at_s=story.now_s)
+    assert not story.emitted(c.IntendLaunch)
+    assert story.state.outcome is not None
+    assert story.state.outcome.exit_code == 1
+    assert "--from-scratch" in story.state.outcome.reason
+
+    story.tell(e.FromScratchRequested, by="me")
+    story.tell(e.ManagerStarted, software_version="1", pid=3)
+    story.tell(e.CheckpointsListed, checkpoints=(), asked_at_s=story.now_s)
+    assert story.state.outcome is None
 
 
 def test_breaks_without_progress_fail_the_job_with_the_last_reason() -> None:

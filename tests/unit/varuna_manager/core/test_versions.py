@@ -102,6 +102,7 @@ def test_agents_that_hold_nothing_are_replaced_at_once() -> None:
     upgraded(story)
     assert started_anew(story) == list(VMS)
     assert story.initialiser is None
+    story.tell(e.CheckpointsListed, checkpoints=())
     story.reports.clear()
     for vm_id in VMS:
         story.ready(vm_id)

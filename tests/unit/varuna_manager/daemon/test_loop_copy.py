@@ -14,13 +14,11 @@ from tests.unit.varuna_manager.story import OFFER
 
 from spottrain.cloud.port.provider import LaunchRequest, LaunchResult, Offer, Vm
 from spottrain.varuna_manager.core.model.events import (
-    CheckpointsListed,
     LaunchIntended,
     LaunchRefused,
     TimerFired,
 )
 from spottrain.varuna_manager.daemon.loop import ManagerLoop
-from spottrain.varuna_manager.daemon.sessions import OutOfStepError
 from spottrain.varuna_manager.jobs.bucket import FencedError
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.identity import ensure_identity
@@ -28,7 +26,6 @@ from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.replication import begin_replication
 from spottrain.varuna_manager.launch.takeover import take_over
 from spottrain.varuna_manager.reporting.history import replay
-from spottrain.wire import messages
 
 LONG_S = 600.0
 
@@ -112,22 +109,6 @@ async def run(
         await asyncio.gather(managing, asked, return_exceptions=True)
         copy.close()
         journal.close()
-
-
-def test_checkpoints_are_listed_again_when_one_cannot_be_read(
-    job: JobDir,
-) -> None:
-    cloud = Cloud(job)
-    damaged = messages.CheckpointDamaged(name="step-5", reason="it is gone")
-    batch = messages.ReportBatch(vm_id="vm", first=0, reports=(damaged,))
-
-    async def story(shell: ManagerLoop) -> None:
-        with pytest.raises(OutOfStepError):  # the VM is a stranger
-            await shell.receive(batch)
-
-    asyncio.run(run(job, cloud, story=story))
-    listed = [event for event in events(job) if isinstance(event, CheckpointsListed)]
-    assert len(listed) == 2
 
 
 def test_an_intent_is_in_the_store_before_the_cloud_is_asked(job: JobDir) -> None:

@@ -49,6 +49,27 @@ def write_code(folder: Path, code: str) -> None:
     (folder / "code" / "train.py").write_text(code)
 
 
+COUNTING = TRAIN.replace(
+    "total = model(batch).square().sum()",
+    "loss.calls = getattr(loss, 'calls', 0) + 1; "
+    "total = model(batch).square().sum() / loss.calls",
+)
+
+
+def test_state_that_results_depend_on_is_refused_in_exact_mode_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
+    write_code(tmp_path, COUNTING)
+    fast = config(tmp_path, "near/loss")
+
+    facts = inspect_model(fast)
+    assert facts.carried == "loss.calls"
+    assert any("loss.calls" in line for line in model_lines(facts))
+    with pytest.raises(UserCodeError, match=r"loss\.calls"):
+        inspect_model(fast.model_copy(update={"reduction": "exact"}))
+
+
 def config(folder: Path, metric: str) -> JobConfig:
     # Not among the code: a model is inspected anew when that changes.
     path = folder / "job.yaml"

@@ -10,12 +10,19 @@ from tests.builders import a_manifest
 from tests.fakes.object_store import S3
 
 from spottrain.errors import ConfigError
-from spottrain.manifest import FileRecord, write_manifest
+from spottrain.manifest import (
+    CheckpointError,
+    FileRecord,
+    discard,
+    read_manifest,
+    write_manifest,
+)
 from spottrain.storage.open import open_store
 from spottrain.storage.store import Store
 from spottrain.varuna_manager.config.init_from import InitFromConfig
 from spottrain.varuna_manager.config.job import JobConfig, parse_config
 from spottrain.varuna_manager.launch import weights
+from spottrain.varuna_manager.launch.inspect import ToolError
 
 FILE = FileRecord(
     section=0, file="section-0.safetensors", num_bytes=0, sha256="", tensors=()
@@ -50,12 +57,61 @@ def test_a_checkpoint_is_chosen(tmp_path: Path) -> None:
 
 def test_the_best_one_is_known_from_the_newest(tmp_path: Path) -> None:
     store = open_store(tmp_path)
-    assert weights._best_step(str(tmp_path)) is None
+    with pytest.raises(ConfigError, match="holds no complete checkpoint"):
+        weights._best(str(tmp_path))
     complete(store, 10)
     with pytest.raises(ConfigError, match="no evaluation has named a best one"):
-        weights._best_step(str(tmp_path))
+        weights._best(str(tmp_path))
     complete(store, 20, best_step=10)
-    assert weights._best_step(str(tmp_path)) == 10
+    assert weights._best(str(tmp_path)).step == 10
+
+
+def read_beside(place: Path, busy: int) -> list[str]:
+    """Read the newest checkpoint while a job saves so many, and keeps one of them; return
+    the checkpoints that were tried."""
+    store, steps = open_store(place), iter(range(20, 1000, 10))
+    complete(store, 10)
+    tried = []
+
+    def use(source: weights.Source) -> str:
+        tried.append(source.checkpoint)
+        if len(tried) <= busy:
+            complete(store, next(steps))
+            discard(store, source.checkpoint)
+        return read_manifest(store, source.checkpoint).name
+
+    def choose() -> weights.Source:
+        return weights.Source(str(place), weights._choose(str(place), None, None).name)
+
+    assert weights._beside_retention(choose, use) == tried[-1]
+    return tried
+
+
+def test_a_checkpoint_that_is_deleted_while_it_is_read_gives_way_to_the_next(
+    tmp_path: Path,
+) -> None:
+    tried = read_beside(tmp_path, busy=2)
+    assert tried == [NAME.format(step) for step in (10, 20, 30)]
+
+
+def test_a_reader_that_never_comes_to_read_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"checkpoint\.keep"):
+        read_beside(tmp_path, busy=1000)
+
+
+def test_what_cannot_be_read_though_it_is_there_is_told_at_once(tmp_path: Path) -> None:
+    complete(open_store(tmp_path), 10)
+    tried = []
+
+    def use(source: weights.Source) -> None:
+        tried.append(source)
+        raise ToolError("it is damaged")
+
+    with pytest.raises(ToolError, match="it is damaged"):
+        weights._beside_retention(
+            lambda: weights.Source(str(tmp_path), NAME.format(10)), use
+        )
+    assert len(tried) == 1
 
 
 def test_a_target_must_be_missing_or_an_empty_folder(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spottrain.errors import ConfigError
@@ -217,7 +217,6 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @needs_git
-@settings(max_examples=40, deadline=None)
 @given(
     paths=st.lists(PATHS, min_size=1, max_size=12),
     rules=st.dictionaries(st.just("w") | PATHS.map("w/{}".format), FILES, max_size=3),
