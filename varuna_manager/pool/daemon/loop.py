@@ -36,11 +36,16 @@ from spottrain.varuna_manager.pool.core.model import (
 from spottrain.varuna_manager.pool.core.step import step
 from spottrain.varuna_manager.pool.daemon.managers import JobManagers
 from spottrain.varuna_manager.pool.store.folder import PoolDir
-from spottrain.varuna_manager.pool.store.journal import PoolJournal
+from spottrain.varuna_manager.pool.store.journal import (
+    PoolJournal,
+    PoolJournalWriteError,
+)
 from spottrain.varuna_manager.pool.store.settings import settings_of, vms_of
 
 logger = logging.getLogger(__name__)
 
+JOURNAL_WAIT_S = 60.0
+"""How long the journal may fail to be written before the daemon gives up."""
 TICK_S = 0.25
 """Time between two looks at the jobs' journals."""
 RETRY_S = 0.5
@@ -104,10 +109,28 @@ class PoolLoop:
         """
         before = self.state
         after, commands = step(before, event)
-        self._journal.append(before, event, after)
+        self._append(before, event, after)
         self.state = after
         self._log(before, event)
         return [found for one in commands if (found := self._take(one)) is not None]
+
+    def _append(self, before: PoolState, event: PoolEvent, after: PoolState) -> None:
+        """Journal an event; try again for a while if the disk is full.
+
+        Nothing else happens meanwhile: what is decided next depends on it.
+
+        Raises:
+            PoolJournalError: The journal cannot be written any more.
+        """
+        give_up_at_s = time.monotonic() + JOURNAL_WAIT_S
+        while True:
+            try:
+                return self._journal.append(before, event, after)
+            except PoolJournalWriteError as error:
+                if time.monotonic() > give_up_at_s:
+                    raise
+                logger.warning("%s; trying again", error)
+                time.sleep(RETRY_S)
 
     def _take(self, command: PoolCommand) -> Refuse | None:
         match command:

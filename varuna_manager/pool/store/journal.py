@@ -37,6 +37,10 @@ class PoolJournalError(SpottrainError):
     """The journal of a pool is missing, damaged, or of another version."""
 
 
+class PoolJournalWriteError(PoolJournalError):
+    """The disk refused an event; it may have room again later."""
+
+
 class PoolEntry(NamedTuple):
     """One event of a pool, and the state after it."""
 
@@ -86,7 +90,7 @@ class PoolJournal:
             after: The state that it led to.
 
         Raises:
-            PoolJournalError: The disk refused; nothing was added.
+            PoolJournalWriteError: The disk refused; nothing was added.
         """
         with self._translating_errors():
             last = self._db.execute("SELECT max(seq) FROM events").fetchone()[0] or 0
@@ -133,9 +137,10 @@ class PoolJournal:
             for seq, at_s, kind, base, changes in rows:
                 if base is not None:
                     state = from_data(PoolState, json.loads(base))
-                elif state is not None:
+                elif state is not None and changes is not None:
                     state = apply(state, json.loads(changes))
-                assert state is not None, "the first event holds the whole state"
+                else:
+                    raise CodecError(f"event {seq} does not say what was decided")
                 yield PoolEntry(seq, at_s, kind, state)
 
     def close(self) -> None:
@@ -147,7 +152,12 @@ class PoolJournal:
         """Translate errors into one line with what to do."""
         try:
             yield
-        except (sqlite3.Error, CodecError, ValueError) as error:
+        except sqlite3.OperationalError as error:
+            raise PoolJournalWriteError(
+                f"{self._path}: cannot use the pool's journal: {error}; free disk space, or "
+                "see to it that the folder can be written"
+            ) from error
+        except (sqlite3.Error, CodecError, ValueError, TypeError) as error:
             raise PoolJournalError(
                 f"{self._path}: the pool's journal cannot be used: {error}; restore a copy "
                 "of it; its jobs are in their own journals, 'spottrain down JOB' ends them"

@@ -137,6 +137,18 @@ def test_a_journal_of_a_newer_version_or_a_damaged_one_is_one_line(
         PoolJournal(pool.journal)
 
 
+@pytest.mark.parametrize("column", ["changes", "base"])
+def test_a_row_that_says_nothing_is_one_line(pool: PoolDir, column: str) -> None:
+    play(pool)
+    with closing(sqlite3.connect(pool.journal, isolation_level=None)) as db:
+        db.execute(f"UPDATE events SET {column} = NULL")
+    with (
+        closing(PoolJournal(pool.journal, read_only=True)) as journal,
+        pytest.raises(PoolJournalError, match="does not say"),
+    ):
+        journal.replay()
+
+
 def test_status_and_report_say_who_has_what_and_why(pool: PoolDir) -> None:
     state = play(pool)
     told = document("lab", state, {}, state.now_s, is_served=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Iterator
+import sqlite3
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -36,11 +38,12 @@ from spottrain.varuna_manager.pool.core.model import (
     PoolState,
     Team,
 )
+from spottrain.varuna_manager.pool.daemon import loop as loops
 from spottrain.varuna_manager.pool.daemon.loop import PoolLoop
 from spottrain.varuna_manager.pool.daemon.managers import JobManagers, WatchedJob
 from spottrain.varuna_manager.pool.report.document import status
 from spottrain.varuna_manager.pool.store.folder import create_pool, pool_dir
-from spottrain.varuna_manager.pool.store.journal import PoolJournal
+from spottrain.varuna_manager.pool.store.journal import PoolJournal, PoolJournalError
 from spottrain.varuna_manager.pool.store.settings import settings_of, supplies_of
 
 
@@ -262,3 +265,44 @@ def test_a_manager_that_died_before_it_could_say_what_it_holds_is_started(
         managers.look(loop.state.with_job(replace(unheard, may_hold=may_hold)), 1e3)
         starts.append(job.starts)
     assert starts == [0, 1]
+
+
+class Acting(logging.Handler):
+    """Does something when the first line is logged."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        super().__init__()
+        self.act: Callable[[], object] | None = act
+
+    def emit(self, record: logging.LogRecord) -> None:
+        act, self.act = self.act, None
+        if act is not None:
+            act()
+
+
+def test_a_journal_that_cannot_be_written_for_a_moment_does_not_end_the_pool(
+    loop: PoolLoop,
+) -> None:
+    path = pool_dir("lab").journal
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        handler = Acting(lambda: other.execute("ROLLBACK"))
+        logging.getLogger("spottrain").addHandler(handler)
+        try:
+            loop.feed(PoolStarted(at_s=5.0))
+        finally:
+            logging.getLogger("spottrain").removeHandler(handler)
+    with closing(PoolJournal(path, read_only=True)) as journal:
+        assert journal.replay() == loop.state
+
+
+def test_a_disk_without_room_is_not_called_a_damaged_journal(
+    loop: PoolLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loops, "JOURNAL_WAIT_S", 0.0)
+    path = pool_dir("lab").journal
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(PoolJournalError) as raised:
+            loop.feed(PoolStarted(at_s=5.0))
+    assert "restore" not in str(raised.value)
