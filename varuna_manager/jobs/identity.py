@@ -28,7 +28,10 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from spottrain.errors import SpottrainError
 
 _FILE = "identity.pem"
-_VALID_FOR = datetime.timedelta(days=3650)
+_VALID_FROM = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
+_VALID_UNTIL = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)
+"""A VM or a manager whose clock is wrong by years must still be able to connect: what ends a
+certificate is that its job is over. The last moment is RFC 5280's for no end."""
 _CERTIFICATE_END = "-----END CERTIFICATE-----\n"
 _SECRET_LABEL = "spottrain-secret: "
 
@@ -158,16 +161,14 @@ def _name(common_name: str) -> x509.Name:
 def _builder(
     subject: x509.Name, issuer: x509.Name, public_key: ec.EllipticCurvePublicKey
 ) -> x509.CertificateBuilder:
-    # An agent's clock may be behind ours by hours.
-    start = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
         .public_key(public_key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(start)
-        .not_valid_after(start + _VALID_FOR)
+        .not_valid_before(_VALID_FROM)
+        .not_valid_after(_VALID_UNTIL)
     )
 
 

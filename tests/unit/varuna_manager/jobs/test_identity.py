@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import re
 import socket
 import ssl
 import threading
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 
 from spottrain.varuna_manager.jobs.identity import (
     IdentityError,
@@ -96,3 +98,15 @@ def test_damaged_identity_is_named(tmp_path: Path, damage: str) -> None:
     path.write_text(damage)
     with pytest.raises(IdentityError, match=r"identity\.pem"):
         ensure_identity(tmp_path, LOOPBACK)
+
+
+def test_clocks_that_are_wrong_by_years_do_not_keep_agents_out(tmp_path: Path) -> None:
+    identity = ensure_identity(tmp_path, ("localhost",))
+    for pem in re.findall(
+        r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----\n",
+        identity.path.read_text(),
+        re.DOTALL,
+    ):
+        found = x509.load_pem_x509_certificate(pem.encode())
+        assert found.not_valid_before_utc.year <= 2001
+        assert found.not_valid_after_utc.year >= 2100
