@@ -5,11 +5,13 @@ Exit codes: see EXIT_CODES, which ``spottrain --help`` shows.
 
 from __future__ import annotations
 
+import errno
 import gc
 import importlib
 import io
 import sqlite3
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,6 +22,7 @@ from typer.exceptions import TyperException
 import spottrain
 from spottrain.errors import SpottrainError, UserCodeError
 from spottrain.varuna_manager.cli.console import is_debugging, say, say_error, show
+from spottrain.varuna_manager.format import utc
 
 EXIT_CODES = (
     "Exit codes: 0 success, 1 internal or other error, 2 usage or job file, "
@@ -163,6 +166,36 @@ app.add_typer(
 )
 
 
+_ELSEWHERE = (
+    "free disk space or see to it that it can be written, or choose another state "
+    "directory with SPOTTRAIN_HOME"
+)
+_NO_STATE = {
+    errno.EROFS,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EIO,
+    errno.ESTALE,
+}
+"""Why files cannot be used that we write ourselves."""
+_CREDIBLE_S = range(1_700_000_000, 7_300_000_000)
+"""Seconds since the epoch that a clock may say: from 2023 to 2201."""
+
+
+def trouble_of_machine(error: Exception) -> str:
+    """Return what is wrong with this machine if that is why something failed, else empty."""
+    if isinstance(error, OSError) and error.errno in _NO_STATE:
+        return f"{error.filename or 'a file'}: {error.strerror}; {_ELSEWHERE}"
+    if int(now_s := time.time()) not in _CREDIBLE_S:
+        return (
+            f"the clock of this machine says {utc(now_s)}, and then {type(error).__name__}: "
+            f"{error}; set it right"
+        )
+    return ""
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         show(f"spottrain {spottrain.__version__}")
@@ -203,6 +236,9 @@ def main() -> None:
     except typer.Abort:
         say("error: aborted")
         sys.exit(1)
+    except sqlite3.OperationalError as error:
+        say_error(error, f"a database cannot be used: {error}; {_ELSEWHERE}")
+        sys.exit(1)
     except sqlite3.DatabaseError as error:
         # Measurements are read by SQL here and there, long after the file was opened.
         say_error(
@@ -212,6 +248,9 @@ def main() -> None:
         )
         sys.exit(1)
     except Exception as error:  # noqa: BLE001 - a bug of ours is one line, too
+        if trouble := trouble_of_machine(error):
+            say_error(error, trouble)
+            sys.exit(1)
         hint = "" if is_debugging() else "; run it again with --debug and report it"
         say_error(error, f"internal: {type(error).__name__}: {error}{hint}")
         sys.exit(1)

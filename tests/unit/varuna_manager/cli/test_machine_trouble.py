@@ -1,0 +1,30 @@
+"""What is wrong with a machine is no bug of ours."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+
+from spottrain.varuna_manager.cli.main import trouble_of_machine
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC, errno.EACCES])
+def test_files_that_cannot_be_written_are_named_with_the_way_out(number: int) -> None:
+    trouble = trouble_of_machine(OSError(number, os.strerror(number), "/state/jobs"))
+    assert "/state/jobs" in trouble
+    assert "SPOTTRAIN_HOME" in trouble
+
+
+def test_other_errors_are_bugs() -> None:
+    assert not trouble_of_machine(OSError(errno.EINVAL, "Invalid argument"))
+    assert not trouble_of_machine(ValueError("x"))
+
+
+@pytest.mark.parametrize("now_s", [0.0, 1e10])
+def test_a_clock_that_nobody_can_mean_is_named(
+    monkeypatch: pytest.MonkeyPatch, now_s: float
+) -> None:
+    monkeypatch.setattr("time.time", lambda: now_s)
+    assert "clock" in trouble_of_machine(OSError(errno.EINVAL, "Invalid argument"))
