@@ -30,6 +30,10 @@ class LocalRecord:
     tokens: dict[str, tuple[str, ...]]
 
 
+class FolderGoneError(CloudError):
+    """The folder in which a local cloud's folder is does not exist any more."""
+
+
 class LocalFolder:
     """Files of one local cloud.
 
@@ -66,7 +70,13 @@ class LocalFolder:
         fcntl.flock(self._open_lock("cloud"), fcntl.LOCK_EX)
 
     def _open_lock(self, name: str) -> int:
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            self.path.mkdir(mode=0o700, exist_ok=True)
+        except FileNotFoundError as error:
+            # Were it made anew, what runs would be forgotten, and rented again.
+            raise FolderGoneError(
+                f"the folder of the local cloud, {self.path}, is gone"
+            ) from error
         return os.open(self.path / f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
 
     def save_settings(self, settings: LocalSettings) -> None:
@@ -118,7 +128,11 @@ class LocalFolder:
             clear_vm_folder(self.vm(vm.vm_id))
         now_s = time.time()
         vms = tuple(
-            replace(vm, state=VmState.TERMINATED, ended_at_s=now_s)
+            replace(
+                vm,
+                state=VmState.TERMINATED,
+                ended_at_s=max(now_s, vm.launched_at_s),
+            )
             if vm in left
             else vm
             for vm in record.vms

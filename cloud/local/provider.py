@@ -19,13 +19,19 @@ import tenacity
 
 from spottrain import version
 from spottrain.cloud import unix_http
-from spottrain.cloud.local.folder import LocalFolder, LocalRecord
+from spottrain.cloud.local.folder import (
+    FolderGoneError,
+    LocalFolder,
+    LocalRecord,
+    marker,
+)
 from spottrain.cloud.local.image import AGENT_ARGV
 from spottrain.cloud.local.market import MarketEvent, MarketSpec
 from spottrain.cloud.local.state import CLOUD, AgentSoftware, LocalSettings
 from spottrain.cloud.port import provider as port
 from spottrain.cloud.port.errors import CloudError, NoCapacityError, VmNotFoundError
 from spottrain.cloud.port.stored import vm_from_data
+from spottrain.cloud.process.tree import kill_all
 from spottrain.units import HOUR_S
 from spottrain.wire.codec import from_data
 
@@ -117,7 +123,10 @@ class LocalProvider:
 
     def terminate(self, vm_ids: Collection[str]) -> None:
         """Kill all processes of some VMs; returns when all have ended."""
-        self._ask_or_recover("POST", "/terminate", list(vm_ids))
+        try:
+            self._ask_or_recover("POST", "/terminate", list(vm_ids))
+        except FolderGoneError:  # the cloud's process cannot be reached, but sees to it
+            kill_all([marker(self._settings.job, vm_id) for vm_id in vm_ids])
 
     def clear(self, vm_id: str, lease_s: float) -> None:
         """End all processes of a VM and clear its folder; it stays, and is billed.
@@ -173,6 +182,11 @@ class LocalProvider:
             raise VmNotFoundError(f"VM {vm_id} ended with its cloud process")
         return ()
 
+    def time_s(self) -> float | None:
+        """Return the time by the clock of the cloud's process; None if none runs."""
+        told = self._ask_or_recover("GET", "/time")
+        return None if isinstance(told, LocalRecord) else float(told)
+
     # --- Only on the local cloud ---------------------------------------------------
 
     def bill(self, job: str) -> float:
@@ -196,8 +210,11 @@ class LocalProvider:
 
     def shut_down(self) -> None:
         """End all VMs and the cloud's process; returns when all have ended."""
-        if isinstance(self._ask_or_recover("POST", "/shutdown"), LocalRecord):
-            return
+        try:
+            if isinstance(self._ask_or_recover("POST", "/shutdown"), LocalRecord):
+                return
+        except FolderGoneError:
+            return  # it ends by itself, as it has no VMs
         with self._folder.lock("cloud"):  # held until its process has ended
             self._folder.recover()
 

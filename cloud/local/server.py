@@ -1,6 +1,6 @@
 """The local cloud's own process: HTTP on a Unix socket in its folder.
 
-    GET  /offers                        POST /launch      POST /agents
+    GET  /offers    GET /time           POST /launch      POST /agents
     GET  /vms                           POST /terminate   POST /shutdown
     GET  /metadata/{vm_id}/interruption POST /market
     POST /clear      POST /give         POST /receive
@@ -17,7 +17,6 @@ import dataclasses
 import os
 import signal
 import socket
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -118,11 +117,16 @@ class _Api:
         self._vms = vms
 
     async def offers(self, _: Request) -> Any:
-        return [dataclasses.asdict(o) for o in self._vms.cloud.offers(time.time())]
+        return [
+            dataclasses.asdict(o) for o in self._vms.cloud.offers(self._vms.now_s())
+        ]
 
     async def launch(self, request: Request) -> Any:
         launch = decode(LaunchRequest, await request.body())
         return dataclasses.asdict(self._vms.launch(launch))
+
+    async def time(self, _: Request) -> Any:
+        return self._vms.now_s()
 
     async def list_vms(self, _: Request) -> Any:
         return [dataclasses.asdict(vm) for vm in self._vms.cloud.vms.values()]
@@ -161,7 +165,7 @@ class _Api:
         )
         if notice is None:
             return None
-        lead_s = max(0.0, notice.kill_at_s - time.time())
+        lead_s = max(0.0, notice.kill_at_s - self._vms.now_s())
         return {"id": notice.number, "lead_s": lead_s}
 
 
@@ -185,6 +189,7 @@ def application(vms: LocalVms) -> Starlette:
         routes=[
             route("/offers", "GET", api.offers),
             route("/launch", "POST", api.launch),
+            route("/time", "GET", api.time),
             route("/vms", "GET", api.list_vms),
             route("/terminate", "POST", api.terminate),
             route("/clear", "POST", api.clear),

@@ -23,6 +23,7 @@ from spottrain.cloud.local.image import AGENT_ARGV, VmImage
 from spottrain.cloud.local.market import MarketEvent, stream
 from spottrain.cloud.local.state import AgentSoftware, LocalCloud, LocalNotice
 from spottrain.cloud.port import provider as port
+from spottrain.cloud.port.clock import Clock
 from spottrain.cloud.port.errors import CloudError, VmNotFoundError
 from spottrain.cloud.port.stored import clear_vm_folder, write_private
 from spottrain.cloud.process import die_with_parent, tree
@@ -63,6 +64,9 @@ class LocalVms:
         self.closing = False
         """True while the process ends: nothing may be launched any more."""
         self._folder = folder
+        times = [vm.ended_at_s or vm.launched_at_s for vm in cloud.vms.values()]
+        self._clock = Clock(max(times, default=0.0))
+        self._clock.settle()  # this cloud's clock is the machine's
         self._tasks = tasks
         self._agents: dict[str, _Agent] = {}
         self.image = VmImage(cloud.settings.job)
@@ -76,6 +80,10 @@ class LocalVms:
 
     # --- Requests of clients -------------------------------------------------------
 
+    def now_s(self) -> float:
+        """Seconds since the epoch: no VM ends before it was launched."""
+        return self._clock.now_s()
+
     def touch(self) -> None:
         """Record that a client needs the cloud."""
         self._last_call_s = time.monotonic()
@@ -84,7 +92,7 @@ class LocalVms:
         """Rent machines; see ``LocalCloud.launch``."""
         before = set(self.cloud.vms)
         result = self.cloud.launch(
-            request, time.time(), lambda: f"vm-{uuid.uuid4().hex[:8]}"
+            request, self.now_s(), lambda: f"vm-{uuid.uuid4().hex[:8]}"
         )
         for vm in result.vms:
             if vm.vm_id not in before and vm.state == port.VmState.STARTING:
@@ -131,13 +139,13 @@ class LocalVms:
         """Give a cleared VM to another job; see ``LocalCloud.give``."""
         if vm_id in self._endings and vm_id in self.cloud.alive:
             raise VmNotFoundError(f"VM {vm_id} is ending")
-        vm = self.cloud.give(vm_id, order, until_s, time.time())
+        vm = self.cloud.give(vm_id, order, until_s, self.now_s())
         self._commit()
         return vm
 
     def receive(self, given: port.Vm, order: str, until_s: float) -> port.Vm:
         """Take a VM over from another job; see ``LocalCloud.receive``."""
-        vm = self.cloud.receive(given, order, until_s, time.time())
+        vm = self.cloud.receive(given, order, until_s, self.now_s())
         self._commit()
         return vm
 
@@ -278,7 +286,7 @@ class LocalVms:
 
     async def apply(self, event: MarketEvent) -> tuple[str, ...]:
         """Apply a market event now; return the affected VMs."""
-        victims = self.cloud.apply(event, time.time())
+        victims = self.cloud.apply(event, self.now_s())
         self._commit()
         for vm_id in victims:
             if event.return_after_s is not None:
@@ -352,7 +360,7 @@ class LocalVms:
             _log.exception("VMs %s ended except for some processes", vm_ids)
         for vm_id in vm_ids:
             await asyncio.to_thread(clear_vm_folder, self._folder.vm(vm_id))
-            self.cloud.ended(vm_id, time.time())
+            self.cloud.ended(vm_id, self.now_s())
         self._commit()
 
     def _markers_and_sessions(

@@ -294,6 +294,14 @@ class ReportsUnreachableVms(Protocol):
         """
 
 
+@runtime_checkable
+class TellsTime(Protocol):
+    """Can say what time it is where bills are written."""
+
+    def time_s(self) -> float | None:
+        """Return seconds since the epoch by the cloud's clock; None: it has none now."""
+
+
 ANY_FAMILY = "*"
 """Family of quotas that all machines count against, such as disks and addresses."""
 

@@ -154,6 +154,10 @@ class ActivityPage:
             )
         return tuple(found)
 
+    def slot_of(self, pid: int) -> int | None:
+        """Return the slot whose worker a process is; None: it is no worker."""
+        return next((s for s in self._slots if self._record(s)[_PID] == pid), None)
+
     def _record(self, slot: int) -> list[int]:
         words = _RECORD_BYTES // self._words.itemsize
         return self._words[slot * words : (slot + 1) * words].tolist()

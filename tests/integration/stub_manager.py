@@ -2,6 +2,9 @@
 
 Its arguments are ``JOB_DIR [CRASH_AT]``: with CRASH_AT it kills itself with SIGKILL at its
 nth append to the journal: odd ones before it is committed, even ones after.
+
+With STUB_PATIENCE_S in its environment that is how long it waits for a folder or journal
+that cannot be used, and it hardly waits before it rents again after a VM that failed.
 """
 
 from __future__ import annotations
@@ -18,7 +21,10 @@ import uvloop
 from spottrain.cloud.local.market import MarketSpec
 from spottrain.cloud.local.provider import LocalProvider
 from spottrain.varuna_manager.config.track import MlflowConfig, TrackConfig
+from spottrain.varuna_manager.core import shutdown
+from spottrain.varuna_manager.core.model import records
 from spottrain.varuna_manager.core.model.events import Event
+from spottrain.varuna_manager.daemon import loop
 from spottrain.varuna_manager.daemon.main import manage, only_manager
 from spottrain.varuna_manager.daemon.tracking import Trackers
 from spottrain.varuna_manager.jobs import journal
@@ -60,6 +66,9 @@ def main() -> int:
     if len(sys.argv) > 2:
         CrashingJournal.crash_at = int(sys.argv[2])
         sys.modules["spottrain.varuna_manager.daemon.main"].Journal = CrashingJournal  # type: ignore[attr-defined]
+    if patience := os.environ.get("STUB_PATIENCE_S"):
+        shutdown.FOLDER_WAIT_S = loop.JOURNAL_WAIT_S = float(patience)
+        records.FIRST_START_PAUSE_S = 0.01
     with only_manager(job.path):
         # Most jobs have no job file. Asked for without a server, MLflow fails.
         tracked = (job.path / "config.json").exists()

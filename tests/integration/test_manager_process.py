@@ -58,8 +58,10 @@ class Job:
         max_vms: int,
         home: Path | None = None,
         device: messages.DeviceChoice = "auto",
+        store: Path | None = None,
     ) -> None:
         path.mkdir(parents=True)
+        self.store = store or path / "store"
         self.home = home or path / "home"
         self.dir = JobDir(path)
         tarfile.open(self.dir.workdir, "w:gz").close()
@@ -73,18 +75,23 @@ class Job:
         (path / "market.json").write_text(MarketSpec(zones=(zone,)).to_json())
         journal = Journal(self.dir.journal)
         wanted = settings(path, steps=steps, max_vms=max_vms)
-        wanted = replace(wanted, spec=replace(wanted.spec, device=device))
+        spec = replace(wanted.spec, device=device, checkpoint_path=str(self.store))
+        wanted = replace(wanted, spec=spec)
         journal.append(JobSubmitted(at_s=time.time(), settings=wanted))
         journal.close()
         self.cloud = stub_manager.open_cloud(path)
         self.managers: list[Fork] = []
 
-    def start(self, crash_at: int | None = None) -> Fork:
+    def start(self, crash_at: int | None = None, **environment: str) -> Fork:
         """Start a manager; see ``stub_manager.py``."""
         arguments = [str(self.dir.path)]
         if crash_at is not None:
             arguments.append(str(crash_at))
-        environment = {**os.environ, "SPOTTRAIN_HOME": str(self.home)}
+        environment = {
+            **os.environ,
+            "SPOTTRAIN_HOME": str(self.home),
+            **environment,
+        }
         log = self.dir.log
         manager = Fork(stub_manager.main, arguments, environment, log, log)
         self.managers.append(manager)
@@ -114,12 +121,12 @@ class Job:
 
     def may_end(self) -> None:
         """Make the next step the last, however many are left."""
-        (self.dir.path / "store" / MAY_END).touch()
+        (self.store / MAY_END).touch()
 
     def save_again(self, name: str) -> str:
         """Put a checkpoint into the store that nobody reports; return its name."""
-        store = open_store(self.dir.path / "store")
-        files = self.dir.path / "store" / name
+        store = open_store(self.store)
+        files = self.store / name
         again = replace(read_manifest(store, name), name=new_name(1, 1), step=1)
         shutil.copytree(files, files.with_name(again.name))
         (files.with_name(again.name) / MANIFEST_FILE).unlink()
@@ -127,7 +134,7 @@ class Job:
         return again.name
 
     def progress(self) -> int:
-        return int((Path(self.dir.path) / "store" / "progress").read_text())
+        return int((self.store / "progress").read_text())
 
     def rented(self) -> list[Vm]:
         return list(self.cloud.list_vms("job"))

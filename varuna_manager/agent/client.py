@@ -236,7 +236,7 @@ class LogSender:
             if log.stem.endswith(".1") or now == self._sent.get(log.name):
                 continue
             changed[log.name] = now
-            tails.append(messages.LogTail(name=log.name, text=_tail(log)))
+            tails.append(messages.LogTail(name=log.name, text=tail(log)))
         if not tails:
             return
         try:
@@ -246,7 +246,12 @@ class LogSender:
         self._sent |= changed
 
 
-def _tail(log: Path) -> str:
+def tail(log: Path) -> str:
+    """Return the end of a log.
+
+    Raises:
+        OSError: It cannot be read.
+    """
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - TAIL_BYTES))
         return file.read(TAIL_BYTES).decode(errors="replace")

@@ -55,10 +55,14 @@ from spottrain.varuna_manager.agent.client import (
     RefusedError,
     Route,
     VmFencedError,
+    tail,
 )
 from spottrain.varuna_manager.agent.supervisor import (
     LOG,
+    LOOK_S,
+    STOPPED_LOOKS,
     Outbox,
+    StoppedProcesses,
     SupervisorProcess,
 )
 from spottrain.version import software_version
@@ -76,6 +80,8 @@ REFUSE_S = 60.0
 """How long the reason why this VM cannot train may take to be posted."""
 FLUSH_S = 5.0
 """How long the last reports may take to be posted."""
+LAST_WORDS = 300
+"""Characters of a log's last line that are told."""
 ROUTE_CHECK_S = 0.5
 """Time between checks of the manager's address."""
 MANAGER_ADDRESS = "manager.address"
@@ -143,6 +149,7 @@ class Agent:
         self._route = Route(bootstrap.manager_url, folder / MANAGER_ADDRESS)
         self._clients: list[ManagerClient] = []
         self._notice_source = hear.open_source(bootstrap.notices)
+        self._is_registered = False
         self._activity = ActivityPage(os.memfd_create("activity"), bootstrap.num_slots)
 
     def end(self, code: int, reason: str) -> None:
@@ -157,7 +164,7 @@ class Agent:
         except VmFencedError as error:
             return self._log_end(FENCED, str(error))
         except SpottrainError as error:
-            return self._log_end(FAILED, str(error))
+            return self._refuse(messages.VmFailed(reason=str(error)))
         devices = self._find_devices(spec)
         if not isinstance(devices, VmDevices):
             return self._refuse(devices)
@@ -173,12 +180,13 @@ class Agent:
         )
         supervisor.start(
             self._greeting(spec, devices),
-            lambda: self.end(FAILED, "supervisor has ended"),
+            lambda: self.end(FAILED, f"its supervisor has ended{self._last_words()}"),
         )
         threads = {
             "heartbeats": lambda: self._beat(spec, supervisor),
             "reports": self._post_reports,
             "notices": self._watch_notices,
+            "stopped processes": lambda: self._watch_stopped(supervisor),
             "logs": self._rotate_logs,
             "log tails": self._send_logs,
         }
@@ -190,6 +198,8 @@ class Agent:
             code, reason = self._ends.get()
             if code in (RETIRED, FAILED):
                 supervisor.close()
+                if code == FAILED:
+                    self._outbox.add(messages.VmFailed(reason=reason))
                 self._outbox.wait_empty(FLUSH_S)
         finally:
             self._closing.set()
@@ -221,6 +231,13 @@ class Agent:
                 self._log_sender().send()
         lease.give_up()
         return code
+
+    def _last_words(self) -> str:
+        """Return the last line that the supervisor, its workers or user code printed."""
+        with contextlib.suppress(OSError):
+            lines = tail(self._folder / LOG).strip().splitlines()
+            return f": {lines[-1].strip()[:LAST_WORDS]}" if lines else ""
+        return ""
 
     def _spawn(self, name: str, target: Callable[[], None]) -> None:
         threading.Thread(
@@ -259,14 +276,19 @@ class Agent:
         )
         deadline = time.monotonic() + REGISTER_S
         self._call(client, deadline, "POST", "/v1/register", encode(registration))
+        self._is_registered = True
         spec: messages.JobSpec = decode(
             messages.JobSpec, self._call(client, deadline, "GET", "/v1/job")
         )
         if not (self._folder / "workdir").is_dir():  # else it was uploaded before
             archive = self._folder / "workdir.tar.gz"
-            archive.write_bytes(self._call(client, deadline, "GET", "/v1/workdir"))
-            unpack(archive, self._folder / "workdir")
-            archive.unlink()
+            content = self._call(client, deadline, "GET", "/v1/workdir")
+            try:
+                archive.write_bytes(content)
+                unpack(archive, self._folder / "workdir")
+                archive.unlink()
+            except OSError as error:
+                raise AgentError(f"workdir cannot be unpacked: {error}") from error
         client.close()
         return spec
 
@@ -304,11 +326,14 @@ class Agent:
             slot_memory_bytes=self._bootstrap.slot_memory_bytes,
         )
 
-    def _refuse(self, report: messages.VmUnfit | messages.GpuSick) -> int:
-        """Report why this VM must not train, and end."""
-        self._outbox.add(report)
-        self._spawn("reports", self._post_reports)
-        self._outbox.wait_empty(REFUSE_S)
+    def _refuse(
+        self, report: messages.VmUnfit | messages.VmFailed | messages.GpuSick
+    ) -> int:
+        """Report why this VM does not train, if it has a manager, and end."""
+        if self._is_registered:
+            self._outbox.add(report)
+            self._spawn("reports", self._post_reports)
+            self._outbox.wait_empty(REFUSE_S)
         self._closing.set()
         return self._log_end(FAILED, report.reason)
 
@@ -420,6 +445,25 @@ class Agent:
         while not self._closing.wait(ROUTE_CHECK_S):
             for client in tuple(self._clients):
                 client.reconnect()
+
+    def _watch_stopped(self, supervisor: SupervisorProcess) -> None:
+        """End what has been stopped for long; without a supervisor this VM ends."""
+        watch = StoppedProcesses(supervisor.pid)
+        reason = f"has been stopped for {STOPPED_LOOKS * LOOK_S:g} s"
+        while not self._closing.wait(LOOK_S):
+            for pid in watch.look():
+                slot = self._activity.slot_of(pid)
+                if pid == supervisor.pid:
+                    self.end(FAILED, f"its supervisor {reason}")
+                elif slot is not None:
+                    end = messages.EndWorkers(
+                        slots=(slot,), reason=f"hangs: it {reason}"
+                    )
+                    supervisor.send(end)
+                else:
+                    logger.warning("process %d %s: it is killed", pid, reason)
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
 
     def _watch_gpus(self, devices: VmDevices, supervisor: SupervisorProcess) -> None:
         """Report GPUs that fail or slow down; restart the workers of one that erred."""

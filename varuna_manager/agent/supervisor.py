@@ -31,6 +31,9 @@ LOG = "supervisor.log"
 """Also what the user's code prints."""
 WRITTEN_S = 1.0
 """How often a manager is asked whether it has written the last measurements."""
+LOOK_S, STOPPED_LOOKS = 1.0, 15
+"""Time between two looks at the processes of a VM, and how often in a row one is seen to be
+stopped before it is ended."""
 CLOSE_S = 5.0
 """How long a supervisor may take to end after its stdin has closed."""
 
@@ -126,6 +129,47 @@ class Outbox:
             )
 
 
+class StoppedProcesses:
+    """Which processes of a VM somebody has stopped (SIGSTOP), and never continues.
+
+    They neither work nor end, and what they would report is not heard. Looks are counted,
+    not seconds: a VM that was suspended as a whole has not looked.
+
+    Args:
+        pid: Of the supervisor.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._looks: dict[int, int] = {}
+
+    def look(self) -> list[int]:
+        """Return the supervisor or children of it that were stopped at each of the last
+        ``STOPPED_LOOKS`` looks; each is returned once."""
+        stopped = (
+            pid for pid in (self._pid, *_children(self._pid)) if _is_stopped(pid)
+        )
+        self._looks = {pid: self._looks.get(pid, 0) + 1 for pid in stopped}
+        return [pid for pid, looks in self._looks.items() if looks == STOPPED_LOOKS]
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    except OSError:  # it has ended
+        return []
+    return [int(one) for one in text.split()]
+
+
+def _is_stopped(pid: int) -> bool:
+    """Return whether a process is stopped, by no debugger."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return False
+    return stat.rpartition(b")")[2].split()[0] == b"T"
+
+
 class _Waiting:
     """A child that was forked before this process became the agent; as a ``Popen``.
 
@@ -204,6 +248,11 @@ class SupervisorProcess:
                 pass_fds=fds,
                 env=environment,
             )
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
 
     def start(self, greeting: str, on_exit: Callable[[], None]) -> None:
         """Send the first line; ``on_exit`` is called after its last report."""

@@ -104,6 +104,8 @@ def launch_more(transition: Transition) -> None:
         return
     if state.preparation.store_error and not state.fleet.vms:
         return  # they could do nothing, but would cost money
+    if state.launches.folder_trouble:
+        return  # they may not get the user's code, nor the next manager know of them
     launch = next_launch(state)
     transition.wake(launch.changes_at_s)
     if launch.offer is None:
@@ -216,7 +218,8 @@ class NextLaunch:
 def next_launch(state: State, replacing: VmRecord | None = None) -> NextLaunch:
     """Decide what to rent next, and how many VMs of it.
 
-    Every rule is applied here, in this order:
+    After VMs that came up and never trained, one at a time (``FailedStarts``). Every rule is
+    applied here, in this order:
 
     1. Count (``room``, ``within_grant``): up to ``max_vms``, launches in flight included;
        while on-demand VMs take over for a deadline, a few more. Of each kind no more than
@@ -244,6 +247,13 @@ def next_launch(state: State, replacing: VmRecord | None = None) -> NextLaunch:
     done = generation is not None and generation.done
     if wanted <= 0 or (replacing is None and (done or not state.fleet.reconciled)):
         return NextLaunch()
+    failing = state.launches.failing
+    if failing is not None and failing.is_probing:
+        if state.now_s < failing.opens_at_s:
+            return NextLaunch(changes_at_s=failing.opens_at_s)
+        if is_expecting(state) or any(vm.is_coming for vm in state.fleet.vms.values()):
+            return NextLaunch()
+        wanted = 1
     offers = in_order(state.market.offers, state.market.worths)
     affords, demand = affordable(state), wanted_by_deadline(state, replacing)
     left, granted = quota_left(state.market.offers, rented(state)), within_grant(state)

@@ -15,7 +15,7 @@ from spottrain.pricing.ranking import cooldowns as cooling
 from spottrain.varuna_manager.core import calibration, spending
 from spottrain.varuna_manager.core import generation as generations
 from spottrain.varuna_manager.core.model import commands as c
-from spottrain.varuna_manager.core.model import counters
+from spottrain.varuna_manager.core.model import counters, starts
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.core.model.records import (
@@ -157,6 +157,7 @@ def remove_vm(transition: Transition, vm: VmRecord, reason: str) -> None:
     """Remove a VM that is gone; unless it was returned or noticed, count it as killed."""
     if vm.phase is not VmPhase.RETURNING and vm.leaves_at_s is None:
         counters.interrupted(transition, "kill", vm.vm_id, reason)
+        starts.failed(transition, vm, reason)
     generations.lose_vm(transition, vm.vm_id, f"{vm.vm_id}: {reason}")
     calibration.lose_vm(transition, vm.vm_id)
     state = transition.state
@@ -315,7 +316,10 @@ def command_failed(transition: Transition, event: e.CommandFailed) -> None:
     for vm_id in event.vm_ids:
         if vm := transition.state.fleet.vms.get(vm_id):
             again_s = transition.now_s + RETRY_S
-            transition.put_vm(replace(vm, retry_at_s=again_s, is_clearing=False))
+            vm = replace(
+                vm, retry_at_s=again_s, is_clearing=False, trouble=event.reason
+            )
+            transition.put_vm(vm)
             _return_if_lease_over(transition, vm)
 
 
@@ -337,6 +341,7 @@ def _return_if_lease_over(transition: Transition, vm: VmRecord) -> None:
 def _return_silent(transition: Transition, vm: VmRecord, reason: str) -> None:
     if vm.leaves_at_s is None:
         counters.interrupted(transition, "silence", vm.vm_id, reason)
+        starts.failed(transition, vm, reason)
     return_vms(transition, (vm,), reason)
 
 
@@ -351,6 +356,7 @@ def vm_unfit(transition: Transition, vm_id: str, reason: str) -> None:
     """
     vm = transition.state.fleet.vms[vm_id]
     transition.log(f"{vm_id}: {reason}")
+    starts.failed(transition, vm, reason)
     return_vms(transition, (vm,), reason)
     state, scope = transition.state, kind_of(vm.offer)
     count = state.launches.unfit.get(scope, 0) + 1
@@ -359,6 +365,15 @@ def vm_unfit(transition: Transition, vm_id: str, reason: str) -> None:
     )
     if _is_hopeless(transition.state):
         transition.fail(f"{scope}: {reason}", exit_code=6)
+
+
+def vm_failed(transition: Transition, vm_id: str, reason: str) -> None:
+    """Return a VM whose agent ends by itself, and says why."""
+    vm = transition.state.fleet.vms[vm_id]
+    if vm.leaves_at_s is None:
+        counters.interrupted(transition, "kill", vm_id, reason)
+        starts.failed(transition, vm, reason)
+    return_vms(transition, (vm,), reason)
 
 
 def vm_fit(transition: Transition, vm: VmRecord) -> None:
@@ -384,6 +399,7 @@ def gpu_sick(transition: Transition, vm_id: str, reason: str) -> None:
     """
     vm = transition.state.fleet.vms[vm_id]
     counters.interrupted(transition, "sick_gpu", vm_id, reason)
+    starts.failed(transition, vm, reason)
     return_vms(transition, (vm,), reason)
     state = transition.state
     cooldowns = cooling.refused(
@@ -407,7 +423,10 @@ def advance(transition: Transition) -> None:
             transition.put_vm(replace(vm, retry_at_s=None))
             ask_again(transition, vm)
         if vm.is_coming and transition.is_due(vm.known_at_s + bound_s):
-            return_vms(transition, (vm,), f"not ready in {bound_s:g} s")
+            words = f": {vm.trouble}" if vm.trouble else ""
+            reason = f"not ready in {bound_s:g} s{words}"
+            starts.failed(transition, vm, reason)
+            return_vms(transition, (vm,), reason)
         elif vm.leaves_at_s is not None and not is_needed(transition, vm):
             reason = vm.drain_reason or "drained before its preemption"
             let_go(transition, (vm,), reason)

@@ -67,7 +67,7 @@ def launch_intended(transition: Transition, event: e.LaunchIntended) -> None:
     transition.put(replace(transition.state.launches, launch_pending=False))
     state = transition.state
     new = event.intent == allocation.next_intent(state)
-    active = state.phase is JobPhase.ACTIVE
+    active = state.phase is JobPhase.ACTIVE and not state.launches.folder_trouble
     # A pool may have granted less in the meantime.
     room = min(allocation.room(state), allocation.within_grant(state)(event.offer))
     if not new or not active or event.count > room:

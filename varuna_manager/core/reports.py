@@ -14,7 +14,7 @@ from spottrain.varuna_manager.core import (
 from spottrain.varuna_manager.core import calibration as calibrations
 from spottrain.varuna_manager.core import generation as generations
 from spottrain.varuna_manager.core.limits import REPLACED
-from spottrain.varuna_manager.core.model import counters
+from spottrain.varuna_manager.core.model import counters, starts
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.core.model.commands import ListCheckpoints
@@ -85,6 +85,8 @@ def report_received(transition: Transition, event: e.ReportReceived) -> None:
             transition.log(f"{vm_id}: more likely than other VMs to be preempted soon")
         case messages.VmUnfit(reason=reason):
             fleet.vm_unfit(transition, vm_id, reason)
+        case messages.VmFailed(reason=reason):
+            fleet.vm_failed(transition, vm_id, reason)
         case messages.GpuSick(reason=reason):
             fleet.gpu_sick(transition, vm_id, reason)
         case messages.GpuThrottled(reason=reason):
@@ -130,6 +132,7 @@ def _supervisor_ready(
     transition.put(replace(transition.state.history, ledger=ledger))
     transition.note_fleet_change()
     fleet.vm_fit(transition, vm)
+    starts.ready(transition, vm)
     transition.log(f"{vm_id}: ready with {report.num_slots} slots on {report.device}")
 
 

@@ -13,12 +13,19 @@ from spottrain.varuna_manager.core.allocation import affordable
 from spottrain.varuna_manager.core.fleet import let_go
 from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.core.model.commands import Finish, Outcome, ReleaseJob
-from spottrain.varuna_manager.core.model.events import CommandFailed, StopRequested
-from spottrain.varuna_manager.core.model.records import BudgetAlert, Release
+from spottrain.varuna_manager.core.model.events import (
+    CommandFailed,
+    FolderSeen,
+    StopRequested,
+)
+from spottrain.varuna_manager.core.model.records import BudgetAlert, Release, VmPhase
 from spottrain.varuna_manager.core.model.settings import PoolGrant
+from spottrain.varuna_manager.core.model.starts import MAX_FAILED, MAX_FAILED_BESIDE
 from spottrain.varuna_manager.core.model.state import JobPhase, State, budget
 from spottrain.varuna_manager.core.model.transition import Transition
 
+FOLDER_WAIT_S = 60.0
+"""How long a job trains on while its folder cannot be used."""
 TRIES = 6
 """Tries to remove it before a person has to."""
 FIRST_PAUSE_S = 5.0
@@ -51,6 +58,53 @@ def watch_limits(transition: Transition) -> None:
     elif job.max_usd is not None:
         _watch_budget(transition, job.max_usd)
     _watch_capacity(transition)
+    _watch_starts(transition)
+    _watch_folder(transition)
+
+
+def _watch_starts(transition: Transition) -> None:
+    """End a job whose VMs come up and never train."""
+    failing = transition.state.launches.failing
+    if failing is None:
+        return
+    vms = transition.state.fleet.vms.values()
+    trains = any(vm.has_trained and vm.phase is VmPhase.READY for vm in vms)
+    if failing.times >= (MAX_FAILED_BESIDE if trains else MAX_FAILED):
+        transition.fail(
+            f"{failing.times} VMs in a row came up and never trained; the last of them, "
+            f"{failing.vm_id}: {failing.reason}",
+            exit_code=6,
+        )
+
+
+def _watch_folder(transition: Transition) -> None:
+    """End a job whose folder cannot be used for too long."""
+    launches = transition.state.launches
+    if launches.folder_trouble and transition.is_due(
+        launches.folder_trouble_since_s + FOLDER_WAIT_S
+    ):
+        transition.fail(f"for {FOLDER_WAIT_S:g} s {launches.folder_trouble}")
+
+
+def folder_seen(transition: Transition, event: FolderSeen) -> None:
+    """Rent nothing while the job's folder cannot be used; end the job if it is gone."""
+    launches = transition.state.launches
+    if event.is_gone:
+        transition.fail(event.trouble)
+    if event.trouble == launches.folder_trouble:
+        return
+    since_s = launches.folder_trouble_since_s
+    since_s = since_s if launches.folder_trouble else transition.now_s
+    transition.put(
+        replace(launches, folder_trouble=event.trouble, folder_trouble_since_s=since_s)
+    )
+    if not event.trouble:
+        transition.log("the job's folder can be used again")
+    elif not event.is_gone:
+        transition.log(
+            f"{event.trouble}: nothing is rented, and the job ends unless that is over "
+            f"in {FOLDER_WAIT_S:g} s"
+        )
 
 
 def _watch_grant(transition: Transition, grant: PoolGrant) -> bool:
@@ -211,6 +265,7 @@ def reopen(transition: Transition) -> None:
         replace(state.training, plan_reason="resumed", fruitless=0),
         replace(state.fleet, shortages={}, short_since_s=None),
         replace(state.preparation, failed_preparations=0),
+        replace(state.launches, failing=None),
         replace(
             state.history, progress=replace(state.history.progress, nonfinite_in_row=0)
         ),

@@ -138,6 +138,8 @@ def _fold(transition: Transition, event: e.Event) -> None:
             transition.log(
                 f"the wall clock was set {abs(by_s):.0f} s {way}; the job keeps its own clock"
             )
+        case e.FolderSeen():
+            shutdown.folder_seen(transition, event)
         case e.TimerFired():
             transition.state = replace(transition.state, timer_at_s=None)
         case e.FromScratchRequested():
@@ -260,6 +262,7 @@ def _manager_started(transition: Transition, version: str) -> None:
         replace(
             state.launches,
             launch_pending=False,
+            folder_trouble="",
             intents={
                 k: replace(v, retry_at_s=None, asked_at_s=transition.now_s)
                 for k, v in state.launches.intents.items()
@@ -424,6 +427,12 @@ def _waiting(state: State) -> str:
 
 def _capacity(state: State) -> str:
     """Return what keeps the job from renting."""
+    if state.launches.folder_trouble:
+        return f"the job's folder: {state.launches.folder_trouble}"
+    failing = state.launches.failing
+    if failing is not None and state.now_s < failing.opens_at_s:
+        row = "" if failing.times == 1 else f" {failing.times} times in a row"
+        return f"a pause, as {failing.vm_id} never trained{row}: {failing.reason}"
     if not state.fleet.reconciled:
         return "the provider's list of VMs"
     if allocation.room(state) <= 0:

@@ -316,6 +316,28 @@ class EffectRunner:
                 self._sink.feed(e.VmsReturned(at_s=self._now_s, vm_ids=(), vms=vms))
             self._sink.feed(e.JobReleased(at_s=self._now_s))
 
+    async def cloud_time_s(self) -> float | None:
+        """Return what time it is by the first cloud that tells; None if none can.
+
+        Asks until one answers.
+        """
+        told = ""
+        while True:
+            try:
+                for part in self._parts.values():
+                    if isinstance(part, port.TellsTime):
+                        return await self._call(part.time_s)
+                return None
+            except CloudError as error:
+                if str(error) != told:
+                    told = str(error)
+                    logger.warning(
+                        "this machine's clock cannot be compared with a cloud's, so "
+                        "nothing is rented: %s",
+                        error,
+                    )
+                await asyncio.sleep(RETRY_S)
+
     def unreachable_vms(self) -> Collection[str]:
         """Return the VMs that cannot call, through no fault of their own."""
         if isinstance(self._provider, port.ReportsUnreachableVms):

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar, assert_never
 
+from spottrain.cloud.port.clock import Clock
 from spottrain.cloud.port.provider import CloudProvider
 from spottrain.storage.store import StorageError
 from spottrain.varuna_manager.core import step as core
@@ -31,8 +32,8 @@ from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import GenerationPhase, VmPhase
 from spottrain.varuna_manager.core.model.settings import Limit, PoolGrant
 from spottrain.varuna_manager.core.model.state import State
-from spottrain.varuna_manager.daemon.clock import Clock
 from spottrain.varuna_manager.daemon.effects import EffectRunner
+from spottrain.varuna_manager.daemon.folder_watch import FolderSight, FolderWatch
 from spottrain.varuna_manager.daemon.metrics import JobMetrics
 from spottrain.varuna_manager.daemon.server import ControlChannel
 from spottrain.varuna_manager.daemon.sessions import (
@@ -45,7 +46,11 @@ from spottrain.varuna_manager.daemon.tracking import Trackers
 from spottrain.varuna_manager.jobs.bucket import StoredJobError
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.identity import Identity
-from spottrain.varuna_manager.jobs.journal import Journal, JournalWriteError
+from spottrain.varuna_manager.jobs.journal import (
+    Journal,
+    JournalError,
+    JournalWriteError,
+)
 from spottrain.varuna_manager.jobs.measurements import Sample
 from spottrain.varuna_manager.jobs.replay.fold import Step
 from spottrain.varuna_manager.jobs.replication import JournalReplication, fill_in
@@ -130,10 +135,8 @@ class ManagerLoop:
         copy: JournalReplication | None = None,
         trackers: Trackers | None = None,
     ) -> None:
-        self._journal = journal
-        self._trackers = trackers
-        self._copy = copy
-        self._seq = 0
+        self._journal, self._copy, self._trackers = journal, copy, trackers
+        self._seq = self._snapshot_seq = 0
         journal.measure()
         self._sampler = Sampler()
         state, self.past = replay(journal)
@@ -141,7 +144,6 @@ class ManagerLoop:
         """The state after the last event that is journalled."""
         self._ahead = self.state
         """The state after the last event that was taken."""
-        self._snapshot_seq = 0
         self._watches = Watches()
         self._streams = MeasurementStreams()
         self._samples: list[Sample] = []
@@ -152,7 +154,8 @@ class ManagerLoop:
         self._clock = Clock(self.state.now_s)
         self._lives = VmHistory(self.state)
         self.sessions = AgentSessions(time.monotonic, self._on_heard)
-        self._traces = Traces(JobDir(workdir.parent).traces)
+        self._job = JobDir(workdir.parent)
+        self._traces = Traces(self._job.traces)
         self._effects = EffectRunner(self, provider, self.sessions, identity, url)
         self.channel = ControlChannel(
             self,
@@ -162,7 +165,8 @@ class ManagerLoop:
             identity.admin_token(),
             identity.metrics_token(),
         )
-        self._folder = workdir.parent
+        self._is_unjournalled = False
+        """Whether the job is being ended, as the journal cannot be written any more."""
         self._metrics = JobMetrics(lambda: self.state, self.now_s)
         self._events = asyncio.Queue[
             tuple[e.Event | _Measured | _Flush, asyncio.Future[None]]
@@ -172,11 +176,7 @@ class ManagerLoop:
         self._timer: asyncio.TimerHandle | None = None
 
     async def run(self) -> c.Outcome:
-        """Manage the job to its end; return how it ended.
-
-        Raises:
-            JournalError: the journal cannot be written any more.
-        """
+        """Manage the job to its end; return how it ended."""
         self._broken = asyncio.get_running_loop().create_future()
         self._readmit()
         version, pid = software_version(), os.getpid()
@@ -187,9 +187,9 @@ class ManagerLoop:
         for work in (
             self._effects.watch_store(),
             self._effects.list_profiles(),
-            self._effects.poller.run(),
+            self._poll_clouds(),
             self._watch_silence(),
-            self._watch_clock(),
+            self._watch_machine(),
         ):
             self._start(work)
         if self._copy is not None:
@@ -314,10 +314,14 @@ class ManagerLoop:
 
     async def _write(self, steps: list[Step]) -> None:
         """Journal ``steps`` and what was measured; try again for a while if the disk is
-        full."""
+        full.
+
+        If that is of no use the job is ended with what is in memory: without a journal
+        nobody would know what is rented.
+        """
         samples, until = self._samples, self._unwritten
         give_up_at_s = time.monotonic() + JOURNAL_WAIT_S
-        while True:
+        while not self._is_unjournalled:
             try:
                 with self._metrics.journal_write.time():
                     self._seq = self._journal.append(*steps, samples=samples)
@@ -331,11 +335,19 @@ class ManagerLoop:
                 if self._trackers is not None and samples:
                     self._trackers.wake()
                 return
-            except JournalWriteError as error:
-                if time.monotonic() > give_up_at_s:
-                    raise
-                logger.warning("%s; trying again", error)
-                await asyncio.sleep(1.0)
+            except JournalError as error:
+                waits = isinstance(error, JournalWriteError)
+                if waits and time.monotonic() < give_up_at_s:
+                    logger.warning("%s; trying again", error)
+                    await asyncio.sleep(1.0)
+                    continue
+                logger.error("%s; the job is ended", error)
+                self._is_unjournalled = True
+                self.feed(
+                    e.FolderSeen(at_s=self.now_s(), trouble=str(error), is_gone=True)
+                )
+        self._samples, self._unwritten = [], {}
+        self._streams.wrote(until)
 
     async def _fill_in(self, copy: JournalReplication) -> None:
         """Fill in what a takeover has left out of the journal, little by little."""
@@ -349,6 +361,8 @@ class ManagerLoop:
 
     def _save_snapshot(self) -> None:
         """Spare readers, and the next manager, what is journalled by now."""
+        if self._is_unjournalled:
+            return
         self._snapshot_seq = self._seq
         try:
             self._journal.save_snapshot(self._seq, self.state, self.past.snapshot())
@@ -463,9 +477,28 @@ class ManagerLoop:
             for vm_id in self.sessions.silent(suspect_s):
                 self.feed(e.VmSilent(at_s=self.now_s(), vm_id=vm_id))
 
-    async def _watch_clock(self) -> None:
-        """Feed changes of the wall clock, and that nothing is committed any more."""
+    async def _poll_clouds(self) -> None:
+        """Poll the clouds, once it is known what time it is: nothing is rented before."""
+        if self._clock.is_unsettled:
+            ahead_s = self._clock.settle(await self._effects.cloud_time_s())
+            if ahead_s:
+                logger.warning(
+                    "the clock of this machine is %.0f s off; the job keeps its cloud's: "
+                    "set it right",
+                    ahead_s,
+                )
+            self.feed(e.TimerFired(at_s=self.now_s()))
+        await self._effects.poller.run()
+
+    async def _watch_machine(self) -> None:
+        """Feed changes of the wall clock and the job's folder, and that nothing is
+        committed any more."""
+        watch, seen = FolderWatch(self._job), FolderSight()
         while True:
+            sight = await asyncio.to_thread(watch.look)
+            if sight != seen:
+                seen = sight
+                self.feed(e.FolderSeen(at_s=self.now_s(), **sight._asdict()))
             if by_s := self._clock.set_by_s():
                 self.feed(e.ClockSet(at_s=self.now_s(), by_s=by_s))
             for event in self._watches.stalled(self.state, self.now_s()):
@@ -565,7 +598,7 @@ class ManagerLoop:
         try:
             async with asyncio.timeout(HEALTH_S):
                 await self._queue(_Flush())  # taken in its turn
-                await asyncio.to_thread(_try_to_write, self._folder)
+                await asyncio.to_thread(_try_to_write, self._job.path)
         except TimeoutError:
             return f"no event was taken in, or no file written, for {HEALTH_S:g} s"
         except OSError as error:
@@ -599,7 +632,7 @@ class ManagerLoop:
 
     async def receive_logs(self, tails: messages.LogTails) -> None:
         """Keep the ends of a VM's logs, until whole ones are fetched from it."""
-        folder, vm = JobDir(self._folder).cloud, self.state.fleet.vms.get(tails.vm_id)
+        folder, vm = self._job.cloud, self.state.fleet.vms.get(tails.vm_id)
         if vm is not None and (folder / vm.offer.cloud).is_dir():  # one of several
             folder /= vm.offer.cloud
         try:

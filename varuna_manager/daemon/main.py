@@ -80,7 +80,7 @@ def only_manager(job_dir: Path) -> Iterator[None]:
         f"job {job_dir.name} already has a manager: 'spottrain status {job_dir.name}' "
         "shows it"
     )
-    with held_lock(job_dir / "manager.lock", refusal):
+    with held_lock(JobDir(job_dir).lock, refusal):
         # A manager that was killed has left it; its pid may be anybody's by now.
         (job_dir / "manager.json").unlink(missing_ok=True)
         yield
@@ -166,8 +166,8 @@ async def _open_journal(job: JobDir, copy: JournalReplication | None) -> Journal
 
 async def _complete(journal: Journal, copy: JournalReplication) -> None:
     """Copy the rest of a job that has ended, and fill in its past if that is soon done."""
-    await copy.finish()
     try:
+        await copy.finish()
         async with asyncio.timeout(FINISH_S):
             await fill_in(journal, copy)
     except (TimeoutError, SpottrainError) as error:
@@ -207,7 +207,8 @@ def _check_not_older(job: JobDir, version: str) -> None:
 
 def _rotate_logs(job: JobDir) -> None:
     while True:
-        bound_logs(job)
+        with contextlib.suppress(OSError):  # the folder is gone, or read-only
+            bound_logs(job)
         time.sleep(LOG_CHECK_S)
 
 
@@ -285,6 +286,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         for line in (f"error: {error}", *causes(error)):
             logger.error("%s", line)
         return error.exit_code
+    except OSError as error:
+        reason = f"{error.filename or job.path}: {error.strerror or error}"
+        logger.error("error: job %s cannot be managed: %s", job.name, reason)
+        return 1
     except InternalError as error:
         logger.exception("this is a bug of spottrain, please report it:")
         logger.error("error: internal: %s", error)

@@ -6,7 +6,7 @@
     POST /v1/logs         LogTails -> {}
     POST /v1/traces       ?trace=TraceWritten, its file -> {}   410 it is not expected
     GET  /v1/job          -> JobSpec
-    GET  /v1/workdir      -> the user's workdir, packed
+    GET  /v1/workdir      -> the user's workdir, packed       410 it cannot be read
     POST /v1/admin/stop   {"checkpoint": bool, "now": bool, "by": str} -> {}
     POST /v1/admin/limits {"limits": [Limit], "sure": bool, "by": str} -> {}
                                                           409 it would end the job
@@ -53,6 +53,7 @@ from spottrain.varuna_manager.core.model.settings import Limit, PoolGrant, VmOrd
 from spottrain.varuna_manager.daemon.metrics import CONTENT_TYPE
 from spottrain.varuna_manager.daemon.ports import ChannelHandler
 from spottrain.varuna_manager.daemon.sessions import AgentSessions, OutOfStepError
+from spottrain.varuna_manager.jobs.folder import try_to_write_text
 from spottrain.varuna_manager.jobs.traces import TracesRefusedError
 from spottrain.varuna_manager.launch.limits import LimitsRefusedError
 from spottrain.version import software_version
@@ -184,6 +185,12 @@ class ControlChannel:
 
     async def _workdir(self, request: Request) -> Response:
         self._caller(request)
+        try:
+            self.workdir.open("rb").close()
+        except OSError as error:
+            raise HTTPException(
+                410, f"the job's code, {self.workdir}, cannot be read: {error.strerror}"
+            ) from error
         return FileResponse(self.workdir)
 
     def _check_admin(self, request: Request) -> None:
@@ -469,7 +476,7 @@ def listen(job_dir: Path, address: str) -> socket.socket:
             listener.close()
             reason = str(error.strerror)
             continue
-        stored.write_text(str(port))
+        try_to_write_text(stored, str(port))
         return listener
     raise PortError(
         f"no port of {PORTS.start}-{PORTS.stop - 1} is free on {address}: {reason}"

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from spottrain.varuna_manager.config.track import TrackConfig
-from spottrain.varuna_manager.jobs.folder import JobDir
+from spottrain.varuna_manager.jobs.folder import JobDir, try_to_write_text
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,8 @@ class Trackers:
 
     async def _run(self) -> None:
         """Keep the processes running until ``finish``."""
-        (self._job.path / "tracking").mkdir(exist_ok=True)
+        with suppress(OSError):  # each process says that it cannot be started
+            (self._job.path / "tracking").mkdir(exist_ok=True)
         await asyncio.gather(*(self._keep(sink) for sink in self._sinks))
 
     async def _keep(self, sink: str) -> None:
@@ -118,9 +119,8 @@ class Trackers:
         self._write_status()
 
     def _write_status(self) -> None:
-        draft = self._job.tracking_status.with_suffix(".tmp")
-        draft.write_text(json.dumps({k: v for k, v in self._trouble.items() if v}))
-        draft.replace(self._job.tracking_status)
+        trouble = {k: v for k, v in self._trouble.items() if v}
+        try_to_write_text(self._job.tracking_status, json.dumps(trouble))
 
 
 def _close_stdin(process: asyncio.subprocess.Process) -> None:
@@ -129,5 +129,7 @@ def _close_stdin(process: asyncio.subprocess.Process) -> None:
 
 
 def _last_line(log: Path) -> str:
-    lines = log.read_text(errors="replace").strip().splitlines()
+    lines = []
+    with suppress(OSError):
+        lines = log.read_text(errors="replace").strip().splitlines()
     return lines[-1].strip() if lines else "ended"

@@ -25,6 +25,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import time
 from collections.abc import Iterator
@@ -41,6 +42,8 @@ from spottrain.wire.model import ModelFacts
 if TYPE_CHECKING:
     from spottrain.varuna_manager.config.job import JobConfig
 
+logger = logging.getLogger(__name__)
+
 
 def home() -> Path:
     """Return the state directory; ``SPOTTRAIN_HOME`` overrides the XDG one."""
@@ -52,6 +55,17 @@ def home() -> Path:
 def is_folder_name(name: str) -> bool:
     """Return whether a job or a pool may be in a folder of this name."""
     return 0 < len(name) < 100 and not name.startswith(".") and "/" not in name
+
+
+def try_to_write_text(path: Path, text: str) -> None:
+    """Write a file that only tells people something: where the disk refuses, the next
+    time is soon."""
+    draft = path.with_suffix(".tmp")
+    try:
+        draft.write_text(text)
+        draft.replace(path)
+    except OSError as error:
+        logger.warning("%s is not written: %s", path.name, error.strerror)
 
 
 LOCK_S = 2.0
@@ -122,6 +136,11 @@ class JobDir:
     def workdir(self) -> Path:
         """The user's code, packed."""
         return self.path / "workdir.tar.gz"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the running manager."""
+        return self.path / "manager.lock"
 
     @property
     def log(self) -> Path:
@@ -197,7 +216,7 @@ class JobDir:
 
     def is_managed(self) -> bool:
         """Return whether a manager of this job runs: it holds the lock while it does."""
-        return is_locked(self.path / "manager.lock")
+        return is_locked(self.lock)
 
     def manager(self) -> ManagerAddress | None:
         """Return the running manager's address, once it has published it."""

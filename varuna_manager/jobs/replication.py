@@ -40,9 +40,14 @@ from spottrain.varuna_manager.jobs.bucket import (
     StoredJob,
     folder_mark,
 )
-from spottrain.varuna_manager.jobs.folder import JobDir
+from spottrain.varuna_manager.jobs.folder import JobDir, try_to_write_text
 from spottrain.varuna_manager.jobs.follow import ReplicationStatus, last_seq, uid_of
-from spottrain.varuna_manager.jobs.journal import Absent, Journal, JournalRow
+from spottrain.varuna_manager.jobs.journal import (
+    Absent,
+    Journal,
+    JournalError,
+    JournalRow,
+)
 from spottrain.varuna_manager.jobs.segments import Segment, merged, to_merge
 from spottrain.varuna_manager.jobs.snapshots import Beginning, CopiedSnapshot
 
@@ -318,7 +323,7 @@ class JournalReplication:
         """Write the next segment, retrying until the store takes it; return whether
         there may be more."""
         retrying = AsyncRetrying(
-            retry=retry_if_exception_type(StorageError),
+            retry=retry_if_exception_type((StorageError, JournalError, OSError)),
             wait=wait_random_exponential(max=_MAX_PAUSE_S),
             before_sleep=self._record_failure,
         )
@@ -347,14 +352,13 @@ class JournalReplication:
 
     def _write_status(self, elsewhere: str = "") -> None:
         """Save the copy's progress for the ``status`` command."""
-        if self.copied >= last_seq(self._job):
-            self._whole_at_s = time.time()
+        with contextlib.suppress(JournalError):
+            if self.copied >= last_seq(self._job):
+                self._whole_at_s = time.time()
         note = ReplicationStatus(
             self.copied, self._whole_at_s, self._failure, elsewhere
         )
-        draft = self._job.copy_status.with_suffix(".tmp")
-        draft.write_text(json.dumps(asdict(note)))
-        draft.replace(self._job.copy_status)
+        try_to_write_text(self._job.copy_status, json.dumps(asdict(note)))
 
     def _check(self) -> None:
         """Check for a later epoch."""

@@ -570,6 +570,14 @@ class VmUnfit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VmFailed:
+    """The agent ends, and its VM with it: the last thing that it says."""
+
+    reason: str
+    kind: Literal["vm_failed"] = "vm_failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSick:
     """A GPU of this VM has failed, or the driver asks for its recovery."""
 
@@ -609,6 +617,7 @@ Report = (
     | InterruptionCancelled
     | InterruptionLikely
     | VmUnfit
+    | VmFailed
     | GpuSick
     | GpuThrottled
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from spottrain.varuna_manager.core.model import records
+from spottrain.varuna_manager.core.model import records, starts
 from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.core.model.events import ProgressMade
 from spottrain.varuna_manager.core.model.transition import Transition
@@ -173,6 +173,7 @@ def reached(
     generation, tally = transition.generation, state.history.tally
     if not generation.committed:
         transition.put_generation(replace(generation, committed=True))
+        starts.trained(transition, (slot.vm_id for slot in generation.plan.slots))
     egress = tally.egress + generation.egress * (step - progress.step)
     if progress.paused_since_s is not None:
         cost_s = max(0.0, at_s - progress.paused_since_s - step_s)

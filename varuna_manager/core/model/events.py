@@ -134,6 +134,17 @@ class ClockSet:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FolderSeen:
+    """The state of the job's folder has changed."""
+
+    at_s: float
+    trouble: str
+    """Why it cannot be used, as half a sentence; empty: it can."""
+    is_gone: bool = False
+    """Whether that is for good: no command reaches the manager any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TimerFired:
     """The time of the newest ``SetTimer`` has come."""
 
@@ -525,6 +536,7 @@ Event = (
     | StepsChanged
     | CodeUpdated
     | ClockSet
+    | FolderSeen
     | TimerFired
     | FromScratchRequested
     | CheckpointsListed

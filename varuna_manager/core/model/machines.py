@@ -45,7 +45,7 @@ _ENDED: Causes = (e.VmsListed, e.VmLost)
 """They show that the cloud took a VM."""
 _TAKEN: Causes = (*_ENDED, e.ProviderAnswered)
 """The same of one whose agent has registered: it may be silent."""
-_UNUSABLE: Causes = (messages.VmUnfit, messages.GpuSick)
+_UNUSABLE: Causes = (messages.VmUnfit, messages.VmFailed, messages.GpuSick)
 """They have a VM returned that cannot train."""
 _UNWANTED: Causes = (e.JobMoved, *_UNUSABLE, DECISION)
 """They have a VM returned."""
@@ -61,6 +61,7 @@ JOB: Machine = {
         "done, failed, stopped, or at a limit",
         (
             e.StopRequested,
+            e.FolderSeen,
             e.SetupFailed,
             e.LaunchRefused,
             e.CommandFailed,

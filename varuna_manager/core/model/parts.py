@@ -43,6 +43,11 @@ class LaunchState:
     unfit: Mapping[str, int] = field(default_factory=dict)
     """VMs that could not do what they were rented for, by ``kind_of``, since one of
     the type could."""
+    failing: records.FailedStarts | None = None
+    """Set while VMs come up and do not train."""
+    folder_trouble: str = ""
+    """What is wrong with the job's folder: nothing is rented; empty: nothing is."""
+    folder_trouble_since_s: float = 0.0
     arithmetic: str = ""
     """In exact mode: the GPU and the torch that the job's first VM has. Others would round
     differently. Empty: none is known, or the job computes on CPUs."""

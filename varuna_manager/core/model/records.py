@@ -17,6 +17,9 @@ from spottrain.wire.model import GpuFacts, Plan, Slot, WorkerState
 KEPT = 1000
 """Finished generations, interruptions and price changes kept; totals count all."""
 
+FIRST_START_PAUSE_S, MOST_START_PAUSE_S = 5.0, 600.0
+"""Before the next VM is rented after one that never trained; twice as long each time."""
+
 
 class VmPhase(StrEnum):
     """The phase of a VM; a VM that is gone leaves the state."""
@@ -98,6 +101,27 @@ class Intent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FailedStarts:
+    """VMs that came up and never trained, since one last trained for the first time."""
+
+    times: int
+    """In a row: each was rented after the one before had failed."""
+    at_s: float
+    """When the newest of them failed."""
+    vm_id: str
+    reason: str
+    """Why, if possible in the VM's own words."""
+    is_probing: bool = True
+    """Until a VM that was rented since is ready: one at a time is, after a pause."""
+
+    @property
+    def opens_at_s(self) -> float:
+        """When the next VM may be rented."""
+        pause_s = FIRST_START_PAUSE_S * 2.0 ** (self.times - 1)
+        return self.at_s + min(pause_s, MOST_START_PAUSE_S)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
     """The removal of what a job's VMs shared in the cloud."""
 
@@ -162,6 +186,10 @@ class VmRecord:
     """Slots that were ever part of a generation: their memory may hold sections."""
     reports_received: int = 0
     ready_at_s: float | None = None
+    has_trained: bool = False
+    """Whether a generation that it is part of has committed a mini-batch."""
+    trouble: str = ""
+    """Why the newest command for it failed."""
     silent_since_s: float | None = None
     noticed_at_s: float | None = None
     leaves_at_s: float | None = None

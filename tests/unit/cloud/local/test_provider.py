@@ -399,6 +399,7 @@ def test_a_folder_deeper_than_a_socket_address_will_do(
     cloud: Cloud, tmp_path: Path
 ) -> None:
     folder = tmp_path / ("x" * 100) / ("y" * 100)
+    folder.parent.mkdir()
     provider = LocalProvider(folder, "job", cloud.market)
     assert len(provider.offers()) == 2
     provider.shut_down()
@@ -420,3 +421,24 @@ def test_no_cloud_is_started_to_ask_about_vms(cloud: Cloud, machine: Machine) ->
     assert cloud.client().list_vms(cloud.job) == ()
     assert cloud.client().bill(cloud.job) == 0
     assert machine.cloud(cloud.folder) is None
+
+
+def test_a_cloud_whose_folder_is_gone_is_not_made_anew_and_still_ends_its_vms(
+    cloud: Cloud, machine: Machine
+) -> None:
+    (vm,) = cloud.launch()
+    cloud.boot(vm)
+    client, job = cloud.client(), cloud.folder.parent
+    aside = job.rename(job.with_name("aside"))
+    try:
+        with pytest.raises(CloudError, match="gone"):
+            client.list_vms(cloud.job)
+        with pytest.raises(CloudError, match="gone"):
+            client.offers()
+        assert machine.marked(cloud.job)
+        client.terminate([vm.vm_id])
+        assert not machine.marked(cloud.job)
+        client.shut_down()
+        assert not job.exists()
+    finally:
+        aside.rename(job)

@@ -1,4 +1,4 @@
-"""The manager's clock, against a wall clock that a test sets."""
+"""The clock of bills, against a wall clock that a test sets."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from spottrain.varuna_manager.daemon.clock import Clock
+from spottrain.cloud.port.clock import Clock
 
 
 def set_wall(monkeypatch: pytest.MonkeyPatch, by_s: float) -> None:
@@ -39,3 +39,41 @@ def test_it_starts_no_earlier_than_the_newest_event() -> None:
     clock = Clock(known_s)
     assert known_s <= clock.now_s() < known_s + 1.0
     assert clock.set_by_s() == pytest.approx(-7200.0, abs=1.0)
+
+
+HOURS_S = 8 * 3600.0
+
+
+def test_a_wall_clock_that_is_far_ahead_counts_once_it_was_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    true_s = time.time()
+    set_wall(monkeypatch, HOURS_S)
+    clock = Clock(true_s - 10.0)
+    assert clock.is_unsettled
+    assert clock.now_s() == pytest.approx(true_s - 10.0, abs=1.0)
+    assert clock.set_by_s() == 0.0
+    assert clock.settle(true_s) == pytest.approx(HOURS_S, abs=1.0)
+    assert clock.now_s() == pytest.approx(true_s, abs=1.0)
+    assert clock.set_by_s() == 0.0
+    assert not clock.is_unsettled
+
+
+def test_a_machine_that_was_off_pays_for_the_time_in_between() -> None:
+    true_s = time.time()
+    clock = Clock(true_s - HOURS_S)
+    assert clock.is_unsettled
+    assert clock.settle(true_s + 5.0) == pytest.approx(0.0, abs=10.0)
+    assert clock.now_s() == pytest.approx(true_s, abs=10.0)
+
+
+def test_where_nobody_tells_the_time_the_wall_clock_does() -> None:
+    true_s = time.time()
+    clock = Clock(true_s - HOURS_S)
+    clock.settle()
+    assert clock.now_s() == pytest.approx(true_s, abs=1.0)
+
+
+def test_a_short_pause_needs_no_check() -> None:
+    assert not Clock(time.time() - 60.0).is_unsettled
+    assert not Clock().is_unsettled

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import tarfile
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,7 +25,11 @@ from spottrain.cloud.notices.hear import URL_VARIABLE
 from spottrain.cloud.ssh.on_vm.relay import Relay
 from spottrain.varuna_manager.agent import main
 from spottrain.varuna_manager.agent.client import TAIL_BYTES, AgentError, Backoff
-from spottrain.varuna_manager.agent.supervisor import Outbox
+from spottrain.varuna_manager.agent.supervisor import (
+    STOPPED_LOOKS,
+    Outbox,
+    StoppedProcesses,
+)
 from spottrain.wire import messages
 from spottrain.wire.codec import decode
 from spottrain.wire.model import Slot
@@ -272,7 +278,10 @@ def test_when_the_supervisor_dies_its_last_words_arrive_and_the_vm_ends(
     manager.send("vm-1", messages.OpenStore(generation=1))
     assert vm.process.wait(600) == main.FAILED
     failed = messages.UserCodeFailed(message="boom", traceback="tb")
-    assert manager.handler.reports[-1] == failed
+    *_, told, last = manager.handler.reports
+    assert told == failed
+    assert isinstance(last, messages.VmFailed)
+    assert "supervisor has ended" in last.reason
     assert vm.worker_is_gone()
 
 
@@ -503,3 +512,64 @@ def test_waits_grow_and_stay_bounded() -> None:
     assert min(waits[20:]) >= 1.0
     backoff.reset()
     assert backoff.next_s() <= 0.1
+
+
+def test_a_supervisor_that_is_stopped_is_told_and_ended(
+    manager: Manager, vm: VmUnderTest
+) -> None:
+    worker = json.loads(vm.heard()[0])["worker"]
+    stat = Path(f"/proc/{worker}/stat").read_text()
+    supervisor = int(stat.rpartition(")")[2].split()[1])
+    os.kill(supervisor, signal.SIGSTOP)
+    assert vm.process.wait(600) == main.FAILED
+    last = manager.handler.reports[-1]
+    assert isinstance(last, messages.VmFailed)
+    assert "has been stopped" in last.reason
+    assert vm.worker_is_gone()
+    assert is_dead(supervisor, 20.0)
+
+
+def test_a_process_counts_as_stopped_once_it_was_so_at_many_looks_in_a_row() -> None:
+    with subprocess.Popen(
+        ["/bin/sh", "-c", "sleep 600 & echo $!; wait"], stdout=subprocess.PIPE
+    ) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        try:
+            watch = StoppedProcesses(parent.pid)
+
+            def looks(times: int) -> list[int]:
+                return [pid for _ in range(times) for pid in watch.look()]
+
+            assert looks(STOPPED_LOOKS) == []
+            os.kill(child, signal.SIGSTOP)
+            until("it is stopped", lambda: is_stopped(child))
+            assert looks(STOPPED_LOOKS - 1) == []
+            os.kill(child, signal.SIGCONT)
+            until("it goes on", lambda: not is_stopped(child))
+            assert looks(1) == []
+            for pid in (child, parent.pid):
+                os.kill(pid, signal.SIGSTOP)
+                until("it is stopped", partial(is_stopped, pid))
+            assert sorted(looks(2 * STOPPED_LOOKS)) == sorted([child, parent.pid])
+        finally:
+            os.kill(child, signal.SIGKILL)
+            parent.kill()
+
+
+def is_stopped(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat").read_text()
+    return stat.rpartition(")")[2].split()[0] == "T"
+
+
+def test_code_that_the_manager_cannot_serve_is_what_the_vm_says_last(
+    manager: Manager, start_vm: Callable[[], VmUnderTest]
+) -> None:
+    aside = manager.channel.workdir.rename(manager.channel.workdir.with_name("aside"))
+    try:
+        assert start_vm().process.wait(600) == main.FAILED
+    finally:
+        aside.rename(manager.channel.workdir)
+    (said,) = manager.handler.reports
+    assert isinstance(said, messages.VmFailed)
+    assert "cannot be read" in said.reason

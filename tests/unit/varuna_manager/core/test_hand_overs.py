@@ -127,6 +127,8 @@ def test_a_vm_that_comes_gets_this_jobs_agent_and_is_billed_from_then() -> None:
     assert story.ledger.open[vm.vm_id].from_us == round(story.now_s * 1e6)
     assert story.orders[ORDER.name].phase is OrderPhase.TAKEN
     story.tell(e.VmLost, vm_id=vm.vm_id, reason="taken")
+    assert story.state.timer_at_s is not None
+    story.wait(story.state.timer_at_s - story.now_s)  # it never trained
     assert [one.count for one in story.emitted(c.IntendLaunch)] == [1]
 
 

@@ -234,6 +234,7 @@ def everything(story: Watched) -> Iterator[Callable[[Watched], object]]:
     yield told(e.StepsChanged, by="me", steps=200)
     yield told(e.CodeUpdated, by="me", sha256="ab", facts=FACTS)
     yield told(e.ClockSet, by_s=60.0)
+    yield from (told(e.FolderSeen, trouble="x", is_gone=g) for g in (False, True))
     yield told(e.TimerFired)
     yield told(e.FromScratchRequested, by="me")
     yield told(e.CheckpointsListed, checkpoints=())
@@ -260,8 +261,7 @@ def everything(story: Watched) -> Iterator[Callable[[Watched], object]]:
     yield told(e.AgentStarted, vm_id="a", steps=())
     yield told(e.AgentRegistered, vm_id="a", num_slots=1, private_address="h")
     yield from watched(story)
-    yield told(e.VmSilent, vm_id="a")
-    yield told(e.VmHeard, vm_id="a")
+    yield from (told(cls, vm_id="a") for cls in (e.VmSilent, e.VmHeard))
     asked = story.plan_asked or ""
     yield told(e.PlanComputed, inputs_hash=asked, plan=None)
     yield told(e.SetupFailed, vm_id="a", reason="no", output="")
@@ -367,6 +367,7 @@ def reports(story: Watched) -> Iterator[messages.Report]:
     yield messages.InterruptionCancelled()
     yield messages.InterruptionLikely()
     yield messages.VmUnfit(reason="no driver")
+    yield messages.VmFailed(reason="its supervisor has ended")
     yield messages.GpuSick(reason="GPU 0 (NVIDIA L4): XID 79")
     yield messages.GpuThrottled(reason="GPU 0 (NVIDIA L4): thermal slowdown")
 

@@ -157,6 +157,12 @@ EVENTS: st.SearchStrategy[e.Event] = st.one_of(
     ),
     st.builds(e.ClockSet, at_s=AT, by_s=st.sampled_from([-3600.0, 9000.0])),
     st.builds(
+        e.FolderSeen,
+        at_s=AT,
+        trouble=st.sampled_from(["", "it is read-only"]),
+        is_gone=st.booleans(),
+    ),
+    st.builds(
         e.ProfilesListed,
         at_s=AT,
         profiles=st.sampled_from(

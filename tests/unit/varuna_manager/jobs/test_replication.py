@@ -282,3 +282,34 @@ def test_only_a_copy_that_is_behind_for_long_is_lag_line() -> None:
 def test_the_note_is_plain_json(job: JobDir) -> None:
     asyncio.run(begin(job).finish())
     assert json.loads(job.copy_status.read_text())["seq"] == 1
+
+
+def test_a_status_that_cannot_be_written_does_not_end_the_copy(job: JobDir) -> None:
+    """As on a full disk."""
+    job.copy_status.with_suffix(".tmp").mkdir()
+    append(job, 3)
+
+    async def story() -> None:
+        copy = begin(job)
+        async with running(copy) as task:
+            assert await copy.reach(4, LONG_S)
+            assert not task.done()
+
+    asyncio.run(story())
+    assert copied(job) == 4
+
+
+def test_a_journal_that_is_gone_does_not_end_the_copy(job: JobDir) -> None:
+    async def story() -> None:
+        copy = begin(job)
+        async with running(copy) as task:
+            assert await copy.reach(1, LONG_S)
+            aside = job.journal.rename(job.path / "aside")
+            copy.wake()
+            assert not await copy.reach(2, 1.0)
+            assert not task.done()
+            aside.rename(job.journal)
+            append(job, 1)
+            assert await copy.reach(2, LONG_S)
+
+    asyncio.run(story())
