@@ -8,9 +8,12 @@ by the caller. What it needs of a fault that cannot strike now raises ``LookupEr
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import random
+import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -189,6 +192,81 @@ def _disk_full(on: Struck) -> None:
     on.watch.until("room again", lambda: not View(on.watch.state).checkpoint_error)
 
 
+def _archive_gone(on: Struck) -> None:
+    """Take the user's code away and a VM that trains; give it back when that was seen."""
+    archive, groups = on.job.dir.workdir, on.watch.groups(on.pick())
+    aside = archive.rename(archive.with_name("aside"))
+    try:
+        tree.signal_groups(groups, signal.SIGKILL)
+        on.watch.until("the loss is seen", lambda: _is_in_trouble(on))
+    finally:
+        aside.rename(archive)
+    on.watch.until("the code is seen again", lambda: not _is_in_trouble(on))
+
+
+def _is_in_trouble(on: Struck) -> bool:
+    return bool(on.watch.state.launches.folder_trouble)
+
+
+def _folder_gone(on: Struck) -> None:
+    """Move the job's folder away until all of the job has ended; then resume it."""
+    folder, vm_ids = on.job.dir.path, on.watch.vms()
+    manager, saved = on.job.manager_pid(), list_checkpoints(open_store(on.disk))
+    aside = folder.rename(folder.with_name(".aside"))
+    try:
+        until("the manager has ended", lambda: not Path(f"/proc/{manager}").exists())
+        assert not on.watch.groups(*vm_ids), "VMs run on without a manager"
+        assert not folder.exists(), "what is gone was made anew"
+    finally:
+        aside.rename(folder)
+    step = View(on.watch.state).step
+    newest = list_checkpoints(open_store(on.disk))[0].step
+    assert newest >= max(step, *(one.step for one in saved)), "it was not saved"
+    _resume(on)
+
+
+def _read_only(on: Struck) -> None:
+    """Make the job's folder read-only until that is seen.
+
+    Its files are open for writing, so that its file system cannot be remounted; a mount of
+    the folder over itself can be read-only. Root, whom no permissions stop, is stopped.
+    """
+    folder = str(on.job.dir.path)
+    if subprocess.run(["mount", "--bind", folder, folder], check=False).returncode:
+        raise LookupError("no right to mount")
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", folder], check=True)
+        on.watch.until("it is seen", lambda: _is_in_trouble(on))
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+    on.watch.until("that is over", lambda: not _is_in_trouble(on))
+
+
+def _supervisor_stopped(on: Struck) -> None:
+    os.kill(on.watch.supervisor(on.pick_steady()), signal.SIGSTOP)
+
+
+def _nan(on: Struck) -> None:
+    """Let the loss be NaN until that ends the job; resume it from the newest checkpoint
+    before, as somebody does who wants none of the mini-batches left out."""
+    pace_s = on.job.paced_s
+    on.job.pace(math.nan)
+    until("the job has ended", lambda: not on.job.dir.is_managed())
+    on.job.pace(pace_s)
+    on.watch.advance()
+    state = on.watch.state
+    assert state.outcome is not None
+    assert state.outcome.exit_code == 3, state.outcome
+    progress = state.history.progress
+    good = progress.step - progress.nonfinite_in_row
+    found = list_checkpoints(open_store(on.disk))
+    assert found[0].step >= good, "the newest good state was not saved"
+    for one in found:
+        if one.step > good:
+            shutil.rmtree(on.disk / one.name)
+    _resume(on)
+
+
 def _damaged(on: Struck) -> None:
     """Damage the newest checkpoint, and end all VMs."""
     groups = on.watch.groups(*on.watch.vms())
@@ -252,6 +330,7 @@ KINDS = {
     "two workers": Kind(_two_workers),
     "agent": Kind(_agent),
     "supervisor": Kind(_supervisor),
+    "supervisor stopped": Kind(_supervisor_stopped),
     "VM": Kind(_vm),
     "all VMs": Kind(_all_vms),
     "worker while saving": Kind(_while_saving),
@@ -265,6 +344,10 @@ KINDS = {
     "stop and resume": Kind(_stop_and_resume),
     "settings in a morph": Kind(_settings),
     "disk full": Kind(_disk_full, breaks=False),
+    "archive gone": Kind(_archive_gone),
+    "folder gone": Kind(_folder_gone),
+    "state read-only": Kind(_read_only, breaks=False),
+    "NaN": Kind(_nan),
     "checkpoint damaged": Kind(_damaged),
     "notice": Kind(_notice),
     "market kill": Kind(_market_kill),

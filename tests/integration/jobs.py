@@ -220,7 +220,8 @@ class Job:
         return Terminal((*SPOTTRAIN, *arguments), self.environment)
 
     def pace(self, loss_s: float) -> None:
-        """Let every loss that is computed from now on take that long."""
+        """Let every loss that is computed from now on take that long, or be NaN."""
+        self.paced_s = loss_s
         draft = self._pace.with_suffix(".draft")
         draft.write_text(str(loss_s))
         draft.replace(self._pace)
