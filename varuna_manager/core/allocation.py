@@ -52,11 +52,20 @@ CHEAPER = 0.1
 once some were returned that the plan did not use."""
 
 
+_INTENT = "intent-"
+
+
 def next_intent(state: State) -> str:
     """Return the name of the next launch intent."""
     launches = state.launches
     moved = f"{launches.takeover_epoch}-" if launches.takeover_epoch else ""
-    return f"intent-{moved}{launches.next_intent}"
+    return f"{_INTENT}{moved}{launches.next_intent}"
+
+
+def epoch_of(intent: str) -> int:
+    """Return the epoch of the takeover after which an intent was; 0: there was none."""
+    epoch = intent.removeprefix(_INTENT).rpartition("-")[0]
+    return int(epoch) if epoch.isdecimal() else 0
 
 
 def cheapest_usd_per_hour(state: State) -> float:

@@ -25,7 +25,7 @@ from typing import Any, TypeVar, assert_never
 
 from spottrain.cloud.port.clock import Clock
 from spottrain.cloud.port.provider import CloudProvider
-from spottrain.storage.store import StorageError
+from spottrain.storage.store import DeniedError, StorageError
 from spottrain.varuna_manager.core import step as core
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
@@ -226,7 +226,13 @@ class ManagerLoop:
     # --- events in ------------------------------------------------------------------------
 
     def feed(self, event: e.Event) -> asyncio.Future[None]:
-        """Queue an event; the future is done once it is journalled."""
+        """Queue an event; the future is done once it is journalled.
+
+        Raises:
+            FencedError: It shows VMs of a manager that has taken the job over.
+        """
+        if isinstance(event, e.VmsListed) and self._copy is not None:
+            self._copy.check_intents(vm.intent for vm in event.vms)
         return self._queue(event)
 
     def _queue(self, item: e.Event | _Measured | _Flush) -> asyncio.Future[None]:
@@ -425,8 +431,20 @@ class ManagerLoop:
             command: To be performed.
             seq: The event that must be in a durable copy of the journal before.
         """
-        if self._copy is not None:
-            await self._copy.permit(seq)
+        try:
+            if self._copy is not None:
+                await self._copy.permit(seq)
+        except DeniedError as error:
+            assert isinstance(command, c.LaunchVms)
+            self.feed(
+                e.LaunchRefused(
+                    at_s=self.now_s(),
+                    intent=command.intent,
+                    reason=f"nobody knows whether another manager has the job: {error}",
+                    refusal="auth",
+                )
+            )
+            return
         await effect(command)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:

@@ -19,7 +19,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
@@ -31,7 +31,8 @@ from tenacity import (
 )
 
 from spottrain.errors import SpottrainError
-from spottrain.storage.store import StorageError, is_url
+from spottrain.storage.store import DeniedError, StorageError, is_url
+from spottrain.varuna_manager.core.allocation import epoch_of
 from spottrain.varuna_manager.core.model.events import ReportReceived
 from spottrain.varuna_manager.jobs.blocks import BlockCopy
 from spottrain.varuna_manager.jobs.bucket import (
@@ -255,14 +256,16 @@ class JournalReplication:
     async def permit(self, seq: int | None = None) -> None:
         """Wait until a command may be sent to the cloud: this manager is the newest.
 
-        If the store does not answer, go ahead: VMs that are not returned cost money.
+        If the store does not answer, go ahead: VMs that are not returned cost money. If it
+        refuses to, a launch must wait for a person.
 
         Args:
             seq: Number of the event that must be in the store before a launch, if the
-                copy is durable.
+                copy is durable; for launches alone.
 
         Raises:
             FencedError: A later epoch has begun.
+            DeniedError: The store does not let a launch ask it.
         """
         if seq is not None and self.durable and not await self.reach(seq, DURABLE_S):
             logger.warning("launching although event %d is not in the store yet", seq)
@@ -270,7 +273,23 @@ class JournalReplication:
             async with asyncio.timeout(PERMIT_S):
                 await self._call(self._check)
         except (StorageError, TimeoutError) as error:
+            if seq is not None and isinstance(error, DeniedError):
+                raise
             logger.warning("cannot check whether this manager is the newest: %s", error)
+
+    def check_intents(self, intents: Iterable[str]) -> None:
+        """Check that no VM of the job is another manager's, as the cloud lists them.
+
+        The intent in its tag says so, also where the store cannot be asked.
+
+        Raises:
+            FencedError: A manager has rented that took the job over after this one began.
+        """
+        if any(epoch_of(intent) > self._epoch for intent in intents):
+            raise FencedError(
+                "the job was taken over by another manager, which has rented VMs; to "
+                f"continue it here run 'spottrain resume {self._stored.url}'"
+            )
 
     async def finish(self, limit_s: float = FINISH_S) -> bool:
         """Copy what is left after ``run`` has ended; return whether all is copied.

@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from tests.builders import a_vm
 from tests.unit.varuna_manager.stored_jobs import append, copied, events, stored, submit
 from tests.unit.varuna_manager.story import OFFER
 
@@ -17,6 +18,7 @@ from spottrain.varuna_manager.core.model.events import (
     LaunchIntended,
     LaunchRefused,
     TimerFired,
+    VmsListed,
 )
 from spottrain.varuna_manager.daemon.loop import ManagerLoop
 from spottrain.varuna_manager.jobs.bucket import FencedError
@@ -123,6 +125,21 @@ def test_a_manager_that_was_replaced_sends_the_cloud_nothing(job: JobDir) -> Non
         asyncio.run(run(job, cloud, replaced=True))
     assert cloud.journalled == 0
     assert not any(isinstance(event, LaunchRefused) for event in events(job))
+
+
+def test_a_manager_that_sees_vms_of_a_later_one_ends_though_no_store_answers(
+    job: JobDir,
+) -> None:
+    class Later(Cloud):
+        def list_vms(self, job: str) -> Sequence[Vm]:
+            store.rename(store.with_name("aside"))
+            store.write_text("no folder")
+            return [a_vm("theirs", OFFER, intent="intent-2-0")]
+
+    store = Path(stored(job).url.removeprefix("file://"))
+    with pytest.raises(FencedError):
+        asyncio.run(run(job, Later(job)))
+    assert not any(isinstance(event, VmsListed) for event in events(job))
 
 
 def test_a_manager_fills_in_what_a_takeover_has_left_out(

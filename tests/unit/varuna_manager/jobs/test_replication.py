@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import io
 import json
 import logging
 import shutil
@@ -10,8 +12,15 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.unit.varuna_manager.stored_jobs import append, copied, stored, submit
 
+from spottrain.storage.store import DeniedError
+from spottrain.varuna_manager.core.allocation import epoch_of, next_intent
+from spottrain.varuna_manager.core.model.changed import replace
+from spottrain.varuna_manager.core.model.parts import LaunchState
+from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.jobs import follow, replication, segments
 from spottrain.varuna_manager.jobs.bucket import FencedError
 from spottrain.varuna_manager.jobs.folder import JobDir
@@ -203,6 +212,41 @@ def test_a_store_that_is_down_keeps_nothing_rented(job: JobDir, store: Path) -> 
 
     asyncio.run(story())
     check_here(job)
+
+
+def test_where_the_store_refuses_to_answer_a_launch_waits_for_a_person(
+    job: JobDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> object:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    async def story() -> None:
+        copy = begin(job)
+        with monkeypatch.context() as patch:
+            patch.setattr(io, "open", fails)
+            with pytest.raises(DeniedError):
+                await copy.permit(1)
+            await copy.permit()
+        copy.close()
+
+    asyncio.run(story())
+
+
+def test_vms_of_a_later_manager_are_proof_of_it(job: JobDir, store: Path) -> None:
+    copy = begin(job)
+    break_store(store)
+    copy.check_intents(["intent-0", "intent-1-3", "order-9-9", ""])
+    with pytest.raises(FencedError):
+        copy.check_intents(["intent-0", "intent-2-0"])
+    copy.close()
+
+
+@given(st.integers(1, 10**6), st.integers(0, 10**6))
+def test_an_intent_tells_its_epoch(epoch: int, number: int) -> None:
+    launches = replace(LaunchState(), takeover_epoch=epoch, next_intent=number)
+    assert epoch_of(next_intent(replace(State(), launches=launches))) == epoch
+    launches = replace(launches, takeover_epoch=0)
+    assert epoch_of(next_intent(replace(State(), launches=launches))) == 0
 
 
 def test_a_durable_copy_has_an_intent_before_it_is_acted_on(job: JobDir) -> None:
