@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -49,6 +50,7 @@ _CLOUDS: dict[str, AnyCloud] = {
     "gcp": GcpConfig(),
 }
 _ALIVE = (VmState.STARTING, VmState.RUNNING)
+_ELSEWHERE = "is not of this machine: another may manage it"
 
 FileArgument = Annotated[
     Path | None,
@@ -81,11 +83,11 @@ def gc(
     """Show your VMs that have no manager on this machine; --yes returns them.
 
     Yours are those that your credentials rented, or that name the owner of the job file;
-    --all-owners shows those of everybody. VMs that do not say whose they are (an older
-    version rented them) are shown, and returned only with --job or --all-owners. VMs of a
-    job that you manage from another machine look like orphans here: check before you pass
-    --yes, or name jobs with --job. Jobs whose manager runs on a VM of its own are left
-    alone unless you name them.
+    --all-owners shows those of everybody. VMs that do not say whose they are are shown, and
+    returned only with --job or --all-owners. VMs of a job that this machine does not know
+    may have their manager on another one: --yes asks before it returns them, and leaves
+    them alone where nobody can answer, unless --job names the job. So it does with jobs
+    whose manager runs on a VM of its own.
     """
     scope = Scope(jobs=tuple(job or ()), all_owners=all_owners)
     found: list[Vm] = []
@@ -137,7 +139,8 @@ class Scope:
         """Return whether a VM is returned, of those that are shown."""
         if vm.job in self.jobs:
             return True
-        return (bool(vm.owner) or self.all_owners) and not is_kept(vm, orphans)
+        ours = bool(vm.owner) or self.all_owners
+        return ours and _is_known(vm) and not is_kept(vm, orphans)
 
 
 def sweep(cloud: AnyCloud, scope: Scope, yes: bool) -> tuple[list[Vm], list[str]]:
@@ -151,6 +154,8 @@ def sweep(cloud: AnyCloud, scope: Scope, yes: bool) -> tuple[list[Vm], list[str]
         orphans = list(_orphans(provider, scope))
         if not yes:
             return orphans, []
+        agreed = tuple(job for job in _unknown(orphans, scope) if _agrees(job))
+        scope = replace(scope, jobs=(*scope.jobs, *agreed))
         lost = [vm for vm in orphans if scope.returns(vm, orphans)]
         try:
             provider.terminate([vm.vm_id for vm in lost])
@@ -169,6 +174,29 @@ def _uid_here(name: str) -> str:
         return uid_of(job_dir(name))
     except (JournalError, OSError, StopIteration):
         return ""
+
+
+def _is_known(vm: Vm) -> bool:
+    """Return whether a VM's job is one of this machine."""
+    return bool(vm.uid) and _uid_here(vm.job) == vm.uid
+
+
+def _unknown(vms: Collection[Vm], scope: Scope) -> list[str]:
+    """Return the jobs that another machine may manage, of those that were not named."""
+    unknown = {vm.job for vm in vms if not _is_known(vm) and not is_kept(vm, vms)}
+    return sorted(unknown.difference(scope.jobs))
+
+
+def _agrees(job: str) -> bool:
+    """Ask a person whether to return a job's VMs; no, where nobody can answer."""
+    if sys.stdin.isatty():
+        return typer.confirm(f"job {job} {_ELSEWHERE}. Return its VMs?", err=True)
+    say(f"job {job} {_ELSEWHERE}; {_ends(job)}")
+    return False
+
+
+def _ends(job: str) -> str:
+    return f"'spottrain gc --job {job} --yes' ends it anyway"
 
 
 def is_kept(vm: Vm, vms: Collection[Vm]) -> bool:
@@ -250,14 +278,16 @@ def _show(
     if vms:
         show(_table(vms))
     lost = vms if yes else [vm for vm in vms if scope.returns(vm, vms)]
-    rate = sum(vm.offer.usd_per_hour for vm in lost if vm.state in _ALIVE)
-    what = f"{len(lost)} VMs without a manager here, {dollars(rate)} an hour"
+    orphans = [vm for vm in vms if vm in lost or not is_kept(vm, vms)]
+    rate = sum(vm.offer.usd_per_hour for vm in orphans if vm.state in _ALIVE)
+    what = f"{len(orphans)} VMs without a manager here, {dollars(rate)} an hour"
     hint = "; 'spottrain gc --yes' returns them" if lost and not yes else ""
+    kept = {vm.job for vm in vms if is_kept(vm, vms)}
     for name in sorted({vm.job for vm in vms} - {vm.job for vm in lost}):
-        say(
-            f"job {name} has its manager on a VM of its own and is no orphan; 'spottrain gc "
-            f"--job {name} --yes' ends it anyway"
-        )
+        why = _ELSEWHERE
+        if name in kept:
+            why = "has its manager on a VM of its own and is no orphan"
+        say(f"job {name} {why}; {_ends(name)}")
     say(f"{'returned: ' if yes and vms else ''}{what}{hint}")
 
 

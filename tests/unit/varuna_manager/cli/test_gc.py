@@ -12,12 +12,16 @@ from tests.fakes.aws import FakeAws
 from tests.fakes.aws import running as aws_running
 from tests.fakes.gcp import KIND, PROJECT, ZONE, FakeGcp
 from tests.fakes.gcp import running as gcp_running
+from tests.unit.varuna_manager.stored_jobs import submit
 
 from spottrain.cloud.aws.provider import AwsProvider
 from spottrain.cloud.gcp.provider import GcpProvider
 from spottrain.cloud.port.provider import VmState
 from spottrain.varuna_manager.cli.gc import Scope, _chosen_clouds, sweep
 from spottrain.varuna_manager.config.clouds import AwsConfig, GcpConfig
+from spottrain.varuna_manager.jobs.follow import uid_of
+
+LOST = Scope(jobs=("lost",))
 
 
 @pytest.fixture(autouse=True)
@@ -39,9 +43,11 @@ def aws() -> Iterator[FakeAws]:
         yield fake
 
 
-def rent(provider: AwsProvider | GcpProvider, token: str = "t") -> str:
+def rent(
+    provider: AwsProvider | GcpProvider, token: str = "t", job: str = "lost"
+) -> str:
     offer = next(offer for offer in provider.offers() if offer.spot)
-    request = a_launch(offer, token=token, job="lost", intent="intent-0", lease_s=60)
+    request = a_launch(offer, token=token, job=job, intent="intent-0", lease_s=60)
     (vm,) = provider.launch(request).vms
     return vm.vm_id
 
@@ -51,7 +57,7 @@ def test_a_vm_that_switched_itself_off_is_returned_with_its_disk(gcp: FakeGcp) -
     vm_id = rent(gcp.provider())
     gcp.ask("switch_off", zone=ZONE, name=vm_id.partition(".")[0])
     config = GcpConfig(instance_types=(KIND,), project=PROJECT, endpoint=gcp.url)
-    (vm,), left = sweep(config, Scope(), yes=True)
+    (vm,), left = sweep(config, LOST, yes=True)
     assert (vm.vm_id, vm.state, left) == (vm_id, VmState.STOPPING, [])
     assert gcp.ask("left") == []
 
@@ -63,10 +69,10 @@ def test_vms_that_were_returned_are_shown_though_something_else_is_left(
     vm_id = rent(aws.provider())
     aws.ask("deny", operation="DeleteSecurityGroup")
     config = AwsConfig(instance_types=(AWS_KIND,), endpoint_url=aws.url)
-    (vm,), (told,) = sweep(config, Scope(), yes=True)
+    (vm,), (told,) = sweep(config, LOST, yes=True)
     assert vm.vm_id == vm_id
     assert "lost" in told
-    assert all(each.vm_id != vm_id for each in sweep(config, Scope(), yes=False)[0])
+    assert all(each.vm_id != vm_id for each in sweep(config, LOST, yes=False)[0])
 
 
 @pytest.mark.rotated
@@ -78,11 +84,23 @@ def test_a_colleagues_vms_are_neither_shown_nor_returned_unless_asked_for(
     config = GcpConfig(
         instance_types=(KIND,), project=PROJECT, endpoint=gcp.url, owner="ben"
     )
-    everybodys = Scope(all_owners=True)
+    everybodys = Scope(jobs=("lost",), all_owners=True)
     assert {vm.vm_id for vm in sweep(config, everybodys, yes=False)[0]} == {ann, ben}
-    assert [vm.vm_id for vm in sweep(config, Scope(), yes=True)[0]] == [ben]
+    assert [vm.vm_id for vm in sweep(config, LOST, yes=True)[0]] == [ben]
     assert [vm.vm_id for vm in sweep(config, everybodys, yes=True)[0]] == [ann]
     assert gcp.ask("left") == []
+
+
+def test_a_job_that_may_be_managed_elsewhere_is_left_alone_where_nobody_is_asked(
+    gcp: FakeGcp, tmp_path: Path
+) -> None:
+    job = submit(tmp_path, f"file://{tmp_path}/store")
+    config = GcpConfig(instance_types=(KIND,), project=PROJECT, endpoint=gcp.url)
+    here = rent(gcp.provider(uid=uid_of(job)), "here", job.path.name)
+    rent(gcp.provider(uid="c" * 32), "there", job.path.name)
+    rent(gcp.provider(uid="d" * 32), "unknown")
+    assert len(sweep(config, Scope(), yes=False)[0]) == 3
+    assert [vm.vm_id for vm in sweep(config, Scope(), yes=True)[0]] == [here]
 
 
 def test_without_a_job_file_all_three_clouds_are_asked() -> None:
