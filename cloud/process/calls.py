@@ -21,6 +21,7 @@ from spottrain.cloud.port import errors
 from spottrain.cloud.port.abilities import arguments_by_name
 from spottrain.cloud.port.errors import CloudError
 from spottrain.errors import SpottrainError
+from spottrain.redaction import redacted
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ def pack_error(error: SpottrainError) -> dict[str, Any]:
     fields = inspect.signature(kind.__init__).parameters.keys() & vars(error).keys()
     return {
         "kind": kind.__name__,
-        "message": str(error),
+        "message": redacted(str(error)),
         "fields": {name: vars(error)[name] for name in sorted(fields)},
         "causes": list(roots.causes(error)),
     }

@@ -24,6 +24,7 @@ from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import CloudProvider
 from spottrain.cloud.process.calls import ProviderCall, calls_of, pack_error
 from spottrain.errors import SpottrainError
+from spottrain.logs import log_to_stderr
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +87,7 @@ def _serve_call(
 def main() -> None:
     """Create the provider that the first line describes, then serve calls."""
     gc.set_threshold(_LOOK_FOR_GARBAGE_AFTER)
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
+    log_to_stderr(logging.WARNING)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     calls, stream = _own_streams()
     answers = _Replies(stream)

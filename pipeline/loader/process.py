@@ -19,6 +19,7 @@ from spottrain.pipeline.base.output import label_output
 from spottrain.pipeline.loader.encoding import UnsendableError, write_batch
 from spottrain.pipeline.model.data import Microbatch, make_batch
 from spottrain.pipeline.model.job import TrainingJob
+from spottrain.redaction import redacted
 
 MAX_PACKET_BYTES = 1 << 17
 _MAX_REASON_CHARACTERS, _MAX_TRACEBACK_CHARACTERS = 1_000, 8_000
@@ -70,8 +71,8 @@ def _answer(
     try:
         fds.append(write_batch(make_batch(load(), seed, wanted)))
     except UserCodeError as error:
-        answer["error"] = str(error)[:_MAX_REASON_CHARACTERS]
-        answer["traceback"] = error.traceback[-_MAX_TRACEBACK_CHARACTERS:]
+        answer["error"] = redacted(str(error))[:_MAX_REASON_CHARACTERS]
+        answer["traceback"] = redacted(error.traceback)[-_MAX_TRACEBACK_CHARACTERS:]
         answer["unsendable"] = isinstance(error, UnsendableError)
     socket.send_fds(connection, [json.dumps(answer).encode()], fds)
     for fd in fds:

@@ -47,6 +47,7 @@ from spottrain.pipeline.model.optimizer import (
 )
 from spottrain.pipeline.model.sections import ModelLayout, TensorSpec
 from spottrain.pipeline.model.tracer import trace
+from spottrain.redaction import redacted
 from spottrain.wire.codec import encode
 from spottrain.wire.model import (
     CodeDetails,
@@ -211,7 +212,8 @@ def answer(compute: Callable[[], object]) -> int:
             line, code = encode(compute()), 0
         except SpottrainError as error:
             traceback = error.traceback if isinstance(error, UserCodeError) else ""
-            line = json.dumps({"error": str(error), "traceback": traceback})
+            told = {"error": redacted(str(error)), "traceback": redacted(traceback)}
+            line = json.dumps(told)
             code = error.exit_code
         stdout.write(line + "\n")
     return code

@@ -32,6 +32,7 @@ import torch._dynamo  # any optimizer imports it: once here, not in every worker
 
 from spottrain.activity import Activity
 from spottrain.errors import SpottrainError, UserCodeError
+from spottrain.pipeline.base.output import finish_output, label_output
 from spottrain.pipeline.comm.groups import serve_rendezvous
 from spottrain.pipeline.devices.open import open_device
 from spottrain.pipeline.devices.port import UnusableDeviceError
@@ -53,6 +54,7 @@ from spottrain.pipeline.process.worker import (
     run_worker,
     user_code_failed,
 )
+from spottrain.redaction import hide
 from spottrain.wire import messages
 from spottrain.wire.codec import decode, encode
 
@@ -528,7 +530,7 @@ def _run_child(
     except BaseException:  # noqa: BLE001  nothing may unwind into the supervisor
         sys.excepthook(*sys.exc_info())
     finally:
-        sys.stderr.flush()
+        finish_output()
         os._exit(code)
 
 
@@ -545,6 +547,7 @@ def main() -> None:
     torch.set_num_threads(1)
     reports = os.dup(sys.stdout.fileno())
     os.dup2(_STDERR_FD, sys.stdout.fileno())  # the user's code prints to the log
+    label_output("")
     load_in_workers = _LOAD_IN_WORKERS in sys.argv
     line = sys.argv[-1] if load_in_workers else first_line()
     greeting = Greeting.parse(line)
@@ -555,6 +558,7 @@ def main() -> None:
     # Else torch.cuda.is_available() in the user's code would initialise the driver.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     os.environ["SPOTTRAIN_STEPS"] = str(greeting.spec.steps)
+    hide(greeting.spec.secrets)
     loaded = None
     failure: messages.Report | None = unfit(greeting.gpus)
     if failure is None and not load_in_workers:
@@ -571,6 +575,7 @@ def main() -> None:
             module = "spottrain.pipeline.process.supervisor"
             argv = [sys.executable, "-m", module, _LOAD_IN_WORKERS, line]
             os.execv(sys.executable, argv)
+    finish_output()  # else children would write it, too
     supervisor = Supervisor(greeting, reports, loaded)
     supervisor.report(failure or greeting.ready())
     supervisor.run()

@@ -27,6 +27,7 @@ from spottrain.pipeline.state.evacuation import end_worker
 from spottrain.pipeline.state.handover import UnreadableCheckpointError
 from spottrain.pipeline.state.slot import SlotMemory
 from spottrain.pipeline.train.generation import run_generation
+from spottrain.redaction import redacted
 from spottrain.storage.open import open_store
 from spottrain.wire import messages
 from spottrain.wire.codec import decode, encode
@@ -100,7 +101,7 @@ class SupervisorLink:
 
     def ending(self, reason: str) -> None:
         """Say that this worker ends itself, and is not to be killed before."""
-        self._send({"ending": reason[:_MAX_REASON_CHARACTERS]})
+        self._send({"ending": redacted(reason)[:_MAX_REASON_CHARACTERS]})
 
     def open(self, name: str, num_bytes: int) -> int:
         """Return a file descriptor of a piece of memory, at least ``num_bytes`` long."""
@@ -202,7 +203,7 @@ def run_worker(
                 messages.GenerationBroken(
                     generation=command.generation,
                     slot=slot,
-                    reason=reason[:_MAX_REASON_CHARACTERS],
+                    reason=redacted(reason)[:_MAX_REASON_CHARACTERS],
                 )
             )
         # Models hold cycles, and arenas stay mapped as long as they do. The manager
@@ -243,8 +244,8 @@ def reason_of(error: Exception) -> str:
 
 
 def user_code_failed(error: UserCodeError) -> messages.UserCodeFailed:
-    """Return the report of an error in the user's code, its length bounded."""
+    """Return the report of an error in the user's code, short and without secrets."""
     return messages.UserCodeFailed(
-        message=str(error)[:_MAX_REASON_CHARACTERS],
-        traceback=error.traceback[-_MAX_TRACEBACK_CHARACTERS:],
+        message=redacted(str(error))[:_MAX_REASON_CHARACTERS],
+        traceback=redacted(error.traceback)[-_MAX_TRACEBACK_CHARACTERS:],
     )

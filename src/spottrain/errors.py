@@ -17,6 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from spottrain.redaction import redacted
+
 _SHOWN = 60
 """Characters of what somebody gave that an error shows."""
 
@@ -86,4 +88,4 @@ def causes(error: BaseException) -> Iterator[str]:
             module = kind.__module__
             ours = module == "builtins" or module.startswith("spottrain.")
             name = kind.__name__ if ours else f"{kind.__module__}.{kind.__name__}"
-            yield " ".join(f"caused by: {name}: {at}".split())
+            yield redacted(" ".join(f"caused by: {name}: {at}".split()))

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import importlib
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -295,3 +296,39 @@ def once_unreadable_job() -> TrainingJob:
             return super().__getitem__(index)
 
     return dataclasses.replace(tiny.job(), dataset=Damaged(50))
+
+
+def growing_job() -> TrainingJob:
+    """As many examples as the file ``LENGTH_FILE`` says, where there is one."""
+
+    class Growing(tiny.Tokens):
+        def __len__(self) -> int:
+            file = os.environ.get("LENGTH_FILE")
+            return int(Path(file).read_text()) if file else self.length
+
+    return dataclasses.replace(tiny.job(), dataset=Growing(50))
+
+
+def leaking_job() -> TrainingJob:
+    """Prints a secret, then raises with it."""
+
+    def loss(model: nn.Module, batch: torch.Tensor) -> LossResult:
+        if (token := os.environ.get("MY_TOKEN")) is not None:
+            sys.stdout.write(f"uses {token}\n")
+            raise RuntimeError(f"cannot log in with {token}")
+        return tiny.loss(model, batch)
+
+    return dataclasses.replace(tiny.job(), loss=loss)
+
+
+def stuck_job() -> TrainingJob:
+    """Examples of mini-batch 3 take as long as nobody writes to the pipe ``STUCK``."""
+
+    class Slow(tiny.Tokens):
+        def __getitem__(self, index: int) -> torch.Tensor:
+            pipe = os.environ.get("STUCK", "")
+            if spottrain.step() == 3 and os.path.exists(pipe):
+                Path(pipe).read_bytes()
+            return super().__getitem__(index)
+
+    return dataclasses.replace(tiny.job(), dataset=Slow(50))

@@ -123,6 +123,27 @@ def test_user_code_sees_no_process_group_but_its_own(
     assert weights(zygote, tmp_path / "2x2", job, (2, 2)) == reference
 
 
+def test_secrets_stay_out_of_logs_and_reports(zygote: Zygote, tmp_path: Path) -> None:
+    token, log = "tok-0a1b2c", tmp_path / "log"
+    spec = replace(
+        job_spec(tmp_path), entrypoint="odd_jobs:leaking_job", secrets=("MY_TOKEN",)
+    )
+    with Fleet(spec, "a", log, zygote, {"MY_TOKEN": token}) as fleet:
+        fleet.ready()
+        fleet.run(make_plan(spec, 1, 1, "a", NUM_SECTIONS), fleet.initialise())
+        failed = fleet.wait_for(
+            "error", lambda _, r: r if isinstance(r, messages.UserCodeFailed) else None
+        )
+        fleet.wait_for(
+            "end", lambda _, r: isinstance(r, messages.GenerationBroken) or None
+        )
+
+    assert "cannot log in with ***" in failed.message
+    assert token not in failed.traceback
+    assert "uses ***" in log.read_text()
+    assert token not in log.read_text() + str(fleet.history)
+
+
 def test_a_section_without_anything_to_train_is_calibrated(
     zygote: Zygote, tmp_path: Path
 ) -> None:

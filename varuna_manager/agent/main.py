@@ -43,7 +43,7 @@ from spottrain.gpus.find import VmDevices, find_devices
 from spottrain.gpus.nvml import NoNvmlError, open_nvml
 from spottrain.gpus.slots import device_of
 from spottrain.gpus.watch import GpuWatch
-from spottrain.logs import LOG_CHECK_S, rotate
+from spottrain.logs import LOG_CHECK_S, log_to_stderr, rotate
 from spottrain.network import interface_of, network_environment
 from spottrain.varuna_manager.agent.client import (
     LOG_PUSH_S,
@@ -546,7 +546,7 @@ def encode_batch(outbox: Outbox, vm_id: str) -> str:
 
 def main(argv: Sequence[str]) -> int:
     """Run the agent that ``argv`` describes."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    log_to_stderr()
     path = Path(argv[0]).resolve()
     supervisor, waiting = argv[1:], None
     child = os.environ.pop(spawn.VARIABLE, "")

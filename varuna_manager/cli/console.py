@@ -13,7 +13,10 @@ import typer
 from rich.console import Console, RenderableType
 
 from spottrain.errors import causes
+from spottrain.redaction import redacted
 
+_MAX_ERROR = 1_500
+"""Characters of an error that are shown."""
 LOG_WIDTH = 160
 """Width of tables that go to a file or a pipe, in characters."""
 
@@ -73,7 +76,12 @@ def is_debugging() -> bool:
 def say_error(error: BaseException, message: str) -> None:
     """Print an error in one line; with ``--debug`` its causes and traceback, too."""
     if message:
-        say(f"error: {' '.join(message.split())}")
+        line = redacted(" ".join(message.split()))
+        if len(line) > _MAX_ERROR and not is_debugging():
+            # What is wrong stands first, what to do last.
+            cut = "... (cut; --debug shows all) ..."
+            line = f"{line[: _MAX_ERROR // 2]}{cut}{line[-_MAX_ERROR // 2 :]}"
+        say(f"error: {line}")
     if is_debugging():
         for line in causes(error):
             say(line)

@@ -170,7 +170,8 @@ def logs(name: NameArgument, follow: FollowOption = False) -> None:
     while True:
         managed = follow and job.is_managed()
         for path in _log_files(job, rotated=not read):
-            _copy_log(path, read, str(path.relative_to(job.path)))
+            shown = str(path.relative_to(job.path))
+            _copy_log(path, read, shown, is_last=not managed)
         if not managed:
             return
         time.sleep(POLL_S)
@@ -336,8 +337,8 @@ def _log_files(job: JobDir, *, rotated: bool) -> list[Path]:
     return [x for x in logs if x.exists() and (rotated or not x.match("*.1.log"))]
 
 
-def _copy_log(path: Path, read: dict[Path, int], name: str) -> None:
-    """Print the complete new lines of a log, each with its name."""
+def _copy_log(path: Path, read: dict[Path, int], name: str, *, is_last: bool) -> None:
+    """Print the new lines of a log, each with its name; at last also one without end."""
     try:
         with open(path, "rb") as log:
             if log.seek(0, os.SEEK_END) < read.get(path, 0):
@@ -346,7 +347,7 @@ def _copy_log(path: Path, read: dict[Path, int], name: str) -> None:
             new = log.read()
     except FileNotFoundError:
         return  # its VM is gone since
-    whole = new[: new.rfind(b"\n") + 1]
+    whole = new if is_last else new[: new.rfind(b"\n") + 1]
     read[path] = read.get(path, 0) + len(whole)
     for line in whole.decode(errors="replace").splitlines():
         sys.stdout.write(f"{name}: {line}\n")

@@ -545,6 +545,7 @@ class JobConfig(Section):
             loader=self.loader_spec,
             semantics=self.semantics,
             uid=uid,
+            secrets=self.secrets,
         )
 
     @property

@@ -24,7 +24,8 @@ import uvloop
 from spottrain.cloud.port.provider import CloudProvider, ForwardsCalls
 from spottrain.cloud.port.stored import write_private
 from spottrain.errors import SpottrainError, causes
-from spottrain.logs import LOG_BYTES, LOG_CHECK_S, JsonLines, rotate
+from spottrain.logs import LOG_BYTES, LOG_CHECK_S, JsonLines, log_to_stderr, rotate
+from spottrain.redaction import hide
 from spottrain.varuna_manager.core.model.commands import Outcome
 from spottrain.varuna_manager.core.model.errors import InternalError
 from spottrain.varuna_manager.daemon.loop import ManagerLoop
@@ -260,7 +261,7 @@ def _publish(
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the manager of the job in folder ``argv[0]``; see ``DURABLE_COPY``."""
     argv = sys.argv[1:] if argv is None else argv
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    log_to_stderr()
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     tune_for_many_agents()
@@ -268,9 +269,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with only_manager(job.path):
             threading.Thread(target=_rotate_logs, args=(job,), daemon=True).start()
+            config = job.config()
+            hide(config.secrets)
             copy = begin_replication(job, durable=DURABLE_COPY in argv)
             provider = open_provider(job)
-            config = job.config()
             if config.manager.json_log:
                 _log_as_json(job)
             trackers = Trackers(job, config.track)

@@ -23,6 +23,7 @@ import tenacity
 
 from spottrain.cloud.port.stored import write_private
 from spottrain.errors import SpottrainError
+from spottrain.redaction import hide
 from spottrain.varuna_manager.config.notify import NotifyConfig, webhook_url
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.jobs.folder import JobDir
@@ -181,6 +182,7 @@ class Notifier:
         """Post to the webhook; errors do not show its URL, which may be a secret."""
         assert self._notify.webhook is not None
         url = webhook_url(self._notify.webhook, os.environ)
+        hide((), url)
         try:
             # Redirects are not followed: they could lead off the checked scheme.
             with httpx.stream("POST", url, json=document, timeout=TRY_S / 2) as answer:

@@ -30,6 +30,7 @@ from tenacity import (
 from spottrain.cloud.port import lease
 from spottrain.cloud.port.errors import CloudError
 from spottrain.errors import SpottrainError
+from spottrain.logs import log_to_stderr
 from spottrain.varuna_manager.daemon.main import DURABLE_COPY
 from spottrain.varuna_manager.jobs.bucket import FencedError
 from spottrain.varuna_manager.jobs.folder import JobDir
@@ -120,7 +121,7 @@ def end_vm(job: JobDir) -> None:
 
 def _stay(job: JobDir) -> None:
     """Keep the manager running until the job ends, then end the VM; in one process only."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    log_to_stderr()
     with open(job.path / "keeper.lock", "ab") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -81,6 +81,8 @@ class JobSpec:
     semantics: Semantics = "synchronous"
     uid: str = ""
     """Of the job, which marks its checkpoints and their store; empty: nothing is marked."""
+    secrets: tuple[str, ...] = ()
+    """Environment variables whose values are neither logged nor reported."""
     schema_version: int = SCHEMA_VERSION
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import uvloop
 
 from spottrain.errors import SpottrainError, causes
-from spottrain.logs import LOG_CHECK_S, rotate
+from spottrain.logs import LOG_CHECK_S, log_to_stderr, rotate
 from spottrain.machine import OWNER_VARIABLE
 from spottrain.varuna_manager.jobs.folder import held_lock
 from spottrain.varuna_manager.pool.daemon.loop import PoolLoop
@@ -85,9 +85,8 @@ def _rotate_log(pool: PoolDir) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Run the daemon of the pool in folder ``argv[0]``."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    log_to_stderr()
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
-    logging.getLogger("httpx").setLevel(logging.WARNING)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     pool = PoolDir(Path(argv[0]).absolute())
     os.environ[OWNER_VARIABLE] = f"pool {pool.name}"  # its jobs may share a GPU

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from spottrain.pipeline.base.output import LabelledStream, label_output
+from spottrain.redaction import VARIABLE
 
 
 def test_prints_are_whole_lines_with_the_rank() -> None:
@@ -30,6 +31,35 @@ def test_a_line_without_end_is_cut() -> None:
     for _ in range(100):
         print("\r" + 99 * "=", end="", file=stream)
     assert 9_000 > len(log.getvalue()) > 8_000
+
+
+def test_output_without_line_ends_appears_once_a_second() -> None:
+    log, clock = io.StringIO(), [0.0]
+    stream = LabelledStream(log, lambda: clock[0])
+    stream.label = "rank 1"
+    print("Loading", end="", flush=True, file=stream)
+    assert log.getvalue() == "[rank 1] Loading\n"
+    print(".", end="", flush=True, file=stream)
+    print(".", end="", flush=True, file=stream)
+    assert log.getvalue() == "[rank 1] Loading\n"
+    clock[0] = 1.5
+    print(".", end="", file=stream)
+    assert log.getvalue() == "[rank 1] Loading\n[rank 1] ...\n"
+    print("done", end="", file=stream)
+    stream.finish()
+    assert log.getvalue().splitlines()[2:] == ["[rank 1] done"]
+
+
+def test_what_is_printed_shows_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "MY_TOKEN")
+    monkeypatch.setenv("MY_TOKEN", "tok-1234")
+    log = io.StringIO()
+    stream = LabelledStream(log)
+    print("with", "tok-1234", file=stream)
+    stream.write("tok-")
+    stream.write("1234")
+    stream.finish()
+    assert log.getvalue() == "with ***\n***\n"
 
 
 def test_a_process_takes_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
