@@ -325,10 +325,12 @@ def digests_of(process: subprocess.Popen[bytes]) -> Digests:
     Raises:
         UserCodeError: The user's code raised there, or ended the process.
     """
-    line, _ = process.communicate()
-    if process.returncode == 0:
+    assert process.stdout is not None
+    line = process.stdout.readline()  # what user code has started may hold the pipe
+    code = process.wait()
+    if code == 0:
         return Digests(**json.loads(line))
-    if process.returncode == UserCodeError.exit_code:
+    if code == UserCodeError.exit_code:
         failure = json.loads(line)
         raise UserCodeError(
             f"in a second process beside the first: {failure['error']}",
@@ -336,7 +338,7 @@ def digests_of(process: subprocess.Popen[bytes]) -> Digests:
         )
     raise UserCodeError(
         "the process that loads the job a second time ended with "
-        f"{process.returncode}: got no examples from it; several workers of a machine "
+        f"{code}: got no examples from it; several workers of a machine "
         "must be able to load the job at once"
     )
 

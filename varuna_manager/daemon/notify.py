@@ -21,6 +21,7 @@ from typing import Any
 import httpx
 import tenacity
 
+from spottrain import children
 from spottrain.cloud.port.stored import write_private
 from spottrain.errors import SpottrainError
 from spottrain.redaction import hide
@@ -162,14 +163,11 @@ class Notifier:
             f"SPOTTRAIN_{name.upper()}": document[name] for name in ("job", "notice")
         }
         try:
-            done = subprocess.run(
+            done = children.run(
                 self._notify.command,
-                input=json.dumps(document).encode(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
                 env={**os.environ, **names},
-                timeout=TRY_S,
-                check=False,
+                given=json.dumps(document).encode(),
+                timeout_s=TRY_S,
             )
         except subprocess.TimeoutExpired as error:
             raise _DeliveryError(f"took longer than {TRY_S:g} s") from error

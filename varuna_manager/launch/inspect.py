@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -16,10 +17,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import spottrain
-from spottrain import machine
+from spottrain import children, machine
 from spottrain.errors import ConfigError, SpottrainError, UserCodeError, WireError
 from spottrain.machine import OUTPUT_VARIABLES
 from spottrain.morphing.plan.profiles import knows_crowds
+from spottrain.redaction import VARIABLE, redacted
 from spottrain.varuna_manager.config.job import EvaluationConfig, JobConfig
 from spottrain.varuna_manager.core.calibration import MAX_SLOTS_PER_CORE
 from spottrain.varuna_manager.jobs import profiles
@@ -42,6 +44,8 @@ LEAST_FACTOR, MOST_FACTOR = 0.05, 20.0
 """A schedule whose highest factor is not between them is taken for one of rates."""
 INSPECTOR = "spottrain.pipeline.model.inspect"
 _LAYOUT = ".layout"
+_FRAME = re.compile(r'(?m)^  File "(.+)", line (\d+) in (.+)$')
+"""The innermost comes first, as ``faulthandler`` writes them."""
 
 
 class ToolError(SpottrainError):
@@ -231,36 +235,36 @@ def run_tool(
     """
     name = module.rpartition(".")[2]
     command = [sys.executable, "-P", "-m", "spottrain.start", module]
+    # User code finds the job's steps here.
+    own = {"SPOTTRAIN_STEPS": str(config.steps), VARIABLE: ",".join(config.secrets)}
     try:
-        done = subprocess.run(
+        done = children.run(
             [*command, config.entrypoint, workdir or config.workdir, *arguments],
-            check=False,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            encoding="utf-8",
-            errors="backslashreplace",
-            timeout=timeout_s,
-            # User code finds the job's steps here.
-            env={
-                **os.environ,
-                **OUTPUT_VARIABLES,
-                "SPOTTRAIN_STEPS": str(config.steps),
-            },
+            env={**os.environ, **OUTPUT_VARIABLES, **own},
+            timeout_s=timeout_s,
         )
     except subprocess.TimeoutExpired as error:
+        found = _FRAME.search(_text(error.stderr))
+        at = f" it was in {found[3]} ({found[1]}, line {found[2]});" if found else ""
         raise ToolError(
-            f"{name}: no answer within {timeout_s:.0f} s; make the entrypoint faster"
+            f"{name}: no answer within {timeout_s:.0f} s;{at} make that part of your code "
+            "faster"
         ) from error
+    stdout, stderr = done.stdout.decode(), _text(done.stderr)
     if done.returncode == 0:
-        return done.stdout
-    if done.stdout:
-        failure = json.loads(done.stdout)
+        return stdout
+    if stdout:
+        failure = json.loads(stdout)
         if done.returncode == UserCodeError.exit_code:
             raise UserCodeError(failure["error"], failure["traceback"])
         if done.returncode == ConfigError.exit_code:
             raise ConfigError(failure["error"])
         raise ToolError(failure["error"])
-    if "No module named 'torch'" in done.stderr:
+    if "No module named 'torch'" in stderr:
         raise ToolError(f"{name} needs torch here; pip install 'spottrain[train]'")
-    last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+    last = (stderr.strip().splitlines() or ["no message"])[-1]
     raise ToolError(f"{name}: ended with {done.returncode}: {last}")
+
+
+def _text(output: bytes | None) -> str:
+    return redacted((output or b"").decode(errors="backslashreplace"))

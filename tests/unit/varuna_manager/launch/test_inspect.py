@@ -151,3 +151,19 @@ def test_learning_rates_are_those_of_all_steps_of_the_job(
     assert rates.last_factor == pytest.approx(0.01)
     lines = list(model_lines(inspect_model(asked)))
     assert lines == ["learning rate: 0 at first, at most 0.1, 0.05 at last"]
+
+
+KEPT_ALIVE = """
+import subprocess, threading
+threading.Thread(target=threading.Event().wait, name="poller").start()
+subprocess.Popen(["sleep", "1000"])
+"""
+
+
+def test_code_that_leaves_threads_and_processes_behind_is_inspected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
+    write_code(tmp_path, KEPT_ALIVE + TRAIN)
+
+    assert inspect_model(config(tmp_path, "near/loss")).dataset_len == 8
