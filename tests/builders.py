@@ -381,6 +381,7 @@ def a_run(
     checkpoint: str = "",
     evaluate_first: bool = False,
     save_only: bool = False,
+    code: str = "",
 ) -> RunGeneration:
     """Return the command to train by ``plan``, without donors unless they are given."""
     host, port = store
@@ -393,6 +394,7 @@ def a_run(
         checkpoint=checkpoint,
         evaluate_first=evaluate_first,
         save_only=save_only,
+        code=code,
     )
 
 

@@ -26,6 +26,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from spottrain.errors import UserCodeError
+from spottrain.manifest import DatasetLength
 from spottrain.pipeline.base.containers import know_classes_in, opaque_class
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import Batch, TrainingJob
@@ -235,8 +236,21 @@ def check_datasets(job: TrainingJob) -> None:
             raise UserCodeError("dataset is empty: its length is 0; give it examples")
 
 
+def dataset_lengths(job: TrainingJob) -> tuple[DatasetLength, ...]:
+    """Return the lengths of all data sets.
+
+    Raises:
+        UserCodeError: One raised.
+    """
+    with user_code("length of a data set"):
+        return tuple(
+            DatasetLength(name=name, length=len(dataset))
+            for name, dataset in _datasets(job).items()
+        )
+
+
 def digests(job: TrainingJob, *, backwards: bool = False) -> Digests:
-    """Return hashes of a few examples of every data set.
+    """Return hashes of a few examples of every data set, and their lengths.
 
     Args:
         job: The job, just loaded.
@@ -255,7 +269,8 @@ def digests(job: TrainingJob, *, backwards: bool = False) -> Digests:
         f"example {index} of {name}": batch_digest(_batch(job, name, index))
         for name, index in (reversed(places) if backwards else places)
     }
-    return Digests(hashes)
+    lengths = {f"length of {x.name}": str(x.length) for x in dataset_lengths(job)}
+    return Digests(hashes | lengths)
 
 
 def helper_digests(helpers: Sequence[torch.Tensor]) -> Digests:

@@ -22,6 +22,8 @@ from typing import NamedTuple
 
 import torch
 
+from spottrain.manifest import DatasetLength
+from spottrain.pipeline.model.data import dataset_lengths
 from spottrain.pipeline.model.entrypoint import load_job
 from spottrain.pipeline.model.job import TrainingJob
 from spottrain.pipeline.model.optimizer import optimizer_class, section_state_spec
@@ -76,6 +78,8 @@ class LoadedJob:
     """Of the model, as in ``ModelFacts``."""
     specs: Sequence[tuple[ParameterSpec, ...]]
     """Of every section."""
+    datasets: tuple[DatasetLength, ...] = ()
+    """As they were when the job was loaded."""
 
 
 def load(spec: JobSpec, workdir: Path) -> LoadedJob:
@@ -96,6 +100,7 @@ def load(spec: JobSpec, workdir: Path) -> LoadedJob:
             _parameter_specs(layout, names, kept, spec.semantics)
             for names, kept in zip(layout.parameters, derived.states, strict=True)
         ],
+        datasets=dataset_lengths(job),
     )
 
 

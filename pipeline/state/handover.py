@@ -16,8 +16,10 @@ from spottrain.errors import SpottrainError, UserCodeError
 from spottrain.manifest import (
     CheckpointError,
     DamagedError,
+    DatasetLength,
     Manifest,
     damage_of,
+    other_length,
     parse_name,
     read_manifest,
 )
@@ -110,6 +112,7 @@ def hand_over(
     timeout_s: float,
     faults: FaultScript,
     endpoint: Endpoint,
+    datasets: tuple[DatasetLength, ...],
     check: Callable[[Manifest], None],
 ) -> HandoverResult:
     """Bring every section to the ranks that own it under the new plan.
@@ -119,10 +122,12 @@ def hand_over(
     checkpoint is opened only when a section has no copy left in any memory.
 
     Args:
+        datasets: As this process has them.
         check: Raises ``MisfitError`` if a checkpoint is not one of the job as it is now.
 
     Raises:
         GenerationBrokenError: A participant left.
+        UserCodeError: Ranks have data sets of different lengths.
         UnreadableCheckpointError: The checkpoint could not be read.
         MisfitError: Its tensors are not those of the model.
     """
@@ -130,7 +135,7 @@ def hand_over(
     connections.seal()  # what is opened to read a checkpoint is none of them
     try:
         handover = _Handover(
-            command, rank, memory, checkpoints, faults, endpoint, check
+            command, rank, memory, checkpoints, faults, endpoint, datasets, check
         )
         result = handover.run()
     except BaseException:
@@ -153,10 +158,12 @@ class _Handover:
         checkpoints: Store,
         faults: FaultScript,
         endpoint: Endpoint,
+        datasets: tuple[DatasetLength, ...],
         check: Callable[[Manifest], None],
     ) -> None:
         self._check = check
         self._endpoint = endpoint
+        self._datasets = datasets
         self._command = command
         self._rank = rank
         self._memory = memory
@@ -210,10 +217,30 @@ class _Handover:
         memory.undo_unfinished()
         memory.move_home(self._command.plan.state)
         mine = RankRecord(self._rank, memory.records(), memory.control.decision)
-        parts = dataclasses.asdict(mine), dataclasses.asdict(self._endpoint)
+        datasets = [dataclasses.asdict(one) for one in self._datasets]
+        parts = dataclasses.asdict(mine), dataclasses.asdict(self._endpoint), datasets
         rows = gather_json(parts)
-        records = [from_data(RankRecord, record) for record, _ in rows]
-        return records, [Endpoint(**endpoint) for _, endpoint in rows]
+        self._check_lengths([[DatasetLength(**one) for one in row[2]] for row in rows])
+        records = [from_data(RankRecord, record) for record, _, _ in rows]
+        return records, [Endpoint(**endpoint) for _, endpoint, _ in rows]
+
+    def _check_lengths(self, ranks: Sequence[Sequence[DatasetLength]]) -> None:
+        """Check that all ranks of the plan have the same examples, as far as that shows.
+
+        Raises:
+            UserCodeError: They do not.
+        """
+        if self._command.save_only:  # no example is asked for
+            return
+        places = self._command.plan.slots
+        for place, datasets in zip(places, ranks, strict=False):
+            if (found := other_length(ranks[0], datasets)) is not None:
+                name, first, length = found
+                raise UserCodeError(
+                    f"{name} has {first} examples on VM {places[0].vm_id}, {length} on VM "
+                    f"{place.vm_id}: all must train on the same ones; see to it that data "
+                    "do not change while a job uses them, then resume the job"
+                )
 
     def _adopt(self, agreement: Agreement, mine: RankRecord) -> None:
         """Store the agreed decision, then apply it to prepared sections."""

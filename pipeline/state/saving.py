@@ -13,7 +13,7 @@ import functools
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Future
 from typing import Any
@@ -30,6 +30,7 @@ from spottrain.manifest import (
     discard_cut_short,
     misfit,
     new_name,
+    other_length,
     own_uids,
     read_manifest,
     retain,
@@ -65,7 +66,7 @@ from spottrain.storage.store import StorageError
 from spottrain.storage.store import Store as CheckpointStore
 from spottrain.wire import messages
 from spottrain.wire.codec import decode, encode, from_data
-from spottrain.wire.messages import JobSpec, RunGeneration
+from spottrain.wire.messages import RunGeneration
 
 NOT_SETTLED = -1
 GRACE_S = 600.0
@@ -466,19 +467,18 @@ class CheckpointRound:
     ) -> list[str]:
         """Make a checkpoint complete; return why it is not."""
         size = self._command.plan.microbatch_size
-        spec = dataclasses.replace(self._context.loaded.spec, microbatch_size=size)
-        checkpoints, fingerprint = (
-            self._context.checkpoints,
-            self._context.loaded.fingerprint,
-        )
-        manifest = make_manifest(spec, fingerprint, name, step, files, best_step)
+        loaded = self._context.loaded
+        spec = dataclasses.replace(loaded.spec, microbatch_size=size)
+        loaded = dataclasses.replace(loaded, spec=spec)
+        manifest = make_manifest(loaded, name, step, files, best_step)
+        manifest = dataclasses.replace(manifest, code=self._command.code)
         if self._left_out:
             frozen = self._context.frozen[0]
             manifest = dataclasses.replace(
                 manifest, frozen=frozen.files, base=frozen.base
             )
         try:
-            write_manifest(checkpoints, manifest)
+            write_manifest(self._context.checkpoints, manifest)
         except CheckpointError as error:
             return [str(error)]
         # Reported first: it exists, even if an old one cannot be deleted.
@@ -529,7 +529,7 @@ def write_first(
             if left_out := {n: values[n] for n in names if n in layout.frozen}:
                 frozen.append(save_frozen(store, section, left_out))
         manifest = dataclasses.replace(
-            make_manifest(loaded.spec, loaded.fingerprint, name, 0, files),
+            make_manifest(loaded, name, 0, files),
             frozen=tuple(frozen),
             base=layout.base if frozen else "",
         )
@@ -542,20 +542,20 @@ def write_first(
 
 
 def make_manifest(
-    spec: JobSpec,
-    model_fingerprint: str,
+    loaded: LoadedJob,
     name: str,
     step: int,
     files: list[FileRecord],
     best_step: int = 0,
 ) -> Manifest:
     """Return the manifest of a checkpoint whose files are all written."""
+    spec = loaded.spec
     ordered = sorted(files, key=lambda file: (file.section, file.file))
     return Manifest(
         name=name,
         step=step,
         num_sections=1 + max(file.section for file in files),
-        model_fingerprint=model_fingerprint,
+        model_fingerprint=loaded.fingerprint,
         config_fingerprint=config_fingerprint(spec),
         seed=spec.seed,
         minibatch_size=spec.minibatch_size,
@@ -563,23 +563,30 @@ def make_manifest(
         files=tuple(ordered),
         best_step=best_step,
         uid=spec.uid,
+        datasets=loaded.datasets,
     )
 
 
-def check_fits(
-    loaded: LoadedJob, known_models: Collection[str], manifest: Manifest
-) -> None:
+def check_fits(loaded: LoadedJob, command: RunGeneration, manifest: Manifest) -> None:
     """Check that a checkpoint is of the job as it is now.
 
     Args:
         loaded: The job.
-        known_models: Fingerprints of earlier code of it that the weights may be of.
+        command: The generation's.
         manifest: Of the checkpoint.
 
     Raises:
         MisfitError: It is not.
     """
-    why = misfit(manifest, loaded.spec, {loaded.fingerprint, *known_models})
+    other = other_length(manifest.datasets, loaded.datasets)
+    if other and manifest.code == command.code and not command.save_only:
+        name, was, now = other
+        raise MisfitError(
+            f"{name} had {was} examples when {manifest.name} was saved: it has {now} now, "
+            "so that mini-batches would be of others; bring the data back to what they "
+            "were, or launch a new job with init_from"
+        )
+    why = misfit(manifest, loaded.spec, {loaded.fingerprint, *command.known_models})
     if why:
         raise MisfitError(
             f"checkpoint {manifest.name} in {loaded.spec.checkpoint_path} is of {why}: go "

@@ -122,11 +122,11 @@ def _hand_over(
 ) -> HandoverResult:
     """Bring every section to where the plan has it."""
     sources = (context.memory, context.checkpoints)
-    endpoint = Endpoint.of(context.device)
+    mine = (Endpoint.of(context.device), context.loaded.datasets)
     bounds = (context.loaded.spec.communication_timeout_s, context.faults)
-    check = partial(check_fits, context.loaded, command.known_models)
+    check = partial(check_fits, context.loaded, command)
     try:
-        return hand_over(command, rank, store, *sources, *bounds, endpoint, check)
+        return hand_over(command, rank, store, *sources, *bounds, *mine, check)
     except torch.OutOfMemoryError as error:
         _report_out_of_memory(context, command, error, "handover", None)
         raise

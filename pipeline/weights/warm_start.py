@@ -248,9 +248,9 @@ def begin(
         values[name] = values[name].to(tensor.dtype)
     digest = _digest(values)
     spec = dataclasses.replace(loaded.spec, init_from=digest)
-    manifest = write_first(
-        open_store(target), dataclasses.replace(loaded, spec=spec), values
-    )
+    # Data sets of this machine may be samples.
+    mine = dataclasses.replace(loaded, spec=spec, datasets=())
+    manifest = write_first(open_store(target), mine, values)
     return FirstWeights(
         checkpoint=manifest.name,
         sha256=digest,

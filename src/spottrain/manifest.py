@@ -91,6 +91,26 @@ class FileRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetLength:
+    """How many examples a data set has; which ones a mini-batch is of follows from it."""
+
+    name: str
+    """``dataset``, or ``heldout set`` and its name."""
+    length: int
+
+
+def other_length(
+    here: Collection[DatasetLength], there: Collection[DatasetLength]
+) -> tuple[str, int, int] | None:
+    """Return a data set that has another length there: its name, and both lengths."""
+    lengths = {one.name: one.length for one in there}
+    for one in here:
+        if lengths.get(one.name, one.length) != one.length:
+            return one.name, one.length, lengths[one.name]
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """A complete checkpoint: the state after ``step`` mini-batches.
 
@@ -119,6 +139,10 @@ class Manifest:
     """What transformers calls the weights that the model began with; empty: unknown."""
     uid: str = ""
     """Of the job that wrote it; empty: no job's."""
+    datasets: tuple[DatasetLength, ...] = ()
+    """As the workers that wrote it have them; none: unknown."""
+    code: str = ""
+    """As in ``RunGeneration``."""
     schema_version: int = SCHEMA_VERSION
 
     def __post_init__(self) -> None:

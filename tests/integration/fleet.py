@@ -216,6 +216,7 @@ class Fleet:
         donors: Sequence[Slot] = (),
         evaluate: bool = False,
         save_only: bool = False,
+        code: str = "",
     ) -> None:
         self.generation += 1
         self.num_sections = plan.num_sections
@@ -228,6 +229,7 @@ class Fleet:
             checkpoint=checkpoint,
             evaluate_first=evaluate,
             save_only=save_only,
+            code=code,
         )
         for name in dict.fromkeys(slot.vm_id for slot in participants):
             self.machines[name].send(command)

@@ -49,8 +49,9 @@ class SharingFleet(Fleet):
         donors: Sequence[Slot] = (),
         evaluate: bool = False,
         save_only: bool = False,
+        code: str = "",
     ) -> None:
-        super().run(plan, checkpoint, donors, evaluate, save_only)
+        super().run(plan, checkpoint, donors, evaluate, save_only, code)
         for number, bounds in enumerate(self.shares, start=1):
             if len(bounds) == len(plan.replica_bounds):
                 self.share(number, bounds)

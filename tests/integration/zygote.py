@@ -8,6 +8,7 @@ own code. Requests come over the socket that is stdin: JSON, with three file des
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import json
 import os
 import signal
@@ -17,9 +18,11 @@ from pathlib import Path
 
 import torch
 
+from spottrain.pipeline.model.data import dataset_lengths
 from spottrain.pipeline.model.loaded import LoadedJob, load
 from spottrain.pipeline.process.greeting import Greeting
 from spottrain.pipeline.process.supervisor import Supervisor
+from spottrain.redaction import hide
 from spottrain.wire import messages
 
 _CLONE_NEWNET = 0x40000000
@@ -76,6 +79,8 @@ def serve(
         os.setsid()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.environ.update(environment)
+        hide(greeting.spec.secrets)
+        loaded = dataclasses.replace(loaded, datasets=dataset_lengths(loaded.job))
         reports = os.dup(fds[1])
         for target, fd in ((0, fds[0]), (1, fds[2]), (2, fds[2])):
             os.dup2(fd, target)

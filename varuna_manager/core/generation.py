@@ -143,6 +143,7 @@ def invite(transition: Transition, generation: Generation) -> None:
         checkpoint_cost_s=transition.state.history.progress.checkpoint_cost_s,
         save_only=generation.save_only,
         known_models=transition.state.preparation.known_models,
+        code=transition.state.code_sha256,
     )
     invited = RankPhase.INVITED
     slots = (s for s in generation.participants if ranks.get(s, invited) is invited)

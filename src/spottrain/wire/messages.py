@@ -155,6 +155,8 @@ class RunGeneration:
     """Write a checkpoint after the handover, then stop: no code of the user's runs."""
     known_models: tuple[str, ...] = ()
     """Fingerprints of earlier code of the job, whose checkpoints fit the present one."""
+    code: str = ""
+    """SHA-256 of the packed workdir; empty: unknown."""
     kind: Literal["run_generation"] = "run_generation"
 
 

@@ -189,6 +189,10 @@ def test_examples_that_differ_between_processes_are_refused() -> None:
     with pytest.raises(UserCodeError, match="example 0 of dataset is another one in"):
         refuse_differing(here, there)
 
+    longer = dataclasses.replace(job, heldout=Numbers(4))
+    with pytest.raises(UserCodeError, match="length of heldout set heldout"):
+        refuse_differing(digests(job), digests(longer))
+
 
 @given(shape=st.lists(st.integers(0, 3), max_size=3), steps=st.integers(1, 3))
 def test_digests_are_of_values_wherever_they_lie(shape: list[int], steps: int) -> None:
