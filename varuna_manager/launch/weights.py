@@ -234,6 +234,7 @@ def _best(place: str, uid: str = "") -> CheckpointEntry:
         ConfigError: No evaluation has chosen one, or there is no checkpoint.
         CheckpointError: It cannot be read.
     """
+    step = 0
     for _ in range(MAX_TRIES):
         newest = _choose(place, None, None, uid)
         try:
@@ -247,7 +248,11 @@ def _best(place: str, uid: str = "") -> CheckpointEntry:
         for entry in _checkpoints(place, uid):
             if entry.step == step:
                 return entry
-    raise CheckpointError(f"--best: the checkpoint of step {step} is not in {place}")
+        # Deleted meanwhile: a newer one has become the best, and the newest says which.
+    raise CheckpointError(
+        f"--best: the checkpoint of step {step}, the best one as {newest.name} says, is "
+        f"not in {place}; name another with --step"
+    )
 
 
 @contextlib.contextmanager

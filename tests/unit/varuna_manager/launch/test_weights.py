@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from tests.fakes.object_store import S3
 
 from spottrain.errors import ConfigError
 from spottrain.manifest import (
+    CheckpointEntry,
     CheckpointError,
     FileRecord,
     discard,
@@ -64,6 +66,39 @@ def test_the_best_one_is_known_from_the_newest(tmp_path: Path) -> None:
         weights._best(str(tmp_path))
     complete(store, 20, best_step=10)
     assert weights._best(str(tmp_path)).step == 10
+
+
+@pytest.mark.parametrize("busy", [1, 3])
+def test_the_best_one_is_looked_for_again_if_retention_has_deleted_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, busy: int
+) -> None:
+    """After the newest was read, and before the best one is looked for, a better one is
+    saved and the one before deleted."""
+    store, list_all, looks = (
+        open_store(tmp_path),
+        weights._checkpoints,
+        itertools.count(),
+    )
+    complete(store, 10)
+    complete(store, 20, best_step=10)
+
+    def list_later(place: str, uid: str) -> list[CheckpointEntry]:
+        number, after = divmod(next(looks), 2)
+        if after and number < busy:
+            was = 10 + 20 * number
+            complete(store, was + 20)
+            complete(store, was + 30, best_step=was + 20)
+            discard(store, NAME.format(was))
+        return list_all(place, uid)
+
+    monkeypatch.setattr(weights, "_checkpoints", list_later)
+    assert weights._best(str(tmp_path)).step == 10 + 20 * busy
+
+
+def test_a_best_one_that_is_nowhere_is_told(tmp_path: Path) -> None:
+    complete(open_store(tmp_path), 20, best_step=10)
+    with pytest.raises(CheckpointError, match="--step"):
+        weights._best(str(tmp_path))
 
 
 def read_beside(place: Path, busy: int) -> list[str]:
