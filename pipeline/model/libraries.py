@@ -5,8 +5,10 @@ The libraries are not imported: what the user's code has not imported is not the
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -36,7 +38,16 @@ def pretrained_in(model: nn.Module) -> tuple[str, Any] | None:
 
 
 def base_name(model: nn.Module) -> str:
-    """Return what transformers calls the weights that a model began with, if anything."""
+    """Return what transformers calls the weights that a model began with, if anything.
+
+    A path within the user's code is relative to that: every machine has it elsewhere.
+    """
     found = pretrained_in(model)
     config = found[1].config if found else None
-    return str(getattr(config, "_name_or_path", "") or "")
+    name = str(getattr(config, "_name_or_path", "") or "")
+    for folder in filter(
+        os.path.isabs, sys.path
+    ):  # the first is that of the user's code
+        if os.path.isabs(name) and Path(name).is_relative_to(folder):
+            return str(Path(name).relative_to(folder))
+    return name

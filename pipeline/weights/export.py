@@ -38,6 +38,8 @@ from spottrain.storage.open import open_store
 from spottrain.storage.store import Store
 from spottrain.wire.model import ExportedWeights, ExportFormat
 
+_TEXTS = (".json", ".md", ".txt", ".yaml", ".yml")
+
 
 @dataclass(frozen=True)
 class Request:
@@ -53,6 +55,10 @@ class Request:
     """Frozen parameters too, where by themselves only trained ones are written."""
     ema: bool = False
     """The moving average of the weights (``spottrain.optim.keep_ema``) instead."""
+    code: Path | None = None
+    """Where this process reads the user's code: a copy that goes away."""
+    origin: str = ""
+    """The folder that it is a copy of; empty: not on this machine."""
 
 
 def export(job: TrainingJob, request: Request) -> ExportedWeights:
@@ -75,7 +81,24 @@ def export(job: TrainingJob, request: Request) -> ExportedWeights:
         )
         check_values(model, values, manifest.name)
         state = StateDict.of(model, values)
-        return WRITERS[request.format](state, request.folder, full=request.full)
+        written = WRITERS[request.format](state, request.folder, full=request.full)
+        if request.code is not None:
+            name_origin(request.folder, request.code, request.origin)
+        return written
+
+
+def name_origin(folder: Path, code: Path, origin: str) -> None:
+    """Put the place that code was copied from where libraries have named the copy, as for
+    the base of an adapter; without ``origin`` names are relative to the code.
+    """
+    copies = sorted({str(code), str(code.resolve())}, key=len, reverse=True)
+    for path in (p for p in folder.rglob("*") if p.suffix in _TEXTS and p.is_file()):
+        text = before = path.read_text(encoding="utf-8", errors="surrogateescape")
+        for copy in copies:
+            text = text.replace(f"{copy}/", f"{origin}/" if origin else "")
+            text = text.replace(copy, origin or ".")
+        if text != before:
+            path.write_text(text, encoding="utf-8", errors="surrogateescape")
 
 
 def gather_parameters(
@@ -162,6 +185,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--format", choices=sorted(WRITERS), required=True)
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--ema", action="store_true")
+    parser.add_argument("--origin", default="", help="what workdir is a copy of")
     chosen = parser.parse_args(arguments)
 
     def run() -> ExportedWeights:
@@ -176,6 +200,8 @@ def main(arguments: list[str] | None = None) -> int:
                 chosen.folder,
                 full=chosen.full,
                 ema=chosen.ema,
+                code=chosen.workdir,
+                origin=chosen.origin,
             ),
         )
 

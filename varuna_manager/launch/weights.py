@@ -108,7 +108,9 @@ def export(
         os.environ.update(config.env)
         data.ensure_data(config)
         flags = {"--full": full, "--ema": ema}
-        options = ("--format", kind, *(flag for flag in flags if flags[flag]))
+        options = ["--format", kind, *(flag for flag in flags if flags[flag])]
+        if Path(config.workdir).is_dir():
+            options += ["--origin", config.workdir]
 
         def choose() -> Source:
             found = _best(place, uid) if best else _choose(place, step, checkpoint, uid)

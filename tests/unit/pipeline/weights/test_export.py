@@ -390,6 +390,33 @@ def test_adapters_are_written_as_peft_does(tmp_path: Path) -> None:
 
 
 @of_peft
+@pytest.mark.filterwarnings("ignore:Could not find a config file")
+@pytest.mark.parametrize("origin", ["/home/me/work", ""])
+def test_an_adapter_names_its_base_where_the_user_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, origin: str
+) -> None:
+    peft, code = pytest.importorskip("peft"), tmp_path / "copy"
+    monkeypatch.syspath_prepend(str(code))
+
+    def adapter() -> nn.Module:
+        base: Any = llama()
+        base.name_or_path = base.config._name_or_path = str(code / "base")
+        model: nn.Module = peft.get_peft_model(
+            base, peft.LoraConfig(r=2, target_modules=["q_proj"])
+        )
+        return model
+
+    _, folder, written = run(tmp_path, adapter, "hf", code=code, origin=origin)
+
+    adapted = json.loads((folder / "adapter_config.json").read_text())
+    base = f"{origin}/base" if origin else "base"
+    assert adapted["base_model_name_or_path"] == base
+    assert written.base == "base"
+    texts = [p.read_text() for p in folder.iterdir() if p.suffix != ".safetensors"]
+    assert str(code) not in "".join(texts)
+
+
+@of_peft
 def test_adapters_have_no_full_form_in_hf(tmp_path: Path) -> None:
     with pytest.raises(UserCodeError, match="without their base"):
         run(tmp_path, lora, "hf", full=True)
