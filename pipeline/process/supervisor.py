@@ -79,6 +79,8 @@ class _Child:
     what: str
     generation: int = 0
     running: bool = False
+    is_guarded: bool = False
+    """Its state is on a device: it must not be killed before it has brought it away."""
     task_slot: int = 0
     """The slot that the death of a task is reported for."""
     ending: str = ""
@@ -102,6 +104,13 @@ class _Slot:
     """Of the GPU's memory."""
     pieces: dict[str, int] = field(default_factory=dict)
     worker: _Child | None = None
+    give_up: int = field(default_factory=lambda: os.eventfd(0, os.EFD_NONBLOCK))
+    """Readable once its worker is told to end with its state brought to safety."""
+
+    def forget_told(self) -> None:
+        """Have the next worker, or this one in its next generation, not be told."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.give_up)
 
 
 class Supervisor:
@@ -231,6 +240,8 @@ class Supervisor:
             slot = self._slots[participant.index]
             worker = slot.worker or self._fork_worker(slot)
             worker.generation, worker.running = command.generation, True
+            on_device = command.plan.state == "device" and slot.device != "cpu"
+            worker.is_guarded = worker.is_guarded or on_device
             self._send(worker, command)
 
     def _abandon(self, generation: int) -> None:
@@ -250,7 +261,10 @@ class Supervisor:
                     )
                 )
             elif worker.generation <= generation and not worker.ending:
-                os.kill(worker.pid, signal.SIGKILL)
+                if worker.is_guarded:
+                    os.eventfd_write(slot.give_up, 1)
+                else:
+                    os.kill(worker.pid, signal.SIGKILL)
 
     def _end_workers(self, slots: Sequence[int]) -> None:
         """Kill workers whose GPU has reported an error; their ends are reported."""
@@ -271,8 +285,10 @@ class Supervisor:
             where = slot.device, slot.memory_share
             device = open_device(*where, deterministic=exact)
             activity = Activity.of_slot(self._greeting.activity_fd, slot.index)
-            run_worker(link, loaded, self._greeting.vm_id, slot.index, device, activity)
+            vm_id = self._greeting.vm_id
+            run_worker(link, loaded, vm_id, slot.index, device, activity, slot.give_up)
 
+        slot.forget_told()
         slot.worker = self._fork_with_job(f"worker of slot {slot.index}", work, slot)
         return slot.worker
 
@@ -411,6 +427,8 @@ class Supervisor:
             left = messages.GenerationBroken | messages.GenerationStopped
             if isinstance(report, left):
                 child.running = False
+                if child.slot is not None:
+                    self._slots[child.slot].forget_told()
             elif isinstance(report, messages.StoreOpened):
                 self._stores[report.generation] = text
             self._write(text)

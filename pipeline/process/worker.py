@@ -23,7 +23,7 @@ from spottrain.pipeline.devices.port import Device
 from spottrain.pipeline.loader.prefetch import Prefetcher
 from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.pipeline.state.context import StopRequest, WorkerContext
-from spottrain.pipeline.state.evacuation import end_worker
+from spottrain.pipeline.state.evacuation import Guard, end_worker
 from spottrain.pipeline.state.handover import UnreadableCheckpointError
 from spottrain.pipeline.state.slot import SlotMemory
 from spottrain.pipeline.train.generation import run_generation
@@ -169,8 +169,19 @@ def run_worker(
     slot: int,
     device: Device,
     activity: Activity,
+    give_up: int,
 ) -> None:
-    """Run one generation after the other, forever."""
+    """Run one generation after the other, forever.
+
+    Args:
+        link: To the supervisor.
+        loaded: The job.
+        vm_id: This VM.
+        slot: The slot that it drives.
+        device: Of the slot.
+        activity: Where it tells what it does.
+        give_up: File descriptor of ``Guard``.
+    """
     activity.begin()
     scales_loss = loaded.spec.precision == "fp16"
     context = WorkerContext(
@@ -196,7 +207,8 @@ def run_worker(
         at = vm_id, slot
         context.batches.label = f"rank {places.index(at)}" if at in places else ""
         label_output(context.batches.label)
-        reason = _run_one(context, link, command)
+        with Guard(context, give_up):
+            reason = _run_one(context, link, command)
         activity.end()
         if reason:
             link.report(

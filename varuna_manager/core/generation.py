@@ -22,6 +22,7 @@ from spottrain.varuna_manager.core.model.records import (
     GenerationPhase,
     RankPhase,
     VmPhase,
+    VmRecord,
 )
 from spottrain.varuna_manager.core.model.state import JobPhase, State, summary_of
 from spottrain.varuna_manager.core.model.transition import Transition
@@ -39,6 +40,9 @@ OPEN_BOUND_S = 60.0
 START_BOUND_S = 300.0
 STOP_BOUND_S = 900.0
 """Bound on one mini-batch and a checkpoint."""
+STOP_SHARE = 0.5
+"""Of the time until a VM is taken away, for the mini-batch to end: what it waits for, such
+as an example, may take longer. The rest is for handing over what is committed."""
 MAX_FRUITLESS = 8
 """Generations in a row that may break before a commit. Those that broke because a VM was
 lost do not count: preemptions are no fault of the job. Nor do those that ran out of
@@ -338,6 +342,12 @@ def advance(transition: Transition) -> None:
                 close(transition, transition.state.training.plan_reason)
             elif transition.is_due(since_s + STOP_BOUND_S):
                 break_generation(transition, f"it did not stop in {STOP_BOUND_S:g} s")
+            elif (vm := _next_to_leave(transition.state, generation)) is not None:
+                assert vm.leaves_at_s is not None
+                left_s = max(0.0, vm.leaves_at_s - since_s)
+                if transition.is_due(since_s + STOP_SHARE * left_s):
+                    reason = f"it did not stop in time for the notice of {vm.vm_id}"
+                    break_generation(transition, reason)
         case GenerationPhase.BREAKING:
             if finished:
                 close(transition, f"broke: {generation.break_reason}")
@@ -345,6 +355,22 @@ def advance(transition: Transition) -> None:
                 _enforce_break(transition, generation)
         case _:
             assert_never(generation.phase)
+
+
+def _next_to_leave(state: State, generation: Generation) -> VmRecord | None:
+    """Return the VM of a generation that a notice takes first.
+
+    ``None``: none is taken, or only the checkpoint that is being saved is left to do.
+    """
+    if generation.checkpoint_asked:
+        return None
+    held = {slot.vm_id for slot in generation.plan.slots}
+    going = [
+        vm
+        for vm in state.fleet.vms.values()
+        if vm.vm_id in held and vm.leaves_at_s is not None
+    ]
+    return min(going, key=lambda vm: vm.leaves_at_s or 0.0, default=None)
 
 
 def _run(transition: Transition, generation: Generation) -> None:

@@ -233,6 +233,37 @@ def test_a_noticed_vm_hands_over_and_is_returned() -> None:
     assert story.tally.preemptions_unnoticed == 0
 
 
+def test_what_is_committed_is_handed_over_though_a_mini_batch_does_not_end() -> None:
+    story = Story(debounce_s=2.0).training(*FOUR)
+    story.notice("d", lead_s=40.0)
+    story.wait(2.0)
+    story.plan("a", "b")
+    phases = []
+    for seconds in (18.0, 2.0):
+        story.wait(seconds)
+        phases.append(story.generation.phase)
+    assert phases == [GenerationPhase.STOPPING, GenerationPhase.BREAKING]
+    story.wait(3.0)
+    assert set(story.sent(messages.AbandonGeneration)) == set(FOUR)
+    for vm_id in FOUR:
+        story.report(
+            vm_id, messages.WorkerDied(generation=1, slot=0, reason="it was told to")
+        )
+    story.open()
+    order = story.sent(messages.RunGeneration)["d"]
+    assert {s.vm_id for s in order.participants[2:]} == {"c", "d"}
+    assert story.now_s < 1000.0 + 40.0
+
+
+def test_a_checkpoint_that_a_notice_leads_to_is_not_broken_off() -> None:
+    story = Story(debounce_s=2.0).training("a", "b")
+    story.notice("b", lead_s=40.0)
+    story.wait(2.0)
+    story.plan()
+    story.wait(30.0)
+    assert story.generation.phase is GenerationPhase.STOPPING
+
+
 def test_a_notice_with_little_time_is_acted_on_at_once() -> None:
     story = Story(debounce_s=60.0).training(*FOUR)
     story.notice("d", lead_s=2.0)
