@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from spottrain.aws_login import open_session
 from spottrain.cloud.aws.settings import AwsSettings
 from spottrain.cloud.aws.translate import EXTRA_MISSING, translating_errors
 from spottrain.cloud.port.errors import CloudError
@@ -54,14 +55,12 @@ class AwsClients:
 
     def _make(self, service: str, region: str, tries: int) -> Any:
         try:
-            import boto3
             from botocore.config import Config
+
+            if self._session is None:
+                self._session = open_session(self._settings.profile or None)
         except ImportError as error:
             raise CloudError(EXTRA_MISSING) from error
-        if self._session is None:
-            # boto3's default session is not thread-safe.
-            profile = self._settings.profile or None
-            self._session = boto3.session.Session(profile_name=profile)
         return self._session.client(
             service,
             region_name=region,

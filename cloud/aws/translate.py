@@ -74,6 +74,38 @@ _CODES: dict[str, type[errors.CloudError]] = {
 _QUOTA = "LimitExceeded"
 """Suffix of the codes of other quotas: virtual CPUs, volumes, networks ..."""
 
+_PASSING = frozenset(
+    {
+        "AwsChunkedWrapperError",
+        "CapacityNotAvailableError",
+        "ChecksumError",
+        "ConnectionError",
+        "FlexibleChecksumError",
+        "HTTPClientError",
+        "IncompleteReadError",
+        "MetadataRetrievalError",
+        "PaginationError",
+        "ResponseParserError",
+        "WaiterError",
+    }
+)
+"""botocore's classes of what goes away by itself. By name: older versions lack some."""
+_LOGIN = frozenset(
+    {
+        "CredentialRetrievalError",
+        "LoginError",
+        "NoAuthTokenError",
+        "NoCredentialsError",
+        "PartialCredentialsError",
+        "ProfileNotFound",
+        "SSOError",
+        "TokenRetrievalError",
+        "UnknownCredentialError",
+        "UnknownTokenProviderError",
+    }
+)
+"""Those that a person ends by logging in. All others are somebody's mistake, and last."""
+
 _POLICY = "explicit deny in a service control policy"
 _POLICY_ADVICE = (
     "a policy of your organisation forbids it: give the tags that it demands in aws.tags, "
@@ -113,24 +145,24 @@ def translate(error: Exception, doing: str) -> errors.CloudError:
     if isinstance(error, boto.ClientError):
         return _refused(error, doing)
     text = " ".join(str(error).split())[:_MAX_MESSAGE_CHARS]
-    credentials = (
-        boto.NoCredentialsError,
-        boto.PartialCredentialsError,
-        boto.CredentialRetrievalError,
-        boto.TokenRetrievalError,
-        boto.UnauthorizedSSOTokenError,
-        boto.SSOTokenLoadError,
-        boto.ProfileNotFound,
-        boto.NoAuthTokenError,
-    )
-    if isinstance(error, credentials):
-        return errors.LoginExpiredError(
-            f"AWS, {doing}: {text}; run 'aws configure' or 'aws sso login'"
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    if kinds & _PASSING:
+        return errors.CloudError(
+            f"AWS cannot be reached, {doing}: {text}; will be retried"
         )
-    wrong = (boto.InvalidRegionError, boto.NoRegionError, boto.ParamValidationError)
-    if isinstance(error, wrong):
-        return errors.MisconfiguredError(f"AWS, {doing}: {text}; correct the job file")
-    return errors.CloudError(f"AWS cannot be reached, {doing}: {text}; will be retried")
+    if "RefreshWithMFAUnsupportedError" in kinds:
+        return errors.LoginExpiredError(
+            f"AWS, {doing}: the role asks for an MFA code, and nobody is there to give it; "
+            "use keys that were made with one, such as of 'aws configure "
+            "export-credentials --format env'"
+        )
+    if kinds & _LOGIN:
+        return errors.LoginExpiredError(
+            f"AWS, {doing}: {text}; run 'aws login', 'aws sso login' or 'aws configure'"
+        )
+    return errors.MisconfiguredError(
+        f"AWS, {doing}: {text}; correct the job file, ~/.aws/config or the environment"
+    )
 
 
 def _refused(error: Any, doing: str) -> errors.CloudError:

@@ -118,6 +118,22 @@ def test_a_python_that_fails_is_unfit(host: Host, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("said", ["welcome\\n", "no end of line", '{"id": 0}\\n'])
+def test_what_a_login_shell_prints_does_no_harm(tmp_path: Path, said: str) -> None:
+    command = f"printf '{said}'; exec sh -c \"$SSH_ORIGINAL_COMMAND\""
+    with ssh_hosts(tmp_path, 1, f"ForceCommand {command}") as (talking,):
+        (line,) = check_hosts([talking.host("a")], min_hosts=1, needs_software=True)
+        assert line.startswith("1 of 1 hosts answer")
+
+
+@pytest.mark.rotated
+def test_a_login_shell_that_ends_at_once_is_unfit(tmp_path: Path) -> None:
+    with ssh_hosts(tmp_path, 1, "ForceCommand exit 0") as (ending,):
+        error = refusal(ending.host("a"))
+        assert isinstance(error, UnfitHostError)
+        assert "login shell" in str(error)
+
+
 def test_a_host_without_torch_is_unfit(host: Host, tmp_path: Path) -> None:
     venv.create(tmp_path / "bare", symlinks=True)
     bare = replace(host, python=str(tmp_path / "bare" / "bin" / "python"))

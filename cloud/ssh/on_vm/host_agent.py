@@ -8,7 +8,7 @@ requests on stdin, one JSON line each, on stdout:
 
 A host is one VM at a time. Its folder holds
 
-    claim.json      the VM and its owner; written by the first to claim the host
+    claim.json      the VM, its owner and the host's name; written by the first to claim it
     <vm_id>/        the VM's own: agent.json, workdir/, logs, vm.lock held by its keeper
     package-<sha>/  our software; the claim names the one that the agent is of
 
@@ -213,9 +213,16 @@ class HostAgent:
 
     def _claim(self) -> Any:
         try:
-            return json.loads(self._claim_file.read_text())
+            claim = json.loads(self._claim_file.read_text())
         except FileNotFoundError:
             return None
+        other = claim.pop("machine", platform.node())
+        if other != platform.node():
+            raise RefusedError(
+                f"{self._root} is that of {other}, too: both hosts have the same home "
+                "folder; set ssh.folder to one of their own, such as /var/tmp/spottrain-me"
+            )
+        return claim
 
     def _claim_of(self, vm_id: str) -> dict[str, Any]:
         claim: dict[str, Any] | None = self._claim()
@@ -224,7 +231,8 @@ class HostAgent:
         return claim
 
     def _write_claim(self, claim: dict[str, Any]) -> None:
-        _write_private(self._claim_file, json.dumps(claim).encode())
+        marked = {**claim, "machine": platform.node()}
+        _write_private(self._claim_file, json.dumps(marked).encode())
 
     def _state(self, claim: dict[str, Any] | None) -> str:
         for keeper in self._keepers:

@@ -6,7 +6,6 @@ Host keys are never trusted on first use: the key must be known beforehand.
 from __future__ import annotations
 
 import base64
-import binascii
 import contextlib
 import itertools
 import json
@@ -22,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import paramiko
+from cryptography.exceptions import UnsupportedAlgorithm
+from paramiko.ssh_exception import IncompatiblePeer
 
 from spottrain.cloud.port.errors import AuthError, CloudError, VmNotFoundError
 from spottrain.cloud.ssh.on_vm import host_agent
@@ -38,23 +39,34 @@ import sys
 if sys.version_info < (3, 11):
     sys.exit("unfit: has Python %d.%d.%d, needs 3.11 or newer" % sys.version_info[:3])
 sys.path.remove("")
+print(flush=True)
 stdin = sys.stdin.buffer
 code = stdin.read(int(stdin.readline()))
 exec(compile(code, "spottrain", "exec"), {"__name__": "spottrain_host_agent"})
 """
+"""The empty line ends what a login shell's files have printed."""
 # Images of clouds hold torch in an environment of its own: AWS's release notes name the
 # first, older ones of Google and Azure had the second. Without torch: the system's.
-_FINDING = """
-for python in /opt/pytorch/bin/python /opt/conda/bin/python python3; do
-    "$python" -c 'import importlib.util as u; exit(not u.find_spec("torch"))' \\
-        2>/dev/null && break
-done
-exec "$python" -c "$1"
-"""
+_FINDING = (
+    "for python in /opt/pytorch/bin/python /opt/conda/bin/python python3; do "
+    """"$python" -c 'import importlib.util as u; exit(not u.find_spec("torch"))' """
+    '2>/dev/null && break; done; exec "$python" -c "$1"'
+)
 _MAIN = """
 import pathlib, sys
 serve(sys.stdin.buffer, sys.stdout.buffer, pathlib.Path.home() / %r)
 """
+
+_BAD_KEYS: tuple[type[Exception], ...] = (
+    ValueError,  # binascii.Error, too
+    TypeError,
+    paramiko.SSHException,
+    paramiko.pkey.UnknownKeyType,
+    UnsupportedAlgorithm,
+)
+"""What paramiko and cryptography raise over a key that they do not understand."""
+_FAILURES: tuple[type[Exception], ...] = (*_BAD_KEYS, OSError, EOFError)
+"""What they raise while connecting."""
 
 # Connection failures are reported as our own errors.
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)
@@ -174,12 +186,7 @@ class Session:
         """Start the host agent; its first answer has the number 0."""
         source = Path(host_agent.__file__).read_text() + _MAIN % self.host.folder
         code = source.encode()
-        # exec: its parent is then the sshd process of this connection.
-        command = f"exec {shlex.quote(self.host.python)} -c {shlex.quote(_LOADER)}"
-        if self.host.python == hosts.FIND_PYTHON:
-            command = (
-                f"exec /bin/sh -c {shlex.quote(_FINDING)} sh {shlex.quote(_LOADER)}"
-            )
+        command = _command(self.host.python)
         try:
             transport = self._client.get_transport()
             assert transport is not None
@@ -234,6 +241,8 @@ class Session:
         """Read answers until the connection ends."""
         try:
             for line in _lines(channel):
+                if 0 in self._waiting and not line.startswith(b'{"id": 0'):
+                    continue  # printed by the login shell's files, such as ~/.bashrc
                 answer = json.loads(line)
                 waiting = self._waiting.get(answer["id"])
                 if waiting is None:
@@ -282,7 +291,26 @@ class Session:
         last = (said.strip().splitlines() or ["connection lost"])[-1]
         if code > 0:
             return hosts.UnfitHostError(f"{place}: {named} ended with {code}: {last}")
+        if code == 0 and 0 in self._waiting:
+            return hosts.UnfitHostError(
+                f"{place}: the login shell of {self.host.user} ends before it runs a "
+                "command; correct its files, such as ~/.bashrc, for shells without a "
+                "terminal"
+            )
         return hosts.UnreachableHostError(f"{place}: {last}")
+
+
+def _command(python: str) -> str:
+    """Return the command line that starts the host agent.
+
+    In one line, as csh and tcsh need it within quotes. With exec: its parent is then the
+    sshd process of this connection.
+    """
+    loader = base64.b64encode(_LOADER.encode()).decode()
+    code = shlex.quote(f'import base64; exec(base64.b64decode("{loader}"))')
+    if python == hosts.FIND_PYTHON:
+        return f"exec /bin/sh -c {shlex.quote(_FINDING)} sh {code}"
+    return f"exec {shlex.quote(python)} -c {code}"
 
 
 def _lines(channel: paramiko.Channel) -> Iterator[bytes]:
@@ -335,7 +363,7 @@ def connect(host: hosts.Host, dial: Dial = dial) -> paramiko.SSHClient:
         transport = client.get_transport()
         assert transport is not None
         transport.set_keepalive(_KEEPALIVE_S)
-    except (paramiko.SSHException, OSError, EOFError) as error:
+    except _FAILURES as error:
         client.close()
         translated = _translate(host, error)
         if tool is not None:
@@ -362,23 +390,46 @@ def trusted_keys(host: hosts.Host) -> list[paramiko.PKey]:
     if host.host_keys:
         return _cloud_keys(host)
     if host.host_key is None:
-        known = paramiko.HostKeys()
-        if host.known_hosts.is_file():
-            known.load(str(host.known_hosts))
-        return list((known.lookup(_known_as(host)) or {}).values())
+        return _known_keys(host.known_hosts, _known_as(host))
     try:
         kind, data = host.host_key.split()[:2]
         return [paramiko.PKey.from_type_string(kind, base64.b64decode(data))]
-    except (
-        ValueError,
-        binascii.Error,
-        paramiko.SSHException,
-        paramiko.pkey.UnknownKeyType,
-    ) as error:
+    except _BAD_KEYS as error:
         raise hosts.HostKeyError(
             f"{host.place}: host_key must be 'type base64', as ssh-keyscan prints it: "
             f"{error}"
         ) from error
+
+
+def _known_keys(file: Path, name: str) -> list[paramiko.PKey]:
+    """Return the keys of a host in a known_hosts file, the first of each type.
+
+    Lines that are not understood are others' concern: comments, types of keys that
+    paramiko does not know, and markers (a revoked key must not be taken for a good one).
+    """
+    if not file.is_file():
+        return []
+    keys: dict[str, paramiko.PKey] = {}
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+        names, _, rest = line.strip().partition(" ")
+        if not names or names[0] in "#@" or not _is_named(name, names.split(",")):
+            continue
+        with contextlib.suppress(*_BAD_KEYS, IndexError):
+            kind, data = rest.split()[:2]
+            key = paramiko.PKey.from_type_string(kind, base64.b64decode(data))
+            keys.setdefault(key.get_name(), key)
+    return list(keys.values())
+
+
+def _is_named(name: str, names: list[str]) -> bool:
+    for one in names:
+        if one == name:
+            return True
+        if one.startswith("|1|"):
+            with contextlib.suppress(*_BAD_KEYS, IndexError, AssertionError):
+                if paramiko.HostKeys.hash_host(name, one) == one:
+                    return True
+    return False
 
 
 def _cloud_keys(host: hosts.Host) -> list[paramiko.PKey]:
@@ -386,9 +437,7 @@ def _cloud_keys(host: hosts.Host) -> list[paramiko.PKey]:
     keys = []
     for line in host.host_keys:
         kind, data = line.split()[:2]
-        with contextlib.suppress(
-            binascii.Error, paramiko.SSHException, paramiko.pkey.UnknownKeyType
-        ):
+        with contextlib.suppress(*_BAD_KEYS):
             keys.append(paramiko.PKey.from_type_string(kind, base64.b64decode(data)))
     # The first type is requested from the host: ed25519 is the fastest.
     keys.sort(key=lambda key: key.get_name() != "ssh-ed25519")
@@ -424,6 +473,11 @@ def _translate(host: hosts.Host, error: Exception) -> CloudError:
                 f"{host.key_file or 'any key of the SSH agent or ~/.ssh'}; check user and "
                 "key_file"
             )
+        case paramiko.SSHException() if "No authentication methods" in str(error):
+            return AuthError(
+                f"{place}: there is no key in the SSH agent or ~/.ssh; add one (ssh-add), "
+                "or name it with key_file"
+            )
         case paramiko.SSHException() if "not found in known_hosts" in str(error):
             return hosts.HostKeyError(
                 f"{place}: its host key is unknown; give host_key:, or compare the key "
@@ -431,6 +485,29 @@ def _translate(host: hosts.Host, error: Exception) -> CloudError:
             )
         case OSError() if host.key_file and error.filename == str(host.key_file):
             return AuthError(f"{host.key_file}: {error.strerror}; check key_file")
+        case IncompatiblePeer() | paramiko.ConfigParseError():
+            return hosts.UnfitHostError(
+                f"{place}: {_reason(error)}; correct what its sshd_config and this "
+                "machine's SSH allow"
+            )
+        case paramiko.SSHException() if not _is_bad_key(error):
+            return hosts.UnreachableHostError(f"{place}: {_reason(error)}")
+        case OSError() | EOFError():
+            return hosts.UnreachableHostError(f"{place}: {_reason(error)}")
         case _:
-            reason = " ".join(str(error).split()) or type(error).__name__
-            return hosts.UnreachableHostError(f"{place}: {reason}")
+            key = host.key_file or "a key of ~/.ssh"
+            return AuthError(
+                f"{place}: {key} is no private key that can be read here: "
+                f"{_reason(error)}; check key_file"
+            )
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _is_bad_key(error: paramiko.SSHException) -> bool:
+    """Return whether paramiko could not read a private key; it has no class for that."""
+    text = str(error)
+    parts = ("private key", "encountered", "Invalid key", "base64", "Key object")
+    return any(part in text for part in parts)

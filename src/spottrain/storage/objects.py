@@ -20,6 +20,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from spottrain.aws_login import open_session
 from spottrain.storage import store
 
 PART_BYTES = 8 << 20
@@ -163,16 +164,23 @@ def _has_login(folder: str, variables: Iterable[str] = ()) -> bool:
 def _boto3_credentials() -> tuple[Credentials | None, str | None]:
     """Return a provider of boto3's credentials, and its profile's region, if any."""
     try:
-        import boto3
+        from botocore.exceptions import BotoCoreError
+
+        session = open_session()
+        found = session.get_credentials()
     except ImportError:
         return None, None
-    session = boto3.Session()
-    if session.get_credentials() is None:
+    except BotoCoreError as error:
+        reason = " ".join(str(error).split())
+        raise store.DeniedError(
+            f"AWS's login cannot be read: {reason}; log in, or correct ~/.aws/config"
+        ) from error
+    if found is None:
         return None, session.region_name
 
     def give() -> dict[str, Any]:
         # A new session, as one keeps the keys of a profile that it has once read.
-        found = boto3.Session().get_credentials()
+        found = open_session().get_credentials()
         frozen = found.get_frozen_credentials()
         return {
             "access_key_id": frozen.access_key,

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from string import Formatter
+
 import pytest
 from botocore import exceptions as boto
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spottrain.aws_login import open_session
 from spottrain.cloud.aws.translate import translate, translating_errors
 from spottrain.cloud.port.errors import (
     AuthError,
@@ -88,3 +92,70 @@ def test_a_lost_connection_is_explained(
         raise raised
     assert type(told.value) is kind
     assert "\n" not in str(told.value)
+
+
+def every_class() -> list[type[boto.BotoCoreError]]:
+    kinds = [x for x in vars(boto).values() if isinstance(x, type)]
+    return [x for x in kinds if issubclass(x, boto.BotoCoreError)]
+
+
+@pytest.mark.parametrize("kind", every_class(), ids=lambda kind: kind.__name__)
+def test_only_what_passes_by_itself_is_retried(kind: type[boto.BotoCoreError]) -> None:
+    fields = [name for _, name, _, _ in Formatter().parse(kind.fmt) if name]
+    if kind is boto.WaiterError:
+        fields.append("last_response")
+    error = translate(kind(**dict.fromkeys(fields, "x")), "listing")
+
+    passes = issubclass(
+        kind,
+        boto.HTTPClientError
+        | boto.ConnectionError
+        | boto.ChecksumError
+        | boto.FlexibleChecksumError
+        | boto.AwsChunkedWrapperError
+        | boto.IncompleteReadError
+        | boto.WaiterError
+        | boto.PaginationError
+        | boto.MetadataRetrievalError
+        | boto.CapacityNotAvailableError,
+    )
+    assert ("will be retried" in str(error)) == passes
+    assert isinstance(error, AuthError | MisconfiguredError) != passes
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [
+        boto.LoginRefreshRequired(),
+        boto.SSOError(),
+        boto.RefreshWithMFAUnsupportedError(),
+        boto.LoginTokenLoadError(error_msg="x"),
+    ],
+)
+def test_a_login_that_has_expired_is_one(raised: boto.BotoCoreError) -> None:
+    assert isinstance(translate(raised, "listing"), LoginExpiredError)
+
+
+def test_a_role_with_mfa_asks_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "config"
+    config.write_text(
+        "[profile mfa]\nrole_arn = arn:aws:iam::123456789012:role/r\n"
+        "source_profile = keys\nmfa_serial = arn:aws:iam::123456789012:mfa/me\n"
+        "[profile keys]\naws_access_key_id = a\naws_secret_access_key = b\n"
+    )
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY", raising=False)
+    with pytest.raises(LoginExpiredError, match="MFA"), translating_errors("listing"):
+        open_session("mfa").get_credentials().get_frozen_credentials()
+
+
+def test_a_configuration_that_cannot_be_read_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config").write_text("[default\nregion = x\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    with pytest.raises(MisconfiguredError, match="config"), translating_errors("x"):
+        open_session().get_credentials()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import platform
 import subprocess
 import sys
 import tarfile
@@ -50,6 +51,21 @@ def test_the_first_claim_wins(root: Path) -> None:
     assert hands.end("b-1") == {}
     assert hands.end("a-1") == {}
     assert not root.exists()
+
+
+def test_hosts_with_the_same_home_folder_are_told(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    HostAgent(root).claim(claim("a", "a-1"))
+    monkeypatch.setattr(platform, "node", lambda: "another")
+    for ask in (
+        HostAgent(root).status,
+        lambda: HostAgent(root).claim(claim("a", "a-2")),
+        lambda: HostAgent(root).end("a-1"),
+    ):
+        with pytest.raises(RefusedError, match=r"ssh\.folder"):
+            ask()
+    assert root.exists()
 
 
 def test_an_expired_claim_can_be_replaced(root: Path) -> None:
