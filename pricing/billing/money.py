@@ -20,6 +20,8 @@ from spottrain.errors import SpottrainError
 from spottrain.units import GB_BYTES
 
 HOUR_US = 3_600_000_000
+MAX_USD = 1e12
+"""More is nobody's, and what it is multiplied with would be no float any more."""
 _NANO = Decimal(10) ** 9
 _MICRO = Decimal(10) ** 6
 _GRAINS_PER_MICROUSD = 1000 * HOUR_US
@@ -37,13 +39,15 @@ def _decimal(usd: float) -> Decimal:
         MoneyError: It is negative, infinite or not a number.
     """
     if not is_amount(usd):
-        raise MoneyError(f"must be dollars, 0 or more: got {usd!r}; fix the price")
+        raise MoneyError(
+            f"must be dollars, 0 to {MAX_USD:,.0f}: got {usd!r}; fix the price"
+        )
     return Decimal(repr(usd))
 
 
 def is_amount(usd: float) -> bool:
-    """Return whether a number can be a price or an amount: finite, and 0 or more."""
-    return math.isfinite(usd) and usd >= 0
+    """Return whether a number can be a price or an amount: 0 to ``MAX_USD``."""
+    return 0 <= usd <= MAX_USD
 
 
 @dataclass(frozen=True, slots=True, order=True)

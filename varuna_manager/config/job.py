@@ -24,6 +24,7 @@ from pydantic import (
 
 from spottrain.errors import ConfigError
 from spottrain.morphing.plan.inputs import Objective
+from spottrain.pricing.billing.money import MAX_USD
 from spottrain.pricing.ranking.cooldowns import Span
 from spottrain.storage.store import is_url, local_folder
 from spottrain.varuna_manager.config.base import (
@@ -52,7 +53,12 @@ from spottrain.varuna_manager.config.init_from import InitFrom
 from spottrain.varuna_manager.config.local import LocalConfig, ZoneConfig
 from spottrain.varuna_manager.config.manager_vm import ManagerVmConfig
 from spottrain.varuna_manager.config.notify import NotifyConfig, absolute_notify
-from spottrain.varuna_manager.config.ssh import SshConfig, Variable, check_ssh
+from spottrain.varuna_manager.config.ssh import (
+    SshConfig,
+    Variable,
+    VariableValue,
+    check_ssh,
+)
 from spottrain.varuna_manager.config.track import TrackConfig, absolute_track
 from spottrain.varuna_manager.config.yaml_core import NO_LINES, Lines
 from spottrain.wire.messages import (
@@ -132,8 +138,8 @@ def _dollars(value: Any) -> Any:
             return value
 
 
-Dollars = Annotated[PositiveFloat, BeforeValidator(_dollars)]
-Price = Annotated[NonNegativeFloat, BeforeValidator(_dollars)]
+Dollars = Annotated[PositiveFloat, Field(le=MAX_USD), BeforeValidator(_dollars)]
+Price = Annotated[NonNegativeFloat, Field(le=MAX_USD), BeforeValidator(_dollars)]
 Share = Annotated[float, Field(gt=0, lt=1)]
 MAX_HOURS = 876_600.0
 """A hundred years."""
@@ -374,7 +380,7 @@ class JobConfig(Section):
     failure ends the job. Not for the local provider."""
     setup_limit_s: PositiveFloat = 600.0
     """Time limit of `setup` on a VM."""
-    env: dict[Variable, str] = Field(default_factory=dict)
+    env: dict[Variable, VariableValue] = Field(default_factory=dict)
     """Environment variables for your code."""
     secrets: tuple[Variable, ...] = ()
     """Names of further environment variables; their values are taken from your

@@ -36,6 +36,12 @@ def _variable(name: str) -> str:
     return name
 
 
+def _value(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("must hold no NUL character, which ends a variable")
+    return text
+
+
 def _folder(text: str) -> str:
     if not text.strip("./") or ".." in text.split("/"):
         raise ValueError("must be a folder used by spottrain only")
@@ -51,6 +57,7 @@ def _gpu(name: str) -> str:
 
 Variable = Annotated[str, AfterValidator(_variable)]
 """The name of an environment variable."""
+VariableValue = Annotated[str, AfterValidator(_value)]
 Folder = Annotated[str, AfterValidator(_folder)]
 """A folder of spottrain's on a host."""
 

@@ -86,6 +86,8 @@ HEALTH_S = 5.0
 _CHECKS_PER_SUSPICION = 5
 _PAGE_BYTES = 64 * 1024
 """Written to find out whether the journal could be."""
+_MAX_LOGS, _LOG_BYTES = 32, 64 * 1024
+"""Of a VM, whose token may be in other hands: the disk is for the journal."""
 _BROKEN = (messages.GenerationBroken, messages.WorkerDied)
 
 
@@ -671,9 +673,14 @@ class ManagerLoop:
 
 def _write_logs(folder: Path, tails: messages.LogTails) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    known = {path.name for path in folder.iterdir()}
     for log in tails.logs:
-        text = log.text.encode(errors="backslashreplace")
-        (folder / Path(log.name).name).write_bytes(text)
+        name = Path(log.name).name
+        known.add(name)
+        if len(known) > _MAX_LOGS:
+            raise OSError(f"it has sent {_MAX_LOGS} logs under other names")
+        text = log.text.encode(errors="backslashreplace")[-_LOG_BYTES:]
+        (folder / name).write_bytes(text)
 
 
 def _try_to_write(folder: Path) -> None:

@@ -175,9 +175,13 @@ def lag_line(job: JobDir, at_s: float) -> str:
         JournalError: The journal cannot be read.
     """
     try:
-        note = ReplicationStatus(**json.loads(job.copy_status.read_text()))
+        note = ReplicationStatus(**json.loads(job.copy_status.read_bytes()))
     except FileNotFoundError:
         return ""
+    except (ValueError, TypeError):
+        return (
+            f"{job.copy_status} is damaged: whether the journal's copy lags is unknown"
+        )
     return note.line(last_seq(job), at_s)
 
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pydantic import TypeAdapter
 
 from spottrain.cloud.port.provider import LaunchRequest, SshTarget
+from spottrain.errors import ConfigError
 from spottrain.varuna_manager.jobs.folder import JobDir
 
 
@@ -47,12 +48,22 @@ _REMOTE, _OWN = TypeAdapter(RemoteManager), TypeAdapter(OwnVm)
 
 
 def read(job: JobDir) -> RemoteManager | None:
-    """Return where the manager of a job runs; None if that is this machine."""
+    """Return where the manager of a job runs; None if that is this machine.
+
+    Raises:
+        ConfigError: The file that says so is damaged.
+    """
     try:
         data = json.loads(job.remote_manager_file.read_bytes())
         return _REMOTE.validate_python(data)
     except FileNotFoundError:
         return None
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{job.remote_manager_file} is damaged: it says on which VM the job's manager "
+            f"runs; restore it, or return the VM with 'spottrain gc', then 'spottrain "
+            f"resume {job.name}'"
+        ) from error
 
 
 def write(job: JobDir, manager: RemoteManager) -> None:

@@ -336,10 +336,15 @@ def await_manager(job: JobDir, manager: subprocess.Popen[bytes]) -> None:
     Raises:
         ManagerUnreachableError: The manager exited before that.
     """
-    while (address := job.manager()) is None or address.pid != manager.pid:
+    while not _serves(job, manager.pid):
         if manager.poll() is not None:
             if end_of(job):
                 return
+            if job.is_managed():
+                raise ConfigError(
+                    f"job {job.name} was resumed by another command at the same time; "
+                    f"watch it with 'spottrain status {job.name} --watch'"
+                )
             log = job.log.read_text(errors="replace").strip().splitlines()
             last = ([line for line in log if " caused by: " not in line] or [""])[-1]
             raise ManagerUnreachableError(
@@ -347,6 +352,25 @@ def await_manager(job: JobDir, manager: subprocess.Popen[bytes]) -> None:
                 f"see 'spottrain logs {job.name}'"
             )
         time.sleep(POLL_S)
+
+
+def _serves(job: JobDir, pid: int) -> bool:
+    """Return whether process ``pid`` answers as the manager of a job."""
+    address = job.manager()
+    if address is None or address.pid != pid:
+        return False
+    identity = load_identity(job.path)
+    try:
+        httpx.get(
+            f"{address.url}/healthz",
+            headers={"Authorization": f"Bearer {identity.admin_token()}"},
+            verify=client_context(identity.ca_pem),
+            trust_env=False,
+            timeout=ANSWER_S,
+        )
+    except httpx.HTTPError:
+        return False
+    return True
 
 
 def stop_job(job: JobDir, *, now: bool) -> None:

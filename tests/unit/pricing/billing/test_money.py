@@ -72,7 +72,7 @@ def test_a_periodic_payment_is_rounded_up_to_an_hourly_rate(
 def test_an_invalid_amount_is_refused(usd: float) -> None:
     assert not is_amount(usd)
     for make in (Rate.of, Rate.allowed, Money.allowed):
-        with pytest.raises(MoneyError, match="must be dollars, 0 or more"):
+        with pytest.raises(MoneyError, match="must be dollars, 0 to"):
             make(usd)
 
 

@@ -188,6 +188,8 @@ def test_the_url_of_a_store_stays_as_it_is(tmp_path: Path, url: str) -> None:
         ),
         ({"manager": {"suspect_s": 0.5}}, "must be heartbeat_s < suspect_s"),
         ({"budget": {"max_usd": float("nan")}}, "budget.max_usd: must be a finite"),
+        ({"budget": {"max_usd": 1e308}}, "budget.max_usd: must be less than"),
+        ({"env": {"A": "b\0c"}}, "env.A: must hold no NUL character"),
         ({"seed": {1, 2}}, "{1, 2} is not a text, number, list or mapping"),
     ],
 )

@@ -14,7 +14,11 @@ from pathlib import Path
 import pytest
 from tests.unit.varuna_manager.jobs.test_folder import FACTS, config_for
 
+from spottrain.errors import ConfigError
+from spottrain.varuna_manager.jobs import manager_location
 from spottrain.varuna_manager.jobs.folder import JobDir
+from spottrain.varuna_manager.jobs.follow import lag_line
+from spottrain.varuna_manager.jobs.identity import ensure_identity
 from spottrain.varuna_manager.launch import control, submit
 from spottrain.varuna_manager.launch.control import ManagerUnreachableError, end_job
 
@@ -89,3 +93,53 @@ def test_an_address_that_is_damaged_is_none(job: JobDir, text: str) -> None:
     (job.path / "manager.json").write_text(text)
 
     assert job.manager() is None
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"requests": 3}', "\\xff"])
+def test_a_damaged_note_of_where_the_manager_runs_is_told(
+    job: JobDir, text: str
+) -> None:
+    job.remote_manager_file.write_text(text)
+    with pytest.raises(ConfigError, match=r"away\.json is damaged"):
+        manager_location.read(job)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"other": 1}'])
+def test_a_damaged_note_of_the_journals_copy_is_told(job: JobDir, text: str) -> None:
+    job.copy_status.write_text(text)
+    assert "copy.json is damaged" in lag_line(job, 0.0)
+
+
+DYING = """
+import json, os, sys
+folder = sys.argv[1]
+with open(folder + "/manager.json", "w") as file:
+    json.dump({"pid": os.getpid(), "url": "https://127.0.0.1:9"}, file)
+with open(folder + "/manager.log", "w") as file:
+    file.write("error: no such thing\\n")
+"""
+
+
+def test_a_manager_that_dies_before_it_answers_has_not_started(job: JobDir) -> None:
+    ensure_identity(job.path, ("127.0.0.1",))
+    with (
+        subprocess.Popen([sys.executable, "-c", DYING, str(job.path)]) as manager,
+        pytest.raises(ManagerUnreachableError, match="no such thing"),
+    ):
+        control.await_manager(job, manager)
+
+
+def test_a_resume_beside_another_one_is_told_so(job: JobDir) -> None:
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", STARTING, str(job.path)], stdout=subprocess.PIPE
+        ) as first,
+        subprocess.Popen(["false"]) as second,
+    ):
+        try:
+            assert first.stdout is not None
+            assert first.stdout.readline() == b"held\n"
+            with pytest.raises(ConfigError, match="another command"):
+                control.await_manager(job, second)
+        finally:
+            first.kill()
