@@ -27,6 +27,8 @@ _MOVED = (
     "Cannot re-initialize CUDA",
 )
 """Parts of what torch says when code moves tensors by itself."""
+_MAX_REASON = 500
+"""Characters of what user code raises: it may hold a whole tensor."""
 _LEAVE_DEVICES = (
     "; leave .to(device), .cuda() and device= away: every machine moves its part of the "
     "model, and batches, to its device"
@@ -50,6 +52,8 @@ def user_code(what: str) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         reason = (str(error).splitlines() or [""])[0]
+        if len(reason) > _MAX_REASON:
+            reason = f"{reason[:_MAX_REASON]}... (cut; the whole is in the traceback)"
         advice = _LEAVE_DEVICES if any(part in reason for part in _MOVED) else ""
         raise UserCodeError(
             f"{what} raised {type(error).__name__}: {reason}{advice}",

@@ -27,6 +27,10 @@ _MAX_KNOWN = 1 << 20
 """Elements of a tensor on the meta device whose values are followed."""
 
 
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+"""Buffers of BatchNorm and its like."""
+
+
 @dataclass(eq=False)
 class _Value:
     """Facts about the tensors in one storage."""
@@ -44,6 +48,8 @@ class _Value:
     """Modules that ran while it, or what it was made from, was made."""
     received: bool = False
     """True if it is the activation that its section begins with."""
+    drawn: bool = False
+    """True if it was drawn at random, or was made from what was."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +132,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if (formula := _FLOPS.get(func.overloadpacket)) is not None:
             self.facts.flops[self.section] += formula(*args, **kwargs, out_val=result)
         random = torch.Tag.nondeterministic_seeded in func.tags
+        drawn = random or any(v.drawn for v in inputs)
         computed = random or any(v.computed or v.parameter for v in inputs)
         makers = frozenset(self.stack).union(*(v.makers for v in inputs))
         batch = any(v.batch for v in inputs)
@@ -143,10 +150,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     computed=computed,
                     batch=batch,
                     makers=makers,
+                    drawn=drawn,
                 )
             elif known in written and known.parameter is None:
                 known.section, known.computed = self.section, known.computed or computed
                 known.batch, known.makers = known.batch or batch, known.makers | makers
+                known.drawn = known.drawn or drawn
         return result
 
     def _registered(self, tree: Any) -> list[_Value]:
@@ -182,11 +191,18 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _refuse_use(self, value: _Value, operation: str) -> NoReturn:
         used = f"uses ({operation}) a value computed in section {value.section}"
         helpers = sorted(value.makers & self._frozen)
+        if value.drawn and not (value.makers or self.facts.helpers):
+            raise UserCodeError(
+                f"{self.where()} in section {self.section} {used}, from random numbers "
+                "that loss draws before the model runs, which later stages do not have: "
+                "let the dataset or collate draw them (they are seeded there), or draw "
+                "them in loss after the model has run"
+            )
         if helpers or not value.makers:
             helper = f"the frozen module {helpers[0]}" if helpers else "another model"
             raise UserCodeError(
-                f"{self.where()} in section {self.section} {used}, by {helper} or at "
-                "random outside the trained model: helper models (a teacher, a reference) "
+                f"{self.where()} in section {self.section} {used}, by {helper} outside "
+                "the trained model: helper models (a teacher, a reference) "
                 "cannot be used in loss yet: compute their outputs once, beforehand, and "
                 "let the dataset return them with each example"
             )
@@ -396,7 +412,13 @@ def refuse_change(name: str, where: str) -> NoReturn:
     Raises:
         UserCodeError: Always.
     """
+    statistics = name.endswith(_STATISTICS)
+    advice = (
+        "use e.g. LayerNorm in place of BatchNorm"
+        if statistics
+        else "compute it from the input, or from spottrain.step() if it counts"
+    )
     raise UserCodeError(
         f"model changes its buffer or parameter {name} in forward ({where}): such "
-        "changes are not part of checkpoints; use e.g. LayerNorm in place of BatchNorm"
+        f"changes are not part of checkpoints; {advice}"
     )

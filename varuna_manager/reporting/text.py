@@ -103,6 +103,11 @@ def fixed_name(fixed: Mapping[str, Any]) -> str:
     return f"{fixed['instance_type']} in {fixed['zone']}, {market}"
 
 
+def counted(number: int, one: str, several: str = "") -> str:
+    """Return a number with its noun; by default the plural has an s."""
+    return f"{number} {one if number == 1 else several or f'{one}s'}"
+
+
 def _trouble_sentence(report: Mapping[str, Any]) -> str:
     counts = {
         "preempted with notice": report["preemptions_noticed"],
@@ -111,19 +116,19 @@ def _trouble_sentence(report: Mapping[str, Any]) -> str:
         "returned with a failed GPU": report["sick_gpus"],
     }
     vms = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-    sentences = [
-        f"{report['vms_launched']} VMs were rented; {vms or 'none was preempted'}."
-    ]
-    if report["worker_deaths"]:
-        sentences.append(f"{report['worker_deaths']} workers died.")
-    if report["hangs"]:
-        sentences.append(f"{report['hangs']} times workers hung and were broken off.")
-    if report["slow_vms_replaced"]:
-        sentences.append(f"{report['slow_vms_replaced']} slow machines were replaced.")
-    sentences.append(
-        f"{len(report['plans'])} plans ran; {report['minibatches_lost']} mini-batches "
-        f"were lost, {report['minibatches_recomputed']} were recomputed."
-    )
+    rented = counted(report["vms_launched"], "VM was", "VMs were")
+    sentences = [f"{rented} rented; {vms or 'none was preempted'}."]
+    if died := report["worker_deaths"]:
+        sentences.append(f"{counted(died, 'worker')} died.")
+    if hung := report["hangs"]:
+        sentences.append(f"{counted(hung, 'time')} workers hung and were broken off.")
+    if slow := report["slow_vms_replaced"]:
+        were = counted(slow, "slow machine was", "slow machines were")
+        sentences.append(f"{were} replaced.")
+    lost = counted(report["minibatches_lost"], "mini-batch was", "mini-batches were")
+    again = counted(report["minibatches_recomputed"], "was", "were")
+    plans = counted(len(report["plans"]), "plan")
+    sentences.append(f"{plans} ran; {lost} lost, {again} recomputed.")
     useful = report["cost"]["useful_share"]
     if useful is not None:
         sentences.append(f"{useful:.0%} of the rented time was productive.")

@@ -76,6 +76,8 @@ class Watches:
         self.timings: RankTimings | None = None
         self._told_s: dict[str, float] = {}
         """When each slow VM was reported last."""
+        self._looked_s: float | None = None
+        """Since when it is looked whether anything is committed."""
 
     def observe(
         self, state: State, vm_id: str, report: MinibatchCommitted, at_s: float
@@ -127,7 +129,11 @@ class Watches:
         if generation is None or generation.phase is not GenerationPhase.RUNNING:
             return []
         known = watch if watch and watch.number == generation.number else None
-        since_s = max(generation.since_s, known.committed_at_s if known else 0.0)
+        if self._looked_s is None:
+            self._looked_s = at_s
+        # What was committed while no manager looked is not known to this one.
+        newest_s = known.committed_at_s if known else self._looked_s
+        since_s = max(generation.since_s, newest_s)
         step_s = generation.measured_step_s or generation.plan.predicted_step_s
         step = known.step if known else state.history.progress.step
         late_s = max(STALL_S, STALLED * step_s)

@@ -15,6 +15,10 @@ from spottrain.varuna_manager.reporting.series import downsampled
 MAX_POINTS = 600
 """Of a curve: a page of a million mini-batches is as small as one of a thousand."""
 _TICKS = 8
+_FEW = 2
+"""Points that are too few for a line."""
+_DASH = 0.01
+"""Length of what is drawn for each of them instead, as a share of the axis."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +114,7 @@ def _figure(title: str, key: str, lines: Sequence[_Line]) -> Iterator[CurveFigur
     bottom, top = min(values), max(values)
     if top <= bottom:
         bottom, top = bottom - 0.5 * abs(bottom), top + (0.5 * abs(top) or 1.0)
+    bottom, top, distance = plot.nice_range(bottom, top)
     steps = [step for line in lines for step, _ in line.points]
     frame = Frame(
         from_s=min(steps),
@@ -118,13 +123,13 @@ def _figure(title: str, key: str, lines: Sequence[_Line]) -> Iterator[CurveFigur
         bottom=bottom,
         height=220 if key == "loss" else 130,
     )
-    labels = [(value, f"{value:.4g}") for value in (bottom, (bottom + top) / 2, top)]
+    numbers = range(round((top - bottom) / distance) + 1)
+    labels = [(v, f"{v:.4g}") for v in (bottom + n * distance for n in numbers)]
     parts = [plot.axes(frame, labels, _ticks(frame))]
     for number, line in enumerate(lines):
         parts.append(plot.path(_band(frame, line.band), "band"))
         css = f"line c{number % COLOURS}"
-        points = line.points if len(line.points) > 1 else _dash(line)
-        parts.append(plot.path(plot.line_path(frame, points), css, line.name))
+        parts.append(plot.path(_path_of(frame, line), css, line.name))
     last = "; ".join(f"{line.name}: {line.points[-1][1]:.4g} at last" for line in lines)
     what = f"{title} over mini-batches, from {bottom:.4g} to {top:.4g}. {last}"
     legend = [(f"line c{n % COLOURS}", line.name) for n, line in enumerate(lines)]
@@ -134,10 +139,14 @@ def _figure(title: str, key: str, lines: Sequence[_Line]) -> Iterator[CurveFigur
     yield CurveFigure(title=title, svg=svg, legend=legend)
 
 
-def _dash(line: _Line) -> list[Point]:
-    """Return a short line, so that a single point is seen."""
-    step, value = line.points[0]
-    return [(step, value), (step + 0.5, value)]
+def _path_of(frame: Frame, line: _Line) -> str:
+    """Return a line; short ones where there are so few points that it would tell of a
+    slope that nobody has measured."""
+    if len(line.points) > _FEW:
+        return plot.line_path(frame, line.points)
+    half = _DASH * (frame.to_s - frame.from_s) / 2
+    dashes = ([(x - half, y), (x + half, y)] for x, y in line.points)
+    return "".join(plot.line_path(frame, dash) for dash in dashes)
 
 
 def _band(frame: Frame, curve: Sequence[CurvePoint]) -> str:

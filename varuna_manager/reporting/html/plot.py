@@ -75,6 +75,18 @@ def nice_top(value: float) -> float:
     )
 
 
+def nice_range(bottom: float, top: float) -> tuple[float, float, float]:
+    """Return round numbers around a range, and a round distance of at most five ticks.
+
+    Args:
+        bottom: Its lowest value.
+        top: Its highest, above ``bottom``.
+    """
+    distance = nice_top((top - bottom) / 3)
+    first, last = math.floor(bottom / distance), math.ceil(top / distance)
+    return first * distance, last * distance, distance
+
+
 def time_ticks(span_s: float, most: int = 12) -> list[float]:
     """Return the positions of an axis' ticks, in seconds after its start."""
     step = next((s for s in _NICE_S if span_s / s <= most), None)

@@ -211,6 +211,21 @@ def with_teacher(model: nn.Module, batch: Any) -> Any:
     return (model(batch) - target).sum(), len(batch)
 
 
+def with_noise(model: nn.Module, batch: Any) -> Any:
+    noise = torch.rand(len(batch), device=batch.device)
+    return (model(batch).flatten(1).sum(1) * noise).sum(), len(batch)
+
+
+class Counting(Blocks):
+    def __init__(self) -> None:
+        super().__init__(plain, linear)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        self.get_buffer("calls").add_(1)
+        return super().forward(x)
+
+
 def reading() -> nn.Module:
     model = Blocks(plain, linear)
     if model.head.weight.std() > 1:
@@ -238,6 +253,8 @@ class Dropping(Blocks):
         ({"model": reading}, "must not read values of .*mean_resizing=False"),
         ({"model": Dropping}, "layerdrop 0.1.*set layerdrop to 0"),
         ({"loss": with_teacher}, "by another model .*let the dataset return them"),
+        ({"loss": with_noise}, "random numbers .* dataset or collate draw them"),
+        ({"model": Counting}, r"parameter calls .* spottrain\.step\(\)"),
         ({"model": Helped}, "by the frozen module teacher .*let the dataset"),
         (
             {"loss": lambda m, b: ((m(b) - m(b)).sum(), len(b))},

@@ -155,6 +155,16 @@ def test_watches_that_begin_anew_go_on_from_what_is_journalled() -> None:
     assert story.step == 60
 
 
+def test_a_manager_that_has_just_begun_does_not_know_what_was_committed_before() -> (
+    None
+):
+    story, anew = begun(), Watches()
+    now_s = story.generation.since_s + 10 * STALL_S
+    assert not anew.stalled(story.state, now_s)
+    assert not anew.stalled(story.state, now_s + STALL_S - 1)
+    assert anew.stalled(story.state, now_s + STALL_S)
+
+
 def test_a_generation_that_commits_nothing_is_reported_once() -> None:
     story, watches = begun(), Watches()
     for event in observe(watches, story, 1, START_S):

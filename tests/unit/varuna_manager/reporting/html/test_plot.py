@@ -9,7 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spottrain.varuna_manager.reporting.html import plot
-from spottrain.varuna_manager.reporting.html.plot import Frame, nice_top, time_ticks
+from spottrain.varuna_manager.reporting.html.plot import (
+    Frame,
+    nice_range,
+    nice_top,
+    time_ticks,
+)
 
 FRAME = Frame(from_s=100.0, to_s=200.0, top=10.0, height=130)
 
@@ -30,6 +35,20 @@ def test_the_top_is_round_and_not_far_above(value: float) -> None:
     top = nice_top(value)
     assert value <= top * (1 + 1e-12)
     assert top <= 2 * value * (1 + 1e-9)
+
+
+@given(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6))
+def test_an_axis_of_values_ends_at_round_numbers(bottom: float, span: float) -> None:
+    low, high, distance = nice_range(bottom, bottom + span)
+    assert distance in {nice_top(distance), nice_top(distance * (1 - 1e-9))}
+    slack = 1e-6 * distance
+    assert low - slack <= bottom <= low + distance + slack
+    assert high - distance - slack <= bottom + span <= high + slack
+    assert 1 <= round((high - low) / distance) <= 4
+
+
+def test_an_axis_of_losses_can_be_read() -> None:
+    assert nice_range(1.203, 5.499) == (0.0, 6.0, 1.5)
 
 
 def test_a_top_of_nothing_is_one() -> None:
