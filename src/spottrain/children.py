@@ -11,6 +11,7 @@ import os
 import select
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 
@@ -55,7 +56,8 @@ def run(
                 _ends(process, ASKED_S)
         finally:
             # Not reaped yet, its id cannot be reused: the group is still its own.
-            os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         written = []
         for stream in (stdout, stderr):
@@ -67,7 +69,12 @@ def run(
 
 
 def _ends(process: subprocess.Popen[bytes], timeout_s: float | None) -> bool:
-    """Wait for a process's end, without reaping it; return whether it came in time."""
+    """Wait for a process's end, without reaping it where the system has handles of
+    processes; return whether it came in time."""
+    if sys.platform != "linux":
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout_s)
+        return process.returncode is not None
     pidfd = os.pidfd_open(process.pid)
     try:
         return bool(select.select([pidfd], [], [], timeout_s)[0])
