@@ -241,9 +241,11 @@ class Session:
         """Read answers until the connection ends."""
         try:
             for line in _lines(channel):
-                if 0 in self._waiting and not line.startswith(b'{"id": 0'):
+                answer = _answer(line)
+                if answer is None and 0 in self._waiting:
                     continue  # printed by the login shell's files, such as ~/.bashrc
-                answer = json.loads(line)
+                if answer is None:
+                    raise ValueError(f"no answer: {line!r}")
                 waiting = self._waiting.get(answer["id"])
                 if waiting is None:
                     continue  # its call has timed out
@@ -311,6 +313,16 @@ def _command(python: str) -> str:
     if python == hosts.FIND_PYTHON:
         return f"exec /bin/sh -c {shlex.quote(_FINDING)} sh {code}"
     return f"exec {shlex.quote(python)} -c {code}"
+
+
+def _answer(line: bytes) -> dict[str, Any] | None:
+    """Return what the host agent answers in a line; None: nothing."""
+    try:
+        answer = json.loads(line)
+    except ValueError:
+        return None
+    is_one = isinstance(answer, dict) and "id" in answer
+    return answer if is_one and ("ok" in answer or "error" in answer) else None
 
 
 def _lines(channel: paramiko.Channel) -> Iterator[bytes]:
