@@ -21,6 +21,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 
 from spottrain.manifest import DatasetLength
 from spottrain.pipeline.model.data import dataset_lengths
@@ -90,6 +91,8 @@ def load(spec: JobSpec, workdir: Path) -> LoadedJob:
     """
     job = load_job(spec.entrypoint, workdir)
     derived = _kept(workdir / LAYOUT_FILE, spec.entrypoint) or derive(job, trace(job))
+    if dist.is_initialized():  # by the loss: its threads would not be there in forks
+        dist.destroy_process_group()
     layout = derived.layout
     return LoadedJob(
         spec=spec,
