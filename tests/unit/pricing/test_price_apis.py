@@ -384,7 +384,7 @@ def test_aws_without_credentials_says_what_to_run(
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
-    with pytest.raises(AuthError, match="run 'aws configure'"):
+    with pytest.raises(AuthError, match="'aws configure'"):
         ask(sources[AwsSpotPrices.name], "p4d.24xlarge", regions=["us-east-1"])
 
 

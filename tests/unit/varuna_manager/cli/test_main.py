@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 from tests.builders import model_facts, section_facts
 
-from spottrain.varuna_manager.cli.main import EXIT_CODES, main
+from spottrain.varuna_manager.cli.main import COMMANDS, EXIT_CODES, main
 from spottrain.varuna_manager.cli.watch import ManagerGoneError, Watcher
 from spottrain.varuna_manager.config.job import load_config
 from spottrain.varuna_manager.core.model.events import StopRequested
@@ -359,17 +359,20 @@ def test_debug_shows_what_sqlite_said_of_a_damaged_journal(
     assert cause in everything.err.splitlines()
 
 
+def has_a_bug() -> None:
+    """A command."""
+    raise ZeroDivisionError("by nothing")
+
+
 def test_debug_shows_the_traceback_of_an_internal_error(
-    run: Run, tmp_path: Path
+    run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "home" / "jobs" / "odd"
-    path.mkdir(parents=True)
-    (path / "away.json").write_text("{}")
-    told = run("report", "odd")
+    monkeypatch.setitem(COMMANDS, "broken", f"{__name__}:has_a_bug")
+    told = run("broken")
     assert told.code == 1
-    assert told.error.startswith("error: internal: ValidationError: ")
+    assert told.error.startswith("error: internal: ZeroDivisionError: by nothing")
     assert told.error.endswith("run it again with --debug and report it")
-    debugged = run("--debug", "report", "odd")
+    debugged = run("--debug", "broken")
     assert debugged.code == 1
     assert "Traceback (most recent call last):" in debugged.err
 
