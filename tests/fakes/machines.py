@@ -22,6 +22,7 @@ from pathlib import Path
 from tests.fakes.sshd import Sshd
 
 _END_S = 600.0
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class Machines:
@@ -56,6 +57,7 @@ class Machines:
         (disk / "key.pub").write_text(authorized_key.strip() + "\n")
         address = f"127.77.{number // 256}.{number % 256}"
         machine = _Machine(Sshd(disk, disk / "key", port=self._port, address=address))
+        machine.sshd.environment = _run_boot_script(disk)
         if self._metadata_url:
             machine.sshd.metadata_url = f"{self._metadata_url}/{name}"
         if host_key is not None:
@@ -110,6 +112,28 @@ class _Machine:
             self.sshd.stop()
         _kill_all(self.sshd.home)
         shutil.rmtree(self.sshd.home, ignore_errors=True)
+
+
+def _run_boot_script(disk: Path) -> dict[str, str]:
+    """Leave what the boot script of ``cloud.port.lease`` does; return what finds it."""
+    lease_file(disk).touch()
+    systemctl(disk).parent.mkdir()
+    systemctl(disk).write_text("#!/bin/sh\necho active\n")
+    systemctl(disk).chmod(0o755)
+    return {
+        "SPOTTRAIN_LEASE_FILE": str(lease_file(disk)),
+        "PATH": f"{systemctl(disk).parent}:{_PATH}",
+    }
+
+
+def lease_file(disk: Path) -> Path:
+    """Return the file of a machine's lease."""
+    return disk / "lease"
+
+
+def systemctl(disk: Path) -> Path:
+    """Return what a machine has instead of systemd."""
+    return disk / "bin" / "systemctl"
 
 
 def processes_of(home: Path) -> list[int]:

@@ -56,6 +56,8 @@ class Sshd:
     address: str = "127.0.0.1"
     host_key: str = ""
     metadata_url: str = "http://127.0.0.1:9"
+    environment: dict[str, str] = field(default_factory=dict)
+    """Of sessions, besides home and metadata service."""
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property
@@ -74,12 +76,17 @@ class Sshd:
                 self.port = probe.getsockname()[1]
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+        given = {
+            "HOME": self.home,
+            "SPOTTRAIN_METADATA_URL": self.metadata_url,
+            **self.environment,
+        }
         lines = (
             f"ListenAddress {self.address}",
             f"Port {self.port}",
             f"HostKey {self.folder / 'host_key'}",
             f"AuthorizedKeysFile {self.key_file}.pub",
-            f"SetEnv HOME={self.home} SPOTTRAIN_METADATA_URL={self.metadata_url}",
+            "SetEnv " + " ".join(f"{name}={value}" for name, value in given.items()),
             "PermitRootLogin prohibit-password",
             "PasswordAuthentication no",
             "KbdInteractiveAuthentication no",

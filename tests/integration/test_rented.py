@@ -21,7 +21,7 @@ from urllib.parse import parse_qsl
 
 import pytest
 from tests.fakes.aws import FakeAws, running
-from tests.fakes.machines import connections_to
+from tests.fakes.machines import connections_to, lease_file, systemctl
 from tests.fakes.package_index import PackageIndex
 from tests.fakes.sshd import WHY_NOT, Sshd, keygen
 from tests.integration.aws_vms import AwsVms, aws_vms, wish
@@ -41,6 +41,7 @@ from spottrain.cloud.port.provider import (
     VmState,
 )
 from spottrain.cloud.ssh.hosts.memory import HostMemory
+from spottrain.cloud.ssh.on_vm import host_agent
 from spottrain.cloud.ssh.rented.provider import RentedVmProvider
 from spottrain.cloud.ssh.transport import session
 from spottrain.cloud.ssh.transport.hosts import SetupError
@@ -297,6 +298,38 @@ def test_an_unfit_image_is_not_rented_for_ever(cloud: AwsVms) -> None:
     with pytest.raises(MisconfiguredError, match="python-of-nobody"):
         rent(provider)
     assert live(provider) == []
+
+
+def test_vms_that_would_not_end_themselves_are_given_back(
+    cloud: AwsVms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_agent, "LEASE_S", 0.0)
+    provider = cloud.provider()
+    unfinished, failed = rent(provider), rent(provider)
+    lease_file(cloud.home(unfinished).parent).unlink()
+    systemctl(cloud.home(failed).parent).write_text("#!/bin/sh\necho failed; exit 3\n")
+    for vm in (unfinished, failed):
+        with pytest.raises(VmNotFoundError, match="would not end itself"):
+            provider.start_agent(vm.vm_id, NOBODY)
+    with pytest.raises(MisconfiguredError, match="would not end itself"):
+        rent(provider)
+    assert live(provider) == []
+
+
+@pytest.mark.rotated
+def test_a_boot_script_that_ends_after_the_first_login_is_waited_for(
+    cloud: AwsVms,
+) -> None:
+    provider = cloud.provider()
+    vm = rent(provider)
+    lease = lease_file(cloud.home(vm).parent)
+    lease.unlink()
+    with ThreadPoolExecutor(1) as pool:
+        start = pool.submit(provider.start_agent, vm.vm_id, NOBODY)
+        until("a wait", lambda: "boot script" in provider._vms[vm.vm_id].log.doing)
+        lease.touch()
+        assert start.result()
+    assert live(provider) == [vm.vm_id]
 
 
 @pytest.mark.rotated

@@ -15,6 +15,7 @@ from spottrain.cloud.port.errors import CloudError, VmNotFoundError
 from spottrain.cloud.port.provider import AgentBootstrap
 from spottrain.cloud.ssh.hosts.memory import HostMemory
 from spottrain.cloud.ssh.hosts.start_log import StartLog
+from spottrain.cloud.ssh.on_vm import host_agent
 from spottrain.cloud.ssh.on_vm.package import Package, carries_obstore, package
 from spottrain.cloud.ssh.transport.connection import HostConnection
 from spottrain.cloud.ssh.transport.hosts import (
@@ -49,6 +50,8 @@ def bring_up(
     memory: HostMemory,
     log: StartLog,
     deliver: Deliver | None = None,
+    *,
+    has_lease: bool = False,
 ) -> bool:
     """Send our software and the user's code to a host and start the agent.
 
@@ -63,13 +66,15 @@ def bring_up(
         memory: Of the job's hosts; the first one's versions are required of all.
         log: Its steps are added there.
         deliver: Brings archives to the host; None: they are sent.
+        has_lease: It must end itself without a manager (``cloud.port.lease``).
 
     Returns:
         False if the agent runs already.
 
     Raises:
         VmNotFoundError: the VM has ended.
-        SetupError, UnfitHostError: setup or data failed, or software is missing.
+        SetupError, UnfitHostError: setup or data failed, or software or the lease is
+            missing.
     """
     host, session = connection.host, connection.session()
     claim, state = connection.status()
@@ -89,6 +94,8 @@ def bring_up(
     with log.step("agent", session):
         software = session.call("probe")
         check_software(host.place, software, memory.same_software, payload.buckets)
+        if has_lease:
+            _check_lease(session, log)
         announce()
         session.call(
             "start",
@@ -106,6 +113,19 @@ def bring_up(
         )
     logger.info("%s: agent of %s started", host.place, vm_id)
     return True
+
+
+def _check_lease(session: Session, log: StartLog) -> None:
+    """Check that a VM would end itself without a manager.
+
+    Raises:
+        UnfitHostError: it would not: its boot script failed, or was never run.
+    """
+    if session.call("await_lease", wait_s=0.0):
+        log.doing = "its boot script has not finished"
+        limit_s = host_agent.LEASE_S
+        if wrong := session.call("await_lease", limit_s + CALL_S, wait_s=limit_s):
+            raise UnfitHostError(f"{session.host.place}: {wrong}")
 
 
 Deliver = Callable[[Session, str, str, bytes], str]

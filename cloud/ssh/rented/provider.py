@@ -450,6 +450,7 @@ class RentedVmProvider(ForwardsAbilities):
             self._memory,
             rented_vm.log,
             deliver,
+            has_lease=True,
         )
 
     def _reach(self, rented_vm: RentedVm) -> HostConnection:
