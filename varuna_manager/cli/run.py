@@ -188,7 +188,7 @@ def resume(
 def down(name: NameArgument) -> None:
     """End a job for good and return everything it rents; its report stays."""
     job = find(name)
-    returned = control.end_job(job)
+    returned = control.end_job(job, say)
     say(f"job {name} has ended; VMs returned after its manager ended: {returned}")
 
 

@@ -17,6 +17,8 @@ from spottrain.varuna_manager.core.model.transition import Transition
 
 UNANSWERED_S = 60.0
 """A launch that a cloud leaves open for so long is given up if another cloud can meet it."""
+SETTLE_S = 60.0
+"""How long after a call that was not answered its VMs may still appear."""
 
 
 def offers_seen(transition: Transition, event: e.OffersSeen) -> None:
@@ -146,16 +148,31 @@ def launch_refused(transition: Transition, event: e.LaunchRefused) -> None:
         return
     transition.log(f"no VM from {intent.offer.zone}: {event.reason}")
     if event.refusal == "throttled" or event.refusal == "unknown":
-        if _may_give_up(transition, intent):
+        pause_s = event.retry_after_s
+        if intent.is_abandoned:
+            pause_s = SETTLE_S
+        elif _may_give_up(transition, intent):
             _give_up(transition, intent)
             return
-        retry_at_s = transition.now_s + event.retry_after_s
+        retry_at_s = transition.now_s + pause_s
         transition.put_intent(replace(intent, retry_at_s=retry_at_s))
         return
     _close_intent(transition, event.intent)
     _cool_down(transition, intent.offer, event.refusal, intent.count)
     if event.refusal in ("auth", "misconfigured") and _is_hopeless(transition):
         transition.fail(event.reason, exit_code=6)
+
+
+def abandon(transition: Transition) -> None:
+    """Ask for nothing again: VMs of calls without an answer are waited for, and returned."""
+    for intent in transition.state.launches.intents.values():
+        if not intent.is_abandoned:
+            retry_at_s = intent.retry_at_s
+            if retry_at_s is not None:  # else its call is under way
+                retry_at_s = transition.now_s + SETTLE_S
+            transition.put_intent(
+                replace(intent, retry_at_s=retry_at_s, is_abandoned=True)
+            )
 
 
 def _is_hopeless(transition: Transition) -> bool:
@@ -215,7 +232,11 @@ def advance(transition: Transition) -> None:
     reason = "not in the region of the VMs that train"
     return_vms(transition, allocation.stranded_vms(state), reason)
     for intent in transition.state.launches.intents.values():
-        if intent.retry_at_s is not None and transition.is_due(intent.retry_at_s):
+        if intent.retry_at_s is None or not transition.is_due(intent.retry_at_s):
+            continue
+        if intent.is_abandoned:
+            _close_intent(transition, intent.intent)
+        else:
             again = replace(intent, retry_at_s=None)
             transition.put_intent(again)
             launch(transition, again)

@@ -11,6 +11,7 @@ from spottrain.pricing.billing.money import FREE, NOTHING, Money
 from spottrain.varuna_manager.core import generation, hand_overs, planning, spending
 from spottrain.varuna_manager.core.allocation import affordable
 from spottrain.varuna_manager.core.fleet import let_go
+from spottrain.varuna_manager.core.launches import abandon
 from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.core.model.commands import Finish, Outcome, ReleaseJob
 from spottrain.varuna_manager.core.model.events import (
@@ -38,10 +39,8 @@ def stop_requested(transition: Transition, event: StopRequested) -> None:
     transition.end(outcome, checkpoint=event.checkpoint and not event.now)
     state = transition.state
     if event.now and state.phase is JobPhase.ENDING:
-        open_ones = state.launches.intents.items()
-        intents = {k: v for k, v in open_ones if v.retry_at_s is None}
         transition.state = replace(state, ending_checkpoint=False)
-        transition.put(replace(state.launches, intents=intents))
+        abandon(transition)
 
 
 def watch_limits(transition: Transition) -> None:

@@ -264,7 +264,12 @@ def _manager_started(transition: Transition, version: str) -> None:
             launch_pending=False,
             folder_trouble="",
             intents={
-                k: replace(v, retry_at_s=None, asked_at_s=transition.now_s)
+                k: replace(
+                    v,
+                    retry_at_s=None,
+                    is_abandoned=False,
+                    asked_at_s=transition.now_s,
+                )
                 for k, v in state.launches.intents.items()
             },
         ),

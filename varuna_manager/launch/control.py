@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from http import HTTPStatus
 from pathlib import Path
@@ -34,6 +34,7 @@ from spottrain.storage.store import beneath, is_object_url, is_url
 from spottrain.varuna_manager.config.data import data_requests
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.config.ssh import check_secrets, environment_of
+from spottrain.varuna_manager.core.launches import SETTLE_S
 from spottrain.varuna_manager.core.model.events import (
     FromScratchRequested,
     GrantReceived,
@@ -65,6 +66,8 @@ ANSWER_S = 10.0
 END_S = 30.0
 """How long a manager may take to return its VMs when it must end at once."""
 POLL_S = 0.05
+LIST_S = 5.0
+"""Between two lists of a cloud that may still begin VMs."""
 
 
 class ManagerUnreachableError(SpottrainError):
@@ -418,10 +421,14 @@ def resume_job(job: JobDir) -> subprocess.Popen[bytes]:
     return start_manager(job)
 
 
-def end_job(job: JobDir) -> int:
+def end_job(job: JobDir, say: Callable[[str], None] = lambda _: None) -> int:
     """End a job for good and return everything that it rents.
 
     Works without a manager, with a stuck manager and with a damaged journal.
+
+    Args:
+        job: The job.
+        say: Called with progress messages.
 
     Returns:
         How many VMs had to be returned after the manager was gone.
@@ -439,8 +446,7 @@ def end_job(job: JobDir) -> int:
     with manager_lock(job):
         provider = open_provider(job)
         asked_at_s = time.time()
-        live = live_vms(provider, job)
-        provider.terminate([vm.vm_id for vm in live])
+        returned = _return_all(provider, job, say)
         if isinstance(provider, ReleasesJob):
             provider.release(job.name)
         if isinstance(provider, ShutsDown):
@@ -459,7 +465,44 @@ def end_job(job: JobDir) -> int:
         job.mark_down()
         with contextlib.suppress(SpottrainError):  # nothing is rented, here or there
             replication.end_replication(job)
+    return returned
+
+
+def _return_all(
+    provider: CloudProvider, job: JobDir, say: Callable[[str], None]
+) -> int:
+    """Return a job's VMs, also those of launches whose answer its manager never had.
+
+    Returns:
+        How many there were.
+    """
+    returned = _return_live(provider, job)
+    # One that can be shut down begins nothing afterwards.
+    if isinstance(provider, ShutsDown) or not _may_be_renting(job):
+        return returned
+    say(f"VMs were being rented: waiting {SETTLE_S:g} s for any that still come")
+    until_s, is_last = time.monotonic() + SETTLE_S, False
+    while not is_last:
+        time.sleep(LIST_S)
+        is_last = time.monotonic() >= until_s
+        returned += _return_live(provider, job)
+    return returned
+
+
+def _return_live(provider: CloudProvider, job: JobDir) -> int:
+    live = live_vms(provider, job)
+    provider.terminate([vm.vm_id for vm in live])
     return len(live)
+
+
+def _may_be_renting(job: JobDir) -> bool:
+    """Return whether VMs were asked for without an answer; so they may, if the journal is
+    damaged."""
+    try:
+        with contextlib.closing(Journal(job.journal, read_only=True)) as journal:
+            return bool(journal.replay().launches.intents)
+    except SpottrainError:
+        return True
 
 
 def live_vms(provider: CloudProvider, job: JobDir) -> list[Vm]:

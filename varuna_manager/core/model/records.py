@@ -93,6 +93,8 @@ class Intent:
     """When to ask again, after an answer that did not say whether VMs were rented."""
     image: str = ""
     """That its VMs are to have; empty: the newest."""
+    is_abandoned: bool = False
+    """It is not asked for again: ``retry_at_s`` is when no VM of it comes any more."""
 
     @property
     def missing(self) -> int:

@@ -11,6 +11,7 @@ from tests.unit.varuna_manager.story import OFFER, ON_DEMAND, Story
 
 from spottrain.pricing.billing.budget import LAST_CHECKPOINT_S, reserve_s
 from spottrain.varuna_manager.core import step
+from spottrain.varuna_manager.core.launches import SETTLE_S
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import GenerationPhase
@@ -131,6 +132,37 @@ def test_a_stop_at_once_does_not_wait_for_a_checkpoint() -> None:
     story.tell(e.StopRequested, by="a person")
     story.tell(e.StopRequested, by="a person", now=True)
     assert story.emitted(c.TerminateVms) == [c.TerminateVms(vm_ids=FOUR)]
+
+
+def test_a_stop_at_once_waits_for_vms_that_an_unanswered_launch_may_still_bring() -> (
+    None
+):
+    story = Story()
+    story.start()
+    intent = story.intend().intent
+    story.tell(e.LaunchRefused, intent=intent, reason="cut off", refusal="unknown")
+    story.tell(e.StopRequested, by="a person", now=True)
+    story.wait(SETTLE_S - 1.0)
+    assert story.emitted(c.Finish) == []
+    vms = (story.listed("late", intent),)
+    story.tell(e.VmsListed, asked_at_s=story.now_s, vms=vms)
+    assert story.emitted(c.TerminateVms) == [c.TerminateVms(vm_ids=("late",))]
+    story.wait(1.0)
+    assert story.emitted(c.LaunchVms) == []
+    story.tell(e.VmsReturned, vm_ids=("late",))
+    assert len(story.emitted(c.Finish)) == 1
+    assert "late" in story.state.history.ledger.closed
+
+
+def test_a_stop_at_once_asks_no_cloud_again_that_answers_only_then() -> None:
+    story = Story()
+    story.start()
+    intent = story.intend().intent
+    story.tell(e.StopRequested, by="a person", now=True)
+    story.tell(e.LaunchRefused, intent=intent, reason="cut off", refusal="unknown")
+    story.wait(SETTLE_S)
+    assert story.emitted(c.LaunchVms) == []
+    assert len(story.emitted(c.Finish)) == 1
 
 
 def test_a_stop_gives_up_its_checkpoint_after_a_while() -> None:

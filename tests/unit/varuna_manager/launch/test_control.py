@@ -7,18 +7,31 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.builders import a_vm, an_offer
 from tests.unit.varuna_manager.jobs.test_folder import FACTS, config_for
 
+from spottrain.cloud.port.errors import NoCapacityError
+from spottrain.cloud.port.provider import (
+    LaunchRequest,
+    LaunchResult,
+    Offer,
+    Vm,
+    VmState,
+)
 from spottrain.errors import ConfigError
+from spottrain.varuna_manager.core.model.events import LaunchIntended, OffersSeen
 from spottrain.varuna_manager.jobs import manager_location
 from spottrain.varuna_manager.jobs.folder import JobDir
-from spottrain.varuna_manager.jobs.follow import lag_line
+from spottrain.varuna_manager.jobs.follow import lag_line, read_state
 from spottrain.varuna_manager.jobs.identity import ensure_identity
+from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.launch import control, submit
 from spottrain.varuna_manager.launch.control import ManagerUnreachableError, end_job
 
@@ -86,6 +99,56 @@ def test_down_kills_nobody_for_a_pid_that_the_holder_of_the_lock_did_not_write(
     end_job(job)
     assert job.is_down
     assert stranger.poll() is None
+
+
+class LateCloud:
+    """A cloud that lists what was asked for only after a while."""
+
+    name = "late"
+
+    def __init__(self) -> None:
+        self._vms = [a_vm("late", an_offer(), intent="intent-0")]
+        self._times_listed = 0
+
+    def offers(self) -> Sequence[Offer]:
+        return ()
+
+    def launch(self, request: LaunchRequest) -> LaunchResult:
+        raise NoCapacityError("none")
+
+    def list_vms(self, job: str) -> Sequence[Vm]:
+        self._times_listed += 1
+        return tuple(self._vms) if self._times_listed > 1 else ()
+
+    def terminate(self, vm_ids: Collection[str]) -> None:
+        self._vms = [
+            replace(vm, state=VmState.TERMINATED, ended_at_s=time.time())
+            if vm.vm_id in vm_ids
+            else vm
+            for vm in self._vms
+        ]
+
+
+def test_down_returns_vms_of_a_launch_that_was_never_answered(
+    job: JobDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(Journal(job.journal)) as journal:
+        journal.append(
+            OffersSeen(at_s=time.time(), offers=(an_offer(),)),
+            LaunchIntended(
+                at_s=time.time(),
+                intent="intent-0",
+                token="token",
+                offer=an_offer(),
+                count=1,
+            ),
+        )
+        assert journal.replay().launches.intents
+    monkeypatch.setattr(control, "SETTLE_S", 0.0)
+    monkeypatch.setattr(control, "LIST_S", 0.0)
+    monkeypatch.setattr(control, "open_provider", lambda _: LateCloud())
+    assert end_job(job) == 1
+    assert read_state(job).history.ledger.closed.keys() == {"late"}
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"pid": null, "url": 1}', "1e999"])
