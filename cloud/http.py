@@ -1,8 +1,10 @@
-"""Requests to price APIs over HTTP, with retries and one-line errors."""
+"""Requests over HTTP, with one-line errors: to price APIs, and what time it is."""
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import httpx
@@ -55,6 +57,31 @@ def get_json(
     if not isinstance(document, dict):
         raise PriceSourceError(f"{host} did not answer with a JSON object")
     return document
+
+
+def time_at(url: str, ca_file: str = "") -> float:
+    """Return what time it is by a server's clock, in seconds since the epoch.
+
+    Every answer says it (RFC 9110, section 6.6.1), a refusal too. So none is signed: where
+    this machine's clock is wrong, clouds refuse credentials, and SDKs take them for expired.
+
+    Args:
+        url: Of the server.
+        ca_file: CA certificates (PEM) instead of the default ones.
+
+    Raises:
+        CloudError: it does not answer, or does not say it.
+    """
+    host = httpx.URL(url).host
+    try:
+        verify = ssl.create_default_context(cafile=ca_file) if ca_file else True
+        date = httpx.get(url, verify=verify, timeout=TIMEOUT).headers.get("Date", "")
+        return parsedate_to_datetime(date).timestamp()
+    except (httpx.HTTPError, OSError) as error:
+        why = str(error) or type(error).__name__
+        raise CloudError(f"{host} does not say what time it is: {why}") from error
+    except ValueError as error:
+        raise CloudError(f"{host} does not say what time it is") from error
 
 
 def _checked(response: httpx.Response) -> httpx.Response:

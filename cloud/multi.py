@@ -98,7 +98,7 @@ class NamespacedProvider(ForwardsAbilities):
 class MultiCloudProvider(ForwardsAbilities):
     """Clouds of one job; see ``HasParts``.
 
-    It has each optional ability that one of its clouds has. Calls to all clouds return
+    It has each optional ability that one of its clouds has, but ``TellsTime``. Calls to all clouds return
     the answers of those that succeed.
 
     Args:
@@ -129,7 +129,10 @@ class MultiCloudProvider(ForwardsAbilities):
                 "continuing without %s until it can be opened: %s", name, error
             )
         self._forward_abilities(
-            lambda ability: any(isinstance(x, ability) for x in opened.values()),
+            lambda ability: (
+                ability is not port.TellsTime  # whose time it is, parts say
+                and any(isinstance(x, ability) for x in opened.values())
+            ),
             self._forward,
         )
 
@@ -302,6 +305,10 @@ class _Part:
 
     def terminate(self, vm_ids: Collection[str]) -> None:
         self.opened().terminate(vm_ids)
+
+    def time_s(self) -> float | None:
+        cloud = self.opened()
+        return cloud.time_s() if isinstance(cloud, port.TellsTime) else None
 
     def can(self, method: str) -> bool:
         """Return True if the cloud has a method.

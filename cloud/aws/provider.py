@@ -16,6 +16,7 @@ from spottrain.cloud.aws.network import AwsNetwork
 from spottrain.cloud.aws.requests import CLOUD
 from spottrain.cloud.aws.settings import AwsSettings
 from spottrain.cloud.aws.translate import GONE, TOKEN_USED, code_of, translating_errors
+from spottrain.cloud.http import time_at
 from spottrain.cloud.lag.recent import RecentCalls
 from spottrain.cloud.parallel import flat_map_parallel, run_parallel
 from spottrain.cloud.port import provider as port
@@ -199,6 +200,15 @@ class AwsProvider:
                 with translating_errors("asking who rents here (or give aws.owner)"):
                     self._principal = str(sts.get_caller_identity()["Arn"])
             return self._principal
+
+    def time_s(self) -> float | None:
+        """Return the time by EC2's clock; see ``TellsTime``.
+
+        Raises:
+            CloudError: EC2 does not answer.
+        """
+        region, *_ = self._settings.regions or (prices.HOME_REGION,)
+        return time_at(self._clients.get("ec2", region).meta.endpoint_url)
 
     def admit(self, job: str, networks: Sequence[str]) -> None:
         """Let SSH in from these networks only, in all regions of the job.

@@ -16,6 +16,7 @@ from spottrain.cloud.azure.network import AzureNetwork
 from spottrain.cloud.azure.requests import CLOUD
 from spottrain.cloud.azure.settings import AzureSettings
 from spottrain.cloud.azure.translate import is_missing, translating_errors
+from spottrain.cloud.http import time_at
 from spottrain.cloud.lag.ended import terminated_from_launch
 from spottrain.cloud.lag.recent import RecentCalls
 from spottrain.cloud.parallel import flat_map_parallel, run_parallel
@@ -229,6 +230,14 @@ class AzureProvider:
             CloudError: Azure does not answer.
         """
         return flat_map_parallel(self._market.quotas, self._settings.regions)
+
+    def time_s(self) -> float | None:
+        """Return the time by Azure Resource Manager's clock; see ``TellsTime``.
+
+        Raises:
+            CloudError: Azure does not answer.
+        """
+        return time_at(self._settings.endpoint_url, self._settings.ca_file)
 
     def admit(self, job: str, networks: Sequence[str]) -> None:
         """Let SSH in from these networks only.

@@ -16,12 +16,15 @@ from spottrain.cloud.gcp.network import GcpNetwork
 from spottrain.cloud.gcp.requests import CLOUD
 from spottrain.cloud.gcp.settings import GcpSettings, Prices
 from spottrain.cloud.gcp.translate import translating_errors
+from spottrain.cloud.http import time_at
 from spottrain.cloud.lag.recent import RecentCalls
 from spottrain.cloud.parallel import run_parallel
 from spottrain.cloud.port import provider as port
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.errors import CloudError, MisconfiguredError, VmNotFoundError
 from spottrain.cloud.port.facts import CloudFacts, check_types, refuse_if_used
+
+_URL = "https://compute.googleapis.com"
 
 
 class GcpProvider:
@@ -138,6 +141,14 @@ class GcpProvider:
                     zone, name = requests.split_vm_id(vm.vm_id)
                     self._clients.delete("instances", _named(zone, name))
             self._network.release(job)
+
+    def time_s(self) -> float | None:
+        """Return the time by Compute Engine's clock; see ``TellsTime``.
+
+        Raises:
+            CloudError: Compute Engine does not answer.
+        """
+        return time_at(self._settings.endpoint or _URL)
 
     def admit(self, job: str, networks: Sequence[str]) -> None:
         """Let SSH in from these networks only.

@@ -25,6 +25,7 @@ ABILITIES: Mapping[str, type] = {
         port.ReportsSpotPools,
         port.SimulatesInterruption,
         port.StartsAgents,
+        port.TellsTime,
     )
 }
 """The abilities that wrappers forward. Not ``ForwardsCalls`` and
@@ -58,6 +59,7 @@ class ForwardsAbilities:
     start_agent: (
         Callable[[str, port.AgentBootstrap], Sequence[port.StartStep]] | None
     ) = None
+    time_s: Callable[[], float | None] | None = None
 
     def _forward_abilities(self, has: Callable[[type], bool], forward: Forward) -> None:
         """Set the methods of the abilities for which ``has`` is true."""
@@ -83,6 +85,8 @@ class ForwardsAbilities:
             self.interrupt = forward(port.SimulatesInterruption.interrupt)
         if has(port.StartsAgents):
             self.start_agent = forward(port.StartsAgents.start_agent)
+        if has(port.TellsTime):
+            self.time_s = forward(port.TellsTime.time_s)
 
 
 def arguments_by_name(

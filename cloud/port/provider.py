@@ -299,7 +299,11 @@ class TellsTime(Protocol):
     """Can say what time it is where bills are written."""
 
     def time_s(self) -> float | None:
-        """Return seconds since the epoch by the cloud's clock; None: it has none now."""
+        """Return seconds since the epoch by the cloud's clock; None: it has none now.
+
+        Raises:
+            CloudError: the cloud does not answer.
+        """
 
 
 ANY_FAMILY = "*"

@@ -43,13 +43,18 @@ def main() -> None:
         from tests.fakes.aws_world import World
         from werkzeug.serving import make_server
 
+        world = World()
+
         class Handler(MotoRequestHandler):
             protocol_version = "HTTP/1.1"
+
+            def date_time_string(self, timestamp: float | None = None) -> str:
+                """Tell the cloud's time."""
+                return super().date_time_string(timestamp or world.now())
 
             def log_request(self, *_: object) -> None:
                 """Say nothing."""
 
-        world = World()
         # Else time that was passed is not billed.
         vars(instances)["utcnow"] = world.moment
         server = make_server(

@@ -45,6 +45,11 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
     wbufsize = -1
 
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        """Tell the cloud's time."""
+        world = self.server.world
+        return super().date_time_string(timestamp or world.now() + world.skew_s)
+
     def log_message(self, *_: object) -> None:
         """Say nothing."""
 

@@ -20,6 +20,12 @@ class Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True  # else every answer waits for an acknowledgement
     wbufsize = -1
     layer: Layer
+    world: World
+
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        """Tell the cloud's time."""
+        now_s = self.world.now() + self.world.skew_s
+        return super().date_time_string(timestamp or now_s)
 
     def _answer(self) -> None:
         length = int(self.headers.get("Content-Length") or 0)
@@ -60,7 +66,8 @@ class Server(ThreadingHTTPServer):
 
 def main() -> None:
     """Serve until standard input ends."""
-    handler = type("Bound", (Handler,), {"layer": Layer(World())})
+    world = World()
+    handler = type("Bound", (Handler,), {"layer": Layer(world), "world": world})
     server = Server(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     sys.stdout.write(f"{server.server_port}\n")

@@ -321,22 +321,28 @@ class EffectRunner:
 
         Asks until one answers.
         """
+        clocks = [x for x in self._parts.values() if isinstance(x, port.TellsTime)]
         told = ""
         while True:
-            try:
-                for part in self._parts.values():
-                    if isinstance(part, port.TellsTime):
-                        return await self._call(part.time_s)
+            failures = []
+            for cloud in clocks:
+                try:
+                    time_s = await self._call(cloud.time_s)
+                except CloudError as error:
+                    failures.append(str(error))
+                else:
+                    if time_s is not None:
+                        return time_s
+            if not failures:
                 return None
-            except CloudError as error:
-                if str(error) != told:
-                    told = str(error)
-                    logger.warning(
-                        "this machine's clock cannot be compared with a cloud's, so "
-                        "nothing is rented: %s",
-                        error,
-                    )
-                await asyncio.sleep(RETRY_S)
+            if failures[0] != told:
+                told = failures[0]
+                logger.warning(
+                    "this machine's clock cannot be compared with a cloud's, so nothing "
+                    "is rented: %s",
+                    told,
+                )
+            await asyncio.sleep(RETRY_S)
 
     def unreachable_vms(self) -> Collection[str]:
         """Return the VMs that cannot call, through no fault of their own."""
