@@ -58,6 +58,9 @@ class Deaf:
     async def register(self, registration: messages.Registration) -> None:
         raise NotImplementedError
 
+    async def refuse(self, vm_id: str, software_version: str) -> None:
+        raise NotImplementedError
+
     async def receive(self, batch: messages.ReportBatch) -> messages.ReportAnswer:
         raise NotImplementedError
 

@@ -4,7 +4,8 @@ Its arguments are ``JOB_DIR [CRASH_AT]``: with CRASH_AT it kills itself with SIG
 nth append to the journal: odd ones before it is committed, even ones after.
 
 With STUB_PATIENCE_S in its environment that is how long it waits for a folder or journal
-that cannot be used, and it hardly waits before it rents again after a VM that failed.
+that cannot be used, and it hardly waits before it rents again after a VM that failed. With
+STUB_VERSION its software is of that version.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from spottrain.varuna_manager.config.track import MlflowConfig, TrackConfig
 from spottrain.varuna_manager.core import shutdown
 from spottrain.varuna_manager.core.model import records
 from spottrain.varuna_manager.core.model.events import Event
-from spottrain.varuna_manager.daemon import loop
+from spottrain.varuna_manager.daemon import loop, server
 from spottrain.varuna_manager.daemon.main import manage, only_manager
 from spottrain.varuna_manager.daemon.tracking import Trackers
 from spottrain.varuna_manager.jobs import journal
@@ -69,6 +70,8 @@ def main() -> int:
     if patience := os.environ.get("STUB_PATIENCE_S"):
         shutdown.FOLDER_WAIT_S = loop.JOURNAL_WAIT_S = float(patience)
         records.FIRST_START_PAUSE_S = 0.01
+    if version := os.environ.get("STUB_VERSION"):
+        sys.modules[server.__name__].software_version = lambda: version  # type: ignore[attr-defined]
     with only_manager(job.path):
         # Most jobs have no job file. Asked for without a server, MLflow fails.
         tracked = (job.path / "config.json").exists()

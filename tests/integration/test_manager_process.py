@@ -34,6 +34,7 @@ from spottrain.manifest import (
 from spottrain.storage.open import open_store
 from spottrain.varuna_manager.core.model.events import JobSubmitted, VmsLaunched
 from spottrain.varuna_manager.core.model.settings import JobSettings
+from spottrain.varuna_manager.core.model.starts import MAX_FAILED
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.daemon.main import ManagerError, only_manager
 from spottrain.varuna_manager.jobs.folder import JobDir
@@ -330,6 +331,19 @@ def test_a_stopped_job_returns_its_vms_and_can_be_resumed(
     assert all(vm.state is TERMINATED for vm in job.rented())
     job.may_end()
     assert_ended_well(job, job.start())
+
+
+def test_a_job_whose_software_was_changed_on_disk_ends_with_the_reason(
+    make_job: Callable[..., Job],
+) -> None:
+    job = make_job(max_vms=1)
+    manager = job.start(STUB_PATIENCE_S="60", STUB_VERSION="0.1.0+before")
+    assert manager.wait(END_S) == 6
+    outcome = job.state().outcome
+    assert outcome is not None
+    assert "was changed on this machine" in outcome.reason
+    assert len(job.rented()) == MAX_FAILED
+    assert all(vm.state is TERMINATED for vm in job.rented())
 
 
 @pytest.mark.rotated

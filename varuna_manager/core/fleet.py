@@ -282,6 +282,14 @@ def agent_registered(transition: Transition, event: e.AgentRegistered) -> None:
         transition.put_vm(vm)
 
 
+def agent_refused(transition: Transition, event: e.AgentRefused) -> None:
+    """Return a VM that cannot join: its agent is of other software than the manager."""
+    vm = transition.state.fleet.vms.get(event.vm_id)
+    if vm is not None and vm.phase in (VmPhase.STARTING, VmPhase.BOOTING):
+        starts.failed(transition, vm, event.reason)
+        return_vms(transition, (vm,), event.reason)
+
+
 def replace_agents(transition: Transition, vms: Iterable[VmRecord]) -> None:
     """Start agents of the manager's version on VMs; what their memory holds is lost."""
     ids, version = [], transition.state.manager_version

@@ -187,6 +187,8 @@ def _fold(transition: Transition, event: e.Event) -> None:
             fleet.agent_started(transition, event)
         case e.AgentRegistered():
             fleet.agent_registered(transition, event)
+        case e.AgentRefused():
+            fleet.agent_refused(transition, event)
         case e.ReportReceived():
             reports.report_received(transition, event)
         case e.ProgressMade():

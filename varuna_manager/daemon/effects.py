@@ -101,6 +101,7 @@ class EffectRunner:
         self._planning = asyncio.Lock()
         self._to_list = asyncio.Event()
         self._newest_plan = ""
+        self._started = set[str]()
         self.market = MarketWatch(sink)
         self._parts: Mapping[str, CloudProvider] = (
             provider.parts() if isinstance(provider, port.HasParts) else {"": provider}
@@ -192,6 +193,7 @@ class EffectRunner:
         )
         if vm_id not in self._sink.state.fleet.vms:
             return
+        self._started.discard(vm_id)
         self._sessions.admit(vm_id, token_hash)
         bootstrap = port.AgentBootstrap(
             manager_url=self._url, ca_pem=self._identity.ca_pem, token=token
@@ -213,11 +215,16 @@ class EffectRunner:
         except CloudError as error:
             self._fail("start_agent", (vm_id,), error)
         else:
+            self._started.add(vm_id)
             if steps:
                 started = tuple(steps)
                 self._sink.feed(
                     e.AgentStarted(at_s=self._now_s, vm_id=vm_id, steps=started)
                 )
+
+    def has_started(self, vm_id: str) -> bool:
+        """Return whether the agent that a VM has is one that this manager has started."""
+        return vm_id in self._started
 
     def _part_of(self, vm_id: str) -> CloudProvider:
         """Return the provider that a VM is from; that of all clouds if it is unknown."""

@@ -541,6 +541,20 @@ class ManagerLoop:
         await self.feed(event)
         self.sessions.watch(registration.vm_id)
 
+    async def refuse(self, vm_id: str, software_version: str) -> None:
+        """Give a VM up whose agent has other software, unless it is about to be replaced:
+        one of an earlier manager is."""
+        if self._effects.has_started(vm_id):
+            name, ours = self.state.job.spec.name, self.state.manager_version
+            reason = (
+                f"its agent runs spottrain {software_version}, the manager {ours}: "
+                "spottrain was changed on this machine since the manager started; 'spottrain "
+                f"stop {name}', then 'spottrain resume {name}'"
+            )
+            await self.feed(
+                e.AgentRefused(at_s=self.now_s(), vm_id=vm_id, reason=reason)
+            )
+
     async def receive(self, batch: messages.ReportBatch) -> messages.ReportAnswer:
         """Take reports; return what this manager has of the VM's.
 

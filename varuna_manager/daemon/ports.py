@@ -39,6 +39,9 @@ class ChannelHandler(Protocol):
     async def register(self, registration: Registration) -> None:
         """Register a VM's agent."""
 
+    async def refuse(self, vm_id: str, software_version: str) -> None:
+        """Note that an agent of other software than the manager's cannot register."""
+
     async def receive(self, batch: ReportBatch) -> ReportAnswer:
         """Take reports; return what this manager has of the VM's.
 

@@ -25,12 +25,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import gc
 import hashlib
 import hmac
 import json
-import logging
 import math
 import resource
 import socket
@@ -71,8 +69,6 @@ from spottrain.wire.messages import (
     TraceContent,
     TraceWritten,
 )
-
-logger = logging.getLogger(__name__)
 
 PORTS = range(20000, 30000)
 """Below the ephemeral range, so that no outgoing connection takes a job's port."""
@@ -174,8 +170,15 @@ class ControlChannel:
         return Response(encode(answer), media_type="application/json")
 
     async def _register(self, request: Request) -> Response:
-        self._caller(request)
-        _check_version(await _body(request))
+        vm_id = self._caller(request)
+        if theirs := _other_version(await _body(request)):
+            await self.handler.refuse(vm_id, theirs)
+            # Not for good: one of an earlier manager's is replaced, and its VM stays.
+            raise HTTPException(
+                503,
+                f"agent runs spottrain {theirs}, manager {software_version()}: the "
+                "manager will start an agent of its own version",
+            )
         await self.handler.register(await self._message(Registration, request))
         return JSONResponse({})
 
@@ -333,32 +336,17 @@ def _decode(cls: Any, body: bytes) -> Any:
         raise HTTPException(400, str(error)) from error
 
 
-def _check_version(body: bytes) -> None:
-    """Refuse another software version before its message is decoded.
+def _other_version(body: bytes) -> str:
+    """Return the software version of an agent that registers, if it is not ours.
 
-    Not for good: its VM stays, as the manager starts an agent of its own version there.
+    Its message is not decoded: that of another version may be of another form.
     """
     with contextlib.suppress(ValueError, RecursionError):
         data = json.loads(body)
         theirs = data.get("software_version") if isinstance(data, dict) else None
         if isinstance(theirs, str) and theirs != software_version():
-            _warn_of_version(theirs)
-            raise HTTPException(
-                503,
-                f"agent runs spottrain {theirs}, manager {software_version()}: the "
-                "manager will start an agent of its own version",
-            )
-
-
-@functools.cache
-def _warn_of_version(theirs: str) -> None:
-    """Say once that agents of another version call; they stay if nothing replaces them."""
-    logger.warning(
-        "an agent runs spottrain %s, this manager %s; if spottrain was changed on this "
-        "machine since the manager started, end the manager and resume the job",
-        theirs,
-        software_version(),
-    )
+            return theirs
+    return ""
 
 
 async def _answer_error(_: Request, error: Exception) -> Response:

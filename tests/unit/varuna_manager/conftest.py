@@ -42,6 +42,7 @@ class RecordingHandler:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self.registrations: list[messages.Registration] = []
+        self.refused: list[tuple[str, str]] = []
         self.reports: list[messages.Report] = []
         self.stops: list[tuple[str, bool, bool]] = []
         self.limits: list[tuple[str, tuple[Limit, ...]]] = []
@@ -55,6 +56,9 @@ class RecordingHandler:
         with self._changed:
             self.registrations.append(registration)
             self._changed.notify_all()
+
+    async def refuse(self, vm_id: str, software_version: str) -> None:
+        self.refused.append((vm_id, software_version))
 
     async def receive(self, batch: messages.ReportBatch) -> messages.ReportAnswer:
         with self._changed:

@@ -373,6 +373,15 @@ class AgentRegistered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AgentRefused:
+    """An agent that this manager has started runs other software than the manager."""
+
+    at_s: float
+    vm_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReportReceived:
     """Report ``number`` of a VM's agent (counted from 0 over the agent's life)."""
 
@@ -558,6 +567,7 @@ Event = (
     | AgentStarting
     | AgentStarted
     | AgentRegistered
+    | AgentRefused
     | ReportReceived
     | ProgressMade
     | ProgressStalled

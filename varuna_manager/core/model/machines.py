@@ -106,8 +106,12 @@ VM: Machine = {
         )
         for phase in (VmPhase.REGISTERED, VmPhase.READY)
     },
-    (VmPhase.STARTING, VmPhase.RETURNING): Entry("unwanted", (*_ADOPTED, *_UNWANTED)),
-    (VmPhase.BOOTING, VmPhase.RETURNING): Entry("unwanted", (*_RUNNING, *_UNWANTED)),
+    (VmPhase.STARTING, VmPhase.RETURNING): Entry(
+        "unwanted", (*_ADOPTED, e.AgentRefused, *_UNWANTED)
+    ),
+    (VmPhase.BOOTING, VmPhase.RETURNING): Entry(
+        "unwanted", (*_RUNNING, e.AgentRefused, *_UNWANTED)
+    ),
     (VmPhase.REGISTERED, VmPhase.RETURNING): Entry(
         "unwanted, or rounds differently", (*_RETURNED, messages.SupervisorReady)
     ),

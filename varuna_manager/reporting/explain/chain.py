@@ -62,6 +62,7 @@ def cause(journal: Journal, seq: int) -> int | None:
             e.AgentStarting(vm_id=vm_id)
             | e.AgentStarted(vm_id=vm_id)
             | e.AgentRegistered(vm_id=vm_id)
+            | e.AgentRefused(vm_id=vm_id)
         ):
             return _asked(journal, seq, "StartAgent", vm_id)
         case e.ProviderAnswered(vm_id=vm_id):

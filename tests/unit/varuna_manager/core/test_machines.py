@@ -260,6 +260,7 @@ def everything(story: Watched) -> Iterator[Callable[[Watched], object]]:
     yield told(e.AgentStarting, vm_id="a", token_sha256="t")
     yield told(e.AgentStarted, vm_id="a", steps=())
     yield told(e.AgentRegistered, vm_id="a", num_slots=1, private_address="h")
+    yield told(e.AgentRefused, vm_id="a", reason="other software")
     yield from watched(story)
     yield from (told(cls, vm_id="a") for cls in (e.VmSilent, e.VmHeard))
     asked = story.plan_asked or ""

@@ -68,7 +68,19 @@ def is_sick(story: Story, vm_id: str) -> None:
     story.report(vm_id, messages.GpuSick(reason="XID 79"))
 
 
-CAUSES = [never_calls, cannot_be_set_up, falls_silent, ends, is_unfit, is_sick]
+def has_other_software(story: Story, vm_id: str) -> None:
+    story.tell(e.AgentRefused, vm_id=vm_id, reason="other software")
+
+
+CAUSES = [
+    never_calls,
+    cannot_be_set_up,
+    falls_silent,
+    ends,
+    is_unfit,
+    is_sick,
+    has_other_software,
+]
 
 
 def gone(story: Story, *ids: str) -> None:
@@ -93,6 +105,7 @@ def test_a_job_whose_vms_come_up_and_never_train_ends_after_a_few(
     assert outcome is not None
     assert (outcome.kind, outcome.exit_code) == ("failed", 6)
     words = {"cannot_be_set_up": "no route", "ends": "ended", "is_unfit": "no driver"}
+    words["has_other_software"] = "other software"
     assert words.get(fails.__name__, "") in outcome.reason
 
 

@@ -209,6 +209,7 @@ EVENTS: st.SearchStrategy[e.Event] = st.one_of(
         num_slots=st.integers(1, 2),
         private_address=st.just("h"),
     ),
+    st.builds(e.AgentRefused, at_s=AT, vm_id=VM_IDS, reason=REASONS),
     st.builds(e.VmSilent, at_s=AT, vm_id=VM_IDS),
     st.builds(e.VmHeard, at_s=AT, vm_id=VM_IDS),
     st.builds(

@@ -70,6 +70,7 @@ def test_an_agent_of_another_version_is_to_wait_for_its_replacement(
     with pytest.raises(NoManagerError, match="agent of its own version"):
         client.call("POST", "/v1/register", unknown)
     assert manager.handler.registrations == []
+    assert manager.handler.refused == [("vm-1", "0.0.1"), ("vm-1", "9")]
 
 
 @pytest.mark.parametrize(
