@@ -29,8 +29,8 @@ _IMAGE_ARGV = (
     "spottrain.start",
     "spottrain.pipeline.process.image",
 )
-_BOOT_S = 10.0
-"""How long a fork may take."""
+_BOOT_S = 60.0
+"""How long a fork may take: without its image, no VM lives that has booted from it."""
 
 
 class VmImage:

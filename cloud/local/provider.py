@@ -37,8 +37,12 @@ from spottrain.wire.codec import from_data
 
 """Command of an agent; ``-P`` keeps the VM's work folder out of ``sys.path``."""
 
-_START_TIMEOUT_S = 30.0
+_START_TIMEOUT_S = 600.0
+"""One that ends as it starts says so at once: only one that hangs takes so long."""
 _ANSWER_TIMEOUT_S = 30.0
+_WAITING = ("/agents", "/clear", "/shutdown", "/terminate")
+"""Answered once other processes have imported torch, or have ended."""
+_WAITING_TIMEOUT_S = 600.0
 _RECONNECT_S = 15.0
 _REFUSALS = {e.__name__: e for e in (NoCapacityError, VmNotFoundError)}
 
@@ -247,13 +251,16 @@ class LocalProvider:
             _NoCloudProcessError: there is none, or it is ending.
             CloudError: it refused, failed, or did not answer in time.
         """
-        boot_s = max(zone.boot_s for zone in self._settings.market.zones)
+        timeout_s = _ANSWER_TIMEOUT_S
+        if path in _WAITING:
+            boot_s = max(zone.boot_s for zone in self._settings.market.zones)
+            timeout_s = _WAITING_TIMEOUT_S + boot_s
         try:
             status, answer = unix_http.request(
                 str(self._folder.socket),
                 method,
                 path,
-                timeout_s=_ANSWER_TIMEOUT_S + boot_s,
+                timeout_s=timeout_s,
                 body=json.dumps(body).encode(),
             )
         except TimeoutError as error:

@@ -30,7 +30,7 @@ from spottrain.wire.codec import decode, encode
 from spottrain.wire.model import Profile, Slot
 
 TIME_LIMIT_S = 600.0
-"""Measuring is given up after this time."""
+"""Measuring is given up when nothing was heard of it for this time."""
 SUPERVISOR = (
     sys.executable,
     "-P",
@@ -207,16 +207,17 @@ class _Fleet:
         raise AssertionError("reports end with an error")
 
     def _reports(self) -> Iterator[tuple[str, messages.Report]]:
-        """Yield the supervisors' reports until the time is over or one has ended."""
+        """Yield the supervisors' reports until nothing comes or one has ended."""
         while True:
             ready = self._selector.select(max(0.0, self._end_s - time.monotonic()))
             if not ready:
                 raise MeasuringError(
-                    f"measuring took more than {TIME_LIMIT_S:.0f} s; set a smaller "
+                    f"measuring made no progress for {TIME_LIMIT_S:.0f} s; set a smaller "
                     "microbatch_size"
                 )
             for key, _ in ready:
                 data = os.read(key.fd, 1 << 16)
+                self._end_s = time.monotonic() + TIME_LIMIT_S
                 if not data:
                     raise MeasuringError(f"a supervisor exited: {self._last_line()}")
                 *lines, rest = (self._rest[key.data] + data).split(b"\n")

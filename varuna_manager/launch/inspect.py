@@ -37,7 +37,7 @@ from spottrain.wire.codec import decode, encode
 from spottrain.wire.model import LearningRates, ModelFacts, Profile
 
 TIME_LIMIT_S = 600.0
-"""A model that cannot be inspected or measured in that time never will be."""
+"""A model that cannot be inspected in that time, on a machine of its own, never will be."""
 
 
 LEAST_FACTOR, MOST_FACTOR = 0.05, 20.0

@@ -49,6 +49,18 @@ def test_a_program_that_takes_too_long_is_ended() -> None:
         run("import signal; signal.pause()", timeout_s=0.0)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not count it")
+def test_time_in_which_others_have_the_cores_does_not_count() -> None:
+    core = min(os.sched_getaffinity(0))
+    pinned = f"import os, time; os.sched_setaffinity(0, [{core}])\n"
+    with contextlib.ExitStack() as stack:
+        for _ in range(5):
+            busy = [sys.executable, "-S", "-c", pinned + "while True: pass"]
+            stack.callback(stack.enter_context(subprocess.Popen(busy)).kill)
+        done = run(pinned + "while time.process_time() < 1.0: pass", timeout_s=3.0)
+    assert done.returncode == 0
+
+
 def test_a_program_that_is_missing_is_told() -> None:
     with pytest.raises(FileNotFoundError):
         children.run(["/nowhere/program"], env={})

@@ -8,13 +8,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from spottrain.cloud.local import provider as local_provider
 from spottrain.cloud.local.market import MarketEvent, MarketSpec
 from spottrain.cloud.local.provider import LocalProvider
 from spottrain.cloud.port.errors import CloudError, VmNotFoundError
@@ -333,6 +334,21 @@ def test_vms_and_tokens_survive_a_killed_cloud_process(
     assert {vm.state for vm in after.vms} == {VmState.TERMINATED}
     assert machine.marked(cloud.job) == []
     assert cloud.client().offers()[0].available == 3
+
+
+def test_calls_that_wait_for_processes_may_take_longer_than_others(
+    cloud: Cloud, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (vm,) = cloud.launch()
+    pid, client = running(cloud, machine), cloud.client()
+    monkeypatch.setattr(local_provider, "_ANSWER_TIMEOUT_S", 0.2)
+    os.kill(pid, signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as threads:
+        call = threads.submit(client.terminate, [vm.vm_id])
+        is_over = wait([call], 1.0).done
+        os.kill(pid, signal.SIGCONT)
+        call.result()
+    assert not is_over
 
 
 def test_the_cloud_ends_with_its_last_vm(

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.fakes.gpus import VARIABLE, FakeGpus
@@ -52,6 +53,17 @@ say(decode(messages.Report, {encode(PROGRESS)!r}))
 profile = decode(Profile, {encode(PROFILE)!r})
 say(messages.Calibrated(profile=profile))
 """
+SLOWLY = f"""
+import pathlib, time
+heard = pathlib.Path({{0!r}})
+for done in range(1, 4):
+    say(messages.CalibrationProgress(generation=-1, done=done, total=3, what="all"))
+    while not heard.exists() or heard.read_text() != str(done):
+        time.sleep(0.01)
+profile = decode(Profile, {encode(PROFILE).replace("{", "{{").replace("}", "}}")!r})
+say(messages.Calibrated(profile=profile))
+"""
+"""Says how far it is once it was heard."""
 
 
 def stub(action: str) -> tuple[str, ...]:
@@ -65,6 +77,27 @@ def test_two_pretended_vms_measure() -> None:
 
     assert profile == PROFILE
     assert heard == [PROGRESS]
+
+
+def test_measuring_may_take_as_long_as_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine that others use, each step of it takes longer."""
+    now_s = 0.0
+    clock = SimpleNamespace(monotonic=lambda: now_s)
+    monkeypatch.setattr(calibrate, "time", clock)
+    heard = tmp_path / "heard"
+
+    def on_progress(progress: CalibrationProgress) -> None:
+        nonlocal now_s
+        now_s += 0.75 * calibrate.TIME_LIMIT_S
+        heard.write_text(str(progress.done))
+
+    profile = calibrate.measure_here(
+        CONFIG, on_progress, stub(SLOWLY.format(str(heard)))
+    )
+
+    assert profile == PROFILE
 
 
 def test_what_the_users_code_raises_is_the_users_error() -> None:
