@@ -11,6 +11,7 @@ from dataclasses import replace
 from spottrain.cloud.port.provider import LaunchRequest, Offer, Vm, VmState
 from spottrain.manifest import FileRecord, Manifest
 from spottrain.wire.messages import (
+    CheckpointSaved,
     GenerationStarted,
     JobSpec,
     MinibatchCommitted,
@@ -396,6 +397,16 @@ def a_run(
         save_only=save_only,
         code=code,
     )
+
+
+def checkpoint_name(step: int, generation: int | None = None) -> str:
+    """Return the name of a checkpoint: the first weights, or the first generation's."""
+    number = min(step, 1) if generation is None else generation
+    return f"step-{step}-g{number}-00000000"
+
+
+def checkpoint_saved(step: int, generation: int | None = None) -> CheckpointSaved:
+    return CheckpointSaved(name=checkpoint_name(step, generation), step=step)
 
 
 def generation_started(

@@ -218,6 +218,13 @@ def parse_name(name: str) -> CheckpointEntry | None:
     return CheckpointEntry(name, int(match[1])) if match else None
 
 
+def generation_of(name: str) -> int:
+    """Return the generation that wrote a checkpoint, 0 for a job's first weights, or -1 if
+    its name is not one."""
+    match = _NAME.fullmatch(name)
+    return int(match[2]) if match else -1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
     """The job whose store it is."""
@@ -564,7 +571,8 @@ def discard_cut_short(store: Store, generation: int) -> tuple[str, ...]:
     doomed = tuple(
         entry.name
         for entry in _folders(store)
-        if _generation(entry.name) < generation and not _has_manifest(store, entry.name)
+        if generation_of(entry.name) < generation
+        and not _has_manifest(store, entry.name)
     )
     for name in doomed:
         discard(store, name)
@@ -582,14 +590,9 @@ def _folders(store: Store) -> list[CheckpointEntry]:
     found = (parse_name(name) for name in store.folders())
     return sorted(
         (entry for entry in found if entry),
-        key=lambda entry: (entry.step, _generation(entry.name), entry.name),
+        key=lambda entry: (entry.step, generation_of(entry.name), entry.name),
         reverse=True,
     )
-
-
-def _generation(name: str) -> int:
-    match = _NAME.fullmatch(name)
-    return int(match[2]) if match else -1
 
 
 def _has_manifest(store: Store, name: str) -> bool:

@@ -139,7 +139,7 @@ class Workers:
         report, soon = self.world.report, self.world.soon
         match order:
             case messages.Initialise():
-                soon(lambda: self.save(vm, 0), 3.0)
+                soon(lambda: self.save(vm, 0, 0), 3.0)
             case messages.Calibrate(generation=number, participants=participants):
                 profile = profile_of(self.world.settings.facts)
                 calibrated = messages.Calibrated(profile=profile, generation=number)
@@ -396,9 +396,10 @@ class Workers:
         assert group.step is not None
         group.saving, group.saved = True, group.step
         group.interval.begin(0.0)
-        self.save(self.vm(group.order.plan.slots[0]), group.step)
+        order = group.order
+        self.save(self.vm(order.plan.slots[0]), group.step, order.generation)
 
-    def save(self, vm: SimulatedVm, step: int) -> None:
+    def save(self, vm: SimulatedVm, step: int, generation: int) -> None:
         if not vm.alive:
             return
         may_fail = self.unsaved and self.checkpoints
@@ -406,7 +407,7 @@ class Workers:
             failed = messages.CheckpointFailed(step=step, reason="no space left")
             self.world.report(vm, failed)
             return
-        name = f"step-{step}-{len(self.checkpoints)}"
+        name = f"step-{step}-g{generation}-{len(self.checkpoints):08x}"
         self.checkpoints.insert(0, CheckpointRef(name=name, step=step))
         self.world.report(vm, messages.CheckpointSaved(name=name, step=step))
 

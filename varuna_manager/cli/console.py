@@ -13,6 +13,7 @@ import typer
 from rich.console import Console, RenderableType
 
 from spottrain.errors import causes
+from spottrain.printable import printable
 from spottrain.redaction import redacted
 
 _MAX_ERROR = 1_500
@@ -76,7 +77,7 @@ def is_debugging() -> bool:
 def say_error(error: BaseException, message: str) -> None:
     """Print an error in one line; with ``--debug`` its causes and traceback, too."""
     if message:
-        line = redacted(" ".join(message.split()))
+        line = printable(redacted(" ".join(message.split())))
         if len(line) > _MAX_ERROR and not is_debugging():
             # What is wrong stands first, what to do last.
             cut = "... (cut; --debug shows all) ..."

@@ -13,6 +13,7 @@ import typer
 from spottrain.cloud.port.provider import Offer
 from spottrain.errors import ConfigError, SpottrainError
 from spottrain.pricing.billing.money import is_amount
+from spottrain.printable import printable
 from spottrain.storage.store import is_url
 from spottrain.varuna_manager.cli import show as show_commands
 from spottrain.varuna_manager.cli.arguments import NameArgument, run_at_manager
@@ -272,7 +273,7 @@ def _say_how_to_resume(job: JobDir) -> None:
 def _show_log_tail(job: JobDir) -> None:
     max_lines = 200 if is_debugging() else 5
     for line in job.log.read_text(errors="replace").splitlines()[-max_lines:]:
-        say(f"manager.log: {line}")
+        say(f"manager.log: {printable(line)}")
 
 
 def set_command(

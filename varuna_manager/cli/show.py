@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from spottrain.errors import UserCodeError
+from spottrain.printable import printable
 from spottrain.varuna_manager.cli.arguments import (
     NameArgument,
     NamesArgument,
@@ -350,4 +351,4 @@ def _copy_log(path: Path, read: dict[Path, int], name: str, *, is_last: bool) ->
     whole = new if is_last else new[: new.rfind(b"\n") + 1]
     read[path] = read.get(path, 0) + len(whole)
     for line in whole.decode(errors="replace").splitlines():
-        sys.stdout.write(f"{name}: {line}\n")
+        sys.stdout.write(f"{name}: {printable(line)}\n")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from spottrain.errors import shortened
+from spottrain.manifest import generation_of, parse_name
 from spottrain.varuna_manager.core import (
     allocation,
     fleet,
@@ -71,8 +73,8 @@ def report_received(transition: Transition, event: e.ReportReceived) -> None:
             counters.evaluated(transition, report)
         case messages.UserCodeFailed(message=message, traceback=traceback):
             _user_code_failed(transition, message, traceback)
-        case messages.CheckpointSaved(name=name, step=step):
-            _checkpoint_saved(transition, e.CheckpointRef(name=name, step=step))
+        case messages.CheckpointSaved():
+            _checkpoint_saved(transition, vm_id, report)
         case messages.CheckpointFailed():
             _checkpoint_failed(transition, report)
         case messages.CheckpointDamaged() | messages.CheckpointUnreachable():
@@ -283,9 +285,21 @@ def store_unreachable(transition: Transition, reason: str) -> None:
         transition.log(f"checkpoints cannot be listed: {reason}; it is tried again")
 
 
-def _checkpoint_saved(transition: Transition, checkpoint: e.CheckpointRef) -> None:
-    """Keep the checkpoints that the store still holds: older ones are deleted by now."""
+def _checkpoint_saved(
+    transition: Transition, vm_id: str, report: messages.CheckpointSaved
+) -> None:
+    """Keep the checkpoints that the store still holds: older ones are deleted by now.
+
+    One that cannot be is no reason to save nothing else, or to return the VMs.
+    """
     state = transition.state
+    if not _can_be(state, report):
+        transition.log(
+            f"{vm_id} reports a checkpoint that cannot be, {shortened(report.name)} after "
+            f"{report.step} steps: it does not count"
+        )
+        return
+    checkpoint = e.CheckpointRef(name=report.name, step=report.step)
     known = {c.name: c for c in (checkpoint, *state.preparation.checkpoints)}
     bad = {one.name for one in state.preparation.damaged}
     good = [c for c in known.values() if c.name not in bad]
@@ -305,9 +319,19 @@ def _checkpoint_saved(transition: Transition, checkpoint: e.CheckpointRef) -> No
     if generation is None or generation.from_step is None:
         return
     # A late report may be of an earlier generation, from which this one went back.
-    if f"-g{generation.number}-" in checkpoint.name:
-        step = min(checkpoint.step, state.job.spec.steps)
-        counters.reached(transition, step, transition.now_s)
+    if generation_of(checkpoint.name) == generation.number:
+        counters.reached(transition, checkpoint.step, transition.now_s)
+
+
+def _can_be(state: State, report: messages.CheckpointSaved) -> bool:
+    """Return whether a generation of this job may have saved such a checkpoint."""
+    entry, generation = parse_name(report.name), generation_of(report.name)
+    first = entry is not None and entry.step == generation == 0
+    return (
+        entry is not None
+        and entry.step == report.step <= state.job.spec.steps
+        and (first or 0 < generation < state.training.next_generation)
+    )
 
 
 def _checkpoint_failed(

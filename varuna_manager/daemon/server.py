@@ -331,7 +331,7 @@ async def _body(request: Request, max_bytes: int = _LARGEST_BODY_BYTES) -> bytes
 
 def _decode(cls: Any, body: bytes) -> Any:
     try:
-        return decode(cls, body)
+        return decode(cls, body, trusted=False)
     except WireError as error:
         raise HTTPException(400, str(error)) from error
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from spottrain.errors import WireError, shortened
+from spottrain.printable import printable_data
 
 SCHEMA_VERSION = 1
 """Version of every message and file defined here."""
@@ -45,14 +46,21 @@ def _names(cls: Any) -> tuple[str, ...]:
 _ENCODER = json.JSONEncoder(default=_fields, separators=(",", ":"))
 
 
-def decode(cls: Any, text: str | bytes) -> Any:
+def decode(cls: Any, text: str | bytes, *, trusted: bool = True) -> Any:
     """Return the ``cls`` (a dataclass or a union of them) that ``text`` encodes.
+
+    Args:
+        cls: The class, or classes.
+        text: JSON.
+        trusted: False: its texts are made ``printable``, as they will be shown.
 
     Raises:
         WireError: ``text`` is not JSON or does not fit ``cls``.
     """
     try:
         data = json.loads(text)
+        if not trusted:
+            data = printable_data(data)
     except (ValueError, RecursionError) as error:
         raise WireError(f"message is not JSON: {error}") from error
     return from_data(cls, data)

@@ -13,6 +13,7 @@ from tests.builders import (
     a_spec,
     a_vm,
     an_offer,
+    checkpoint_saved,
     generation_started,
     microbatch_profile,
     minibatch_committed,
@@ -262,7 +263,7 @@ class Story(View):
         """Write the first weights and measure, once no VM boots any more."""
         (initialiser,) = self.sent(messages.Initialise) or [self.initialiser]
         assert initialiser is not None
-        self.report(initialiser, messages.CheckpointSaved(name="step-0", step=0))
+        self.report(initialiser, checkpoint_saved(0))
         if self.calibration is None:
             self.wait(self.state.job.boot_wait_s)
         self.measure()

@@ -393,7 +393,7 @@ def test_an_unknown_job_exits_with_2(run: Run, command: str) -> None:
 
 def test_a_job_without_a_manager_can_be_inspected(run: Run, tmp_path: Path) -> None:
     job = submit(tmp_path)
-    job.log.write_text("first\nsecond\nunfinis")
+    job.log.write_text("first\n\x1b]0;title\x07sec\x1b[31mond\nunfinis")
     status = json.loads(run("status", "demo", "-o", "json").out)
     assert (status["state"], status["steps"]) == ("unmanaged", 5)
     assert json.loads(run("report", "demo", "-o", "json").out)["steps_done"] == 0

@@ -6,7 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.builders import slots_of
+from tests.builders import (
+    checkpoint_name,
+    checkpoint_saved,
+    slots_of,
+)
 from tests.unit.varuna_manager.story import FACTS, PROFILE, Story
 
 from spottrain.morphing.plan.profiles import BETWEEN_AS_WITHIN, CROWD_SKIPPED
@@ -53,7 +57,7 @@ def booted(
         )
         story.report(vm_id, ready)
     if not story.state.job.measures_only:
-        story.report(ids[0], messages.CheckpointSaved(name="step-0", step=0))
+        story.report(ids[0], checkpoint_saved(0))
     return story
 
 
@@ -148,7 +152,7 @@ def test_every_participant_gets_the_store_and_the_sizes_to_measure() -> None:
             store_host="h",
             store_port=1,
             microbatch_sizes=(1,),
-            checkpoint="step-0",
+            checkpoint=checkpoint_name(0),
         )
     }
 
@@ -290,7 +294,7 @@ def test_a_profile_that_the_user_gives_is_taken() -> None:
     story.start()
     story.intend()
     story.boot("a", "b")
-    story.report("a", messages.CheckpointSaved(name="step-0", step=0))
+    story.report("a", checkpoint_saved(0))
 
     assert story.calibration is None
     (command,) = story.emitted(c.ComputePlan)

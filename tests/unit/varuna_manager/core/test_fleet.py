@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
+from tests.builders import checkpoint_saved
 from tests.fakes.gpus import facts as gpu_facts
 from tests.unit.varuna_manager.story import OFFER, ON_DEMAND, SPEC, Story
 
@@ -277,7 +278,7 @@ def test_without_a_plan_for_the_rest_a_notice_leads_to_a_checkpoint() -> None:
     story.wait(2.0)
     story.plan()
     assert story.sent(messages.StopGeneration)["a"].checkpoint
-    story.report("a", messages.CheckpointSaved(name="step-4", step=4))
+    story.report("a", checkpoint_saved(4))
     story.commit(4)
     story.stopped(4)
     assert story.current_generation is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from tests.builders import checkpoint_saved
 from tests.unit.varuna_manager.story import OFFER, Story
 
 from spottrain.pricing.billing.budget import reserve_s
@@ -54,7 +55,7 @@ def test_a_job_that_is_granted_nothing_checkpoints_waits_and_goes_on_later() -> 
     story = Story(grant=GRANT).training(*FOUR)
     grant(story, 0)
     assert story.sent(messages.StopGeneration)["a"].checkpoint
-    story.report("a", messages.CheckpointSaved(name="step-3", step=3))
+    story.report("a", checkpoint_saved(3))
     story.stopped(3)
     story.tell(e.VmsReturned, vm_ids=FOUR)
     assert story.state.phase is JobPhase.ENDED

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.builders import checkpoint_saved
 from tests.unit.varuna_manager.story import FACTS, OFFER, PROFILE, Story
 
 from spottrain.varuna_manager.core import step
@@ -76,7 +77,7 @@ def test_a_budget_below_what_is_spent_ends_the_job_with_a_checkpoint() -> None:
 def test_a_job_whose_budget_was_used_up_continues_with_a_higher_one() -> None:
     story = Story(max_usd=3.0).training(*FOUR)
     run_out(story)
-    story.report("a", messages.CheckpointSaved(name="step-3", step=3))
+    story.report("a", checkpoint_saved(3))
     story.stopped(3)
     story.tell(e.VmsReturned, vm_ids=FOUR)
     assert story.state.phase is JobPhase.ENDED
@@ -219,7 +220,7 @@ def test_replaying_changed_limits_gives_the_same_state() -> None:
 def succeeded(step: int = 100) -> Story:
     story = Story().training(*FOUR)
     story.commit(step)
-    story.report("a", messages.CheckpointSaved(name=f"step-{step}", step=step))
+    story.report("a", checkpoint_saved(step))
     story.stopped(step, done=True)
     story.tell(e.VmsReturned, vm_ids=FOUR)
     assert story.state.phase is JobPhase.ENDED

@@ -11,7 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.builders import generation_started, minibatch_committed
+from tests.builders import (
+    checkpoint_name,
+    checkpoint_saved,
+    generation_started,
+    minibatch_committed,
+)
 from tests.fakes.gpus import facts as gpu_facts
 from tests.unit.varuna_manager.invariants import KINDS, Change, newest_changes
 from tests.unit.varuna_manager.story import (
@@ -149,7 +154,7 @@ def preparing(story: Watched) -> Iterator[Watched]:
     yield fork(story)
     initialiser = story.initialiser
     assert initialiser is not None
-    story.report(initialiser, messages.CheckpointSaved(name="step-0", step=0))
+    story.report(initialiser, checkpoint_saved(0))
     story.wait(story.state.job.boot_wait_s)
     yield fork(story)
     assert story.calibration is not None
@@ -200,7 +205,7 @@ def leaving(story: Watched) -> Iterator[Watched]:
     failed.begin(3)
     yield failed
     done = fork(story)
-    done.report("a", messages.CheckpointSaved(name="last", step=100))
+    done.report("a", checkpoint_saved(100))
     done.stopped(100, done=True)
     yield fork(done)
 
@@ -360,10 +365,10 @@ def reports(story: Watched) -> Iterator[messages.Report]:
             generation=number, step=1, loss=1.0, grad_norm=1.0
         )
     yield messages.UserCodeFailed(message="x", traceback="y")
-    yield messages.CheckpointSaved(name="step-25", step=25)
+    yield checkpoint_saved(25)
     yield messages.CheckpointFailed(step=25, reason="full")
-    yield messages.CheckpointDamaged(name="step-0", reason="torn")
-    yield messages.CheckpointUnreachable(name="step-0", reason="away")
+    yield messages.CheckpointDamaged(name=checkpoint_name(0), reason="torn")
+    yield messages.CheckpointUnreachable(name=checkpoint_name(0), reason="away")
     yield messages.InterruptionNoticed(lead_s=30.0)
     yield messages.InterruptionCancelled()
     yield messages.InterruptionLikely()

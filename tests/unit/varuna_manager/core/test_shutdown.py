@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.builders import checkpoint_saved
 from tests.unit.varuna_manager.story import OFFER, ON_DEMAND, Story
 
 from spottrain.pricing.billing.budget import LAST_CHECKPOINT_S, reserve_s
@@ -119,7 +120,7 @@ def test_a_stop_saves_before_it_returns_the_vms() -> None:
     story.tell(e.StopRequested, by="a person")
     assert story.sent(messages.StopGeneration)["a"].checkpoint
     assert story.emitted(c.TerminateVms) == []
-    story.report("a", messages.CheckpointSaved(name="step-4", step=4))
+    story.report("a", checkpoint_saved(4))
     story.stopped(4)
     assert story.emitted(c.TerminateVms) == [c.TerminateVms(vm_ids=FOUR)]
     story.tell(e.VmsReturned, vm_ids=FOUR)
@@ -197,7 +198,7 @@ def test_a_job_whose_last_weights_were_not_written_has_failed() -> None:
 def test_a_job_that_has_succeeded_stays_so() -> None:
     story = Story().training(*FOUR)
     story.commit(100)
-    story.report("a", messages.CheckpointSaved(name="step-100", step=100))
+    story.report("a", checkpoint_saved(100))
     story.stopped(100, done=True)
     story.tell(e.VmsReturned, vm_ids=FOUR)
     story.tell(e.ManagerStarted, software_version="1", pid=2)
@@ -265,7 +266,7 @@ def test_what_is_committed_is_saved_after_user_code_has_failed() -> None:
     assert all(command.save_only for command in commands.values())
     story.begin(3)
     assert not story.sent(messages.StopGeneration), "it stops by itself"
-    story.report("a", messages.CheckpointSaved(name="step-3", step=3))
+    story.report("a", checkpoint_saved(3))
     story.stopped(3)
     assert story.emitted(c.TerminateVms) == [c.TerminateVms(vm_ids=FOUR)]
     story.tell(e.VmsReturned, vm_ids=FOUR)
@@ -341,7 +342,7 @@ def test_whatever_ends_a_job_its_newest_state_is_saved_first(
     assert story.state.outcome.exit_code == exit_code
     assert story.sent(messages.StopGeneration)["a"].checkpoint
     assert story.emitted(c.TerminateVms) == []
-    story.report("a", messages.CheckpointSaved(name="step-3", step=3))
+    story.report("a", checkpoint_saved(3))
     story.stopped(story.step)
     assert story.emitted(c.TerminateVms) == [c.TerminateVms(vm_ids=FOUR)]
 
@@ -368,7 +369,7 @@ def test_a_manager_that_starts_while_the_last_weights_are_saved_trains_afterward
     story.tell(e.ManagerStarted, software_version="1", pid=2)
     assert story.sent(messages.RunGeneration)["a"].save_only
     story.begin(3)
-    story.report("a", messages.CheckpointSaved(name="step-3", step=3))
+    story.report("a", checkpoint_saved(3))
     story.stopped(3)
     story.open()
     assert not story.sent(messages.RunGeneration)["a"].save_only

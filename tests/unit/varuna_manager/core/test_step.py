@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.builders import minibatch_committed, slots_of
+from tests.builders import (
+    checkpoint_name,
+    checkpoint_saved,
+    minibatch_committed,
+    slots_of,
+)
 from tests.fakes.gpus import facts
 from tests.unit.varuna_manager.story import PROFILE, Story
 from tests.view import changed
@@ -31,7 +36,7 @@ def test_the_first_ready_vm_writes_the_weights_and_then_all_measure() -> None:
     story.intend()
     story.boot("a", "b")
     assert story.initialiser == "a"
-    story.report("a", messages.CheckpointSaved(name="step-0", step=0))
+    story.report("a", checkpoint_saved(0))
     assert list(story.sent(messages.OpenStore)) == ["a"]
     story.open_round()
     assert set(story.sent(messages.Calibrate)) == {"a", "b"}
@@ -64,7 +69,7 @@ def test_no_weights_are_written_when_a_checkpoint_exists() -> None:
     story = Story()
     story.start()
     launch = story.emitted(c.IntendLaunch)
-    found = (e.CheckpointRef(name="step-7", step=7),)
+    found = (e.CheckpointRef(name=checkpoint_name(7), step=7),)
     story.tell(e.CheckpointsListed, checkpoints=found)
     story.commands = tuple(launch)
     story.intend()
@@ -81,7 +86,7 @@ def three_of_four_ready() -> Story:
     story.tell(e.VmsLaunched, intent="intent-0", vms=vms)
     for vm_id in ("a", "b", "c"):
         story.ready(vm_id)
-    story.report("a", messages.CheckpointSaved(name="step-0", step=0))
+    story.report("a", checkpoint_saved(0))
     return story
 
 
@@ -111,7 +116,7 @@ def test_a_generation_goes_through_store_and_hand_over_to_training() -> None:
     story.open()
     orders = story.sent(messages.RunGeneration)
     assert set(orders) == set(FOUR)
-    assert orders["a"].checkpoint == "step-0"
+    assert orders["a"].checkpoint == checkpoint_name(0)
     assert orders["a"].evaluate_first
     assert (orders["a"].store_host, orders["a"].store_port) == ("h", 1)
     for vm_id in FOUR[:3]:
@@ -168,7 +173,7 @@ def test_success_returns_all_vms_and_finishes_once_they_are_gone() -> None:
     story = Story().training(*FOUR)
     story.commit(100)
     story.report("a", messages.Evaluated(generation=1, step=100, loss=2.5))
-    story.report("a", messages.CheckpointSaved(name="step-100", step=100))
+    story.report("a", checkpoint_saved(100))
     story.stopped(100, done=True)
     assert story.emitted(c.TerminateVms) == [c.TerminateVms(vm_ids=FOUR)]
     assert story.emitted(c.Finish) == []
@@ -183,7 +188,7 @@ def test_training_that_stops_early_is_a_success_once_its_weights_are_saved() -> 
     story = Story().training(*FOUR)
     for step in range(4, 41):
         story.commit(step)
-    story.report("a", messages.CheckpointSaved(name="step-40", step=40))
+    story.report("a", checkpoint_saved(40))
     story.stopped(40, done=True, early="val/loss has not improved in 3 evaluations")
     outcome = story.state.outcome
     assert outcome is not None
@@ -387,25 +392,50 @@ def test_a_restore_counts_committed_minibatches_that_are_computed_again() -> Non
     assert story.interruptions[0].minibatches_recomputed == 3
 
 
+@pytest.mark.parametrize(
+    "report",
+    [
+        messages.CheckpointSaved(name="step-4-g1-../../etc", step=4),
+        replace(checkpoint_saved(4), step=40),
+        checkpoint_saved(101),
+        checkpoint_saved(4, generation=2),
+        checkpoint_saved(4, generation=0),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_saves_nothing(
+    report: messages.CheckpointSaved,
+) -> None:
+    story = Story().training(*FOUR)
+    before = story.state.newest_checkpoint
+    story.report("a", report)
+    assert story.state.newest_checkpoint == before
+    assert story.step == 3
+    assert "cannot be" in story.state.last_news
+    story.report("a", checkpoint_saved(4))
+    newest = story.state.newest_checkpoint
+    assert newest is not None
+    assert newest.name == checkpoint_name(4)
+
+
 REFS = (
-    e.CheckpointRef(name="step-5", step=5),
-    e.CheckpointRef(name="step-0", step=0),
+    e.CheckpointRef(name=checkpoint_name(5), step=5),
+    e.CheckpointRef(name=checkpoint_name(0), step=0),
 )
 TORN = messages.CheckpointDamaged(
-    name="step-5", reason="bad hash", file="step-5/section-0.safetensors"
+    name=checkpoint_name(5), reason="bad hash", file="step-5/section-0.safetensors"
 )
-AWAY = messages.CheckpointUnreachable(name="step-5", reason="no such folder")
+AWAY = messages.CheckpointUnreachable(name=checkpoint_name(5), reason="no such folder")
 
 
 def cannot_read(*reports: messages.Report) -> Story:
     """Two VMs are to load a checkpoint; the first ones report that they cannot."""
     story = Story().training(*FOUR, steps=5)
-    story.report("a", messages.CheckpointSaved(name="step-5", step=5))
+    story.report("a", checkpoint_saved(5))
     story.tell(e.VmLost, vm_id="d", reason="killed")
     story.broken("a", "b", "c")
     story.plan("a", "b")
     story.open()
-    assert story.sent(messages.RunGeneration)["a"].checkpoint == "step-5"
+    assert story.sent(messages.RunGeneration)["a"].checkpoint == checkpoint_name(5)
     asked = []
     for vm_id, report in zip("ab", reports, strict=False):
         story.report(vm_id, report)
@@ -437,11 +467,11 @@ def test_a_checkpoint_that_the_manager_finds_damaged_is_not_chosen_until_it_is_w
 ):
     story = cannot_read(TORN)
     listed(story, damaged=(TORN,))
-    assert reopened(story) == "step-0"
+    assert reopened(story) == checkpoint_name(0)
     listed(story)
     newest = story.state.newest_checkpoint
     assert newest is not None
-    assert newest.name == "step-5"
+    assert newest.name == checkpoint_name(5)
 
 
 def test_what_one_vm_calls_damaged_is_read_again_if_the_manager_finds_it_whole() -> (
@@ -451,7 +481,7 @@ def test_what_one_vm_calls_damaged_is_read_again_if_the_manager_finds_it_whole()
     listed(story)
     assert story.current_generation is None, "not at once"
     story.wait(5.0)
-    assert reopened(story) == "step-5"
+    assert reopened(story) == checkpoint_name(5)
     assert story.damaged == ()
 
 
@@ -495,7 +525,7 @@ def test_a_store_that_comes_back_is_waited_for() -> None:
     story.wait(planning.STORE_WAIT_S / 2)
     listed(story)
     story.wait(5.0)
-    assert reopened(story) == "step-5"
+    assert reopened(story) == checkpoint_name(5)
     story.begin(5)
     assert story.step == 5
 
@@ -503,7 +533,7 @@ def test_a_store_that_comes_back_is_waited_for() -> None:
 def resumed_without_checkpoints() -> Story:
     """A job that has trained, all of whose VMs and checkpoints are gone."""
     story = Story().training(*FOUR, steps=5)
-    story.report("a", messages.CheckpointSaved(name="step-5", step=5))
+    story.report("a", checkpoint_saved(5))
     for vm_id in FOUR:
         story.tell(e.VmLost, vm_id=vm_id, reason="killed")
     story.tell(e.ManagerStarted, software_version="1", pid=2)

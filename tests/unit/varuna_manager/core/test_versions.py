@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.builders import checkpoint_name, checkpoint_saved
 from tests.unit.varuna_manager.story import Story
 
 from spottrain.varuna_manager.core.model import commands as c
@@ -29,7 +30,7 @@ def test_a_checkpoint_hands_over_to_a_generation_of_new_agents() -> None:
         stop.checkpoint for stop in story.sent(messages.StopGeneration).values()
     } == {True}
     assert started_anew(story) == []
-    story.report("a", messages.CheckpointSaved(name="step-3", step=3))
+    story.report("a", checkpoint_saved(3))
     story.stopped(3)
     assert started_anew(story) == list(VMS)
     assert story.emitted(c.TerminateVms) == []
@@ -40,7 +41,7 @@ def test_a_checkpoint_hands_over_to_a_generation_of_new_agents() -> None:
     assert story.current_generation is None, "the last agent may come at any moment"
     story.ready("d")
     story.open()
-    assert story.generation.checkpoint == "step-3"
+    assert story.generation.checkpoint == checkpoint_name(3)
     assert {vm.agent_version for vm in story.vms.values()} == {"2"}
     story.begin(3)
     assert story.minibatches_recomputed == 0
@@ -62,7 +63,7 @@ def test_what_survivors_of_a_break_hold_is_saved_by_the_old_agents_alone() -> No
     assert story.generation.save_only
     story.open()
     story.begin(3)
-    story.report("a", messages.CheckpointSaved(name="step-3", step=3))
+    story.report("a", checkpoint_saved(3))
     for vm_id in ("a", "b"):
         stopped = messages.GenerationStopped(
             generation=story.generation.number, slot=0, step=3, done=False

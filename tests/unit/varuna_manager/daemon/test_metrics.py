@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from tests.builders import checkpoint_saved
 from tests.unit.varuna_manager.story import Story
 
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.daemon.metrics import JobMetrics
-from spottrain.wire import messages
 
 NAME = re.compile(
     r"spottrain_[a-z_]+(_total|_seconds|_dollars|_info|_bucket|_count|_sum|_created)?"
@@ -36,7 +36,7 @@ def scraped(state: State, now_s: float | None = None) -> dict[str, float]:
 
 def test_a_job_that_trains_shows_progress_money_and_vms() -> None:
     story = Story(max_usd=10.0, max_usd_per_hour=3.6).training("a", "b")
-    story.report("a", messages.CheckpointSaved(name="step-3", step=3))
+    story.report("a", checkpoint_saved(3))
     found = scraped(story.state, story.now_s + 3600.0)
     assert found["spottrain_job_phase{spottrain_job_phase=active}"] == 1
     assert found["spottrain_job_phase{spottrain_job_phase=ended}"] == 0

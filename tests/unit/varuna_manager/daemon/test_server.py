@@ -294,6 +294,17 @@ def test_reports_are_taken_once_however_often_they_are_sent(manager: Manager) ->
     assert manager.handler.reports == [READY]
 
 
+def test_text_of_a_vm_can_be_stored_and_shown_whatever_is_in_it(
+    manager: Manager,
+) -> None:
+    client = manager.client(manager.admit("vm-1"))
+    report = messages.VmFailed(reason="cannot read \udcff.txt\x1b[2J\nand ends")
+    batch = messages.ReportBatch(vm_id="vm-1", first=0, reports=(report,))
+    client.call("POST", "/v1/reports", encode(batch))
+    (received,) = manager.handler.reports
+    assert received.reason == "cannot read \\udcff.txt\nand ends"
+
+
 def test_heartbeat_waits_for_a_command_and_is_answered_at_once(
     manager: Manager,
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tests.builders import checkpoint_saved
 from tests.unit.varuna_manager.story import OFFER, ON_DEMAND, SPEC, Story
 
 from spottrain.pricing.prices.place import offer_key
@@ -12,7 +13,6 @@ from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import GenerationPhase
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.reporting.history import JobHistory
-from spottrain.wire import messages
 
 
 def past_of(story: Story) -> JobHistory:
@@ -56,7 +56,7 @@ def test_booting_and_measuring_come_before() -> None:
     story.now_s += 3.0
     story.boot("a", "b")
     story.now_s += 2.0
-    story.report("a", messages.CheckpointSaved(name="step-0", step=0))
+    story.report("a", checkpoint_saved(0))
     story.now_s += 4.0
     story.measure()
     assert did(story) == [
@@ -167,7 +167,7 @@ def test_memory_does_not_grow_with_mini_batches() -> None:
         story.now_s += 1.0
         story.commit(step)
         if step % 100 == 0:
-            saved = messages.CheckpointSaved(name=f"step-{step}", step=step)
+            saved = checkpoint_saved(step)
             story.report("a", saved)
     for event in story.events:
         before, (state, _) = state, core.step(state, event)

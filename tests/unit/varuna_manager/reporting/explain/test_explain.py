@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from tests.builders import checkpoint_saved
 from tests.unit.varuna_manager.story import (
     OFFER,
     ON_DEMAND,
@@ -32,7 +33,6 @@ from spottrain.varuna_manager.reporting.explain.document import (
     explanation,
     explanation_lines,
 )
-from spottrain.wire import messages
 
 
 def grown() -> Story:
@@ -126,7 +126,7 @@ def test_a_returned_vm_is_explained_by_the_notice(job: JobDir) -> None:
     story.wait(30.0)
     if story.plan_asked:
         story.plan()
-    story.report("a", messages.CheckpointSaved(name="step-4", step=4))
+    story.report("a", checkpoint_saved(4))
     story.stopped(4)
     keep(job, story)
     document = explanation(job, "b")
