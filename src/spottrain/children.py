@@ -1,7 +1,8 @@
 """Runs programs that may leave processes behind: all end with the call.
 
 Code of the user's may start what outlives it, and holds what it was given. So output goes
-to files, of which nobody waits for the end, and the program's process group is killed.
+to files, of which nobody waits for the end, and the program's process group is killed: by
+a process of its own where this one is killed before.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 _LEAST_S = 0.1
 """Less than this is not waited for once more."""
@@ -23,6 +25,12 @@ ASKED_S = 5.0
 """How long a program may take to say where it is."""
 WHERE_SIGNAL = signal.SIGUSR1
 """Has ``spottrain.start`` write to stderr where its main thread is."""
+_KEEPER = """
+import os, signal, sys
+group = sys.stdin.readline().strip()
+if sys.stdin.readline() != "done\\n" and group:
+    os.killpg(int(group), signal.SIGKILL)
+"""
 
 
 def run(
@@ -51,10 +59,12 @@ def run(
         )
         stdin.write(given)
         stdin.seek(0)
+        keeper = stack.enter_context(_keeper())
         process = subprocess.Popen(
             argv, stdin=stdin, stdout=stdout, stderr=stderr, env=env, process_group=0
         )
         try:
+            keeper.write(str(process.pid).encode())
             in_time = _ends(process, timeout_s)
             if not in_time:
                 process.send_signal(WHERE_SIGNAL)
@@ -71,6 +81,26 @@ def run(
         if not in_time:
             raise subprocess.TimeoutExpired(argv, timeout_s or 0.0, *written)
         return subprocess.CompletedProcess(argv, process.returncode, *written)
+
+
+@contextlib.contextmanager
+def _keeper() -> Iterator[IO[bytes]]:
+    """Start a process that is told a group, and kills it if this process ends before the
+    block does."""
+    with subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _KEEPER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        bufsize=0,
+        start_new_session=True,  # an interrupt is for us
+    ) as process:
+        assert process.stdin is not None, "it is a pipe"
+        try:
+            yield process.stdin
+        finally:
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.write(b"\ndone\n")
 
 
 def _ends(process: subprocess.Popen[bytes], timeout_s: float | None) -> bool:

@@ -37,6 +37,27 @@ def test_what_a_program_leaves_behind_is_neither_waited_for_nor_left() -> None:
     wait_for_end(int(done.stdout))
 
 
+def test_a_program_and_what_it_started_end_if_their_command_is_killed() -> None:
+    told, note = os.pipe()
+    program = (
+        "import os, signal, subprocess;"
+        "pids = os.getpid(), subprocess.Popen(['sleep', '1000']).pid;"
+        f"os.write(os.open({f'/proc/{os.getpid()}/fd/{note}'!r}, os.O_WRONLY), b'%d %d' % pids);"
+        "signal.pause()"
+    )
+    code = (
+        "import os, sys; from spottrain import children;"
+        "children.run([sys.executable, '-c', sys.argv[1]], env=os.environ)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, program]) as command:
+        pids = os.read(told, 100).split()
+        command.kill()
+    for pid in pids:
+        wait_for_end(int(pid))
+    os.close(told)
+    os.close(note)
+
+
 def test_a_program_reads_writes_and_ends_as_it_does_elsewhere() -> None:
     code = "import sys; sys.stderr.write(sys.stdin.read()); print(1); sys.exit(7)"
     done = run(code)
