@@ -11,6 +11,8 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import subprocess
+import time
 from pathlib import Path
 
 FILE = Path("/var/lib/spottrain/lease")
@@ -18,6 +20,12 @@ BOOT_S = 900
 """Time allowed until a manager is first heard, in addition to the lease."""
 GRACE_S = 300
 """In addition to the lease: the agent checkpoints first, then gives up the lease."""
+WAIT_S = 300.0
+"""How long the boot script of a VM that lets us in and is prepared may still take."""
+FILE_VARIABLE = "SPOTTRAIN_LEASE_FILE"
+"""Environment variable of VMs whose lease is another file."""
+_UNIT = "spottrain-lease.service"
+_LOOK_S = 1.0
 _CHECK_S = 10
 SWITCH_OFF = "systemctl poweroff || poweroff -f"
 
@@ -40,7 +48,7 @@ while sleep {check_s}; do
     fi
 done
 END
-cat > /etc/systemd/system/spottrain-lease.service <<'END'
+cat > /etc/systemd/system/{unit} <<'END'
 [Service]
 ExecStart=/bin/sh {folder}/watch
 Restart=always
@@ -54,7 +62,7 @@ touch {file}
 chmod 755 {folder}
 chmod 666 {file}
 systemctl daemon-reload
-systemctl enable --now spottrain-lease.service
+systemctl enable --now {unit}
 """
 
 
@@ -72,6 +80,7 @@ def boot_script(lease_s: float, end: str = SWITCH_OFF) -> str:
         file=FILE,
         check_s=_CHECK_S,
         boot_s=BOOT_S,
+        unit=_UNIT,
         end=end,
     )
 
@@ -88,3 +97,43 @@ def give_up(file: Path = FILE) -> None:
         with file.open("r+") as lease:
             lease.write("given up\n")
         file.unlink()  # a script of an older version ends the VM once it is gone
+
+
+def await_lease(wait_s: float = WAIT_S) -> str:
+    """Wait, on a rented VM, until it would end itself without a manager.
+
+    Images accept logins before their boot script has run.
+
+    Args:
+        wait_s: Time limit.
+
+    Returns:
+        What is wrong, and what to do; empty: nothing.
+    """
+    end_s = time.monotonic() + wait_s
+    while (missing := _missing()) and time.monotonic() < end_s:
+        time.sleep(_LOOK_S)
+    if not missing:
+        return ""
+    return (
+        f"would not end itself without a manager: {missing}; the image must run a boot "
+        "script (cloud-init on AWS and Azure, Google's guest agent on GCP) under systemd"
+    )
+
+
+def _missing() -> str:
+    file = Path(os.environ.get(FILE_VARIABLE, FILE))
+    if not file.is_file():
+        return f"{file} is missing"
+    try:
+        asked = subprocess.run(
+            ["systemctl", "is-active", _UNIT],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            check=False,
+        )
+    except OSError as error:
+        return f"systemctl cannot be run ({error})"
+    said = asked.stdout.decode(errors="replace").strip() or "unknown"
+    return f"{_UNIT} is {said}" if asked.returncode else ""

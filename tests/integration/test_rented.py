@@ -28,6 +28,7 @@ from tests.integration.aws_vms import AwsVms, aws_vms, wish
 from tests.integration.jobs import until
 from tests.integration.ssh_hosts import unanswered
 
+from spottrain.cloud.port import lease
 from spottrain.cloud.port.errors import CloudError, MisconfiguredError, VmNotFoundError
 from spottrain.cloud.port.provider import (
     AgentBootstrap,
@@ -41,7 +42,6 @@ from spottrain.cloud.port.provider import (
     VmState,
 )
 from spottrain.cloud.ssh.hosts.memory import HostMemory
-from spottrain.cloud.ssh.on_vm import host_agent
 from spottrain.cloud.ssh.rented.provider import RentedVmProvider
 from spottrain.cloud.ssh.transport import session
 from spottrain.cloud.ssh.transport.hosts import SetupError
@@ -303,7 +303,7 @@ def test_an_unfit_image_is_not_rented_for_ever(cloud: AwsVms) -> None:
 def test_vms_that_would_not_end_themselves_are_given_back(
     cloud: AwsVms, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_agent, "LEASE_S", 0.0)
+    monkeypatch.setattr(lease, "WAIT_S", 0.0)
     provider = cloud.provider()
     unfinished, failed = rent(provider), rent(provider)
     lease_file(cloud.home(unfinished).parent).unlink()
@@ -322,12 +322,12 @@ def test_a_boot_script_that_ends_after_the_first_login_is_waited_for(
 ) -> None:
     provider = cloud.provider()
     vm = rent(provider)
-    lease = lease_file(cloud.home(vm).parent)
-    lease.unlink()
+    file = lease_file(cloud.home(vm).parent)
+    file.unlink()
     with ThreadPoolExecutor(1) as pool:
         start = pool.submit(provider.start_agent, vm.vm_id, NOBODY)
         until("a wait", lambda: "boot script" in provider._vms[vm.vm_id].log.doing)
-        lease.touch()
+        file.touch()
         assert start.result()
     assert live(provider) == [vm.vm_id]
 

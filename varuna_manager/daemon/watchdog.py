@@ -29,7 +29,6 @@ from tenacity import (
 
 from spottrain.cloud.port import lease
 from spottrain.cloud.port.errors import CloudError
-from spottrain.cloud.ssh.on_vm.host_agent import await_lease
 from spottrain.errors import SpottrainError
 from spottrain.logs import log_to_stderr
 from spottrain.varuna_manager.daemon.main import DURABLE_COPY
@@ -167,7 +166,7 @@ def main(argv: Sequence[str]) -> int:
     if _STAY in argv:
         _stay(job)
         return 0
-    if wrong := await_lease() or _start(job, json.load(sys.stdin)):
+    if wrong := lease.await_lease() or _start(job, json.load(sys.stdin)):
         sys.stderr.write(f"{wrong}\n")
         return 1
     return 0

@@ -11,11 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from spottrain.cloud.port import lease
 from spottrain.cloud.port.errors import CloudError, VmNotFoundError
 from spottrain.cloud.port.provider import AgentBootstrap
 from spottrain.cloud.ssh.hosts.memory import HostMemory
 from spottrain.cloud.ssh.hosts.start_log import StartLog
-from spottrain.cloud.ssh.on_vm import host_agent
 from spottrain.cloud.ssh.on_vm.package import Package, carries_obstore, package
 from spottrain.cloud.ssh.transport.connection import HostConnection
 from spottrain.cloud.ssh.transport.hosts import (
@@ -123,7 +123,7 @@ def _check_lease(session: Session, log: StartLog) -> None:
     """
     if session.call("await_lease", wait_s=0.0):
         log.doing = "its boot script has not finished"
-        limit_s = host_agent.LEASE_S
+        limit_s = lease.WAIT_S
         if wrong := session.call("await_lease", limit_s + CALL_S, wait_s=limit_s):
             raise UnfitHostError(f"{session.host.place}: {wrong}")
 

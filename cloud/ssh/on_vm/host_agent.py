@@ -69,13 +69,8 @@ _PEER_S = 10.0
 _ARCHIVES = "archives"
 _PIP_CACHE, _WHEELS_LOG = "pip-cache", "wheels.log"
 """In a VM's folder."""
-LEASE_FILE = Path(os.environ.get("SPOTTRAIN_LEASE_FILE", "/var/lib/spottrain/lease"))
+LEASE_FILE = Path("/var/lib/spottrain/lease")
 """``cloud.port.lease.FILE``: this module comes to hosts without the package."""
-LEASE_UNIT = "spottrain-lease.service"
-"""Of systemd, that ``cloud.port.lease.boot_script`` makes."""
-LEASE_S = 300.0
-"""How long the boot script of a VM that lets us in and is prepared may still take."""
-_LOOK_S = 1.0
 _RENEW_S = 60.0
 
 
@@ -250,8 +245,9 @@ class HostAgent:
         return "over" if given_up else "claimed"
 
     def await_lease(self, wait_s: float) -> str:
-        """Wait for the VM's lease; see the function."""
-        return await_lease(wait_s)
+        """Wait for the VM's lease; see ``cloud.port.lease``."""
+        wrong: str = self._import("spottrain.cloud.port.lease").await_lease(wait_s)
+        return wrong
 
     # --- preparation and start ------------------------------------------------------
 
@@ -681,45 +677,6 @@ def renew_lease(file: Path = LEASE_FILE) -> None:
     with contextlib.suppress(OSError):
         if file.stat().st_mtime < time.time():
             os.utime(file)
-
-
-def await_lease(wait_s: float = LEASE_S) -> str:
-    """Wait until a rented VM would end itself without a manager.
-
-    Images accept logins before their boot script has run.
-
-    Args:
-        wait_s: Time limit.
-
-    Returns:
-        What is wrong, and what to do; empty: nothing.
-    """
-    end_s = time.monotonic() + wait_s
-    while (missing := _lacking_lease()) and time.monotonic() < end_s:
-        time.sleep(_LOOK_S)
-    if not missing:
-        return ""
-    return (
-        f"would not end itself without a manager: {missing}; the image must run a boot "
-        "script (cloud-init on AWS and Azure, Google's guest agent on GCP) under systemd"
-    )
-
-
-def _lacking_lease() -> str:
-    if not LEASE_FILE.is_file():
-        return f"{LEASE_FILE} is missing"
-    try:
-        asked = subprocess.run(
-            ["systemctl", "is-active", LEASE_UNIT],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            check=False,
-        )
-    except OSError as error:
-        return f"systemctl cannot be run ({error})"
-    said = asked.stdout.decode(errors="replace").strip() or "unknown"
-    return f"{LEASE_UNIT} is {said}" if asked.returncode else ""
 
 
 def is_given_up(file: Path = LEASE_FILE) -> bool:

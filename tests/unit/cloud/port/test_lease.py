@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from spottrain.cloud.port import lease
-from spottrain.cloud.ssh.on_vm import host_agent
 
 
 def play(
@@ -120,9 +119,3 @@ def test_the_script_is_a_script_and_waits_for_the_boot(tmp_path: Path) -> None:
     subprocess.run(["/bin/sh", "-n", "-c", script], check=True)
     assert f" {600 + lease.GRACE_S} " in script
     assert str(lease.BOOT_S) in script
-
-
-def test_the_host_agent_looks_for_what_the_script_makes() -> None:
-    assert host_agent.LEASE_FILE == lease.FILE
-    made = f"systemctl enable --now {host_agent.LEASE_UNIT}\n"
-    assert made in lease.boot_script(600)
