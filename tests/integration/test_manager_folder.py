@@ -25,7 +25,8 @@ SOON_S = 240.0
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Job]:
     """A job that would train for ever, whose checkpoints are elsewhere."""
-    made = Job(tmp_path / "0" / "job", 100_000, 2, store=tmp_path / "store")
+    home, store = tmp_path / "home", tmp_path / "store"
+    made = Job(tmp_path / "0" / "job", 100_000, 2, home=home, store=store)
     yield made
     for vm_id in made.launched():
         tree.kill_all([marker("job", vm_id)])
