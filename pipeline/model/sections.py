@@ -198,8 +198,8 @@ def find_cuts(model: nn.Module) -> list[CutPlaces]:
     modules of unequal size (stages, each with a list of blocks) go before the list of
     these. After these come modules that stand side by side: unlike blocks of one list, as of a
     model with attention in some layers and Mamba in others, the modules of a Sequential, or
-    attributes of one class. Last come lists whose blocks run backwards. The model's code
-    decides which of them can be: it has to run all blocks one after another.
+    attributes of one class. The model's code decides which of them can be: it has to run
+    all blocks one after another.
 
     Raises:
         UserCodeError: There are none.
@@ -209,9 +209,7 @@ def find_cuts(model: nn.Module) -> list[CutPlaces]:
         return [CutPlaces("CutPoint", points, points)]
     choices = _cuts_in_lists(model)
     known = {one.cuts for one in choices}
-    backwards = [_backwards(one) for one in choices]
     choices += [one for one in _cuts_between_siblings(model) if one.cuts not in known]
-    choices += backwards
     if not choices:
         raise UserCodeError(
             "model has no repeated blocks and no CutPoint: got "
@@ -300,11 +298,6 @@ def _places(model: nn.Module, lists: Sequence[str]) -> CutPlaces:
         for child, _ in model.get_submodule(name).named_children()
     )
     return CutPlaces(", ".join(lists), units[:-1], units)
-
-
-def _backwards(places: CutPlaces) -> CutPlaces:
-    units = places.units[::-1]
-    return CutPlaces(places.blocks, units[:-1], units, is_guess=True)
 
 
 # --- Modules side by side -----------------------------------------------------------------

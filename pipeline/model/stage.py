@@ -393,11 +393,6 @@ def split_output(
     Raises:
         UserCodeError: It is neither a floating-point tensor nor a tuple with one first.
     """
-    if isinstance(output, tuple) and type(output) is not tuple:
-        raise UserCodeError(
-            f"block {block} returns the named tuple {type(output).__name__}, which other "
-            "stages cannot make: return a tensor or a plain tuple, such as tuple(output)"
-        )
     activation = output[0] if type(output) is tuple and output else output
     if not isinstance(activation, torch.Tensor) or not activation.is_floating_point():
         raise UserCodeError(

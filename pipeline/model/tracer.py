@@ -212,11 +212,9 @@ def _stand_in_of(block: str, item: Any) -> Any:
         return torch.empty(0, dtype=item.dtype)
     if item is None or isinstance(item, bool | int | float | str):
         return item
-    if type(item) is tuple:  # as the states of an LSTM
-        return tuple(_stand_in_of(block, part) for part in item)
     raise UserCodeError(
         f"block {block} returns a {type(item).__name__} besides its activation: "
-        "return tensors, numbers, None or plain tuples of them"
+        "return tensors, numbers or None"
     )
 
 

@@ -243,19 +243,6 @@ def test_blocks_whose_dimensions_depend_on_the_micro_batch_are_refused() -> None
     assert_refused(job, "must return the same dimensions for every micro-batch")
 
 
-def test_blocks_that_run_backwards_are_cut() -> None:
-    def body(self: Any, x: torch.Tensor) -> torch.Tensor:
-        x = self.embed(x)
-        for block in reversed(self.blocks):
-            x = block(x)
-        return self.head(x)  # type: ignore[no-any-return]
-
-    job = make_job(body)
-    layout = trace(job)
-    assert [cut.module for cut in layout.cuts] == ["blocks.3", "blocks.2", "blocks.1"]
-    assert torch.equal(loss_in_stages(job, layout), loss_as_a_whole(job))
-
-
 # --- What blocks return ---------------------------------------------------------------
 
 
@@ -286,20 +273,6 @@ def test_a_tuple_with_the_activation_first_is_cut() -> None:
     assert torch.equal(loss_in_stages(job, layout), loss_as_a_whole(job))
 
 
-@pytest.mark.parametrize(
-    "block",
-    [
-        lambda: Returning(lambda x: (x, (x * 2, (None, 3)))),
-        lambda: nn.LSTM(WIDTH, WIDTH),
-    ],
-)
-def test_tuples_within_the_tuple_are_cut(block: Callable[[], nn.Module]) -> None:
-    job = make_job(first_of, block)
-    layout = trace(job)
-    assert len(layout.cuts) == 3
-    assert torch.equal(loss_in_stages(job, layout), loss_as_a_whole(job))
-
-
 def test_values_after_the_activation_in_the_tuple_may_not_be_used_later() -> None:
     def body(self: Any, x: torch.Tensor) -> torch.Tensor:
         sides = []
@@ -318,7 +291,6 @@ def test_values_after_the_activation_in_the_tuple_may_not_be_used_later() -> Non
         (lambda x: {0: x}, "must return a floating-point tensor.*got dict"),
         (lambda x: (x.long(),), "must return a floating-point tensor"),
         (lambda x: (x, object()), "returns a object besides its activation"),
-        (lambda x: torch.max(x, dim=0), "named tuple"),
     ],
 )
 def test_other_outputs_of_blocks_are_refused(wrap: Any, message: str) -> None:
