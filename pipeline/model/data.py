@@ -77,8 +77,6 @@ class Microbatch(NamedTuple):
     """The virtual node, or the place in a held-out set."""
     size: int
     """Examples; the last micro-batch of a held-out set may have fewer."""
-    length: int
-    """Of the data set."""
     step: int = 0
     minibatch_size: int = 0
     heldout: str | None = None
@@ -103,7 +101,7 @@ def make_batch(job: TrainingJob, seed: int, wanted: Microbatch) -> Batch:
         what, kind = "evaluation", _HELDOUT
         dataset = job.heldout_sets[wanted.heldout]
         first = wanted.number * wanted.size
-        positions = range(first, min(first + wanted.size, wanted.length))
+        positions = range(first, min(first + wanted.size, len(dataset)))
     examples = []
     # Here, not where it is asked for: that may be another process.
     now = nullcontext() if wanted.heldout is not None else at_step(wanted.step)
@@ -112,7 +110,7 @@ def make_batch(job: TrainingJob, seed: int, wanted: Microbatch) -> Batch:
             seed_everything(random_seed(seed, kind, position))
             index = position
             if wanted.heldout is None:
-                index = example_index(seed, wanted.length, position)
+                index = example_index(seed, len(dataset), position)
             examples.append(dataset[index])
         return collated(job, examples)
 
@@ -149,7 +147,7 @@ class MicrobatchSource:
     ) -> None:
         self._minibatch_size = minibatch_size
         self.microbatch_size = microbatch_size
-        self._lengths = job.lengths
+        self._heldout_sets = job.heldout_sets
         self._heldout_size = HELDOUT_FACTOR * microbatch_size
         self._fetch = fetch or (lambda wanted, _: make_batch(job, seed, wanted))
 
@@ -170,16 +168,17 @@ class MicrobatchSource:
         return self._fetch(self._name(step, virtual_node), rest)
 
     def _name(self, step: int, virtual_node: int) -> Microbatch:
-        size, length = self.microbatch_size, self._lengths[None]
-        return Microbatch(virtual_node, size, length, step, self._minibatch_size)
+        return Microbatch(
+            virtual_node, self.microbatch_size, step, self._minibatch_size
+        )
 
     def num_heldout(self, name: str) -> int:
         """Return how many micro-batches the examples of a held-out set make."""
-        return -(-self._lengths[name] // self._heldout_size)
+        return -(-len(self._heldout_sets[name]) // self._heldout_size)
 
     def heldout_examples(self, name: str, microbatch: int) -> int:
         """Return how many examples a micro-batch of a held-out set has."""
-        rest = self._lengths[name] - microbatch * self._heldout_size
+        rest = len(self._heldout_sets[name]) - microbatch * self._heldout_size
         return min(self._heldout_size, rest)
 
     def heldout(
@@ -195,9 +194,9 @@ class MicrobatchSource:
         Raises:
             UserCodeError: The data set or ``collate`` raised.
         """
-        size, length = self._heldout_size, self._lengths[name]
-        rest = (Microbatch(number, size, length, heldout=name) for number in following)
-        return self._fetch(Microbatch(microbatch, size, length, heldout=name), rest)
+        size = self._heldout_size
+        rest = (Microbatch(number, size, heldout=name) for number in following)
+        return self._fetch(Microbatch(microbatch, size, heldout=name), rest)
 
 
 # --- Checks of the user's data sets ----------------------------------------------------
@@ -245,8 +244,8 @@ def dataset_lengths(job: TrainingJob) -> tuple[DatasetLength, ...]:
     """
     with user_code("length of a data set"):
         return tuple(
-            DatasetLength(name=_name_of(heldout), length=length)
-            for heldout, length in job.lengths.items()
+            DatasetLength(name=name, length=len(dataset))
+            for name, dataset in _datasets(job).items()
         )
 
 
@@ -369,13 +368,8 @@ def second_command(
 
 
 def _datasets(job: TrainingJob) -> dict[str, Any]:
-    heldout = {_name_of(k): v for k, v in job.heldout_sets.items()}
-    return {_name_of(None): job.dataset, **heldout}
-
-
-def _name_of(heldout: str | None) -> str:
-    """Return what a data set is called: a held-out one, or that for training."""
-    return "dataset" if heldout is None else f"heldout set {heldout}"
+    heldout = {f"heldout set {k}": v for k, v in job.heldout_sets.items()}
+    return {"dataset": job.dataset, **heldout}
 
 
 def _batch(job: TrainingJob, name: str, index: int) -> Batch:

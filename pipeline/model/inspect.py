@@ -91,7 +91,7 @@ def facts_of(job: TrainingJob, derived: Derived) -> ModelFacts:
         for k, kept in enumerate(derived.states)
     )
     with user_code("length of the data set"):
-        lengths = job.lengths
+        lengths = len(job.dataset), sum(map(len, job.heldout_sets.values()))
     return ModelFacts(
         fingerprint=derived.fingerprint,
         num_parameters=sum(
@@ -100,8 +100,8 @@ def facts_of(job: TrainingJob, derived: Derived) -> ModelFacts:
         blocks=layout.blocks,
         sections=sections,
         tied=layout.tied,
-        dataset_len=lengths[None],
-        heldout_len=sum(lengths.values()) - lengths[None],
+        dataset_len=lengths[0],
+        heldout_len=lengths[1],
         heldout_sets=tuple(job.heldout_sets),
         metrics=layout.metrics,
         helper_bytes=sum(one.nbytes for one in layout.helpers),

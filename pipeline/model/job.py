@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
@@ -64,18 +63,6 @@ class TrainingJob:
                 return dict(self.heldout)
             case _:
                 return {"heldout": cast(ExampleDataset, self.heldout)}
-
-    @functools.cached_property
-    def lengths(self) -> dict[str | None, int]:
-        """How many examples the held-out sets have, by name, and ``dataset`` (``None``).
-
-        Each is asked once: which examples a mini-batch has must not depend on when one
-        asks, and a file that is appended to makes a data set longer.
-        """
-        lengths: dict[str | None, int] = {None: len(self.dataset)}
-        for name, dataset in self.heldout_sets.items():
-            lengths[name] = len(dataset)
-        return lengths
 
 
 class CutPoint(nn.Module):

@@ -113,7 +113,7 @@ def start(
 
 
 def training(number: int, step: int = 0, size: int = 2) -> Microbatch:
-    return Microbatch(number, size, len(a_job().dataset), step, 8)
+    return Microbatch(number, size, step, 8)
 
 
 def mark(folder: Path, what: str, name: Microbatch) -> None:
@@ -225,7 +225,7 @@ def test_errors_of_the_data_set_are_as_in_the_worker_and_only_when_asked_for(
     assert "in __getitem__" in there.value.traceback
     (tmp_path / "raise-0").touch()
     with pytest.raises(UserCodeError, match="evaluation raised ValueError"):
-        prefetcher.fetch(Microbatch(0, 2, 1, heldout="near"))
+        prefetcher.fetch(Microbatch(0, 2, heldout="near"))
 
 
 def test_a_loader_that_dies_is_replaced(

@@ -86,22 +86,6 @@ def test_a_minibatch_holds_the_same_examples_however_it_is_cut(
     assert torch.equal(torch.cat(parts), uncut.training(step, 0))
 
 
-def test_a_data_set_that_grows_gives_the_examples_that_it_gave_before() -> None:
-    def examples() -> list[int]:
-        source = MicrobatchSource(job, 0, 8, 4)
-        trained = [source.training(step, node) for step in range(3) for node in (0, 1)]
-        parts = range(source.num_heldout("heldout"))
-        seen = [source.heldout("heldout", part) for part in parts]
-        return [int(x) for batch in trained + seen for x in batch]
-
-    training, heldout = Numbers(50), Numbers(5)
-    job = dataclasses.replace(a_job(1), dataset=training, heldout=heldout)
-    before = examples()
-    training.length, heldout.length = 96, 9
-
-    assert examples() == before
-
-
 @given(length=st.integers(0, 50), size=st.integers(1, 5))
 def test_held_out_examples_are_each_seen_once_in_order(length: int, size: int) -> None:
     source = MicrobatchSource(a_job(5, heldout=length), 0, size, size)
