@@ -80,7 +80,6 @@ def serve(
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.environ.update(environment)
         hide(greeting.spec.secrets)
-        vars(loaded.job).pop("lengths", None)  # as if it had been loaded here
         loaded = dataclasses.replace(loaded, datasets=dataset_lengths(loaded.job))
         reports = os.dup(fds[1])
         for target, fd in ((0, fds[0]), (1, fds[2]), (2, fds[2])):
