@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -184,6 +184,26 @@ class SnapshotOutcome:
     """One line if it failed; then the checkpoint must not get a manifest."""
 
 
+class Background:
+    """A thread that does tasks one by one."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="snapshot-writer")
+        self._tasks: list[Future[Any]] = []
+
+    @property
+    def unfinished(self) -> tuple[Future[Any], ...]:
+        """The tasks that are under way, or wait for their turn."""
+        self._tasks = [task for task in self._tasks if not task.done()]
+        return tuple(self._tasks)
+
+    def submit(self, task: Callable[..., T], *args: Any) -> Future[T]:
+        """Have ``task`` called with ``args`` after those before it; returns at once."""
+        future = self._thread.submit(task, *args)
+        self._tasks = [*self.unfinished, future]
+        return future
+
+
 class SnapshotWriter:
     """Writes snapshots to the store in a background thread, in the order given.
 
@@ -197,14 +217,13 @@ class SnapshotWriter:
     """
 
     def __init__(
-        self, store: Store, uid: str = "", thread: ThreadPoolExecutor | None = None
+        self, store: Store, uid: str = "", thread: Background | None = None
     ) -> None:
         self._store, self._uid = store, uid
-        self._thread = thread or background()
+        self._thread = thread or Background()
         self._pending: deque[Future[SnapshotOutcome]] = deque()
         self._is_abandoned = threading.Event()
-        self._earlier = self._thread.submit(bool)
-        """Done once the tasks of earlier writers are."""
+        self._earlier = self._thread.unfinished
 
     def __enter__(self) -> Self:
         return self
@@ -220,7 +239,7 @@ class SnapshotWriter:
     @property
     def is_free(self) -> bool:
         """Whether the thread does no task of an earlier writer any more."""
-        return self._earlier.done()
+        return all(task.done() for task in self._earlier)
 
     def run(self, task: Callable[[], T]) -> Future[T]:
         """Run something in the thread."""
@@ -285,8 +304,3 @@ class SnapshotWriter:
         except (CheckpointError, StorageError) as error:
             return SnapshotOutcome(name, (), str(error))
         return SnapshotOutcome(name, tuple(files), None)
-
-
-def background() -> ThreadPoolExecutor:
-    """Return a thread that does tasks one by one."""
-    return ThreadPoolExecutor(1, thread_name_prefix="snapshot-writer")

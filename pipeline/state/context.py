@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Hashable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -16,7 +15,7 @@ from spottrain.pipeline.base.tracking import KnownTasks
 from spottrain.pipeline.devices.port import Device
 from spottrain.pipeline.loader.prefetch import Prefetcher
 from spottrain.pipeline.model.loaded import LoadedJob
-from spottrain.pipeline.state.checkpoint import background
+from spottrain.pipeline.state.checkpoint import Background
 from spottrain.pipeline.state.slot import SlotMemory
 from spottrain.storage.store import Store
 from spottrain.wire import messages
@@ -106,7 +105,7 @@ class WorkerContext:
     stages: StageHistory = field(default_factory=StageHistory)
     frozen: list[FrozenFiles] = field(default_factory=list)
     """One, once it is known."""
-    uploads: ThreadPoolExecutor = field(default_factory=background)
+    uploads: Background = field(default_factory=Background)
     """Writes checkpoints; one that an error has left may still be on its way."""
-    tidying: ThreadPoolExecutor = field(default_factory=background)
+    tidying: Background = field(default_factory=Background)
     """Deletes old ones."""

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from spottrain.manifest import (
     write_manifest,
 )
 from spottrain.pipeline.state.checkpoint import (
+    Background,
     SnapshotWriter,
     load_section,
     save_frozen,
@@ -242,6 +244,28 @@ def test_outcomes_come_in_the_order_of_snapshots_also_after_the_end(
     outcomes = [writer.poll() for _ in names]
     assert [outcome.name for outcome in outcomes if outcome] == names
     assert writer.poll() is None
+
+
+def test_only_what_an_earlier_writer_has_left_keeps_a_writer_waiting(
+    store: Store,
+) -> None:
+    thread, stuck, goes_on = Background(), threading.Event(), threading.Event()
+    earlier = SnapshotWriter(store, thread=thread)
+
+    def hang() -> None:
+        stuck.set()
+        assert goes_on.wait(600)
+
+    with SnapshotWriter(store, thread=thread) as alone:
+        alone.submit(new_name(1, 1), {0: section_tensors(0)}, wait=hang)
+        stuck.wait(600)
+        assert alone.is_free  # its own tasks do not count
+        assert earlier.is_free
+        later = SnapshotWriter(store, thread=thread)
+        assert not later.is_free
+        goes_on.set()
+    later.run(bool).result()
+    assert later.is_free
 
 
 def test_trouble_with_one_snapshot_does_not_touch_the_next(tmp_path: Path) -> None:
