@@ -154,7 +154,12 @@ def resume_elsewhere(story: Story) -> None:
     job = story.job
     shutil.rmtree(job.environment["SPOTTRAIN_HOME"])
     job.pace(0.0)
-    story.resumed = job.run("resume", job.store.replace("?", "/job?"), "--detach")
+    untrusted = job.run("resume", job.store.replace("?", "/job?"), "--detach")
+    assert "is not known to be yours" in untrusted.err
+    (line,) = (x for x in story.launched.err.splitlines() if "on another machine" in x)
+    number = line.rpartition("--trust ")[2].strip()
+    url = job.store.replace("?", "/job?")
+    story.resumed = job.run("resume", url, "--trust", number, "--detach")
     assert story.resumed.code == 0, story.resumed.err
     until("its end", lambda: not job.dir.is_managed(), lambda: job.tail(job.state()))
     story.end = job.run("report", "far", "-o", "json").report

@@ -44,7 +44,7 @@ from spottrain.cloud.port.provider import (
 from spottrain.cloud.ssh.hosts.memory import HostMemory
 from spottrain.cloud.ssh.rented.provider import RentedVmProvider
 from spottrain.cloud.ssh.transport import session
-from spottrain.cloud.ssh.transport.hosts import SetupError
+from spottrain.cloud.ssh.transport.hosts import Published, SetupError
 from spottrain.varuna_manager.jobs.identity import Identity, ensure_identity
 
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
@@ -550,6 +550,7 @@ def test_later_vms_take_archives_from_a_vm_and_packages_from_the_bucket(
         provider = cloud.provider(
             setup=f"{sys.executable} -m pip install -q --target here tiny-thing",
             wheels=str(bucket),
+            published=Published(tmp_path / "published"),
             environment=index.environment,
         )
         (first,) = provider.launch(wish(provider)).vms
@@ -567,7 +568,7 @@ def test_later_vms_take_archives_from_a_vm_and_packages_from_the_bucket(
             assert steps["workdir"].source in {first.vm_id, *later}
             assert steps["packages"].source == "bucket"
         assert index.downloads() == []
-        assert len(list(bucket.glob("*/claim-*"))) == 1
+        assert len(list((tmp_path / "published").iterdir())) == 1
         assert provider.start_agent(first.vm_id, NOBODY) == (), "it runs already"
 
 

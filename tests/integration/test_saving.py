@@ -144,6 +144,9 @@ def test_frozen_parameters_are_saved_once(zygote: Zygote, tmp_path: Path) -> Non
     assert manifests[0].frozen == manifests[1].frozen
     assert [file.section for file in manifests[0].frozen] == [0, 1, 3]
     assert len(store.list("frozen")) == 3
+    # VMs need not write anywhere else: docs/checkpoints.md, Credentials.
+    top = {path.name for path in Path(spec.checkpoint_path).iterdir()}
+    assert {name for name in top if not name.startswith("step-")} == {"frozen"}
 
     old = as_it_was_once(store, before.name)
     store.delete_folder(newest.name)

@@ -30,6 +30,7 @@ from spottrain.varuna_manager.cli.watch import INTERRUPTED, Watcher
 from spottrain.varuna_manager.config.job import load_config
 from spottrain.varuna_manager.core.model.state import State, budget, spent_usd
 from spottrain.varuna_manager.format import NOTHING, dollars, number, size, utc
+from spottrain.varuna_manager.jobs import trust
 from spottrain.varuna_manager.jobs.folder import JobDir, find
 from spottrain.varuna_manager.jobs.follow import read_state
 from spottrain.varuna_manager.launch import control, limits, submit
@@ -115,6 +116,7 @@ def launch(
     if with_vm:
         _run_on_manager_vm(job, offers or (), detach, output)
     else:
+        _say_how_to_move(job)
         _run_here(job, submit.start_manager(job), detach, output)
 
 
@@ -166,21 +168,33 @@ def resume(
             "--from-scratch", help="Begin again if no checkpoint of it can be used."
         ),
     ] = False,
+    trusted: Annotated[
+        str,
+        typer.Option(
+            "--trust",
+            metavar="NUMBER",
+            help="With a URL: what it may run, the number that launch has printed.",
+        ),
+    ] = "",
     detach: DetachOption = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Continue a job that was stopped, failed or lost its manager, and watch it."""
+    if trusted and not is_url(name):
+        raise ConfigError("--trust: goes with the URL of a job's checkpoints")
     if workdir is not None and not update_code:
         raise ConfigError("--workdir: goes with --update-code")
     if is_url(name):
         # Not above: no other command uses it.
         from spottrain.varuna_manager.launch.takeover import take_over
 
-        job = take_over(name, say, steps)
+        job = take_over(name, say, steps, trusted)
     else:
         job = find(name)
     if changes := Changes(code=update_code, workdir=workdir, steps=steps):
         change(job, changes, say)
+    if changes.code or is_url(name):
+        _say_how_to_move(job)
     if from_scratch:
         control.allow_from_scratch(job)
     _run_here(job, control.resume_job(job), detach, output)
@@ -260,6 +274,12 @@ def _run_on_manager_vm(
 def _say_started(job: JobDir) -> None:
     name = job.name
     say(f"job {name} has started; watch it with 'spottrain status {name} --watch'")
+
+
+def _say_how_to_move(job: JobDir) -> None:
+    path = job.config().checkpoint.path
+    if path is not None and is_url(path):
+        say(f"on another machine: {trust.how_to_move(job)}")
 
 
 def _say_how_to_resume(job: JobDir) -> None:

@@ -151,18 +151,17 @@ class StoredJob:
     def __init__(self, url: str, uid: str, patience_s: float = PATIENCE_S) -> None:
         self._store = open_store(url, patience_s=patience_s)
         self._root = f"job/{uid}"
-        self._uid = uid
-        self.url = url
+        self.uid, self.url = uid, url
 
     # --- What the job is ------------------------------------------------------------------
 
     def publish(self, job: JobDir) -> None:
         """Copy the files that no manager changes into the store, if it lacks them."""
         found, code = _read_newest(self._store), sha256_of(job.workdir)
-        if found is None or (found.uid, found.code) != (self._uid, code):
+        if found is None or (found.uid, found.code) != (self.uid, code):
             for name in _FILES:
                 self._store.put(f"{self._root}/{name}", job.path / name)
-            document = {"name": job.config().name, "uid": self._uid, "code": code}
+            document = {"name": job.config().name, "uid": self.uid, "code": code}
             self._put_json(_NEWEST, document)
 
     def fetch(self, folder: Path) -> None:

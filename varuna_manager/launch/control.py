@@ -28,7 +28,7 @@ from spottrain.cloud.port.provider import (
     Vm,
     VmState,
 )
-from spottrain.cloud.ssh.transport.hosts import Payload
+from spottrain.cloud.ssh.transport.hosts import Payload, Published
 from spottrain.errors import ConfigError, SpottrainError
 from spottrain.storage.store import beneath, is_object_url, is_url
 from spottrain.varuna_manager.config.data import data_requests
@@ -95,6 +95,7 @@ def open_provider(job: JobDir) -> CloudProvider:
         data_limit_s=config.data_limit_s,
         buckets=_uses_buckets(config),
         wheels=_wheels(config),
+        published=Published(job.cloud / "published"),
         environment=environment_of(config.env, config.secrets),
     )
     # Not above: paramiko takes longer to import than most commands run.

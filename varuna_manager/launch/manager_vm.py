@@ -26,7 +26,7 @@ from spottrain.varuna_manager.config.clouds import AnyCloud, AwsConfig, AzureCon
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.config.manager_vm import IDENTITY
 from spottrain.varuna_manager.config.ssh import environment_of
-from spottrain.varuna_manager.jobs import manager_location
+from spottrain.varuna_manager.jobs import manager_location, trust
 from spottrain.varuna_manager.jobs.bucket import folder_mark
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.follow import uid_of
@@ -298,9 +298,10 @@ def start(job: JobDir, manager: RemoteManager, remote: Remote, say: Say) -> None
     address = remote.check('echo "$SSH_CONNECTION"').split()[2]
     own = OwnVm(vm_id=manager.vm_id, private_address=address)
     folder_mark(job)
+    there = config_there(config, manager).model_dump_json(indent=2).encode()
     given = bundle(
         job,
-        config_there(config, manager),
+        there,
         job.cloud / "ssh_key",
         manager_location.own_vm_file(own),
     )
@@ -314,6 +315,7 @@ def start(job: JobDir, manager: RemoteManager, remote: Remote, say: Say) -> None
     )
     manager_location.write(job, replace(manager, started=True))
     say(f"VM {manager.vm_id}: the manager of job {job.name} runs there")
+    say(f"if it is lost, on another machine: {trust.how_to_move(job, there)}")
 
 
 def host_of(job: JobDir, manager: RemoteManager) -> Host:

@@ -23,7 +23,6 @@ from tempfile import TemporaryDirectory
 from spottrain import errors
 from spottrain.errors import ConfigError
 from spottrain.pricing.prices.history import History
-from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.vm_history import PRICES, open_history
 
@@ -107,17 +106,17 @@ def _files(folder: Path, *, deep: bool) -> Iterator[Path]:
         yield from sorted(folder.glob(f"**/{pattern}" if deep else pattern))
 
 
-def bundle(job: JobDir, config: JobConfig, key_file: Path, own_vm: bytes) -> bytes:
+def bundle(job: JobDir, config: bytes, key_file: Path, own_vm: bytes) -> bytes:
     """Return a job's folder as its manager's VM needs it, packed (tar.gz).
 
     Args:
         job: The job as submitted here.
-        config: Its configuration there.
+        config: Its ``config.json`` there.
         key_file: The SSH key for the job's other VMs.
         own_vm: Contents of the file that identifies its VM.
     """
     files = {name: (job.path / name).read_bytes() for name in _BUNDLE}
-    files["config.json"] = config.model_dump_json(indent=2).encode()
+    files["config.json"] = config
     files["cloud/ssh_key"] = key_file.read_bytes()
     files["vm.json"] = own_vm
     packed = {f"jobs/{job.name}/{name}": data for name, data in files.items()}

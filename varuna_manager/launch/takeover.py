@@ -12,6 +12,7 @@ from spottrain.varuna_manager.config.ssh import check_secrets
 from spottrain.varuna_manager.core.model.events import JobMoved, JobSubmitted
 from spottrain.varuna_manager.core.model.state import State, spent_usd
 from spottrain.varuna_manager.format import clock
+from spottrain.varuna_manager.jobs import trust
 from spottrain.varuna_manager.jobs.blocks import rows_of
 from spottrain.varuna_manager.jobs.bucket import (
     Newest,
@@ -36,7 +37,9 @@ from spottrain.varuna_manager.launch.submit import (
 )
 
 
-def take_over(url: str, say: Callable[[str], None], steps: int | None = None) -> JobDir:
+def take_over(
+    url: str, say: Callable[[str], None], steps: int | None = None, trusted: str = ""
+) -> JobDir:
     """Copy a job from its checkpoint store to this machine, ready for a manager.
 
     All of it or nothing. A manager that runs on another machine ends within seconds.
@@ -45,9 +48,12 @@ def take_over(url: str, say: Callable[[str], None], steps: int | None = None) ->
         url: The job's ``checkpoint.path``; ``/job`` may follow.
         say: Called with messages: what was found and what is lost.
         steps: To train from now on, in all, if they change.
+        trusted: Digest of what it may run, see ``trust``; that of a folder which this
+            machine has of the job is trusted, too.
 
     Raises:
-        ConfigError: There is no job, it has ended, or this machine has it already.
+        ConfigError: There is no job, it has ended, this machine has it already, or it is
+            not trusted.
         StorageError: The store cannot be read.
         StoredJobError: The copy is damaged from its first event.
     """
@@ -60,6 +66,7 @@ def take_over(url: str, say: Callable[[str], None], steps: int | None = None) ->
         _check_here(job, stored, found.uid)
         with draft_of(job) as draft:
             stored.fetch(draft.path)
+            _check_trusted(job, draft, stored, trusted, say)
             check_secrets(draft.config().secrets)
             state = _restore_journal(draft, stored, found, say, steps)
             if state.code_sha256 not in ("", sha256_of(draft.workdir)):
@@ -91,6 +98,26 @@ def _check_here(job: JobDir, stored: StoredJob, uid: str) -> None:
             f"job {job.name} is on this machine, and no newer copy exists; continue it with "
             f"'spottrain resume {job.name}'"
         )
+
+
+def _check_trusted(
+    job: JobDir,
+    draft: JobDir,
+    stored: StoredJob,
+    trusted: str,
+    say: Callable[[str], None],
+) -> None:
+    """Check that the user knows what the job runs; show it where not."""
+    is_here = job.journal.exists() and uid_of(job) == stored.uid
+    if is_here and trust.digest_of(job) == trust.digest_of(draft):
+        return
+    try:
+        trust.check(draft, stored.url, trusted)
+    except ConfigError:
+        say(f"{stored.url} would run, here and on VMs:")
+        for line in trust.what_runs(draft.config()):
+            say(f"  {line}")
+        raise
 
 
 def _restore_journal(

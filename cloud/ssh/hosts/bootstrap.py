@@ -228,19 +228,27 @@ class _Preparation:
             pins: Requirements that bind what it installs.
         """
         payload, session = self.payload, self.session
-        wheels = payload.wheels and self._wheels_place()
         common: dict[str, Any] = {
             "vm_id": self.vm_id,
             "environment": dict(payload.environment),
         }
-        published = {"package": self.folder, "place": wheels, **common}
-        if wheels:
+        place = payload.wheels and self._wheels_place()
+        wheels = {
+            "package": self.folder,
+            "place": place,
+            "limit_s": payload.setup_limit_s,
+            **common,
+        }
+        is_there = False
+        if place:
             with self.log.step("packages", session) as source:
-                self._fetch_wheels(published, source)
+                if digest := payload.published.digest(place):
+                    wanted = {**wheels, "digest": digest}
+                    is_there = self._fetch_wheels(wanted, source)
         with self.log.step("setup", session):
-            self._run_setup(pins, common, cache=bool(wheels))
-        if wheels:
-            session.call("publish_wheels", **published)
+            self._run_setup(pins, common, cache=bool(place))
+        if place and not is_there and payload.published.claim(place):
+            self._publish_wheels(wheels)
 
     def _wheels_place(self) -> str:
         """Return where wheels of this setup, code and kind of Python are published."""
@@ -251,19 +259,31 @@ class _Preparation:
         place, mark, options = self.payload.wheels.partition("?")
         return f"{place.rstrip('/')}/{digest.hexdigest()[:16]}{mark}{options}"
 
-    def _fetch_wheels(self, published: dict[str, Any], source: list[str]) -> None:
-        """Fetch packages, if there are any.
+    def _fetch_wheels(self, arguments: dict[str, Any], source: list[str]) -> bool:
+        """Fetch packages; return whether they are there.
 
         Without them ``setup`` downloads: no failure here is one of the start.
         """
-        limit_s = self.payload.setup_limit_s
-        arguments = {**published, "limit_s": limit_s}
-        found = self.session.call("fetch_wheels", limit_s + CALL_S, **arguments)
+        limit_s = self.payload.setup_limit_s + CALL_S
+        found = self.session.call("fetch_wheels", limit_s, **arguments)
         if "error" in found:
             place = self.session.host.place
             logger.warning("%s: packages are downloaded: %s", place, found["error"])
-        elif found["bytes"] is not None:
-            source.append("bucket")
+            return False
+        if found["bytes"] is None:
+            return False
+        source.append("bucket")
+        return True
+
+    def _publish_wheels(self, arguments: dict[str, Any]) -> None:
+        """Have the packages published, and remember which these are."""
+        limit_s = self.payload.setup_limit_s + CALL_S
+        found = self.session.call("publish_wheels", limit_s, **arguments)
+        if "error" in found:
+            place = self.session.host.place
+            logger.warning("%s: packages are not kept: %s", place, found["error"])
+        elif found["digest"] is not None:
+            self.payload.published.note(arguments["place"], found["digest"])
 
     def _run_setup(
         self, pins: Sequence[str], common: dict[str, Any], *, cache: bool

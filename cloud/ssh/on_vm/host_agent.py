@@ -407,6 +407,7 @@ class HostAgent:
         vm_id: str,
         package: str,
         place: str,
+        digest: str,
         environment: dict[str, str],
         limit_s: float,
     ) -> dict[str, Any]:
@@ -416,6 +417,7 @@ class HostAgent:
             vm_id: The VM.
             package: Folder of our software.
             place: Where the wheels are published.
+            digest: Of their index.
             environment: With the credentials of that store.
             limit_s: Time limit.
 
@@ -426,37 +428,61 @@ class HostAgent:
         folder = self._root / vm_id
         if (folder / "setup.done").exists():
             return {"bytes": None}
-        process = self._spawn_wheels(
-            vm_id, package, environment, "fetch", place, str(folder / _PIP_CACHE)
+        cache = str(folder / _PIP_CACHE)
+        return self._ask_wheels(
+            vm_id, package, environment, limit_s, "fetch", place, cache, digest
         )
-        code = _wait(process, limit_s)
-        if code is None:
-            process.kill()
-            process.wait()
-            return {"error": f"took longer than {limit_s:g} s"}
-        said = _tail(folder / _WHEELS_LOG, 1 << 20).splitlines()
-        if code or not said:
-            return {"error": said[-1] if said else f"ended with {code}"}
-        answer: dict[str, Any] = json.loads(said[-1])
-        return answer
 
     def publish_wheels(
-        self, vm_id: str, package: str, place: str, environment: dict[str, str]
-    ) -> None:
-        """Begin to publish what ``setup`` downloaded, unless somebody has.
+        self,
+        vm_id: str,
+        package: str,
+        place: str,
+        environment: dict[str, str],
+        limit_s: float,
+    ) -> dict[str, Any]:
+        """Begin to publish what ``setup`` downloaded.
 
         Args:
             vm_id: The VM.
             package: Folder of our software.
             place: Where to.
             environment: With the credentials of that store.
+            limit_s: Time limit of the answer.
+
+        Returns:
+            ``digest`` of its index, None if there is nothing; or ``error``.
         """
         cache = self._root / vm_id / _PIP_CACHE
-        if cache.is_dir():
-            process = self._spawn_wheels(
-                vm_id, package, environment, "publish", place, str(cache)
-            )
+        if not cache.is_dir() or not any(cache.iterdir()):
+            return {"digest": None}
+        common = vm_id, package, environment
+        answer = self._ask_wheels(*common, limit_s, "digest", str(cache))
+        if "error" not in answer:
+            process = self._spawn_wheels(*common, "publish", place, str(cache))
             threading.Thread(target=process.wait, daemon=True).start()
+        return answer
+
+    def _ask_wheels(
+        self,
+        vm_id: str,
+        package: str,
+        environment: dict[str, str],
+        limit_s: float,
+        *arguments: str,
+    ) -> dict[str, Any]:
+        """Return what ``wheels`` answers, or ``error``."""
+        process = self._spawn_wheels(vm_id, package, environment, *arguments)
+        code = _wait(process, limit_s)
+        if code is None:
+            process.kill()
+            process.wait()
+            return {"error": f"took longer than {limit_s:g} s"}
+        said = _tail(self._root / vm_id / _WHEELS_LOG, 1 << 20).splitlines()
+        if code or not said:
+            return {"error": said[-1] if said else f"ended with {code}"}
+        answer: dict[str, Any] = json.loads(said[-1])
+        return answer
 
     def _spawn_wheels(
         self, vm_id: str, package: str, environment: dict[str, str], *arguments: str

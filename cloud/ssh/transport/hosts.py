@@ -12,7 +12,9 @@ UserCodeError
 
 from __future__ import annotations
 
+import hashlib
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -86,6 +88,54 @@ class Host:
         return f"host {self.name} ({self.address}:{self.port})"
 
 
+CLAIM_S = 1800.0
+"""A VM that has published nothing within this time is taken for gone."""
+
+
+class Published:
+    """What VMs of a job have left in its store for later ones, as the manager knows it
+    from them: whoever else may write there cannot change what later VMs run.
+
+    Args:
+        folder: Where it is noted; None: nothing is published.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+
+    def digest(self, place: str) -> str:
+        """Return the digest of the index at a place; empty: nothing is known of one."""
+        if self._folder is None:
+            return ""
+        try:
+            return self._file(self._folder, place).read_text()
+        except FileNotFoundError:
+            return ""
+
+    def claim(self, place: str) -> bool:
+        """Return whether a VM is to publish there, as none does or has lately."""
+        if self._folder is None:
+            return False
+        self._folder.mkdir(exist_ok=True)
+        file = self._file(self._folder, place)
+        try:
+            file.touch(exist_ok=False)
+        except FileExistsError:
+            if file.stat().st_mtime + CLAIM_S > time.time():
+                return False
+            os.utime(file)
+        return True
+
+    def note(self, place: str, digest: str) -> None:
+        """Remember what the VM that had the claim publishes."""
+        assert self._folder is not None, "it was claimed"
+        self._file(self._folder, place).write_text(digest)
+
+    @staticmethod
+    def _file(folder: Path, place: str) -> Path:
+        return folder / hashlib.sha256(place.encode()).hexdigest()[:16]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Payload:
     """A job's files and settings, sent to a host before its agent starts."""
@@ -105,6 +155,8 @@ class Payload:
     wheels: str = ""
     """Folder or bucket for what ``setup`` downloads, which later VMs take from there;
     empty: none."""
+    published: Published = field(default_factory=lambda: Published(None))
+    """What VMs have left there."""
     notices: Mapping[str, Any] = field(default_factory=lambda: {"kind": "none"})
     """Source of preemption notices; see ``cloud.notices.hear.open_source``."""
 

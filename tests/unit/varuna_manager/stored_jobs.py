@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.unit.varuna_manager.story import FACTS
@@ -14,7 +15,9 @@ from spottrain.varuna_manager.jobs.bucket import StoredJob
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.follow import uid_of
 from spottrain.varuna_manager.jobs.journal import Journal
+from spottrain.varuna_manager.jobs.trust import digest_of
 from spottrain.varuna_manager.launch import submit as submission
+from spottrain.varuna_manager.launch import takeover
 
 
 def submit(folder: Path, place: str, name: str = "demo") -> JobDir:
@@ -41,6 +44,13 @@ def stored(job: JobDir) -> StoredJob:
     place = job.config().checkpoint.path
     assert place is not None
     return StoredJob(place, uid_of(job))
+
+
+def take_over(place: str, say: Callable[[str], None] = lambda _: None) -> JobDir:
+    """Take a job over, whose store is a folder, trusting what is there."""
+    folders = Path(place.removeprefix("file://")).glob("job/*/config.json")
+    numbers = [digest_of(JobDir(path.parent)) for path in folders]
+    return takeover.take_over(place, say, trusted=(numbers or [""])[0])
 
 
 def append(job: JobDir, count: int, vm_id: str = "vm") -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.builders import a_vm
-from tests.unit.varuna_manager.stored_jobs import append, copied, events, stored, submit
+from tests.unit.varuna_manager.stored_jobs import append, copied, events, stored, submit, take_over
 from tests.unit.varuna_manager.story import OFFER
 
 from spottrain.cloud.port.provider import LaunchRequest, LaunchResult, Offer, Vm
@@ -26,7 +26,6 @@ from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.identity import ensure_identity
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.replication import begin_replication
-from spottrain.varuna_manager.launch.takeover import take_over
 from spottrain.varuna_manager.reporting.history import replay
 
 LONG_S = 600.0
@@ -155,7 +154,7 @@ def test_a_manager_fills_in_what_a_takeover_has_left_out(
     assert asyncio.run(end_of_copy.finish())
     end_of_copy.close()
     monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "other"))
-    found = take_over(f"file://{tmp_path}/store", lambda _: None)
+    found = take_over(f"file://{tmp_path}/store")
 
     async def story(shell: ManagerLoop) -> None:
         async with asyncio.timeout(LONG_S):

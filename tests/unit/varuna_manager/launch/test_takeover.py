@@ -1,13 +1,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import shutil
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from tests.unit.varuna_manager.stored_jobs import append, copied, events, stored, submit
+from tests.unit.varuna_manager.stored_jobs import (
+    append,
+    copied,
+    events,
+    stored,
+    submit,
+    take_over,
+)
 
 from spottrain.errors import ConfigError
 from spottrain.varuna_manager.core.model.events import (
@@ -26,7 +34,8 @@ from spottrain.varuna_manager.jobs.follow import read_state
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.measurements import Minibatch
 from spottrain.varuna_manager.jobs.replication import begin_replication
-from spottrain.varuna_manager.launch.takeover import take_over
+from spottrain.varuna_manager.jobs.trust import digest_of
+from spottrain.varuna_manager.launch import takeover
 from spottrain.varuna_manager.launch.workdir import pack, packed_files
 
 
@@ -73,7 +82,7 @@ def test_another_machine_has_the_whole_job(
     before = events(job)
     elsewhere(monkeypatch, tmp_path)
     told: list[str] = []
-    found = take_over(place + end, told.append)
+    found = takeover.take_over(place + end, told.append, trusted=digest_of(job))
     assert found == job_dir("demo")
     assert found.path != job.path
     assert (found.config(), found.facts()) == (job.config(), job.facts())
@@ -87,6 +96,65 @@ def test_another_machine_has_the_whole_job(
     assert "0 of 5 mini-batches" in told[1]
     assert "keys are on the other machine" in told[2]
     copy(found)
+
+
+EVIL = {"PYTHONPATH": "evil", "TERM": "\x1b]0;x\x07"}
+
+
+def test_nothing_is_taken_over_that_the_user_has_not_seen(
+    job: JobDir, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever may write the store could run code on the machine that resumes."""
+    (stored_config,) = (tmp_path / "store").glob("job/*/config.json")
+    config = json.loads(stored_config.read_bytes())
+    config["env"] = EVIL
+    config["notify"]["command"] = ["/bin/sh", "-c", "echo taken"]
+    launched = digest_of(job)
+    stored_config.write_text(json.dumps(config))
+    elsewhere(monkeypatch, tmp_path)
+
+    told: list[str] = []
+    with pytest.raises(ConfigError, match="--trust [0-9a-f]{32}'$") as refused:
+        takeover.take_over(place, told.append)
+    assert "  env: PYTHONPATH=evil, TERM=" in told
+    assert "  notify.command: /bin/sh -c 'echo taken'" in told
+    assert "  code: train:job in workdir.tar.gz" in told
+    with pytest.raises(ConfigError, match=f"not {launched}: it was changed since"):
+        takeover.take_over(place, told.append, trusted=launched)
+    assert not list((tmp_path / "other" / "jobs").iterdir())
+    assert stored(job).newest_claim()[0] == 1  # the manager there goes on
+
+    number = str(refused.value).rpartition("--trust ")[2].strip("'")
+    assert takeover.take_over(place, told.append, trusted=number).config().env == EVIL
+
+
+@pytest.mark.parametrize("name", ["facts.json", "workdir.tar.gz"])
+def test_code_and_facts_count_too(
+    job: JobDir,
+    place: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    (path,) = (tmp_path / "store").glob(f"job/*/{name}")
+    content = path.read_bytes()
+    path.write_bytes(content + b"\n" * (name != "workdir.tar.gz"))
+    if name == "workdir.tar.gz":
+        (tmp_path / "code" / "train.py").write_text("evil")
+        pack(tmp_path / "code", packed_files(tmp_path / "code"), path)
+    elsewhere(monkeypatch, tmp_path)
+    with pytest.raises(ConfigError, match="it was changed since"):
+        takeover.take_over(place, lambda _: None, trusted=digest_of(job))
+
+
+def test_a_machine_that_has_the_job_knows_what_it_runs(
+    job: JobDir, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    elsewhere(monkeypatch, tmp_path)
+    copy(take_over(place))
+    monkeypatch.setenv("SPOTTRAIN_HOME", str(home))
+    assert takeover.take_over(place, lambda _: None) == job
 
 
 def test_what_was_measured_moves_too(
@@ -107,7 +175,7 @@ def test_what_was_measured_moves_too(
         journal.append(samples=[row])
     copy(job)
     elsewhere(monkeypatch, tmp_path)
-    found = take_over(place, lambda _: None)
+    found = take_over(place)
     with closing(Journal(found.journal, read_only=True)) as journal:
         assert journal.is_measured()
         assert journal.measurements().minibatches() == [row]
@@ -119,7 +187,7 @@ def test_the_machine_before_has_to_let_go(
     old = begin_replication(job)
     assert old is not None
     elsewhere(monkeypatch, tmp_path)
-    found = take_over(place, lambda _: None)
+    found = take_over(place)
     append(job, 2, "late")
 
     async def story() -> None:
@@ -141,9 +209,9 @@ def test_the_machine_before_can_have_it_back(
 ) -> None:
     home = job.path.parent
     elsewhere(monkeypatch, tmp_path)
-    copy(take_over(place, lambda _: None))
+    copy(take_over(place))
     monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
-    again = take_over(place, lambda _: None)
+    again = take_over(place)
     assert again.path == job.path
     assert JobDir(home / "demo.1").is_down
     assert [e.epoch for e in events(again) if isinstance(e, JobMoved)] == [2, 4]
@@ -152,7 +220,7 @@ def test_the_machine_before_can_have_it_back(
 
 def test_a_job_without_a_newer_copy_is_resumed_by_name(job: JobDir, place: str) -> None:
     with pytest.raises(ConfigError, match="continue it with 'spottrain resume demo'"):
-        take_over(place, lambda _: None)
+        take_over(place)
     assert copied(job) == 4
 
 
@@ -162,9 +230,9 @@ def test_another_job_of_that_name_is_not_overwritten(
     elsewhere(monkeypatch, tmp_path)
     other = submit(tmp_path, f"file://{tmp_path}/other-store")
     with pytest.raises(ConfigError, match="'spottrain resume demo'"):
-        take_over(place, lambda _: None)
+        take_over(place)
     other.mark_down()
-    assert take_over(place, lambda _: None) == other
+    assert take_over(place) == other
     assert JobDir(other.path.with_name("demo.1")).is_down
 
 
@@ -174,7 +242,7 @@ def test_a_job_that_is_over_is_not_taken_over(
     stored(job).mark_down()
     elsewhere(monkeypatch, tmp_path)
     with pytest.raises(ConfigError, match="has ended; launch it again"):
-        take_over(place, lambda _: None)
+        take_over(place)
     assert not job_dir("demo").path.exists()
 
 
@@ -186,7 +254,7 @@ def test_a_stopped_job_is_resumed_on_another_machine(
     journal.close()
     copy(job)
     elsewhere(monkeypatch, tmp_path)
-    found = take_over(place, lambda _: None)
+    found = take_over(place)
     outcome = read_state(found).outcome
     assert outcome is not None
     assert outcome.kind == "stopped"
@@ -194,7 +262,7 @@ def test_a_stopped_job_is_resumed_on_another_machine(
 
 def test_a_place_without_a_job_says_what_to_give(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no job found; give the"):
-        take_over(f"file://{tmp_path}/nothing", lambda _: None)
+        take_over(f"file://{tmp_path}/nothing")
 
 
 def test_a_job_that_was_never_copied_is_not_there(
@@ -204,7 +272,7 @@ def test_a_job_that_was_never_copied_is_not_there(
     submit(tmp_path, place)
     elsewhere(monkeypatch, tmp_path)
     with pytest.raises(ConfigError, match=re.escape(place)):
-        take_over(place, lambda _: None)
+        take_over(place)
 
 
 def test_what_is_damaged_is_named_and_the_rest_used(
@@ -236,7 +304,7 @@ def test_a_journal_without_a_beginning_ends_no_manager_that_works(
         segment.write_bytes(b"")
     elsewhere(monkeypatch, tmp_path)
     with pytest.raises(StoredJobError, match=r"cannot be used: .*"):
-        take_over(place, lambda _: None)
+        take_over(place)
     assert not list((tmp_path / "other" / "jobs").iterdir())
     asyncio.run(old.permit())
     old.close()
@@ -249,11 +317,11 @@ def test_a_store_of_a_newer_version_is_refused(
     newest.write_text('{"schema_version": 9, "uid": "x", "name": "demo"}')
     elsewhere(monkeypatch, tmp_path)
     with pytest.raises(StoredJobError, match="has version 9, this spottrain reads 1"):
-        take_over(place, lambda _: None)
+        take_over(place)
 
 
 def test_of_two_who_take_a_job_over_one_has_it(job: JobDir, place: str) -> None:
-    one, other = stored(job), StoredJob(place, stored(job)._uid)
+    one, other = stored(job), StoredJob(place, stored(job).uid)
     epoch, _ = one.newest_claim()
     assert one.claim("one", take_over=True) == epoch + 1
     with pytest.raises(FencedError):
@@ -269,7 +337,7 @@ def test_the_folder_left_behind_can_be_removed(
 ) -> None:
     shutil.rmtree(job.path)
     elsewhere(monkeypatch, tmp_path)
-    assert copied(take_over(place, lambda _: None)) == 5
+    assert copied(take_over(place)) == 5
 
 
 @pytest.mark.parametrize("is_published", [True, False])

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.varuna_manager.stored_jobs import stored, submit
+from tests.unit.varuna_manager.stored_jobs import stored, submit, take_over
 from tests.unit.varuna_manager.story import Story
 
 from spottrain.varuna_manager.core import step
@@ -32,7 +32,6 @@ from spottrain.varuna_manager.jobs.samples import Sampler
 from spottrain.varuna_manager.jobs.segments import Segment
 from spottrain.varuna_manager.jobs.snapshots import CopiedSnapshot, that_count
 from spottrain.varuna_manager.jobs.vm_history import vm_lives
-from spottrain.varuna_manager.launch.takeover import take_over
 from spottrain.varuna_manager.reporting import history
 from spottrain.varuna_manager.reporting.history import replay
 from spottrain.wire import messages
@@ -135,7 +134,7 @@ def other(
 ) -> JobDir:
     """The job on another machine."""
     monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "other"))
-    return take_over(place, lambda _: None)
+    return take_over(place)
 
 
 def contents(job: JobDir) -> dict[str, Any]:
@@ -256,7 +255,7 @@ def test_segments_are_merged_again_once_the_journal_is_whole(
     for path in files(job, "snapshots"):
         path.unlink()
     monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "third"))
-    found = take_over(place, lambda _: None)
+    found = take_over(place)
     assert contents(found)["rows"][:-1] == contents(other)["rows"]
 
 
@@ -314,7 +313,7 @@ def test_a_snapshot_that_cannot_be_used_is_passed_over(
     (path,) = files(job, "snapshots")
     spoil(path)
     monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "other"))
-    after = contents(take_over(place, lambda _: None))
+    after = contents(take_over(place))
     assert after["rows"][:-1] == before["rows"]
     assert after["minibatches"] == before["minibatches"]
     assert after["evaluations"] == before["evaluations"]
