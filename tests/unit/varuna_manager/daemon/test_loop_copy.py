@@ -10,7 +10,14 @@ from pathlib import Path
 
 import pytest
 from tests.builders import a_vm
-from tests.unit.varuna_manager.stored_jobs import append, copied, events, stored, submit, take_over
+from tests.unit.varuna_manager.stored_jobs import (
+    append,
+    copied,
+    events,
+    stored,
+    submit,
+    take_over,
+)
 from tests.unit.varuna_manager.story import OFFER
 
 from spottrain.cloud.port.provider import LaunchRequest, LaunchResult, Offer, Vm

@@ -10,7 +10,6 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from tests.unit.varuna_manager.launch.test_manager_vm import config_of
 
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.launch.manager_vm_bundle import (
@@ -51,7 +50,7 @@ def test_a_bundle_has_the_job_and_no_secret_but_the_key_to_its_vms(
         "cloud/ssh_key",
     ):
         (job.path / name).write_text(name)
-    packed = bundle(job, config_of("aws"), job.cloud / "ssh_key", b"{}")
+    packed = bundle(job, b"{}", job.cloud / "ssh_key", b"{}")
     assert {name.removeprefix("jobs/far/") for name in names_in(packed)} == {
         "config.json",
         "facts.json",

@@ -114,7 +114,7 @@ def test_nothing_is_taken_over_that_the_user_has_not_seen(
     elsewhere(monkeypatch, tmp_path)
 
     told: list[str] = []
-    with pytest.raises(ConfigError, match="--trust [0-9a-f]{32}'$") as refused:
+    with pytest.raises(ConfigError, match=r"--trust [0-9a-f]{32}'$") as refused:
         takeover.take_over(place, told.append)
     assert "  env: PYTHONPATH=evil, TERM=" in told
     assert "  notify.command: /bin/sh -c 'echo taken'" in told
