@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.tiers import Tiers
+from tests.processes import Processes
+from tests.tiers import Tiers, scope
 
 if TYPE_CHECKING:  # a GPU host that runs tests/gpu alone lacks what the fakes need
     from tests.fakes.aws import FakeAws
@@ -26,14 +27,16 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let ``scripts/test --all`` run everything."""
     parser.addoption("--all", action="store_true", help="also what the gate leaves out")
+    parser.addoption("--processes", type=int, default=0, help="that run tests")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Tiers(config), "tiers")
-    if "SPOTTRAIN_TEST_INSPECTED" not in os.environ:  # processes of xdist inherit it
-        inspected = tempfile.TemporaryDirectory(prefix="spottrain-inspected-")
-        config.add_cleanup(inspected.cleanup)
-        os.environ["SPOTTRAIN_TEST_INSPECTED"] = inspected.name
+    if config.option.processes:
+        config.pluginmanager.register(Processes(config.option.processes, scope))
+    inspected = tempfile.TemporaryDirectory(prefix="spottrain-inspected-")
+    config.add_cleanup(inspected.cleanup)
+    os.environ["SPOTTRAIN_TEST_INSPECTED"] = inspected.name
 
 
 # One fake of each cloud for a process: to start one takes seconds.

@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.processes import NUMBER
 
 
 def shared_folder(factory: pytest.TempPathFactory) -> Path:
     """Return a folder that all test processes of this run share."""
     base = factory.getbasetemp()
-    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    return base.parent if NUMBER in os.environ else base
 
 
 @contextlib.contextmanager

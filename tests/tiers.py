@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import compress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 from zlib import crc32
 
 import pytest
@@ -106,10 +106,8 @@ class Tiers:
         self._named = any("::" in argument for argument in config.args)
         settings.load_profile("all" if self._all else "gate")
         self.part = part()
-        os.environ[VARIABLE] = str(self.part)  # processes of xdist run the same
-        given = getattr(config, "workerinput", None)
-        self._log = None if given else _log(config)
-        self._passed: list[str] = given["passed"] if given else self._read()
+        self._log = _log(config)
+        self._passed = self._read()
         self._called: set[str] = set()
 
     def _read(self) -> list[str]:
@@ -121,10 +119,6 @@ class Tiers:
         if self._all:
             return f"all tests, of which {len(self._passed)} have passed on this tree"
         return f"the gate, part {self.part} of the rotated cases ({VARIABLE})"
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_configure_node(self, node: Any) -> None:
-        node.workerinput["passed"] = self._passed
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(
@@ -145,14 +139,6 @@ class Tiers:
         gc.collect()
         gc.freeze()
         gc.enable()
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
-        from xdist.scheduler import LoadScopeScheduling
-
-        scheduling = LoadScopeScheduling(config, log)
-        scheduling._split_scope = scope
-        return scheduling
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if self._log is None or not report.passed:
