@@ -45,6 +45,7 @@ def run(folder: Path, **files: str) -> tuple[int, str]:
         [*command, f"--rootdir={folder}", f"--basetemp={folder / 'temp'}", str(folder)],
         env=environment,
         cwd=folder,
+        check=False,
         capture_output=True,
         text=True,
     )
@@ -84,7 +85,7 @@ def test_before(): pass
 def test_ends(): os._exit(7)
 def test_after(): pass
 """
-    fine = {name: "def test_it(): pass\n" for name in "bcd"}
+    fine = dict.fromkeys("bcd", "def test_it(): pass\n")
     code, out = run(tmp_path, a=ends, **fine)
     assert code == 1
     assert re.search(r"test process \d ended with 7 in it", out)
