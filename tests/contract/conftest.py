@@ -21,6 +21,7 @@ from tests.contract.real_account import (
 from tests.contract.rented_account import aws_over_ssh
 from tests.contract.ssh_account import ssh
 from tests.fakes.sshd import WHY_NOT
+from tests.tiers import PARTS
 
 PROVIDERS: dict[str, Callable[[pytest.FixtureRequest], Iterator[Account]]] = {
     "aws": aws,
@@ -33,6 +34,8 @@ PROVIDERS: dict[str, Callable[[pytest.FixtureRequest], Iterator[Account]]] = {
     "ssh": ssh,
 }
 """A new provider adds itself here: how to set up and take down an account."""
+ALWAYS = "ssh"
+"""Real SSH servers: nothing of it is a fake."""
 
 _OWN_CRASHES = "a process of this machine: tests/unit/cloud/local kills it instead"
 _OVER_SSH = "agents are brought to it over SSH by whoever wraps it: cloud.ssh"
@@ -98,13 +101,22 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "account" in metafunc.fixturenames:
         name = metafunc.function.__name__
         providers = [
-            pytest.param(provider, id=provider)
+            pytest.param(provider, id=provider, marks=_turn(provider))
             for provider in sorted(PROVIDERS)
             if (name, provider) not in EXEMPT
         ]
         if wanted(metafunc.config):
             providers = [pytest.param(REAL, marks=pytest.mark.cloud)]
         metafunc.parametrize("account", providers, indirect=True)
+
+
+def _turn(provider: str) -> tuple[pytest.MarkDecorator, ...]:
+    """Let the gate run one provider each time, and of the others two or three in turn."""
+    if provider == ALWAYS:
+        return ()
+    first = sorted(PROVIDERS).index(provider)
+    parts = [(first + step) % PARTS for step in (0, 3, 7)]
+    return (pytest.mark.rotated(parts=parts),)
 
 
 @pytest.fixture

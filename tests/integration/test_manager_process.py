@@ -314,6 +314,7 @@ def test_kill_9_of_everything_is_resumed_from_the_newest_checkpoint(
     assert len(View(state).generations) == 2
 
 
+@pytest.mark.rotated(parts=[1, 4, 8])
 def test_a_stopped_job_returns_its_vms_and_can_be_resumed(
     make_job: Callable[..., Job],
 ) -> None:
@@ -333,6 +334,7 @@ def test_a_stopped_job_returns_its_vms_and_can_be_resumed(
     assert_ended_well(job, job.start())
 
 
+@pytest.mark.rotated(parts=[3, 6, 9])
 def test_a_job_whose_software_was_changed_on_disk_ends_with_the_reason(
     make_job: Callable[..., Job],
 ) -> None:
@@ -374,6 +376,7 @@ def test_sigterm_lets_vms_train_on(make_job: Callable[..., Job]) -> None:
     assert {vm.state for vm in job.rented()} == {VmState.RUNNING}
 
 
+@pytest.mark.rotated(parts=[0, 3, 6])
 def test_a_manager_that_was_paused_blames_nobody(make_job: Callable[..., Job]) -> None:
     job = make_job(steps=ENDLESS)
     manager = job.start()
@@ -404,6 +407,7 @@ def test_a_manager_that_dies_at_every_append_rents_nothing_twice(
     assert len(job.rented()) == 2
 
 
+@pytest.mark.rotated(parts=[0, 3, 7])
 def test_a_disk_that_refuses_the_journal_for_a_while_costs_nothing(
     make_job: Callable[..., Job],
 ) -> None:

@@ -112,6 +112,7 @@ def test_it(number):
 """
 
 
+@pytest.mark.rotated(parts=[3, 6, 9])
 def test_all_goes_on_with_what_has_not_passed_on_the_same_tree(tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
     for name in ("tiers.py", "processes.py", "conftest.py"):

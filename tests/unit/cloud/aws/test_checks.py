@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.fakes.aws import REGION, FakeAws
 
 from spottrain.cloud.port.provider import ChecksAccount
@@ -19,6 +20,7 @@ def wrong(aws: FakeAws, **settings: object) -> dict[str, str]:
     return {w: detail for w, (ok, detail) in found(aws, **settings).items() if not ok}
 
 
+@pytest.mark.rotated(parts=[3, 6, 9])
 def test_checks_pass_without_renting_anything(
     aws: FakeAws,
 ) -> None:

@@ -46,6 +46,7 @@ def aws_in_child(aws: FakeAws) -> ChildProvider:
     )
 
 
+@pytest.mark.rotated(parts=[1, 5, 8])
 def test_a_login_that_a_person_renewed_is_found(
     aws: FakeAws, profile: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

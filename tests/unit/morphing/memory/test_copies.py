@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.morphing.plan.test_choose import MIB, inputs, plan_of
@@ -70,6 +71,7 @@ def test_a_handover_keeps_one_state() -> None:
         assert after.device == before.device + more
 
 
+@pytest.mark.rotated(parts=[0, 4, 7])
 def test_plans_of_one_replica_have_copies_where_memory_is_enough() -> None:
     asked = replace(inputs(vms=2, sections=8, memory_bytes=10**15), peer_copies=1)
     deep = replace(asked, pipeline_depth=2)

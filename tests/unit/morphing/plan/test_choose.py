@@ -501,6 +501,7 @@ cases = st.builds(
 )
 
 
+@pytest.mark.rotated(parts=[0, 3, 7])
 @given(
     cases,
     st.booleans(),

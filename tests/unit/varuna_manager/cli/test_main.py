@@ -214,6 +214,7 @@ def test_a_dry_run_fails_as_the_launch_would(
     assert message in found.out
 
 
+@pytest.mark.rotated(parts=[1, 4, 7])
 def test_a_dry_run_refuses_a_name_in_use_and_a_plan_does_not(
     run: Run, tmp_path: Path
 ) -> None:
@@ -224,6 +225,7 @@ def test_a_dry_run_refuses_a_name_in_use_and_a_plan_does_not(
     assert run("plan", path).code == 3  # its code raises
 
 
+@pytest.mark.rotated(parts=[0, 4, 7])
 def test_what_is_sent_is_told_by_launch_dry_run_and_plan(
     run: Run, tmp_path: Path
 ) -> None:
@@ -235,6 +237,7 @@ def test_what_is_sent_is_told_by_launch_dry_run_and_plan(
         assert "keys and tokens have such names: .env" in told
 
 
+@pytest.mark.rotated(parts=[0, 3, 6])
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_a_terminal_that_cannot_show_everything_is_no_error(
     tmp_path: Path, encoding: str
@@ -261,6 +264,7 @@ def test_a_terminal_that_cannot_show_everything_is_no_error(
     assert rb"caf\udce9.bin" in done.stderr
 
 
+@pytest.mark.rotated(parts=[2, 5, 9])
 def test_output_of_the_users_code_need_not_be_text(run: Run, tmp_path: Path) -> None:
     path = job_file(tmp_path)
     (tmp_path / "code" / "train.py").write_text(
@@ -285,6 +289,7 @@ def test_a_folder_whose_name_is_no_text_is_named(run: Run, tmp_path: Path) -> No
     assert "the folder's name must be UTF-8" in answer.error
 
 
+@pytest.mark.rotated(parts=[1, 4, 7])
 def test_the_traceback_of_user_code_is_shown(run: Run, tmp_path: Path) -> None:
     answer = run("launch", job_file(tmp_path))
     assert answer.code == 3

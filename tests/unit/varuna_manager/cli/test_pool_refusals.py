@@ -109,6 +109,7 @@ def test_a_wrong_pool_is_not_created(
     assert error in refused("pool", "create", "new.yaml")
 
 
+@pytest.mark.rotated(parts=[0, 3, 7])
 def test_a_second_pool_on_a_quota_is_warned_of_and_created(refused: Refused) -> None:
     write("new.yaml", {**POOL, "name": "new"})
     # Its daemon is no child of this process.
@@ -129,6 +130,7 @@ def test_a_second_pool_on_a_quota_is_warned_of_and_created(refused: Refused) -> 
     assert "pool new has ended; jobs ended with it: 0" in ended
 
 
+@pytest.mark.rotated(parts=[3, 6, 9])
 def test_ctrl_c_while_jobs_are_submitted_leaves_the_pool_and_says_so(
     refused: Refused,
 ) -> None:

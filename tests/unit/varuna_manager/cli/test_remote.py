@@ -102,6 +102,7 @@ STOPPED: tuple[Any, ...] = (
 )
 
 
+@pytest.mark.rotated(parts=[2, 6, 9])
 def test_while_its_vm_runs_a_job_is_there_though_it_does_not_answer(
     job: JobDir, run: Run
 ) -> None:
@@ -112,6 +113,7 @@ def test_while_its_vm_runs_a_job_is_there_though_it_does_not_answer(
     assert job.remote_manager_file.exists()
 
 
+@pytest.mark.rotated(parts=[2, 5, 9])
 def test_when_its_vm_is_gone_the_user_learns_once_how_to_continue(
     aws: FakeAws, job: JobDir, run: Run, tmp_path: Path
 ) -> None:
@@ -129,6 +131,7 @@ def test_when_its_vm_is_gone_the_user_learns_once_how_to_continue(
     assert "is gone" not in run("status", "job", "-o", "json")[2]
 
 
+@pytest.mark.rotated(parts=[1, 4, 7])
 def test_a_job_that_is_over_is_reclaimed_and_leaves_nothing_behind(
     aws: FakeAws, job: JobDir, run: Run, tmp_path: Path
 ) -> None:
@@ -141,6 +144,7 @@ def test_a_job_that_is_over_is_reclaimed_and_leaves_nothing_behind(
     assert aws.ask("left") == []
 
 
+@pytest.mark.rotated(parts=[0, 3, 6])
 def test_down_ends_the_vm_of_the_manager_as_well(
     aws: FakeAws, job: JobDir, run: Run
 ) -> None:
@@ -151,6 +155,7 @@ def test_down_ends_the_vm_of_the_manager_as_well(
     assert job.is_down
 
 
+@pytest.mark.rotated(parts=[1, 5, 8])
 def test_a_launch_that_did_not_finish_is_gone_on_with_or_returned(
     aws: FakeAws, job: JobDir, run: Run
 ) -> None:
@@ -164,6 +169,7 @@ def test_a_launch_that_did_not_finish_is_gone_on_with_or_returned(
     assert aws.ask("left") == []
 
 
+@pytest.mark.rotated(parts=[2, 5, 8])
 def test_a_vm_that_cannot_be_used_is_returned_and_its_job_can_be_launched_anew(
     aws: FakeAws, job: JobDir, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,6 +17,7 @@ from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.journal import Journal
 
 
+@pytest.mark.rotated(parts=[3, 6, 9])
 def test_an_internal_error_is_logged_with_its_cause_and_story(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,6 +36,7 @@ def test_a_job_that_has_ended_needs_no_manager(job: JobDir) -> None:
     assert not job.log.exists()
 
 
+@pytest.mark.rotated(parts=[0, 4, 7])
 def test_a_manager_that_cannot_run_is_given_up_after_the_lease(job: JobDir) -> None:
     assert keep(job, 0.5) == "no manager could run for 0.5 s"
     assert "config.json" in job.log.read_text()

@@ -7,6 +7,8 @@ import random
 import sqlite3
 from pathlib import Path
 
+import pytest
+
 from spottrain.varuna_manager.jobs.blocks import STEPS, Block, BlockCopy, rows_of
 from spottrain.varuna_manager.jobs.bucket import StoredJob
 from spottrain.varuna_manager.jobs.measurements import (
@@ -57,6 +59,7 @@ def copy(copier: BlockCopy, measurements: Measurements) -> None:
     copier.advance(measurements)
 
 
+@pytest.mark.rotated(parts=[0, 3, 7])
 def test_what_was_measured_comes_back_whatever_was_restored(tmp_path: Path) -> None:
     draw = random.Random(1)
     store, here = StoredJob(f"file://{tmp_path}", "0-0"), empty()
@@ -75,6 +78,7 @@ def test_what_was_measured_comes_back_whatever_was_restored(tmp_path: Path) -> N
     assert end > STEPS, "more than one block"
 
 
+@pytest.mark.rotated(parts=[0, 3, 6])
 def test_only_what_has_changed_is_copied(tmp_path: Path) -> None:
     store, here = StoredJob(f"file://{tmp_path}", "0-0"), empty()
     train(here, 1, 0, 2 * STEPS)

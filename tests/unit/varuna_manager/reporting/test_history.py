@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from tests.builders import checkpoint_saved
 from tests.unit.varuna_manager.story import OFFER, ON_DEMAND, SPEC, Story
 
@@ -159,6 +160,7 @@ def test_managers_stops_and_budgets_become_milestones() -> None:
     assert [usd for _, usd in history.budgets] == [5.0]
 
 
+@pytest.mark.rotated(parts=[1, 4, 7])
 def test_memory_does_not_grow_with_mini_batches() -> None:
     spec = replace(SPEC, steps=10_000)
     story = Story(spec=spec).training("a", "b")
