@@ -6,10 +6,12 @@ it has them open. But then no command finds it, and no later manager learns what
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import NamedTuple
 
+from spottrain.cloud.port.stored import write_private
 from spottrain.varuna_manager.jobs.folder import JobDir
 
 
@@ -18,6 +20,11 @@ class FolderSight(NamedTuple):
 
     trouble: str = ""
     is_gone: bool = False
+
+
+KEPT = ("identity.pem", "manager.json", "ca.pem", "metrics.token")
+"""Small files by which agents, commands and the next manager reach this one: a manager that
+misses one knows what was in it."""
 
 
 class _Identity(NamedTuple):
@@ -38,6 +45,21 @@ class FolderWatch:
         self._job = job
         known = {path: _identity(path) for path in (job.path, job.journal, job.lock)}
         self._known = {path: one for path, one in known.items() if one is not None}
+        files = (job.path / name for name in KEPT)
+        self._kept = {path: path.read_text() for path in files if path.exists()}
+
+    def restore(self) -> list[str]:
+        """Write deleted files anew whose contents are known; return their names.
+
+        Where that is not possible, ``look`` says what is wrong with the folder.
+        """
+        restored = []
+        for path, content in self._kept.items():
+            with contextlib.suppress(OSError):
+                if not path.exists() and not self._has_moved(self._job.path):
+                    write_private(path, content)
+                    restored.append(path.name)
+        return restored
 
     def look(self) -> FolderSight:
         """Return what is wrong with the folder now."""

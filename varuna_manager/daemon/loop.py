@@ -515,6 +515,8 @@ class ManagerLoop:
         committed any more."""
         watch, seen = FolderWatch(self._job), FolderSight()
         while True:
+            for name in await asyncio.to_thread(watch.restore):
+                logger.warning("%s was deleted: it was written again", name)
             sight = await asyncio.to_thread(watch.look)
             if sight != seen:
                 seen = sight

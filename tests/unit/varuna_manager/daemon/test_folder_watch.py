@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from spottrain.varuna_manager.daemon.folder_watch import FolderSight, FolderWatch
+from spottrain.varuna_manager.daemon.folder_watch import KEPT, FolderSight, FolderWatch
 from spottrain.varuna_manager.jobs.folder import JobDir
 
 
@@ -49,6 +49,23 @@ def test_what_was_deleted_or_replaced_is_gone_for_good(
     found = watch.look()
     assert found.is_gone
     assert "deleted" in found.trouble
+
+
+def test_what_commands_and_agents_need_is_written_again(job: JobDir) -> None:
+    for name in KEPT:
+        (job.path / name).write_text(name)
+    watch = FolderWatch(job)
+    assert watch.restore() == []
+    for name in KEPT:
+        (job.path / name).unlink()
+    assert watch.restore() == list(KEPT)
+    assert watch.look() == FolderSight()
+    for name in KEPT:
+        assert (job.path / name).read_text() == name
+        assert (job.path / name).stat().st_mode & 0o777 == 0o600
+    shutil.rmtree(job.path)
+    assert watch.restore() == []
+    assert not job.path.exists()
 
 
 def test_the_users_code_that_cannot_be_read_may_come_back(job: JobDir) -> None:
