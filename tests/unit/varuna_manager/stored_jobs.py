@@ -48,8 +48,8 @@ def stored(job: JobDir) -> StoredJob:
 
 def take_over(place: str, say: Callable[[str], None] = lambda _: None) -> JobDir:
     """Take a job over, whose store is a folder, trusting what is there."""
-    folders = Path(place.removeprefix("file://")).glob("job/*/config.json")
-    numbers = [digest_of(JobDir(path.parent)) for path in folders]
+    folders = map(JobDir, Path(place.removeprefix("file://")).glob("job/*/"))
+    numbers = [digest_of(job) for job in folders if job.workdir.exists()]
     return takeover.take_over(place, say, trusted=(numbers or [""])[0])
 
 

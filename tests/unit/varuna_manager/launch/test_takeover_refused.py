@@ -12,7 +12,13 @@ from pathlib import Path
 
 import pytest
 from tests.unit.varuna_manager.launch.test_takeover import copy, elsewhere
-from tests.unit.varuna_manager.stored_jobs import append, events, stored, submit
+from tests.unit.varuna_manager.stored_jobs import (
+    append,
+    events,
+    stored,
+    submit,
+    take_over,
+)
 
 from spottrain.errors import ConfigError
 from spottrain.storage.store import StorageError
@@ -21,7 +27,6 @@ from spottrain.varuna_manager.jobs.folder import JobDir, job_dir
 from spottrain.varuna_manager.jobs.follow import uid_of
 from spottrain.varuna_manager.jobs.replication import begin_replication
 from spottrain.varuna_manager.launch import takeover
-from spottrain.varuna_manager.launch.takeover import take_over
 
 
 @pytest.fixture
@@ -47,7 +52,7 @@ def kept(job: JobDir, name: str) -> Path:
 
 def refused(place: str) -> str:
     with pytest.raises(StoredJobError) as error:
-        take_over(place, lambda _: None)
+        take_over(place)
     assert "\n" not in str(error.value)
     assert not list(job_dir("demo").path.parent.glob("*"))
     return str(error.value)
@@ -146,7 +151,7 @@ def test_a_claim_may_have_more_fields_than_known_but_not_fewer(
 @pytest.mark.parametrize("url", ["s3://[::1", "s3://[::1/job"])
 def test_what_is_no_url_is_said_in_one_line(job: JobDir, url: str) -> None:
     with pytest.raises(StorageError, match="must be"):
-        take_over(url, lambda _: None)
+        take_over(url)
 
 
 def test_an_unknown_event_ends_what_is_used(
@@ -192,7 +197,7 @@ def test_of_two_at_once_on_one_machine_the_later_finds_the_job_here(
     def second() -> None:
         assert first_checked.wait(600)
         try:
-            taken.append(take_over(place, lambda _: None))
+            taken.append(take_over(place))
         except ConfigError as error:
             refusals.append(str(error))
 
@@ -200,7 +205,7 @@ def test_of_two_at_once_on_one_machine_the_later_finds_the_job_here(
     monkeypatch.setattr(takeover, "_restore_journal", read_slowly)
     thread = threading.Thread(target=second)
     thread.start()
-    here = take_over(place, lambda _: None)
+    here = take_over(place)
     thread.join()
     assert (taken, len(refusals)) == ([], 1)
     assert "spottrain resume demo" in refusals[0]
