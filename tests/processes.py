@@ -209,6 +209,8 @@ def _run(
             link.send(("finish", (item.nodeid, item.location)))
         link.send(("idle", None))
     session._setupstate.teardown_exact(None)
+    link.close()
+    os._exit(0)  # threads that a failed test has left are not waited for
 
 
 class _Reporter:
