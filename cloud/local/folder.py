@@ -86,7 +86,6 @@ class LocalFolder:
     def load_settings(self) -> LocalSettings:
         """Return the settings that ``save_settings`` wrote."""
         data = json.loads(self._settings.read_text())
-        data.pop("agent_argv", None)  # written until agents came with each start
         return cast(LocalSettings, from_data(LocalSettings, data))
 
     def save(self, record: LocalRecord) -> None:

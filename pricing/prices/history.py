@@ -16,7 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
+from spottrain import database
 from spottrain.cloud.port.provider import SpotPool
+from spottrain.database import FormatError, Kind
 from spottrain.errors import SpottrainError
 from spottrain.pricing.prices.hazard import Exposure
 from spottrain.pricing.prices.place import Place
@@ -53,8 +55,6 @@ _SCHEMA = """
         ended TEXT NOT NULL,
         PRIMARY KEY (job, vm_id)
     ) STRICT;
-"""
-_POOLS = """
     CREATE TABLE pools (
         cloud TEXT NOT NULL,
         region TEXT NOT NULL,
@@ -66,9 +66,6 @@ _POOLS = """
         PRIMARY KEY (cloud, zone, instance_type)
     ) STRICT;
 """
-_SCHEMAS = _SCHEMA, _POOLS
-"""What each version added, from version 1 on."""
-_VERSION = len(_SCHEMAS)
 AHEAD_S = HOUR_S
 """Entries further in the future were made under a clock that was ahead."""
 _BUSY_S = 5.0
@@ -113,7 +110,7 @@ class History:
         path: The SQLite file; made if absent.
 
     Raises:
-        HistoryError: it cannot be opened, is damaged or from a newer version.
+        HistoryError: it cannot be opened, is damaged or of another format.
     """
 
     def __init__(self, path: Path) -> None:
@@ -123,6 +120,7 @@ class History:
             self._db = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)
         try:
             with self._translating_errors():
+                database.is_new(self._db, path, Kind.PRICES)
                 self._prepare()
         except BaseException:
             self._db.close()
@@ -296,19 +294,8 @@ class History:
     def _prepare(self) -> None:
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")
-        with self._transaction():
-            version = self._db.execute("PRAGMA user_version").fetchone()[0]
-            if version > _VERSION:
-                raise HistoryError(
-                    f"{self._path}: written by a newer spottrain (version {version}, "
-                    f"this one knows {_VERSION}); use that one"
-                )
-            if version < _VERSION:
-                for schema in _SCHEMAS[version:]:
-                    # Not executescript: it would commit the transaction first.
-                    for statement in schema.split(";")[:-1]:
-                        self._db.execute(statement)
-                self._db.execute(f"PRAGMA user_version = {_VERSION}")
+        with self._translating_errors():
+            database.create(self._db, self._path, Kind.PRICES, _SCHEMA)
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -326,6 +313,8 @@ class History:
     def _translating_errors(self) -> Iterator[None]:
         try:
             yield
+        except FormatError as error:
+            raise HistoryError(str(error)) from error
         except (sqlite3.Error, OSError) as error:
             raise HistoryError(
                 f"{self._path}: the database of prices cannot be used: {error}; if it "

@@ -100,8 +100,8 @@ class Newest:
 
     name: JobName
     uid: Annotated[str, Field(pattern=r"^[0-9a-f-]+$")]
-    code: str = ""
-    """Hash of the packed workdir in the store; empty: an earlier spottrain wrote it."""
+    code: str
+    """Hash of the packed workdir in the store."""
 
 
 _Document = TypeVar("_Document", Claim, Newest)

@@ -26,6 +26,8 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
 
+from spottrain import database
+from spottrain.database import FormatError, Kind
 from spottrain.errors import SpottrainError
 from spottrain.varuna_manager.core.model.events import (
     EVENT_TYPES,
@@ -56,37 +58,28 @@ from spottrain.varuna_manager.jobs.samples import Sampler, told_by
 
 _IS_BASE = f"substr(decision, 1, {len(BASE)}) = '{BASE}'"
 """Of decisions that say the whole state."""
-_MIGRATIONS = (
-    """
+_SCHEMA = f"""
     CREATE TABLE events (
         seq INTEGER PRIMARY KEY,
         at_s REAL NOT NULL,
         kind TEXT NOT NULL,
-        body TEXT NOT NULL
+        body TEXT NOT NULL,
+        decision TEXT
     ) STRICT;
-    """,
-    measurements.SCHEMA,
-    f"""
-    ALTER TABLE events ADD COLUMN decision TEXT;
     CREATE INDEX bases ON events (seq) WHERE {_IS_BASE};
     CREATE TABLE snapshots (
         seq INTEGER PRIMARY KEY,
         state TEXT NOT NULL,
         history TEXT NOT NULL
     ) STRICT;
-    """,
-    """
     CREATE TABLE absent (
         first INTEGER NOT NULL,
         last INTEGER NOT NULL,
         steps INTEGER NOT NULL
     ) STRICT;
-    """,
-)
-"""Entry n takes a file from ``user_version`` n to n + 1."""
-
-_WITH_MEASUREMENTS, _WITH_DECISIONS, _WITH_ABSENT = 2, 3, 4
-"""``user_version`` from which on the file has them."""
+    {measurements.SCHEMA}
+"""
+_SELECT = "SELECT seq, at_s, kind, body, decision FROM events"
 _PAGE = 1000
 _BUSY_S = 1.0
 _END = 1 << 62
@@ -156,7 +149,7 @@ class Journal:
         read_only: Only read, while another process may write; the file must exist.
 
     Raises:
-        JournalError: The file cannot be opened, is damaged or from a newer version.
+        JournalError: The file cannot be opened, is damaged or of another format.
     """
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
@@ -172,7 +165,7 @@ class Journal:
             )
         try:
             with self._translating_errors():
-                self._check_version()
+                database.is_new(self._db, path, Kind.JOB)
                 if not read_only:
                     self._prepare()
         except BaseException:
@@ -324,7 +317,7 @@ class Journal:
         """
         with self._translating_errors():
             found = self._db.execute(
-                f"{self._select()} WHERE seq BETWEEN ? AND ? ORDER BY seq LIMIT ?",
+                f"{_SELECT} WHERE seq BETWEEN ? AND ? ORDER BY seq LIMIT ?",
                 (first, last, limit),
             )
             return [JournalRow(*row) for row in found]
@@ -332,10 +325,8 @@ class Journal:
     def _row_that(self, condition: str, *values: Any) -> JournalRow | None:
         """Return the newest event whose decision meets a condition."""
         with self._translating_errors():
-            if not self._has_decisions():
-                return None
             found = self._db.execute(
-                f"{self._select()} WHERE {condition} ORDER BY seq DESC LIMIT 1", values
+                f"{_SELECT} WHERE {condition} ORDER BY seq DESC LIMIT 1", values
             ).fetchone()
             return JournalRow(*found) if found else None
 
@@ -353,12 +344,10 @@ class Journal:
             JournalError: The file is damaged.
         """
         column = "body" if in_event else "decision"
-        if not (in_event or self._has_decisions()):
-            return
         while True:
             with self._translating_errors():
                 found = self._db.execute(
-                    f"{self._select()} WHERE seq < ? AND instr({column}, ?) > 0 "
+                    f"{_SELECT} WHERE seq < ? AND instr({column}, ?) > 0 "
                     "ORDER BY seq DESC LIMIT 1",
                     (before, text),
                 ).fetchone()
@@ -367,11 +356,6 @@ class Journal:
             row = JournalRow(*found)
             yield row
             before = row.seq
-
-    def _select(self) -> str:
-        """Return the statement for events, in whatever version the file has."""
-        decision = "decision" if self._has_decisions() else "NULL"
-        return f"SELECT seq, at_s, kind, body, {decision} FROM events"
 
     def take_over(self, rows: Iterable[JournalRow]) -> None:
         """Add events with the numbers of another journal, all or none.
@@ -413,8 +397,6 @@ class Journal:
             JournalError: The file is damaged.
         """
         with self._translating_errors():
-            if self._version() < _WITH_ABSENT:
-                return None
             found = self._db.execute("SELECT first, last, steps FROM absent").fetchone()
             return None if found is None else Absent(*found)
 
@@ -554,8 +536,6 @@ class Journal:
             JournalError: The file is damaged.
         """
         with self._translating_errors():
-            if not self._has_decisions():
-                return None
             found = self._db.execute(
                 "SELECT seq, state, history FROM snapshots WHERE seq > ?", (after_seq,)
             ).fetchone()
@@ -599,8 +579,6 @@ class Journal:
     def is_measured(self) -> bool:
         """Return whether the measurements of all events are in the file."""
         with self._translating_errors():
-            if self._version() < _WITH_MEASUREMENTS:
-                return False
             found = self._db.execute(
                 "SELECT seq = (SELECT coalesce(max(seq), 0) FROM events) FROM measured"
             )
@@ -612,33 +590,14 @@ class Journal:
         for _, steps in self.steps(Fold(self.replay(after_seq)), after_seq):
             store.write(sampler.samples(steps[0].event, steps[-1].after))
 
-    def _check_version(self) -> None:
-        version = self._db.execute("PRAGMA user_version").fetchone()[0]
-        if version > len(_MIGRATIONS):
-            raise JournalError(
-                f"{self._path}: journal has version {version}, this spottrain reads "
-                f"up to {len(_MIGRATIONS)}; use the newer spottrain that wrote it"
-            )
-
     def _prepare(self) -> None:
-        """Prepare the file for writing: settings, a check, the newest schema."""
+        """Prepare the file for writing: settings, a check, tables."""
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = FULL")
         verdict = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
         if verdict != "ok":  # in several lines, the last of which says what is wrong
             raise sqlite3.DatabaseError(verdict.splitlines()[-1])
-        version = self._db.execute("PRAGMA user_version").fetchone()[0]
-        for number, script in enumerate(_MIGRATIONS[version:], version + 1):
-            self._db.executescript(
-                f"BEGIN IMMEDIATE; {script} PRAGMA user_version = {number}; COMMIT;"
-            )
-
-    def _has_decisions(self) -> bool:
-        """Return whether the file is of a version whose events have decisions."""
-        return self._version() >= _WITH_DECISIONS
-
-    def _version(self) -> int:
-        return int(self._db.execute("PRAGMA user_version").fetchone()[0])
+        database.create(self._db, self._path, Kind.JOB, _SCHEMA)
 
     def _is_decided(self, seq: int) -> bool:
         """Return whether event ``seq`` was decided on: what follows may build on it."""
@@ -666,6 +625,8 @@ class Journal:
         """Translate SQLite's errors into one line with what to do."""
         try:
             yield
+        except FormatError as error:
+            raise JournalError(str(error)) from error
         except sqlite3.OperationalError as error:
             raise JournalWriteError(
                 f"{self._path}: cannot use the journal: {error}"

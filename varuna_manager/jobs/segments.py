@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from spottrain.errors import SpottrainError
 from spottrain.varuna_manager.jobs.journal import JournalRow
 
-SCHEMA_VERSION = 2
-"""Rows have decisions since 2."""
+SCHEMA_VERSION = 1
 FANOUT = 32
 """Number of segments of one level that are merged into one of the next level."""
 TOP_LEVEL = 2
@@ -83,10 +82,10 @@ def unpack(segment: Segment, data: bytes) -> list[JournalRow]:
         rows = [JournalRow(*json.loads(line)) for line in lines]
     except (OSError, EOFError, zlib.error, ValueError, TypeError, KeyError) as error:
         raise SegmentError(f"{segment.name} is damaged: {error}") from error
-    if version not in (1, SCHEMA_VERSION):
+    if version != SCHEMA_VERSION:
         raise SegmentError(
             f"{segment.name} has version {version}, this spottrain reads "
-            f"up to {SCHEMA_VERSION}: use the version that launched the job"
+            f"{SCHEMA_VERSION}: use the version that launched the job"
         )
     if [row.seq for row in rows] != list(range(segment.first, segment.last + 1)):
         raise SegmentError(f"{segment.name} is damaged: events are missing")

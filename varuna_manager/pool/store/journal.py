@@ -14,13 +14,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from spottrain import database
+from spottrain.database import FormatError, Kind
 from spottrain.errors import SpottrainError
 from spottrain.varuna_manager.jobs.replay.changes import apply, difference
 from spottrain.varuna_manager.jobs.replay.codec import CodecError, from_data, to_data
 from spottrain.varuna_manager.pool.core.model import PoolEvent, PoolState
 
 BASE_EVENTS = 200
-_VERSION = 1
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS events (
     seq INTEGER PRIMARY KEY,
@@ -58,7 +59,7 @@ class PoolJournal:
         read_only: Only read, while another process may write.
 
     Raises:
-        PoolJournalError: The file cannot be opened, is damaged or from a newer version.
+        PoolJournalError: The file cannot be opened, is damaged or of another format.
     """
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
@@ -67,17 +68,11 @@ class PoolJournal:
         with self._translating_errors():
             uri = f"{path.absolute().as_uri()}?mode={mode}"
             self._db = sqlite3.connect(uri, uri=True, isolation_level=None)
-            version = self._db.execute("PRAGMA user_version").fetchone()[0]
-            if version > _VERSION:
-                raise PoolJournalError(
-                    f"{path}: journal has version {version}, this spottrain reads up to "
-                    f"{_VERSION}; use the newer spottrain that wrote it"
-                )
+            database.is_new(self._db, path, Kind.POOL)
             if not read_only:
                 self._db.execute("PRAGMA journal_mode = WAL")
                 self._db.execute("PRAGMA synchronous = FULL")
-                self._db.executescript(_SCHEMA)
-                self._db.execute(f"PRAGMA user_version = {_VERSION}")
+                database.create(self._db, path, Kind.POOL, _SCHEMA)
 
     def append(
         self, before: PoolState | None, event: PoolEvent, after: PoolState
@@ -152,6 +147,8 @@ class PoolJournal:
         """Translate errors into one line with what to do."""
         try:
             yield
+        except FormatError as error:
+            raise PoolJournalError(str(error)) from error
         except sqlite3.OperationalError as error:
             raise PoolJournalWriteError(
                 f"{self._path}: cannot use the pool's journal: {error}; free disk space, or "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import sqlite3
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -186,29 +185,6 @@ def test_spot_pools_count_for_as_long_as_they_tell_of_the_present(
     later_s = NOW_S + SCORE_KEPT_S + 1.0
     assert history.pools(later_s) == [replace(pool, obtainability=None)]
     assert history.pools(NOW_S + RATE_KEPT_S + 1.0) == []
-
-
-def test_a_file_of_the_first_version_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "market.sqlite"
-    with History(path) as history:
-        history.record_prices([price(8.0, 1.0, 1.0)])
-    db = sqlite3.connect(path)
-    db.execute("DROP TABLE pools")
-    db.execute("PRAGMA user_version = 1")
-    db.close()
-    with History(path) as history:
-        assert history.latest() == [price(8.0, 1.0, 1.0)]
-        assert history.pools(1.0) == []
-
-
-def test_a_file_of_a_newer_version_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "market.sqlite"
-    History(path).close()
-    db = sqlite3.connect(path)
-    db.execute("PRAGMA user_version = 3")
-    db.close()
-    with pytest.raises(HistoryError, match="newer spottrain"):
-        History(path)
 
 
 def test_a_damaged_file_is_named_with_what_to_do(tmp_path: Path) -> None:

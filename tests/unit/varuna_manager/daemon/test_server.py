@@ -251,6 +251,14 @@ def test_requests_that_stay_half_sent_are_closed_and_long_answers_are_not(
                 assert connection.recv(1) == b""
 
 
+@pytest.mark.nightly
+def test_a_connection_that_never_begins_tls_is_closed(manager: Manager) -> None:
+    """By asyncio, after its ``ssl_handshake_timeout`` of a minute."""
+    port = int(manager.url.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port), timeout=600) as silent:
+        assert silent.recv(1) == b""
+
+
 @pytest.mark.parametrize(
     ("path", "length"),
     [

@@ -227,17 +227,6 @@ def test_an_event_that_makes_no_sense_is_named_by_its_number(
         events_of(path)
 
 
-def test_a_journal_of_a_newer_spottrain_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "journal.sqlite"
-    Journal(path).close()
-    with sqlite3.connect(path) as db:
-        db.execute("PRAGMA user_version = 99")
-    db.close()
-    for read_only in (False, True):
-        with pytest.raises(JournalError, match=r"version 99.*newer"):
-            Journal(path, read_only=read_only)
-
-
 def test_a_refused_append_adds_nothing_and_can_be_repeated(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
     journal = Journal(path)

@@ -63,28 +63,6 @@ def test_reports_become_rows(story: Story, tmp_path: Path) -> None:
     assert (evaluation.step, evaluation.name, evaluation.loss) == (0, "heldout", 9.0)
 
 
-def test_a_journal_without_measurements_has_those_of_its_events(
-    story: Story, tmp_path: Path
-) -> None:
-    expected = rows(written(tmp_path / "new.sqlite", story))
-    path = tmp_path / "old.sqlite"
-    with closing(Journal(path)) as journal:
-        journal.append(*story.events)
-    with closing(sqlite3.connect(path)) as db:
-        tables = ["minibatches", "evaluations", "generations", "rewrites", "measured"]
-        tables += ["snapshots", "absent"]
-        db.executescript("DROP INDEX bases; ALTER TABLE events DROP COLUMN decision;")
-        db.executescript("".join(f"DROP TABLE {table};" for table in tables))
-        db.executescript("PRAGMA user_version = 1")
-    assert rows(path) == expected  # reading needs no table
-    with closing(Journal(path)) as journal:
-        journal.measure()
-        assert journal.measurements().minibatches() == expected[0]
-    with closing(sqlite3.connect(path)) as db:
-        assert db.execute("SELECT count(*) FROM minibatches").fetchone() == (3,)
-    assert rows(path) == expected
-
-
 def test_a_copied_journal_has_the_measurements_of_its_events(
     story: Story, tmp_path: Path
 ) -> None:

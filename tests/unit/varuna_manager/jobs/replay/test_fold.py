@@ -18,7 +18,6 @@ from spottrain.varuna_manager.core import step
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.jobs.journal import Journal, JournalError
-from spottrain.varuna_manager.jobs.measurements import Evaluation
 from spottrain.varuna_manager.jobs.replay.fold import Fold, Step, asked_for
 from spottrain.varuna_manager.reporting.documents import report
 from spottrain.varuna_manager.reporting.history import JobHistory, replay
@@ -219,26 +218,6 @@ def test_a_decision_of_another_version_is_refused(
         pytest.raises(JournalError, match=says),
     ):
         journal.replay()
-
-
-def test_a_journal_from_before_decisions_is_read_and_continued(
-    story: Story, path: Path
-) -> None:
-    measured = Evaluation(
-        step=1, name="test", generation=1, at_s=1.0, loss=2.0, metrics={}, is_best=True
-    )
-    with closing(Journal(path)) as journal:
-        journal.append(*story.events, samples=[measured])
-    with closing(sqlite3.connect(path)) as db, db:
-        db.executescript(
-            "DROP INDEX bases; DROP TABLE snapshots; DROP TABLE absent;"
-            "PRAGMA user_version = 2;"
-            "ALTER TABLE events DROP COLUMN decision;"
-        )
-    for read_only in (True, False):
-        with closing(Journal(path, read_only=read_only)) as journal:
-            assert journal.replay() == story.state
-            assert journal.measurements().evaluations() == [measured]
 
 
 def test_a_decision_names_what_it_asks_for(story: Story) -> None:
