@@ -124,7 +124,7 @@ class AwsProvider:
         """
         mine = [requests.by_tag(tags.JOB, job)]
         listed = self._in_regions(lambda region: self._vms(region, mine))
-        ours = [vm for vm in listed if vm.uid in ("", self._settings.uid)]
+        ours = [vm for vm in listed if vm.uid == self._settings.uid]
         return self._recent.reconcile(job, ours, self._unless_moved)
 
     def _unless_moved(self, vm: port.Vm) -> port.Vm | None:
@@ -395,7 +395,7 @@ class AwsProvider:
             found = tuple(
                 vm
                 for vm in vms
-                if vm.job == request.job and vm.uid in ("", self._settings.uid)
+                if vm.job == request.job and vm.uid == self._settings.uid
             )
             if not found:
                 raise

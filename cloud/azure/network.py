@@ -99,7 +99,7 @@ class AzureNetwork:
             if self._settings.resource_group:
                 self._clear_group(job, until_s)
             else:
-                self._remove_groups(job, until_s)
+                self._remove_group(job, until_s)
 
     # --- Find or create ---------------------------------------------------------------
 
@@ -202,16 +202,13 @@ class AzureNetwork:
 
     # --- Remove -----------------------------------------------------------------------
 
-    def _remove_groups(self, job: str, until_s: float) -> None:
+    def _remove_group(self, job: str, until_s: float) -> None:
         groups = self._clients.resources.resource_groups
-        pollers = {}
-        for name in requests.groups_of(job, self._settings):
-            found = get_or_none(groups.get, name)
-            if found is not None and self._is_ours(found.tags or {}, job):
-                pollers[f"resource group {name}"] = groups.begin_delete(
-                    name, force_deletion_types=_MACHINES
-                )
-        _await_all(pollers, until_s)
+        name = requests.group_of(job, self._settings)
+        found = get_or_none(groups.get, name)
+        if found is not None and self._is_ours(found.tags or {}, job):
+            deletion = groups.begin_delete(name, force_deletion_types=_MACHINES)
+            _await_all({f"resource group {name}": deletion}, until_s)
 
     def _clear_group(self, job: str, until_s: float) -> None:
         """Remove resources with our names; the group itself is the user's."""

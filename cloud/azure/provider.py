@@ -69,8 +69,6 @@ class AzureProvider:
         self._ends = AzureEndTimes(self._clients, settings, clock, now)
         self._recent = RecentCalls(clock=clock)
         self._addresses: dict[str, str] = {}
-        self._past_groups: set[str] = set()
-        """Groups of an older version that are empty."""
 
     # --- The cloud port ---------------------------------------------------------------
 
@@ -170,17 +168,12 @@ class AzureProvider:
         Raises:
             CloudError: Azure does not answer.
         """
-        vms: list[port.Vm] = []
-        for group in requests.groups_of(job, self._settings):
-            if group in self._past_groups:
-                continue
-            listed = [each for each in self._listed(group) if self._is_ours(each, job)]
-            for resource in listed:
-                if requests.has_failed(resource):
-                    self._launches.end(group, resource["name"])
-            if not listed and group != requests.group_of(job, self._settings):
-                self._past_groups.add(group)  # nothing is added there any more
-            vms += self._vms(group, listed)
+        group = requests.group_of(job, self._settings)
+        listed = [each for each in self._listed(group) if self._is_ours(each, job)]
+        for resource in listed:
+            if requests.has_failed(resource):
+                self._launches.end(group, resource["name"])
+        vms = self._vms(group, listed)
         known = self._recent.reconcile(job, vms, self._still_there)
         return self._ends.vms.add(job, known)
 

@@ -9,7 +9,7 @@ import math
 import re
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from urllib.parse import quote
@@ -70,15 +70,6 @@ def group_of(job: str, settings: AzureSettings) -> str:
     """Return the name of a job's resource group, in lower case."""
     uid = f"-{settings.uid[:8]}" if settings.uid else ""
     return settings.resource_group.lower() or f"spottrain-{job}{uid}"
-
-
-def groups_of(job: str, settings: AzureSettings) -> tuple[str, ...]:
-    """Return a job's resource group, and the one that an older version gave it."""
-    return tuple(
-        dict.fromkeys(
-            (group_of(job, settings), group_of(job, replace(settings, uid="")))
-        )
-    )
 
 
 def vm_names(request: LaunchRequest, settings: AzureSettings) -> list[str]:

@@ -72,9 +72,7 @@ class GcpEndTimes:
 
     def _recall(self, job: str) -> list[Vm]:
         """Return the VMs of a job that ended before this process started."""
-        # Those of an older version have no uid; what was not the job's is not counted.
-        uids = {self._settings.uid, ""}
-        prefixes = tuple(requests.vm_prefix(job, uid) for uid in uids)
+        prefix = requests.vm_prefix(job, self._settings.uid)
         with translating_errors("asking when VMs ended"):
             zones = list(self._clients.scopes("global_operations", {"filter": _ENDED}))
         return [
@@ -88,7 +86,7 @@ class GcpEndTimes:
             )
             for zone, operations in zones
             for name, at_s in _ends(operations.get("operations", ())).items()
-            if name.startswith(prefixes)
+            if name.startswith(prefix)
         ]
 
     def _look_up(self, job: str, missing: Sequence[Vm]) -> list[Vm]:

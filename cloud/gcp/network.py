@@ -78,16 +78,16 @@ class GcpNetwork:
     def release(self, job: str) -> None:
         """Remove a job's shared resources; its VMs must have ended."""
         self.forget(job)
-        names = requests.shared_names(job, self._settings.uid)
-        rules = [f"{name}-{what}" for name in names for what in ("inside", "ssh")]
+        name = requests.shared_name(job, self._settings.uid)
         with self._lock:
-            for rule in tuple(self._named("firewalls", *rules)):
+            for rule in tuple(
+                self._named("firewalls", f"{name}-inside", f"{name}-ssh")
+            ):
                 self._clients.delete("firewalls", {"firewall": rule["name"]})
-            for name in names:
-                for region in self._subnets_in(name):
-                    arguments = {"region": region, "subnetwork": name}
-                    self._clients.delete("subnetworks", arguments)
-            for network in tuple(self._named("networks", *names)):
+            for region in self._subnets_in(name):
+                arguments = {"region": region, "subnetwork": name}
+                self._clients.delete("subnetworks", arguments)
+            for network in tuple(self._named("networks", name)):
                 self._clients.delete("networks", {"network": network["name"]})
 
     def check_image(self, preferred: str = "") -> str:

@@ -104,8 +104,8 @@ class GcpProvider:
             CloudError: a zone does not answer.
         """
         mine = requests.labelled(tags.JOB, job)
-        uids = "", self._settings.uid
-        listed = [vm for vm in self._vms(mine) if vm.job == job and vm.uid in uids]
+        uid = self._settings.uid
+        listed = [vm for vm in self._vms(mine) if (vm.job, vm.uid) == (job, uid)]
         return self._recent.reconcile(job, self._ends.vms.add(job, listed))
 
     def terminate(self, vm_ids: Collection[str]) -> None:

@@ -87,11 +87,6 @@ def shared_name(job: str, uid: str) -> str:
     return f"spottrain-{_digest(tags.key_of(job, uid), 20)}"
 
 
-def shared_names(job: str, uid: str) -> tuple[str, ...]:
-    """Return the same, and the name that an older version gave."""
-    return tuple(dict.fromkeys((shared_name(job, uid), shared_name(job, ""))))
-
-
 def vm_names(request: LaunchRequest, uid: str) -> list[str]:
     """Return the names of a launch's VMs, which identify job and launch."""
     first = f"{vm_prefix(request.job, uid)}{_digest(request.token, 16)}"

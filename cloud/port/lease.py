@@ -93,10 +93,11 @@ def renew(file: Path = FILE) -> None:
 
 def give_up(file: Path = FILE) -> None:
     """End the VM within seconds; do nothing if there is no lease."""
-    with contextlib.suppress(FileNotFoundError, PermissionError):
-        with file.open("r+") as lease:
-            lease.write("given up\n")
-        file.unlink()  # a script of an older version ends the VM once it is gone
+    with (
+        contextlib.suppress(FileNotFoundError, PermissionError),
+        file.open("r+") as lease,
+    ):
+        lease.write("given up\n")
 
 
 def await_lease(wait_s: float = WAIT_S) -> str:

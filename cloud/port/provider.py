@@ -76,7 +76,7 @@ class Vm:
     offer: Offer
     private_address: str
     uid: str = ""
-    """The job's unique id; empty: an older version launched it."""
+    """The job's unique id; empty: of a provider that serves one job only."""
     owner: str = ""
     """Who rented it; empty: unknown."""
     image: str = ""

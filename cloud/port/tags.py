@@ -3,8 +3,7 @@
 Names of tags use only characters that every cloud allows; GCP labels are the most
 restrictive.
 
-A resource is a job's if its uid tag is the job's. One without a uid tag, which an older
-version made, is the job's that asks for it by name.
+A resource is a job's if its uid tag is the job's.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ def of_job(job: str, settings: JobSettings) -> dict[str, str]:
 
 def is_ours(found: Mapping[str, str], settings: JobSettings) -> bool:
     """Return True if a resource with these tags, found by its job's name, is ours."""
-    return found.get(UID, settings.uid) == settings.uid
+    return found.get(UID, "") == settings.uid
 
 
 def ordered(order: str) -> str:

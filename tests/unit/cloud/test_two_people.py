@@ -1,4 +1,4 @@
-"""Two people with one account and one name for their jobs; an older version's VMs."""
+"""Two people with one account and one name for their jobs."""
 
 from __future__ import annotations
 
@@ -85,17 +85,15 @@ def test_neither_sees_or_ends_what_the_other_has(fake: Fake) -> None:
     assert fake.ask("left") == []
 
 
-def test_a_vm_of_an_older_version_is_found_and_returned(fake: Fake) -> None:
-    old = rent(fake.provider())
+def test_a_vm_without_an_id_is_no_jobs_that_has_one(fake: Fake) -> None:
+    other = rent(fake.provider())
     ann = fake.provider(**ANN)
-    assert list(alive(ann)) == [old.vm_id]
-    new = rent(ann, "intent-1")
-    assert set(alive(ann)) == {old.vm_id, new.vm_id}
+    assert alive(ann) == {}
+    hers = rent(ann, "intent-1")
     ann.terminate(list(alive(ann)))
     pass_time(fake)
-    assert alive(fake.provider(**ANN)) == {}
-    ann.release("quickstart")
-    assert fake.ask("left") == []
+    assert hers.vm_id not in alive(fake.provider(**ANN))
+    assert list(alive(fake.provider())) == [other.vm_id]
 
 
 def test_an_offer_and_its_vm_cost_what_machine_disk_and_address_do(fake: Fake) -> None:

@@ -17,15 +17,13 @@ WORDS = st.text("aZ0_-. é", max_size=6) | st.just("spottrain-x") | st.just("a" 
 
 
 @given(uid=st.sampled_from(["", "a", "b"]), ours=st.sampled_from(["", "a", "b"]))
-def test_a_resource_is_the_job_s_whose_uid_it_has_or_anybody_s_without(
-    uid: str, ours: str
-) -> None:
+def test_a_resource_is_the_jobs_whose_uid_it_has(uid: str, ours: str) -> None:
     theirs = AwsSettings(instance_types=(), uid=uid, tags={"team": "x"})
     found = tags.of_job("job", theirs)
     assert found[tags.JOB] == "job"
     assert found["team"] == "x"
     mine = AwsSettings(instance_types=(), uid=ours)
-    assert tags.is_ours(found, mine) == (uid in ("", ours))
+    assert tags.is_ours(found, mine) == (uid == ours)
 
 
 @given(st.dictionaries(WORDS, WORDS, max_size=2))

@@ -90,9 +90,7 @@ def test_a_newer_format_is_refused_with_what_to_do(
     segment = Segment(1, 1, 1)
     data = pack(segment, rows_of(1, 1))
     monkeypatch.setattr(segments, "SCHEMA_VERSION", 0)
-    with pytest.raises(
-        SegmentError, match="has version 1, this spottrain reads 0"
-    ):
+    with pytest.raises(SegmentError, match="has version 1, this spottrain reads 0"):
         unpack(segment, data)
 
 
