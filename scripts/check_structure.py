@@ -24,7 +24,7 @@ from pathlib import Path
 
 FOLDERS = ("cloud", "morphing", "pipeline", "pricing", "varuna_manager")
 """The product's top-level folders; what lies in src/spottrain itself is a sixth."""
-OTHERS = ("scripts", "tests", "examples")
+OTHERS = ("scripts", "tests", "examples", "lab")
 """Held to the sizes only."""
 NOTED_LINES, FILE_LINES = 500, 800
 MODULES, SHARING_A_PREFIX, CRUMB_LINES = 25, 3, 80

@@ -25,7 +25,7 @@ environment() {
     extras=$1
     python=.venv/bin/python
     # The place counts: an editable install and its scripts hold absolute paths.
-    made_from=$(cat pyproject.toml constraints.txt scripts/environment.sh &&
+    made_from=$(cat pyproject.toml lab/pyproject.toml constraints.txt scripts/environment.sh &&
         printf '%s %s\n' "$root" "$extras")
     stamp=.venv/made-from-$(printf '%s' "$extras" | tr ',' '-')
     if [ -x "$python" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$made_from" ]; then
@@ -40,7 +40,7 @@ environment() {
             fail "$found cannot make a virtual environment: install its venv package"
     fi
     "$python" -m pip install --quiet --disable-pip-version-check \
-        --constraint constraints.txt --editable ".[$extras]" ||
+        --constraint constraints.txt --editable ".[$extras]" --editable lab ||
         fail "pip could not install what constraints.txt names: see its message above"
     printf '%s\n' "$made_from" >"$stamp"
 }

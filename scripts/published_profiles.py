@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from spottrain.morphing.replay.shapes import Workload
+from spottrain.morphing.plan.workload import Workload
 from spottrain.wire.codec import encode
 from spottrain.wire.model import (
     LinkProfile,

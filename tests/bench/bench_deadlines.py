@@ -11,15 +11,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from spottrain.pricing.simulation.baselines import (
+from spottrain_lab.commands.deadlines import deadlines, on_traces
+from spottrain_lab.markets.baselines import (
     CostOptimal,
     OnDemandOnly,
     SpotOnlyWait,
 )
-from spottrain.pricing.simulation.evaluate import offline_optimum_usd, online_bound_usd
-from spottrain.pricing.simulation.replay import ON_DEMAND, MarketView, play
-from spottrain.pricing.simulation.scenarios import Scenario
-from spottrain.varuna_manager.cli.simulate.deadlines import deadlines, on_traces
+from spottrain_lab.markets.evaluate import offline_optimum_usd, online_bound_usd
+from spottrain_lab.markets.replay import ON_DEMAND, MarketView, play
+from spottrain_lab.markets.scenarios import Scenario
 
 
 class Mixed(SpotOnlyWait):

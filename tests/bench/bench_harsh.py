@@ -10,15 +10,15 @@ import sys
 from dataclasses import replace
 
 from spottrain.pricing.deadline.tuning import SMALL_FLEET, WASTE
-from spottrain.pricing.simulation.baselines import CostOptimal, TimeOptimal
-from spottrain.pricing.simulation.replay import SimulatedRun, play
-from spottrain.pricing.simulation.scenarios import (
+from spottrain.units import HOUR_S
+from spottrain_lab.markets.baselines import CostOptimal, TimeOptimal
+from spottrain_lab.markets.replay import SimulatedRun, play
+from spottrain_lab.markets.scenarios import (
     Scenario,
     harsh,
     prolonged,
     synthetic,
 )
-from spottrain.units import HOUR_S
 
 
 def tight(seed: int) -> Scenario:

@@ -15,11 +15,11 @@ from pathlib import Path
 from spottrain.pricing.deadline.forecast import forecast
 from spottrain.pricing.deadline.model import Interval
 from spottrain.pricing.deadline.rolling import Rolling, drift, is_due, note, width
-from spottrain.pricing.simulation.baselines import CostOptimal, TimeOptimal, job_status
-from spottrain.pricing.simulation.coverage import Foretold, coverage
-from spottrain.pricing.simulation.replay import MarketView, play
-from spottrain.pricing.simulation.scenarios import Scenario, prolonged, synthetic
-from spottrain.varuna_manager.cli.simulate.deadlines import on_traces
+from spottrain_lab.commands.deadlines import on_traces
+from spottrain_lab.markets.baselines import CostOptimal, TimeOptimal, job_status
+from spottrain_lab.markets.coverage import Foretold, coverage
+from spottrain_lab.markets.replay import MarketView, play
+from spottrain_lab.markets.scenarios import Scenario, prolonged, synthetic
 
 SHARES = (0.9, 0.75, 0.6, 0.45, 0.3, 0.15)
 """Of the work that is left when a forecast is looked at."""

@@ -15,9 +15,9 @@ from spottrain.morphing.adapt.balance import start
 from spottrain.morphing.adapt.shares import replica_speed, share_virtual_nodes
 from spottrain.morphing.plan.choose import choose_plan
 from spottrain.morphing.plan.placement import Device
-from spottrain.morphing.replay.mixing import WorkerType, split_minibatch
 from spottrain.morphing.simulate.simulator import simulate_step
 from spottrain.wire.model import Plan
+from spottrain_lab.traces.mixing import WorkerType, split_minibatch
 
 SIZES = (16, 24, 32, 48, 64, 96, 128, 192, 256)
 FAST, SLOW = 4.0, 1.0

@@ -31,10 +31,10 @@ from spottrain.pricing.ranking.switching import (
     SwitchingState,
     decide,
 )
-from spottrain.pricing.simulation.price_file import INSTANCES, parse_prices
-from spottrain.pricing.simulation.price_ladder import THROUGHPUTS
 from spottrain.units import DAY_S, HOUR_S
 from spottrain.varuna_manager.core.replacement.moves import RULE
+from spottrain_lab.markets.price_file import INSTANCES, parse_prices
+from spottrain_lab.markets.price_ladder import THROUGHPUTS
 
 DAYS = (4, 8, 16)
 """Lengths of the jobs."""

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from spottrain.morphing.plan.choose import choose_plan
 from spottrain.morphing.plan.inputs import PlanInputs
-from spottrain.morphing.replay.shapes import Workload
+from spottrain.morphing.plan.workload import Workload
 from spottrain.varuna_manager.offers.preview import workload_inputs
 from spottrain.wire.codec import decode
 from spottrain.wire.model import ModelFacts

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from spottrain.cloud.port.provider import Offer
 from spottrain.morphing.plan.inputs import PlanInputs
-from spottrain.morphing.replay.shapes import Workload
+from spottrain.morphing.plan.workload import Workload
 from spottrain.pricing.prices.catalogue import Catalogue, catalogue
 from spottrain.pricing.prices.price import offers, published
 from spottrain.pricing.ranking.gpu_speed import machine_of, speed_ratio, work_of

@@ -11,11 +11,12 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from spottrain.morphing.replay.replay import CostModel
-from spottrain.morphing.replay.rules import RULES, compare
-from spottrain.morphing.replay.shapes import Shapes, Workload
-from spottrain.morphing.replay.traces import Trace, parse_trace
+from spottrain.morphing.plan.workload import Workload
 from spottrain.wire.codec import decode
+from spottrain_lab.traces.replay import CostModel
+from spottrain_lab.traces.rules import RULES, compare
+from spottrain_lab.traces.shapes import Shapes
+from spottrain_lab.traces.traces import Trace, parse_trace
 
 ROOT = Path(__file__).resolve().parents[2]
 GROUPS = 24

@@ -8,15 +8,15 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from spottrain.pricing.simulation.baselines import (
+from spottrain_lab.commands.deadlines import TRACE_SLACKS, on_traces
+from spottrain_lab.markets.baselines import (
     CostOptimal,
     TimeOptimal,
     UniformProgress,
 )
-from spottrain.pricing.simulation.evaluate import offline_optimum_usd
-from spottrain.pricing.simulation.replay import play
-from spottrain.pricing.simulation.scenarios import prolonged
-from spottrain.varuna_manager.cli.simulate.deadlines import TRACE_SLACKS, on_traces
+from spottrain_lab.markets.evaluate import offline_optimum_usd
+from spottrain_lab.markets.replay import play
+from spottrain_lab.markets.scenarios import prolonged
 
 SIZES = (4, 8, 16)
 RULES = (CostOptimal, TimeOptimal, UniformProgress)

@@ -18,10 +18,10 @@ from spottrain.morphing.plan.tensor import (
     layer_elements,
     megatron_sizes,
 )
-from spottrain.morphing.replay.mixing import WorkerType, split_minibatch
 from spottrain.morphing.schedules.lists import compact_schedule
 from spottrain.morphing.simulate.replica import Link, StageTimes, simulate_pipeline
 from spottrain.wire.model import ScheduleKind
+from spottrain_lab.traces.mixing import WorkerType, split_minibatch
 
 CHAINS = Path(__file__).resolve().parents[2] / "examples/pipedream"
 DAY_S = 86400.0

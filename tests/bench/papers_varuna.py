@@ -10,7 +10,7 @@ from typing import Literal
 
 from spottrain.morphing.plan.choose import choose_plan
 from spottrain.morphing.plan.inputs import PlanInputs
-from spottrain.morphing.replay.shapes import Workload
+from spottrain.morphing.plan.workload import Workload
 from spottrain.morphing.schedules.lists import compact_schedule
 from spottrain.morphing.simulate.replica import (
     Conditions,

@@ -29,11 +29,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests import tiers
 from tests.chaos.faults import KINDS, VMS, ZONE, Struck, written
 from tests.chaos.watch import Watch
 from tests.integration.jobs import Job, until, weights
 from tests.view import View
+
+from tests import tiers
 
 STEPS_A_FAULT = 20
 """Mini-batches that the job has for each fault; should it use more, it is slowed down."""

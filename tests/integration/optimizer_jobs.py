@@ -15,8 +15,9 @@ from spottrain import TrainingJob
 from spottrain.optim import keep_ema
 
 if TYPE_CHECKING:
-    from tests import optimizers
     from tests.integration import tiny_job as tiny
+
+    from tests import optimizers
 else:
     sys.path.append(str(Path(__file__).parents[2]))
     optimizers = importlib.import_module("tests.optimizers")

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests import tiers
 from tests.tiers import ALL_EXAMPLES, COSTLY, GATE_EXAMPLES, PARTS, in_gate
+
+from tests import tiers
 
 
 class Item:
@@ -58,6 +59,7 @@ def test_what_names_its_parts_runs_in_them_and_what_is_nightly_in_none() -> None
     items = [
         *cases("always", 2, None),
         *cases("night", 2, pytest.mark.nightly),
+        *cases("lab/tests/markets/test_replay.py::test", 2, None),
         *cases("job", 2, pytest.mark.rotated(parts=[3, 8])),
     ]
     for part in range(PARTS):
@@ -115,8 +117,8 @@ def test_it(number):
 @pytest.mark.rotated(parts=[3, 6, 9])
 def test_all_goes_on_with_what_has_not_passed_on_the_same_tree(tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
-    for name in ("tiers.py", "processes.py", "conftest.py"):
-        shutil.copy(tiers.ROOT / "tests" / name, tmp_path / "tests")
+    for name in ("tests/tiers.py", "tests/processes.py", "conftest.py"):
+        shutil.copy(tiers.ROOT / name, tmp_path / name)
     (tmp_path / "tests" / "test_numbers.py").write_text(NUMBERED)
     (tmp_path / "pytest.ini").write_text("[pytest]\ntestpaths = tests\n")
     (tmp_path / ".gitignore").write_text("ran\n.pytest_cache\n__pycache__\n")

@@ -6,6 +6,7 @@ Exit codes: see EXIT_CODES, which ``spottrain --help`` shows.
 from __future__ import annotations
 
 import errno
+import functools
 import gc
 import importlib
 import io
@@ -13,6 +14,7 @@ import sqlite3
 import sys
 import time
 from collections.abc import Mapping
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +22,7 @@ import typer
 from typer.exceptions import TyperException
 
 import spottrain
-from spottrain.errors import SpottrainError, UserCodeError
+from spottrain.errors import ConfigError, SpottrainError, UserCodeError
 from spottrain.varuna_manager.cli.console import is_debugging, say, say_error, show
 from spottrain.varuna_manager.format import utc
 
@@ -61,12 +63,10 @@ COMMANDS: Mapping[str, str] = {
 
 SIMULATIONS: Mapping[str, str] = {
     "step": "spottrain.varuna_manager.cli.simulate.schedule:step",
-    "mix": "spottrain.varuna_manager.cli.simulate.mix:mix",
-    "trace": "spottrain.varuna_manager.cli.simulate.trace:trace",
-    "prices": "spottrain.varuna_manager.cli.simulate.prices:prices",
-    "deadlines": "spottrain.varuna_manager.cli.simulate.deadlines:deadlines",
     "pool": "spottrain.varuna_manager.cli.simulate.pool:pool",
 }
+LAB = ("mix", "trace", "prices", "deadlines")
+"""Commands of ``spottrain-lab``."""
 
 
 class Commands(typer.core.TyperGroup):
@@ -115,13 +115,34 @@ class PoolTools(Commands):
 
 
 class Simulations(Commands):
-    """``spottrain simulate FILE`` means ``spottrain simulate trace FILE``."""
+    """``spottrain simulate FILE`` means ``spottrain simulate trace FILE``.
 
-    places = SIMULATIONS
+    ``spottrain-lab`` adds commands by entry points.
+    """
+
+    @functools.cached_property
+    def places(self) -> Mapping[str, str]:  # type: ignore[override]
+        """The commands, those of other distributions among them."""
+        added = entry_points(group="spottrain.simulations")
+        return {**SIMULATIONS, **{one.name: one.value for one in added}}
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command, or None if there is none of this name.
+
+        Raises:
+            ConfigError: It is of a distribution that is not installed.
+        """
+        if cmd_name in LAB and cmd_name not in self.places:
+            raise ConfigError(
+                f"simulate {cmd_name} is in spottrain-lab, which is not installed: 'pip "
+                "install ./lab' in a checkout"
+            )
+        return super().get_command(ctx, cmd_name)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Insert the command ``trace`` before a file name."""
-        if args and args[0] not in self.places and _is_file_name(args[0]):
+        known = {*self.places, *LAB}
+        if args and args[0] not in known and _is_file_name(args[0]):
             args = ["trace", *args]
         return super().parse_args(ctx, args)
 

@@ -12,7 +12,7 @@ import typer
 from spottrain.errors import BudgetError, CapacityError, ConfigError
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.plan.inputs import Objective, PlanInputs
-from spottrain.morphing.replay.shapes import Workload
+from spottrain.morphing.plan.workload import Workload
 from spottrain.pricing.ranking.rank import EXACT
 from spottrain.varuna_manager.cli.console import (
     Output,
@@ -22,7 +22,7 @@ from spottrain.varuna_manager.cli.console import (
     show_json,
 )
 from spottrain.varuna_manager.cli.pool import commands
-from spottrain.varuna_manager.cli.simulate.trace import read_workload, size_bytes
+from spottrain.varuna_manager.cli.workload import read_workload, size_bytes
 from spottrain.varuna_manager.config.job import JobConfig, load_config
 from spottrain.varuna_manager.launch import inspect, preflight, weights
 from spottrain.varuna_manager.offers import preview as previews

@@ -28,7 +28,7 @@ from spottrain.varuna_manager.cli.console import (
     show,
     show_json,
 )
-from spottrain.varuna_manager.cli.simulate.trace import read_workload
+from spottrain.varuna_manager.cli.workload import read_workload
 from spottrain.varuna_manager.format import NOTHING, age, dollars
 from spottrain.varuna_manager.jobs.vm_history import ingest_journals, open_history
 from spottrain.varuna_manager.offers.market import base_of, hazards_of

@@ -18,7 +18,7 @@ from spottrain.machine import is_cpu
 from spottrain.morphing.plan.alternatives import alternatives_to
 from spottrain.morphing.plan.choose import NOISE, Choice, choose_plan
 from spottrain.morphing.plan.inputs import PlanInputs
-from spottrain.morphing.replay.shapes import Workload
+from spottrain.morphing.plan.workload import Workload
 from spottrain.pricing.billing.money import Rate, cost_usd, total_rate
 from spottrain.pricing.prices.catalogue import CLOUDS, catalogue
 from spottrain.pricing.prices.history import History

@@ -8,8 +8,9 @@ from functools import cache
 
 from tests.unit.morphing.plan.test_choose import measured, model
 
-from spottrain.morphing.replay.shapes import Shapes, Workload
-from spottrain.morphing.replay.traces import Trace, VmInterval, parse_trace
+from spottrain.morphing.plan.workload import Workload
+from spottrain_lab.traces.shapes import Shapes
+from spottrain_lab.traces.traces import Trace, VmInterval, parse_trace
 
 GIB = 2**30
 

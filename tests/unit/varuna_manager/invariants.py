@@ -5,11 +5,11 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import get_args
 
+from tests.unit.varuna_manager.machines import DECISION, entry_of
 from tests.view import View
 
 from spottrain.varuna_manager.core.model.errors import InternalError
 from spottrain.varuna_manager.core.model.events import EVENT_TYPES
-from spottrain.varuna_manager.core.model.machines import DECISION, entry_of
 from spottrain.varuna_manager.core.model.records import GenerationPhase, RankPhase
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.wire.messages import Report

@@ -10,7 +10,7 @@ import pytest
 
 from spottrain.morphing.plan.alternatives import Alternatives, alternatives_to
 from spottrain.morphing.plan.choose import choose_plan
-from spottrain.morphing.replay.shapes import Workload
+from spottrain.morphing.plan.workload import Workload
 from spottrain.varuna_manager.offers.preview import workload_inputs
 from spottrain.wire.codec import from_data
 

@@ -11,7 +11,7 @@ from scripts.published_profiles import MODELS, Published, workload_of
 from spottrain.morphing.memory.memory import plan_bytes
 from spottrain.morphing.plan.choose import Choice, choose_plan
 from spottrain.morphing.plan.inputs import PlanInputs
-from spottrain.morphing.replay.shapes import Workload
+from spottrain.morphing.plan.workload import Workload
 from spottrain.varuna_manager.offers.preview import workload_inputs
 from spottrain.wire.codec import decode, encode
 

@@ -12,7 +12,7 @@ from spottrain.morphing.plan.choose import choose_plan
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.layouts import Layouts, PlanLayout
 from spottrain.morphing.plan.modes import RUNNABLE, Draft, ExecutionMode
-from spottrain.morphing.replay.shapes import Workload
+from spottrain.morphing.plan.workload import Workload
 from spottrain.varuna_manager.offers.preview import workload_inputs
 from spottrain.wire.codec import decode
 

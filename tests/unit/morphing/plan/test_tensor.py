@@ -24,7 +24,7 @@ from spottrain.morphing.plan.tensor import (
     sum_s,
     tensor_parallel,
 )
-from spottrain.morphing.replay.shapes import Workload
+from spottrain.morphing.plan.workload import Workload
 from spottrain.varuna_manager.offers.preview import workload_inputs
 from spottrain.wire.codec import from_data
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from tests import chains
 from torch import nn
 
 from spottrain.errors import SpottrainError, UserCodeError
@@ -18,6 +17,7 @@ from spottrain.pipeline.model.sections import ModelLayout
 from spottrain.pipeline.model.skeleton import materialise
 from spottrain.pipeline.model.stage import CHECK_FINITE, StageModel
 from spottrain.pipeline.model.tracer import trace
+from tests import chains
 
 
 class Chain(nn.Module):

@@ -13,10 +13,10 @@ from tests.unit.pricing.deadline_jobs import FLEET, ON_DEMAND, spot, status
 from spottrain.pricing.deadline.model import Beginning, Fleet, Holdings, JobStatus
 from spottrain.pricing.deadline.tuning import SMALL_FLEET, WASTE
 from spottrain.pricing.deadline.worst_case import WorstCase
-from spottrain.pricing.simulation.baselines import CostOptimal, TimeOptimal
-from spottrain.pricing.simulation.replay import play
-from spottrain.pricing.simulation.scenarios import Scenario, Zone, harsh, prolonged
 from spottrain.units import HOUR_S
+from spottrain_lab.markets.baselines import CostOptimal, TimeOptimal
+from spottrain_lab.markets.replay import play
+from spottrain_lab.markets.scenarios import Scenario, Zone, harsh, prolonged
 
 MARKET = (spot(), ON_DEMAND)
 

@@ -19,6 +19,7 @@ from tests.builders import (
 )
 from tests.fakes.gpus import facts as gpu_facts
 from tests.unit.varuna_manager.invariants import KINDS, Change, newest_changes
+from tests.unit.varuna_manager.machines import MACHINES, Machine
 from tests.unit.varuna_manager.story import (
     FACTS,
     OFFER,
@@ -32,7 +33,6 @@ from tests.view import changed
 from spottrain.cloud.port.provider import VmState
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
-from spottrain.varuna_manager.core.model.machines import MACHINES, Machine
 from spottrain.varuna_manager.core.model.records import RankPhase
 from spottrain.varuna_manager.core.model.settings import Limit, PoolGrant, VmOrder
 from spottrain.varuna_manager.core.model.state import (

@@ -11,7 +11,7 @@ from tests.unit.pricing.prices.test_refresh import Market as PriceApi
 from tests.unit.pricing.ranked import FACTS, JOB, PROFILE, TERMS
 
 from spottrain.errors import ConfigError
-from spottrain.morphing.replay.shapes import Workload
+from spottrain.morphing.plan.workload import Workload
 from spottrain.pricing.prices.catalogue import catalogue
 from spottrain.pricing.prices.hazard import Hazards
 from spottrain.pricing.prices.history import History, VmLife

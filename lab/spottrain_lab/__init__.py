@@ -1,0 +1,1 @@
+"""What evaluates policies and plans and runs no job: commands of ``spottrain simulate``."""

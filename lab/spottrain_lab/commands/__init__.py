@@ -1,0 +1,1 @@
+"""Commands of ``spottrain simulate``, registered by entry points."""

@@ -1,0 +1,1 @@
+"""Replays of markets: deadline policies beside baselines and bounds."""

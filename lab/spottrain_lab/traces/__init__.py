@@ -1,0 +1,1 @@
+"""Replays of availability: plans and rules beside an all-knowing one."""

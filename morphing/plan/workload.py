@@ -1,0 +1,58 @@
+"""A model and the machines to train it on, as published: what plans are made for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from spottrain.morphing.plan.inputs import PlanInputs
+from spottrain.morphing.plan.placement import Device
+from spottrain.wire.codec import SCHEMA_VERSION
+from spottrain.wire.model import ModelFacts, Precision, Profile, Slot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """A model, its profile and the machines it runs on: equal VMs of one GPU."""
+
+    sources: tuple[str, ...]
+    """Sources of the numbers."""
+    facts: ModelFacts
+    profile: Profile
+    minibatch_size: int
+    gpu_memory_bytes: int
+    usd_per_hour: float
+    """Of one VM."""
+    precision: Precision | None = "fp32"
+    """Of the matrix multiplications, as in ``JobSpec``; ``None``: unknown."""
+    is_gpu: bool = False
+    """Whether workers know the two homes of committed state of a GPU."""
+    host_memory_bytes: int = 0
+    """Of one VM, beside its GPU's; 0: unknown, then it is no limit."""
+    schema_version: int = SCHEMA_VERSION
+
+    def device(self, slot: Slot) -> Device:
+        """Return one of its GPUs."""
+        return Device(
+            slot=slot,
+            memory_bytes=self.gpu_memory_bytes,
+            speed=1.0,
+            usd_per_hour=self.usd_per_hour,
+            is_gpu=self.is_gpu,
+            host_memory_bytes=self.host_memory_bytes,
+        )
+
+    def plan_inputs(self, slots: Iterable[Device] = ()) -> PlanInputs:
+        """Return what the plans of this workload are made from.
+
+        It is no job: schedule, recompute and micro-batch size are left to the planner.
+        """
+        return PlanInputs(
+            facts=self.facts,
+            profile=self.profile,
+            slots=tuple(slots),
+            minibatch_size=self.minibatch_size,
+            microbatch_size=None,
+            reduction="fast",
+            precision=self.precision or "fp32",
+        )

@@ -1,1 +1,0 @@
-"""Availability traces replayed under several rules."""

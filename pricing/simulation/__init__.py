@@ -1,1 +1,0 @@
-"""Market replays that only ``spottrain simulate`` and benches call."""
