@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from spottrain.pricing.sharing import queues
 from spottrain.pricing.sharing.claims import Allotment, Contest
 from spottrain.pricing.sharing.filling import LOOSE, ContestProgram, water_fill
-from spottrain.pricing.sharing.market import Floats
-from spottrain.pricing.sharing.programs import SolverError, solve
+from spottrain.pricing.sharing.solver import Floats, SolverError, solve
 
 FTF_ROUNDS = 50
 WORTH = 1.01

@@ -17,7 +17,7 @@ from functools import cached_property
 import numpy as np
 
 from spottrain.errors import ConfigError
-from spottrain.pricing.sharing.market import Floats
+from spottrain.pricing.sharing.solver import Floats
 from spottrain.units import HOUR_S
 
 THIN = 0.005

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spottrain.pricing.sharing.claims import Allotment, Contest
-from spottrain.pricing.sharing.market import Floats
-from spottrain.pricing.sharing.programs import INTERIOR, SolverError, solve
+from spottrain.pricing.sharing.solver import INTERIOR, Floats, SolverError, solve
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array

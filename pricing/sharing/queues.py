@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spottrain.pricing.sharing.claims import Allotment, Contest, Option
-from spottrain.pricing.sharing.market import Floats
 from spottrain.pricing.sharing.room import Room
+from spottrain.pricing.sharing.solver import Floats
 
 
 def fifo(contest: Contest) -> Allotment:

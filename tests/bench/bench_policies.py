@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from spottrain.pricing.sharing.market import Demand, OfferType
-from spottrain.pricing.sharing.policies import (
+from spottrain_lab.pools.market import Demand, OfferType
+from spottrain_lab.pools.policies import (
     cheapest,
     fairest,
     max_examples_per_usd,

@@ -27,7 +27,7 @@ from spottrain.pricing.sharing.claims import Claim, Contest, Option
 from spottrain.units import HOUR_S
 from spottrain.varuna_manager.cli.simulate.pool import USD_PER_HOUR
 from spottrain.varuna_manager.pool.core.model import PoolSettings, Supply
-from spottrain.varuna_manager.pool.simulation import gavel, generate, product, queue
+from spottrain.varuna_manager.pool.simulation import generate, product, queue
 from spottrain.varuna_manager.pool.simulation.outcome import PoolOutcome, measures
 from spottrain.varuna_manager.pool.simulation.workload import (
     Measured,
@@ -35,6 +35,7 @@ from spottrain.varuna_manager.pool.simulation.workload import (
     read_gavel,
     read_throughputs,
 )
+from spottrain_lab.pools import gavel
 
 KINDS = ("v100", "p100", "k80")
 SEEDS = 21

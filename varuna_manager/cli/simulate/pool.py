@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from enum import StrEnum
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,13 +14,12 @@ from rich.table import Table
 
 from spottrain.errors import ConfigError
 from spottrain.pricing.sharing.allotment import POLICIES
-from spottrain.pricing.sharing.rounds import ROUND_S
 from spottrain.units import HOUR_S
 from spottrain.varuna_manager.cli import console
 from spottrain.varuna_manager.config.files import read_text
 from spottrain.varuna_manager.format import NOTHING, dollars, duration
 from spottrain.varuna_manager.pool.core.model import PoolSettings, Supply
-from spottrain.varuna_manager.pool.simulation import gavel, generate, product, queue
+from spottrain.varuna_manager.pool.simulation import generate, product, queue
 from spottrain.varuna_manager.pool.simulation import workload as workloads
 from spottrain.varuna_manager.pool.simulation.outcome import PoolOutcome, measures
 from spottrain.varuna_manager.pool.simulation.workload import SimulatedJob
@@ -83,7 +83,9 @@ MorphOption = Annotated[
     float | None,
     typer.Option(min=0, help="Seconds that a change of size costs; 10, for gavel 5."),
 ]
-RoundOption = Annotated[float, typer.Option(min=1, help="Of --form gavel.")]
+RoundOption = Annotated[
+    float | None, typer.Option(min=1, help="Of --form gavel; 360 if left out.")
+]
 WindowOption = Annotated[
     str,
     typer.Option(help="FIRST:LAST of the jobs, by arrival, whose times are measured."),
@@ -103,7 +105,7 @@ def pool(
     throughputs: ThroughputsOption = None,
     usd_per_hour: UsdOption = "",
     morph_s: MorphOption = None,
-    round_s: RoundOption = ROUND_S,
+    round_s: RoundOption = None,
     window: WindowOption = "",
     seed: SeedOption = 0,
     picture: PictureOption = None,
@@ -120,10 +122,10 @@ def pool(
     if policy == QUEUE:
         outcomes = {QUEUE: queue.simulate(supplies, jobs)}
     elif form is Form.GAVEL:
-        cost_s = gavel.CHECKPOINT_S if morph_s is None else morph_s
-        replayed = gavel.Gavel(
-            policy=policy, is_aware=not unaware, round_s=round_s, morph_s=cost_s
-        )
+        given = {"round_s": round_s, "morph_s": morph_s}
+        named = {name: value for name, value in given.items() if value is not None}
+        gavel = _gavel()
+        replayed = gavel.Gavel(policy=policy, is_aware=not unaware, **named)
         outcomes = {"gavel": gavel.simulate(replayed, supplies, jobs)}
     else:
         if unaware:
@@ -149,6 +151,20 @@ def pool(
         console.show_json(document)
     else:
         console.show(*_parts(document))
+
+
+def _gavel() -> Any:
+    """Return the module that replays Gavel.
+
+    Raises:
+        ConfigError: ``spottrain-lab`` is not installed.
+    """
+    for found in entry_points(group="spottrain.pool_forms", name=Form.GAVEL):
+        return found.load()
+    raise ConfigError(
+        "--form gavel is in spottrain-lab, which is not installed: 'pip install ./lab' "
+        "in a checkout"
+    )
 
 
 def _product(

@@ -16,18 +16,18 @@ from typing import Literal
 import numpy as np
 
 from spottrain.errors import ConfigError
-from spottrain.pricing.sharing.market import (
+from spottrain.pricing.sharing.solver import Floats
+from spottrain.units import HOUR_S
+from spottrain_lab.pools.market import (
     Arrays,
     Demand,
-    Floats,
     Hours,
     InfeasibleError,
     OfferType,
     Shares,
     arrays,
 )
-from spottrain.pricing.sharing.programs import HoursProgram, SharesProgram
-from spottrain.units import HOUR_S
+from spottrain_lab.pools.programs import HoursProgram, SharesProgram
 
 _SLACK = 1e-9
 """Relative tolerance of the solver."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from spottrain.errors import SpottrainError
-from spottrain.pricing.sharing.market import Arrays, Floats, Hours, Shares
+from spottrain.pricing.sharing.solver import INTERIOR, Floats, SolverError, solve
+from spottrain_lab.pools.market import Arrays, Hours, Shares
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -20,15 +20,6 @@ MIN_PERIODS = 16
 quotas are short. See HoursProgram."""
 MAX_COLUMNS = 2**15
 """Fewer jobs may have more periods, up to programs of this size."""
-INTERIOR: Literal["highs-ipm"] = "highs-ipm"
-"""Interior points first where one column or row touches all jobs, which slows the simplex
-(0.7 s instead of 0.1 s for `fairest` with 2,048 jobs)."""
-_INFEASIBLE, _LOST = 2, 4
-"""Status of the solver; another method may succeed where one is lost in rounding."""
-
-
-class SolverError(SpottrainError):
-    """The solver gave up: a bug, or numbers of too different size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,42 +267,6 @@ def _kinds(kind: Any, row: Any, height: int, of_types: bool) -> list[int]:
     if of_types:
         kinds[row] = kind
     return [int(one) for one in kinds]
-
-
-def solve(
-    objective: Floats,
-    *,
-    rows: csr_array,
-    limits: Floats,
-    equal: csr_array | None = None,
-    method: Literal["highs", "highs-ipm"] = "highs",
-) -> Any:
-    """Minimise ``objective``; None where nothing satisfies the rows.
-
-    Raises:
-        SolverError: the solver could not tell.
-    """
-    from scipy.optimize import linprog
-
-    solve: Any = linprog  # its stubs know no sparse matrices
-    found = solve(
-        objective,
-        A_ub=rows,
-        b_ub=limits,
-        A_eq=equal,
-        b_eq=None if equal is None else np.ones(equal.shape[0]),
-        method=method,
-    )
-    if found.status == _LOST and method != INTERIOR:
-        return solve(objective, rows=rows, limits=limits, equal=equal, method=INTERIOR)
-    if found.status == _INFEASIBLE:
-        return None
-    if found.status:
-        raise SolverError(
-            f"the linear program was not solved: {found.message}; numbers of very "
-            "different size are the usual cause: check throughputs and prices"
-        )
-    return found
 
 
 def _tuples(values: Floats) -> tuple[tuple[float, ...], ...]:

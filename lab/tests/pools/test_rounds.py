@@ -12,7 +12,7 @@ from tests.unit.pricing.sharing.test_allotment import fixed
 
 from spottrain.pricing.sharing.allotment import fair
 from spottrain.pricing.sharing.claims import Allotment, Contest, Option
-from spottrain.pricing.sharing.rounds import RoundScheduler
+from spottrain_lab.pools.rounds import RoundScheduler
 
 EXAMPLE = ((0.6, 0.4, 0.0), (0.2, 0.6, 0.2), (0.2, 0.0, 0.8))
 """Narayanan's dissertation, section 5.3.1: three jobs on a V100, a P100 and a K80."""

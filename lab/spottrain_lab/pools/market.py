@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from spottrain.errors import BudgetError, ConfigError
+from spottrain.pricing.sharing.solver import Floats
 from spottrain.units import HOUR_S
-
-Floats = NDArray[np.float64]
 
 _SMALLEST, _LARGEST = 1e-30, 1e30
 """Range of numbers that a linear program in double precision can hold."""

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from spottrain.errors import ConfigError
-from spottrain.pricing.sharing.market import Demand, Hours, InfeasibleError, OfferType
-from spottrain.pricing.sharing.policies import (
+from spottrain_lab.pools.market import Demand, Hours, InfeasibleError, OfferType
+from spottrain_lab.pools.policies import (
     cheapest,
     fairest,
     max_examples_per_usd,

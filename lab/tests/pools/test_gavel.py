@@ -9,7 +9,7 @@ import pytest
 
 from spottrain.errors import ConfigError
 from spottrain.varuna_manager.pool.core.model import Supply
-from spottrain.varuna_manager.pool.simulation import gavel, generate, queue
+from spottrain.varuna_manager.pool.simulation import generate, queue
 from spottrain.varuna_manager.pool.simulation.outcome import measures
 from spottrain.varuna_manager.pool.simulation.workload import (
     SimulatedJob,
@@ -17,6 +17,7 @@ from spottrain.varuna_manager.pool.simulation.workload import (
     read_jobs,
     read_throughputs,
 )
+from spottrain_lab.pools import gavel
 
 KINDS = ("fast", "slow")
 SUPPLIES = [

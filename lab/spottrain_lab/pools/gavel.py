@@ -10,11 +10,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from spottrain.errors import ConfigError
-from spottrain.pricing.sharing import policies as fixed_sizes
 from spottrain.pricing.sharing.allotment import POLICIES, fair
 from spottrain.pricing.sharing.claims import Allotment, Claim, Contest, Option
-from spottrain.pricing.sharing.market import Demand, OfferType, Shares
-from spottrain.pricing.sharing.rounds import ROUND_S, Choice, RoundScheduler
 from spottrain.units import HOUR_S
 from spottrain.varuna_manager.pool.core.model import Supply, Vms
 from spottrain.varuna_manager.pool.simulation.outcome import (
@@ -23,6 +20,9 @@ from spottrain.varuna_manager.pool.simulation.outcome import (
     own_part_rate,
 )
 from spottrain.varuna_manager.pool.simulation.workload import SimulatedJob
+from spottrain_lab.pools import policies as fixed_sizes
+from spottrain_lab.pools.market import Demand, OfferType, Shares
+from spottrain_lab.pools.rounds import ROUND_S, Choice, RoundScheduler
 
 Shared = Callable[[Contest], Allotment]
 FRUGAL = frozenset({"cheapest", "min_cost", "isolated"})

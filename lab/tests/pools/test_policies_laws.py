@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spottrain.pricing.sharing import programs
-from spottrain.pricing.sharing.market import Demand, Hours, InfeasibleError, OfferType
-from spottrain.pricing.sharing.policies import cheapest, fairest, shortest
+from spottrain_lab.pools import programs
+from spottrain_lab.pools.market import Demand, Hours, InfeasibleError, OfferType
+from spottrain_lab.pools.policies import cheapest, fairest, shortest
 
 RATE = st.sampled_from([0.0, 0.5, 1.0, 2.0, 3.0, 7.0])
 PRICE = st.sampled_from([0.1, 0.5, 1.0, 3.0])
