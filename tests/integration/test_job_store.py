@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.jobs import Job
+from tests.integration.jobs import Job, until
 from tests.view import View
 
 from spottrain.manifest import OWNER_FILE
@@ -16,10 +16,10 @@ pytestmark = pytest.mark.rotated(parts=[7])
 
 
 def ended(job: Job) -> State:
+    """Wait until a job's manager has ended; not for an outcome, which a stop was before."""
     job.pace(0.0)
-    state = job.until("the end", lambda state: state if state.outcome else None)
-    assert state.outcome is not None
-    return state
+    until("the end", lambda: not job.dir.is_managed(), lambda: job.tail(job.state()))
+    return job.state()
 
 
 def test_a_store_that_is_away_is_waited_for_and_nothing_begins_again(
