@@ -16,9 +16,10 @@ from typing import cast
 from spottrain.cloud.local.state import LocalSettings
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import Vm, VmState
-from spottrain.cloud.port.stored import clear_vm_folder, vm_from_data, write_private
+from spottrain.cloud.port.stored import clear_vm_folder, vm_from_data
 from spottrain.cloud.process.tree import kill_all
 from spottrain.errors import WireError
+from spottrain.files import PRIVATE, write_whole
 from spottrain.wire.codec import encode, from_data
 
 
@@ -81,7 +82,7 @@ class LocalFolder:
 
     def save_settings(self, settings: LocalSettings) -> None:
         """Write the settings of the next cloud process."""
-        write_private(self._settings, encode(settings))
+        write_whole(self._settings, encode(settings), mode=PRIVATE)
 
     def load_settings(self) -> LocalSettings:
         """Return the settings that ``save_settings`` wrote."""
@@ -90,7 +91,7 @@ class LocalFolder:
 
     def save(self, record: LocalRecord) -> None:
         """Write the record atomically."""
-        write_private(self._record, json.dumps(dataclasses.asdict(record)))
+        write_whole(self._record, json.dumps(dataclasses.asdict(record)), mode=PRIVATE)
 
     def load(self) -> LocalRecord:
         """Return the record that ``save`` wrote last.

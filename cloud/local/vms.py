@@ -25,8 +25,9 @@ from spottrain.cloud.local.state import AgentSoftware, LocalCloud, LocalNotice
 from spottrain.cloud.port import provider as port
 from spottrain.cloud.port.clock import Clock
 from spottrain.cloud.port.errors import CloudError, VmNotFoundError
-from spottrain.cloud.port.stored import clear_vm_folder, write_private
+from spottrain.cloud.port.stored import clear_vm_folder
 from spottrain.cloud.process import die_with_parent, tree
+from spottrain.files import PRIVATE, write_whole
 
 _log = logging.getLogger(__name__)
 
@@ -236,7 +237,7 @@ class LocalVms:
             "place": self._place(vm_id),
             "notices": notices,
         }
-        write_private(path, json.dumps(facts))
+        write_whole(path, json.dumps(facts), mode=PRIVATE)
         return path
 
     def _place(self, vm_id: str) -> int:

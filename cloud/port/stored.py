@@ -5,7 +5,6 @@ Standard library only: the keeper on a host cleans up with it.
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -28,12 +27,3 @@ def clear_vm_folder(vm_folder: Path) -> None:
             shutil.rmtree(entry, ignore_errors=True)
         elif entry.suffix != ".log":
             entry.unlink(missing_ok=True)
-
-
-def write_private(path: Path, text: str) -> None:
-    """Write a file atomically; only this user can read it."""
-    draft = path.with_name(f"{path.name}.{os.getpid()}.draft")
-    draft.unlink(missing_ok=True)
-    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
-    draft.replace(path)

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from spottrain.cloud.port.stored import write_private
+from spottrain.files import PRIVATE, write_whole
 from spottrain.varuna_manager.jobs.folder import JobDir
 
 
@@ -57,7 +57,7 @@ class FolderWatch:
         for path, content in self._kept.items():
             with contextlib.suppress(OSError):
                 if not path.exists() and not self._has_moved(self._job.path):
-                    write_private(path, content)
+                    write_whole(path, content, mode=PRIVATE)
                     restored.append(path.name)
         return restored
 

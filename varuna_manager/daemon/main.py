@@ -22,8 +22,8 @@ from pathlib import Path
 import uvloop
 
 from spottrain.cloud.port.provider import CloudProvider, ForwardsCalls
-from spottrain.cloud.port.stored import write_private
 from spottrain.errors import SpottrainError, causes
+from spottrain.files import PRIVATE, write_whole
 from spottrain.logs import LOG_BYTES, LOG_CHECK_S, JsonLines, log_to_stderr, rotate
 from spottrain.redaction import hide
 from spottrain.varuna_manager.core.model.commands import Outcome
@@ -251,11 +251,10 @@ def _publish(
     """Tell agents, commands and readers of metrics where the manager is."""
     if isinstance(provider, ForwardsCalls):
         provider.serve(url)
-    write_private(job_dir / "metrics.token", identity.metrics_token())
-    write_private(job_dir / "ca.pem", identity.ca_pem)
-    draft = job_dir / "manager.json.tmp"
-    draft.write_text(json.dumps({"pid": os.getpid(), "url": url}))
-    draft.replace(job_dir / "manager.json")
+    write_whole(job_dir / "metrics.token", identity.metrics_token(), mode=PRIVATE)
+    write_whole(job_dir / "ca.pem", identity.ca_pem, mode=PRIVATE)
+    address = json.dumps({"pid": os.getpid(), "url": url})
+    write_whole(job_dir / "manager.json", address)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -22,8 +22,8 @@ import httpx
 import tenacity
 
 from spottrain import children
-from spottrain.cloud.port.stored import write_private
 from spottrain.errors import SpottrainError
+from spottrain.files import PRIVATE, write_whole
 from spottrain.redaction import hide
 from spottrain.varuna_manager.config.notify import NotifyConfig, webhook_url
 from spottrain.varuna_manager.core.model.state import State
@@ -125,7 +125,9 @@ class Notifier:
 
     def _save(self) -> None:
         try:
-            write_private(self._told_file, json.dumps(list(self._told or ())))
+            write_whole(
+                self._told_file, json.dumps(list(self._told or ())), mode=PRIVATE
+            )
         except OSError as error:
             logger.warning("notices may be told again: %s", error)
 

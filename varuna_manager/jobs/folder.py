@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING
 from platformdirs import user_state_path
 
 from spottrain.errors import ConfigError, SpottrainError
+from spottrain.files import write_whole
 from spottrain.wire.codec import decode, encode
 from spottrain.wire.model import ModelFacts
 
@@ -60,10 +61,8 @@ def is_folder_name(name: str) -> bool:
 def try_to_write_text(path: Path, text: str) -> None:
     """Write a file that only tells people something: where the disk refuses, the next
     time is soon."""
-    draft = path.with_suffix(".tmp")
     try:
-        draft.write_text(text)
-        draft.replace(path)
+        write_whole(path, text)
     except OSError as error:
         logger.warning("%s is not written: %s", path.name, error.strerror)
 

@@ -14,7 +14,6 @@ import datetime
 import hashlib
 import hmac
 import ipaddress
-import os
 import secrets
 import ssl
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from spottrain.errors import SpottrainError
+from spottrain.files import PRIVATE, write_whole
 
 _FILE = "identity.pem"
 _VALID_FROM = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
@@ -85,7 +85,7 @@ def ensure_identity(job_dir: Path, addresses: tuple[str, ...]) -> Identity:
     """
     path = job_dir / _FILE
     if not path.exists():
-        _write_private(path, _mint(addresses))
+        write_whole(path, _mint(addresses), mode=PRIVATE, durable=True)
     return load_identity(job_dir)
 
 
@@ -194,14 +194,3 @@ def _alternative_names(addresses: tuple[str, ...]) -> x509.SubjectAlternativeNam
         except ValueError:
             names.append(x509.DNSName(address))
     return x509.SubjectAlternativeName(names)
-
-
-def _write_private(path: Path, text: str) -> None:
-    """Write ``text`` atomically, readable only by its owner from the first byte."""
-    draft = path.with_suffix(f".{secrets.token_hex(4)}.tmp")
-    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(handle, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(draft, path)

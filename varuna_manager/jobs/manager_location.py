@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 
 from spottrain.cloud.port.provider import LaunchRequest, SshTarget
 from spottrain.errors import ConfigError
+from spottrain.files import write_whole
 from spottrain.varuna_manager.jobs.folder import JobDir
 
 
@@ -68,9 +69,7 @@ def read(job: JobDir) -> RemoteManager | None:
 
 def write(job: JobDir, manager: RemoteManager) -> None:
     """Save where the manager of a job runs, atomically."""
-    draft = job.remote_manager_file.with_suffix(".tmp")
-    draft.write_text(json.dumps(asdict(manager)))
-    draft.replace(job.remote_manager_file)
+    write_whole(job.remote_manager_file, json.dumps(asdict(manager)))
 
 
 def forget(job: JobDir) -> None:

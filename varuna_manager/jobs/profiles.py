@@ -12,11 +12,10 @@ import dataclasses
 import hashlib
 import json
 import logging
-import os
-import tempfile
 from pathlib import Path
 
 from spottrain.errors import ConfigError, WireError
+from spottrain.files import PRIVATE, write_whole
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.plan.profiles import (
     assumes_links,
@@ -109,10 +108,7 @@ def write_profile(path: Path, profile: Profile) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        fd, draft = tempfile.mkstemp(prefix=".profile-", dir=path.parent)
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            file.write(to_text(profile))
-        Path(draft).replace(path)
+        write_whole(path, to_text(profile), mode=PRIVATE)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from spottrain.errors import SpottrainError
+from spottrain.files import write_whole
 from spottrain.wire.codec import SCHEMA_VERSION, decode, encode
 from spottrain.wire.messages import TraceWritten
 
@@ -129,7 +130,4 @@ class Traces:
 
     def _write(self, traces: TraceSet) -> None:
         """Write ``traces.json``, whole or not at all."""
-        file = self.folder_of(traces.number) / _RECORD
-        draft = file.with_suffix(".tmp")
-        draft.write_text(encode(traces))
-        draft.replace(file)
+        write_whole(self.folder_of(traces.number) / _RECORD, encode(traces))

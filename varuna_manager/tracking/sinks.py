@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
+from spottrain.files import write_whole
 from spottrain.storage.open import open_store
 from spottrain.storage.store import StorageError
 from spottrain.varuna_manager.jobs.measurements import Cursor, Minibatch, Page, Row
@@ -93,7 +94,7 @@ class JsonLines:
             file.write("".join(map(as_line, page.rows)).encode())
         self._copied_bytes = -1
         # After the lines: what is rewound twice comes out the same.
-        _write(self._note, {"rewrite": page.cursor.rewrite})
+        write_whole(self._note, json.dumps({"rewrite": page.cursor.rewrite}))
 
     def idle(self, *, ends: bool) -> str:
         """Copy the file to the store if that is due; return why it cannot be copied."""
@@ -162,7 +163,7 @@ def _read_note(note: Path) -> tuple[Cursor, _Written]:
 
 
 def _write_note(note: Path, cursor: Cursor, written: _Written) -> None:
-    _write(note, {"cursor": cursor, **vars(written)})
+    write_whole(note, json.dumps({"cursor": cursor, **vars(written)}))
 
 
 class TensorBoard:
@@ -407,10 +408,3 @@ def _read(note: Path) -> dict[str, Any]:
     except (FileNotFoundError, ValueError):
         return {}
     return found
-
-
-def _write(note: Path, content: dict[str, Any]) -> None:
-    """Write a note atomically."""
-    draft = note.with_suffix(".tmp")
-    draft.write_text(json.dumps(content))
-    draft.replace(note)

@@ -16,8 +16,9 @@ from typing import Any
 
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import SshTarget, Vm, VmState
-from spottrain.cloud.port.stored import vm_from_data, write_private
+from spottrain.cloud.port.stored import vm_from_data
 from spottrain.errors import WireError
+from spottrain.files import PRIVATE, write_whole
 
 _TARGETS = 1000
 """VMs whose addresses and host keys are kept; the newest."""
@@ -108,7 +109,7 @@ class HostMemory:
             yield record
             after = json.dumps(dataclasses.asdict(record))
             if after != before:
-                write_private(self._path, after)
+                write_whole(self._path, after, mode=PRIVATE)
             self._last = self._signature(), record
         finally:
             os.close(lock)

@@ -19,8 +19,9 @@ from pathlib import Path
 
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import Vm, VmState
-from spottrain.cloud.port.stored import vm_from_data, write_private
+from spottrain.cloud.port.stored import vm_from_data
 from spottrain.errors import WireError
+from spottrain.files import PRIVATE, write_whole
 
 _FILES = 1000
 """VMs that are remembered; the newest."""
@@ -77,7 +78,7 @@ class KeptVms:
         """Write down what is known of a VM."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self._folder / f"{kept.vm.vm_id}.json"
-        write_private(path, json.dumps(dataclasses.asdict(kept)))
+        write_whole(path, json.dumps(dataclasses.asdict(kept)), mode=PRIVATE)
 
     def all(self) -> list[KeptVm]:
         """Return all of them; forget the oldest of too many."""

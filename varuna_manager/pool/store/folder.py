@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spottrain.errors import ConfigError
+from spottrain.files import write_whole
 from spottrain.varuna_manager.config.pool import PoolConfig, parse_pool
 from spottrain.varuna_manager.jobs.folder import home, is_folder_name, is_locked
 
@@ -74,9 +75,7 @@ class PoolDir:
 
     def write(self, config: PoolConfig) -> None:
         """Store the pool's configuration."""
-        draft = self.path / "pool.json.tmp"
-        draft.write_text(config.model_dump_json(indent=2), encoding="utf-8")
-        draft.replace(self.path / "pool.json")
+        write_whole(self.path / "pool.json", config.model_dump_json(indent=2))
 
     @property
     def is_down(self) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 
 import spottrain
 from spottrain.errors import SpottrainError
+from spottrain.files import write_whole
 from spottrain.units import HOUR_S
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.reporting import text
@@ -48,10 +49,8 @@ def write_page(path: Path, html: str) -> None:
     Raises:
         PageError: The file cannot be written.
     """
-    draft = path.with_name(f".{path.name}.draft")
     try:
-        draft.write_text(html, encoding="utf-8", errors="replace")
-        draft.replace(path)
+        write_whole(path, html.encode(errors="replace"))
     except OSError as error:
         raise PageError(
             f"{path}: cannot write the report: {error.strerror}; name another file"
