@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +18,6 @@ from spottrain.wire.model import Network, Plan, Precision, Reduction, StateHome
 NUM_SECTIONS = 4
 STEPS = 5
 NAMES = "abcd"
-EVERY_RUNTIME = bool(os.environ.get("SPOTTRAIN_EVERY_RUNTIME"))
-"""Whether every case runs on everything: for changes of what all runtimes share."""
 
 
 STEP_OF = {

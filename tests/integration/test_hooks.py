@@ -3,16 +3,15 @@
 Dropout, clipping, tied weights and recompute are on (see tiny_job). Every case asserts
 that its fault struck, and that the weights at the end are those of an undisturbed run.
 Workers compute on the CPU or on the stand-in for a GPU, with both homes of state, in every
-precision: so that each shape and each hook meets each of these at least once. With
-``SPOTTRAIN_EVERY_RUNTIME=1`` every hook strikes every shape with all of them, and VMs are lost
-in every shape.
+precision: so that each shape and each hook meets each of these at least once. Under ``--all``
+every hook strikes every shape with all of them, and VMs are lost in every shape.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,6 @@ from tests.integration.fleet import (
     read_weights,
 )
 from tests.integration.struck_runs import (
-    EVERY_RUNTIME,
     NUM_SECTIONS,
     RUNTIMES,
     STEP_OF,
@@ -78,21 +76,22 @@ SERIES_ON: tuple[dict[tuple[int, int], int], ...] = (
 both."""
 
 
-def cases_of(series: int) -> Iterator[tuple[tuple[int, int], Runtime]]:
-    """Yield the shapes and runtimes that a series strikes."""
-    if EVERY_RUNTIME:
-        yield from itertools.product(SHAPES, RUNTIMES)
-        return
-    for shape, number in SERIES_ON[series].items():
-        yield shape, RUNTIMES[number]
+def is_kept(series: int, shape: tuple[int, int], runtime: Runtime) -> bool:
+    """Return whether the gate has a series strike a shape with a runtime."""
+    number = SERIES_ON[series].get(shape)
+    return number is not None and runtime == RUNTIMES[number]
 
 
 CASES = [
     pytest.param(
-        *shape, hooks, runtime, id=f"{shape[0]}x{shape[1]}-{hooks[0]}-{runtime}"
+        *shape,
+        hooks,
+        runtime,
+        id=f"{shape[0]}x{shape[1]}-{hooks[0]}-{runtime}",
+        marks=() if is_kept(k, shape, runtime) else (pytest.mark.nightly,),
     )
     for k, hooks in enumerate(SERIES)
-    for shape, runtime in cases_of(k)
+    for shape, runtime in itertools.product(SHAPES, RUNTIMES)
 ]
 
 
@@ -161,19 +160,22 @@ VM_HOOKS = (
 )
 
 
-def shapes_of(number: int) -> Sequence[tuple[int, int]]:
+def kept_shapes(number: int) -> Sequence[tuple[int, int]]:
     """Return a shape without and one with a second copy: other ones for each hook."""
-    if EVERY_RUNTIME:
-        return SHAPES
     alone = [shape for shape in SHAPES if shape[1] == 1]
     copied = [shape for shape in SHAPES if shape[1] > 1]
     return alone[number % len(alone)], copied[number % len(copied)]
 
 
 VM_CASES = [
-    pytest.param(*shape, hook, id=f"{shape[0]}x{shape[1]}-{hook}")
+    pytest.param(
+        *shape,
+        hook,
+        id=f"{shape[0]}x{shape[1]}-{hook}",
+        marks=() if shape in kept_shapes(number) else (pytest.mark.nightly,),
+    )
     for number, hook in enumerate(VM_HOOKS)
-    for shape in shapes_of(number)
+    for shape in SHAPES
 ]
 
 

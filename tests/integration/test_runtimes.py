@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 from tests.integration.fleet import (
@@ -16,7 +15,6 @@ from tests.integration.fleet import (
     make_plan,
 )
 from tests.integration.struck_runs import (
-    EVERY_RUNTIME,
     NUM_SECTIONS,
     RUNTIMES,
     STEPS,
@@ -31,8 +29,6 @@ from spottrain.pipeline.base.faults import Action, Hook
 from spottrain.wire import messages
 from spottrain.wire.model import Precision, WireType
 
-T = TypeVar("T")
-
 
 def test_a_library_that_cannot_sum_here_is_refused_in_a_line(
     zygote: Zygote, tmp_path: Path
@@ -45,9 +41,12 @@ def test_a_library_that_cannot_sum_here_is_refused_in_a_line(
         train(zygote, tmp_path, 1, 2, runtime=runtime)
 
 
-def chosen(kept: Sequence[T], every: Iterable[T]) -> Sequence[T]:
-    """Return the cases that run: with ``SPOTTRAIN_EVERY_RUNTIME=1`` all."""
-    return tuple(every) if EVERY_RUNTIME else kept
+def some_nightly(
+    kept: Sequence[Sequence[object]], every: Iterable[Sequence[object]]
+) -> list[object]:
+    """Return all cases, of which the gate has those that are kept."""
+    nightly = (pytest.mark.nightly,)
+    return [pytest.param(*one, marks=() if one in kept else nightly) for one in every]
 
 
 ALONE, BOTH = (1, 1), (2, 2)
@@ -56,7 +55,7 @@ ALONE, BOTH = (1, 1), (2, 2)
 @pytest.mark.rotated
 @pytest.mark.parametrize(
     ("shape", "runtime"),
-    chosen(
+    some_nightly(
         tuple(zip((BOTH, ALONE, ALONE, BOTH, ALONE, BOTH), RUNTIMES, strict=True)),
         itertools.product((ALONE, BOTH), RUNTIMES),
     ),
@@ -110,7 +109,7 @@ def test_tensors_that_travel_in_fewer_bits_change_weights_by_rounding_only(
 @pytest.mark.rotated
 @pytest.mark.parametrize(
     ("shape", "precision"),
-    chosen(
+    some_nightly(
         (
             *((ALONE, "fp32"), ((2, 1), "bf16"), ((1, 2), "fp16")),
             *((BOTH, "fp32"), (BOTH, "bf16"), (BOTH, "fp16")),
