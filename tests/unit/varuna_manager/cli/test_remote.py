@@ -27,6 +27,7 @@ from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.jobs import manager_location
 from spottrain.varuna_manager.jobs.bucket import folder_mark
 from spottrain.varuna_manager.jobs.folder import JobDir
+from spottrain.varuna_manager.jobs.follow import uid_of
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.manager_location import RemoteManager
 from spottrain.varuna_manager.jobs.replication import begin_replication
@@ -63,7 +64,7 @@ def job(aws: FakeAws, tmp_path: Path) -> JobDir:
         manager_vm={"identity": "manager"},
     )
     job, _ = submit(load_config(file), FACTS)
-    provider = aws.provider()
+    provider = aws.provider(uid=uid_of(job))
     (offer,) = (one for one in provider.offers() if one.spot)
     request = a_launch(
         replace(offer, spot=False), token="t", intent=tags.MANAGER, lease_s=60.0
@@ -102,6 +103,12 @@ STOPPED: tuple[Any, ...] = (
 )
 
 
+def end_all(aws: FakeAws, job: JobDir) -> None:
+    """End the VMs of a job, as a person does in the console."""
+    provider = aws.provider(uid=uid_of(job))
+    provider.terminate([vm.vm_id for vm in provider.list_vms("job")])
+
+
 @pytest.mark.rotated(parts=[2, 6, 9])
 def test_while_its_vm_runs_a_job_is_there_though_it_does_not_answer(
     job: JobDir, run: Run
@@ -118,7 +125,7 @@ def test_when_its_vm_is_gone_the_user_learns_once_how_to_continue(
     aws: FakeAws, job: JobDir, run: Run, tmp_path: Path
 ) -> None:
     copied(job, tmp_path, e.TimerFired(at_s=2e9))
-    aws.provider().terminate([vm.vm_id for vm in aws.provider().list_vms("job")])
+    end_all(aws, job)
     code, out, err = run("status", "job", "-o", "json")
     assert code == 0
     assert json.loads(out)["state"] == "unmanaged"
@@ -137,7 +144,7 @@ def test_a_job_that_is_over_is_reclaimed_and_leaves_nothing_behind(
 ) -> None:
     copied(job, tmp_path, *STOPPED)
     assert aws.ask("left") != []
-    aws.provider().terminate([vm.vm_id for vm in aws.provider().list_vms("job")])
+    end_all(aws, job)
     code, out, _ = run("status", "job", "-o", "json")
     assert code == 0
     assert json.loads(out)["state"] == "stopped"

@@ -98,7 +98,8 @@ def test_a_journal_of_another_id_is_not_this_jobs(job: JobDir, place: str) -> No
     folder = kept(job, "")
     told = folder.with_name("newest.json")
     folder.rename(told.with_name(other))
-    told.write_text(json.dumps({"schema_version": 1, "name": "demo", "uid": other}))
+    newest = {"schema_version": 1, "name": "demo", "uid": other, "code": ""}
+    told.write_text(json.dumps(newest))
     assert "not all belong to job demo" in refused(place)
 
 
