@@ -27,6 +27,12 @@ _MOVED = (
     "Cannot re-initialize CUDA",
 )
 """Parts of what torch says when code moves tensors by itself."""
+_BY_INPUTS = "appears to not have been used in the graph"
+"""Part of what torch says when a loss differentiates by what the model was given."""
+_LEAVE_INPUTS = (
+    "; a loss may differentiate by what the model returns, but not by what it is given "
+    "(double backward, as for gradient penalties), which only its first stage has"
+)
 _MAX_REASON = 500
 """Characters of what user code raises: it may hold a whole tensor."""
 _LEAVE_DEVICES = (
@@ -55,6 +61,8 @@ def user_code(what: str) -> Iterator[None]:
         if len(reason) > _MAX_REASON:
             reason = f"{reason[:_MAX_REASON]}... (cut; the whole is in the traceback)"
         advice = _LEAVE_DEVICES if any(part in reason for part in _MOVED) else ""
+        if what == "loss" and _BY_INPUTS in reason:
+            advice = _LEAVE_INPUTS
         raise UserCodeError(
             f"{what} raised {type(error).__name__}: {reason}{advice}",
             traceback.format_exc(),

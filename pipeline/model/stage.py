@@ -395,9 +395,12 @@ def split_output(
     """
     activation = output[0] if type(output) is tuple and output else output
     if not isinstance(activation, torch.Tensor) or not activation.is_floating_point():
+        what = type(activation).__name__
+        if isinstance(output, tuple) and type(output) is not tuple:
+            what = f"the named tuple {what}: return tuple(...) of it, as stages know no class"
         raise UserCodeError(
             f"block {block} must return a floating-point tensor, or a tuple with one "
-            f"first: got {type(activation).__name__}"
+            f"first: got {what}"
         )
     return activation, output[1:] if type(output) is tuple else None
 

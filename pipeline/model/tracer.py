@@ -168,6 +168,11 @@ class _DryRun:
                     "; loss may run the model once: put what belongs together (pairs, two "
                     "views) through it as one batch, by torch.cat"
                 )
+            elif not seen and name == self._cut_names[-1]:
+                advice = (
+                    "; blocks that run in reverse go into the list in the order in which "
+                    "they run"
+                )
             elif not by_hand:
                 advice = (
                     "; a model that leaves layers out at random must not (LayerDrop: set "
@@ -212,9 +217,15 @@ def _stand_in_of(block: str, item: Any) -> Any:
         return torch.empty(0, dtype=item.dtype)
     if item is None or isinstance(item, bool | int | float | str):
         return item
+    advice = ""
+    if isinstance(item, tuple | list):
+        advice = (
+            "; one that also returns its state, such as nn.LSTM, goes into a module that "
+            "returns the activation alone"
+        )
     raise UserCodeError(
         f"block {block} returns a {type(item).__name__} besides its activation: "
-        "return tensors, numbers or None"
+        f"return tensors, numbers or None{advice}"
     )
 
 
@@ -447,6 +458,16 @@ def _check_factory(job: TrainingJob) -> nn.Module:
             raise UserCodeError(
                 f"model must not be in {type(module).__name__}: spottrain itself trains "
                 "copies of the model side by side; return what is inside"
+            )
+        if (
+            isinstance(module, nn.Embedding | nn.EmbeddingBag)
+            and module.sparse
+            and module.weight.requires_grad
+        ):
+            raise UserCodeError(
+                f"model must have dense gradients, which replicas can sum: {name} is an "
+                f"{type(module).__name__} with sparse=True; leave sparse out, and use an "
+                "optimizer for dense gradients"
             )
         for attribute in ("layerdrop", "drop_layer", "layer_drop"):
             rate = getattr(module, attribute, None)

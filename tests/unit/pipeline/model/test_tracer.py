@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -246,6 +246,11 @@ def test_blocks_whose_dimensions_depend_on_the_micro_batch_are_refused() -> None
 # --- What blocks return ---------------------------------------------------------------
 
 
+class Pair(NamedTuple):
+    hidden: torch.Tensor
+    attention: torch.Tensor
+
+
 class Returning(nn.Module):
     """A block whose output is made by ``wrap``."""
 
@@ -291,6 +296,11 @@ def test_values_after_the_activation_in_the_tuple_may_not_be_used_later() -> Non
         (lambda x: {0: x}, "must return a floating-point tensor.*got dict"),
         (lambda x: (x.long(),), "must return a floating-point tensor"),
         (lambda x: (x, object()), "returns a object besides its activation"),
+        (
+            lambda x: (x, (x, x)),
+            r"a tuple besides .* such as nn\.LSTM, goes into a module",
+        ),
+        (lambda x: Pair(x, x), r"the named tuple Pair: return tuple\(\.\.\.\) of it"),
     ],
 )
 def test_other_outputs_of_blocks_are_refused(wrap: Any, message: str) -> None:

@@ -239,6 +239,30 @@ class Dropping(Blocks):
         self.layerdrop = 0.1
 
 
+class Sparse(Blocks):
+    def __init__(self) -> None:
+        super().__init__(plain, linear)
+        self.embedding = nn.Embedding(4, 4, sparse=True)
+
+
+class Reversed(Blocks):
+    def __init__(self) -> None:
+        super().__init__(backwards, linear)
+
+
+def backwards(self: Any, x: torch.Tensor) -> torch.Tensor:
+    for block in reversed(self.blocks):
+        x = block(x)
+    return x
+
+
+def with_penalty(model: Any, batch: torch.Tensor) -> tuple[torch.Tensor, int]:
+    given = batch.clone().requires_grad_()
+    loss = model(given).square().sum()
+    (slope,) = torch.autograd.grad(loss, given, create_graph=True)
+    return loss + slope.square().sum(), len(batch)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -252,6 +276,9 @@ class Dropping(Blocks):
         ({"loss": lambda m, b: (m(b.to("cuda")).sum(), 1)}, r"leave \.to\(device\)"),
         ({"model": reading}, "must not read values of .*mean_resizing=False"),
         ({"model": Dropping}, "layerdrop 0.1.*set layerdrop to 0"),
+        ({"model": Sparse}, r"embedding is an Embedding with sparse=True; leave"),
+        ({"model": Reversed}, r"it ran after \[\].* in reverse go into the list"),
+        ({"loss": with_penalty}, "differentiate by what the model returns, but not by"),
         ({"loss": with_teacher}, "by another model .*let the dataset return them"),
         ({"loss": with_noise}, "random numbers .* dataset or collate draw them"),
         ({"model": Counting}, r"parameter calls .* spottrain\.step\(\)"),
