@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 import torch
 
+from spottrain.pipeline.comm import device_group
 from spottrain.pipeline.comm.collectives import gather_json, gather_rows
 from spottrain.pipeline.comm.device_group import TrialGroups
 from spottrain.pipeline.comm.groups import (
@@ -29,6 +30,7 @@ from spottrain.pipeline.devices.deferred import DeferredDevice
 from spottrain.pipeline.devices.host import HostDevice
 
 TIMEOUT_S = 600.0
+device_group.TRIAL_BOUND_S = TIMEOUT_S  # it is for what hangs, not for a busy machine
 MOST = 5
 SHAPES = ((2, 3), (2, 3), (2, 3), (4,), (2, 3), (4,), (4,), (4,), (7, 1, 2), (4,))
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
