@@ -133,7 +133,7 @@ class Tunnel:
         try:
             manager = socket.create_connection(self._target, _SEND_S)
         except OSError:
-            channel.close()  # the agent tries again
+            _close(channel)  # the agent tries again
             return True
         for flow in (_Flow(channel, manager), _Flow(manager, channel)):
             flow.source.settimeout(0.0)
@@ -162,4 +162,10 @@ def _close_flow(selector: selectors.BaseSelector, flow: _Flow) -> None:
     for end in (flow.source, flow.target):
         with contextlib.suppress(KeyError, ValueError):
             selector.unregister(end)
+        _close(end)
+
+
+def _close(end: _Endpoint) -> None:
+    """Close a connection; paramiko tells the host of it, which may be gone."""
+    with contextlib.suppress(EOFError, OSError, paramiko.SSHException):
         end.close()

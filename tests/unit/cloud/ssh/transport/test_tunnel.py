@@ -153,3 +153,25 @@ def test_without_a_manager_calls_are_closed(host: Host, manager: Manager) -> Non
     manager.listener.close()
     assert host.call().recv(1) == b""
     manager.listener = socket.create_server(("127.0.0.1", 0))
+
+
+def test_a_host_that_is_gone_when_a_call_is_closed_ends_no_other_call(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """paramiko tells the host, and raises EOFError where there is no connection any more
+    (packet.py, write_all)."""
+    first, second = host.call(), host.call()
+    close, raised = paramiko.Channel.close, threading.Event()
+
+    def gone(channel: paramiko.Channel) -> None:
+        close(channel)
+        raised.set()
+        raise EOFError
+
+    monkeypatch.setattr(paramiko.Channel, "close", gone)
+    first.shutdown_write()
+    assert raised.wait(WAIT_S)
+    monkeypatch.undo()
+    for call in (second, host.call()):
+        call.sendall(b"x")
+        assert call.recv(1) == b"x"
