@@ -204,7 +204,6 @@ SHAPES = {
 }
 
 
-@pytest.mark.rotated(parts=[1, 3, 5, 7, 9])
 @pytest.mark.parametrize("name", first_always(SHAPES))
 def test_no_interleaving_splits_loses_or_blocks(
     name: str, record_property: Callable[[str, object], None]
