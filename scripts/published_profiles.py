@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from spottrain.codec import encode
 from spottrain.morphing.plan.workload import Workload
-from spottrain.wire.codec import encode
 from spottrain.wire.model import (
     LinkProfile,
     MicrobatchProfile,

@@ -18,9 +18,9 @@ from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import Vm, VmState
 from spottrain.cloud.port.stored import clear_vm_folder, vm_from_data
 from spottrain.cloud.process.tree import kill_all
+from spottrain.codec import encode, from_data
 from spottrain.errors import WireError
 from spottrain.files import PRIVATE, write_whole
-from spottrain.wire.codec import encode, from_data
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, cast
 
+from spottrain.codec import decode
 from spottrain.errors import ConfigError
 from spottrain.units import HOUR_S
-from spottrain.wire.codec import decode
 
 EventKind = Literal["capacity", "price", "notice", "kill", "silence", "slow"]
 

@@ -32,8 +32,8 @@ from spottrain.cloud.port import provider as port
 from spottrain.cloud.port.errors import CloudError, NoCapacityError, VmNotFoundError
 from spottrain.cloud.port.stored import vm_from_data
 from spottrain.cloud.process.tree import kill_all
+from spottrain.codec import from_data
 from spottrain.units import HOUR_S
-from spottrain.wire.codec import from_data
 
 """Command of an agent; ``-P`` keeps the VM's work folder out of ``sys.path``."""
 

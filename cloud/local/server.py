@@ -33,8 +33,8 @@ from spottrain.cloud.local.vms import LocalVms
 from spottrain.cloud.port.provider import AgentBootstrap, LaunchRequest
 from spottrain.cloud.port.stored import vm_from_data
 from spottrain.cloud.unix_http import address
+from spottrain.codec import decode, from_data
 from spottrain.errors import SpottrainError
-from spottrain.wire.codec import decode, from_data
 
 _GRACE_S = 2
 """Time for requests in flight when the process ends."""

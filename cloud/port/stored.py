@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from spottrain.cloud.port.provider import Offer, Vm, VmState
-from spottrain.wire.codec import from_data
+from spottrain.codec import from_data
 
 
 def vm_from_data(data: dict[str, Any]) -> Vm:

@@ -7,11 +7,11 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from spottrain.codec import SCHEMA_VERSION, encode
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.plan.placement import Device
 from spottrain.morphing.plan.profiles import check_profile
 from spottrain.morphing.simulate.compute import Compute
-from spottrain.wire.codec import SCHEMA_VERSION, encode
 from spottrain.wire.model import (
     ModelFacts,
     Network,

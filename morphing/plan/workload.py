@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from spottrain.codec import SCHEMA_VERSION
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.placement import Device
-from spottrain.wire.codec import SCHEMA_VERSION
 from spottrain.wire.model import ModelFacts, Precision, Profile, Slot
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from spottrain.codec import encode
 from spottrain.errors import SpottrainError, UserCodeError
 from spottrain.pipeline.model.checks.rehearsal import (
     changing_state,
@@ -48,7 +49,6 @@ from spottrain.pipeline.model.optimizer import (
 from spottrain.pipeline.model.sections import ModelLayout, TensorSpec
 from spottrain.pipeline.model.tracer import trace
 from spottrain.redaction import redacted
-from spottrain.wire.codec import encode
 from spottrain.wire.model import (
     CodeDetails,
     Detail,

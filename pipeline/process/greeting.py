@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from spottrain import machine
+from spottrain.codec import from_data
 from spottrain.errors import UserCodeError
 from spottrain.gpus.builds import (
     UnfitBuildError,
@@ -24,7 +25,6 @@ from spottrain.gpus.builds import (
 )
 from spottrain.gpus.slots import CPU
 from spottrain.wire import messages
-from spottrain.wire.codec import from_data
 from spottrain.wire.messages import JobSpec
 from spottrain.wire.model import GpuFacts
 

@@ -31,6 +31,7 @@ import torch
 import torch._dynamo  # any optimizer imports it: once here, not in every worker
 
 from spottrain.activity import Activity
+from spottrain.codec import decode, encode
 from spottrain.errors import SpottrainError, UserCodeError
 from spottrain.pipeline.base.output import finish_output, label_output
 from spottrain.pipeline.comm.groups import serve_rendezvous
@@ -56,7 +57,6 @@ from spottrain.pipeline.process.worker import (
 )
 from spottrain.redaction import hide
 from spottrain.wire import messages
-from spottrain.wire.codec import decode, encode
 
 _LOAD_IN_WORKERS = "--load-in-workers"
 _STDERR_FD = 2

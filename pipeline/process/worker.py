@@ -15,6 +15,7 @@ from collections import deque
 from functools import partial
 
 from spottrain.activity import Activity
+from spottrain.codec import decode, encode
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.base.faults import FaultScript
 from spottrain.pipeline.base.output import label_output
@@ -30,7 +31,6 @@ from spottrain.pipeline.train.generation import run_generation
 from spottrain.redaction import redacted
 from spottrain.storage.open import open_store
 from spottrain.wire import messages
-from spottrain.wire.codec import decode, encode
 
 _GLOO_MESSAGE = re.compile(r"\[[^]]*gloo[^]]*\] (.+)")
 """In brackets is the place in gloo's source."""

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store as RendezvousStore
 
+from spottrain.codec import from_data
 from spottrain.errors import SpottrainError, UserCodeError
 from spottrain.manifest import (
     CheckpointError,
@@ -42,7 +43,6 @@ from spottrain.pipeline.state.checkpoint import load_section, state_name
 from spottrain.pipeline.state.slot import SlotMemory, copy_state
 from spottrain.storage.store import StorageError, Store
 from spottrain.wire import messages
-from spottrain.wire.codec import from_data
 from spottrain.wire.messages import RunGeneration
 from spottrain.wire.model import Plan
 

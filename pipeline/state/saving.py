@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch.distributed.distributed_c10d import Store
 
+from spottrain.codec import decode, encode, from_data
 from spottrain.manifest import (
     CheckpointError,
     FileRecord,
@@ -65,7 +66,6 @@ from spottrain.pipeline.state.handover import (
 from spottrain.storage.store import StorageError
 from spottrain.storage.store import Store as CheckpointStore
 from spottrain.wire import messages
-from spottrain.wire.codec import decode, encode, from_data
 from spottrain.wire.messages import RunGeneration
 
 NOT_SETTLED = -1

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
+from spottrain.codec import from_data
 from spottrain.pipeline.base.faults import Hook
 from spottrain.pipeline.comm.collectives import gather_json
 from spottrain.pipeline.comm.groups import world
@@ -25,7 +26,6 @@ from spottrain.pipeline.state.numbers import EvaluationRecord
 from spottrain.pipeline.train.executor import StageExecutor, read_reals
 from spottrain.pipeline.train.reduction import add_up
 from spottrain.wire import messages
-from spottrain.wire.codec import from_data
 from spottrain.wire.messages import EvaluationSpec, RunGeneration
 
 LOSS = "loss"

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from spottrain.codec import encode
 from spottrain.morphing.schedules.schedule import Task
 from spottrain.pipeline.comm.p2p import Arrival, Direction
 from spottrain.pipeline.devices.port import Device
-from spottrain.wire.codec import encode
 from spottrain.wire.model import Plan
 from spottrain.wire.timeline import (
     ArrivedAt,

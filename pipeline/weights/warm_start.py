@@ -20,6 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from spottrain.codec import decode
 from spottrain.errors import ConfigError
 from spottrain.manifest import parse_name, read_manifest
 from spottrain.pipeline.model.entrypoint import user_code
@@ -31,7 +32,6 @@ from spottrain.pipeline.model.skeleton import build_skeleton, materialise
 from spottrain.pipeline.state.saving import write_first
 from spottrain.pipeline.weights.export import gather_parameters
 from spottrain.storage.open import open_store
-from spottrain.wire.codec import decode
 from spottrain.wire.messages import JobSpec
 from spottrain.wire.model import FirstWeights
 

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from spottrain.codec import SCHEMA_VERSION, decode, encode
 from spottrain.errors import SpottrainError, WireError
 from spottrain.storage.store import (
     DeniedError,
@@ -38,7 +39,6 @@ from spottrain.storage.store import (
     Store,
     UnreachableError,
 )
-from spottrain.wire.codec import SCHEMA_VERSION, decode, encode
 from spottrain.wire.messages import CheckpointDamaged, JobSpec
 
 MANIFEST_FILE = "manifest.json"

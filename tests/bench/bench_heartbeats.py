@@ -27,6 +27,7 @@ import uvloop
 from tests.bench.processes import cpu_s, status_bytes
 from tests.builders import a_spec
 
+from spottrain.codec import encode
 from spottrain.varuna_manager.core.model.settings import Limit, PoolGrant
 from spottrain.varuna_manager.daemon.server import (
     ControlChannel,
@@ -43,7 +44,6 @@ from spottrain.varuna_manager.jobs.identity import (
 )
 from spottrain.varuna_manager.jobs.traces import TraceSet
 from spottrain.wire import messages
-from spottrain.wire.codec import encode
 
 FLEET = 10_000
 LIMIT_S = 120.0

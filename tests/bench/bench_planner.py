@@ -15,11 +15,11 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from spottrain.codec import decode
 from spottrain.morphing.plan.choose import choose_plan
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.workload import Workload
 from spottrain.varuna_manager.offers.preview import workload_inputs
-from spottrain.wire.codec import decode
 from spottrain.wire.model import ModelFacts
 
 PROFILE = Path(__file__).resolve().parents[2] / "examples/profiles/gpt2-2.5b-v100.json"

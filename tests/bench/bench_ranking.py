@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from spottrain.cloud.port.provider import Offer
+from spottrain.codec import decode
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.workload import Workload
 from spottrain.pricing.prices.catalogue import Catalogue, catalogue
@@ -23,7 +24,6 @@ from spottrain.pricing.ranking.gpu_speed import machine_of, speed_ratio, work_of
 from spottrain.pricing.ranking.rank import Priced, RankingTerms, rank
 from spottrain.pricing.ranking.throughput import ThroughputCache
 from spottrain.varuna_manager.offers.preview import workload_inputs
-from spottrain.wire.codec import decode
 
 PROFILE = Path(__file__).resolve().parents[2] / "examples/profiles/gpt2-2.5b-v100.json"
 OFFERS, WITHIN_S = 2000, 3.0

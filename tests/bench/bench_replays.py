@@ -11,8 +11,8 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+from spottrain.codec import decode
 from spottrain.morphing.plan.workload import Workload
-from spottrain.wire.codec import decode
 from spottrain_lab.traces.replay import CostModel
 from spottrain_lab.traces.rules import RULES, compare
 from spottrain_lab.traces.shapes import Shapes

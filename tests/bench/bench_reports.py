@@ -30,6 +30,7 @@ from tests.unit.varuna_manager.stored_jobs import submit
 from tests.unit.varuna_manager.story import OFFER, SPEC, Story
 
 from spottrain.cloud.port.provider import LaunchRequest, LaunchResult, Offer, Vm
+from spottrain.codec import decode, encode
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.daemon.loop import ManagerLoop
 from spottrain.varuna_manager.daemon.server import (
@@ -46,7 +47,6 @@ from spottrain.varuna_manager.jobs.identity import (
 )
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.wire import messages
-from spottrain.wire.codec import decode, encode
 
 VMS, SLOTS = 125, 8
 STEP_S = 1.0

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from spottrain.codec import decode
 from spottrain.morphing.plan.choose import choose_plan
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.workload import Workload
@@ -21,7 +22,6 @@ from spottrain.morphing.simulate.replica import (
 from spottrain.morphing.simulate.simulator import expect_step
 from spottrain.varuna_manager.offers.preview import workload_inputs
 from spottrain.varuna_manager.reporting.utilisation import minibatch_use
-from spottrain.wire.codec import decode
 from spottrain.wire.model import Plan, ScheduleKind
 
 PROFILES = Path(__file__).resolve().parents[2] / "examples/profiles"

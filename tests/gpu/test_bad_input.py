@@ -15,10 +15,10 @@ from tests.gpu import runs
 from tests.gpu.devices import is_gpu
 from tests.integration.fleet import FleetError, Zygote
 
+from spottrain.codec import decode, encode
 from spottrain.gpus.nvml import open_nvml
 from spottrain.machine import SUPERVISOR_VARIABLES
 from spottrain.wire import messages
-from spottrain.wire.codec import decode, encode
 
 NO_SUCH_GPU = "cuda:GPU-00000000-0000-0000-0000-000000000000"
 

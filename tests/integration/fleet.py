@@ -19,11 +19,11 @@ from tests.builders import a_plan, a_run
 from tests.checkpoints import newest_valid
 from tests.integration.hosts import Host, Zygote
 
+from spottrain.codec import decode, encode
 from spottrain.manifest import read_manifest
 from spottrain.pipeline.state.checkpoint import load_section
 from spottrain.storage.open import open_store
 from spottrain.wire import messages
-from spottrain.wire.codec import decode, encode
 from spottrain.wire.messages import JobSpec
 from spottrain.wire.model import Plan, Slot
 

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from spottrain import machine, manifest
+from spottrain.codec import decode, encode, from_data
 from spottrain.storage.open import open_store
 from spottrain.wire import messages
-from spottrain.wire.codec import decode, encode, from_data
 from spottrain.wire.model import (
     GpuFacts,
     LinkProfile,

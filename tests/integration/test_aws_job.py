@@ -29,13 +29,13 @@ from tests.integration.rented_jobs import full_and_training, take_with_notice
 from tests.integration.undisturbed import Undisturbed, undisturbed
 from tests.view import View
 
+from spottrain.codec import encode
 from spottrain.manifest import list_checkpoints
 from spottrain.storage.open import open_store
 from spottrain.varuna_manager.agent.client import ManagerClient, VmFencedError
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.jobs.identity import load_identity
 from spottrain.wire import messages
-from spottrain.wire.codec import encode
 
 pytestmark = [
     pytest.mark.rotated(parts=[0]),

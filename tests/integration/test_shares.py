@@ -11,10 +11,10 @@ import pytest
 from tests.integration.fleet import Fleet, Zygote, make_plan, read_weights
 from tests.integration.struck_runs import NUM_SECTIONS, job_spec
 
+from spottrain.codec import decode
 from spottrain.pipeline.base.faults import ENVIRONMENT_VARIABLE, Action, Hook
 from spottrain.varuna_manager.cli.traces.timeline import merge
 from spottrain.wire import messages
-from spottrain.wire.codec import decode
 from spottrain.wire.messages import ShareMinibatch, TraceMinibatches
 from spottrain.wire.model import Plan, Slot
 from spottrain.wire.timeline import RankTimeline

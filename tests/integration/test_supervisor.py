@@ -26,10 +26,10 @@ from tests.integration.fleet import (
 )
 from tests.integration.struck_runs import NUM_SECTIONS, job_spec
 
+from spottrain.codec import decode, encode
 from spottrain.machine import SUPERVISOR_VARIABLES
 from spottrain.pipeline.process.greeting import Greeting
 from spottrain.wire import messages
-from spottrain.wire.codec import decode, encode
 
 
 @pytest.fixture
@@ -165,7 +165,7 @@ import json, os, select, signal, sys
 from spottrain.pipeline.process.greeting import Greeting
 from spottrain.pipeline.process.supervisor import Supervisor
 from spottrain.wire import messages
-from spottrain.wire.codec import encode
+from spottrain.codec import encode
 
 def worker(connection):
     select.select([connection], [], [])  # a command that nobody will read

@@ -18,9 +18,9 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from spottrain.codec import encode
 from spottrain.errors import SpottrainError
 from spottrain.wire import messages
-from spottrain.wire.codec import encode
 
 _ANSWER_S = 15.0
 _CONNECT_S = 5.0

@@ -38,6 +38,7 @@ from spottrain import machine, spawn
 from spottrain.activity import ActivityPage
 from spottrain.cloud.notices import hear
 from spottrain.cloud.port import lease
+from spottrain.codec import decode, encode
 from spottrain.errors import SpottrainError
 from spottrain.gpus.find import VmDevices, find_devices
 from spottrain.gpus.nvml import NoNvmlError, open_nvml
@@ -67,7 +68,6 @@ from spottrain.varuna_manager.agent.supervisor import (
 )
 from spottrain.version import software_version
 from spottrain.wire import messages
-from spottrain.wire.codec import decode, encode
 
 logger = logging.getLogger(__name__)
 

@@ -19,11 +19,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from spottrain import spawn
+from spottrain.codec import decode, encode
 from spottrain.errors import WireError
 from spottrain.machine import SUPERVISOR_VARIABLES
 from spottrain.spawn import Program
 from spottrain.wire import messages
-from spottrain.wire.codec import decode, encode
 
 logger = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from spottrain.codec import decode
 from spottrain.errors import ConfigError, WireError
 from spottrain.morphing.plan.workload import Workload
 from spottrain.varuna_manager.config.files import read_text
-from spottrain.wire.codec import decode
 from spottrain.wire.model import ModelFacts, Profile
 
 

@@ -46,6 +46,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from spottrain.codec import decode, encode
 from spottrain.errors import SpottrainError, WireError
 from spottrain.varuna_manager.core.model.settings import Limit, PoolGrant, VmOrder
 from spottrain.varuna_manager.daemon.metrics import CONTENT_TYPE
@@ -55,7 +56,6 @@ from spottrain.varuna_manager.jobs.folder import try_to_write_text
 from spottrain.varuna_manager.jobs.traces import TracesRefusedError
 from spottrain.varuna_manager.launch.limits import LimitsRefusedError
 from spottrain.version import software_version
-from spottrain.wire.codec import decode, encode
 from spottrain.wire.messages import (
     MAX_BATCH_BYTES,
     MAX_LOGS_BYTES,

@@ -35,9 +35,9 @@ from typing import TYPE_CHECKING
 
 from platformdirs import user_state_path
 
+from spottrain.codec import decode, encode
 from spottrain.errors import ConfigError, SpottrainError
 from spottrain.files import write_whole
-from spottrain.wire.codec import decode, encode
 from spottrain.wire.model import ModelFacts
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from spottrain.codec import SCHEMA_VERSION, decode, encode
 from spottrain.errors import SpottrainError
 from spottrain.files import write_whole
-from spottrain.wire.codec import SCHEMA_VERSION, decode, encode
 from spottrain.wire.messages import TraceWritten
 
 _RECORD = "traces.json"

@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import IO, Any
 
 from spottrain import machine
+from spottrain.codec import decode, encode
 from spottrain.errors import SpottrainError, UserCodeError
 from spottrain.gpus.find import VmDevices, find_devices
 from spottrain.gpus.slots import SlotDevices
 from spottrain.machine import SUPERVISOR_VARIABLES
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.wire import messages
-from spottrain.wire.codec import decode, encode
 from spottrain.wire.model import Profile, Slot
 
 TIME_LIMIT_S = 600.0

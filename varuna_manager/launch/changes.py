@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spottrain.cloud.port.provider import ForwardsCalls
+from spottrain.codec import decode
 from spottrain.errors import ConfigError, UserCodeError
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.config.ssh import check_secrets
@@ -50,7 +51,6 @@ from spottrain.varuna_manager.launch.workdir import (
     survey,
     unpack,
 )
-from spottrain.wire.codec import decode
 from spottrain.wire.model import CodeDetails, Detail, ModelFacts, Profile
 
 _SHOWN = 3

@@ -29,6 +29,7 @@ from spottrain.cloud.port.provider import (
     VmState,
 )
 from spottrain.cloud.ssh.transport.hosts import Payload, Published
+from spottrain.codec import decode
 from spottrain.errors import ConfigError, SpottrainError
 from spottrain.storage.store import beneath, is_object_url, is_url
 from spottrain.varuna_manager.config.data import data_requests
@@ -58,7 +59,6 @@ from spottrain.varuna_manager.launch.submit import (
     end_of,
     start_manager,
 )
-from spottrain.wire.codec import decode
 from spottrain.wire.messages import TraceContent
 
 ANSWER_S = 10.0

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import spottrain
 from spottrain import children, machine
+from spottrain.codec import decode, encode
 from spottrain.errors import ConfigError, SpottrainError, UserCodeError, WireError
 from spottrain.machine import OUTPUT_VARIABLES
 from spottrain.morphing.plan.profiles import knows_crowds
@@ -33,7 +34,6 @@ from spottrain.varuna_manager.launch.calibrate import (
     measure_here,
 )
 from spottrain.varuna_manager.launch.workdir import fingerprint, packed_files
-from spottrain.wire.codec import decode, encode
 from spottrain.wire.model import LearningRates, ModelFacts, Profile
 
 TIME_LIMIT_S = 600.0

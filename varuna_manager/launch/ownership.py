@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from spottrain.codec import encode
 from spottrain.errors import ConfigError
 from spottrain.manifest import (
     OWNER_FILE,
@@ -18,7 +19,6 @@ from spottrain.manifest import (
 from spottrain.storage.open import open_store
 from spottrain.storage.store import ExistsError, Store
 from spottrain.varuna_manager.jobs.follow import folder_of
-from spottrain.wire.codec import encode
 from spottrain.wire.messages import JobSpec
 
 

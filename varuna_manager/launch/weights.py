@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from spottrain.codec import decode, encode
 from spottrain.errors import ConfigError, SpottrainError
 from spottrain.manifest import (
     CheckpointEntry,
@@ -35,7 +36,6 @@ from spottrain.varuna_manager.jobs.follow import uid_of
 from spottrain.varuna_manager.launch import data
 from spottrain.varuna_manager.launch.inspect import run_tool
 from spottrain.varuna_manager.launch.workdir import unpack
-from spottrain.wire.codec import decode, encode
 from spottrain.wire.model import ExportedWeights, ExportFormat, FirstWeights
 
 _EXPORTER = "spottrain.pipeline.weights.export"

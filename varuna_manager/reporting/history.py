@@ -20,7 +20,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from spottrain import codec
 from spottrain.cloud.port.provider import Offer
+from spottrain.codec import from_data, to_data
+from spottrain.errors import WireError
 from spottrain.pricing.prices.place import offer_key
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model import records
@@ -29,8 +32,6 @@ from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.core.planning import usable_vms, wants_training
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.journal import Journal, Snapshot
-from spottrain.varuna_manager.jobs.replay import codec
-from spottrain.varuna_manager.jobs.replay.codec import from_data, to_data
 from spottrain.varuna_manager.jobs.replay.fold import Fold
 from spottrain.varuna_manager.reporting import series, time_split
 from spottrain.varuna_manager.reporting.series import Bins, Point, downsampled
@@ -373,7 +374,7 @@ def _snapshot(journal: Journal) -> tuple[Snapshot, JobHistory] | None:
         version, history = json.loads(saved.history)
         ours = version == _version()
         return (saved, from_data(JobHistory, history)) if ours else None
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, WireError):
         return None  # it is damaged; the rows say the same
 
 

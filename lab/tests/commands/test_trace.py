@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from tests.unit.morphing.spot import workload
 
+from spottrain.codec import encode
 from spottrain.varuna_manager.cli.main import main
-from spottrain.wire.codec import encode
 
 Run = Callable[..., tuple[int, str, str]]
 ROWS = ["0,add,a", "0,add,b", "60000,add,c", "900000,remove,a", "4000000,add,d"]

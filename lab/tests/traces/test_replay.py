@@ -15,9 +15,9 @@ from tests.tiers import costly
 from tests.unit.morphing.conftest import REPOSITORY
 from tests.unit.morphing.spot import lives, shapes, spot_group, workload
 
+from spottrain.codec import decode
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.plan.workload import Workload
-from spottrain.wire.codec import decode
 from spottrain_lab.traces.look_ahead import LookAhead, predicted, sampled
 from spottrain_lab.traces.redundancy import Redundancy
 from spottrain_lab.traces.replay import (

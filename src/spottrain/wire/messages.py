@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from spottrain.wire.codec import SCHEMA_VERSION
+from spottrain.codec import SCHEMA_VERSION
 from spottrain.wire.model import (
     AUTO_LOADER,
     GpuFacts,

@@ -8,8 +8,8 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from spottrain.codec import SCHEMA_VERSION
 from spottrain.errors import WireError
-from spottrain.wire.codec import SCHEMA_VERSION
 
 ScheduleKind = Literal["varuna", "1f1b", "gpipe", "interleaved"]
 Reduction = Literal["fast", "exact"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from spottrain.wire.codec import SCHEMA_VERSION
+from spottrain.codec import SCHEMA_VERSION
 
 Phase = Literal["reduction", "commit", "update"]
 """After a stage's last backward: the sum of gradients, all ranks' exchange by which the

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from tests.builders import model_facts, section_facts
 from tests.tiers import costly
 
+from spottrain import codec
+from spottrain.codec import decode, encode, from_data
 from spottrain.errors import WireError
-from spottrain.wire import codec, messages
-from spottrain.wire.codec import decode, encode, from_data
+from spottrain.wire import messages
 from spottrain.wire.model import (
     LinkProfile,
     ModelFacts,
@@ -75,7 +76,7 @@ st.register_type_strategy(int, INT)
 
 def built(cls: Any) -> st.SearchStrategy[Any]:
     """Build any message; a schema_version other than ours is refused, so none is."""
-    hints = codec._hints(cls)
+    hints = codec.hints(cls)
     return st.builds(
         cls,
         **{
@@ -118,7 +119,7 @@ def test_every_message_reads_back_as_it_was(cls: Any) -> None:
 
 @pytest.mark.parametrize("union", [messages.Command, messages.Report])
 def test_the_kind_selects_the_member_of_a_union(union: Any) -> None:
-    kinds = [codec._hints(cls)["kind"] for cls in get_args(union)]
+    kinds = [codec.hints(cls)["kind"] for cls in get_args(union)]
     names = [name for kind in kinds for name in get_args(kind)]
     assert len(names) == len(set(names))
 

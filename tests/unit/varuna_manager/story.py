@@ -26,13 +26,13 @@ from tests.unit.varuna_manager.invariants import check_invariants
 from tests.view import View
 
 from spottrain.cloud.port.provider import Offer, Vm
+from spottrain.codec import to_data
 from spottrain.varuna_manager.core import step as core
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import Calibration
 from spottrain.varuna_manager.core.model.settings import JobSettings
 from spottrain.varuna_manager.core.model.state import State, held_by_kind, kind_of
-from spottrain.varuna_manager.jobs.replay.codec import to_data
 from spottrain.varuna_manager.jobs.replay.fold import Fold, Step
 from spottrain.varuna_manager.watch.watches import EACH, Watches
 from spottrain.wire import messages

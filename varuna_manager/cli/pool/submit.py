@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from spottrain.codec import to_data
 from spottrain.errors import ConfigError, SpottrainError
 from spottrain.storage.store import StorageError
 from spottrain.varuna_manager.config.job import JobConfig, SloConfig
 from spottrain.varuna_manager.config.pool import load_job_of, microusd, weight_of
 from spottrain.varuna_manager.jobs.follow import uid_of
-from spottrain.varuna_manager.jobs.replay.codec import to_data
 from spottrain.varuna_manager.launch import inspect, ownership, submit
 from spottrain.varuna_manager.launch.workdir import fingerprint, packed_files
 from spottrain.varuna_manager.offers.checks import check_all

@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
+from spottrain.codec import decode
 from spottrain.morphing.schedules.schedule import Task, Work
 from spottrain.morphing.simulate.replica import MessageSpan, TaskSpan
 from spottrain.varuna_manager.cli.arguments import NameArgument
@@ -29,7 +30,6 @@ from spottrain.varuna_manager.format import step_time
 from spottrain.varuna_manager.jobs.folder import JobDir, find
 from spottrain.varuna_manager.jobs.follow import Follower
 from spottrain.varuna_manager.jobs.traces import Traces, TraceSet
-from spottrain.wire.codec import decode
 from spottrain.wire.timeline import ArrivedAt, RankTimeline, SentAt
 
 FILES = ("timeline.svg", "timeline.json")

@@ -21,15 +21,15 @@ import operator
 from collections.abc import Mapping
 from typing import Any, TypeVar, get_args
 
-from spottrain.varuna_manager.core.model.changed import replace
-from spottrain.varuna_manager.jobs.replay.codec import (
-    CodecError,
+from spottrain.codec import (
     from_data,
     hints,
     kept_fields,
     required,
     to_data,
 )
+from spottrain.errors import WireError
+from spottrain.varuna_manager.core.model.changed import replace
 
 Difference = dict[str, Any] | list[Any]
 T = TypeVar("T")
@@ -116,14 +116,14 @@ def apply(before: T, changes: Difference | None) -> T:
     """Return the value that a difference leads to.
 
     Raises:
-        CodecError: The difference is not one of such a value.
+        WireError: The difference is not one of such a value.
     """
     if changes is None:
         return before
     try:
         after: T = _apply(type(before), before, changes)
     except (TypeError, ValueError, AttributeError, KeyError, IndexError) as error:
-        raise CodecError(str(error)) from error
+        raise WireError(str(error)) from error
     return after
 
 
@@ -135,7 +135,7 @@ def _apply(hint: Any, before: Any, changes: Any) -> Any:
         known, values = hints(cls), {}
         for name, one in changes.items():
             if name not in known:
-                raise CodecError(f"{cls.__name__} has no field {name}")
+                raise WireError(f"{cls.__name__} has no field {name}")
             values[name] = _apply(known[name], getattr(before, name), one)
         return replace(before, **values)
     kind, *rest = changes
@@ -145,7 +145,7 @@ def _apply(hint: Any, before: Any, changes: Any) -> Any:
         return _apply_to_mapping(get_args(required(hint)), before, *rest)
     if kind == "seq":
         return _apply_to_tuple(hint, before, rest[0])
-    raise CodecError(f"{kind!r} is not a kind of difference")
+    raise WireError(f"{kind!r} is not a kind of difference")
 
 
 def _apply_to_mapping(

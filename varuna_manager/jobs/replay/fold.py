@@ -19,12 +19,12 @@ import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from spottrain.errors import SpottrainError
+from spottrain.codec import from_data, to_data
+from spottrain.errors import SpottrainError, WireError
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model.events import Event, ReportReceived
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.jobs.replay.changes import apply, difference
-from spottrain.varuna_manager.jobs.replay.codec import CodecError, from_data, to_data
 from spottrain.wire.messages import MinibatchCommitted
 
 if TYPE_CHECKING:
@@ -235,7 +235,7 @@ class Fold:
                 self.state = from_data(State, what["state"])
             else:
                 self.state = apply(self.state, what.get("changes"))
-        except (CodecError, RecursionError) as error:
+        except (WireError, RecursionError) as error:
             raise DecisionError(
                 f"it does not fit this version's state ({error}): use the version of "
                 "spottrain that wrote it"

@@ -27,8 +27,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from spottrain.cloud.unix_http import address
-from spottrain.errors import ConfigError, SpottrainError
-from spottrain.varuna_manager.jobs.replay.codec import CodecError, from_data
+from spottrain.codec import from_data
+from spottrain.errors import ConfigError, SpottrainError, WireError
 from spottrain.varuna_manager.pool.core.model import JobRequest
 from spottrain.varuna_manager.pool.daemon.loop import PoolLoop
 from spottrain.varuna_manager.pool.store.folder import PoolDir
@@ -82,7 +82,7 @@ def _answering(handler: Callable[[dict[str, Any]], Any]) -> Any:
 def _request(body: dict[str, Any]) -> JobRequest:
     try:
         request: JobRequest = from_data(JobRequest, body["request"])
-    except (CodecError, KeyError) as error:
+    except (WireError, KeyError) as error:
         raise ConfigError(
             f"not a request of this version: {error}; use the daemon's spottrain"
         ) from error

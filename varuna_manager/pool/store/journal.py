@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from spottrain import database
+from spottrain.codec import from_data, to_data
 from spottrain.database import FormatError, Kind
-from spottrain.errors import SpottrainError
+from spottrain.errors import SpottrainError, WireError
 from spottrain.varuna_manager.jobs.replay.changes import apply, difference
-from spottrain.varuna_manager.jobs.replay.codec import CodecError, from_data, to_data
 from spottrain.varuna_manager.pool.core.model import PoolEvent, PoolState
 
 BASE_EVENTS = 200
@@ -135,7 +135,7 @@ class PoolJournal:
                 elif state is not None and changes is not None:
                     state = apply(state, json.loads(changes))
                 else:
-                    raise CodecError(f"event {seq} does not say what was decided")
+                    raise WireError(f"event {seq} does not say what was decided")
                 yield PoolEntry(seq, at_s, kind, state)
 
     def close(self) -> None:
@@ -154,7 +154,7 @@ class PoolJournal:
                 f"{self._path}: cannot use the pool's journal: {error}; free disk space, or "
                 "see to it that the folder can be written"
             ) from error
-        except (sqlite3.Error, CodecError, ValueError, TypeError) as error:
+        except (sqlite3.Error, WireError, ValueError, TypeError) as error:
             raise PoolJournalError(
                 f"{self._path}: the pool's journal cannot be used: {error}; restore a copy "
                 "of it; its jobs are in their own journals, 'spottrain down JOB' ends them"

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from spottrain.codec import from_data
 from spottrain.morphing.plan.alternatives import Alternatives, alternatives_to
 from spottrain.morphing.plan.choose import choose_plan
 from spottrain.morphing.plan.workload import Workload
 from spottrain.varuna_manager.offers.preview import workload_inputs
-from spottrain.wire.codec import from_data
 
 PROFILES = Path(__file__).resolve().parents[4] / "examples/profiles"
 

@@ -18,11 +18,11 @@ from tests.unit.morphing.plan.test_choose import (
     with_memory,
 )
 
+from spottrain.codec import decode, encode
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.plan.choose import Choice, choose_plan
 from spottrain.morphing.plan.inputs import PlanInputs, PlanQuestion, question_of
 from spottrain.morphing.plan.placement import Device
-from spottrain.wire.codec import decode, encode
 from spottrain.wire.model import Profile, Slot
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from scripts.published_profiles import MODELS, Published, workload_of
 
+from spottrain.codec import decode, encode
 from spottrain.morphing.memory.memory import plan_bytes
 from spottrain.morphing.plan.choose import Choice, choose_plan
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.workload import Workload
 from spottrain.varuna_manager.offers.preview import workload_inputs
-from spottrain.wire.codec import decode, encode
 
 PROFILES = Path(__file__).resolve().parents[4] / "examples" / "profiles"
 EACH = {model.name: model for model in MODELS}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from spottrain.codec import decode
 from spottrain.morphing.plan.candidates import Candidate
 from spottrain.morphing.plan.choose import choose_plan
 from spottrain.morphing.plan.inputs import PlanInputs
@@ -14,7 +15,6 @@ from spottrain.morphing.plan.layouts import Layouts, PlanLayout
 from spottrain.morphing.plan.modes import RUNNABLE, Draft, ExecutionMode
 from spottrain.morphing.plan.workload import Workload
 from spottrain.varuna_manager.offers.preview import workload_inputs
-from spottrain.wire.codec import decode
 
 PROFILES = Path(__file__).resolve().parents[4] / "examples" / "profiles"
 STATED = {

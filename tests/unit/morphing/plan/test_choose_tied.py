@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from tests.unit.morphing.plan.test_choose import MIB, inputs, plan_of
 
+from spottrain.codec import decode, encode
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.simulate.simulator import simulate_step
-from spottrain.wire.codec import decode, encode
 from spottrain.wire.model import ModelFacts, TiedParameter
 
 

@@ -17,6 +17,7 @@ from tests.builders import (
     section_profile,
 )
 
+from spottrain.codec import decode, from_data
 from spottrain.errors import WireError
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.plan.profiles import (
@@ -29,7 +30,6 @@ from spottrain.morphing.plan.profiles import (
     knows_sizes,
     on_network,
 )
-from spottrain.wire.codec import decode, from_data
 from spottrain.wire.model import (
     MicrobatchProfile,
     Profile,

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.builders import a_link
 
+from spottrain.codec import from_data
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.plan.choose import choose_plan
 from spottrain.morphing.plan.flops import GptShape
@@ -26,7 +27,6 @@ from spottrain.morphing.plan.tensor import (
 )
 from spottrain.morphing.plan.workload import Workload
 from spottrain.varuna_manager.offers.preview import workload_inputs
-from spottrain.wire.codec import from_data
 
 PROFILES = Path(__file__).resolve().parents[4] / "examples/profiles"
 DGX = GpuCluster(

@@ -14,10 +14,10 @@ import torch
 from tests.tiers import first_always
 from torch import nn
 
+from spottrain.codec import decode, encode
 from spottrain.pipeline.model.inspect import code_details, model_facts
 from spottrain.pipeline.model.job import TrainingJob
 from spottrain.pipeline.model.tracer import trace
-from spottrain.wire.codec import decode, encode
 from spottrain.wire.model import CodeDetails, ModelFacts, TiedParameter
 
 WIDTH = 8

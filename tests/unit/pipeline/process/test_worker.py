@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 from tests.builders import a_plan, a_run
 
+from spottrain.codec import decode, encode
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.process.worker import (
@@ -18,7 +19,6 @@ from spottrain.pipeline.process.worker import (
 )
 from spottrain.pipeline.state.context import StopRequest
 from spottrain.wire import messages
-from spottrain.wire.codec import decode, encode
 from spottrain.wire.model import Slot
 
 SLOT = Slot(vm_id="a", index=0)

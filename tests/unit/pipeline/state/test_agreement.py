@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spottrain.codec import decode, encode
 from spottrain.errors import WireError
 from spottrain.pipeline.state.agreement import (
     Agreement,
@@ -21,7 +22,6 @@ from spottrain.pipeline.state.agreement import (
     kept_state,
     moves,
 )
-from spottrain.wire.codec import decode, encode
 
 Mark = tuple[int, int]  # (generation, step)
 GENERATION = 9

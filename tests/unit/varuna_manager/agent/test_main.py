@@ -23,6 +23,7 @@ from tests.integration.jobs import until
 
 from spottrain.cloud.notices.hear import URL_VARIABLE
 from spottrain.cloud.ssh.on_vm.relay import Relay
+from spottrain.codec import decode
 from spottrain.varuna_manager.agent import main
 from spottrain.varuna_manager.agent.client import TAIL_BYTES, AgentError, Backoff
 from spottrain.varuna_manager.agent.supervisor import (
@@ -31,7 +32,6 @@ from spottrain.varuna_manager.agent.supervisor import (
     StoppedProcesses,
 )
 from spottrain.wire import messages
-from spottrain.wire.codec import decode
 from spottrain.wire.model import Slot
 
 Manager = Any
@@ -69,7 +69,7 @@ def test_a_batch_is_no_longer_than_the_manager_accepts(
 STUB = """
 import json, subprocess, sys
 from spottrain.wire import messages
-from spottrain.wire.codec import decode, encode
+from spottrain.codec import decode, encode
 def say(report):
     print(encode(report), flush=True)
 greeting = json.loads(sys.stdin.readline())

@@ -14,6 +14,7 @@ from urllib.parse import urlencode
 
 import pytest
 
+from spottrain.codec import decode, encode
 from spottrain.varuna_manager.agent.client import (
     ManagerClient,
     NoManagerError,
@@ -27,7 +28,6 @@ from spottrain.varuna_manager.jobs.identity import client_context, ensure_identi
 from spottrain.varuna_manager.jobs.traces import TraceSet
 from spottrain.version import software_version
 from spottrain.wire import messages
-from spottrain.wire.codec import decode, encode
 
 Manager = Any
 """The class behind the ``manager`` fixture (conftest files cannot be imported)."""

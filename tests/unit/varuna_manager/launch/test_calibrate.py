@@ -15,12 +15,12 @@ from tests.fakes.nvml import pynvml
 from tests.unit.varuna_manager.story import FACTS, PROFILE
 
 from spottrain import machine
+from spottrain.codec import encode
 from spottrain.errors import UserCodeError
 from spottrain.varuna_manager.cli.main import main
 from spottrain.varuna_manager.config.job import JobConfig, parse_config
 from spottrain.varuna_manager.jobs import profiles
 from spottrain.varuna_manager.launch import calibrate, inspect
-from spottrain.wire.codec import encode
 from spottrain.wire.messages import CalibrationProgress
 from spottrain.wire.model import Profile
 
@@ -32,7 +32,7 @@ PROGRESS = CalibrationProgress(generation=-1, done=1, total=1, what="all")
 STUB = """
 import json, sys
 from spottrain.wire import messages
-from spottrain.wire.codec import decode, encode
+from spottrain.codec import decode, encode
 from spottrain.wire.model import Profile
 
 def say(report):

@@ -10,6 +10,7 @@ import pytest
 from tests.unit.pricing.prices.test_refresh import Market as PriceApi
 from tests.unit.pricing.ranked import FACTS, JOB, PROFILE, TERMS
 
+from spottrain.codec import decode
 from spottrain.errors import ConfigError
 from spottrain.morphing.plan.workload import Workload
 from spottrain.pricing.prices.catalogue import catalogue
@@ -31,7 +32,6 @@ from spottrain.varuna_manager.offers.market import (
     hazards_of,
     own_market,
 )
-from spottrain.wire.codec import decode
 
 REPOSITORY = Path(__file__).resolve().parents[4]
 

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spottrain.codec import from_data, to_data
+from spottrain.errors import WireError
 from spottrain.varuna_manager.jobs.replay.changes import apply, difference
-from spottrain.varuna_manager.jobs.replay.codec import CodecError, from_data, to_data
 
 
 class Place(NamedTuple):
@@ -132,5 +133,5 @@ def test_a_difference_costs_what_has_changed() -> None:
     ],
 )
 def test_what_does_not_fit_is_refused(changes: dict[str, object]) -> None:
-    with pytest.raises(CodecError):
+    with pytest.raises(WireError):
         apply(Tree(), changes)

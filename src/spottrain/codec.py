@@ -1,0 +1,302 @@
+"""Immutable values as JSON data, and back by their types, strictly.
+
+What crosses a process or a disk is made of frozen dataclasses, named tuples, tuples, frozen
+sets, mappings, enums and plain values. A mapping whose keys are not all texts is a list of
+pairs. Fields that do not count in comparisons are left out, as they decide nothing. A field
+that the data lacks gets its default.
+
+An unknown or missing field, a wrong type or another schema version raises ``WireError``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import types
+import typing
+from collections import deque
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import Any, Literal, Union, get_args, get_origin
+
+from spottrain.errors import WireError, shortened
+from spottrain.printable import printable_data
+
+SCHEMA_VERSION = 1
+"""Of every message and file that is written with this module."""
+_PLAIN = (str, int, float, bool, type(None))
+
+
+# --- To data --------------------------------------------------------------------------
+
+
+def encode(message: Any) -> str:
+    """Return a value as one line of JSON; all keys of its mappings are texts."""
+    return _ENCODER.encode(message)
+
+
+def to_data(value: Any) -> Any:
+    """Return a value as what ``json.dumps`` takes."""
+    cls = type(value)
+    if cls in _PLAIN:
+        return value
+    if dataclasses.is_dataclass(cls):
+        return {name: to_data(getattr(value, name)) for name in kept_fields(cls)}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        if all(type(key) is str for key in value):
+            return {key: to_data(one) for key, one in value.items()}
+        return [[to_data(key), to_data(one)] for key, one in value.items()]
+    if isinstance(value, frozenset):
+        return sorted(map(to_data, value))
+    if isinstance(value, (tuple, list, deque)):
+        return [to_data(one) for one in value]
+    raise _no_data(value)
+
+
+def _encode_one(value: Any) -> Any:
+    """Return what the encoder does not know by itself, one level of it."""
+    cls: Any = type(value)
+    if dataclasses.is_dataclass(cls):
+        return {name: getattr(value, name) for name in kept_fields(cls)}
+    if isinstance(value, frozenset):
+        return sorted(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise _no_data(value)
+
+
+_ENCODER = json.JSONEncoder(default=_encode_one, separators=(",", ":"))
+
+
+def _no_data(value: Any) -> TypeError:
+    return TypeError(f"{type(value).__name__} cannot be JSON: got {shortened(value)}")
+
+
+@functools.cache
+def kept_fields(cls: Any) -> tuple[str, ...]:
+    """Return the names of a dataclass's fields that are kept."""
+    return tuple(one.name for one in dataclasses.fields(cls) if one.compare)
+
+
+# --- From data ------------------------------------------------------------------------
+
+
+def decode(cls: Any, text: str | bytes, *, trusted: bool = True) -> Any:
+    """Return the ``cls`` (a type, or a union of dataclasses) that ``text`` encodes.
+
+    Args:
+        cls: The class, or classes.
+        text: JSON.
+        trusted: False: its texts are made ``printable``, as they will be shown.
+
+    Raises:
+        WireError: ``text`` is not JSON or does not fit ``cls``.
+    """
+    try:
+        data = json.loads(text)
+        if not trusted:
+            data = printable_data(data)
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"message is not JSON: {error}") from error
+    return from_data(cls, data)
+
+
+def from_data(cls: Any, data: Any) -> Any:
+    """Like ``decode``, from parsed JSON."""
+    try:
+        if isinstance(data, Mapping):
+            _check_version(data, "")
+        try:
+            return reader(cls)(data)
+        except _UnfitError as error:
+            raise _UnfitError(f"message{error}") from None
+        except (TypeError, ValueError, RecursionError) as error:
+            raise _UnfitError(f"message does not fit: {error}") from error
+    except _UnfitError as error:
+        raise WireError(str(error)) from None
+
+
+class _UnfitError(Exception):
+    """Data does not fit its type. The place is put before it on the way out, since only
+    errors need it."""
+
+
+Reader = Callable[[Any], Any]
+"""Returns data as a certain type, or raises."""
+
+
+def _check_version(data: Mapping[str, Any], place: str) -> None:
+    version = data.get("schema_version", SCHEMA_VERSION)
+    if version != SCHEMA_VERSION:
+        raise _UnfitError(
+            f"{place}schema_version must be {SCHEMA_VERSION}: got {shortened(version)}; "
+            "run the same version of spottrain everywhere"
+        )
+
+
+@functools.cache
+def hints(cls: type) -> dict[str, Any]:
+    """Return the types of a class's fields."""
+    return typing.get_type_hints(cls)
+
+
+@functools.cache
+def required(hint: Any) -> Any:
+    """Return a type without None."""
+    if get_origin(hint) not in (Union, types.UnionType):
+        return hint
+    members = tuple(one for one in get_args(hint) if one is not type(None))
+    return members[0] if len(members) == 1 else Union[members]  # noqa: UP007
+
+
+@functools.cache
+def reader(hint: Any) -> Reader:
+    """Return what reads data as the type ``hint``."""
+    origin, args = get_origin(hint) or hint, get_args(hint)
+    if origin in (Union, types.UnionType):
+        return functools.partial(_read_union, args)
+    if origin is Literal:
+        return functools.partial(_read_literal, args)
+    if hint is float:
+        return _read_float
+    if not isinstance(origin, type):
+        return lambda data: data
+    if dataclasses.is_dataclass(origin):
+        return functools.partial(_read_dataclass, origin)
+    if issubclass(origin, Enum):
+        return functools.partial(_read_enum, origin)
+    if issubclass(origin, Mapping):
+        return functools.partial(_read_mapping, *map(reader, args), hint)
+    if issubclass(origin, tuple) and (not args or args[-1] is not Ellipsis):
+        each = tuple(map(reader, args or hints(origin).values()))
+        return functools.partial(_read_fields, each, hint)
+    if issubclass(origin, (tuple, list, frozenset, deque)):
+        return functools.partial(_read_items, origin, reader(args[0]), hint)
+    return functools.partial(_read_plain, hint)
+
+
+def _unfit(hint: Any, data: Any) -> _UnfitError:
+    return _UnfitError(
+        f" must be {getattr(hint, '__name__', hint)}: got {shortened(data)}"
+    )
+
+
+def _read_plain(hint: Any, data: Any) -> Any:
+    if type(data) is hint:
+        return data
+    raise _unfit(hint, data)
+
+
+def _read_float(data: Any) -> float:
+    """Return one of Python's floats; what is too large is infinite."""
+    if type(data) is float:
+        return data
+    if not isinstance(data, (int, float)) or isinstance(data, bool):
+        raise _unfit(float, data)
+    try:
+        return float(data)
+    except OverflowError:
+        return math.inf if data > 0 else -math.inf
+
+
+def _read_literal(known: tuple[Any, ...], data: Any) -> Any:
+    if data in known:
+        return data
+    listed = ", ".join(map(repr, known))
+    raise _UnfitError(f" must be one of {listed}: got {shortened(data)}")
+
+
+def _read_enum(cls: type[Enum], data: Any) -> Enum:
+    try:
+        return cls(data)
+    except ValueError:
+        listed = ", ".join(repr(one.value) for one in cls)
+        raise _UnfitError(f" must be one of {listed}: got {shortened(data)}") from None
+
+
+def _read_items(origin: Any, read: Reader, hint: Any, data: Any) -> Any:
+    if not isinstance(data, (list, tuple)):
+        raise _unfit(hint, data)
+    items: list[Any] = []
+    try:
+        for item in data:
+            items.append(read(item))
+    except _UnfitError as error:
+        raise _UnfitError(f"[{len(items)}]{error}") from None
+    return origin(items)
+
+
+def _read_fields(each: tuple[Reader, ...], hint: Any, data: Any) -> Any:
+    """Return a tuple of so many items, or a named tuple."""
+    if not isinstance(data, (list, tuple)) or len(data) != len(each):
+        raise _unfit(hint, data)
+    items = [read(one) for read, one in zip(each, data, strict=True)]
+    return hint(*items) if hasattr(hint, "_fields") else tuple(items)
+
+
+def _read_mapping(
+    of_key: Reader, of_value: Reader, hint: Any, data: Any
+) -> dict[Any, Any]:
+    if not isinstance(data, (dict, list)):
+        raise _unfit(hint, data)
+    pairs = data.items() if isinstance(data, dict) else data
+    found = {}
+    for key, value in pairs:
+        try:
+            found[of_key(key)] = of_value(value)
+        except _UnfitError as error:
+            raise _UnfitError(f"[{shortened(key)}]{error}") from None
+    return found
+
+
+def _read_union(members: tuple[Any, ...], data: Any) -> Any:
+    """Choose the member whose ``kind`` fits, or ``None``."""
+    if data is None and type(None) in members:
+        return None
+    plain = [member for member in members if member is not type(None)]
+    if len(plain) == 1:
+        return reader(plain[0])(data)
+    if all(get_origin(member) is Literal for member in plain):
+        return _read_literal(sum(map(get_args, plain), ()), data)
+    if isinstance(data, Mapping) and "kind" in data:
+        for member in plain:
+            if dataclasses.is_dataclass(member):
+                kinds = get_args(hints(typing.cast(type, member))["kind"])
+                if data["kind"] in kinds:
+                    return reader(typing.cast(type, member))(data)
+        raise _UnfitError(f".kind is unknown: got {shortened(data['kind'])}")
+    raise _UnfitError(f" must be an object with a kind: got {shortened(data)}")
+
+
+@functools.cache
+def _field_readers(cls: Any) -> tuple[dict[str, Reader], frozenset[str]]:
+    """Return what reads each field of a dataclass, and the names of those it needs."""
+    known, unset, needed = hints(cls), dataclasses.MISSING, set()
+    for field in dataclasses.fields(cls):
+        if field.default is unset and field.default_factory is unset:
+            needed.add(field.name)
+    return {name: reader(known[name]) for name in kept_fields(cls)}, frozenset(needed)
+
+
+def _read_dataclass(cls: Any, data: Any) -> Any:
+    if not isinstance(data, Mapping):
+        raise _unfit(cls, data)
+    readers, needed = _field_readers(cls)
+    _check_version(data, ".")
+    if not data.keys() <= readers.keys():
+        unknown = min(data.keys() - readers.keys())
+        raise _UnfitError(f".{unknown} is not a field of {cls.__name__}")
+    if not needed <= data.keys():
+        missing = min(needed - data.keys())
+        raise _UnfitError(f".{missing} is missing from {cls.__name__}")
+    values = {}
+    for name, value in data.items():
+        try:
+            values[name] = readers[name](value)
+        except _UnfitError as error:
+            raise _UnfitError(f".{name}{error}") from None
+    return cls(**values)
