@@ -11,12 +11,12 @@ from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 from spottrain.cloud.port.provider import Offer
+from spottrain.eventlog.changed import replace
 from spottrain.pricing.billing.ledger import Ledger
 from spottrain.pricing.deadline.model import FleetDecision
 from spottrain.pricing.ranking.cooldowns import Cooldown
 from spottrain.pricing.ranking.order import OfferWorth
 from spottrain.varuna_manager.core.model import records
-from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.core.model.events import CheckpointRef
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.wire.messages import CheckpointDamaged

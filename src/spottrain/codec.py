@@ -39,10 +39,10 @@ def encode(message: Any) -> str:
 
 def to_data(value: Any) -> Any:
     """Return a value as what ``json.dumps`` takes."""
-    cls = type(value)
+    cls: Any = type(value)
     if cls in _PLAIN:
         return value
-    if dataclasses.is_dataclass(cls):
+    if hasattr(cls, "__dataclass_fields__"):
         return {name: to_data(getattr(value, name)) for name in kept_fields(cls)}
     if isinstance(value, Enum):
         return value.value
@@ -60,7 +60,7 @@ def to_data(value: Any) -> Any:
 def _encode_one(value: Any) -> Any:
     """Return what the encoder does not know by itself, one level of it."""
     cls: Any = type(value)
-    if dataclasses.is_dataclass(cls):
+    if hasattr(cls, "__dataclass_fields__"):
         return {name: getattr(value, name) for name in kept_fields(cls)}
     if isinstance(value, frozenset):
         return sorted(value)
@@ -170,7 +170,8 @@ def reader(hint: Any) -> Reader:
     if issubclass(origin, Enum):
         return functools.partial(_read_enum, origin)
     if issubclass(origin, Mapping):
-        return functools.partial(_read_mapping, *map(reader, args), hint)
+        of_key, of_value = map(reader, args)
+        return functools.partial(_read_mapping, of_key, of_value, hint)
     if issubclass(origin, tuple) and (not args or args[-1] is not Ellipsis):
         each = tuple(map(reader, args or hints(origin).values()))
         return functools.partial(_read_fields, each, hint)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from spottrain.errors import SpottrainError
 
 FORMAT = 1
 """Of all kinds; what is released stays readable."""
+_BUSY_S = 1.0
 
 
 class Kind(IntEnum):
@@ -18,6 +21,7 @@ class Kind(IntEnum):
     JOB = 0x73706A31
     POOL = 0x73707031
     PRICES = 0x73706331
+    MEASUREMENTS = 0x73706D31
 
 
 class FormatError(SpottrainError):
@@ -48,6 +52,53 @@ def is_new(db: sqlite3.Connection, path: Path, kind: Kind) -> bool:
     return False
 
 
+def connect(
+    path: Path, kind: Kind, schema: str, *, read_only: bool = False
+) -> sqlite3.Connection:
+    """Return a file that one process writes and any number read, in autocommit mode.
+
+    Args:
+        path: Of the file.
+        kind: What it holds.
+        schema: Statements that make its tables.
+        read_only: Only read; the file must exist.
+
+    Raises:
+        FormatError: It has tables of another kind, or of another format.
+        sqlite3.Error: It cannot be opened, or is damaged.
+    """
+    uri = f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
+    db = sqlite3.connect(uri, timeout=_BUSY_S, uri=True, isolation_level=None)
+    try:
+        is_new(db, path, kind)
+        if not read_only:
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = FULL")
+            verdict = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if (
+                verdict != "ok"
+            ):  # in several lines, the last of which says what is wrong
+                raise sqlite3.DatabaseError(verdict.splitlines()[-1])
+            create(db, path, kind, schema)
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+@contextmanager
+def transaction(db: sqlite3.Connection) -> Iterator[None]:
+    """What is written within the block is written all or none."""
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        raise
+
+
 def create(db: sqlite3.Connection, path: Path, kind: Kind, schema: str) -> None:
     """Make the tables of a file, unless it has them.
 
@@ -60,15 +111,9 @@ def create(db: sqlite3.Connection, path: Path, kind: Kind, schema: str) -> None:
     Raises:
         FormatError: It has tables of another kind, or of another format.
     """
-    db.execute("BEGIN IMMEDIATE")
-    try:
+    with transaction(db):
         if is_new(db, path, kind):
             for statement in schema.split(";"):  # executescript would commit first
                 db.execute(statement)
             db.execute(f"PRAGMA application_id = {kind:d}")
             db.execute(f"PRAGMA user_version = {FORMAT}")
-        db.execute("COMMIT")
-    except BaseException:
-        if db.in_transaction:
-            db.execute("ROLLBACK")
-        raise

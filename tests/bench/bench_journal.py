@@ -30,13 +30,13 @@ from spottrain.units import HOUR_S
 from spottrain.varuna_manager.core import step as core
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.daemon.loop import SNAPSHOT_EVENTS
-from spottrain.varuna_manager.jobs.folder import find
+from spottrain.varuna_manager.jobs.folder import JobDir, find
 from spottrain.varuna_manager.jobs.follow import uid_of
-from spottrain.varuna_manager.jobs.journal import Journal
-from spottrain.varuna_manager.jobs.measurements import Sample
-from spottrain.varuna_manager.jobs.replay.fold import Fold, Step
+from spottrain.varuna_manager.jobs.journal import Journal, Step
+from spottrain.varuna_manager.jobs.measurements import Measurements, Sample
 from spottrain.varuna_manager.jobs.replication import begin_replication
 from spottrain.varuna_manager.jobs.samples import Sampler
+from spottrain.varuna_manager.jobs.trust import digest_of
 from spottrain.varuna_manager.launch.takeover import take_over
 from spottrain.varuna_manager.reporting.history import JobHistory
 from spottrain.varuna_manager.watch.watches import Watches
@@ -106,12 +106,14 @@ class Market:
 class Manager:
     """Decides, journals, and saves snapshots, as the manager's loop does."""
 
-    def __init__(self, journal: Journal, story: Story) -> None:
-        self._journal = journal
+    def __init__(
+        self, journal: Journal, measurements: Measurements, story: Story
+    ) -> None:
+        self._journal, self._measurements = journal, measurements
         self.state, self._history = story.state, JobHistory()
         for step in story.steps:
             self._history.note(step.before, step.event, step.after)
-        self._saved = journal.append(*story.steps, samples=())
+        self._saved = journal.append(*story.steps)
         self._steps = list[Step]()
         self.samples = list[Sample]()
         self.decided_s = 0.0
@@ -128,20 +130,26 @@ class Manager:
 
     def write(self) -> None:
         """Journal what was decided and measured."""
-        last = self._journal.append(*self._steps, samples=self.samples)
+        self._measurements.write(self.samples)
+        last = self._saved
+        if self._steps:
+            last = self._journal.append(*self._steps)
         self._steps, self.samples = [], []
         if last - self._saved >= SNAPSHOT_EVENTS:
             self._journal.save_snapshot(last, self.state, self._history.snapshot())
             self._saved = last
 
 
-def write_now(path: Path, steps: int, uid: str) -> None:
+def train(job: JobDir, steps: int, uid: str) -> None:
     """Train as the manager does."""
     story, ids = begin(steps, uid)
     step_s = DAYS * DAY_S / steps
     market, sampler, watches = Market(), Sampler(), Watches()
-    with closing(Journal(path)) as journal:
-        manager = Manager(journal, story)
+    with (
+        closing(Journal(job.journal)) as journal,
+        closing(Measurements(job.measurements)) as measurements,
+    ):
+        manager = Manager(journal, measurements, story)
         at_s, looked_s = story.now_s, story.now_s
         manager.take(market.seen(at_s, first=True))
         for step in range(1, steps + 1):
@@ -164,49 +172,22 @@ def write_now(path: Path, steps: int, uid: str) -> None:
         )
 
 
-def write_then(path: Path, steps: int, uid: str) -> None:
-    """Train as managers did that journalled every report."""
-    story, ids = begin(steps, uid)
-    step_s = 2.6
-    numbers = {vm_id: story.vm(vm_id).reports_received for vm_id in ids}
-    fold, sampler = Fold(), Sampler()
-    with closing(Journal(path)) as journal:
-        for event in story.events:
-            fold.take(event)
-        journal.append(*story.events, samples=())
-        at_s = story.now_s
-        for step in range(1, steps + 1):
-            at_s += step_s
-            told, samples = list[e.Event](), list[Sample]()
-            for rank, vm_id in enumerate(ids):
-                event = e.ReportReceived(
-                    at_s=at_s,
-                    vm_id=vm_id,
-                    number=numbers[vm_id] + step - 1,
-                    report=committed(step, rank, step_s),
-                )
-                fold.take(event)
-                told.append(event)
-                samples += sampler.samples(event, fold.state)
-            journal.append(*told, samples=samples)
-
-
 QUESTIONS = {
     "a manager that starts": "from spottrain.varuna_manager.reporting.history import "
     "replay; from spottrain.varuna_manager.jobs.journal import Journal; "
-    "journal = Journal(job.journal); journal.measure(); replay(journal)",
+    "replay(Journal(job.journal))",
     "spottrain status": "cli(['status', 'demo'])",
     "spottrain cost": "cli(['cost', 'demo'])",
     "spottrain report --html": "cli(['report', 'demo', '--html', str(job.page)])",
     "without a snapshot: a manager that starts": "from spottrain.varuna_manager.reporting."
     "history import replay; from spottrain.varuna_manager.jobs.journal import Journal; "
-    "Journal.stored_snapshot = lambda *_: None; replay(Journal(job.journal))",
+    "Journal.snapshot = lambda *_: None; replay(Journal(job.journal))",
 }
 _ASK = """
 import resource, sys, time
 from pathlib import Path
 begin_s = time.process_time()
-from spottrain.varuna_manager.jobs.folder import find
+from spottrain.varuna_manager.jobs.folder import JobDir, find
 from spottrain.varuna_manager.cli.main import main
 job = find('demo')
 imported_s = time.process_time() - begin_s
@@ -236,20 +217,22 @@ def ask(home: Path) -> None:
         print(f"{name}: {done.stderr.strip().splitlines()[-1]}")
 
 
-def tell(name: str, path: Path, steps: int, wrote_s: float) -> None:
-    """Print what a journal takes."""
-    with closing(Journal(path, read_only=True)) as journal:
-        last, rows = journal.last_seq(), len(journal.measurements().minibatches(last=9))
-        state = journal.replay()
-    size, behind = path.stat().st_size, steps - View(state).step
+def tell(job: JobDir, steps: int, wrote_s: float) -> None:
+    """Print what the files take."""
+    with closing(Journal(job.journal, read_only=True)) as journal:
+        last, state = journal.last_seq(), journal.replay()
+    with closing(Measurements(job.measurements, read_only=True)) as measurements:
+        rows = len(measurements.minibatches(last=9))
+    size = job.journal.stat().st_size + job.measurements.stat().st_size
+    behind = steps - View(state).step
     print(
-        f"{name}: {steps:,} mini-batches, {last:,} events, {size / MB:.1f} MB, "
+        f"{steps:,} mini-batches, {last:,} events, {size / MB:.1f} MB, "
         f"{size / steps:.0f} bytes a mini-batch, written in {wrote_s:.1f} s, progress "
         f"{behind} mini-batches old, {rows} rows read"
     )
 
 
-def take_over_twice(folder: Path) -> None:
+def take_over_once(folder: Path) -> None:
     """Print what it costs to go on on another machine, from the copy in a bucket."""
     job = find("demo")
     url = str(job.config().checkpoint.path)
@@ -259,34 +242,26 @@ def take_over_twice(folder: Path) -> None:
     assert asyncio.run(copy.finish(600.0))
     copy.close()
     print(f"the copy: {time.process_time() - begin_s:.2f} s of CPU")
-    for name in ("with a snapshot", "without"):
-        os.environ["SPOTTRAIN_HOME"] = str(folder / name)
-        begin_s = time.process_time()
-        take_over(url, lambda _: None)
-        print(f"a takeover {name}: {time.process_time() - begin_s:.2f} s of CPU")
-        for path in folder.glob("store/job/*/snapshots/*"):
-            path.unlink()
+    os.environ["SPOTTRAIN_HOME"] = str(folder / "elsewhere")
+    begin_s = time.process_time()
+    take_over(url, lambda _: None, trusted=digest_of(job))
+    print(f"a takeover: {time.process_time() - begin_s:.2f} s of CPU")
 
 
-def write(folder: Path, now: int, then: int) -> None:
-    """Write journals of so many mini-batches, and print what they take."""
+def write(folder: Path, steps: int) -> None:
+    """Write the files of a job of so many mini-batches, and print what they take."""
     job = submit(folder, f"file://{folder}/store")
     uid = uid_of(job)
     job.journal.unlink()
-    for name, training, path, steps in (
-        ("now", write_now, job.journal, now),
-        ("then", write_then, folder / "then.sqlite", then),
-    ):
-        begin_s = time.perf_counter()
-        training(path, steps, uid)
-        tell(name, path, steps, time.perf_counter() - begin_s)
+    begin_s = time.perf_counter()
+    train(job, steps, uid)
+    tell(job, steps, time.perf_counter() - begin_s)
 
 
 def main() -> None:
     """Print what journals take, and questions about the first."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("now", type=int, nargs="?", default=20_000)
-    parser.add_argument("then", type=int, nargs="?", default=500)
+    parser.add_argument("steps", type=int, nargs="?", default=20_000)
     parser.add_argument("--takeover", action="store_true", help="what that costs, too")
     parser.add_argument("--keep", type=Path, help="folder; written unless it is there")
     args = parser.parse_args()
@@ -296,10 +271,10 @@ def main() -> None:
         os.environ["SPOTTRAIN_HOME"] = str(folder)
         if not folder.exists() or folder == Path(made):
             folder.mkdir(exist_ok=True)
-            write(folder, args.now, args.then)
+            write(folder, args.steps)
         ask(folder)
         if args.takeover:
-            take_over_twice(folder)
+            take_over_once(folder)
 
 
 if __name__ == "__main__":

@@ -46,6 +46,7 @@ from spottrain.varuna_manager.jobs.identity import (
     token_sha256,
 )
 from spottrain.varuna_manager.jobs.journal import Journal
+from spottrain.varuna_manager.jobs.measurements import Measurements
 from spottrain.wire import messages
 
 VMS, SLOTS = 125, 8
@@ -113,8 +114,13 @@ def manage(job: JobDir, identity: Identity, vms: Sequence[Vm]) -> None:
     async def run() -> None:
         listener = listen(job.path, "127.0.0.1")
         url = f"https://127.0.0.1:{listener.getsockname()[1]}"
-        with closing(Journal(job.journal)) as journal:
-            loop = ManagerLoop(journal, Cloud(vms), identity, url, job.workdir)
+        with (
+            closing(Journal(job.journal)) as journal,
+            closing(Measurements(job.measurements)) as measurements,
+        ):
+            loop = ManagerLoop(
+                journal, measurements, Cloud(vms), identity, url, job.workdir
+            )
             server = make_server(loop.channel, identity.path)
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             (job.path / "port.open").touch()
@@ -255,7 +261,7 @@ def main() -> None:
         identity = ensure_identity(job.path, ("127.0.0.1",))
         fleet = Fleet(identity)
         with closing(Journal(job.journal)) as journal:
-            journal.append(*fleet.steps, samples=())
+            journal.append(*fleet.steps)
         manager = multiprocessing.Process(
             target=manage, args=(job, identity, fleet.rented)
         )
@@ -275,8 +281,11 @@ def main() -> None:
             share = (cpu_s([manager.pid]) - used_s) / (time.monotonic() - at)
             took_s = ours.recv() if ours.poll(60.0) else []
             with closing(Journal(job.journal, read_only=True)) as journal:
-                rows = len(journal.measurements().minibatches())
                 events = journal.last_seq() - len(fleet.steps)
+            with closing(
+                Measurements(job.measurements, read_only=True)
+            ) as measurements:
+                rows = len(measurements.minibatches())
             memory = status_bytes(manager.pid, "VmHWM") / MB
         finally:
             agents.kill()

@@ -189,7 +189,7 @@ def test_a_skip_that_is_not_on_the_list_counts_as_a_failure() -> None:
     assert unexcused("another_test", "", "")
 
 
-@pytest.mark.rotated(parts=[3, 6, 9])
+@pytest.mark.rotated
 def test_such_a_skip_fails_the_run(tmp_path: Path) -> None:
     """By the very hook of the suite, in a run of its own."""
     file = tmp_path / "test_skips.py"

@@ -17,7 +17,6 @@ import os
 import signal
 import sys
 import tarfile
-from collections.abc import Iterable
 from pathlib import Path
 
 import uvloop
@@ -28,13 +27,10 @@ from spottrain.cloud.ssh.on_vm.package import Package, package
 from spottrain.cloud.ssh.rented.provider import RentedVmProvider
 from spottrain.cloud.ssh.rented.vm import VmAccess
 from spottrain.cloud.ssh.transport.hosts import Payload
-from spottrain.varuna_manager.core.model.events import Event
 from spottrain.varuna_manager.daemon import server
 from spottrain.varuna_manager.daemon.main import manage, only_manager
 from spottrain.varuna_manager.jobs.folder import JobDir
-from spottrain.varuna_manager.jobs.journal import Journal
-from spottrain.varuna_manager.jobs.measurements import Sample
-from spottrain.varuna_manager.jobs.replay.fold import Step
+from spottrain.varuna_manager.jobs.journal import Journal, Step
 from spottrain.version import sources, version_of
 
 STUB = Path(__file__).with_name("stub_supervisor.py")
@@ -46,14 +42,11 @@ class DyingJournal(Journal):
 
     event = when = ""
 
-    def append(
-        self, *events: Event | Step, samples: Iterable[Sample] | None = None
-    ) -> int:
-        facts = [one.event if isinstance(one, Step) else one for one in events]
-        hit = any(type(fact).__name__ == self.event for fact in facts)
+    def append(self, *steps: Step) -> int:
+        hit = any(type(step.event).__name__ == self.event for step in steps)
         if hit and self.when == "before":
             os.kill(os.getpid(), signal.SIGKILL)
-        seq = super().append(*events, samples=samples)
+        seq = super().append(*steps)
         if hit:
             os.kill(os.getpid(), signal.SIGKILL)
         return seq

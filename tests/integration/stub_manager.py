@@ -14,7 +14,6 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 import uvloop
@@ -24,14 +23,11 @@ from spottrain.cloud.local.provider import LocalProvider
 from spottrain.varuna_manager.config.track import MlflowConfig, TrackConfig
 from spottrain.varuna_manager.core import shutdown
 from spottrain.varuna_manager.core.model import records
-from spottrain.varuna_manager.core.model.events import Event
 from spottrain.varuna_manager.daemon import loop, server
 from spottrain.varuna_manager.daemon.main import manage, only_manager
 from spottrain.varuna_manager.daemon.tracking import Trackers
 from spottrain.varuna_manager.jobs import journal
 from spottrain.varuna_manager.jobs.folder import JobDir
-from spottrain.varuna_manager.jobs.measurements import Sample
-from spottrain.varuna_manager.jobs.replay.fold import Step
 
 AGENT = (sys.executable, str(Path(__file__).with_name("stub_agent.py")))
 
@@ -47,14 +43,12 @@ class CrashingJournal(journal.Journal):
     crash_at = 0
     appended = 0
 
-    def append(
-        self, *events: Event | Step, samples: Iterable[Sample] | None = None
-    ) -> int:
+    def append(self, *steps: journal.Step) -> int:
         self.appended += 1
         last = self.appended == self.crash_at
         if last and self.crash_at % 2:
             os.kill(os.getpid(), signal.SIGKILL)
-        seq = super().append(*events, samples=samples)
+        seq = super().append(*steps)
         if last:
             os.kill(os.getpid(), signal.SIGKILL)
         return seq

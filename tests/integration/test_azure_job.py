@@ -30,7 +30,7 @@ from spottrain.pricing.prices.sources.registry import AZURE_URL
 from spottrain.storage.open import open_store
 
 pytestmark = [
-    pytest.mark.rotated(parts=[1]),
+    pytest.mark.nightly,
     pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT),
 ]
 

@@ -193,8 +193,8 @@ def test_the_cloud_never_has_more_vms_than_the_pool_may(story: Story) -> None:
         most = max(most, held)
     assert most == MAX_VMS
     with closing(PoolJournal(story.pool.journal, read_only=True)) as journal:
-        for entry in journal.entries():
-            jobs = entry.state.jobs.values()
+        for _, step in journal.steps():
+            jobs = step.after.jobs.values()
             # One that has moved counts twice until the job that kept it has looked.
             assert sum(sum(job.granted) for job in jobs) <= MAX_VMS
 

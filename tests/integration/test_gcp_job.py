@@ -45,7 +45,7 @@ from spottrain.storage.open import open_store
 from spottrain.varuna_manager.core.model.state import State
 
 pytestmark = [
-    pytest.mark.rotated(parts=[2]),
+    pytest.mark.nightly,
     pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT),
 ]
 

@@ -53,7 +53,7 @@ def both_are_ready(state: State) -> bool:
     return is_training(state) and len(vms) == 2 and all(vm.gpus for vm in vms)
 
 
-@pytest.mark.rotated(parts=[0, 4, 7])
+@pytest.mark.rotated
 def test_a_vm_whose_gpu_fails_is_returned_and_replaced(
     gpus: FakeGpus, job: Job
 ) -> None:

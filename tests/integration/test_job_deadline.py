@@ -9,7 +9,7 @@ import pytest
 from tests.integration.jobs import Job
 from tests.view import View
 
-pytestmark = pytest.mark.rotated(parts=[6])
+pytestmark = pytest.mark.rotated(parts=[9])
 
 SETTINGS: dict[str, Any] = {
     "profile": None,  # measured first, on this machine

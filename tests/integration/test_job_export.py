@@ -32,7 +32,7 @@ def export(reference: Undisturbed, *arguments: str) -> Answer:
     return Answer(*forks.run(("export", *arguments), environment, DEADLINE_S))
 
 
-@pytest.mark.rotated(parts=[0, 4, 7])
+@pytest.mark.rotated
 def test_the_newest_and_a_named_checkpoint(
     reference: Undisturbed, tmp_path: Path
 ) -> None:

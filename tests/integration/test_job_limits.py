@@ -13,7 +13,7 @@ from tests.view import View
 
 from spottrain.pricing.billing.budget import WORTH_S, reserve_s
 
-pytestmark = pytest.mark.rotated(parts=[6])
+pytestmark = pytest.mark.rotated(parts=[4])
 
 DEAR_USD_PER_HOUR = 36.0
 """A cent a second."""

@@ -19,6 +19,7 @@ from spottrain.varuna_manager.core.model.events import (
     ManagerStarted,
 )
 from spottrain.varuna_manager.core.model.state import State
+from spottrain.varuna_manager.jobs.trust import digest_of
 
 pytestmark = pytest.mark.rotated(parts=[2])
 
@@ -61,11 +62,12 @@ def test_a_job_goes_on_from_its_store_after_its_machine_has_burnt_down(
         known = len(job.events())
         until("the copy of what is known", lambda: copied(job) >= known)
         job.kill_everything()
+        number = digest_of(job.dir)
         lost = len(job.events())
         shutil.rmtree(tmp_path / "home")
         job.pace(0.0)
 
-        last = job.run("resume", url, "-o", "json")
+        last = job.run("resume", url, "--trust", number, "-o", "json")
 
         assert last.code == 0, last.err
         assert "keys" in last.err

@@ -11,7 +11,7 @@ from tests.view import View
 from spottrain.cloud.port.provider import VmState
 from spottrain.varuna_manager.core.model.state import State
 
-pytestmark = pytest.mark.rotated(parts=[7])
+pytestmark = pytest.mark.nightly
 
 STEPS = 10_000
 """Never trained: with few left, a replacement does not pay on a machine with much else to do."""

@@ -17,7 +17,7 @@ from tests.view import View
 
 from spottrain.storage.open import open_store
 
-pytestmark = pytest.mark.rotated(parts=[3])
+pytestmark = pytest.mark.nightly
 
 DISK_BYTES = 2_000_000
 

@@ -11,7 +11,7 @@ from tests.integration.jobs import Answer, Job, weights
 from spottrain.pipeline.model.data import example_index
 from spottrain.varuna_manager.core.model.events import CodeUpdated, StepsChanged
 
-pytestmark = pytest.mark.rotated(parts=[4])
+pytestmark = pytest.mark.nightly
 
 LENGTH, FAILS_AT, STEPS, MORE_STEPS = 200, 9, 12, 14
 SETTINGS = {

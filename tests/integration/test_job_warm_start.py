@@ -15,7 +15,7 @@ from spottrain.pipeline.state.checkpoint import load_section
 from spottrain.storage.open import open_store
 from spottrain.wire.messages import CheckpointSaved
 
-pytestmark = pytest.mark.rotated(parts=[5])
+pytestmark = pytest.mark.rotated(parts=[3])
 
 
 @pytest.fixture(scope="module")

@@ -77,7 +77,7 @@ def test_a_manager_whose_journal_or_lock_is_deleted_ends_likewise(
         kept.rename(job.dir.path / name)
 
 
-@pytest.mark.rotated(parts=[2, 5, 8])
+@pytest.mark.rotated
 def test_a_journal_that_cannot_be_written_ends_the_job_rather_than_its_manager(
     job: Job,
 ) -> None:
@@ -91,7 +91,7 @@ def test_a_journal_that_cannot_be_written_ends_the_job_rather_than_its_manager(
     assert newest_step(job) >= 5
 
 
-@pytest.mark.rotated(parts=[0, 3, 6])
+@pytest.mark.rotated
 def test_without_the_users_code_nothing_is_rented_and_the_job_ends(job: Job) -> None:
     manager = job.start(STUB_PATIENCE_S="40.0")
     job.wait_for(is_training)
@@ -107,7 +107,7 @@ def test_without_the_users_code_nothing_is_rented_and_the_job_ends(job: Job) -> 
     assert newest_step(job) >= 5
 
 
-@pytest.mark.rotated(parts=[2, 5, 8])
+@pytest.mark.rotated
 def test_code_that_cannot_be_unpacked_ends_the_job_with_the_words_of_a_vm(
     job: Job,
 ) -> None:
@@ -120,7 +120,7 @@ def test_code_that_cannot_be_unpacked_ends_the_job_with_the_words_of_a_vm(
     assert "workdir cannot be unpacked" in outcome.reason
 
 
-@pytest.mark.rotated(parts=[0, 3, 6])
+@pytest.mark.rotated
 def test_a_folder_that_is_read_only_for_a_moment_costs_nothing(job: Job) -> None:
     manager = job.start()
     step = View(job.wait_for(is_training)).step

@@ -41,6 +41,7 @@ from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.follow import Follower
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.launch.control import request_stop
+from spottrain.varuna_manager.launch.record import record
 from spottrain.wire import messages
 
 END_S = 900.0
@@ -78,7 +79,7 @@ class Job:
         wanted = settings(path, steps=steps, max_vms=max_vms)
         spec = replace(wanted.spec, device=device, checkpoint_path=str(self.store))
         wanted = replace(wanted, spec=spec)
-        journal.append(JobSubmitted(at_s=time.time(), settings=wanted))
+        record(journal, JobSubmitted(at_s=time.time(), settings=wanted))
         journal.close()
         self.cloud = stub_manager.open_cloud(path)
         self.managers: list[Fork] = []
@@ -314,7 +315,7 @@ def test_kill_9_of_everything_is_resumed_from_the_newest_checkpoint(
     assert len(View(state).generations) == 2
 
 
-@pytest.mark.rotated(parts=[1, 4, 8])
+@pytest.mark.rotated
 def test_a_stopped_job_returns_its_vms_and_can_be_resumed(
     make_job: Callable[..., Job],
 ) -> None:
@@ -334,7 +335,7 @@ def test_a_stopped_job_returns_its_vms_and_can_be_resumed(
     assert_ended_well(job, job.start())
 
 
-@pytest.mark.rotated(parts=[3, 6, 9])
+@pytest.mark.rotated
 def test_a_job_whose_software_was_changed_on_disk_ends_with_the_reason(
     make_job: Callable[..., Job],
 ) -> None:
@@ -376,7 +377,7 @@ def test_sigterm_lets_vms_train_on(make_job: Callable[..., Job]) -> None:
     assert {vm.state for vm in job.rented()} == {VmState.RUNNING}
 
 
-@pytest.mark.rotated(parts=[0, 3, 6])
+@pytest.mark.rotated
 def test_a_manager_that_was_paused_blames_nobody(make_job: Callable[..., Job]) -> None:
     job = make_job(steps=ENDLESS)
     manager = job.start()
@@ -407,7 +408,7 @@ def test_a_manager_that_dies_at_every_append_rents_nothing_twice(
     assert len(job.rented()) == 2
 
 
-@pytest.mark.rotated(parts=[0, 3, 7])
+@pytest.mark.rotated
 def test_a_disk_that_refuses_the_journal_for_a_while_costs_nothing(
     make_job: Callable[..., Job],
 ) -> None:

@@ -28,7 +28,7 @@ from spottrain.varuna_manager.config.manager_vm import DEFAULTS, ManagerVmConfig
 from spottrain.varuna_manager.jobs import manager_location
 
 pytestmark = [
-    pytest.mark.rotated(parts=[4]),
+    pytest.mark.nightly,
     pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT),
 ]
 

@@ -11,7 +11,7 @@ from tests.integration.memory_runs import Rank, Run, measure_profile, track
 
 from spottrain.wire.model import Profile
 
-pytestmark = pytest.mark.rotated(parts=[9])
+pytestmark = pytest.mark.nightly
 
 LEAST, MOST = 0.9, 1.05
 """Tracked over allowed. What exceeds 1 is padding, scalars of losses, and now and then a

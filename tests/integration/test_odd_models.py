@@ -114,7 +114,7 @@ def test_uncommon_models_train_in_fast_mode(
     assert weights(zygote, tmp_path / "2x2", job, (2, 2), "fast")
 
 
-@pytest.mark.rotated(parts=[3, 6, 9])
+@pytest.mark.rotated
 @pytest.mark.parametrize("job", ["distributed_job", "initialising_job"])
 def test_user_code_sees_no_process_group_but_its_own(
     zygote: Zygote, tmp_path: Path, job: str
@@ -124,7 +124,7 @@ def test_user_code_sees_no_process_group_but_its_own(
     assert weights(zygote, tmp_path / "2x2", job, (2, 2)) == reference
 
 
-@pytest.mark.rotated(parts=[2, 5, 8])
+@pytest.mark.rotated
 def test_secrets_stay_out_of_logs_and_reports(zygote: Zygote, tmp_path: Path) -> None:
     token, log = "tok-0a1b2c", tmp_path / "log"
     spec = replace(
@@ -146,7 +146,7 @@ def test_secrets_stay_out_of_logs_and_reports(zygote: Zygote, tmp_path: Path) ->
     assert token not in log.read_text() + str(fleet.history)
 
 
-@pytest.mark.rotated(parts=[2, 5, 9])
+@pytest.mark.rotated
 def test_a_section_without_anything_to_train_is_calibrated(
     zygote: Zygote, tmp_path: Path
 ) -> None:

@@ -54,7 +54,7 @@ def starts_of(fleet: Fleet) -> list[int]:
     return starts
 
 
-@pytest.mark.rotated(parts=[2, 5, 7, 9])
+@pytest.mark.rotated
 def test_losses_go_back_to_copies_on_other_vms(zygote: Zygote, tmp_path: Path) -> None:
     """One VM after the other is lost; no checkpoint is read, and the bits are the same."""
     (plain := tmp_path / "plain").mkdir()

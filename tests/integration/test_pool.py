@@ -89,7 +89,7 @@ class Lab:
 
     def states(self) -> list[PoolState]:
         with closing(PoolJournal(self.dir.journal, read_only=True)) as journal:
-            return [entry.state for entry in journal.entries()]
+            return [step.after for _, step in journal.steps()]
 
 
 @pytest.fixture

@@ -173,7 +173,7 @@ def test_frozen_parameters_are_saved_once(zygote: Zygote, tmp_path: Path) -> Non
     assert "are those of gpt2, but model() now begins with others" in refused
 
 
-@pytest.mark.rotated(parts=[0, 3, 7])
+@pytest.mark.rotated
 def test_a_job_that_ends_on_nan_saves_its_newest_good_state(
     zygote: Zygote, tmp_path: Path
 ) -> None:

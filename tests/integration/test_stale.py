@@ -231,7 +231,7 @@ def test_a_lost_vm_changes_no_bit(
         assert fleet.committed_twice() == []
 
 
-@pytest.mark.rotated(parts=[0, 3, 7])
+@pytest.mark.rotated
 def test_another_share_and_a_timeline_are_waited_for_by_the_pipeline(
     zygote: Zygote, tmp_path: Path
 ) -> None:
@@ -261,7 +261,7 @@ def test_another_share_and_a_timeline_are_waited_for_by_the_pipeline(
     assert parameters_of(weights) == recurrence("gpt_job")
 
 
-@pytest.mark.rotated(parts=[1, 5, 8])
+@pytest.mark.rotated
 def test_morphs_and_a_resume_from_a_checkpoint_change_no_bit(
     zygote: Zygote, tmp_path: Path
 ) -> None:

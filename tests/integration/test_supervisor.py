@@ -243,7 +243,7 @@ def test_a_module_that_makes_forks_unsafe_is_loaded_in_workers_only(
     ]
 
 
-@pytest.mark.rotated(parts=[0, 3, 6])
+@pytest.mark.rotated
 @pytest.mark.parametrize(
     ("entrypoint", "message"),
     [("nothing_here:job", "nothing_here"), ("tiny_job:nothing", "nothing")],
@@ -269,7 +269,7 @@ def test_user_code_that_initialises_cuda_is_told_of_forks(tmp_path: Path) -> Non
     assert "CUDA does not work in a forked process" in report.message
 
 
-@pytest.mark.rotated(parts=[3, 6, 9])
+@pytest.mark.rotated
 @pytest.mark.skipif(bool(torch.version.cuda), reason="this torch is built for GPUs")
 def test_a_torch_for_cpus_makes_a_vm_with_gpus_unfit(tmp_path: Path) -> None:
     gpu = asdict(facts())
@@ -283,7 +283,7 @@ def test_a_torch_for_cpus_makes_a_vm_with_gpus_unfit(tmp_path: Path) -> None:
     assert "this torch is built for CPUs: install PyPI's torch" in report.reason
 
 
-@pytest.mark.rotated(parts=[0, 4, 7])
+@pytest.mark.rotated
 def test_a_greeting_says_what_each_slot_drives(tmp_path: Path) -> None:
     spec = job_spec(tmp_path)
     plain = Greeting.parse(greeting_of(spec))
@@ -302,7 +302,7 @@ def test_a_greeting_says_what_each_slot_drives(tmp_path: Path) -> None:
     assert greeting.slot_memory_bytes() == 250
 
 
-@pytest.mark.rotated(parts=[2, 5, 9])
+@pytest.mark.rotated
 def test_workers_on_a_gpu_that_erred_end_and_their_memory_stays(fleet: Fleet) -> None:
     fleet.run(make_plan(fleet.spec, 1, 1, "a", NUM_SECTIONS), fleet.initialise())
     fleet.wait_for_step(1)

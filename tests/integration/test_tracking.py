@@ -20,8 +20,7 @@ from tests.integration.test_manager_process import (
 from tests.view import View
 
 from spottrain.varuna_manager.core.model.state import State
-from spottrain.varuna_manager.jobs.journal import Journal
-from spottrain.varuna_manager.jobs.measurements import Row
+from spottrain.varuna_manager.jobs.measurements import Measurements, Row
 from spottrain.varuna_manager.tracking.lines import as_line
 
 pytestmark = pytest.mark.rotated(parts=[8])
@@ -77,8 +76,7 @@ def test_every_step_is_written_once_whoever_is_killed(job: Job) -> None:
     job.wait_for(lambda now: View(now).step > resumed_at)
     job.may_end()
     state = assert_ended_well(job, manager)
-    with closing(Journal(job.dir.journal, read_only=True)) as journal:
-        measurements = journal.measurements()
+    with closing(Measurements(job.dir.measurements, read_only=True)) as measurements:
         minibatches, evaluations = (
             measurements.minibatches(),
             measurements.evaluations(),
@@ -106,5 +104,5 @@ def test_a_tracker_that_fails_is_told_once_and_ends_no_job(job: Job) -> None:
     assert line.endswith("(exit 1); the job goes on")
     status = json.loads(job.dir.tracking_status.read_text())
     assert list(status) == ["mlflow"]
-    with closing(Journal(job.dir.journal, read_only=True)) as journal:
-        assert steps_written(job) == len(journal.measurements().minibatches())
+    with closing(Measurements(job.dir.measurements, read_only=True)) as measurements:
+        assert steps_written(job) == len(measurements.minibatches())

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.journals import decided, decision
 from tests.simulation.fake_clouds import FakeCloud, Row
 from tests.simulation.test_simulation import settings
 from tests.unit.varuna_manager.invariants import check_invariants
@@ -32,7 +33,6 @@ from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.daemon.effects import EffectRunner
 from spottrain.varuna_manager.daemon.sessions import AgentSessions
 from spottrain.varuna_manager.jobs.identity import Identity
-from spottrain.varuna_manager.jobs.replay.fold import Fold, Step
 from spottrain.wire import messages
 
 MAX_VMS = 12
@@ -108,7 +108,7 @@ class RentedWorld(View):
         self._passed_s = 0.0
         self._queue: deque[e.Event] = deque()
         self._decisions: list[str] = []
-        self._replayed = Fold()
+        self._replayed = State()
         self._tasks: set[asyncio.Task[None]] = set()
         self._managers: list[Manager] = []
         self._doomed: dict[str, float] = {}
@@ -245,11 +245,11 @@ class RentedWorld(View):
         """kill -9, and another manager: what is under way goes on, for nobody."""
         for manager in self._managers:
             manager.alive = False
-        for decision in self._decisions:
-            self._replayed.put(decision)
+        for one in self._decisions:
+            self._replayed = decided(self._replayed, one)
         self._decisions.clear()
-        assert self._replayed.state == self.state, "the journal is the memory"
-        self.state = self._replayed.state
+        assert self._replayed == self.state, "the journal is the memory"
+        self.state = self._replayed
         self._queue.clear()
         self._finished = False
         self._managers.append(Manager(self, self.cloud.connect(self.now_s)))
@@ -268,8 +268,7 @@ class RentedWorld(View):
             event = self._queue[0]
             before = self.state
             self.state, commands = step.step(before, event)
-            taken = Step(before, event, self.state, commands)
-            self._decisions.append(taken.decision())
+            self._decisions.append(decision(before, self.state))
             check_invariants(self.state)
             if self._dies(0.01):
                 self._restart()

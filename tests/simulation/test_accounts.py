@@ -84,7 +84,7 @@ def test_about_half_of_what_is_billed_trains_where_faults_come_every_half_minute
     assert sum(shares) / len(shares) > 0.4, shares
 
 
-@pytest.mark.rotated(parts=[2, 5, 9])
+@pytest.mark.rotated
 def test_they_add_up_at_every_moment_of_a_job_that_runs() -> None:
     job, past, state = tormented(0), JobHistory(), State()
     for number, event in enumerate(job.journal):
@@ -109,7 +109,7 @@ def test_productive_time_is_that_of_the_mini_batches_that_count() -> None:
     assert cost["vm_seconds"]["lost"] == 0.0
 
 
-@pytest.mark.rotated(parts=[0, 4, 7])
+@pytest.mark.rotated
 def test_what_is_computed_twice_is_lost_once() -> None:
     """Worlds in which a restore undid mini-batches lose at least their time."""
     undone = 0

@@ -162,7 +162,7 @@ def test_while_spot_vms_are_there_none_is_rented_on_demand() -> None:
     assert usd(job, spot=False) == 0.0
 
 
-@pytest.mark.rotated(parts=[1, 4, 7])
+@pytest.mark.rotated
 def test_without_a_spot_market_it_waits_as_long_as_it_can_then_rents_on_demand() -> (
     None
 ):
@@ -179,7 +179,7 @@ def test_without_a_spot_market_it_waits_as_long_as_it_can_then_rents_on_demand()
     assert first_s - 1_000_000.0 > 0.5 * train_s()
 
 
-@pytest.mark.rotated(parts=[0, 3, 6])
+@pytest.mark.rotated
 def test_where_spot_vms_cost_as_much_on_demand_vms_are_rented_at_once() -> None:
     job = world(0, left=2.0)
     job.cloud.prices = dict.fromkeys("ab", 1.1 * ON_DEMAND_USD_PER_HOUR)
@@ -216,7 +216,7 @@ def test_a_cost_optimal_job_is_in_time_for_less_than_on_demand(seed: int) -> Non
     )
 
 
-@pytest.mark.rotated(parts=[0, 3, 6])
+@pytest.mark.rotated
 @pytest.mark.parametrize("seed", first_always(range(2)))
 def test_deadline_and_budget_are_kept_together(seed: int) -> None:
     alone_s = train_s() + reserve_s(SPEC.lease_s) + 60.0

@@ -79,7 +79,7 @@ def short(**changes: Any) -> dict[str, Any]:
     return {"max_vms": 16, "spec": replace(SPEC, steps=STEPS)} | changes
 
 
-@pytest.mark.rotated(parts=[1, 4, 8])
+@pytest.mark.rotated
 def test_a_new_account_with_a_quota_of_4_trains_on_4_though_16_are_wanted(
     fake: FakeCloud,
 ) -> None:
@@ -184,7 +184,7 @@ class Week(Story):
     busy_s = 21600.0
 
 
-@pytest.mark.rotated(parts=[0, 3, 7])
+@pytest.mark.rotated
 def test_a_week_with_a_restart_and_an_eviction_every_day(fake: FakeCloud) -> None:
     story = Week(
         fake,

@@ -22,7 +22,7 @@ def test_a_plan_that_does_not_fit_is_planned_around(seed: int) -> None:
     assert shortage.times == len(job.generations) - 1
 
 
-@pytest.mark.rotated(parts=[3, 6, 9])
+@pytest.mark.rotated
 @pytest.mark.parametrize("seed", first_always(range(2)))
 def test_it_is_planned_around_whatever_else_happens(seed: int) -> None:
     job = world(seed)

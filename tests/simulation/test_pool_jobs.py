@@ -6,7 +6,7 @@ import pytest
 from tests.simulation.pool_jobs import Lab
 
 
-@pytest.mark.rotated(parts=[1, 4, 8])
+@pytest.mark.rotated
 @pytest.mark.parametrize("policy", ["fair", "priority"])
 def test_caps_hold_and_every_job_ends_whatever_fails(policy: str) -> None:
     lab = Lab(policy, seed=0)

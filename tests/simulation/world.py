@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import assert_never
 
+from tests.journals import decided, decision
 from tests.simulation.market import Cloud, SimulatedVm
 from tests.simulation.workers import Workers
 from tests.unit.varuna_manager.invariants import check_invariants
@@ -27,7 +28,6 @@ from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import VmPhase
 from spottrain.varuna_manager.core.model.settings import JobSettings, VmOrder
 from spottrain.varuna_manager.core.model.state import State
-from spottrain.varuna_manager.jobs.replay.fold import Fold, Step
 from spottrain.varuna_manager.watch.watches import Watches
 from spottrain.wire.messages import (
     Measurement,
@@ -66,7 +66,7 @@ class World(View):
         """The manager dies once this many events are journalled."""
         self.decisions: list[str] = []
         """Of events that no replay has read yet."""
-        self.replayed = Fold()
+        self.replayed = State()
 
     # --- Virtual time -----------------------------------------------------------------
 
@@ -123,7 +123,7 @@ class World(View):
         old = self.state
         self.state, commands = step.step(old, event)
         check_invariants(self.state)
-        self.decisions.append(Step(old, event, self.state, commands).decision())
+        self.decisions.append(decision(old, self.state))
         before, after = View(old).current_generation, self.current_generation
         assert before is None or after is None or before.number <= after.number
         return commands
@@ -142,15 +142,15 @@ class World(View):
 
     def check_journal(self) -> None:
         """Check that what was decided leads where the manager is, without its code."""
-        for decision in self.decisions:
-            self.replayed.put(decision)
+        for one in self.decisions:
+            self.replayed = decided(self.replayed, one)
         self.decisions.clear()
-        assert self.replayed.state == self.state, "the journal is the memory"
+        assert self.replayed == self.state, "the journal is the memory"
 
     def start_manager(self) -> None:
         """Replay what was decided, then reconcile."""
         self.check_journal()
-        self.state = self.replayed.state
+        self.state = self.replayed
         self.epoch += 1
         self.manager_alive = True
         self.watches = Watches()

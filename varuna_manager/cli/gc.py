@@ -23,6 +23,7 @@ from spottrain.cloud.port.provider import (
 )
 from spottrain.cloud.process.child import ChildProvider
 from spottrain.errors import ConfigError
+from spottrain.eventlog.journal import JournalError
 from spottrain.varuna_manager.cli.console import (
     Output,
     OutputOption,
@@ -40,7 +41,6 @@ from spottrain.varuna_manager.config.job import load_config
 from spottrain.varuna_manager.format import age, dollars
 from spottrain.varuna_manager.jobs.folder import job_dir
 from spottrain.varuna_manager.jobs.follow import uid_of
-from spottrain.varuna_manager.jobs.journal import JournalError
 from spottrain.varuna_manager.launch.providers import open_cloud
 
 SCHEMA_VERSION = 1

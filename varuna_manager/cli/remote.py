@@ -27,9 +27,11 @@ from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.follow import read_state, uid_of
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.manager_location import RemoteManager
+from spottrain.varuna_manager.jobs.measurements import Measurements
 from spottrain.varuna_manager.jobs.replication import stored_job
 from spottrain.varuna_manager.launch import control, manager_vm
 from spottrain.varuna_manager.launch.providers import open_cloud
+from spottrain.varuna_manager.launch.record import record
 from spottrain.varuna_manager.launch.ssh_command import argv_to, ssh_program
 from spottrain.varuna_manager.launch.submit import end_of
 
@@ -196,10 +198,12 @@ def refresh(job: JobDir) -> State:
         StorageError: The store cannot be read.
     """
     stored = stored_job(job)
-    with contextlib.closing(Journal(job.journal)) as journal:
+    with (
+        contextlib.closing(Journal(job.journal)) as journal,
+        contextlib.closing(Measurements(job.measurements)) as measured,
+    ):
         if stored is not None:
-            for rows in stored.journal(say, journal.last_seq() + 1):
-                journal.take_over(rows)
+            stored.fetch_journal(journal, measured, say)
         return journal.replay()
 
 
@@ -259,4 +263,4 @@ def _note_end(job: JobDir, vms: Sequence[Vm]) -> None:
     """Journal when the billing of the manager's own VM ended."""
     with contextlib.closing(Journal(job.journal)) as journal:
         now_s = time.time()
-        journal.append(VmsListed(at_s=now_s, asked_at_s=now_s, vms=tuple(vms)))
+        record(journal, VmsListed(at_s=now_s, asked_at_s=now_s, vms=tuple(vms)))

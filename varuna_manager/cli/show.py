@@ -35,10 +35,10 @@ from spottrain.varuna_manager.cli.status import named
 from spottrain.varuna_manager.config.job import json_schema, load_config
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.format import clock
+from spottrain.varuna_manager.jobs.blocks import STEPS
 from spottrain.varuna_manager.jobs.folder import JobDir, find
 from spottrain.varuna_manager.jobs.follow import JournalEntry, read_state, read_story
-from spottrain.varuna_manager.jobs.journal import Journal
-from spottrain.varuna_manager.jobs.measurements import Row
+from spottrain.varuna_manager.jobs.measurements import Measurements, Row
 from spottrain.varuna_manager.launch import inspect as tools
 from spottrain.varuna_manager.reporting import documents as job_documents
 from spottrain.varuna_manager.reporting import tables
@@ -89,14 +89,15 @@ def report(
     With --html, several jobs are compared: their loss curves are overlaid.
     """
     jobs = [find(name) for name in names]
-    for job in jobs:
-        _say_absent(job)
     if html is None and output is not Output.JSON:
         for job in jobs:
             show_report(job, output)
+            _say_absent(job)
         return
     described = [describe_history(job, job_documents.report) for job in jobs]
     documents = [document for document, _, _ in described]
+    for job in jobs:
+        _say_absent(job)
     if html is not None:
         curves = [_read_curves(job) for job in jobs]
         if len(jobs) == 1:
@@ -110,8 +111,8 @@ def report(
 
 
 def _read_curves(job: JobDir) -> Curves:
-    with closing(Journal(job.journal, read_only=True)) as journal:
-        return read_curves(journal.measurements())
+    with closing(Measurements(job.measurements, read_only=True)) as measured:
+        return read_curves(measured)
 
 
 def events(
@@ -123,7 +124,6 @@ def events(
     job = find(name)
     if output is Output.JSON and follow:
         raise typer.BadParameter("-o json prints a single document; leave --follow out")
-    _say_absent(job)
     entries = _entries(job, follow)
     if output is Output.JSON:
         show_json([_event(entry) for entry in entries])
@@ -137,9 +137,13 @@ def events(
 
 def _say_absent(job: JobDir) -> None:
     """Say what of a job's past is not here yet, if it was taken over a moment ago."""
-    with closing(Journal(job.journal, read_only=True)) as journal:
-        if (absent := journal.absent()) is not None:
-            say(f"{absent.text()}: they come while the job runs")
+    with closing(Measurements(job.measurements, read_only=True)) as measured:
+        if pending := measured.pending():
+            last = pending[0][0] + STEPS - 1
+            say(
+                f"measurements up to mini-batch {last} are still in the job's bucket: they "
+                "come while the job runs"
+            )
 
 
 def explain(
@@ -212,8 +216,8 @@ def metrics(
 ) -> None:
     """Show the loss and what else was measured of each mini-batch, and evaluations."""
     job = find(name)
-    with closing(Journal(job.journal, read_only=True)) as journal:
-        measured = journal.measurements()
+    _say_absent(job)
+    with closing(Measurements(job.measurements, read_only=True)) as measured:
         if output is MetricsOutput.TABLE:
             rows = measured.minibatches(last=last or TABLE_ROWS, every=every)
             show(minibatches_table(rows))

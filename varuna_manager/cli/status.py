@@ -25,7 +25,7 @@ from spottrain.varuna_manager.cli.console import (
 )
 from spottrain.varuna_manager.jobs.folder import JobDir, all_jobs, find
 from spottrain.varuna_manager.jobs.follow import lag_line, read_state
-from spottrain.varuna_manager.jobs.journal import Journal
+from spottrain.varuna_manager.jobs.measurements import Measurements
 from spottrain.varuna_manager.reporting import documents, tables
 from spottrain.varuna_manager.reporting.measured import newest
 
@@ -101,8 +101,8 @@ def _watch(job: JobDir, output: Output) -> int:
 def _status(job: JobDir) -> dict[str, Any]:
     """Return a job's status with its newest measurements."""
     document = _describe(job)
-    with closing(Journal(job.journal, read_only=True)) as journal:
-        return document | newest(job, journal.measurements())
+    with closing(Measurements(job.measurements, read_only=True)) as measured:
+        return document | newest(job, measured)
 
 
 def _describe(job: JobDir) -> dict[str, Any]:

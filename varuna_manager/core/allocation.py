@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from spottrain.cloud.port.provider import Offer
+from spottrain.eventlog.changed import replace
 from spottrain.pricing.billing import egress
 from spottrain.pricing.deadline.model import Holdings
 from spottrain.pricing.prices.catalogue import catalogue
@@ -21,7 +22,6 @@ from spottrain.pricing.prices.place import Place, offer_key
 from spottrain.pricing.ranking import cooldowns
 from spottrain.pricing.ranking.order import in_order
 from spottrain.pricing.ranking.quotas import quota_left
-from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.core.model.commands import IntendLaunch
 from spottrain.varuna_manager.core.model.records import (
     Intent,

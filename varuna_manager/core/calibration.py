@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from spottrain.eventlog.changed import replace
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.plan import profiles
 from spottrain.morphing.simulate.reducing import NCCL_FAILED
-from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.core.model.commands import KeepProfile, Outcome
 from spottrain.varuna_manager.core.model.events import KnownProfile
 from spottrain.varuna_manager.core.model.records import Calibration, VmRecord

@@ -11,6 +11,7 @@ import math
 from collections import defaultdict
 
 from spottrain.cloud.port.provider import Offer
+from spottrain.eventlog.changed import replace
 from spottrain.pricing.deadline.best_case import feasible_at_best
 from spottrain.pricing.deadline.fallback import feasible
 from spottrain.pricing.deadline.forecast import forecast
@@ -26,7 +27,6 @@ from spottrain.pricing.deadline.policy import decide
 from spottrain.pricing.deadline.rolling import is_due, note
 from spottrain.pricing.prices.place import offer_key
 from spottrain.varuna_manager.core import allocation, limits
-from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.core.model.commands import Outcome
 from spottrain.varuna_manager.core.model.deadline_state import DeadlineState, FleetTerms
 from spottrain.varuna_manager.core.model.events import FleetRated

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.provider import Vm, VmState
+from spottrain.eventlog.changed import replace
 from spottrain.pricing.billing.budget import reserve_s
 from spottrain.pricing.ranking import cooldowns as cooling
 from spottrain.varuna_manager.core import calibration, spending
@@ -17,7 +18,6 @@ from spottrain.varuna_manager.core import generation as generations
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import counters, starts
 from spottrain.varuna_manager.core.model import events as e
-from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.core.model.records import (
     GenerationPhase,
     OrderPhase,

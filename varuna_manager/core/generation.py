@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from spottrain.eventlog.changed import replace
 from spottrain.morphing.adapt.checkpointing import state_losses_per_s
 from spottrain.morphing.adapt.traffic import sent_bytes
 from spottrain.pricing.billing import egress
 from spottrain.pricing.prices.place import place_of
 from spottrain.varuna_manager.core.model import counters
-from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.core.model.commands import AskProvider, Outcome
 from spottrain.varuna_manager.core.model.records import (
     KEPT,

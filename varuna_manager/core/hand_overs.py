@@ -14,11 +14,11 @@ give its place to another VM, or the VM to another job.
 from __future__ import annotations
 
 from spottrain.cloud.port.provider import Vm
+from spottrain.eventlog.changed import replace
 from spottrain.varuna_manager.core import spending
 from spottrain.varuna_manager.core.fleet import RETRY_S, adopt
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
-from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.core.model.records import OrderPhase, OrderRecord
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.core.model.transition import Transition

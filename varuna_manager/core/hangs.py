@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from spottrain.eventlog.changed import replace
 from spottrain.morphing.adapt import hangs as rules
 from spottrain.varuna_manager.core import generation as generations
 from spottrain.varuna_manager.core import limits
 from spottrain.varuna_manager.core.model import counters
-from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.core.model.records import (
     Generation,
     GenerationPhase,

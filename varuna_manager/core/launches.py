@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from spottrain.cloud.port.provider import Offer, Vm
+from spottrain.eventlog.changed import replace
 from spottrain.pricing.prices.place import offer_key
 from spottrain.pricing.ranking import cooldowns as cooling
 from spottrain.varuna_manager.core import allocation, spending
 from spottrain.varuna_manager.core.fleet import adopt, return_vms
 from spottrain.varuna_manager.core.model import counters
 from spottrain.varuna_manager.core.model import events as e
-from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.core.model.commands import LaunchVms
 from spottrain.varuna_manager.core.model.records import Intent, PriceChange
 from spottrain.varuna_manager.core.model.state import JobPhase

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from spottrain.eventlog.changed import replace
 from spottrain.pricing.billing.money import FREE, Rate
 from spottrain.varuna_manager.core import hand_overs
 from spottrain.varuna_manager.core.fleet import is_needed, let_go
-from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.core.model.events import (
     CodeUpdated,
     GrantReceived,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from spottrain.cloud.port.provider import Offer
+from spottrain.eventlog.changed import replace
 from spottrain.morphing.memory.memory import rank_bytes
 from spottrain.morphing.memory.room import megabytes
 from spottrain.morphing.plan.placement import Device
@@ -19,7 +20,6 @@ from spottrain.pricing.ranking.machine import MachineShape
 from spottrain.pricing.ranking.throughput import devices_of
 from spottrain.varuna_manager.core import generation as generations
 from spottrain.varuna_manager.core.model import records
-from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.wire.messages import OutOfMemory

@@ -11,13 +11,13 @@ import hashlib
 import math
 from collections.abc import Iterable, Sequence
 
+from spottrain.eventlog.changed import replace
 from spottrain.morphing.adapt import checkpointing, policy
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.placement import Device
 from spottrain.varuna_manager.core import allocation, calibration, fleet, memory
 from spottrain.varuna_manager.core import generation as generations
 from spottrain.varuna_manager.core.model import records
-from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.core.model.commands import ComputePlan, Outcome
 from spottrain.varuna_manager.core.model.events import CommandFailed, PlanComputed
 from spottrain.varuna_manager.core.model.settings import JobSettings

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from spottrain.errors import shortened
+from spottrain.eventlog.changed import replace
 from spottrain.manifest import generation_of, parse_name
 from spottrain.varuna_manager.core import (
     allocation,
@@ -18,7 +19,6 @@ from spottrain.varuna_manager.core import generation as generations
 from spottrain.varuna_manager.core.limits import REPLACED
 from spottrain.varuna_manager.core.model import counters, starts
 from spottrain.varuna_manager.core.model import events as e
-from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.core.model.commands import ListCheckpoints
 from spottrain.varuna_manager.core.model.records import (
     Doubt,
@@ -68,7 +68,7 @@ def report_received(transition: Transition, event: e.ReportReceived) -> None:
             if slot := _rank_of(state, number, vm_id, index):
                 memory.out_of_memory(transition, slot, report)
         case messages.MinibatchCommitted() | messages.MinibatchAdopted():
-            pass  # measurements, which earlier versions journalled; see jobs.fold
+            pass  # measurements: the watches look at them
         case messages.Evaluated():
             counters.evaluated(transition, report)
         case messages.UserCodeFailed(message=message, traceback=traceback):

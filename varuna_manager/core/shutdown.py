@@ -6,13 +6,13 @@ VMs are returned, and what they shared in the cloud is removed.
 
 from __future__ import annotations
 
+from spottrain.eventlog.changed import replace
 from spottrain.pricing.billing.budget import LAST_CHECKPOINT_S, Budget, reserve_s
 from spottrain.pricing.billing.money import FREE, NOTHING, Money
 from spottrain.varuna_manager.core import generation, hand_overs, planning, spending
 from spottrain.varuna_manager.core.allocation import affordable
 from spottrain.varuna_manager.core.fleet import let_go
 from spottrain.varuna_manager.core.launches import abandon
-from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.core.model.commands import Finish, Outcome, ReleaseJob
 from spottrain.varuna_manager.core.model.events import (
     CommandFailed,

@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterable
 
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.provider import Offer, Vm, VmState
+from spottrain.eventlog.changed import replace
 from spottrain.pricing.billing import egress
 from spottrain.pricing.billing.money import Rate, is_amount
 from spottrain.pricing.prices.place import offer_key
 from spottrain.units import GB_BYTES, MONTH_H
-from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.core.model.events import VmsListed
 from spottrain.varuna_manager.core.model.records import VmRecord
 from spottrain.varuna_manager.core.model.state import State

@@ -1,7 +1,7 @@
 """The manager's decisions, with no I/O: ``step(state, event) -> (state, commands)``.
 
 A step is taken once: its fact is journalled with what it changed, which is put in again when
-a manager restarts (``jobs.replay``). The rules:
+a manager restarts (``eventlog``). The rules:
 
 1. Nothing in this folder reads a clock, a file or a socket. Time arrives in events, and
    it never goes back.
@@ -33,6 +33,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from spottrain.eventlog.changed import replace
 from spottrain.pricing.prices.place import offer_key
 from spottrain.pricing.ranking.order import OfferWorth
 from spottrain.varuna_manager.core import (
@@ -52,7 +53,6 @@ from spottrain.varuna_manager.core import (
 from spottrain.varuna_manager.core import generation as generations
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model import records
-from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.core.model.commands import Command, SetTimer
 from spottrain.varuna_manager.core.model.errors import InternalError
 from spottrain.varuna_manager.core.model.recent import with_event

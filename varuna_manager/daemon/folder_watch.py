@@ -43,7 +43,10 @@ class FolderWatch:
 
     def __init__(self, job: JobDir) -> None:
         self._job = job
-        known = {path: _identity(path) for path in (job.path, job.journal, job.lock)}
+        known = {
+            path: _identity(path)
+            for path in (job.path, job.journal, job.measurements, job.lock)
+        }
         self._known = {path: one for path, one in known.items() if one is not None}
         files = (job.path / name for name in KEPT)
         self._kept = {path: path.read_text() for path in files if path.exists()}

@@ -25,6 +25,7 @@ from typing import Any, TypeVar, assert_never
 
 from spottrain.cloud.port.clock import Clock
 from spottrain.cloud.port.provider import CloudProvider
+from spottrain.eventlog.journal import JournalError, JournalWriteError
 from spottrain.storage.store import DeniedError, StorageError
 from spottrain.varuna_manager.core import step as core
 from spottrain.varuna_manager.core.model import commands as c
@@ -43,18 +44,12 @@ from spottrain.varuna_manager.daemon.sessions import (
     reconnect_s,
 )
 from spottrain.varuna_manager.daemon.tracking import Trackers
-from spottrain.varuna_manager.jobs.bucket import StoredJobError
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.identity import Identity
-from spottrain.varuna_manager.jobs.journal import (
-    Journal,
-    JournalError,
-    JournalWriteError,
-)
-from spottrain.varuna_manager.jobs.measurements import Sample
-from spottrain.varuna_manager.jobs.replay.fold import Step
+from spottrain.varuna_manager.jobs.journal import Journal, Step
+from spottrain.varuna_manager.jobs.measurements import Measurements, Sample
 from spottrain.varuna_manager.jobs.replication import JournalReplication, fill_in
-from spottrain.varuna_manager.jobs.samples import Sampler
+from spottrain.varuna_manager.jobs.samples import Sampler, samples_of
 from spottrain.varuna_manager.jobs.traces import (
     Traces,
     TraceSet,
@@ -119,6 +114,7 @@ class ManagerLoop:
 
     Args:
         journal: Open for writing; begins with ``JobSubmitted``.
+        measurements: Open for writing.
         provider: The cloud to rent from.
         identity: The manager's certificates and tokens.
         url: Where agents reach this manager.
@@ -130,6 +126,7 @@ class ManagerLoop:
     def __init__(
         self,
         journal: Journal,
+        measurements: Measurements,
         provider: CloudProvider,
         identity: Identity,
         url: str,
@@ -138,8 +135,8 @@ class ManagerLoop:
         trackers: Trackers | None = None,
     ) -> None:
         self._journal, self._copy, self._trackers = journal, copy, trackers
+        self._measurements = measurements
         self._seq = self._snapshot_seq = 0
-        journal.measure()
         self._sampler = Sampler()
         state, self.past = replay(journal)
         self.state = replace(state, recent=journal.recent())
@@ -307,7 +304,7 @@ class ManagerLoop:
             self._effects.list_checkpoints()
         if after.last_news != before.last_news:
             logger.info("%s", after.last_news, extra=_log_fields(event, after))
-        self._samples += self._sampler.samples(event, self._ahead)
+        self._samples += samples_of(event)
 
     def _measure(self, measured: _Measured, taken: _Taken) -> None:
         """Show measurements to the watches, and have them written."""
@@ -332,7 +329,11 @@ class ManagerLoop:
         while not self._is_unjournalled:
             try:
                 with self._metrics.journal_write.time():
-                    self._seq = self._journal.append(*steps, samples=samples)
+                    # First what cannot be asked for again once the events are there.
+                    if samples:
+                        self._measurements.write(samples)
+                    if steps:
+                        self._seq = self._journal.append(*steps)
                 self._samples, self._unwritten = [], {}
                 self._streams.wrote(until)
                 if self._flush is not None:
@@ -358,13 +359,12 @@ class ManagerLoop:
         self._streams.wrote(until)
 
     async def _fill_in(self, copy: JournalReplication) -> None:
-        """Fill in what a takeover has left out of the journal, little by little."""
-        while self._journal.absent() is not None:
+        """Fill in the measurements that a takeover has left in the store."""
+        while self._measurements.pending():
             try:
-                await fill_in(self._journal, copy, FILL_PAUSE_S)
-                return
-            except (StorageError, StoredJobError, JournalWriteError) as error:
-                logger.warning("%s; trying again to complete the journal", error)
+                await fill_in(self._measurements, copy, FILL_PAUSE_S)
+            except (StorageError, JournalWriteError) as error:
+                logger.warning("%s; trying again to fetch measurements", error)
                 await asyncio.sleep(JOURNAL_WAIT_S)
 
     def _save_snapshot(self) -> None:

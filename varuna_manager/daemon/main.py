@@ -40,6 +40,7 @@ from spottrain.varuna_manager.jobs.folder import JobDir, held_lock
 from spottrain.varuna_manager.jobs.identity import Identity, ensure_identity
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.manager_location import own_vm
+from spottrain.varuna_manager.jobs.measurements import Measurements
 from spottrain.varuna_manager.jobs.replication import (
     JournalReplication,
     begin_replication,
@@ -47,7 +48,6 @@ from spottrain.varuna_manager.jobs.replication import (
 )
 from spottrain.varuna_manager.launch.control import ShutsDown, open_provider
 from spottrain.varuna_manager.reporting.documents import report
-from spottrain.varuna_manager.reporting.history import can_begin_with_snapshot
 from spottrain.varuna_manager.reporting.html.curves import read_curves
 from spottrain.varuna_manager.reporting.html.page import PageError, page, write_page
 from spottrain.version import is_older, software_version
@@ -112,9 +112,9 @@ async def manage(
     listener = listen(job.path, address)
     url = f"https://{address}:{listener.getsockname()[1]}"
     identity = ensure_identity(job.path, (address, "localhost"))
-    journal = await _open_journal(job, copy)
+    journal, measured = Journal(job.journal), Measurements(job.measurements)
     manager_loop = ManagerLoop(
-        journal, provider, identity, url, job.workdir, copy, trackers
+        journal, measured, provider, identity, url, job.workdir, copy, trackers
     )
     _check_not_older(job, manager_loop.state.manager_version)
     server = make_server(manager_loop.channel, identity.path)
@@ -135,8 +135,8 @@ async def manage(
         outcome = await running
         write_s = FINISH_S
         if copy is not None:
-            await _complete(journal, copy)
-        _leave_page(job, manager_loop, journal)
+            await _complete(measured, copy)
+        _leave_page(job, manager_loop, measured)
         return outcome
     except asyncio.CancelledError:
         logger.info(
@@ -154,25 +154,18 @@ async def manage(
         await serving
         listener.close()
         journal.close()
+        measured.close()
         (job.path / "manager.json").unlink(missing_ok=True)
 
 
-async def _open_journal(job: JobDir, copy: JournalReplication | None) -> Journal:
-    """Return the journal, made whole first if what was taken over is another version's."""
-    journal = Journal(job.journal)
-    if copy is not None and not can_begin_with_snapshot(journal):
-        await fill_in(journal, copy)
-    return journal
-
-
-async def _complete(journal: Journal, copy: JournalReplication) -> None:
+async def _complete(measured: Measurements, copy: JournalReplication) -> None:
     """Copy the rest of a job that has ended, and fill in its past if that is soon done."""
     try:
         await copy.finish()
         async with asyncio.timeout(FINISH_S):
-            await fill_in(journal, copy)
+            await fill_in(measured, copy)
     except (TimeoutError, SpottrainError) as error:
-        logger.warning("the journal here is not complete: %s", error)
+        logger.warning("the job's files here are not complete: %s", error)
 
 
 async def _run(manager_loop: ManagerLoop, notifier: Notifier | None) -> Outcome:
@@ -232,12 +225,12 @@ def _log_as_json(job: JobDir) -> None:
     logging.getLogger().addHandler(handler)
 
 
-def _leave_page(job: JobDir, manager_loop: ManagerLoop, journal: Journal) -> None:
+def _leave_page(job: JobDir, manager_loop: ManagerLoop, measured: Measurements) -> None:
     """Write the report of a job that has ended into its folder."""
     state, past = manager_loop.state, manager_loop.past
     try:
         document = report(state, past, False, state.now_s)
-        curves = read_curves(journal.measurements())
+        curves = read_curves(measured)
         write_page(job.page, page(document, state, past, curves))
     except PageError as error:
         logger.warning("%s", error)

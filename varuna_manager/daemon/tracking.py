@@ -15,6 +15,7 @@ from pathlib import Path
 
 from spottrain.varuna_manager.config.track import TrackConfig
 from spottrain.varuna_manager.jobs.folder import JobDir, try_to_write_text
+from spottrain.varuna_manager.jobs.follow import uid_of
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +93,7 @@ class Trackers:
         output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             process = await asyncio.create_subprocess_exec(
-                *(*TRACKER_ARGV, str(self._job.path), sink),
+                *(*TRACKER_ARGV, str(self._job.path), sink, uid_of(self._job)),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=output,

@@ -15,7 +15,7 @@ import json
 import re
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from pydantic import TypeAdapter
@@ -134,20 +134,3 @@ class BlockCopy:
                 rows = measurements.between(start, start + STEPS - 1)
                 self._store.put_block(Block(start, self._epoch), rows)
         self._cursor, self._due_s = cursor, time.monotonic() + PACE_S
-
-
-def rows_of(
-    store: BlockStore, found: Iterable[Block], say: Callable[[str], None]
-) -> Iterator[list[Minibatch]]:
-    """Yield the rows of blocks, those of a block of several epochs newest first.
-
-    Args:
-        store: Where they are.
-        found: Which ones.
-        say: Called with a line about each block that is damaged.
-    """
-    for block in sorted(found, key=lambda one: (one.first, -one.epoch)):
-        try:
-            yield store.get_block(block)
-        except BlockError as error:
-            say(str(error))

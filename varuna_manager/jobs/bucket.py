@@ -2,9 +2,8 @@
 
     job/<uid>/config.json, facts.json, workdir.tar.gz
     job/newest.json                          written after them: the job's name and uid
-    job/<uid>/journal/<first>-<last>-<epoch>-<level>.jsonl.gz
+    job/<uid>/journal/<first>-<last>-<epoch>.jsonl.gz
     job/<uid>/measurements/<first step>-<epoch>.jsonl.gz
-    job/<uid>/snapshots/<event>-<epoch>.json.gz
     job/<uid>/manager/<epoch>.json           a claim of each manager that was started
     job/<uid>/down.json                      the job has been ended for good
 
@@ -30,35 +29,26 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 import spottrain
 from spottrain.errors import ConfigError, SpottrainError
+from spottrain.eventlog.journal import JournalError, Row
 from spottrain.storage.open import open_store
 from spottrain.storage.store import PATIENCE_S, ExistsError, MissingError, Store
 from spottrain.varuna_manager.config.base import JobName
-from spottrain.varuna_manager.jobs import blocks, snapshots
+from spottrain.varuna_manager.jobs import blocks
 from spottrain.varuna_manager.jobs.blocks import Block, block_of
 from spottrain.varuna_manager.jobs.folder import JobDir
-from spottrain.varuna_manager.jobs.journal import (
-    Absent,
-    JournalError,
-    JournalRow,
-    event_of,
-)
-from spottrain.varuna_manager.jobs.measurements import Minibatch
+from spottrain.varuna_manager.jobs.journal import Journal
+from spottrain.varuna_manager.jobs.measurements import Measurements, Minibatch
+from spottrain.varuna_manager.jobs.samples import samples_of
 from spottrain.varuna_manager.jobs.segments import (
     Segment,
     SegmentError,
     chain,
+    covered,
     ends,
     pack,
     restore,
     segment_of,
     unpack,
-)
-from spottrain.varuna_manager.jobs.snapshots import (
-    Beginning,
-    CopiedSnapshot,
-    SnapshotError,
-    snapshot_of,
-    that_count,
 )
 
 SCHEMA_VERSION = 1
@@ -68,8 +58,6 @@ _FOLDER = "/job"
 """Folder of a job in its store; a URL may end with it or not."""
 _DAMAGED = (SpottrainError, ValueError, OSError, EOFError, tarfile.TarError, zlib.error)
 """Errors that reading a damaged file raises."""
-_PART = 256
-"""Rows that are filled in at a time: a manager does nothing else meanwhile."""
 _READS = 3
 """Attempts to read a journal whose segments a manager merges meanwhile."""
 
@@ -105,14 +93,6 @@ class Newest:
 
 
 _Document = TypeVar("_Document", Claim, Newest)
-
-
-class Past(NamedTuple):
-    """A part of what a journal lacks that was taken over; see ``Journal.fill``."""
-
-    rows: list[JournalRow]
-    minibatches: list[Minibatch]
-    steps: int | None = None
 
 
 class Found(NamedTuple):
@@ -264,17 +244,16 @@ class StoredJob:
         found = self.segments()
         return [segment for segment, _ in chain(found, ends(found))]
 
-    def put(self, segment: Segment, rows: list[JournalRow]) -> None:
+    def put(self, segment: Segment, rows: list[Row]) -> None:
         """Write one segment of the journal."""
         self._store.put(self._segment_name(segment), pack(segment, rows))
 
-    def drop(self, segments: list[Segment]) -> None:
-        """Delete segments whose events are in other segments, too."""
-        self._store.delete([self._segment_name(one) for one in segments])
+    def drop_below(self, whole: Segment) -> None:
+        """Delete the segments in whose place another one was written."""
+        done = covered(whole, self.segments())
+        self._store.delete([self._segment_name(one) for one in done])
 
-    def journal(
-        self, say: Callable[[str], None], at: int = 1
-    ) -> Iterator[list[JournalRow]]:
+    def journal(self, say: Callable[[str], None], at: int = 1) -> Iterator[list[Row]]:
         """Yield the events of the journal, in order, up to the first gap.
 
         Args:
@@ -294,63 +273,23 @@ class StoredJob:
             "writes it, then try again"
         )
 
-    def snapshots(self) -> list[CopiedSnapshot]:
-        """Return the snapshots that count, the newest first."""
-        entries = self._store.list(f"{self._root}/snapshots")
-        found = (snapshot_of(entry.name.rpartition("/")[2]) for entry in entries)
-        return that_count([one for one in found if one is not None], self.segments())
-
-    def put_snapshot(self, copied: CopiedSnapshot, beginning: Beginning) -> None:
-        """Write a snapshot, and delete those that are not needed any more.
+    def fetch_journal(
+        self, journal: Journal, measured: Measurements, say: Callable[[str], None]
+    ) -> None:
+        """Copy the events that a journal lacks, with what they measure.
 
         Args:
-            copied: Of an event that is in the store.
-            beginning: What is in it.
-        """
-        self._store.put(self._snapshot_name(copied), snapshots.pack(beginning))
-        if older := self.snapshots()[snapshots.KEPT :]:
-            self._store.delete([self._snapshot_name(one) for one in older])
-
-    def get_snapshot(self, copied: CopiedSnapshot) -> Beginning:
-        """Return what is in a snapshot.
+            journal: Open for writing.
+            measured: What belongs to it.
+            say: Called with a line about what is damaged or missing.
 
         Raises:
-            SnapshotError: It is damaged, or of another version.
+            JournalError: They are of another version, or the disk refuses.
         """
-        try:
-            data = self._store.get(self._snapshot_name(copied))
-        except MissingError as error:
-            raise SnapshotError(f"snapshot {copied.name} is gone") from error
-        return snapshots.unpack(copied, data)
-
-    def _snapshot_name(self, copied: CopiedSnapshot) -> str:
-        return f"{self._root}/snapshots/{copied.name}"
-
-    def past(self, absent: Absent, say: Callable[[str], None]) -> Iterator[Past]:
-        """Yield what a journal lacks, in small parts: events, then the newest measurements.
-
-        Args:
-            absent: What it lacks.
-            say: Called with a line about what is damaged or missing.
-        """
-        if absent.first <= absent.last:
-            for rows in self.journal(say, absent.first):
-                needed = rows[: absent.last + 1 - rows[0].seq]
-                for at in range(0, len(needed), _PART):
-                    yield Past(needed[at : at + _PART], [])
-                if len(needed) < len(rows) or needed[-1].seq == absent.last:
-                    break
-        steps = absent.steps
-        earlier = [block for block in self.blocks() if block.first < steps]
-        for first in sorted({block.first for block in earlier}, reverse=True):
-            same = [block for block in earlier if block.first == first]
-            for minibatches in blocks.rows_of(self, same, say):
-                for at in range(0, len(minibatches), _PART):
-                    yield Past([], minibatches[at : at + _PART])
-            steps = max(0, first - 1)
-            yield Past([], [], steps)
-        if steps:
-            yield Past([], [], 0)  # what no block has is lost
+        known = journal.last_seq()
+        for rows in self.journal(say, known + 1):
+            journal.add_rows(rows)
+        measured.write(one for _, new in journal.read(known) for one in samples_of(new))
 
     def blocks(self) -> list[Block]:
         """Return all blocks of measurements."""
@@ -372,11 +311,11 @@ class StoredJob:
         data = self._store.get(f"{self._root}/measurements/{block.name}")
         return blocks.unpack(block, data)
 
-    def _unpack(self, segment: Segment) -> list[JournalRow]:
+    def _unpack(self, segment: Segment) -> list[Row]:
         rows = unpack(segment, self._store.get(self._segment_name(segment)))
         try:
             for row in rows:
-                event_of(row.seq, row.kind, row.body)
+                Journal.decoded(row)
         except JournalError as error:
             raise SegmentError(f"{segment.name}: {error}") from error
         return rows

@@ -6,6 +6,7 @@ The state directory is the XDG one (``SPOTTRAIN_HOME`` overrides it):
                        facts.json       what the tracer found about the model
                        workdir.tar.gz   the user's code
                        journal.sqlite   all events
+                       measurements.sqlite  one row for each mini-batch
                        manager.lock     held by the running manager, with its pid
                        manager.json     its pid and url
                        manager.log, identity.pem, cloud/, checkpoints/
@@ -130,6 +131,11 @@ class JobDir:
     def journal(self) -> Path:
         """The journal of the job's events."""
         return self.path / "journal.sqlite"
+
+    @property
+    def measurements(self) -> Path:
+        """What its mini-batches and evaluations measured."""
+        return self.path / "measurements.sqlite"
 
     @property
     def workdir(self) -> Path:

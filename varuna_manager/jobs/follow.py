@@ -14,7 +14,6 @@ from spottrain.varuna_manager.core.model.state import JobPhase, NoJobError, Stat
 from spottrain.varuna_manager.jobs.folder import JobDir, job_dir
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.measurements import Measurements
-from spottrain.varuna_manager.jobs.replay.fold import Fold
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,33 +38,30 @@ class Follower:
     """
 
     def __init__(self, job: JobDir, *, from_now: bool = False) -> None:
+        self._job = job
         self._journal = Journal(job.journal, read_only=True)
-        self._seq = 0
-        self._fold = Fold()
-        if from_now:
-            self._seq = self._journal.last_seq()
-            self._fold = Fold(self._journal.replay(self._seq))
+        self._seq = self._journal.last_seq() if from_now else 0
+        self.state = self._journal.replay(self._seq)
+        """The state after the newest event that was yielded."""
+        self._measurements: Measurements | None = None
         self.news_at_s: float | None = None
         """When ``state.last_news`` happened."""
 
     def advance(self) -> Iterator[JournalEntry]:
         """Yield the events since the last call, each after it was folded."""
-        for seq, (first, *more) in self._journal.steps(self._fold, self._seq):
-            self._seq = seq
-            news = (more or [first])[-1].after.last_news
-            is_new = news != first.before.last_news
+        for seq, step in self._journal.steps(self._seq, self.state):
+            self._seq, self.state = seq, step.after
+            news = step.after.last_news
+            is_new = news != step.before.last_news
             if is_new:
-                self.news_at_s = first.event.at_s
-            yield JournalEntry(seq, first.event, news if is_new else "")
-
-    @property
-    def state(self) -> State:
-        """The state after the newest event that was yielded."""
-        return self._fold.state
+                self.news_at_s = step.event.at_s
+            yield JournalEntry(seq, step.event, news if is_new else "")
 
     def measurements(self) -> Measurements:
         """Return the job's measurements, to read them until ``close``."""
-        return self._journal.measurements()
+        if self._measurements is None:
+            self._measurements = Measurements(self._job.measurements, read_only=True)
+        return self._measurements
 
     @property
     def has_ended(self) -> bool:
@@ -73,8 +69,10 @@ class Follower:
         return self.state.phase is JobPhase.ENDED
 
     def close(self) -> None:
-        """Close the journal."""
+        """Close the files."""
         self._journal.close()
+        if self._measurements is not None:
+            self._measurements.close()
 
 
 def uid_of(job: JobDir) -> str:
@@ -115,7 +113,7 @@ def read_story(job: JobDir, after_seq: int = 0) -> Iterator[JournalEntry]:
         JournalError: The journal is missing or damaged.
     """
     with closing(Journal(job.journal, read_only=True)) as journal:
-        for entry in journal.story(after_seq):
+        for entry in journal.with_messages(after_seq):
             yield JournalEntry(*entry)
 
 

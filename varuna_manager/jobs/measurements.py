@@ -1,7 +1,8 @@
 """The measurements of a job: one row for every mini-batch of its final history.
 
-They lie beside the events in the job's SQLite file and are written with them. What the
-rows hold follows from the reports alone, in whatever order they arrive:
+They lie in an SQLite file of their own, and are written before the events that they came
+with. What the rows hold follows from the reports alone, in whatever order they arrive and
+however often:
 
 - A mini-batch of generation g is on the line that the weights took unless a later
   generation, which has committed something or is the newest, began below it.
@@ -21,11 +22,16 @@ from __future__ import annotations
 import json
 import math
 import random
-import sqlite3
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
+
+from spottrain import database
+from spottrain.database import Kind
+from spottrain.eventlog.journal import translating_errors
 
 SCHEMA = """
     CREATE TABLE minibatches (
@@ -62,11 +68,14 @@ SCHEMA = """
         id INTEGER PRIMARY KEY,
         position INTEGER NOT NULL
     ) STRICT;
-    CREATE TABLE measured (seq INTEGER NOT NULL) STRICT;
-    INSERT INTO measured VALUES (0);
+    CREATE TABLE pending (
+        first INTEGER NOT NULL,
+        epoch INTEGER NOT NULL,
+        PRIMARY KEY (first, epoch)
+    ) STRICT
 """
-"""``measured`` is the number of the newest event whose measurements are here. SQLite keeps
-NaN as NULL."""
+"""``pending`` are the ``blocks`` of the copy of a job that was taken over which are not here
+yet. SQLite keeps NaN as NULL."""
 
 _ROW = (
     "step, generation, at_s, loss, grad_norm, weight, learning_rate, metrics, step_s, "
@@ -74,6 +83,10 @@ _ROW = (
 )
 _EVALUATION = "step, name, generation, at_s, loss, metrics, is_best"
 _END = 1 << 62
+_REMEDY = (
+    "move it away: the job trains on without its past measurements, and 'spottrain resume' "
+    "begins a new one"
+)
 _LARGEST = 1 << 60
 """Of steps and generations; SQLite stores 64 bits."""
 MEDIAN_OF = 2000
@@ -184,23 +197,47 @@ class CurvePoint(NamedTuple):
 
 
 class Measurements:
-    """The measurements in an open SQLite file that has the tables of ``SCHEMA``.
+    """The measurements of one job. Errors in reading are those of ``sqlite3``.
 
     Args:
-        db: In autocommit mode. Errors are those of ``sqlite3``.
+        path: The SQLite file.
+        read_only: Only read, while another process may write; the file must exist.
+
+    Raises:
+        JournalError: The file cannot be opened, is damaged or of another format.
     """
 
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+        self._path = path
         self._is_filling = False
+        with translating_errors(path, _REMEDY):
+            self._db = database.connect(
+                path, Kind.MEASUREMENTS, SCHEMA, read_only=read_only
+            )
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with translating_errors(self._path, _REMEDY), database.transaction(self._db):
+            yield
 
     # --- Writing --------------------------------------------------------------------------
 
     def write(self, samples: Iterable[Sample]) -> None:
-        """Add samples, within the caller's transaction; see the module.
+        """Add samples, all or none; they are durable when this returns.
 
         What no worker of ours reports is left out: it must not end the manager.
+
+        Raises:
+            JournalWriteError: The disk refused; nothing was added.
         """
+        with self._transaction():
+            self._add(samples)
+
+    def _add(self, samples: Iterable[Sample]) -> None:
         for sample in samples:
             if not all(0 <= n <= _LARGEST for n in (sample.generation, sample.step)):
                 continue
@@ -212,28 +249,50 @@ class Measurements:
                 case Evaluation():
                     self._add_evaluation(sample)
 
-    def fill(self, samples: Sequence[Sample]) -> None:
-        """Add samples of the past, in whatever order; followers are told by ``filled``."""
-        self._is_filling = True
-        for sample in samples:
-            if isinstance(sample, GenerationBegan):
-                self._begin_earlier(sample)
-        self.write(samples)
-        self._is_filling = False
+    def await_blocks(self, blocks: Iterable[tuple[int, int]]) -> None:
+        """Note which blocks are still to come.
 
-    def filled(self) -> None:
-        """Tell followers to read everything again."""
-        self._rewrite(0)
+        Args:
+            blocks: First step and epoch of each.
 
-    def _begin_earlier(self, began: GenerationBegan) -> None:
-        """Correct where a generation began, as rows of it may have come before."""
-        corrected = self._db.execute(
-            "UPDATE generations SET step = ? WHERE number = ? AND step > ? "
-            "RETURNING committed",
-            (began.step, began.generation, began.step),
-        ).fetchone()
-        if corrected is not None and corrected[0]:
-            self._remove_superseded(began.generation, began.step)
+        Raises:
+            JournalWriteError: The disk refused.
+        """
+        with self._transaction():
+            self._db.executemany("INSERT INTO pending VALUES (?, ?)", blocks)
+
+    def pending(self) -> list[tuple[int, int]]:
+        """Return first step and epoch of the blocks that are still to come, the newest
+        first."""
+        return self._db.execute(
+            "SELECT first, epoch FROM pending ORDER BY first DESC, epoch DESC"
+        ).fetchall()
+
+    def fill(
+        self, samples: Sequence[Sample], arrived: tuple[int, int] | None = None
+    ) -> None:
+        """Add samples of the past.
+
+        Args:
+            samples: Of a block.
+            arrived: The block of which they are the last ones. After the last block
+                followers read everything again.
+
+        Raises:
+            JournalWriteError: The disk refused; nothing was added.
+        """
+        with self._transaction():
+            self._is_filling = True
+            try:
+                self._add(samples)
+            finally:
+                self._is_filling = False
+            if arrived is not None:
+                self._db.execute(
+                    "DELETE FROM pending WHERE first = ? AND epoch = ?", arrived
+                )
+                if not self.pending():
+                    self._rewrite(0)
 
     def _begin(self, began: GenerationBegan) -> None:
         top = self._top()

@@ -2,9 +2,8 @@
 
 The copy runs in the background: no step waits for it. One segment is written at a time,
 and what is journalled meanwhile goes into the next: the copy is always a prefix of the
-journal. What was measured is copied beside it, less often (``blocks``), and the snapshots
-that the manager saves (``snapshots``). A store that is down is reported once and retried
-forever.
+journal. Now and then all segments become one. What was measured is copied beside it, less
+often (``blocks``). A store that is down is reported once and retried forever.
 
 Each manager begins a new epoch. One that finds a later epoch than its own has been
 replaced by a manager on another machine and stops at once.
@@ -19,9 +18,10 @@ import logging
 import math
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from itertools import starmap
 
 from tenacity import (
     AsyncRetrying,
@@ -31,26 +31,17 @@ from tenacity import (
 )
 
 from spottrain.errors import SpottrainError
-from spottrain.storage.store import DeniedError, StorageError, is_url
+from spottrain.eventlog.journal import JournalError, Row
+from spottrain.storage.store import DeniedError, MissingError, StorageError, is_url
 from spottrain.varuna_manager.core.allocation import epoch_of
 from spottrain.varuna_manager.core.model.events import ReportReceived
-from spottrain.varuna_manager.jobs.blocks import BlockCopy
-from spottrain.varuna_manager.jobs.bucket import (
-    FencedError,
-    Past,
-    StoredJob,
-    folder_mark,
-)
+from spottrain.varuna_manager.jobs.blocks import Block, BlockCopy, BlockError
+from spottrain.varuna_manager.jobs.bucket import FencedError, StoredJob, folder_mark
 from spottrain.varuna_manager.jobs.folder import JobDir, try_to_write_text
 from spottrain.varuna_manager.jobs.follow import ReplicationStatus, last_seq, uid_of
-from spottrain.varuna_manager.jobs.journal import (
-    Absent,
-    Journal,
-    JournalError,
-    JournalRow,
-)
-from spottrain.varuna_manager.jobs.segments import Segment, merged, to_merge
-from spottrain.varuna_manager.jobs.snapshots import Beginning, CopiedSnapshot
+from spottrain.varuna_manager.jobs.journal import Journal
+from spottrain.varuna_manager.jobs.measurements import Measurements, Minibatch
+from spottrain.varuna_manager.jobs.segments import Segment, is_to_be_merged
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +57,8 @@ FINISH_S = 60.0
 """How long a manager that ends waits for the last segment."""
 MAX_EVENTS = 5_000
 """In one segment."""
+_PART = 256
+"""Measurements that are filled in at a time: a manager does nothing else meanwhile."""
 _MAX_PAUSE_S = 30.0
 _PATIENCE_S = 10.0
 
@@ -109,27 +102,25 @@ def begin_replication(
 
 
 async def fill_in(
-    journal: Journal, copy: JournalReplication, pause_s: float = 0.0
-) -> bool:
-    """Fill in what a journal lacks since it was taken over; return whether it is whole.
+    measurements: Measurements, copy: JournalReplication, pause_s: float = 0.0
+) -> None:
+    """Fetch the measurements that were left in the store when the job was taken over.
 
     Args:
-        journal: Open for writing.
-        copy: Where the rest is.
+        measurements: Open for writing.
+        copy: Where they are.
         pause_s: Between two parts, for those who have other work in this thread.
 
     Raises:
         StorageError: The store cannot be read; what has come is kept.
-        JournalError: The disk refuses, or a part does not fit.
+        JournalError: The disk refuses.
     """
-    if (absent := journal.absent()) is None:
-        return True
-    async for part in copy.past(absent):
-        journal.fill(*part)
-        await asyncio.sleep(pause_s)
-    if (left := journal.absent()) is not None:
-        logger.warning("%s, and damaged there", left.text())
-    return left is None
+    for block in starmap(Block, measurements.pending()):
+        rows = await copy.block(block)
+        for at in range(0, len(rows), _PART):
+            measurements.fill(rows[at : at + _PART])
+            await asyncio.sleep(pause_s)
+        measurements.fill((), arrived=block)
 
 
 def check_here(job: JobDir) -> None:
@@ -190,8 +181,6 @@ class JournalReplication:
         self._epoch = epoch
         self._held = held
         self._blocks = BlockCopy(stored, epoch)
-        self._snapshot_seq = 0
-        """Newest event of the newest snapshot that was copied."""
         self._published = False
         self._failure = ""
         self._checked_at_s = -math.inf
@@ -321,20 +310,20 @@ class JournalReplication:
         """Cancel calls that have not begun and wait for the others."""
         self._threads.shutdown(wait=True, cancel_futures=True)
 
-    async def past(self, absent: Absent) -> AsyncIterator[Past]:
-        """Yield what a journal lacks that was taken over, in the order for ``Journal.fill``.
-
-        Args:
-            absent: What it lacks.
+    async def block(self, block: Block) -> list[Minibatch]:
+        """Return a block of measurements; none if it is damaged.
 
         Raises:
             StorageError: The store cannot be read.
-            StoredJobError: It changes all the time.
         """
-        parts = iter(self._stored.past(absent, logger.warning))
         loop = asyncio.get_running_loop()
-        while part := await loop.run_in_executor(self._threads, next, parts, None):
-            yield part
+        try:
+            return await loop.run_in_executor(
+                self._threads, self._stored.get_block, block
+            )
+        except (BlockError, MissingError) as error:
+            logger.warning("%s", error)
+            return []
 
     # --- Copying --------------------------------------------------------------------------
 
@@ -400,36 +389,26 @@ class JournalReplication:
                 rows = journal.rows(first, first + MAX_EVENTS - 1)
                 if any(map(_is_checkpoint, rows)):
                     self._blocks.hurry()  # whoever takes over goes on from there
-                if journal.is_measured():  # else a manager is about to see to that
-                    self._blocks.advance(journal.measurements())
+                file = self._job.measurements
+                with contextlib.closing(Measurements(file, read_only=True)) as measured:
+                    self._blocks.advance(measured)
                 if rows:
                     segment = Segment(first, rows[-1].seq, self._epoch)
                     self._stored.put(segment, rows)
                     self._held.append(segment)
-                if journal.absent() is None:  # else it lacks what would be merged
+                if is_to_be_merged(self._held):
                     self._merge(journal)
-                self._copy_snapshot(journal)
             return len(rows) == MAX_EVENTS
 
-    def _copy_snapshot(self, journal: Journal) -> None:
-        """Copy a new snapshot once the store has all events that are in it."""
-        snapshot = journal.stored_snapshot(self._snapshot_seq)
-        if snapshot is not None and snapshot.seq <= self.copied:
-            (first,) = journal.rows(1, 1)
-            copied = CopiedSnapshot(snapshot.seq, self._epoch)
-            self._stored.put_snapshot(copied, Beginning(first, snapshot))
-            self._snapshot_seq = snapshot.seq
-
     def _merge(self, journal: Journal) -> None:
-        """Merge the newest segments where there are many."""
-        while parts := list(to_merge(self._held)):
-            whole = merged(parts, self._epoch)
-            self._stored.put(whole, journal.rows(whole.first, whole.last))
-            self._held[-len(parts) :] = [whole]
-            self._stored.drop(parts)
+        """Write the whole journal as one segment in place of all."""
+        whole = Segment(1, self.copied, self._epoch)
+        self._stored.put(whole, journal.rows(1, whole.last))
+        self._held = [whole]
+        self._stored.drop_below(whole)
 
 
-def _is_checkpoint(row: JournalRow) -> bool:
+def _is_checkpoint(row: Row) -> bool:
     """Return whether an event says that a checkpoint was saved."""
     return row.kind == ReportReceived.__name__ and '"checkpoint_saved"' in row.body
 

@@ -1,4 +1,4 @@
-"""Samples for the store of measurements: from reports, and from events as they are folded."""
+"""Samples for the store of measurements: from reports, and from events."""
 
 from __future__ import annotations
 
@@ -24,19 +24,6 @@ class Sampler:
         """Newest mini-batch of the generation that was sampled."""
         self._rated_step = 0
         """The newest one of them with a learning rate."""
-
-    def samples(self, event: Event, after: State) -> list[Sample]:
-        """Return what an event measures.
-
-        Args:
-            event: Any event.
-            after: The state that it leads to.
-        """
-        report = event.report if isinstance(event, ReportReceived) else None
-        if isinstance(report, messages.Measurement):
-            # Earlier versions journalled them.
-            return self.measured(report, event.at_s, after)
-        return told_by(event)
 
     def measured(
         self, report: messages.Measurement, at_s: float, state: State
@@ -71,7 +58,7 @@ class Sampler:
         return True
 
 
-def told_by(event: Event) -> list[Sample]:
+def samples_of(event: Event) -> list[Sample]:
     """Return what an event measures by itself, without the state that it leads to."""
     match event.report if isinstance(event, ReportReceived) else None:
         case messages.GenerationStarted(generation=number, step=step):

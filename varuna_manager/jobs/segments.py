@@ -1,6 +1,7 @@
 """Segments of a journal: their format, which of them count, and when they are merged.
 
-A segment is a range of events in a file that is written once and never changed. Managers
+A segment is a range of events in a file that is written once and never changed: what was
+journalled since the one before, or now and then the whole journal, in place of all. Managers
 of a job have increasing epochs and mark their segments with them. From the first event of
 an epoch on, nothing of earlier epochs counts: those managers were fenced by then, even if
 their last writes arrived late.
@@ -16,14 +17,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from spottrain.errors import SpottrainError
-from spottrain.varuna_manager.jobs.journal import JournalRow
+from spottrain.eventlog.journal import Row
 
 SCHEMA_VERSION = 1
-FANOUT = 32
-"""Number of segments of one level that are merged into one of the next level."""
-TOP_LEVEL = 2
-"""Segments of this level are not merged any more."""
-_NAME = re.compile(r"(\d{12})-(\d{12})-(\d{6})-(\d)\.jsonl\.gz")
+MAX_SEGMENTS = 64
+"""So many make up a copy before they become one; of long journals more, so that all that is
+written stays in proportion to what there is."""
+EVENTS_PER_SEGMENT = 256
+_NAME = re.compile(r"(\d{12})-(\d{12})-(\d{6})\.jsonl\.gz")
 
 
 class SegmentError(SpottrainError):
@@ -37,15 +38,11 @@ class Segment:
     first: int
     last: int
     epoch: int
-    level: int = 0
-    """Number of times its events have been merged."""
 
     @property
     def name(self) -> str:
         """Name of the file; names sort by the first event."""
-        return (
-            f"{self.first:012d}-{self.last:012d}-{self.epoch:06d}-{self.level}.jsonl.gz"
-        )
+        return f"{self.first:012d}-{self.last:012d}-{self.epoch:06d}.jsonl.gz"
 
 
 def segment_of(name: str) -> Segment | None:
@@ -53,11 +50,11 @@ def segment_of(name: str) -> Segment | None:
     match = _NAME.fullmatch(name)
     if match is None:
         return None
-    first, last, epoch, level = map(int, match.groups())
-    return Segment(first, last, epoch, level) if 1 <= first <= last else None
+    first, last, epoch = map(int, match.groups())
+    return Segment(first, last, epoch) if 1 <= first <= last else None
 
 
-def pack(segment: Segment, rows: Sequence[JournalRow]) -> bytes:
+def pack(segment: Segment, rows: Sequence[Row]) -> bytes:
     """Return the contents of a segment's file: JSON lines, compressed, with a checksum.
 
     Args:
@@ -70,7 +67,7 @@ def pack(segment: Segment, rows: Sequence[JournalRow]) -> bytes:
     return gzip.compress("\n".join(lines).encode(), compresslevel=6, mtime=0)
 
 
-def unpack(segment: Segment, data: bytes) -> list[JournalRow]:
+def unpack(segment: Segment, data: bytes) -> list[Row]:
     """Return the events of a file.
 
     Raises:
@@ -79,7 +76,7 @@ def unpack(segment: Segment, data: bytes) -> list[JournalRow]:
     try:
         head, *lines = gzip.decompress(data).decode().split("\n")
         version = json.loads(head)["schema_version"]
-        rows = [JournalRow(*json.loads(line)) for line in lines]
+        rows = [Row(*json.loads(line)) for line in lines]
     except (OSError, EOFError, zlib.error, ValueError, TypeError, KeyError) as error:
         raise SegmentError(f"{segment.name} is damaged: {error}") from error
     if version != SCHEMA_VERSION:
@@ -137,10 +134,10 @@ def chain(
 
 def restore(
     segments: Iterable[Segment],
-    fetch: Callable[[Segment], list[JournalRow]],
+    fetch: Callable[[Segment], list[Row]],
     say: Callable[[str], None],
     at: int = 1,
-) -> Iterator[list[JournalRow]]:
+) -> Iterator[list[Row]]:
     """Yield the events that count, in order, up to the first gap.
 
     Args:
@@ -171,14 +168,15 @@ def restore(
         say(f"events {at} to {min(lost) - 1} are missing; later events are ignored")
 
 
-def to_merge(held: Sequence[Segment]) -> Sequence[Segment]:
-    """Return the newest segments that must be merged now; usually none."""
-    tail = held[-FANOUT:]
-    level = tail[-1].level if tail else TOP_LEVEL
-    due = len(tail) == FANOUT and level < TOP_LEVEL
-    return tail if due and all(one.level == level for one in tail) else ()
+def covered(whole: Segment, segments: Iterable[Segment]) -> list[Segment]:
+    """Return the segments in whose place ``whole`` was written."""
+    return [
+        one
+        for one in segments
+        if one != whole and one.last <= whole.last and one.epoch <= whole.epoch
+    ]
 
 
-def merged(parts: Sequence[Segment], epoch: int) -> Segment:
-    """Return the segment that replaces the consecutive ``parts``."""
-    return Segment(parts[0].first, parts[-1].last, epoch, parts[-1].level + 1)
+def is_to_be_merged(held: Sequence[Segment]) -> bool:
+    """Return whether so many segments make up a journal that one is to take their place."""
+    return len(held) > MAX_SEGMENTS + held[-1].last // EVENTS_PER_SEGMENT

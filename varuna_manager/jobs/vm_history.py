@@ -16,7 +16,6 @@ from spottrain.varuna_manager.core.model.records import VmRecord
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.jobs.folder import JobDir, all_jobs, home
 from spottrain.varuna_manager.jobs.journal import Journal
-from spottrain.varuna_manager.jobs.replay.fold import Fold
 
 PRICES = "market.sqlite"
 """The database of prices and interruptions, in the state directory."""
@@ -47,11 +46,11 @@ def ingest_journals(history: History) -> tuple[str, ...]:
 
 def vm_lives(journal: Journal) -> list[VmLife]:
     """Return the lifetimes of all VMs that a job ever had."""
-    book, fold = VmHistory(), Fold()
-    for _, steps in journal.steps(fold):
-        for step in steps:
-            book.note(step.before, step.event.at_s, step.after)
-    return book.until_now(fold.state)
+    book, state = VmHistory(), State()
+    for _, step in journal.steps():
+        book.note(step.before, step.event.at_s, step.after)
+        state = step.after
+    return book.until_now(state)
 
 
 class VmHistory:

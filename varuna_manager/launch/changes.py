@@ -44,6 +44,7 @@ from spottrain.varuna_manager.launch.inspect import (
     kept_layout,
     run_tool,
 )
+from spottrain.varuna_manager.launch.record import record
 from spottrain.varuna_manager.launch.workdir import (
     check_entrypoint,
     differing,
@@ -157,7 +158,7 @@ def change(job: JobDir, changes: Changes, say: Callable[[str], None]) -> None:
                 package.replace(job.workdir)
             job.write(after, facts)
             if events:
-                journal.append(*events)
+                record(journal, *events)
     for line in told:
         say(line)
 

@@ -53,6 +53,7 @@ from spottrain.varuna_manager.jobs.traces import TraceSet, TracesRefusedError
 from spottrain.varuna_manager.launch import data as job_data
 from spottrain.varuna_manager.launch.limits import LimitsRefusedError
 from spottrain.varuna_manager.launch.limits import check as check_limits
+from spottrain.varuna_manager.launch.record import record
 from spottrain.varuna_manager.launch.submit import (
     can_be_resumed,
     check_budget,
@@ -260,7 +261,7 @@ def change_limits(job: JobDir, limits: tuple[Limit, ...], *, sure: bool) -> None
         event = LimitsChanged(at_s=time.time(), by="command line", limits=limits)
         if not sure:
             check_limits(journal.replay(), event)
-        journal.append(event)
+        record(journal, event)
 
 
 def allow_from_scratch(job: JobDir) -> None:
@@ -270,7 +271,7 @@ def allow_from_scratch(job: JobDir) -> None:
         ManagerUnreachableError: Its manager runs.
     """
     with manager_lock(job), contextlib.closing(Journal(job.journal)) as journal:
-        journal.append(FromScratchRequested(at_s=time.time(), by="command line"))
+        record(journal, FromScratchRequested(at_s=time.time(), by="command line"))
 
 
 def give_grant(job: JobDir, grant: PoolGrant) -> None:
@@ -283,12 +284,10 @@ def give_grant(job: JobDir, grant: PoolGrant) -> None:
     if job.is_managed():
         vms = [{"kind": kind, "number": number} for kind, number in grant.vms]
         told = {**asdict(grant), "vms": vms}
-        # A manager of an older version knows of no orders; its job gets none.
-        new = {key for key in ("orders", "keep_s") if not told[key]}
-        _ask_manager(job, "grant", {k: v for k, v in told.items() if k not in new})
+        _ask_manager(job, "grant", told)
         return
     with manager_lock(job), contextlib.closing(Journal(job.journal)) as journal:
-        journal.append(GrantReceived(at_s=time.time(), grant=grant))
+        record(journal, GrantReceived(at_s=time.time(), grant=grant))
 
 
 def return_vms(job: JobDir) -> int:
@@ -306,7 +305,7 @@ def return_vms(job: JobDir) -> int:
         vms = tuple(provider.list_vms(job.name))
         with contextlib.closing(Journal(job.journal)) as journal:
             listed = VmsListed(at_s=time.time(), asked_at_s=asked_at_s, vms=vms)
-            journal.append(listed)
+            record(journal, listed)
         if isinstance(provider, ForwardsCalls):
             provider.close()
     return sum(vm.state is not VmState.TERMINATED for vm in vms)
@@ -582,4 +581,4 @@ def _journal_end(job: JobDir, asked_at_s: float, provider: CloudProvider) -> Non
             )
             vms = tuple(provider.list_vms(job.name))
             listed = VmsListed(at_s=time.time(), asked_at_s=asked_at_s, vms=vms)
-            journal.append(stop, listed)
+            record(journal, stop, listed)

@@ -67,8 +67,8 @@ def open_cloud(
         cloud: Its section of the job file.
         public_key: The key that VMs let in; needed to rent.
         ssh_from: Networks that VMs let in if the job file names none.
-        uid: The unique id of the job whose VMs are listed and launched; empty: VMs
-            that an older version launched.
+        uid: The unique id of the job whose VMs are listed and launched; empty: those
+            that belong to no job.
         everywhere: Use all regions of the account, not only those of the
             job file.
         inside: This machine is in the VMs' network.
@@ -112,8 +112,8 @@ def rent(
 
 def _asked_clouds(job: JobDir, clouds: Collection[str]) -> Collection[str]:
     """Return the clouds that a job has ever asked for VMs; all if that is unknown."""
+    from spottrain.eventlog.journal import JournalError
     from spottrain.varuna_manager.jobs.follow import read_state
-    from spottrain.varuna_manager.jobs.journal import JournalError
 
     try:
         return read_state(job).launches.asked_clouds

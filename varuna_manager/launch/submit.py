@@ -17,6 +17,7 @@ from pathlib import Path
 
 from spottrain.cloud.port.provider import Offer
 from spottrain.errors import BudgetError, ConfigError
+from spottrain.eventlog.journal import JournalError
 from spottrain.pricing.billing.budget import WORTH_S, reserve_s
 from spottrain.pricing.billing.money import Money, Rate, is_amount
 from spottrain.storage.open import open_store
@@ -32,10 +33,12 @@ from spottrain.varuna_manager.core.model.settings import JobSettings, PoolGrant
 from spottrain.varuna_manager.core.model.state import JobPhase
 from spottrain.varuna_manager.jobs.folder import JobDir, job_dir
 from spottrain.varuna_manager.jobs.follow import read_state
-from spottrain.varuna_manager.jobs.journal import Journal, JournalError
+from spottrain.varuna_manager.jobs.journal import Journal
+from spottrain.varuna_manager.jobs.measurements import Measurements
 from spottrain.varuna_manager.jobs.profiles import given_profile
 from spottrain.varuna_manager.launch import ownership, weights
 from spottrain.varuna_manager.launch.inspect import kept_layout
+from spottrain.varuna_manager.launch.record import record
 from spottrain.varuna_manager.launch.workdir import pack, packed_files
 from spottrain.wire.model import ModelFacts, Profile
 
@@ -306,6 +309,7 @@ def submit(
         draft.write(config, facts)
         at_s = time.time()
         journal = Journal(draft.journal)
+        Measurements(draft.measurements).close()
         whose = "" if measures_only else uid
         settings = job_settings(config, facts, job, at_s, data_bytes, whose)
         settings = replace(settings, measures_only=measures_only)
@@ -315,13 +319,14 @@ def submit(
                 settings, grant=grant, profile=settings.profile or profile
             )
         if first is None:
-            journal.append(JobSubmitted(at_s=at_s, settings=settings))
+            record(journal, JobSubmitted(at_s=at_s, settings=settings))
         else:
             for line in weights.describe(first):
                 say(line)
             spec = replace(settings.spec, init_from=first.sha256)
             step_0 = (CheckpointRef(name=first.checkpoint, step=0),)
-            journal.append(
+            record(
+                journal,
                 JobSubmitted(at_s=at_s, settings=replace(settings, spec=spec)),
                 CheckpointsListed(at_s=at_s, checkpoints=step_0),
             )

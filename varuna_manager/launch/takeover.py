@@ -13,7 +13,6 @@ from spottrain.varuna_manager.core.model.events import JobMoved, JobSubmitted
 from spottrain.varuna_manager.core.model.state import State, spent_usd
 from spottrain.varuna_manager.format import clock
 from spottrain.varuna_manager.jobs import trust
-from spottrain.varuna_manager.jobs.blocks import rows_of
 from spottrain.varuna_manager.jobs.bucket import (
     Newest,
     StoredJob,
@@ -24,11 +23,11 @@ from spottrain.varuna_manager.jobs.bucket import (
 )
 from spottrain.varuna_manager.jobs.folder import JobDir, job_dir
 from spottrain.varuna_manager.jobs.follow import uid_of
-from spottrain.varuna_manager.jobs.journal import Journal, JournalError
-from spottrain.varuna_manager.jobs.measurements import GenerationBegan
+from spottrain.varuna_manager.jobs.journal import Journal
+from spottrain.varuna_manager.jobs.measurements import Measurements
 from spottrain.varuna_manager.jobs.segments import Segment
-from spottrain.varuna_manager.jobs.snapshots import SnapshotError
 from spottrain.varuna_manager.launch.changes import check_steps
+from spottrain.varuna_manager.launch.record import record
 from spottrain.varuna_manager.launch.submit import (
     archive,
     check_name,
@@ -132,78 +131,32 @@ def _restore_journal(
     Most is read before the claim: an unreadable copy must not end a working manager.
     """
     warnings = dict[str, None]()
-    with closing(_copied(draft, stored, warnings.setdefault)) as journal:
+    with (
+        closing(Journal(draft.journal)) as journal,
+        closing(Measurements(draft.measurements)) as measured,
+    ):
+        stored.fetch_journal(journal, measured, warnings.setdefault)
         if not journal.last_seq():
             why = "; ".join(warnings) or "it is empty"
             raise StoredJobError(f"{stored.url}: the journal cannot be used: {why}")
         _check_whose(draft, stored, journal, found)
         _check_goes_on(stored, journal.replay(), steps)
         epoch = stored.claim(folder_mark(draft), take_over=True)
-        for rows in stored.journal(warnings.setdefault, journal.last_seq() + 1):
-            journal.take_over(rows)
-        state = journal.replay()
-        journal.measure()
-        _restore_measurements(journal, stored, state, warnings.setdefault)
+        stored.fetch_journal(journal, measured, warnings.setdefault)
+        measured.await_blocks(stored.blocks())
         moved = JobMoved(at_s=time.time(), epoch=epoch, host=platform.node())
-        last = journal.append(moved)
+        state = record(journal, moved)
+        last = journal.last_seq()
         # At once: what the previous manager writes from now on no longer counts.
         stored.put(Segment(last, last, epoch), journal.rows(last, last))
         say(
             f"{last - 1} events found in {stored.url}, the last of {clock(state.now_s)}"
         )
-        if (absent := journal.absent()) is not None:
-            say(f"{absent.text()}; they follow while the job runs")
+        if measured.pending():
+            say("measurements of its mini-batches follow while the job runs")
     for line in warnings:
         say(f"warning: {line}")
     return state
-
-
-def _copied(draft: JobDir, stored: StoredJob, say: Callable[[str], None]) -> Journal:
-    """Return a new journal with the events in the store: from the newest snapshot on that
-    this version can use, or all."""
-    blocks = stored.blocks()
-    steps = max((block.first for block in blocks), default=0) - 1
-    for copied in stored.snapshots():
-        journal = Journal(draft.journal)
-        try:
-            beginning = stored.get_snapshot(copied)
-            rows = next(stored.journal(say, copied.seq), [])
-            if rows and rows[0].seq == copied.seq:
-                journal.begin_with(*beginning, rows[0], max(0, steps))
-                journal.take_over(rows[1:])
-                for more in stored.journal(say, rows[-1].seq + 1):
-                    journal.take_over(more)
-                if journal.snapshot() is not None:
-                    return journal
-        except (SnapshotError, JournalError) as error:
-            say(str(error))
-        journal.close()
-        draft.journal.unlink()
-    journal = Journal(draft.journal)
-    for rows in stored.journal(say):
-        journal.take_over(rows)
-    return journal
-
-
-def _restore_measurements(
-    journal: Journal, stored: StoredJob, state: State, say: Callable[[str], None]
-) -> None:
-    """Copy the measurements that are not left to the next manager."""
-    absent = journal.absent()
-    steps = 0 if absent is None else absent.steps
-    if absent is not None:
-        ran = [(one.generation, one.from_step) for one in state.history.generations]
-        if (now := state.training.generation) is not None:
-            ran.append((now.number, now.from_step))
-        began = [
-            GenerationBegan(generation=number, step=step)
-            for number, step in ran
-            if step is not None
-        ]
-        journal.append(samples=began)
-    blocks = [block for block in stored.blocks() if block.first >= steps]
-    for measured in rows_of(stored, blocks, say):
-        journal.append(samples=measured)
 
 
 def _check_whose(

@@ -24,6 +24,7 @@ from spottrain import codec
 from spottrain.cloud.port.provider import Offer
 from spottrain.codec import from_data, to_data
 from spottrain.errors import WireError
+from spottrain.eventlog.journal import Snapshot
 from spottrain.pricing.prices.place import offer_key
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model import records
@@ -31,8 +32,8 @@ from spottrain.varuna_manager.core.model.settings import Limit
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.core.planning import usable_vms, wants_training
 from spottrain.varuna_manager.jobs.folder import JobDir
-from spottrain.varuna_manager.jobs.journal import Journal, Snapshot
-from spottrain.varuna_manager.jobs.replay.fold import Fold
+from spottrain.varuna_manager.jobs.journal import Journal
+from spottrain.varuna_manager.jobs.measurements import Measurements
 from spottrain.varuna_manager.reporting import series, time_split
 from spottrain.varuna_manager.reporting.series import Bins, Point, downsampled
 from spottrain.varuna_manager.reporting.time_split import Activity, Interval
@@ -332,46 +333,33 @@ def read_history(job: JobDir) -> tuple[State, JobHistory]:
     """
     with contextlib.closing(Journal(job.journal, read_only=True)) as journal:
         state, history = replay(journal)
-        history.step_s = journal.measurements().median_step_s()
+    with contextlib.closing(Measurements(job.measurements, read_only=True)) as measured:
+        history.step_s = measured.median_step_s()
     return state, history
 
 
 def replay(journal: Journal) -> tuple[State, JobHistory]:
     """Return the state that a journal's events lead to, and the job's history.
 
-    A journal that lacks its first events, and has no snapshot of this version, has a history
-    from the next event on that says the whole state.
-
-    Raises:
-        JournalError: The journal is damaged, or lacks events that are needed.
-    """
-    fold, history, seq = Fold(), JobHistory(), 0
-    if (known := _snapshot(journal)) is not None:
-        saved, history = known
-        fold, seq = Fold(saved.state), saved.seq
-    elif (absent := journal.absent()) is not None:
-        seq = (journal.whole_after(absent.last) or 1) - 1
-    for _, steps in journal.steps(fold, seq):
-        for step in steps:
-            history.note(step.before, step.event, step.after)
-    return fold.state, history
-
-
-def can_begin_with_snapshot(journal: Journal) -> bool:
-    """Return whether ``replay`` needs no event before the journal's snapshot.
-
     Raises:
         JournalError: The journal is damaged.
     """
-    return _snapshot(journal) is not None
+    state, history, seq = State(), JobHistory(), 0
+    if (known := _snapshot(journal)) is not None:
+        saved, history = known
+        state, seq = saved.state, saved.seq
+    for _, step in journal.steps(seq, state):
+        history.note(step.before, step.event, step.after)
+        state = step.after
+    return state, history
 
 
-def _snapshot(journal: Journal) -> tuple[Snapshot, JobHistory] | None:
+def _snapshot(journal: Journal) -> tuple[Snapshot[State], JobHistory] | None:
     """Return the newest snapshot and the history in it, if this version saved it."""
     if (saved := journal.snapshot()) is None:
         return None
     try:
-        version, history = json.loads(saved.history)
+        version, history = json.loads(saved.extra)
         ours = version == _version()
         return (saved, from_data(JobHistory, history)) if ours else None
     except (ValueError, TypeError, WireError):

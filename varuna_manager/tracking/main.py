@@ -12,7 +12,6 @@ import fcntl
 import json
 import os
 import select
-import sqlite3
 import sys
 from collections.abc import Sequence
 from contextlib import closing
@@ -53,10 +52,9 @@ def open_sink(job: Path, name: str, uid: str) -> Sink:
             return JsonLines(job / LINES, notes / "lines.json", place)
 
 
-def follow(db: sqlite3.Connection, sink: Sink, say: TextIO) -> None:
+def follow(measurements: Measurements, sink: Sink, say: TextIO) -> None:
     """Write to a sink until stdin is closed and nothing is left."""
-    measurements, cursor = Measurements(db), sink.begin()
-    told, ends = None, False
+    cursor, told, ends = sink.begin(), None, False
     while True:
         before, page = cursor, measurements.changes(cursor)
         if page.rows or page.rewound_to is not None:
@@ -74,7 +72,8 @@ def follow(db: sqlite3.Connection, sink: Sink, say: TextIO) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Write the measurements of the job in folder ``argv[0]`` to sink ``argv[1]``."""
+    """Write the measurements of the job in folder ``argv[0]``, whose id is ``argv[2]``, to
+    sink ``argv[1]``."""
     job, name = Path(argv[0]).absolute(), argv[1]
     os.nice(NICENESS)
     # Stdout is for us: what libraries print goes to the log.
@@ -84,13 +83,10 @@ def main(argv: Sequence[str]) -> int:
     with open(job / "tracking" / f"{name}.lock", "ab") as lock:
         # The process of a manager before may still write what was left.
         fcntl.flock(lock, fcntl.LOCK_EX)
-        uri = f"{(job / 'journal.sqlite').as_uri()}?mode=ro"
-        db = sqlite3.connect(uri, timeout=_BUSY_S, uri=True, isolation_level=None)
-        with closing(db):
-            body = db.execute("SELECT body FROM events WHERE seq = 1").fetchone()[0]
-            sink = open_sink(job, name, json.loads(body)["settings"]["uid"])
-            with closing(sink):
-                follow(db, sink, say)
+        sink = open_sink(job, name, argv[2])
+        file = job / "measurements.sqlite"
+        with closing(sink), closing(Measurements(file, read_only=True)) as measured:
+            follow(measured, sink, say)
     return 0
 
 

@@ -59,10 +59,6 @@ class Pace:
         return now_s - told_s >= min(wait_s, self.most_s)
 
 
-EACH = Pace(share=0.0, least_s=0.0, most_s=0.0, straggler_s=0.0)
-"""Every mini-batch is told of."""
-
-
 class Watches:
     """The watches of one job's generation that runs.
 

@@ -38,7 +38,7 @@ def trace(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.rotated(parts=[1, 5, 8])
+@pytest.mark.rotated
 def test_a_group_of_markets_answers_with_a_row_for_each_rule(run: Run) -> None:
     code, out, _ = run("--markets", "2", "--processes", "1", "-o", "json")
     assert code == 0

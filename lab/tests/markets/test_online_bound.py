@@ -194,7 +194,7 @@ def test_without_spot_vms_it_is_what_on_demand_vms_cost() -> None:
     assert min_usd(zone([]), what) <= usd * (1 + 1e-9)
 
 
-@pytest.mark.rotated(parts=[1, 4, 8])
+@pytest.mark.rotated
 @pytest.mark.parametrize("seed", [10006, 10024])
 def test_no_rule_costs_less_on_average_over_the_draws(seed: int) -> None:
     scenario = synthetic(seed)

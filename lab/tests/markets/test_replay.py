@@ -90,7 +90,7 @@ def test_a_storm_at_the_worst_moment_does_not_break_the_deadline() -> None:
         assert outcome.in_time, storm_h
 
 
-@pytest.mark.rotated(parts=[1, 5, 8])
+@pytest.mark.rotated
 @given(st.integers(10**6, 10**9))
 @costly
 def test_limits_are_kept_on_any_market_and_cost_is_no_less_than_the_bound(

@@ -81,7 +81,7 @@ def rent(provider: Any, intent: str, image: str) -> Vm:
     return vm
 
 
-@pytest.mark.rotated(parts=[0, 3, 6])
+@pytest.mark.rotated
 def test_later_vms_have_the_image_of_the_first_and_another_job_the_newest(
     images: Images,
 ) -> None:

@@ -46,7 +46,7 @@ def wish_for(offer: Offer, machine: ManagerMachine) -> LaunchRequest:
     )
 
 
-@pytest.mark.rotated(parts=[1, 4, 7])
+@pytest.mark.rotated
 @pytest.mark.parametrize("cloud", FAKES)
 def test_a_manager_vm_is_rented_once_tagged_and_priced(cloud: str) -> None:
     machine = DEFAULTS[cloud]
@@ -68,7 +68,7 @@ def test_a_manager_vm_is_rented_once_tagged_and_priced(cloud: str) -> None:
         assert fake.ask("drifts") == []
 
 
-@pytest.mark.rotated(parts=[1, 5, 8])
+@pytest.mark.rotated
 def test_a_manager_vm_on_gcp_has_no_accelerators() -> None:
     machine = DEFAULTS["gcp"]
     settings = GcpSettings(

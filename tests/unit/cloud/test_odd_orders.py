@@ -81,7 +81,7 @@ def rent(provider: Any, count: int = 3) -> list[Vm]:
     return list(provider.launch(wish(provider, count)).vms)
 
 
-@pytest.mark.rotated(parts=[0, 3, 7])
+@pytest.mark.rotated
 def test_a_login_that_expires_while_vms_are_made_leaves_it_open_whether_they_are(
     cloud: Cloud,
 ) -> None:

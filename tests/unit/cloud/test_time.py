@@ -23,7 +23,7 @@ def fake(request: pytest.FixtureRequest) -> Iterator[Fake]:
         yield fake
 
 
-@pytest.mark.rotated(parts=[0, 3, 6])
+@pytest.mark.rotated
 @pytest.mark.parametrize("ahead_s", [HOURS_S, -HOURS_S])
 def test_a_cloud_tells_its_own_time_also_where_it_refuses_credentials(
     fake: Fake, ahead_s: float

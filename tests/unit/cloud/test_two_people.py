@@ -60,7 +60,7 @@ def pass_time(fake: Fake) -> None:
         fake.ask("finish_all")
 
 
-@pytest.mark.rotated(parts=[1, 4, 8])
+@pytest.mark.rotated
 def test_neither_sees_or_ends_what_the_other_has(fake: Fake) -> None:
     ann, ben = fake.provider(**ANN), fake.provider(**BEN)
     hers, his = rent(ann), rent(ben)
@@ -113,7 +113,7 @@ def test_an_offer_and_its_vm_cost_what_machine_disk_and_address_do(fake: Fake) -
         )
 
 
-@pytest.mark.rotated(parts=[3, 6, 9])
+@pytest.mark.rotated
 def test_tags_of_the_user_and_the_principal_are_on_what_is_rented(fake: Fake) -> None:
     mine = {"cost-centre": "4711"}
     provider = fake.provider(uid=ANN["uid"], tags=mine)

@@ -26,7 +26,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     del server
 
 
-@pytest.mark.rotated(parts=[1, 5, 8])
+@pytest.mark.rotated
 @pytest.mark.parametrize("precision", first_always(["fp32", "fp16"]))
 @pytest.mark.parametrize("reduction", ["fast", "exact"])
 def test_with_state_on_the_host_nothing_is_read_from_the_device(
@@ -38,7 +38,7 @@ def test_with_state_on_the_host_nothing_is_read_from_the_device(
     assert places == [[]] * STEPS
 
 
-@pytest.mark.rotated(parts=[1, 5, 8])
+@pytest.mark.rotated
 @pytest.mark.parametrize("precision", first_always(["fp32", "fp16"]))
 @pytest.mark.parametrize("reduction", ["fast", "exact"])
 def test_with_state_on_the_device_a_norm_is_read_for_each_section(
@@ -54,7 +54,7 @@ def test_with_state_on_the_device_a_norm_is_read_for_each_section(
         assert all(set(one) <= {NORM} and len(one) <= 4 for one in places)
 
 
-@pytest.mark.rotated(parts=[2, 6, 9])
+@pytest.mark.rotated
 def test_an_optimizer_that_is_not_fused_reads_its_own_steps(
     tmp_path: Path, store: Place
 ) -> None:

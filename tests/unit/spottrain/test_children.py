@@ -70,7 +70,7 @@ def test_a_program_that_takes_too_long_is_ended() -> None:
         run("import signal; signal.pause()", timeout_s=0.0)
 
 
-@pytest.mark.rotated(parts=[2, 6, 9])
+@pytest.mark.rotated
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not count it")
 def test_time_in_which_others_have_the_cores_does_not_count() -> None:
     core = min(os.sched_getaffinity(0))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import sqlite3
+import tempfile
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from random import Random
 
 from spottrain.varuna_manager.jobs.measurements import (
-    SCHEMA,
     Evaluation,
     GenerationBegan,
     Measurements,
@@ -19,9 +20,12 @@ from spottrain.varuna_manager.jobs.measurements import (
 
 
 def store() -> Measurements:
-    db = sqlite3.connect(":memory:", isolation_level=None)
-    db.executescript(SCHEMA)
-    return Measurements(db)
+    """Return an empty store, whose file goes with it."""
+    memory = Path("/dev/shm")  # where to write durably costs nothing
+    folder = tempfile.TemporaryDirectory(dir=memory if memory.exists() else None)
+    measurements = Measurements(Path(folder.name) / "measurements.sqlite")
+    weakref.finalize(measurements, folder.cleanup)
+    return measurements
 
 
 def trained(generation: int, step: int, **more: object) -> Minibatch:

@@ -22,6 +22,7 @@ from tests.builders import (
     section_profile,
     slots_of,
 )
+from tests.journals import decided, decision
 from tests.unit.varuna_manager.invariants import check_invariants
 from tests.view import View
 
@@ -33,8 +34,8 @@ from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import Calibration
 from spottrain.varuna_manager.core.model.settings import JobSettings
 from spottrain.varuna_manager.core.model.state import State, held_by_kind, kind_of
-from spottrain.varuna_manager.jobs.replay.fold import Fold, Step
-from spottrain.varuna_manager.watch.watches import EACH, Watches
+from spottrain.varuna_manager.jobs.journal import Step
+from spottrain.varuna_manager.watch.watches import Pace, Watches
 from spottrain.wire import messages
 from spottrain.wire.model import (
     GpuFacts,
@@ -94,17 +95,19 @@ def _text(state: State) -> str:
     return json.dumps(to_data(state))
 
 
+EACH = Pace(share=0.0, least_s=0.0, most_s=0.0, straggler_s=0.0)
+"""Every mini-batch is reported to the core."""
+
+
 class Story(View):
     """A job's life under the test's control.
 
     Args:
-        journals_measurements: As earlier versions: each of them is an event.
         settings: Of the job.
     """
 
-    def __init__(self, *, journals_measurements: bool = False, **settings: Any) -> None:
+    def __init__(self, **settings: Any) -> None:
         super().__init__(State())
-        self.journals_measurements = journals_measurements
         self.watches = Watches(EACH)
         self.now_s = 1000.0
         self.events: list[e.Event] = []
@@ -129,12 +132,9 @@ class Story(View):
         check_invariants(self.state)
         self._check_grant(event)
         step = Step(before, event, self.state, self.commands)
-        replayed = Fold(before)
-        replayed.put(step.decision())
+        replayed = decided(before, decision(before, self.state))
         # As data: prices that are not a number do not equal themselves.
-        same = replayed.state == self.state or _text(replayed.state) == _text(
-            self.state
-        )
+        same = replayed == self.state or _text(replayed) == _text(self.state)
         assert same, "a journal would not lead here"
         self.steps.append(step)
         return self.commands
@@ -163,14 +163,9 @@ class Story(View):
         self, vm_id: str, report: messages.Measurement
     ) -> tuple[c.Command, ...]:
         commands: tuple[c.Command, ...] = ()
-        if self.journals_measurements:
-            commands = self.fact(vm_id, report)
-        journalled = len(self.events)
         if isinstance(report, messages.MinibatchCommitted):
             for event in self.watches.observe(self.state, vm_id, report, self.now_s):
                 commands += self.take(event)
-        if self.journals_measurements:
-            del self.events[journalled:]
         self.commands = commands
         return commands
 

@@ -27,8 +27,8 @@ from spottrain.varuna_manager.config.ssh import check_secrets
 from spottrain.varuna_manager.core.model.state import kind_of
 from spottrain.varuna_manager.jobs.follow import folder_of
 from spottrain.varuna_manager.pool.core.model import (
+    PoolCreated,
     PoolJobPhase,
-    PoolStarted,
     PoolState,
 )
 from spottrain.varuna_manager.pool.report.document import read_pool
@@ -43,7 +43,7 @@ from spottrain.varuna_manager.pool.store.folder import (
     create_pool,
     find_pool,
 )
-from spottrain.varuna_manager.pool.store.journal import PoolJournal
+from spottrain.varuna_manager.pool.store.journal import begin
 from spottrain.varuna_manager.pool.store.settings import settings_of, supplies_of
 from spottrain.varuna_manager.reporting.html.page import write_page
 
@@ -74,10 +74,8 @@ def create(
     _warn_of_others(config)
     pool = create_pool(config)
     now_s = time.time()
-    state = PoolState(settings=settings_of(config), supplies=supplies, now_s=now_s)
-    journal = PoolJournal(pool.journal)
-    journal.append(None, PoolStarted(at_s=now_s), state)
-    journal.close()
+    created = PoolCreated(at_s=now_s, settings=settings_of(config), supplies=supplies)
+    begin(pool.journal, created)
     pid = start_daemon(pool)
     say(f"pool {pool.name} runs (pid {pid}): {config.max_vms} VMs, {config.policy}")
     try:

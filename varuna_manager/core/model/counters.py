@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
+from spottrain.eventlog.changed import replace
 from spottrain.varuna_manager.core.model import records, starts
-from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.core.model.events import ProgressMade
 from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.wire.messages import Evaluated

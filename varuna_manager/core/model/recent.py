@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from spottrain.varuna_manager.core.model.changed import replace
+from spottrain.eventlog.changed import replace
 from spottrain.varuna_manager.core.model.events import Event, ReportReceived
 
 KEPT_EVENTS = 10

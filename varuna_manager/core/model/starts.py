@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from spottrain.varuna_manager.core.model.changed import replace
+from spottrain.eventlog.changed import replace
 from spottrain.varuna_manager.core.model.records import (
     FailedStarts,
     VmPhase,

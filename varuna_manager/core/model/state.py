@@ -13,11 +13,11 @@ from typing import Any
 
 from spottrain.cloud.port.provider import Offer
 from spottrain.errors import SpottrainError
+from spottrain.eventlog.changed import replace
 from spottrain.pricing.billing import egress
 from spottrain.pricing.billing.budget import Budget, reserve_s
 from spottrain.pricing.billing.money import Money, Rate, total, total_rate
 from spottrain.varuna_manager.core.model import records
-from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.core.model.commands import Outcome
 from spottrain.varuna_manager.core.model.deadline_state import DeadlineState
 from spottrain.varuna_manager.core.model.events import CheckpointRef

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import StrEnum
 
-from spottrain.varuna_manager.core.model.changed import replace
+from spottrain.eventlog.changed import replace
 from spottrain.varuna_manager.core.model.commands import Command, Outcome, Send
 from spottrain.varuna_manager.core.model.parts import Part
 from spottrain.varuna_manager.core.model.recent import PhaseChange, RecentEvent

@@ -24,6 +24,7 @@ from collections import Counter
 from dataclasses import replace as changed
 
 from spottrain.cloud.port.provider import Offer
+from spottrain.eventlog.changed import replace
 from spottrain.pricing.billing import egress
 from spottrain.pricing.prices.place import Place, offer_key, place_of
 from spottrain.pricing.ranking import cooldowns
@@ -38,7 +39,6 @@ from spottrain.pricing.ranking.switching import (
 from spottrain.units import DAY_S, HOUR_S
 from spottrain.varuna_manager.core import allocation
 from spottrain.varuna_manager.core.fleet import return_vms
-from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.core.model.records import (
     GenerationPhase,
     Move,

@@ -13,11 +13,11 @@ import statistics
 
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.provider import Offer
+from spottrain.eventlog.changed import replace
 from spottrain.morphing.adapt import policy
 from spottrain.pricing.ranking.gpu_speed import gpu_speed
 from spottrain.units import HOUR_S
 from spottrain.varuna_manager.core.allocation import next_launch
-from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.core.model.events import StragglerFound
 from spottrain.varuna_manager.core.model.records import (
     Generation,

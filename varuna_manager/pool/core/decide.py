@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
+from spottrain.eventlog.changed import replace
 from spottrain.pricing.sharing.allotment import POLICIES
 from spottrain.pricing.sharing.claims import Contest
-from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.pool.core.contests import contest_of, promised_s
 from spottrain.varuna_manager.pool.core.model import (
     PoolJob,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator
 
+from spottrain.eventlog.changed import replace
 from spottrain.units import HOUR_S
-from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.pool.core.decide import renewal_s
 from spottrain.varuna_manager.pool.core.model import (
     Grant,

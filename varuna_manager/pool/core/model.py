@@ -11,8 +11,8 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Literal
 
+from spottrain.eventlog.changed import replace
 from spottrain.units import HOUR_S
-from spottrain.varuna_manager.core.model.changed import replace
 
 Vms = tuple[int, ...]
 """VMs by supply, in the pool's order."""
@@ -291,8 +291,8 @@ class PoolJob:
 class PoolState:
     """All that the pool knows."""
 
-    settings: PoolSettings
-    supplies: tuple[Supply, ...]
+    settings: PoolSettings = PoolSettings()
+    supplies: tuple[Supply, ...] = ()
     jobs: Mapping[str, PoolJob] = field(default_factory=dict)
     now_s: float = 0.0
     decided_s: float = -math.inf
@@ -333,6 +333,14 @@ class PoolEvent:
     """A fact, and when it became known."""
 
     at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolCreated(PoolEvent):
+    """A person wants this pool; always the first event of a journal."""
+
+    settings: PoolSettings
+    supplies: tuple[Supply, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -427,6 +435,10 @@ class PoolSettingsChanged(PoolEvent):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolClosed(PoolEvent):
     """A person takes the pool down: every job is to checkpoint and return its VMs."""
+
+
+POOL_EVENTS = {cls.__name__: cls for cls in PoolEvent.__subclasses__()}
+"""Classes of events by name."""
 
 
 # --- Commands: requests -------------------------------------------------------------------

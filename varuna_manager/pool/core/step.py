@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterable
 from typing import assert_never
 
-from spottrain.varuna_manager.core.model.changed import replace
+from spottrain.eventlog.changed import replace
 from spottrain.varuna_manager.pool.core import decide
 from spottrain.varuna_manager.pool.core.admission import objection
 from spottrain.varuna_manager.pool.core.grants import last_grant, regrant, rented
@@ -30,6 +30,7 @@ from spottrain.varuna_manager.pool.core.model import (
     Order,
     PoolClosed,
     PoolCommand,
+    PoolCreated,
     PoolEvent,
     PoolJob,
     PoolJobEnded,
@@ -76,6 +77,9 @@ def _fold(
     match event:
         case PoolTimerFired():
             return replace(state, timer_s=math.inf), False, ()
+        case PoolCreated():
+            settings, supplies = event.settings, event.supplies
+            return replace(state, settings=settings, supplies=supplies), False, ()
         case PoolStarted():
             return _heard(state), True, _again(state)
         case JobRequested():

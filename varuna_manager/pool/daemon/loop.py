@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from spottrain.errors import BudgetError, CapacityError, ConfigError, SpottrainError
+from spottrain.eventlog.journal import JournalWriteError
 from spottrain.varuna_manager.config.pool import PoolConfig, parse_pool, weight_of
 from spottrain.varuna_manager.pool.core.model import (
     Grant,
@@ -37,8 +38,9 @@ from spottrain.varuna_manager.pool.core.step import step
 from spottrain.varuna_manager.pool.daemon.managers import JobManagers
 from spottrain.varuna_manager.pool.store.folder import PoolDir
 from spottrain.varuna_manager.pool.store.journal import (
+    SNAPSHOT_EVENTS,
     PoolJournal,
-    PoolJournalWriteError,
+    PoolStep,
 )
 from spottrain.varuna_manager.pool.store.settings import settings_of, vms_of
 
@@ -63,15 +65,14 @@ class PoolLoop:
     Args:
         pool: Its folder.
         journal: Open for writing; it has a first event.
-        state: The state that it leads to.
     """
 
-    def __init__(self, pool: PoolDir, journal: PoolJournal, state: PoolState) -> None:
+    def __init__(self, pool: PoolDir, journal: PoolJournal) -> None:
         self._pool = pool
         self._journal = journal
         self._config = pool.config()
-        self.state = state
-        self._managers = JobManagers(pool.name, state.supplies)
+        self.state = journal.replay()
+        self._managers = JobManagers(pool.name, self.state.supplies)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         """What is being performed, by job: one thing at a time."""
         self._grants: dict[str, Grant] = {}
@@ -84,7 +85,7 @@ class PoolLoop:
         """Serve the pool until it is closed and nothing of it is held.
 
         Raises:
-            PoolJournalError: The journal cannot be written any more.
+            JournalError: The journal cannot be written any more.
         """
         self.feed(PoolStarted(at_s=self.now_s()))
         while not self._is_over():
@@ -109,28 +110,32 @@ class PoolLoop:
         """
         before = self.state
         after, commands = step(before, event)
-        self._append(before, event, after)
+        self._append(PoolStep(before, event, after, commands))
         self.state = after
         self._log(before, event)
         return [found for one in commands if (found := self._take(one)) is not None]
 
-    def _append(self, before: PoolState, event: PoolEvent, after: PoolState) -> None:
+    def _append(self, step: PoolStep) -> None:
         """Journal an event; try again for a while if the disk is full.
 
         Nothing else happens meanwhile: what is decided next depends on it.
 
         Raises:
-            PoolJournalError: The journal cannot be written any more.
+            JournalError: The journal cannot be written any more.
         """
         give_up_at_s = time.monotonic() + JOURNAL_WAIT_S
         while True:
             try:
-                return self._journal.append(before, event, after)
-            except PoolJournalWriteError as error:
+                seq = self._journal.append(step)
+                break
+            except JournalWriteError as error:
                 if time.monotonic() > give_up_at_s:
                     raise
                 logger.warning("%s; trying again", error)
                 time.sleep(RETRY_S)
+        if seq % SNAPSHOT_EVENTS == 0:
+            with contextlib.suppress(JournalWriteError):  # readers fold more of it
+                self._journal.save_snapshot(seq, step.after)
 
     def _take(self, command: PoolCommand) -> Refuse | None:
         match command:

@@ -20,13 +20,14 @@ from pathlib import Path
 import uvloop
 
 from spottrain.errors import SpottrainError, causes
+from spottrain.eventlog.journal import JournalError
 from spottrain.logs import LOG_CHECK_S, log_to_stderr, rotate
 from spottrain.machine import OWNER_VARIABLE
 from spottrain.varuna_manager.jobs.folder import held_lock
 from spottrain.varuna_manager.pool.daemon.loop import PoolLoop
 from spottrain.varuna_manager.pool.daemon.server import listen, make_server
 from spottrain.varuna_manager.pool.store.folder import PoolDir
-from spottrain.varuna_manager.pool.store.journal import PoolJournal, PoolJournalError
+from spottrain.varuna_manager.pool.store.journal import PoolJournal
 
 logger = logging.getLogger(__name__)
 TERMINATED = 143
@@ -37,9 +38,9 @@ def only_daemon(pool: PoolDir) -> Iterator[None]:
     """Hold the pool's lock, with this process's id in it.
 
     Raises:
-        PoolJournalError: Another daemon of the pool runs.
+        JournalError: Another daemon of the pool runs.
     """
-    refusal = PoolJournalError(
+    refusal = JournalError(
         f"pool {pool.name} already has a daemon: 'spottrain pool status {pool.name}' shows "
         "what it does"
     )
@@ -54,10 +55,9 @@ async def serve(pool: PoolDir) -> bool:
         SpottrainError: Its journal cannot be used.
     """
     journal = PoolJournal(pool.journal)
-    state = journal.replay()
-    if state is None:
-        raise PoolJournalError(f"pool {pool.name}: its creation was not completed")
-    loop = PoolLoop(pool, journal, state)
+    if not journal.last_seq():
+        raise JournalError(f"pool {pool.name}: its creation was not completed")
+    loop = PoolLoop(pool, journal)
     listener, server = listen(pool), make_server(loop)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     running = asyncio.create_task(loop.run())

@@ -10,6 +10,7 @@ from contextlib import closing
 from typing import Any
 
 from spottrain.errors import SpottrainError
+from spottrain.eventlog.journal import JournalError
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.jobs.follow import folder_of, read_state
 from spottrain.varuna_manager.pool.core.contests import too_large_for
@@ -21,7 +22,7 @@ from spottrain.varuna_manager.pool.core.model import (
     Vms,
 )
 from spottrain.varuna_manager.pool.store.folder import PoolDir
-from spottrain.varuna_manager.pool.store.journal import PoolJournal, PoolJournalError
+from spottrain.varuna_manager.pool.store.journal import PoolJournal
 
 SCHEMA_VERSION = 1
 _GOES_ON = ("queued", "stopped")
@@ -32,20 +33,19 @@ def read_pool(pool: PoolDir) -> PoolState:
     """Return the present state of a pool.
 
     Raises:
-        PoolJournalError: The journal is missing or damaged.
+        JournalError: The journal is missing or damaged.
     """
     with closing(PoolJournal(pool.journal, read_only=True)) as journal:
-        state = journal.replay()
-    if state is None:
-        raise PoolJournalError(f"pool {pool.name}: its creation was not completed")
-    return state
+        if not journal.last_seq():
+            raise JournalError(f"pool {pool.name}: its creation was not completed")
+        return journal.replay()
 
 
 def status(pool: PoolDir) -> dict[str, Any]:
     """Return a pool's status; its daemon need not run.
 
     Raises:
-        PoolJournalError: The journal is missing or damaged.
+        JournalError: The journal is missing or damaged.
     """
     state = read_pool(pool)
     states: dict[str, State] = {}

@@ -49,21 +49,21 @@ def divisions(pool: PoolDir) -> list[Division]:
     """Return how a pool's VMs were divided, whenever that changed.
 
     Raises:
-        PoolJournalError: The journal is missing or damaged.
+        JournalError: The journal is missing or damaged.
     """
     found: list[tuple[float, _ByJob, _ByJob]] = []
     names: dict[_Identity, str] = {}
     with closing(PoolJournal(pool.journal, read_only=True)) as journal:
-        for entry in journal.entries():
+        for _, step in journal.steps():
             jobs = {
                 (name.partition(".")[0], job.arrived_s): job
-                for name, job in entry.state.jobs.items()
+                for name, job in step.after.jobs.items()
             }
-            names = dict(zip(jobs, entry.state.jobs, strict=True))
+            names = dict(zip(jobs, step.after.jobs, strict=True))
             held = {one: job.held for one, job in jobs.items()}
             due = {one: job.target for one, job in jobs.items()}
             if not found or found[-1][1:] != (held, due):
-                found.append((entry.at_s, held, due))
+                found.append((step.event.at_s, held, due))
 
     def named(vms: _ByJob) -> dict[str, Vms]:
         return {names[one]: of_job for one, of_job in vms.items()}
@@ -78,7 +78,7 @@ def report_page(pool: PoolDir) -> str:
     """Return a pool's report as HTML.
 
     Raises:
-        PoolJournalError: The journal is missing or damaged.
+        JournalError: The journal is missing or damaged.
     """
     document, changes = status(pool), divisions(pool)
     until_s = _end_s(document)

@@ -11,9 +11,9 @@ import json
 from collections.abc import Collection, Iterator
 from typing import Any
 
+from spottrain.eventlog.journal import Row
 from spottrain.varuna_manager.core.model import events as e
-from spottrain.varuna_manager.jobs.journal import Journal, JournalRow, event_of
-from spottrain.varuna_manager.jobs.replay.fold import Fold, Step, parts_of
+from spottrain.varuna_manager.jobs.journal import Journal, Step
 
 MAX_LINKS = 12
 """Events in a chain: what is further back hardly explains anything."""
@@ -50,7 +50,7 @@ def cause(journal: Journal, seq: int) -> int | None:
     rows = journal.rows(seq, seq)
     if not rows:
         return None
-    event = event_of(seq, rows[0].kind, rows[0].body)
+    event = journal.event_of(rows[0])
     match event:
         case e.TimerFired():
             return _timer_set(journal, seq)
@@ -90,17 +90,16 @@ def _asked(journal: Journal, seq: int, *names: str) -> int | None:
     return None
 
 
-def asked_of(row: JournalRow) -> list[list[str]]:
+def asked_of(row: Row) -> list[list[str]]:
     """Return what was asked for because of an event, as the journal keeps it."""
-    asked: list[list[str]] = parts_of(row.decision or "").get("asked", [])
+    asked: list[list[str]] = row.parts().get("asked", [])
     return asked
 
 
 def _timer_set(journal: Journal, seq: int) -> int | None:
     for row in journal.search('"timer_at_s":', before=seq):
-        parts = parts_of(row.decision or "")
-        change = parts.get("changes", {}).get("timer_at_s")
-        if "state" in parts or (change and change[1] is not None):
+        change = row.parts().get("changes", {}).get("timer_at_s")
+        if change and change[1] is not None:
             return row.seq
     return None
 
@@ -127,7 +126,7 @@ def left(journal: Journal, vm_id: str) -> int | None:
     """Return the event because of which a VM was returned, or by which it was gone."""
     asked = gone = None
     for row in journal.search(json.dumps(vm_id)):
-        parts = parts_of(row.decision or "")
+        parts = row.parts()
         for kind, *names in parts.get("asked", ()):
             if kind == "TerminateVms" and vm_id in names:
                 asked = row.seq
@@ -154,16 +153,13 @@ def newest_change(journal: Journal, field: str, part: str = "") -> int | None:
         part: The part of the state that has it; empty: it is in none.
     """
     for row in journal.search(f'"{field}":'):
-        parts = parts_of(row.decision or "")
-        changes = parts.get("changes", {})
-        if field in (changes.get(part, {}) if part else changes) or "state" in parts:
+        changes = row.parts().get("changes", {})
+        if field in (changes.get(part, {}) if part else changes):
             return row.seq
     return None
 
 
-def steps_of(
-    journal: Journal, wanted: Collection[int]
-) -> Iterator[tuple[JournalRow, Step]]:
+def steps_of(journal: Journal, wanted: Collection[int]) -> Iterator[tuple[Row, Step]]:
     """Yield events of the journal with the states before and after them, in order.
 
     Raises:
@@ -171,13 +167,9 @@ def steps_of(
     """
     if not wanted:
         return
-    first = min(wanted) - 1
-    fold = Fold(journal.replay(first))
-    for seq, steps in journal.steps(fold, first):
+    for seq, step in journal.steps(min(wanted) - 1):
         if seq in wanted:
             (row,) = journal.rows(seq, seq)
-            commands = tuple(one for step in steps for one in step.commands)
-            head, last = steps[0], steps[-1]
-            yield row, Step(head.before, head.event, last.after, commands)
+            yield row, step
         if seq == max(wanted):
             return

@@ -11,7 +11,6 @@ from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.format import clock
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.journal import Journal
-from spottrain.varuna_manager.jobs.replay.fold import asked_for
 from spottrain.varuna_manager.reporting.documents import SCHEMA_VERSION
 from spottrain.varuna_manager.reporting.explain import chain, words
 
@@ -40,7 +39,6 @@ def explanation(job: JobDir, about: str | None) -> dict[str, Any]:
         numbers = sorted(_numbers(journal, job, about, state))
         links = []
         for row, step in chain.steps_of(journal, numbers):
-            asked = chain.asked_of(row) if row.decision else asked_for(step.commands)
             links.append(
                 {
                     "seq": row.seq,
@@ -48,7 +46,7 @@ def explanation(job: JobDir, about: str | None) -> dict[str, Any]:
                     "kind": row.kind,
                     "what": words.happened(step.event),
                     "because": chain.cause(journal, row.seq),
-                    "decided": list(words.decided(step, asked)),
+                    "decided": list(words.decided(step, chain.asked_of(row))),
                 }
             )
     present = [] if state is None else list(words.now(state))

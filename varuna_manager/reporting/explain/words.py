@@ -18,7 +18,7 @@ from spottrain.varuna_manager.core.model.records import (
 )
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.format import clock, duration, step_time
-from spottrain.varuna_manager.jobs.replay.fold import Step
+from spottrain.varuna_manager.jobs.journal import Step
 from spottrain.wire import messages
 
 Asked = Sequence[Sequence[str]]

@@ -20,7 +20,7 @@ def wrong(aws: FakeAws, **settings: object) -> dict[str, str]:
     return {w: detail for w, (ok, detail) in found(aws, **settings).items() if not ok}
 
 
-@pytest.mark.rotated(parts=[3, 6, 9])
+@pytest.mark.rotated
 def test_checks_pass_without_renting_anything(
     aws: FakeAws,
 ) -> None:

@@ -46,7 +46,7 @@ def aws_in_child(aws: FakeAws) -> ChildProvider:
     )
 
 
-@pytest.mark.rotated(parts=[1, 5, 8])
+@pytest.mark.rotated
 def test_a_login_that_a_person_renewed_is_found(
     aws: FakeAws, profile: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -155,7 +155,7 @@ def test_placement_scores_are_those_of_three_types_or_more(aws: FakeAws) -> None
     assert zone.startswith(REGION)
 
 
-@pytest.mark.rotated(parts=[1, 5, 8])
+@pytest.mark.rotated
 def test_all_regions_are_queried_in_parallel(aws: FakeAws) -> None:
     west = "us-west-2a"
     aws.ask("stock", zone=west, instance_type=KIND, count=1)

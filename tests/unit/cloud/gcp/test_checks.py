@@ -17,7 +17,7 @@ def found(gcp: FakeGcp, **settings: Any) -> dict[str, Finding]:
     return {finding.what: finding for finding in findings}
 
 
-@pytest.mark.rotated(parts=[1, 4, 8])
+@pytest.mark.rotated
 def test_checks_pass_for_a_project_that_can_rent(gcp: FakeGcp) -> None:
     gcp.ask("quota", metric="PREEMPTIBLE_NVIDIA_A100_GPUS", limit=8)
     gcp.ask("quota", metric="GPUS_ALL_REGIONS", limit=8)

@@ -25,7 +25,7 @@ os.kill(os.getpid(), 19)
 """Tells its child and whether that is in its session, and stops."""
 
 
-@pytest.mark.rotated(parts=[1, 5, 8])
+@pytest.mark.rotated
 def test_a_vm_boots_with_a_child_that_ends_with_it(tmp_path: Path) -> None:
     told = tmp_path / "told"
     argv = [sys.executable, "-c", PROGRAM, str(told)]

@@ -365,7 +365,7 @@ def test_the_cloud_ends_with_its_last_vm(
     assert cloud.client().offers()[0].available == 3
 
 
-@pytest.mark.rotated(parts=[0, 3, 6])
+@pytest.mark.rotated
 def test_calls_to_an_ending_cloud_process_reach_the_next_one(
     make_cloud: MakeCloud,
 ) -> None:

@@ -68,7 +68,7 @@ def test_a_vm_whose_manager_never_comes_ends_itself(tmp_path: Path) -> None:
     assert play(tmp_path, looks=BOUND + BOOT + 1)
 
 
-@pytest.mark.rotated(parts=[3, 6, 9])
+@pytest.mark.rotated
 @pytest.mark.parametrize("age_s", [8 * 3600.0, -8 * 3600.0])
 def test_a_clock_that_was_set_neither_ends_nor_keeps_a_vm(
     tmp_path: Path, age_s: float

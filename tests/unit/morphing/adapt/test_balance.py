@@ -39,7 +39,7 @@ def run(
     return controller, changes
 
 
-@pytest.mark.rotated(parts=[1, 5, 8])
+@pytest.mark.rotated
 def test_one_change_finds_the_shares_of_different_machines() -> None:
     controller, changes = run(start([20, 20, 20]), cores(3, 5, 12), 50)
     assert changes == [(9, 15, 36)]

@@ -71,7 +71,7 @@ def test_a_handover_keeps_one_state() -> None:
         assert after.device == before.device + more
 
 
-@pytest.mark.rotated(parts=[0, 4, 7])
+@pytest.mark.rotated
 def test_plans_of_one_replica_have_copies_where_memory_is_enough() -> None:
     asked = replace(inputs(vms=2, sections=8, memory_bytes=10**15), peer_copies=1)
     deep = replace(asked, pipeline_depth=2)

@@ -36,7 +36,7 @@ def alternatives(
     return alternatives_to(inputs, choice.plan)
 
 
-@pytest.mark.rotated(parts=[2, 5, 8])
+@pytest.mark.rotated
 def test_without_a_drain_the_bubble_is_saved() -> None:
     """(p - 1) / m, where computing takes nearly all the time."""
     other = alternatives(

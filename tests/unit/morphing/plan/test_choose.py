@@ -501,7 +501,7 @@ cases = st.builds(
 )
 
 
-@pytest.mark.rotated(parts=[0, 3, 7])
+@pytest.mark.rotated
 @given(
     cases,
     st.booleans(),

@@ -60,7 +60,7 @@ def test_a_size_left_open_is_the_smallest_that_is_nearly_as_good() -> None:
     assert plan_of(odd).microbatch_size == 1
 
 
-@pytest.mark.rotated(parts=[0, 4, 7])
+@pytest.mark.rotated
 def test_a_size_left_open_is_one_that_fits() -> None:
     profile = sized({1: 0.006, 4: 0.007})
     case = replace(inputs(), profile=profile, microbatch_size=None)

@@ -45,7 +45,7 @@ def test_every_row_of_the_original_is_met(reference: Path) -> None:
         assert round(batch_us) == int(row["batch_us_nojitter"]), row
 
 
-@pytest.mark.rotated(parts=[3, 6, 9])
+@pytest.mark.rotated
 def test_beyond_the_originals_end_a_closed_form_holds_in_its_conditions() -> None:
     count = 30_000  # it stops, silently, at 5,000
     for depth in (1, 2, 4):

@@ -68,7 +68,7 @@ def test_structures_of_equal_batches_are_equal() -> None:
     assert tree_structure(one) != tree_structure(other)
 
 
-@pytest.mark.rotated(parts=[2, 5, 9])
+@pytest.mark.rotated
 def test_a_stand_in_is_made_in_a_process_that_has_seen_no_such_batch() -> None:
     one, two = (Tokens({"ids": torch.zeros(n, 3)}, "text") for n in (1, 2))
     know_classes_in(one)

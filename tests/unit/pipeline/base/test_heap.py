@@ -61,7 +61,7 @@ def test_blocks_of_a_model_that_was_built_and_dropped_leave_no_holes() -> None:
     assert blocks_kept("", "mmap_large_blocks") < 2
 
 
-@pytest.mark.rotated(parts=[2, 5, 8])
+@pytest.mark.rotated
 def test_in_training_blocks_larger_than_activations_leave_no_holes() -> None:
     assert blocks_kept("tune_for_activations(BLOCK_BYTES // 4)", "nullcontext") < 2
 

@@ -130,7 +130,7 @@ def inspect(folder: Path, function: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.rotated(parts=[1, 5, 8])
+@pytest.mark.rotated
 def test_the_tool_prints_the_facts_and_nothing_else(tmp_path: Path) -> None:
     done = inspect(tmp_path, "job")
     assert done.returncode == 0, done.stderr
@@ -140,7 +140,7 @@ def test_the_tool_prints_the_facts_and_nothing_else(tmp_path: Path) -> None:
     assert "hello from a child" in done.stderr
 
 
-@pytest.mark.rotated(parts=[2, 5, 8])
+@pytest.mark.rotated
 def test_the_tool_prints_the_users_error_and_exits_with_3(tmp_path: Path) -> None:
     done = inspect(tmp_path, "fails")
     assert done.returncode == 3
@@ -173,7 +173,7 @@ def test_details_name_what_a_checkpoint_depends_on() -> None:
     assert decode(CodeDetails, encode(details)) == details
 
 
-@pytest.mark.rotated(parts=[2, 6, 9])
+@pytest.mark.rotated
 @pytest.mark.parametrize("seed", first_always(["", "7"]))
 def test_a_data_set_drawn_anew_in_every_process_is_refused(
     tmp_path: Path, seed: str

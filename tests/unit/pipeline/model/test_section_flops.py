@@ -51,7 +51,7 @@ def of_gpt(shape: GptShape) -> tuple[int, ...]:
     return tuple(layers)
 
 
-@pytest.mark.rotated(parts=[1, 4, 7])
+@pytest.mark.rotated
 def test_the_byte_gpt_has_the_flops_of_the_formula() -> None:
     job = load_job("byte_gpt:training_job", EXAMPLES)
     shape = GptShape(layers=8, hidden=144, sequence=64, vocabulary=256)

@@ -218,7 +218,7 @@ def make_job(family: str, dropout: float) -> TrainingJob:
 # --- Tests -----------------------------------------------------------------------------
 
 
-@pytest.mark.rotated(parts=[3, 6, 9])
+@pytest.mark.rotated
 @pytest.mark.parametrize("family", first_always(FAMILIES))
 def test_any_cut_gives_the_bits_of_one_stage_with_dropout(family: str) -> None:
     job = make_job(family, dropout=0.1)
@@ -237,7 +237,7 @@ def test_any_cut_gives_the_bits_of_one_stage_with_dropout(family: str) -> None:
         assert different == []
 
 
-@pytest.mark.rotated(parts=[3, 6, 9])
+@pytest.mark.rotated
 @pytest.mark.parametrize("family", first_always(FAMILIES))
 def test_stages_give_the_bits_of_the_plain_model_without_dropout(family: str) -> None:
     job = make_job(family, dropout=0.0)

@@ -227,7 +227,7 @@ class Staged(nn.Module):
         return x
 
 
-@pytest.mark.rotated(parts=[2, 5, 8])
+@pytest.mark.rotated
 def test_blocks_of_all_lists_are_cut() -> None:
     check(make_job(ResNet), 8)
     assert trace(make_job(ResNet)).blocks == "layer1, layer2, layer3, layer4"

@@ -342,7 +342,7 @@ def hugging_face_job(model: Callable[[], nn.Module]) -> TrainingJob:
     return make_job(plain, model=model, dataset=[torch.arange(8)], loss=loss)
 
 
-@pytest.mark.rotated(parts=[0, 4, 7])
+@pytest.mark.rotated
 def test_an_encoder_decoder_whose_blocks_share_relative_positions_is_refused() -> None:
     job = hugging_face_job(lambda: encoder_decoder("t5"))
     assert_refused(
@@ -350,7 +350,7 @@ def test_an_encoder_decoder_whose_blocks_share_relative_positions_is_refused() -
     )
 
 
-@pytest.mark.rotated(parts=[3, 6, 9])
+@pytest.mark.rotated
 def test_an_encoder_decoder_is_cut_in_its_encoder() -> None:
     layout = trace(hugging_face_job(lambda: encoder_decoder("bart")))
     assert layout.blocks == "model.encoder.layers"

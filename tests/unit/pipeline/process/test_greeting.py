@@ -64,7 +64,7 @@ def test_torch_is_asked_for_its_kernels_in_another_process(
     assert (found is None) == fits
 
 
-@pytest.mark.rotated(parts=[2, 5, 9])
+@pytest.mark.rotated
 def test_the_driver_itself_says_whether_it_is_initialised(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:

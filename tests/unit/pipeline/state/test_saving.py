@@ -145,7 +145,7 @@ def train(
         holder.close()
 
 
-@pytest.mark.rotated(parts=[0, 3, 6])
+@pytest.mark.rotated
 @ROOMY
 def test_a_disk_that_is_full_for_a_while_costs_one_checkpoint(
     small_disk: Path, port: int
@@ -173,7 +173,7 @@ def test_a_disk_that_is_full_for_a_while_costs_one_checkpoint(
     assert len(list(store.iterdir())) == 2
 
 
-@pytest.mark.rotated(parts=[0, 4, 7])
+@pytest.mark.rotated
 @ROOMY
 def test_finished_work_is_kept_until_it_can_be_saved(
     small_disk: Path, port: int
@@ -199,7 +199,7 @@ def test_finished_work_is_kept_until_it_can_be_saved(
     assert len(list((small_disk / "checkpoints").iterdir())) == 2
 
 
-@pytest.mark.rotated(parts=[1, 4, 8])
+@pytest.mark.rotated
 @ROOMY
 @pytest.mark.parametrize("why", ["asked to stop", "too late"])
 def test_finished_work_is_not_kept_for_ever(
@@ -225,7 +225,7 @@ def test_finished_work_is_not_kept_for_ever(
     assert stopped.done == (why == "too late")
 
 
-@pytest.mark.rotated(parts=[2, 6, 9])
+@pytest.mark.rotated
 def test_what_was_cut_short_goes_when_the_next_generation_begins(
     tmp_path: Path, port: int
 ) -> None:
@@ -256,7 +256,7 @@ def test_first_weights_that_find_no_room_leave_nothing(small_disk: Path) -> None
     assert list((small_disk / "checkpoints").iterdir()) == []
 
 
-@pytest.mark.rotated(parts=[0, 4, 7])
+@pytest.mark.rotated
 @pytest.mark.parametrize(("losses_per_s", "saved"), [(1e6, True), (0.0, False)])
 def test_losses_decide_how_often_checkpoints_are_saved(
     tmp_path: Path,

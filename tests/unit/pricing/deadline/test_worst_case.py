@@ -31,7 +31,7 @@ def most_usd(job: Scenario) -> float:
     return alone_usd + max(WASTE * alone_usd, attempt_usd)
 
 
-@pytest.mark.rotated(parts=[1, 4, 7])
+@pytest.mark.rotated
 @given(st.integers(0, 10**9), st.sampled_from((CostOptimal, TimeOptimal)))
 @example(seed=23, rule=CostOptimal)
 def test_limits_and_the_bound_of_waste_are_kept_on_harsh_markets(

@@ -286,7 +286,7 @@ def test_a_fleet_is_large_enough_whenever_the_cap_allows_it() -> None:
         assert fleet == wanted
 
 
-@pytest.mark.rotated(parts=[0, 4, 7])
+@pytest.mark.rotated
 @given(markets(), terms, st.integers(1, 5))
 def test_no_fleet_costs_more_an_hour_than_the_cap(
     market: list[Priced], asked: RankingTerms, min_vms: int

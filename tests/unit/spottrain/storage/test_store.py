@@ -115,7 +115,7 @@ def test_a_place_where_new_names_are_respected_can_be_written(store: Store) -> N
     assert store.list() == []
 
 
-@pytest.mark.rotated(parts=[2, 5, 8])
+@pytest.mark.rotated
 def test_listings_have_more_than_one_page(s3: S3) -> None:
     store = open_store(s3.url("many"))
     names = sorted(f"f{i % 3}/{i}" for i in range(objects.PAGE_KEYS + 5))

@@ -13,6 +13,8 @@ from tests.unit.varuna_manager.reporting.test_costs import told
 from spottrain.varuna_manager.cli.main import main
 from spottrain.varuna_manager.jobs.folder import job_dir
 from spottrain.varuna_manager.jobs.journal import Journal
+from spottrain.varuna_manager.jobs.measurements import Measurements
+from spottrain.varuna_manager.launch.record import record
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -26,8 +28,9 @@ def run(
     job = job_dir("job")
     job.path.mkdir(parents=True)
     journal = Journal(job.journal)
-    journal.append(*told().events)
+    record(journal, *told().events)
     journal.close()
+    Measurements(job.measurements).close()
 
     def answer(*arguments: str | Path) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["spottrain", *map(str, arguments)])

@@ -92,7 +92,7 @@ def test_a_colleagues_vms_are_neither_shown_nor_returned_unless_asked_for(
     assert gcp.ask("left") == []
 
 
-@pytest.mark.rotated(parts=[2, 6, 9])
+@pytest.mark.rotated
 def test_a_job_that_may_be_managed_elsewhere_is_left_alone_where_nobody_is_asked(
     gcp: FakeGcp, tmp_path: Path
 ) -> None:

@@ -25,6 +25,7 @@ from spottrain.varuna_manager.core.model.events import StopRequested
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.launch import submit as submission
+from spottrain.varuna_manager.launch.record import record
 
 ROOT = Path(__file__).parents[4]
 FACTS = model_facts(
@@ -111,7 +112,7 @@ def test_vms_get_the_time_that_data_and_setup_may_take(tmp_path: Path) -> None:
 def end(job: JobDir) -> None:
     """Let a job that never rented anything end: a person stops it."""
     with contextlib.closing(Journal(job.journal)) as journal:
-        journal.append(StopRequested(at_s=time.time(), by="a test", now=True))
+        record(journal, StopRequested(at_s=time.time(), by="a test", now=True))
 
 
 def test_help_lists_commands_and_exit_codes(run: Run) -> None:
@@ -214,7 +215,7 @@ def test_a_dry_run_fails_as_the_launch_would(
     assert message in found.out
 
 
-@pytest.mark.rotated(parts=[1, 4, 7])
+@pytest.mark.rotated
 def test_a_dry_run_refuses_a_name_in_use_and_a_plan_does_not(
     run: Run, tmp_path: Path
 ) -> None:
@@ -225,7 +226,7 @@ def test_a_dry_run_refuses_a_name_in_use_and_a_plan_does_not(
     assert run("plan", path).code == 3  # its code raises
 
 
-@pytest.mark.rotated(parts=[0, 4, 7])
+@pytest.mark.rotated
 def test_what_is_sent_is_told_by_launch_dry_run_and_plan(
     run: Run, tmp_path: Path
 ) -> None:
@@ -237,7 +238,7 @@ def test_what_is_sent_is_told_by_launch_dry_run_and_plan(
         assert "keys and tokens have such names: .env" in told
 
 
-@pytest.mark.rotated(parts=[0, 3, 6])
+@pytest.mark.rotated
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_a_terminal_that_cannot_show_everything_is_no_error(
     tmp_path: Path, encoding: str
@@ -264,7 +265,7 @@ def test_a_terminal_that_cannot_show_everything_is_no_error(
     assert rb"caf\udce9.bin" in done.stderr
 
 
-@pytest.mark.rotated(parts=[2, 5, 9])
+@pytest.mark.rotated
 def test_output_of_the_users_code_need_not_be_text(run: Run, tmp_path: Path) -> None:
     path = job_file(tmp_path)
     (tmp_path / "code" / "train.py").write_text(
@@ -289,7 +290,7 @@ def test_a_folder_whose_name_is_no_text_is_named(run: Run, tmp_path: Path) -> No
     assert "the folder's name must be UTF-8" in answer.error
 
 
-@pytest.mark.rotated(parts=[1, 4, 7])
+@pytest.mark.rotated
 def test_the_traceback_of_user_code_is_shown(run: Run, tmp_path: Path) -> None:
     answer = run("launch", job_file(tmp_path))
     assert answer.code == 3

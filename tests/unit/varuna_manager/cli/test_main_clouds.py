@@ -79,7 +79,7 @@ def rent(aws: FakeAws, job: str) -> str:
 # --- before launch --------------------------------------------------------------------
 
 
-@pytest.mark.rotated(parts=[0, 3, 6])
+@pytest.mark.rotated
 def test_a_launch_reports_its_findings_and_what_happens_during_sleep(
     aws: FakeAws, tmp_path: Path
 ) -> None:
@@ -103,7 +103,7 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
 ]
 
 
-@pytest.mark.rotated(parts=[0, 4, 7])
+@pytest.mark.rotated
 @pytest.mark.parametrize(("changes", "kind", "told"), REFUSED)
 def test_what_cannot_be_rented_is_refused_before_money_is_spent(
     aws: FakeAws,
@@ -121,7 +121,7 @@ def test_what_cannot_be_rented_is_refused_before_money_is_spent(
     )
 
 
-@pytest.mark.rotated(parts=[0, 3, 6])
+@pytest.mark.rotated
 def test_what_one_region_or_family_lacks_is_reported_and_leaves_the_others(
     aws: FakeAws, tmp_path: Path
 ) -> None:
@@ -165,7 +165,7 @@ def test_doctor_names_what_is_wrong_and_ends_with_6(
     assert [each["what"] for each in wrong] == [f"quota {REGION} G and VT spot"]
 
 
-@pytest.mark.rotated(parts=[1, 4, 8])
+@pytest.mark.rotated
 def test_doctor_does_not_fail_for_clouds_that_nobody_has_logged_in_to(
     tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,7 +205,7 @@ def test_doctor_takes_a_job_without_a_cloud_too(tmp_path: Path, run: Run) -> Non
 # --- gc -------------------------------------------------------------------------------
 
 
-@pytest.mark.rotated(parts=[0, 4, 7])
+@pytest.mark.rotated
 def test_gc_shows_orphans_and_returns_them_only_on_request(
     aws: FakeAws, tmp_path: Path, run: Run
 ) -> None:
@@ -253,7 +253,7 @@ def test_gc_reports_which_cloud_it_could_not_ask(
 # --- several clouds -------------------------------------------------------------------
 
 
-@pytest.mark.rotated(parts=[2, 5, 8])
+@pytest.mark.rotated
 def test_of_several_clouds_one_that_can_be_used_is_enough(
     aws: FakeAws, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,7 +300,7 @@ def submitted(aws: FakeAws, folder: Path) -> JobDir:
     return submit(load_config(job_file(aws, folder)), FACTS)[0]
 
 
-@pytest.mark.rotated(parts=[2, 5, 8])
+@pytest.mark.rotated
 def test_ssh_accepts_no_key_but_those_that_the_cloud_shows(
     aws: FakeAws, tmp_path: Path
 ) -> None:

@@ -18,7 +18,7 @@ from spottrain.varuna_manager.cli import show, status
 from spottrain.varuna_manager.cli.console import Output
 from spottrain.varuna_manager.cli.show import MetricsOutput
 from spottrain.varuna_manager.jobs.folder import JobDir
-from spottrain.varuna_manager.jobs.journal import Journal
+from spottrain.varuna_manager.jobs.measurements import Measurements
 
 
 @pytest.fixture
@@ -30,8 +30,8 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobDir:
     rows = [trained(1, step, **more) for step in range(1, 30)]
     rows.append(trained(1, 30, loss=math.nan, skipped="loss"))
     best = replace(evaluated(1, 20, "dev"), is_best=True, metrics={"f1": 0.75})
-    with closing(Journal(job.journal)) as journal:
-        journal.append(samples=[*rows, evaluated(1, 10, "dev"), best])
+    with closing(Measurements(job.measurements)) as measured:
+        measured.write([*rows, evaluated(1, 10, "dev"), best])
     return job
 
 
@@ -82,9 +82,9 @@ def test_status_shows_the_newest_measurements(
     job: JobDir, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job.tracking_status.write_text('{"wandb": "no such host (exit 1)"}')
-    with closing(Journal(job.journal)) as journal:
+    with closing(Measurements(job.measurements)) as measured:
         more = {"learning_rate": 3e-4, "metrics": {"accuracy": 0.25}}
-        journal.append(samples=[trained(1, 31, loss=0.5, weight=1024.0, **more)])
+        measured.write([trained(1, 31, loss=0.5, weight=1024.0, **more)])
     status.status(job.name)
     shown = capsys.readouterr().out
     assert "lr 0.0003 · accuracy 0.25 · dev 1000  " in shown

@@ -219,7 +219,7 @@ def remember(home: Path, *prices: Price) -> None:
         history.record_prices(prices)
 
 
-@pytest.mark.rotated(parts=[3, 6, 9])
+@pytest.mark.rotated
 def test_clouds_offers_are_ranked_by_what_a_dollar_trains(run: Run, home: Path) -> None:
     now_s = time.time()
     spot = Price(
@@ -257,7 +257,7 @@ def test_clouds_offers_are_ranked_by_what_a_dollar_trains(run: Run, home: Path) 
     assert "prices" in err
 
 
-@pytest.mark.rotated(parts=[0, 4, 7])
+@pytest.mark.rotated
 def test_a_machine_without_a_gpu_is_not_measured_for_jobs_on_gpus(
     run: Run, home: Path
 ) -> None:
@@ -267,7 +267,7 @@ def test_a_machine_without_a_gpu_is_not_measured_for_jobs_on_gpus(
     assert "measuring" not in err
 
 
-@pytest.mark.rotated(parts=[1, 5, 8])
+@pytest.mark.rotated
 def test_without_credentials_dated_prices_serve_and_the_best_fleet_is_planned(
     run: Run, home: Path
 ) -> None:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,11 @@ from spottrain.varuna_manager.config.pool import parse_pool
 from spottrain.varuna_manager.pool.core.model import (
     JobRequest,
     JobRequested,
-    PoolStarted,
-    PoolState,
+    PoolCreated,
 )
 from spottrain.varuna_manager.pool.core.step import step
 from spottrain.varuna_manager.pool.store.folder import create_pool
-from spottrain.varuna_manager.pool.store.journal import PoolJournal
+from spottrain.varuna_manager.pool.store.journal import PoolJournal, PoolStep, begin
 from spottrain.varuna_manager.pool.store.settings import settings_of, supplies_of
 
 POOL: dict[str, Any] = {"name": "lab", "max_vms": 4, "teams": {"vision": {}}}
@@ -52,15 +52,16 @@ def refused(
     monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     config = parse_pool(POOL, "lab.yaml")
-    journal = PoolJournal(create_pool(config).journal)
+    path = create_pool(config).journal
     supplies = supplies_of(config, {"local/cpu": 0.1})
-    state = PoolState(settings=settings_of(config), supplies=supplies)
-    journal.append(None, PoolStarted(at_s=0.0), state)
+    settings = settings_of(config)
+    begin(path, PoolCreated(at_s=0.0, settings=settings, supplies=supplies))
     table = ((1, 1.0), (2, 2.0))
     request = JobRequest(name="job", throughputs=(table,), examples=80.0)
     asked = JobRequested(at_s=1.0, request=request)
-    journal.append(state, asked, step(state, asked)[0])
-    journal.close()
+    with closing(PoolJournal(path)) as journal:
+        state = journal.replay()
+        journal.append(PoolStep(state, asked, step(state, asked)[0]))
     write("job.yaml", JOB)
 
     def answer(*arguments: str, code: int = 2) -> str:
@@ -109,7 +110,7 @@ def test_a_wrong_pool_is_not_created(
     assert error in refused("pool", "create", "new.yaml")
 
 
-@pytest.mark.rotated(parts=[0, 3, 7])
+@pytest.mark.rotated
 def test_a_second_pool_on_a_quota_is_warned_of_and_created(refused: Refused) -> None:
     write("new.yaml", {**POOL, "name": "new"})
     # Its daemon is no child of this process.
@@ -130,7 +131,7 @@ def test_a_second_pool_on_a_quota_is_warned_of_and_created(refused: Refused) -> 
     assert "pool new has ended; jobs ended with it: 0" in ended
 
 
-@pytest.mark.rotated(parts=[3, 6, 9])
+@pytest.mark.rotated
 def test_ctrl_c_while_jobs_are_submitted_leaves_the_pool_and_says_so(
     refused: Refused,
 ) -> None:

@@ -31,6 +31,7 @@ from spottrain.varuna_manager.jobs.follow import uid_of
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.manager_location import RemoteManager
 from spottrain.varuna_manager.jobs.replication import begin_replication
+from spottrain.varuna_manager.launch.record import record
 from spottrain.varuna_manager.launch.submit import check_name, submit
 
 Run = Callable[..., tuple[int, str, str]]
@@ -84,7 +85,7 @@ def copied(job: JobDir, folder: Path, *events: e.Event) -> None:
     there = JobDir(folder / "job")
     shutil.copytree(job.path, there.path)
     journal = Journal(there.journal)
-    journal.append(*events)
+    record(journal, *events)
     journal.close()
 
     async def copy() -> None:
@@ -109,7 +110,7 @@ def end_all(aws: FakeAws, job: JobDir) -> None:
     provider.terminate([vm.vm_id for vm in provider.list_vms("job")])
 
 
-@pytest.mark.rotated(parts=[2, 6, 9])
+@pytest.mark.rotated
 def test_while_its_vm_runs_a_job_is_there_though_it_does_not_answer(
     job: JobDir, run: Run
 ) -> None:
@@ -120,7 +121,7 @@ def test_while_its_vm_runs_a_job_is_there_though_it_does_not_answer(
     assert job.remote_manager_file.exists()
 
 
-@pytest.mark.rotated(parts=[2, 5, 9])
+@pytest.mark.rotated
 def test_when_its_vm_is_gone_the_user_learns_once_how_to_continue(
     aws: FakeAws, job: JobDir, run: Run, tmp_path: Path
 ) -> None:
@@ -138,7 +139,7 @@ def test_when_its_vm_is_gone_the_user_learns_once_how_to_continue(
     assert "is gone" not in run("status", "job", "-o", "json")[2]
 
 
-@pytest.mark.rotated(parts=[1, 4, 7])
+@pytest.mark.rotated
 def test_a_job_that_is_over_is_reclaimed_and_leaves_nothing_behind(
     aws: FakeAws, job: JobDir, run: Run, tmp_path: Path
 ) -> None:
@@ -151,7 +152,7 @@ def test_a_job_that_is_over_is_reclaimed_and_leaves_nothing_behind(
     assert aws.ask("left") == []
 
 
-@pytest.mark.rotated(parts=[0, 3, 6])
+@pytest.mark.rotated
 def test_down_ends_the_vm_of_the_manager_as_well(
     aws: FakeAws, job: JobDir, run: Run
 ) -> None:
@@ -162,7 +163,7 @@ def test_down_ends_the_vm_of_the_manager_as_well(
     assert job.is_down
 
 
-@pytest.mark.rotated(parts=[1, 5, 8])
+@pytest.mark.rotated
 def test_a_launch_that_did_not_finish_is_gone_on_with_or_returned(
     aws: FakeAws, job: JobDir, run: Run
 ) -> None:
@@ -176,7 +177,7 @@ def test_a_launch_that_did_not_finish_is_gone_on_with_or_returned(
     assert aws.ask("left") == []
 
 
-@pytest.mark.rotated(parts=[2, 5, 8])
+@pytest.mark.rotated
 def test_a_vm_that_cannot_be_used_is_returned_and_its_job_can_be_launched_anew(
     aws: FakeAws, job: JobDir, capfd: pytest.CaptureFixture[str]
 ) -> None:

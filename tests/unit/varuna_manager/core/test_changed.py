@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spottrain.varuna_manager.core.model.changed import replace
+from spottrain.eventlog.changed import replace
 from spottrain.varuna_manager.core.model.parts import HistoryState
 from spottrain.varuna_manager.core.model.records import Tally
 from spottrain.varuna_manager.core.model.state import State

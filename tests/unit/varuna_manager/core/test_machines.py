@@ -417,7 +417,7 @@ def test_phases_change_by_the_events_that_the_tables_name_and_by_no_others() -> 
     assert by_type == {(type(b or a), b, a, cause) for b, a, cause in in_tables}
 
 
-@pytest.mark.rotated(parts=[1, 6])
+@pytest.mark.rotated
 def test_every_event_and_report_was_tried() -> None:
     carriers = {e.ReportReceived}
     of_deadlines = {e.FleetRated}  # it only leads to decisions

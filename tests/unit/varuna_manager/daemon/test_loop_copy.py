@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from tests.builders import a_vm
+from tests.unit.varuna_manager.measured_jobs import trained
 from tests.unit.varuna_manager.stored_jobs import (
-    append,
     copied,
     events,
     stored,
@@ -32,8 +32,8 @@ from spottrain.varuna_manager.jobs.bucket import FencedError
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.identity import ensure_identity
 from spottrain.varuna_manager.jobs.journal import Journal
+from spottrain.varuna_manager.jobs.measurements import Measurements
 from spottrain.varuna_manager.jobs.replication import begin_replication
-from spottrain.varuna_manager.reporting.history import replay
 
 LONG_S = 600.0
 
@@ -97,8 +97,9 @@ async def run(
         stored(job).claim("another folder", take_over=True)
     journal = Journal(job.journal)
     identity = ensure_identity(job.path, ("localhost",))
+    measured = Measurements(job.measurements)
     shell = ManagerLoop(
-        journal, cloud, identity, "https://localhost", job.workdir, copy
+        journal, measured, cloud, identity, "https://localhost", job.workdir, copy
     )
     managing = asyncio.create_task(shell.run())
     asked = asyncio.create_task(asyncio.to_thread(cloud.asked.wait, LONG_S))
@@ -117,6 +118,7 @@ async def run(
         await asyncio.gather(managing, asked, return_exceptions=True)
         copy.close()
         journal.close()
+        measured.close()
 
 
 def test_an_intent_is_in_the_store_before_the_cloud_is_asked(job: JobDir) -> None:
@@ -151,11 +153,9 @@ def test_a_manager_that_sees_vms_of_a_later_one_ends_though_no_store_answers(
 def test_a_manager_fills_in_what_a_takeover_has_left_out(
     job: JobDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    append(job, 9)
-    with closing(Journal(job.journal)) as journal:
-        state, past = replay(journal)
-        journal.save_snapshot(journal.last_seq(), state, past.snapshot())
-        rows = journal.rows(1, 10)
+    with closing(Measurements(job.measurements)) as measured:
+        measured.write(trained(1, step) for step in range(1, 10))
+        rows = measured.minibatches()
     end_of_copy = begin_replication(job)
     assert end_of_copy is not None
     assert asyncio.run(end_of_copy.finish())
@@ -165,14 +165,14 @@ def test_a_manager_fills_in_what_a_takeover_has_left_out(
 
     async def story(shell: ManagerLoop) -> None:
         async with asyncio.timeout(LONG_S):
-            while absent():
+            while pending():
                 await shell.feed(TimerFired(at_s=shell.now_s()))
 
-    def absent() -> bool:
-        with closing(Journal(found.journal, read_only=True)) as journal:
-            return journal.absent() is not None
+    def pending() -> bool:
+        with closing(Measurements(found.measurements, read_only=True)) as measured:
+            return bool(measured.pending())
 
-    assert absent()
+    assert pending()
     asyncio.run(run(found, Cloud(found), story=story))
-    with closing(Journal(found.journal, read_only=True)) as journal:
-        assert journal.rows(1, 10) == rows
+    with closing(Measurements(found.measurements, read_only=True)) as measured:
+        assert measured.minibatches() == rows

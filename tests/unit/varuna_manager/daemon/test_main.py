@@ -15,9 +15,10 @@ from spottrain.varuna_manager.core.model.settings import Limit
 from spottrain.varuna_manager.daemon.main import bound_logs
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.journal import Journal
+from spottrain.varuna_manager.launch.record import record
 
 
-@pytest.mark.rotated(parts=[3, 6, 9])
+@pytest.mark.rotated
 def test_an_internal_error_is_logged_with_its_cause_and_story(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -25,7 +26,7 @@ def test_an_internal_error_is_logged_with_its_cause_and_story(
     job = submit(tmp_path, f"file://{tmp_path}/store")
     impossible = Limit(name="deadline_s", value=-1e20)  # no calendar has it
     with contextlib.closing(Journal(job.journal)) as journal:
-        journal.append(LimitsChanged(at_s=2.0, by="me", limits=(impossible,)))
+        record(journal, LimitsChanged(at_s=2.0, by="me", limits=(impossible,)))
     main = "spottrain.varuna_manager.daemon.main"
     ended = subprocess.run(
         [sys.executable, "-P", "-m", main, str(job.path)],

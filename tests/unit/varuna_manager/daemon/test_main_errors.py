@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[4]
 
 
-@pytest.mark.rotated(parts=[1, 4, 8])
+@pytest.mark.rotated
 def test_a_manager_logs_what_caused_its_error(tmp_path: Path) -> None:
     module = "spottrain.varuna_manager.daemon.main"
     ended = subprocess.run(

@@ -13,6 +13,7 @@ from spottrain.varuna_manager.daemon.watchdog import keep
 from spottrain.varuna_manager.jobs.bucket import StoredJob
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.journal import Journal
+from spottrain.varuna_manager.launch.record import record
 
 
 @pytest.fixture
@@ -20,14 +21,15 @@ def job(tmp_path: Path) -> JobDir:
     job = JobDir(tmp_path / "far")
     job.path.mkdir()
     journal = Journal(job.journal)
-    journal.append(e.JobSubmitted(at_s=1.0, settings=SETTINGS))
+    record(journal, e.JobSubmitted(at_s=1.0, settings=SETTINGS))
     journal.close()
     return job
 
 
 def test_a_job_that_has_ended_needs_no_manager(job: JobDir) -> None:
     journal = Journal(job.journal)
-    journal.append(
+    record(
+        journal,
         e.StopRequested(at_s=2.0, by="x", now=True),
         e.VmsListed(at_s=3.0, asked_at_s=2.5, vms=()),
     )
@@ -36,7 +38,7 @@ def test_a_job_that_has_ended_needs_no_manager(job: JobDir) -> None:
     assert not job.log.exists()
 
 
-@pytest.mark.rotated(parts=[0, 4, 7])
+@pytest.mark.rotated
 def test_a_manager_that_cannot_run_is_given_up_after_the_lease(job: JobDir) -> None:
     assert keep(job, 0.5) == "no manager could run for 0.5 s"
     assert "config.json" in job.log.read_text()

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import math
 import random
-import sqlite3
+from itertools import starmap
 from pathlib import Path
 
 import pytest
+from tests.unit.varuna_manager.measured_jobs import store as empty
 
-from spottrain.varuna_manager.jobs.blocks import STEPS, Block, BlockCopy, rows_of
+from spottrain.varuna_manager.jobs.blocks import STEPS, Block, BlockCopy, BlockError
 from spottrain.varuna_manager.jobs.bucket import StoredJob
 from spottrain.varuna_manager.jobs.measurements import (
-    SCHEMA,
     GenerationBegan,
     Measurements,
     Minibatch,
 )
-
-
-def empty() -> Measurements:
-    db = sqlite3.connect(":memory:", isolation_level=None)
-    db.executescript(SCHEMA)
-    return Measurements(db)
 
 
 def row(step: int, generation: int) -> Minibatch:
@@ -49,8 +43,10 @@ def come_back(store: StoredJob, generations: dict[int, int]) -> list[str]:
     """Return the rows that a machine makes of a store and of the journal's generations."""
     found = empty()
     found.write(GenerationBegan(generation=g, step=s) for g, s in generations.items())
-    for rows in rows_of(store, store.blocks(), lambda _: None):
-        found.write(rows)
+    found.await_blocks(store.blocks())
+    for block in starmap(Block, found.pending()):
+        found.fill(store.get_block(block), arrived=block)
+    assert not found.pending()
     return list(map(repr, found.minibatches()))
 
 
@@ -59,7 +55,7 @@ def copy(copier: BlockCopy, measurements: Measurements) -> None:
     copier.advance(measurements)
 
 
-@pytest.mark.rotated(parts=[0, 3, 7])
+@pytest.mark.rotated
 def test_what_was_measured_comes_back_whatever_was_restored(tmp_path: Path) -> None:
     draw = random.Random(1)
     store, here = StoredJob(f"file://{tmp_path}", "0-0"), empty()
@@ -78,7 +74,7 @@ def test_what_was_measured_comes_back_whatever_was_restored(tmp_path: Path) -> N
     assert end > STEPS, "more than one block"
 
 
-@pytest.mark.rotated(parts=[0, 3, 6])
+@pytest.mark.rotated
 def test_only_what_has_changed_is_copied(tmp_path: Path) -> None:
     store, here = StoredJob(f"file://{tmp_path}", "0-0"), empty()
     train(here, 1, 0, 2 * STEPS)
@@ -96,14 +92,13 @@ def test_only_what_has_changed_is_copied(tmp_path: Path) -> None:
     assert Block(0, 2) not in store.blocks()
 
 
-def test_a_damaged_block_is_told_of_and_the_others_are_read(tmp_path: Path) -> None:
+def test_a_damaged_block_is_named(tmp_path: Path) -> None:
     store, here = StoredJob(f"file://{tmp_path}", "0-0"), empty()
     train(here, 1, 0, STEPS + 10)
     copy(BlockCopy(store, 1), here)
     first = tmp_path / "job/0-0/measurements" / Block(0, 1).name
     first.write_bytes(first.read_bytes()[:-9])
-    told: list[str] = []
-    (rows,) = rows_of(store, store.blocks(), told.append)
-    assert [one.step for one in rows] == list(range(STEPS, STEPS + 11))
-    assert len(told) == 1
-    assert f"{Block(0, 1).name} are damaged" in told[0]
+    damaged, whole = store.blocks()
+    with pytest.raises(BlockError, match=f"{Block(0, 1).name} are damaged"):
+        store.get_block(damaged)
+    assert [one.step for one in store.get_block(whole)] == [*range(STEPS, STEPS + 11)]

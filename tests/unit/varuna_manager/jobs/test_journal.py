@@ -12,8 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.builders import a_plan, a_spec, minibatch_committed, model_facts
+from tests.journals import noted
 from tests.tiers import costly
 
+from spottrain.codec import SCHEMA_VERSION
+from spottrain.eventlog.journal import JournalError, JournalWriteError
 from spottrain.pricing.deadline.model import Fleet
 from spottrain.varuna_manager.core import step
 from spottrain.varuna_manager.core.model.events import (
@@ -27,14 +30,11 @@ from spottrain.varuna_manager.core.model.events import (
     VmSilent,
 )
 from spottrain.varuna_manager.core.model.settings import JobSettings
-from spottrain.varuna_manager.core.model.state import State
-from spottrain.varuna_manager.jobs.journal import (
-    Journal,
-    JournalError,
-    JournalWriteError,
-)
+from spottrain.varuna_manager.jobs.journal import Journal
+from spottrain.varuna_manager.launch.record import record
 from spottrain.wire import messages
-from spottrain.wire.model import Plan
+from spottrain.wire.messages import JobSpec
+from spottrain.wire.model import ModelFacts, Plan, Profile
 
 
 def submitted() -> JobSubmitted:
@@ -71,10 +71,13 @@ def test_every_event_is_read_back_as_it_was_written(
     st.register_type_strategy(str, st.text(st.characters(codec="utf-8"), max_size=8))
     st.register_type_strategy(Plan, st.just(PLAN))
     st.register_type_strategy(Fleet, st.just(FLEET))
+    for cls in (JobSpec, ModelFacts, Profile):
+        one = st.builds(cls, schema_version=st.just(SCHEMA_VERSION))
+        st.register_type_strategy(cls, one)
     event: Any = data.draw(st.builds(EVENT_TYPES[kind]))
     path = tmp_path_factory.mktemp("journal") / "journal.sqlite"
     journal = Journal(path)
-    journal.append(event)
+    journal.append(*noted(event))
     journal.close()
     assert events_of(path) == [event]
 
@@ -87,8 +90,8 @@ def test_numbers_count_on_and_reading_can_begin_anywhere(tmp_path: Path) -> None
     path = tmp_path / "journal.sqlite"
     journal = Journal(path)
     events = [VmSilent(at_s=float(i), vm_id=f"vm-{i}") for i in range(2500)]
-    assert journal.append(*events[:3]) == 3
-    assert journal.append(*events[3:]) == 2500
+    assert journal.append(*noted(*events[:3])) == 3
+    assert journal.append(*noted(*events[3:])) == 2500
     assert journal.append() == 2500
     assert [e for _, e in journal.read()] == events
     assert next(iter(journal.read(2000))) == (2001, events[2000])
@@ -103,10 +106,10 @@ def test_replay_is_the_fold_of_all_events(tmp_path: Path) -> None:
         TimerFired(at_s=3.0),
         StopRequested(at_s=4.0, by="me"),
     ]
-    state = State()
-    for event in events:
+    state = record(journal, *events[:2])
+    for event in events[2:]:
         state, _ = step.step(state, event)
-        journal.append(event)
+        assert record(journal, event) == state
     assert journal.replay() == state
     journal.close()
 
@@ -116,9 +119,9 @@ def test_a_reader_sees_what_the_writer_adds(tmp_path: Path) -> None:
     writer = Journal(path)
     reader = Journal(path, read_only=True)
     assert list(reader.read()) == []
-    writer.append(TimerFired(at_s=1.0))
+    writer.append(*noted(TimerFired(at_s=1.0)))
     assert list(reader.read()) == [(1, TimerFired(at_s=1.0))]
-    writer.append(TimerFired(at_s=2.0))
+    writer.append(*noted(TimerFired(at_s=2.0)))
     assert list(reader.read(1)) == [(2, TimerFired(at_s=2.0))]
     writer.close()
     reader.close()
@@ -129,7 +132,7 @@ def test_a_reader_cannot_write(tmp_path: Path) -> None:
     Journal(path).close()
     reader = Journal(path, read_only=True)
     with pytest.raises(JournalError, match="readonly"):
-        reader.append(TimerFired(at_s=1.0))
+        reader.append(*noted(TimerFired(at_s=1.0)))
     reader.close()
 
 
@@ -140,9 +143,10 @@ def test_what_was_appended_survives_kill_9(tmp_path: Path) -> None:
         from pathlib import Path
         from spottrain.varuna_manager.core.model.events import TimerFired
         from spottrain.varuna_manager.jobs.journal import Journal
+        from tests.journals import noted
         journal = Journal(Path({str(path)!r}))
         for i in range(100):
-            journal.append(TimerFired(at_s=float(i)))
+            journal.append(*noted(TimerFired(at_s=float(i))))
         os.kill(os.getpid(), signal.SIGKILL)
     """
     done = subprocess.run([sys.executable, "-c", code], check=False)
@@ -155,7 +159,9 @@ def test_what_was_appended_survives_kill_9(tmp_path: Path) -> None:
 def test_losses_that_are_no_numbers_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
     journal = Journal(path)
-    journal.append(report(math.inf, 0), report(-math.inf, 1), report(math.nan, 2))
+    journal.append(
+        *noted(report(math.inf, 0), report(-math.inf, 1), report(math.nan, 2))
+    )
     journal.close()
     losses = [e.report.loss for e in _reports(path)]
     assert losses[:2] == [math.inf, -math.inf]
@@ -170,7 +176,7 @@ def test_text_that_is_not_unicode_is_kept_readable(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
     journal = Journal(path)
     odd = messages.UserCodeFailed(message="file \udcff", traceback="ö\n'\"")
-    journal.append(ReportReceived(at_s=1.0, vm_id="vm", number=0, report=odd))
+    journal.append(*noted(ReportReceived(at_s=1.0, vm_id="vm", number=0, report=odd)))
     journal.close()
     kept = _reports(path)[0].report
     assert (kept.message, kept.traceback) == ("file ?", "ö\n'\"")
@@ -195,7 +201,7 @@ def test_a_file_of_junk_is_named_with_what_to_do(
 def test_damaged_pages_are_found_before_anything_is_decided(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
     journal = Journal(path)
-    journal.append(*(report(float(i), i) for i in range(1000)))
+    journal.append(*noted(*(report(float(i), i) for i in range(1000))))
     journal.close()
     content = bytearray(path.read_bytes())
     content[8192:16384] = b"\xff" * 8192
@@ -218,7 +224,7 @@ def test_an_event_that_makes_no_sense_is_named_by_its_number(
 ) -> None:
     path = tmp_path / "journal.sqlite"
     journal = Journal(path)
-    journal.append(TimerFired(at_s=1.0))
+    journal.append(*noted(TimerFired(at_s=1.0)))
     journal.close()
     with sqlite3.connect(path) as db:
         db.execute(change)
@@ -233,10 +239,10 @@ def test_a_refused_append_adds_nothing_and_can_be_repeated(tmp_path: Path) -> No
     with sqlite3.connect(path, isolation_level=None) as other:
         other.execute("BEGIN EXCLUSIVE")
         with pytest.raises(JournalWriteError, match="locked"):
-            journal.append(TimerFired(at_s=1.0), TimerFired(at_s=2.0))
+            journal.append(*noted(TimerFired(at_s=1.0), TimerFired(at_s=2.0)))
         other.execute("ROLLBACK")
     other.close()
-    assert journal.append(TimerFired(at_s=3.0)) == 1
+    assert journal.append(*noted(TimerFired(at_s=3.0))) == 1
     journal.close()
 
 

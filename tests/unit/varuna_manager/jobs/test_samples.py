@@ -1,4 +1,4 @@
-"""Measurements taken from events: as they come, or made up for from an older journal."""
+"""Measurements taken from reports and from events."""
 
 from __future__ import annotations
 
@@ -8,20 +8,39 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.unit.varuna_manager.measured_jobs import store
 from tests.unit.varuna_manager.story import Story
 
+from spottrain.eventlog.journal import JournalWriteError
+from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
-from spottrain.varuna_manager.jobs.journal import Journal, JournalWriteError
-from spottrain.varuna_manager.jobs.measurements import Evaluation, Minibatch
-from spottrain.varuna_manager.jobs.replay.fold import Fold
-from spottrain.varuna_manager.jobs.samples import Sampler
+from spottrain.varuna_manager.jobs.measurements import Evaluation, Measurements
+from spottrain.varuna_manager.jobs.samples import Sampler, samples_of
 from spottrain.wire import messages
 
 
-@pytest.fixture(scope="module")
-def story() -> Story:
+class MeasuredStory(Story):
+    """One whose measurements are written."""
+
+    def __init__(self) -> None:
+        self.measured, self._sampler = store(), Sampler()
+        super().__init__()
+
+    def take(self, event: e.Event) -> tuple[c.Command, ...]:
+        self.measured.write(samples_of(event))
+        return super().take(event)
+
+    def report(self, vm_id: str, report: messages.Report) -> tuple[c.Command, ...]:
+        if isinstance(report, messages.Measurement):
+            now_s, state = self.now_s, self.state
+            self.measured.write(self._sampler.measured(report, now_s, state))
+        return super().report(vm_id, report)
+
+
+@pytest.fixture
+def story() -> MeasuredStory:
     """Two mini-batches, a loss, and a third that the survivors adopted."""
-    story = Story(journals_measurements=True)
+    story = MeasuredStory()
     story.training("a", "b", "c", "d", steps=2)
     story.report("a", messages.Evaluated(generation=1, step=0, loss=9.0))
     story.tell(e.VmLost, vm_id="d", reason="gone")
@@ -34,24 +53,9 @@ def story() -> Story:
     return story
 
 
-def written(path: Path, story: Story) -> Path:
-    """Write a story as a manager that journals measurements."""
-    sampler, fold = Sampler(), Fold()
-    with closing(Journal(path)) as journal:
-        for event in story.events:
-            fold.take(event)
-            journal.append(event, samples=sampler.samples(event, fold.state))
-    return path
-
-
-def rows(path: Path) -> tuple[list[Minibatch], list[Evaluation]]:
-    with closing(Journal(path, read_only=True)) as journal:
-        measurements = journal.measurements()
-        return measurements.minibatches(), measurements.evaluations()
-
-
-def test_reports_become_rows(story: Story, tmp_path: Path) -> None:
-    minibatches, (evaluation,) = rows(written(tmp_path / "j.sqlite", story))
+def test_reports_become_rows(story: MeasuredStory) -> None:
+    minibatches = story.measured.minibatches()
+    (evaluation,) = story.measured.evaluations()
     assert [row.step for row in minibatches] == [1, 2, 3]
     assert [row.step_s is None for row in minibatches] == [False, False, True]
     assert [row.plan for row in minibatches] == ["2x2", "2x2", "2x2"]
@@ -63,26 +67,8 @@ def test_reports_become_rows(story: Story, tmp_path: Path) -> None:
     assert (evaluation.step, evaluation.name, evaluation.loss) == (0, "heldout", 9.0)
 
 
-def test_a_copied_journal_has_the_measurements_of_its_events(
-    story: Story, tmp_path: Path
-) -> None:
-    source, copy = written(tmp_path / "a.sqlite", story), tmp_path / "b.sqlite"
-    last = story.events.pop()
-    with closing(Journal(source, read_only=True)) as journal:
-        events = journal.rows(1, len(story.events))
-    with closing(Journal(copy)) as journal:
-        journal.take_over(events)
-        journal.append(last)
-    assert rows(copy) == rows(source)
-    with closing(Journal(copy)) as journal:
-        journal.measure()
-        journal.measure()
-    assert rows(copy) == rows(source)
-    story.events.append(last)
-
-
 def test_whatever_numbers_and_names_a_worker_reports_do_not_end_the_manager(
-    story: Story, tmp_path: Path
+    story: MeasuredStory,
 ) -> None:
     """Also a loss whose weight is not a number, as of a mask without elements."""
     nan, odd = float("nan"), messages.Metric(name="\ud800", value=float("inf"))
@@ -108,39 +94,20 @@ def test_whatever_numbers_and_names_a_worker_reports_do_not_end_the_manager(
     samples.append(
         Evaluation(step=4, name="\ud800", generation=2, at_s=1.0, loss=nan, metrics={})
     )
-    with closing(Journal(tmp_path / "journal.sqlite")) as journal:
-        journal.append(*story.events, samples=samples)
-    (minibatch,), (evaluation,) = rows(tmp_path / "journal.sqlite")
+    measured = store()
+    measured.write(samples)
+    (minibatch,), (evaluation,) = measured.minibatches(), measured.evaluations()
     assert (minibatch.step, minibatch.weight) == (4, 0.0)
     assert evaluation.name == "?"
 
 
-def test_what_is_not_journalled_is_not_measured(story: Story, tmp_path: Path) -> None:
-    path = written(tmp_path / "j.sqlite", story)
-    with closing(sqlite3.connect(path)) as db:
-        db.executescript("DELETE FROM minibatches WHERE step = 3")
-        db.executescript("DROP TABLE evaluations")
-    with closing(Journal(path)) as journal:
-        before = journal.last_seq()
-        late = Minibatch(
-            step=3,
-            generation=1,
-            at_s=1.0,
-            loss=1.0,
-            grad_norm=1.0,
-            step_s=0.1,
-            examples=8,
-            plan="1x1",
-            usd_spent=1.0,
-        )
+def test_what_is_refused_adds_nothing(story: MeasuredStory, tmp_path: Path) -> None:
+    path = tmp_path / "measurements.sqlite"
+    with closing(Measurements(path)) as measured:
+        with closing(sqlite3.connect(path)) as db:
+            db.executescript("DROP TABLE evaluations")
+        rows = story.measured.minibatches()
         with pytest.raises(JournalWriteError):
-            journal.append(
-                story.events[-1],
-                samples=[
-                    late,
-                    Evaluation(step=3, name="", generation=1, at_s=0, loss=0),
-                ],
-            )
-        assert journal.last_seq() == before
+            measured.write([*rows, *story.measured.evaluations()])
     with closing(sqlite3.connect(path)) as db:
-        assert db.execute("SELECT max(step) FROM minibatches").fetchone() == (2,)
+        assert db.execute("SELECT count(*) FROM minibatches").fetchone() == (0,)

@@ -1,41 +1,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from spottrain.eventlog.journal import Row
 from spottrain.varuna_manager.jobs import segments
-from spottrain.varuna_manager.jobs.journal import JournalRow
 from spottrain.varuna_manager.jobs.segments import (
     Segment,
     SegmentError,
     chain,
+    covered,
     ends,
-    merged,
+    is_to_be_merged,
     pack,
     restore,
     segment_of,
-    to_merge,
     unpack,
 )
 
-FANOUT = 3
 
-
-def rows_of(first: int, last: int, body: str = "{}") -> list[JournalRow]:
+def rows_of(first: int, last: int, body: str = "{}") -> list[Row]:
     return [
-        JournalRow(seq, float(seq), "VmHeard", body) for seq in range(first, last + 1)
+        Row(seq, float(seq), "VmHeard", body, "{}") for seq in range(first, last + 1)
     ]
 
 
 def read(
     stored: dict[Segment, bytes], tell: Callable[[str], None] = lambda _: None
-) -> list[JournalRow]:
-    def fetch(segment: Segment) -> list[JournalRow]:
+) -> list[Row]:
+    def fetch(segment: Segment) -> list[Row]:
         return unpack(segment, stored[segment])
 
     return [row for rows in restore(stored, fetch, tell) for row in rows]
@@ -45,13 +43,12 @@ def read(
     first=st.integers(1, 10**11),
     count=st.integers(1, 5),
     epoch=st.integers(0, 999_999),
-    level=st.integers(0, 9),
     body=st.text(),
 )
 def test_a_segment_is_what_its_name_and_its_bytes_say(
-    first: int, count: int, epoch: int, level: int, body: str
+    first: int, count: int, epoch: int, body: str
 ) -> None:
-    segment = Segment(first, first + count - 1, epoch, level)
+    segment = Segment(first, first + count - 1, epoch)
     rows = rows_of(segment.first, segment.last, body)
     assert segment_of(segment.name) == segment
     assert unpack(segment, pack(segment, rows)) == rows
@@ -107,7 +104,7 @@ def test_what_is_damaged_is_named_and_what_is_whole_before_it_is_used() -> None:
 def test_pieces_stand_in_for_a_damaged_merged_one() -> None:
     parts = [Segment(1, 3, 1), Segment(4, 6, 1)]
     stored = {one: pack(one, rows_of(one.first, one.last)) for one in parts}
-    stored[merged(parts, 1)] = b"half"
+    stored[Segment(1, 6, 1)] = b"half"
     told: list[str] = []
     assert read(stored, told.append) == rows_of(1, 6)
     assert len(told) == 1
@@ -130,9 +127,10 @@ class Manager:
     """What copies as ``JournalCopy`` does, one put or delete at a time."""
 
     epoch: int
-    journal: list[JournalRow]
+    journal: list[Row]
     held: list[Segment]
-    waste: list[Segment] = field(default_factory=list)
+    whole: Segment | None = None
+    """Written in place of what it covers, which is still there."""
 
     @property
     def copied(self) -> int:
@@ -147,7 +145,7 @@ class Copies(RuleBasedStateMachine):
         self.stored: dict[Segment, bytes] = {}
         self.now = Manager(1, [], [])
         self.dead: list[Manager] = []
-        self.acknowledged: list[JournalRow] = []
+        self.acknowledged: list[Row] = []
 
     @rule(count=st.integers(1, 4))
     def happen(self, count: int) -> None:
@@ -206,38 +204,34 @@ class Copies(RuleBasedStateMachine):
             manager.held.append(segment)
 
     def _merge(self, manager: Manager) -> None:
-        if parts := list(to_merge(manager.held)):
-            whole = merged(parts, manager.epoch)
-            self.stored[whole] = pack(
-                whole, manager.journal[whole.first - 1 : whole.last]
-            )
-            manager.held[-len(parts) :] = [whole]
-            manager.waste += parts
+        if manager.copied:
+            whole = manager.whole = Segment(1, manager.copied, manager.epoch)
+            self.stored[whole] = pack(whole, manager.journal[: whole.last])
+            manager.held = [whole]
 
     def _delete(self, manager: Manager) -> None:
-        for segment in manager.waste:
-            self.stored.pop(segment, None)
-        manager.waste.clear()
-
-
-@pytest.fixture(autouse=True)
-def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "FANOUT", FANOUT)
+        if manager.whole is not None:
+            for segment in covered(manager.whole, self.stored):
+                del self.stored[segment]
 
 
 TestCopies = Copies.TestCase
 TestCopies.settings = settings(stateful_step_count=40)
 
 
-@given(counts=st.lists(st.integers(1, 3), max_size=200))
-def test_a_long_job_has_few_segments(counts: list[int]) -> None:
+@given(counts=st.lists(st.integers(1, 30), max_size=2000))
+def test_a_long_job_has_few_segments_and_writes_little_more_than_it_has(
+    counts: list[int],
+) -> None:
     held: list[Segment] = []
+    written = 0
     for count in counts:
         first = held[-1].last + 1 if held else 1
         held.append(Segment(first, first + count - 1, 1))
-        while parts := list(to_merge(held)):
-            held[-len(parts) :] = [merged(parts, 1)]
-    top = [one for one in held if one.level == segments.TOP_LEVEL]
-    fanout = segments.FANOUT
-    assert len(held) - len(top) < fanout * segments.TOP_LEVEL
-    assert len(top) == len(counts) // fanout**segments.TOP_LEVEL
+        written += count
+        if is_to_be_merged(held):
+            held = [Segment(1, held[-1].last, 1)]
+            written += held[0].last
+    events = sum(counts)
+    assert len(held) <= segments.MAX_SEGMENTS + events / segments.EVENTS_PER_SEGMENT
+    assert written <= events * (1 + events / segments.MAX_SEGMENTS)

@@ -18,6 +18,7 @@ from spottrain.varuna_manager.jobs.vm_history import (
     open_history,
     vm_lives,
 )
+from spottrain.varuna_manager.launch.record import record
 from spottrain.wire import messages
 
 PLACE = Place(OFFER.cloud, OFFER.region, OFFER.zone, OFFER.instance_type)
@@ -32,7 +33,7 @@ def journal(story: Story, name: str = "job") -> Journal:
     folder = home() / "jobs" / name
     folder.mkdir(parents=True, exist_ok=True)
     journal = Journal(folder / "journal.sqlite")
-    journal.append(*story.events)
+    record(journal, *story.events)
     return journal
 
 
@@ -109,7 +110,7 @@ def test_journals_are_read_once_and_again_when_they_grow() -> None:
         assert history.exposures() == before
         count = len(story.events)
         gone(story, "a", after_s=3600.0)
-        written.append(*story.events[count:])
+        record(written, *story.events[count:])
         written.close()
         assert ingest_journals(history) == ()
         hours = before[0].vm_hours + 2.0

@@ -34,6 +34,7 @@ from spottrain.varuna_manager.jobs.identity import ensure_identity
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.launch import control, submit
 from spottrain.varuna_manager.launch.control import ManagerUnreachableError, end_job
+from spottrain.varuna_manager.launch.record import record
 
 STARTING = """
 import signal, sys
@@ -133,7 +134,8 @@ def test_down_returns_vms_of_a_launch_that_was_never_answered(
     job: JobDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with closing(Journal(job.journal)) as journal:
-        journal.append(
+        record(
+            journal,
             OffersSeen(at_s=time.time(), offers=(an_offer(),)),
             LaunchIntended(
                 at_s=time.time(),

@@ -56,7 +56,7 @@ COUNTING = TRAIN.replace(
 )
 
 
-@pytest.mark.rotated(parts=[2, 6, 9])
+@pytest.mark.rotated
 def test_state_that_results_depend_on_is_refused_in_exact_mode_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,7 +83,7 @@ def config(folder: Path, metric: str) -> JobConfig:
     return load_config(path)
 
 
-@pytest.mark.rotated(parts=[0, 3, 6])
+@pytest.mark.rotated
 def test_what_evaluations_measure_chooses_the_best_weights_and_nothing_else_does(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,7 +116,7 @@ def test_a_helper_model_must_be_the_same_in_every_process(
         inspect_model(asked)
 
 
-@pytest.mark.rotated(parts=[2, 6, 9])
+@pytest.mark.rotated
 @pytest.mark.parametrize(
     ("schedule", "highest"),
     [("0.01 * min(1, (step + 1) / 3)", "0.01"), ("25.0", "25"), ("0.0", "0")],
@@ -135,7 +135,7 @@ def test_a_schedule_of_rates_is_refused_with_the_line_to_write(
     assert inspect_model(meant).learning_rates is not None
 
 
-@pytest.mark.rotated(parts=[3, 6, 9])
+@pytest.mark.rotated
 def test_learning_rates_are_those_of_all_steps_of_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,7 +164,7 @@ subprocess.Popen(["sleep", "1000"])
 """
 
 
-@pytest.mark.rotated(parts=[1, 5, 8])
+@pytest.mark.rotated
 def test_code_that_leaves_threads_and_processes_behind_is_inspected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,7 +96,7 @@ def prepared(home: Path, python: str) -> subprocess.CompletedProcess[bytes]:
     )
 
 
-@pytest.mark.rotated(parts=[1, 4, 8])
+@pytest.mark.rotated
 def test_a_python_that_has_all_is_taken_as_it_is_and_runs_our_modules(
     tmp_path: Path,
 ) -> None:

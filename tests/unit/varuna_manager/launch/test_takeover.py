@@ -32,10 +32,11 @@ from spottrain.varuna_manager.jobs.bucket import (
 from spottrain.varuna_manager.jobs.folder import JobDir, job_dir
 from spottrain.varuna_manager.jobs.follow import read_state
 from spottrain.varuna_manager.jobs.journal import Journal
-from spottrain.varuna_manager.jobs.measurements import Minibatch
-from spottrain.varuna_manager.jobs.replication import begin_replication
+from spottrain.varuna_manager.jobs.measurements import Measurements, Minibatch
+from spottrain.varuna_manager.jobs.replication import begin_replication, fill_in
 from spottrain.varuna_manager.jobs.trust import digest_of
 from spottrain.varuna_manager.launch import takeover
+from spottrain.varuna_manager.launch.record import record
 from spottrain.varuna_manager.launch.workdir import pack, packed_files
 
 
@@ -171,14 +172,17 @@ def test_what_was_measured_moves_too(
         plan="1x1",
         usd_spent=0.0,
     )
-    with closing(Journal(job.journal)) as journal:
-        journal.append(samples=[row])
+    with closing(Measurements(job.measurements)) as measured:
+        measured.write([row])
     copy(job)
     elsewhere(monkeypatch, tmp_path)
     found = take_over(place)
-    with closing(Journal(found.journal, read_only=True)) as journal:
-        assert journal.is_measured()
-        assert journal.measurements().minibatches() == [row]
+    with closing(Measurements(found.measurements)) as measured:
+        copying = begin_replication(found)
+        assert copying is not None
+        asyncio.run(fill_in(measured, copying))
+        copying.close()
+        assert measured.minibatches() == [row]
 
 
 def test_the_machine_before_has_to_let_go(
@@ -250,7 +254,7 @@ def test_a_stopped_job_is_resumed_on_another_machine(
     job: JobDir, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = Journal(job.journal)
-    journal.append(StopRequested(at_s=3.0, by="a person", now=True))
+    record(journal, StopRequested(at_s=3.0, by="a person", now=True))
     journal.close()
     copy(job)
     elsewhere(monkeypatch, tmp_path)
@@ -357,7 +361,7 @@ def test_updated_code_goes_with_the_job(
         at_s=2000.0, by="me", sha256=sha256_of(package), facts=job.facts()
     )
     with closing(Journal(job.journal)) as journal:
-        journal.append(update)
+        record(journal, update)
     copy(job)
     elsewhere(monkeypatch, tmp_path)
     told: list[str] = []

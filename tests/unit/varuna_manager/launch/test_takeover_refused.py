@@ -172,7 +172,7 @@ def test_an_unknown_event_ends_what_is_used(
     assert len(events(found)) == 4 + 1
     (line,) = (line for line in told if line.startswith("warning: "))
     assert (
-        "000000000005-000000000006-000002-0.jsonl.gz: event 6 is not a valid Marvel"
+        "000000000005-000000000006-000002.jsonl.gz: event 6 is not a valid Marvel"
         in line
     )
     assert str(tmp_path / "other") not in line

@@ -13,6 +13,7 @@ from tests.unit.varuna_manager.story import Story
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.journal import Journal
+from spottrain.varuna_manager.launch.record import record
 from spottrain.varuna_manager.launch.systemd import unit
 
 
@@ -25,7 +26,7 @@ def job(tmp_path: Path) -> JobDir:
 
 def journalled(job: JobDir, story: Story) -> None:
     journal = Journal(job.journal)
-    journal.append(*story.events)
+    record(journal, *story.events)
     journal.close()
 
 

@@ -96,7 +96,7 @@ def hurried(seed: int) -> list[SimulatedJob]:
     return jobs
 
 
-@pytest.mark.rotated(parts=[2, 6, 9])
+@pytest.mark.rotated
 @pytest.mark.parametrize("policy", first_always(POLICIES))
 def test_a_deadline_that_was_promised_is_kept_on_whole_vms(policy: str) -> None:
     promised = 0

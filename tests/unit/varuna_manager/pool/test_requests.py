@@ -16,6 +16,7 @@ from tests.simulation.market import offer
 from tests.simulation.test_simulation import settings
 
 from spottrain.errors import SpottrainError
+from spottrain.eventlog.journal import JournalError
 from spottrain.varuna_manager.config.pool import parse_pool
 from spottrain.varuna_manager.core.model.events import (
     CommandFailed,
@@ -26,16 +27,17 @@ from spottrain.varuna_manager.core.model.events import (
 from spottrain.varuna_manager.core.model.settings import PoolGrant
 from spottrain.varuna_manager.jobs.folder import job_dir
 from spottrain.varuna_manager.jobs.journal import Journal
+from spottrain.varuna_manager.launch.record import record
 from spottrain.varuna_manager.launch.submit import end_of
 from spottrain.varuna_manager.offers.fleets import JobThroughputs
 from spottrain.varuna_manager.pool.core.model import (
     JobRequest,
     Limits,
+    PoolCreated,
     PoolJobEnded,
     PoolJobPhase,
     PoolSettingsChanged,
     PoolStarted,
-    PoolState,
     Team,
 )
 from spottrain.varuna_manager.pool.daemon import loop as loops
@@ -43,7 +45,7 @@ from spottrain.varuna_manager.pool.daemon.loop import PoolLoop
 from spottrain.varuna_manager.pool.daemon.managers import JobManagers, WatchedJob
 from spottrain.varuna_manager.pool.report.document import status
 from spottrain.varuna_manager.pool.store.folder import create_pool, pool_dir
-from spottrain.varuna_manager.pool.store.journal import PoolJournal, PoolJournalError
+from spottrain.varuna_manager.pool.store.journal import PoolJournal, begin
 from spottrain.varuna_manager.pool.store.settings import settings_of, supplies_of
 
 
@@ -52,12 +54,11 @@ def loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolLoop]:
     monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path))
     config = parse_pool({"name": "lab", "max_vms": 4}, "lab.yaml")
     pool = create_pool(config)
-    state = PoolState(
-        settings=settings_of(config), supplies=supplies_of(config, {"local/cpu": 1.0})
-    )
+    supplies = supplies_of(config, {"local/cpu": 1.0})
+    settings = settings_of(config)
+    begin(pool.journal, PoolCreated(at_s=0.0, settings=settings, supplies=supplies))
     with closing(PoolJournal(pool.journal)) as journal:
-        journal.append(None, PoolStarted(at_s=0.0), state)
-        yield PoolLoop(pool, journal, state)
+        yield PoolLoop(pool, journal)
 
 
 def request(**given: Any) -> JobRequest:
@@ -187,7 +188,7 @@ def write_job(
     )
     asked = replace(settings(grant=grant), uid=uid)
     with closing(Journal(folder.journal)) as journal:
-        journal.append(JobSubmitted(at_s=1.0, settings=asked), *ends)
+        record(journal, JobSubmitted(at_s=1.0, settings=asked), *ends)
 
 
 FAILED = CommandFailed(
@@ -303,6 +304,6 @@ def test_a_disk_without_room_is_not_called_a_damaged_journal(
     path = pool_dir("lab").journal
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(PoolJournalError) as raised:
+        with pytest.raises(JournalError) as raised:
             loop.feed(PoolStarted(at_s=5.0))
     assert "restore" not in str(raised.value)

@@ -160,7 +160,7 @@ def test_managers_stops_and_budgets_become_milestones() -> None:
     assert [usd for _, usd in history.budgets] == [5.0]
 
 
-@pytest.mark.rotated(parts=[1, 4, 7])
+@pytest.mark.rotated
 def test_memory_does_not_grow_with_mini_batches() -> None:
     spec = replace(SPEC, steps=10_000)
     story = Story(spec=spec).training("a", "b")

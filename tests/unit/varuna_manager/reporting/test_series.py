@@ -48,7 +48,7 @@ def test_what_has_no_length_or_lies_before_the_beginning_adds_nothing() -> None:
     assert bins.means() == [(100.0, 1.0, 1.0, 1.0)]
 
 
-@pytest.mark.rotated(parts=[0, 3, 6])
+@pytest.mark.rotated
 @given(st.lists(VALUES, max_size=300), st.integers(4, 50))
 def test_a_downsampled_line_keeps_its_ends_extremes_and_order(
     values: list[float], most: int

@@ -100,7 +100,7 @@ def test_mlflow_keeps_the_first_values_and_marks_what_was_trained_again(
     assert history(AGAIN) == [(6, 3.0)]
 
 
-@pytest.mark.rotated(parts=[2, 6, 9])
+@pytest.mark.rotated
 def test_wandb_keeps_the_first_values_and_marks_what_was_trained_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

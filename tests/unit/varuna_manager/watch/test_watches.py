@@ -71,7 +71,7 @@ def test_reports_of_others_than_live_ranks_of_the_generation_count_nothing() -> 
     assert watches.observe(story.state, "a", both, START_S)
 
 
-@pytest.mark.rotated(parts=[1, 4, 7])
+@pytest.mark.rotated
 def test_the_core_is_told_less_and_less_often() -> None:
     story = begun()
     story.state = replace(

@@ -12,14 +12,14 @@ from tests.builders import (
     minibatch_committed,
     section_profile,
 )
-from tests.unit.varuna_manager.story import OFFER, PROFILE, Story
+from tests.unit.varuna_manager.story import EACH, OFFER, PROFILE, Story
 from tests.view import changed
 
 from spottrain.morphing.adapt.stragglers import OUTLYING, WINDOW
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.watch.timings import HOT_WINDOW, RankTimings
-from spottrain.varuna_manager.watch.watches import EACH, Watches
+from spottrain.varuna_manager.watch.watches import Watches
 from spottrain.wire import messages
 
 FOUR = ("a", "b", "c", "d")

@@ -57,7 +57,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobDir:
 
 def keep(job: JobDir, story: Story) -> None:
     with closing(Journal(job.journal)) as journal:
-        journal.append(*story.steps, samples=())
+        journal.append(*story.steps)
 
 
 def seq_that_asked(story: Story, command: type[c.Command]) -> int:
@@ -168,16 +168,6 @@ def test_every_event_can_be_explained_and_causes_come_first(job: JobDir) -> None
         assert links[-1]["seq"] == seq
         assert all(x["because"] is None or x["because"] < x["seq"] for x in links)
         assert all(x["what"] for x in links)
-
-
-def test_a_journal_without_decisions_is_explained_as_far_as_it_goes(
-    job: JobDir,
-) -> None:
-    story = Story().training("a", "b")
-    with closing(Journal(job.journal)) as journal:
-        journal.append(*story.events)
-    (link,) = explanation(job, str(seq_of(story, e.PlanComputed)))["chain"]
-    assert any(line.startswith("open generation 1") for line in link["decided"])
 
 
 Answer = tuple[int, str, str]

@@ -255,7 +255,7 @@ def test_the_page_is_written_whole_or_an_error_says_why(tmp_path: Path) -> None:
         write_page(tmp_path / "nowhere" / "x.html", html)
 
 
-@pytest.mark.rotated(parts=[2, 6, 9])
+@pytest.mark.rotated
 def test_very_many_mini_batches_have_small_curves_first_on_the_page() -> None:
     story, measurements = eventful(), store()
     rows = (

@@ -1,34 +1,31 @@
-"""A journal leads to the same state, whether it has measurements among its events or not."""
+"""A job's journal leads where its manager was, and nothing is decided again."""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 from tests.unit.varuna_manager.story import Story
-from tests.view import View, changed
 
-from spottrain.varuna_manager.core import step
+from spottrain.eventlog.journal import JournalError
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.state import JobPhase, State
-from spottrain.varuna_manager.jobs.journal import Journal, JournalError
-from spottrain.varuna_manager.jobs.replay.fold import Fold, Step, asked_for
+from spottrain.varuna_manager.jobs.journal import Journal
+from spottrain.varuna_manager.launch.record import record
 from spottrain.varuna_manager.reporting.documents import report
 from spottrain.varuna_manager.reporting.history import JobHistory, replay
-from spottrain.wire import messages
 
 FOUR = ("a", "b", "c", "d")
 
 
-def told(*, journals_measurements: bool) -> Story:
+def told() -> Story:
     """Training that loses a VM, goes on with the others and is not finite in the end."""
-    story = Story(journals_measurements=journals_measurements)
+    story = Story()
     story.training(*FOUR)
     story.tell(e.VmLost, vm_id="d", reason="gone")
     story.broken("a", "b", "c")
@@ -39,43 +36,6 @@ def told(*, journals_measurements: bool) -> Story:
         story.now_s += 1.0
         story.commit(number, skipped="" if number < 5 else "loss")
     return story
-
-
-def comparable(state: State) -> State:
-    """Return a state without the numbers of reports."""
-    vms = {k: replace(vm, reports_received=0) for k, vm in View(state).vms.items()}
-    return changed(state, vms=vms)
-
-
-def fold(story: Story) -> State:
-    result = Fold()
-    for event in story.events:
-        result.take(event)
-    return result.state
-
-
-def test_measurements_that_were_journalled_lead_where_progress_does() -> None:
-    now, then = told(journals_measurements=False), told(journals_measurements=True)
-    kinds = {type(event) for event in then.events}
-    assert e.ProgressMade not in kinds
-    committed = messages.MinibatchCommitted
-    assert not any(
-        isinstance(event, e.ReportReceived) and isinstance(event.report, committed)
-        for event in now.events
-    )
-    assert fold(now) == now.state
-    assert comparable(fold(then)) == comparable(now.state)
-    assert View(fold(then)).progress.nonfinite_steps == 1
-
-
-def test_a_measurement_that_was_journalled_twice_counts_once() -> None:
-    story = told(journals_measurements=True)
-    once = fold(story)
-    story.events.append(story.events[-1])
-    assert comparable(fold(story)) == comparable(once)
-
-
-# --- Nothing is decided twice ---------------------------------------------------------
 
 
 @pytest.fixture
@@ -92,7 +52,7 @@ def no_decisions(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def story() -> Story:
-    return told(journals_measurements=False)
+    return told()
 
 
 @pytest.fixture
@@ -100,55 +60,39 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "journal.sqlite"
 
 
-def news(journal: Journal) -> list[str]:
-    return [line for _, _, line in journal.story() if line]
-
-
-@pytest.mark.parametrize("undecided", [0, 1, 20])
 def test_a_journal_is_replayed_without_a_decision(
-    story: Story, path: Path, undecided: int, request: pytest.FixtureRequest
+    story: Story, path: Path, no_decisions: None
 ) -> None:
     with closing(Journal(path)) as journal:
-        journal.append(*story.events[:undecided])
-        journal.append(*story.steps[undecided:])
-        said = news(journal)
-        request.getfixturevalue("no_decisions")
+        journal.append(*story.steps)
         assert journal.replay() == story.state
-        if not undecided:
-            state, history = replay(journal)
-            assert state == story.state
-            assert report(state, history, True, state.now_s)["steps"] == 100
-            assert news(journal) == said
-    changed = [s.after.last_news for s in story.steps if s.after.last_news]
-    assert said == [line for line, _ in groupby(changed)]
+        state, history = replay(journal)
+        assert state == story.state
+        assert report(state, history, True, state.now_s)["steps"] == 100
+        said = [line for _, _, line in journal.with_messages() if line]
+    news = [one.after.last_news for one in story.steps if one.after.last_news]
+    assert said == [line for line, _ in groupby(news)]
 
 
-def test_the_story_is_the_same_with_and_without_decisions(
-    story: Story, tmp_path: Path
-) -> None:
-    stories = []
-    for number, cut in enumerate((0, 7, 15, len(story.events))):
-        with closing(Journal(tmp_path / f"{number}.sqlite")) as journal:
-            journal.append(*story.steps[:cut])
-            journal.append(*story.events[cut:])
-            stories.append(list(journal.story()))
-            assert journal.replay() == story.state
-    assert all(one == stories[0] for one in stories)
-
-
-def test_facts_that_wait_for_a_manager_are_decided_on_once(
+def test_what_a_command_records_is_decided_on_once(
     story: Story, path: Path, request: pytest.FixtureRequest
 ) -> None:
     with closing(Journal(path)) as journal:
         journal.append(*story.steps)
-        journal.append(e.StopRequested(at_s=story.now_s, by="a person"))
-        before = journal.replay()
-        assert before.phase is JobPhase.ENDING, "readers see what will come of it"
-        event = e.TimerFired(at_s=story.now_s)
-        after, commands = step.step(before, event)
-        journal.append(Step(before, event, after, commands))
+        ending = record(journal, e.StopRequested(at_s=story.now_s, by="a person"))
+        assert ending.phase is JobPhase.ENDING, "readers see what comes of it"
         request.getfixturevalue("no_decisions")
-        assert journal.replay() == after
+        assert journal.replay() == ending
+
+
+def test_a_crash_at_any_append_leaves_a_prefix(story: Story, path: Path) -> None:
+    """The journal says what was decided up to some event: all of it, and no more."""
+    with closing(Journal(path)) as journal:
+        for number, one in enumerate(story.steps, 1):
+            journal.append(one)
+            with closing(Journal(path, read_only=True)) as reader:
+                assert reader.last_seq() == number
+                assert reader.replay() == one.after
 
 
 def test_readers_begin_with_the_snapshot(
@@ -171,9 +115,7 @@ def test_readers_begin_with_the_snapshot(
         assert replay(journal) == (story.state, whole), "they are not read"
 
 
-@pytest.mark.parametrize(
-    "state", ["{}", '{"format":9,"state":{}}', '{"format":1,"state":{"moon":1}}']
-)
+@pytest.mark.parametrize("state", ["{", "[]", '{"moon":1}', '{"phase":"unknown"}'])
 def test_a_snapshot_of_another_version_is_not_used(
     story: Story, path: Path, state: str
 ) -> None:
@@ -199,10 +141,10 @@ def test_a_damaged_snapshot_is_not_used(story: Story, path: Path, history: str) 
 @pytest.mark.parametrize(
     ("decision", "says"),
     [
-        ('{"format":9}', "event 3: .* newer version"),
-        ('{"format":1,"changes":{"moon":["=",1]}}', "State has no field moon"),
-        ('{"format":2,"changes":{"vms":["=",{}]}}', "State has no field vms"),
-        ('{"format":1,"changes":["=",1]}', "damaged"),
+        ('{"changes":{"moon":["=",1]}}', "event 3: .*State has no field moon"),
+        ('{"changes":{"fleet":{"vms":["?",{}]}}}', "is not a kind of difference"),
+        ('{"changes":["=",1]}', "cannot be used"),
+        ("[]", "cannot be used"),
         ("{", "damaged"),
     ],
 )
@@ -221,7 +163,7 @@ def test_a_decision_of_another_version_is_refused(
 
 
 def test_a_decision_names_what_it_asks_for(story: Story) -> None:
-    asked = [one for s in story.steps for one in asked_for(s.commands)]
+    asked = [one for s in story.steps for one in Journal.asked(s.commands)]
     kinds = {one[0] for one in asked}
     assert {"IntendLaunch", "LaunchVms", "StartAgent", "ComputePlan", "Send"} <= kinds
     assert ["Send", "RunGeneration", "1", *FOUR] in asked

@@ -29,7 +29,7 @@ from spottrain.codec import (
     to_data,
 )
 from spottrain.errors import WireError
-from spottrain.varuna_manager.core.model.changed import replace
+from spottrain.eventlog.changed import replace
 
 Difference = dict[str, Any] | list[Any]
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from spottrain.codec import from_data, to_data
 from spottrain.errors import WireError
-from spottrain.varuna_manager.jobs.replay.changes import apply, difference
+from spottrain.eventlog.difference import apply, difference
 
 
 class Place(NamedTuple):

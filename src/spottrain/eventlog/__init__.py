@@ -1,0 +1,1 @@
+"""What decides keeps its events, and what it decided because of them, in one file."""
