@@ -7,7 +7,6 @@ Each list of the page follows a marker with its name.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from collections.abc import Iterator
@@ -19,7 +18,6 @@ from tests.fakes import aws, azure, gcp
 
 from spottrain.cloud.azure import checks, requests
 from spottrain.cloud.port import tags
-from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import LaunchRequest, MovesVms
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "permissions.md"
@@ -29,8 +27,17 @@ Lists = dict[str, Any]
 # --- lives --------------------------------------------------------------------------
 
 
-def live(provider: Any, fake: Any, intent: str = "intent-3") -> None:
-    """Do once all that a job, ``gc`` and ``doctor`` may do."""
+def live(
+    provider: Any, fake: Any, intent: str = "intent-3", *, evicts: bool = False
+) -> None:
+    """Do once all that a job, ``gc`` and ``doctor`` may do.
+
+    Args:
+        provider: Of a cloud.
+        fake: The cloud.
+        intent: Of the launch.
+        evicts: The cloud takes the VM back.
+    """
     list(provider.check())
     request = _request(provider, intent)
     (vm,) = provider.launch(request).vms
@@ -43,8 +50,8 @@ def live(provider: Any, fake: Any, intent: str = "intent-3") -> None:
     provider.quotas()
     provider.spot_pools(1)
     provider.admit("job", ("203.0.113.9/32",))
-    with contextlib.suppress(CloudError):  # on AWS none can be simulated without a role
-        provider.interrupt(vm.vm_id)
+    if evicts:
+        fake.ask("evict", name=vm.vm_id.partition(".")[0])
     provider.terminate(started)
     fake.ask("pass_time", seconds=600)
     provider.list_vms("job")
@@ -68,8 +75,6 @@ _OWN = re.compile("ec2:(Terminate|Delete|Authorize|Revoke|Modify|CreateTags)")
 """What a job does to its own things alone."""
 PRICES = "pricing:GetProducts"
 """Called by ``spottrain prices``: tests/unit/pricing/test_price_apis.py."""
-TAGS = "fis:TagResource"
-"""Checked where something is made with tags, as ``ec2:CreateTags`` is; not a call."""
 
 
 def aws_calls(fake: aws.FakeAws, **settings: Any) -> set[str]:
@@ -82,12 +87,7 @@ def aws_calls(fake: aws.FakeAws, **settings: Any) -> set[str]:
     live(fake.provider(instance_types=kinds, **settings), fake)
     rows = fake.ask("requests")
     operations = {row["operation"] for row in rows} | set(fake.ask("json_calls"))
-    return {f"{_service(name)}:{name}" for name in operations if name}
-
-
-def _service(operation: str) -> str:
-    experiment = "Experiment" in operation
-    return "fis" if experiment else _SERVICES.get(operation, "ec2")
+    return {f"{_SERVICES.get(name, 'ec2')}:{name}" for name in operations if name}
 
 
 def aws_lists(fake: aws.FakeAws) -> Lists:
@@ -95,8 +95,6 @@ def aws_lists(fake: aws.FakeAws) -> Lists:
     usual = aws_calls(fake) | {PRICES}
     own = {action for action in usual if _OWN.match(action)}
     network = aws_calls(fake, no_subnets=True) - usual
-    role = "arn:aws:iam::1:role/fis"
-    simulated = aws_calls(fake, interruption_role=role) - usual | {TAGS}
     created = {"ec2:CreateAction": [*_MADE, *_MADE_NETWORK]}
     tagged = {"aws:ResourceTag/spottrain-job": "*"}
     policy = {
@@ -110,7 +108,6 @@ def aws_lists(fake: aws.FakeAws) -> Lists:
     return {
         "aws: every job": policy,
         "aws: own network": sorted(network),
-        "aws: simulated interruptions": sorted(simulated),
     }
 
 
@@ -150,8 +147,7 @@ def azure_calls(fake: azure.FakeAzure) -> set[str]:
     for number, settings in enumerate(({}, shared, in_subnet)):
         leaves_behind = number == 1  # so that ``release`` has something to delete
         fake.ask("moods", strays=leaves_behind)
-        fake.ask("delays", evict_s=0.0 if leaves_behind else 6000.0)
-        live(fake.provider(**settings), fake, f"intent-{number}")
+        live(fake.provider(**settings), fake, f"intent-{number}", evicts=leaves_behind)
     return {a for request in fake.ask("requests") for a in _actions(request)}
 
 
@@ -249,7 +245,6 @@ def gcp_lists(fake: gcp.FakeGcp) -> Lists:
     optional = {
         "compute.advice.capacity",
         "compute.advice.capacityHistory",
-        "compute.instances.simulateMaintenanceEvent",
     }
     whole = gcp_calls(fake)
     job = gcp_calls(fake, network="theirs", **theirs)

@@ -243,36 +243,6 @@ class AwsProvider:
         """
         return self._market.spot_pools(self._regions(), count)
 
-    def interrupt(self, vm_id: str) -> None:
-        """Have the Fault Injection Service interrupt a spot VM after a two-minute
-        notice. Requires ``interruption_role``.
-
-        Raises:
-            VmNotFoundError: the VM has ended.
-            MisconfiguredError: no role is given.
-        """
-        role_arn = self._settings.interruption_role
-        if not role_arn:
-            raise MisconfiguredError(
-                "AWS: interrupting a VM requires a role for the Fault Injection "
-                "Service; give interruption_role"
-            )
-        region, instance_id = requests.split_vm_id(vm_id)
-        with translating_errors(f"interrupting {vm_id}"):
-            owner, instance = self._instance(region, instance_id)
-            arn = f"arn:aws:ec2:{region}:{owner}:instance/{instance['InstanceId']}"
-            fis = self._clients.get("fis", region)
-            vm = requests.vm_of(region, instance, self._facts)
-            arguments = requests.experiment(arn, role_arn, vm.job)
-            made = fis.create_experiment_template(**arguments)["experimentTemplate"]
-            try:
-                fis.start_experiment(
-                    clientToken=arguments["clientToken"],
-                    experimentTemplateId=made["id"],
-                )
-            finally:
-                fis.delete_experiment_template(id=made["id"])
-
     def ssh_target(self, vm_id: str) -> port.SshTarget | None:
         """Return how to log in to a VM, None until its console shows its host keys.
 

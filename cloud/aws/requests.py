@@ -309,30 +309,3 @@ def family_of(instance_type: str) -> str:
     if instance_type.startswith("p5"):
         return "P5"  # P5, P5e and P5en have a quota of spot VMs of their own
     return "P" if name == "p" else "G and VT" if name in ("g", "gr", "vt") else name
-
-
-def experiment(arn: str, role_arn: str, job: str) -> dict[str, Any]:
-    """Return the arguments of FIS's CreateExperimentTemplate: interrupt one VM after a
-    two-minute notice.
-    """
-    return {
-        "clientToken": hashlib.sha256(arn.encode()).hexdigest(),
-        "description": "spottrain: a simulated spot interruption",
-        "stopConditions": [{"source": "none"}],
-        "targets": {
-            "vm": {
-                "resourceType": "aws:ec2:spot-instance",
-                "resourceArns": [arn],
-                "selectionMode": "ALL",
-            }
-        },
-        "actions": {
-            "interrupt": {
-                "actionId": "aws:ec2:send-spot-instance-interruptions",
-                "parameters": {"durationBeforeInterruption": "PT2M"},
-                "targets": {"SpotInstances": "vm"},
-            }
-        },
-        "roleArn": role_arn,
-        "tags": {tags.JOB: job},
-    }

@@ -48,8 +48,6 @@ class AwsSettings:
     """The manager is in the VMs' network and uses their private addresses."""
     instance_profile: str = ""
     """Name of an instance profile (role) for the VMs."""
-    interruption_role: str = ""
-    """ARN of the role of the Fault Injection Service for interruptions."""
     attached_usd_per_hour: float = 0.0
     """Price of a VM's disk and public address, added to that of the machine."""
     uid: str = ""

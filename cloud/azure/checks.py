@@ -80,9 +80,8 @@ MARKET_ACTIONS = (
 OTHER_ACTIONS = (
     "Microsoft.Authorization/permissions/read",
     "Microsoft.Compute/locations/publishers/artifacttypes/offers/skus/versions/read",
-    "Microsoft.Compute/virtualMachines/simulateEviction/action",
 )
-"""Used by ``check`` and ``interrupt``; no job needs them."""
+"""Used by ``check``; no job needs them."""
 
 
 class AzureChecks:

@@ -256,17 +256,6 @@ class AzureProvider:
         """Check whether a job could rent, without renting."""
         return tuple(AzureChecks(self._clients, self._settings, self._market).run())
 
-    def interrupt(self, vm_id: str) -> None:
-        """Have Azure evict a spot VM within half an hour, with its usual notice.
-
-        Raises:
-            VmNotFoundError: the VM has ended.
-            CloudError: it is not a spot VM.
-        """
-        group, name = self._live_name(vm_id)
-        with translating_errors(f"interrupting {vm_id}"):
-            self._clients.compute.virtual_machines.simulate_eviction(group, name)
-
     def ssh_target(self, vm_id: str) -> port.SshTarget | None:
         """Return how to log in to a VM, None until it has an address.
 

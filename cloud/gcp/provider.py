@@ -189,19 +189,6 @@ class GcpProvider:
         """
         return self._market.spot_pools(count)
 
-    def interrupt(self, vm_id: str) -> None:
-        """Simulate a maintenance event, at which Google preempts a spot VM.
-
-        Raises:
-            VmNotFoundError: the VM has ended.
-        """
-        zone, instance = self._instance(vm_id)
-        arguments = _named(zone, instance["name"])
-        with translating_errors(f"interrupting {vm_id}"):
-            self._clients.call(
-                "instances", "simulate_maintenance_event_unary", arguments
-            )
-
     def ssh_target(self, vm_id: str) -> port.SshTarget | None:
         """Return how to log in to a VM, None until its guest agent reports host keys.
 

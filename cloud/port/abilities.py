@@ -23,7 +23,6 @@ ABILITIES: Mapping[str, type] = {
         port.ReleasesJob,
         port.ReportsQuota,
         port.ReportsSpotPools,
-        port.SimulatesInterruption,
         port.StartsAgents,
         port.TellsTime,
     )
@@ -81,8 +80,6 @@ class ForwardsAbilities:
             self.quotas = forward(port.ReportsQuota.quotas)
         if has(port.ReportsSpotPools):
             self.spot_pools = forward(port.ReportsSpotPools.spot_pools)
-        if has(port.SimulatesInterruption):
-            self.interrupt = forward(port.SimulatesInterruption.interrupt)
         if has(port.StartsAgents):
             self.start_agent = forward(port.StartsAgents.start_agent)
         if has(port.TellsTime):

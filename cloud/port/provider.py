@@ -375,18 +375,6 @@ class SshTarget:
 
 
 @runtime_checkable
-class SimulatesInterruption(Protocol):
-    """Can have the cloud itself preempt a spot VM, with its usual notice."""
-
-    def interrupt(self, vm_id: str) -> None:
-        """Request the interruption; the cloud decides when it happens.
-
-        Raises:
-            VmNotFoundError: the VM has ended.
-        """
-
-
-@runtime_checkable
 class ReportsQuota(Protocol):
     """Can report the account's quotas."""
 

@@ -1,4 +1,4 @@
-"""The two JSON services beside EC2: Service Quotas and Fault Injection."""
+"""The JSON service beside EC2: Service Quotas."""
 
 from __future__ import annotations
 
@@ -13,16 +13,6 @@ from werkzeug.wrappers import Response
 
 _PLENTY = 1000.0
 _NEEDED = {
-    "CreateExperimentTemplate": {
-        "clientToken",
-        "description",
-        "stopConditions",
-        "targets",
-        "actions",
-        "roleArn",
-        "tags",
-    },
-    "StartExperiment": {"clientToken", "experimentTemplateId"},
     "GetServiceQuota": {"ServiceCode", "QuotaCode"},
 }
 
@@ -50,26 +40,11 @@ def answer_json(
     if operation == "GetServiceQuota":
         asked = json.loads(body)
         return _quota(world, asked["ServiceCode"], asked["QuotaCode"])
-    answer = moto()
-    if operation == "StartExperiment" and answer.status_code == 200:
-        targets = json.loads(answer.get_data())["experiment"]["targets"]
-        for target in targets.values():
-            for arn in target["resourceArns"]:
-                world.interrupt(region, arn.rpartition("/")[2])
-    return answer
+    return moto()
 
 
 def _operation(environ: dict[str, Any]) -> str:
-    target = str(environ.get("HTTP_X_AMZ_TARGET", ""))
-    if target:
-        return target.rpartition(".")[2]
-    routes = {
-        ("POST", "/experimentTemplates"): "CreateExperimentTemplate",
-        ("POST", "/experiments"): "StartExperiment",
-    }
-    if environ["REQUEST_METHOD"] == "DELETE":
-        return "DeleteExperimentTemplate"
-    return routes.get((environ["REQUEST_METHOD"], environ["PATH_INFO"]), "")
+    return str(environ.get("HTTP_X_AMZ_TARGET", "")).rpartition(".")[2]
 
 
 def _check(service: str, operation: str, arguments: dict[str, Any]) -> None:

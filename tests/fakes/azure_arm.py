@@ -50,7 +50,7 @@ _VERSIONS = {
 
 
 _ROLE = rf"{_SUB}/providers/(?P<kind>{re.escape(ROLES)})/[0-9a-f-]{{36}}"
-_INNER = r"/(subnets/\w+|simulateEviction)$"
+_INNER = r"/subnets/\w+$"
 _NAME = r"(?P<name>[\w-]+)"
 _ROUTES = (
     ("GET", rf"{_SUB}/operations/(?P<id>[\w-]+)", "GET operations", "poll"),
@@ -69,7 +69,6 @@ _ROUTES = (
     ("PUT", _GROUP, "PUT resourceGroups", "put_group"),
     ("DELETE", _GROUP, "DELETE resourceGroups", "delete_group"),
     ("GET", rf"{_GROUP}/{_ANY}", "LIST {}", "list"),
-    ("POST", rf"{_GROUP}/{_ANY}/{_NAME}/simulateEviction", "POST evict", "evict"),
     ("GET", rf"{_GROUP}/{_ANY}/{_NAME}(?P<inner>/subnets/\w+)?", "GET {}", "get"),
     ("PUT", rf"{_GROUP}/{_ANY}/{_NAME}", "PUT {}", "put"),
     ("DELETE", rf"{_GROUP}/{_ANY}/{_NAME}", "DELETE {}", "delete"),
@@ -444,10 +443,3 @@ class Arm:
             if other is not item and item.resource_id.lower() in inside:
                 code = f"In{item.kind.rpartition('/')[2]}UseCannotBeDeleted"
                 raise RefusedError(400, code, f"{other.name} uses it")
-
-    def _evict(self, call: Call) -> Reply:
-        item, world = self._item(call), self._world
-        if item.told["properties"]["priority"] != "Spot":
-            raise RefusedError(409, "OperationNotAllowed", "it is no Spot VM")
-        world.begin(world.evict_s, lambda: world.evict(item.name))
-        return Reply(204)

@@ -98,7 +98,7 @@ class World(Script):
         self.ledger: dict[str, dict[str, Any]] = {}
         self.past: list[dict[str, Any]] = []
         self.ghosts: list[tuple[float, Item]] = []
-        self.create_s, self.delete_s, self.evict_s = 0.02, 0.3, 0.02
+        self.create_s, self.delete_s = 0.02, 0.3
         self.late = self.strays = self.denied_grants = self.denied_log = False
         self.denied_roles = False
         self.roles: dict[str, dict[str, Any]] = {}
@@ -151,7 +151,7 @@ class World(Script):
         self.eviction_rates[region, name] = rate
 
     def delays(self, **seconds: float) -> None:
-        """Set how long things take: create_s, delete_s, evict_s."""
+        """Set how long things take: create_s, delete_s."""
         vars(self).update(seconds)
 
     def moods(self, **moods: Any) -> None:

@@ -198,15 +198,6 @@ class Compute(Shared):
             "delete", zone, "instances", name, lambda: self._world.end(instance)
         )
 
-    def instances__simulate_maintenance_event(self, asked: Json) -> Json:
-        instance = self._instance(asked)
-        zone, name = asked["zone"], asked["instance"]
-        spot = instance.told["scheduling"]["provisioningModel"] == "SPOT"
-        if spot:
-            self._world.preempt(zone, name)
-        kind = "simulateMaintenanceEvent"
-        return self._world.begin(kind, zone, "instances", name, lambda: None)
-
     def instances__get_guest_attributes(self, asked: Json) -> Json:
         self._instance(asked)
         key = self._world.host_key(asked["instance"])

@@ -354,8 +354,6 @@ class AwsConfig(CloudConfig):
     """Ids of existing security groups; by default spottrain creates one."""
     instance_profile: str = ""
     """Name of an instance profile (role) for the VMs."""
-    interruption_role: str = ""
-    """ARN of a role with which the Fault Injection Service may interrupt VMs."""
     endpoint_url: HttpUrl | None = None
     """Endpoint instead of AWS's own."""
     ssh_proxy: Literal["", "ssm"] = ""

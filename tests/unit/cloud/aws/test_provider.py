@@ -32,7 +32,6 @@ from spottrain.cloud.port.provider import (
     ReleasesJob,
     ReportsQuota,
     ReportsSpotPools,
-    SimulatesInterruption,
     Vm,
     VmState,
 )
@@ -65,7 +64,6 @@ def test_it_can_do_all_that_aws_can(aws: FakeAws) -> None:
     assert isinstance(provider, ReleasesJob)
     assert isinstance(provider, ReportsQuota)
     assert isinstance(provider, ReportsSpotPools)
-    assert isinstance(provider, SimulatesInterruption)
 
 
 def test_a_type_without_facts_is_refused_before_anything_is_asked(
@@ -373,20 +371,7 @@ def test_named_networks_are_used_and_left_alone(aws: FakeAws) -> None:
     assert aws.ask("left") == []
 
 
-# --- interruptions and SSH ------------------------------------------------------------
-
-
-def test_a_requested_interruption_ends_the_vm(aws: FakeAws) -> None:
-    provider = aws.provider(interruption_role=ROLE)
-    (vm,) = rent(provider)
-    with pytest.raises(MisconfiguredError, match="interruption_role"):
-        aws.provider().interrupt(vm.vm_id)
-    provider.interrupt(vm.vm_id)
-    (listed,) = provider.list_vms("job")
-    assert listed.state is VmState.TERMINATED
-    assert listed.ended_at_s is not None
-    with pytest.raises(VmNotFoundError):
-        provider.interrupt(vm.vm_id)
+# --- SSH ----------------------------------------------------------------------------
 
 
 def test_ssh_accepts_the_host_keys_on_the_console(aws: FakeAws) -> None:

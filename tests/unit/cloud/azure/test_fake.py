@@ -34,7 +34,6 @@ def recorded(fake_azure: FakeAzure) -> list[dict[str, Any]]:
         each.quotas()
         each.check()
         each.ssh_target(vm.vm_id)
-        each.interrupt(vm.vm_id)
         each.terminate([vm.vm_id])
         each.release("job")
     assert fake.ask("drifts") == []

@@ -31,7 +31,6 @@ from spottrain.cloud.port.provider import (
     ReachedBySsh,
     ReleasesJob,
     ReportsQuota,
-    SimulatesInterruption,
     VmState,
 )
 
@@ -48,7 +47,6 @@ def test_it_can_do_all_that_azure_can(azure: FakeAzure) -> None:
     assert isinstance(provider, ReachedBySsh)
     assert isinstance(provider, ReleasesJob)
     assert isinstance(provider, ReportsQuota)
-    assert isinstance(provider, SimulatesInterruption)
 
 
 @pytest.mark.parametrize(

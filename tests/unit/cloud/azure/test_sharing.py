@@ -13,7 +13,6 @@ from tests.fakes.azure import (
 from tests.unit.cloud.azure.renting import alive, launch_request, offer_in, rent, sent
 
 from spottrain.cloud.port.errors import CloudError, MisconfiguredError, VmNotFoundError
-from spottrain.cloud.port.provider import VmState
 
 
 def test_launches_at_the_same_time_share_one_network(azure: FakeAzure) -> None:
@@ -124,22 +123,7 @@ def test_in_a_shared_group_self_deletion_needs_the_users_identity(
         rent(azure.provider(resource_group="theirs"))
 
 
-# --- interruptions and SSH ------------------------------------------------------------
-
-
-def test_a_requested_interruption_ends_the_vm(
-    azure: FakeAzure,
-) -> None:
-    provider = azure.provider()
-    (vm,) = rent(provider)
-    azure.ask("delays", evict_s=1800)
-    provider.interrupt(vm.vm_id)
-    assert [each.vm_id for each in provider.list_vms("job")] == [vm.vm_id]
-    azure.ask("pass_time", seconds=1801)
-    assert [vm.state for vm in provider.list_vms("job")] == [VmState.TERMINATED]
-    for gone in (vm.vm_id, "vm-of-nobody"):
-        with pytest.raises(VmNotFoundError):
-            provider.interrupt(gone)
+# --- SSH ----------------------------------------------------------------------------
 
 
 def test_ssh_accepts_the_host_key_of_the_launch(azure: FakeAzure) -> None:

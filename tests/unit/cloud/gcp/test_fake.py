@@ -30,7 +30,6 @@ def recorded(fake_gcp: FakeGcp) -> list[dict[str, Any]]:
     provider.spot_pools(1)
     provider.quotas()
     provider.ssh_target(vm.vm_id)
-    provider.interrupt(vm.vm_id)
     fake_gcp.provider(instance_types=(KIND,), zones=(ZONE,)).spot_pools(1)
     provider.terminate([vm.vm_id])
     provider.release("job")

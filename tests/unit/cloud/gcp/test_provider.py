@@ -41,7 +41,6 @@ from spottrain.cloud.port.provider import (
     ReleasesJob,
     ReportsQuota,
     ReportsSpotPools,
-    SimulatesInterruption,
     Vm,
     VmState,
 )
@@ -81,7 +80,6 @@ def test_it_can_do_all_that_gcp_can(gcp: FakeGcp) -> None:
     assert isinstance(provider, ReleasesJob)
     assert isinstance(provider, ReportsQuota)
     assert isinstance(provider, ReportsSpotPools)
-    assert isinstance(provider, SimulatesInterruption)
 
 
 def test_a_type_without_facts_is_refused_before_anything_is_asked(
@@ -334,18 +332,7 @@ def test_release_deletes_the_disk_of_a_vm_that_shut_down(gcp: FakeGcp) -> None:
     assert gcp.ask("left") == []
 
 
-# --- interruptions and SSH ------------------------------------------------------------
-
-
-def test_a_requested_interruption_ends_the_vm(gcp: FakeGcp) -> None:
-    provider = gcp.provider()
-    (vm,) = rent(provider)
-    provider.interrupt(vm.vm_id)
-    (listed,) = provider.list_vms("job")
-    assert listed.state is VmState.TERMINATED
-    assert listed.ended_at_s is not None
-    with pytest.raises(VmNotFoundError):
-        provider.interrupt(vm.vm_id)
+# --- SSH ----------------------------------------------------------------------------
 
 
 def test_ssh_accepts_the_host_keys_that_the_guest_agent_reports(gcp: FakeGcp) -> None:
