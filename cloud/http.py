@@ -44,9 +44,7 @@ def get_json(
     """
     host = httpx.URL(url).host
     try:
-        response = _retrying()(
-            lambda: _checked(client.get(url, params=params, headers=headers))
-        )
+        response = _retrying()(lambda: _checked(client.get(url, params=params, headers=headers)))
     except (httpx.HTTPError, _RetryableError) as error:
         why = str(error) or type(error).__name__
         raise PriceSourceError(f"request to {host} failed: {why}") from error
@@ -106,8 +104,7 @@ def _retrying() -> tenacity.Retrying:
 
     return tenacity.Retrying(
         retry=tenacity.retry_if_exception_type((httpx.TransportError, _RetryableError)),
-        stop=tenacity.stop_after_attempt(_TRIES)
-        | tenacity.stop_after_delay(_PATIENCE_S),
+        stop=tenacity.stop_after_attempt(_TRIES) | tenacity.stop_after_delay(_PATIENCE_S),
         wait=wait,
         reraise=True,
     )

@@ -45,9 +45,7 @@ class NamespacedProvider(ForwardsAbilities):
     def __init__(self, inner: port.CloudProvider) -> None:
         self.name = inner.name
         self._inner = inner
-        self._forward_abilities(
-            lambda ability: isinstance(inner, ability), self._forward
-        )
+        self._forward_abilities(lambda ability: isinstance(inner, ability), self._forward)
 
     def offers(self) -> Sequence[port.Offer]:
         """See ``CloudProvider``."""
@@ -87,9 +85,7 @@ class NamespacedProvider(ForwardsAbilities):
             if isinstance(found, port.Vm):
                 return self._named(found)
             if isinstance(found, Sequence):
-                return tuple(
-                    self._named(x) if isinstance(x, port.Vm) else x for x in found
-                )
+                return tuple(self._named(x) if isinstance(x, port.Vm) else x for x in found)
             return found
 
         return call
@@ -111,23 +107,16 @@ class MultiCloudProvider(ForwardsAbilities):
             others are retried when they are needed.
     """
 
-    def __init__(
-        self, openers: Mapping[str, Opener], unused: Collection[str] = ()
-    ) -> None:
+    def __init__(self, openers: Mapping[str, Opener], unused: Collection[str] = ()) -> None:
         self.name = "+".join(openers)
         self._parts = {
-            name: _Part(name, opener, unused=name in unused)
-            for name, opener in openers.items()
+            name: _Part(name, opener, unused=name in unused) for name, opener in openers.items()
         }
         opened, failures = self._each(_Part.opened)
         if not opened:
-            raise next(
-                part.open_error for part in self._parts.values() if part.open_error
-            )
+            raise next(part.open_error for part in self._parts.values() if part.open_error)
         for name, error in failures.items():
-            logger.warning(
-                "continuing without %s until it can be opened: %s", name, error
-            )
+            logger.warning("continuing without %s until it can be opened: %s", name, error)
         self._forward_abilities(
             lambda ability: (
                 ability is not port.TellsTime  # whose time it is, parts say
@@ -173,9 +162,7 @@ class MultiCloudProvider(ForwardsAbilities):
         for vm_id in vm_ids:
             if (name := split_vm_id(vm_id)[0]) in self._parts:
                 wanted.setdefault(name, []).append(vm_id)
-        _raise_first(
-            self._each(lambda part: part.terminate(wanted[part.name]), wanted)[1]
-        )
+        _raise_first(self._each(lambda part: part.terminate(wanted[part.name]), wanted)[1])
 
     # --- What else a manager needs ----------------------------------------------------
 
@@ -201,9 +188,7 @@ class MultiCloudProvider(ForwardsAbilities):
             if "vm_id" in given:
                 part = self._parts.get(split_vm_id(given["vm_id"])[0])
                 if part is None:
-                    raise VmNotFoundError(
-                        f"VM {given['vm_id']} is unknown or has ended"
-                    )
+                    raise VmNotFoundError(f"VM {given['vm_id']} is unknown or has ended")
                 return part.ask(name, given)
 
             def answer(part: _Part) -> Any:
@@ -330,11 +315,7 @@ class _Part:
 
     def unreachable_vms(self) -> Collection[str]:
         cloud = self._cloud  # without waiting while it is being opened
-        return (
-            cloud.unreachable_vms()
-            if isinstance(cloud, port.ReportsUnreachableVms)
-            else ()
-        )
+        return cloud.unreachable_vms() if isinstance(cloud, port.ReportsUnreachableVms) else ()
 
     def serve(self, manager_url: str) -> None:
         with self._lock:

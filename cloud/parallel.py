@@ -26,9 +26,7 @@ def run_parallel(ask: Callable[[S], T], items: Sequence[S]) -> tuple[T, ...]:
     return tuple(call.result() for call in calls)
 
 
-def flat_map_parallel(
-    ask: Callable[[S], Sequence[T]], items: Sequence[S]
-) -> tuple[T, ...]:
+def flat_map_parallel(ask: Callable[[S], Sequence[T]], items: Sequence[S]) -> tuple[T, ...]:
     """Return the concatenated results, such as the VMs of all regions.
 
     Raises:

@@ -105,9 +105,7 @@ def corpus() -> tuple[bytes, bytes]:
     return b"".join(texts[False]), b"".join(texts[True])[:HELDOUT_BYTES]
 
 
-def loss(
-    model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]
-) -> tuple[torch.Tensor, float]:
+def loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, float]:
     """Return the sum of the cross-entropy over all bytes, in nats, and their number."""
     tokens, targets = batch
     logits = model(tokens)

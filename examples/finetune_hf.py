@@ -43,9 +43,7 @@ def training_job() -> TrainingJob:
         dataset=windows(training_text[:2_000_000]),
         heldout=windows(heldout_text),
         loss=partial(hf.causal_lm_loss, accuracy=True),
-        optimizer=lambda named: torch.optim.AdamW(
-            optim.decay_groups(named, 0.01), lr=1e-3
-        ),
+        optimizer=lambda named: torch.optim.AdamW(optim.decay_groups(named, 0.01), lr=1e-3),
         lr_schedule=schedules.cosine(warmup_steps=10),
         clip_grad_norm=1.0,
     )

@@ -165,9 +165,7 @@ def circles(graph: Mapping[str, set[str]]) -> Iterator[Breach]:
         yield Breach("circle", circle[0], " -> ".join(circle))
 
 
-def crumbs(
-    modules: Mapping[str, Module], graph: Mapping[str, set[str]]
-) -> Iterator[Breach]:
+def crumbs(modules: Mapping[str, Module], graph: Mapping[str, set[str]]) -> Iterator[Breach]:
     """Yield modules that are too small to stand alone."""
     importers: defaultdict[str, set[str]] = defaultdict(set)
     for name, imported in graph.items():
@@ -182,9 +180,7 @@ def crumbs(
             and len(users) == 1
             and modules[next(iter(users))].folder == module.folder
         ):
-            what = (
-                f"{module.lines} lines, used by {next(iter(users))} alone: merge them"
-            )
+            what = f"{module.lines} lines, used by {next(iter(users))} alone: merge them"
             yield Breach("crumb", name, what)
 
 

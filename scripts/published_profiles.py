@@ -189,9 +189,7 @@ def workload_of(model: Published) -> Workload:
             device="V100-16GB",
             software="stated",
             microbatches=(
-                MicrobatchProfile(
-                    microbatch_size=model.microbatch_size, sections=tuple(measured)
-                ),
+                MicrobatchProfile(microbatch_size=model.microbatch_size, sections=tuple(measured)),
             ),
             optimizer_s_per_byte=1.67e-11,
             within_vm=link,
@@ -220,9 +218,7 @@ def _sections(model: Published) -> list[tuple[bool, int, bool]]:
     return [(True, 1, False), *parts[2:], (False, 1, True)]
 
 
-def _facts(
-    model: Published, index: int, part: tuple[bool, int, bool], count: int
-) -> SectionFacts:
+def _facts(model: Published, index: int, part: tuple[bool, int, bool], count: int) -> SectionFacts:
     embeds, layers, heads = part
     parameters = layers * model.layer_parameters
     parameters += (VOCABULARY + LENGTH) * model.hidden if embeds else 0

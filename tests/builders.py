@@ -44,8 +44,7 @@ def slots_of(vm_ids: Iterable[str]) -> tuple[Slot, ...]:
     """Return a slot for each name: a VM's first where it stands first, then its next."""
     names = list(vm_ids)
     return tuple(
-        Slot(vm_id=vm_id, index=names[:rank].count(vm_id))
-        for rank, vm_id in enumerate(names)
+        Slot(vm_id=vm_id, index=names[:rank].count(vm_id)) for rank, vm_id in enumerate(names)
     )
 
 
@@ -190,9 +189,7 @@ def microbatch_profile(
 def a_link(
     *, latency_s: float = 1e-4, bytes_per_s: float = 1e9, jitter: float = 0.0
 ) -> LinkProfile:
-    return LinkProfile(
-        latency_s=latency_s, bandwidth_bytes_per_s=bytes_per_s, jitter=jitter
-    )
+    return LinkProfile(latency_s=latency_s, bandwidth_bytes_per_s=bytes_per_s, jitter=jitter)
 
 
 def a_profile(

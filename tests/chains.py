@@ -26,8 +26,7 @@ def tensors_of(job: TrainingJob, layout: ModelLayout) -> Tensors:
     model = materialise(job, seed=1)
     return {
         section: {
-            name: model.get_parameter(name).detach().clone()
-            for name in layout.parameters[section]
+            name: model.get_parameter(name).detach().clone() for name in layout.parameters[section]
         }
         for section in range(layout.num_sections)
     }
@@ -54,9 +53,7 @@ def run_chain(
         batch: The micro-batch.
         tensors: Parameters of every section.
     """
-    stages = [
-        StageModel(job, layout, range(a, b), tensors) for a, b in pairwise(bounds)
-    ]
+    stages = [StageModel(job, layout, range(a, b), tensors) for a, b in pairwise(bounds)]
     for stage in stages:
         stage.train()
     received: list[torch.Tensor | None] = [None]
@@ -83,6 +80,4 @@ def run_chain(
 
 
 def same_bits(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
-    return (a is None and b is None) or (
-        a is not None and b is not None and torch.equal(a, b)
-    )
+    return (a is None and b is None) or (a is not None and b is not None and torch.equal(a, b))

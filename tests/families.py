@@ -193,9 +193,7 @@ _WAV2VEC2: dict[str, Any] = {
 
 def clip() -> nn.Module:
     library: Any = importlib.import_module("transformers")
-    config = library.CLIPConfig(
-        text_config=_TEXT, vision_config=_PICTURE, projection_dim=8
-    )
+    config = library.CLIPConfig(text_config=_TEXT, vision_config=_PICTURE, projection_dim=8)
     model: nn.Module = library.CLIPModel(config)
     return model
 
@@ -209,9 +207,7 @@ def clip_loss(model: nn.Module, batch: Any) -> tuple[torch.Tensor, float]:
 def lora() -> nn.Module:
     library: Any = importlib.import_module("peft")
     base = llama_like("Llama").build()
-    config = library.LoraConfig(
-        r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"
-    )
+    config = library.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
     model: nn.Module = library.get_peft_model(base, config)
     return model
 
@@ -256,9 +252,7 @@ class Block(nn.Module):
         q, k, v = (part.transpose(1, 2) for part in parts)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.dropout(mixed.transpose(1, 2).flatten(2))
-        return x + torch.as_tensor(
-            self.dropout(self.down(F.gelu(self.up(self.norms[1](x)))))
-        )
+        return x + torch.as_tensor(self.dropout(self.down(F.gelu(self.up(self.norms[1](x))))))
 
 
 class Gpt(nn.Module):

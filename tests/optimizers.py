@@ -314,9 +314,7 @@ class TensorsInGroup(Base):
 
     def factor(self, group: Group) -> Any:
         gradients = [p.grad for p in group["params"]]
-        averages = group.setdefault(
-            "averages", [torch.zeros_like(g) for g in gradients]
-        )
+        averages = group.setdefault("averages", [torch.zeros_like(g) for g in gradients])
         for average, gradient in zip(averages, gradients, strict=True):
             average.lerp_(gradient, 0.1)
             gradient.copy_(average)

@@ -27,9 +27,7 @@ Lists = dict[str, Any]
 # --- lives --------------------------------------------------------------------------
 
 
-def live(
-    provider: Any, fake: Any, intent: str = "intent-3", *, evicts: bool = False
-) -> None:
+def live(provider: Any, fake: Any, intent: str = "intent-3", *, evicts: bool = False) -> None:
     """Do once all that a job, ``gc`` and ``doctor`` may do.
 
     Args:

@@ -31,10 +31,7 @@ Group = list[pytest.Item]
 
 def groups(items: Sequence[pytest.Item], scope: Callable[[str], str]) -> list[Group]:
     """Return what runs in one process: tests that follow each other, of one scope."""
-    return [
-        list(some)
-        for _, some in itertools.groupby(items, lambda item: scope(item.nodeid))
-    ]
+    return [list(some) for _, some in itertools.groupby(items, lambda item: scope(item.nodeid))]
 
 
 class Between:
@@ -112,9 +109,7 @@ def _give(process: Process, every: Sequence[Group], todo: list[int]) -> None:
     process.link.send(number)
 
 
-def _hear(
-    process: Process, config: pytest.Config, every: Sequence[Group], todo: list[int]
-) -> bool:
+def _hear(process: Process, config: pytest.Config, every: Sequence[Group], todo: list[int]) -> bool:
     """Take one message of a process in; return False once it has ended."""
     try:
         kind, content = process.link.recv()
@@ -145,9 +140,7 @@ def _report_death(process: Process, config: pytest.Config) -> None:
     why = f"test process {process.number} ended with {process.handle.exitcode} in it"
     for nodeid in process.left or ["(the end of a test process)"]:
         location = (nodeid.partition("::")[0], None, nodeid)
-        report = pytest.TestReport(
-            nodeid, location, {}, "failed", why, "call", sections=()
-        )
+        report = pytest.TestReport(nodeid, location, {}, "failed", why, "call", sections=())
         config.hook.pytest_runtest_logreport(report=report)
         why = f"not run: test process {process.number} had ended"
 

@@ -94,9 +94,7 @@ class AwsChecks:
                 LocationType="region", Filters=filters
             )
             offered = {
-                row["InstanceType"]
-                for page in pages
-                for row in page["InstanceTypeOfferings"]
+                row["InstanceType"] for page in pages for row in page["InstanceTypeOfferings"]
             }
         return [kind for kind in wanted if kind in offered]
 
@@ -120,9 +118,7 @@ class AwsChecks:
     def _arguments(self, region: str, call: str) -> dict[str, Any]:
         kind = call.removeprefix("create_").removeprefix("import_").replace("_", "-")
         vm_tags = {
-            "TagSpecifications": requests.tagged(
-                kind, _JOB, f"spottrain-{_JOB}", self._settings
-            )
+            "TagSpecifications": requests.tagged(kind, _JOB, f"spottrain-{_JOB}", self._settings)
         }
         if call == "create_security_group":
             group = {"GroupName": tags.JOB, "Description": "a dry run", **vm_tags}

@@ -145,9 +145,7 @@ class AwsMarket:
             for (family, spot), code in codes.items():
                 answer = client.get_service_quota(ServiceCode="ec2", QuotaCode=code)
                 limit = float(answer["Quota"]["Value"])
-                quota = Quota(
-                    region=region, family=family, spot=spot, limit=limit, unit="vcpu"
-                )
+                quota = Quota(region=region, family=family, spot=spot, limit=limit, unit="vcpu")
                 found.append(quota)
         return found + self._disk_quotas(client, region)
 
@@ -161,9 +159,7 @@ class AwsMarket:
             return []
         limit_gib = float(answer["Quota"]["Value"]) * _GIB_PER_TIB
         vms = limit_gib / self._settings.disk_gib
-        return [
-            Quota(region=region, family=ANY_FAMILY, spot=False, limit=vms, unit="vm")
-        ]
+        return [Quota(region=region, family=ANY_FAMILY, spot=False, limit=vms, unit="vm")]
 
     def _zone_names(self, region: str) -> dict[str, str]:
         """Return this account's zone names by zone id."""

@@ -34,9 +34,7 @@ class AwsNetwork:
         self._lock = threading.Lock()
         self._placements: dict[tuple[str, str, str, str], AwsPlacement] = {}
 
-    def placement(
-        self, job: str, region: str, zone: str, image: str = ""
-    ) -> AwsPlacement:
+    def placement(self, job: str, region: str, zone: str, image: str = "") -> AwsPlacement:
         """Return the placement of a job's VMs in a zone; created if needed.
 
         Args:
@@ -62,18 +60,14 @@ class AwsNetwork:
     def forget(self, job: str) -> None:
         """Check the resources again at the next launch: some may be missing."""
         with self._lock:
-            self._placements = {
-                k: v for k, v in self._placements.items() if k[0] != job
-            }
+            self._placements = {k: v for k, v in self._placements.items() if k[0] != job}
 
     def admit(self, job: str, region: str, networks: Sequence[str]) -> None:
         """Let SSH in from these networks only, now and in groups made later."""
         self._settings = replace(self._settings, ssh_from=tuple(networks))
         ec2 = self._clients.get("ec2", region)
         mine = [requests.by_tag(tags.JOB, job)]
-        for group in self._ours(
-            ec2, "describe_security_groups", "SecurityGroups", mine
-        ):
+        for group in self._ours(ec2, "describe_security_groups", "SecurityGroups", mine):
             self._set_rules(ec2, group)
 
     def release(self, job: str, region: str) -> None:
@@ -82,9 +76,7 @@ class AwsNetwork:
         mine = [requests.by_tag(tags.JOB, job)]
         self.forget(job)
         with self._lock:
-            for group in self._ours(
-                ec2, "describe_security_groups", "SecurityGroups", mine
-            ):
+            for group in self._ours(ec2, "describe_security_groups", "SecurityGroups", mine):
                 _ignoring("InvalidGroup.NotFound", ec2.delete_security_group)(
                     GroupId=group["GroupId"]
                 )
@@ -95,12 +87,8 @@ class AwsNetwork:
             for vpc in self._ours(ec2, "describe_vpcs", "Vpcs", mine):
                 _remove_vpc(ec2, vpc["VpcId"])
             # A gateway that was created but not attached before a crash.
-            for gateway in self._ours(
-                ec2, "describe_internet_gateways", "InternetGateways", mine
-            ):
-                ec2.delete_internet_gateway(
-                    InternetGatewayId=gateway["InternetGatewayId"]
-                )
+            for gateway in self._ours(ec2, "describe_internet_gateways", "InternetGateways", mine):
+                ec2.delete_internet_gateway(InternetGatewayId=gateway["InternetGatewayId"])
 
     def image(self, region: str, preferred: str = "") -> Mapping[str, Any]:
         """Return the image, as EC2 describes it.
@@ -163,9 +151,7 @@ class AwsNetwork:
             ec2 = self._clients.get("ec2", region)
             _list_named(ec2, "describe_security_groups", "SecurityGroups", groups)
 
-    def _make_placement(
-        self, job: str, region: str, zone: str, image: str
-    ) -> AwsPlacement:
+    def _make_placement(self, job: str, region: str, zone: str, image: str) -> AwsPlacement:
         ec2 = self._clients.get("ec2", region)
         subnet = self._subnet(ec2, job, zone)
         groups = self._settings.security_groups
@@ -211,9 +197,7 @@ class AwsNetwork:
             VpcId=vpc_id,
             AvailabilityZone=zone,
             CidrBlock=f"10.79.{max(number, 0)}.0/20",
-            TagSpecifications=requests.tagged(
-                "subnet", job, f"spottrain {job}", self._settings
-            ),
+            TagSpecifications=requests.tagged("subnet", job, f"spottrain {job}", self._settings),
         )["Subnet"]
         return made
 
@@ -229,9 +213,7 @@ class AwsNetwork:
                 )["Vpc"]
             ]
         vpc_id = str(vpcs[0]["VpcId"])
-        gateways = self._ours(
-            ec2, "describe_internet_gateways", "InternetGateways", mine
-        )
+        gateways = self._ours(ec2, "describe_internet_gateways", "InternetGateways", mine)
         if not gateways:
             kind = "internet-gateway"
             gateways = [
@@ -265,9 +247,7 @@ class AwsNetwork:
                     GroupName=name,
                     Description="VMs of one spottrain job",
                     VpcId=vpc_id,
-                    TagSpecifications=requests.tagged(
-                        "security-group", job, name, self._settings
-                    ),
+                    TagSpecifications=requests.tagged("security-group", job, name, self._settings),
                 )
             ]
         self._set_rules(ec2, groups[0])
@@ -278,9 +258,9 @@ class AwsNetwork:
         group_id, port = str(group["GroupId"]), self._settings.ssh_port
         networks = self._settings.ssh_from
         for rule in requests.ssh_rules(group_id, networks, port):
-            _ignoring(
-                "InvalidPermission.Duplicate", ec2.authorize_security_group_ingress
-            )(GroupId=group_id, IpPermissions=[rule])
+            _ignoring("InvalidPermission.Duplicate", ec2.authorize_security_group_ingress)(
+                GroupId=group_id, IpPermissions=[rule]
+            )
         for rule in requests.stale_rules(group, networks, port):
             # Who may not revoke leaves the old address in.
             _ignoring("UnauthorizedOperation", ec2.revoke_security_group_ingress)(
@@ -311,9 +291,7 @@ class AwsNetwork:
         return name
 
 
-def _list(
-    ec2: Any, call: str, key: str, filters: list[dict[str, Any]]
-) -> list[dict[str, Any]]:
+def _list(ec2: Any, call: str, key: str, filters: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return all items of a paginated call."""
     pages = ec2.get_paginator(call).paginate(Filters=filters)
     return [item for page in pages for item in page[key]]
@@ -331,9 +309,7 @@ def _size_gib(image: Mapping[str, Any]) -> int:
     )
 
 
-def _list_named(
-    ec2: Any, call: str, key: str, wanted: Sequence[str]
-) -> list[dict[str, Any]]:
+def _list_named(ec2: Any, call: str, key: str, wanted: Sequence[str]) -> list[dict[str, Any]]:
     """Return the resources that the job file names.
 
     Raises:
@@ -369,9 +345,7 @@ def _remove_vpc(ec2: Any, vpc_id: str) -> None:
     attached = [{"Name": "attachment.vpc-id", "Values": [vpc_id]}]
     for subnet in _list(ec2, "describe_subnets", "Subnets", inside):
         ec2.delete_subnet(SubnetId=subnet["SubnetId"])
-    for gateway in _list(
-        ec2, "describe_internet_gateways", "InternetGateways", attached
-    ):
+    for gateway in _list(ec2, "describe_internet_gateways", "InternetGateways", attached):
         gateway_id = gateway["InternetGatewayId"]
         ec2.detach_internet_gateway(InternetGatewayId=gateway_id, VpcId=vpc_id)
         ec2.delete_internet_gateway(InternetGatewayId=gateway_id)

@@ -97,8 +97,7 @@ def list_prices(
     if len(regions) == 1:
         wanted["regionCode"] = regions[0]
     filters = [
-        {"Type": "TERM_MATCH", "Field": field, "Value": value}
-        for field, value in wanted.items()
+        {"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in wanted.items()
     ]
     with translating_errors(f"asking for the price of {instance_type}"):
         pricing = clients.get("pricing", HOME_REGION)
@@ -111,8 +110,7 @@ def list_prices(
             yield from _listed(json.loads(text), regions)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CloudError(
-                f"AWS's price list has an unreadable entry: "
-                f"{type(error).__name__}: {error}"
+                f"AWS's price list has an unreadable entry: {type(error).__name__}: {error}"
             ) from error
 
 

@@ -289,9 +289,7 @@ class AwsProvider:
                 if uid != giver or hops != requests.hops_of(vm_id):
                     raise VmNotFoundError(f"AWS: VM {vm_id} is another job's by now")
                 _check_same(job, instance, placement)
-                new = requests.moved_tags(
-                    hops + 1, job, intent, since_s, self._settings
-                )
+                new = requests.moved_tags(hops + 1, job, intent, since_s, self._settings)
                 self._rename(region, job, instance, placement, new)
                 pairs |= new
         wanted = {**instance, "Tags": requests.tag_list(pairs)}
@@ -354,26 +352,20 @@ class AwsProvider:
 
         region = request.offer.region
         try:
-            answer = self._clients.without_retries("ec2", region).run_instances(
-                **arguments
-            )
+            answer = self._clients.without_retries("ec2", region).run_instances(**arguments)
         except ClientError as error:
             if code_of(error) not in TOKEN_USED:
                 raise
             mine = [requests.by_tag(tags.INTENT, request.intent)]
             vms = self._vms(region, mine)
             found = tuple(
-                vm
-                for vm in vms
-                if vm.job == request.job and vm.uid == self._settings.uid
+                vm for vm in vms if vm.job == request.job and vm.uid == self._settings.uid
             )
             if not found:
                 raise
             return found
         return tuple(
-            replace(
-                requests.vm_of(region, instance, self._facts), image=placement.image
-            )
+            replace(requests.vm_of(region, instance, self._facts), image=placement.image)
             for instance in answer["Instances"]
         )
 
@@ -462,9 +454,7 @@ def _hops(vm: port.Vm) -> int:
     return requests.hops_of(vm.vm_id)
 
 
-def _check_same(
-    job: str, instance: Mapping[str, Any], placement: requests.AwsPlacement
-) -> None:
+def _check_same(job: str, instance: Mapping[str, Any], placement: requests.AwsPlacement) -> None:
     """Check that an instance is as those that a job rents in its zone.
 
     Raises:
@@ -476,6 +466,5 @@ def _check_same(
     ):
         if has != wanted:
             raise VmNotFoundError(
-                f"AWS: {instance['InstanceId']} has {what} {has}, VMs of job {job} have "
-                f"{wanted}"
+                f"AWS: {instance['InstanceId']} has {what} {has}, VMs of job {job} have {wanted}"
             )

@@ -76,9 +76,7 @@ def tag_list(pairs: Mapping[str, str]) -> list[dict[str, str]]:
     return [{"Key": key, "Value": value} for key, value in pairs.items()]
 
 
-def tagged(
-    kind: str, job: str, name: str, settings: AwsSettings
-) -> list[dict[str, Any]]:
+def tagged(kind: str, job: str, name: str, settings: AwsSettings) -> list[dict[str, Any]]:
     """Return the TagSpecifications of a shared resource of a job."""
     pairs = {**tags.of_job(job, settings), "Name": name}
     return [{"ResourceType": kind, "Tags": tag_list(pairs)}]
@@ -252,9 +250,7 @@ def host_keys(console: str) -> tuple[str, ...]:
     return tuple(" ".join(words[:2]) for words in lines if len(words) >= 2)
 
 
-def ssh_rules(
-    group_id: str, networks: Sequence[str], port: int = 22
-) -> list[dict[str, Any]]:
+def ssh_rules(group_id: str, networks: Sequence[str], port: int = 22) -> list[dict[str, Any]]:
     """Return a group's ingress rules: SSH from ``networks``, all from itself.
 
     One for each network: EC2 refuses a rule as a whole if one of its networks is let in.

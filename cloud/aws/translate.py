@@ -147,9 +147,7 @@ def translate(error: Exception, doing: str) -> errors.CloudError:
     text = " ".join(str(error).split())[:_MAX_MESSAGE_CHARS]
     kinds = {kind.__name__ for kind in type(error).__mro__}
     if kinds & _PASSING:
-        return errors.CloudError(
-            f"AWS cannot be reached, {doing}: {text}; will be retried"
-        )
+        return errors.CloudError(f"AWS cannot be reached, {doing}: {text}; will be retried")
     if "RefreshWithMFAUnsupportedError" in kinds:
         return errors.LoginExpiredError(
             f"AWS, {doing}: the role asks for an MFA code, and nobody is there to give it; "
@@ -170,10 +168,7 @@ def _refused(error: Any, doing: str) -> errors.CloudError:
     message = " ".join(str(message).split())
     quota = code.endswith(_QUOTA)
     kind = _CODES.get(code, errors.QuotaExceededError if quota else errors.CloudError)
-    if (
-        kind is errors.CloudError
-        and error.response["ResponseMetadata"]["HTTPStatusCode"] == 429
-    ):
+    if kind is errors.CloudError and error.response["ResponseMetadata"]["HTTPStatusCode"] == 429:
         kind = errors.ThrottledError
     if kind is errors.ThrottledError:
         headers = error.response["ResponseMetadata"].get("HTTPHeaders", {})

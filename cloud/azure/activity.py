@@ -29,9 +29,7 @@ _MAX_SPAN_S = 89 * DAY_S
 """Maximum span of a query; the log has one day more."""
 _VM = "microsoft.compute/virtualmachines"
 _MADE = f"{_VM}/write"
-_ENDS = frozenset(
-    {f"{_VM}/delete", f"{_VM}/deallocate/action", f"{_VM}/evictspotvm/action"}
-)
+_ENDS = frozenset({f"{_VM}/delete", f"{_VM}/deallocate/action", f"{_VM}/evictspotvm/action"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,9 +43,7 @@ OWN_GROUP_ACTIONS = (
     "Microsoft.Resources/subscriptions/resourceGroups/delete",
 )
 """Also required if no resource group is named."""
-NAMED_GROUP_ACTIONS = (
-    "Microsoft.Resources/subscriptions/resourceGroups/resources/read",
-)
+NAMED_GROUP_ACTIONS = ("Microsoft.Resources/subscriptions/resourceGroups/resources/read",)
 """Also required if one is named."""
 OWN_NETWORK_ACTIONS = (
     "Microsoft.Network/networkSecurityGroups/read",
@@ -87,9 +85,7 @@ OTHER_ACTIONS = (
 class AzureChecks:
     """Checks what a job needs, one item after the other."""
 
-    def __init__(
-        self, clients: AzureClients, settings: AzureSettings, market: AzureMarket
-    ) -> None:
+    def __init__(self, clients: AzureClients, settings: AzureSettings, market: AzureMarket) -> None:
         self._clients = clients
         self._settings = settings
         self._market = market
@@ -105,9 +101,7 @@ class AzureChecks:
         for region in self._settings.regions:
             yield run_check(f"types {region}", partial(self._types, region), "types")
             yield run_check(f"image {region}", partial(self._image, region))
-            yield run_check(
-                f"quota {region} spot", partial(self._quota, region), "quota"
-            )
+            yield run_check(f"quota {region} spot", partial(self._quota, region), "quota")
 
     def _credentials(self) -> str:
         subscription = self._clients.subscription
@@ -175,9 +169,7 @@ class AzureChecks:
             found = self._market.image_versions(region, named)
         else:
             with translating_errors(f"looking for image {named} in {region}"):
-                self._clients.resources.resources.get_by_id(
-                    named, api_version="2024-03-03"
-                )
+                self._clients.resources.resources.get_by_id(named, api_version="2024-03-03")
             return named
         if not found:
             raise MisconfiguredError(f"{region} has no image {named}; give azure.image")

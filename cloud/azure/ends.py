@@ -90,11 +90,7 @@ class AzureEndTimes:
             self._tried.add(token)
         lifetimes = (self._ask_lifetimes(group) if repeated else None) or {}
         vm_ids = {name: requests.vm_id_of(group, name) for name in names}
-        return {
-            name: lifetimes[vm_id]
-            for name, vm_id in vm_ids.items()
-            if vm_id in lifetimes
-        }
+        return {name: lifetimes[vm_id] for name, vm_id in vm_ids.items() if vm_id in lifetimes}
 
     def _recall(self, job: str) -> list[Vm] | None:
         """Return the VMs of a job that ended before this process started."""
@@ -106,9 +102,7 @@ class AzureEndTimes:
         if lifetimes is None:
             return None
         return [
-            terminated_stub(
-                requests.CLOUD, region, region, vm_id, job, lifetime.until_s
-            )
+            terminated_stub(requests.CLOUD, region, region, vm_id, job, lifetime.until_s)
             for vm_id, lifetime in lifetimes.items()
             if vm_id.startswith(prefix)
         ]

@@ -62,9 +62,7 @@ class Size:
 class AzureMarket:
     """The market of one subscription."""
 
-    def __init__(
-        self, clients: AzureClients, settings: AzureSettings, facts: CloudFacts
-    ) -> None:
+    def __init__(self, clients: AzureClients, settings: AzureSettings, facts: CloudFacts) -> None:
         self._clients = clients
         self._settings = settings
         self._facts = facts
@@ -95,9 +93,7 @@ class AzureMarket:
                     spot=price.spot,
                     usd_per_hour=price.usd_per_hour,
                     observed_at_s=seen_s,
-                    family=requests.SPOT_QUOTA
-                    if price.spot
-                    else sizes[price.instance_type].family,
+                    family=requests.SPOT_QUOTA if price.spot else sizes[price.instance_type].family,
                 ),
                 attached,
             )
@@ -106,9 +102,7 @@ class AzureMarket:
             for zone in self._zones(region, price, sizes.get(price.instance_type))
         ]
 
-    def _zones(
-        self, region: str, price: RetailPrice, size: Size | None
-    ) -> Iterator[str]:
+    def _zones(self, region: str, price: RetailPrice, size: Size | None) -> Iterator[str]:
         if size is None or (price.spot and not size.spot):
             return
         for number in size.zones:
@@ -128,9 +122,7 @@ class AzureMarket:
                 return kept
             asked_s = time.monotonic()
             with translating_errors(f"asking for sizes in {region}"):
-                listed = self._clients.compute.resource_skus.list(
-                    filter=f"location eq '{region}'"
-                )
+                listed = self._clients.compute.resource_skus.list(filter=f"location eq '{region}'")
                 wanted = self._settings.instance_types
                 found = {
                     sku.name: size
@@ -237,9 +229,7 @@ class AzureMarket:
 def size_of(sku: dict[str, Any], region: str) -> Size | None:
     """Parse an entry of Resource SKUs; None if it is not open to the account."""
     locations = [
-        each
-        for each in sku.get("locationInfo") or ()
-        if each["location"].lower() == region
+        each for each in sku.get("locationInfo") or () if each["location"].lower() == region
     ]
     zones = {zone for each in locations for zone in each.get("zones") or ()}
     zonal = bool(zones)
@@ -271,9 +261,7 @@ def eviction_query(sizes: Sequence[str], regions: Sequence[str]) -> dict[str, An
     return {"query": text, "options": {"resultFormat": "objectArray"}}
 
 
-def eviction_pools(
-    rows: Iterable[Mapping[str, Any]], sizes: Sequence[str]
-) -> list[SpotPool]:
+def eviction_pools(rows: Iterable[Mapping[str, Any]], sizes: Sequence[str]) -> list[SpotPool]:
     """Return the rows of an answer as pools; those of an unknown band are left out.
 
     Azure's case of names varies.

@@ -70,9 +70,7 @@ class AzureNetwork:
     def forget(self, job: str) -> None:
         """Check the resources again at the next launch: some may be missing."""
         with self._lock:
-            self._placements = {
-                k: v for k, v in self._placements.items() if k[0] != job
-            }
+            self._placements = {k: v for k, v in self._placements.items() if k[0] != job}
 
     def admit(self, job: str, networks: Sequence[str]) -> None:
         """Let SSH in from these networks only, where there are rules of our own."""
@@ -126,9 +124,7 @@ class AzureNetwork:
         if named is not None:
             resource = self._clients.resources.resources.get_by_id
             if get_or_none(resource, named, api_version="2023-09-01") is None:
-                raise MisconfiguredError(
-                    f"Azure: there is no subnet {named}; correct the job file"
-                )
+                raise MisconfiguredError(f"Azure: there is no subnet {named}; correct the job file")
             return named
         name = f"{requests.prefix(job, self._settings)}{region}"
         rules = network.network_security_groups.begin_create_or_update(
@@ -225,9 +221,7 @@ class AzureNetwork:
         _await_all(pollers, until_s)
         resources = self._clients.resources.resources
         found = [
-            each
-            for each in resources.list_by_resource_group(group)
-            if each.name.startswith(first)
+            each for each in resources.list_by_resource_group(group) if each.name.startswith(first)
         ]
         for stage in _REMOVAL:
             versions = {kind.lower(): version for kind, version in stage.items()}

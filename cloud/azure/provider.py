@@ -112,13 +112,9 @@ class AzureProvider:
         def make(name: str) -> port.Vm | CloudError:
             if lifetime := past.get(name):  # a name is never reused
                 vm_id = requests.vm_id_of(group, name)
-                from_s = (
-                    lifetime.until_s if lifetime.from_s is None else lifetime.from_s
-                )
+                from_s = lifetime.until_s if lifetime.from_s is None else lifetime.from_s
                 return terminated_from_launch(request, vm_id, from_s, lifetime.until_s)
-            body = requests.virtual_machine(
-                request, name, placement, new_host_key(), owned
-            )
+            body = requests.virtual_machine(request, name, placement, new_host_key(), owned)
             try:
                 resource = self._launches.make(group, name, body, doing)
             except CloudError as error:
@@ -155,9 +151,7 @@ class AzureProvider:
                 raise error
         if not vms:
             raise errors[0]
-        return port.LaunchResult(
-            vms=tuple(vms), refusal=str(errors[0]) if errors else ""
-        )
+        return port.LaunchResult(vms=tuple(vms), refusal=str(errors[0]) if errors else "")
 
     def list_vms(self, job: str) -> Sequence[port.Vm]:
         """Return the VMs of a job; ended ones for an hour, if the Activity Log reports
@@ -199,9 +193,7 @@ class AzureProvider:
             listed = self._clients.compute.virtual_machines.list_all()
             resource = [vm.as_dict() for vm in listed]
         return tuple(
-            requests.vm_of(each, self._facts)
-            for each in resource
-            if tags.JOB in _tags_of(each)
+            requests.vm_of(each, self._facts) for each in resource if tags.JOB in _tags_of(each)
         )
 
     # --- Optional abilities -----------------------------------------------------------
@@ -312,17 +304,13 @@ class AzureProvider:
                 cards = self._clients.network.network_interfaces.list(group)
                 self._addresses |= dict(_addressed(card.as_dict()) for card in cards)
         return [
-            requests.vm_of(
-                resource, self._facts, self._addresses.get(vm.vm_id, vm.private_address)
-            )
+            requests.vm_of(resource, self._facts, self._addresses.get(vm.vm_id, vm.private_address))
             for resource, vm in zip(listed, vms, strict=True)
         ]
 
     def _address_of(self, resource: Resource) -> str:
         """Return the address of a VM, empty while it has none."""
-        cards = (
-            resource["properties"].get("networkProfile", {}).get("networkInterfaces")
-        )
+        cards = resource["properties"].get("networkProfile", {}).get("networkInterfaces")
         if not cards:
             return ""
         group, name = requests.split_resource_id(cards[0]["id"])

@@ -142,9 +142,7 @@ def virtual_machine(
             "osProfile": _system(request, name, placement, host_key, settings),
             "networkProfile": {
                 "networkApiVersion": _NETWORK_VERSION,
-                "networkInterfaceConfigurations": [
-                    _interface(name, vm_tags, placement, settings)
-                ],
+                "networkInterfaceConfigurations": [_interface(name, vm_tags, placement, settings)],
             },
         },
     }
@@ -309,9 +307,7 @@ def rules(job: str, region: str, settings: AzureSettings) -> dict[str, Any]:
     }
 
 
-def network(
-    job: str, region: str, rules_id: str, settings: AzureSettings
-) -> dict[str, Any]:
+def network(job: str, region: str, rules_id: str, settings: AzureSettings) -> dict[str, Any]:
     """Return a network with one subnet, named ``vms``."""
     subnet = {
         "name": "vms",
@@ -330,14 +326,10 @@ def network(
     }
 
 
-def identity_id(
-    subscription: str, group: str, job: str, settings: AzureSettings
-) -> str:
+def identity_id(subscription: str, group: str, job: str, settings: AzureSettings) -> str:
     """Return the id of a job's managed identity."""
     kind = "Microsoft.ManagedIdentity/userAssignedIdentities"
-    return (
-        f"{_group_id(subscription, group)}/providers/{kind}/{prefix(job, settings)}vms"
-    )
+    return f"{_group_id(subscription, group)}/providers/{kind}/{prefix(job, settings)}vms"
 
 
 def role(subscription: str) -> tuple[str, dict[str, Any]]:
@@ -394,9 +386,7 @@ _STATES = {
 }
 
 
-def vm_of(
-    resource: Mapping[str, Any], facts: CloudFacts, private_address: str = ""
-) -> Vm:
+def vm_of(resource: Mapping[str, Any], facts: CloudFacts, private_address: str = "") -> Vm:
     """Return a VM of Azure as a ``Vm``."""
     group_name, name = split_resource_id(resource["id"])
     vm_tags, properties = resource.get("tags") or {}, resource["properties"]

@@ -117,9 +117,7 @@ def translate(error: Exception, doing: str) -> errors.CloudError:
     if isinstance(error, azure.ClientAuthenticationError) and not status:
         return errors.LoginExpiredError(f"Azure, {doing}: {text}; run 'az login'")
     if not status:
-        return errors.CloudError(
-            f"Azure cannot be reached, {doing}: {text}; will be retried"
-        )
+        return errors.CloudError(f"Azure cannot be reached, {doing}: {text}; will be retried")
     if status == _THROTTLED:
         retry_after_s = _retry_after_s(error)
         return errors.ThrottledError(
@@ -130,9 +128,7 @@ def translate(error: Exception, doing: str) -> errors.CloudError:
     if kind is errors.CloudError and isinstance(error, azure.ClientAuthenticationError):
         kind = errors.AuthError
     advice = _POLICY_ADVICE if code == _POLICY else _ADVICE.get(kind)
-    return kind(
-        f"Azure, {doing}: {code or status}: {text}" + (f"; {advice}" if advice else "")
-    )
+    return kind(f"Azure, {doing}: {code or status}: {text}" + (f"; {advice}" if advice else ""))
 
 
 def _kind(code: str, text: str) -> type[errors.CloudError]:

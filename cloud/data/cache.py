@@ -73,9 +73,7 @@ class Cache:
         self._may_evict = may_evict
         self._used: set[str] = set()
 
-    def ensure(
-        self, request: DataRequest, source: DataSource, report: ReportProgress
-    ) -> Path:
+    def ensure(self, request: DataRequest, source: DataSource, report: ReportProgress) -> Path:
         """Fetch a dataset unless it is cached; return its path.
 
         Args:
@@ -93,9 +91,7 @@ class Cache:
         self._used.add(key)
         with self._locked(key):
             target, part = self.folder / key, self.folder / f"{key}.part"
-            if target.exists() and not (
-                request.unpack or not missing_files(target, files)
-            ):
+            if target.exists() and not (request.unpack or not missing_files(target, files)):
                 target.rename(part)  # a file was removed
             if target.exists():
                 os.utime(target)  # marks it as used
@@ -125,9 +121,7 @@ class Cache:
         total = format_size(num_bytes(source.files))
         threads = ThreadPoolExecutor(_THREADS, "data")
         try:
-            fetches = {
-                threads.submit(source.fetch, x, folder / x.name): x for x in wanted
-            }
+            fetches = {threads.submit(source.fetch, x, folder / x.name): x for x in wanted}
             report(f"{request.name}: {format_size(arrived)} of {total} received")
             for done in as_completed(fetches):
                 done.result()

@@ -66,9 +66,7 @@ class DataSource(Protocol):
         """
 
 
-def open_source(
-    request: DataRequest, patience_s: float = store.PATIENCE_S
-) -> DataSource:
+def open_source(request: DataRequest, patience_s: float = store.PATIENCE_S) -> DataSource:
     """Return the current version of a dataset.
 
     Args:
@@ -117,9 +115,7 @@ class ObjectSource:
         if not self.files:
             raise DataMissingError(f"{request.what}: nothing found; check the URL")
         if self.is_folder and (request.unpack or request.sha256):
-            raise DataError(
-                f"{request.what}: unpack and sha256 need the URL of a single object"
-            )
+            raise DataError(f"{request.what}: unpack and sha256 need the URL of a single object")
 
     def fetch(self, file: SourceFile, target: Path) -> None:
         """See ``DataSource``."""
@@ -189,9 +185,7 @@ class WebSource:
             raise
 
 
-def files_of(
-    request: DataRequest, found: Sequence[store.Version]
-) -> Iterator[SourceFile]:
+def files_of(request: DataRequest, found: Sequence[store.Version]) -> Iterator[SourceFile]:
     """Yield the files among objects, without folder placeholders.
 
     Raises:
@@ -216,9 +210,7 @@ def check_name(request: DataRequest, name: str) -> None:
         DataError: the name is invalid, or leaves the folder.
     """
     if PurePosixPath(name).is_absolute() or ".." in name.split("/") or "\0" in name:
-        raise DataError(
-            f"{request.what}: object name {name!r} is not allowed; rename it"
-        )
+        raise DataError(f"{request.what}: object name {name!r} is not allowed; rename it")
 
 
 def check_hash(request: DataRequest, path: Path) -> None:
@@ -233,9 +225,7 @@ def check_hash(request: DataRequest, path: Path) -> None:
         found = hashlib.file_digest(stream, "sha256").hexdigest()
     if found != request.sha256:
         path.unlink()
-        raise DataError(
-            f"{request.what}: sha256 is {found}, which differs from the job file"
-        )
+        raise DataError(f"{request.what}: sha256 is {found}, which differs from the job file")
 
 
 @contextlib.contextmanager
@@ -262,16 +252,10 @@ def translating_http_errors(request: DataRequest) -> Iterator[None]:
             kind = DataMissingError
         elif error.code >= 500 or error.code in _TRANSIENT:
             kind = DataUnavailableError
-        raise kind(
-            f"{request.what}: its server answered {error.code} {error.reason}"
-        ) from error
+        raise kind(f"{request.what}: its server answered {error.code} {error.reason}") from error
     except urllib.error.URLError as error:
-        raise DataUnavailableError(
-            f"{request.what}: no answer: {error.reason}"
-        ) from error
+        raise DataUnavailableError(f"{request.what}: no answer: {error.reason}") from error
     except (http.client.InvalidURL, UnicodeError) as error:
         raise DataError(f"{request.what}: invalid URL: {error}; check it") from error
     except (http.client.HTTPException, TimeoutError, ConnectionError) as error:
-        raise DataUnavailableError(
-            f"{request.what}: connection lost: {error!r}"
-        ) from error
+        raise DataUnavailableError(f"{request.what}: connection lost: {error!r}") from error

@@ -132,12 +132,9 @@ def host_keys(attributes: Mapping[str, Any]) -> tuple[str, ...]:
 def created(operation: Mapping[str, Any]) -> int:
     """Return how many VMs a bulk insert created and did not delete again."""
     metadata = operation.get("instances_bulk_insert_operation_metadata", {})
-    places: Iterable[Mapping[str, Any]] = metadata.get(
-        "per_location_status", {}
-    ).values()
+    places: Iterable[Mapping[str, Any]] = metadata.get("per_location_status", {}).values()
     return sum(
-        int(placement.get("created_vm_count", 0))
-        - int(placement.get("deleted_vm_count", 0))
+        int(placement.get("created_vm_count", 0)) - int(placement.get("deleted_vm_count", 0))
         for placement in places
     )
 

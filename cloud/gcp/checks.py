@@ -47,9 +47,7 @@ class GcpChecks:
             found = run_check(f"region {region}", partial(self._region, region))
             yield found
             if found.ok:
-                yield run_check(
-                    f"types {region}", partial(self._types, region), "types"
-                )
+                yield run_check(f"types {region}", partial(self._types, region), "types")
         yield run_check("prices", self._market.told_prices)
         try:
             yield from _quotas(self._market.quotas())
@@ -74,9 +72,7 @@ class GcpChecks:
 
     def _types(self, region: str) -> str:
         offered = {
-            name
-            for zone, name in self._market.places()
-            if requests.region_of(zone) == region
+            name for zone, name in self._market.places() if requests.region_of(zone) == region
         }
         return check_offered(region, self._settings.instance_types, offered)
 

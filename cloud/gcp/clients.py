@@ -39,9 +39,7 @@ class GcpClients:
         self._credentials: Any = None
         self._made: dict[str, Any] = {}
 
-    def call(
-        self, service: str, method: str, request: Message, answer_s: float = 0.0
-    ) -> Message:
+    def call(self, service: str, method: str, request: Message, answer_s: float = 0.0) -> Message:
         """Return the answer to one call.
 
         Args:
@@ -172,9 +170,7 @@ class GcpClients:
         if operation is not None:
             translate.raise_failed(self.finish(operation, self._settings.launch_s))
 
-    def _ask(
-        self, service: str, method: str, request: Message, answer_s: float = 0.0
-    ) -> Any:
+    def _ask(self, service: str, method: str, request: Message, answer_s: float = 0.0) -> Any:
         client = self._client(service)
         return getattr(client, method)(
             request={"project": self._settings.project, **request},

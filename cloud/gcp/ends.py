@@ -47,9 +47,7 @@ class GcpEndTimes:
         self.vms = EndedVms(self._recall, self._look_up, clock)
         """Of a VM that ended before this process saw it, only the end is known."""
 
-    def find(
-        self, zone: str, names: Collection[str], since_s: float
-    ) -> dict[str, float]:
+    def find(self, zone: str, names: Collection[str], since_s: float) -> dict[str, float]:
         """Return when VMs ended, by name; VMs that have not ended are left out.
 
         All operations of two weeks that ended VMs are read: Google sorts no list that
@@ -114,9 +112,7 @@ def _first(vms: Iterable[Vm]) -> float:
     return min(vm.launched_at_s for vm in vms)
 
 
-def _ends(
-    operations: Iterable[Mapping[str, Any]], since_s: float = 0.0
-) -> dict[str, float]:
+def _ends(operations: Iterable[Mapping[str, Any]], since_s: float = 0.0) -> dict[str, float]:
     """Return when VMs ended, by name, as operations since a time say."""
     ends: dict[str, float] = {}
     for operation in operations:

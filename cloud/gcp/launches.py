@@ -44,9 +44,7 @@ class GcpLaunches:
         self._facts = facts
         self._ends = ends
 
-    def launch(
-        self, request: LaunchRequest, placement: GcpPlacement, owner: str
-    ) -> LaunchResult:
+    def launch(self, request: LaunchRequest, placement: GcpPlacement, owner: str) -> LaunchResult:
         """Return the VMs of a launch, created now or before.
 
         Args:
@@ -68,9 +66,7 @@ class GcpLaunches:
             before = operation is not None
             if operation is None:
                 arguments = requests.bulk_insert(request, placement, owned, attempt)
-                operation = self._clients.call(
-                    "instances", "bulk_insert_unary", arguments
-                )
+                operation = self._clients.call("instances", "bulk_insert_unary", arguments)
             left_s = max(0.0, until_s - time.monotonic())
             with _undecided(f"waiting for VMs in {request.offer.zone}"):
                 operation = self._clients.finish(operation, left_s)

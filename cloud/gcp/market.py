@@ -54,9 +54,7 @@ class GcpMarket:
             if (usd := self._price(zone, instance_type, spot)) is not None
         )
 
-    def _offer(
-        self, zone: str, instance_type: str, spot: bool, usd: float, at_s: float
-    ) -> Offer:
+    def _offer(self, zone: str, instance_type: str, spot: bool, usd: float, at_s: float) -> Offer:
         return make_offer(
             self._facts,
             cloud=requests.CLOUD,
@@ -80,9 +78,7 @@ class GcpMarket:
 
     def _ask_places(self) -> Iterator[tuple[str, str]]:
         kinds = {name: requests.kind_of(name) for name in self._settings.instance_types}
-        machines = self._zones(
-            "machine_types", {k.machine_type for k in kinds.values()}
-        )
+        machines = self._zones("machine_types", {k.machine_type for k in kinds.values()})
         attached = {k.accelerator for k in kinds.values() if k.accelerator}
         gpus = self._zones("accelerator_types", attached) if attached else set()
         for zone in sorted({zone for zone, _ in machines}):
@@ -123,9 +119,7 @@ class GcpMarket:
             for zone, kind in places
         ]
         if places and not any(priced):
-            raise MisconfiguredError(
-                f"GCP: no price is known, so nothing can be rented; {warning}"
-            )
+            raise MisconfiguredError(f"GCP: no price is known, so nothing can be rented; {warning}")
         told = f"{sum(priced)} of {len(places)} types and zones have a price"
         return f"{told}; {warning}" if warning else told
 
@@ -196,9 +190,7 @@ class GcpMarket:
 _SPOT = "PREEMPTIBLE_"
 
 
-def _quotas(
-    region: str, content: dict[str, Any], families: set[str]
-) -> Iterator[Quota]:
+def _quotas(region: str, content: dict[str, Any], families: set[str]) -> Iterator[Quota]:
     listed = content.get("quotas", ())
     known = {quota["metric"] for quota in listed}
     for quota in listed:

@@ -63,9 +63,7 @@ class GcpNetwork:
     def forget(self, job: str) -> None:
         """Check the resources again at the next launch: some may be missing."""
         with self._lock:
-            self._placements = {
-                k: v for k, v in self._placements.items() if k[0] != job
-            }
+            self._placements = {k: v for k, v in self._placements.items() if k[0] != job}
             self._images = {}
 
     def admit(self, job: str, networks: Sequence[str]) -> None:
@@ -80,9 +78,7 @@ class GcpNetwork:
         self.forget(job)
         name = requests.shared_name(job, self._settings.uid)
         with self._lock:
-            for rule in tuple(
-                self._named("firewalls", f"{name}-inside", f"{name}-ssh")
-            ):
+            for rule in tuple(self._named("firewalls", f"{name}-inside", f"{name}-ssh")):
                 self._clients.delete("firewalls", {"firewall": rule["name"]})
             for region in self._subnets_in(name):
                 arguments = {"region": region, "subnetwork": name}
@@ -136,9 +132,7 @@ class GcpNetwork:
             self._check_there("networks", {"network": settings.network})
             subnet = settings.subnetworks.get(region, "")
             if subnet:
-                self._check_there(
-                    "subnetworks", {"region": region, "subnetwork": subnet}
-                )
+                self._check_there("subnetworks", {"region": region, "subnetwork": subnet})
         else:
             subnet = name
             arguments = requests.own_network(job, settings.uid)
@@ -149,9 +143,7 @@ class GcpNetwork:
             for rule in requests.firewalls(settings, job, network):
                 self._ensure_firewall(rule)
         subnet_url = requests.subnet_url(settings.project, region, subnet)
-        return GcpPlacement(
-            network, subnet_url if subnet else "", settings.network_tags or (name,)
-        )
+        return GcpPlacement(network, subnet_url if subnet else "", settings.network_tags or (name,))
 
     def _own_subnet(self, job: str, region: str) -> None:
         name = requests.shared_name(job, self._settings.uid)

@@ -82,9 +82,7 @@ class GcpProvider:
         known = self._network.knows(request.job, offer.region)
         try:
             with translating_errors(f"launching {count} in {offer.zone}"):
-                placement = self._network.placement(
-                    request.job, offer.region, request.image
-                )
+                placement = self._network.placement(request.job, offer.region, request.image)
                 result = self._launches.launch(request, placement, self.principal())
         except CloudError as error:
             if type(error) in (CloudError, MisconfiguredError):
@@ -201,9 +199,7 @@ class GcpProvider:
             address = answers.vm_of(instance, self._facts).private_address
         arguments = _named(zone, instance["name"]) | {"query_path": "hostkeys/"}
         with translating_errors(f"asking for the host keys of {vm_id}"):
-            attributes = self._clients.find(
-                "instances", "get_guest_attributes", arguments
-            )
+            attributes = self._clients.find("instances", "get_guest_attributes", arguments)
         keys, settings = answers.host_keys(attributes or {}), self._settings
         if not address or not keys:
             return None

@@ -136,9 +136,7 @@ def bulk_insert(
         "bulk_insert_instance_resource_resource": {
             "count": request.count,
             "min_count": 1,
-            "per_instance_properties": {
-                name: {} for name in vm_names(request, settings.uid)
-            },
+            "per_instance_properties": {name: {} for name in vm_names(request, settings.uid)},
             "instance_properties": _properties(request, placement, settings),
         },
     }
@@ -165,9 +163,7 @@ def _properties(
             }
         ]
     if settings.service_account:
-        arguments["service_accounts"] = [
-            {"email": settings.service_account, "scopes": [_SCOPE]}
-        ]
+        arguments["service_accounts"] = [{"email": settings.service_account, "scopes": [_SCOPE]}]
     return arguments
 
 
@@ -192,9 +188,7 @@ def _interface(placement: GcpPlacement, settings: GcpSettings) -> dict[str, Any]
     if placement.subnetwork:
         arguments["subnetwork"] = placement.subnetwork
     if settings.public_addresses:
-        arguments["access_configs"] = [
-            {"name": "External NAT", "type_": "ONE_TO_ONE_NAT"}
-        ]
+        arguments["access_configs"] = [{"name": "External NAT", "type_": "ONE_TO_ONE_NAT"}]
     return arguments
 
 
@@ -281,9 +275,7 @@ def own_network(job: str, uid: str) -> dict[str, Any]:
     return {"network_resource": network}
 
 
-def own_subnet(
-    settings: GcpSettings, job: str, region: str, cidr: str
-) -> dict[str, Any]:
+def own_subnet(settings: GcpSettings, job: str, region: str, cidr: str) -> dict[str, Any]:
     """Return InsertSubnetworkRequest of a job's subnet of one region."""
     subnet = {
         "name": shared_name(job, settings.uid),

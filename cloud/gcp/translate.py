@@ -19,9 +19,7 @@ from spottrain.cloud.port.errors import (
     VmNotFoundError,
 )
 
-EXTRA_MISSING = (
-    "google-cloud-compute is not installed; run pip install 'spottrain[gcp]'"
-)
+EXTRA_MISSING = "google-cloud-compute is not installed; run pip install 'spottrain[gcp]'"
 _RETRY_AFTER_S = 5.0
 _MAX_MESSAGE_CHARS = 300
 """Length limit of Google's text in a message."""
@@ -155,9 +153,7 @@ def translate(error: Exception, doing: str) -> CloudError:
     if isinstance(error, google.GoogleAPICallError):
         return _refused(error, doing)
     text = _one_line(str(error))
-    if isinstance(error, auth.GoogleAuthError) and not isinstance(
-        error, auth.TransportError
-    ):
+    if isinstance(error, auth.GoogleAuthError) and not isinstance(error, auth.TransportError):
         return LoginExpiredError(
             f"GCP, {doing}: {text}; run 'gcloud auth application-default login'"
         )

@@ -62,9 +62,7 @@ class EndedVms:
         there = {vm.vm_id for vm in listed}
         with self._lock:
             missing = [
-                vm
-                for _, vm in self._seen.values()
-                if vm.job == job and vm.vm_id not in there
+                vm for _, vm in self._seen.values() if vm.job == job and vm.vm_id not in there
             ]
         found = self._look_up(job, missing) if missing else ()
         now_s = self._clock()
@@ -98,9 +96,7 @@ def as_terminated(vm: Vm, at_s: float) -> Vm:
     return replace(vm, state=VmState.TERMINATED, ended_at_s=at_s)
 
 
-def terminated_stub(
-    cloud: str, region: str, zone: str, vm_id: str, job: str, at_s: float
-) -> Vm:
+def terminated_stub(cloud: str, region: str, zone: str, vm_id: str, job: str, at_s: float) -> Vm:
     """Return a terminated VM of a job of which nothing else is known."""
     offer = Offer(
         cloud=cloud,
@@ -125,9 +121,7 @@ def terminated_stub(
     )
 
 
-def terminated_from_launch(
-    request: LaunchRequest, vm_id: str, from_s: float, at_s: float
-) -> Vm:
+def terminated_from_launch(request: LaunchRequest, vm_id: str, from_s: float, at_s: float) -> Vm:
     """Return a VM of a launch that ended before it was ever listed."""
     return Vm(
         vm_id=vm_id,

@@ -25,9 +25,7 @@ class RecentCalls:
         clock: Monotonic clock (seconds).
     """
 
-    def __init__(
-        self, keep_s: float = KEEP_S, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, keep_s: float = KEEP_S, clock: Callable[[], float] = time.monotonic) -> None:
         self._keep_s = keep_s
         self._clock = clock
         self._lock = threading.Lock()
@@ -75,9 +73,7 @@ class RecentCalls:
             unlisted = [
                 vm
                 for _, vm in self._launched.values()
-                if vm.job == job
-                and vm.vm_id not in ids
-                and vm.vm_id not in self._terminated
+                if vm.job == job and vm.vm_id not in ids and vm.vm_id not in self._terminated
             ]
         there = [vm for vm in map(look, unlisted) if vm is not None]
         with self._lock:
@@ -91,9 +87,7 @@ class RecentCalls:
     def _forget(self) -> None:
         oldest_s = self._clock() - self._keep_s
         self._launched = {
-            vm_id: (at_s, vm)
-            for vm_id, (at_s, vm) in self._launched.items()
-            if at_s > oldest_s
+            vm_id: (at_s, vm) for vm_id, (at_s, vm) in self._launched.items() if at_s > oldest_s
         }
         self._terminated = {
             vm_id: at_s for vm_id, at_s in self._terminated.items() if at_s > oldest_s

@@ -75,9 +75,7 @@ class LocalFolder:
             self.path.mkdir(mode=0o700, exist_ok=True)
         except FileNotFoundError as error:
             # Were it made anew, what runs would be forgotten, and rented again.
-            raise FolderGoneError(
-                f"the folder of the local cloud, {self.path}, is gone"
-            ) from error
+            raise FolderGoneError(f"the folder of the local cloud, {self.path}, is gone") from error
         return os.open(self.path / f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
 
     def save_settings(self, settings: LocalSettings) -> None:

@@ -192,9 +192,7 @@ def _strikes(
     that are not rented have no effect. So each running VM is hit at exactly the rate.
     """
     rng = random.Random(f"{spec.seed}/{zone.name}/{kind}")
-    counts = [
-        e.count for e in spec.events if (e.kind, e.zone) == ("capacity", zone.name)
-    ]
+    counts = [e.count for e in spec.events if (e.kind, e.zone) == ("capacity", zone.name)]
     machines = max(zone.capacity, *counts, 0)
     at_s = 0.0
     while machines:

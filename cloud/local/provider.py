@@ -143,9 +143,7 @@ class LocalProvider:
         if isinstance(self._ask_or_recover("POST", "/clear", body), LocalRecord):
             raise VmNotFoundError(f"VM {vm_id} ended with its cloud process")
 
-    def take(
-        self, vm_id: str, giver: Path, order: str, until_s: float, image: str = ""
-    ) -> port.Vm:
+    def take(self, vm_id: str, giver: Path, order: str, until_s: float, image: str = "") -> port.Vm:
         """Take a cleared VM over from another job; see ``HandsOverVms``.
 
         Raises:
@@ -164,9 +162,7 @@ class LocalProvider:
         body = {"vm": given, "order": order, "until_s": until_s + port.RECEIVE_S}
         return vm_from_data(self._ask_market("POST", "/receive", body))
 
-    def start_agent(
-        self, vm_id: str, bootstrap: port.AgentBootstrap
-    ) -> Sequence[port.StartStep]:
+    def start_agent(self, vm_id: str, bootstrap: port.AgentBootstrap) -> Sequence[port.StartStep]:
         """Start the agent, detached; waits while the VM boots. No step is told.
 
         Raises:
@@ -197,9 +193,7 @@ class LocalProvider:
         """Return the cost so far in dollars, at each VM's price at launch."""
         now_s = time.time()
         return sum(
-            vm.offer.usd_per_hour
-            * ((vm.ended_at_s or now_s) - vm.launched_at_s)
-            / HOUR_S
+            vm.offer.usd_per_hour * ((vm.ended_at_s or now_s) - vm.launched_at_s) / HOUR_S
             for vm in self.list_vms(job)
         )
 
@@ -277,9 +271,7 @@ class LocalProvider:
             refusal = json.loads(answer)
             raise _REFUSALS.get(refusal["error"], CloudError)(refusal["message"])
         if status >= http.HTTPStatus.BAD_REQUEST:
-            raise CloudError(
-                f"the local cloud failed at {path} ({status}); see {self._folder.log}"
-            )
+            raise CloudError(f"the local cloud failed at {path} ({status}); see {self._folder.log}")
         return json.loads(answer) if answer else None
 
     # --- Starting the cloud's process ----------------------------------------------
@@ -305,9 +297,7 @@ class LocalProvider:
                 self._spawn(ready_fd)
                 in_time, _, _ = select.select([ready], [], [], _START_TIMEOUT_S)
                 if not in_time or not os.read(ready, 1):
-                    raise CloudError(
-                        f"the local cloud did not start; see {self._folder.log}"
-                    )
+                    raise CloudError(f"the local cloud did not start; see {self._folder.log}")
             finally:
                 os.close(ready)
 

@@ -71,9 +71,7 @@ def _listen(folder: LocalFolder) -> socket.socket:
     return listener
 
 
-async def _serve(
-    folder: LocalFolder, cloud: LocalCloud, listener: socket.socket
-) -> None:
+async def _serve(folder: LocalFolder, cloud: LocalCloud, listener: socket.socket) -> None:
     """Serve and play the market until idle or shut down."""
     loop = asyncio.get_running_loop()
     async with asyncio.TaskGroup() as tasks:
@@ -117,9 +115,7 @@ class _Api:
         self._vms = vms
 
     async def offers(self, _: Request) -> Any:
-        return [
-            dataclasses.asdict(o) for o in self._vms.cloud.offers(self._vms.now_s())
-        ]
+        return [dataclasses.asdict(o) for o in self._vms.cloud.offers(self._vms.now_s())]
 
     async def launch(self, request: Request) -> Any:
         launch = decode(LaunchRequest, await request.body())
@@ -172,9 +168,7 @@ class _Api:
 def application(vms: LocalVms) -> Starlette:
     """Return the HTTP application."""
 
-    def route(
-        path: str, method: str, answer: Callable[[Request], Awaitable[Any]]
-    ) -> Route:
+    def route(path: str, method: str, answer: Callable[[Request], Awaitable[Any]]) -> Route:
         async def endpoint(request: Request) -> Response:
             if vms.closing:
                 return Response(status_code=503)

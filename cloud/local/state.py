@@ -239,9 +239,7 @@ class LocalCloud:
         intent = tags.ordered(order)
         if intent not in self.tokens:
             zone = self._zones.get(given.offer.zone)
-            is_full = (
-                zone is not None and given.offer.spot and not self._available(zone)
-            )
+            is_full = zone is not None and given.offer.spot and not self._available(zone)
             if zone is None or is_full or now_s > until_s:
                 why = "came too late" if now_s > until_s else "has no room here"
                 raise VmNotFoundError(f"VM {given.vm_id} {why}, and has ended")
@@ -288,8 +286,7 @@ class LocalCloud:
         """
         if event.zone is not None and event.zone not in self._zones:
             raise CloudError(
-                f"the local market has no zone {event.zone}: "
-                f"got {', '.join(self._zones)}"
+                f"the local market has no zone {event.zone}: got {', '.join(self._zones)}"
             )
         if event.kind == "capacity":
             self._zones[event.zone or ""].capacity = event.count

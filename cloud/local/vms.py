@@ -58,9 +58,7 @@ class LocalVms:
         tasks: Runs background tasks; a failure ends the process.
     """
 
-    def __init__(
-        self, folder: LocalFolder, cloud: LocalCloud, tasks: asyncio.TaskGroup
-    ) -> None:
+    def __init__(self, folder: LocalFolder, cloud: LocalCloud, tasks: asyncio.TaskGroup) -> None:
         self.cloud = cloud
         self.closing = False
         """True while the process ends: nothing may be launched any more."""
@@ -92,9 +90,7 @@ class LocalVms:
     def launch(self, request: port.LaunchRequest) -> port.LaunchResult:
         """Rent machines; see ``LocalCloud.launch``."""
         before = set(self.cloud.vms)
-        result = self.cloud.launch(
-            request, self.now_s(), lambda: f"vm-{uuid.uuid4().hex[:8]}"
-        )
+        result = self.cloud.launch(request, self.now_s(), lambda: f"vm-{uuid.uuid4().hex[:8]}")
         for vm in result.vms:
             if vm.vm_id not in before and vm.state == port.VmState.STARTING:
                 self._later(self.cloud.boot_s(vm.vm_id), self._boot, vm.vm_id)
@@ -185,9 +181,7 @@ class LocalVms:
             self.cloud.vm(vm_id)  # raises if it ended meanwhile
         agent = self._spawn_agent(vm_id, bootstrap, software, from_image)
         self._agents[vm_id] = agent
-        asyncio.get_running_loop().add_reader(
-            agent.handle, self._agent_exited, vm_id, agent
-        )
+        asyncio.get_running_loop().add_reader(agent.handle, self._agent_exited, vm_id, agent)
 
     def _spawn_agent(
         self,
@@ -255,9 +249,7 @@ class LocalVms:
         if known:  # continues even if the client disconnects
             await asyncio.wait({self._endings[vm_id] for vm_id in known})
 
-    async def interruption(
-        self, vm_id: str, after: int, wait_s: float
-    ) -> LocalNotice | None:
+    async def interruption(self, vm_id: str, after: int, wait_s: float) -> LocalNotice | None:
         """Return the VM's notice with a number above ``after``.
 
         Returns:
@@ -303,9 +295,7 @@ class LocalVms:
         if event.kind == "silence":
             self._stop_slowing(victims)
             try:
-                await asyncio.to_thread(
-                    tree.stop_all, *self._markers_and_sessions(victims)
-                )
+                await asyncio.to_thread(tree.stop_all, *self._markers_and_sessions(victims))
             except CloudError:
                 _log.exception("VMs %s are silenced except for some processes", victims)
         return victims
@@ -313,9 +303,7 @@ class LocalVms:
     async def _slow_down(self, vm_id: str, factor: float) -> None:
         """Let a VM's processes run for 1 / ``factor`` of the time, until cancelled."""
         while True:
-            found = await asyncio.to_thread(
-                tree.groups, *self._markers_and_sessions([vm_id])
-            )
+            found = await asyncio.to_thread(tree.groups, *self._markers_and_sessions([vm_id]))
             next_scan_s = time.monotonic() + _SCAN_S
             while time.monotonic() < next_scan_s:
                 tree.signal_groups(found, signal.SIGSTOP)
@@ -364,9 +352,7 @@ class LocalVms:
             self.cloud.ended(vm_id, self.now_s())
         self._commit()
 
-    def _markers_and_sessions(
-        self, vm_ids: Collection[str]
-    ) -> tuple[list[str], list[int]]:
+    def _markers_and_sessions(self, vm_ids: Collection[str]) -> tuple[list[str], list[int]]:
         """Return the markers of the VMs' processes and the sessions of their agents."""
         agents = [self._agents[vm_id].pid for vm_id in vm_ids if vm_id in self._agents]
         return [marker(self.cloud.settings.job, vm_id) for vm_id in vm_ids], agents

@@ -56,18 +56,14 @@ class AzureSource:
             return source.VmOutlook()
         first = min(self._current, key=lambda one: one.lead_s)
         return source.VmOutlook(
-            source.PreemptionNotice(
-                f"{first.event_id} {first.not_before}", first.lead_s
-            )
+            source.PreemptionNotice(f"{first.event_id} {first.not_before}", first.lead_s)
         )
 
     def acknowledge(self) -> None:
         """Approve the start of this VM's pending events; see ``NoticeSource``."""
         waiting = [one.event_id for one in self._current if one.not_before]
         if waiting:
-            approval = {
-                "StartRequests": [{"EventId": event_id} for event_id in waiting]
-            }
+            approval = {"StartRequests": [{"EventId": event_id} for event_id in waiting]}
             body = json.dumps(approval).encode()
             self._metadata.ask("POST", EVENTS, _HEADERS, body=body)
 

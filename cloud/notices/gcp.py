@@ -46,9 +46,7 @@ class GcpSource:
         if preempted is None:
             raise source.NoAnswerError(f"instance/preempted: got {word[:200]!r}")
         self._etag = _plain(answer.headers["ETag"] or etag)
-        return source.VmOutlook(
-            source.PreemptionNotice("preempted", LEAD_S) if preempted else None
-        )
+        return source.VmOutlook(source.PreemptionNotice("preempted", LEAD_S) if preempted else None)
 
     def acknowledge(self) -> None:
         """Do nothing: Google has no acknowledgement."""

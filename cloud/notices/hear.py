@@ -114,9 +114,7 @@ def listen(
         stop.wait(max(0.0, asked_s + notices.every_s - time.monotonic()))
 
 
-def changes_between(
-    before: source.VmOutlook, now: source.VmOutlook
-) -> tuple[NoticeChange, ...]:
+def changes_between(before: source.VmOutlook, now: source.VmOutlook) -> tuple[NoticeChange, ...]:
     """Return the changes between two states."""
     changes: list[NoticeChange] = []
     if now.notice is None and before.notice is not None:
@@ -159,15 +157,10 @@ class LocalSource:
 
     def ask(self) -> source.VmOutlook:
         """Return the newest notice; see ``NoticeSource``."""
-        target = (
-            f"/metadata/{self._vm_id}/interruption"
-            f"?wait_s={LONG_POLL_S}&after={self._last_id}"
-        )
+        target = f"/metadata/{self._vm_id}/interruption?wait_s={LONG_POLL_S}&after={self._last_id}"
         timeout_s = LONG_POLL_S + source.ANSWER_S
         try:
-            status, body = unix_http.request(
-                self._socket, "GET", target, timeout_s=timeout_s
-            )
+            status, body = unix_http.request(self._socket, "GET", target, timeout_s=timeout_s)
         except (OSError, http.client.HTTPException) as error:
             raise source.NoAnswerError(f"GET {target}: {error!r}") from error
         if status == http.HTTPStatus.OK:

@@ -124,9 +124,7 @@ class Metadata:
         except ValueError:
             parts, self._host = urlsplit(""), ""
         if parts.scheme != "http" or not self._host.isascii() or not self._host:
-            raise CloudError(
-                f"metadata service: got {url!r}, must be http://HOST[:PORT]"
-            )
+            raise CloudError(f"metadata service: got {url!r}, must be http://HOST[:PORT]")
         self._path = parts.path.rstrip("/")
 
     def ask(
@@ -152,9 +150,7 @@ class Metadata:
         Raises:
             NoAnswerError: no response in time, or another status.
         """
-        connection = http.client.HTTPConnection(
-            self._host, self._port, timeout=ANSWER_S + wait_s
-        )
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=ANSWER_S + wait_s)
         if body is not None:
             headers = {**headers, "Content-Type": "application/json"}
         try:

@@ -55,9 +55,7 @@ class ForwardsAbilities:
     quotas: Callable[[], Sequence[port.Quota]] | None = None
     spot_pools: Callable[[int], Sequence[port.SpotPool]] | None = None
     interrupt: Callable[[str], None] | None = None
-    start_agent: (
-        Callable[[str, port.AgentBootstrap], Sequence[port.StartStep]] | None
-    ) = None
+    start_agent: Callable[[str, port.AgentBootstrap], Sequence[port.StartStep]] | None = None
     time_s: Callable[[], float | None] | None = None
 
     def _forward_abilities(self, has: Callable[[type], bool], forward: Forward) -> None:

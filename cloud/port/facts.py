@@ -41,9 +41,7 @@ class CloudFacts(Protocol):
         """Return an instance type, None if it is unknown."""
 
 
-def check_types(
-    facts: CloudFacts, cloud: str, title: str, names: Iterable[str]
-) -> None:
+def check_types(facts: CloudFacts, cloud: str, title: str, names: Iterable[str]) -> None:
     """Refuse instance types that the catalogue does not know.
 
     Args:

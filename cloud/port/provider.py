@@ -213,9 +213,7 @@ class HandsOverVms(Protocol):
             CloudError: Something is left on it: terminate it.
         """
 
-    def take(
-        self, vm_id: str, giver: Path, order: str, until_s: float, image: str = ""
-    ) -> Vm:
+    def take(self, vm_id: str, giver: Path, order: str, until_s: float, image: str = "") -> Vm:
         """Take a cleared VM over from another job; the same order takes it only once.
 
         At one moment it is terminated in the other job's list and launched in this one's,

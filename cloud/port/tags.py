@@ -153,13 +153,9 @@ def check_tags(cloud: str, wanted: Mapping[str, str]) -> None:
         low = name.lower()
         reserved = (_OURS, *rules.forbidden)
         if (low == "name" and cloud == "aws") or low.startswith(reserved):
-            raise ValueError(
-                f"tags: {name} is kept for {cloud} or spottrain; choose another name"
-            )
+            raise ValueError(f"tags: {name} is kept for {cloud} or spottrain; choose another name")
         if not rules.name.fullmatch(name) or not rules.value.fullmatch(value):
-            raise ValueError(
-                f"tags: {cloud} allows {rules.hint}: got {name}={value}; correct it"
-            )
+            raise ValueError(f"tags: {cloud} allows {rules.hint}: got {name}={value}; correct it")
     if len({name.lower() for name in wanted}) < len(wanted):
         raise ValueError("tags: names that differ only in case; keep one of them")
     if len(wanted) > rules.count - _OWN_TAGS:

@@ -41,8 +41,7 @@ class ProviderCall:
     def unpack(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments that ``pack`` packed."""
         return {
-            name: self.arguments[name].validate_python(value)
-            for name, value in arguments.items()
+            name: self.arguments[name].validate_python(value) for name, value in arguments.items()
         }
 
 

@@ -56,9 +56,7 @@ class ChildProvider(ForwardsAbilities):
         self._answer_s = answer_s
         self._closed = False
         self._lock = threading.Lock()
-        self._forward_abilities(
-            lambda ability: ability.__name__ in first.abilities, self._forward
-        )
+        self._forward_abilities(lambda ability: ability.__name__ in first.abilities, self._forward)
 
     def offers(self) -> Sequence[port.Offer]:
         """See ``CloudProvider``."""

@@ -73,12 +73,9 @@ class ShareBalancer:
         Raises:
             PlanError: As many times are needed as replicas, finite and above 0.
         """
-        if len(times_s) != len(self.shares) or not all(
-            0 < time_s < math.inf for time_s in times_s
-        ):
+        if len(times_s) != len(self.shares) or not all(0 < time_s < math.inf for time_s in times_s):
             raise PlanError(
-                f"{len(self.shares)} replicas need as many times above 0: "
-                f"got {list(times_s)}"
+                f"{len(self.shares)} replicas need as many times above 0: got {list(times_s)}"
             )
         seen = _with_bounds_learned(_smoothed(self, tuple(times_s)))
         if len(self.shares) == 1 or not _is_settled(seen):
@@ -155,9 +152,7 @@ def _smoothed(old: ShareBalancer, times_s: tuple[float, ...]) -> ShareBalancer:
     return replace(
         old,
         observations=count,
-        smoothed_s=tuple(
-            s * (t / s) ** weight for s, t in zip(before, times_s, strict=True)
-        ),
+        smoothed_s=tuple(s * (t / s) ** weight for s, t in zip(before, times_s, strict=True)),
         latest_s=times_s,
         noise=noise,
         noise_observations=noise_count,

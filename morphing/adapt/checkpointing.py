@@ -62,21 +62,15 @@ def interval_s(cost_s: float, losses_per_s: float) -> float:
         ValueError: A value is negative or not a number.
     """
     if not (cost_s >= 0 and losses_per_s >= 0):
-        raise ValueError(
-            f"cost and losses: got {cost_s:g}, {losses_per_s:g}; give 0 or more"
-        )
+        raise ValueError(f"cost and losses: got {cost_s:g}, {losses_per_s:g}; give 0 or more")
     cost_s = max(cost_s, MIN_COST_S)
-    if (
-        losses_per_s * MAX_S**2 < 2 * cost_s
-    ):  # rarer than the greatest interval asks for
+    if losses_per_s * MAX_S**2 < 2 * cost_s:  # rarer than the greatest interval asks for
         return MAX_S
     mean_s = 1 / losses_per_s
     if cost_s >= 2 * mean_s:
         return min(max(mean_s, MIN_S), MAX_S)
     ratio = cost_s / (2 * mean_s)
-    best_s = (
-        math.sqrt(2 * cost_s * mean_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - cost_s
-    )
+    best_s = math.sqrt(2 * cost_s * mean_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - cost_s
     return min(max(best_s, MIN_S), MAX_S)
 
 
@@ -108,9 +102,7 @@ def state_losses_per_s(
     prior_s = PRIOR_LOSSES * 3600 / PRIOR_LOSSES_PER_HOUR[spot]
     losses_per_s = vms * (PRIOR_LOSSES + seen) / (prior_s + vms * max(0.0, observed_s))
     close = sum(b - a <= TOGETHER_S for a, b in itertools.pairwise(losses_at_s))
-    together = (PRIOR_TOGETHER * PRIOR_TOGETHER_LOSSES + close) / (
-        PRIOR_TOGETHER_LOSSES + seen
-    )
+    together = (PRIOR_TOGETHER * PRIOR_TOGETHER_LOSSES + close) / (PRIOR_TOGETHER_LOSSES + seen)
     fatal = {frozenset(stage) for stage in stages if len(stage) == fewest}
     chance = len(fatal) / math.comb(vms, fewest)
     # A single loss is any of the VMs; each further one is close with that probability.

@@ -103,9 +103,7 @@ def judge(
         number
         for number in awaited
         if ranks[number].still_s
-        >= allowed_s(
-            ranks[number], patience_s, is_first=is_first, is_forming=is_forming
-        )
+        >= allowed_s(ranks[number], patience_s, is_first=is_first, is_forming=is_forming)
     ]
     least_s = DEADLOCK * patience_s * (LONG if is_first else 1.0)
     is_deadlock = (

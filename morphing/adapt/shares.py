@@ -29,9 +29,7 @@ class ReplicaSpeed:
     per_virtual_node_s: float
 
 
-def replica_speed(
-    stage_s: Sequence[float], link_s: Sequence[float] = ()
-) -> ReplicaSpeed:
+def replica_speed(stage_s: Sequence[float], link_s: Sequence[float] = ()) -> ReplicaSpeed:
     """Return the speed of a pipeline whose stages wait for the slowest only.
 
     The first micro-batch passes all stages and links, every further one follows after
@@ -124,8 +122,7 @@ def _check(
         )
     if not all(0 <= f < math.inf for f in fixed):
         raise PlanError(
-            f"fixed times must be 0 or more and finite: got {list(fixed)}; "
-            "calibrate again"
+            f"fixed times must be 0 or more and finite: got {list(fixed)}; calibrate again"
         )
     if min(limits) < 1 or sum(limits) < virtual_nodes:
         raise PlanError(

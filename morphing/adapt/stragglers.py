@@ -212,9 +212,7 @@ def expected_busy_s(
     again_s = math.fsum(one.recompute_s for one in sections)
     for run in plan.runs_of(stage):
         for segment in segments_of(run, plan.segments)[:-1]:  # within the backward
-            inner_s = math.fsum(
-                one.recompute_s for one in measured[segment.start : segment.stop]
-            )
+            inner_s = math.fsum(one.recompute_s for one in measured[segment.start : segment.stop])
             once_s += inner_s + 2 * beside.recompute_s
             again_s -= inner_s
     inner = (stage > 0) + (stage + 1 < plan.pipeline_depth)

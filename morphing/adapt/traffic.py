@@ -71,9 +71,7 @@ def _gradients(plan: Plan, facts: ModelFacts, reduction: Reduction) -> _Links:
         size = sum(
             SENT_PER_BYTE[reduction] * trained_bytes(section)
             for run in range(stage, depth * plan.chunks, depth)
-            for section in facts.sections[
-                plan.stage_bounds[run] : plan.stage_bounds[run + 1]
-            ]
+            for section in facts.sections[plan.stage_bounds[run] : plan.stage_bounds[run + 1]]
         )
         num_bytes = 2 * (width - 1) * size // width
         for replica in range(width):

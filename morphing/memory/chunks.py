@@ -140,9 +140,7 @@ class _Segment:
         )
 
 
-def _ends(
-    facts: ModelFacts, measured: Sequence[SectionProfile], run: range
-) -> tuple[int, int]:
+def _ends(facts: ModelFacts, measured: Sequence[SectionProfile], run: range) -> tuple[int, int]:
     """Return the bytes of what comes in and of what goes out.
 
     The first section reads examples; a loss is not worth counting.

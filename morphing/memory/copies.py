@@ -16,9 +16,7 @@ def state_bytes(facts: ModelFacts, plan: Plan) -> tuple[int, ...]:
     holders = plan.copy_holders
     own = [
         sum(
-            facts.sections[k].param_bytes
-            + facts.sections[k].optimizer_bytes
-            + PAGE_BYTES
+            facts.sections[k].param_bytes + facts.sections[k].optimizer_bytes + PAGE_BYTES
             for k in plan.sections_of(rank % plan.pipeline_depth)
         )
         for rank in range(len(holders))
@@ -29,9 +27,7 @@ def state_bytes(facts: ModelFacts, plan: Plan) -> tuple[int, ...]:
     )
 
 
-def copy_bytes(
-    facts: ModelFacts, plan: Plan, previous: Plan | None = None
-) -> tuple[int, ...]:
+def copy_bytes(facts: ModelFacts, plan: Plan, previous: Plan | None = None) -> tuple[int, ...]:
     """Return the bytes of all copies that each rank of a plan has at most, in host memory.
 
     Until its own are whole, it keeps those that it had under ``previous``.

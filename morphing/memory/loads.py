@@ -90,9 +90,7 @@ def stage_loads(
             in_flight=in_flight[p],
             # In a ring of several chunks some come from the last stage; see docs.
             inputs_held=in_flight[p - 1] if p else in_flight[0] + (chunks > 1),
-            gradients_waiting=_gradients_waiting(
-                compact, p, min(listed[p], in_flight[p])
-            ),
+            gradients_waiting=_gradients_waiting(compact, p, min(listed[p], in_flight[p])),
             recomputes=row[_NEEDED],
             by_chunk=tuple(row[_CHUNK:]) if chunks > 1 else (),
             keeps=tuple(not row[_RECOMPUTED] >> chunk & 1 for chunk in range(chunks))

@@ -220,12 +220,7 @@ class StageMemory:
     @property
     def training_bytes(self) -> int:
         """Extra bytes of a mini-batch beyond that."""
-        return (
-            self.stash_bytes
-            + self.batches_bytes
-            + self.activations_bytes
-            + self.buffers_bytes
-        )
+        return self.stash_bytes + self.batches_bytes + self.activations_bytes + self.buffers_bytes
 
     @property
     def total_bytes(self) -> int:
@@ -391,9 +386,7 @@ def _on_host(
     )
 
 
-def _on_device(
-    whole: StageMemory, host: HostMemory, casts: int, words: int
-) -> StageMemory:
+def _on_device(whole: StageMemory, host: HostMemory, casts: int, words: int) -> StageMemory:
     """Return the memory of a GPU's worker that keeps committed state on the device.
 
     Autocast keeps its casts of parameters for a forward and its backward. The pages of
@@ -460,18 +453,13 @@ def _pending(chunks: Sequence[Chunk], load: StageLoad) -> int:
 
 def _evaluation(chunks: Sequence[Chunk]) -> int:
     one = max(
-        HELDOUT_INPUTS * chunk.input
-        + HELDOUT_SENDS * chunk.output
-        + chunk.batch
-        + chunk.alone
+        HELDOUT_INPUTS * chunk.input + HELDOUT_SENDS * chunk.output + chunk.batch + chunk.alone
         for chunk in chunks
     )
     return HELDOUT_FACTOR * one
 
 
-def _snapshot(
-    facts: ModelFacts, runs: Iterable[range], width: int, replica: int | None
-) -> int:
+def _snapshot(facts: ModelFacts, runs: Iterable[range], width: int, replica: int | None) -> int:
     """Return a worker's share of a checkpoint: replicas take turns at the sections."""
     shares: dict[int, int] = {}
     for run in runs:

@@ -41,9 +41,7 @@ def largest(workers: Sequence[WorkerBytes]) -> WorkerBytes:
 def smallest(rooms: Sequence[WorkerBytes]) -> WorkerBytes:
     """Return the minimum of each memory of all workers."""
     device, *others = zip(*rooms, strict=True)
-    return WorkerBytes(
-        min(device), *(min(filter(None, other), default=0) for other in others)
-    )
+    return WorkerBytes(min(device), *(min(filter(None, other), default=0) for other in others))
 
 
 def total(workers: Sequence[WorkerBytes]) -> WorkerBytes:

@@ -97,9 +97,7 @@ def fastest_link(profile: Profile, single_slot: bool) -> LinkProfile:
         return between
     return LinkProfile(
         latency_s=min(within.latency_s, between.latency_s),
-        bandwidth_bytes_per_s=max(
-            within.bandwidth_bytes_per_s, between.bandwidth_bytes_per_s
-        ),
+        bandwidth_bytes_per_s=max(within.bandwidth_bytes_per_s, between.bandwidth_bytes_per_s),
     )
 
 
@@ -150,9 +148,7 @@ def make_pipe(
     backward[1:] += overheads.posting_s
     again = np.zeros(len(cuts) - 1)
     if segments:
-        parts = [
-            segments_of(range(a, b), segments) for a, b in itertools.pairwise(bounds)
-        ]
+        parts = [segments_of(range(a, b), segments) for a, b in itertools.pairwise(bounds)]
         last = np.array([part[-1].start for part in parts])
         further_s = np.array([len(part) - 1 for part in parts]) * overheads.recompute_s
         forward += further_s
@@ -283,9 +279,7 @@ def replica_counts(
     return pure.astype(np.int64), mixed.astype(np.int64)
 
 
-def min_finish_s(
-    pipes: Sequence[Pipe], pure: Counts, mixed: Counts, virtual_nodes: int
-) -> Array:
+def min_finish_s(pipes: Sequence[Pipe], pure: Counts, mixed: Counts, virtual_nodes: int) -> Array:
     """Return the earliest time at which the last replica can be done, for each width.
 
     Seen from any one stage, a replica of equal devices can have done no more virtual
@@ -315,9 +309,9 @@ def min_finish_s(
         if (still == active).all():
             break
         active = still
-    earliest: Array = _whole_virtual_nodes(
-        done_s, counts, begins_s, pace_s, virtual_nodes
-    ).max(axis=1)
+    earliest: Array = _whole_virtual_nodes(done_s, counts, begins_s, pace_s, virtual_nodes).max(
+        axis=1
+    )
     return earliest
 
 

@@ -131,9 +131,7 @@ def canonical(inputs: PlanInputs) -> tuple[PlanInputs, dict[str, str]]:
     devices = [
         replace(
             device,
-            slot=Slot(
-                vm_id=canonical_names[device.slot.vm_id], index=device.slot.index
-            ),
+            slot=Slot(vm_id=canonical_names[device.slot.vm_id], index=device.slot.index),
         )
         for device in inputs.slots
     ]

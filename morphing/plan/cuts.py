@@ -152,9 +152,7 @@ class Cuts:
         pipes = [self.pipe(depth, chunks, segments, v) for v in self.fleet.speeds]
         return min_finish_s(pipes, pure, mixed, self.virtual_nodes)
 
-    def _replica_counts(
-        self, depth: int, widths: tuple[int, ...]
-    ) -> tuple[Counts, Counts]:
+    def _replica_counts(self, depth: int, widths: tuple[int, ...]) -> tuple[Counts, Counts]:
         speeds = [device.speed for device in self.fleet.devices]
         return replica_counts(speeds, depth, widths)
 
@@ -163,17 +161,12 @@ class Cuts:
         by_stage: Array = np.diff(self.param_sums[cuts]).reshape(-1, depth).sum(axis=0)
         return by_stage
 
-    def _slowest_update_s(
-        self, cut: tuple[int, ...], depth: int, state: StateHome
-    ) -> float:
+    def _slowest_update_s(self, cut: tuple[int, ...], depth: int, state: StateHome) -> float:
         """Return the minimum time of the slowest stage's update on the fastest device."""
         inputs, speed = self.inputs, max(self.fleet.speeds, default=1.0)
         runs = [inputs.facts.sections[a:b] for a, b in itertools.pairwise(cut)]
         stages = (list(itertools.chain(*runs[p::depth])) for p in range(depth))
-        return max(
-            min_update_s(inputs.profile, own, state, self.compute, speed)
-            for own in stages
-        )
+        return max(min_update_s(inputs.profile, own, state, self.compute, speed) for own in stages)
 
     def _pipe(self, depth: int, chunks: int, segments: int, speed: float) -> Pipe:
         return make_pipe(
@@ -249,9 +242,7 @@ class Cuts:
             in_flight_bound=mode.in_flight_bound or None,
         )
 
-    def loads(
-        self, depth: int, mode: modes.ExecutionMode, count: int
-    ) -> tuple[StageLoad, ...]:
+    def loads(self, depth: int, mode: modes.ExecutionMode, count: int) -> tuple[StageLoad, ...]:
         """Return the load of every stage of a replica of ``count`` micro-batches.
 
         A short list is enough for all schedules but GPipe. Where two mini-batches are under
@@ -283,9 +274,7 @@ class Cuts:
         ).needed
 
     def _chunk_of(self, run: range, segments: int) -> Chunk:
-        return Chunk.of(
-            self.inputs.facts, self.times.sections, segments_of(run, segments)
-        )
+        return Chunk.of(self.inputs.facts, self.times.sections, segments_of(run, segments))
 
     def _worker_terms(self, state: StateHome) -> WorkerTerms:
         return WorkerTerms.of(
@@ -400,13 +389,9 @@ class Cuts:
     def _listed_in_flight(self, draft: modes.Draft) -> int:
         """Return the maximum micro-batches in flight by the lists of all stages."""
         count = self.even_shares(draft)[1]
-        return max(
-            load.in_flight for load in self.loads(draft.depth, draft.mode, count)
-        )
+        return max(load.in_flight for load in self.loads(draft.depth, draft.mode, count))
 
-    def _search_bound(
-        self, draft: modes.Draft, room: WorkerBytes, low: int, high: int
-    ) -> int:
+    def _search_bound(self, draft: modes.Draft, room: WorkerBytes, low: int, high: int) -> int:
         """Return the largest in-flight bound below ``high`` that fits, at least ``low``."""
         even, replicas = self.even_cut(draft), self.even_shares(draft)
         while high - low > 1:
@@ -417,9 +402,7 @@ class Cuts:
             low, high = (middle, high) if fits else (low, middle)
         return low
 
-    def segmented(
-        self, draft: modes.Draft, room: WorkerBytes
-    ) -> modes.ExecutionMode | None:
+    def segmented(self, draft: modes.Draft, room: WorkerBytes) -> modes.ExecutionMode | None:
         """Return the draft's mode with as many segments as memory wants.
 
         The fewest with which an even cut fits, else those with which it needs least;
@@ -478,9 +461,7 @@ class Cuts:
         ]
 
         def fits(tried: Sequence[modes.ExecutionMode]) -> bool:
-            return any(
-                self._even_bytes(depth, mode).beyond(room) <= 0 for mode in tried
-            ) or any(
+            return any(self._even_bytes(depth, mode).beyond(room) <= 0 for mode in tried) or any(
                 self.tight_cut(depth, mode, replicas, room, math.inf) is not None
                 for mode in tried
                 if mode.chunks == 1
@@ -526,13 +507,9 @@ class Cuts:
             knobs += "" if self.inputs.state is None else ", or change runtime.state"
         if loading := loader_bytes(self.inputs.profile, self.microbatch_size):
             knobs += (
-                f", or lower loader.ahead and loader.workers ({megabytes(loading)} of each "
-                "worker)"
+                f", or lower loader.ahead and loader.workers ({megabytes(loading)} of each worker)"
             )
-        return (
-            f"the model needs {sections} devices of {_text(least)} each: got {have}; "
-            f"{knobs}"
-        )
+        return f"the model needs {sections} devices of {_text(least)} each: got {have}; {knobs}"
 
 
 def _text(memory: WorkerBytes) -> str:

@@ -67,9 +67,7 @@ def _shortage(needed: WorkerBytes, room: WorkerBytes) -> str:
     """Return how much of which memory is needed, of those that are too small."""
     lacks = []
     if needed.device > room.device:
-        lacks.append(
-            f"{megabytes(needed.device)}, a device has {megabytes(room.device)}"
-        )
+        lacks.append(f"{megabytes(needed.device)}, a device has {megabytes(room.device)}")
     if room.host and needed.host > room.host:
         have = megabytes(room.host)
         lacks.append(f"{megabytes(needed.host)} of its VM's memory, a slot has {have}")
@@ -200,13 +198,9 @@ class Layouts:
         if previous is None or self.waives_handover:
             return None
         loading = loader_bytes(self.inputs.profile, plan.microbatch_size)
-        held = handover_bytes(
-            self.inputs.facts, plan, previous, self.cuts.compute, loading
-        )
+        held = handover_bytes(self.inputs.facts, plan, previous, self.cuts.compute, loading)
         rooms = [device.room for device in placed]
-        most, room = max(
-            zip(held, rooms, strict=True), key=lambda at: at[0].beyond(at[1])
-        )
+        most, room = max(zip(held, rooms, strict=True), key=lambda at: at[0].beyond(at[1]))
         if most.beyond(room) <= 0:
             return None
         both = f"its sections and those of {previous.shape} at once need"
@@ -233,9 +227,7 @@ class Layouts:
         depth = draft.depth
         stages = self.cuts.stage_s(draft, bounds)
         paces = [
-            replica_speed(
-                [s / device.speed for s, device in zip(stages, own, strict=True)]
-            )
+            replica_speed([s / device.speed for s, device in zip(stages, own, strict=True)])
             for own in (placed[i : i + depth] for i in range(0, len(placed), depth))
         ]
         group = depth if draft.mode.chunks > 1 else 1
@@ -322,10 +314,7 @@ def choose_layouts(inputs: PlanInputs) -> Layouts:
         return known[0]
     again = int(inputs.recompute is not False)
     each_s = [
-        (
-            sum(layouts.cuts.times.costs_s(again)[0])
-            + layouts.cuts.times.overhead_s(again)
-        )
+        (sum(layouts.cuts.times.costs_s(again)[0]) + layouts.cuts.times.overhead_s(again))
         / layouts.microbatch_size
         for layouts in fitting
     ]

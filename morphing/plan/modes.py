@@ -67,10 +67,7 @@ def execution_modes(inputs: PlanInputs, depth: int) -> list[ExecutionMode]:
         possible = _possible(inputs)
         alone = asked if asked in possible and asked != "interleaved" else RUNNABLE[0]
         rank, segments = RUNNABLE.index(alone), int(inputs.recompute is True)
-        return [
-            ExecutionMode(rank, 1, 0, segments, home == "device")
-            for home in inputs.homes
-        ]
+        return [ExecutionMode(rank, 1, 0, segments, home == "device") for home in inputs.homes]
     found = []
     for rank, schedule in enumerate(RUNNABLE):
         if inputs.schedule in (None, schedule) and schedule in _possible(inputs):

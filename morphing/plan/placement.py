@@ -49,9 +49,7 @@ class Device:
         """What a worker on it may take."""
         if not self.is_gpu:
             return WorkerBytes(self.memory_bytes)
-        return WorkerBytes(
-            self.memory_bytes, self.host_memory_bytes, self.locked_memory_bytes
-        )
+        return WorkerBytes(self.memory_bytes, self.host_memory_bytes, self.locked_memory_bytes)
 
 
 def take(devices: Iterable[Device], depth: int, width: int) -> list[Device] | None:
@@ -182,9 +180,7 @@ def _weight(stage_s: float) -> int:
     return round(math.log(max(stage_s, 1e-12)) / math.log(1 + EQUAL_WITHIN))
 
 
-def _assign(
-    devices: Sequence[Device], kept: Kept, quotas: list[Counter[float]]
-) -> list[list[int]]:
+def _assign(devices: Sequence[Device], kept: Kept, quotas: list[Counter[float]]) -> list[list[int]]:
     """Return the devices' numbers by stage: greatest keepers first, then in turn."""
     depth = len(quotas)
     stages: list[list[int]] = [[] for _ in range(depth)]
@@ -227,10 +223,7 @@ def _separate(devices: Sequence[Device], kept: Kept, stages: list[list[int]]) ->
         swaps = [
             (
                 devices[i].speed == devices[j].speed,
-                kept[j].get(p, 0)
-                + kept[i].get(q, 0)
-                - kept[i].get(p, 0)
-                - kept[j].get(q, 0),
+                kept[j].get(p, 0) + kept[i].get(q, 0) - kept[i].get(p, 0) - kept[j].get(q, 0),
                 i,
                 j,
                 q,
@@ -265,8 +258,7 @@ def _make_replicas(
             left[p] += column[pure:]
     replicas += [list(mixed) for mixed in zip(*left, strict=True)]
     slowest_s = [
-        max(s / d.speed for s, d in zip(stage_s, replica, strict=True))
-        for replica in replicas
+        max(s / d.speed for s, d in zip(stage_s, replica, strict=True)) for replica in replicas
     ]
     order = sorted(range(len(replicas)), key=slowest_s.__getitem__)
     return [replicas[d] for d in order]

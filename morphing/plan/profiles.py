@@ -211,9 +211,7 @@ def derive_profile(profile: Profile, device: str, ratio: float) -> Profile:
         PlanError: The ratio is not above 0, or makes times that no profile may have.
     """
     if not 0 < ratio < math.inf:
-        raise PlanError(
-            f"ratio must be above 0: got {ratio}; give the new speed over the old"
-        )
+        raise PlanError(f"ratio must be above 0: got {ratio}; give the new speed over the old")
 
     def scaled(section: SectionProfile) -> SectionProfile:
         times_s = {name: getattr(section, name) / ratio for name in _SECTION_TIMES}
@@ -228,8 +226,7 @@ def derive_profile(profile: Profile, device: str, ratio: float) -> Profile:
         profile,
         device=device,
         microbatches=tuple(
-            replace(one, sections=tuple(map(scaled, one.sections)))
-            for one in profile.microbatches
+            replace(one, sections=tuple(map(scaled, one.sections))) for one in profile.microbatches
         ),
         optimizer_s_per_byte=profile.optimizer_s_per_byte / ratio,
         quantise_s_per_byte=profile.quantise_s_per_byte / ratio,

@@ -99,9 +99,7 @@ def replicate(
             f"{bytes_per_s:g} bytes/s; correct them"
         )
     times = np.cumsum([0.0, *(layer.time_s for layer in layers)])
-    weights_s = (
-        np.cumsum([0.0, *(layer.parameter_bytes for layer in layers)]) / bytes_per_s
-    )
+    weights_s = np.cumsum([0.0, *(layer.parameter_bytes for layer in layers)]) / bytes_per_s
     between_s = 2 * np.array([layer.output_bytes for layer in layers]) / bytes_per_s
     # Times may be 0; a share of the memory is compared with 1.
     shares = np.cumsum([0.0, *(layer.state_bytes for layer in layers)]) / memory_bytes

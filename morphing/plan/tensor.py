@@ -125,9 +125,7 @@ def _shared(
         )
 
 
-def megatron_sizes(
-    shape: GptShape, device_bytes: float, devices_per_vm: int
-) -> tuple[int, int]:
+def megatron_sizes(shape: GptShape, device_bytes: float, devices_per_vm: int) -> tuple[int, int]:
     """Return tensor and pipeline size by the dissertation's takeaways 1 and 2 (4.3).
 
     Tensor parallelism up to the devices of a VM, as little as the model needs; then as few

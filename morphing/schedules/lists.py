@@ -64,9 +64,7 @@ class Schedule:
     def recomputes(self) -> tuple[bool, ...]:
         """For each stage, whether it recomputes."""
         return tuple(
-            any(
-                len(codes) and bool((codes % 3 == RECOMPUTE).any()) for codes, _ in runs
-            )
+            any(len(codes) and bool((codes % 3 == RECOMPUTE).any()) for codes, _ in runs)
             for runs in map(self.runs_of, range(self.pipeline_depth))
         )
 
@@ -137,9 +135,7 @@ def compact_schedule(
     return pack(lists, num_microbatches, 1)
 
 
-def pack(
-    lists: Sequence[Sequence[Run]], num_microbatches: int, chunks: int
-) -> Schedule:
+def pack(lists: Sequence[Sequence[Run]], num_microbatches: int, chunks: int) -> Schedule:
     """Return the schedule of these runs, at most three a stage."""
     codes: list[int] = []
     runs: list[list[tuple[int, int, int]]] = []
@@ -149,9 +145,7 @@ def pack(
             placed.append((len(codes), len(pattern), repeats))
             codes.extend(pattern)
         runs.append(placed + [(0, 0, 0)] * (RUNS - len(placed)))
-    return Schedule(
-        num_microbatches, chunks, np.array(codes, np.int8), np.array(runs, np.int64)
-    )
+    return Schedule(num_microbatches, chunks, np.array(codes, np.int8), np.array(runs, np.int64))
 
 
 def _check(kind: ScheduleKind, depth: int, num_microbatches: int, chunks: int) -> None:
@@ -171,9 +165,7 @@ def _check(kind: ScheduleKind, depth: int, num_microbatches: int, chunks: int) -
             f"for {kind}; use 1"
         )
     if kind == "interleaved" and not 1 <= chunks <= MAX_CHUNKS:
-        raise PlanError(
-            f"interleaved needs 1 to {MAX_CHUNKS} chunks per stage: got {chunks}"
-        )
+        raise PlanError(f"interleaved needs 1 to {MAX_CHUNKS} chunks per stage: got {chunks}")
     if kind == "interleaved" and num_microbatches % depth:
         raise PlanError(
             "interleaved needs micro-batches in multiples of the stages: got "

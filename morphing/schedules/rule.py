@@ -57,9 +57,7 @@ def decide(
 
 
 @jitable
-def keeps_graph(
-    listed: int, following: int, forwards: int, backwards: int, passed: int
-) -> bool:
+def keeps_graph(listed: int, following: int, forwards: int, backwards: int, passed: int) -> bool:
     """Return whether the forward that the list has next is to keep its tensors.
 
     Args:

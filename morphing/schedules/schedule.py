@@ -73,9 +73,7 @@ def make_schedule(
 ) -> tuple[StageSchedule, ...]:
     """Return the list of every stage of one replica: ``compact_schedule`` at length."""
     return expand(
-        compact_schedule(
-            kind, pipeline_depth, num_microbatches, recompute=recompute, chunks=chunks
-        )
+        compact_schedule(kind, pipeline_depth, num_microbatches, recompute=recompute, chunks=chunks)
     )
 
 
@@ -83,8 +81,7 @@ def expand(schedule: Schedule) -> tuple[StageSchedule, ...]:
     """Return the list of every stage at length."""
     return tuple(
         tuple(
-            Task(WORKS[work], microbatch, chunk)
-            for work, chunk, microbatch in schedule.tasks_of(p)
+            Task(WORKS[work], microbatch, chunk) for work, chunk, microbatch in schedule.tasks_of(p)
         )
         for p in range(schedule.pipeline_depth)
     )

@@ -164,9 +164,7 @@ def choose(order_policy: int, stage: Numbers, counts: Numbers) -> int:
 
 
 @jitable
-def complete(
-    stage: Numbers, counts: Numbers, runs: Numbers, codes: Codes, now: int
-) -> int:
+def complete(stage: Numbers, counts: Numbers, runs: Numbers, codes: Codes, now: int) -> int:
     """Note that the running task is done and return its code."""
     code = stage[RUNNING]
     chunk, work = code // 3, code % 3

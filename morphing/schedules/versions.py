@@ -120,7 +120,6 @@ def stale_schedule(
             return max(k - behind, 0)
 
     versions = tuple(
-        tuple(version(stage, k) for k in range(1, count + 1))
-        for stage in range(pipeline_depth)
+        tuple(version(stage, k) for k in range(1, count + 1)) for stage in range(pipeline_depth)
     )
     return StaleSchedule(lists, versions, num_microbatches if kind == "2bw" else 1)

@@ -66,8 +66,7 @@ class Compute:
         if self.precision == "fp32":
             return 0
         return sum(
-            (s.param_bytes if s.lowered_bytes is None else s.lowered_bytes) // 2
-            for s in sections
+            (s.param_bytes if s.lowered_bytes is None else s.lowered_bytes) // 2 for s in sections
         )
 
     def working_bytes(self, sections: Iterable[SectionFacts]) -> int:

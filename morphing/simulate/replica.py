@@ -295,15 +295,11 @@ def _play(
     return _run(rows)
 
 
-def _parts(
-    stage: StageTimes | Sequence[StageTimes], chunks: int
-) -> Sequence[StageTimes]:
+def _parts(stage: StageTimes | Sequence[StageTimes], chunks: int) -> Sequence[StageTimes]:
     """Return the times of each of a stage's chunks."""
     if not isinstance(stage, StageTimes):
         if len(stage) != chunks:
-            raise PlanError(
-                f"a stage of {chunks} chunks needs times for each: got {len(stage)}"
-            )
+            raise PlanError(f"a stage of {chunks} chunks needs times for each: got {len(stage)}")
         return stage
     if chunks == 1:
         return (stage,)
@@ -355,10 +351,7 @@ def _check(
             f"{len(stages)} stages and {len(links)} links"
         )
     times = [
-        t
-        for parts in stages
-        for s in parts
-        for t in (s.forward_s, s.recompute_s, s.backward_s)
+        t for parts in stages for s in parts for t in (s.forward_s, s.recompute_s, s.backward_s)
     ]
     times += [t for link in links for t in (link.latency_s, link.transfer_s)]
     # One comparison for all: a time that is not a number fails it too.
@@ -410,11 +403,7 @@ def _times(
     """Return durations, transfers and latencies for ``play``."""
     works_s = np.array(
         [
-            [
-                [time_s]
-                for s in parts
-                for time_s in (s.forward_s, s.recompute_s, s.backward_s)
-            ]
+            [[time_s] for s in parts for time_s in (s.forward_s, s.recompute_s, s.backward_s)]
             for parts in stages
         ]
     )

@@ -78,9 +78,7 @@ class SharedCores:
             return 1.0
         return crowding.step_growth
 
-    def finish_s(
-        self, ready_s: Sequence[float], works_s: Sequence[float]
-    ) -> list[float]:
+    def finish_s(self, ready_s: Sequence[float], works_s: Sequence[float]) -> list[float]:
         """Return when each rank has done work for which it is ready at a certain time.
 
         Args:
@@ -90,17 +88,13 @@ class SharedCores:
         done_s = [at + work for at, work in zip(ready_s, works_s, strict=True)]
         for computer, cores in enumerate(self.cores):
             ranks = [r for r, own in enumerate(self.computers) if own == computer]
-            finished = _share(
-                [ready_s[r] for r in ranks], [works_s[r] for r in ranks], cores
-            )
+            finished = _share([ready_s[r] for r in ranks], [works_s[r] for r in ranks], cores)
             for rank, at in zip(ranks, finished, strict=True):
                 done_s[rank] = max(done_s[rank], at)
         return done_s
 
 
-def _share(
-    ready_s: Sequence[float], works_s: Sequence[float], cores: int
-) -> list[float]:
+def _share(ready_s: Sequence[float], works_s: Sequence[float], cores: int) -> list[float]:
     """Return when works on one computer are done that share its cores."""
     left = list(works_s)
     done_s = list(ready_s)

@@ -100,8 +100,7 @@ def simulate_step(
     speeds = [1.0] * (depth * width) if speeds is None else speeds
     if len(speeds) != depth * width or min(speeds) <= 0:
         raise PlanError(
-            f"a plan of {depth * width} slots needs as many speeds above 0: "
-            f"got {list(speeds)}"
+            f"a plan of {depth * width} slots needs as many speeds above 0: got {list(speeds)}"
         )
     measured = reducing.sections_at(profile, plan.microbatch_size, facts, reduction)
     runs = _run_replicas(plan, profile, compute, measured, speeds, seed, sharing)
@@ -122,9 +121,7 @@ def simulate_step(
         step_s=step_s,
         pipeline_s=max(max(run.finish_s) for run in runs),
         busy_s=tuple(max(run.busy_s[p] for run in runs) for p in range(depth)),
-        peak_in_flight=tuple(
-            max(run.peak_in_flight[p] for run in runs) for p in range(depth)
-        ),
+        peak_in_flight=tuple(max(run.peak_in_flight[p] for run in runs) for p in range(depth)),
         network=network,
     )
 
@@ -268,9 +265,7 @@ def expect_step(
         calm,
         step_s=max(calm.step_s, mean_s),
         pipeline_s=max(calm.pipeline_s, drained_s),
-        peak_in_flight=tuple(
-            map(max, zip(*(step.peak_in_flight for step in steps), strict=True))
-        ),
+        peak_in_flight=tuple(map(max, zip(*(step.peak_in_flight for step in steps), strict=True))),
     )
 
 
@@ -533,9 +528,7 @@ def _play(
     return replace(calm, finish_s=tuple(slower * at_s for at_s in calm.finish_s))
 
 
-def _prolonged(
-    half: PipelineRun, short: PipelineRun, times: float, shares: Shares
-) -> PipelineRun:
+def _prolonged(half: PipelineRun, short: PipelineRun, times: float, shares: Shares) -> PipelineRun:
     """Return a run as ``short`` that goes on ``times`` as long as it is beyond ``half``.
 
     It takes at least all its work over the cores: deep pipelines may still fill then.
@@ -562,9 +555,7 @@ def _prolonged(
     )
 
 
-def _tied_s(
-    plan: Plan, facts: ModelFacts, profile: Profile, reduced_s: Sequence[float]
-) -> float:
+def _tied_s(plan: Plan, facts: ModelFacts, profile: Profile, reduced_s: Sequence[float]) -> float:
     """Return the time at which tied gradients are summed over their stages."""
     at_s = list(reduced_s)
     for tied, num_bytes in zip(facts.tied, reducing.tied_bytes(facts), strict=True):

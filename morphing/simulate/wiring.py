@@ -18,9 +18,7 @@ from spottrain.morphing.simulate.replica import Link
 from spottrain.wire.model import Plan, Profile
 
 
-def wire_replicas(
-    plan: Plan, profile: Profile, compute: Compute = CPU
-) -> list[tuple[Link, ...]]:
+def wire_replicas(plan: Plan, profile: Profile, compute: Compute = CPU) -> list[tuple[Link, ...]]:
     """Return the links of every replica, from each stage to the next.
 
     An interleaved plan has one more, from the last stage to the first. VMs are numbered
@@ -41,10 +39,7 @@ def wire_replicas(
         ends = _Ends(
             tuple([numbers.setdefault(vm, len(numbers)) for vm in own]),
             tuple(
-                [
-                    max(starts[p][own[p]], stops[p][own[(p + 1) % depth]])
-                    for p in range(len(sent))
-                ]
+                [max(starts[p][own[p]], stops[p][own[(p + 1) % depth]]) for p in range(len(sent))]
             ),
         )
         if ends not in known:
@@ -94,18 +89,13 @@ def _sent_bytes(plan: Plan, profile: Profile, compute: Compute) -> list[float]:
     measured = profile.sections_at(plan.microbatch_size)
     cuts = plan.stage_bounds[1:-1]
     sent = [
-        [
-            compute.sent_bytes(measured[cut - 1])
-            for cut in cuts[p :: plan.pipeline_depth]
-        ]
+        [compute.sent_bytes(measured[cut - 1]) for cut in cuts[p :: plan.pipeline_depth]]
         for p in range(plan.pipeline_depth)
     ]
     return [sum(own) / len(own) for own in sent if own]
 
 
-def _link(
-    profile: Profile, num_bytes: float, vms: tuple[int, int], sharing: int
-) -> Link:
+def _link(profile: Profile, num_bytes: float, vms: tuple[int, int], sharing: int) -> Link:
     """Return one link; ``sharing`` replicas use its NICs at the same time."""
     start, stop = vms
     link = profile.within_vm if start == stop else profile.between_vms

@@ -69,8 +69,4 @@ def signature_of(batch: Any) -> int:
 
 
 def _is_plain(leaf: object) -> bool:
-    return (
-        type(leaf) is torch.Tensor
-        and leaf.layout is torch.strided
-        and not leaf.requires_grad
-    )
+    return type(leaf) is torch.Tensor and leaf.layout is torch.strided and not leaf.requires_grad

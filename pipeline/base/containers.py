@@ -62,9 +62,7 @@ def _known() -> set[Any]:
 
 
 def _is_container(kind: Any) -> bool:
-    return isinstance(kind, type) and (
-        issubclass(kind, UserDict) or dataclasses.is_dataclass(kind)
-    )
+    return isinstance(kind, type) and (issubclass(kind, UserDict) or dataclasses.is_dataclass(kind))
 
 
 def _register(kind: type) -> None:

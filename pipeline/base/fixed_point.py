@@ -43,9 +43,7 @@ def limit_bits(virtual_nodes: int) -> int:
     return SUM_BITS - (virtual_nodes - 1).bit_length()
 
 
-def exponent(
-    committed: int | None, attempt: int, virtual_nodes: int, dtype: torch.dtype
-) -> int:
+def exponent(committed: int | None, attempt: int, virtual_nodes: int, dtype: torch.dtype) -> int:
     """Return the exponent of a tensor.
 
     Args:
@@ -61,9 +59,7 @@ def exponent(
     return begin - ATTEMPT_BITS * attempt
 
 
-def next_exponent(
-    committed: int | None, magnitude: int, virtual_nodes: int
-) -> int | None:
+def next_exponent(committed: int | None, magnitude: int, virtual_nodes: int) -> int | None:
     """Return the exponent to commit after a mini-batch.
 
     Args:

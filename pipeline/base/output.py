@@ -26,9 +26,7 @@ class LabelledStream(io.TextIOBase):
         now_s: A monotonic clock.
     """
 
-    def __init__(
-        self, stream: TextIO, now_s: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, stream: TextIO, now_s: Callable[[], float] = time.monotonic) -> None:
         self._stream, self._now_s = stream, now_s
         self._begun = ""
         """A line that has no end yet."""

@@ -209,9 +209,7 @@ class TensorTracker:
             before = self._live.storages()
             result = self._watch(key, run)
             made = {
-                name: size
-                for name, size in self._live.storages().items()
-                if name not in before
+                name: size for name, size in self._live.storages().items() if name not in before
             }
             left = sum(made.values()) - _output_bytes(result)
             self._note(key, left=left if keep else 0)

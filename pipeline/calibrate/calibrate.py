@@ -327,9 +327,7 @@ class _Round:
             links.flush()
         self.close()
 
-    def _measure_tasks(
-        self, size: int, every: Sequence[dict[str, Any]]
-    ) -> TaskOverheads | None:
+    def _measure_tasks(self, size: int, every: Sequence[dict[str, Any]]) -> TaskOverheads | None:
         """Let the executor run over all shares; ``None``: it would take too much."""
         slowest_s = max(one["round_s"] for one in every)
         count = tasks.microbatches_for(len(self._computing), slowest_s)
@@ -352,9 +350,7 @@ class _Round:
         reaching_s = statistics.median(own_s)
         spec = self._loaded.spec
         microbatches = spec.minibatch_size // size
-        return tasks.summarise_overheads(
-            _gather(samples), reaching_s, spec.loader, microbatches
-        )
+        return tasks.summarise_overheads(_gather(samples), reaching_s, spec.loader, microbatches)
 
     def _may_grow(self, size: int, every: Sequence[dict[str, Any]]) -> bool:
         """Return whether the next size may be measured too, the same at all ranks."""
@@ -417,9 +413,7 @@ class _Round:
         longer = crowd.step_growth(after, crowded, profile, facts, reduction, cores)
         return replace(profile, crowding=replace(crowding, step_growth=longer))
 
-    def _train(
-        self, plan: Plan, minibatches: int, *, commits: bool
-    ) -> list[crowd.CrowdTimes]:
+    def _train(self, plan: Plan, minibatches: int, *, commits: bool) -> list[crowd.CrowdTimes]:
         """Train under ``plan``, whose ranks are the first; return the times of all."""
         _gather(None)
         times = None
@@ -447,16 +441,12 @@ class _Round:
         upload = download = 0.0
         device_s, context_bytes = host_s, 0
         if not self._device.is_host:
-            upload, download = map(
-                min, zip(*_gather(bench.transfer_bytes_per_s()), strict=True)
-            )
+            upload, download = map(min, zip(*_gather(bench.transfer_bytes_per_s()), strict=True))
             device_s = sum(_gather(bench.update_s("device")))
             context_bytes = max(_gather(self._device.context_bytes()))
         return _DeviceCosts(
             optimizer_s_per_byte=device_s / param_bytes,
-            host_optimizer_s_per_byte=0.0
-            if self._device.is_host
-            else host_s / param_bytes,
+            host_optimizer_s_per_byte=0.0 if self._device.is_host else host_s / param_bytes,
             upload_bytes_per_s=upload,
             download_bytes_per_s=download,
             quantise_s_per_byte=quantise_s / gradient_bytes if gradient_bytes else 0.0,
@@ -506,15 +496,12 @@ class _Round:
         trial = TrialGroups(self._device)
         try:
             if trial.form(memberships, self._rank, _GROUP_TIMEOUT_S):
-                rings += measure_rings(
-                    plans, trial.groups, sizes, RINGS_BUDGET_S, self._device
-                )
+                rings += measure_rings(plans, trial.groups, sizes, RINGS_BUDGET_S, self._device)
         finally:
             self.is_free = trial.close()
         if trial.failure and network == "nccl":
             raise NetworkRefusedError(
-                f"runtime.network: nccl does not start: {trial.failure}; "
-                "use auto or gloo"
+                f"runtime.network: nccl does not start: {trial.failure}; use auto or gloo"
             )
         return rings, (f"{NCCL_FAILED}{trial.failure}",) if trial.failure else ()
 
@@ -564,9 +551,7 @@ def _mean_s(microbatches: Sequence[MicrobatchProfile]) -> float:
     known = [one.overheads for one in microbatches if one.overheads is not None]
     return (
         statistics.fmean(
-            time_s
-            for o in known
-            for time_s in (o.forward_s, o.recompute_s, o.backward_s)
+            time_s for o in known for time_s in (o.forward_s, o.recompute_s, o.backward_s)
         )
         if known
         else 0.0

@@ -125,9 +125,7 @@ def _lead(
     return MessageTimes(one_way_s, posting_s)
 
 
-def _ping(
-    links: PipelineLinks, message: torch.Tensor, device: Device
-) -> tuple[float, float]:
+def _ping(links: PipelineLinks, message: torch.Tensor, device: Device) -> tuple[float, float]:
     """Send a message and wait for its echo; return seconds for sending, and for both."""
     links.expect(Direction.GRADIENT, 1)
     began = time.perf_counter()

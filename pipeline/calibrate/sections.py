@@ -99,9 +99,7 @@ class SectionBench:
         UnreadableCheckpointError: The checkpoint cannot be read.
     """
 
-    def __init__(
-        self, loaded: LoadedJob, sections: range, checkpoint: str, device: Device
-    ) -> None:
+    def __init__(self, loaded: LoadedJob, sections: range, checkpoint: str, device: Device) -> None:
         self._loaded = loaded
         self.sections = sections
         self.device = device
@@ -111,9 +109,7 @@ class SectionBench:
             self._fill_from_checkpoint(checkpoint)
         elif sections:
             self._fill_from_model(sections)
-        self._runs = [
-            _SectionRun(loaded, self.memory.arenas[k], device) for k in sections
-        ]
+        self._runs = [_SectionRun(loaded, self.memory.arenas[k], device) for k in sections]
         tune_for_activations(0)
 
     def _fill_from_checkpoint(self, name: str) -> None:
@@ -192,9 +188,7 @@ class SectionBench:
         updater = self.memory.updater([r.section for r in self._runs], FaultScript())
         times: list[float] = []
         for step in range(1 + _OPTIMIZER_STEPS):
-            decision = MinibatchDecision(
-                0, step, 1.0, 1.0, 1.0, overflow=False, stop=False
-            )
+            decision = MinibatchDecision(0, step, 1.0, 1.0, 1.0, overflow=False, stop=False)
             _timed(times, functools.partial(self._update, updater, decision))
         return statistics.median(times[1:])
 
@@ -271,9 +265,7 @@ class _SectionRun:
         self.reaching_s: list[float] = []
         self._batch_bytes = batch_bytes(batch)
         received = self._received()
-        run = functools.partial(
-            self._stage.forward, batch, received, self._entered_section
-        )
+        run = functools.partial(self._stage.forward, batch, received, self._entered_section)
         with user_code("model"):
             self._bytes, sent = section_bytes(run, saving_nothing)
         self.largest_saved_bytes = self._bytes.largest_saved_bytes
@@ -367,9 +359,7 @@ class _SectionRun:
             self._entered, self._ran_s = self._device.mark(), time.process_time()
         return seed
 
-    def _run(
-        self, batch: Batch, how: AbstractContextManager[None], kind: str
-    ) -> StageOutput:
+    def _run(self, batch: Batch, how: AbstractContextManager[None], kind: str) -> StageOutput:
         received = self._received()
         began = self._device.mark()
         with user_code("model"), how:
@@ -401,9 +391,7 @@ def _first_update_bytes(job: TrainingJob, named: NamedParameters) -> int:
     copies = [
         (
             name,
-            Attached.of(parameter).parameter(
-                parameter.detach().clone(), parameter.requires_grad
-            ),
+            Attached.of(parameter).parameter(parameter.detach().clone(), parameter.requires_grad),
         )
         for name, parameter in named
     ]

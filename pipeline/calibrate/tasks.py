@@ -320,9 +320,7 @@ class _TimedTracker(TensorTracker):
 class TimedLinks(PipelineLinks):
     """Links that exclude waiting from the clock, and time posting separately."""
 
-    def __init__(
-        self, previous: int | None, following: int | None, device: Device
-    ) -> None:
+    def __init__(self, previous: int | None, following: int | None, device: Device) -> None:
         super().__init__(previous, following, device)
         self.clock = _OverheadClock()
 

@@ -114,14 +114,10 @@ def choose_library(
 
 def _gather_endpoints(device: Device) -> list[Endpoint]:
     """Return what every rank sums on, in the order of ranks."""
-    return [
-        Endpoint(*row) for row in gather_json(dataclasses.astuple(Endpoint.of(device)))
-    ]
+    return [Endpoint(*row) for row in gather_json(dataclasses.astuple(Endpoint.of(device)))]
 
 
-def _obstacle(
-    endpoints: Sequence[Endpoint], stages: Sequence[tuple[int, ...]]
-) -> str | None:
+def _obstacle(endpoints: Sequence[Endpoint], stages: Sequence[tuple[int, ...]]) -> str | None:
     for rank, endpoint in enumerate(endpoints):
         if endpoint.library is None:
             return f"rank {rank} computes on {endpoint.identity}"
@@ -290,14 +286,10 @@ class DeviceGroups:
         until_s = time.monotonic() + LEAVE_BOUND_S
         done = threading.Event()
         # An abort that raises is one that does not end.
-        threading.Thread(
-            target=self._abort, args=(done,), name="abort", daemon=True
-        ).start()
+        threading.Thread(target=self._abort, args=(done,), name="abort", daemon=True).start()
         for what, event in (("be aborted", done), ("be left", self._closed)):
             if not event.wait(until_s - time.monotonic()):
-                self._end_worker(
-                    f"a communicator could not {what} in {LEAVE_BOUND_S} s"
-                )
+                self._end_worker(f"a communicator could not {what} in {LEAVE_BOUND_S} s")
 
     def _abort(self, done: threading.Event) -> None:
         if self._own is not None:
@@ -327,9 +319,7 @@ class TrialGroups:
         self.failure = ""
         """The first error of any rank, in one line, the same at all of them."""
 
-    def form(
-        self, memberships: Sequence[tuple[int, ...]], rank: int, timeout_s: float
-    ) -> bool:
+    def form(self, memberships: Sequence[tuple[int, ...]], rank: int, timeout_s: float) -> bool:
         """Form groups and sum once in each, in bounded time.
 
         Args:

@@ -53,11 +53,7 @@ class Connections:
     def seal(self) -> None:
         """Limit ``cut`` to the connections that are open now."""
         with contextlib.ExitStack() as stack:
-            open_now = {
-                (fd, inode)
-                for fd, inode in self._opened()
-                if _connected(fd, inode, stack)
-            }
+            open_now = {(fd, inode) for fd, inode in self._opened() if _connected(fd, inode, stack)}
         self._ours |= open_now
         self._before = None
         for fd, _ in open_now:
@@ -106,9 +102,7 @@ class Connections:
             return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
 
 
-def _connected(
-    fd: int, inode: str, stack: contextlib.ExitStack
-) -> socket.socket | None:
+def _connected(fd: int, inode: str, stack: contextlib.ExitStack) -> socket.socket | None:
     """Return a further descriptor, which ``stack`` closes, of what is connected.
 
     A pair of this process's own sockets is no connection: a further descriptor of one
@@ -142,9 +136,7 @@ def connect_rendezvous(host: str, port: int, timeout_s: float) -> Store:
     return open_rendezvous(host, port, is_server=False, timeout_s=timeout_s)
 
 
-def open_rendezvous(
-    host: str, port: int, *, is_server: bool, timeout_s: float
-) -> Store:
+def open_rendezvous(host: str, port: int, *, is_server: bool, timeout_s: float) -> Store:
     """Open a rendezvous store; port 0 chooses a free one.
 
     A server listens on ``host`` alone: the store asks for no credential, so whoever
@@ -220,9 +212,7 @@ def is_joined() -> bool:
     return _world is not None
 
 
-def join(
-    store: Store, name: str, rank: int, size: int, timeout_s: float
-) -> Connections:
+def join(store: Store, name: str, rank: int, size: int, timeout_s: float) -> Connections:
     """Join the other ranks, as the ``world`` of this process, over ``store``.
 
     Raises:
@@ -281,9 +271,7 @@ def new_groups(
     }
 
 
-def new_group(
-    members: Sequence[int], timeout_s: float, library: str = "gloo"
-) -> dist.ProcessGroup:
+def new_group(members: Sequence[int], timeout_s: float, library: str = "gloo") -> dist.ProcessGroup:
     """Form a group of some ranks of the world; all of them call this.
 
     Args:

@@ -178,9 +178,7 @@ class _Receiver(threading.Thread):
         for left in range(count, 0, -1):
             while len(posted) < min(_AHEAD, left):
                 signature = self._signatures.popleft()
-                posted.append(
-                    _Posted(self._source, self._direction, signature, self._device)
-                )
+                posted.append(_Posted(self._source, self._direction, signature, self._device))
             signature, tensor, note = posted.popleft().wait()
             self._signatures.append(signature)
             transfer = self._device.upload(tensor)

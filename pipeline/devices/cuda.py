@@ -115,9 +115,7 @@ class CudaDevice:
             if int(result) != 0:
                 self._forget_error()
 
-    def upload(
-        self, source: torch.Tensor, target: torch.Tensor | None = None
-    ) -> Transfer:
+    def upload(self, source: torch.Tensor, target: torch.Tensor | None = None) -> Transfer:
         """Copy on the stream of uploads.
 
         New memory is taken from that stream's own pool: no computation that is still
@@ -133,9 +131,7 @@ class CudaDevice:
             target.copy_(source, non_blocking=True)
             return _Copy(target, source, _moment(self._up))
 
-    def download(
-        self, source: torch.Tensor, target: torch.Tensor | None = None
-    ) -> Transfer:
+    def download(self, source: torch.Tensor, target: torch.Tensor | None = None) -> Transfer:
         """Copy on the stream of downloads, after what is queued for computing."""
         if target is None:
             target = self.allocate_host(source.shape, source.dtype)
@@ -223,9 +219,7 @@ class CudaDevice:
             torch.zeros(1, device=self.torch_device)
 
 
-def _moment(
-    stream: torch.cuda.Stream, *, enable_timing: bool = False
-) -> torch.cuda.Event:
+def _moment(stream: torch.cuda.Stream, *, enable_timing: bool = False) -> torch.cuda.Event:
     """Record an event whose waiting host sleeps instead of spinning on a core."""
     event = torch.cuda.Event(enable_timing, blocking=True)  # type: ignore[no-untyped-call]
     event.record(stream)

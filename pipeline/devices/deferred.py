@@ -173,15 +173,11 @@ class DeferredDevice:
             self.synchronise()
             del self._locked[_begin(memory)]
 
-    def upload(
-        self, source: torch.Tensor, target: torch.Tensor | None = None
-    ) -> Transfer:
+    def upload(self, source: torch.Tensor, target: torch.Tensor | None = None) -> Transfer:
         """Queue a copy."""
         return self._begin(source, target, downward=False)
 
-    def download(
-        self, source: torch.Tensor, target: torch.Tensor | None = None
-    ) -> Transfer:
+    def download(self, source: torch.Tensor, target: torch.Tensor | None = None) -> Transfer:
         """Queue a copy."""
         return self._begin(source, target, downward=True)
 
@@ -242,9 +238,7 @@ class DeferredDevice:
         with _Guard(self), _Reads(self):
             yield
 
-    def check(
-        self, operation: object, operand: torch.Tensor, *, is_written: bool
-    ) -> None:
+    def check(self, operation: object, operand: torch.Tensor, *, is_written: bool) -> None:
         """Refuse an operand that a transfer under way brings, or whose source changes.
 
         Raises:
@@ -283,9 +277,7 @@ class DeferredDevice:
         place = "" if frame is None else f"{name}:{frame.f_code.co_name}"
         self.host_reads.append(f"{operation.removeprefix('aten::')} in {place}")
 
-    def _begin(
-        self, source: torch.Tensor, target: torch.Tensor | None, *, downward: bool
-    ) -> _Copy:
+    def _begin(self, source: torch.Tensor, target: torch.Tensor | None, *, downward: bool) -> _Copy:
         with self._lock, torch.utils._python_dispatch._disable_current_modes():
             if target is None and downward:
                 target = self.allocate_host(source.shape, source.dtype)
@@ -308,8 +300,7 @@ class DeferredDevice:
 
     def _check_locked(self, memory: torch.Tensor) -> None:
         is_locked = memory.untyped_storage()._cdata in self._pinned or any(
-            begin <= _begin(memory) and _end(memory) <= end
-            for begin, end in self._locked.items()
+            begin <= _begin(memory) and _end(memory) <= end for begin, end in self._locked.items()
         )
         if memory.numel() and not is_locked:
             raise UnlockedPagesError("pages of a transfer's host memory are not locked")

@@ -39,15 +39,11 @@ class HostDevice:
     def unlock_pages(self, memory: torch.Tensor) -> None:
         """Do nothing."""
 
-    def upload(
-        self, source: torch.Tensor, target: torch.Tensor | None = None
-    ) -> Transfer:
+    def upload(self, source: torch.Tensor, target: torch.Tensor | None = None) -> Transfer:
         """Return ``source``, or copy it."""
         return _Done(source if target is None else target.copy_(source))
 
-    def download(
-        self, source: torch.Tensor, target: torch.Tensor | None = None
-    ) -> Transfer:
+    def download(self, source: torch.Tensor, target: torch.Tensor | None = None) -> Transfer:
         """Return ``source``, or copy it."""
         return self.upload(source, target)
 

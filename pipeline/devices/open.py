@@ -8,9 +8,7 @@ from spottrain.pipeline.devices.host import HostDevice
 from spottrain.pipeline.devices.port import Device
 
 
-def open_device(
-    name: str, memory_share: float = 1.0, *, deterministic: bool = False
-) -> Device:
+def open_device(name: str, memory_share: float = 1.0, *, deterministic: bool = False) -> Device:
     """Return a slot's device; called in the worker, which nobody forks.
 
     Args:

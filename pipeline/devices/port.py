@@ -69,14 +69,10 @@ class Device(Protocol):
     def unlock_pages(self, memory: torch.Tensor) -> None:
         """Undo ``lock_pages`` once the transfers under way have ended."""
 
-    def upload(
-        self, source: torch.Tensor, target: torch.Tensor | None = None
-    ) -> Transfer:
+    def upload(self, source: torch.Tensor, target: torch.Tensor | None = None) -> Transfer:
         """Copy from the host to ``target``, by default to new memory."""
 
-    def download(
-        self, source: torch.Tensor, target: torch.Tensor | None = None
-    ) -> Transfer:
+    def download(self, source: torch.Tensor, target: torch.Tensor | None = None) -> Transfer:
         """Copy to ``target`` in the host's memory, by default to new memory."""
 
     def rescue(self, source: torch.Tensor, target: torch.Tensor) -> None:

@@ -133,7 +133,5 @@ def _rebuilt(
     return memory.as_strided(shape, stride, offset)
 
 
-def _empty(
-    dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]
-) -> torch.Tensor:
+def _empty(dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
     return torch.empty_strided(shape, stride, dtype=dtype)

@@ -26,9 +26,7 @@ _MAX_REASON_CHARACTERS, _MAX_TRACEBACK_CHARACTERS = 1_000, 8_000
 """A character may take 12 bytes in JSON."""
 
 
-def serve_batches(
-    connection: socket.socket, load: Callable[[], TrainingJob], seed: int
-) -> None:
+def serve_batches(connection: socket.socket, load: Callable[[], TrainingJob], seed: int) -> None:
     """Answer requests until the worker closes its end.
 
     Args:

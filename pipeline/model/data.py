@@ -168,9 +168,7 @@ class MicrobatchSource:
         return self._fetch(self._name(step, virtual_node), rest)
 
     def _name(self, step: int, virtual_node: int) -> Microbatch:
-        return Microbatch(
-            virtual_node, self.microbatch_size, step, self._minibatch_size
-        )
+        return Microbatch(virtual_node, self.microbatch_size, step, self._minibatch_size)
 
     def num_heldout(self, name: str) -> int:
         """Return how many micro-batches the examples of a held-out set make."""
@@ -181,9 +179,7 @@ class MicrobatchSource:
         rest = len(self._heldout_sets[name]) - microbatch * self._heldout_size
         return min(self._heldout_size, rest)
 
-    def heldout(
-        self, name: str, microbatch: int, following: Iterable[int] = ()
-    ) -> Batch:
+    def heldout(self, name: str, microbatch: int, following: Iterable[int] = ()) -> Batch:
         """Return a micro-batch of a held-out set; the last may be smaller.
 
         Args:
@@ -325,9 +321,7 @@ def why_unmovable(job: TrainingJob) -> str:
 @contextmanager
 def other_process(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
     """Run a command beside this process, and end it at the latest with the block."""
-    with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
-    ) as process:
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
         try:
             yield process
         finally:
@@ -358,9 +352,7 @@ def digests_of(process: subprocess.Popen[bytes]) -> Digests:
     )
 
 
-def second_command(
-    entrypoint: str, workdir: Path, what: str = "--digests"
-) -> list[str]:
+def second_command(entrypoint: str, workdir: Path, what: str = "--digests") -> list[str]:
     """Return what makes the digests in a process of its own."""
     module = "spottrain.pipeline.model.inspect"
     start = [sys.executable, "-P", "-m", "spottrain.start", module]

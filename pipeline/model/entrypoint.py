@@ -97,8 +97,7 @@ def load_job(entrypoint: str, workdir: Path) -> TrainingJob:
         job = function()
     if not isinstance(job, TrainingJob):
         raise UserCodeError(
-            f"entrypoint {entrypoint} must return a spottrain.TrainingJob: "
-            f"got {type(job).__name__}"
+            f"entrypoint {entrypoint} must return a spottrain.TrainingJob: got {type(job).__name__}"
         )
     _check_parts(job)
     return job
@@ -135,12 +134,8 @@ def _check_parts(job: TrainingJob) -> None:
                 f"{name} must be a function: got a {type(value).__name__}; write e.g. {line}"
             )
     norm = job.clip_grad_norm
-    if norm is not None and not (
-        isinstance(norm, numbers.Real) and 0 < norm < math.inf
-    ):
-        raise UserCodeError(
-            f"clip_grad_norm must be a number above zero, or None: got {norm!r}"
-        )
+    if norm is not None and not (isinstance(norm, numbers.Real) and 0 < norm < math.inf):
+        raise UserCodeError(f"clip_grad_norm must be a number above zero, or None: got {norm!r}")
     for name in job.heldout_sets:
         if not name or "/" in name:
             raise UserCodeError(

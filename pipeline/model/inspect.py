@@ -94,9 +94,7 @@ def facts_of(job: TrainingJob, derived: Derived) -> ModelFacts:
         lengths = len(job.dataset), sum(map(len, job.heldout_sets.values()))
     return ModelFacts(
         fingerprint=derived.fingerprint,
-        num_parameters=sum(
-            spec.num_bytes // spec.dtype.itemsize for spec in layout.specs.values()
-        ),
+        num_parameters=sum(spec.num_bytes // spec.dtype.itemsize for spec in layout.specs.values()),
         blocks=layout.blocks,
         sections=sections,
         tied=layout.tied,
@@ -160,9 +158,7 @@ def _param_groups(job: TrainingJob, layout: ModelLayout) -> list[dict[str, Any]]
     return [] if optimizer is None else optimizer.param_groups
 
 
-def learning_rates(
-    job: TrainingJob, layout: ModelLayout, num_steps: int
-) -> LearningRates | None:
+def learning_rates(job: TrainingJob, layout: ModelLayout, num_steps: int) -> LearningRates | None:
     """Return what the job's schedule makes of its learning rate; None: it has none.
 
     Args:
@@ -244,9 +240,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("entrypoint", help="module:function")
     parser.add_argument("workdir", type=Path)
     parser.add_argument("--details-at", type=int, help="Details at a step instead.")
-    parser.add_argument(
-        "--digests", action="store_true", help="print hashes of examples instead"
-    )
+    parser.add_argument("--digests", action="store_true", help="print hashes of examples instead")
     parser.add_argument(
         "--helpers", action="store_true", help="print a hash of helper models instead"
     )
@@ -293,9 +287,7 @@ def main(arguments: list[str] | None = None) -> int:
         return digests(load_job(chosen.entrypoint, chosen.workdir), backwards=True)
 
     def helpers() -> Digests:
-        return helper_digests(
-            trace(load_job(chosen.entrypoint, chosen.workdir)).helpers
-        )
+        return helper_digests(trace(load_job(chosen.entrypoint, chosen.workdir)).helpers)
 
     if chosen.helpers:
         return answer(helpers)

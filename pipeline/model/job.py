@@ -14,10 +14,7 @@ Batch = Any
 
 Real = torch.Tensor | float
 """A scalar tensor or a number."""
-LossResult = (
-    tuple[torch.Tensor, Real]
-    | tuple[torch.Tensor, Real, Mapping[str, tuple[Real, Real]]]
-)
+LossResult = tuple[torch.Tensor, Real] | tuple[torch.Tensor, Real, Mapping[str, tuple[Real, Real]]]
 
 NamedParameters = Sequence[tuple[str, nn.Parameter]]
 

@@ -45,9 +45,7 @@ def base_name(model: nn.Module) -> str:
     found = pretrained_in(model)
     config = found[1].config if found else None
     name = str(getattr(config, "_name_or_path", "") or "")
-    for folder in filter(
-        os.path.isabs, sys.path
-    ):  # the first is that of the user's code
+    for folder in filter(os.path.isabs, sys.path):  # the first is that of the user's code
         if os.path.isabs(name) and Path(name).is_relative_to(folder):
             return str(Path(name).relative_to(folder))
     return name

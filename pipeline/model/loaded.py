@@ -113,17 +113,11 @@ def derive(job: TrainingJob, layout: ModelLayout) -> Derived:
     Raises:
         UserCodeError: The optimizer raised.
     """
-    states = tuple(
-        section_state_spec(job, layout, k) for k in range(layout.num_sections)
-    )
-    return Derived(
-        layout, states, _fingerprint(layout, optimizer_class(job, layout), states)
-    )
+    states = tuple(section_state_spec(job, layout, k) for k in range(layout.num_sections))
+    return Derived(layout, states, _fingerprint(layout, optimizer_class(job, layout), states))
 
 
-def _fingerprint(
-    layout: ModelLayout, optimizer: str, states: Sequence[OptimizerSpec]
-) -> str:
+def _fingerprint(layout: ModelLayout, optimizer: str, states: Sequence[OptimizerSpec]) -> str:
     facts = {
         "sections": layout.parameters,
         "parameters": {name: _plain(spec) for name, spec in layout.specs.items()},
@@ -172,9 +166,7 @@ def _parameter_specs(
 # --- What is kept --------------------------------------------------------------------
 
 
-def keep(
-    path: Path, entrypoint: str, derived: Derived, imported: Collection[str]
-) -> None:
+def keep(path: Path, entrypoint: str, derived: Derived, imported: Collection[str]) -> None:
     """Write what was derived where ``load`` finds it, if it can be written.
 
     Args:

@@ -65,9 +65,7 @@ def loss_sums(result: Any) -> LossSums:
             f"sum of weights)}}: got {_describe(metrics)}"
         )
     if len(metrics) > MAX_METRICS:
-        raise UserCodeError(
-            f"loss may return at most {MAX_METRICS} metrics: got {len(metrics)}"
-        )
+        raise UserCodeError(f"loss may return at most {MAX_METRICS} metrics: got {len(metrics)}")
     pairs = {name: _metric(name, pair) for name, pair in metrics.items()}
     return LossSums(loss, _detached(weight), pairs)
 

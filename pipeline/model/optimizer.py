@@ -114,17 +114,13 @@ def optimizer_state_spec(
     return _step(job, named, "cpu")
 
 
-def section_state_spec(
-    job: TrainingJob, layout: ModelLayout, section: int
-) -> OptimizerSpec:
+def section_state_spec(job: TrainingJob, layout: ModelLayout, section: int) -> OptimizerSpec:
     """Return ``optimizer_state_spec`` of one section's parameters."""
     names = layout.parameters[section]
     return optimizer_state_spec(job, [(name, layout.specs[name]) for name in names])
 
 
-def any_optimizer(
-    job: TrainingJob, layout: ModelLayout
-) -> torch.optim.Optimizer | None:
+def any_optimizer(job: TrainingJob, layout: ModelLayout) -> torch.optim.Optimizer | None:
     """Return the optimizer of the first section that trains; ``None``: nothing is trained.
 
     Raises:
@@ -181,8 +177,7 @@ def build_optimizer(
         ) from error
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UserCodeError(
-            "optimizer must return a torch.optim.Optimizer: got "
-            f"{type(optimizer).__name__}"
+            f"optimizer must return a torch.optim.Optimizer: got {type(optimizer).__name__}"
         )
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if extra := held - {id(p) for _, p in wanted}:
@@ -233,9 +228,7 @@ def _fused_where_possible(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """Do without torch's fused SGD where some parameters have momentum and others have
     their first gradient: it takes momentum of all or of none."""
     mixed = []
-    for group in (
-        optimizer.param_groups if isinstance(optimizer, torch.optim.SGD) else ()
-    ):
+    for group in optimizer.param_groups if isinstance(optimizer, torch.optim.SGD) else ():
         states = (optimizer.state[p] for p in group["params"] if p.grad is not None)
         if len({state.get("momentum_buffer") is None for state in states}) > 1:
             mixed.append((group, group["fused"]))
@@ -352,9 +345,7 @@ class SectionOptimizer:
         for name in self._memory.with_state:
             forms, kept = self._memory.forms[name], self._memory.state[name]
             leaves = {
-                leaf: number(kept[leaf], spec.number_type)
-                if spec.number_type
-                else kept[leaf]
+                leaf: number(kept[leaf], spec.number_type) if spec.number_type else kept[leaf]
                 for leaf, spec in self._memory.state_spec[name].items()
             }
             for key, form in forms.items():
@@ -403,9 +394,7 @@ def _no_gpu_in_sight() -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _step(
-    job: TrainingJob, named: Sequence[tuple[str, TensorSpec]], device: str
-) -> OptimizerSpec:
+def _step(job: TrainingJob, named: Sequence[tuple[str, TensorSpec]], device: str) -> OptimizerSpec:
     # Repeated: it takes seconds to draw as many numbers as a large model has.
     values = torch.rand(1 << 16, generator=torch.Generator().manual_seed(0)) - 0.5
     parameters = []
@@ -422,9 +411,7 @@ def _step(
         optimizer.step()
     names = {id(parameter): name for name, parameter in parameters}
     states = {
-        name: flatten(name, optimizer.state[p])
-        for name, p in parameters
-        if p in optimizer.state
+        name: flatten(name, optimizer.state[p]) for name, p in parameters if p in optimizer.state
     }
     return OptimizerSpec(
         state={

@@ -18,8 +18,7 @@ from spottrain.errors import UserCodeError
 
 _FILLS = ("zeros", "ones", "empty", "full")
 _VALUE_FREE = frozenset(
-    [f"{fill}_like" for fill in _FILLS]
-    + [f"new_{fill}" for fill in (*_FILLS, "empty_strided")]
+    [f"{fill}_like" for fill in _FILLS] + [f"new_{fill}" for fill in (*_FILLS, "empty_strided")]
 )
 """Operations that depend on their argument's shape and type only."""
 
@@ -118,9 +117,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Name the module that runs."""
         return (self.stack[-1] if self.stack else "") or "the model"
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__
         inputs = [] if name in _VALUE_FREE else self._registered((args, kwargs))
@@ -284,9 +281,7 @@ class KnownValues:
         if torch.Tag.nondeterministic_seeded in func.tags:
             return None
         is_free = func.overloadpacket.__name__ in _VALUE_FREE
-        tensors = [
-            t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)
-        ]
+        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         if not is_free and not all(map(self._is_known, tensors)):
             return None
         if any(argument.name == "device" for argument in func._schema.arguments):
@@ -299,9 +294,7 @@ class KnownValues:
             return None
         if is_free:
             return args, kwargs
-        values: tuple[Any, Any] = tree_map_only(
-            torch.Tensor, self._value, (args, kwargs)
-        )
+        values: tuple[Any, Any] = tree_map_only(torch.Tensor, self._value, (args, kwargs))
         return values
 
     def _is_known(self, tensor: torch.Tensor) -> bool:

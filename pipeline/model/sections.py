@@ -138,9 +138,7 @@ class ModelLayout:
     writes_input: frozenset[int] = frozenset()
     """Sections that change the activation in place that they begin with."""
 
-    def blank_for(
-        self, sections: Iterable[int], *, heldout: bool = False
-    ) -> BlankBatch | None:
+    def blank_for(self, sections: Iterable[int], *, heldout: bool = False) -> BlankBatch | None:
         """Return what these sections can do with instead of a batch, if they can.
 
         Args:
@@ -238,9 +236,7 @@ def _block_lists(module: nn.Module, prefix: str = "") -> list[str]:
     return _outermost(module, prefix, lambda one: _is_block_list(one, 2))
 
 
-def _outermost(
-    module: nn.Module, prefix: str, wanted: Callable[[nn.Module], bool]
-) -> list[str]:
+def _outermost(module: nn.Module, prefix: str, wanted: Callable[[nn.Module], bool]) -> list[str]:
     found: list[str] = []
     for name, inner in module.named_modules(prefix=prefix):
         within = any(not one or name.startswith(f"{one}.") for one in found)
@@ -255,9 +251,7 @@ def _lists_in_stages(model: nn.Module, lists: list[str]) -> list[str]:
     for name in lists:
         children = list(model.get_submodule(name).named_children())
         prefix = f"{name}." if name else ""
-        inner = [
-            one for key, child in children for one in _block_lists(child, prefix + key)
-        ]
+        inner = [one for key, child in children for one in _block_lists(child, prefix + key)]
         unequal = len({_size(child) for _, child in children}) > 1
         result += inner if unequal and inner else [name]
     return result
@@ -319,9 +313,7 @@ def _cuts_between_siblings(model: nn.Module) -> list[CutPlaces]:
     for names in different:
         units = [f"{n}.{one}" if n else one for n in names for one in found[n]]
         ends = [end for n in names for end in _ends(model, n, found[n])]
-        guesses.append(
-            CutPlaces(", ".join(names), tuple(ends[:-1]), tuple(units), True)
-        )
+        guesses.append(CutPlaces(", ".join(names), tuple(ends[:-1]), tuple(units), True))
     return guesses
 
 

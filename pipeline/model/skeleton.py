@@ -68,9 +68,7 @@ def materialise(job: TrainingJob, seed: int) -> nn.Module:
 
 def _checked(model: object) -> nn.Module:
     if not isinstance(model, nn.Module):
-        raise UserCodeError(
-            f"model must build a torch.nn.Module: got {type(model).__name__}"
-        )
+        raise UserCodeError(f"model must build a torch.nn.Module: got {type(model).__name__}")
     if not _is_compiled(model):
         return model
     original: nn.Module = model._orig_mod
@@ -105,13 +103,9 @@ def compile_blocks(model: nn.Module, blocks: Sequence[str]) -> None:
     for name, module in list(model.named_modules()):
         compiled = _is_compiled(module)
         how = module.dynamo_ctx if compiled else module.__dict__.pop(_COMPILE, None)
-        held = [
-            block for block in blocks if block.startswith(f"{name}." if name else "")
-        ]
+        held = [block for block in blocks if block.startswith(f"{name}." if name else "")]
         by_hand = _is_compiled_function(module.__dict__.get("forward"))
-        if held and (
-            (by_hand and not compiled) or (how and _is_cut_point(model, held))
-        ):
+        if held and ((by_hand and not compiled) or (how and _is_cut_point(model, held))):
             raise UserCodeError(
                 f"model cannot be cut within {name or type(module).__name__}, which "
                 "torch.compile has made one function: compile its blocks instead, such as "
@@ -121,9 +115,7 @@ def compile_blocks(model: nn.Module, blocks: Sequence[str]) -> None:
             continue
         if held and compiled:
             module.forward = module._orig_mod.__call__
-        for each in (
-            map(model.get_submodule, held) if held else [module] * (not compiled)
-        ):
+        for each in map(model.get_submodule, held) if held else [module] * (not compiled):
             each.forward = how(each.forward)
             # Else a shape's kernels would depend on those seen before.
             torch._dynamo.config.automatic_dynamic_shapes = False
@@ -173,9 +165,7 @@ def _on_meta() -> Iterator[None]:
     plain = nn.Module.register_parameter
     twins = WeakIdKeyDictionary()  # one parameter in two modules stays one
 
-    def register(
-        module: nn.Module, name: str, param: nn.Parameter | None = None
-    ) -> None:
+    def register(module: nn.Module, name: str, param: nn.Parameter | None = None) -> None:
         if param is not None and not param.is_meta:
             if param not in twins:
                 twins[param] = _twin_of(param)

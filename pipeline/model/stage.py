@@ -164,9 +164,7 @@ class StageModel:
         """Switch the model to evaluation mode."""
         self.train(False)
 
-    def forward(
-        self, batch: Batch, activation: torch.Tensor | None, seeds: Seeds
-    ) -> StageOutput:
+    def forward(self, batch: Batch, activation: torch.Tensor | None, seeds: Seeds) -> StageOutput:
         """Run the stage on one micro-batch.
 
         Args:
@@ -205,9 +203,7 @@ class StageModel:
 
     def _run_loss(self, batch: Batch) -> Any:
         self._enter(0)
-        own = tree_map(
-            lambda leaf: leaf, batch
-        )  # such code as batch.pop("labels") changes
+        own = tree_map(lambda leaf: leaf, batch)  # such code as batch.pop("labels") changes
         try:
             return self._job.loss(self._model, own)
         except RuntimeError as error:
@@ -288,9 +284,7 @@ class StageModel:
         for name, slots in parameter_slots(self._model).items():
             module, attribute = slots[0]
             attached = Attached.of(getattr(module, attribute))
-            outside = _foreign_parameter(
-                self._layout.specs[name], self._device, attached
-            )
+            outside = _foreign_parameter(self._layout.specs[name], self._device, attached)
             own = {
                 section: parameters[name]
                 for section, parameters in self._parameters.items()
@@ -352,9 +346,7 @@ class StageModel:
 
         return run
 
-    def _skipping_forward(
-        self, name: str, forward: Callable[..., Any]
-    ) -> Callable[..., Any]:
+    def _skipping_forward(self, name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
         """Return the new ``forward`` of a module that the stage may not own."""
         assert self._twin is not None
         twin = self._twin.get_submodule(name)
@@ -385,9 +377,7 @@ class StageModel:
         return zero.expand(meta.shape)
 
 
-def split_output(
-    block: str, output: Any
-) -> tuple[torch.Tensor, tuple[Any, ...] | None]:
+def split_output(block: str, output: Any) -> tuple[torch.Tensor, tuple[Any, ...] | None]:
     """Split what a block returned into (activation, rest of the tuple or None).
 
     Raises:
@@ -468,17 +458,13 @@ def _owned_parameter(
     return parameter
 
 
-def _foreign_parameter(
-    spec: TensorSpec, device: torch.device, attached: Attached
-) -> nn.Parameter:
+def _foreign_parameter(spec: TensorSpec, device: torch.device, attached: Attached) -> nn.Parameter:
     """Make a placeholder for a parameter that the stage does not own."""
     zero = torch.zeros((), dtype=spec.dtype, device=device)
     return attached.parameter(zero.expand(spec.shape), requires_grad=False)
 
 
-def _place_buffers(
-    model: nn.Module, device: torch.device, known: dict[str, torch.Tensor]
-) -> None:
+def _place_buffers(model: nn.Module, device: torch.device, known: dict[str, torch.Tensor]) -> None:
     """Put buffers on the device, once for all models: no forward may change them."""
     for prefix, module in model.named_modules():
         for name, buffer in module._buffers.items():

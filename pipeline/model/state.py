@@ -142,9 +142,7 @@ def spec_of_leaf(value: object) -> TensorSpec:
     return TensorSpec(shape=(), dtype=torch.float64, number_type=kind)
 
 
-def number(
-    kept: torch.Tensor, number_type: type[bool | int | float]
-) -> bool | int | float:
+def number(kept: torch.Tensor, number_type: type[bool | int | float]) -> bool | int | float:
     """Return a number in the type that it had after the first step, if it fits."""
     value = float(kept)
     fits = value.is_integer() and (number_type is int or value in (0, 1))

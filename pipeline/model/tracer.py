@@ -125,13 +125,9 @@ class _DryRun:
         module, attribute = self._slots[name][0]
         meta = getattr(module, attribute)
         number = torch.full((), 0.02, device=self._device).to(meta.dtype)
-        return Attached.of(meta).parameter(
-            number.expand(meta.shape), meta.requires_grad
-        )
+        return Attached.of(meta).parameter(number.expand(meta.shape), meta.requires_grad)
 
-    def _attach_parameter(
-        self, name: str, parameter: nn.Parameter, section: int
-    ) -> None:
+    def _attach_parameter(self, name: str, parameter: nn.Parameter, section: int) -> None:
         self._recorder.register(parameter, parameter=name, section=section)
         for module, attribute in self._slots[name]:
             setattr(module, attribute, parameter)
@@ -153,9 +149,7 @@ class _DryRun:
 
         return run
 
-    def _cut(
-        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-    ) -> Any:
+    def _cut(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """End a section; return the block's output as a later stage would see it."""
         recorder, section = self._recorder, self._recorder.section
         by_hand = self.places.blocks == "CutPoint"
@@ -170,8 +164,7 @@ class _DryRun:
                 )
             elif not seen and name == self._cut_names[-1]:
                 advice = (
-                    "; blocks that run in reverse go into the list in the order in which "
-                    "they run"
+                    "; blocks that run in reverse go into the list in the order in which they run"
                 )
             elif not by_hand:
                 advice = (
@@ -189,11 +182,8 @@ class _DryRun:
                 module=name,
                 shape=tuple(activation.shape),
                 dtype=activation.dtype,
-                rest=None
-                if rest is None
-                else tuple(_stand_in_of(name, part) for part in rest),
-                keeps_shape=(given.shape, given.dtype)
-                == (activation.shape, activation.dtype),
+                rest=None if rest is None else tuple(_stand_in_of(name, part) for part in rest),
+                keeps_shape=(given.shape, given.dtype) == (activation.shape, activation.dtype),
             )
         )
         makers = frozenset([name])
@@ -345,22 +335,18 @@ def _layout(
         units=run.places.units,
         cuts=cuts,
         parameters=tuple(
-            tuple(name for name in slots if k in sections[name])
-            for k in range(len(cuts) + 1)
+            tuple(name for name in slots if k in sections[name]) for k in range(len(cuts) + 1)
         ),
         specs=specs,
         matrices=frozenset(name for name, own in slots.items() if is_matrix(own)),
         tied=tuple(
-            TiedParameter(
-                name=name, sections=tied[name], param_bytes=specs[name].num_bytes
-            )
+            TiedParameter(name=name, sections=tied[name], param_bytes=specs[name].num_bytes)
             for name in slots
             if name in tied
         ),
         skippable=_skippable(run._model, calls, needed, {cut.module for cut in cuts}),
         batch=tuple(
-            TensorSpec(shape=tuple(t.shape), dtype=t.dtype)
-            for t in strided_tensors(batch)
+            TensorSpec(shape=tuple(t.shape), dtype=t.dtype) for t in strided_tensors(batch)
         ),
         flops_per_example=tuple(first.flops[k] for k in range(len(cuts) + 1)),
         metrics=tuple(sorted({*first.metrics, *second.metrics})),
@@ -500,9 +486,7 @@ def _check_attributes(name: str, module: nn.Module) -> None:
         if attribute in ("_parameters", "_buffers", "_modules"):
             continue
         if any(
-            isinstance(leaf, torch.Tensor)
-            and leaf.is_meta
-            and not isinstance(leaf, nn.Parameter)
+            isinstance(leaf, torch.Tensor) and leaf.is_meta and not isinstance(leaf, nn.Parameter)
             for leaf in tree_leaves(value)
         ):
             what = type(module).__name__ + (f" ({name})" if name else "")
@@ -522,9 +506,7 @@ def _check_attached(name: str, parameter: nn.Parameter) -> None:
     """Check that what is attached to a parameter can be carried over to a stage's."""
     after = list((parameter._post_accumulate_grad_hooks or {}).values())
     hooks = (parameter._backward_hooks or {}).values()
-    after += [
-        hook for hook in hooks if hook.__module__ == torch.autograd.graph.__name__
-    ]
+    after += [hook for hook in hooks if hook.__module__ == torch.autograd.graph.__name__]
     if parameter.requires_grad:
         # Whoever hooks into the node keeps it, and gives it its dictionary of hooks.
         node = parameter.view_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
@@ -541,10 +523,7 @@ def _check_attached(name: str, parameter: nn.Parameter) -> None:
             "gradient by register_hook of the parameter, update it in the optimizer"
         )
     for attribute, value in parameter.__dict__.items():
-        if any(
-            isinstance(leaf, torch.Tensor) and leaf.is_meta
-            for leaf in tree_leaves(value)
-        ):
+        if any(isinstance(leaf, torch.Tensor) and leaf.is_meta for leaf in tree_leaves(value)):
             raise UserCodeError(
                 f"attribute {attribute!r} of parameter {name} holds a parameter, or what was "
                 "made from one: on another machine it would have no values; keep the "

@@ -103,9 +103,7 @@ class Encoder:
             return self._opaque(value, items)
         if isinstance(value, Mapping):
             items = [[self.encode(k), self.encode(v)] for k, v in value.items()]
-            return (
-                {"dict": items} if type(value) is dict else self._opaque(value, items)
-            )
+            return {"dict": items} if type(value) is dict else self._opaque(value, items)
         if isinstance(value, torch.Generator):
             return self._opaque(value, self.encode(value.get_state()))
         if isinstance(value, set | frozenset):
@@ -146,9 +144,7 @@ def decode(encoded: Json, device: torch.device) -> Any:
         name, shape, data, with_parameters = content
         value = torch.empty(shape, dtype=getattr(torch, name))
         if data:
-            host = torch.frombuffer(
-                bytearray(base64.b64decode(data)), dtype=torch.uint8
-            )
+            host = torch.frombuffer(bytearray(base64.b64decode(data)), dtype=torch.uint8)
             value = host.view(value.dtype).reshape(shape)
         return value.to(device) if with_parameters else value
     if kind == "numpy":
@@ -177,9 +173,7 @@ def attributes(
     if encoder is None:
         shared = (optimizer.state, *optimizer.param_groups)
         values = optimizer.state.values()
-        encoder = Encoder(
-            _device_of(optimizer.param_groups), map(id, (*shared, *values))
-        )
+        encoder = Encoder(_device_of(optimizer.param_groups), map(id, (*shared, *values)))
     return {
         name: encoder.encode(value)
         for name, value in vars(optimizer).items()
@@ -241,9 +235,7 @@ class GroupValues:
                 "optimizer adds or drops parameter groups in its step: build all of "
                 f"its {len(self._built)} groups at once and keep them"
             )
-        for number, (group, built) in enumerate(
-            zip(self._groups, self._built, strict=True)
-        ):
+        for number, (group, built) in enumerate(zip(self._groups, self._built, strict=True)):
             for key in {*self._keys(group), *built}:
                 same = key in group and key in built
                 if not same or self._encode(number, key) != built[key]:

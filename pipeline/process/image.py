@@ -81,9 +81,7 @@ def _become_vm(received: spawn.Received, requests: socket.socket) -> None:
     os.execve(argv[0], [*argv], os.environ)
 
 
-def _become_supervisor(
-    agent: spawn.Received, ours: socket.socket, theirs: socket.socket
-) -> None:
+def _become_supervisor(agent: spawn.Received, ours: socket.socket, theirs: socket.socket) -> None:
     """Wait for the agent's word; it has this process as the leader of a group."""
     agent.close()
     ours.close()

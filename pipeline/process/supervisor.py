@@ -122,9 +122,7 @@ class Supervisor:
         loaded: The user's job, or ``None`` to let every worker load it by itself.
     """
 
-    def __init__(
-        self, greeting: Greeting, reports: int, loaded: LoadedJob | None
-    ) -> None:
+    def __init__(self, greeting: Greeting, reports: int, loaded: LoadedJob | None) -> None:
         self._greeting = greeting
         self._reports = reports
         self._loaded = loaded
@@ -256,9 +254,7 @@ class Supervisor:
             if worker is None or not worker.running:
                 reason = "asked to abandon a generation that it does not run"
                 self.report(
-                    messages.GenerationBroken(
-                        generation=generation, slot=slot.index, reason=reason
-                    )
+                    messages.GenerationBroken(generation=generation, slot=slot.index, reason=reason)
                 )
             elif worker.generation <= generation and not worker.ending:
                 if worker.is_guarded:
@@ -338,9 +334,7 @@ class Supervisor:
                 serve_rendezvous(
                     host,
                     lambda port: link.report(
-                        messages.StoreOpened(
-                            generation=generation, host=host, port=port
-                        )
+                        messages.StoreOpened(generation=generation, host=host, port=port)
                     ),
                 )
             except OSError as error:
@@ -478,9 +472,7 @@ class Supervisor:
         elif child.slot is not None:
             self._slots[child.slot].worker = None
             self.report(
-                messages.WorkerDied(
-                    generation=child.generation, slot=child.slot, reason=reason
-                )
+                messages.WorkerDied(generation=child.generation, slot=child.slot, reason=reason)
             )
             self._replace(child)
         elif child.what == _STORE:
@@ -515,9 +507,7 @@ class Supervisor:
             data = data[os.write(self._reports, data) :]
 
 
-def _fork_child(
-    what: str, slot: int | None, body: _Body, parent_fds: Sequence[int]
-) -> _Child:
+def _fork_child(what: str, slot: int | None, body: _Body, parent_fds: Sequence[int]) -> _Child:
     """Fork a process that runs ``body`` and ends with this one at the latest.
 
     Args:
@@ -534,9 +524,7 @@ def _fork_child(
     return _Child(pid, os.pidfd_open(pid), ours, slot, what)
 
 
-def _run_child(
-    connection: socket.socket, body: _Body, parent_fds: Sequence[int]
-) -> NoReturn:
+def _run_child(connection: socket.socket, body: _Body, parent_fds: Sequence[int]) -> NoReturn:
     code = 1
     try:
         _die_with_parent()

@@ -189,15 +189,11 @@ def run_worker(
         vm_id=vm_id,
         slot=slot,
         device=device,
-        memory=SlotMemory(
-            link, loaded.job, loaded.specs, device, scales_loss=scales_loss
-        ),
+        memory=SlotMemory(link, loaded.job, loaded.specs, device, scales_loss=scales_loss),
         checkpoints=open_store(loaded.spec.checkpoint_path),
         supervisor=link,
         faults=FaultScript.from_environment(),
-        batches=Prefetcher(
-            loaded.job, loaded.spec.seed, loaded.spec.loader, link.open_loader
-        ),
+        batches=Prefetcher(loaded.job, loaded.spec.seed, loaded.spec.loader, link.open_loader),
         activity=activity,
     )
     context.faults.end_with(partial(end_worker, context, "injected fault"))
@@ -223,9 +219,7 @@ def run_worker(
         gc.collect()
 
 
-def _run_one(
-    context: WorkerContext, link: SupervisorLink, command: messages.RunGeneration
-) -> str:
+def _run_one(context: WorkerContext, link: SupervisorLink, command: messages.RunGeneration) -> str:
     """Run a generation to its end; return why it broke, or nothing."""
     try:
         run_generation(context, command, os.getpid())

@@ -243,9 +243,7 @@ def moves(
     return tuple(result)
 
 
-def kept_state(
-    num_sections: int, records: Sequence[RankRecord]
-) -> tuple[int, int] | None:
+def kept_state(num_sections: int, records: Sequence[RankRecord]) -> tuple[int, int] | None:
     """Return the newest (version, origin) of which there is a kept copy of every section."""
     sections: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
     for copy in (copy for record in records for copy in record.sections):
@@ -296,9 +294,7 @@ def _decision(
     return fold(origin, version - 1, found.values(), stop=False)
 
 
-def _holders(
-    records: Sequence[RankRecord], agreement: Agreement
-) -> dict[int, list[int]]:
+def _holders(records: Sequence[RankRecord], agreement: Agreement) -> dict[int, list[int]]:
     """Return, of each section, the ranks that have the agreed state after applying."""
     wanted = (agreement.step, agreement.origin)
     holders: dict[int, list[int]] = {}

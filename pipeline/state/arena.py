@@ -224,9 +224,7 @@ def _lay_out(specs: tuple[ParameterSpec, ...]) -> _Layout:
         for key, value in spec.state.items()
     }
     return _Layout(
-        payload=_aligned(
-            SectionNumbers.size(len(gradients), group_bytes(specs), versions)
-        ),
+        payload=_aligned(SectionNumbers.size(len(gradients), group_bytes(specs), versions)),
         parameters=tuple(parameters),
         gradients=gradients,
         state=state,
@@ -278,10 +276,7 @@ class SectionArena:
         name = section_name(section, room)
         piece = _Piece(None if device else holder, name, on_host)
         memory = piece.after_header()
-        if device is None:
-            payload = memory[layout.payload :]
-        else:
-            payload = device.allocate(layout.end)
+        payload = memory[layout.payload :] if device is None else device.allocate(layout.end)
         self.payload = payload
         """All tensors as bytes."""
         self.section = section
@@ -304,9 +299,7 @@ class SectionArena:
         ]
         self.state = {
             spec.name: {
-                key: _part(
-                    payload, layout.state[spec.name, key], value.shape, value.dtype
-                )
+                key: _part(payload, layout.state[spec.name, key], value.shape, value.dtype)
                 for key, value in spec.state.items()
             }
             for spec in specs
@@ -415,21 +408,14 @@ class SectionArena:
         """Return gradients, and runs of them, over a payload from ``start`` on."""
         layout = self._layout
         gradients = {
-            spec.name: _part(
-                payload, layout.gradients[spec.name] - start, spec.shape, spec.dtype
-            )
+            spec.name: _part(payload, layout.gradients[spec.name] - start, spec.shape, spec.dtype)
             for spec in self.specs
             if spec.trainable
         }
-        runs = [
-            _part(payload, at - start, (count,), dtype)
-            for dtype, at, count in layout.runs
-        ]
+        runs = [_part(payload, at - start, (count,), dtype) for dtype, at, count in layout.runs]
         return gradients, runs
 
-    def gradients_on(
-        self, device: Device
-    ) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
+    def gradients_on(self, device: Device) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
         """Return new gradients of zeros, laid out alike, on ``device``."""
         start = self._layout.gradients_start
         memory = device.allocate(self._layout.gradients_bytes)
@@ -460,9 +446,7 @@ class SectionArena:
         if record.contribution is not None:
             assert record.prepared_generation is not None
             assert record.prepared_step is not None
-            self.prepare(
-                record.prepared_generation, record.prepared_step, record.contribution
-            )
+            self.prepare(record.prepared_generation, record.prepared_step, record.contribution)
         self.set_version(record.version, origin)
 
     @property

@@ -122,9 +122,7 @@ def _write(path: Path, section: int, file: str, tensors: Tensors) -> FileRecord:
     )
 
 
-def load_section(
-    store: Store, manifest: Manifest, section: int
-) -> dict[str, torch.Tensor]:
+def load_section(store: Store, manifest: Manifest, section: int) -> dict[str, torch.Tensor]:
     """Return all tensors of one section, its files compared with their hashes first.
 
     The tensors are in the page cache, not in memory of this process, until they are
@@ -216,9 +214,7 @@ class SnapshotWriter:
         thread: Does the work, of earlier writers too; by default one of its own.
     """
 
-    def __init__(
-        self, store: Store, uid: str = "", thread: Background | None = None
-    ) -> None:
+    def __init__(self, store: Store, uid: str = "", thread: Background | None = None) -> None:
         self._store, self._uid = store, uid
         self._thread = thread or Background()
         self._pending: deque[Future[SnapshotOutcome]] = deque()

@@ -172,9 +172,7 @@ class PeerCopies:
             world().send(piece, holder, COPY_TAG).wait()
         return True
 
-    def _receive(
-        self, held: Mapping[int, Sequence[SectionArena]], state: tuple[int, int]
-    ) -> bool:
+    def _receive(self, held: Mapping[int, Sequence[SectionArena]], state: tuple[int, int]) -> bool:
         """Receive what this rank keeps of others; return whether all came."""
         # Each sender is heard to its end: it waits for that.
         whole = [self._receive_from(*one, state) for one in held.items()]

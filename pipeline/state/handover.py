@@ -65,9 +65,7 @@ class UnreadableCheckpointError(CheckpointError):
         report: What the manager is told of it.
     """
 
-    def __init__(
-        self, report: messages.CheckpointDamaged | messages.CheckpointUnreachable
-    ) -> None:
+    def __init__(self, report: messages.CheckpointDamaged | messages.CheckpointUnreachable) -> None:
         super().__init__(report.reason)
         self.report = report
 
@@ -98,8 +96,7 @@ class HandoverResult:
 def owners_of(plan: Plan) -> dict[int, tuple[int, ...]]:
     """Return the ranks that must hold each section when training begins."""
     return {
-        section: stage_ranks(plan, plan.stage_of(section))
-        for section in range(plan.num_sections)
+        section: stage_ranks(plan, plan.stage_of(section)) for section in range(plan.num_sections)
     }
 
 
@@ -134,9 +131,7 @@ def hand_over(
     connections = join(store, "handover", rank, len(command.participants), timeout_s)
     connections.seal()  # what is opened to read a checkpoint is none of them
     try:
-        handover = _Handover(
-            command, rank, memory, checkpoints, faults, endpoint, datasets, check
-        )
+        handover = _Handover(command, rank, memory, checkpoints, faults, endpoint, datasets, check)
         result = handover.run()
     except BaseException:
         connections.cut()
@@ -193,9 +188,7 @@ class _Handover:
         owners = owners_of(self._command.plan)
         moving = moves(self._num_sections, records, agreement, owners)
         kept = kept_state(self._num_sections, records)
-        self._memory.keep_copies(
-            lambda c: c.content in (kept, (agreement.step, agreement.origin))
-        )
+        self._memory.keep_copies(lambda c: c.content in (kept, (agreement.step, agreement.origin)))
         self._memory.hold(self._mine)
         self._take_back(agreement)
         self._move([move for move in moving if move.source is not None], agreement)
@@ -312,9 +305,7 @@ class _Receipt:
         self._arena = arena
         arena.invalidate()
         self._parts = [
-            (span, *_post(arena, span, source))
-            for span in arena.movable
-            if span.numel()
+            (span, *_post(arena, span, source)) for span in arena.movable if span.numel()
         ]
 
     def finish(self, agreement: Agreement) -> None:
@@ -329,9 +320,7 @@ class _Receipt:
         arena.set_version(agreement.step, agreement.origin)
 
 
-def _post(
-    arena: SectionArena, span: torch.Tensor, source: int
-) -> tuple[torch.Tensor, dist.Work]:
+def _post(arena: SectionArena, span: torch.Tensor, source: int) -> tuple[torch.Tensor, dist.Work]:
     """Post a receive; return the host's memory that it is to come to."""
     received = span
     if arena.device is not None and span is not arena.numbers.contents:

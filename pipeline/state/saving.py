@@ -111,9 +111,7 @@ class CheckpointRound:
         self._tracker = tracker
         width = command.plan.data_parallel_width
         self._share = [section for section in arenas if section % width == replica]
-        self._writer = SnapshotWriter(
-            context.checkpoints, context.loaded.spec.uid, context.uploads
-        )
+        self._writer = SnapshotWriter(context.checkpoints, context.loaded.spec.uid, context.uploads)
         self._written: Future[SnapshotOutcome] | None = None
         self._copying: list[Transfer] = []
         """Copies under way from the device."""
@@ -247,10 +245,7 @@ class CheckpointRound:
             self._outcome = SnapshotOutcome(self._name(step), (), reason)
             return
         copies = {
-            section: {
-                name: self._copy(section, name, tensor)
-                for name, tensor in tensors.items()
-            }
+            section: {name: self._copy(section, name, tensor) for name, tensor in tensors.items()}
             for section, tensors in self._tensors().items()
         }
         self._tracker.adopt_all(copies)
@@ -474,9 +469,7 @@ class CheckpointRound:
         manifest = dataclasses.replace(manifest, code=self._command.code)
         if self._left_out:
             frozen = self._context.frozen[0]
-            manifest = dataclasses.replace(
-                manifest, frozen=frozen.files, base=frozen.base
-            )
+            manifest = dataclasses.replace(manifest, frozen=frozen.files, base=frozen.base)
         try:
             write_manifest(self._context.checkpoints, manifest)
         except CheckpointError as error:
@@ -485,9 +478,7 @@ class CheckpointRound:
         self._context.supervisor.report(messages.CheckpointSaved(name=name, step=step))
         return []
 
-    def _tidy(
-        self, name: str, step: int, errors: Sequence[str], best_step: int | None
-    ) -> None:
+    def _tidy(self, name: str, step: int, errors: Sequence[str], best_step: int | None) -> None:
         """Delete what is left of a checkpoint that failed, and older ones.
 
         All ranks have settled: none writes into it any more.

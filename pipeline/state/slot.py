@@ -75,9 +75,7 @@ class SlotMemory:
         self.control = ControlBlock(holder)
         self.hold(k for k in range(len(specs)) if section_name(k) in held)
         for room in COPY_ROOMS:
-            held_copies = (
-                k for k in range(len(specs)) if section_name(k, room) in held
-            )
+            held_copies = (k for k in range(len(specs)) if section_name(k, room) in held)
             for section in held_copies:
                 self._hold_copy(section, room)
         self.undo_unfinished()

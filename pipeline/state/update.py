@@ -69,9 +69,7 @@ def _square_norm(gradients: Iterable[torch.Tensor]) -> float:
         torch.linalg.vector_norm(piece, dtype=torch.float64)
         # In pieces: torch converts its argument to float64 as a whole.
         for gradient in gradients
-        for piece in torch.split(
-            gradient.view(-1), _NORM_ELEMENTS[gradient.device.type]
-        )
+        for piece in torch.split(gradient.view(-1), _NORM_ELEMENTS[gradient.device.type])
     ]
     square_norm = 0.0
     for norm in torch.stack(norms).tolist() if norms else ():

@@ -112,9 +112,7 @@ class Evaluation:
         found = executor.evaluate(name, mine)
         self._context.faults.at(Hook.EVALUATED)
         with self._context.activity.waiting():
-            seen = gather_json(
-                sorted({metric for sums in found for metric in sums.metrics})
-            )
+            seen = gather_json(sorted({metric for sums in found for metric in sums.metrics}))
         metrics = sorted({metric for names in seen for metric in names})
         table = torch.zeros(count, 2 + 2 * len(metrics), dtype=torch.float64)
         rows = [sums.values(metrics) for sums in found]
@@ -160,9 +158,7 @@ class Evaluation:
                     for name, value in result.means.items()
                     if name != LOSS
                 ),
-                is_best=bool(step)
-                and record.best_step == step
-                and result.name == decisive,
+                is_best=bool(step) and record.best_step == step and result.name == decisive,
             )
         )
 

@@ -205,9 +205,7 @@ class StageExecutor:
                 if chunk == 0:
                     rest = range(microbatch, microbatches.stop)
                     with self.activity.during("data"):
-                        batches[microbatch], note = self._heldout_batch(
-                            name, rest, note
-                        )
+                        batches[microbatch], note = self._heldout_batch(name, rest, note)
                     self.tracker.adopt_all(batches[microbatch])
                 batch = batches[microbatch]
                 if chunk == len(self.chunks) - 1:
@@ -246,9 +244,7 @@ class StageExecutor:
             note = signature_of(batch)
         return on_device(batch, self.device), note
 
-    def _evaluate(
-        self, unit: Unit, batch: Batch, activation: torch.Tensor | None
-    ) -> StageOutput:
+    def _evaluate(self, unit: Unit, batch: Batch, activation: torch.Tensor | None) -> StageOutput:
         microbatch, chunk = unit
         out: StageOutput | None = activation
         for segment in self.segments[chunk]:
@@ -329,9 +325,7 @@ def saving_nothing() -> AbstractContextManager[None]:
     Without gradients some operations, such as an LSTM, would take another kernel and
     round differently than in the recompute, hence differently for every schedule.
     """
-    return torch.autograd.graph.saved_tensors_hooks(
-        lambda tensor: None, lambda nothing: nothing
-    )
+    return torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, lambda nothing: nothing)
 
 
 def on_device(batch: Batch, device: Device) -> Batch:
@@ -541,9 +535,7 @@ class Minibatch:
         self._notes[task.microbatch] = arrived.note
         if stage.blank is None:
             return None
-        blank = stage.blank.make(
-            stage.source.microbatch_size, self._device.torch_device
-        )
+        blank = stage.blank.make(stage.source.microbatch_size, self._device.torch_device)
         if signature_of(blank) == arrived.note:
             return blank
         stage.blank = None  # shapes vary: examples are fetched ahead from now on
@@ -629,18 +621,14 @@ class Minibatch:
         note = self._notes[task.microbatch]
         self._send(Direction.ACTIVATION, task, activation, note)
 
-    def _send_back(
-        self, task: Task, received: torch.Tensor, gradient: torch.Tensor | None
-    ) -> None:
+    def _send_back(self, task: Task, received: torch.Tensor, gradient: torch.Tensor | None) -> None:
         note = 0
         if gradient is None:
             gradient, note = torch.zeros_like(received), _NO_GRADIENT
             self._stage.tracker.adopt(gradient)
         self._send(Direction.GRADIENT, task, gradient, note)
 
-    def _send(
-        self, direction: Direction, task: Task, tensor: torch.Tensor, note: int
-    ) -> None:
+    def _send(self, direction: Direction, task: Task, tensor: torch.Tensor, note: int) -> None:
         if self._stage.recording is not None:
             self._stage.recording.sent(direction, task.microbatch)
         self._links.send(direction, tensor, note)

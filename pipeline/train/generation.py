@@ -217,23 +217,17 @@ def _measured(
 ) -> dict[str, Any]:
     """Return what a decision says of its mini-batch, as reports name it."""
     names = (LOSS, *context.loaded.layout.metrics)
-    means = weighted_means(
-        names, (decision.loss_sum, decision.weight, *decision.metrics)
-    )
+    means = weighted_means(names, (decision.loss_sum, decision.weight, *decision.metrics))
     return {
         "loss": means.pop(LOSS, 0.0),
         "grad_norm": update.gradient_norm(decision),
         "weight": decision.weight,
         "learning_rate": updater and updater.learning_rate(decision.step),
-        "metrics": tuple(
-            messages.Metric(name=name, value=value) for name, value in means.items()
-        ),
+        "metrics": tuple(messages.Metric(name=name, value=value) for name, value in means.items()),
     }
 
 
-def _skip_reason(
-    context: WorkerContext, decision: MinibatchDecision
-) -> messages.SkipReason:
+def _skip_reason(context: WorkerContext, decision: MinibatchDecision) -> messages.SkipReason:
     """Return why a mini-batch changes no parameter."""
     scale = None
     if context.loaded.spec.precision == "fp16":
@@ -339,9 +333,7 @@ class _Training:
         self._gatherer = update.Gatherer(plan, len(context.loaded.layout.metrics))
         self._step = next(iter(self._arenas.values())).version
         sizes = plan.minibatch_size, plan.microbatch_size
-        source = MicrobatchSource(
-            context.loaded.job, spec.seed, *sizes, context.batches.fetch
-        )
+        source = MicrobatchSource(context.loaded.job, spec.seed, *sizes, context.batches.fetch)
         self._saving = CheckpointRound(
             behind, command, self._arenas, self._replica, network.store, self._tracker
         )
@@ -467,10 +459,7 @@ class _Training:
             return
         record = self._evaluation.run(step, self._lanes.at_newest(step))
         self._saving.best_step = record.best_step
-        if (
-            self._context.loaded.spec.evaluation.every_steps
-            and record.best_step == step
-        ):
+        if self._context.loaded.spec.evaluation.every_steps and record.best_step == step:
             stop_request = self._context.supervisor.stop_request
             if self._saving.finish(stop_request):
                 self._start_saving()
@@ -616,9 +605,7 @@ class _Training:
         self._since_s = now_s
         interval.observe(step_s, saving=self._saving.is_pending)
         self._copies.observe(step_s)
-        chosen = (
-            self._rank == 0 and not self._context.loaded.spec.checkpoint_every_steps
-        )
+        chosen = self._rank == 0 and not self._context.loaded.spec.checkpoint_every_steps
         self._context.supervisor.report(
             messages.MinibatchCommitted(
                 generation=self._command.generation,
@@ -626,8 +613,7 @@ class _Training:
                 step=self._step,
                 sections=tuple(self._arenas),
                 step_s=step_s,
-                peak_bytes=self._context.device.peak_bytes()
-                or self._tracker.peak_bytes,
+                peak_bytes=self._context.device.peak_bytes() or self._tracker.peak_bytes,
                 busy_s=computed.busy_s,
                 microbatches=computed.microbatches,
                 recomputes=computed.recomputes,
@@ -655,15 +641,11 @@ class _Training:
         reduction = self._lanes.of(computed.step).reduction
         fits = reduction.reduce()
         totals = reduction.total_loss(computed.losses)
-        sum_tied(
-            self._plan, self._replica, self._ties, self._arenas, self._network.groups
-        )
+        sum_tied(self._plan, self._replica, self._ties, self._arenas, self._network.groups)
         self._behind.faults.at(Hook.REDUCED)
         last = self._plan.num_sections - 1
         return [
-            update.contribution(
-                arena, self._ties, totals if k == last else (0.0, 0.0), fits[k]
-            )
+            update.contribution(arena, self._ties, totals if k == last else (0.0, 0.0), fits[k])
             for k, arena in self._arenas.items()
         ]
 

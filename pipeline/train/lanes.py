@@ -169,9 +169,7 @@ class Lanes:
             recompute=plan.recompute,
             chunks=plan.chunks,
         )
-        place = StagePlace(
-            self._stage, lists, nodes, plan.in_flight_bound, self._pair_bound(nodes)
-        )
+        place = StagePlace(self._stage, lists, nodes, plan.in_flight_bound, self._pair_bound(nodes))
         for lane in self._lanes:
             lane.executor = StageExecutor(
                 lane.chunks,
@@ -306,8 +304,4 @@ def stage_group(
 
 def _parameters_of(chunks: list[list[StageModel]]) -> dict[int, NamedParameters]:
     """Return the (name, parameter) pairs of each section."""
-    return {
-        k: model.parameters_of(k)
-        for model in itertools.chain(*chunks)
-        for k in model.sections
-    }
+    return {k: model.parameters_of(k) for model in itertools.chain(*chunks) for k in model.sections}

@@ -125,9 +125,7 @@ class FastReduction(GradientReduction):
 
     def total_loss(self, losses: Losses) -> list[float]:
         """Add up in the order of virtual nodes here, then over replicas."""
-        totals = torch.tensor(
-            add_up(losses, self._replicas.num_sums), dtype=torch.float64
-        )
+        totals = torch.tensor(add_up(losses, self._replicas.num_sums), dtype=torch.float64)
         if self._replicas.has_loss:
             self._replicas.sum([totals])
         return list(totals.tolist())
@@ -209,9 +207,7 @@ def _given(sums: Sequence[SectionRuns | SectionIntegers]) -> torch.Tensor:
     return torch.tensor([*flags], dtype=torch.int64)
 
 
-def _note_lacking(
-    sums: Sequence[SectionRuns | SectionIntegers], given: torch.Tensor
-) -> None:
+def _note_lacking(sums: Sequence[SectionRuns | SectionIntegers], given: torch.Tensor) -> None:
     """Note which gradients no backward of any rank has given.
 
     Args:

@@ -89,9 +89,7 @@ def wait_for(works: Iterable[dist.Work]) -> None:
         work.wait()
 
 
-def add_hook(
-    parameter: nn.Parameter, take: Callable[[torch.Tensor], None]
-) -> RemovableHandle:
+def add_hook(parameter: nn.Parameter, take: Callable[[torch.Tensor], None]) -> RemovableHandle:
     """Have ``take`` called whenever a backward has completed a parameter's gradient."""
     handle: RemovableHandle
     handle = parameter.register_post_accumulate_grad_hook(take)  # type: ignore[no-untyped-call]
@@ -276,9 +274,7 @@ class SectionIntegers:
             for number, name in enumerate(gradients)
         ]
 
-    def begin(
-        self, step: int, attempt: int, scale_exponent: int, replicas: Replicas
-    ) -> None:
+    def begin(self, step: int, attempt: int, scale_exponent: int, replicas: Replicas) -> None:
         """Prepare for an attempt at mini-batch ``step``."""
         self._scale_exponent = scale_exponent
         nodes = replicas.num_virtual_nodes
@@ -322,8 +318,7 @@ class SectionIntegers:
     def settle(self, magnitudes: Sequence[int], virtual_nodes: int) -> GradientFit:
         """Prepare the next exponents; return what the magnitudes say."""
         unscaled = [
-            m if abs(m) == fixed_point.NOT_FINITE else m - self._scale_exponent
-            for m in magnitudes
+            m if abs(m) == fixed_point.NOT_FINITE else m - self._scale_exponent for m in magnitudes
         ]
         numbers = self.section.arena.numbers
         numbers.prepare(

@@ -76,9 +76,7 @@ def export(job: TrainingJob, request: Request) -> ExportedWeights:
         tempfile.TemporaryDirectory(dir=request.folder, prefix=".parts-") as parts,
         _writing(request.folder),
     ):
-        values = gather_parameters(
-            request.store, manifest, Path(parts), ema=request.ema
-        )
+        values = gather_parameters(request.store, manifest, Path(parts), ema=request.ema)
         check_values(model, values, manifest.name)
         state = StateDict.of(model, values)
         written = WRITERS[request.format](state, request.folder, full=request.full)
@@ -140,9 +138,7 @@ def gather_parameters(
     return values
 
 
-def check_values(
-    model: nn.Module, values: Mapping[str, torch.Tensor], checkpoint: str
-) -> None:
+def check_values(model: nn.Module, values: Mapping[str, torch.Tensor], checkpoint: str) -> None:
     """Check that a checkpoint's parameters are those of the model.
 
     Raises:
@@ -169,9 +165,7 @@ def _writing(folder: Path) -> Iterator[None]:
     except RuntimeError as error:  # of torch.save
         if "PytorchStreamWriter" not in str(error):
             raise
-        raise SpottrainError(
-            f"cannot write to {folder.parent}: is the disk full?"
-        ) from error
+        raise SpottrainError(f"cannot write to {folder.parent}: is the disk full?") from error
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -77,9 +77,7 @@ class StateDict:
 class Writer(Protocol):
     """Writes a state dict into an empty folder in one format."""
 
-    def __call__(
-        self, state: StateDict, folder: Path, /, *, full: bool
-    ) -> ExportedWeights:
+    def __call__(self, state: StateDict, folder: Path, /, *, full: bool) -> ExportedWeights:
         """Write it; ``full``: frozen parameters, too."""
 
 
@@ -146,9 +144,7 @@ def write_hf(state: StateDict, folder: Path, *, full: bool) -> ExportedWeights:
         kind, load = "PeftModel", "PeftModel.from_pretrained(base, '{}')"
     try:
         with user_code("save_pretrained"):
-            model.save_pretrained(
-                folder, state_dict=tensors, max_shard_size=MAX_SHARD_BYTES
-            )
+            model.save_pretrained(folder, state_dict=tensors, max_shard_size=MAX_SHARD_BYTES)
     except UserCodeError as error:
         if isinstance(error.__cause__, OSError | SafetensorError):
             raise error.__cause__ from error  # the disk's fault

@@ -58,9 +58,7 @@ class Fit:
         """Yield a line for each kind of misfit."""
         for kind, found in self.misfits.items():
             more = len(found) - _SHOWN
-            shown = ", ".join(found[:_SHOWN]) + (
-                f" and {more} more" if more > 0 else ""
-            )
+            shown = ", ".join(found[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
             yield f"{kind} {shown}"
 
 
@@ -96,9 +94,7 @@ def fit(model: nn.Module, given: Tensors) -> Fit:
     return found
 
 
-def _misfit(
-    name: str, value: torch.Tensor, wanted: torch.Tensor
-) -> tuple[str, str] | None:
+def _misfit(name: str, value: torch.Tensor, wanted: torch.Tensor) -> tuple[str, str] | None:
     """Return why a tensor cannot be a parameter's value: kind and name."""
     shapes = tuple(wanted.shape), tuple(value.shape)
     if shapes[0] != shapes[1]:
@@ -109,9 +105,7 @@ def _misfit(
     return None
 
 
-def _compare_others(
-    found: Fit, model: nn.Module, given: Tensors, parameters: set[str]
-) -> None:
+def _compare_others(found: Fit, model: nn.Module, given: Tensors, parameters: set[str]) -> None:
     buffers = dict(model.named_buffers(remove_duplicate=False))
     for name in given:
         if name in parameters:
@@ -122,9 +116,7 @@ def _compare_others(
             found.add("a buffer that model() makes otherwise:", name)
 
 
-def take(
-    model: nn.Module, given: Tensors, *, strict: bool, source: str
-) -> tuple[Fit, list[str]]:
+def take(model: nn.Module, given: Tensors, *, strict: bool, source: str) -> tuple[Fit, list[str]]:
     """Return what is taken of given tensors, and remarks for the user.
 
     Raises:
@@ -138,15 +130,11 @@ def take(
             "model, or set init_from.strict to false to take what fits"
         )
     if not found.taken:
-        raise ConfigError(
-            f"init_from: nothing of {source} fits the model: {'; '.join(lines)}"
-        )
+        raise ConfigError(f"init_from: nothing of {source} fits the model: {'; '.join(lines)}")
     for first, name in found.taken.items():
         types = given[name].dtype, model.get_parameter(first).dtype
         if types[0] is not types[1]:
-            lines.append(
-                f"converted from {types[0]} to {types[1]}: {first}, maybe more"
-            )
+            lines.append(f"converted from {types[0]} to {types[1]}: {first}, maybe more")
             break
     return found, [line.replace("torch.", "") for line in lines]
 
@@ -172,9 +160,7 @@ def read_files(path: Path) -> dict[str, torch.Tensor]:
         except (OSError, SafetensorError) as error:
             raise ConfigError(f"init_from: {one} cannot be read: {error}") from error
         if twice := sorted(set(found) & set(tensors)):
-            raise ConfigError(
-                f"init_from: {twice[0]} is in two files of {path}; name one file"
-            )
+            raise ConfigError(f"init_from: {twice[0]} is in two files of {path}; name one file")
         tensors |= found
     return tensors
 
@@ -240,9 +226,7 @@ def begin(
     if len(values) < len(loaded.layout.specs):
         made = parameter_slots(materialise(loaded.job, loaded.spec.seed))
         values |= {
-            name: getattr(*slots[0]).detach()
-            for name, slots in made.items()
-            if name not in values
+            name: getattr(*slots[0]).detach() for name, slots in made.items() if name not in values
         }
     for name, tensor in loaded.layout.specs.items():
         values[name] = values[name].to(tensor.dtype)
@@ -271,18 +255,14 @@ def _digest(values: Tensors) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Check weights, and write them if a place is given; return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m spottrain.pipeline.weights.warm_start"
-    )
+    parser = argparse.ArgumentParser(prog="python -m spottrain.pipeline.weights.warm_start")
     parser.add_argument("entrypoint", help="module:function")
     parser.add_argument("workdir", type=Path)
     parser.add_argument("spec", help="JobSpec as JSON")
     parser.add_argument("source", help="checkpoint store, or file or folder of weights")
     parser.add_argument("--checkpoint", help="name of one in the store")
     parser.add_argument("--partial", action="store_true")
-    parser.add_argument(
-        "--target", default="", help="checkpoint store; else only check"
-    )
+    parser.add_argument("--target", default="", help="checkpoint store; else only check")
     chosen = parser.parse_args(arguments)
 
     def run() -> FirstWeights:

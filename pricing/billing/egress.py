@@ -30,9 +30,7 @@ def usd_per_gb(here: Site, there: Site, zone_usd_per_gb: float | None = None) ->
     return bill.zone_usd_per_gb if zone_usd_per_gb is None else zone_usd_per_gb
 
 
-def sent(
-    num_bytes: Mapping[tuple[Site, Site], int], zone_usd_per_gb: float | None = None
-) -> Money:
+def sent(num_bytes: Mapping[tuple[Site, Site], int], zone_usd_per_gb: float | None = None) -> Money:
     """Return the cost of traffic between sites.
 
     Args:

@@ -166,9 +166,7 @@ class LedgerLine:
         return money.total(_over(steps_on, self.from_us + lasting_us))
 
 
-def _over(
-    steps: Iterable[tuple[int, money.Rate]], until_us: int
-) -> Iterator[money.Money]:
+def _over(steps: Iterable[tuple[int, money.Rate]], until_us: int) -> Iterator[money.Money]:
     """Yield the cost at each price until the next one holds."""
     for (at_us, rate), (next_us, _) in pairwise([*steps, (until_us, money.FREE)]):
         yield rate.over_us(max(0, min(next_us, until_us) - at_us))
@@ -247,16 +245,12 @@ class Ledger:
     def gone(self, vm_id: str, at_s: float) -> Ledger:
         """Note that we believe a VM gone; the cloud may correct that."""
         line = self._line(vm_id)
-        return self._put(
-            vm_id, replace(line, gone_us=_latest(line.gone_us, money.ceil_us(at_s)))
-        )
+        return self._put(vm_id, replace(line, gone_us=_latest(line.gone_us, money.ceil_us(at_s))))
 
     def ended(self, vm_id: str, at_s: float) -> Ledger:
         """Note when the billing of a VM ended, as the cloud says."""
         line = self._line(vm_id)
-        return self._put(
-            vm_id, replace(line, ended_us=_latest(line.ended_us, money.ceil_us(at_s)))
-        )
+        return self._put(vm_id, replace(line, ended_us=_latest(line.ended_us, money.ceil_us(at_s))))
 
     def fetched(self, vm_id: str, cost: money.Money) -> Ledger:
         """Note that a VM fetches data from other clouds, for ``cost`` in all."""

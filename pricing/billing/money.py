@@ -39,9 +39,7 @@ def _decimal(usd: float) -> Decimal:
         MoneyError: It is negative, infinite or not a number.
     """
     if not is_amount(usd):
-        raise MoneyError(
-            f"must be dollars, 0 to {MAX_USD:,.0f}: got {usd!r}; fix the price"
-        )
+        raise MoneyError(f"must be dollars, 0 to {MAX_USD:,.0f}: got {usd!r}; fix the price")
     return Decimal(repr(usd))
 
 

@@ -89,9 +89,7 @@ def over_budget(status: model.JobStatus, found: BestCase | None) -> str:
     )
 
 
-def too_slow(
-    status: model.JobStatus, fleet: model.Fleet, found: BestCase | None
-) -> str:
+def too_slow(status: model.JobStatus, fleet: model.Fleet, found: BestCase | None) -> str:
     """Return why ``min_examples_per_s`` is out of reach; empty if it is not.
 
     Where the hourly cap allows no VM now, the largest fleet counts.
@@ -129,9 +127,7 @@ def feasible_at_best(
     remedies = []
     if found is not None and late:
         after_h = round_up((found.takes_s + tuning.LEEWAY_S) / HOUR_S)
-        remedies.append(
-            f"move the deadline to {after_h:,.2f} h from now at the earliest"
-        )
+        remedies.append(f"move the deadline to {after_h:,.2f} h from now at the earliest")
     if found is not None and expensive:
         remedies.append(f"raise the budget to ${round_up(found.usd):,.2f} at least")
     if slow:

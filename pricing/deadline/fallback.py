@@ -66,9 +66,7 @@ class OnDemandFallback:
         """Return the cheapest size that trains no longer than that; 0 if none does."""
         limit = train_within_s * (1 + tuning.ROUNDING)
         sizes = [
-            size
-            for size in range(1, self.max_vms + 1)
-            if self.train_s(size, examples) <= limit
+            size for size in range(1, self.max_vms + 1) if self.train_s(size, examples) <= limit
         ]
         return min(sizes, key=lambda size: self.usd(size, examples), default=0)
 
@@ -177,7 +175,9 @@ def _why(
             f"deadline is in {(status.left_s + status.ending_s) / HOUR_S:.3f} h"
         )
     else:
-        problem = f"finishing in time on on-demand VMs costs ${min_usd:,.2f}, left to spend: {budget}"
+        problem = (
+            f"finishing in time on on-demand VMs costs ${min_usd:,.2f}, left to spend: {budget}"
+        )
     remedies = _remedies(status, base, min_usd, earliest_s)
     return f"deadline and budget cannot both be guaranteed: {problem}; {remedies}"
 

@@ -90,9 +90,7 @@ class _Own:
     rolling: Rolling | None
     usd_spent: float
 
-    def cost(
-        self, fixed: Interval, max_usd: float, ends: tuple[float, float]
-    ) -> Interval:
+    def cost(self, fixed: Interval, max_usd: float, ends: tuple[float, float]) -> Interval:
         """Return the cost half-way between fixed ends and those of our own forecasts;
         on-demand VMs alone bound it."""
         wide = width(self.rolling, "usd", fixed.expected)
@@ -152,9 +150,7 @@ def _within_budget(usd: Interval, status: JobStatus) -> Interval:
     )
 
 
-def _late(
-    status: JobStatus, fleet: Fleet, base: OnDemandFallback, size: int
-) -> Forecast:
+def _late(status: JobStatus, fleet: Fleet, base: OnDemandFallback, size: int) -> Forecast:
     """Return the forecast of a late job: on-demand VMs train to the end."""
     examples, now_s = status.examples_left, status.now_s
     train_s, usd = base.train_s(size, examples), base.usd(size, examples)
@@ -268,7 +264,5 @@ def _spot_alone(status: JobStatus, fleet: Fleet, seen: Markets) -> Forecast:
             expected=now_s + examples / throughput if usd <= ends_usd else math.inf,
             high=math.inf,
         ),
-        usd=Interval(
-            low=min(min_usd, ends_usd), expected=min(usd, ends_usd), high=left
-        ),
+        usd=Interval(low=min(min_usd, ends_usd), expected=min(usd, ends_usd), high=left),
     )

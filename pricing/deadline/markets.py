@@ -20,9 +20,7 @@ Markets = Array
 """Effective USD per hour of each VM of each sample, ascending; infinite where there is none."""
 
 
-def markets(
-    samples: Sequence[Sample], fleet: Fleet, supplies: Sequence[Supply]
-) -> Markets:
+def markets(samples: Sequence[Sample], fleet: Fleet, supplies: Sequence[Supply]) -> Markets:
     """Return what VMs cost in each sample, valued by today's interruptions.
 
     A supply that is not listed today counts with the most interruptions of any that is.
@@ -86,14 +84,10 @@ def spot_path(
         spent = float(costs[-1]) if len(costs) else 0.0
         return SpotPath(usd_per_example=math.inf, usd=spent)
     spare_usd = (done[last] - examples) * usd[last]
-    return SpotPath(
-        usd_per_example=float(usd[last]), usd=max(0.0, float(costs[last] - spare_usd))
-    )
+    return SpotPath(usd_per_example=float(usd[last]), usd=max(0.0, float(costs[last] - spare_usd)))
 
 
-def stairs(
-    seen: Markets, fleet: Fleet, on_demand: Sequence[float]
-) -> tuple[Array, Array]:
+def stairs(seen: Markets, fleet: Fleet, on_demand: Sequence[float]) -> tuple[Array, Array]:
     """Return each step up in size: USD per example, by market and step, and the examples
     per second that it adds, by step. It costs infinitely much where VMs are lacking."""
     always = np.tile(np.array(on_demand, dtype=float), (len(seen), 1))

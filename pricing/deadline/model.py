@@ -207,9 +207,7 @@ class JobStatus:
     @property
     def usd_limit(self) -> float:
         """What is left of the budget, rounding allowed for; infinite without one."""
-        return (
-            math.inf if self.usd_left is None else self.usd_left * (1 + tuning.ROUNDING)
-        )
+        return math.inf if self.usd_left is None else self.usd_left * (1 + tuning.ROUNDING)
 
     @property
     def left_s(self) -> float:

@@ -65,9 +65,7 @@ def observe(
     )
 
 
-def sample(
-    fleet: Fleet, supplies: Sequence[Supply], holdings: Sequence[Holdings]
-) -> Sample:
+def sample(fleet: Fleet, supplies: Sequence[Supply], holdings: Sequence[Holdings]) -> Sample:
     """Return the spot VMs there are, held ones included: ``MAX_QUOTES`` at most, those
     that are cheapest to train on today."""
     rented = {vms.name: vms.rented for vms in holdings}

@@ -91,9 +91,7 @@ class _Policy:
         self.cost_optimal = cost_optimal
         self.supplies = supplies
         self.holdings = {vms.name: vms for vms in holdings}
-        self.fallback: OnDemandFallback = on_demand_fallback(
-            status, fleet, supplies, holdings
-        )
+        self.fallback: OnDemandFallback = on_demand_fallback(status, fleet, supplies, holdings)
         examples = status.examples_left
         self.size = self.fallback.fastest(examples, status.usd_limit)
         train_s = self.fallback.train_s(self.size, examples)
@@ -140,9 +138,7 @@ class _Policy:
             return self._cost_optimal_fleet()
         return self._time_optimal_fleet()
 
-    def _survived(
-        self, wanted: dict[str, int], usd_limit: float
-    ) -> dict[str, int] | None:
+    def _survived(self, wanted: dict[str, int], usd_limit: float) -> dict[str, int] | None:
         """Return the fleet nearest to this one that survives the worst case.
 
         Spot VMs are given up, new ones first; then on-demand VMs are added one by one, beside
@@ -230,9 +226,7 @@ class _Policy:
         ahead = fewest(spare_s - tuning.LOSSES_AHEAD * self.loss_s)
         return min(now, ahead) if needed <= now else ahead
 
-    def _at_most(
-        self, candidates: Sequence[Candidate], max_spot: int
-    ) -> list[Candidate]:
+    def _at_most(self, candidates: Sequence[Candidate], max_spot: int) -> list[Candidate]:
         """Return the candidates with so many spot VMs at most, the best."""
         kept = []
         for candidate in candidates:

@@ -132,9 +132,7 @@ def drift(rolling: Rolling | None, usd_spent: float) -> float:
     return math.exp(done / (done + tuning.DRIFT_PRIOR) * seen)
 
 
-def width(
-    rolling: Rolling | None, of: Literal["usd", "time_s"], expected: float
-) -> float:
+def width(rolling: Rolling | None, of: Literal["usd", "time_s"], expected: float) -> float:
     """Return by which factor an interval is wider than that of a typical job.
 
     From the revisions of what was foretold for the whole, as shares of it, were the whole job

@@ -87,9 +87,7 @@ class WorstCase:
         shrinks = any(wanted.get(name, 0) < mine.ready for name, mine in held)
         paused_s = self.status.paused_s
         paused_s = max(paused_s, self.fleet.morph_s) if shrinks else paused_s
-        review_s = min(
-            (at_s for at_s in vms.ready_s if at_s > 0), default=self.status.review_s
-        )
+        review_s = min((at_s for at_s in vms.ready_s if at_s > 0), default=self.status.review_s)
         review_s = min(review_s, self.status.review_s)
         moments = {0.0, min(paused_s, review_s), review_s}
         return any(
@@ -223,9 +221,7 @@ class WorstCase:
                 new = max(0, count - (mine.rented if mine else 0))
                 usd_per_s += count * supply.usd_per_hour / HOUR_S
                 saved_s = self.status.examples_per_checkpoint / max(self.fleet.rates)
-                boot_usd += (
-                    new * supply.usd_per_hour * (self.fleet.boot_s + saved_s) / HOUR_S
-                )
+                boot_usd += new * supply.usd_per_hour * (self.fleet.boot_s + saved_s) / HOUR_S
         return usd_per_s, boot_usd
 
     def _is_met(
@@ -243,9 +239,7 @@ class WorstCase:
             changes.append((at_s + fleet.boot_s, extra))
         if halt.pauses:
             changes.append((at_s, 0))
-        takes_s = _takes_s(
-            fleet, halt.examples, vms.ready, halt.paused_s, sorted(changes)
-        )
+        takes_s = _takes_s(fleet, halt.examples, vms.ready, halt.paused_s, sorted(changes))
         if takes_s > status.left_s + _TIE_S:
             return False
         more_usd = sum(vms.more[:extra])

@@ -159,14 +159,10 @@ class Catalogue:
         """
         for gpu in gpus:
             if not any(_fits(gpu, known) for known in self.gpus):
-                raise ConfigError(
-                    f"no such GPU: got {gpu}; take one of {', '.join(self.gpus)}"
-                )
+                raise ConfigError(f"no such GPU: got {gpu}; take one of {', '.join(self.gpus)}")
         for cloud in clouds:
             if cloud not in CLOUDS:
-                raise ConfigError(
-                    f"no such cloud: got {cloud}; take one of {', '.join(CLOUDS)}"
-                )
+                raise ConfigError(f"no such cloud: got {cloud}; take one of {', '.join(CLOUDS)}")
         known = {kind.name for kind in self.types.values()}
         for name in names:
             if name not in known:
@@ -205,9 +201,7 @@ class Catalogue:
             for row in self._rows("interruptions")
         }
 
-    def attached_usd_per_hour(
-        self, cloud: str, disk_gib: int, *, public_address: bool
-    ) -> float:
+    def attached_usd_per_hour(self, cloud: str, disk_gib: int, *, public_address: bool) -> float:
         """Return the list price of a VM's disk and public address in a US region.
 
         Azure bills a disk as the next larger size that it has: a power of two.

@@ -69,9 +69,7 @@ _SCHEMA = """
 AHEAD_S = HOUR_S
 """Entries further in the future were made under a clock that was ahead."""
 _BUSY_S = 5.0
-_PRICE = (
-    "cloud, region, zone, instance_type, spot, usd_per_hour, since_s, seen_s, source"
-)
+_PRICE = "cloud, region, zone, instance_type, spot, usd_per_hour, since_s, seen_s, source"
 _POOL = "cloud, region, zone, instance_type, losses_per_hour, obtainability"
 RATE_KEPT_S = 7 * DAY_S
 """Published rates of interruptions are averages over weeks."""
@@ -202,9 +200,7 @@ class History:
                 f"INSERT OR REPLACE INTO vms ({_VM}) VALUES (?,?,?,?,?,?,?,?,?,?)", rows
             )
 
-    def exposures(
-        self, since_s: float = 0.0, now_s: float = math.inf
-    ) -> list[Exposure]:
+    def exposures(self, since_s: float = 0.0, now_s: float = math.inf) -> list[Exposure]:
         """Return VM-hours and losses of spot VMs since a moment, by place.
 
         VMs recorded under a clock that was ahead of ``now_s`` do not count.
@@ -218,8 +214,7 @@ class History:
                 (since_s, *INTERRUPTED, since_s, now_s + AHEAD_S),
             ).fetchall()
         return [
-            Exposure(place=Place(*row[:4]), vm_hours=row[4] / HOUR_S, losses=row[5])
-            for row in rows
+            Exposure(place=Place(*row[:4]), vm_hours=row[4] / HOUR_S, losses=row[5]) for row in rows
         ]
 
     def record_pools(self, pools: Iterable[SpotPool], seen_s: float) -> None:

@@ -108,9 +108,7 @@ def usable(prices: Sequence[Price]) -> Sifted:
     for price in prices:
         if not price.spot:
             place = (price.cloud, price.region, price.instance_type)
-            ceilings[place] = min(
-                price.usd_per_hour, ceilings.get(place, price.usd_per_hour)
-            )
+            ceilings[place] = min(price.usd_per_hour, ceilings.get(place, price.usd_per_hour))
     good, warnings = [], []
     for price in prices:
         place = (price.cloud, price.region, price.instance_type)

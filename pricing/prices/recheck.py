@@ -67,9 +67,7 @@ def check_live(
         if price is None:
             warnings.append(f"{offer_key(offer)}: no price to rent by; left out")
             continue
-        machine = replace(
-            offer, usd_per_hour=price.usd_per_hour, observed_at_s=price.seen_s
-        )
+        machine = replace(offer, usd_per_hour=price.usd_per_hour, observed_at_s=price.seen_s)
         checked.append(with_attached(machine, offer.attached_usd_per_hour))
     return checked, tuple(warnings)
 
@@ -91,9 +89,7 @@ def _ask(
         )
         answers = refresh(sources, history, facts, request, now_s, ttl_s=LIVE_S)
         warnings += answers.warnings
-        warnings += [
-            f"{c}: not refreshed: {why}" for c, why in answers.failures.items()
-        ]
+        warnings += [f"{c}: not refreshed: {why}" for c, why in answers.failures.items()]
     return warnings
 
 

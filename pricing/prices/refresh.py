@@ -155,10 +155,7 @@ def known(
         price
         for price in filter(is_wanted, published(facts))
         if not price.is_estimate
-        or (
-            estimates
-            and (price.cloud, price.region, price.instance_type) not in observed
-        )
+        or (estimates and (price.cloud, price.region, price.instance_type) not in observed)
     )
     for price in (*shipped, *seen.prices):
         key = (price.cloud, price.zone, price.instance_type, price.spot)
@@ -223,9 +220,7 @@ def _due(
             kinds.append(kind)
             asked_s = min(times) if complete else now_s - history_s
             since_s = min(since_s, asked_s)
-    return PriceQuery(
-        kinds=kinds, regions=request.regions, now_s=now_s, since_s=since_s
-    )
+    return PriceQuery(kinds=kinds, regions=request.regions, now_s=now_s, since_s=since_s)
 
 
 def _fetch(due: tuple[PriceSource, PriceQuery]) -> list[Price] | SpottrainError:

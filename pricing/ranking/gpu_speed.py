@@ -55,9 +55,7 @@ def precisions(facts: ModelFacts, precision: Precision = "fp32") -> tuple[str, .
     return NARROW if size < _NARROW_BYTES * facts.num_parameters else WIDE
 
 
-def peak_flops(
-    gpu: GpuType, facts: ModelFacts, precision: Precision = "fp32"
-) -> float | None:
+def peak_flops(gpu: GpuType, facts: ModelFacts, precision: Precision = "fp32") -> float | None:
     """Return a GPU's published peak FLOP/s at a job's precision; None: not published."""
     return _peak(gpu, precisions(facts, precision))
 
@@ -91,8 +89,7 @@ def example_s(profile: Profile) -> float:
     """Return the measured time of training on one example, forward and backward, at the
     best micro-batch size."""
     return min(
-        math.fsum(s.forward_s + s.backward_s for s in one.sections)
-        / one.microbatch_size
+        math.fsum(s.forward_s + s.backward_s for s in one.sections) / one.microbatch_size
         for one in profile.microbatches
     )
 
@@ -144,9 +141,7 @@ def speed_ratio(gpu: GpuType, base: GpuType, work: Work) -> float | None:
     return None if each_s[0] is None or each_s[1] is None else each_s[1] / each_s[0]
 
 
-def measured_ratio(
-    gpu: GpuType, base: Profile, others: Iterable[Profile]
-) -> float | None:
+def measured_ratio(gpu: GpuType, base: Profile, others: Iterable[Profile]) -> float | None:
     """Return the measured speed of a GPU over that of a profile's device.
 
     Args:

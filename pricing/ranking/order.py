@@ -29,9 +29,7 @@ class OfferWorth:
         return self.examples_per_usd * self.usd_per_hour / max(usd_per_hour, FREE_USD)
 
 
-def in_order(
-    offers: Iterable[Offer], worths: Mapping[str, OfferWorth]
-) -> tuple[Offer, ...]:
+def in_order(offers: Iterable[Offer], worths: Mapping[str, OfferWorth]) -> tuple[Offer, ...]:
     """Return offers in the order in which to rent them, at the prices of now.
 
     By examples per dollar. Where no offer is known to train anything: spot before on

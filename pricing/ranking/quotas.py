@@ -28,16 +28,12 @@ def with_quotas(
         unused: Count what is left now, not what the quotas allow altogether.
     """
     return [
-        replace(
-            offer, quota_vms=min(_bounds(offer, quotas, facts, unused), default=None)
-        )
+        replace(offer, quota_vms=min(_bounds(offer, quotas, facts, unused), default=None))
         for offer in offers
     ]
 
 
-def _bounds(
-    offer: Offer, quotas: Sequence[Quota], facts: Catalogue, unused: bool
-) -> list[float]:
+def _bounds(offer: Offer, quotas: Sequence[Quota], facts: Catalogue, unused: bool) -> list[float]:
     kind = facts.find(offer.cloud, offer.instance_type)
     here = [quota for quota in quotas if quota.region in ("", offer.region)]
     # Those of all regions together count every GPU.
@@ -58,9 +54,7 @@ def _bounds(
     return bounds
 
 
-def quota_left(
-    offers: Iterable[Offer], rented: Mapping[Offer, int]
-) -> Callable[[Offer], float]:
+def quota_left(offers: Iterable[Offer], rented: Mapping[Offer, int]) -> Callable[[Offer], float]:
     """Return a function: how many more VMs of an offer its family's quota allows.
 
     VMs of several types share a quota. One VM may always be asked for where there is none

@@ -296,9 +296,7 @@ def _bound(
     if offer.usd_per_hour > 0 and not math.isfinite(worth.usd):
         why_not = f"price: got {offer.usd_per_hour:g} USD per hour"
         return RankedOffer(priced=priced, vms=vms, why_not=why_not)
-    return RankedOffer(
-        priced=priced, vms=vms, throughput=throughput, worth=worth, is_bound=True
-    )
+    return RankedOffer(priced=priced, vms=vms, throughput=throughput, worth=worth, is_bound=True)
 
 
 def _unusable(priced: Priced, terms: RankingTerms) -> str:
@@ -332,9 +330,7 @@ def _refined(
     """Return a row with a tighter bound; if it was refined once, with its own plan."""
     priced, vms = row.priced, row.vms
     assert priced.machine is not None
-    throughput = (throughputs.of if refined else throughputs.tighter_bound)(
-        priced.machine, vms
-    )
+    throughput = (throughputs.of if refined else throughputs.tighter_bound)(priced.machine, vms)
     if throughput.why_not:
         return RankedOffer(priced=priced, vms=vms, why_not=throughput.why_not)
     worth = worth_of(throughput, priced, terms)
@@ -355,9 +351,7 @@ def worth_of(throughput: FleetThroughput, priced: Priced, terms: RankingTerms) -
     offer, place = priced.offer, priced.place
     examples_per_s = throughput.examples_per_s * terms.correction(place)
     step_s = throughput.step_s / terms.correction(place)
-    only_checkpoints = (
-        slowdown(throughput.pipeline_depth, throughput.data_parallel_width, 1.0) - 1
-    )
+    only_checkpoints = slowdown(throughput.pipeline_depth, throughput.data_parallel_width, 1.0) - 1
     rent = throughput.vms * offer.usd_per_hour
     losses_per_hour = throughput.vms * priced.losses_per_hour
     lag_s = (
@@ -402,9 +396,7 @@ def _starts(priced: Priced) -> float:
     return 1.0 if score is None else 1.0 / max(LEAST_OBTAINABLE, min(1.0, score))
 
 
-def _crossing_usd(
-    throughput: FleetThroughput, place: Place, terms: RankingTerms
-) -> float:
+def _crossing_usd(throughput: FleetThroughput, place: Place, terms: RankingTerms) -> float:
     """Return the egress of a mini-batch if the machines join a fleet in another place.
 
     As if all that they send each other went from one place to the other.
@@ -420,9 +412,7 @@ def _per(examples: float, usd: float) -> float:
     return examples / usd if usd > 0 else math.inf
 
 
-def greedy_fleet(
-    ranking: Ranking, terms: RankingTerms
-) -> list[tuple[RankedOffer, int]]:
+def greedy_fleet(ranking: Ranking, terms: RankingTerms) -> list[tuple[RankedOffer, int]]:
     """Return the fleet that would be rented: the best offers first, within all limits.
 
     Where the best offer has too few machines, the next one of its region fills up. An

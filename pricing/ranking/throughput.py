@@ -118,9 +118,7 @@ class ThroughputCache:
             examples_per_s=self.job.minibatch_size / step_s,
         )
 
-    def inputs_of(
-        self, machine: MachineShape, vms: int, usd_per_hour: float
-    ) -> PlanInputs:
+    def inputs_of(self, machine: MachineShape, vms: int, usd_per_hour: float) -> PlanInputs:
         """Return what the plan of ``vms`` machines at this price each is made from."""
         profile = self._profile(machine.network_bytes_per_s)
         slots = like_devices(machine, vms, usd_per_hour)
@@ -161,9 +159,7 @@ class ThroughputCache:
         return known
 
 
-def devices_of(
-    vm_id: str, machine: MachineShape, usd_per_hour: float
-) -> Iterator[Device]:
+def devices_of(vm_id: str, machine: MachineShape, usd_per_hour: float) -> Iterator[Device]:
     """Yield the devices of a VM as the planner takes them, each with its share of the
     price."""
     for index in range(machine.gpus):
@@ -180,9 +176,7 @@ def devices_of(
         )
 
 
-def like_devices(
-    machine: MachineShape, vms: int, usd_per_hour: float
-) -> tuple[Device, ...]:
+def like_devices(machine: MachineShape, vms: int, usd_per_hour: float) -> tuple[Device, ...]:
     """Return the devices of so many VMs of one kind."""
     names = (f"vm-{number:05}" for number in range(vms))
     return tuple(d for name in names for d in devices_of(name, machine, usd_per_hour))

@@ -60,12 +60,8 @@ def isolated_rates(contest: Contest) -> Floats:
     time = csr_array((np.ones(len(columns)), (program.job, columns)))
     rows, limits = [[time]], [np.ones(count)]
     for kind, vms in enumerate(contest.vms):
-        held = np.array([option.vms[kind] for _, option in contest.columns]) / max(
-            vms, 1
-        )
-        own = csr_array(
-            (held / part[program.job], (program.job, columns)), shape=time.shape
-        )
+        held = np.array([option.vms[kind] for _, option in contest.columns]) / max(vms, 1)
+        own = csr_array((held / part[program.job], (program.job, columns)), shape=time.shape)
         rows.append([own])
         limits.append(np.ones(count))
     value = program.rates / contest.best[program.job]
@@ -76,9 +72,7 @@ def isolated_rates(contest: Contest) -> Floats:
     return reached
 
 
-def fair(
-    contest: Contest, *, against: Literal["isolated", "equal"] = "isolated"
-) -> Allotment:
+def fair(contest: Contest, *, against: Literal["isolated", "equal"] = "isolated") -> Allotment:
     """Return weighted max-min fair shares of effective throughput (section 5.4.1).
 
     Args:
@@ -141,15 +135,11 @@ def cheapest(contest: Contest) -> Allotment:
     worth = WORTH * least[program.job]
     best = contest.best[program.job]
     free = worth <= 0
-    value = np.where(
-        free, program.rates, program.rates - usd / np.where(free, 1.0, worth)
-    )
+    value = np.where(free, program.rates, program.rates - usd / np.where(free, 1.0, worth))
     return program.most(value / best, program.floors())
 
 
-def hierarchical(
-    contest: Contest, *, inside: Literal["fair", "fifo"] = "fair"
-) -> Allotment:
+def hierarchical(contest: Contest, *, inside: Literal["fair", "fifo"] = "fair") -> Allotment:
     """Return shares that are fair to teams by their weights (section 5.4.3).
 
     Args:
@@ -197,10 +187,7 @@ def _remembered(policy: Policy) -> Policy:
             contest.vms,
             contest.caps,
             contest.teams,
-            [
-                (c.name, c.options, c.weight, c.team, c.arrived_s)
-                for c in contest.claims
-            ],
+            [(c.name, c.options, c.weight, c.team, c.arrived_s) for c in contest.claims],
         )
         if not last or last[0][0] != asked:
             last[:] = [(asked, policy(contest))]

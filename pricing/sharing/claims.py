@@ -41,9 +41,7 @@ class Option:
         if not any(self.vms) or min(self.vms) < 0:
             raise ConfigError(f"option: VMs: got {self.vms}; give at least one")
         if not 0 < self.examples_per_s < math.inf:
-            raise ConfigError(
-                f"option: throughput: got {self.examples_per_s}; give more than 0"
-            )
+            raise ConfigError(f"option: throughput: got {self.examples_per_s}; give more than 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +71,7 @@ class Claim:
 
     def __post_init__(self) -> None:
         if not self.options:
-            raise ConfigError(
-                f"{self.name}: it fits no kind of VM; add one that it fits"
-            )
+            raise ConfigError(f"{self.name}: it fits no kind of VM; add one that it fits")
         for what, value in (
             ("examples", self.examples),
             ("weight", self.weight),
@@ -141,9 +137,7 @@ class Contest:
 
     def fits(self, option: Option) -> bool:
         """Return whether the whole pool is enough for an option."""
-        return all(
-            need <= have for need, have in zip(option.vms, self.vms, strict=True)
-        )
+        return all(need <= have for need, have in zip(option.vms, self.vms, strict=True))
 
     @cached_property
     def columns(self) -> list[tuple[int, Option]]:
@@ -235,9 +229,7 @@ def hull(throughputs: Mapping[int, float]) -> list[tuple[int, float]]:
     return corners
 
 
-def thinned(
-    corners: Sequence[tuple[int, float]], within: float = THIN
-) -> list[tuple[int, float]]:
+def thinned(corners: Sequence[tuple[int, float]], within: float = THIN) -> list[tuple[int, float]]:
     """Return as few of a hull's corners as leave no size more than a part ``within`` lower."""
     if len(corners) < 3:
         return list(corners)

@@ -43,9 +43,7 @@ class ContestProgram:
         self.rates = np.array([o.examples_per_s for _, o in contest.columns])
         columns = np.arange(len(self.job))
         height = len(contest.claims)
-        jobs = csr_array(
-            (np.ones(len(columns)), (self.job, columns)), shape=(height, len(columns))
-        )
+        jobs = csr_array((np.ones(len(columns)), (self.job, columns)), shape=(height, len(columns)))
         held = np.array([o.vms for _, o in contest.columns], dtype=float)
         quotas = np.maximum(np.array(contest.vms, dtype=float), 1.0)
         parts = [jobs, csr_array(held.T / quotas[:, None])]
@@ -60,9 +58,7 @@ class ContestProgram:
         )
         """Rows of throughput as a part of each job's best."""
 
-    def highest(
-        self, base: Floats, slope: Floats, floor: Floats
-    ) -> tuple[float, Floats]:
+    def highest(self, base: Floats, slope: Floats, floor: Floats) -> tuple[float, Floats]:
         """Return the highest z with ``reached >= base + z * slope`` and ``reached >= floor``.
 
         Args:
@@ -77,9 +73,7 @@ class ContestProgram:
 
         rises, kept = np.flatnonzero(slope > 0), np.flatnonzero(floor > SLACK)
         scale = float(np.max(slope))
-        rising = hstack(
-            [-self.reached[rises], csr_array((slope[rises] / scale)[:, None])]
-        )
+        rising = hstack([-self.reached[rises], csr_array((slope[rises] / scale)[:, None])])
         parts = [rising, hstack([self.rows, csr_array((self.rows.shape[0], 1))])]
         limits = [-base[rises], np.ones(self.rows.shape[0])]
         if kept.size:
@@ -92,9 +86,7 @@ class ContestProgram:
             method=INTERIOR,
         )
         if found is None:
-            raise SolverError(
-                "floors that had been reached were reported as infeasible"
-            )
+            raise SolverError("floors that had been reached were reported as infeasible")
         duals = np.zeros(len(slope))
         duals[rises] = -found.ineqlin.marginals[: rises.size] * slope[rises] / scale
         return float(found.x[-1]) / scale, duals
@@ -114,9 +106,7 @@ class ContestProgram:
         limits = np.append(np.ones(self.rows.shape[0]), SLACK - floor[kept])
         found = solve(-value / scale, rows=rows, limits=limits, method=INTERIOR)
         if found is None:
-            raise SolverError(
-                "floors that had been reached were reported as infeasible"
-            )
+            raise SolverError("floors that had been reached were reported as infeasible")
         return self._allotment(found.x)
 
     def floors(self) -> Floats:

@@ -54,9 +54,7 @@ def priority(contest: Contest) -> Allotment:
         jobs = sorted([*running, head], key=rank)
         sizes = shares.of(jobs)
         higher = [m for m in running if claims[m].weight > claims[head].weight]
-        if not sizes.get(head) or any(
-            sizes.get(m, 0) < given.get(m, 0) for m in higher
-        ):
+        if not sizes.get(head) or any(sizes.get(m, 0) < given.get(m, 0) for m in higher):
             break
         running, given = jobs, sizes
     return _served(contest, sorted(running, key=rank), given)
@@ -94,8 +92,7 @@ class _Shares:
             else:
                 self.groups.append((members, float(at_most)))
         self.groups_of = [
-            [i for i, (group, _) in enumerate(self.groups) if group[m]]
-            for m in range(len(sizes))
+            [i for i, (group, _) in enumerate(self.groups) if group[m]] for m in range(len(sizes))
         ]
 
     def of(self, jobs: Sequence[int]) -> dict[int, int]:
@@ -160,9 +157,7 @@ class _Shares:
         order = np.argsort(levels)
         slopes = np.cumsum(np.concatenate([weights, -weights])[order])
         levels = levels[order]
-        given = low.sum() + np.concatenate(
-            [[0.0], np.cumsum(slopes[:-1] * np.diff(levels))]
-        )
+        given = low.sum() + np.concatenate([[0.0], np.cumsum(slopes[:-1] * np.diff(levels))])
         last = int(np.searchsorted(given, at_most, "right")) - 1
         rest = at_most - given[last]
         return float(levels[last] + (rest / slopes[last] if rest > 0 else 0.0))
@@ -245,10 +240,6 @@ def _served(
         if best and (kept is None or best.examples_per_s > kept.examples_per_s):
             chosen[m] = best
             room.take(m, best.vms)
-    shares = tuple(
-        ((chosen[m], 1.0),) if m in chosen else () for m in _indices(contest)
-    )
-    rates = [
-        chosen[m].examples_per_s if m in chosen else 0.0 for m in _indices(contest)
-    ]
+    shares = tuple(((chosen[m], 1.0),) if m in chosen else () for m in _indices(contest))
+    rates = [chosen[m].examples_per_s if m in chosen else 0.0 for m in _indices(contest)]
     return Allotment(shares, tuple(rates))

@@ -15,9 +15,7 @@ class Room:
         sizes: By job; by default none.
     """
 
-    def __init__(
-        self, contest: Contest, sizes: Sequence[tuple[int, ...]] | None = None
-    ) -> None:
+    def __init__(self, contest: Contest, sizes: Sequence[tuple[int, ...]] | None = None) -> None:
         self.contest = contest
         none = (0,) * len(contest.vms)
         self.sizes = [none] * len(contest.claims)

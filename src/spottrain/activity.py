@@ -80,9 +80,7 @@ class Activity:
         yield
         self._put(*before)
 
-    def waiting(
-        self, waits_for: int = ALL_RANKS
-    ) -> contextlib.AbstractContextManager[None]:
+    def waiting(self, waits_for: int = ALL_RANKS) -> contextlib.AbstractContextManager[None]:
         """Say that a rank, or all of them, is waited for inside."""
         return self.during("wait", waits_for)
 
@@ -123,9 +121,7 @@ class ActivityPage:
         self._words = memoryview(mmap.mmap(fd, 0)).cast("q")
         self._slots = range(num_slots)
 
-    def inspect(
-        self, generation: int, pause: Callable[[float], object]
-    ) -> tuple[WorkerState, ...]:
+    def inspect(self, generation: int, pause: Callable[[float], object]) -> tuple[WorkerState, ...]:
         """Look twice at the workers that take part in a generation, and at those that are
         stopped, which may be why they do not.
 

@@ -54,9 +54,7 @@ def run(
         TimeoutExpired: It took longer; with what it has written until then.
     """
     with contextlib.ExitStack() as stack:
-        stdin, stdout, stderr = (
-            stack.enter_context(tempfile.TemporaryFile()) for _ in range(3)
-        )
+        stdin, stdout, stderr = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))
         stdin.write(given)
         stdin.seek(0)
         keeper = stack.enter_context(_keeper())

@@ -181,9 +181,7 @@ def reader(hint: Any) -> Reader:
 
 
 def _unfit(hint: Any, data: Any) -> _UnfitError:
-    return _UnfitError(
-        f" must be {getattr(hint, '__name__', hint)}: got {shortened(data)}"
-    )
+    return _UnfitError(f" must be {getattr(hint, '__name__', hint)}: got {shortened(data)}")
 
 
 def _read_plain(hint: Any, data: Any) -> Any:
@@ -239,9 +237,7 @@ def _read_fields(each: tuple[Reader, ...], hint: Any, data: Any) -> Any:
     return hint(*items) if hasattr(hint, "_fields") else tuple(items)
 
 
-def _read_mapping(
-    of_key: Reader, of_value: Reader, hint: Any, data: Any
-) -> dict[Any, Any]:
+def _read_mapping(of_key: Reader, of_value: Reader, hint: Any, data: Any) -> dict[Any, Any]:
     if not isinstance(data, (dict, list)):
         raise _unfit(hint, data)
     pairs = data.items() if isinstance(data, dict) else data

@@ -52,9 +52,7 @@ def is_new(db: sqlite3.Connection, path: Path, kind: Kind) -> bool:
     return False
 
 
-def connect(
-    path: Path, kind: Kind, schema: str, *, read_only: bool = False
-) -> sqlite3.Connection:
+def connect(path: Path, kind: Kind, schema: str, *, read_only: bool = False) -> sqlite3.Connection:
     """Return a file that one process writes and any number read, in autocommit mode.
 
     Args:
@@ -75,9 +73,7 @@ def connect(
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = FULL")
             verdict = db.execute("PRAGMA quick_check(1)").fetchone()[0]
-            if (
-                verdict != "ok"
-            ):  # in several lines, the last of which says what is wrong
+            if verdict != "ok":  # in several lines, the last of which says what is wrong
                 raise sqlite3.DatabaseError(verdict.splitlines()[-1])
             create(db, path, kind, schema)
     except BaseException:

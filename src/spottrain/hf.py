@@ -46,9 +46,7 @@ def causal_lm_loss(
         if (mask := batch.get("attention_mask")) is not None and mask.dim() == 2:
             labels = labels.masked_fill(mask == 0, IGNORED)
     # Shifted labels instead of shifted logits: those would be copied.
-    return _token_loss(
-        model, batch, F.pad(labels[:, 1:], (0, 1), value=IGNORED), accuracy
-    )
+    return _token_loss(model, batch, F.pad(labels[:, 1:], (0, 1), value=IGNORED), accuracy)
 
 
 def masked_lm_loss(

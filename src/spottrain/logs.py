@@ -90,6 +90,4 @@ class JsonLines(logging.Formatter):
         line |= {name: value for name, value in given.items() if value is not None}
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(
-            {k: redacted(v) if isinstance(v, str) else v for k, v in line.items()}
-        )
+        return json.dumps({k: redacted(v) if isinstance(v, str) else v for k, v in line.items()})

@@ -148,9 +148,7 @@ class Manifest:
     def __post_init__(self) -> None:
         entry = parse_name(self.name)
         if entry is None or entry.step != self.step:
-            raise WireError(
-                f"checkpoint must be named step-{self.step}-g…: got {self.name!r}"
-            )
+            raise WireError(f"checkpoint must be named step-{self.step}-g…: got {self.name!r}")
         found = {f.section for f in self.files}
         # Compared first: a damaged number may ask for more than there is memory.
         few = self.num_sections == len(found) > 0
@@ -252,9 +250,7 @@ def read_owner(store: Store) -> Owner | None:
     except MissingError:
         return None
     except WireError as error:
-        raise DeniedError(
-            f"{store.place}/{OWNER_FILE} is damaged: {error}; restore it"
-        ) from error
+        raise DeniedError(f"{store.place}/{OWNER_FILE} is damaged: {error}; restore it") from error
     assert isinstance(owner, Owner)
     return owner
 
@@ -281,8 +277,7 @@ def own_uids(store: Store, uid: str) -> frozenset[str] | None:
         )
     if owner.uid != uid:
         raise DeniedError(
-            f"{store.place} belongs to job {owner.name} now; launch with another "
-            "checkpoint.path"
+            f"{store.place} belongs to job {owner.name} now; launch with another checkpoint.path"
         )
     return owner.uids
 
@@ -364,9 +359,7 @@ class Listing(NamedTuple):
     """Names of those of other jobs."""
 
 
-def list_checkpoints(
-    store: Store, uids: Collection[str] | None = None
-) -> list[CheckpointEntry]:
+def list_checkpoints(store: Store, uids: Collection[str] | None = None) -> list[CheckpointEntry]:
     """Return the checkpoints that have a manifest, newest first; their files are not looked
     at.
 
@@ -571,8 +564,7 @@ def discard_cut_short(store: Store, generation: int) -> tuple[str, ...]:
     doomed = tuple(
         entry.name
         for entry in _folders(store)
-        if generation_of(entry.name) < generation
-        and not _has_manifest(store, entry.name)
+        if generation_of(entry.name) < generation and not _has_manifest(store, entry.name)
     )
     for name in doomed:
         discard(store, name)

@@ -19,9 +19,7 @@ STEPS_VARIABLE = "SPOTTRAIN_STEPS"
 Schedule = Callable[[int], float]
 
 
-def cosine(
-    *, warmup_steps: float = 0, final: float = 0.0, steps: int | None = None
-) -> Schedule:
+def cosine(*, warmup_steps: float = 0, final: float = 0.0, steps: int | None = None) -> Schedule:
     """Return a schedule that falls along half a cosine.
 
     As ``get_cosine_with_min_lr_schedule_with_warmup`` of transformers (Loshchilov and
@@ -44,9 +42,7 @@ def cosine(
     return _schedule(warmup, warmup, total, fall, final)
 
 
-def linear(
-    *, warmup_steps: float = 0, final: float = 0.0, steps: int | None = None
-) -> Schedule:
+def linear(*, warmup_steps: float = 0, final: float = 0.0, steps: int | None = None) -> Schedule:
     """Return a schedule that falls linearly; with ``final`` 0 as
     ``get_linear_schedule_with_warmup`` of transformers.
 

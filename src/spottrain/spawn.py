@@ -63,9 +63,7 @@ class Received:
             os.close(file)
 
 
-def send(
-    connection: socket.socket, program: Program, stdio: tuple[int, int, int]
-) -> None:
+def send(connection: socket.socket, program: Program, stdio: tuple[int, int, int]) -> None:
     """Send a program to the process that waits at the other end.
 
     Args:

@@ -25,9 +25,7 @@ WARM_UPS = 1
 """Mini-batches that do not count."""
 
 
-def job_spec(
-    folder: Path, entrypoint: str, minibatch_size: int, microbatch_size: int
-) -> JobSpec:
+def job_spec(folder: Path, entrypoint: str, minibatch_size: int, microbatch_size: int) -> JobSpec:
     """Return a job that trains until it is stopped, and saves nothing meanwhile."""
     return a_spec(
         name="accuracy",

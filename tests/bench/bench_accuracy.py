@@ -112,8 +112,7 @@ def emulated(
             tell("not permitted to run ahead of other programs: they will disturb")
         zygote = Zygote()
         hosts = {
-            f"vm{n}": Host(network.address(n), "eth0", network.namespace(n))
-            for n in range(most)
+            f"vm{n}": Host(network.address(n), "eth0", network.namespace(n)) for n in range(most)
         }
         spec = job_spec(folder, "emulated_job:job", EMULATED_NODES, 1)
         facts = facts_of(spec)
@@ -124,9 +123,7 @@ def emulated(
                 profile = trainer.calibrate(CALIBRATORS)
                 tell(f"{kind}: {describe(profile)}")
                 for shape in shapes:
-                    plan = make_plan(
-                        spec, trainer.slots(most), shape, len(facts.sections)
-                    )
+                    plan = make_plan(spec, trainer.slots(most), shape, len(facts.sections))
                     got = trainer.train(plan, minibatches)
                     predicted_s = predict(plan, profile, facts)
                     names = ("sleeping", kind, "varuna, recompute")

@@ -102,9 +102,7 @@ class Turns:
             ]
             if beside:
                 more_s = sum(beside) - len(beside) * usual_s
-                print(
-                    f"copies of step {copied}: {more_s * 1e3:.0f} ms, over {len(beside)}"
-                )
+                print(f"copies of step {copied}: {more_s * 1e3:.0f} ms, over {len(beside)}")
 
     def _wait(self, found: Callable[[messages.MinibatchCommitted], R | None]) -> R:
         """Wait for what the first stage reports in this generation."""
@@ -135,9 +133,7 @@ def main() -> None:
             spec, log = spec_of(Path(name)), Path(name) / "log"
             without = make_plan(spec, 2, 1, "ab", SECTIONS, recompute=False)
             plans = without, replace(without, peer_copies=1)
-            with Fleet(
-                spec, "ab", log, zygote, workdir=HERE, deadline_s=300.0
-            ) as fleet:
+            with Fleet(spec, "ab", log, zygote, workdir=HERE, deadline_s=300.0) as fleet:
                 turns = Turns(fleet)
                 turns.run(without, SETTLING)
                 pairs = []
@@ -145,8 +141,7 @@ def main() -> None:
                     pair = [turns.run(plan, chosen.steps) for plan in plans]
                     pairs.append(pair)
                     print(
-                        f"{pair[0] * 1e3:.1f} ms a mini-batch without, "
-                        f"{pair[1] * 1e3:.1f} ms with"
+                        f"{pair[0] * 1e3:.1f} ms a mini-batch without, {pair[1] * 1e3:.1f} ms with"
                     )
     finally:
         zygote.close()

@@ -49,9 +49,7 @@ class Part:
 
 PARTS = {
     "waits": Part("hidden_syncs", "", 60, "", alone=False),
-    "bits": Part(
-        "exactness", "--job gpt2_124m --seconds 90", 110, "--job small", alone=False
-    ),
+    "bits": Part("exactness", "--job gpt2_124m --seconds 90", 110, "--job small", alone=False),
     "survival": Part(
         "memory_survival",
         "--kills 20 --mib 1024 --large-mib 20480 --seconds 90",
@@ -59,18 +57,14 @@ PARTS = {
         "--kills 4 --mib 16 --large-mib 32",
         alone=False,
     ),
-    "recovery": Part(
-        "recovery", "--job gpt2_124m --kills 3", 90, "--job small --kills 1"
-    ),
+    "recovery": Part("recovery", "--job gpt2_124m --kills 3", 90, "--job small --kills 1"),
     "speed_124m": Part(
         "speed",
         "gpt2_124m --microbatch 16 --minibatch 512 --turns 2 --steps 2 --predict",
         240,
         "small --microbatch 2 --minibatch 8 --turns 1 --steps 1 --predict",
     ),
-    "evacuation": Part(
-        "evacuation", "--mib 4096 --hang-s 8", 60, "--mib 16 --hang-s 2"
-    ),
+    "evacuation": Part("evacuation", "--mib 4096 --hang-s 8", 60, "--mib 16 --hang-s 2"),
     "peers": Part(
         "broken_peers",
         "--mb 1,4,16,64 --reduce-mb 500 --kills 10 --seconds 80",
@@ -159,9 +153,7 @@ def tables(results: Mapping[str, Any]) -> Iterable[str]:
             yield from summary(name, result)
 
 
-def speed_table(
-    name: str, result: Mapping[str, Any], variants: Mapping[str, Any]
-) -> Iterable[str]:
+def speed_table(name: str, result: Mapping[str, Any], variants: Mapping[str, Any]) -> Iterable[str]:
     """Yield the table of a model's variants."""
     batches = f"micro-batch {result['microbatch']}, mini-batch {result['minibatch']}"
     yield f"\n### {name}: {batches}\n"

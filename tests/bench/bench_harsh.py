@@ -61,9 +61,7 @@ def kind(job: Scenario) -> str:
 
 def main(first: int = 0, count: int = 100) -> None:
     """Print a row for each kind of job and rule."""
-    print(
-        "| jobs | | late | over budget | above the bound | cost / on demand | at most |"
-    )
+    print("| jobs | | late | over budget | above the bound | cost / on demand | at most |")
     print("|---|---|---|---|---|---|---|")
     for rule in (CostOptimal, TimeOptimal):
         runs: dict[str, list[tuple[Scenario, SimulatedRun]]] = {}

@@ -67,9 +67,7 @@ class Deaf:
     async def stop(self, *, by: str, checkpoint: bool, now: bool) -> None:
         raise NotImplementedError
 
-    async def change_limits(
-        self, *, by: str, limits: tuple[Limit, ...], sure: bool
-    ) -> None:
+    async def change_limits(self, *, by: str, limits: tuple[Limit, ...], sure: bool) -> None:
         raise NotImplementedError
 
     async def receive_grant(self, grant: PoolGrant) -> None:
@@ -87,9 +85,7 @@ class Deaf:
     async def receive_logs(self, tails: messages.LogTails) -> None:
         raise NotImplementedError
 
-    async def receive_trace(
-        self, vm_id: str, trace: messages.TraceWritten, content: bytes
-    ) -> None:
+    async def receive_trace(self, vm_id: str, trace: messages.TraceWritten, content: bytes) -> None:
         raise NotImplementedError
 
 
@@ -142,9 +138,7 @@ class Agents:
         tokens: Token of every agent, by VM.
     """
 
-    def __init__(
-        self, port: int, context: ssl.SSLContext, tokens: dict[str, str]
-    ) -> None:
+    def __init__(self, port: int, context: ssl.SSLContext, tokens: dict[str, str]) -> None:
         self._port = port
         self._context = context
         self._tokens = tokens
@@ -201,9 +195,7 @@ class Agents:
             sequence += 1
 
 
-def be_agents(
-    port: int, identity: Identity, agents: Sequence[str], pipe: Connection
-) -> None:
+def be_agents(port: int, identity: Identity, agents: Sequence[str], pipe: Connection) -> None:
     tokens = {vm_id: identity.vm_token(vm_id) for vm_id in agents}
     context = client_context(identity.ca_pem)
     # All agents share a core here, which must not be what is measured.
@@ -249,8 +241,7 @@ def measure(
     seconds = time.monotonic() - at
     beat_s = used_s / beats
     print(
-        f"{'heartbeats/s':>14}{'us/heartbeat':>14}{'core now':>10}{'of agents':>11}"
-        f"{'RSS, MB':>9}"
+        f"{'heartbeats/s':>14}{'us/heartbeat':>14}{'core now':>10}{'of agents':>11}{'RSS, MB':>9}"
     )
     print(
         f"{beats / seconds:>14.0f}{beat_s * 1e6:>14.0f}{used_s / seconds:>10.3f}"
@@ -281,9 +272,7 @@ def main() -> None:
         listener = listen(Path(folder), "127.0.0.1")
         port, number = listener.getsockname()[1], arguments.agents
         ours, theirs = multiprocessing.Pipe()
-        clients = multiprocessing.Process(
-            target=be_agents, args=(port, identity, agents, theirs)
-        )
+        clients = multiprocessing.Process(target=be_agents, args=(port, identity, agents, theirs))
 
         def start() -> multiprocessing.Process:
             server = multiprocessing.Process(
@@ -311,10 +300,7 @@ def main() -> None:
             server = start()
             again_s = wait_for(ours, 2 * number) - arguments.wait
             assert server.pid is not None
-            used = [
-                f"{s:.1f} s"
-                for s in (cpu_s([server.pid]), cpu_s([clients.pid]) - theirs_s)
-            ]
+            used = [f"{s:.1f} s" for s in (cpu_s([server.pid]), cpu_s([clients.pid]) - theirs_s)]
             print(
                 f"connected again in {again_s:.1f} s ({used[0]} of CPU, agents "
                 f"{used[1]}); goal below 20 s"

@@ -127,9 +127,7 @@ def ends_of(some: list[Seen]) -> tuple[float, float]:
 def main() -> None:
     """Print the ends, and the coverage of each trace by the ends of all others."""
     first, count, *files = sys.argv[1:]
-    jobs = [
-        (f"seed {n}", synthetic(n)) for n in range(int(first), int(first) + int(count))
-    ]
+    jobs = [(f"seed {n}", synthetic(n)) for n in range(int(first), int(first) + int(count))]
     traces = {Path(file).name for file in files}
     for file in files:
         path = Path(file)

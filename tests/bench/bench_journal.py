@@ -87,8 +87,7 @@ class Market:
     def __init__(self) -> None:
         self._random = random.Random(1)
         self._offers = [
-            replace(OFFER, zone=f"zone-{number}", usd_per_hour=1.0)
-            for number in range(ZONES)
+            replace(OFFER, zone=f"zone-{number}", usd_per_hour=1.0) for number in range(ZONES)
         ]
 
     def seen(self, at_s: float, *, first: bool = False) -> e.OffersSeen:
@@ -106,9 +105,7 @@ class Market:
 class Manager:
     """Decides, journals, and saves snapshots, as the manager's loop does."""
 
-    def __init__(
-        self, journal: Journal, measurements: Measurements, story: Story
-    ) -> None:
+    def __init__(self, journal: Journal, measurements: Measurements, story: Story) -> None:
         self._journal, self._measurements = journal, measurements
         self.state, self._history = story.state, JobHistory()
         for step in story.steps:
@@ -167,9 +164,7 @@ def train(job: JobDir, steps: int, uid: str) -> None:
                 manager.write()
         manager.write()
         each_us = manager.decided_s / manager.decided * 1e6
-        print(
-            f"a live step takes {each_us:.0f} us of CPU, the mean of {manager.decided:,}"
-        )
+        print(f"a live step takes {each_us:.0f} us of CPU, the mean of {manager.decided:,}")
 
 
 QUESTIONS = {

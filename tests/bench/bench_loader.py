@@ -82,9 +82,7 @@ class Variant:
         ]
         self.step_s += took_s[:steps] if counts else []
         self._step = max(
-            r.step
-            for _, r in fleet.history
-            if isinstance(r, messages.MinibatchCommitted)
+            r.step for _, r in fleet.history if isinstance(r, messages.MinibatchCommitted)
         )
 
 

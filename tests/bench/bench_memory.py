@@ -136,9 +136,7 @@ def grow(folder: Path) -> tuple[Watch, dict[int, float], float]:
                 for name, machine in fleet.machines.items()
             }
         )
-        plan = make_plan(
-            spec, DEPTH, 1, names, BLOCKS, schedule="1f1b", recompute=False
-        )
+        plan = make_plan(spec, DEPTH, 1, names, BLOCKS, schedule="1f1b", recompute=False)
         fleet.run(plan, checkpoint)
         steps, saved = follow(fleet, watch)
     zygote.close()
@@ -196,9 +194,7 @@ def report_workers(watch: Watch, steps: dict[int, float], saved: float) -> None:
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         peak = manager_peak_bytes(Path(folder))
-        print(
-            f"manager of a tiny job: peak {peak / MB:.1f} MB resident; goal below 150"
-        )
+        print(f"manager of a tiny job: peak {peak / MB:.1f} MB resident; goal below 150")
     with tempfile.TemporaryDirectory() as folder:
         report_workers(*grow(Path(folder)))
 

@@ -33,18 +33,14 @@ def ring(allreduce_s: float) -> Callable[[int], float]:
 
 
 def solver() -> None:
-    print(
-        "The solver: mini-batch 8192, a slow GPU 400 examples/s and 20 ms a virtual node,"
-    )
+    print("The solver: mini-batch 8192, a slow GPU 400 examples/s and 20 ms a virtual node,")
     print("a fast one 4 times as fast, all-reduce 0.1 s times 2 (n - 1) / n\n")
     print("fast  slow  fast alone  slow alone   best    gain  examples each")
     for fast, slow in ((2, 2), (2, 4), (2, 8), (2, 16), (4, 1), (2, 1)):
         types = [worker("fast", fast, FAST), worker("slow", slow, SLOW)]
         mixing = split_minibatch(8192, types, ring(0.1))
         alone = [split.step_s for split in mixing.alone.values() if split is not None]
-        each = " + ".join(
-            f"{s.workers} {s.name} x {s.examples}" for s in mixing.best.shares
-        )
+        each = " + ".join(f"{s.workers} {s.name} x {s.examples}" for s in mixing.best.shares)
         gain = min(alone) / mixing.best.step_s - 1
         print(
             f"{fast:4d}  {slow:4d}  {alone[0]:8.3f} s  {alone[1]:8.3f} s  "
@@ -66,9 +62,7 @@ def speeds_of(plan: Plan, devices: tuple[Device, ...]) -> list[float]:
 
 def plans() -> None:
     print("\nchoose_plan: 24 sections that need two devices, mini-batch 1024\n")
-    print(
-        "fleet            PxD  schedule  step       virtual nodes, speeds of replicas"
-    )
+    print("fleet            PxD  schedule  step       virtual nodes, speeds of replicas")
     both = fleet((2, FAST), (8, SLOW))
     for name, devices in (
         ("2 fast + 8 slow", both),
@@ -145,9 +139,7 @@ def controller() -> None:
                 before, seen = seen, seen.observe(times_s)
                 changes += seen.shares != before.shares
             counts[changes] += 1
-            slowest_s = fixed_s + max(
-                b / v for b, v in zip(seen.shares, cores, strict=True)
-            )
+            slowest_s = fixed_s + max(b / v for b, v in zip(seen.shares, cores, strict=True))
             worst = max(worst, slowest_s / best_s)
         counted = ", ".join(f"{n}: {counts[n]}" for n in sorted(counts))
         print(f"{noise:5.0%}  {counted:25s}  {worst:.3f}")

@@ -180,9 +180,7 @@ def main() -> None:
         for data_bytes in (DATASET_BYTES if not region else DATASET_BYTES[:1])
     ]
     replay, core = (sum(each) for each in zip(*gains, strict=True))
-    print(
-        f"all rows together: the core gains {core / replay:.1%} of what the replay does"
-    )
+    print(f"all rows together: the core gains {core / replay:.1%} of what the replay does")
 
 
 def row(

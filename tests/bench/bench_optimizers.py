@@ -18,9 +18,7 @@ from tests.integration.optimizer_runs import outcome_of
 
 def main() -> None:
     zygote = Zygote()
-    print(
-        "| optimizer | 1x1 and 4x1 with a stop | values of groups kept, or the reason |"
-    )
+    print("| optimizer | 1x1 and 4x1 with a stop | values of groups kept, or the reason |")
     print("|---|---|---|")
     wrong = 0
     for name in sys.argv[1:] or ROWS:

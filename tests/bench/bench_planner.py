@@ -85,8 +85,7 @@ def decide(number: int) -> None:
                 "wall_s": round(took_s, 3),
                 "cpu_s": round(cpu_s, 3),
                 "may_take_s": case.max_s,
-                "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-                * 1024,
+                "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             }
         )
     )

@@ -60,9 +60,7 @@ def main() -> None:
     print(f"{JOBS} jobs, {TYPES} types; least of {TIMES}, wanted within {WITHIN_S} s")
     print(f"{'policy':<40} {'seconds':>8} {'of the CPU':>11}")
     for name, policy in policies.items():
-        wall_s, cpu_s = map(
-            min, zip(*(timed(policy) for _ in range(TIMES)), strict=True)
-        )
+        wall_s, cpu_s = map(min, zip(*(timed(policy) for _ in range(TIMES)), strict=True))
         print(f"{name:<40} {wall_s:8.3f} {cpu_s:11.3f}")
 
 

@@ -56,15 +56,11 @@ def contest(draw: random.Random) -> Contest:
         )
         for m in range(MANY)
     )
-    return Contest(
-        kinds=KINDS, vms=(512,) * 3, claims=claims, usd_per_hour=(3.0, 1.7, 0.5)
-    )
+    return Contest(kinds=KINDS, vms=(512,) * 3, claims=claims, usd_per_hour=(3.0, 1.7, 0.5))
 
 
 def request(draw: random.Random, name: str) -> JobRequest:
-    throughputs = tuple(
-        tuple(table.items()) for table in tables(draw, SMALLEST, LARGEST)
-    )
+    throughputs = tuple(tuple(table.items()) for table in tables(draw, SMALLEST, LARGEST))
     return JobRequest(
         name=name,
         throughputs=throughputs,

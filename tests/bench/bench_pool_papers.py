@@ -100,9 +100,7 @@ def virtualflow() -> Iterator[Row]:
         what="makespan of three jobs",
         workload=drawn,
         paper="-38%",
-        ours=spread(
-            [less(a["makespan_s"], b["makespan_s"]) for a, b in found], percent
-        ),
+        ours=spread([less(a["makespan_s"], b["makespan_s"]) for a, b in found], percent),
         why="what is gained is the two VMs that idle beside the second job; it depends on "
         "how long that is, which is not published",
     )
@@ -120,9 +118,7 @@ def virtualflow() -> Iterator[Row]:
     yield from twenty()
 
 
-def elastic(
-    policy: str, pool: Sequence[Supply], jobs: Iterable[SimulatedJob]
-) -> PoolOutcome:
+def elastic(policy: str, pool: Sequence[Supply], jobs: Iterable[SimulatedJob]) -> PoolOutcome:
     return product.simulate(PoolSettings(policy=policy), pool, jobs)
 
 
@@ -146,9 +142,7 @@ def twenty() -> Iterator[Row]:
             what=f"utilisation, {name}",
             workload=drawn,
             paper=paper,
-            ours=spread(
-                [each[which]["utilisation"] for each in found], lambda v: f"{v:.1%}"
-            ),
+            ours=spread([each[which]["utilisation"] for each in found], lambda v: f"{v:.1%}"),
             why=why,
         )
     for key, name, paper in (
@@ -185,9 +179,7 @@ def heterogeneous() -> Iterator[Row]:
             jobs = mixed_jobs(seed, 40, per_hour)
             alone = measures(gavel.simulate(gavel.Gavel(), pool, jobs))
             together = measures(gavel.simulate(gavel.Gavel(mixed=mixed), pool, jobs))
-            changes.append(
-                less(alone["mean_completion_s"], together["mean_completion_s"])
-            )
+            changes.append(less(alone["mean_completion_s"], together["mean_completion_s"]))
         yield Row(
             source="VirtualFlow, Figure 15",
             what=f"mean JCT by allocations over two kinds, {per_hour:g} jobs/h",
@@ -246,15 +238,11 @@ def physical(measured: Measured, folder: Path) -> Iterator[Row]:
     found = {
         "Gavel": gavel.simulate(gavel.Gavel(), pool, jobs),
         "LAS": gavel.simulate(gavel.Gavel(is_aware=False), pool, jobs),
-        "product, fixed sizes": product.simulate(
-            PoolSettings(), pool, jobs, elastic=False
-        ),
+        "product, fixed sizes": product.simulate(PoolSettings(), pool, jobs, elastic=False),
         "product, elastic": product.simulate(PoolSettings(), pool, jobs),
     }
     papers = {"Gavel": "3.4 h (simulated 3.7 h)", "LAS": "5.1 h (simulated 5.4 h)"}
-    hours = {
-        name: measures(one)["mean_completion_s"] / HOUR_S for name, one in found.items()
-    }
+    hours = {name: measures(one)["mean_completion_s"] / HOUR_S for name, one in found.items()}
     for name, each in hours.items():
         yield Row(
             source="Gavel, Table 5.3",
@@ -380,8 +368,7 @@ def continuous(
                 what="mean finish-time fairness, unaware over aware",
                 workload=drawn,
                 paper="2.8x",
-                ours=times(fairness[1] / fairness[0])
-                + f" ({fairness[1]:.2f}, {fairness[0]:.2f})",
+                ours=times(fairness[1] / fairness[0]) + f" ({fairness[1]:.2f}, {fairness[0]:.2f})",
                 why="as above; compared with a pool in which each job keeps to its part",
             )
 
@@ -441,9 +428,7 @@ def partition(measured: Measured, _folder: Path) -> Iterator[Row]:
             )
             for m, job_type in enumerate(draw.choices(types, k=18))
         )
-        contest = Contest(
-            kinds=KINDS, vms=(3, 3, 3), claims=claims, teams={"0": 1, "1": 2, "2": 3}
-        )
+        contest = Contest(kinds=KINDS, vms=(3, 3, 3), claims=claims, teams={"0": 1, "1": 2, "2": 3})
         equal = equal_rates(contest)
         shared = np.array(hierarchical(contest).examples_per_s) / equal
         apart = isolated_rates(contest) / equal
@@ -464,9 +449,7 @@ PARTS: Mapping[str, Callable[[Measured, Path], Iterator[Row]]] = {
     "static": static,
     "single": continuous("Gavel, Figure 5.9", "fair", False, 5.6, "3.5x"),
     "several": continuous("Gavel, Figure 5.10", "fair", True, 2.6, "2.2x"),
-    "fairness": continuous(
-        "Gavel, Figure 5.11", "finish_time_fairness", True, 2.6, "3x"
-    ),
+    "fairness": continuous("Gavel, Figure 5.11", "finish_time_fairness", True, 2.6, "3x"),
     "costs": costs,
     "partition": partition,
 }

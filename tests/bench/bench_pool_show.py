@@ -32,8 +32,7 @@ NAMES = ("thesis", "paper", "urgent")
 SOONER, MINUTES = 0.4, 4
 MAIN = "from spottrain.varuna_manager.cli.main import main; main()"
 WITHOUT = (
-    "from spottrain.varuna_manager.cli.pool import submit; "
-    "submit.machine_of = lambda config: ''; "
+    "from spottrain.varuna_manager.cli.pool import submit; submit.machine_of = lambda config: ''; "
 )
 """Has no VM go from one job to another."""
 

@@ -64,9 +64,7 @@ def main() -> int:
     inputs = replace(workload_inputs(workload, 1), slots=())
     priced = list(market(workload, facts))
     terms = RankingTerms(examples=1e8, max_vms=8, morph_s=30.0, lag_steps=50.0)
-    ThroughputCache(inputs).of(
-        next(p.machine for p in priced if p.machine), 4
-    )  # compiles
+    ThroughputCache(inputs).of(next(p.machine for p in priced if p.machine), 4)  # compiles
     cases: dict[str, tuple[PlanInputs, RankingTerms]] = {
         "4 VMs": (inputs, replace(terms, max_vms=4)),
         "8 VMs": (inputs, terms),

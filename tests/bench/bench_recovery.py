@@ -164,11 +164,7 @@ class Watched:
 
     def _phases(self, began_s: float, first_s: float, step_s: float) -> list[float]:
         """Return the seconds to the end of each phase, the last one less a mini-batch."""
-        ends = {
-            what: at_s - began_s
-            for at_s, what in self.heard
-            if began_s < at_s <= first_s
-        }
+        ends = {what: at_s - began_s for at_s, what in self.heard if began_s < at_s <= first_s}
         ends["first"] = first_s - began_s - step_s
         return [ends.get(phase, math.nan) for phase in PHASES]
 
@@ -228,8 +224,7 @@ def _write_profile(job: Job, path: Path) -> None:
     (of_size,) = written["microbatches"]
     written["fingerprint"] = facts["fingerprint"]
     of_size["sections"] = [
-        {**of_size["sections"][0], "index": index}
-        for index in range(len(facts["sections"]))
+        {**of_size["sections"][0], "index": index} for index in range(len(facts["sections"]))
     ]
     path.write_text(json.dumps(written))
 

@@ -118,9 +118,7 @@ def manage(job: JobDir, identity: Identity, vms: Sequence[Vm]) -> None:
             closing(Journal(job.journal)) as journal,
             closing(Measurements(job.measurements)) as measurements,
         ):
-            loop = ManagerLoop(
-                journal, measurements, Cloud(vms), identity, url, job.workdir
-            )
+            loop = ManagerLoop(journal, measurements, Cloud(vms), identity, url, job.workdir)
             server = make_server(loop.channel, identity.path)
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             (job.path / "port.open").touch()
@@ -165,9 +163,7 @@ class Agent:
         links: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
         received = 0
         for sequence in range(10**9):
-            beat = messages.Heartbeat(
-                vm_id=self._vm_id, sequence=sequence, received=received
-            )
+            beat = messages.Heartbeat(vm_id=self._vm_id, sequence=sequence, received=received)
             text = await self.post(links, "heartbeat", encode(beat))
             received += len(decode(messages.HeartbeatAnswer, text).commands)
 
@@ -206,9 +202,7 @@ class Agent:
             oldest_measurement=self._measured,
         )
         began_s = time.monotonic()
-        answer = decode(
-            messages.ReportAnswer, await self.post(links, "reports", encode(batch))
-        )
+        answer = decode(messages.ReportAnswer, await self.post(links, "reports", encode(batch)))
         assert answer.received == self._facts + 1
         return time.monotonic() - began_s
 
@@ -262,9 +256,7 @@ def main() -> None:
         fleet = Fleet(identity)
         with closing(Journal(job.journal)) as journal:
             journal.append(*fleet.steps)
-        manager = multiprocessing.Process(
-            target=manage, args=(job, identity, fleet.rented)
-        )
+        manager = multiprocessing.Process(target=manage, args=(job, identity, fleet.rented))
         manager.start()
         while not (job.path / "port.open").exists():
             time.sleep(0.05)
@@ -282,9 +274,7 @@ def main() -> None:
             took_s = ours.recv() if ours.poll(60.0) else []
             with closing(Journal(job.journal, read_only=True)) as journal:
                 events = journal.last_seq() - len(fleet.steps)
-            with closing(
-                Measurements(job.measurements, read_only=True)
-            ) as measurements:
+            with closing(Measurements(job.measurements, read_only=True)) as measurements:
                 rows = len(measurements.minibatches())
             memory = status_bytes(manager.pid, "VmHWM") / MB
         finally:

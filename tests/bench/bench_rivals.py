@@ -175,8 +175,7 @@ def measure(
         rivals = RivalRanks(network, depth)  # forked while there is no other thread
         zygote = Zygote()
         hosts = {
-            f"vm{n}": Host(network.address(n), "eth0", network.namespace(n))
-            for n in range(depth)
+            f"vm{n}": Host(network.address(n), "eth0", network.namespace(n)) for n in range(depth)
         }
         try:
             for kind in kinds:
@@ -203,16 +202,13 @@ def measure(
             zygote.close()
 
 
-def inputs_of(
-    spec: JobSpec, profile: Profile, vms: Sequence[str], recompute: bool
-) -> PlanInputs:
+def inputs_of(spec: JobSpec, profile: Profile, vms: Sequence[str], recompute: bool) -> PlanInputs:
     """Return what the planner chooses a pipeline over all these VMs from."""
     return PlanInputs(
         facts=facts_of(spec),
         profile=profile,
         slots=tuple(
-            Device(slot=Slot(vm_id=vm, index=0), memory_bytes=2**33, speed=1.0)
-            for vm in vms
+            Device(slot=Slot(vm_id=vm, index=0), memory_bytes=2**33, speed=1.0) for vm in vms
         ),
         minibatch_size=spec.minibatch_size,
         microbatch_size=1,
@@ -223,9 +219,7 @@ def inputs_of(
     )
 
 
-def _plans(
-    spec: JobSpec, profile: Profile, vms: Sequence[str], recompute: bool
-) -> dict[str, Plan]:
+def _plans(spec: JobSpec, profile: Profile, vms: Sequence[str], recompute: bool) -> dict[str, Plan]:
     """Return what the planner makes of each name."""
     inputs = inputs_of(spec, profile, vms, recompute)
     found = {}

@@ -43,9 +43,7 @@ class Case:
     @property
     def schedule(self) -> Schedule:
         """Its lists, made anew."""
-        return compact_schedule(
-            "varuna", self.depth, self.num_microbatches, recompute=True
-        )
+        return compact_schedule("varuna", self.depth, self.num_microbatches, recompute=True)
 
     def best_us(self) -> float:
         """Return what making and simulating the lists takes, the best of some, of the
@@ -69,9 +67,7 @@ def compile_loops() -> float:
 
 def main() -> int:
     """Print the table; returns 1 if a row fails."""
-    folder = Path(
-        os.environ.get("SPOTTRAIN_REFERENCE", ROOT.parent / "shared/data/reference")
-    )
+    folder = Path(os.environ.get("SPOTTRAIN_REFERENCE", ROOT.parent / "shared/data/reference"))
     rows = reference_rows(folder)
     if not rows:
         print(f"no reference rows in {folder}; SPOTTRAIN_REFERENCE names them")

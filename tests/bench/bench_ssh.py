@@ -64,15 +64,12 @@ def resident_bytes() -> int:
     return pages * resource.getpagesize()
 
 
-def replace_relay(
-    cloud: AwsVms, provider: RentedVmProvider, vms: Sequence[Vm]
-) -> float:
+def replace_relay(cloud: AwsVms, provider: RentedVmProvider, vms: Sequence[Vm]) -> float:
     """Have the VM that carries all calls evicted; return when all others know."""
 
     def told() -> dict[str, str]:
         files = {
-            vm.vm_id: next(cloud.home(vm).glob(".spottrain/*/manager.address"), None)
-            for vm in vms
+            vm.vm_id: next(cloud.home(vm).glob(".spottrain/*/manager.address"), None) for vm in vms
         }
         return {vm_id: file.read_text() for vm_id, file in files.items() if file}
 
@@ -81,9 +78,7 @@ def replace_relay(
     address = before[vms[0].vm_id].partition(":")[0]
     sshd_configs = {vm.vm_id: cloud.home(vm).parent / "sshd_config" for vm in vms}
     (relay,) = (
-        vm
-        for vm in vms
-        if f"ListenAddress {address}\n" in sshd_configs[vm.vm_id].read_text()
+        vm for vm in vms if f"ListenAddress {address}\n" in sshd_configs[vm.vm_id].read_text()
     )
     began_s = time.perf_counter()
     cloud.evict(relay)

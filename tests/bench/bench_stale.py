@@ -60,9 +60,7 @@ class Row:
 
     def text(self, depth: int) -> str:
         """Return a line of the table."""
-        lines = {
-            name: execution_line(asdict(plan)) for name, plan in self.plans.items()
-        }
+        lines = {name: execution_line(asdict(plan)) for name, plan in self.plans.items()}
         columns = [
             str(depth),
             str(self.microbatches),
@@ -76,9 +74,7 @@ class Row:
         return f"{self.step_s[name]:.3f} ({self.plans[name].predicted_step_s:.3f})"
 
     def _gain(self, name: str) -> str:
-        predicted = (
-            self.plans[name].predicted_step_s / self.plans["stale"].predicted_step_s
-        )
+        predicted = self.plans[name].predicted_step_s / self.plans["stale"].predicted_step_s
         return f"{self.step_s[name] / self.step_s['stale']:.2f} ({predicted:.2f})"
 
 
@@ -97,8 +93,7 @@ def measure(
             tell("not permitted to run ahead of other programs: they will disturb")
         zygote = Zygote()
         hosts = {
-            f"vm{n}": Host(network.address(n), "eth0", network.namespace(n))
-            for n in range(depth)
+            f"vm{n}": Host(network.address(n), "eth0", network.namespace(n)) for n in range(depth)
         }
         try:
             for kind in kinds:
@@ -109,9 +104,7 @@ def measure(
                 profile = calibrator.calibrate(min(CALIBRATORS, depth))
                 for count in counts:
                     own = replace(spec, minibatch_size=count)
-                    yield _row(
-                        own, profile, hosts, folder, zygote, name, rounds, counted
-                    )
+                    yield _row(own, profile, hosts, folder, zygote, name, rounds, counted)
         finally:
             zygote.close()
 
@@ -135,9 +128,7 @@ def _row(
         with Fleet(own, list(hosts), log, zygote, workdir=HERE, hosts=hosts) as fleet:
             fleet.ready()
             checkpoint = fleet.initialise()
-            times[contender] = [
-                _run(fleet, plan, checkpoint, counted) for _ in range(rounds)
-            ]
+            times[contender] = [_run(fleet, plan, checkpoint, counted) for _ in range(rounds)]
             tell(f"{spec.minibatch_size} {links} {contender}: {times[contender]}")
     step_s = {one: statistics.median(found) for one, found in times.items()}
     return Row(spec.minibatch_size, links, plans, step_s)

@@ -134,9 +134,7 @@ def print_starts(starts: list[Steps]) -> None:
 
 def print_computed() -> None:
     """Print what packages take by documented rates."""
-    print(
-        f"\ncomputed, {size(TORCH_BYTES)} downloaded and {size(UNPACKED_BYTES)} unpacked"
-    )
+    print(f"\ncomputed, {size(TORCH_BYTES)} downloaded and {size(UNPACKED_BYTES)} unpacked")
     rates = ", ".join(f"{rate / 1e6:.0f}" for rate in INDEX_BYTES_PER_S)
     for disk, rate in DISKS_BYTES_PER_S.items():
         # pip writes a download to its cache and to a folder of its own, then unpacks it;

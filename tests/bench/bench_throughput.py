@@ -48,9 +48,7 @@ class Record:
 
     def add_turn(self, reported_at: list[float], used_s: float) -> None:
         """Add a turn: when its steps were reported, and what all but one have used."""
-        self.step_s += [
-            later - earlier for earlier, later in itertools.pairwise(reported_at)
-        ]
+        self.step_s += [later - earlier for earlier, later in itertools.pairwise(reported_at)]
         self.cpu_s.append(used_s / (len(reported_at) - 1))
 
 
@@ -99,9 +97,7 @@ class Ours:
         self._stop(set(pids))
 
     def _stop(self, running: set[str]) -> None:
-        command = messages.StopGeneration(
-            generation=self._fleet.generation, checkpoint=False
-        )
+        command = messages.StopGeneration(generation=self._fleet.generation, checkpoint=False)
         for name in running:
             self._fleet.machines[name].send(command)
 

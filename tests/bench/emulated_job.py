@@ -47,9 +47,7 @@ class Task(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         idle(FORWARD_S)
-        ctx.save_for_backward(
-            weight
-        )  # else a checkpoint would find nothing to recompute
+        ctx.save_for_backward(weight)  # else a checkpoint would find nothing to recompute
         return x.clone()
 
     @staticmethod

@@ -40,9 +40,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    def __init__(
-        self, blocks: int = BLOCKS, width: int = WIDTH, heads: int = HEADS
-    ) -> None:
+    def __init__(self, blocks: int = BLOCKS, width: int = WIDTH, heads: int = HEADS) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, width)
         self.positions = nn.Parameter(0.02 * torch.randn(SEQUENCE, width))

@@ -143,8 +143,7 @@ def without_drain() -> Iterator[Row]:
         kind="predicted",
         paper="up to 1.6",
         ours=f"{gain(depth):.2f}",
-        why="neither messages nor sums, which 2BW pays too; of what batch it is is not "
-        "published",
+        why="neither messages nor sums, which 2BW pays too; of what batch it is is not published",
     )
     yield Row(
         source="2BW, 3.4.2",
@@ -281,8 +280,7 @@ def weak_scaling() -> Iterator[Row]:
             kind="predicted",
             paper=paper,
             ours=f"{100 * (1 - deep / alone):.0f}",
-            why=f"7 of {7 + batch} micro-batches' time is bubble; the points are not "
-            "published",
+            why=f"7 of {7 + batch} micro-batches' time is bubble; the points are not published",
         )
 
 

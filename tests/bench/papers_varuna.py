@@ -73,9 +73,7 @@ def rate(name: str, depth: int, width: int) -> float:
     return inputs.minibatch_size / plan.predicted_step_s / depth / width
 
 
-def with_schedule(
-    inputs: PlanInputs, plan: Plan, kind: ScheduleKind, slower: float = 1.0
-) -> float:
+def with_schedule(inputs: PlanInputs, plan: Plan, kind: ScheduleKind, slower: float = 1.0) -> float:
     """Examples per second and GPU of a plan by another schedule, on a slower network."""
     link = inputs.profile.between_vms
     link = replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / slower)
@@ -102,9 +100,7 @@ def schedules() -> Iterator[Row]:
     stages = [StageTimes(forward_s=1, recompute_s=1, backward_s=2)] * 4
     for kind, paper in (("varuna", 27), ("gpipe", 28)):
         lists = compact_schedule(kind, 4, 5, recompute=True)  # type: ignore[arg-type]
-        run = simulate_pipeline(
-            lists, stages, [Link()] * 3, conditions=Conditions.STRICT
-        )
+        run = simulate_pipeline(lists, stages, [Link()] * 3, conditions=Conditions.STRICT)
         what = f"{kind}, 4 stages, 5 micro-batches, units of time"
         yield Row(
             source="Fig. 4",
@@ -195,19 +191,14 @@ def blocking(inputs: PlanInputs, plan: Plan, slower: float) -> float:
             section,
             forward_s=section.forward_s
             + message_s * (section.index + 1 in plan.stage_bounds[1:-1]),
-            backward_s=section.backward_s
-            + message_s * (section.index in plan.stage_bounds[1:-1]),
+            backward_s=section.backward_s + message_s * (section.index in plan.stage_bounds[1:-1]),
         )
         for section in measured
     )
     at_size = next(
-        one
-        for one in inputs.profile.microbatches
-        if one.microbatch_size == plan.microbatch_size
+        one for one in inputs.profile.microbatches if one.microbatch_size == plan.microbatch_size
     )
-    profile = replace(
-        inputs.profile, microbatches=(replace(at_size, sections=sections),)
-    )
+    profile = replace(inputs.profile, microbatches=(replace(at_size, sections=sections),))
     return with_schedule(replace(inputs, profile=profile), plan, "gpipe", slower)
 
 
@@ -268,8 +259,7 @@ def others() -> Iterator[Row]:
             kind="predicted",
             paper=paper / megatron,
             ours=ours / with_schedule(inputs, plan, "1f1b"),
-            why="our 1F1B departs from its list when an input is late, and no jitter is "
-            "published",
+            why="our 1F1B departs from its list when an input is late, and no jitter is published",
         )
 
 

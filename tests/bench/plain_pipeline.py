@@ -65,8 +65,7 @@ def load_batches(seed: int, step: int) -> list[torch.Tensor]:
     data = Tokens()
     first = step * MICROBATCHES * MICROBATCH
     examples = [
-        data[example_index(seed, len(data), first + i)]
-        for i in range(MICROBATCHES * MICROBATCH)
+        data[example_index(seed, len(data), first + i)] for i in range(MICROBATCHES * MICROBATCH)
     ]
     return list(torch.split(torch.stack(examples), MICROBATCH))
 
@@ -127,9 +126,7 @@ def run_last(stage: LastStage, batches: list[torch.Tensor]) -> torch.Tensor:
     return total
 
 
-def apply(
-    stage: FirstStage | LastStage, optimizer: torch.optim.Optimizer, rank: int
-) -> None:
+def apply(stage: FirstStage | LastStage, optimizer: torch.optim.Optimizer, rank: int) -> None:
     """Sync the tied weight's gradient, clip by the global norm, update."""
     gradients = [p.grad for p in stage.parameters() if p.grad is not None]
     assert stage.tied.grad is not None

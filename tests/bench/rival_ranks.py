@@ -82,9 +82,7 @@ class RivalRanks:
             process.join()
 
 
-def _run(
-    rank: int, depth: int, namespace: str, address: str, orders: Connection
-) -> None:
+def _run(rank: int, depth: int, namespace: str, address: str, orders: Connection) -> None:
     enter_network(namespace)
     os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
     torch.set_num_threads(1)
@@ -152,9 +150,7 @@ def _make_step(rank: int, depth: int, task: Task) -> Callable[[], None]:
     parameters = [p for module in modules for p in module.parameters()]
     optimizer = torch.optim.SGD(parameters, lr=1e-3)
     if task.rival == "loop by hand":
-        train: Callable[[], None] = partial(
-            _by_hand, rank, depth, modules[0], task.microbatches
-        )
+        train: Callable[[], None] = partial(_by_hand, rank, depth, modules[0], task.microbatches)
     else:
         train = _by_torch(depth, indices, modules, task)
 

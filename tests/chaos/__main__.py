@@ -135,9 +135,7 @@ class Chaos:
         took_s = watch.committed_at_s - self._struck_at_s
         self.recoveries_s.append(took_s)
         print(f"goes on after {took_s:6.2f} s", flush=True)
-        self._findings.expect(
-            f"{name}: {took_s:.0f} s until it went on", took_s < LONG_S
-        )
+        self._findings.expect(f"{name}: {took_s:.0f} s until it went on", took_s < LONG_S)
 
     def pace(self, fault: int) -> None:
         """Slow the job down if it would be done before its faults."""
@@ -154,9 +152,7 @@ def _each_kind(chaos: Chaos, kinds: Sequence[str]) -> int:
     return len(kinds)
 
 
-def _random_kinds(
-    chaos: Chaos, rng: random.Random, faults: int, kinds: Sequence[str]
-) -> int:
+def _random_kinds(chaos: Chaos, rng: random.Random, faults: int, kinds: Sequence[str]) -> int:
     struck = 0
     while struck < faults:
         chaos.pace(struck)
@@ -290,9 +286,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--faults", type=int, help="of random kinds")
     kinds = parser.add_mutually_exclusive_group()
-    kinds.add_argument(
-        "--kinds", nargs="+", choices=KINDS, default=list(KINDS), metavar="KIND"
-    )
+    kinds.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), metavar="KIND")
     kinds.add_argument(
         "--short",
         dest="kinds",

@@ -43,9 +43,7 @@ class Watch:
         """Close the journal."""
         self._follower.close()
 
-    def until(
-        self, what: str, met: Callable[[], bool], within_s: float = DEADLINE_S
-    ) -> None:
+    def until(self, what: str, met: Callable[[], bool], within_s: float = DEADLINE_S) -> None:
         """Take in what is new until ``met``.
 
         Raises:
@@ -100,9 +98,7 @@ class Watch:
 
     def is_whole(self, vms: int) -> bool:
         """Return whether it trains, and so many VMs could."""
-        return self.trains() and vms == sum(
-            vm.is_usable for vm in View(self.state).vms.values()
-        )
+        return self.trains() and vms == sum(vm.is_usable for vm in View(self.state).vms.values())
 
     def vms(self) -> list[str]:
         """Return the VMs that train."""

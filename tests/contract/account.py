@@ -64,6 +64,4 @@ class Account:
 
     def launch_request(self, offer: Offer, count: int = 1) -> LaunchRequest:
         token, intent = uuid.uuid4().hex, f"intent-{uuid.uuid4().hex[:8]}"
-        return a_launch(
-            offer, count, token=token, job=self.job, intent=intent, lease_s=60
-        )
+        return a_launch(offer, count, token=token, job=self.job, intent=intent, lease_s=60)

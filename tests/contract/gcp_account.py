@@ -45,14 +45,10 @@ def gcp_over_ssh(request: pytest.FixtureRequest) -> Iterator[Account]:
     key_file, public_key = ensure_key(folder / "cloud")
 
     def connect() -> RentedVmProvider:
-        inner = fake.provider(
-            public_key=public_key, user=getpass.getuser(), ssh_port=port
-        )
+        inner = fake.provider(public_key=public_key, user=getpass.getuser(), ssh_port=port)
         payload = Payload(workdir=empty_workdir(folder))
         access = VmAccess(key_file=key_file, python=sys.executable)
-        providers.append(
-            RentedVmProvider(inner, folder / "cloud", "job", payload, access)
-        )
+        providers.append(RentedVmProvider(inner, folder / "cloud", "job", payload, access))
         return providers[-1]
 
     try:

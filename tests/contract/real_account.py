@@ -73,9 +73,7 @@ class RealCloud:
     def account(self) -> Iterator[Account]:
         """Open an account for a job of its own; in the end return all that it has."""
         job = f"{self.run}-{uuid.uuid4().hex[:6]}"
-        takers = itertools.cycle(
-            [Capped(one, self.spending_cap) for one in self.clients]
-        )
+        takers = itertools.cycle([Capped(one, self.spending_cap) for one in self.clients])
         provider = next(takers)
         try:
             yield Account(
@@ -83,9 +81,7 @@ class RealCloud:
                 job,
                 capacity=0,
                 markets=self.markets,
-                left=lambda: [
-                    vm.vm_id for vm in provider.list_vms(job) if vm.state in _ALIVE
-                ],
+                left=lambda: [vm.vm_id for vm in provider.list_vms(job) if vm.state in _ALIVE],
             )
         finally:
             alive = [vm.vm_id for vm in provider.list_vms(job) if vm.state in _ALIVE]
@@ -129,9 +125,7 @@ def check_options(config: pytest.Config) -> None:
     if not wanted(config):
         return
     if cap_usd is None or not cap_usd > 0:
-        raise pytest.UsageError(
-            "--cloud spends money: say how much it may be, such as --max-usd 2"
-        )
+        raise pytest.UsageError("--cloud spends money: say how much it may be, such as --max-usd 2")
     if os.environ.get("CI"):
         raise pytest.UsageError("--cloud spends money: not in CI (CI is set)")
     try:

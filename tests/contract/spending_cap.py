@@ -69,9 +69,7 @@ class SpendingCap:
         clock: Seconds, never going back.
     """
 
-    def __init__(
-        self, cap_usd: float, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, cap_usd: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._cap_usd = cap_usd
         self._clock = clock
         self._lock = threading.Lock()

@@ -70,9 +70,7 @@ def test_another_token_launches_more(account: Account) -> None:
 
 def test_a_partial_launch_has_a_reason(account: Account) -> None:
     provider = account.connect()
-    result = provider.launch(
-        account.launch_request(provider.offers()[0], account.capacity + 1)
-    )
+    result = provider.launch(account.launch_request(provider.offers()[0], account.capacity + 1))
     assert len(result.vms) == account.capacity
     assert result.refusal
 
@@ -137,9 +135,7 @@ def test_a_release_leaves_nothing_of_the_job(account: Account) -> None:
 
 @pytest.mark.rotated
 @pytest.mark.parametrize("carried_out", [False, True], ids=["unsent", "reply lost"])
-def test_a_crash_at_any_request_rents_nothing_twice(
-    account: Account, carried_out: bool
-) -> None:
+def test_a_crash_at_any_request_rents_nothing_twice(account: Account, carried_out: bool) -> None:
     """The manager dies with its line to the cloud, and another takes over."""
     wire, left = account.wire, account.left
     assert wire is not None

@@ -72,9 +72,7 @@ def run(fake: FakeAws, folder: Path, *options: str) -> subprocess.CompletedProce
 
 
 @pytest.mark.rotated
-def test_the_suite_runs_on_an_account_and_leaves_it_empty(
-    fake: FakeAws, tmp_path: Path
-) -> None:
+def test_the_suite_runs_on_an_account_and_leaves_it_empty(fake: FakeAws, tmp_path: Path) -> None:
     done = run(fake, tmp_path, "--max-usd", "2")
     assert done.returncode == 0, done.stdout
     assert "never above 2 USD" in done.stdout
@@ -125,9 +123,7 @@ def test_it_refuses_to_start_without_a_cap_or_in_ci(
 
 # --- the spending cap -----------------------------------------------------------------
 
-STEPS = st.lists(
-    st.tuples(st.integers(0, 2), st.integers(1, 3), st.floats(0, MAX_VM_S))
-)
+STEPS = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3), st.floats(0, MAX_VM_S)))
 
 
 @given(STEPS, st.floats(0.1, 3.0))

@@ -31,10 +31,7 @@ CREDENTIALS = {
     "AWS_CONFIG_FILE": os.devnull,
     "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
 }
-PUBLIC_KEY = (
-    "ssh-ed25519 "
-    "AAAAC3NzaC1lZDI1NTE5AAAAIHNwb3R0cmFpbi10ZXN0LWtleS1ub3QtZm9yLXVzZS0t test"
-)
+PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHNwb3R0cmFpbi10ZXN0LWtleS1ub3QtZm9yLXVzZS0t test"
 
 
 @dataclass(frozen=True)
@@ -97,9 +94,7 @@ class FakeAws:
 
     def send(self, body: str) -> httpx.Response:
         """Send an EC2 request as it is, unsigned but for its scope."""
-        scope = (
-            f"AWS4-HMAC-SHA256 Credential=FAKEKEY/20260101/{REGION}/ec2/aws4_request"
-        )
+        scope = f"AWS4-HMAC-SHA256 Credential=FAKEKEY/20260101/{REGION}/ec2/aws4_request"
         headers = {
             "Authorization": f"{scope}, SignedHeaders=host, Signature=0",
             "Content-Type": "application/x-www-form-urlencoded; charset=utf-8",

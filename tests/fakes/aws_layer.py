@@ -159,9 +159,7 @@ class Layer:
         """Return whether a request is carried out, and whether it is answered."""
         world = self._world
         changing = not operation.startswith(("Describe", "Get", "List"))
-        passes = (
-            world.cut_after is None or not changing or world.passed < world.cut_after
-        )
+        passes = world.cut_after is None or not changing or world.passed < world.cut_after
         if passes and not world.broken:
             world.passed += changing
             return True, True
@@ -280,15 +278,11 @@ class Layer:
             raise RefusedError(code, "quota")
         disk_gib = asked["BlockDeviceMappings"][0]["Ebs"]["VolumeSize"]
         if disk_gib < _IMAGE_GIB:  # as users of Terraform and Packer are told
-            told = (
-                f"Volume of size {disk_gib}GB is smaller than snapshot 'snap-1', expect"
-            )
+            told = f"Volume of size {disk_gib}GB is smaller than snapshot 'snap-1', expect"
             raise RefusedError("InvalidBlockDeviceMapping", f"{told} size >= 15GB")
         limit_tib = world.quotas.get(_DISK_QUOTA, float("inf"))
         if (len(list(world.live(call.region))) + count) * disk_gib > 1024 * limit_tib:
-            told = (
-                f"You have exceeded your maximum gp3 storage limit of {limit_tib:g} TiB"
-            )
+            told = f"You have exceeded your maximum gp3 storage limit of {limit_tib:g} TiB"
             raise RefusedError("VolumeLimitExceeded", f"{told} in this region.")
         live = sum(
             each.instance_type == kind and each.placement.zone == zone

@@ -210,8 +210,7 @@ def _bare(tag: str) -> str:
 def _check(element: ElementTree.Element, shape: Any, path: str) -> None:
     if shape.type_name == "structure":
         names = {
-            member.serialization.get("name", name): member
-            for name, member in shape.members.items()
+            member.serialization.get("name", name): member for name, member in shape.members.items()
         }
         for child in element:
             tag = _bare(child.tag)

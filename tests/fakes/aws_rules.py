@@ -50,9 +50,7 @@ REQUIRED: Mapping[str, tuple[tuple[str, ...], ...]] = {
             *_TAGGED,
         ),
     ),
-    "DescribeSpotPriceHistory": (
-        ("InstanceTypes", "ProductDescriptions", "StartTime"),
-    ),
+    "DescribeSpotPriceHistory": (("InstanceTypes", "ProductDescriptions", "StartTime"),),
     "GetSpotPlacementScores": (
         ("InstanceTypes", "TargetCapacity", "SingleAvailabilityZone", "RegionNames"),
     ),

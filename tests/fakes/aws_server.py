@@ -57,9 +57,7 @@ def main() -> None:
 
         # Else time that was passed is not billed.
         vars(instances)["utcnow"] = world.moment
-        server = make_server(
-            "127.0.0.1", 0, Layer(world), threaded=True, request_handler=Handler
-        )
+        server = make_server("127.0.0.1", 0, Layer(world), threaded=True, request_handler=Handler)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         sys.stdout.write(f"{server.server_port}\n")
         sys.stdout.flush()

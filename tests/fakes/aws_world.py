@@ -88,9 +88,7 @@ class World:
 
     def price(self, zone: str, instance_type: str, usd: float, at_s: float) -> None:
         """Let a spot price begin."""
-        self.prices.append(
-            {"zone": zone, "instance_type": instance_type, "usd": usd, "at_s": at_s}
-        )
+        self.prices.append({"zone": zone, "instance_type": instance_type, "usd": usd, "at_s": at_s})
 
     def quota(self, code: str, vcpus: float) -> None:
         """Bound the virtual CPUs of one quota."""

@@ -91,9 +91,7 @@ class FakeAzure:
         """Send a request as it is."""
         told = {"Authorization": "Bearer fake", **headers}
         content = None if body is None else json.dumps(body).encode()
-        return self._http.request(
-            method, path, params=query, content=content, headers=told
-        )
+        return self._http.request(method, path, params=query, content=content, headers=told)
 
     def settings(self, **settings: Any) -> AzureSettings:
         """Return settings that give up at the first failure."""
@@ -122,9 +120,7 @@ class FakeAzure:
         made = self.settings(**settings)
         key = made.tries, made.answer_s, made.poll_s, made.subscription
         clients = self._clients.setdefault(key, AzureClients(made))
-        return AzureProvider(
-            made, catalogue(), clients, clock, lambda: float(self.ask("now"))
-        )
+        return AzureProvider(made, catalogue(), clients, clock, lambda: float(self.ask("now")))
 
     def close(self) -> None:
         """Close the connections."""

@@ -329,19 +329,13 @@ class Arm:
     def _list(self, call: Call) -> Reply:
         self._group(call)
         kind, group = call.found["kind"], call.found["group"]
-        items = (
-            self._world.listed(group)
-            if kind == VMS
-            else list(self._world.of_kind(kind, group))
-        )
+        items = self._world.listed(group) if kind == VMS else list(self._world.of_kind(kind, group))
         return self._page(call, [self._told(item) for item in items])
 
     def _list_all(self, call: Call) -> Reply:
         told = [deepcopy(self._told(item)) for item in self._world.listed()]
         for each in told:  # ARM does so here
-            each["id"] = re.sub(
-                r"(?<=/resourceGroups/)[^/]+", lambda m: m[0].upper(), each["id"]
-            )
+            each["id"] = re.sub(r"(?<=/resourceGroups/)[^/]+", lambda m: m[0].upper(), each["id"])
         return self._page(call, told)
 
     def _page(self, call: Call, told: list[Any]) -> Reply:
@@ -384,16 +378,12 @@ class Arm:
             raise RefusedError(403, code, "may not write roleAssignments")
         if told["roleDefinitionId"] not in self._world.roles:
             code = "RoleDefinitionDoesNotExist"
-            raise RefusedError(
-                400, code, "The specified role definition does not exist"
-            )
+            raise RefusedError(400, code, "The specified role definition does not exist")
 
     def _get_role(self, call: Call) -> Reply:
         if call.path not in self._world.roles:
             code = "RoleDefinitionDoesNotExist"
-            raise RefusedError(
-                404, code, "The specified role definition does not exist"
-            )
+            raise RefusedError(404, code, "The specified role definition does not exist")
         return Reply(200, self._world.roles[call.path])
 
     def _put_role(self, call: Call) -> Reply:

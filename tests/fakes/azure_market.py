@@ -24,9 +24,7 @@ def skus(world: World, call: Call) -> Reply:
     """Answer which types a region has."""
     region = call.query["$filter"].split("'")[1]
     told = [
-        _sku(region, name, size)
-        for (where, name), size in world.sizes.items()
-        if where == region
+        _sku(region, name, size) for (where, name), size in world.sizes.items() if where == region
     ]
     disk = {"resourceType": "disks", "name": "Premium_LRS", "locations": [region]}
     for each in (disk, *told):

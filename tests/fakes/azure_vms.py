@@ -214,15 +214,11 @@ def _card(world: World, vm: Item, asked: dict[str, Any], where: str) -> Item:
         place = {"location": vm.told["location"], "tags": public["tags"]}
         ip = {"ipAddress": where or f"203.0.113.{number % 256}"}
         ip |= {"publicIPAllocationMethod": "Static"}
-        kept = world.put(
-            ADDRESSES, vm.group, public["name"], {**place, "properties": ip}
-        )
+        kept = world.put(ADDRESSES, vm.group, public["name"], {**place, "properties": ip})
         address["publicIPAddress"] = {"id": kept.resource_id}
     inner = {
         "provisioningState": "Succeeded",
-        "enableAcceleratedNetworking": asked["properties"][
-            "enableAcceleratedNetworking"
-        ],
+        "enableAcceleratedNetworking": asked["properties"]["enableAcceleratedNetworking"],
         "ipConfigurations": [{"name": wish["name"], "properties": address}],
         "virtualMachine": {"id": vm.resource_id},
     }

@@ -198,9 +198,7 @@ class World(Script):
         """Name everything that costs money or was made for a job."""
         self.settle()
         ours = {
-            name
-            for name, told in self.groups.items()
-            if "spottrain-job" in told.get("tags", {})
+            name for name, told in self.groups.items() if "spottrain-job" in told.get("tags", {})
         }
         made = [
             item
@@ -301,9 +299,7 @@ class World(Script):
         self.items[item.resource_id.lower()] = item
         return item
 
-    def remove(
-        self, item: Item, change: str = "delete", *, attached: bool = True
-    ) -> None:
+    def remove(self, item: Item, change: str = "delete", *, attached: bool = True) -> None:
         """Remove a resource; a VM with all that ends with it, and its bill."""
         if self.get(item.resource_id) is not item:
             return  # gone already; of its name there may be another

@@ -97,10 +97,7 @@ class _Gcs(_Handler):
             "<LastModified>2026-11-20T00:00:00Z</LastModified><ETag>e</ETag></Contents>"
             for x in names
         ]
-        items += [
-            f"<CommonPrefixes><Prefix>{escape(x)}</Prefix></CommonPrefixes>"
-            for x in folders
-        ]
+        items += [f"<CommonPrefixes><Prefix>{escape(x)}</Prefix></CommonPrefixes>" for x in folders]
         token = more and f"<NextContinuationToken>{more}</NextContinuationToken>"
         return f"<ListBucketResult>{''.join(items)}{token}</ListBucketResult>"
 
@@ -203,6 +200,4 @@ def s3_environment(endpoint: str, region: str) -> dict[str, str]:
 def write_key(file: Path, endpoint: str) -> None:
     """Write a key file of GCS that needs no token."""
     key = dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
-    file.write_text(
-        json.dumps({**key, "gcs_base_url": endpoint, "disable_oauth": True})
-    )
+    file.write_text(json.dumps({**key, "gcs_base_url": endpoint, "disable_oauth": True}))

@@ -33,10 +33,7 @@ CPU_KIND = "n2-standard-2"
 """A type without GPUs, for workers that are real."""
 ATTACHED = "n1-standard-8+1xT4"
 SPOT_USD, ON_DEMAND_USD = 1.1, 3.67
-PUBLIC_KEY = (
-    "ssh-ed25519 "
-    "AAAAC3NzaC1lZDI1NTE5AAAAIHNwb3R0cmFpbi10ZXN0LWtleS1ub3QtZm9yLXVzZS0t test"
-)
+PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHNwb3R0cmFpbi10ZXN0LWtleS1ub3QtZm9yLXVzZS0t test"
 
 
 @dataclass(frozen=True)

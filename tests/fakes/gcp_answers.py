@@ -86,9 +86,7 @@ def page(found: list[Json], asked: Json) -> Json:
     return told
 
 
-def scopes(
-    kind: str, collection: str, found: dict[str, list[Json]], silent: Iterable[str]
-) -> Json:
+def scopes(kind: str, collection: str, found: dict[str, list[Json]], silent: Iterable[str]) -> Json:
     """Return an aggregated list.
 
     Args:

@@ -44,9 +44,9 @@ class Compute(Shared):
         wanted = resource["instanceProperties"]
         self._check_parts(zone, wanted)
         kind, count = _kind(wanted), int(resource["count"])
-        error = self._forbids(
-            list(resource["perInstanceProperties"]), wanted
-        ) or self._lacks(zone, kind, wanted, count)
+        error = self._forbids(list(resource["perInstanceProperties"]), wanted) or self._lacks(
+            zone, kind, wanted, count
+        )
         free = world.capacity.get(f"{zone}/{kind}", 0) - world.live(zone, kind)
         if error is None and free < int(resource["minCount"]):
             told = f"The zone '{zone}' does not have enough resources available."
@@ -65,9 +65,7 @@ class Compute(Shared):
             error = (_STOCK_OUT, f"{count - made} machines are lacking.", 503)
         if error:
             more |= _failed(*error)
-        return world.begin(
-            "bulkInsert", zone, "instances", "", lambda: _run(born), **more
-        )
+        return world.begin("bulkInsert", zone, "instances", "", lambda: _run(born), **more)
 
     def _check_parts(self, zone: str, wanted: Json) -> None:
         """Check that what a machine is made of exists."""
@@ -107,9 +105,7 @@ class Compute(Shared):
             return "CONDITION_NOT_MET", violated.format("requireOsLogin"), 412
         return None
 
-    def _lacks(
-        self, zone: str, kind: str, wanted: Json, count: int
-    ) -> tuple[str, str, int] | None:
+    def _lacks(self, zone: str, kind: str, wanted: Json, count: int) -> tuple[str, str, int] | None:
         """A quota refuses the whole call ("Retry the request with a smaller number of
         VMs", "Troubleshoot bulk creation of VMs").
         """
@@ -156,9 +152,7 @@ class Compute(Shared):
             "labels": wanted["labels"],
             "metadata": wanted["metadata"],
             "tags": wanted["tags"],
-            "disks": [
-                {"diskSizeGb": wanted["disks"][0]["initializeParams"]["diskSizeGb"]}
-            ],
+            "disks": [{"diskSizeGb": wanted["disks"][0]["initializeParams"]["diskSizeGb"]}],
             "networkInterfaces": [interface],
         }
         world.instances.append(Instance(told, kind, made_s))
@@ -210,9 +204,7 @@ class Compute(Shared):
     def _zone(self, asked: Json) -> str:
         zone = str(asked["zone"])
         if zone not in ZONES:
-            raise RefusedError(
-                400, "invalid", f"Invalid value for field 'zone': {zone}"
-            )
+            raise RefusedError(400, "invalid", f"Invalid value for field 'zone': {zone}")
         return zone
 
     def _instance(self, asked: Json) -> Instance:
@@ -352,9 +344,7 @@ class Compute(Shared):
 
 def _kind(wanted: Json) -> str:
     attached = wanted.get("guestAccelerators", ())
-    return "+".join(
-        [wanted["machineType"], *(each["acceleratorType"] for each in attached)]
-    )
+    return "+".join([wanted["machineType"], *(each["acceleratorType"] for each in attached)])
 
 
 def _run(born: Iterable[Instance]) -> None:

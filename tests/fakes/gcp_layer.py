@@ -36,18 +36,14 @@ class Answer:
         headers: More than the usual ones.
     """
 
-    def __init__(
-        self, status: int, told: Any, headers: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, status: int, told: Any, headers: Mapping[str, str] | None = None) -> None:
         self.status, self.told, self.headers = status, told, dict(headers or {})
 
 
 def refusal(status: int, reason: str, message: str) -> Answer:
     """Return an error as Compute Engine writes it."""
     error = {"message": message, "domain": "global", "reason": reason}
-    return Answer(
-        status, {"error": {"code": status, "message": message, "errors": [error]}}
-    )
+    return Answer(status, {"error": {"code": status, "message": message, "errors": [error]}})
 
 
 class Layer:
@@ -62,16 +58,12 @@ class Layer:
         self._compute = Compute(world)
         self._routes = routes()
 
-    def answer(
-        self, method: str, target: str, headers: Message, body: bytes
-    ) -> Answer | None:
+    def answer(self, method: str, target: str, headers: Message, body: bytes) -> Answer | None:
         """Return the answer to one request, None where the line breaks."""
         told: Any = json.loads(body) if body else None
         if target == "/fake":
             with self._world.lock:
-                return Answer(
-                    200, getattr(self._world, told["call"])(**told["arguments"])
-                )
+                return Answer(200, getattr(self._world, told["call"])(**told["arguments"]))
         try:
             route, _ = find_route(self._routes, method, target)
         except DriftError as error:
@@ -89,15 +81,12 @@ class Layer:
             fault.kill()
         return answer if answered else None
 
-    def _scripted(
-        self, route: Route, target: str, body: Any
-    ) -> tuple[bool, bool, Fault | None]:
+    def _scripted(self, route: Route, target: str, body: Any) -> tuple[bool, bool, Fault | None]:
         """Return (carried out, answered, what goes wrong)."""
         world, name = self._world, route.operation
         with world.lock:
             world.log.append(
-                {"operation": name, "method": route.method}
-                | {"target": target, "body": body}
+                {"operation": name, "method": route.method} | {"target": target, "body": body}
             )
             asks = name.endswith(".wait") or name.startswith("advice.")
             changing = route.method != "GET" and not asks
@@ -112,18 +101,14 @@ class Layer:
         done = fault.kind in ("lost", "slow", "late kill")
         return done, fault.kind == "slow", fault
 
-    def _checked(
-        self, route: Route, target: str, headers: Message, body: Any
-    ) -> Answer:
+    def _checked(self, route: Route, target: str, headers: Message, body: Any) -> Answer:
         world = self._world
         try:
             self._check_credentials(headers)
             method = route.operation.partition(".")[2]
             group = method if method in ("get", "list", "aggregated_list") else "other"
             if not world.throttle.passes(group, group, world.now()):
-                raise RefusedError(
-                    403, "rateLimitExceeded", "Quota exceeded for metric 'Queries'"
-                )
+                raise RefusedError(403, "rateLimitExceeded", "Quota exceeded for metric 'Queries'")
             world.settle()
             asked = read_request(route, target, body)
             check_rules(route.operation, asked)

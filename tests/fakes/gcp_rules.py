@@ -189,11 +189,7 @@ def _check_launch(resource: Mapping[str, Any]) -> None:
     if ("-X DELETE" in told["startup-script"]) != ("serviceAccounts" in wanted):
         raise DriftError("a VM that deletes itself takes an account, and only it")
     due = ("serviceAccounts.email", "serviceAccounts.scopes")
-    notice = (
-        {"seconds": "120"}
-        if wanted["scheduling"]["provisioningModel"] == "SPOT"
-        else None
-    )
+    notice = {"seconds": "120"} if wanted["scheduling"]["provisioningModel"] == "SPOT" else None
     if wanted["scheduling"].get("preemptionNoticeDuration") != notice:
         raise DriftError("spot VMs, and they alone, are told two minutes before")
     if "serviceAccounts" in wanted and not all(has(wanted, path) for path in due):
@@ -231,7 +227,5 @@ def _check_firewall(rule: Mapping[str, Any]) -> None:
         raise DriftError(f"firewall rule from nowhere or everywhere: {rule}")
     for allowed in rule["allowed"]:
         protocol = allowed["IPProtocol"]
-        if protocol not in ("all", "tcp") or (protocol == "tcp") != (
-            "ports" in allowed
-        ):
+        if protocol not in ("all", "tcp") or (protocol == "tcp") != ("ports" in allowed):
             raise DriftError(f"half a firewall rule: {allowed}")

@@ -121,9 +121,7 @@ def read_request(route: Route, target: str, body: Any) -> dict[str, Any]:
     asked: dict[str, Any] = {
         _json_name(key): unquote(value) for key, value in found.groupdict().items()
     }
-    query = parse_qsl(
-        split.query, keep_blank_values=True, strict_parsing=bool(split.query)
-    )
+    query = parse_qsl(split.query, keep_blank_values=True, strict_parsing=bool(split.query))
     for key, value in query:
         if key in asked:
             raise DriftError(f"{key}: came twice")

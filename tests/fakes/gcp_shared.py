@@ -36,9 +36,7 @@ class Shared:
         if (asked["project"], asked["family"]) != (IMAGE_PROJECT, IMAGE_FAMILY):
             raise absent(f"projects/{asked['project']}/global/images/family")
         # "Image families": the newest image that is not deprecated.
-        named = [
-            name for name, state in self._world.images.items() if state == "ACTIVE"
-        ]
+        named = [name for name, state in self._world.images.items() if state == "ACTIVE"]
         return {"name": max(named), "diskSizeGb": "50"}
 
     def networks__get(self, asked: Json) -> Json:

@@ -148,9 +148,7 @@ class World(Script):
         instance = self.instance(zone, name)
         assert instance is not None
         kind = "compute.instances.preempted"
-        self.begin(
-            kind, zone, "instances", name, lambda: self.end(instance), by="system"
-        )
+        self.begin(kind, zone, "instances", name, lambda: self.end(instance), by="system")
         self.finish_all()
 
     def switch_off(self, zone: str, name: str) -> None:
@@ -164,9 +162,7 @@ class World(Script):
         instance = self.instance(zone, name)
         assert instance is not None
         kind = "compute.instances.terminateOnDeadline"
-        self.begin(
-            kind, zone, "instances", name, lambda: self.end(instance), by="system"
-        )
+        self.begin(kind, zone, "instances", name, lambda: self.end(instance), by="system")
         self.finish_all()
 
     def finish_all(self) -> None:
@@ -334,9 +330,7 @@ def scope_folder(scope: str) -> str:
 
 def stamp(at_s: float) -> str:
     """Return a moment as Google writes it: to the millisecond, with an offset."""
-    return datetime.fromtimestamp(round(at_s, 3), UTC).isoformat(
-        timespec="milliseconds"
-    )
+    return datetime.fromtimestamp(round(at_s, 3), UTC).isoformat(timespec="milliseconds")
 
 
 def disk_and_address(wanted: Json) -> dict[str, int]:

@@ -57,10 +57,7 @@ class FakeGpus:
             "recovery": 0,
             "xids": [],
         }
-        gpus = [
-            {**gpu, "uuid": f"GPU-0000000{index}-aaaa", **changes}
-            for index in range(count)
-        ]
+        gpus = [{**gpu, "uuid": f"GPU-0000000{index}-aaaa", **changes} for index in range(count)]
         self._world: dict[str, Any] = {"driver": "580.95.05", "gpus": gpus}
         self._write()
 

@@ -41,9 +41,7 @@ class Machines:
         self._numbers = itertools.count(2)
         self._running: dict[str, _Machine] = {}
 
-    def boot(
-        self, name: str, authorized_key: str, host_key: tuple[str, str] | None = None
-    ) -> str:
+    def boot(self, name: str, authorized_key: str, host_key: tuple[str, str] | None = None) -> str:
         """Switch a machine on; return its address at once, before it answers.
 
         Args:

@@ -68,8 +68,7 @@ class GcpWorld(World):
             raise RefusedError(400, "a body")
         query = request.query
         fits = all(
-            name in _QUERY and _QUERY[name].fullmatch(value)
-            for name, value in query.items()
+            name in _QUERY and _QUERY[name].fullmatch(value) for name, value in query.items()
         )
         if not fits or (query and query.keys() != _QUERY.keys()):
             raise RefusedError(400, f"query is {query}")

@@ -44,10 +44,8 @@ class PackageIndex:
         info = f"{project}-{version}.dist-info"
         texts = {
             f"{project}.py": f"VERSION = {version!r}\n",
-            f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {project}\n"
-            f"Version: {version}\n",
-            f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\n"
-            "Tag: py3-none-any\n",
+            f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {project}\nVersion: {version}\n",
+            f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         }
         data = f"{project}.bin"
         record = "".join(f"{one},,\n" for one in (*texts, data, f"{info}/RECORD"))

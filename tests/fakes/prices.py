@@ -197,8 +197,7 @@ class _Handler(BaseHTTPRequestHandler):
         items = [
             item
             for item in self.fake.azure
-            if item["armSkuName"] in names
-            and (not regions or item["armRegionName"] in regions)
+            if item["armSkuName"] in names and (not regions or item["armRegionName"] in regions)
         ]
         page, after = self.fake.page_of(items, int(query.get("$skip", 0)))
         link = None
@@ -227,11 +226,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         wanted = [v for k, v in question.items() if k.startswith("InstanceType.")]
         region = self.headers["Authorization"].split("/")[2]
-        rows = [
-            row
-            for row in self.fake.aws_spot
-            if row[1] in wanted and row[0].startswith(region)
-        ]
+        rows = [row for row in self.fake.aws_spot if row[1] in wanted and row[0].startswith(region)]
         page, after = self.fake.page_of(rows, int(question.get("NextToken", 0)))
         items = "".join(
             f"<item><instanceType>{kind}</instanceType><spotPrice>{usd}</spotPrice>"
@@ -244,8 +239,7 @@ class _Handler(BaseHTTPRequestHandler):
         token = "" if after is None else str(after)
         self._xml(
             "DescribeSpotPriceHistory",
-            f"<spotPriceHistorySet>{items}</spotPriceHistorySet>"
-            f"<nextToken>{token}</nextToken>",
+            f"<spotPriceHistorySet>{items}</spotPriceHistorySet><nextToken>{token}</nextToken>",
         )
 
     def _aws_products(self, question: dict[str, Any]) -> None:

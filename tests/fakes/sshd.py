@@ -17,9 +17,7 @@ from typing import Any
 
 from spottrain.cloud.ssh.transport.hosts import Host
 
-SSHD = shutil.which(
-    "sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin"
-)
+SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
 WHY_NOT = "" if SSHD else "needs an OpenSSH server: apt-get install openssh-server"
 """Why there can be no such hosts here, if there cannot."""
 _START_S = 600.0

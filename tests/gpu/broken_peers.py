@@ -97,9 +97,7 @@ def all_reduce(device: Device, num_bytes: int) -> dict[str, float]:
         times.append(time.perf_counter())
         if number:
             used_s += cpu_s() - before_s
-            for part, (a, b) in zip(
-                parts.values(), itertools.pairwise(times), strict=True
-            ):
+            for part, (a, b) in zip(parts.values(), itertools.pairwise(times), strict=True):
                 part.append(b - a)
     found = {name: statistics.median(part) for name, part in parts.items()}
     found["gb_per_s"] = num_bytes / sum(found.values()) / 1e9
@@ -184,9 +182,7 @@ def kill_one(port: int, reduce_bytes: int, round_: int) -> dict[str, Any]:
             rank.close()
 
 
-def measure(
-    sizes: Sequence[int], reduce_bytes: int, kills: int, seconds: float
-) -> dict[str, Any]:
+def measure(sizes: Sequence[int], reduce_bytes: int, kills: int, seconds: float) -> dict[str, Any]:
     """Measure everything until the time is over."""
     end = time.monotonic() + seconds
     store, port = start_store()

@@ -36,9 +36,7 @@ def digest(weights: Mapping[str, bytes]) -> str:
     return found.hexdigest()
 
 
-def train(
-    zygote: Zygote, job: str, shape: tuple[int, int], state: StateHome
-) -> dict[str, Any]:
+def train(zygote: Zygote, job: str, shape: tuple[int, int], state: StateHome) -> dict[str, Any]:
     """Train a few mini-batches of 8 micro-batches."""
     with tempfile.TemporaryDirectory() as folder:
         spec = runs.job_spec(
@@ -56,9 +54,7 @@ def train(
         threads = max(1, cores // len(vms))
         with runs.start(spec, vms, Path(folder), zygote, threads=threads) as fleet:
             weights = fleet.train(
-                lambda names: runs.plan_for(
-                    spec, shape, names, SIZES[job].blocks, state=state
-                ),
+                lambda names: runs.plan_for(spec, shape, names, SIZES[job].blocks, state=state),
                 fleet.initialise(),
             )
             result = _reported(fleet)

@@ -149,9 +149,7 @@ class CudaMemory:
         wanted.requestedHandleTypes = posix
         smallest = driver.CUmemAllocationGranularity_flags
         step = self._call(
-            driver.cuMemGetAllocationGranularity(
-                wanted, smallest.CU_MEM_ALLOC_GRANULARITY_MINIMUM
-            )
+            driver.cuMemGetAllocationGranularity(wanted, smallest.CU_MEM_ALLOC_GRANULARITY_MINIMUM)
         )
         if num_bytes % step:
             raise ValueError(f"memory must be a multiple of {step} bytes: {num_bytes}")

@@ -142,18 +142,14 @@ def places_of_minibatches(
             vm_id="a",
             slot=0,
             device=device,
-            memory=SlotMemory(
-                holder, loaded.job, loaded.specs, device, scales_loss=scales
-            ),
+            memory=SlotMemory(holder, loaded.job, loaded.specs, device, scales_loss=scales),
             checkpoints=open_store(spec.checkpoint_path),
             supervisor=watcher,
             faults=FaultScript(),
             batches=Prefetcher(loaded.job, 0, NO_LOADERS, watcher.open_loader),
         )
         plan = runs.plan_for(spec, (1, 1), "a", state=state)
-        run_generation(
-            context, a_run(plan, store=store, checkpoint=saved.name), os.getpid()
-        )
+        run_generation(context, a_run(plan, store=store, checkpoint=saved.name), os.getpid())
         context.memory.keep_only(())
     holder.close()
     return watcher.places

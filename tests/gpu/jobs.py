@@ -53,9 +53,7 @@ class Block(nn.Module):
         qkv = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, -1)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
         chance = self.chance if self.training else 0.0
-        attended = F.scaled_dot_product_attention(
-            q, k, v, dropout_p=chance, is_causal=True
-        )
+        attended = F.scaled_dot_product_attention(q, k, v, dropout_p=chance, is_causal=True)
         x = x + self.out(attended.transpose(1, 2).reshape(batch, length, width))
         hidden = F.gelu(self.up(self.norm2(x)), approximate="tanh")
         return x + F.dropout(self.down(hidden), self.chance, self.training)

@@ -237,9 +237,7 @@ def measure(kills: int, mib: int, large_mib: int, seconds: float) -> dict[str, A
             if number % 4 == 3:
                 fences.append(fence(device, mib * MIB, value))
         if large_mib and time.monotonic() < end:
-            result["large"] = survive(
-                device, large_mib * MIB, 0x1A26E, with_files=False
-            )
+            result["large"] = survive(device, large_mib * MIB, 0x1A26E, with_files=False)
     except (RuntimeError, OSError, ImportError) as error:
         result["error"] = f"{type(error).__name__}: {error}"
     return result | summary(survivals, fences)

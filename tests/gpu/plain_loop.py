@@ -52,9 +52,7 @@ class Loop:
     def _batch(self) -> torch.Tensor:
         first, self._next = self._next, self._next + self._microbatch
         dataset = self._job.dataset
-        examples = [
-            dataset[n % len(dataset)] for n in range(first, first + self._microbatch)
-        ]
+        examples = [dataset[n % len(dataset)] for n in range(first, first + self._microbatch)]
         batch: torch.Tensor = self._job.collate(examples)
         if is_gpu(device_name()):
             batch = batch.pin_memory()

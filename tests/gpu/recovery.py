@@ -141,8 +141,7 @@ def time_kills(job: str, kills: int, folder: Path) -> Iterator[dict[str, float]]
                     yield {
                         "death_seen_s": times.last[messages.WorkerDied] - killed,
                         "start_s": times.last[started] - asked,
-                        "first_minibatch_s": times.last[committed]
-                        - times.last[started],
+                        "first_minibatch_s": times.last[committed] - times.last[started],
                         "all_s": times.last[committed] - killed,
                     }
     finally:
@@ -156,9 +155,7 @@ def measure(job: str, kills: int) -> dict[str, Any]:
         result["parts"] = time_parts(job, Path(folder))
         for one in time_kills(job, kills, Path(folder)):
             every.append(one)
-            result["median"] = {
-                key: statistics.median(one[key] for one in every) for key in one
-            }
+            result["median"] = {key: statistics.median(one[key] for one in every) for key in one}
             print_result(result)
     return result
 

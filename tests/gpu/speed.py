@@ -122,8 +122,7 @@ class Ours:
             "GenerationStopped",
             lambda _, r: (
                 True
-                if isinstance(r, messages.GenerationStopped)
-                and r.generation == generation
+                if isinstance(r, messages.GenerationStopped) and r.generation == generation
                 else None
             ),
         )
@@ -156,10 +155,7 @@ class Ours:
 
 def _refuse_failure(report: Heard) -> None:
     failures = (
-        messages.WorkerDied
-        | messages.GenerationBroken
-        | messages.UserCodeFailed
-        | messages.VmUnfit
+        messages.WorkerDied | messages.GenerationBroken | messages.UserCodeFailed | messages.VmUnfit
     )
     if isinstance(report, failures):
         raise FleetError(f"a run failed: {report}")
@@ -217,9 +213,7 @@ class Bench:
         """Start a fleet of one worker; it makes the first weights once."""
         spec = self.spec(reduction)
         threads = max(1, len(os.sched_getaffinity(0)) - 4)
-        with runs.start(
-            spec, "a", self._folder, self._zygote, threads=threads
-        ) as fleet:
+        with runs.start(spec, "a", self._folder, self._zygote, threads=threads) as fleet:
             self._checkpoint = self._checkpoint or fleet.initialise()
             yield Ours(spec, fleet, self._checkpoint)
 
@@ -238,9 +232,7 @@ class Bench:
         compute = Compute(on_gpu=is_gpu(device_name()), precision="bf16")
         terms = facts, profile, plan, reduction, compute
         memory = rank_bytes(*terms)[0]
-        expected = expect_step(
-            plan, profile, facts, reduction=reduction, compute=compute
-        )
+        expected = expect_step(plan, profile, facts, reduction=reduction, compute=compute)
         return {
             "calibration_s": took_s,
             "predicted_step_s": expected.step_s,
@@ -345,9 +337,7 @@ def summarise(result: dict[str, Any]) -> None:
         result["recompute"] = found[RECOMPUTE]["median_s"] / fast["median_s"]
     if fast and (predicted := result.get("predictions")):
         predicted["step_error"] = predicted["predicted_step_s"] / fast["median_s"] - 1
-        predicted["memory_error"] = (
-            predicted["model_peak_bytes"] / fast["peak_bytes"] - 1
-        )
+        predicted["memory_error"] = predicted["model_peak_bytes"] / fast["peak_bytes"] - 1
 
 
 def _parameters(job: str) -> int:

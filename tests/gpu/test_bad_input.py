@@ -73,17 +73,13 @@ def test_code_that_uses_cuda_itself_is_told_why_not(
         assert "NVIDIA driver" in report.message
 
 
-def test_code_may_ask_at_import_whether_there_is_a_gpu(
-    tmp_path: Path, device: str
-) -> None:
+def test_code_may_ask_at_import_whether_there_is_a_gpu(tmp_path: Path, device: str) -> None:
     report = first_report(tmp_path, device, "import_asks:job")
 
     assert isinstance(report, messages.SupervisorReady)
 
 
-def test_a_vm_whose_gpu_torch_cannot_use_says_so(
-    zygote: Zygote, tmp_path: Path
-) -> None:
+def test_a_vm_whose_gpu_torch_cannot_use_says_so(zygote: Zygote, tmp_path: Path) -> None:
     spec = runs.job_spec(tmp_path)
     with runs.start(spec, "a", tmp_path, zygote, devices=[NO_SUCH_GPU]) as fleet:
         fleet.run(runs.plan_for(spec, (1, 1), "a"), fleet.initialise())
@@ -95,23 +91,17 @@ def test_a_vm_whose_gpu_torch_cannot_use_says_so(
     assert "spottrain doctor" in report.reason
 
 
-def test_the_loss_scale_comes_down_until_the_loss_is_finite(
-    zygote: Zygote, tmp_path: Path
-) -> None:
+def test_the_loss_scale_comes_down_until_the_loss_is_finite(zygote: Zygote, tmp_path: Path) -> None:
     spec = runs.job_spec(tmp_path, "exploding", steps=20, precision="fp16")
     with runs.start(spec, "a", tmp_path, zygote) as fleet:
         fleet.train(lambda vms: runs.plan_for(spec, (1, 1), vms), fleet.initialise())
 
-    committed = [
-        r for _, r in fleet.history if isinstance(r, messages.MinibatchCommitted)
-    ]
+    committed = [r for _, r in fleet.history if isinstance(r, messages.MinibatchCommitted)]
     assert len(committed) == 20
     assert committed[-1].loss < committed[0].loss
 
 
-def test_a_loss_that_is_never_a_number_changes_nothing(
-    zygote: Zygote, tmp_path: Path
-) -> None:
+def test_a_loss_that_is_never_a_number_changes_nothing(zygote: Zygote, tmp_path: Path) -> None:
     spec = runs.job_spec(tmp_path, "endless", precision="fp16", steps=3)
     with runs.start(spec, "a", tmp_path, zygote) as fleet:
         first = fleet.initialise()
@@ -135,9 +125,7 @@ def test_out_of_memory_is_told(zygote: Zygote, tmp_path: Path, gpu: str) -> None
     assert report.device_bytes > 0
 
 
-def test_a_token_beyond_the_vocabulary_is_told(
-    zygote: Zygote, tmp_path: Path, gpu: str
-) -> None:
+def test_a_token_beyond_the_vocabulary_is_told(zygote: Zygote, tmp_path: Path, gpu: str) -> None:
     """A kernel stops itself there: the error comes late, and ends the context."""
     spec = runs.job_spec(tmp_path, "out_of_range")
     with (

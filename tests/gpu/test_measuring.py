@@ -33,9 +33,9 @@ def test_the_host_waits_for_the_commit_only(device: str) -> None:
             if variant.endswith("host"):
                 assert not places, variant
             elif is_gpu(device):
-                assert {p.rpartition(":")[0] for p in places} <= {
-                    "pipeline/state/update.py"
-                }, variant
+                assert {p.rpartition(":")[0] for p in places} <= {"pipeline/state/update.py"}, (
+                    variant
+                )
             else:
                 assert {p.rpartition(":")[2] for p in places} <= {"_square_norm"}
 

@@ -33,10 +33,7 @@ def cases(
         else zip(itertools.cycle(shapes), hooks, strict=False)
     )
     reaching = shapes[-1]  # recomputes
-    return [
-        (shape if can_reach(hook, shape[0]) else reaching, hook)
-        for shape, hook in pairs
-    ]
+    return [(shape if can_reach(hook, shape[0]) else reaching, hook) for shape, hook in pairs]
 
 
 def train(
@@ -55,9 +52,7 @@ def train(
         hook, rank = blow
         step, mark = STEP_OF.get(hook, 3), str(folder / "mark")
         action = Action.KILL_WORKER
-        script = [
-            {"hook": hook, "rank": rank, "action": action, "step": step, "mark": mark}
-        ]
+        script = [{"hook": hook, "rank": rank, "action": action, "step": step, "mark": mark}]
 
     def choose(vms: Sequence[str]) -> Plan:
         return runs.plan_for(spec, shape, vms, state=state)
@@ -71,18 +66,14 @@ def train(
 
 
 @pytest.fixture(scope="module")
-def undisturbed(
-    zygote: Zygote, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, bytes]:
+def undisturbed(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return train(zygote, tmp_path_factory.mktemp("undisturbed"), (1, 1))[0]
 
 
 def test_it_trains(zygote: Zygote, tmp_path: Path) -> None:
     _, fleet = train(zygote, tmp_path, (1, 1))
 
-    committed = [
-        r for _, r in fleet.history if isinstance(r, messages.MinibatchCommitted)
-    ]
+    committed = [r for _, r in fleet.history if isinstance(r, messages.MinibatchCommitted)]
     assert [r.step for r in committed] == list(range(1, runs.STEPS + 1))
     assert committed[-1].loss < committed[0].loss
     assert all(r.busy_s > 0 for r in committed)
@@ -136,9 +127,7 @@ def test_a_replica_that_dies_with_its_state_costs_nothing(
 
 
 @pytest.fixture(scope="module")
-def on_device(
-    zygote: Zygote, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, bytes]:
+def on_device(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     folder = tmp_path_factory.mktemp("on_device")
     return train(zygote, folder, (1, 1), state="device")[0]
 
@@ -190,18 +179,14 @@ def test_stale_gradients_are_exact_over_shapes(
     assert one == other
 
 
-def test_the_fused_optimizer_trains_in_both_homes(
-    zygote: Zygote, tmp_path: Path
-) -> None:
+def test_the_fused_optimizer_trains_in_both_homes(zygote: Zygote, tmp_path: Path) -> None:
     folders: dict[StateHome, Path] = {"host": tmp_path / "h", "device": tmp_path / "d"}
     losses = {}
     for state, folder in folders.items():
         folder.mkdir()
         _, fleet = train(zygote, folder, (1, 1), state=state, entrypoint="tiny_fused")
         losses[state] = [
-            r.loss
-            for _, r in fleet.history
-            if isinstance(r, messages.MinibatchCommitted)
+            r.loss for _, r in fleet.history if isinstance(r, messages.MinibatchCommitted)
         ]
 
     assert losses["device"] == pytest.approx(losses["host"], rel=1e-3)

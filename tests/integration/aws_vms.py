@@ -75,9 +75,7 @@ class AwsVms:
             "ssh_port": self.port,
         }
 
-    def provider(
-        self, access: dict[str, Any] | None = None, **payload: Any
-    ) -> RentedVmProvider:
+    def provider(self, access: dict[str, Any] | None = None, **payload: Any) -> RentedVmProvider:
         """Return one more client of the account."""
         state = self.folder / "cloud"
         known = {"key_file": ensure_key(state)[0], "python": sys.executable}
@@ -99,9 +97,7 @@ class AwsVms:
 
 
 @contextmanager
-def aws_vms(
-    folder: Path, fake: FakeAws | None = None, metadata_url: str = ""
-) -> Iterator[AwsVms]:
+def aws_vms(folder: Path, fake: FakeAws | None = None, metadata_url: str = "") -> Iterator[AwsVms]:
     """Open an account, of a fake of its own unless one is given."""
     if fake is None:
         with running() as started, aws_vms(folder, started, metadata_url) as account:

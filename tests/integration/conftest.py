@@ -18,15 +18,11 @@ def zygote() -> Iterator[Zygote]:
 
 
 @pytest.fixture(scope="session")
-def undisturbed_in(
-    zygote: Zygote, tmp_path_factory: pytest.TempPathFactory
-) -> Undisturbed:
+def undisturbed_in(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     """Return the weights of an undisturbed run on one CPU, in a precision."""
 
     @cache
-    def weights(
-        precision: Precision, entrypoint: str = "tiny_job:job"
-    ) -> dict[str, bytes]:
+    def weights(precision: Precision, entrypoint: str = "tiny_job:job") -> dict[str, bytes]:
         folder = tmp_path_factory.mktemp(f"undisturbed-{precision}")
         runtime = Runtime(precision=precision)
         return train(zygote, folder, 1, 1, runtime=runtime, entrypoint=entrypoint)[0]

@@ -85,9 +85,7 @@ def outcome_of(name: str, zygote: Zygote | None, folder: Path) -> Outcome:
     for depth in (1, 2):
         here = folder / str(depth)
         here.mkdir(parents=True)
-        checkpoint, weights[depth] = _train(
-            name, here, depth, layout.num_sections, zygote
-        )
+        checkpoint, weights[depth] = _train(name, here, depth, layout.num_sections, zygote)
     return replace(
         found,
         trained="same bits" if weights[1] == weights[2] else "OTHER BITS",

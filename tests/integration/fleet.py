@@ -203,8 +203,7 @@ class Fleet:
             "StoreOpened",
             lambda _, r: (
                 (r.host, r.port)
-                if isinstance(r, messages.StoreOpened)
-                and r.generation == self.generation
+                if isinstance(r, messages.StoreOpened) and r.generation == self.generation
                 else None
             ),
         )
@@ -234,9 +233,7 @@ class Fleet:
         for name in dict.fromkeys(slot.vm_id for slot in participants):
             self.machines[name].send(command)
 
-    def train(
-        self, choose: Callable[[Sequence[str]], Plan], checkpoint: str
-    ) -> dict[str, bytes]:
+    def train(self, choose: Callable[[Sequence[str]], Plan], checkpoint: str) -> dict[str, bytes]:
         """Train to the end as a manager would; return the final tensors, by name.
 
         Args:
@@ -306,16 +303,12 @@ class Fleet:
         return done
 
     def _is_end(self, report: Heard) -> bool:
-        ends = (
-            messages.GenerationStopped | messages.GenerationBroken | messages.WorkerDied
-        )
+        ends = messages.GenerationStopped | messages.GenerationBroken | messages.WorkerDied
         return isinstance(report, ends) and report.generation == self.generation
 
     def stop(self, checkpoint: bool = False) -> None:
         """Ask for a planned stop, as a manager would before a morph."""
-        command = messages.StopGeneration(
-            generation=self.generation, checkpoint=checkpoint
-        )
+        command = messages.StopGeneration(generation=self.generation, checkpoint=checkpoint)
         for machine in self.machines.values():
             machine.send(command)
 
@@ -324,9 +317,7 @@ class Fleet:
         self.wait_for(
             f"step {step}",
             lambda _, r: (
-                True
-                if isinstance(r, messages.MinibatchCommitted) and r.step >= step
-                else None
+                True if isinstance(r, messages.MinibatchCommitted) and r.step >= step else None
             ),
         )
 

@@ -37,9 +37,7 @@ class Zygote:
     """Starts machines in milliseconds; see zygote.py."""
 
     def __init__(self) -> None:
-        self._requests, theirs = socket.socketpair(
-            socket.AF_UNIX, socket.SOCK_SEQPACKET
-        )
+        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._process = subprocess.Popen(
             [sys.executable, str(HERE / "zygote.py")],
             stdin=theirs.fileno(),

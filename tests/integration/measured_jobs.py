@@ -23,9 +23,7 @@ else:
 Metrics = Mapping[str, tuple[torch.Tensor | float, torch.Tensor | float]]
 
 
-def measuring(
-    model: nn.Module, batch: torch.Tensor
-) -> tuple[torch.Tensor, float, Metrics]:
+def measuring(model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, float, Metrics]:
     """The tiny loss, and how often the most likely token was right."""
     logits = model(batch[:, :-1])
     targets = batch[:, 1:]
@@ -78,6 +76,4 @@ def exploding_job() -> TrainingJob:
         is_bad = torch.isin(batch[:, -1], torch.tensor(poisoned)).any()
         return total * torch.where(is_bad, torch.nan, 1.0), weight
 
-    return dataclasses.replace(
-        tiny.job(), dataset=Numbered(50), heldout=Numbered(7), loss=loss
-    )
+    return dataclasses.replace(tiny.job(), dataset=Numbered(50), heldout=Numbered(7), loss=loss)

@@ -46,9 +46,7 @@ class Rows:
         return torch.randn(Perceptron.ROWS, Perceptron.WIDTH, generator=generator)
 
 
-def perceptron_loss(
-    model: nn.Module, batch: torch.Tensor
-) -> tuple[torch.Tensor, float]:
+def perceptron_loss(model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, float]:
     out = model(batch)
     return (out - batch).square().sum(), float(out.numel())
 

@@ -172,9 +172,7 @@ def track(
         assert fleet.wait_for_end(set(names))
         history = fleet.history
     tracked = {
-        name: r.peak_bytes
-        for name, r in history
-        if isinstance(r, messages.MinibatchCommitted)
+        name: r.peak_bytes for name, r in history if isinstance(r, messages.MinibatchCommitted)
     }
     if run.semantics == "stale_by_one":
         facts = facts.with_delayed()

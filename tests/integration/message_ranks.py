@@ -74,9 +74,7 @@ def tensors_of_any_look(rank: int, size: int) -> None:
 def a_cut_ends_what_is_awaited(rank: int, size: int) -> None:
     """Receives that were posted ahead end with the connections."""
     links = (
-        PipelineLinks(None, 1, HostDevice())
-        if rank == 0
-        else PipelineLinks(0, None, HostDevice())
+        PipelineLinks(None, 1, HostDevice()) if rank == 0 else PipelineLinks(0, None, HostDevice())
     )
     if rank == 1:
         links.expect(Direction.ACTIVATION, 3)
@@ -159,9 +157,7 @@ def main() -> int:
     port = int(os.read(ready, 16))
     failed = 0
     for case, size in CASES:
-        pids = [
-            fork(functools.partial(run, case, rank, size, port)) for rank in range(size)
-        ]
+        pids = [fork(functools.partial(run, case, rank, size, port)) for rank in range(size)]
         for pid in pids:
             failed += os.waitpid(pid, 0)[1] != 0
     os.kill(server, signal.SIGKILL)

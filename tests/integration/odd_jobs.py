@@ -24,9 +24,7 @@ from spottrain.pipeline.model.job import LossResult, NamedParameters
 if TYPE_CHECKING:
     from tests.integration import tiny_job as tiny
 else:
-    tiny = importlib.import_module(
-        f"{__package__}.tiny_job" if __package__ else "tiny_job"
-    )
+    tiny = importlib.import_module(f"{__package__}.tiny_job" if __package__ else "tiny_job")
 
 HURRY = 20
 
@@ -129,9 +127,7 @@ def conditional_job() -> TrainingJob:
             self.rare = nn.Parameter(torch.ones(tiny.WIDTH))
             self.early = nn.Parameter(torch.ones(tiny.WIDTH))
 
-        def forward(
-            self, x: torch.Tensor, rare: torch.Tensor | None = None
-        ) -> torch.Tensor:
+        def forward(self, x: torch.Tensor, rare: torch.Tensor | None = None) -> torch.Tensor:
             x = super().forward(x)
             if rare is not None and rare.any():
                 x = x * self.rare
@@ -182,9 +178,7 @@ def attached_job() -> TrainingJob:
 def distributed_job() -> TrainingJob:
     """The loss sums weights over the processes that torch.distributed knows of."""
 
-    def loss(
-        model: nn.Module, batch: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def loss(model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         total, weight = tiny.loss(model, batch)
         count = torch.tensor(weight)
         if dist.is_initialized():
@@ -210,9 +204,7 @@ def initialising_job() -> TrainingJob:
 
 def stateless_job() -> TrainingJob:
     """The optimizer keeps no state."""
-    return dataclasses.replace(
-        tiny.job(), optimizer=lambda named: torch.optim.SGD(named, lr=0.1)
-    )
+    return dataclasses.replace(tiny.job(), optimizer=lambda named: torch.optim.SGD(named, lr=0.1))
 
 
 def weightless_job() -> TrainingJob:

@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 else:
     sys.path.append(str(Path(__file__).parents[2]))
     optimizers = importlib.import_module("tests.optimizers")
-    tiny = importlib.import_module(
-        f"{__package__}.tiny_job" if __package__ else "tiny_job"
-    )
+    tiny = importlib.import_module(f"{__package__}.tiny_job" if __package__ else "tiny_job")
 
 Factory = Callable[[Any], torch.optim.Optimizer]
 

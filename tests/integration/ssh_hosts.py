@@ -21,13 +21,8 @@ from spottrain.varuna_manager.jobs.identity import ensure_identity
 class SshJob(Job):
     """A job on hosts that share nothing but the folder of its checkpoints."""
 
-    def __init__(
-        self, folder: Path, name: str, hosts: list[Sshd], **settings: Any
-    ) -> None:
-        listed = [
-            {"address": "127.0.0.1", "port": h.port, "host_key": h.host_key}
-            for h in hosts
-        ]
+    def __init__(self, folder: Path, name: str, hosts: list[Sshd], **settings: Any) -> None:
+        listed = [{"address": "127.0.0.1", "port": h.port, "host_key": h.host_key} for h in hosts]
         ssh = {
             "hosts": listed,
             "key_file": str(hosts[0].key_file),

@@ -125,9 +125,7 @@ def train(
         home: dict[str, Any] = {"state": runtime.state, "segments": runtime.segments}
         if len(machines) < depth * width:
             return make_plan(spec, 1, 1, machines, NUM_SECTIONS, **home)
-        return make_plan(
-            spec, depth, width, machines, NUM_SECTIONS, chunks=chunks, **home
-        )
+        return make_plan(spec, depth, width, machines, NUM_SECTIONS, chunks=chunks, **home)
 
     # One machine more than the plan takes, so that losing one leaves somebody.
     names = NAMES[: depth * width + (1 if depth * width == 1 else 0)]
@@ -148,6 +146,4 @@ def can_reach(hook: Hook, depth: int) -> bool:
 class Undisturbed(Protocol):
     """Trains on one CPU, undisturbed and once; returns the weights at the end."""
 
-    def __call__(
-        self, precision: Precision, entrypoint: str = ...
-    ) -> dict[str, bytes]: ...
+    def __call__(self, precision: Precision, entrypoint: str = ...) -> dict[str, bytes]: ...

@@ -110,11 +110,7 @@ class Stub:
                 if self.vm_id == participants[0].vm_id:
                     say(messages.Calibrated(profile=PROFILE, generation=generation))
             case messages.OpenStore(generation=generation):
-                say(
-                    messages.StoreOpened(
-                        generation=generation, host="127.0.0.1", port=1
-                    )
-                )
+                say(messages.StoreOpened(generation=generation, host="127.0.0.1", port=1))
             case messages.RunGeneration() if self.slot_of(command) is not None:
                 self.begin(command)
             case messages.StopGeneration(generation=generation, checkpoint=checkpoint):
@@ -132,11 +128,7 @@ class Stub:
                     self.generation = None
             case messages.AbandonGeneration(generation=generation) if generation < 0:
                 pass
-            case (
-                messages.AbandonGeneration()
-                | messages.RunGeneration()
-                | messages.Retire()
-            ):
+            case messages.AbandonGeneration() | messages.RunGeneration() | messages.Retire():
                 self.generation = None
 
     def slot_of(self, command: messages.RunGeneration) -> int | None:
@@ -180,9 +172,7 @@ class Stub:
         )
         if self.step == self.spec.steps:
             self.save()
-            say(
-                messages.Evaluated(generation=self.generation, step=self.step, loss=0.5)
-            )
+            say(messages.Evaluated(generation=self.generation, step=self.step, loss=0.5))
             self.stop(done=True)
 
     def stop(self, *, done: bool) -> None:

@@ -117,9 +117,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     ):
         story = lived_through(job, cloud, metadata)
         job.pace(0.0)
-        until(
-            "its end", lambda: not job.dir.is_managed(), lambda: job.tail(job.state())
-        )
+        until("its end", lambda: not job.dir.is_managed(), lambda: job.tail(job.state()))
         story.end = job.state()
         story.report = job.run("report", job.name, "-o", "json").report
         ask = cloud.fake.ask
@@ -198,9 +196,7 @@ def test_it_trains_to_its_end(story: Story) -> None:
     assert list_checkpoints(open_store(story.job.checkpoint_root))[0].step == STEPS
 
 
-def test_it_ends_as_if_nothing_had_happened(
-    story: Story, reference: Undisturbed
-) -> None:
+def test_it_ends_as_if_nothing_had_happened(story: Story, reference: Undisturbed) -> None:
     assert weights(story.job.checkpoint_root) == reference.weights
     expected = reference.answer.report["heldout_loss"]
     assert story.report["heldout_loss"] == expected

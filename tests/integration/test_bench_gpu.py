@@ -41,8 +41,7 @@ def test_the_bench_of_gpus_keeps_and_prints_results(tmp_path: Path) -> None:
 def test_without_a_gpu_it_says_that_nothing_was_measured(tmp_path: Path) -> None:
     environment = {k: v for k, v in os.environ.items() if k != "SPOTTRAIN_TEST_DEVICE"}
     code = (
-        "import sys; sys.modules['pynvml'] = None; "
-        "from tests.bench.bench_gpu import main; main([])"
+        "import sys; sys.modules['pynvml'] = None; from tests.bench.bench_gpu import main; main([])"
     )
 
     run = subprocess.run(

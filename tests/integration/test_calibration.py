@@ -80,9 +80,7 @@ def test_two_vms_measure_everything_together(fleet: Fleet) -> None:
         assert beside is not None
         times_s = beside.forward_s, beside.recompute_s, beside.backward_s
         assert min(*times_s, beside.posting_s) > 0
-    progress = [
-        r for _, r in fleet.history if isinstance(r, messages.CalibrationProgress)
-    ]
+    progress = [r for _, r in fleet.history if isinstance(r, messages.CalibrationProgress)]
     assert [(p.done, p.total) for p in progress] == [(n, 4) for n in (1, 2, 3, 4)]
 
 
@@ -178,9 +176,7 @@ def first_progress(fleet: Fleet, number: int) -> None:
     fleet.wait_for(
         "progress",
         lambda _, r: (
-            True
-            if isinstance(r, messages.CalibrationProgress) and r.generation == number
-            else None
+            True if isinstance(r, messages.CalibrationProgress) and r.generation == number else None
         ),
     )
 
@@ -239,9 +235,7 @@ def test_a_round_that_is_given_up_never_begins(fleet: Fleet) -> None:
     assert [r.generation for r in ended] == [-2]
 
 
-def test_what_the_users_code_raises_is_the_users_error(
-    zygote: Zygote, tmp_path: Path
-) -> None:
+def test_what_the_users_code_raises_is_the_users_error(zygote: Zygote, tmp_path: Path) -> None:
     spec = replace(job_spec(tmp_path), entrypoint="odd_jobs:unreadable_job")
     with Fleet(spec, "a", tmp_path / "log", zygote) as fleet:
         fleet.ready()
@@ -262,15 +256,11 @@ def test_others_do_not_report_what_follows_from_an_error_of_the_users_code(
     with Fleet(spec, "ab", tmp_path / "log", zygote, once) as fleet:
         fleet.ready()
         begin(fleet, "ab")
-        fleet.wait_for(
-            "error", lambda _, r: isinstance(r, messages.UserCodeFailed) or None
-        )
+        fleet.wait_for("error", lambda _, r: isinstance(r, messages.UserCodeFailed) or None)
         # The first one's supervisor also has the store.
         until(
             "the end of both",
-            lambda: (
-                (len(measuring_on(fleet, "a")), measuring_on(fleet, "b")) == (1, [])
-            ),
+            lambda: (len(measuring_on(fleet, "a")), measuring_on(fleet, "b")) == (1, []),
         )
         begin(fleet, "ab", number=-2)
         end(fleet)

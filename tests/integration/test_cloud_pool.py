@@ -72,9 +72,7 @@ class Story:
         def hold() -> bool:
             jobs = read_pool(self.pool).jobs
             return all(
-                sum(jobs[name].held)
-                == len(trained_on(getattr(self, name).state()))
-                == n
+                sum(jobs[name].held) == len(trained_on(getattr(self, name).state())) == n
                 for name, n in vms.items()
             )
 
@@ -201,8 +199,7 @@ def test_the_cloud_never_has_more_vms_than_the_pool_may(story: Story) -> None:
 
 def test_the_bill_is_what_the_ledgers_say(story: Story) -> None:
     reports = [
-        job.run("report", job.name, "-o", "json").report
-        for job in (story.first, story.urgent)
+        job.run("report", job.name, "-o", "json").report for job in (story.first, story.urgent)
     ]
     said_s = sum(report["cost"]["vm_seconds"]["billed"] for report in reports)
     lives_s = [one["ended_at"] - one["launched_at"] for one in story.bill]
@@ -217,9 +214,7 @@ def test_the_bill_is_what_the_ledgers_say(story: Story) -> None:
 def test_vms_moved_and_both_bills_meet_at_one_moment(story: Story) -> None:
     ledgers = [View(job.state()).ledger for job in (story.first, story.urgent)]
     lines = {vm_id: line for one in ledgers for vm_id, line in one.closed.items()}
-    lives_s = {
-        one["instance_id"]: one["ended_at"] - one["launched_at"] for one in story.bill
-    }
+    lives_s = {one["instance_id"]: one["ended_at"] - one["launched_at"] for one in story.bill}
     moved = [vm_id for vm_id in lines if vm_id.count(".") == 2]
     assert moved
     for vm_id in moved:

@@ -21,9 +21,7 @@ from spottrain.wire.messages import EvaluationSpec, JobSpec
 NAMES = "abcd"
 
 
-def spec_of(
-    folder: Path, entrypoint: str = "measured_jobs:job", **changes: Any
-) -> JobSpec:
+def spec_of(folder: Path, entrypoint: str = "measured_jobs:job", **changes: Any) -> JobSpec:
     every_two = EvaluationSpec(every_steps=2, metric="far/accuracy", goal="max")
     changes = {"evaluation": every_two, "steps": 6, **changes}
     return replace(job_spec(folder, entrypoint=entrypoint), **changes)
@@ -86,9 +84,7 @@ def test_metrics_are_means_over_the_minibatch(undisturbed: Fleet) -> None:
         assert float(metrics[0].value * weight).is_integer()
         assert weight == 8 * 8
         assert skipped == ""
-    assert [steps[k][3] for k in (1, 2, 3, 4)] == pytest.approx(
-        [1e-2 / 3, 2e-2 / 3, 1e-2, 1e-2]
-    )
+    assert [steps[k][3] for k in (1, 2, 3, 4)] == pytest.approx([1e-2 / 3, 2e-2 / 3, 1e-2, 1e-2])
 
 
 def test_every_set_is_evaluated_as_often_as_asked(undisturbed: Fleet) -> None:
@@ -119,9 +115,7 @@ def test_they_are_the_same_for_every_shape_and_after_a_kill(
     assert evaluations_of(fleet) == evaluations_of(undisturbed)
 
 
-def test_the_best_checkpoint_is_kept_beside_the_newest(
-    zygote: Zygote, tmp_path: Path
-) -> None:
+def test_the_best_checkpoint_is_kept_beside_the_newest(zygote: Zygote, tmp_path: Path) -> None:
     # Measured in evaluations alone.
     evaluation = EvaluationSpec(every_steps=1, metric="near/perplexity")
     spec = spec_of(
@@ -153,9 +147,7 @@ def test_training_stops_early_without_improvement(
     kill = {"hook": Hook.EVALUATED, "rank": 0, "step": 3}
     fleet = train(zygote, tmp_path, spec, shape, (kill,))
 
-    found = [
-        s for (s, name), (_, _, is_best) in evaluations_of(fleet).items() if is_best
-    ]
+    found = [s for (s, name), (_, _, is_best) in evaluations_of(fleet).items() if is_best]
     stopped = [r for _, r in fleet.history if isinstance(r, messages.GenerationStopped)]
     assert {r.done for r in stopped} == {True}
     assert {r.step for r in stopped} == {max(found) + 2}
@@ -167,9 +159,7 @@ def test_training_stops_early_without_improvement(
 
 
 @pytest.mark.rotated
-def test_what_is_not_finite_is_skipped_by_all_stages_alike(
-    zygote: Zygote, tmp_path: Path
-) -> None:
+def test_what_is_not_finite_is_skipped_by_all_stages_alike(zygote: Zygote, tmp_path: Path) -> None:
     poisoned = " ".join(map(str, range(0, 50, 17)))  # 3 of 50 examples
     seen = []
     for shape in ((1, 1), (2, 2)):
@@ -181,13 +171,9 @@ def test_what_is_not_finite_is_skipped_by_all_stages_alike(
             checkpoint_every_steps=1,
             checkpoint_keep=20,
         )
-        fleet = train(
-            zygote, folder, spec, shape, environment={"TINY_POISONED": poisoned}
-        )
+        fleet = train(zygote, folder, spec, shape, environment={"TINY_POISONED": poisoned})
         steps = steps_of(fleet)
-        saved = {
-            r.step for _, r in fleet.history if isinstance(r, messages.CheckpointSaved)
-        }
+        saved = {r.step for _, r in fleet.history if isinstance(r, messages.CheckpointSaved)}
         seen.append(
             (
                 {k: (repr(v[0]), v[5]) for k, v in steps.items()},

@@ -94,9 +94,7 @@ def test_the_fine_tune_in_bf16_ends_with_the_same_bits_at_2x1_with_a_kill(
         }
         environment = {ENVIRONMENT_VARIABLE: json.dumps([fault])}
         names = "ab"[:depth]
-        with Fleet(
-            *(spec, names, folder / "log", zygote, environment), workdir=EXAMPLES
-        ) as fleet:
+        with Fleet(*(spec, names, folder / "log", zygote, environment), workdir=EXAMPLES) as fleet:
             fleet.ready()
             plan = make_plan(spec, depth, 1, names, NUM_SECTIONS)
             weights[depth] = fleet.train(always(plan), fleet.initialise())

@@ -53,9 +53,7 @@ pytestmark = [
 class GcpJob(Job):
     """A job that rents from the fake."""
 
-    def __init__(
-        self, folder: Path, name: str, fake: FakeGcp, port: int, s3: S3
-    ) -> None:
+    def __init__(self, folder: Path, name: str, fake: FakeGcp, port: int, s3: S3) -> None:
         super().__init__(
             folder,
             name,

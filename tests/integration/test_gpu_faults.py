@@ -54,9 +54,7 @@ def both_are_ready(state: State) -> bool:
 
 
 @pytest.mark.rotated
-def test_a_vm_whose_gpu_fails_is_returned_and_replaced(
-    gpus: FakeGpus, job: Job
-) -> None:
+def test_a_vm_whose_gpu_fails_is_returned_and_replaced(gpus: FakeGpus, job: Job) -> None:
     manager = job.start()
     state = job.wait_for(both_are_ready)
     assert "x NVIDIA A10G (GPU), fp32" in computes_on(state)

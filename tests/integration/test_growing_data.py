@@ -66,9 +66,7 @@ def test_a_job_goes_on_with_as_many_examples_as_before_unless_its_code_is_anothe
         fleet.run(plan, fleet.initialise())
         fleet.wait_for_end({"a"})
         last = fleet.newest_checkpoint()
-    assert (
-        read_manifest(open_store(spec.checkpoint_path), last).datasets[0].length == 64
-    )
+    assert read_manifest(open_store(spec.checkpoint_path), last).datasets[0].length == 64
 
     file.write_text("96")
     spec = replace(spec, steps=spec.steps + 2)

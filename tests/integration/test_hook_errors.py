@@ -47,9 +47,7 @@ def test_a_worker_that_ends_itself_brings_the_state_of_its_device_to_safety(
         for rank in range(width)
     ]
 
-    weights, fleet = train(
-        zygote, tmp_path, *shape, blows, runtime=Runtime("deferred:3", "device")
-    )
+    weights, fleet = train(zygote, tmp_path, *shape, blows, runtime=Runtime("deferred:3", "device"))
 
     assert weights == undisturbed
     assert fleet.committed_twice() == []
@@ -142,9 +140,7 @@ def test_an_error_leaves_every_process_alive_and_costs_nothing(
     tmp_path: Path,
     hooks: Sequence[Hook],
 ) -> None:
-    blows = [
-        Blow(hook, 1, Action.RAISE, number) for number, hook in enumerate(hooks, 1)
-    ]
+    blows = [Blow(hook, 1, Action.RAISE, number) for number, hook in enumerate(hooks, 1)]
 
     weights, fleet = train(zygote, tmp_path, 2, 2, blows)
 
@@ -161,10 +157,7 @@ def test_a_device_without_memory_left_is_reported_and_costs_nothing(
         Hook.BACKWARD: "backward",
         Hook.UNDO_SAVED: "update",
     }
-    blows = [
-        Blow(hook, 0, Action.OUT_OF_MEMORY, number)
-        for number, hook in enumerate(hooks, 1)
-    ]
+    blows = [Blow(hook, 0, Action.OUT_OF_MEMORY, number) for number, hook in enumerate(hooks, 1)]
 
     weights, fleet = train(zygote, tmp_path, 2, 1, blows)
 

@@ -246,9 +246,7 @@ def test_a_death_in_the_first_evaluation_changes_neither_its_loss_nor_the_weight
         fleet.run(plan, checkpoint, evaluate=True)
         assert fleet.wait_for_end({"a", "b"})
 
-    losses = [
-        (r.step, r.loss) for _, r in fleet.history if isinstance(r, messages.Evaluated)
-    ]
+    losses = [(r.step, r.loss) for _, r in fleet.history if isinstance(r, messages.Evaluated)]
     assert [step for step, _ in losses] == [0, STEPS, STEPS]
     assert losses[0][1] > losses[1][1] == losses[2][1]
     assert read_weights(Path(spec.checkpoint_path)) == undisturbed

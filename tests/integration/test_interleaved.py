@@ -94,9 +94,7 @@ def test_an_interleaved_pipeline_trains_to_the_same_bits(
     chunks: int,
     recompute: bool,
 ) -> None:
-    result, fleet = train_deep(
-        zygote, tmp_path, depth, width, chunks=chunks, recompute=recompute
-    )
+    result, fleet = train_deep(zygote, tmp_path, depth, width, chunks=chunks, recompute=recompute)
 
     assert result == undisturbed[0]
     (evaluated,) = reports(fleet, messages.Evaluated)
@@ -172,9 +170,7 @@ def test_fast_mode_differs_from_exact_by_rounding_only(
     _, fleet = train_deep(zygote, tmp_path, 2, 2, reduction="fast", **INTERLEAVED)
 
     losses = {r.step: r.loss for r in reports(fleet, messages.MinibatchCommitted)}
-    exact = {
-        r.step: r.loss for r in reports(undisturbed[1], messages.MinibatchCommitted)
-    }
+    exact = {r.step: r.loss for r in reports(undisturbed[1], messages.MinibatchCommitted)}
     assert losses == pytest.approx(exact, rel=1e-4)
 
 
@@ -252,9 +248,7 @@ def test_a_checkpoint_of_one_layout_is_read_under_the_other(
 
     with Fleet(spec, "ab", tmp_path / "log", zygote, SLOWLY) as fleet:
         fleet.ready()
-        fleet.run(
-            make_plan(spec, 2, 1, "ab", NUM_SECTIONS, **before), fleet.initialise()
-        )
+        fleet.run(make_plan(spec, 2, 1, "ab", NUM_SECTIONS, **before), fleet.initialise())
         fleet.wait_for_step(1)
         fleet.stop(checkpoint=True)
         assert not fleet.wait_for_end({"a", "b"})
@@ -265,15 +259,11 @@ def test_a_checkpoint_of_one_layout_is_read_under_the_other(
         fleet.run(plan, checkpoint)
         assert fleet.wait_for_end(set("cdef"))
 
-    assert {r.sections_loaded for r in reports(fleet, messages.GenerationStarted)} == {
-        2
-    }
+    assert {r.sections_loaded for r in reports(fleet, messages.GenerationStarted)} == {2}
     assert read_weights(Path(spec.checkpoint_path)) == undisturbed_in("fp32")
 
 
-def test_workers_take_the_microbatch_size_from_the_plan(
-    zygote: Zygote, tmp_path: Path
-) -> None:
+def test_workers_take_the_microbatch_size_from_the_plan(zygote: Zygote, tmp_path: Path) -> None:
     results = []
     for size in (2, 4):
         folder = tmp_path / str(size)

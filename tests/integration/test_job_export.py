@@ -33,9 +33,7 @@ def export(reference: Undisturbed, *arguments: str) -> Answer:
 
 
 @pytest.mark.rotated
-def test_the_newest_and_a_named_checkpoint(
-    reference: Undisturbed, tmp_path: Path
-) -> None:
+def test_the_newest_and_a_named_checkpoint(reference: Undisturbed, tmp_path: Path) -> None:
     newest, before = list_checkpoints(open_store(reference.checkpoints))
     done = export(reference, "undisturbed", "--to", str(tmp_path / "a"), "-o", "json")
     assert done.code == 0, done.err
@@ -56,9 +54,7 @@ def test_the_newest_and_a_named_checkpoint(
 
 
 @pytest.mark.rotated
-def test_refusals_are_one_line_and_leave_nothing(
-    reference: Undisturbed, tmp_path: Path
-) -> None:
+def test_refusals_are_one_line_and_leave_nothing(reference: Undisturbed, tmp_path: Path) -> None:
     full = tmp_path / "full"
     full.mkdir()
     (full / "file").touch()

@@ -75,11 +75,7 @@ def survived(job: Job, hangs: int) -> tuple[Interruption, tuple[str, ...]]:
 
     def found(state: State) -> tuple[Interruption, tuple[str, ...]] | None:
         hits = [hit for hit in View(state).interruptions if hit.interruption == "hang"]
-        if (
-            len(hits) < hangs
-            or hits[-1].cost_s is None
-            or View(state).current_generation is None
-        ):
+        if len(hits) < hangs or hits[-1].cost_s is None or View(state).current_generation is None:
             return None
         return hits[-1], tuple(slot.vm_id for slot in View(state).generation.plan.slots)
 

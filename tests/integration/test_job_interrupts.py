@@ -169,9 +169,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(story: Story) 
     assert 0 < last.step < int(story.damaged.split("-")[1])
 
 
-def test_it_ends_as_if_nothing_had_happened(
-    story: Story, reference: Undisturbed
-) -> None:
+def test_it_ends_as_if_nothing_had_happened(story: Story, reference: Undisturbed) -> None:
     assert story.last.code == 0, story.last.err
     assert story.last.report["steps_done"] == STEPS
     assert weights(story.job.checkpoint_root) == reference.weights

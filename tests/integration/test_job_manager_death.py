@@ -64,9 +64,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         assert job.launch("--detach").code == 0
         job.until_trains(3)
         os.kill(job.reports(messages.GenerationStarted)[0][1].pid, signal.SIGKILL)
-        job.until(
-            "training without it", lambda s: View(s).tally.worker_deaths and trains(s)
-        )
+        job.until("training without it", lambda s: View(s).tally.worker_deaths and trains(s))
         step = View(job.state()).step
         job.kill_manager()
         launched = [vm_names(job)]
@@ -139,10 +137,7 @@ def newest_step(job: Job, after: int = 0) -> int:
 
 def test_a_killed_worker_costs_no_vm_and_no_memory(story: Story) -> None:
     started = story.job.reports(messages.GenerationStarted)
-    pids = {
-        number: {vm: r.pid for vm, r in started if r.generation == number}
-        for number in (1, 2)
-    }
+    pids = {number: {vm: r.pid for vm, r in started if r.generation == number} for number in (1, 2)}
     assert pids[1].keys() == pids[2].keys()
     assert sum(pids[1][vm] != pids[2][vm] for vm in pids[1]) == 1
     assert {r.sections_loaded for _, r in started if r.generation == 2} == {0}
@@ -191,9 +186,7 @@ def test_after_the_death_of_everything_it_goes_on_from_the_newest_checkpoint(
     assert restored.sections_loaded > 0
 
 
-def test_it_ends_as_if_nothing_had_happened(
-    story: Story, reference: Undisturbed
-) -> None:
+def test_it_ends_as_if_nothing_had_happened(story: Story, reference: Undisturbed) -> None:
     assert story.last.code == 0, story.last.err
     assert story.last.report["steps_done"] == STEPS
     assert story.last.report["minibatches_lost"] == 0
@@ -208,9 +201,7 @@ def test_the_report_tells_what_was_computed_again(story: Story) -> None:
     assert len(managers) == 4
 
 
-def test_every_minibatch_is_measured_once_in_order(
-    story: Story, reference: Undisturbed
-) -> None:
+def test_every_minibatch_is_measured_once_in_order(story: Story, reference: Undisturbed) -> None:
     assert [step for step, _ in story.job.losses()] == [*range(1, STEPS + 1)]
     assert dict(story.job.losses()) == pytest.approx(dict(reference.losses))
 

@@ -110,9 +110,7 @@ def leave_by_notice(job: Job) -> int:
     return trains_on(job, after=generation.number, preemptions_noticed=1)
 
 
-def test_it_ends_as_if_nothing_had_happened(
-    story: Story, reference: Undisturbed
-) -> None:
+def test_it_ends_as_if_nothing_had_happened(story: Story, reference: Undisturbed) -> None:
     assert story.report["state"] == "succeeded"
     assert story.report["steps_done"] == STEPS
     assert weights(story.job.checkpoint_root) == reference.weights
@@ -123,9 +121,7 @@ def test_no_minibatch_is_lost_or_computed_twice(story: Story) -> None:
     assert story.report["minibatches_recomputed"] == 0
 
 
-def test_every_minibatch_is_measured_once_in_order(
-    story: Story, reference: Undisturbed
-) -> None:
+def test_every_minibatch_is_measured_once_in_order(story: Story, reference: Undisturbed) -> None:
     assert [step for step, _ in story.job.losses()] == [*range(1, STEPS + 1)]
     assert dict(story.job.losses()) == pytest.approx(dict(reference.losses))
 

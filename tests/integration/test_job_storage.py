@@ -60,9 +60,7 @@ def test_a_full_disk_costs_a_checkpoint_but_not_the_job(
         assert job.launch("--detach").code == 0
         job.until_trains(1)
         ballast = fill(small_disk)
-        error = job.until(
-            "the disk is full", lambda state: View(state).checkpoint_error
-        )
+        error = job.until("the disk is full", lambda state: View(state).checkpoint_error)
         assert os.strerror(errno.ENOSPC) in error
         shown = job.run("report", job.name, "-o", "json").out
         assert os.strerror(errno.ENOSPC) in shown

@@ -68,9 +68,7 @@ def test_it_leaves_a_checkpoint_of_its_end(job: Undisturbed) -> None:
     newest, *older = list_checkpoints(open_store(job.checkpoints))
     assert newest.step == STEPS
     verify(open_store(job.checkpoints), newest.name)
-    assert [entry.name for entry in (newest, *older)] == job.answer.report[
-        "checkpoints"
-    ]
+    assert [entry.name for entry in (newest, *older)] == job.answer.report["checkpoints"]
 
 
 def test_it_leaves_no_process_and_no_port(job: Undisturbed) -> None:

@@ -34,23 +34,17 @@ def spec_of(folder: Path, workers: int | None) -> JobSpec:
     )
 
 
-def start(
-    spec: JobSpec, folder: Path, names: str, zygote: Zygote, loss_s: float = 0.01
-) -> Fleet:
+def start(spec: JobSpec, folder: Path, names: str, zygote: Zygote, loss_s: float = 0.01) -> Fleet:
     environment = {"LOADER_FOLDER": str(folder), "TINY_SLEEP_S": str(loss_s)}
     return Fleet(spec, names, folder / "log", zygote, environment)
 
 
 def losses(fleet: Fleet) -> dict[object, float]:
     steps: dict[object, float] = {
-        r.step: r.loss
-        for _, r in fleet.history
-        if isinstance(r, messages.MinibatchCommitted)
+        r.step: r.loss for _, r in fleet.history if isinstance(r, messages.MinibatchCommitted)
     }
     sets: dict[object, float] = {
-        (r.step, r.name): r.loss
-        for _, r in fleet.history
-        if isinstance(r, messages.Evaluated)
+        (r.step, r.name): r.loss for _, r in fleet.history if isinstance(r, messages.Evaluated)
     }
     return {**steps, **sets}
 

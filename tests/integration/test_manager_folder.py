@@ -62,9 +62,7 @@ def test_a_manager_whose_folder_is_gone_saves_and_returns_everything(job: Job) -
 
 @pytest.mark.parametrize("name", ["journal.sqlite", "manager.lock"])
 @pytest.mark.rotated
-def test_a_manager_whose_journal_or_lock_is_deleted_ends_likewise(
-    job: Job, name: str
-) -> None:
+def test_a_manager_whose_journal_or_lock_is_deleted_ends_likewise(job: Job, name: str) -> None:
     manager = job.start()
     job.wait_for(is_training)
     vm_ids = job.launched()

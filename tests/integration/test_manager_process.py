@@ -273,9 +273,7 @@ def test_training_goes_on_whatever_the_market_takes(
         assert trainer(state) in taken
         state = job.wait_for(goes_on_without(taken, View(state).step))
         if kind == "kill":
-            job.wait_for(
-                lambda state: unheard in {c.name for c in View(state).checkpoints}
-            )
+            job.wait_for(lambda state: unheard in {c.name for c in View(state).checkpoints})
     job.may_end()
     state = assert_ended_well(job, manager)
     assert {i.interruption for i in View(state).interruptions} == set(kinds)

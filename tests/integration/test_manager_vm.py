@@ -139,9 +139,7 @@ def train_and_stop(story: Story) -> None:
     story.left = cloud.fake.ask("left")
     story.cost = job.run("cost", "far", "-o", "json").report
     (story.bill,) = (
-        one
-        for one in cloud.fake.ask("bill")
-        if one["tags"]["spottrain-intent"] == "manager"
+        one for one in cloud.fake.ask("bill") if one["tags"]["spottrain-intent"] == "manager"
     )
 
 

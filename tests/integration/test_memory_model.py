@@ -30,9 +30,7 @@ def known(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Known:
     def profile(entrypoint: str) -> Profile:
         if entrypoint not in profiles:
             folder = tmp_path_factory.mktemp("profile")
-            profiles[entrypoint] = measure_profile(
-                zygote, folder, entrypoint, (1, 2, 4)
-            )
+            profiles[entrypoint] = measure_profile(zygote, folder, entrypoint, (1, 2, 4))
         return profiles[entrypoint]
 
     return profile
@@ -45,9 +43,7 @@ def shares(ranks: list[Rank]) -> list[float]:
 @pytest.mark.parametrize(
     "run",
     [
-        Run(
-            entrypoint=LANGUAGE, depth=1, width=3, reduction="exact", microbatch_size=4
-        ),
+        Run(entrypoint=LANGUAGE, depth=1, width=3, reduction="exact", microbatch_size=4),
         Run(entrypoint=LANGUAGE, depth=2, width=2, reduction="exact"),
         Run(entrypoint=LANGUAGE, depth=4, width=1, microbatch_size=1),
         Run(entrypoint=LANGUAGE, depth=3, width=1, schedule="gpipe", recompute=False),
@@ -65,9 +61,7 @@ def shares(ranks: list[Rank]) -> list[float]:
             recompute=False,
             reduction="exact",
         ),
-        Run(
-            entrypoint=PERCEPTRON, depth=4, width=1, schedule="1f1b", in_flight_bound=2
-        ),
+        Run(entrypoint=PERCEPTRON, depth=4, width=1, schedule="1f1b", in_flight_bound=2),
         Run(
             entrypoint=PERCEPTRON,
             depth=3,
@@ -135,7 +129,4 @@ def test_copies_for_periodic_checkpoints_are_allowed_for(
     for rank in ranks:
         assert rank.share <= MOST, shares(ranks)
         # A copy lies beside the rest at least for a moment.
-        assert (
-            rank.tracked_bytes
-            >= rank.allowed.static_bytes + rank.allowed.snapshot_bytes
-        )
+        assert rank.tracked_bytes >= rank.allowed.static_bytes + rank.allowed.snapshot_bytes

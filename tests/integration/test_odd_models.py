@@ -93,13 +93,9 @@ def test_hooks_and_attributes_of_parameters_are_those_of_the_model(
     zygote: Zygote, tmp_path: Path, reduction: Reduction
 ) -> None:
     shape = (2, 2)
-    trained = by_name(
-        weights(zygote, tmp_path / "2x2", "attached_job", shape, reduction)
-    )
+    trained = by_name(weights(zygote, tmp_path / "2x2", "attached_job", shape, reduction))
 
-    begin = materialise(odd_jobs.attached_job(), seed=1).get_parameter(
-        "embedding.weight"
-    )
+    begin = materialise(odd_jobs.attached_job(), seed=1).get_parameter("embedding.weight")
     rows = begin.detach().numpy().tobytes()
     half = len(rows) // 2
     assert trained["embedding.weight"][:half] == rows[:half]
@@ -108,9 +104,7 @@ def test_hooks_and_attributes_of_parameters_are_those_of_the_model(
 
 @pytest.mark.rotated
 @pytest.mark.parametrize("job", ["frozen_job", "bfloat16_job", "float16_job"])
-def test_uncommon_models_train_in_fast_mode(
-    zygote: Zygote, tmp_path: Path, job: str
-) -> None:
+def test_uncommon_models_train_in_fast_mode(zygote: Zygote, tmp_path: Path, job: str) -> None:
     assert weights(zygote, tmp_path / "2x2", job, (2, 2), "fast")
 
 
@@ -127,18 +121,14 @@ def test_user_code_sees_no_process_group_but_its_own(
 @pytest.mark.rotated
 def test_secrets_stay_out_of_logs_and_reports(zygote: Zygote, tmp_path: Path) -> None:
     token, log = "tok-0a1b2c", tmp_path / "log"
-    spec = replace(
-        job_spec(tmp_path), entrypoint="odd_jobs:leaking_job", secrets=("MY_TOKEN",)
-    )
+    spec = replace(job_spec(tmp_path), entrypoint="odd_jobs:leaking_job", secrets=("MY_TOKEN",))
     with Fleet(spec, "a", log, zygote, {"MY_TOKEN": token}) as fleet:
         fleet.ready()
         fleet.run(make_plan(spec, 1, 1, "a", NUM_SECTIONS), fleet.initialise())
         failed = fleet.wait_for(
             "error", lambda _, r: r if isinstance(r, messages.UserCodeFailed) else None
         )
-        fleet.wait_for(
-            "end", lambda _, r: isinstance(r, messages.GenerationBroken) or None
-        )
+        fleet.wait_for("end", lambda _, r: isinstance(r, messages.GenerationBroken) or None)
 
     assert "cannot log in with ***" in failed.message
     assert token not in failed.traceback
@@ -147,9 +137,7 @@ def test_secrets_stay_out_of_logs_and_reports(zygote: Zygote, tmp_path: Path) ->
 
 
 @pytest.mark.rotated
-def test_a_section_without_anything_to_train_is_calibrated(
-    zygote: Zygote, tmp_path: Path
-) -> None:
+def test_a_section_without_anything_to_train_is_calibrated(zygote: Zygote, tmp_path: Path) -> None:
     spec = replace(job_spec(tmp_path), entrypoint="odd_jobs:frozen_job")
     with Fleet(spec, "a", tmp_path / "log", zygote) as fleet:
         fleet.ready()
@@ -163,9 +151,7 @@ def test_a_section_without_anything_to_train_is_calibrated(
     assert 0 < backwards_s[0] < min(backwards_s[1:]) / 2  # it takes to do nothing
 
 
-def test_held_out_examples_without_weight_have_no_loss(
-    zygote: Zygote, tmp_path: Path
-) -> None:
+def test_held_out_examples_without_weight_have_no_loss(zygote: Zygote, tmp_path: Path) -> None:
     spec = replace(job_spec(tmp_path, steps=1), entrypoint="odd_jobs:weightless_job")
     with Fleet(spec, "a", tmp_path / "log", zygote) as fleet:
         fleet.ready()

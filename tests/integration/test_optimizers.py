@@ -41,9 +41,7 @@ def test_a_stop_and_another_shape_change_no_bit(
 
 
 @pytest.fixture(scope="module")
-def undisturbed(
-    zygote: Zygote, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, bytes]:
+def undisturbed(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     folder = tmp_path_factory.mktemp("undisturbed")
     return train(zygote, folder, 1, 1, entrypoint=ENTRYPOINT)[0]
 

@@ -54,9 +54,7 @@ class Lab:
         self.first = Job(folder, "first", **options)
         self.urgent = Job(folder, "urgent", **options)
         for job in (self.first, self.urgent):
-            job.environment["SPOTTRAIN_TEST_JOB"] = self.first.environment[
-                "SPOTTRAIN_TEST_JOB"
-            ]
+            job.environment["SPOTTRAIN_TEST_JOB"] = self.first.environment["SPOTTRAIN_TEST_JOB"]
         self.first.pace(0.3)  # the daemon has its environment, and so have all jobs
 
     def write(self) -> None:

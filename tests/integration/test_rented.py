@@ -199,9 +199,7 @@ def test_a_vm_evicted_during_its_setup_is_gone_at_once(cloud: AwsVms) -> None:
 
 @pytest.mark.rotated
 @pytest.mark.parametrize("by_us", [True, False], ids=["given back", "evicted"])
-def test_a_vm_that_goes_before_it_answers_is_gone_at_once(
-    cloud: AwsVms, by_us: bool
-) -> None:
+def test_a_vm_that_goes_before_it_answers_is_gone_at_once(cloud: AwsVms, by_us: bool) -> None:
     cloud.fake.reset()  # its VMs boot for ever
     provider = cloud.provider()
     vm = rent(provider)
@@ -276,9 +274,7 @@ def test_a_host_key_that_changes_while_a_vm_boots_is_asked_for_again(
     provider = cloud.provider()
     vm = rent(provider)
     instance_id = vm.vm_id.partition(".")[0]
-    own = until(
-        "a host key", lambda: cloud.fake.ask("shown_keys", instance_id=instance_id)
-    )
+    own = until("a host key", lambda: cloud.fake.ask("shown_keys", instance_id=instance_id))
     cloud.fake.ask("console", instance_id=instance_id, keys=keygen(tmp_path / "first"))
     with ThreadPoolExecutor(1) as pool:
         start = pool.submit(provider.start_agent, vm.vm_id, NOBODY)
@@ -396,8 +392,7 @@ def test_one_vm_carries_the_calls_of_all_and_another_takes_its_place(
         relay = next(
             vm
             for vm in vms.values()
-            if f"ListenAddress {address}\n"
-            in (cloud.home(vm).parent / "sshd_config").read_text()
+            if f"ListenAddress {address}\n" in (cloud.home(vm).parent / "sshd_config").read_text()
         )
         cloud.evict(relay)
         manager.callers.clear()
@@ -406,9 +401,7 @@ def test_one_vm_carries_the_calls_of_all_and_another_takes_its_place(
             "the others call again",
             lambda: set(live(provider)) == others == manager.callers,
         )
-        (other,) = until(
-            "one connection is left", lambda: only(connections_to(cloud.port))
-        )
+        (other,) = until("one connection is left", lambda: only(connections_to(cloud.port)))
         assert other != address
     finally:
         manager.shutdown()
@@ -445,9 +438,7 @@ def relay_of(cloud: AwsVms, vm: Vm) -> tuple[str, int]:
     return address, int(port)
 
 
-def take_port(
-    cloud: AwsVms, vm: Vm, port: tuple[str, int], others: contextlib.ExitStack
-) -> None:
+def take_port(cloud: AwsVms, vm: Vm, port: tuple[str, int], others: contextlib.ExitStack) -> None:
     """Break the connection to a VM, and let another program have the port."""
     for pid in cloud.processes(vm):
         if b"spottrain_host_agent" in argv(pid):
@@ -469,9 +460,7 @@ def refuse(other: socket.socket) -> None:
 @pytest.mark.rotated
 def test_vms_are_reached_through_a_bastion(cloud: AwsVms, tmp_path: Path) -> None:
     keygen(tmp_path / "bastion-key")
-    bastion = Sshd(
-        tmp_path / "bastion", tmp_path / "bastion-key", ("LogLevel VERBOSE",)
-    )
+    bastion = Sshd(tmp_path / "bastion", tmp_path / "bastion-key", ("LogLevel VERBOSE",))
     bastion.start()
     try:
         provider = cloud.provider({"bastion": bastion.host("bastion")})
@@ -491,9 +480,7 @@ def test_vms_are_reached_through_a_bastion(cloud: AwsVms, tmp_path: Path) -> Non
 @pytest.mark.rotated
 def test_a_bastion_that_forwards_nothing_says_so(cloud: AwsVms, tmp_path: Path) -> None:
     keygen(tmp_path / "bastion-key")
-    bastion = Sshd(
-        tmp_path / "bastion", tmp_path / "bastion-key", ("AllowTcpForwarding no",)
-    )
+    bastion = Sshd(tmp_path / "bastion", tmp_path / "bastion-key", ("AllowTcpForwarding no",))
     bastion.start()
     try:
         provider = cloud.provider({"bastion": bastion.host("bastion")})

@@ -207,9 +207,7 @@ def test_one_order_gets_it_once_and_no_other(kept: Kept) -> None:
     assert taken.vm_id in kept.second.vms(kept.taker)
 
 
-def test_who_gave_it_cannot_end_it_and_both_know_after_a_restart(
-    kept: Kept, cloud: AwsVms
-) -> None:
+def test_who_gave_it_cannot_end_it_and_both_know_after_a_restart(kept: Kept, cloud: AwsVms) -> None:
     taken = kept.take()
     for giver in (kept.giver, kept.first.open()):
         giver.terminate([kept.vm.vm_id])
@@ -239,9 +237,7 @@ def test_it_goes_on_from_job_to_job(kept: Kept, cloud: AwsVms) -> None:
     assert first[back.vm_id].state is VmState.RUNNING
     kept.giver.terminate([back.vm_id])
     first, second = kept.first.vms(kept.giver), kept.second.vms(kept.taker)
-    is_billed_once(
-        cloud.fake, first[kept.vm.vm_id], second[taken.vm_id], first[back.vm_id]
-    )
+    is_billed_once(cloud.fake, first[kept.vm.vm_id], second[taken.vm_id], first[back.vm_id])
 
 
 @pytest.mark.rotated
@@ -280,9 +276,7 @@ def test_what_was_returned_or_is_late_is_not_given(kept: Kept, cloud: AwsVms) ->
 
 
 @pytest.mark.rotated
-def test_an_order_that_failed_leaves_it_to_the_one_that_keeps_it(
-    kept: Kept, cloud: AwsVms
-) -> None:
+def test_an_order_that_failed_leaves_it_to_the_one_that_keeps_it(kept: Kept, cloud: AwsVms) -> None:
     cloud.fake.ask("cut", after=0, carried_out=False)
     with pytest.raises(CloudError):
         kept.take(until_s=0.5)
@@ -297,9 +291,7 @@ def test_an_order_that_failed_leaves_it_to_the_one_that_keeps_it(
 
 
 @pytest.mark.rotated
-def test_a_vm_of_another_image_or_network_is_not_taken(
-    kept: Kept, cloud: AwsVms
-) -> None:
+def test_a_vm_of_another_image_or_network_is_not_taken(kept: Kept, cloud: AwsVms) -> None:
     backend = cloud.fake.ask("users_own_network", region=REGION, zone="us-east-1a")
     subnet, group = backend
     apart = kept.second.open(subnets={"us-east-1a": subnet}, security_groups=(group,))
@@ -325,9 +317,7 @@ def test_without_permission_it_is_returned_and_rented(
 
 @pytest.mark.rotated
 @pytest.mark.parametrize("moved", [False, True])
-def test_whoever_dies_while_it_moves_lets_go_of_it(
-    kept: Kept, cloud: AwsVms, moved: bool
-) -> None:
+def test_whoever_dies_while_it_moves_lets_go_of_it(kept: Kept, cloud: AwsVms, moved: bool) -> None:
     """The taker's process is killed right before or after the VM becomes its own."""
     victim = cloud.folder / "victim.json"
     cloud.fake.ask(

@@ -35,9 +35,7 @@ def test_a_library_that_cannot_sum_here_is_refused_in_a_line(
 ) -> None:
     runtime = Runtime(network="nccl")
 
-    with pytest.raises(
-        FleetError, match="nccl is impossible: rank 0 computes on a CPU"
-    ):
+    with pytest.raises(FleetError, match="nccl is impossible: rank 0 computes on a CPU"):
         train(zygote, tmp_path, 1, 2, runtime=runtime)
 
 
@@ -73,9 +71,7 @@ def test_gradients_that_leave_their_range_are_computed_again_to_the_same_bits(
     rank = shape[0] * shape[1] - 1
     blows = [Blow(Hook.GATHERED, rank, Action.KILL_WORKER, 2)]
 
-    weights, _ = train(
-        zygote, tmp_path, *shape, blows, runtime=runtime, entrypoint=jumping
-    )
+    weights, _ = train(zygote, tmp_path, *shape, blows, runtime=runtime, entrypoint=jumping)
 
     assert weights == undisturbed_in(runtime.precision, jumping)
 

@@ -72,11 +72,7 @@ def test_a_plan_without_second_copies_begins_with_a_checkpoint(
             "a checkpoint",
             lambda _, r: r.step if isinstance(r, messages.CheckpointSaved) else None,
         )
-        starts = [
-            r.step
-            for _, r in fleet.history
-            if isinstance(r, messages.GenerationStarted)
-        ]
+        starts = [r.step for _, r in fleet.history if isinstance(r, messages.GenerationStarted)]
         assert saved == starts[-1] > 0
 
 
@@ -104,9 +100,7 @@ def test_an_update_that_raises_is_undone_and_what_was_committed_is_saved(
             lambda _, r: isinstance(r, messages.CheckpointSaved) or None,
         )
     assert read_weights(Path(spec.checkpoint_path)) == {
-        name: tensor
-        for name, tensor in undisturbed.items()
-        if not name.endswith("///evaluation")
+        name: tensor for name, tensor in undisturbed.items() if not name.endswith("///evaluation")
     }
 
 
@@ -174,9 +168,7 @@ def test_frozen_parameters_are_saved_once(zygote: Zygote, tmp_path: Path) -> Non
 
 
 @pytest.mark.rotated
-def test_a_job_that_ends_on_nan_saves_its_newest_good_state(
-    zygote: Zygote, tmp_path: Path
-) -> None:
+def test_a_job_that_ends_on_nan_saves_its_newest_good_state(zygote: Zygote, tmp_path: Path) -> None:
     """Mini-batches that are not finite change nothing: it is that of the step before."""
     good = 4
     (tmp_path / "whole").mkdir()

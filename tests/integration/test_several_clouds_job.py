@@ -35,9 +35,7 @@ pytestmark = [
 class SkyJob(Job):
     """A job that rents from both fakes, and would from Azure."""
 
-    def __init__(
-        self, folder: Path, ports: dict[str, int], urls: dict[str, str]
-    ) -> None:
+    def __init__(self, folder: Path, ports: dict[str, int], urls: dict[str, str]) -> None:
         def section(name: str, **more: Any) -> dict[str, Any]:
             return {
                 "user": getpass.getuser(),

@@ -25,9 +25,7 @@ SLOWLY = {"TINY_SLEEP_S": "0.1"}
 
 
 @pytest.fixture(scope="module")
-def longer(
-    zygote: Zygote, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, bytes]:
+def longer(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """Return the weights of an undisturbed run of ``STEPS`` mini-batches."""
     folder = tmp_path_factory.mktemp("undisturbed")
     spec = job_spec(folder, steps=STEPS)
@@ -89,10 +87,7 @@ class SharingFleet(Fleet):
             match r:
                 case messages.MinibatchCommitted(generation=self.generation, step=step):
                     rows.setdefault(step, {})[name] = r.microbatches
-        return [
-            tuple(count for _, count in sorted(rows[step].items()))
-            for step in sorted(rows)
-        ]
+        return [tuple(count for _, count in sorted(rows[step].items())) for step in sorted(rows)]
 
 
 @pytest.mark.rotated
@@ -132,15 +127,11 @@ def test_ranks_tell_and_record_what_they_do_without_changing_a_bit(
             machine.send(TraceMinibatches(generation=1, number=7, minibatches=2))
         profiles = fleet.wait_for_traces(2)
         for machine in fleet.machines.values():
-            command = TraceMinibatches(
-                generation=1, number=8, minibatches=1, content="timeline"
-            )
+            command = TraceMinibatches(generation=1, number=8, minibatches=1, content="timeline")
             machine.send(command)
         assert fleet.wait_for_end(set("ab"))
         told = [
-            (name, r)
-            for name, r in fleet.history
-            if isinstance(r, messages.MinibatchCommitted)
+            (name, r) for name, r in fleet.history if isinstance(r, messages.MinibatchCommitted)
         ]
         traces = fleet.traces()
 
@@ -152,10 +143,7 @@ def test_ranks_tell_and_record_what_they_do_without_changing_a_bit(
     check_timeline([trace for trace in traces if trace.number == 8])
     for trace in profiles:
         file = Path(trace.path)
-        names = [
-            e["name"]
-            for e in json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
-        ]
+        names = [e["name"] for e in json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]]
         assert names.count("forward 3") == 2
         assert "aten::linear" in names
         file.unlink()
@@ -169,9 +157,7 @@ def test_ranks_tell_and_record_what_they_do_without_changing_a_bit(
 def check_timeline(written: list[messages.TraceWritten]) -> None:
     """Check what the ranks of P=2 have recorded of one mini-batch."""
     files = [Path(one.path) for one in sorted(written, key=lambda one: one.rank)]
-    measured = merge(
-        [decode(RankTimeline, gzip.decompress(file.read_bytes())) for file in files]
-    )
+    measured = merge([decode(RankTimeline, gzip.decompress(file.read_bytes())) for file in files])
     for file in files:
         file.unlink()
     order = [[str(s.task) for s in measured.tasks if s.stage == k] for k in (0, 1)]
@@ -198,9 +184,7 @@ def check_timeline(written: list[messages.TraceWritten]) -> None:
         needed_s, _ = done[one.receiver, f"{work}{one.microbatch}"]
         assert begun_s < one.start_s < one.end_s < needed_s
     assert [(s.stage, s.phase) for s in measured.phases] == [
-        (stage, phase)
-        for stage in (0, 1)
-        for phase in ("reduction", "commit", "update")
+        (stage, phase) for stage in (0, 1) for phase in ("reduction", "commit", "update")
     ]
     for stage in (0, 1):
         ends_s = [s.end_s for s in measured.tasks if s.stage == stage]

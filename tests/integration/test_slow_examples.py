@@ -62,8 +62,7 @@ def test_a_loss_while_examples_do_not_come_costs_nothing_more(
             "the next generation",
             lambda _, r: (
                 r
-                if isinstance(r, messages.GenerationStarted)
-                and r.generation == fleet.generation
+                if isinstance(r, messages.GenerationStarted) and r.generation == fleet.generation
                 else None
             ),
         )

@@ -21,9 +21,7 @@ from spottrain.wire.messages import JobSpec
 from spottrain.wire.model import Slot, StateHome
 
 ENVIRONMENT = {**CREDENTIALS, "TINY_SLEEP_S": "0.05"}
-STATES = pytest.mark.parametrize(
-    ("device", "state"), [("deferred:3", "device"), ("cpu", "host")]
-)
+STATES = pytest.mark.parametrize(("device", "state"), [("deferred:3", "device"), ("cpu", "host")])
 
 
 @pytest.fixture
@@ -57,8 +55,7 @@ def began(fleet: Fleet) -> messages.GenerationStarted:
         "the next generation",
         lambda _, r: (
             r
-            if isinstance(r, messages.GenerationStarted)
-            and r.generation == fleet.generation
+            if isinstance(r, messages.GenerationStarted) and r.generation == fleet.generation
             else None
         ),
     )
@@ -99,11 +96,7 @@ def test_a_loss_while_a_checkpoint_is_on_its_way_costs_nothing_more(
         before = len(fleet.history)
         os.kill(pid, signal.SIGKILL)
         fleet.wait_for_end({"a", "b"})
-        died = [
-            name
-            for name, r in fleet.history[before:]
-            if isinstance(r, messages.WorkerDied)
-        ]
+        died = [name for name, r in fleet.history[before:] if isinstance(r, messages.WorkerDied)]
         assert died == ["a"], "who survives is not killed for its upload"
         step = committed(fleet)
         plan = make_plan(spec, 1, 2, "ab", NUM_SECTIONS, state=state)
@@ -121,9 +114,7 @@ def test_a_notice_is_followed_while_a_checkpoint_is_on_its_way(
 ) -> None:
     spec = slow_spec(tmp_path, s3)
     hosts = {name: Host(device=device) for name in "abc"}
-    with Fleet(
-        spec, "abc", tmp_path / "log", zygote, ENVIRONMENT, hosts=hosts
-    ) as fleet:
+    with Fleet(spec, "abc", tmp_path / "log", zygote, ENVIRONMENT, hosts=hosts) as fleet:
         fleet.ready()
         first = fleet.initialise()
         plan = make_plan(spec, 2, 1, "ab", NUM_SECTIONS, state=state)

@@ -52,9 +52,7 @@ def refusal(*hosts: Host) -> CloudError:
 
 
 def test_good_hosts_are_told_in_a_line(hosts: list[Sshd]) -> None:
-    (line,) = check_hosts(
-        [h.host("a") for h in hosts], min_hosts=2, needs_software=True
-    )
+    (line,) = check_hosts([h.host("a") for h in hosts], min_hosts=2, needs_software=True)
     assert line.startswith("2 of 2 hosts answer: ")
     assert "torch" in line
 
@@ -62,15 +60,11 @@ def test_good_hosts_are_told_in_a_line(hosts: list[Sshd]) -> None:
 def test_a_host_key_that_changed_is_refused_by_name(host: Host, tmp_path: Path) -> None:
     error = refusal(replace(host, host_key=keygen(tmp_path / "other")))
     assert isinstance(error, HostKeyError)
-    assert f"host a (127.0.0.1:{host.port}): its host key is not the known one" in str(
-        error
-    )
+    assert f"host a (127.0.0.1:{host.port}): its host key is not the known one" in str(error)
     assert "change host_key" in str(error)
 
 
-def test_known_hosts_are_believed_and_never_added_to(
-    host: Host, tmp_path: Path
-) -> None:
+def test_known_hosts_are_believed_and_never_added_to(host: Host, tmp_path: Path) -> None:
     known = tmp_path / "known_hosts"
     asking = replace(host, host_key=None, known_hosts=known)
     assert isinstance(refusal(asking), HostKeyError)
@@ -84,9 +78,7 @@ def test_known_hosts_are_believed_and_never_added_to(
 @pytest.mark.rotated
 def test_a_host_key_that_is_none_is_refused(host: Host) -> None:
     for text in ("", "ssh-ed25519", "ssh-ed25519 AAAA", "rot13 AAAA", "ssh-rsa ä"):
-        assert "host_key must be 'type base64'" in str(
-            refusal(replace(host, host_key=text))
-        )
+        assert "host_key must be 'type base64'" in str(refusal(replace(host, host_key=text)))
 
 
 def test_a_key_that_opens_nothing_is_named(host: Host, tmp_path: Path) -> None:
@@ -113,9 +105,7 @@ def test_a_host_with_an_old_python_is_unfit(host: Host, tmp_path: Path) -> None:
 @pytest.mark.rotated
 def test_a_python_that_fails_is_unfit(host: Host, tmp_path: Path) -> None:
     broken = python(tmp_path, "echo libpython is missing >&2; exit 1")
-    assert "ended with 1: libpython is missing" in str(
-        refusal(replace(host, python=broken))
-    )
+    assert "ended with 1: libpython is missing" in str(refusal(replace(host, python=broken)))
 
 
 @pytest.mark.parametrize("said", ["welcome\\n", "no end of line", '{"id": 0}\\n'])
@@ -137,16 +127,12 @@ def test_a_login_shell_that_ends_at_once_is_unfit(tmp_path: Path) -> None:
 def test_a_host_without_torch_is_unfit(host: Host, tmp_path: Path) -> None:
     venv.create(tmp_path / "bare", symlinks=True)
     bare = replace(host, python=str(tmp_path / "bare" / "bin" / "python"))
-    assert "its Python has no torch, numpy, safetensors; install it there" in str(
-        refusal(bare)
-    )
+    assert "its Python has no torch, numpy, safetensors; install it there" in str(refusal(bare))
     check_hosts([bare], min_hosts=1, needs_software=False)
 
 
 @pytest.mark.rotated
-def test_another_torch_than_the_other_hosts_have_is_unfit(
-    host: Host, tmp_path: Path
-) -> None:
+def test_another_torch_than_the_other_hosts_have_is_unfit(host: Host, tmp_path: Path) -> None:
     metadata = tmp_path / "torch-1.0.dist-info" / "METADATA"
     metadata.parent.mkdir()
     metadata.write_text("Metadata-Version: 2.1\nName: torch\nVersion: 1.0\n")
@@ -176,9 +162,7 @@ def test_launch_refuses_a_changed_host_key(hosts: list[Sshd], tmp_path: Path) ->
     assert not job.dir.path.exists()
 
 
-def test_launch_refuses_a_secret_that_is_not_there(
-    hosts: list[Sshd], tmp_path: Path
-) -> None:
+def test_launch_refuses_a_secret_that_is_not_there(hosts: list[Sshd], tmp_path: Path) -> None:
     with SshJob(tmp_path, "secretive", hosts, secrets=["NOT_THERE"]) as job:
         answer = job.launch()
     assert answer.code == 2
@@ -186,9 +170,7 @@ def test_launch_refuses_a_secret_that_is_not_there(
 
 
 @pytest.mark.rotated
-def test_a_job_whose_setup_fails_ends_with_exit_code_3(
-    hosts: list[Sshd], tmp_path: Path
-) -> None:
+def test_a_job_whose_setup_fails_ends_with_exit_code_3(hosts: list[Sshd], tmp_path: Path) -> None:
     with SshJob(tmp_path, "unset", hosts, setup="echo no wheel; exit 7") as job:
         answer = job.launch()
     assert answer.code == 3

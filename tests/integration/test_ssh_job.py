@@ -84,9 +84,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         web.files["/words"] = WORDS
         story = lived_through(job, web)
         job.pace(0.0)
-        until(
-            "its end", lambda: not job.dir.is_managed(), lambda: job.tail(job.state())
-        )
+        until("its end", lambda: not job.dir.is_managed(), lambda: job.tail(job.state()))
         story.end = job.state()
         story.processes_left = vm_processes(hosts)
         story.homes = [host.left() for host in hosts]
@@ -115,18 +113,14 @@ def lived_through(job: SshJob, web: Web) -> Story:
     cut = next(vm for vm in story.vms[1] if str(hosts[1].port) in vm)
     after = job.until(
         "reports over a new connection",
-        lambda s: (
-            s if cut in View(s).vms and View(s).step > View(back).step + 3 else None
-        ),
+        lambda s: s if cut in View(s).vms and View(s).step > View(back).step + 3 else None,
     )
     story.note(after)
 
     job.kill_manager()
     step = View(job.state()).step
     assert job.resume("--detach").code == 0
-    story.note(
-        job.until("more steps", lambda s: s if View(s).step > step + 3 else None)
-    )
+    story.note(job.until("more steps", lambda s: s if View(s).step > step + 3 else None))
     return story
 
 

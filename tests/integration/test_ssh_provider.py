@@ -189,9 +189,7 @@ def test_a_claim_left_over_by_a_job_is_taken_when_it_expires(site: Site) -> None
 
 
 def test_setup_that_fails_is_the_users_and_says_so(site: Site) -> None:
-    provider = site.provider(
-        setup="echo before\necho no such wheel >&2\nfalse\necho no"
-    )
+    provider = site.provider(setup="echo before\necho no such wheel >&2\nfalse\necho no")
     (vm,) = provider.launch(wish(provider)).vms
     with pytest.raises(
         SetupError, match="setup ended with 1: no such wheel; fix setup: in the job"
@@ -252,9 +250,7 @@ def test_data_that_is_not_there_is_the_users_and_what_is_away_may_come(
         with pytest.raises(CloudError, match=r"data is not ready yet: .* answered 503"):
             provider.start_agent(vm.vm_id, NOBODY)
         web.says = 403
-        with pytest.raises(
-            SetupError, match=r"^host h\d .*: data words .* answered 403"
-        ):
+        with pytest.raises(SetupError, match=r"^host h\d .*: data words .* answered 403"):
             provider.start_agent(vm.vm_id, NOBODY)
         web.says = None
         provider.start_agent(vm.vm_id, NOBODY)

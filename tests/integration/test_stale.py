@@ -32,9 +32,7 @@ STEPS, SECTIONS = 9, {"quadratic_job": 2, "gpt_job": 3}
 SHAPES = [(1, 1), (2, 1), (1, 2), (2, 2)]
 
 
-def stale_spec(
-    folder: Path, job: str = "gpt_job", reduction: Reduction = "exact"
-) -> JobSpec:
+def stale_spec(folder: Path, job: str = "gpt_job", reduction: Reduction = "exact") -> JobSpec:
     return replace(
         job_spec(folder, reduction, steps=STEPS),
         entrypoint=f"stale_jobs:{job}",
@@ -121,9 +119,7 @@ def norm(model: torch.nn.Module, sections: Sequence[Sequence[str]]) -> float:
         for name in names:
             gradient = model.get_parameter(name).grad
             assert gradient is not None
-            square += (
-                torch.linalg.vector_norm(gradient, dtype=torch.float64).item() ** 2
-            )
+            square += torch.linalg.vector_norm(gradient, dtype=torch.float64).item() ** 2
         whole += square
     return float(whole**0.5)
 
@@ -242,9 +238,7 @@ def test_another_share_and_a_timeline_are_waited_for_by_the_pipeline(
         fleet.ready()
         plan = make_plan(spec, 2, 2, "abcd", 3, **bounds)
         fleet.run(plan, fleet.initialise())
-        asked = TraceMinibatches(
-            generation=1, number=1, minibatches=1, content="timeline"
-        )
+        asked = TraceMinibatches(generation=1, number=1, minibatches=1, content="timeline")
         for machine in fleet.machines.values():
             machine.send(asked)
         for trace in fleet.wait_for_traces(4):
@@ -279,9 +273,7 @@ def test_morphs_and_a_resume_from_a_checkpoint_change_no_bit(
             fleet.stop(checkpoint=number == 1)
             assert not fleet.wait_for_end(planned | {d.vm_id for d in donors})
         checkpoint = fleet.newest_checkpoint()
-        started = [
-            r for _, r in fleet.history if isinstance(r, messages.GenerationStarted)
-        ]
+        started = [r for _, r in fleet.history if isinstance(r, messages.GenerationStarted)]
     assert [r.sections_loaded for r in started if r.generation > 1] == [0] * 3
     with Fleet(spec, "ef", tmp_path / "log", zygote) as fleet:
         fleet.ready()
@@ -298,9 +290,7 @@ def test_gradients_out_of_range_are_computed_again_to_the_same_bits(
     found = []
     for one in ((1, 1), (2, 1), (2, 2)):
         spec = stale_spec(tmp_path / str(one))
-        spec = replace(
-            spec, entrypoint="tiny_job:jumping_job", evaluation=EvaluationSpec()
-        )
+        spec = replace(spec, entrypoint="tiny_job:jumping_job", evaluation=EvaluationSpec())
         found.append(train(zygote, spec, 4, one)[0])
 
     assert found[0] == found[1] == found[2]
@@ -336,13 +326,9 @@ def test_devices_whose_transfers_are_late_change_no_bit(
     assert parameters_of(weights) == recurrence("gpt_job")
 
 
-def test_pipelines_do_not_drain_between_mini_batches(
-    zygote: Zygote, tmp_path: Path
-) -> None:
+def test_pipelines_do_not_drain_between_mini_batches(zygote: Zygote, tmp_path: Path) -> None:
     """The first stage begins with the next mini-batch before it ends one."""
-    spec = replace(
-        stale_spec(tmp_path, "noted_job"), evaluation=EvaluationSpec(), steps=12
-    )
+    spec = replace(stale_spec(tmp_path, "noted_job"), evaluation=EvaluationSpec(), steps=12)
     names, notes = "abc", tmp_path / "notes"
     environment = {"STALE_SLEEP_S": "0.02", "STALE_NOTES": str(notes)}
     notes.touch()

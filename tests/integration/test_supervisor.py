@@ -90,9 +90,7 @@ def test_abandoned_workers_die_and_their_memory_stays(fleet: Fleet) -> None:
     fleet.run(plan, "step-0-g0-00000000")  # which does not exist: memory must do
     assert fleet.wait_for_end({"a"})
 
-    last = [r for _, r in fleet.history if isinstance(r, messages.GenerationStarted)][
-        -1
-    ]
+    last = [r for _, r in fleet.history if isinstance(r, messages.GenerationStarted)][-1]
     assert (last.sections_loaded, last.step >= 1) == (0, True)
 
 
@@ -107,9 +105,7 @@ def test_an_abandoned_generation_never_begins(fleet: Fleet) -> None:
     assert not any(isinstance(r, messages.GenerationStarted) for _, r in fleet.history)
 
 
-def test_a_checkpoint_that_cannot_be_read_is_named(
-    fleet: Fleet, tmp_path: Path
-) -> None:
+def test_a_checkpoint_that_cannot_be_read_is_named(fleet: Fleet, tmp_path: Path) -> None:
     checkpoint = fleet.initialise()
     damaged = tmp_path / "checkpoints" / checkpoint / "section-2.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1])
@@ -275,9 +271,7 @@ def test_a_torch_for_cpus_makes_a_vm_with_gpus_unfit(tmp_path: Path) -> None:
     gpu = asdict(facts())
     devices = ["cuda:" + gpu["uuid"]]
 
-    (report,) = run_supervisor(
-        job_spec(tmp_path), tmp_path, [], gpus=[gpu], devices=devices
-    )
+    (report,) = run_supervisor(job_spec(tmp_path), tmp_path, [], gpus=[gpu], devices=devices)
 
     assert isinstance(report, messages.VmUnfit)
     assert "this torch is built for CPUs: install PyPI's torch" in report.reason
@@ -310,8 +304,6 @@ def test_workers_on_a_gpu_that_erred_end_and_their_memory_stays(fleet: Fleet) ->
     fleet.machines["a"].send(messages.EndWorkers(slots=(7,), reason="XID 31"))
     fleet.machines["a"].send(messages.EndWorkers(slots=(0,), reason="XID 31"))
 
-    died = fleet.wait_for(
-        "death", lambda _, r: r if isinstance(r, messages.WorkerDied) else None
-    )
+    died = fleet.wait_for("death", lambda _, r: r if isinstance(r, messages.WorkerDied) else None)
     assert died.slot == 0
     assert "SIGKILL" in died.reason

@@ -105,15 +105,11 @@ def jumping_job() -> TrainingJob:
     def jumping(model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, float]:
         tokens = batch[:, :-1]
         logits = model(tokens[:, :-1])
-        losses = F.cross_entropy(
-            logits.transpose(1, 2), tokens[:, 1:], reduction="none"
-        ).sum(1)
+        losses = F.cross_entropy(logits.transpose(1, 2), tokens[:, 1:], reduction="none").sum(1)
         factors = torch.where(batch[:, -1] == 4, 1e9, 1.0)
         return (losses * factors).sum(), float(tokens[:, 1:].numel())
 
-    return dataclasses.replace(
-        job(), dataset=Jumping(50), heldout=Jumping(7), loss=jumping
-    )
+    return dataclasses.replace(job(), dataset=Jumping(50), heldout=Jumping(7), loss=jumping)
 
 
 def paced_job() -> TrainingJob:

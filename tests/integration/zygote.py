@@ -46,9 +46,7 @@ def main() -> None:
         if key not in cache:
             cache[key] = load(spec, Path(greeting.workdir))
         found = cache[key]
-        loaded = LoadedJob(
-            spec, found.job, found.layout, found.fingerprint, found.specs
-        )
+        loaded = LoadedJob(spec, found.job, found.layout, found.fingerprint, found.specs)
         if (pid := os.fork()) == 0:
             requests.close()
             serve(greeting, loaded, fds, request["environment"], request["namespace"])
@@ -87,9 +85,7 @@ def serve(
         for fd in fds:
             os.close(fd)
         supervisor = Supervisor(greeting, reports, loaded)
-        ready = messages.SupervisorReady(
-            num_slots=greeting.num_slots, torch_version="warm"
-        )
+        ready = messages.SupervisorReady(num_slots=greeting.num_slots, torch_version="warm")
         supervisor.report(ready)
         supervisor.run()
     finally:

@@ -112,9 +112,7 @@ def azure_cloud() -> Iterator[FakeCloud]:
                 count = draw.randint(0, 8)
                 fake.ask("stock", zone=zone, instance_type=azure.KIND, count=count)
             vcpus = draw.choice([8, 20, 400])
-            fake.ask(
-                "quota", region=azure.REGION, family="lowPriorityCores", vcpus=vcpus
-            )
+            fake.ask("quota", region=azure.REGION, family="lowPriorityCores", vcpus=vcpus)
             fake.ask("moods", late=draw.random() < 0.3, strays=draw.random() < 0.3)
 
         yield FakeCloud(

@@ -115,9 +115,7 @@ class LongWorld(World):
 
     def listing(self) -> tuple[Vm, ...]:
         self.shown = [
-            vm
-            for vm in self.shown
-            if vm.ended_at_s is None or vm.ended_at_s > self.now_s - SHOWN_S
+            vm for vm in self.shown if vm.ended_at_s is None or vm.ended_at_s > self.now_s - SHOWN_S
         ]
         return tuple(vm.listed() for vm in self.shown)
 

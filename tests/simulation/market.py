@@ -81,9 +81,7 @@ class Cloud:
     """Of the names of its VMs."""
 
     def free(self, zone: str) -> int:
-        used = sum(
-            vm.ended_at_s is None and vm.offer.zone == zone for vm in self.vms.values()
-        )
+        used = sum(vm.ended_at_s is None and vm.offer.zone == zone for vm in self.vms.values())
         return max(0, self.capacity[zone] - used)
 
     def offers(self) -> tuple[Offer, ...]:
@@ -94,9 +92,7 @@ class Cloud:
         dear = [offer(zone, 3.0, spot=False) for zone in self.capacity]
         return (*spot, *dear)
 
-    def launch(
-        self, token: str, intent: str, wanted: Offer, count: int, at_s: float
-    ) -> list[Vm]:
+    def launch(self, token: str, intent: str, wanted: Offer, count: int, at_s: float) -> list[Vm]:
         if token not in self.by_token:
             given = min(count, self.free(wanted.zone))
             if given == 0:

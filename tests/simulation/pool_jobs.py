@@ -95,8 +95,7 @@ SMALL = replace(
     fingerprint="small",
     num_parameters=1_000_000,
     sections=tuple(
-        replace(section, param_bytes=1 << 26, optimizer_bytes=1 << 27)
-        for section in FACTS.sections
+        replace(section, param_bytes=1 << 26, optimizer_bytes=1 << 27) for section in FACTS.sections
     ),
 )
 """Fits one VM; ``FACTS`` needs four."""
@@ -158,9 +157,7 @@ class JobCloud(Cloud):
             for zone in self.capacity
         )
 
-    def launch(
-        self, token: str, intent: str, wanted: Offer, count: int, at_s: float
-    ) -> list[Vm]:
+    def launch(self, token: str, intent: str, wanted: Offer, count: int, at_s: float) -> list[Vm]:
         given = super().launch(token, intent, wanted, count, at_s)
         self.lab.check_held()
         return given
@@ -176,9 +173,7 @@ class PooledJob(LongWorld):
         settings: Of its own core.
     """
 
-    def __init__(
-        self, lab: Lab, seed: int, request: JobRequest, settings: JobSettings
-    ) -> None:
+    def __init__(self, lab: Lab, seed: int, request: JobRequest, settings: JobSettings) -> None:
         super().__init__(seed, settings.max_vms, hours=1.0, fault_h=1.0)
         self.lab, self.request, self.settings = lab, request, settings
         self.cloud: Cloud = JobCloud(lab, request.name)
@@ -352,9 +347,7 @@ class Measured(JobThroughputs):
         if self._lab.random.random() > 0.02:
             return None
         factor = self._lab.random.uniform(0.6, 1.4)
-        return tuple(
-            tuple((n, rate * factor) for n, rate in table) for table in self._planned
-        )
+        return tuple(tuple((n, rate * factor) for n, rate in table) for table in self._planned)
 
 
 class Lab:
@@ -392,9 +385,7 @@ class Lab:
             "lease_s": SPEC.lease_s,
         }
         supplies = tuple(
-            Supply(
-                name=f"simulated/{kind}", vms=vms, microusd_per_hour=round(usd * 1e6)
-            )
+            Supply(name=f"simulated/{kind}", vms=vms, microusd_per_hour=round(usd * 1e6))
             for kind, vms, usd in ZONES.values()
         )
         settings = settings_of(parse_pool(data, "story"))
@@ -492,9 +483,7 @@ class Lab:
                 self.grants.setdefault(name, grant)
 
     def return_vms(self, name: str) -> None:
-        listed = (
-            None if self.jobs[name].manager_alive else self.managers.return_vms(name)
-        )
+        listed = None if self.jobs[name].manager_alive else self.managers.return_vms(name)
         if listed is not None:
             self.feed(replace(listed, at_s=self.now_s))
 
@@ -526,9 +515,7 @@ class Lab:
         if known is None:
             if self.now_s > order.until_s + RECEIVE_S:
                 return None
-            known = SimulatedVm(
-                vm_id, ordered(order.name), given.offer, given.ended_at_s
-            )
+            known = SimulatedVm(vm_id, ordered(order.name), given.offer, given.ended_at_s)
             taker.cloud.vms[vm_id] = known
             taker.shown.append(known)
             taker.changed()
@@ -612,9 +599,7 @@ class Lab:
     def resume(self) -> None:
         """A person lets all jobs go on that were paused or have failed."""
         for name, job in self.state.jobs.items():
-            if self.is_up and (
-                job.phase is PoolJobPhase.PAUSED or self.has_failed(name)
-            ):
+            if self.is_up and (job.phase is PoolJobPhase.PAUSED or self.has_failed(name)):
                 self.managers.of(name).starts = 0
                 self.feed(PoolJobPaused(at_s=self.now_s, job=name, is_paused=False))
 
@@ -713,17 +698,15 @@ class Lab:
             for name, job in self.state.jobs.items()
             if job.phase is PoolJobPhase.ACTIVE and not self.is_faulty
         }
-        self.since_s = {
-            name: self.since_s.get(name, self.now_s) for name in below(active)
-        }
+        self.since_s = {name: self.since_s.get(name, self.now_s) for name in below(active)}
         for since_s in self.since_s.values():
             self.below_s = max(self.below_s, self.now_s - since_s)
 
     def has_ended(self) -> bool:
         jobs = self.state.jobs.values()
-        return all(
-            j.phase is PoolJobPhase.ENDED and not j.runs for j in jobs
-        ) and not any(map(self.has_failed, self.state.jobs))
+        return all(j.phase is PoolJobPhase.ENDED and not j.runs for j in jobs) and not any(
+            map(self.has_failed, self.state.jobs)
+        )
 
     def check_end(self) -> None:
         self.check_billed()

@@ -135,8 +135,7 @@ class SimulatedManager:
         return [
             order
             for order in orders
-            if order.name in self.asked
-            or (order.name not in known and now_s <= order.until_s)
+            if order.name in self.asked or (order.name not in known and now_s <= order.until_s)
         ]
 
     def look(self, now_s: float, chance: random.Random) -> None:
@@ -168,19 +167,14 @@ class SimulatedManager:
             return
         for k, n in enumerate(self.grant.vms):
             places = sum(
-                order.supply == k and order.name not in self.taken
-                for order in self.grant.orders
+                order.supply == k and order.name not in self.taken for order in self.grant.orders
             )
             if self.held[k] + places < n and chance.random() < 0.8:
                 self.held[k] += 1
 
     def train(self, now_s: float, prices: list[int]) -> None:
         """Spend and train for a tick; VMs end by themselves with the grant."""
-        cost = (
-            sum(p * n for p, n in zip(prices, self.physical(), strict=True))
-            * TICK_S
-            / 3600
-        )
+        cost = sum(p * n for p, n in zip(prices, self.physical(), strict=True)) * TICK_S / 3600
         grant = self.grant
         keeps = grant is not None and not any(grant.vms) and self.is_alive
         if (
@@ -442,18 +436,14 @@ def story(policy: str, seed: int) -> tuple[float, int]:
             return most_s, world.moved
         world.tick()
         active = {
-            name: job
-            for name, job in world.state.jobs.items()
-            if not world.managers[name].is_over
+            name: job for name, job in world.state.jobs.items() if not world.managers[name].is_over
         }
         are_below = below(active)
         for name in world.state.jobs:
             if name not in are_below:
                 since_s[name] = world.now_s
             most_s = max(most_s, world.now_s - since_s[name])
-            assert most_s <= BELOW_S or policy not in FAIR, (
-                f"{policy}, seed {seed}: {name}"
-            )
+            assert most_s <= BELOW_S or policy not in FAIR, f"{policy}, seed {seed}: {name}"
     left = [n for n, m in world.managers.items() if not m.is_over]
     raise AssertionError(f"{policy}, seed {seed}: {left} did not end: {world.state}")
 
@@ -477,8 +467,7 @@ def below(jobs: Mapping[str, PoolJob]) -> list[str]:
     return [
         name
         for name in have_less
-        if name not in turns
-        or (turns[name] >= furthest and _is_owed(jobs[name]) and not is_turn)
+        if name not in turns or (turns[name] >= furthest and _is_owed(jobs[name]) and not is_turn)
     ]
 
 

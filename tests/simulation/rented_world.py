@@ -72,9 +72,7 @@ class Manager:
         self.provider = provider
         self._world = world
         sessions = AgentSessions(time.monotonic, lambda _: None)
-        self.effects = EffectRunner(
-            self, provider, sessions, _NOBODY, "https://manager"
-        )
+        self.effects = EffectRunner(self, provider, sessions, _NOBODY, "https://manager")
 
     @property
     def state(self) -> State:

@@ -326,9 +326,7 @@ class EnteredStory(Story):
 
     def connect(self) -> RentedVmProvider:
         key_file, public_key = ensure_key(self.folder / "cloud")
-        inner = self.adapter(
-            public_key=public_key, user=getpass.getuser(), ssh_port=self.dialled
-        )
+        inner = self.adapter(public_key=public_key, user=getpass.getuser(), ssh_port=self.dialled)
         return RentedVmProvider(
             inner,
             self.folder / "cloud",

@@ -75,9 +75,7 @@ def test_the_parts_add_up_to_the_clouds_bill(seed: int) -> None:
 
 
 @pytest.mark.rotated
-def test_about_half_of_what_is_billed_trains_where_faults_come_every_half_minute() -> (
-    None
-):
+def test_about_half_of_what_is_billed_trains_where_faults_come_every_half_minute() -> None:
     """Single worlds differ a lot, by whether and when state is lost with its last copy."""
     jobs = [tormented(seed) for seed in WORLDS]
     shares = [check(job.state, past_of(job))["useful_share"] for job in jobs]
@@ -103,9 +101,7 @@ def test_productive_time_is_that_of_the_mini_batches_that_count() -> None:
     progress = job.progress
     assert progress.last_commit_at_s is not None
     trained_s = progress.last_commit_at_s - plan.started_at_s
-    assert cost["vm_seconds"]["productive"] == pytest.approx(
-        plan.num_slots * trained_s, abs=1e-3
-    )
+    assert cost["vm_seconds"]["productive"] == pytest.approx(plan.num_slots * trained_s, abs=1e-3)
     assert cost["vm_seconds"]["lost"] == 0.0
 
 

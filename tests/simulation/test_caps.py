@@ -53,9 +53,7 @@ def test_the_cap_holds_with_traffic_though_the_manager_is_away_just_then() -> No
     died: list[float] = []
 
     def strike() -> None:
-        trains = (
-            job.state.phase is JobPhase.ACTIVE and job.current_generation is not None
-        )
+        trains = job.state.phase is JobPhase.ACTIVE and job.current_generation is not None
         lasts_s = budget(job.state).lasts_s if trains else None
         # What is left comes down by the traffic of all mini-batches that the core is told
         # of at once.

@@ -10,9 +10,7 @@ FORMER = 100
 """Mini-batches between checkpoints, before the interval was chosen."""
 LARGE = replace(
     FACTS,
-    sections=tuple(
-        replace(section, optimizer_bytes=3 << 28) for section in FACTS.sections
-    ),
+    sections=tuple(replace(section, optimizer_bytes=3 << 28) for section in FACTS.sections),
 )
 """Of which a slot holds one section."""
 

@@ -49,9 +49,7 @@ class OpenCloud(Cloud):
         on_demand = replace(expensive, usd_per_hour=price, available=None)
         return (*spot, on_demand)
 
-    def launch(
-        self, token: str, intent: str, wanted: Offer, count: int, at_s: float
-    ) -> list[Vm]:
+    def launch(self, token: str, intent: str, wanted: Offer, count: int, at_s: float) -> list[Vm]:
         if wanted.spot:
             return super().launch(token, intent, wanted, count, at_s)
         room, self.capacity = self.capacity, dict.fromkeys(self.capacity, 10**6)
@@ -80,9 +78,7 @@ class DeadlineWorld(World):
             self.feed(e.FleetRated(at_s=self.now_s, terms=terms))
 
 
-def terms_for(
-    appraiser: OfferRanker, state: State, offers: Sequence[Offer]
-) -> FleetTerms:
+def terms_for(appraiser: OfferRanker, state: State, offers: Sequence[Offer]) -> FleetTerms:
     appraiser.rank(state, offers, CALM)
     terms = appraiser.fleet_terms(state, offers, CALM)
     assert terms is not None
@@ -120,9 +116,7 @@ def move_market(world: World, mean_s: float) -> None:
         zone = draw.choice("ab")
         world.cloud.capacity[zone] = draw.choice([0, 0, 2, 4])
         world.cloud.prices[zone] = draw.uniform(0.6, 2.0)
-        spot = [
-            vm for vm in world.cloud.vms.values() if vm.alive and vm.offer.zone == zone
-        ]
+        spot = [vm for vm in world.cloud.vms.values() if vm.alive and vm.offer.zone == zone]
         held = [vm for vm in spot if vm.offer.spot and not vm.doomed]
         for vm in held[world.cloud.capacity[zone] :]:
             strike_vm(world, draw.choice(["kill", "notice"]), vm.vm_id)
@@ -133,9 +127,7 @@ def move_market(world: World, mean_s: float) -> None:
 
 def usd(world: World, *, spot: bool) -> float:
     return sum(
-        vm.offer.usd_per_hour
-        * ((vm.ended_at_s or world.now_s) - vm.launched_at_s)
-        / HOUR_S
+        vm.offer.usd_per_hour * ((vm.ended_at_s or world.now_s) - vm.launched_at_s) / HOUR_S
         for vm in world.cloud.vms.values()
         if vm.offer.spot is spot
     )
@@ -163,9 +155,7 @@ def test_while_spot_vms_are_there_none_is_rented_on_demand() -> None:
 
 
 @pytest.mark.rotated
-def test_without_a_spot_market_it_waits_as_long_as_it_can_then_rents_on_demand() -> (
-    None
-):
+def test_without_a_spot_market_it_waits_as_long_as_it_can_then_rents_on_demand() -> None:
     job = world(0, left=2.0)
     job.after(60.0, lambda: vanish(job))
     job.run(until_s=10 * train_s())
@@ -173,9 +163,7 @@ def test_without_a_spot_market_it_waits_as_long_as_it_can_then_rents_on_demand()
     assert job.finished is not None
     assert job.finished.kind == "succeeded"
     assert job.now_s <= (job.settings.deadline_s or 0.0)
-    first_s = min(
-        vm.launched_at_s for vm in job.cloud.vms.values() if not vm.offer.spot
-    )
+    first_s = min(vm.launched_at_s for vm in job.cloud.vms.values() if not vm.offer.spot)
     assert first_s - 1_000_000.0 > 0.5 * train_s()
 
 
@@ -211,9 +199,7 @@ def test_a_cost_optimal_job_is_in_time_for_less_than_on_demand(seed: int) -> Non
         for n in range(1, MOST + 1)
         if fleet().rates[n] > 0
     )
-    assert usd(job, spot=True) + usd(job, spot=False) < (
-        alone * ON_DEMAND_USD_PER_HOUR / HOUR_S
-    )
+    assert usd(job, spot=True) + usd(job, spot=False) < (alone * ON_DEMAND_USD_PER_HOUR / HOUR_S)
 
 
 @pytest.mark.rotated

@@ -30,9 +30,7 @@ _STOCK = {
         {"zone": zone, "instance_type": aws.KIND}
         for zone in ("us-east-1a", "us-east-1b", "us-east-1c")
     ],
-    "azure": [
-        {"zone": zone, "instance_type": azure.KIND} for zone in ("eastus-1", "eastus-2")
-    ],
+    "azure": [{"zone": zone, "instance_type": azure.KIND} for zone in ("eastus-1", "eastus-2")],
     "gcp": [{"zone": zone, "kind": gcp.KIND} for zone in (gcp.ZONE, "us-west1-a")],
 }
 _PER_VM = {
@@ -64,9 +62,7 @@ def account(request: pytest.FixtureRequest) -> Iterator[FakeCloud]:
 
 
 @pytest.fixture
-def fake(
-    account: FakeCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> FakeCloud:
+def fake(account: FakeCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeCloud:
     monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path))
     account.reset()
     for zone in _STOCK[account.name]:

@@ -75,9 +75,7 @@ def test_a_lost_machine_is_replaced_but_no_more_than_that() -> None:
 
 
 @pytest.mark.parametrize(("price", "rented"), [(0.95, 8), (0.6, 12), (1.5, 8)])
-def test_only_a_price_that_is_much_lower_has_more_rented(
-    price: float, rented: int
-) -> None:
+def test_only_a_price_that_is_much_lower_has_more_rented(price: float, rented: int) -> None:
     job = cost_optimal(0, steps=900)
     job.run(until_s=400.0)
     job.cloud.prices["a"] = price

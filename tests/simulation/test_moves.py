@@ -32,9 +32,7 @@ class Market(Sky):
     def offers(self) -> tuple[Offer, ...]:
         return super().offers() if self.far else Cloud.offers(self)
 
-    def launch(
-        self, token: str, intent: str, wanted: Offer, count: int, at_s: float
-    ) -> list[Vm]:
+    def launch(self, token: str, intent: str, wanted: Offer, count: int, at_s: float) -> list[Vm]:
         if wanted.zone == "b" and token not in self.by_token:
             count = min(count, self.gives)
             self.gives -= count
@@ -46,9 +44,7 @@ def market_of(job: World) -> Market:
     return job.cloud
 
 
-def moving(
-    seed: int, *, far: bool = False, steps: int = 300, **changes: Any
-) -> RankedWorld:
+def moving(seed: int, *, far: bool = False, steps: int = 300, **changes: Any) -> RankedWorld:
     """Four VMs at 1.0 $/h; as many are to be had in zone b, which may be a region."""
     market = Market(
         capacity={"a": 6, "b": 6},
@@ -63,9 +59,7 @@ def moving(
 
 def zones(job: World) -> set[str]:
     return {
-        vm.offer.zone
-        for vm in job.cloud.vms.values()
-        if vm.ended_at_s is None and not vm.frozen
+        vm.offer.zone for vm in job.cloud.vms.values() if vm.ended_at_s is None and not vm.frozen
     }
 
 
@@ -109,9 +103,7 @@ def test_nothing_moves_where_it_does_not_pay() -> None:
         assert {vm.offer.zone for vm in job.cloud.vms.values()} == {"a"}
 
 
-def test_nothing_moves_shortly_before_the_end_or_for_speed_or_over_the_hourly_cap() -> (
-    None
-):
+def test_nothing_moves_shortly_before_the_end_or_for_speed_or_over_the_hourly_cap() -> None:
     for changes in ({"objective": "throughput"}, {"max_usd_per_hour": 5.0}, {}):
         job = moving(0, steps=100, **changes)
         job.run(until_s=100.0)
@@ -163,9 +155,7 @@ def test_an_old_vm_that_is_lost_meanwhile_does_not_end_training(far: bool) -> No
 
 @pytest.mark.rotated
 @pytest.mark.parametrize(("seed", "far"), [(0, False), (1, True)])
-def test_a_job_that_moves_for_money_survives_a_volatile_market(
-    seed: int, far: bool
-) -> None:
+def test_a_job_that_moves_for_money_survives_a_volatile_market(seed: int, far: bool) -> None:
     job = moving(seed, far=far, steps=150)
     job.run(until_s=60.0)
     torment(job)

@@ -66,9 +66,7 @@ def test_jobs_that_do_not_fit_together_take_turns() -> None:
         world.tick()
         for name, manager in world.managers.items():
             waited[name] = 0.0 if any(manager.held) else waited[name] + TICK_S
-        assert (
-            max(waited.values()) <= 360.0 + 6 * TICK_S
-        )  # a round, and clouds and messages
+        assert max(waited.values()) <= 360.0 + 6 * TICK_S  # a round, and clouds and messages
     trained = [manager.done for manager in world.managers.values()]
     assert min(trained) > 0.8 * max(trained)
 
@@ -123,9 +121,7 @@ def test_what_cannot_be_promised_is_refused() -> None:
     world.submit(request("late", examples=4 * 1000.0, deadline_s=3600.0))
     _, commands = step(
         world.state,
-        JobRequested(
-            at_s=0.0, request=request("late", examples=4000.0, deadline_s=3600.0)
-        ),
+        JobRequested(at_s=0.0, request=request("late", examples=4000.0, deadline_s=3600.0)),
     )
     [refusal] = [command for command in commands if isinstance(command, Refuse)]
     assert "deadline: got 1 h 00 min from now" in refusal.reason
@@ -155,9 +151,7 @@ class Desk:
 
     def __init__(self, machine: str = "m") -> None:
         supply = Supply(name="k", vms=4, microusd_per_hour=1_000_000)
-        self.state = PoolState(
-            settings=PoolSettings(policy="priority"), supplies=(supply,)
-        )
+        self.state = PoolState(settings=PoolSettings(policy="priority"), supplies=(supply,))
         self.granted: dict[str, Grant] = {}
         self.submit(request("first", examples=1e9, machine="m"))
         self.report("first", 4)

@@ -23,9 +23,7 @@ from spottrain.wire.model import Slot
 
 FACTS = model_facts(
     (
-        section_facts(
-            i, param_bytes=1 << 28, optimizer_bytes=1 << 29, activation_bytes=1 << 10
-        )
+        section_facts(i, param_bytes=1 << 28, optimizer_bytes=1 << 29, activation_bytes=1 << 10)
         for i in range(4)
     ),
     num_parameters=4_000_000,

@@ -22,9 +22,7 @@ def slow_world(seed: int, spare: int, steps: int = 400, **changes: Any) -> World
     return job
 
 
-def slow_down(
-    job: World, factor: float, count: int = 1, after_s: float = 500.0
-) -> None:
+def slow_down(job: World, factor: float, count: int = 1, after_s: float = 500.0) -> None:
     """Let VMs of the plan become slow after a while."""
 
     def strike() -> None:

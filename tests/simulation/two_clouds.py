@@ -64,9 +64,7 @@ class TwoClouds(World):
             if name not in self.sky.down and vms != self.known.get(name):
                 self.known[name] = vms
                 now_s = self.now_s
-                self.feed(
-                    e.VmsListed(at_s=now_s, asked_at_s=now_s, vms=vms, cloud=name)
-                )
+                self.feed(e.VmsListed(at_s=now_s, asked_at_s=now_s, vms=vms, cloud=name))
 
         def again() -> None:
             if epoch == self.epoch:

@@ -216,10 +216,7 @@ class Workers:
                 restored=bool(loaded),
             )
             self.report(slot, started)
-        if (
-            plan.data_parallel_width == 1
-            and group.saved < step < self.world.settings.spec.steps
-        ):
+        if plan.data_parallel_width == 1 and group.saved < step < self.world.settings.spec.steps:
             self.start_saving(group)
         self.begin(group)
 
@@ -372,9 +369,7 @@ class Workers:
                     checkpoint_every_steps=(
                         group.interval.every_steps if chosen and not rank else 0
                     ),
-                    checkpoint_cost_s=(
-                        group.interval.cost_s if chosen and not rank else 0.0
-                    ),
+                    checkpoint_cost_s=(group.interval.cost_s if chosen and not rank else 0.0),
                 ),
             )
 
@@ -482,9 +477,7 @@ class Workers:
                 self.report(slot, self.death(group, slot))
 
     def death(self, group: Group, slot: Slot) -> messages.WorkerDied:
-        return messages.WorkerDied(
-            generation=group.number, slot=slot.index, reason="killed"
-        )
+        return messages.WorkerDied(generation=group.number, slot=slot.index, reason="killed")
 
     def report(self, slot: Slot, report: messages.Report) -> None:
         """Every slot's reports leave in the order in which they were made."""
@@ -496,9 +489,7 @@ def profile_of(facts: ModelFacts) -> Profile:
     """Every section takes the same time."""
     return a_profile(
         microbatch_profile(
-            section_profile(
-                section.index, forward_s=0.5, saved_bytes=1 << 20, output_bytes=1 << 10
-            )
+            section_profile(section.index, forward_s=0.5, saved_bytes=1 << 20, output_bytes=1 << 10)
             for section in facts.sections
         ),
         fingerprint=facts.fingerprint,

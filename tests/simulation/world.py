@@ -154,14 +154,8 @@ class World(View):
         self.epoch += 1
         self.manager_alive = True
         self.watches = Watches()
-        self.feed(
-            e.ManagerStarted(at_s=self.now_s, software_version="1", pid=self.epoch)
-        )
-        self.feed(
-            e.CheckpointsListed(
-                at_s=self.now_s, checkpoints=tuple(self.workers.checkpoints)
-            )
-        )
+        self.feed(e.ManagerStarted(at_s=self.now_s, software_version="1", pid=self.epoch))
+        self.feed(e.CheckpointsListed(at_s=self.now_s, checkpoints=tuple(self.workers.checkpoints)))
         self.listed = self.offered = ()
         self.poll(force=True)
         pending, self.pending = self.pending, []
@@ -224,9 +218,7 @@ class World(View):
                 self.soon(lambda: self.launch(command))
             case c.StartAgent(vm_id=vm_id):
                 sha256 = f"{self.random.random()}"
-                self.feed(
-                    e.AgentStarting(at_s=self.now_s, vm_id=vm_id, token_sha256=sha256)
-                )
+                self.feed(e.AgentStarting(at_s=self.now_s, vm_id=vm_id, token_sha256=sha256))
                 self.soon(lambda: self.boot(vm_id))
             case c.TerminateVms(vm_ids=vm_ids):
                 self.soon(lambda: self.terminate(vm_ids))
@@ -315,9 +307,7 @@ class World(View):
             refusal = "no_capacity"
         if fate > 0.1 and vms:
             self.later(
-                lambda: e.VmsLaunched(
-                    at_s=self.now_s, intent=command.intent, vms=tuple(vms)
-                )
+                lambda: e.VmsLaunched(at_s=self.now_s, intent=command.intent, vms=tuple(vms))
             )
             return
         if fate <= 0.1:  # whether it launched is not known
@@ -404,11 +394,7 @@ class World(View):
             for event in self.watches.observe(self.state, vm_id, report, self.now_s):
                 self.feed(event)
         else:
-            self.feed(
-                e.ReportReceived(
-                    at_s=self.now_s, vm_id=vm_id, number=number, report=report
-                )
-            )
+            self.feed(e.ReportReceived(at_s=self.now_s, vm_id=vm_id, number=number, report=report))
 
     def end_vm(self, vm_id: str) -> None:
         """Gone, memory and all."""

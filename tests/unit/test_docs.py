@@ -39,9 +39,7 @@ def test_files_that_a_page_names_exist(page: Path) -> None:
 @pytest.mark.parametrize(("walk", "goal"), GOALS.items())
 def test_a_walk_is_short(walk: str, goal: int) -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
-    (section,) = re.findall(
-        rf"^### {re.escape(walk)}.*?(?=^##)", text, re.MULTILINE | re.DOTALL
-    )
+    (section,) = re.findall(rf"^### {re.escape(walk)}.*?(?=^##)", text, re.MULTILINE | re.DOTALL)
     files = re.findall(r"^\d+\. `([\w./]+)`", section, re.MULTILINE)
     assert 5 < len(files) <= goal
     assert len(set(files)) == len(files)

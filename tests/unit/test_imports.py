@@ -76,10 +76,5 @@ def test_it_needs_the_standard_library_alone(code: str) -> None:
 def test_it_imports_none_of(code: str) -> None:
     modules = loaded()[code]
     assert "spottrain" in modules
-    found = {
-        name
-        for name in WITHOUT[code]
-        for m in modules
-        if f"{m}.".startswith(f"{name}.")
-    }
+    found = {name for name in WITHOUT[code] for m in modules if f"{m}.".startswith(f"{name}.")}
     assert found == set()

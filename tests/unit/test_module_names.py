@@ -16,10 +16,7 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = ("cloud", "morphing", "pipeline", "pricing", "varuna_manager", "src", "tests")
 TOY = "test_structure.py"  # its modules are made up
 SOURCES = sorted(
-    path
-    for folder in FOLDERS
-    for path in (ROOT / folder).rglob("*.py")
-    if path.name != TOY
+    path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py") if path.name != TOY
 )
 NAME = re.compile(r"\b(?:spottrain|tests)(?:\.[A-Za-z_]\w*)+(?::\w+)?(?!\w*[/@-])")
 TOP = {path.stem for path in (ROOT / "src" / "spottrain").iterdir()} | {
@@ -87,9 +84,7 @@ def values(document: Any) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def trees() -> dict[str, ast.Module]:
-    return {
-        str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in SOURCES
-    }
+    return {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in SOURCES}
 
 
 @pytest.mark.nightly

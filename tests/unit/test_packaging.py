@@ -28,9 +28,7 @@ def test_every_direct_dependency_is_pinned() -> None:
     names = {re.split(r"[>=;\[ ]", line)[0].lower() for line in wanted}
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pinned = {line.partition("==")[0].lower() for line in lines if "==" in line}
-    assert {name.replace("_", "-") for name in names} == {
-        name.replace("_", "-") for name in pinned
-    }
+    assert {name.replace("_", "-") for name in names} == {name.replace("_", "-") for name in pinned}
 
 
 @pytest.mark.parametrize("script", ["quickstart", "test", "check", "bench"])

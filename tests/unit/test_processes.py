@@ -93,9 +93,7 @@ def test_after(): pass
 
 
 def test_errors_of_collection_run_nothing(tmp_path: Path) -> None:
-    code, out = run(
-        tmp_path, a="import nothing_of_this_name\n", b="def test_it(): 1 / 0\n"
-    )
+    code, out = run(tmp_path, a="import nothing_of_this_name\n", b="def test_it(): 1 / 0\n")
     assert code == 2
     assert "ZeroDivisionError" not in out
 

@@ -60,22 +60,17 @@ def test_a_family_of_three_is_a_folder(checker: ModuleType, house: Path) -> None
     assert broken(checker, house) == [("prefix", "spottrain.cloud.vm")]
 
 
-def test_a_circle_is_seen_through_type_checking(
-    checker: ModuleType, house: Path
-) -> None:
+def test_a_circle_is_seen_through_type_checking(checker: ModuleType, house: Path) -> None:
     write(house, "cloud/a.py", "from spottrain.cloud.b import X\n")
     write(
         house,
         "cloud/b.py",
-        "from typing import TYPE_CHECKING\n"
-        "if TYPE_CHECKING:\n    from spottrain.cloud import a\n",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from spottrain.cloud import a\n",
     )
     assert [rule for rule, _ in broken(checker, house)] == ["circle"]
 
 
-def test_a_small_module_with_one_importer_is_a_crumb(
-    checker: ModuleType, house: Path
-) -> None:
+def test_a_small_module_with_one_importer_is_a_crumb(checker: ModuleType, house: Path) -> None:
     write(house, "cloud/a.py", "from spottrain.cloud.b import f\n")
     write(house, "cloud/b.py", "def f():\n    pass\n")
     write(house, "cloud/c.py", "from spottrain.cloud.d import X\n")
@@ -91,17 +86,13 @@ def test_a_class_name_stands_once(checker: ModuleType, house: Path) -> None:
     assert broken(checker, house) == [("class", "cloud.Market"), ("word", "Plan")]
 
 
-def test_a_base_with_one_subclass_next_door_is_one_class(
-    checker: ModuleType, house: Path
-) -> None:
+def test_a_base_with_one_subclass_next_door_is_one_class(checker: ModuleType, house: Path) -> None:
     write(house, "cloud/a.py", "class Base:\n    pass\n")
     write(house, "cloud/b.py", "class Derived(Base):\n    pass\n")
     assert broken(checker, house) == [("base", "spottrain.cloud.a.Base")]
 
 
-def test_an_allowance_needs_a_reason_and_a_breach(
-    checker: ModuleType, house: Path
-) -> None:
+def test_an_allowance_needs_a_reason_and_a_breach(checker: ModuleType, house: Path) -> None:
     write(house, "scripts/structure-allowed.txt", "class cloud.X  # history\n")
     assert checker.check(house) == ["class: cloud.X: needs no allowance"]
     write(house, "scripts/structure-allowed.txt", "class cloud.X\n")

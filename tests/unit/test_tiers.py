@@ -25,15 +25,11 @@ class Item:
         self._mark = None if mark is None else mark.mark
 
     def get_closest_marker(self, name: str) -> pytest.Mark | None:
-        return (
-            self._mark if self._mark is not None and self._mark.name == name else None
-        )
+        return self._mark if self._mark is not None and self._mark.name == name else None
 
 
 def chosen(items: Sequence[Any], part: int) -> list[str]:
-    return [
-        i.nodeid for i, runs in zip(items, in_gate(items, part), strict=True) if runs
-    ]
+    return [i.nodeid for i, runs in zip(items, in_gate(items, part), strict=True) if runs]
 
 
 def cases(test: str, count: int, mark: pytest.MarkDecorator | None) -> list[Item]:
@@ -96,9 +92,7 @@ def test_a_costly_property_draws_a_fifth() -> None:
 
 def test_tests_of_a_cloud_run_in_one_process_and_others_by_file() -> None:
     aws = "tests/unit/cloud/aws/"
-    assert tiers.scope(f"{aws}test_a.py::test") == tiers.scope(
-        f"{aws}test_b.py::test[x]"
-    )
+    assert tiers.scope(f"{aws}test_a.py::test") == tiers.scope(f"{aws}test_b.py::test[x]")
     file = "tests/unit/cloud/test_rates.py"
     assert tiers.scope(f"{file}::test[a/b::c]") == file
 

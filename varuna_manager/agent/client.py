@@ -103,9 +103,7 @@ class ManagerClient:
         wait_s: How long the manager may let a long poll wait.
     """
 
-    def __init__(
-        self, route: Route | str, ca_pem: str, token: str, wait_s: float = 0.0
-    ) -> None:
+    def __init__(self, route: Route | str, ca_pem: str, token: str, wait_s: float = 0.0) -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.load_verify_locations(cadata=ca_pem)
         self._route = Route(route) if isinstance(route, str) else route

@@ -240,9 +240,7 @@ class Agent:
         return ""
 
     def _spawn(self, name: str, target: Callable[[], None]) -> None:
-        threading.Thread(
-            target=self._guarded, args=(target,), name=name, daemon=True
-        ).start()
+        threading.Thread(target=self._guarded, args=(target,), name=name, daemon=True).start()
 
     def _guarded(self, target: Any) -> None:
         """Run a thread's work; an error ends the agent."""
@@ -326,9 +324,7 @@ class Agent:
             slot_memory_bytes=self._bootstrap.slot_memory_bytes,
         )
 
-    def _refuse(
-        self, report: messages.VmUnfit | messages.VmFailed | messages.GpuSick
-    ) -> int:
+    def _refuse(self, report: messages.VmUnfit | messages.VmFailed | messages.GpuSick) -> int:
         """Report why this VM does not train, if it has a manager, and end."""
         if self._is_registered:
             self._outbox.add(report)
@@ -456,9 +452,7 @@ class Agent:
                 if pid == supervisor.pid:
                     self.end(FAILED, f"its supervisor {reason}")
                 elif slot is not None:
-                    end = messages.EndWorkers(
-                        slots=(slot,), reason=f"hangs: it {reason}"
-                    )
+                    end = messages.EndWorkers(slots=(slot,), reason=f"hangs: it {reason}")
                     supervisor.send(end)
                 else:
                     logger.warning("process %d %s: it is killed", pid, reason)
@@ -481,9 +475,9 @@ class Agent:
 
         try:
             with open_nvml() as driver:
-                GpuWatch(
-                    driver, devices.gpus, self._outbox.add, restart, logger.warning
-                ).run(self._closing)
+                GpuWatch(driver, devices.gpus, self._outbox.add, restart, logger.warning).run(
+                    self._closing
+                )
         except NoNvmlError as error:
             logger.warning("GPUs are not watched: %s", error)
 
@@ -560,9 +554,7 @@ def main(argv: Sequence[str]) -> int:
     except SpottrainError as error:
         logger.error("%s", error)
         return FAILED
-    signal.signal(
-        signal.SIGTERM, lambda *_: agent.end(TERMINATED, "terminated by signal")
-    )
+    signal.signal(signal.SIGTERM, lambda *_: agent.end(TERMINATED, "terminated by signal"))
     return agent.run()
 
 

@@ -89,17 +89,13 @@ class Outbox:
             wait_s = WRITTEN_S if self._unwritten else None
             self._changed.wait_for(lambda: self._waiting, wait_s)
             taken = tuple(itertools.islice(self._waiting, limit))
-            measured = [
-                (n, one) for n, one in taken if isinstance(one, messages.Measured)
-            ]
+            measured = [(n, one) for n, one in taken if isinstance(one, messages.Measured)]
             first = measured[0][0] if measured else self._measurements
             oldest = self._unwritten[0][0] if self._unwritten else first
             return messages.ReportBatch(
                 vm_id=vm_id,
                 first=self._received,
-                reports=tuple(
-                    one for _, one in taken if not isinstance(one, messages.Measured)
-                ),
+                reports=tuple(one for _, one in taken if not isinstance(one, messages.Measured)),
                 first_measurement=first,
                 oldest_measurement=oldest,
                 measurements=tuple(one for _, one in measured),
@@ -146,9 +142,7 @@ class StoppedProcesses:
     def look(self) -> list[int]:
         """Return the supervisor or children of it that were stopped at each of the last
         ``STOPPED_LOOKS`` looks; each is returned once."""
-        stopped = (
-            pid for pid in (self._pid, *_children(self._pid)) if _is_stopped(pid)
-        )
+        stopped = (pid for pid in (self._pid, *_children(self._pid)) if _is_stopped(pid))
         self._looks = {pid: self._looks.get(pid, 0) + 1 for pid in stopped}
         return [pid for pid, looks in self._looks.items() if looks == STOPPED_LOOKS]
 
@@ -180,9 +174,7 @@ class _Waiting:
         stderr: Its standard error.
     """
 
-    def __init__(
-        self, pid: int, connection: socket.socket, program: Program, stderr: int
-    ) -> None:
+    def __init__(self, pid: int, connection: socket.socket, program: Program, stderr: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
         its_stdin, stdin = os.pipe()
@@ -271,9 +263,7 @@ class SupervisorProcess:
             with self._changed:
                 self._generation = command.generation
                 self._running = {
-                    slot.index
-                    for slot in command.plan.slots
-                    if slot.vm_id == self._vm_id
+                    slot.index for slot in command.plan.slots if slot.vm_id == self._vm_id
                 }
         self._lines.put(encode(command))
 
@@ -285,9 +275,7 @@ class SupervisorProcess:
                 return
             generation = self._generation
             self.send(messages.StopGeneration(generation=generation, checkpoint=True))
-            self._changed.wait_for(
-                lambda: not self._running, deadline - time.monotonic()
-            )
+            self._changed.wait_for(lambda: not self._running, deadline - time.monotonic())
 
     def close(self) -> None:
         """Let it exit by itself within ``CLOSE_S``; its last reports are read."""
@@ -329,13 +317,9 @@ class SupervisorProcess:
         assert stdout is not None
         for line in stdout:
             try:
-                report: messages.SupervisorReport = decode(
-                    messages.SupervisorReport, line
-                )
+                report: messages.SupervisorReport = decode(messages.SupervisorReport, line)
             except WireError as error:
-                logger.warning(
-                    "supervisor sent an invalid report: %s: %r", error, line[:200]
-                )
+                logger.warning("supervisor sent an invalid report: %s: %r", error, line[:200])
                 continue
             if isinstance(report, messages.TraceWritten):
                 self._outbox.add_trace(report)

@@ -44,6 +44,4 @@ def _run_all_at_manager(context: typer.Context, names: list[str]) -> list[str]:
 NamesArgument = Annotated[
     list[str], typer.Argument(help="Names of jobs.", callback=_run_all_at_manager)
 ]
-NameArgument = Annotated[
-    str, typer.Argument(help="Name of a job.", callback=run_at_manager)
-]
+NameArgument = Annotated[str, typer.Argument(help="Name of a job.", callback=run_at_manager)]

@@ -49,9 +49,7 @@ DeriveOption = Annotated[
     bool,
     typer.Option("--derive", help="Derive a profile for a device you do not have."),
 ]
-DeviceOption = Annotated[
-    str | None, typer.Option(help="With --derive: name of that device.")
-]
+DeviceOption = Annotated[str | None, typer.Option(help="With --derive: name of that device.")]
 RatioOption = Annotated[
     float | None,
     typer.Option(help="With --derive: its speed relative to the measured device."),
@@ -65,9 +63,7 @@ OnOption = Annotated[
 ]
 MaxUsdOption = Annotated[
     float | None,
-    typer.Option(
-        min=0.0, help="With --on: it never costs more; by default an hour of that VM."
-    ),
+    typer.Option(min=0.0, help="With --on: it never costs more; by default an hour of that VM."),
 ]
 YesOption = Annotated[
     bool,
@@ -143,9 +139,7 @@ def _measured(file: Path, again: bool) -> Profile:
     return profile
 
 
-def _measured_on(
-    file: Path, on: str, again: bool, max_usd: float | None, yes: bool
-) -> Profile:
+def _measured_on(file: Path, on: str, again: bool, max_usd: float | None, yes: bool) -> Profile:
     """Return the profile of one VM of a type, rented for it unless one is kept."""
     # Not above: they import what measuring here does not need.
     from spottrain.varuna_manager.cli.watch import Watcher
@@ -184,9 +178,7 @@ def _measured_on(
         reason = "" if state.outcome is None else state.outcome.reason
         say(f"error: not measured: {reason}; 'spottrain logs {job.name}' says more")
         raise typer.Exit(code or 1)
-    busy = "; times vary much: the machine was busy" * is_noisy(
-        state.preparation.profile
-    )
+    busy = "; times vary much: the machine was busy" * is_noisy(state.preparation.profile)
     say(
         f"measured on {state.preparation.profile.device} for {dollars(spent_usd(state, state.now_s))}{busy}"
     )
@@ -195,9 +187,7 @@ def _measured_on(
 
 def _derived(file: Path | None, device: str | None, ratio: float | None) -> Profile:
     if file is None or device is None or ratio is None:
-        raise ConfigError(
-            "--derive needs a profile, --device and --ratio; give all three"
-        )
+        raise ConfigError("--derive needs a profile, --device and --ratio; give all three")
     try:
         return derive_profile(profiles.read_profile(file), device, ratio)
     except PlanError as error:
@@ -205,9 +195,7 @@ def _derived(file: Path | None, device: str | None, ratio: float | None) -> Prof
 
 
 def _newest() -> Path:
-    kept = sorted(
-        profiles.folder().glob("*.json"), key=lambda path: path.stat().st_mtime
-    )
+    kept = sorted(profiles.folder().glob("*.json"), key=lambda path: path.stat().st_mtime)
     if not kept:
         raise ConfigError("no profile is kept yet; run 'spottrain calibrate JOB_FILE'")
     return kept[-1]
@@ -233,9 +221,7 @@ def _progress() -> Iterator[_Listener]:
         return
     columns = TextColumn("measuring"), BarColumn(), MofNCompleteColumn()
     last = TextColumn("{task.description}")
-    with Progress(
-        *columns, last, console=console(stderr=True), transient=True
-    ) as display:
+    with Progress(*columns, last, console=console(stderr=True), transient=True) as display:
         task = display.add_task("starting workers", total=None)
 
         def tell(p: CalibrationProgress) -> None:

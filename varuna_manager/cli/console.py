@@ -37,9 +37,7 @@ OutputOption = Annotated[
 def console(*, stderr: bool = False) -> Console:
     """Return a console for people; without a terminal it is ``LOG_WIDTH`` wide."""
     stream = sys.stderr if stderr else sys.stdout
-    return Console(
-        stderr=stderr, width=None if stream.isatty() else LOG_WIDTH, highlight=False
-    )
+    return Console(stderr=stderr, width=None if stream.isatty() else LOG_WIDTH, highlight=False)
 
 
 def show(*parts: RenderableType) -> None:

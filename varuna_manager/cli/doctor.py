@@ -30,9 +30,7 @@ from spottrain.varuna_manager.offers.checks import Check, checks_here
 
 FileArgument = Annotated[
     Path | None,
-    typer.Argument(
-        help="Job file; without one, the accounts of all clouds are checked."
-    ),
+    typer.Argument(help="Job file; without one, the accounts of all clouds are checked."),
 ]
 SCHEMA_VERSION = 1
 _TYPICAL: dict[str, AnyCloud] = {
@@ -140,9 +138,7 @@ def _traffic(config: JobConfig) -> Finding:
         named = ", ".join(f"{c.cloud}.{c.network_key}" for c in config.clouds)
         where = f"your own network between regions ({named}), which must be private"
     elif any(isinstance(c, AzureConfig) and c.subnets for c in config.clouds):
-        where = (
-            "azure.subnets, where all machines of that network and its peers reach them"
-        )
+        where = "azure.subnets, where all machines of that network and its peers reach them"
     told = (
         "VMs send each other weights and activations NOT encrypted and NOT "
         f"authenticated, inside {where}"

@@ -37,9 +37,7 @@ def export(
         int | None,
         typer.Option(help="Step of the checkpoint; by default the newest."),
     ] = None,
-    checkpoint: Annotated[
-        str | None, typer.Option(help="Name of the checkpoint's folder.")
-    ] = None,
+    checkpoint: Annotated[str | None, typer.Option(help="Name of the checkpoint's folder.")] = None,
     best: Annotated[
         bool, typer.Option("--best", help="The best checkpoint by evaluation.")
     ] = False,

@@ -107,9 +107,7 @@ def gc(
         raise typer.Exit(CloudError.exit_code)
 
 
-def _chosen_clouds(
-    file: Path | None, names: Sequence[str] | None
-) -> dict[str, AnyCloud]:
+def _chosen_clouds(file: Path | None, names: Sequence[str] | None) -> dict[str, AnyCloud]:
     """Return the clouds to ask, by name."""
     clouds = _CLOUDS
     if file is not None:
@@ -211,9 +209,7 @@ def is_kept(vm: Vm, vms: Collection[Vm]) -> bool:
 
 def _orphans(provider: ChildProvider, scope: Scope) -> Iterator[Vm]:
     if not isinstance(provider, FindsOrphans):
-        raise CloudError(
-            f"{provider.name}: cannot search for orphans; check the cloud's console"
-        )
+        raise CloudError(f"{provider.name}: cannot search for orphans; check the cloud's console")
     us = ""
     if not scope.all_owners and isinstance(provider, NamesPrincipal):
         us = provider.principal()

@@ -41,9 +41,7 @@ from spottrain.wire.model import (
 
 FileArgument = Annotated[
     Path,
-    typer.Argument(
-        help="Job file; or a model and its profile as JSON (see examples/profiles)."
-    ),
+    typer.Argument(help="Job file; or a model and its profile as JSON (see examples/profiles)."),
 ]
 ExplainOption = Annotated[
     bool,
@@ -75,12 +73,8 @@ FactsOption = Annotated[
         "needs --minibatch-size, --gpu-memory-gib and --usd-per-hour."
     ),
 ]
-MemoryOption = Annotated[
-    float | None, typer.Option(help="JSON only: override the memory per GPU.")
-]
-PriceOption = Annotated[
-    float | None, typer.Option(help="JSON only: override the price per VM.")
-]
+MemoryOption = Annotated[float | None, typer.Option(help="JSON only: override the memory per GPU.")]
+PriceOption = Annotated[float | None, typer.Option(help="JSON only: override the price per VM.")]
 ObjectiveOption = Annotated[
     str | None,
     typer.Option(help="throughput or examples_per_dollar; overrides the file."),
@@ -95,23 +89,15 @@ CloudsOption = Annotated[
         "prices, with estimated throughputs."
     ),
 ]
-OfflineOption = Annotated[
-    bool, typer.Option("--offline", help="Do not refresh the best offers.")
-]
+OfflineOption = Annotated[bool, typer.Option("--offline", help="Do not refresh the best offers.")]
 MeasuredOnOption = Annotated[
     str | None,
-    typer.Option(
-        help="GPU that the profile's GPU resembles, such as T4; to estimate others."
-    ),
+    typer.Option(help="GPU that the profile's GPU resembles, such as T4; to estimate others."),
 ]
-TopOption = Annotated[
-    int, typer.Option(min=1, help="Number of offers to evaluate exactly.")
-]
+TopOption = Annotated[int, typer.Option(min=1, help="Number of offers to evaluate exactly.")]
 RecomputeOption = Annotated[
     bool | None,
-    typer.Option(
-        "--recompute/--no-recompute", help="For all plans; overrides the file."
-    ),
+    typer.Option("--recompute/--no-recompute", help="For all plans; overrides the file."),
 ]
 
 
@@ -226,9 +212,7 @@ def _workload_document(
         raise ConfigError(f"{name}: {error}") from error
 
 
-def _on_gpu(
-    workload: Workload, host_memory_gib: float | None, precision: str | None
-) -> Workload:
+def _on_gpu(workload: Workload, host_memory_gib: float | None, precision: str | None) -> Workload:
     """Return the workload with the command line's changes that only GPUs know."""
     known = _one_of("--precision", precision, get_args(Precision))
     changes: dict[str, Any] = {} if known is None else {"precision": known}

@@ -41,9 +41,7 @@ SVG_LINES = 6
 
 GpuOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--gpu", help="GPU, such as A100 (any memory) or A100-80GB; repeatable."
-    ),
+    typer.Option("--gpu", help="GPU, such as A100 (any memory) or A100-80GB; repeatable."),
 ]
 CloudOption = Annotated[
     list[str] | None,
@@ -57,9 +55,7 @@ TypeOption = Annotated[
     list[str] | None,
     typer.Option("--type", help="Instance type, such as p4d.24xlarge; repeatable."),
 ]
-SpotOption = Annotated[
-    bool | None, typer.Option("--spot/--on-demand", help="Only this market.")
-]
+SpotOption = Annotated[bool | None, typer.Option("--spot/--on-demand", help="Only this market.")]
 TopOption = Annotated[
     int | None,
     typer.Option(min=1, help=f"Number of offers; with --all a table has {TABLE_ROWS}."),
@@ -79,23 +75,17 @@ MeasuredOnOption = Annotated[
     str | None,
     typer.Option(help="GPU that the profile's device resembles, such as T4."),
 ]
-DaysOption = Annotated[
-    float, typer.Option(min=0.01, help="Length of the history, in days.")
-]
+DaysOption = Annotated[float, typer.Option(min=0.01, help="Length of the history, in days.")]
 OfflineOption = Annotated[
     bool, typer.Option("--offline", help="Show the last known prices; ask no cloud.")
 ]
 SvgOption = Annotated[
     Path | None,
-    typer.Option(
-        "--svg", help=f"Plot prices of the {SVG_LINES} cheapest offers to this file."
-    ),
+    typer.Option("--svg", help=f"Plot prices of the {SVG_LINES} cheapest offers to this file."),
 ]
 ExportOption = Annotated[
     Path | None,
-    typer.Option(
-        "--export", help="Write all known prices and VM lifetimes to this folder."
-    ),
+    typer.Option("--export", help="Write all known prices and VM lifetimes to this folder."),
 ]
 
 
@@ -197,18 +187,14 @@ def _ask(
 
     with httpx.Client(timeout=TIMEOUT) as client:
         sources = price_sources(client, os.environ)
-        answers = refresh(
-            sources, history, facts, request, now_s, history_s=days * DAY_S
-        )
+        answers = refresh(sources, history, facts, request, now_s, history_s=days * DAY_S)
     if not answers.failures:
         return list(answers.warnings)
     why = "; ".join(f"{cloud}: {why}" for cloud, why in answers.failures.items())
     return [f"prices not refreshed, showing the last known: {why}", *answers.warnings]
 
 
-def _rates(
-    profile: Path | None, measured_on: str | None
-) -> Callable[[InstanceType], float | None]:
+def _rates(profile: Path | None, measured_on: str | None) -> Callable[[InstanceType], float | None]:
     """Return a function of a machine: examples per second of one of its GPUs, alone.
 
     Raises:
@@ -217,9 +203,7 @@ def _rates(
     if profile is None:
         return lambda _: None
     workload = read_workload(profile, None, None, None, None)
-    base = base_of(
-        workload.profile, workload.facts, measured_on, workload.precision or "fp32"
-    )
+    base = base_of(workload.profile, workload.facts, measured_on, workload.precision or "fp32")
     own = 1.0 / example_s(workload.profile)
 
     def rate_of(kind: InstanceType) -> float | None:
@@ -283,9 +267,7 @@ def _rows(
     return rows
 
 
-def _table(
-    rows: Sequence[_Row], from_s: float, now_s: float, *, with_rates: bool
-) -> Table:
+def _table(rows: Sequence[_Row], from_s: float, now_s: float, *, with_rates: bool) -> Table:
     table = Table("CLOUD", "ZONE", "TYPE", "GPUS", "MARKET", box=None)
     rates = ("EX/S GPU", "EX/$") if with_rates else ()
     for name in ("$/HOUR", "$/GPU HOUR", *rates, "LOSSES/DAY", "AGE"):
@@ -318,9 +300,7 @@ def _rate(value: float | None, digits: int) -> str:
     return NOTHING if value is None else f"~{value:,.{digits}f}"
 
 
-def _document(
-    rows: Sequence[_Row], now_s: float, warnings: Sequence[str]
-) -> dict[str, Any]:
+def _document(rows: Sequence[_Row], now_s: float, warnings: Sequence[str]) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
         "at": now_s,

@@ -130,9 +130,7 @@ def _give_up(job: JobDir) -> bool:
         say(f"warning: {error}")
         return False
     manager_location.forget(job)
-    say(
-        f"job {job.name}: its VM cannot be used and was returned; fix the cause, then launch"
-    )
+    say(f"job {job.name}: its VM cannot be used and was returned; fix the cause, then launch")
     return True
 
 

@@ -45,23 +45,15 @@ DryOption = Annotated[
 DetachOption = Annotated[
     bool, typer.Option("--detach", "-d", help="Return once the job has started.")
 ]
-VmOption = Annotated[
-    bool, typer.Option("--manager-vm", help="Run the manager on a VM of its own.")
-]
-PoolOption = Annotated[
-    str | None, typer.Option(help="Submit it to this pool, and return.")
-]
+VmOption = Annotated[bool, typer.Option("--manager-vm", help="Run the manager on a VM of its own.")]
+PoolOption = Annotated[str | None, typer.Option(help="Submit it to this pool, and return.")]
 PriorityOption = Annotated[
     float | None, typer.Option(help="With --pool: its weight against other jobs.")
 ]
-TeamOption = Annotated[
-    str | None, typer.Option(help="With --pool: the team that it belongs to.")
-]
+TeamOption = Annotated[str | None, typer.Option(help="With --pool: the team that it belongs to.")]
 AdoptOption = Annotated[
     bool,
-    typer.Option(
-        "--adopt", help="Go on from checkpoints of another job in checkpoint.path."
-    ),
+    typer.Option("--adopt", help="Go on from checkpoints of another job in checkpoint.path."),
 ]
 SCHEMA_VERSION = 1
 
@@ -95,9 +87,7 @@ def launch(
     from spottrain.varuna_manager.offers.checks import check_all
     from spottrain.varuna_manager.offers.feasibility import check_deadline
 
-    checked = check_all(
-        config, say, "dry run" if dry_run else "launch", on_vm=with_vm, adopt=adopt
-    )
+    checked = check_all(config, say, "dry run" if dry_run else "launch", on_vm=with_vm, adopt=adopt)
     if dry_run:
         from spottrain.varuna_manager.cli import plan
 
@@ -106,9 +96,7 @@ def launch(
     facts, offers = checked.facts, checked.offers
     if forecast := check_deadline(config, facts, offers, say):
         say(forecast)
-    job, packed_bytes = submit.submit(
-        config, facts, checked.data_bytes, say, adopt=adopt
-    )
+    job, packed_bytes = submit.submit(config, facts, checked.data_bytes, say, adopt=adopt)
     say(
         f"{facts.num_parameters:,} parameters in {len(facts.sections)} sections; "
         f"workdir packed: {size(packed_bytes)}"
@@ -146,9 +134,7 @@ def resume(
     ],
     update_code: Annotated[
         bool,
-        typer.Option(
-            "--update-code", help="Send the workdir as it is now, if the weights fit."
-        ),
+        typer.Option("--update-code", help="Send the workdir as it is now, if the weights fit."),
     ] = False,
     workdir: Annotated[
         Path | None,
@@ -164,9 +150,7 @@ def resume(
     ] = None,
     from_scratch: Annotated[
         bool,
-        typer.Option(
-            "--from-scratch", help="Begin again if no checkpoint of it can be used."
-        ),
+        typer.Option("--from-scratch", help="Begin again if no checkpoint of it can be used."),
     ] = False,
     trusted: Annotated[
         str,
@@ -222,9 +206,7 @@ def manager_unit(
         say(line)
 
 
-def _run_here(
-    job: JobDir, manager: subprocess.Popen[bytes], detach: bool, output: Output
-) -> None:
+def _run_here(job: JobDir, manager: subprocess.Popen[bytes], detach: bool, output: Output) -> None:
     """Watch a job whose manager was just started; exit with the job's exit code."""
     if detach:
         control.await_manager(job, manager)
@@ -232,9 +214,7 @@ def _run_here(
             show_json({"name": job.name, "pid": manager.pid, "folder": str(job.path)})
         _say_started(job)
         if unit.is_available():
-            say(
-                f"survive logout and reboot: spottrain manager-unit {job.name} --install"
-            )
+            say(f"survive logout and reboot: spottrain manager-unit {job.name} --install")
         return
     watcher = Watcher(job, console(stderr=True), manager=manager, may_stop=True)
     try:
@@ -252,9 +232,7 @@ def _run_here(
     raise typer.Exit(code)
 
 
-def _run_on_manager_vm(
-    job: JobDir, offers: Sequence[Offer], detach: bool, output: Output
-) -> None:
+def _run_on_manager_vm(job: JobDir, offers: Sequence[Offer], detach: bool, output: Output) -> None:
     """Start a job's manager on a VM and watch it; exit with the job's exit code."""
     # Not above: it imports the cloud adapters, which other commands do not need.
     from spottrain.varuna_manager.cli import remote
@@ -350,9 +328,7 @@ def _notes(state: State) -> Iterator[str]:
     """Yield a line for each limit under which nothing can be rented at known prices."""
     cap, on_demand_allowed = state.job.max_usd_per_hour, state.job.allow_on_demand
     prices = [
-        offer.usd_per_hour
-        for offer in state.market.offers
-        if offer.spot or on_demand_allowed
+        offer.usd_per_hour for offer in state.market.offers if offer.spot or on_demand_allowed
     ]
     cheapest = min(filter(is_amount, prices), default=None)
     min_vms = state.job.min_vms

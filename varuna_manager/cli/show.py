@@ -78,9 +78,7 @@ def report(
     names: NamesArgument,
     html: Annotated[
         Path | None,
-        typer.Option(
-            "--html", help="Write one HTML page with charts instead of tables."
-        ),
+        typer.Option("--html", help="Write one HTML page with charts instead of tables."),
     ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -200,14 +198,10 @@ def cost(
 
 def metrics(
     name: NameArgument,
-    every: Annotated[
-        int, typer.Option("--every", min=1, help="Only steps that this divides.")
-    ] = 1,
+    every: Annotated[int, typer.Option("--every", min=1, help="Only steps that this divides.")] = 1,
     last: Annotated[
         int | None,
-        typer.Option(
-            "--last", min=1, help="Only so many, the newest; a table has 20 of them."
-        ),
+        typer.Option("--last", min=1, help="Only so many, the newest; a table has 20 of them."),
     ] = None,
     output: Annotated[
         MetricsOutput,

@@ -28,9 +28,7 @@ CommandArgument = Annotated[
 ]
 
 
-def ssh(
-    name: NameArgument, vm: VmArgument = None, command: CommandArgument = None
-) -> None:
+def ssh(name: NameArgument, vm: VmArgument = None, command: CommandArgument = None) -> None:
     """Open a shell on a VM, or run a command there: spottrain ssh JOB VM -- nvidia-smi.
 
     The VM must prove its identity with its host key. The exit code is that of ssh.
@@ -77,8 +75,7 @@ def ssh_argv(job: JobDir, vm_id: str, command: list[str]) -> list[str]:
         host = next(h for h in config.ssh.fleet() if _is_on(vm_id, h.name))
         return argv_to(job, _own(job, vm_id), host.key_file, None, command)
     raise ConfigError(
-        f"job {job.name}: its VMs are processes on this machine; see "
-        f"'spottrain logs {job.name}'"
+        f"job {job.name}: its VMs are processes on this machine; see 'spottrain logs {job.name}'"
     )
 
 

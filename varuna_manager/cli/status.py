@@ -36,13 +36,9 @@ FINAL = ("succeeded", "failed")
 def status(
     name: Annotated[
         str | None,
-        typer.Argument(
-            help="Name of a job; without one, all jobs.", callback=run_at_manager
-        ),
+        typer.Argument(help="Name of a job; without one, all jobs.", callback=run_at_manager),
     ] = None,
-    watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Watch until the job ends.")
-    ] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Watch until the job ends.")] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Show the state of a job, or of all jobs."""

@@ -270,9 +270,7 @@ class CloudConfig(Section):
         """
         found: list[InstanceType] = []
         if self.instance_types:
-            found += catalogue().matching(
-                clouds=(self.cloud,), names=self.instance_types
-            )
+            found += catalogue().matching(clouds=(self.cloud,), names=self.instance_types)
         if self.gpus:
             found += catalogue().matching(clouds=(self.cloud,), gpus=self.gpus)
         return tuple(found)
@@ -287,9 +285,7 @@ class CloudConfig(Section):
         for kind in self.machines():
             try:
                 if kind.device == "gpu":
-                    check_precision(
-                        precision, kind.gpu.compute_capability, kind.gpu.name
-                    )
+                    check_precision(precision, kind.gpu.compute_capability, kind.gpu.name)
             except UnfitBuildError as error:
                 why[kind.name] = str(error)
         return why
@@ -317,9 +313,7 @@ class CloudConfig(Section):
             self.cloud, self.disk_gib, public_address=self.public_addresses
         )
 
-    def _values(
-        self, settings: type, public_key: str, ssh_from: tuple[str, ...]
-    ) -> dict[str, Any]:
+    def _values(self, settings: type, public_key: str, ssh_from: tuple[str, ...]) -> dict[str, Any]:
         """Return the values of an adapter's settings, which are named as here."""
         names = {one.name for one in fields(settings)} & type(self).model_fields.keys()
         return {
@@ -370,9 +364,7 @@ class AwsConfig(CloudConfig):
             )
         for zone in self.subnets:
             if zone in self.regions:
-                raise ValueError(
-                    f"subnets: are given by zone, such as {zone}a: got {zone}"
-                )
+                raise ValueError(f"subnets: are given by zone, such as {zone}a: got {zone}")
         _check_keys("subnets", self.subnets, self.regions, f"{self.regions[0]}a")
         return self
 
@@ -438,9 +430,7 @@ class AzureConfig(CloudConfig):
     @model_validator(mode="after")
     def _enters(self) -> Self:
         if self.ssh_proxy and not self.subnets:
-            raise ValueError(
-                "ssh_proxy needs subnets: those that the Bastion's network reaches"
-            )
+            raise ValueError("ssh_proxy needs subnets: those that the Bastion's network reaches")
         _check_keys("subnets", self.subnets, self.regions, self.regions[0])
         for key, ids in (
             ("subnets", self.subnets.values()),
@@ -448,9 +438,7 @@ class AzureConfig(CloudConfig):
         ):
             for each in ids:
                 if each and not each.startswith("/subscriptions/"):
-                    raise ValueError(
-                        f"{key}: must be a resource id, /subscriptions/…: got {each}"
-                    )
+                    raise ValueError(f"{key}: must be a resource id, /subscriptions/…: got {each}")
         return self
 
     def proxy_argv(self, vm_id: str, port: int) -> list[str]:
@@ -584,9 +572,7 @@ def check_cloud(
                 "to train on CPUs, or name types with GPUs"
             )
     if isinstance(cloud, GcpConfig) and not cloud.project:
-        raise ValueError(
-            "resources.provider gcp needs gcp.project, the project that pays"
-        )
+        raise ValueError("resources.provider gcp needs gcp.project, the project that pays")
     if checkpoint_path is None:
         raise ValueError(
             f"resources.provider {name} needs a checkpoint.path that all VMs and this "
@@ -619,20 +605,13 @@ def _check_places(cloud: str, regions: Sequence[str], zones: Collection[str]) ->
     for region in regions:
         if not form.fullmatch(region):
             raise ValueError(
-                f"regions: must be names of {cloud}'s regions, such as {example}: got "
-                f"{region}"
+                f"regions: must be names of {cloud}'s regions, such as {example}: got {region}"
             )
-    if zones and not any(
-        zone.startswith(region) for zone in zones for region in regions
-    ):
-        raise ValueError(
-            f"zones: {', '.join(zones)}: none is in the regions {', '.join(regions)}"
-        )
+    if zones and not any(zone.startswith(region) for zone in zones for region in regions):
+        raise ValueError(f"zones: {', '.join(zones)}: none is in the regions {', '.join(regions)}")
 
 
-def _check_keys(
-    key: str, given: Collection[str], regions: Sequence[str], example: str
-) -> None:
+def _check_keys(key: str, given: Collection[str], regions: Sequence[str], example: str) -> None:
     """Check that what is given by region or zone is of use.
 
     Raises:
@@ -640,9 +619,7 @@ def _check_keys(
             is misspelt, and the region's VMs would be somewhere else.
     """
     stray = [name for name in given if not name.startswith(tuple(regions))]
-    bare = [
-        each for each in regions if not any(name.startswith(each) for name in given)
-    ]
+    bare = [each for each in regions if not any(name.startswith(each) for name in given)]
     if stray and bare:
         raise ValueError(
             f"{key}: {stray[0]} is none of the job's; {bare[0]} has none: give names such "

@@ -52,9 +52,7 @@ class DataConfig(Section):
     def _adds_up(self) -> Self:
         given = [x for x in ("url", "path", "mount") if getattr(self, x) is not None]
         if len(given) != 1:
-            raise ValueError(
-                f"give one of url, path and mount: got {', '.join(given) or 'none'}"
-            )
+            raise ValueError(f"give one of url, path and mount: got {', '.join(given) or 'none'}")
         if self.mount is None and (self.type or self.options):
             raise ValueError("type and options need mount")
         if self.mount is not None:
@@ -75,8 +73,7 @@ class DataConfig(Section):
             raise ValueError(f"url must begin with {known}: got {url}")
         if parts.scheme in WEB_SCHEMES and not _WEB_URL.fullmatch(url):
             raise ValueError(
-                "url must be ASCII without blanks, with escapes such as %C3%A9: got "
-                f"{url!r}"
+                f"url must be ASCII without blanks, with escapes such as %C3%A9: got {url!r}"
             )
         if parts.scheme == "file":
             if parts.netloc or not parts.path.startswith("/"):
@@ -96,9 +93,7 @@ class DataConfig(Section):
                 raise ValueError(str(error)) from error
         is_folder = parts.path.endswith("/") or not parts.path
         if is_folder and (self.unpack or self.sha256 or parts.scheme in WEB_SCHEMES):
-            raise ValueError(
-                f"url must name one object here and not end with /: got {url}"
-            )
+            raise ValueError(f"url must name one object here and not end with /: got {url}")
 
     @property
     def is_fetched(self) -> bool:
@@ -150,9 +145,7 @@ def _check_secrets(parts: SplitResult) -> None:
 
 
 def _check_mount(source: str, kind: str, options: str) -> None:
-    found = [
-        name for x in options.split(",") if _SECRET.fullmatch(name := x.split("=")[0])
-    ]
+    found = [name for x in options.split(",") if _SECRET.fullmatch(name := x.split("=")[0])]
     if found or (":" in source.partition("://")[2].rpartition("@")[0]):
         raise ValueError(
             f"mount must not hold a password, got {(*found, 'one in its source')[0]}: it "
@@ -204,9 +197,7 @@ def check_data(data: Mapping[str, DataConfig], providers: Sequence[str]) -> None
             )
         path = one.local_path
         if path is not None and provider not in ("local", "ssh"):
-            raise ValueError(
-                f"{where}: VMs of {provider} do not have {path}; give a url or mount"
-            )
+            raise ValueError(f"{where}: VMs of {provider} do not have {path}; give a url or mount")
         if path is not None and provider == "ssh" and path[0] not in "/~":
             raise ValueError(f"{where}: path must be absolute on the hosts: got {path}")
 

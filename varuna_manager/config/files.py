@@ -95,9 +95,7 @@ def _reason(error: Exception) -> str:
     return " ".join(str(error).partition("; use sys.")[0].split())
 
 
-def validate(
-    model: type[ModelT], data: Any, source: str, lines: Lines = NO_LINES
-) -> ModelT:
+def validate(model: type[ModelT], data: Any, source: str, lines: Lines = NO_LINES) -> ModelT:
     """Return what parsed data say, as a job file or a part of one.
 
     Args:
@@ -125,9 +123,7 @@ def _to_json(data: Any, source: str, lines: Lines) -> str:
         _check_texts(data, source, lines)
         return json.dumps(data, default=_plain)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ConfigError(
-            f"{source}: {_reason(error)}; use plain keys and values"
-        ) from error
+        raise ConfigError(f"{source}: {_reason(error)}; use plain keys and values") from error
 
 
 def _plain(value: Any) -> str:
@@ -141,9 +137,7 @@ def is_text(value: str) -> bool:
     return value.encode(errors="ignore").decode() == value
 
 
-def _check_texts(
-    data: Any, source: str, lines: Lines, where: tuple[int | str, ...] = ()
-) -> None:
+def _check_texts(data: Any, source: str, lines: Lines, where: tuple[int | str, ...] = ()) -> None:
     """Refuse what is no text, and ``$NAME`` and ``${NAME}`` where nothing expands them.
 
     A value that is stored as it is now must not depend on whose environment reads it.
@@ -158,9 +152,7 @@ def _check_texts(
     elif isinstance(data, str):
         key, place = f"{source}: {_dotted(where)}", at_line(where, lines)
         if not is_text(data):
-            raise ConfigError(
-                f"{key}: must be Unicode text: got {data!a}; correct it{place}"
-            )
+            raise ConfigError(f"{key}: must be Unicode text: got {data!a}; correct it{place}")
         later = where[:1] in _EXPANDED_LATER or where[:2] in _EXPANDED_LATER
         if _VARIABLE.search(data) and not later:
             secret = "; or name the variable under secrets" * (where[:1] == ("env",))
@@ -170,9 +162,7 @@ def _check_texts(
             )
 
 
-def explain(
-    error: ValidationError, model: type[BaseModel], lines: Lines = NO_LINES
-) -> str:
+def explain(error: ValidationError, model: type[BaseModel], lines: Lines = NO_LINES) -> str:
     """Return one line: the first thing wrong, and how many others there are.
 
     Unknown keys come first: a misspelt key is also reported as a missing one.

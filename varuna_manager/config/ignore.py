@@ -87,9 +87,7 @@ class PatternFile:
     def last_match(self, path: PurePath, is_folder: bool) -> Pattern | None:
         """Return the pattern that decides about an entry of the folder, if one does."""
         below = os.fsencode(path.relative_to(self.folder))
-        return next(
-            (x for x in reversed(self.patterns) if x.matches(below, is_folder)), None
-        )
+        return next((x for x in reversed(self.patterns) if x.matches(below, is_folder)), None)
 
 
 def parse_patterns(data: bytes) -> tuple[Pattern, ...]:
@@ -155,9 +153,7 @@ def read_patterns(path: Path) -> tuple[Pattern, ...]:
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return ()
     except OSError as error:
-        raise ConfigError(
-            f"{path}: cannot be read: {error.strerror}; fix it"
-        ) from error
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}; fix it") from error
 
 
 class IgnoreRules:
@@ -203,9 +199,7 @@ class IgnoreRules:
             self._used.add(found)
         return found
 
-    def git_ignores(
-        self, path: Path, is_folder: bool, *, below_ignored: bool = False
-    ) -> bool:
+    def git_ignores(self, path: Path, is_folder: bool, *, below_ignored: bool = False) -> bool:
         """Return whether Git ignores an entry; it never ignores what it tracks."""
         if path in self._tracked:
             return False
@@ -228,9 +222,7 @@ class IgnoreRules:
                     yield folder / IGNORE_FILE, pattern.text
 
 
-def _deepest_match(
-    files: dict[Path, PatternFile], path: Path, is_folder: bool
-) -> Pattern | None:
+def _deepest_match(files: dict[Path, PatternFile], path: Path, is_folder: bool) -> Pattern | None:
     found = (files[one].last_match(path, is_folder) for one in path.parents)
     return next((match for match in found if match is not None), None)
 

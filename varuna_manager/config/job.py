@@ -491,11 +491,7 @@ class JobConfig(Section):
         """The micro-batch size given, or the default for this mini-batch."""
         if self.microbatch_size is not None:
             return self.microbatch_size
-        return max(
-            m
-            for m in range(1, MAX_DEFAULT_MICROBATCH + 1)
-            if self.minibatch_size % m == 0
-        )
+        return max(m for m in range(1, MAX_DEFAULT_MICROBATCH + 1) if self.minibatch_size % m == 0)
 
     @property
     def microbatch_sizes(self) -> tuple[int, ...]:
@@ -530,9 +526,7 @@ class JobConfig(Section):
             reduction=self.reduction,
             checkpoint_path=checkpoint_path,
             checkpoint_every_steps=(
-                0
-                if self.checkpoint.every_steps == "auto"
-                else self.checkpoint.every_steps
+                0 if self.checkpoint.every_steps == "auto" else self.checkpoint.every_steps
             ),
             checkpoint_keep=self.checkpoint.keep,
             lease_s=self.manager.lease_s,
@@ -606,10 +600,7 @@ def load_config(
         "data": absolute_data(config.data, base, config.resources.providers),
         "track": absolute_track(config.track, base),
         "notify": absolute_notify(config.notify, base),
-        **{
-            name: getattr(config, name).absolute(base)
-            for name in ("ssh", "aws", "azure", "gcp")
-        },
+        **{name: getattr(config, name).absolute(base) for name in ("ssh", "aws", "azure", "gcp")},
     }
     if config.init_from is not None:
         update["init_from"] = config.init_from.absolute(base)

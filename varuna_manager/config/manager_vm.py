@@ -80,9 +80,7 @@ class ManagerVmConfig(Section):
     @model_validator(mode="after")
     def _priced(self) -> Self:
         if self.instance_type is not None and self.usd_per_hour is None:
-            raise ValueError(
-                "instance_type needs usd_per_hour, its on-demand price per hour"
-            )
+            raise ValueError("instance_type needs usd_per_hour, its on-demand price per hour")
         return self
 
     def machine(self, cloud: str, image_owner: str = "") -> ManagerMachine:

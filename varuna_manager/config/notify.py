@@ -65,12 +65,9 @@ def webhook_url(webhook: str, environment: Mapping[str, str]) -> str:
         host = parts.hostname or ""
     except ValueError:
         host = ""
-    if not host or not (
-        parts.scheme == "https" or (parts.scheme == "http" and _is_local(host))
-    ):
+    if not host or not (parts.scheme == "https" or (parts.scheme == "http" and _is_local(host))):
         raise ConfigError(
-            f"notify.webhook: must be a URL of https, or of http on this machine: got "
-            f"{shown}"
+            f"notify.webhook: must be a URL of https, or of http on this machine: got {shown}"
         )
     return url
 
@@ -82,9 +79,7 @@ def _is_local(host: str) -> bool:
         return False
 
 
-def check_notify(
-    notify: NotifyConfig, secrets: Collection[str], *, on_vm: bool
-) -> None:
+def check_notify(notify: NotifyConfig, secrets: Collection[str], *, on_vm: bool) -> None:
     """Check that notices can be sent from where the manager will run.
 
     Args:
@@ -97,13 +92,11 @@ def check_notify(
     """
     if notify.command and on_vm:
         raise ConfigError(
-            "notify.command: with --manager-vm it would run on the manager's VM; use "
-            "notify.webhook"
+            "notify.command: with --manager-vm it would run on the manager's VM; use notify.webhook"
         )
     if notify.command and shutil.which(notify.command[0]) is None:
         raise ConfigError(
-            f"notify.command: there is no program {notify.command[0]}: install it, or "
-            "give its path"
+            f"notify.command: there is no program {notify.command[0]}: install it, or give its path"
         )
     if notify.webhook is None:
         return

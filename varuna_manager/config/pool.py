@@ -145,8 +145,7 @@ class PoolConfig(Section):
             ):
                 if value is not None and cap is not None and value > cap:
                     raise ValueError(
-                        f"teams.{name}.{key}: must be at most the pool's, {cap:g}: got "
-                        f"{value:g}"
+                        f"teams.{name}.{key}: must be at most the pool's, {cap:g}: got {value:g}"
                     )
         return self
 
@@ -169,8 +168,7 @@ def load_pool(path: Path) -> PoolConfig:
         name: getattr(config, name).absolute(base) for name in ("aws", "azure", "gcp")
     }
     update["jobs"] = tuple(
-        job.model_copy(update={"file": str((base / job.file).resolve())})
-        for job in config.jobs
+        job.model_copy(update={"file": str((base / job.file).resolve())}) for job in config.jobs
     )
     return config.model_copy(update=update)
 
@@ -215,9 +213,7 @@ def _in_pool(data: Any, pool: PoolConfig, source: str) -> Any:
         return data  # refused as any job file
     for place in _PLACES[1:]:
         if place in data:
-            raise ConfigError(
-                f"{source}: {place}: the pool {pool.name} says it; remove it"
-            )
+            raise ConfigError(f"{source}: {place}: the pool {pool.name} says it; remove it")
     own = data.get("resources") or {}
     if not isinstance(own, Mapping):
         return data

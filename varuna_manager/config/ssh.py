@@ -213,12 +213,9 @@ def check_ssh(ssh: SshConfig, checkpoint_path: str | None, objective: str) -> No
             "machine can access, such as s3://bucket/prefix or a network folder; hosts share "
             "nothing else"
         )
-    if objective == "examples_per_dollar" and not all(
-        h.usd_per_hour for h in ssh.hosts
-    ):
+    if objective == "examples_per_dollar" and not all(h.usd_per_hour for h in ssh.hosts):
         raise ValueError(
-            "morphing.objective examples_per_dollar needs prices; give every host its "
-            "usd_per_hour"
+            "morphing.objective examples_per_dollar needs prices; give every host its usd_per_hour"
         )
 
 
@@ -237,6 +234,5 @@ def check_secrets(secrets: Iterable[str]) -> None:
     for name in secrets:
         if not os.environ.get(name):
             raise ConfigError(
-                f"secrets: {name} is not set in the environment; set it before you launch "
-                "or resume"
+                f"secrets: {name} is not set in the environment; set it before you launch or resume"
             )

@@ -108,9 +108,7 @@ def _why_not_on_vm(track: TrackConfig, name: str, secrets: Iterable[str]) -> str
 
 def absolute_track(track: TrackConfig, base: Path) -> TrackConfig:
     """Return the section with SQLite files of MLflow relative to ``base`` made absolute."""
-    scheme, mark, path = (track.mlflow.tracking_uri if track.mlflow else "").partition(
-        ":///"
-    )
+    scheme, mark, path = (track.mlflow.tracking_uri if track.mlflow else "").partition(":///")
     if track.mlflow is None or scheme != "sqlite" or not mark or path.startswith("/"):
         return track
     uri = f"sqlite:///{(base / path).resolve()}"

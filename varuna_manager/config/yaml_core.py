@@ -64,9 +64,7 @@ def read_yaml(text: str) -> tuple[Any, Lines]:
     except YAMLError as error:
         raise ConfigError(f"{' '.join(str(error).split())}; fix the file") from error
     except RecursionError as error:
-        raise ConfigError(
-            "lists and mappings are nested too deeply; fix the file"
-        ) from error
+        raise ConfigError("lists and mappings are nested too deeply; fix the file") from error
 
 
 def _value(
@@ -124,17 +122,13 @@ def _mapping(
     # Merged mappings first, so that the lines of their keys give way.
     for key, value in sorted(node.value, key=lambda item: not _merges(item[0])):
         if not isinstance(key, ScalarNode):
-            raise ConfigError(
-                f"line {_line(key)}: a key is a list or mapping; use a text"
-            )
+            raise ConfigError(f"line {_line(key)}: a key is a list or mapping; use a text")
         if _merges(key):
             for mapping in _merged(value):
                 merged = {**_mapping(mapping, where, lines), **merged}
             continue
         if key.value in own:
-            raise ConfigError(
-                f"line {_line(key)}: {key.value}: is given twice; remove one"
-            )
+            raise ConfigError(f"line {_line(key)}: {key.value}: is given twice; remove one")
         lines[*where, key.value] = _line(key)
         own[key.value] = _value(value, (*where, key.value), lines)
     return {**merged, **own}

@@ -168,9 +168,7 @@ def passed_over(state: State) -> tuple[PassedOver, ...]:
     """Return the best offers that the job may not rent now, and why."""
     best = in_order(state.market.offers, state.market.worths)[:PASSED_OVER]
     return tuple(
-        _passed_over(state, offer, why)
-        for offer in best
-        if (why := why_not(state, offer))
+        _passed_over(state, offer, why) for offer in best if (why := why_not(state, offer))
     )
 
 
@@ -302,9 +300,7 @@ def held(state: State) -> tuple[Holdings, ...]:
     )
 
 
-def wanted_by_deadline(
-    state: State, replacing: VmRecord | None = None
-) -> Callable[[Offer], int]:
+def wanted_by_deadline(state: State, replacing: VmRecord | None = None) -> Callable[[Offer], int]:
     """Return a function: how many more VMs of an offer the deadline policy wants.
 
     Before the throughput of fleets is known, on demand only what training takes to start.
@@ -391,9 +387,7 @@ def _placed(state: State) -> _Placed:
     coming = [intent.offer for intent in intents.values()]
     where = cooldowns.home_of([*staying, *coming], span)
     here = tuple(
-        vm
-        for vm in vms.values()
-        if where is None or cooldowns.location_of(vm.offer, span) == where
+        vm for vm in vms.values() if where is None or cooldowns.location_of(vm.offer, span) == where
     )
     coming_vms = sum(intent.missing for intent in intents.values())
     found = _Placed(
@@ -422,10 +416,7 @@ def is_at(state: State, where: tuple[str, ...] | None, offer: Offer) -> bool:
 def reach_each_other(state: State, one: Place, other: Place) -> bool:
     """Return whether VMs of two places can train together."""
     span = state.job.span
-    return (
-        span == "any"
-        or one[: 1 + (span == "region")] == other[: 1 + (span == "region")]
-    )
+    return span == "any" or one[: 1 + (span == "region")] == other[: 1 + (span == "region")]
 
 
 def at_home(state: State) -> tuple[VmRecord, ...]:

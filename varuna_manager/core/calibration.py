@@ -116,9 +116,7 @@ def crowd_of(
     listed_twice = len(set(measuring)) < len(measuring)
     if others or on_gpu or not machine or not cores or listed_twice:
         return ()
-    every = sorted(
-        Slot(vm_id=vm.vm_id, index=i) for vm in vms for i in range(vm.num_slots)
-    )
+    every = sorted(Slot(vm_id=vm.vm_id, index=i) for vm in vms for i in range(vm.num_slots))
     further = [slot for slot in every if slot not in measuring]
     most = min(MAX_SLOTS_PER_CORE * cores, num_sections)
     return tuple(further[: max(0, most - len(measuring))])
@@ -190,9 +188,7 @@ def report_received(
         transition.log(f"measured {report.done} of {report.total}: {report.what}")
         return
     profile = report.profile
-    transition.put(
-        replace(transition.state.preparation, profile=profile, calibration=None)
-    )
+    transition.put(replace(transition.state.preparation, profile=profile, calibration=None))
     failed = [s for s in profile.sources if s.startswith(NCCL_FAILED)]
     if not failed:
         transition.emit(KeepProfile(profile=profile))

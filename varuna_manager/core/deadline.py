@@ -206,9 +206,7 @@ def job_status(state: State) -> JobStatus:
         deadline_s=job.deadline_s,
         ending_s=END_S,
         examples_left=float((spec.steps - saved) * spec.minibatch_size),
-        examples_unsaved=float(
-            max(0, state.history.progress.step - saved) * spec.minibatch_size
-        ),
+        examples_unsaved=float(max(0, state.history.progress.step - saved) * spec.minibatch_size),
         examples_per_checkpoint=float(
             min(spec.checkpoint_every_steps, spec.steps) * spec.minibatch_size
         ),
@@ -230,8 +228,7 @@ def holdings(state: State, terms: FleetTerms) -> tuple[Holdings, ...]:
             left_s = vm.launched_at_s + terms.fleet.boot_s - state.now_s
             boots_s[offer_key(vm.offer)].append(max(0.0, left_s))
     return tuple(
-        replace(one, boots_s=tuple(sorted(boots_s[one.name])))
-        for one in allocation.held(state)
+        replace(one, boots_s=tuple(sorted(boots_s[one.name]))) for one in allocation.held(state)
     )
 
 
@@ -255,9 +252,7 @@ def supplies(state: State, terms: FleetTerms) -> tuple[Supply, ...]:
     kind = _in_reach(state, terms)
     open_keys = {offer_key(o) for o in kind if allocation.is_open(state, o)}
     on_demand_usd = {
-        (o.region, o.zone): o.usd_per_hour
-        for o in kind
-        if not o.spot and offer_key(o) in open_keys
+        (o.region, o.zone): o.usd_per_hour for o in kind if not o.spot and offer_key(o) in open_keys
     }
     found = []
     for offer in kind:
@@ -271,9 +266,7 @@ def supplies(state: State, terms: FleetTerms) -> tuple[Supply, ...]:
                     name=key,
                     spot=offer.spot,
                     usd_per_hour=offer.usd_per_hour,
-                    available=0
-                    if overpriced
-                    else max(0, allocation.available(state, offer)),
+                    available=0 if overpriced else max(0, allocation.available(state, offer)),
                     losses_per_hour=losses,
                 )
             )

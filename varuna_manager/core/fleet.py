@@ -177,9 +177,7 @@ def job_moved(transition: Transition, event: e.JobMoved) -> None:
     Open launches are not repeated: their VMs may exist and trust those keys too. The
     names of later launches differ from any that the journal may have lost.
     """
-    transition.put(
-        replace(transition.state.launches, intents={}, takeover_epoch=event.epoch)
-    )
+    transition.put(replace(transition.state.launches, intents={}, takeover_epoch=event.epoch))
     host, vms = event.host, transition.state.fleet.vms.values()
     transition.log(f"the job continues on {host} with new keys; returning its VMs")
     return_vms(transition, vms, "it trusts the keys of the old machine")
@@ -212,9 +210,7 @@ def _is_well(vm: VmRecord) -> bool:
     return is_called and stays and vm.silent_since_s is None and not is_slow
 
 
-def _leave(
-    transition: Transition, vms: Iterable[VmRecord], reason: str
-) -> tuple[str, ...]:
+def _leave(transition: Transition, vms: Iterable[VmRecord], reason: str) -> tuple[str, ...]:
     """Have VMs that are not leaving yet leave; return their ids."""
     now = transition.state.fleet.vms
     going = [vm for vm in vms if now[vm.vm_id].phase is not VmPhase.RETURNING]
@@ -324,9 +320,7 @@ def command_failed(transition: Transition, event: e.CommandFailed) -> None:
     for vm_id in event.vm_ids:
         if vm := transition.state.fleet.vms.get(vm_id):
             again_s = transition.now_s + RETRY_S
-            vm = replace(
-                vm, retry_at_s=again_s, is_clearing=False, trouble=event.reason
-            )
+            vm = replace(vm, retry_at_s=again_s, is_clearing=False, trouble=event.reason)
             transition.put_vm(vm)
             _return_if_lease_over(transition, vm)
 
@@ -368,9 +362,7 @@ def vm_unfit(transition: Transition, vm_id: str, reason: str) -> None:
     return_vms(transition, (vm,), reason)
     state, scope = transition.state, kind_of(vm.offer)
     count = state.launches.unfit.get(scope, 0) + 1
-    transition.put(
-        replace(state.launches, unfit={**state.launches.unfit, scope: count})
-    )
+    transition.put(replace(state.launches, unfit={**state.launches.unfit, scope: count}))
     if _is_hopeless(transition.state):
         transition.fail(f"{scope}: {reason}", exit_code=6)
 
@@ -393,9 +385,7 @@ def vm_fit(transition: Transition, vm: VmRecord) -> None:
 
 def _is_hopeless(state: State) -> bool:
     """Return whether every offer is of a type whose VMs were unfit too often."""
-    wanted = [
-        one for one in state.market.offers if one.spot or state.job.allow_on_demand
-    ]
+    wanted = [one for one in state.market.offers if one.spot or state.job.allow_on_demand]
     usable = any(vm.phase is not VmPhase.RETURNING for vm in state.fleet.vms.values())
     return not usable and all(is_unfit(state, offer) for offer in wanted)
 

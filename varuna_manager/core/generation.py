@@ -88,9 +88,7 @@ def open_generation(
         devices=tuple(state.fleet.vms[slot.vm_id].device for slot in plan.slots),
     )
     transition.put_generation(generation)
-    transition.put(
-        replace(transition.state.training, next_generation=generation.number + 1)
-    )
+    transition.put(replace(transition.state.training, next_generation=generation.number + 1))
     number, reason = generation.number, generation.reason
     transition.log(f"generation {number} starts with {plan.shape}: {reason}")
     open_store(transition, generation)
@@ -102,9 +100,7 @@ def open_store(transition: Transition, generation: Generation) -> None:
     transition.send((vm_id,), messages.OpenStore(generation=generation.number))
 
 
-def run_generation(
-    transition: Transition, generation: Generation, host: str, port: int
-) -> None:
+def run_generation(transition: Transition, generation: Generation, host: str, port: int) -> None:
     """Invite the ranks of the plan and all slots that may hold newer sections."""
     slots = generation.plan.slots
     donors = _donors(transition.state, slots)
@@ -163,9 +159,7 @@ def _state_losses_per_s(state: State, plan: Plan) -> float:
     stages = [{slot.vm_id for slot in plan.slots[k::depth]} for k in range(depth)]
     for stage, holder in zip(stages, plan.copy_holders, strict=False):
         stage.add(plan.slots[holder].vm_id)
-    lost = [
-        hit for hit in state.history.interruptions if hit.interruption in _UNNOTICED
-    ]
+    lost = [hit for hit in state.history.interruptions if hit.interruption in _UNNOTICED]
     forgotten = len(state.history.interruptions) == KEPT
     since_s = state.history.interruptions[0].at_s if forgotten else state.submitted_at_s
     return state_losses_per_s(
@@ -173,8 +167,7 @@ def _state_losses_per_s(state: State, plan: Plan) -> float:
         [hit.at_s for hit in lost],
         state.now_s - since_s,
         spot=any(
-            state.fleet.vms[vm].offer.spot
-            for vm in set().union(*stages) & set(state.fleet.vms)
+            state.fleet.vms[vm].offer.spot for vm in set().union(*stages) & set(state.fleet.vms)
         ),
     )
 
@@ -195,9 +188,7 @@ def _donors(state: State, slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
     )
 
 
-def started(
-    transition: Transition, slot: Slot, report: messages.GenerationStarted
-) -> None:
+def started(transition: Transition, slot: Slot, report: messages.GenerationStarted) -> None:
     """A rank has its sections; the first report says from which step training continues."""
     generation = transition.generation
     if generation.ranks[slot] is RankPhase.INVITED:
@@ -304,9 +295,7 @@ def lose_vm(transition: Transition, vm_id: str, reason: str) -> None:
                 leave(transition, slot, RankPhase.GONE, reason)
 
 
-def stopped(
-    transition: Transition, slot: Slot, report: messages.GenerationStopped
-) -> None:
+def stopped(transition: Transition, slot: Slot, report: messages.GenerationStopped) -> None:
     """A rank stopped after the mini-batch that all stop after."""
     generation = transition.generation
     if generation.ranks[slot] in (RankPhase.INVITED, RankPhase.STARTED):
@@ -366,9 +355,7 @@ def _next_to_leave(state: State, generation: Generation) -> VmRecord | None:
         return None
     held = {slot.vm_id for slot in generation.plan.slots}
     going = [
-        vm
-        for vm in state.fleet.vms.values()
-        if vm.vm_id in held and vm.leaves_at_s is not None
+        vm for vm in state.fleet.vms.values() if vm.vm_id in held and vm.leaves_at_s is not None
     ]
     return min(going, key=lambda vm: vm.leaves_at_s or 0.0, default=None)
 
@@ -420,9 +407,7 @@ def _patience_s(state: State, generation: Generation) -> float:
     ranks = generation.ranks.values()
     lost = any(slot.vm_id not in state.fleet.vms for slot in generation.participants)
     left = lost or RankPhase.OUT in ranks or RankPhase.GONE in ranks
-    on_gpu = state.job.state != "host" and any(
-        vm.gpus for vm in state.fleet.vms.values()
-    )
+    on_gpu = state.job.state != "host" and any(vm.gpus for vm in state.fleet.vms.values())
     if generation.started_at_s is None and left and not on_gpu:
         return ABANDON_FORMING_S
     return ABANDON_AFTER_S
@@ -462,13 +447,9 @@ def close(transition: Transition, ended_by: str) -> None:
     tally = state.history.tally
     if broke:
         tally = replace(tally, recoveries=tally.recoveries + 1)
-    elif (
-        generation.phase is GenerationPhase.STOPPING and state.phase is JobPhase.ACTIVE
-    ):
+    elif generation.phase is GenerationPhase.STOPPING and state.phase is JobPhase.ACTIVE:
         tally = replace(tally, morphs=tally.morphs + 1)
-    transition.state = replace(
-        state, ending_checkpoint=state.ending_checkpoint and not saved
-    )
+    transition.state = replace(state, ending_checkpoint=state.ending_checkpoint and not saved)
     transition.put(
         replace(
             state.history,
@@ -501,8 +482,6 @@ def _outcome_of_done(state: State, early: str) -> Outcome:
     what = f"{steps} steps done" + (f", stopped early: {early}" if early else "")
     if newest is not None and newest.step >= steps:
         return Outcome(kind="succeeded", exit_code=0, reason=what)
-    trouble = (
-        state.preparation.checkpoint_error or "the last checkpoint was not written"
-    )
+    trouble = state.preparation.checkpoint_error or "the last checkpoint was not written"
     reason = f"{what}, but {trouble}; fix that, then resume the job"
     return Outcome(kind="failed", exit_code=1, reason=reason)

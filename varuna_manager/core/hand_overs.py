@@ -106,10 +106,7 @@ def advance(transition: Transition) -> None:
     grant = state.job.grant
     if grant is not None and state.phase is JobPhase.ACTIVE:
         for order in grant.orders:
-            if (
-                order.name not in state.fleet.orders
-                and transition.now_s < order.until_s
-            ):
+            if order.name not in state.fleet.orders and transition.now_s < order.until_s:
                 _put(transition, OrderRecord(order=order))
                 transition.emit(c.TakeVm(order=order))
     for record in transition.state.fleet.orders.values():

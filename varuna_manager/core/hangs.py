@@ -73,9 +73,7 @@ def advance(transition: Transition) -> None:
     transition.is_due(transition.now_s + max(ANSWER_S, patience_s / 2))
 
 
-def inspected(
-    transition: Transition, vm_id: str, report: messages.WorkersInspected
-) -> None:
+def inspected(transition: Transition, vm_id: str, report: messages.WorkersInspected) -> None:
     """Fold what an agent has seen; break off what hangs once all have answered."""
     generation = transition.state.training.generation
     if generation is None or generation.phase not in _PROGRESSING:
@@ -135,9 +133,7 @@ def _vm_ids(generation: Generation) -> set[str]:
     return {slot.vm_id for slot in _slots(generation)}
 
 
-def _verdict(
-    state: State, generation: Generation
-) -> tuple[rules.Verdict, dict[int, WorkerState]]:
+def _verdict(state: State, generation: Generation) -> tuple[rules.Verdict, dict[int, WorkerState]]:
     assert generation.inspection is not None
     seen = {
         Slot(vm_id=vm_id, index=worker.slot): worker
@@ -197,9 +193,7 @@ def _break_off(
         again = before_s is not None and transition.now_s - before_s < AGAIN_S
         transition.put_vm(replace(vm, hung_at_s=transition.now_s))
         if again and len(vm_ids) == 1 and vm.leaves_at_s is None:
-            limits.drain(
-                transition, transition.state.fleet.vms[vm_id], "has hung twice"
-            )
+            limits.drain(transition, transition.state.fleet.vms[vm_id], "has hung twice")
         slots = tuple(slot.index for slot in hung if slot.vm_id == vm_id)
         end = messages.EndWorkers(slots=slots, reason=reason)
         transition.send((vm_id,), end)

@@ -26,9 +26,7 @@ def offers_seen(transition: Transition, event: e.OffersSeen) -> None:
     state = transition.state
     # Offers that did not change are the same objects: of hundreds, few do.
     stayed = set(map(id, state.market.offers)).intersection(map(id, event.offers))
-    before = {
-        offer_key(one): one for one in state.market.offers if id(one) not in stayed
-    }
+    before = {offer_key(one): one for one in state.market.offers if id(one) not in stayed}
     changes = []
     for offer in event.offers:
         if id(offer) in stayed:
@@ -133,9 +131,7 @@ def _note_image(transition: Transition, intent: Intent, vm: Vm) -> None:
         return
     if known:
         transition.log(f"{cloud} no longer has the image {known}: VMs have {vm.image}")
-    transition.put(
-        replace(transition.state.launches, images={**images, cloud: vm.image})
-    )
+    transition.put(replace(transition.state.launches, images={**images, cloud: vm.image}))
 
 
 def launch_refused(transition: Transition, event: e.LaunchRefused) -> None:
@@ -170,9 +166,7 @@ def abandon(transition: Transition) -> None:
             retry_at_s = intent.retry_at_s
             if retry_at_s is not None:  # else its call is under way
                 retry_at_s = transition.now_s + SETTLE_S
-            transition.put_intent(
-                replace(intent, retry_at_s=retry_at_s, is_abandoned=True)
-            )
+            transition.put_intent(replace(intent, retry_at_s=retry_at_s, is_abandoned=True))
 
 
 def _is_hopeless(transition: Transition) -> bool:

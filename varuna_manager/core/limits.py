@@ -47,9 +47,7 @@ def with_limits(state: State, event: LimitsChanged) -> State:
         spent_usd = state.history.ledger.spent(state.now_s).usd
         cap = job.max_usd
         alerts = tuple(
-            alert
-            for alert in alerts
-            if cap is not None and spent_usd >= alert.share * cap
+            alert for alert in alerts if cap is not None and spent_usd >= alert.share * cap
         )
     return replace(state, settings=job, history=replace(state.history, alerts=alerts))
 

@@ -31,15 +31,11 @@ as much each time, up to half."""
 MAX_MARGIN = 0.5
 
 
-def devices(
-    state: State, vms: Sequence[records.VmRecord], profile: Profile
-) -> Iterator[Device]:
+def devices(state: State, vms: Sequence[records.VmRecord], profile: Profile) -> Iterator[Device]:
     """Yield the slots of ``vms`` as the planner takes them."""
     for vm in vms:
         speed = gpu_speed(vm.offer, profile, state.job.facts, state.job.spec.precision)
-        yield from devices_of(
-            vm.vm_id, _machine(state, vm, speed), vm.offer.usd_per_hour
-        )
+        yield from devices_of(vm.vm_id, _machine(state, vm, speed), vm.offer.usd_per_hour)
 
 
 def _machine(state: State, vm: records.VmRecord, speed: float = 1.0) -> MachineShape:
@@ -49,9 +45,7 @@ def _machine(state: State, vm: records.VmRecord, speed: float = 1.0) -> MachineS
     """
     machine = machine_as_offered(vm.offer, vm.num_slots, speed)
     is_gpu = bool(vm.gpus) if vm.device else machine.is_gpu
-    sharing = sum(
-        other.machine == vm.machine != "" for other in state.fleet.vms.values()
-    )
+    sharing = sum(other.machine == vm.machine != "" for other in state.fleet.vms.values())
     return replace(
         machine,
         gpu_memory_bytes=room_bytes(state, vm),
@@ -93,9 +87,7 @@ def out_of_memory(transition: Transition, slot: Slot, report: OutOfMemory) -> No
     state, generation = transition.state, transition.generation
     assert state.preparation.profile is not None
     vm = state.fleet.vms[slot.vm_id]
-    predicted = _predicted_bytes(
-        state, generation.plan, slot, state.preparation.profile
-    )
+    predicted = _predicted_bytes(state, generation.plan, slot, state.preparation.profile)
     machine = machine_of(vm.offer)
     before = state.fleet.shortages.get(machine)
     times = before.times if before else 0
@@ -111,9 +103,7 @@ def out_of_memory(transition: Transition, slot: Slot, report: OutOfMemory) -> No
         generation=generation.number,
         reason=reason,
     )
-    transition.put(
-        replace(state.fleet, shortages={**state.fleet.shortages, machine: shortage})
-    )
+    transition.put(replace(state.fleet, shortages={**state.fleet.shortages, machine: shortage}))
     transition.log(
         f"{reason}; {megabytes(predicted)} were predicted, plans may take "
         f"{megabytes(room)} of a slot of {machine} from now on"

@@ -101,9 +101,7 @@ def _replace_outdated(transition: Transition) -> None:
     going = tuple(
         vm
         for vm in old
-        if vm.silent_since_s is None
-        and vm.leaves_at_s is None
-        and not (holds and vm.used_slots)
+        if vm.silent_since_s is None and vm.leaves_at_s is None and not (holds and vm.used_slots)
     )
     if not going:
         return
@@ -124,9 +122,7 @@ def _holds_unsaved(state: State) -> bool:
     """
     if (generation := state.training.generation) is not None:
         ids = {slot.vm_id for slot in generation.participants}
-        return any(
-            is_outdated(state, vm) for vm in state.fleet.vms.values() if vm.vm_id in ids
-        )
+        return any(is_outdated(state, vm) for vm in state.fleet.vms.values() if vm.vm_id in ids)
     saved = state.newest_checkpoint
     if saved is None or state.preparation.profile is None or state.training.fruitless:
         return False
@@ -149,9 +145,7 @@ def _save_outdated(
         fleet.replace_agents(transition, vms)
         return
     plan, inputs_hash = answer.plan, answer.inputs_hash
-    generations.open_generation(
-        transition, plan, inputs_hash, checkpoint, save_only=True
-    )
+    generations.open_generation(transition, plan, inputs_hash, checkpoint, save_only=True)
 
 
 # --- Checkpoints that cannot be read -------------------------------------------------------
@@ -238,9 +232,7 @@ def _prepare(transition: Transition) -> None:
         return
     elif state.newest_checkpoint is None and not state.job.measures_only:
         now_s = state.now_s
-        transition.put(
-            replace(state.preparation, initialiser=vm_id, prepare_since_s=now_s)
-        )
+        transition.put(replace(state.preparation, initialiser=vm_id, prepare_since_s=now_s))
         transition.send((vm_id,), Initialise())
     elif state.preparation.profile is None and _is_enough(transition, vms):
         calibration.get_profile(transition, vms)
@@ -270,9 +262,7 @@ def fail_preparation(transition: Transition, reason: str) -> None:
     """Writing the first weights or measuring failed: try again, a few times."""
     state = transition.state
     failures = state.preparation.failed_preparations + 1
-    transition.put(
-        replace(state.preparation, initialiser=None, failed_preparations=failures)
-    )
+    transition.put(replace(state.preparation, initialiser=None, failed_preparations=failures))
     calibration.give_up(transition)
     what = "the first weights" if state.preparation.initialiser else "the measurement"
     transition.log(f"{what} failed: {reason}")
@@ -308,10 +298,7 @@ def _start(transition: Transition) -> None:
         )
     elif state.phase is JobPhase.ENDING:
         transition.state = replace(state, ending_checkpoint=False)
-    elif (
-        _is_complete(transition.state, vms)
-        and transition.state.fleet.enough is not None
-    ):
+    elif _is_complete(transition.state, vms) and transition.state.fleet.enough is not None:
         transition.put(replace(transition.state.fleet, enough=None))
     elif _is_complete(transition.state, vms):
         outcome = Outcome(kind="capacity", exit_code=5, reason=answer.why_not)
@@ -379,9 +366,7 @@ def _reconsider(transition: Transition, generation: records.Generation) -> None:
         names = ", ".join(f"{one.vm_id} by {one.replaced_by}" for one in slow)
         _leave(transition, f"slow: {names}", checkpoint=False)
         return
-    choice = (
-        None if plan is None else _choice(state, generation, plan, answer.inputs_hash)
-    )
+    choice = None if plan is None else _choice(state, generation, plan, answer.inputs_hash)
     _note_choice(transition, choice)
     if plan is None or choice is None or choice.at_s is None:
         generation = replace(generation, inputs_hash=answer.inputs_hash)
@@ -429,9 +414,7 @@ def _return_unused(
     settled = settled and state.fleet.move is None
     if state.job.plan_objective != "examples_per_dollar" or not going or not settled:
         return
-    if transition.is_due(
-        max(generation.since_s, state.fleet.fleet_changed_at_s) + UNUSED_S
-    ):
+    if transition.is_due(max(generation.since_s, state.fleet.fleet_changed_at_s) + UNUSED_S):
         cheapest = allocation.cheapest_usd_per_hour(state)
         enough = records.Enough(vms=len(vms) - len(going), usd_per_hour=cheapest)
         transition.put(replace(state.fleet, enough=enough))
@@ -463,9 +446,7 @@ def _choice(
     step_s = _step_s(generation)
     new_step_s = plan.predicted_step_s * step_s / generation.plan.predicted_step_s
     share = _lag_share(state)
-    present = policy.MorphOption(
-        examples_per_s=_worth(state, generation.plan, step_s, share)
-    )
+    present = policy.MorphOption(examples_per_s=_worth(state, generation.plan, step_s, share))
     new = policy.MorphOption(
         examples_per_s=_worth(state, plan, new_step_s, share),
         cost_s=state.history.progress.morph_cost_s or MORPH_COST_S,
@@ -475,9 +456,7 @@ def _choice(
         (state.job.spec.steps - state.history.progress.step) * step_s,
     )
     at_s = policy.morph_at_s(present, new, seen, left_s)
-    needed_s = policy.break_even_s(
-        present.examples_per_s, new.examples_per_s, new.cost_s
-    )
+    needed_s = policy.break_even_s(present.examples_per_s, new.examples_per_s, new.cost_s)
     return records.MorphChoice(
         inputs_hash=inputs_hash,
         shape=plan.shape,
@@ -532,11 +511,7 @@ def _lag_share(state: State) -> float:
         step_s = _step_s(generation)
     every = state.job.spec.checkpoint_every_steps
     every = every or state.history.progress.checkpoint_every_steps
-    lag_s = (
-        every * step_s / 2
-        if every
-        else checkpointing.expected_lag_s(len(state.fleet.vms))
-    )
+    lag_s = every * step_s / 2 if every else checkpointing.expected_lag_s(len(state.fleet.vms))
     return policy.lag_share(outlook(state), lag_s, state.now_s)
 
 
@@ -558,9 +533,7 @@ def outlook(state: State) -> policy.FleetOutlook:
 def _hash(state: State, vms: Sequence[records.VmRecord], profile: Profile) -> str:
     """Return a hash of what a plan depends on: slots, their memory and the profile."""
     parts = [profile.fingerprint, *(f"{vm.vm_id}:{vm.num_slots}" for vm in vms)]
-    parts += sorted(
-        f"{one.machine}:{one.room_bytes}" for one in state.fleet.shortages.values()
-    )
+    parts += sorted(f"{one.machine}:{one.room_bytes}" for one in state.fleet.shortages.values())
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
@@ -580,8 +553,7 @@ def _answer(
             profile,
             memory.devices(state, vms, profile),
             previous=newest_plan(state),
-            is_settled=bool(state.history.progress.highest_step)
-            or not state.fleet.shortages,
+            is_settled=bool(state.history.progress.highest_step) or not state.fleet.shortages,
             lag_share=_lag_share(state),
         )
         transition.emit(ComputePlan(inputs_hash=inputs_hash, inputs=inputs))

@@ -109,9 +109,7 @@ def _user_code_failed(transition: Transition, message: str, traceback: str) -> N
         transition.state = replace(transition.state, ending_checkpoint=False)
 
 
-def _supervisor_ready(
-    transition: Transition, vm_id: str, report: messages.SupervisorReady
-) -> None:
+def _supervisor_ready(transition: Transition, vm_id: str, report: messages.SupervisorReady) -> None:
     vm = transition.state.fleet.vms[vm_id]
     if vm.phase is VmPhase.READY or _rounds_differently(transition, vm_id, report):
         return
@@ -249,9 +247,7 @@ def checkpoints_listed(transition: Transition, event: e.CheckpointsListed) -> No
     newest = max((one.step for one in event.checkpoints), default=-1)
     bad = {one.name for one in event.damaged}
     gone = bad.union(one.name for one in answered)
-    newer = tuple(
-        one for one in before.checkpoints if one.step > newest and one.name not in gone
-    )
+    newer = tuple(one for one in before.checkpoints if one.step > newest and one.name not in gone)
     whole = {one.name for one in event.checkpoints} - bad
     unread = before.unread
     if answered:
@@ -285,9 +281,7 @@ def store_unreachable(transition: Transition, reason: str) -> None:
         transition.log(f"checkpoints cannot be listed: {reason}; it is tried again")
 
 
-def _checkpoint_saved(
-    transition: Transition, vm_id: str, report: messages.CheckpointSaved
-) -> None:
+def _checkpoint_saved(transition: Transition, vm_id: str, report: messages.CheckpointSaved) -> None:
     """Keep the checkpoints that the store still holds: older ones are deleted by now.
 
     One that cannot be is no reason to save nothing else, or to return the VMs.
@@ -334,9 +328,7 @@ def _can_be(state: State, report: messages.CheckpointSaved) -> bool:
     )
 
 
-def _checkpoint_failed(
-    transition: Transition, report: messages.CheckpointFailed
-) -> None:
+def _checkpoint_failed(transition: Transition, report: messages.CheckpointFailed) -> None:
     """The job continues with the checkpoint before; without any it fails."""
     error = f"checkpoint at step {report.step} not written: {report.reason}"
     transition.put(replace(transition.state.preparation, checkpoint_error=error))

@@ -94,9 +94,7 @@ def folder_seen(transition: Transition, event: FolderSeen) -> None:
         return
     since_s = launches.folder_trouble_since_s
     since_s = since_s if launches.folder_trouble else transition.now_s
-    transition.put(
-        replace(launches, folder_trouble=event.trouble, folder_trouble_since_s=since_s)
-    )
+    transition.put(replace(launches, folder_trouble=event.trouble, folder_trouble_since_s=since_s))
     if not event.trouble:
         transition.log("the job's folder can be used again")
     elif not event.is_gone:
@@ -147,22 +145,17 @@ def _alert(transition: Transition, money: Budget, max_usd: float) -> None:
     for share in sorted(set(state.job.alerts) - given):
         left = Money.allowed(max_usd).share(share) - money.spent
         if left <= NOTHING or (
-            money.job_rate > FREE
-            and transition.is_due(state.now_s + money.job_rate.lasts_s(left))
+            money.job_rate > FREE and transition.is_due(state.now_s + money.job_rate.lasts_s(left))
         ):
             reached.append(share)
     if not reached:
         return
     spent_usd = money.spent.usd
     alerts = [
-        BudgetAlert(
-            share=share, at_s=transition.now_s, spent_usd=spent_usd, max_usd=max_usd
-        )
+        BudgetAlert(share=share, at_s=transition.now_s, spent_usd=spent_usd, max_usd=max_usd)
         for share in reached
     ]
-    transition.put(
-        replace(transition.state.history, alerts=(*state.history.alerts, *alerts))
-    )
+    transition.put(replace(transition.state.history, alerts=(*state.history.alerts, *alerts)))
     transition.log(f"{reached[-1]:.0%} of the budget of {max_usd:g} USD is spent")
 
 
@@ -203,11 +196,7 @@ def _why_short(state: State) -> str:
     if len(vms) < state.job.min_vms:
         return f"only {len(vms)} of min_vms: {state.job.min_vms} could be rented"
     answer = state.training.answer
-    if (
-        answer is None
-        or answer.plan is not None
-        or state.training.plan_asked is not None
-    ):
+    if answer is None or answer.plan is not None or state.training.plan_asked is not None:
         return ""
     return f"only {len(vms)} VMs could be rented: {answer.why_not}"
 
@@ -265,9 +254,7 @@ def reopen(transition: Transition) -> None:
         replace(state.fleet, shortages={}, short_since_s=None),
         replace(state.preparation, failed_preparations=0),
         replace(state.launches, failing=None),
-        replace(
-            state.history, progress=replace(state.history.progress, nonfinite_in_row=0)
-        ),
+        replace(state.history, progress=replace(state.history.progress, nonfinite_in_row=0)),
     )
     transition.note_phase(state.phase, JobPhase.ACTIVE)
 

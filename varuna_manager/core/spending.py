@@ -89,9 +89,7 @@ def listed(transition: Transition, vms: Iterable[Vm]) -> None:
             continue
         ledger = state.history.ledger
         known = vm.vm_id in ledger.open or vm.vm_id in ledger.closed
-        ours = (
-            vm.intent in state.launches.intents or vm.intent in state.launches.given_up
-        )
+        ours = vm.intent in state.launches.intents or vm.intent in state.launches.given_up
         ours = ours or tags.order_of(vm.intent) in state.fleet.orders
         if not known and ours:
             opened(transition, vm)  # it started and ended between two polls

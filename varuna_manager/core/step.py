@@ -149,17 +149,13 @@ def _fold(transition: Transition, event: e.Event) -> None:
         case e.StoreUnreachable(reason=reason):
             reports.store_unreachable(transition, reason)
         case e.ProfilesListed(profiles=profiles):
-            transition.put(
-                replace(transition.state.preparation, known_profiles=profiles)
-            )
+            transition.put(replace(transition.state.preparation, known_profiles=profiles))
         case e.OffersSeen():
             launches.offers_seen(transition, _all_offers(transition.state, event))
         case e.OffersRanked():
             known = _all_worths(transition.state, event)
             number = transition.state.market.rankings + 1
-            transition.put(
-                replace(transition.state.market, worths=known, rankings=number)
-            )
+            transition.put(replace(transition.state.market, worths=known, rankings=number))
         case e.FleetRated():
             deadline.fleet_rated(transition, event)
         case e.LaunchIntended():
@@ -255,9 +251,7 @@ def _manager_started(transition: Transition, version: str) -> None:
     """Emit again what is not answered: the manager that asked is gone."""
     shutdown.reopen(transition)
     state = transition.state
-    transition.state = replace(
-        state, manager_version=version, timer_at_s=None, release=None
-    )
+    transition.state = replace(state, manager_version=version, timer_at_s=None, release=None)
     transition.put(
         replace(state.fleet, reconciled=False),
         replace(state.training, plan_asked=None),
@@ -396,9 +390,7 @@ def _training(state: State, generation: records.Generation) -> str:
         case records.GenerationPhase.OPENING | records.GenerationPhase.STARTING:
             return f"starting generation {number} ({shape}): {generation.reason}"
         case records.GenerationPhase.STOPPING:
-            return (
-                f"leaving generation {number} ({shape}): {state.training.plan_reason}"
-            )
+            return f"leaving generation {number} ({shape}): {state.training.plan_reason}"
         case records.GenerationPhase.BREAKING:
             return f"recovering: {generation.break_reason}"
         case _:

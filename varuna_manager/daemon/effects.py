@@ -121,9 +121,7 @@ class EffectRunner:
     def _now_s(self) -> float:
         return self._sink.now_s()
 
-    async def _call(
-        self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs
-    ) -> R:
+    async def _call(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the cloud in a thread.
 
         Raises:
@@ -164,9 +162,7 @@ class EffectRunner:
             image=command.image,
         )
         try:
-            result = await self._call_in(
-                self._threads, LAUNCH_S, self._provider.launch, request
-            )
+            result = await self._call_in(self._threads, LAUNCH_S, self._provider.launch, request)
         except CloudError as error:
             event: e.Event = e.LaunchRefused(
                 at_s=self._now_s,
@@ -208,9 +204,7 @@ class EffectRunner:
         except UserCodeError as error:
             reason, output = str(error), error.traceback
             self._sink.feed(
-                e.SetupFailed(
-                    at_s=self._now_s, vm_id=vm_id, reason=reason, output=output
-                )
+                e.SetupFailed(at_s=self._now_s, vm_id=vm_id, reason=reason, output=output)
             )
         except CloudError as error:
             self._fail("start_agent", (vm_id,), error)
@@ -218,9 +212,7 @@ class EffectRunner:
             self._started.add(vm_id)
             if steps:
                 started = tuple(steps)
-                self._sink.feed(
-                    e.AgentStarted(at_s=self._now_s, vm_id=vm_id, steps=started)
-                )
+                self._sink.feed(e.AgentStarted(at_s=self._now_s, vm_id=vm_id, steps=started))
 
     def has_started(self, vm_id: str) -> bool:
         """Return whether the agent that a VM has is one that this manager has started."""
@@ -292,13 +284,9 @@ class EffectRunner:
         except CloudError as error:
             self._fail("take_vm", (order.name,), error)
             return
-        self._sink.feed(
-            e.OrderAnswered(at_s=self._now_s, order=order.name, vm=vm, reason=reason)
-        )
+        self._sink.feed(e.OrderAnswered(at_s=self._now_s, order=order.name, vm=vm, reason=reason))
 
-    async def _ended_vms(
-        self, part: CloudProvider, vm_ids: tuple[str, ...] = ()
-    ) -> tuple[Vm, ...]:
+    async def _ended_vms(self, part: CloudProvider, vm_ids: tuple[str, ...] = ()) -> tuple[Vm, ...]:
         """Return VMs whose billing has ended, as the cloud lists them; none if it is down."""
         wanted = {*vm_ids, *self._sink.state.history.ledger.unconfirmed}
         try:
@@ -368,9 +356,7 @@ class EffectRunner:
             self._fail("ask_provider", (command.vm_id,), error)
             return
         state = {vm.vm_id: vm.state for vm in vms}.get(command.vm_id)
-        self._sink.feed(
-            e.ProviderAnswered(at_s=self._now_s, vm_id=command.vm_id, state=state)
-        )
+        self._sink.feed(e.ProviderAnswered(at_s=self._now_s, vm_id=command.vm_id, state=state))
 
     async def plan(self, command: c.ComputePlan) -> None:
         """Compute a plan, one at a time, and only for the newest inputs."""
@@ -393,12 +379,8 @@ class EffectRunner:
         )
         self._sink.feed(event)
 
-    def _fail(
-        self, command: e.FailedCommand, vm_ids: tuple[str, ...], error: Exception
-    ) -> None:
-        event = e.CommandFailed(
-            at_s=self._now_s, command=command, vm_ids=vm_ids, reason=str(error)
-        )
+    def _fail(self, command: e.FailedCommand, vm_ids: tuple[str, ...], error: Exception) -> None:
+        event = e.CommandFailed(at_s=self._now_s, command=command, vm_ids=vm_ids, reason=str(error))
         self._sink.feed(event)
 
     # --- checkpoints and profiles ---------------------------------------------------------
@@ -439,9 +421,7 @@ class EffectRunner:
         found = listing.result()
         return e.CheckpointsListed(
             at_s=self._now_s,
-            checkpoints=tuple(
-                e.CheckpointRef(name=one.name, step=one.step) for one in found.whole
-            ),
+            checkpoints=tuple(e.CheckpointRef(name=one.name, step=one.step) for one in found.whole),
             damaged=tuple(found.damaged),
             asked_at_s=asked_at_s,
         )

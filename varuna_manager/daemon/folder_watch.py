@@ -44,8 +44,7 @@ class FolderWatch:
     def __init__(self, job: JobDir) -> None:
         self._job = job
         known = {
-            path: _identity(path)
-            for path in (job.path, job.journal, job.measurements, job.lock)
+            path: _identity(path) for path in (job.path, job.journal, job.measurements, job.lock)
         }
         self._known = {path: one for path, one in known.items() if one is not None}
         files = (job.path / name for name in KEPT)
@@ -70,16 +69,12 @@ class FolderWatch:
         try:
             if self._has_moved(folder):
                 if self._is_unmounted(folder):
-                    return FolderSight(
-                        f"the file system of {folder} is not mounted any more"
-                    )
+                    return FolderSight(f"the file system of {folder} is not mounted any more")
                 return FolderSight(f"{folder} was deleted or moved", is_gone=True)
             for path in self._known:
                 if self._has_moved(path):
                     return FolderSight(f"{path} was deleted or replaced", is_gone=True)
-            if os.statvfs(folder).f_flag & os.ST_RDONLY or not os.access(
-                folder, os.W_OK
-            ):
+            if os.statvfs(folder).f_flag & os.ST_RDONLY or not os.access(folder, os.W_OK):
                 return FolderSight(f"{folder} is read-only")
         except OSError as error:  # of a network file system
             return FolderSight(f"{folder} cannot be read: {error.strerror}")

@@ -167,9 +167,7 @@ class ManagerLoop:
         self._is_unjournalled = False
         """Whether the job is being ended, as the journal cannot be written any more."""
         self._metrics = JobMetrics(lambda: self.state, self.now_s)
-        self._events = asyncio.Queue[
-            tuple[e.Event | _Measured | _Flush, asyncio.Future[None]]
-        ]()
+        self._events = asyncio.Queue[tuple[e.Event | _Measured | _Flush, asyncio.Future[None]]]()
         self._tasks: set[asyncio.Task[None]] = set()
         self._broken: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -179,9 +177,7 @@ class ManagerLoop:
         self._broken = asyncio.get_running_loop().create_future()
         self._readmit()
         version, pid = software_version(), os.getpid()
-        self.feed(
-            e.ManagerStarted(at_s=self.now_s(), software_version=version, pid=pid)
-        )
+        self.feed(e.ManagerStarted(at_s=self.now_s(), software_version=version, pid=pid))
         self._effects.list_checkpoints()
         for work in (
             self._effects.watch_store(),
@@ -256,9 +252,7 @@ class ManagerLoop:
                     return command.outcome
                 self._perform(command)
 
-    async def _take(
-        self, items: Sequence[e.Event | _Measured | _Flush]
-    ) -> list[c.Command]:
+    async def _take(self, items: Sequence[e.Event | _Measured | _Flush]) -> list[c.Command]:
         """Fold and journal events, take measurements; return the commands that follow."""
         taken, flush = _Taken(), False
         for item in items:
@@ -352,9 +346,7 @@ class ManagerLoop:
                     continue
                 logger.error("%s; the job is ended", error)
                 self._is_unjournalled = True
-                self.feed(
-                    e.FolderSeen(at_s=self.now_s(), trouble=str(error), is_gone=True)
-                )
+                self.feed(e.FolderSeen(at_s=self.now_s(), trouble=str(error), is_gone=True))
         self._samples, self._unwritten = [], {}
         self._streams.wrote(until)
 
@@ -553,9 +545,7 @@ class ManagerLoop:
                 "spottrain was changed on this machine since the manager started; 'spottrain "
                 f"stop {name}', then 'spottrain resume {name}'"
             )
-            await self.feed(
-                e.AgentRefused(at_s=self.now_s(), vm_id=vm_id, reason=reason)
-            )
+            await self.feed(e.AgentRefused(at_s=self.now_s(), vm_id=vm_id, reason=reason))
 
     async def receive(self, batch: messages.ReportBatch) -> messages.ReportAnswer:
         """Take reports; return what this manager has of the VM's.
@@ -604,13 +594,9 @@ class ManagerLoop:
 
     async def stop(self, *, by: str, checkpoint: bool, now: bool) -> None:
         """Record that a person wants the job to stop."""
-        await self.feed(
-            e.StopRequested(at_s=self.now_s(), by=by, checkpoint=checkpoint, now=now)
-        )
+        await self.feed(e.StopRequested(at_s=self.now_s(), by=by, checkpoint=checkpoint, now=now))
 
-    async def change_limits(
-        self, *, by: str, limits: tuple[Limit, ...], sure: bool
-    ) -> None:
+    async def change_limits(self, *, by: str, limits: tuple[Limit, ...], sure: bool) -> None:
         """Record new limits.
 
         Raises:
@@ -676,9 +662,7 @@ class ManagerLoop:
         except OSError as error:
             logger.warning("%s: logs are not kept: %s", tails.vm_id, error)
 
-    async def receive_trace(
-        self, vm_id: str, trace: messages.TraceWritten, content: bytes
-    ) -> None:
+    async def receive_trace(self, vm_id: str, trace: messages.TraceWritten, content: bytes) -> None:
         """Keep a rank's trace in the job's folder.
 
         Raises:

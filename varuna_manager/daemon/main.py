@@ -78,8 +78,7 @@ def only_manager(job_dir: Path) -> Iterator[None]:
         ManagerError: another manager of the job runs.
     """
     refusal = ManagerError(
-        f"job {job_dir.name} already has a manager: 'spottrain status {job_dir.name}' "
-        "shows it"
+        f"job {job_dir.name} already has a manager: 'spottrain status {job_dir.name}' shows it"
     )
     with held_lock(JobDir(job_dir).lock, refusal):
         # A manager that was killed has left it; its pid may be anybody's by now.
@@ -139,9 +138,7 @@ async def manage(
         _leave_page(job, manager_loop, measured)
         return outcome
     except asyncio.CancelledError:
-        logger.info(
-            "exiting on request: VMs keep training; 'spottrain resume' continues the job"
-        )
+        logger.info("exiting on request: VMs keep training; 'spottrain resume' continues the job")
         if copy is not None:
             await copy.finish(COPY_WAIT_S)
         return None
@@ -172,9 +169,7 @@ async def _run(manager_loop: ManagerLoop, notifier: Notifier | None) -> Outcome:
     """Run the loop to its end, and tell people what happens meanwhile."""
     if notifier is None:
         return await manager_loop.run()
-    looking = asyncio.create_task(
-        notifier.watch(lambda: manager_loop.state, manager_loop.now_s)
-    )
+    looking = asyncio.create_task(notifier.watch(lambda: manager_loop.state, manager_loop.now_s))
     limit_s = LEAVE_S
     try:
         outcome = await manager_loop.run()
@@ -238,9 +233,7 @@ def _leave_page(job: JobDir, manager_loop: ManagerLoop, measured: Measurements) 
         logger.info("report: %s", job.page)
 
 
-def _publish(
-    job_dir: Path, url: str, identity: Identity, provider: CloudProvider
-) -> None:
+def _publish(job_dir: Path, url: str, identity: Identity, provider: CloudProvider) -> None:
     """Tell agents, commands and readers of metrics where the manager is."""
     if isinstance(provider, ForwardsCalls):
         provider.serve(url)

@@ -171,16 +171,12 @@ class MarketWatch:
             logger.warning("%s", error)
 
 
-def _about_equal(
-    new: Mapping[str, OfferWorth], old: Mapping[str, OfferWorth] | None
-) -> bool:
+def _about_equal(new: Mapping[str, OfferWorth], old: Mapping[str, OfferWorth] | None) -> bool:
     """Return whether relative worths are the same within ``TOLERANCE``."""
     if old is None or new.keys() != old.keys():
         return False
     before, now = _relative(old), _relative(new)
-    return all(
-        abs(now[k] - before[k]) <= TOLERANCE * max(now[k], before[k]) for k in now
-    )
+    return all(abs(now[k] - before[k]) <= TOLERANCE * max(now[k], before[k]) for k in now)
 
 
 def _is_about(new: OfferWorth, old: OfferWorth | None) -> bool:

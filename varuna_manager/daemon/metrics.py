@@ -96,9 +96,7 @@ def _progress(state: State) -> Iterator[Metric]:
         state.job.spec,
         state.training.generation,
     )
-    yield from _gauge(
-        "step", "Mini-batches in the history that continues.", progress.step
-    )
+    yield from _gauge("step", "Mini-batches in the history that continues.", progress.step)
     yield from _gauge("steps", "Mini-batches that the job is to train.", spec.steps)
     done = progress.highest_step
     yield _counter("minibatches", "Mini-batches committed, each counted once.", done)
@@ -109,16 +107,12 @@ def _progress(state: State) -> Iterator[Metric]:
     step_s = generation.measured_step_s if generation is not None else None
     speed = spec.minibatch_size / step_s if step_s else 0.0
     yield from _gauge("examples_per_second", "Throughput; 0: nothing trains.", speed)
-    yield from _gauge(
-        "loss", "Loss of the newest mini-batch known.", progress.loss_last
-    )
+    yield from _gauge("loss", "Loss of the newest mini-batch known.", progress.loss_last)
     saved = state.newest_checkpoint
     step = None if saved is None else saved.step
     yield from _gauge("checkpoint_step", "Step of the newest checkpoint.", step)
     text = "When a checkpoint was last saved, in seconds since the epoch."
-    yield from _gauge(
-        "checkpoint_timestamp_seconds", text, state.preparation.checkpoint_saved_at_s
-    )
+    yield from _gauge("checkpoint_timestamp_seconds", text, state.preparation.checkpoint_saved_at_s)
 
 
 def _money(state: State, now_s: float) -> Iterator[Metric]:

@@ -73,9 +73,7 @@ class Notifier:
             return
         found = {one.key: one for one in notices(state, self._notify, now_s)}
         if self._told is None:
-            self._told = (
-                dict.fromkeys(found) if state.history.progress.highest_step else {}
-            )
+            self._told = dict.fromkeys(found) if state.history.progress.highest_step else {}
             self._save()
         new = [one for key, one in found.items() if key not in self._told]
         if not new:
@@ -87,9 +85,7 @@ class Notifier:
             self._sender = threading.Thread(target=self._send_all, daemon=True)
             self._sender.start()
 
-    async def watch(
-        self, state: Callable[[], State], now_s: Callable[[], float]
-    ) -> None:
+    async def watch(self, state: Callable[[], State], now_s: Callable[[], float]) -> None:
         """Look at the state until cancelled."""
         while True:
             self.look(state(), now_s())
@@ -125,9 +121,7 @@ class Notifier:
 
     def _save(self) -> None:
         try:
-            write_whole(
-                self._told_file, json.dumps(list(self._told or ())), mode=PRIVATE
-            )
+            write_whole(self._told_file, json.dumps(list(self._told or ())), mode=PRIVATE)
         except OSError as error:
             logger.warning("notices may be told again: %s", error)
 
@@ -161,9 +155,7 @@ class Notifier:
             logger.warning("notice of %s not sent: %s %s", what, way, error)
 
     def _run(self, document: dict[str, Any]) -> None:
-        names = {
-            f"SPOTTRAIN_{name.upper()}": document[name] for name in ("job", "notice")
-        }
+        names = {f"SPOTTRAIN_{name.upper()}": document[name] for name in ("job", "notice")}
         try:
             done = children.run(
                 self._notify.command,

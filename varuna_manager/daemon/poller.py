@@ -48,9 +48,7 @@ R = TypeVar("R")
 class Caller(Protocol):
     """Calls a cloud in a thread, with a timeout."""
 
-    async def __call__(
-        self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs
-    ) -> R:
+    async def __call__(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Return what ``function`` returns.
 
         Raises:
@@ -140,9 +138,7 @@ class CloudPoller:
         if vms != self._vms.get(cloud) or ours - {vm.vm_id for vm in vms}:
             self._vms[cloud] = vms
             self._sink.feed(
-                VmsListed(
-                    at_s=self._sink.now_s(), asked_at_s=asked_at_s, vms=vms, cloud=cloud
-                )
+                VmsListed(at_s=self._sink.now_s(), asked_at_s=asked_at_s, vms=vms, cloud=cloud)
             )
 
     async def _quotas_of(self, cloud: str) -> Sequence[Quota]:

@@ -52,9 +52,7 @@ class ChannelHandler(Protocol):
     async def stop(self, *, by: str, checkpoint: bool, now: bool) -> None:
         """Record that a person wants the job to stop."""
 
-    async def change_limits(
-        self, *, by: str, limits: tuple[Limit, ...], sure: bool
-    ) -> None:
+    async def change_limits(self, *, by: str, limits: tuple[Limit, ...], sure: bool) -> None:
         """Record new limits.
 
         Raises:
@@ -80,9 +78,7 @@ class ChannelHandler(Protocol):
     async def receive_logs(self, tails: LogTails) -> None:
         """Keep the ends of a VM's logs."""
 
-    async def receive_trace(
-        self, vm_id: str, trace: TraceWritten, content: bytes
-    ) -> None:
+    async def receive_trace(self, vm_id: str, trace: TraceWritten, content: bytes) -> None:
         """Keep a rank's trace.
 
         Raises:

@@ -226,9 +226,7 @@ class ControlChannel:
         if not all(math.isfinite(limit.value or 0.0) for limit in wanted.limits):
             raise HTTPException(400, "message.limits must be finite")
         try:
-            await self.handler.change_limits(
-                by=wanted.by, limits=wanted.limits, sure=wanted.sure
-            )
+            await self.handler.change_limits(by=wanted.by, limits=wanted.limits, sure=wanted.sure)
         except LimitsRefusedError as error:
             raise HTTPException(409, str(error)) from error
         return JSONResponse({})
@@ -466,6 +464,4 @@ def listen(job_dir: Path, address: str) -> socket.socket:
             continue
         try_to_write_text(stored, str(port))
         return listener
-    raise PortError(
-        f"no port of {PORTS.start}-{PORTS.stop - 1} is free on {address}: {reason}"
-    )
+    raise PortError(f"no port of {PORTS.start}-{PORTS.stop - 1} is free on {address}: {reason}")

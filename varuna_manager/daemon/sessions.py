@@ -58,9 +58,7 @@ class AgentSessions:
         on_heard: Called with the id of a VM that was silent and has called again.
     """
 
-    def __init__(
-        self, clock: Callable[[], float], on_heard: Callable[[str], None]
-    ) -> None:
+    def __init__(self, clock: Callable[[], float], on_heard: Callable[[str], None]) -> None:
         self._clock = clock
         self._on_heard = on_heard
         self._sessions: dict[str, _Session] = {}
@@ -231,9 +229,7 @@ def _wake(session: _Session) -> None:
 
 async def _wait(session: _Session, wait_s: float) -> None:
     """Wait until there is a command, or ``wait_s`` have passed."""
-    _wake(
-        session
-    )  # An older poll's connection is dead, or its agent would not call again.
+    _wake(session)  # An older poll's connection is dead, or its agent would not call again.
     waiting = asyncio.get_running_loop().create_future()
     session.waiting = waiting
     with contextlib.suppress(TimeoutError):

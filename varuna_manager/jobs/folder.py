@@ -255,9 +255,7 @@ def find(name: str) -> JobDir:
     if is_folder_name(name) and (job := job_dir(name)).journal.exists():
         return job
     known = ", ".join(job.name for job in all_jobs()) or "none"
-    raise ConfigError(
-        f"no job {name} on this machine; those in {home() / 'jobs'}: {known}"
-    )
+    raise ConfigError(f"no job {name} on this machine; those in {home() / 'jobs'}: {known}")
 
 
 def all_jobs() -> list[JobDir]:

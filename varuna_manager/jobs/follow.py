@@ -177,9 +177,7 @@ def lag_line(job: JobDir, at_s: float) -> str:
     except FileNotFoundError:
         return ""
     except (ValueError, TypeError):
-        return (
-            f"{job.copy_status} is damaged: whether the journal's copy lags is unknown"
-        )
+        return f"{job.copy_status} is damaged: whether the journal's copy lags is unknown"
     return note.line(last_seq(job), at_s)
 
 

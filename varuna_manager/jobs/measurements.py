@@ -211,9 +211,7 @@ class Measurements:
         self._path = path
         self._is_filling = False
         with translating_errors(path, _REMEDY):
-            self._db = database.connect(
-                path, Kind.MEASUREMENTS, SCHEMA, read_only=read_only
-            )
+            self._db = database.connect(path, Kind.MEASUREMENTS, SCHEMA, read_only=read_only)
 
     def close(self) -> None:
         """Close the file."""
@@ -268,9 +266,7 @@ class Measurements:
             "SELECT first, epoch FROM pending ORDER BY first DESC, epoch DESC"
         ).fetchall()
 
-    def fill(
-        self, samples: Sequence[Sample], arrived: tuple[int, int] | None = None
-    ) -> None:
+    def fill(self, samples: Sequence[Sample], arrived: tuple[int, int] | None = None) -> None:
         """Add samples of the past.
 
         Args:
@@ -288,9 +284,7 @@ class Measurements:
             finally:
                 self._is_filling = False
             if arrived is not None:
-                self._db.execute(
-                    "DELETE FROM pending WHERE first = ? AND epoch = ?", arrived
-                )
+                self._db.execute("DELETE FROM pending WHERE first = ? AND epoch = ?", arrived)
                 if not self.pending():
                     self._rewrite(0)
 
@@ -474,9 +468,7 @@ class Measurements:
         )
         return [_minibatch(row) for row in found]
 
-    def minibatches(
-        self, *, last: int | None = None, every: int = 1
-    ) -> list[Minibatch]:
+    def minibatches(self, *, last: int | None = None, every: int = 1) -> list[Minibatch]:
         """Return rows in order of step.
 
         Args:
@@ -518,8 +510,7 @@ class Measurements:
             name
             for table in ("minibatches", "evaluations")
             for (name,) in self._db.execute(
-                f"SELECT DISTINCT key FROM {table}, json_each({table}.metrics) "
-                "WHERE metrics != ''"
+                f"SELECT DISTINCT key FROM {table}, json_each({table}.metrics) WHERE metrics != ''"
             )
         }
         return sorted(found)
@@ -533,9 +524,7 @@ class Measurements:
         """Return all evaluations in order of step and name."""
         return self._evaluations(0, _END)
 
-    def curves(
-        self, columns: Sequence[str], max_points: int
-    ) -> dict[str, list[CurvePoint]]:
+    def curves(self, columns: Sequence[str], max_points: int) -> dict[str, list[CurvePoint]]:
         """Return columns of numbers over steps, downsampled; what is not finite is left
         out.
 
@@ -566,9 +555,7 @@ class Measurements:
         )
         return {
             column: [
-                CurvePoint(*row[4 * at : 4 * at + 4])
-                for row in found
-                if row[4 * at] is not None
+                CurvePoint(*row[4 * at : 4 * at + 4]) for row in found if row[4 * at] is not None
             ]
             for at, column in enumerate(columns)
         }

@@ -59,9 +59,7 @@ def read_profile(path: Path, facts: ModelFacts | None = None) -> Profile:
     try:
         profile: Profile = decode(Profile, read_text(path, "profile"))
     except RecursionError as error:
-        raise ConfigError(
-            f"{path}: lists and mappings are nested too deeply"
-        ) from error
+        raise ConfigError(f"{path}: lists and mappings are nested too deeply") from error
     except WireError as error:
         what = str(error).replace("message.", "profile.")
         raise ConfigError(f"{path}: {what}; fix the file") from error

@@ -80,9 +80,7 @@ def stored_job(job: JobDir) -> StoredJob | None:
     return StoredJob(url, uid_of(job), _PATIENCE_S)
 
 
-def begin_replication(
-    job: JobDir, *, durable: bool = False
-) -> JournalReplication | None:
+def begin_replication(job: JobDir, *, durable: bool = False) -> JournalReplication | None:
     """Begin an epoch for a manager that starts; None if the journal is not copied.
 
     Args:
@@ -318,9 +316,7 @@ class JournalReplication:
         """
         loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(
-                self._threads, self._stored.get_block, block
-            )
+            return await loop.run_in_executor(self._threads, self._stored.get_block, block)
         except (BlockError, MissingError) as error:
             logger.warning("%s", error)
             return []
@@ -363,9 +359,7 @@ class JournalReplication:
         with contextlib.suppress(JournalError):
             if self.copied >= last_seq(self._job):
                 self._whole_at_s = time.time()
-        note = ReplicationStatus(
-            self.copied, self._whole_at_s, self._failure, elsewhere
-        )
+        note = ReplicationStatus(self.copied, self._whole_at_s, self._failure, elsewhere)
         try_to_write_text(self._job.copy_status, json.dumps(asdict(note)))
 
     def _check(self) -> None:
@@ -383,9 +377,7 @@ class JournalReplication:
                 self._stored.publish(self._job)
                 self._published = True
             first = self.copied + 1
-            with contextlib.closing(
-                Journal(self._job.journal, read_only=True)
-            ) as journal:
+            with contextlib.closing(Journal(self._job.journal, read_only=True)) as journal:
                 rows = journal.rows(first, first + MAX_EVENTS - 1)
                 if any(map(_is_checkpoint, rows)):
                     self._blocks.hurry()  # whoever takes over goes on from there

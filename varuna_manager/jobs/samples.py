@@ -25,9 +25,7 @@ class Sampler:
         self._rated_step = 0
         """The newest one of them with a learning rate."""
 
-    def measured(
-        self, report: messages.Measurement, at_s: float, state: State
-    ) -> list[Sample]:
+    def measured(self, report: messages.Measurement, at_s: float, state: State) -> list[Sample]:
         """Return what a measurement adds.
 
         Args:
@@ -123,9 +121,7 @@ def _shape(state: State, number: int) -> str:
     """Return the shape of a generation's plan; empty if it is not known any more."""
     if (now := state.training.generation) is not None and now.number == number:
         return now.plan.shape
-    ran = (
-        one for one in reversed(state.history.generations) if one.generation == number
-    )
+    ran = (one for one in reversed(state.history.generations) if one.generation == number)
     plan = next(ran, None)
     shape = (plan.pipeline_depth, plan.data_parallel_width) if plan else ()
     return "x".join(map(str, shape))

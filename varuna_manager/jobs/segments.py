@@ -96,9 +96,7 @@ def ends(segments: Iterable[Segment]) -> dict[int, int]:
     """
     begins: dict[int, int] = {}
     for segment in segments:
-        begins[segment.epoch] = min(
-            segment.first, begins.get(segment.epoch, segment.first)
-        )
+        begins[segment.epoch] = min(segment.first, begins.get(segment.epoch, segment.first))
     found, end = {}, 1 << 62
     for epoch in sorted(begins, reverse=True):
         found[epoch] = end
@@ -157,9 +155,7 @@ def restore(
             except SegmentError as error:
                 say(str(error))
                 left.remove(segment)
-                begun = (
-                    True  # again from here: another segment may have the same events
-                )
+                begun = True  # again from here: another segment may have the same events
                 break
             yield rows[at - segment.first : last + 1 - segment.first]
             at = last + 1

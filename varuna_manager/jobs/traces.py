@@ -74,9 +74,7 @@ class Traces:
         """Return the folder of a set."""
         return self._folder / str(number)
 
-    def begin(
-        self, generation: int, vm_ids: Sequence[str], minibatches: int
-    ) -> TraceSet:
+    def begin(self, generation: int, vm_ids: Sequence[str], minibatches: int) -> TraceSet:
         """Make the folder of a new set, whose number is the highest so far."""
         numbers = (int(one.name) for one in self._folder.glob("[0-9]*"))
         traces = TraceSet(

@@ -120,9 +120,7 @@ def change(job: JobDir, changes: Changes, say: Callable[[str], None]) -> None:
             f"job {name} is running; stop it with 'spottrain stop {name}', then resume it"
         )
     if job.is_down:
-        raise ConfigError(
-            f"job {name} has ended; launch a new job with init_from: {name}"
-        )
+        raise ConfigError(f"job {name} has ended; launch a new job with init_from: {name}")
     check_steps(state, changes.steps)
     _check_nothing_runs(job, state)
     before = job.config().model_copy(update={"steps": state.job.spec.steps})
@@ -216,9 +214,7 @@ def _compare(
     """
 
     def details(config: JobConfig, workdir: Path) -> CodeDetails:
-        text = run_tool(
-            INSPECTOR, config, "--details-at", str(step), workdir=str(workdir)
-        )
+        text = run_tool(INSPECTOR, config, "--details-at", str(step), workdir=str(workdir))
         found: CodeDetails = decode(CodeDetails, text)
         return found
 
@@ -230,9 +226,7 @@ def _compare(
         except UserCodeError as error:
             if new.fingerprint == job.facts().fingerprint:
                 return [f"the code so far cannot be compared: {error}"]
-            raise _misfit(
-                job, ["another model, optimizer or batch than so far"]
-            ) from error
+            raise _misfit(job, ["another model, optimizer or batch than so far"]) from error
     if misfits := list(unfitting(old, new)):
         raise _misfit(job, misfits)
     return list(remarks(old, new, step))
@@ -293,9 +287,7 @@ def _texts(details: tuple[Detail, ...]) -> dict[str, str]:
     return {detail.name: detail.text for detail in details}
 
 
-def _named(
-    what: str, before: tuple[Detail, ...], after: tuple[Detail, ...]
-) -> Iterator[str]:
+def _named(what: str, before: tuple[Detail, ...], after: tuple[Detail, ...]) -> Iterator[str]:
     old, new = _texts(before), _texts(after)
     missing = [name for name in old if name not in new]
     added = [name for name in new if name not in old]
@@ -311,6 +303,4 @@ def _named(
 
 def _shown(kind: str, names: list[str]) -> str:
     more = len(names) - _SHOWN
-    return f"{kind}: {', '.join(names[:_SHOWN])}" + (
-        f" and {more} more" if more > 0 else ""
-    )
+    return f"{kind}: {', '.join(names[:_SHOWN])}" + (f" and {more} more" if more > 0 else "")

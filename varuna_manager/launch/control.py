@@ -311,9 +311,7 @@ def return_vms(job: JobDir) -> int:
     return sum(vm.state is not VmState.TERMINATED for vm in vms)
 
 
-def begin_traces(
-    job: JobDir, minibatches: int, content: TraceContent = "profile"
-) -> TraceSet:
+def begin_traces(job: JobDir, minibatches: int, content: TraceContent = "profile") -> TraceSet:
     """Have the next mini-batches of a running job recorded; return before that is done.
 
     Raises:
@@ -327,9 +325,7 @@ def begin_traces(
             f"'spottrain status {job.name}'"
         )
     request = {"minibatches": minibatches, "content": content}
-    begun: TraceSet = decode(
-        TraceSet, _ask_manager(job, "profile", request, TracesRefusedError)
-    )
+    begun: TraceSet = decode(TraceSet, _ask_manager(job, "profile", request, TracesRefusedError))
     return begun
 
 
@@ -400,8 +396,7 @@ def resume_job(job: JobDir) -> subprocess.Popen[bytes]:
     """
     if job.is_managed():
         raise ConfigError(
-            f"job {job.name} is running; watch it with "
-            f"'spottrain status {job.name} --watch'"
+            f"job {job.name} is running; watch it with 'spottrain status {job.name} --watch'"
         )
     if not can_be_resumed(job):
         raise ConfigError(
@@ -456,9 +451,7 @@ def end_job(job: JobDir, say: Callable[[str], None] = lambda _: None) -> int:
                 f"job {job.name}: VMs are still running after their termination: {', '.join(left)}; "
                 f"run 'spottrain down {job.name}' again"
             )
-        with contextlib.suppress(
-            SpottrainError
-        ):  # a damaged journal must not cost money
+        with contextlib.suppress(SpottrainError):  # a damaged journal must not cost money
             _journal_end(job, asked_at_s, provider)
         if isinstance(provider, ForwardsCalls):
             provider.close()
@@ -468,9 +461,7 @@ def end_job(job: JobDir, say: Callable[[str], None] = lambda _: None) -> int:
     return returned
 
 
-def _return_all(
-    provider: CloudProvider, job: JobDir, say: Callable[[str], None]
-) -> int:
+def _return_all(provider: CloudProvider, job: JobDir, say: Callable[[str], None]) -> int:
     """Return a job's VMs, also those of launches whose answer its manager never had.
 
     Returns:
@@ -576,9 +567,7 @@ def _journal_end(job: JobDir, asked_at_s: float, provider: CloudProvider) -> Non
     """Journal that the job was ended and its VMs are gone."""
     with contextlib.closing(Journal(job.journal)) as journal:
         if journal.replay().phase is not JobPhase.ENDED:
-            stop = StopRequested(
-                at_s=time.time(), by="spottrain down", checkpoint=False, now=True
-            )
+            stop = StopRequested(at_s=time.time(), by="spottrain down", checkpoint=False, now=True)
             vms = tuple(provider.list_vms(job.name))
             listed = VmsListed(at_s=time.time(), asked_at_s=asked_at_s, vms=vms)
             record(journal, stop, listed)

@@ -67,9 +67,7 @@ def prepare_data(config: JobConfig, say: Say) -> dict[str, float]:
         if (cloud := holder(request.url)) is not None:
             held[cloud] += found_bytes
         files = len(found.files)
-        say(
-            f"data {request.name}: {size(found_bytes)} in {files} file{'s'[: files - 1]}"
-        )
+        say(f"data {request.name}: {size(found_bytes)} in {files} file{'s'[: files - 1]}")
     for rented in config.clouds:
         if total_bytes > rented.disk_gib * 2**30:
             raise ConfigError(

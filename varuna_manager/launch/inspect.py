@@ -247,8 +247,7 @@ def run_tool(
         found = _FRAME.search(_text(error.stderr))
         at = f" it was in {found[3]} ({found[1]}, line {found[2]});" if found else ""
         raise ToolError(
-            f"{name}: no answer within {timeout_s:.0f} s;{at} make that part of your code "
-            "faster"
+            f"{name}: no answer within {timeout_s:.0f} s;{at} make that part of your code faster"
         ) from error
     stdout, stderr = done.stdout.decode(), _text(done.stderr)
     if done.returncode == 0:

@@ -61,9 +61,7 @@ def read_limits(
         key, given, value = text.partition("=")
         key = key.strip()
         if not given or not value.strip():
-            raise ConfigError(
-                f"a limit must be KEY=VALUE, such as budget.max_usd=60: got {text!r}"
-            )
+            raise ConfigError(f"a limit must be KEY=VALUE, such as budget.max_usd=60: got {text!r}")
         if key in values:
             raise ConfigError(f"{key}: is given twice; remove one")
         values[key] = _scalar(key, value.strip())
@@ -71,9 +69,7 @@ def read_limits(
     if "slo.deadline" in values and "slo.max_hours" in values:
         raise ConfigError("slo: give deadline or max_hours, not both")
     given_config = _parsed(values, config)
-    return tuple(
-        _limit(key, values[key], given_config, launched_at_s, now_s) for key in values
-    )
+    return tuple(_limit(key, values[key], given_config, launched_at_s, now_s) for key in values)
 
 
 def _scalar(key: str, text: str) -> Any:
@@ -95,13 +91,11 @@ def _check_keys(values: dict[str, Any], name: str) -> None:
             )
         if key in _FIXED:
             raise ConfigError(
-                f"{key}: the weights so far depend on it; launch a new job with "
-                f"init_from: {name}"
+                f"{key}: the weights so far depend on it; launch a new job with init_from: {name}"
             )
         if key in known and key not in SETTABLE:
             raise ConfigError(
-                f"{key}: cannot be changed after the launch; these can: "
-                f"{', '.join(SETTABLE)}"
+                f"{key}: cannot be changed after the launch; these can: {', '.join(SETTABLE)}"
             )
 
 
@@ -115,16 +109,12 @@ def _parsed(values: dict[str, Any], config: JobConfig) -> JobConfig:
         for part in path:
             place = place.setdefault(part, {})
             if not isinstance(place, dict):
-                raise ConfigError(
-                    f"{key}: unknown key; use one of {', '.join(SETTABLE)}"
-                )
+                raise ConfigError(f"{key}: unknown key; use one of {', '.join(SETTABLE)}")
         place[name] = value
     return parse_config(data, "set")
 
 
-def _limit(
-    key: str, value: Any, config: JobConfig, launched_at_s: float, now_s: float
-) -> Limit:
+def _limit(key: str, value: Any, config: JobConfig, launched_at_s: float, now_s: float) -> Limit:
     match key:
         case "budget.max_usd":
             return Limit(name="max_usd", value=config.budget.max_usd)
@@ -151,9 +141,7 @@ def check(state: State, event: LimitsChanged) -> None:
     after = limits.with_limits(state, event)
     money = budget(replace(after, now_s=max(after.now_s, event.at_s)))
     if money.cap is not None and money.committed >= money.cap:
-        when = (
-            "as soon as it is resumed" if state.phase is JobPhase.ENDED else "at once"
-        )
+        when = "as soon as it is resumed" if state.phase is JobPhase.ENDED else "at once"
         spent, min_usd = f"{money.spent.usd:.4f} is spent", _up(money.committed)
         if money.reserve > NOTHING:
             spent += (

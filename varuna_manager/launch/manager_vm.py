@@ -73,9 +73,7 @@ Say = Callable[[str], None]
 # --- What is asked for ----------------------------------------------------------------
 
 
-def requests(
-    config: JobConfig, offers: Sequence[Offer], uid: str
-) -> Iterator[LaunchRequest]:
+def requests(config: JobConfig, offers: Sequence[Offer], uid: str) -> Iterator[LaunchRequest]:
     """Yield the requests to try, zone by zone, in the cheapest region.
 
     Args:

@@ -50,9 +50,7 @@ def check(store: Store, *, adopt: bool) -> None:
 
 
 @contextlib.contextmanager
-def marked(
-    place: str, uid: str, spec: JobSpec, model: str, *, adopt: bool
-) -> Iterator[None]:
+def marked(place: str, uid: str, spec: JobSpec, model: str, *, adopt: bool) -> Iterator[None]:
     """Mark a place as a new job's; as before if the block fails.
 
     Args:
@@ -101,9 +99,7 @@ def unmark(place: str, uid: str) -> None:
         store.delete([OWNER_FILE])
 
 
-def _adopted(
-    store: Store, before: Owner | None, spec: JobSpec, model: str
-) -> tuple[str, ...]:
+def _adopted(store: Store, before: Owner | None, spec: JobSpec, model: str) -> tuple[str, ...]:
     """Return the jobs, by uid, whose checkpoints are taken over: those of the owner, or
     where nobody has marked the place, all.
 

@@ -69,9 +69,7 @@ def before_launch(clouds: Sequence[AnyCloud], max_vms: int = 1) -> OffersAndMess
         CapacityError: Nothing that the job wants is offered.
     """
     with ThreadPoolExecutor(len(clouds)) as threads:
-        answers = tuple(
-            threads.map(lambda cloud: _offers_or_error(cloud, max_vms), clouds)
-        )
+        answers = tuple(threads.map(lambda cloud: _offers_or_error(cloud, max_vms), clouds))
     troubles = [answer for answer in answers if isinstance(answer, SpottrainError)]
     if len(troubles) == len(answers):
         raise troubles[0]
@@ -84,9 +82,7 @@ def before_launch(clouds: Sequence[AnyCloud], max_vms: int = 1) -> OffersAndMess
     return offers, lines
 
 
-def _offers_or_error(
-    cloud: AnyCloud, max_vms: int
-) -> OffersAndMessages | SpottrainError:
+def _offers_or_error(cloud: AnyCloud, max_vms: int) -> OffersAndMessages | SpottrainError:
     """Return what one cloud offers, or what is wrong with it."""
     try:
         return _offers_of(cloud, max_vms)
@@ -135,9 +131,7 @@ def check_here(config: JobConfig) -> str:
     Raises:
         CloudError: Its GPUs cannot be used.
     """
-    found = find_devices(
-        config.device, "", 1, job=config.name, precision=config.runtime.precision
-    )
+    found = find_devices(config.device, "", 1, job=config.name, precision=config.runtime.precision)
     if not isinstance(found, VmDevices):
         raise CloudError(f"this machine: {found.reason}")
     return f"computes on {found.name}"
@@ -154,17 +148,13 @@ def check_measuring(config: JobConfig, measured_on: str | None) -> None:
     Raises:
         ConfigError: This machine has no GPU, or none that the catalogue knows.
     """
-    found = find_devices(
-        config.device, "", 1, job=config.name, precision=config.runtime.precision
-    )
+    found = find_devices(config.device, "", 1, job=config.name, precision=config.runtime.precision)
     how = (
         "a launch measures on the first VM; to plan before, name a profile of a GPU as "
         "'profile' in the job file"
     )
     if not isinstance(found, VmDevices) or is_cpu(found.name):
-        raise ConfigError(
-            f"{config.name} trains on GPUs, and this machine has none: {how}"
-        )
+        raise ConfigError(f"{config.name} trains on GPUs, and this machine has none: {how}")
     known = catalogue().gpu_of(found.name)
     if measured_on is None and (known is None or not known.compute_capability):
         raise ConfigError(
@@ -212,9 +202,7 @@ def check_build(config: JobConfig) -> list[str]:
         try:
             check_driver(build, driver, gpus.values())
         except UnfitBuildError as error:
-            raise ConfigError(
-                f"{cloud.cloud}: {', '.join(gpus)}: {error} in setup"
-            ) from error
+            raise ConfigError(f"{cloud.cloud}: {', '.join(gpus)}: {error} in setup") from error
         lines.append(f"{cloud.cloud}: {build} runs on {', '.join(gpus)}")
     return lines
 

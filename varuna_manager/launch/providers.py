@@ -155,9 +155,7 @@ def _rent(
     if not _is_near(payload.wheels, cloud.cloud):
         payload = replace(payload, wheels="")
     networks = () if cloud.ssh_from else own_network(cloud)
-    child = open_cloud(
-        cloud, public_key, networks, uid=uid_of(job), inside=access.inside
-    )
+    child = open_cloud(cloud, public_key, networks, uid=uid_of(job), inside=access.inside)
     try:
         return RentedVmProvider(
             wrap(child),

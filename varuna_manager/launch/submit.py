@@ -255,8 +255,7 @@ def job_settings(
         profile=given_profile(config, facts),
         debounce_s=config.morphing.debounce_s,
         span=config.resources.span,
-        busy_s=config.setup_limit_s * bool(config.setup)
-        + config.data_limit_s * bool(config.data),
+        busy_s=config.setup_limit_s * bool(config.setup) + config.data_limit_s * bool(config.data),
         shares=config.cloud is not None,
         data_bytes=dict(data_bytes or {}),
     )
@@ -315,9 +314,7 @@ def submit(
         settings = replace(settings, measures_only=measures_only)
         if pool:
             grant = PoolGrant(pool=pool, serial=0)
-            settings = replace(
-                settings, grant=grant, profile=settings.profile or profile
-            )
+            settings = replace(settings, grant=grant, profile=settings.profile or profile)
         if first is None:
             record(journal, JobSubmitted(at_s=at_s, settings=settings))
         else:

@@ -85,8 +85,7 @@ def _check_here(job: JobDir, stored: StoredJob, uid: str) -> None:
         return
     if job.is_managed():
         raise ConfigError(
-            f"job {job.name} is running here; watch it with 'spottrain status "
-            f"{job.name} --watch'"
+            f"job {job.name} is running here; watch it with 'spottrain status {job.name} --watch'"
         )
     if not job.journal.exists() or uid_of(job) != uid:
         check_name(job.name)
@@ -149,9 +148,7 @@ def _restore_journal(
         last = journal.last_seq()
         # At once: what the previous manager writes from now on no longer counts.
         stored.put(Segment(last, last, epoch), journal.rows(last, last))
-        say(
-            f"{last - 1} events found in {stored.url}, the last of {clock(state.now_s)}"
-        )
+        say(f"{last - 1} events found in {stored.url}, the last of {clock(state.now_s)}")
         if measured.pending():
             say("measurements of its mini-batches follow while the job runs")
     for line in warnings:
@@ -159,16 +156,12 @@ def _restore_journal(
     return state
 
 
-def _check_whose(
-    draft: JobDir, stored: StoredJob, journal: Journal, found: Newest
-) -> None:
+def _check_whose(draft: JobDir, stored: StoredJob, journal: Journal, found: Newest) -> None:
     """Check that all files belong to the same job: its name and id become paths."""
     _, first = next(journal.read())
     same = isinstance(first, JobSubmitted) and first.settings.uid == found.uid
     if not same or draft.config().name != found.name:
-        raise StoredJobError(
-            f"{stored.url}: the files there do not all belong to job {found.name}"
-        )
+        raise StoredJobError(f"{stored.url}: the files there do not all belong to job {found.name}")
 
 
 def _check_goes_on(stored: StoredJob, state: State, steps: int | None) -> None:

@@ -119,9 +119,7 @@ def export(
         def write(source: Source) -> Export:
             with _draft(to) as draft:
                 arguments = (place, source.checkpoint, str(draft), *options)
-                text = run_tool(
-                    _EXPORTER, config, *arguments, workdir=str(workdir), timeout_s=None
-                )
+                text = run_tool(_EXPORTER, config, *arguments, workdir=str(workdir), timeout_s=None)
                 written: ExportedWeights = decode(ExportedWeights, text)
                 draft.rename(to)
             entry = parse_name(source.checkpoint)
@@ -175,9 +173,7 @@ def _checkpoints(place: str, uid: str) -> list[CheckpointEntry]:
     return list_checkpoints(store, owner.uids if uid in ("", owner.uid) else {uid})
 
 
-def _choose(
-    place: str, step: int | None, name: str | None, uid: str = ""
-) -> CheckpointEntry:
+def _choose(place: str, step: int | None, name: str | None, uid: str = "") -> CheckpointEntry:
     """Return the checkpoint that was asked for: the newest unless one was named.
 
     Raises:
@@ -288,9 +284,7 @@ def check_first(config: JobConfig) -> FirstWeights | None:
 
 
 @contextlib.contextmanager
-def first(
-    config: JobConfig, place: str, uid: str = ""
-) -> Iterator[FirstWeights | None]:
+def first(config: JobConfig, place: str, uid: str = "") -> Iterator[FirstWeights | None]:
     """Write the weights that the job file names, if it does, as a checkpoint of step 0.
 
     It is deleted when the block fails: a launch leaves all or nothing.
@@ -327,9 +321,7 @@ def describe(weights: FirstWeights) -> Iterator[str]:
     yield from (f"init_from: {remark}" for remark in weights.remarks)
 
 
-def _start(
-    config: JobConfig, given: InitFromConfig, target: str, uid: str
-) -> FirstWeights:
+def _start(config: JobConfig, given: InitFromConfig, target: str, uid: str) -> FirstWeights:
     def take(source: Source) -> FirstWeights:
         arguments = [encode(config.job_spec(target, uid)), source.place]
         arguments += ["--checkpoint", source.checkpoint] * bool(source.checkpoint)

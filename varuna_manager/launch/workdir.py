@@ -314,9 +314,7 @@ def fingerprint(workdir: Path, files: list[Path]) -> str:
     return digest.hexdigest()
 
 
-def pack(
-    workdir: Path, files: list[Path], target: Path, layout: Path | None = None
-) -> int:
+def pack(workdir: Path, files: list[Path], target: Path, layout: Path | None = None) -> int:
     """Write ``files`` of ``workdir`` to ``target`` (tar.gz), reproducibly.
 
     Args:

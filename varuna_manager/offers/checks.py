@@ -80,9 +80,7 @@ def checks_here(
     yield Check(what="secrets", run=lambda: _secrets(config))
     os.environ.update(config.env)
     if purpose != "plan" or not is_url(config.checkpoint.path or ""):
-        yield Check(
-            what="checkpoints", run=lambda: _checkpoints(config, purpose, adopt)
-        )
+        yield Check(what="checkpoints", run=lambda: _checkpoints(config, purpose, adopt))
     yield Check(what="workdir", run=lambda: _workdir(config))
 
 
@@ -185,9 +183,7 @@ def _checkpoints(config: JobConfig, purpose: Purpose, adopt: bool) -> list[str]:
         submit.check_store(config, adopt=adopt)
     place = config.checkpoint.path or "in the job's own state folder"
     if config.clouds and not is_url(place):
-        place += (
-            ": a folder, which every VM must see too, such as a network file system"
-        )
+        place += ": a folder, which every VM must see too, such as a network file system"
     return [place]
 
 

@@ -95,9 +95,7 @@ def predict(
             known_profiles=known_profiles(facts, config.loader_spec),
         ),
         fleet=FleetState(reconciled=True),
-        market=MarketState(
-            offers=own_offers(config, now_s) if offers is None else tuple(offers)
-        ),
+        market=MarketState(offers=own_offers(config, now_s) if offers is None else tuple(offers)),
     )
     terms = _terms(state)
     if terms is None:
@@ -157,9 +155,7 @@ def check_deadline(
     return found.reason
 
 
-def check_memory(
-    config: JobConfig, facts: ModelFacts, offers: Sequence[Offer] | None
-) -> None:
+def check_memory(config: JobConfig, facts: ModelFacts, offers: Sequence[Offer] | None) -> None:
     """Refuse a job whose parameters and optimizer alone fit on no fleet it could rent.
 
     A lower bound, for nothing is known of activations yet: what passes may still need
@@ -199,9 +195,7 @@ def check_memory(
     )
 
 
-def _least_bytes(
-    config: JobConfig, facts: ModelFacts, *, on_gpu: bool
-) -> tuple[int, int]:
+def _least_bytes(config: JobConfig, facts: ModelFacts, *, on_gpu: bool) -> tuple[int, int]:
     """Return what a worker must hold of the largest section, and all workers of all."""
     if on_gpu:  # wherever committed state is: in one of two memories
         each = [s.param_bytes + s.optimizer_bytes for s in facts.sections]
@@ -231,6 +225,4 @@ def _least_bytes(
 def own_offers(config: JobConfig, now_s: float) -> tuple[Offer, ...]:
     """Return the offers of the machines that the job file itself names."""
     market = own_market(config, Hazards((), {}), now_s)
-    return tuple(
-        replace(priced.offer, available=priced.max_vms) for priced in market.offers
-    )
+    return tuple(replace(priced.offer, available=priced.max_vms) for priced in market.offers)

@@ -226,9 +226,7 @@ def _dated_lines(offers: Sequence[Priced]) -> list[str]:
     return lines
 
 
-def priced_offer(
-    offer: Offer, base: MeasuredOn, hazards: Hazards, facts: Catalogue
-) -> Priced:
+def priced_offer(offer: Offer, base: MeasuredOn, hazards: Hazards, facts: Catalogue) -> Priced:
     """Return a cloud's offer with what the catalogue and the history know about it."""
     kind = facts.find(offer.cloud, offer.instance_type)
     machine, measured = None, None
@@ -274,8 +272,7 @@ def base_of(
     gpu = known.gpu_of(measured_on or profile.device)
     if gpu is None and measured_on is not None:
         raise ConfigError(
-            f"--measured-on: no such GPU: got {measured_on}; take one of "
-            f"{', '.join(known.gpus)}"
+            f"--measured-on: no such GPU: got {measured_on}; take one of {', '.join(known.gpus)}"
         )
     named = known.gpu_of(profile.device)
     on_cpu = is_cpu(profile.device) if named is None else not named.compute_capability

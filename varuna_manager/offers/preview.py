@@ -92,9 +92,7 @@ def check_capacity(config: JobConfig) -> None:
     """
     max_vms = config.resources.max_vms
     prices = [
-        zone.spot_usd_per_hour
-        for zone in config.zones
-        for _ in range(min(zone.capacity, max_vms))
+        zone.spot_usd_per_hour for zone in config.zones for _ in range(min(zone.capacity, max_vms))
     ]
     if config.resources.allow_on_demand:
         for zone in config.zones:
@@ -159,9 +157,7 @@ def preview_job(
     with open_history() as history:
         warnings = list(ingest_journals(history))
         own = _own(config, facts, profile, history, now_s, scope)
-        check_budget(
-            config, [p.offer for p in own.offers if not (p.is_stale or p.is_dated)]
-        )
+        check_budget(config, [p.offer for p in own.offers if not (p.is_stale or p.is_dated)])
         others = _others(inputs, history, now_s, scope, config.runtime.precision)
         everything = (*own.offers, *others.offers)
         ranking, more = _rank(everything, throughputs, terms, history, now_s, scope)
@@ -215,9 +211,7 @@ def _preview(
     choice = choose_plan(inputs)
     names = ((n, _gpu_of(config, row.priced.offer)) for n, row in enumerate(fleet))
     gpus = {f"vm-{number}": name for number, name in names if name is not None}
-    usd_per_hour = total_rate(
-        Rate.of(row.priced.offer.usd_per_hour) for row in fleet
-    ).usd_per_hour
+    usd_per_hour = total_rate(Rate.of(row.priced.offer.usd_per_hour) for row in fleet).usd_per_hour
     plan = choice.plan
     train_s = None if plan is None else plan.predicted_step_s * config.steps
     return {
@@ -282,10 +276,7 @@ def _computes_on(offers: Sequence[Offer], config: JobConfig, inputs: PlanInputs)
         on_gpu = not is_cpu(name) if kind is None else kind.device == "gpu"
         workers[name] = workers.get(name, 0) + offer.gpus
         gpus[name] = gpus.get(name, 0) + offer.gpus * on_gpu
-    found = {
-        name: Computing(workers=count, gpus=gpus[name])
-        for name, count in workers.items()
-    }
+    found = {name: Computing(workers=count, gpus=gpus[name]) for name, count in workers.items()}
     return describe(found, config.runtime.precision)
 
 
@@ -437,9 +428,7 @@ def _choice_view(
     }
 
 
-def _alternatives_view(
-    inputs: PlanInputs, choice: Choice, scope: SearchScope
-) -> dict[str, Any]:
+def _alternatives_view(inputs: PlanInputs, choice: Choice, scope: SearchScope) -> dict[str, Any]:
     """Return what other systems would run in place of the chosen plan, if asked for."""
     if not scope.alternatives or choice.plan is None:
         return {}
@@ -466,9 +455,7 @@ def _vm(offer: Offer) -> dict[str, Any]:
     }
 
 
-def profile_on_known_device(
-    facts: ModelFacts, loader: LoaderSpec, on_cpus: bool
-) -> Profile | None:
+def profile_on_known_device(facts: ModelFacts, loader: LoaderSpec, on_cpus: bool) -> Profile | None:
     """Return the newest kept profile of a model that was measured on a known GPU or CPU.
 
     It predicts a cloud's machines better than a profile of this machine would.
@@ -501,9 +488,7 @@ def _own(
             now_s,
             is_measured=profile.origin == "measured",
             on_gpus=profile.upload_bytes_per_s > 0,
-            speed_of=lambda offer: gpu_speed(
-                offer, profile, facts, config.runtime.precision
-            ),
+            speed_of=lambda offer: gpu_speed(offer, profile, facts, config.runtime.precision),
         )
     base = base_of(
         profile,
@@ -557,9 +542,7 @@ def _others(
         cloud: catalogue().attached_usd_per_hour(cloud, DISK_GIB, public_address=True)
         for cloud in scope.clouds
     }
-    return cloud_market(
-        history, base, now_s, clouds=scope.clouds, attached=attached, dated=True
-    )
+    return cloud_market(history, base, now_s, clouds=scope.clouds, attached=attached, dated=True)
 
 
 def _rank(

@@ -107,9 +107,7 @@ def _own_zones(local: LocalConfig, kind: str) -> LocalConfig:
     """Return the local market's zones of a type; its script is for the job."""
     zones = tuple(zone for zone in local.zones if zone.instance_type == kind)
     if not zones:
-        raise _none_of(
-            kind, "local.zones", (zone.instance_type for zone in local.zones)
-        )
+        raise _none_of(kind, "local.zones", (zone.instance_type for zone in local.zones))
     return local.model_copy(update={"zones": zones, "events": ()})
 
 
@@ -122,8 +120,7 @@ def _own_hosts(ssh: SshConfig, kind: str) -> SshConfig:
 
 def _none_of(kind: str, key: str, known: Iterable[str]) -> ConfigError:
     return ConfigError(
-        f"--on: no machine of {key} is of type {kind}; take one of "
-        f"{', '.join(sorted(set(known)))}"
+        f"--on: no machine of {key} is of type {kind}; take one of {', '.join(sorted(set(known)))}"
     )
 
 
@@ -152,9 +149,7 @@ def _smallest(machines: Sequence[InstanceType]) -> tuple[str, ...]:
     return tuple(machine.name for machine in machines if machine.gpus == fewest)
 
 
-def measured_before(
-    config: JobConfig, probe: JobConfig, facts: ModelFacts
-) -> KnownProfile | None:
+def measured_before(config: JobConfig, probe: JobConfig, facts: ModelFacts) -> KnownProfile | None:
     """Return the newest kept profile that makes a probe unnecessary.
 
     Args:
@@ -176,9 +171,7 @@ def measured_before(
     return None
 
 
-def cost_of(
-    probe: JobConfig, offers: Sequence[Offer] | None, max_usd: float | None
-) -> ProbeCost:
+def cost_of(probe: JobConfig, offers: Sequence[Offer] | None, max_usd: float | None) -> ProbeCost:
     """Return what a probe costs.
 
     Args:
@@ -193,8 +186,7 @@ def cost_of(
     on_demand = probe.resources.allow_on_demand
     if offers is None:
         found = [
-            (zone.spot_usd_per_hour, f"{zone.instance_type} ({zone.name})")
-            for zone in probe.zones
+            (zone.spot_usd_per_hour, f"{zone.instance_type} ({zone.name})") for zone in probe.zones
         ]
         boot_s = max(zone.boot_s for zone in probe.zones)
     else:
@@ -205,9 +197,7 @@ def cost_of(
         ]
         boot_s = BOOT_S
     if not found:
-        raise CapacityError(
-            "--on: nothing of that type is on offer now; try again later"
-        )
+        raise CapacityError("--on: nothing of that type is on offer now; try again later")
     usd_per_hour, what = min(found)
     rate = Rate.of(usd_per_hour)
     seconds = boot_s + MEASURING_S

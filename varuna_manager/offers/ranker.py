@@ -111,9 +111,7 @@ class OfferRanker:
         worths = map(_worth, ranking.rows)
         return {worth.offer: worth for worth in worths}
 
-    def _by_peaks(
-        self, state: State, offers: Sequence[Offer]
-    ) -> Mapping[str, OfferWorth] | None:
+    def _by_peaks(self, state: State, offers: Sequence[Offer]) -> Mapping[str, OfferWorth] | None:
         """Return what offers are worth by the rooflines of GPUs alone."""
         asked = {offer_key(offer): offer.usd_per_hour for offer in offers}
         rates = [_peak_rate(offer, state) for offer in offers]
@@ -205,9 +203,7 @@ class OfferRanker:
                 found[kind] = _rates(throughputs, priced.machine, max_vms, share)
         return found
 
-    def _priced(
-        self, offer: Offer, state: State, profile: Profile, hazards: Hazards
-    ) -> Priced:
+    def _priced(self, offer: Offer, state: State, profile: Profile, hazards: Hazards) -> Priced:
         kind = offer.cloud, offer.instance_type
         base = self._measured_on(state, profile)
         if offer.cloud in CLOUDS and base is not None:
@@ -234,9 +230,7 @@ class OfferRanker:
             if gpu is None:
                 return None
             work = work_of(state.job.facts, state.job.spec.precision, profile)
-            self._base = market.MeasuredOn(
-                gpu=gpu, work=work, profile=profile, others=others
-            )
+            self._base = market.MeasuredOn(gpu=gpu, work=work, profile=profile, others=others)
         return self._base
 
     def _terms(self, state: State) -> RankingTerms:
@@ -277,9 +271,7 @@ class OfferRanker:
 def _of_one_kind(state: State, offers: Sequence[Offer]) -> list[Offer]:
     """Return the offers of the kind of most VMs; without VMs, of the best kind."""
     kinds = Counter(
-        (vm.offer.cloud, vm.offer.instance_type)
-        for vm in state.fleet.vms.values()
-        if vm.counts
+        (vm.offer.cloud, vm.offer.instance_type) for vm in state.fleet.vms.values() if vm.counts
     )
     best = in_order(offers, state.market.worths)
     if kinds:

@@ -48,9 +48,7 @@ def ranking_view(
     return view
 
 
-def _gpu_view(
-    gpu: str, row: RankedOffer, examples: float, now_s: float
-) -> dict[str, Any]:
+def _gpu_view(gpu: str, row: RankedOffer, examples: float, now_s: float) -> dict[str, Any]:
     """Return the best offer of a GPU: what its fleet does to so many examples.
 
     The money is that of the ranking's key: boot, losses and storage counted.
@@ -241,9 +239,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> Table:
             "spot" if row["spot"] else "on demand",
             dollars(row["usd_per_hour"]),
             age(row["age_s"]),
-            NOTHING
-            if losses is None
-            else losses_text(24 * losses, row["losses_known"]),
+            NOTHING if losses is None else losses_text(24 * losses, row["losses_known"]),
             _percent(row["lost_share"]),
             _percent(row["obtainability"]),
             str(row["vms"]),

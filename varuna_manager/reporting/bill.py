@@ -14,9 +14,7 @@ from spottrain.varuna_manager.reporting.costs import By
 from spottrain.varuna_manager.reporting.text import money_rows, time_kinds
 
 
-def cost_parts(
-    cost: Mapping[str, Any], by: By | None = None
-) -> Iterator[RenderableType]:
+def cost_parts(cost: Mapping[str, Any], by: By | None = None) -> Iterator[RenderableType]:
     """Yield the parts of the command's answer for people.
 
     Args:
@@ -72,7 +70,5 @@ def _table(*names: str) -> Table:
     """Return an empty table; names that begin with ``r:`` are columns of numbers."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in names:
-        table.add_column(
-            name.removeprefix("r:"), justify="right" if name[:2] == "r:" else "left"
-        )
+        table.add_column(name.removeprefix("r:"), justify="right" if name[:2] == "r:" else "left")
     return table

@@ -30,9 +30,7 @@ By = Literal["zone", "type", "vm"]
 """How the bill can be broken down."""
 _NAMES: dict[By, Callable[[Rental], str]] = {
     "zone": lambda one: f"{one.offer.cloud} {one.offer.zone}",
-    "type": lambda one: (
-        one.offer.instance_type + ("" if one.offer.spot else " (on demand)")
-    ),
+    "type": lambda one: one.offer.instance_type + ("" if one.offer.spot else " (on demand)"),
     "vm": lambda one: one.vm_id,
 }
 
@@ -79,16 +77,12 @@ def cost(state: State, history: JobHistory, at_s: float) -> dict[str, Any]:
     }
 
 
-def _splits(
-    rented: Iterable[Rental], history: JobHistory, at_s: float
-) -> dict[str, TimeSplit]:
+def _splits(rented: Iterable[Rental], history: JobHistory, at_s: float) -> dict[str, TimeSplit]:
     intervals = history.intervals(at_s)
     return {one.vm_id: split_time(one, intervals) for one in rented}
 
 
-def _by_time(
-    rented: Iterable[Rental], splits: Mapping[str, TimeSplit]
-) -> dict[str, float]:
+def _by_time(rented: Iterable[Rental], splits: Mapping[str, TimeSplit]) -> dict[str, float]:
     """Return dollars by how the VMs' time was spent."""
     shares = [share_money(one.cost, splits[one.vm_id]) for one in rented]
     return {kind: total(share[kind] for share in shares).usd for kind in KINDS}

@@ -49,8 +49,7 @@ def _found(vms: list[VmRecord]) -> dict[str, Computing]:
         workers[vm.device] += vm.num_slots
         uuids.setdefault(vm.device, set()).update(gpu.uuid for gpu in vm.gpus)
     return {
-        name: Computing(workers=count, gpus=len(uuids[name]))
-        for name, count in workers.items()
+        name: Computing(workers=count, gpus=len(uuids[name])) for name, count in workers.items()
     }
 
 

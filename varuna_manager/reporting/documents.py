@@ -96,9 +96,7 @@ def status(state: states.State, managed: bool, at_s: float) -> dict[str, Any]:
         "usd_per_hour": states.rate_usd_per_hour(state),
         "wall_s": at_s - state.submitted_at_s,
         "plan": _present_plan(state),
-        "move": None
-        if state.fleet.move is None
-        else move_view(state, state.fleet.move),
+        "move": None if state.fleet.move is None else move_view(state, state.fleet.move),
         "fleet": [_vm(state, vm) for vm in state.fleet.vms.values()],
         "safety": _safety(state),
         "exit_code": state.outcome.exit_code if state.outcome else None,
@@ -115,9 +113,7 @@ def _deadline(state: states.State, at_s: float) -> dict[str, Any] | None:
     return deadline_view(state, at_s)
 
 
-def report(
-    state: states.State, history: JobHistory, managed: bool, at_s: float
-) -> dict[str, Any]:
+def report(state: states.State, history: JobHistory, managed: bool, at_s: float) -> dict[str, Any]:
     """Return what a job did and cost until ``at_s`` (seconds since the epoch).
 
     Args:
@@ -175,9 +171,7 @@ def report(
     }
 
 
-def _measured_plans(
-    state: states.State, history: JobHistory
-) -> list[records.GenerationSummary]:
+def _measured_plans(state: states.State, history: JobHistory) -> list[records.GenerationSummary]:
     """Return the job's plans with the median of what their mini-batches took."""
     return [
         replace(
@@ -199,9 +193,7 @@ def _nonfinite(progress: records.Progress) -> dict[str, int] | None:
     }
 
 
-def cost(
-    state: states.State, history: JobHistory, managed: bool, at_s: float
-) -> dict[str, Any]:
+def cost(state: states.State, history: JobHistory, managed: bool, at_s: float) -> dict[str, Any]:
     """Return what a job cost until ``at_s``, as ``spottrain cost`` shows it; see
     ``report`` and ``costs.cost``."""
     from spottrain.varuna_manager.reporting import costs
@@ -225,10 +217,7 @@ def copies(state: states.State) -> list[set[str]]:
     if (plan := _plan_in_memory(state)) is None:
         return []
     depth, there = plan.pipeline_depth, _ready(state)
-    return [
-        {slot.vm_id for slot in plan.slots[stage::depth]} & there
-        for stage in range(depth)
-    ]
+    return [{slot.vm_id for slot in plan.slots[stage::depth]} & there for stage in range(depth)]
 
 
 def _plan_in_memory(state: states.State) -> Plan | None:
@@ -279,9 +268,7 @@ def clock_of(state: states.State, at_s: float) -> float:
 
 def _recent_examples_per_s(state: states.State) -> float | None:
     """Return the measured speed of the present plan."""
-    measured_s = (
-        state.training.generation.measured_step_s if state.training.generation else None
-    )
+    measured_s = state.training.generation.measured_step_s if state.training.generation else None
     return state.job.spec.minibatch_size / measured_s if measured_s else None
 
 
@@ -289,9 +276,7 @@ def _recent_use(state: states.State) -> ComputeUse | None:
     """Return what the present plan makes of its devices, as measured."""
     if (now := state.training.generation) is None:
         return None
-    return plan_use(
-        state.job, states.summary_of(now, state.history.progress.step, None)
-    )
+    return plan_use(state.job, states.summary_of(now, state.history.progress.step, None))
 
 
 def _examples_per_s(state: states.State) -> float | None:
@@ -355,14 +340,10 @@ def _safety(state: states.State) -> dict[str, Any]:
             else False
         ),
         "copied_step": copied,
-        "copy_lag_steps": None
-        if copied is None
-        else state.history.progress.step - copied,
+        "copy_lag_steps": None if copied is None else state.history.progress.step - copied,
         "checkpoint_step": newest.step if newest else None,
         "lag_steps": state.history.progress.step - newest.step if newest else None,
-        "checkpoint_every_steps": every
-        or state.history.progress.checkpoint_every_steps
-        or None,
+        "checkpoint_every_steps": every or state.history.progress.checkpoint_every_steps or None,
         "checkpoint_cost_s": state.history.progress.checkpoint_cost_s or None,
     }
 
@@ -403,9 +384,7 @@ def candidate_view(candidate: Candidate) -> dict[str, Any]:
     return {"shape": candidate.shape, **asdict(candidate)}
 
 
-def _plan_run(
-    job: JobSettings, plan: records.GenerationSummary, at_s: float
-) -> dict[str, Any]:
+def _plan_run(job: JobSettings, plan: records.GenerationSummary, at_s: float) -> dict[str, Any]:
     ended_at_s = at_s if plan.ended_at_s is None else plan.ended_at_s
     return {
         "generation": plan.generation,

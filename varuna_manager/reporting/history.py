@@ -146,9 +146,7 @@ class JobHistory:
         now = self._open
         if at_s <= now.since_s:
             return list(self._stretches)
-        last = Interval(
-            from_s=now.since_s, to_s=at_s, activity=now.activity, slots=now.slots
-        )
+        last = Interval(from_s=now.since_s, to_s=at_s, activity=now.activity, slots=now.slots)
         return [*self._stretches, last]
 
     # --- VMs and the world ------------------------------------------------------------
@@ -172,9 +170,7 @@ class JobHistory:
             case e.StopRequested(by=by):
                 self._add_milestone(after.now_s, "stop", f"stop requested by {by}")
             case e.LimitsChanged(by=by, limits=limits):
-                self._add_milestone(
-                    after.now_s, "limits", f"{_limits(limits)}, by {by}"
-                )
+                self._add_milestone(after.now_s, "limits", f"{_limits(limits)}, by {by}")
             case e.GrantReceived() if after.last_news != before.last_news:
                 self._add_milestone(after.now_s, "limits", after.last_news)
             case e.StepsChanged() | e.CodeUpdated():
@@ -193,13 +189,9 @@ class JobHistory:
             return
         if after.fleet.move is None:
             given_up = (
-                after.last_news
-                if after.fleet.move_after_s > before.fleet.move_after_s
-                else ""
+                after.last_news if after.fleet.move_after_s > before.fleet.move_after_s else ""
             )
-            self.moves[-1] = replace(
-                self.moves[-1], ended_s=after.now_s, given_up=given_up
-            )
+            self.moves[-1] = replace(self.moves[-1], ended_s=after.now_s, given_up=given_up)
         elif before.fleet.move is None:
             self.moves.append(MoveMade(move=after.fleet.move))
 
@@ -213,9 +205,7 @@ class JobHistory:
             if key in self.prices:
                 self.prices[key].is_constant = False
         for key, offer in seen.items():
-            line = self.prices.setdefault(
-                key, PriceSeries(offer, is_constant=not self._looked)
-            )
+            line = self.prices.setdefault(key, PriceSeries(offer, is_constant=not self._looked))
             if not line.points or line.points[-1][1] != offer.usd_per_hour:
                 line.points.append((at_s, offer.usd_per_hour))
             if len(line.points) > 2 * MAX_POINTS:
@@ -243,9 +233,7 @@ class JobHistory:
         elif _starts_generation(event):
             self._count_as_trained()
         else:
-            examples = (
-                step - before.history.progress.step
-            ) * after.job.spec.minibatch_size
+            examples = (step - before.history.progress.step) * after.job.spec.minibatch_size
             begun_s = max(self._mark_s, self._open.since_s)
             now_s = after.history.progress.last_commit_at_s or now_s
             if now_s > begun_s:
@@ -260,9 +248,7 @@ class JobHistory:
             return
         now_s = after.now_s
         if self._open.activity == "training":
-            assert before.training.generation is not None, (
-                "what trained is a generation"
-            )
+            assert before.training.generation is not None, "what trained is a generation"
             self._end_training(before.training.generation, after, report)
         else:
             self._put(self._open.since_s, now_s, self._open.activity)
@@ -270,9 +256,7 @@ class JobHistory:
         if activity == "training":
             self._mark_s = now_s
 
-    def _end_training(
-        self, generation: records.Generation, after: State, report: object
-    ) -> None:
+    def _end_training(self, generation: records.Generation, after: State, report: object) -> None:
         """Count training until the last commit; later work counts only if all slots
         stopped as requested."""
         mark_s, now_s = max(self._mark_s, self._open.since_s), after.now_s
@@ -291,9 +275,7 @@ class JobHistory:
 
     def _put(self, from_s: float, to_s: float, activity: Activity) -> None:
         if to_s > from_s:
-            interval = Interval(
-                from_s=from_s, to_s=to_s, activity=activity, slots=self._open.slots
-            )
+            interval = Interval(from_s=from_s, to_s=to_s, activity=activity, slots=self._open.slots)
             self._stretches.append(interval)
 
     def _count_as_trained(self) -> None:
@@ -414,9 +396,7 @@ def _activity_of(state: State) -> tuple[tuple[int | None, str], Activity]:
 def _plans_again(state: State) -> bool:
     """Return whether a job that has trained is about to continue, having enough VMs."""
     answer = state.training.answer
-    refused = (
-        answer is not None and answer.plan is None and state.training.plan_asked is None
-    )
+    refused = answer is not None and answer.plan is None and state.training.plan_asked is None
     enough = len(usable_vms(state)) >= max(1, state.job.min_vms)
     trained = state.training.next_generation > 1
     return trained and enough and not refused and wants_training(state)
@@ -431,13 +411,9 @@ def _slots(state: State, activity: Activity) -> Mapping[str, int]:
         slots = generation.plan.slots if trains else generation.participants
         return Counter(slot.vm_id for slot in slots)
     if activity == "preparing" and state.preparation.calibration is not None:
-        return Counter(
-            slot.vm_id for slot in state.preparation.calibration.participants
-        )
+        return Counter(slot.vm_id for slot in state.preparation.calibration.participants)
     if activity == "preparing" and state.preparation.initialiser is not None:
         return {
-            state.preparation.initialiser: state.fleet.vms[
-                state.preparation.initialiser
-            ].num_slots
+            state.preparation.initialiser: state.fleet.vms[state.preparation.initialiser].num_slots
         }
     return {vm.vm_id: vm.num_slots for vm in usable_vms(state)}

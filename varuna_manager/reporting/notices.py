@@ -43,9 +43,7 @@ def notices(state: State, notify: NotifyConfig, now_s: float) -> tuple[Notice, .
     return tuple(one for one in found if one.notice in notify.on)
 
 
-def _losses(
-    interruptions: Sequence[Interruption], notify: NotifyConfig
-) -> Iterator[Notice]:
+def _losses(interruptions: Sequence[Interruption], notify: NotifyConfig) -> Iterator[Notice]:
     """Yield one notice for each storm; it is over after a window without many."""
     recent = deque[Interruption]()
     stormy_s = float("-inf")

@@ -19,9 +19,7 @@ def usd_at(series: Sequence[Price], at_s: float) -> float | None:
     return begun[-1].usd_per_hour if begun else None
 
 
-def sparkline(
-    series: Sequence[Price], from_s: float, to_s: float, width: int = 12
-) -> str:
+def sparkline(series: Sequence[Price], from_s: float, to_s: float, width: int = 12) -> str:
     """Return a price over time as one line of text; blank where it is unknown.
 
     Args:
@@ -38,9 +36,7 @@ def bars(values: Sequence[float | None]) -> str:
     """Return numbers as one line of text, a character each; blank for ``None``."""
     seen = [value for value in values if value is not None]
     low, span = (min(seen), max(seen) - min(seen)) if seen else (0.0, 0.0)
-    return "".join(
-        " " if value is None else _BARS[_level(value - low, span)] for value in values
-    )
+    return "".join(" " if value is None else _BARS[_level(value - low, span)] for value in values)
 
 
 def svg(series: Mapping[str, Sequence[Price]], from_s: float, to_s: float) -> str:

@@ -88,9 +88,7 @@ def loss_line(status: dict[str, Any]) -> str:
     if newest.get("learning_rate") is not None:
         words.append(f"lr {newest['learning_rate']:.3g}")
     words += [f"{name} {_short(v)}" for name, v in newest.get("metrics", {}).items()]
-    words += [
-        f"{name} {_short(loss)}" for name, loss in newest.get("evaluations", {}).items()
-    ]
+    words += [f"{name} {_short(loss)}" for name, loss in newest.get("evaluations", {}).items()]
     if skipped := newest.get("skipped"):
         words.append(f"skipped: {SKIPPED[skipped]}")
     curve = bars(status.get("loss_curve", ()))
@@ -262,9 +260,7 @@ def _totals(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
         shares = (f"{100 * s / billed_s:.0f} % {k}" for k, s in times if k != "billed")
         yield "rented time", f"{billed_s / HOUR_S:.2f} VM-hours: {', '.join(shares)}"
     if alerts := report["budget_alerts"]:
-        words = (
-            f"{a['share']:.0%} spent after {fmt.duration(a['at_s'])}" for a in alerts
-        )
+        words = (f"{a['share']:.0%} spent after {fmt.duration(a['at_s'])}" for a in alerts)
         yield "budget", ", ".join(words)
     lost, twice = report["minibatches_lost"], report["minibatches_recomputed"]
     yield "mini-batches", f"{lost} lost, {twice} recomputed"

@@ -57,9 +57,7 @@ _ENDS = {
 
 def summary(report: Mapping[str, Any]) -> Iterator[str]:
     """Yield a summary in a few sentences, the most important first."""
-    words = _ENDS.get(
-        report["state"], "is {state}, {wall} after it was submitted: {reason}"
-    )
+    words = _ENDS.get(report["state"], "is {state}, {wall} after it was submitted: {reason}")
     how = words.format(
         state=report["state"], wall=duration(report["wall_s"]), reason=report["reason"]
     )
@@ -72,11 +70,7 @@ def summary(report: Mapping[str, Any]) -> Iterator[str]:
 
 def _money_sentence(report: Mapping[str, Any]) -> str:
     cost = report["cost"]
-    of = (
-        ""
-        if cost["usd_budget"] is None
-        else f" of a budget of {dollars(cost['usd_budget'])}"
-    )
+    of = "" if cost["usd_budget"] is None else f" of a budget of {dollars(cost['usd_budget'])}"
     text = f"It cost {dollars(cost['usd_spent'])}{of}"
     if cost["usd_per_million_examples"] is not None:
         text += f", {dollars(cost['usd_per_million_examples'])} per million examples"

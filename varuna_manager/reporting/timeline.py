@@ -51,9 +51,7 @@ def timeline(
     return entries
 
 
-def _of_plans(
-    state: State, plans: Iterable[GenerationSummary]
-) -> Iterator[dict[str, Any]]:
+def _of_plans(state: State, plans: Iterable[GenerationSummary]) -> Iterator[dict[str, Any]]:
     for plan in plans:
         shape = f"{plan.pipeline_depth}x{plan.data_parallel_width}"
         text = f"{shape} from step {plan.from_step}: {plan.reason}"
@@ -78,8 +76,7 @@ def _of_the_job(state: State, history: JobHistory) -> Iterator[dict[str, Any]]:
         yield _entry(state, change.at_s, "price", text)
     for alert in state.history.alerts:
         text = (
-            f"{alert.share:.0%} of the budget spent: {alert.spent_usd:.2f} of "
-            f"{alert.max_usd:g} USD"
+            f"{alert.share:.0%} of the budget spent: {alert.spent_usd:.2f} of {alert.max_usd:g} USD"
         )
         yield _entry(state, alert.at_s, "alert", text)
     for one in history.milestones:

@@ -61,9 +61,7 @@ def plan_use(job: JobSettings, plan: GenerationSummary) -> ComputeUse | None:
     )
 
 
-def total_use(
-    job: JobSettings, plans: Iterable[GenerationSummary]
-) -> ComputeUse | None:
+def total_use(job: JobSettings, plans: Iterable[GenerationSummary]) -> ComputeUse | None:
     """Return what all mini-batches made of their devices while plans trained.
 
     Time between plans does not count.

@@ -287,9 +287,7 @@ class Mlflow:
         note: Keeps how far the measurements have been read.
     """
 
-    def __init__(
-        self, options: dict[str, Any], name: str, uid: str, note: Path
-    ) -> None:
+    def __init__(self, options: dict[str, Any], name: str, uid: str, note: Path) -> None:
         from mlflow.entities import Metric
         from mlflow.tracking import MlflowClient
 
@@ -305,9 +303,7 @@ class Mlflow:
         run = (
             runs[0]
             if runs
-            else client.create_run(
-                experiment, run_name=name, tags={"spottrain.uid": uid}
-            )
+            else client.create_run(experiment, run_name=name, tags={"spottrain.uid": uid})
         )
         self._id = run.info.run_id
         client.update_run(self._id, status="RUNNING")

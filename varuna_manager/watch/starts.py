@@ -111,18 +111,14 @@ def start_rows(starts: Sequence[Mapping[str, Any]]) -> list[StartRow]:
     first, later = starts[0], starts[1:]
     names = dict.fromkeys(step["name"] for one in starts for step in one["steps"])
     rows = [_step_row(name, first, later) for name in names]
-    for name, key in zip(
-        MILESTONES, ("agent_s", "ready_s", "first_step_s"), strict=True
-    ):
+    for name, key in zip(MILESTONES, ("agent_s", "ready_s", "first_step_s"), strict=True):
         known = [one[key] for one in later if one[key] is not None]
         median_s = statistics.median(known) if known else None
         rows.append(StartRow(name, first[key], median_s))
     return rows
 
 
-def _step_row(
-    name: str, first: Mapping[str, Any], later: Sequence[Mapping[str, Any]]
-) -> StartRow:
+def _step_row(name: str, first: Mapping[str, Any], later: Sequence[Mapping[str, Any]]) -> StartRow:
     steps = [step for one in later for step in one["steps"] if step["name"] == name]
     mine = next((step for step in first["steps"] if step["name"] == name), None)
     sources = [s["source"] if s["source"] in _PLACES else "another VM" for s in steps]

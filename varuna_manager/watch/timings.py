@@ -81,8 +81,7 @@ class RankTimings:
     ) -> bool:
         plan = generation.plan
         samples = [
-            self._sample(state, plan, rank, ranks[slot])
-            for rank, slot in enumerate(plan.slots)
+            self._sample(state, plan, rank, ranks[slot]) for rank, slot in enumerate(plan.slots)
         ]
         if not all(sample.expected_s > 0 for sample in samples):
             return False
@@ -107,9 +106,7 @@ class RankTimings:
             microbatches=report.microbatches,
         )
 
-    def _balance(
-        self, balancer: balance.ShareBalancer, reports: list[MinibatchCommitted]
-    ) -> None:
+    def _balance(self, balancer: balance.ShareBalancer, reports: list[MinibatchCommitted]) -> None:
         """Let the balancer observe a mini-batch that was shared as it asked."""
         depth = self.watch.pipeline_depth
         replicas = [reports[i : i + depth] for i in range(0, len(reports), depth)]
@@ -122,16 +119,12 @@ class RankTimings:
         """Yield the ranks that are slower than they should be."""
         crowding = _crowding(state, plan)
         found = [
-            one
-            for one in self.watch.stragglers()
-            if one.slowness > crowding[one.rank] + MARGIN
+            one for one in self.watch.stragglers() if one.slowness > crowding[one.rank] + MARGIN
         ]
         yield from found
         yield from self._hot(state, plan, {one.rank for one in found})
 
-    def _hot(
-        self, state: State, plan: Plan, found: Collection[int]
-    ) -> Iterator[Straggler]:
+    def _hot(self, state: State, plan: Plan, found: Collection[int]) -> Iterator[Straggler]:
         """Yield further ranks that lag behind and whose GPU says that it is slowed down.
 
         With the driver's word for it, a few mini-batches are evidence enough.
@@ -185,11 +178,7 @@ def _bytes_with(state: State, plan: Plan, profile: Profile, share: int) -> int:
     bounds = (*(left * d // (width - 1) for d in range(width)), total)
     skewed = replace(plan, replica_bounds=bounds)
     job = state.job
-    own = [
-        state.fleet.vms[slot.vm_id]
-        for slot in plan.slots
-        if slot.vm_id in state.fleet.vms
-    ]
+    own = [state.fleet.vms[slot.vm_id] for slot in plan.slots if slot.vm_id in state.fleet.vms]
     compute = slots.compute_of(state, own)
     stages = memory.plan_bytes(job.facts, profile, skewed, job.spec.reduction, compute)
     return max(stage.total_bytes for stage in stages)

@@ -276,15 +276,9 @@ class ProgressWatch:
 def _running(state: State, slot: Slot, number: int) -> Generation | None:
     """Return the generation that runs, if a live rank of it reports."""
     generation, vm = state.training.generation, state.fleet.vms.get(slot.vm_id)
-    if (
-        generation is None
-        or generation.number != number
-        or generation.from_step is None
-    ):
+    if generation is None or generation.number != number or generation.from_step is None:
         return None
     if vm is None or vm.phase is VmPhase.RETURNING:
         return None
     live = generation.ranks.get(slot, RankPhase.GONE) is not RankPhase.GONE
-    return (
-        generation if live and generation.phase is not GenerationPhase.OPENING else None
-    )
+    return generation if live and generation.phase is not GenerationPhase.OPENING else None

@@ -138,9 +138,7 @@ def _send(session: Session, vm_id: str, name: str, archive: bytes) -> str:
     return "manager"
 
 
-def send(
-    session: Session, vm_id: str, name: str, archive: bytes, keep: str = ""
-) -> None:
+def send(session: Session, vm_id: str, name: str, archive: bytes, keep: str = "") -> None:
     """Send an archive to a host and have it unpacked there.
 
     Args:
@@ -285,9 +283,7 @@ class _Preparation:
         elif found["digest"] is not None:
             self.payload.published.note(arguments["place"], found["digest"])
 
-    def _run_setup(
-        self, pins: Sequence[str], common: dict[str, Any], *, cache: bool
-    ) -> None:
+    def _run_setup(self, pins: Sequence[str], common: dict[str, Any], *, cache: bool) -> None:
         place, limit_s = self.session.host.place, self.payload.setup_limit_s
         logger.info("%s: setup started", place)
         done = self.session.call(
@@ -430,8 +426,7 @@ def check_gpus(
     driver = found["driver"]
     if not driver and device == "gpu":
         raise UnfitHostError(
-            f"{place}: no NVIDIA driver is loaded; install one, or set resources.device "
-            "to cpu"
+            f"{place}: no NVIDIA driver is loaded; install one, or set resources.device to cpu"
         )
     have, asked = map(_words, (found["gpu"], declared))
     if have and not asked <= have:

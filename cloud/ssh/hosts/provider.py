@@ -57,9 +57,7 @@ class SshProvider:
 
     name = CLOUD
 
-    def __init__(
-        self, state_dir: Path, job: str, hosts: Sequence[Host], payload: Payload
-    ) -> None:
+    def __init__(self, state_dir: Path, job: str, hosts: Sequence[Host], payload: Payload) -> None:
         self._job = job
         self._payload = payload
         self._connections = {host.name: HostConnection(host) for host in hosts}
@@ -107,9 +105,7 @@ class SshProvider:
             record.tokens[request.token] = known
             vms = tuple(record.rented[vm_id].vm for vm_id in known)
         missing = request.count - len(vms)
-        refusal = (
-            self._no_capacity_reason(request.offer.instance_type) if missing > 0 else ""
-        )
+        refusal = self._no_capacity_reason(request.offer.instance_type) if missing > 0 else ""
         return port.LaunchResult(vms=vms, refusal=refusal)
 
     def list_vms(self, job: str) -> Sequence[port.Vm]:
@@ -132,9 +128,7 @@ class SshProvider:
         for end in ends:
             end.result()
 
-    def start_agent(
-        self, vm_id: str, bootstrap: port.AgentBootstrap
-    ) -> Sequence[port.StartStep]:
+    def start_agent(self, vm_id: str, bootstrap: port.AgentBootstrap) -> Sequence[port.StartStep]:
         """Bootstrap a host and start the agent there, detached.
 
         Returns:
@@ -197,9 +191,7 @@ class SshProvider:
             first = not self._polls
             for name, connection in self._connections.items():
                 if name not in self._polls or self._polls[name].done():
-                    self._polls[name] = self._threads.submit(
-                        self._poll_host, connection
-                    )
+                    self._polls[name] = self._threads.submit(self._poll_host, connection)
             polls = list(self._polls.values())
         wait_for(polls, _FIRST_POLL_S if first else _POLL_S)
         for status in polls:
@@ -242,9 +234,7 @@ class SshProvider:
         self._memory.keep_logs(claim["vm_id"], connection.end(claim["vm_id"]))
         return None
 
-    def _record_claim(
-        self, connection: HostConnection, claim: dict[str, Any] | None
-    ) -> None:
+    def _record_claim(self, connection: HostConnection, claim: dict[str, Any] | None) -> None:
         """Record the VM of a host, and that its earlier VMs have ended."""
         here = None if claim is None else claim["vm_id"]
         if self._seen.get(connection.host.name, "") == here:
@@ -273,9 +263,7 @@ class SshProvider:
     def _take(self, request: port.LaunchRequest) -> list[str]:
         """Claim hosts; those that the same launch claimed before count."""
         kind = request.offer.instance_type
-        fitting = [
-            x for x in self._connections.values() if x.host.instance_type == kind
-        ]
+        fitting = [x for x in self._connections.values() if x.host.instance_type == kind]
         if not fitting or request.count < 1:
             raise CloudError(
                 f"launch needs a type of host and a count of at least 1: got "
@@ -297,9 +285,7 @@ class SshProvider:
         rented = self._memory.read().rented
         return [i for i, x in rented.items() if x.vm.intent == intent and x.is_alive]
 
-    def _claim(
-        self, connection: HostConnection, request: port.LaunchRequest
-    ) -> str | None:
+    def _claim(self, connection: HostConnection, request: port.LaunchRequest) -> str | None:
         """Claim a host; return the VM's id, None if another job was faster."""
         host, now_s = connection.host, time.time()
         try:
@@ -351,14 +337,8 @@ class SshProvider:
 
     def _connection_of(self, vm_id: str) -> HostConnection:
         rented = self._memory.read().rented.get(vm_id)
-        if (
-            rented is None
-            or not rented.is_alive
-            or rented.host not in self._connections
-        ):
-            raise VmNotFoundError(
-                f"VM {vm_id} {'has ended' if rented else 'is unknown'}"
-            )
+        if rented is None or not rented.is_alive or rented.host not in self._connections:
+            raise VmNotFoundError(f"VM {vm_id} {'has ended' if rented else 'is unknown'}")
         return self._connections[rented.host]
 
     def _start(
@@ -372,9 +352,7 @@ class SshProvider:
 
         try:
             memory, log = self._memory, StartLog()
-            started = bring_up(
-                connection, vm_id, bootstrap, announce, self._payload, memory, log
-            )
+            started = bring_up(connection, vm_id, bootstrap, announce, self._payload, memory, log)
         except UnfitHostError as error:
             connection.unfit_error = error
             self._terminate(self._memory.read().rented[vm_id])

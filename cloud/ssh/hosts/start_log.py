@@ -25,9 +25,7 @@ class StartLog:
         taken, self._steps = tuple(self._steps.values()), {}
         return taken
 
-    def add(
-        self, name: str, seconds: float, num_bytes: int = 0, source: str = ""
-    ) -> None:
+    def add(self, name: str, seconds: float, num_bytes: int = 0, source: str = "") -> None:
         """Add time and bytes to a step."""
         known = self._steps.get(name, StartStep(name=name, seconds=0.0))
         self._steps[name] = replace(
@@ -60,6 +58,4 @@ class StartLog:
             self.add(name, time.monotonic() - began_s)
             raise
         took_s = time.monotonic() - began_s
-        self.add(
-            name, took_s, session.call("received") - received, " and ".join(source)
-        )
+        self.add(name, took_s, session.call("received") - received, " and ".join(source))

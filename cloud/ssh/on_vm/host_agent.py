@@ -132,9 +132,7 @@ class HostAgent:
             self._write_claim({**claim, "carrier": carrier})
         address = f"127.0.0.1:{port}"
         if relay_at:
-            relay = self._import("spottrain.cloud.ssh.on_vm.relay").Relay(
-                relay_at, port
-            )
+            relay = self._import("spottrain.cloud.ssh.on_vm.relay").Relay(relay_at, port)
             address = f"{relay_at}:{relay.port}"
         self.set_manager_address(vm_id, address)
         return address
@@ -165,9 +163,7 @@ class HostAgent:
             logs = {} if claim is None else self._clear(vm_id)
             shutil.rmtree(self._data_folder, ignore_errors=True)
         if self._data_folder.exists():
-            raise RefusedError(
-                f"{self._data_folder} cannot be removed; check who owns its files"
-            )
+            raise RefusedError(f"{self._data_folder} cannot be removed; check who owns its files")
         if is_given_up():
             raise RefusedError(f"VM {vm_id} has given its lease up and ends")
         return logs
@@ -178,15 +174,10 @@ class HostAgent:
 
     def _clear(self, vm_id: str) -> dict[str, str]:
         self._kill(vm_id)
-        logs = {
-            path.name: _tail(path)
-            for path in sorted((self._root / vm_id).glob("*.log"))
-        }
+        logs = {path.name: _tail(path) for path in sorted((self._root / vm_id).glob("*.log"))}
         shutil.rmtree(self._root, ignore_errors=True)
         if self._claim_file.exists():
-            raise RefusedError(
-                f"{self._root} cannot be removed; check who owns its files"
-            )
+            raise RefusedError(f"{self._root} cannot be removed; check who owns its files")
         return logs
 
     def _kill(self, vm_id: str) -> None:
@@ -429,9 +420,7 @@ class HostAgent:
         if (folder / "setup.done").exists():
             return {"bytes": None}
         cache = str(folder / _PIP_CACHE)
-        return self._ask_wheels(
-            vm_id, package, environment, limit_s, "fetch", place, cache, digest
-        )
+        return self._ask_wheels(vm_id, package, environment, limit_s, "fetch", place, cache, digest)
 
     def publish_wheels(
         self,
@@ -498,18 +487,14 @@ class HostAgent:
                 start_new_session=True,
             )
 
-    def data(
-        self, vm_id: str, package: str, environment: dict[str, str], **arguments: Any
-    ) -> Any:
+    def data(self, vm_id: str, package: str, environment: dict[str, str], **arguments: Any) -> Any:
         """Prepare the job's data; return progress by ``cloud.data.background``."""
         self._claim_of(vm_id)
         wait_s = arguments.pop("wait_s")
         if self._data is None:
             given = self._environment(vm_id, environment, package)
             cache = self._data_folder  # it stays on the host
-            running = self._import(
-                "spottrain.cloud.data.background"
-            ).BackgroundPreparation
+            running = self._import("spottrain.cloud.data.background").BackgroundPreparation
             log = self._root / vm_id / "data.log"
             self._data = running(cache=cache, log=log, environment=given, **arguments)
         seen = self._data.poll(wait_s)
@@ -528,9 +513,7 @@ class HostAgent:
         found = subprocess.run(asked, cwd="/", stdout=subprocess.PIPE, check=True)
         software: dict[str, str] = json.loads(found.stdout)
         nccl = {name: version for name in _NCCL if (version := software.pop(name))}
-        cuda = re.search(
-            r"^cuda\b[^=]*=\s*'([\d.]+)'", software.pop("build"), re.MULTILINE
-        )
+        cuda = re.search(r"^cuda\b[^=]*=\s*'([\d.]+)'", software.pop("build"), re.MULTILINE)
         return {
             "system": platform.system(),
             "machine": platform.machine(),
@@ -589,16 +572,12 @@ class HostAgent:
         timer.start()
         try:
             if not keeper.stdout.read(1):
-                raise RefusedError(
-                    f"agent did not start: {_tail(folder / 'agent.log', 300)}"
-                )
+                raise RefusedError(f"agent did not start: {_tail(folder / 'agent.log', 300)}")
         finally:
             timer.cancel()
             keeper.stdout.close()
 
-    def _environment(
-        self, vm_id: str, given: dict[str, str], package: str = ""
-    ) -> dict[str, str]:
+    def _environment(self, vm_id: str, given: dict[str, str], package: str = "") -> dict[str, str]:
         """Return the environment of a VM's processes, with our package if given."""
         ours = os.path.dirname(sys.executable)
         path = f"{ours}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
@@ -623,9 +602,7 @@ def serve(requests: BinaryIO, answers: BinaryIO, root: Path) -> None:
             answers.write(json.dumps(answer).encode() + b"\n")
             answers.flush()
 
-    def handle(
-        number: int, operation: Callable[..., Any], arguments: dict[str, Any]
-    ) -> None:
+    def handle(number: int, operation: Callable[..., Any], arguments: dict[str, Any]) -> None:
         try:
             reply({"id": number, "ok": operation(**arguments)})
         except RefusedError as error:
@@ -642,9 +619,7 @@ def serve(requests: BinaryIO, answers: BinaryIO, root: Path) -> None:
         number, name = arguments.pop("id"), arguments.pop("op")
         if name == "unpack":
             # The archive follows the line on stdin.
-            arguments["archive"] = _receive(
-                requests, root, arguments.pop("bytes"), number
-            )
+            arguments["archive"] = _receive(requests, root, arguments.pop("bytes"), number)
         threading.Thread(
             target=handle, args=(number, getattr(agent, name), arguments), daemon=True
         ).start()
@@ -772,9 +747,7 @@ def gpu_names(driver: Path = Path("/proc/driver/nvidia")) -> str:
     names = set()
     for file in driver.glob("gpus/*/information"):
         with contextlib.suppress(OSError):
-            names.update(
-                re.findall(r"^Model:\s*(\S.*?)\s*$", file.read_text(), re.MULTILINE)
-            )
+            names.update(re.findall(r"^Model:\s*(\S.*?)\s*$", file.read_text(), re.MULTILINE))
     return " and ".join(sorted(names))
 
 

@@ -50,21 +50,15 @@ class Relay:
         server = await asyncio.start_server(self._take, sock=self._listener)
         await server.serve_forever()
 
-    async def _take(
-        self, caller: asyncio.StreamReader, to_caller: asyncio.StreamWriter
-    ) -> None:
+    async def _take(self, caller: asyncio.StreamReader, to_caller: asyncio.StreamWriter) -> None:
         """Forward a connection until one side closes it."""
         self._calls += 1
         try:
             if self._calls <= _MAX_CALLS:
                 _notice_death(to_caller)
                 async with asyncio.timeout(_CONNECT_S):
-                    manager, to_manager = await asyncio.open_connection(
-                        "127.0.0.1", self._target
-                    )
-                await asyncio.gather(
-                    _pump(caller, to_manager), _pump(manager, to_caller)
-                )
+                    manager, to_manager = await asyncio.open_connection("127.0.0.1", self._target)
+                await asyncio.gather(_pump(caller, to_manager), _pump(manager, to_caller))
         except OSError:
             pass  # the agent tries again
         finally:

@@ -32,9 +32,7 @@ class Share:
 
     def __init__(self, address: str) -> None:
         self._server = _Server(address)
-        threading.Thread(
-            target=self._server.serve_forever, name="share", daemon=True
-        ).start()
+        threading.Thread(target=self._server.serve_forever, name="share", daemon=True).start()
 
     def url_of(self, path: Path) -> str:
         """Return the URL at which a file is served from now on."""

@@ -54,9 +54,7 @@ def fetch(store: Store, folder: Path, digest: str) -> int | None:
     except MissingError:
         return None
     if hashlib.sha256(index).hexdigest() != digest:
-        raise StorageError(
-            f"{store.place}/{INDEX} is not what a VM of this job published"
-        )
+        raise StorageError(f"{store.place}/{INDEX} is not what a VM of this job published")
     published: dict[str, str] = json.loads(index)[_FILES]
 
     def fetch_one(name: str) -> int:

@@ -84,9 +84,7 @@ class KeptVms:
         """Return all of them; forget the oldest of too many."""
         if not self._folder.is_dir():
             return []
-        paths = sorted(
-            self._folder.glob("*.json"), key=lambda path: path.stat().st_mtime
-        )
+        paths = sorted(self._folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
         for old in paths[:-_FILES]:
             old.unlink(missing_ok=True)
             old.with_suffix(".lock").unlink(missing_ok=True)

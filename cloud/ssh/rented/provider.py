@@ -120,9 +120,7 @@ class RentedVmProvider(ForwardsAbilities):
         self._bare: CloudError | None = None
         """Why the job's image does not do, for any type."""
         self._unreached: set[str] = set()
-        self._relays = Relays(
-            self._running, self._for_each, self._enter, self._note_unreachable
-        )
+        self._relays = Relays(self._running, self._for_each, self._enter, self._note_unreachable)
         self._sharing = ArchiveSharing(self._relays.may_hang_up)
         self._moves: MoveWatch | None = None
         if own_networks is not None and isinstance(inner, port.AdmitsNetworks):
@@ -189,9 +187,7 @@ class RentedVmProvider(ForwardsAbilities):
         self._inner.terminate(vm_ids)
         self._for_each(known, _hang_up)
 
-    def start_agent(
-        self, vm_id: str, bootstrap: port.AgentBootstrap
-    ) -> Sequence[port.StartStep]:
+    def start_agent(self, vm_id: str, bootstrap: port.AgentBootstrap) -> Sequence[port.StartStep]:
         """Wait for login to a VM, bootstrap it, start the agent there, detached.
 
         Returns:
@@ -214,8 +210,7 @@ class RentedVmProvider(ForwardsAbilities):
             return start.result(_PATIENCE_S)
         except FutureTimeoutError as error:
             raise CloudError(
-                f"{rented_vm.place}: is not ready yet, and is waited for: "
-                f"{rented_vm.log.doing}"
+                f"{rented_vm.place}: is not ready yet, and is waited for: {rented_vm.log.doing}"
             ) from error
 
     # --- VMs from one job to another ---------------------------------------------------
@@ -262,13 +257,9 @@ class RentedVmProvider(ForwardsAbilities):
                 at_s = self._moves_at(kept.vm, now_s)
                 kept = replace(kept, order=name, moves_at_s=at_s)
                 theirs.put(kept)
-            copy_key(
-                key_file(giver, kept.vm.intent), key_file(self._memory.folder, intent)
-            )
+            copy_key(key_file(giver, kept.vm.intent), key_file(self._memory.folder, intent))
             assert isinstance(self._inner, port.MovesVms)
-            vm = self._inner.move(
-                vm_id, kept.vm.uid, self._job, intent, kept.moves_at_s, image
-            )
+            vm = self._inner.move(vm_id, kept.vm.uid, self._job, intent, kept.moves_at_s, image)
             theirs.put(replace(kept, has_moved=True))
         target = HostMemory(giver).read().targets.get(vm_id)
         if target is not None:  # a console forgets host keys
@@ -315,9 +306,7 @@ class RentedVmProvider(ForwardsAbilities):
         self._relays.close()
         for rented_vm in rented_vms:
             rented_vm.woken.set()
-        wait_for(
-            [self._threads.submit(_hang_up, rented_vm) for rented_vm in rented_vms]
-        )
+        wait_for([self._threads.submit(_hang_up, rented_vm) for rented_vm in rented_vms])
         self._starters.shutdown()
         self._threads.shutdown()
         for rented_vm in rented_vms:  # one may have connected meanwhile
@@ -401,9 +390,7 @@ class RentedVmProvider(ForwardsAbilities):
         """Save the logs of a VM, if there is a connection to it."""
         connection, vm_id = rented_vm.connection, rented_vm.vm.vm_id
         try:
-            if connection is not None and (
-                connection.connected or rented_vm.manager_address
-            ):
+            if connection is not None and (connection.connected or rented_vm.manager_address):
                 with rented_vm.in_use(self._relays.may_hang_up):
                     self._memory.keep_logs(vm_id, connection.end(vm_id, _LOGS_S))
         except (CloudError, OSError) as error:
@@ -471,17 +458,13 @@ class RentedVmProvider(ForwardsAbilities):
                 return last_error
             wrong_key = isinstance(last_error, hosts.HostKeyError)
             if time.monotonic() - began_s > (HOST_KEY_S if wrong_key else ANSWER_S):
-                if rented_vm.target and isinstance(
-                    last_error, hosts.UnreachableHostError
-                ):
+                if rented_vm.target and isinstance(last_error, hosts.UnreachableHostError):
                     self._unreached.add(rented_vm.vm.vm_id)
                 raise last_error
             rented_vm.woken.wait(pause_s)
             rented_vm.check_not_given_back()
             if self._closing:
-                raise hosts.UnreachableHostError(
-                    f"{rented_vm.place}: the manager is shutting down"
-                )
+                raise hosts.UnreachableHostError(f"{rented_vm.place}: the manager is shutting down")
             pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
     def _note_reached(self, rented_vm: RentedVm) -> None:

@@ -94,9 +94,7 @@ class Relays:
     def __init__(
         self,
         running: Callable[[], list[RentedVm]],
-        submit: Callable[
-            [Sequence[RentedVm], Callable[[RentedVm], None]], list[Future[None]]
-        ],
+        submit: Callable[[Sequence[RentedVm], Callable[[RentedVm], None]], list[Future[None]]],
         enter: Callable[[RentedVm], HostConnection | None],
         unreachable: Callable[[], None] = lambda: None,
     ) -> None:
@@ -115,9 +113,7 @@ class Relays:
         """Direct all running agents to this manager until ``close``."""
         self._manager = manager
         if self._thread is None:
-            self._thread = threading.Thread(
-                target=self._run, name="relays", daemon=True
-            )
+            self._thread = threading.Thread(target=self._run, name="relays", daemon=True)
             self._thread.start()
 
     def close(self) -> None:
@@ -171,9 +167,7 @@ class Relays:
     def may_hang_up(self, rented_vm: RentedVm) -> bool:
         """Return True if no calls are forwarded over the connection to a VM."""
         region = self._region(rented_vm)
-        return rented_vm.manager_address != "" and not (
-            region.relay is rented_vm and region.is_up
-        )
+        return rented_vm.manager_address != "" and not (region.relay is rented_vm and region.is_up)
 
     def _poll(self, rented_vm: RentedVm) -> None:
         """Give a running agent the address for its calls, also after our restart."""
@@ -227,12 +221,8 @@ class Relays:
         else:
             self._send_address(rented_vm, connection, region.address)
 
-    def _send_address(
-        self, rented_vm: RentedVm, connection: HostConnection, address: str
-    ) -> None:
-        connection.session().call(
-            "set_manager_address", vm_id=rented_vm.vm.vm_id, address=address
-        )
+    def _send_address(self, rented_vm: RentedVm, connection: HostConnection, address: str) -> None:
+        connection.session().call("set_manager_address", vm_id=rented_vm.vm.vm_id, address=address)
         rented_vm.manager_address = address
 
     def _make_relay(
@@ -248,9 +238,7 @@ class Relays:
                 return  # another VM was faster
             region.relay, region.address = rented_vm, address
             region.changed_s = time.monotonic()
-        logger.info(
-            "%s: relays the calls of %s", rented_vm.place, rented_vm.vm.offer.region
-        )
+        logger.info("%s: relays the calls of %s", rented_vm.place, rented_vm.vm.offer.region)
 
     def _to_poll(self) -> list[RentedVm]:
         """Return the VMs to poll now; without a relay the best candidates."""
@@ -279,9 +267,7 @@ class Relays:
         return [
             x
             for x in regions
-            if x.is_up
-            and x.silent_s > _PING_AFTER_S
-            and (x.ping is None or x.ping.done())
+            if x.is_up and x.silent_s > _PING_AFTER_S and (x.ping is None or x.ping.done())
         ]
 
 
@@ -301,7 +287,5 @@ def _ping(rented_vm: RentedVm) -> None:
 
 def _rank(rented_vm: RentedVm) -> tuple[bool, bool, float]:
     """Sort key: the VMs likely to last longest first, failing ones last."""
-    last_error = (
-        rented_vm.connection is not None and rented_vm.connection.last_error is not None
-    )
+    last_error = rented_vm.connection is not None and rented_vm.connection.last_error is not None
     return last_error, rented_vm.vm.offer.spot, rented_vm.vm.launched_at_s

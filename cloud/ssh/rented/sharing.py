@@ -44,9 +44,7 @@ class ArchiveSharing:
         self._lock = threading.Lock()
         self._copies: defaultdict[tuple[str, str], _Copies] = defaultdict(_Copies)
 
-    def deliver(
-        self, rented_vm: RentedVm, session: Session, name: str, archive: bytes
-    ) -> str:
+    def deliver(self, rented_vm: RentedVm, session: Session, name: str, archive: bytes) -> str:
         """Bring an archive to a VM and have it unpacked there.
 
         Args:
@@ -86,9 +84,7 @@ class ArchiveSharing:
             copies.vms.append(rented_vm)
         return "manager"
 
-    def _fetch(
-        self, holder: RentedVm, session: Session, vm_id: str, name: str, digest: str
-    ) -> str:
+    def _fetch(self, holder: RentedVm, session: Session, vm_id: str, name: str, digest: str) -> str:
         """Have a VM fetch an archive from another one; return why it could not."""
         connection = holder.connection
         if connection is None:

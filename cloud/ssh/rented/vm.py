@@ -140,11 +140,7 @@ class RentedVm:
         finally:
             with self._lock:
                 self._users -= 1
-                if (
-                    not self._users
-                    and self.connection is not None
-                    and may_hang_up(self)
-                ):
+                if not self._users and self.connection is not None and may_hang_up(self):
                     self.connection.hang_up()
 
     @property

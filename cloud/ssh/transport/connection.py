@@ -56,9 +56,7 @@ class HostConnection:
     @property
     def free(self) -> bool:
         """True if the host could be claimed, as far as is known."""
-        return self.connected and not (
-            self.last_error or self.unfit_error or self.taken_by
-        )
+        return self.connected and not (self.last_error or self.unfit_error or self.taken_by)
 
     @property
     def connected(self) -> bool:
@@ -151,9 +149,7 @@ class HostConnection:
         self._stop_forwarding(session)
         return logs
 
-    def forward_calls(
-        self, vm_id: str, manager: tuple[str, int], *, relay: bool = False
-    ) -> str:
+    def forward_calls(self, vm_id: str, manager: tuple[str, int], *, relay: bool = False) -> str:
         """Forward calls to the manager from now on, and give the agent the address.
 
         Args:

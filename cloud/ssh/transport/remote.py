@@ -55,9 +55,7 @@ class Remote:
     ) -> None:
         self._client.close()
 
-    def run(
-        self, command: str, data: bytes = b"", timeout_s: float = CALL_S
-    ) -> CommandResult:
+    def run(self, command: str, data: bytes = b"", timeout_s: float = CALL_S) -> CommandResult:
         """Run a command and return its result.
 
         Args:

@@ -80,9 +80,7 @@ def dial(host: hosts.Host) -> socket.socket | paramiko.Channel:
     """
     connection = socket.create_connection((host.address, host.port), CONNECT_S)
     if sys.platform == "linux":  # elsewhere a dead host is noticed by keep-alives
-        connection.setsockopt(
-            socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 2000 * _KEEPALIVE_S
-        )
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 2000 * _KEEPALIVE_S)
     return connection
 
 
@@ -155,9 +153,7 @@ class Session:
             CloudError: as ``call``.
         """
         arguments = {"vm_id": vm_id, "name": name, "bytes": len(archive), "keep": keep}
-        self._wait(
-            self._send("unpack", arguments, archive), f"unpack {name}", timeout_s
-        )
+        self._wait(self._send("unpack", arguments, archive), f"unpack {name}", timeout_s)
 
     def forward(self, handler: Callable[[paramiko.Channel], None]) -> int | None:
         """Make the host listen on its loopback; return the port, None if refused.
@@ -222,9 +218,7 @@ class Session:
                     f"{self.host.place}: connection lost: {error or 'closed'}"
                 ) from error
         if self._dead.is_set():
-            self._fail_all(
-                hosts.UnreachableHostError(f"{self.host.place}: connection lost")
-            )
+            self._fail_all(hosts.UnreachableHostError(f"{self.host.place}: connection lost"))
         return number
 
     def _wait(self, number: int, operation: str, timeout_s: float) -> Any:
@@ -260,9 +254,7 @@ class Session:
 
     def _refusal(self, reason: str) -> CloudError:
         if reason.startswith("gone: "):
-            return VmNotFoundError(
-                f"{self.host.place}: {reason.removeprefix('gone: ')}"
-            )
+            return VmNotFoundError(f"{self.host.place}: {reason.removeprefix('gone: ')}")
         return hosts.UnfitHostError(f"{self.host.place}: {reason}")
 
     def _fail_all(self, error: CloudError) -> None:
@@ -276,19 +268,14 @@ class Session:
         named = "python3" if python == hosts.FIND_PYTHON else python
         channel.status_event.wait(1.0)  # the exit status follows the output
         code = channel.exit_status
-        said = b"".join(iter(lambda: _recv_stderr(channel), b"")).decode(
-            errors="replace"
-        )
+        said = b"".join(iter(lambda: _recv_stderr(channel), b"")).decode(errors="replace")
         for line in said.splitlines():
             if line.startswith("unfit: "):
                 advice = "" if "Python" not in line else "; name another with python:"
-                return hosts.UnfitHostError(
-                    f"{place}: {line.removeprefix('unfit: ')}{advice}"
-                )
+                return hosts.UnfitHostError(f"{place}: {line.removeprefix('unfit: ')}{advice}")
         if code in (126, 127):
             return hosts.UnfitHostError(
-                f"{place}: has no {named}; install Python 3.11 or newer, or name one "
-                "with python:"
+                f"{place}: has no {named}; install Python 3.11 or newer, or name one with python:"
             )
         last = (said.strip().splitlines() or ["connection lost"])[-1]
         if code > 0:
@@ -382,9 +369,7 @@ def connect(host: hosts.Host, dial: Dial = dial) -> paramiko.SSHClient:
         if tool is not None:
             tool.close()
             if tool.complaint and isinstance(translated, hosts.UnreachableHostError):
-                translated = hosts.UnreachableHostError(
-                    f"{host.place}: {tool.complaint}"
-                )
+                translated = hosts.UnreachableHostError(f"{host.place}: {tool.complaint}")
         raise translated from error
     return client
 
@@ -409,8 +394,7 @@ def trusted_keys(host: hosts.Host) -> list[paramiko.PKey]:
         return [paramiko.PKey.from_type_string(kind, base64.b64decode(data))]
     except _BAD_KEYS as error:
         raise hosts.HostKeyError(
-            f"{host.place}: host_key must be 'type base64', as ssh-keyscan prints it: "
-            f"{error}"
+            f"{host.place}: host_key must be 'type base64', as ssh-keyscan prints it: {error}"
         ) from error
 
 

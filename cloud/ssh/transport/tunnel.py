@@ -79,9 +79,7 @@ class Tunnel:
         """When data last came from the host (monotonic)."""
         self._arrived: queue.SimpleQueue[paramiko.Channel | None] = queue.SimpleQueue()
         self._wake, self._woken = socket.socketpair()
-        self._thread = threading.Thread(
-            target=self._pump, name=f"tunnel-{name}", daemon=True
-        )
+        self._thread = threading.Thread(target=self._pump, name=f"tunnel-{name}", daemon=True)
         self._thread.start()
 
     def take(self, channel: paramiko.Channel) -> None:
@@ -113,9 +111,7 @@ class Tunnel:
                 for flow in tuple(pending):
                     _push(selector, flow, pending)
 
-    def _move(
-        self, selector: selectors.BaseSelector, flow: _Flow, pending: set[_Flow]
-    ) -> None:
+    def _move(self, selector: selectors.BaseSelector, flow: _Flow, pending: set[_Flow]) -> None:
         if isinstance(flow.source, paramiko.Channel):
             self.last_received_s = time.monotonic()
         if not flow.move():

@@ -65,9 +65,7 @@ SlackOption = Annotated[
 ]
 ZonesOption = Annotated[
     bool,
-    typer.Option(
-        "--zones", help="The traces are zones of one market, which a fleet may span."
-    ),
+    typer.Option("--zones", help="The traces are zones of one market, which a fleet may span."),
 ]
 MarketsOption = Annotated[
     int, typer.Option(min=0, max=100_000, help="Synthetic markets to replay.")
@@ -94,9 +92,7 @@ def deadlines(
     relative to the offline optimum.
     """
     if (vms or slack or zones) and not trace:
-        raise ConfigError(
-            "--vms, --slack and --zones are of jobs on a trace: got no --trace"
-        )
+        raise ConfigError("--vms, --slack and --zones are of jobs on a trace: got no --trace")
     sizes, times = vms or TRACE_VMS, slack or TRACE_SLACKS
     given = [trace] if zones and trace else [[file] for file in trace]
     groups = {_title(files): on_traces(files, sizes, times) for files in given}
@@ -160,9 +156,7 @@ def _document(cases: Sequence[evaluate.Case]) -> dict[str, Any]:
     ]
     finish, usd = evaluate.kept(one for case in cases for one in case.forecasts)
     soon = evaluate.kept(one for case in cases for one in case.time_optimal_forecasts)
-    ours = sorted(
-        cases, key=lambda case: case.outcomes[0].usd / case.offline_optimum_usd
-    )
+    ours = sorted(cases, key=lambda case: case.outcomes[0].usd / case.offline_optimum_usd)
     worst = ours[-1]
     return {
         "rules": [asdict(row) for row in evaluate.rows(cases)],
@@ -191,20 +185,14 @@ def _document(cases: Sequence[evaluate.Case]) -> dict[str, Any]:
     }
 
 
-def _coverage(
-    cases: Sequence[evaluate.Case], market_of: Mapping[str, str]
-) -> list[dict[str, Any]]:
+def _coverage(cases: Sequence[evaluate.Case], market_of: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return how well intervals hold, as they are and corrected."""
     found = []
     for policy in ("cost-optimal", "time-optimal"):
         named = [
             (market_of.get(case.scenario, case.scenario), one)
             for case in cases
-            for one in (
-                case.forecasts
-                if policy == "cost-optimal"
-                else case.time_optimal_forecasts
-            )
+            for one in (case.forecasts if policy == "cost-optimal" else case.time_optimal_forecasts)
         ]
         of = zip(("finish", "cost"), evaluate.foretold(named), strict=True)
         for what, rows in of:
@@ -246,8 +234,7 @@ def _parts(name: str, part: dict[str, Any]) -> list[Any]:
     for row in part["rules"]:
         table.add_row(*_cells(row["rule"], row))
     by_slack = [
-        _cells(f"{row['from']:g} to {row['to']:g} times on demand", row)
-        for row in part["by_slack"]
+        _cells(f"{row['from']:g} to {row['to']:g} times on demand", row) for row in part["by_slack"]
     ]
     table.add_section()
     for cells in by_slack:

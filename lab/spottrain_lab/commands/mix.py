@@ -54,9 +54,7 @@ class MixSpec(files.Part):
 
 
 def mix(
-    spec: Annotated[
-        Path, typer.Argument(help="JSON: minibatch_size, types, allreduce.")
-    ],
+    spec: Annotated[Path, typer.Argument(help="JSON: minibatch_size, types, allreduce.")],
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Find the fastest split of a mini-batch over GPUs of several types."""
@@ -77,8 +75,7 @@ def _document(mixing: Mixing) -> dict[str, Any]:
         "mixed": mixing.best.is_mixed,
         "best": asdict(mixing.best),
         "alone": {
-            name: None if split is None else asdict(split)
-            for name, split in mixing.alone.items()
+            name: None if split is None else asdict(split) for name, split in mixing.alone.items()
         },
     }
 

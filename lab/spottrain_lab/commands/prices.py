@@ -51,20 +51,12 @@ DaysOption = Annotated[
 BootOption = Annotated[float, _amount("From paying for a machine to training on it.")]
 LostOption = Annotated[float, _amount("Work done again after an interruption.")]
 MoveOption = Annotated[float, _amount("Work done again after a planned move.")]
-LossesOption = Annotated[
-    float, _amount("Interruptions of a machine, the same everywhere.")
-]
+LossesOption = Annotated[float, _amount("Interruptions of a machine, the same everywhere.")]
 CheckpointOption = Annotated[float, _amount("Moved at every move.", "--checkpoint-gb")]
-DatasetOption = Annotated[
-    float, _amount("Fetched once into each new cloud.", "--dataset-gb")
-]
+DatasetOption = Annotated[float, _amount("Fetched once into each new cloud.", "--dataset-gb")]
 EgressOption = Annotated[float, _amount("Out of a cloud.")]
-HysteresisOption = Annotated[
-    float, _amount("Share of examples per dollar a move must gain.")
-]
-HorizonOption = Annotated[
-    float, _amount("How long today's prices are expected to hold.")
-]
+HysteresisOption = Annotated[float, _amount("Share of examples per dollar a move must gain.")]
+HorizonOption = Annotated[float, _amount("How long today's prices are expected to hold.")]
 
 
 def prices(
@@ -136,9 +128,7 @@ def _steps(everything: LadderTerms) -> dict[str, LadderTerms]:
         "+ egress of the dataset": (full, losses),
     }
     return {PAPER: LadderTerms()} | {
-        name: LadderTerms(
-            frictions=frictions, rule=everything.rule, losses_per_day=often
-        )
+        name: LadderTerms(frictions=frictions, rule=everything.rule, losses_per_day=often)
         for name, (frictions, often) in steps.items()
     }
 
@@ -201,8 +191,7 @@ def _gains(ladder: Ladder, terms: LadderTerms) -> dict[str, list[float]]:
     for model in THROUGHPUTS:
         climbs = (ladder.climb(model, days, terms) for days in DURATIONS_V100_DAYS)
         gains[model] = [
-            rungs[Strategy.DYNAMIC].gain_over(rungs[Strategy.MULTI_CLOUD])
-            for rungs in climbs
+            rungs[Strategy.DYNAMIC].gain_over(rungs[Strategy.MULTI_CLOUD]) for rungs in climbs
         ]
     return gains
 
@@ -241,9 +230,7 @@ def _ladder_table(ladder: dict[str, Any]) -> Table:
     table = Table("strategy", *models)
     rows = list(zip(*models.values(), strict=True))
     for row in rows:
-        table.add_row(
-            row[0]["strategy"], *(f"{rung['cost_reduction']:.2f}" for rung in row)
-        )
+        table.add_row(row[0]["strategy"], *(f"{rung['cost_reduction']:.2f}" for rung in row))
     first, dynamic = rows[0], rows[-1]
     table.add_section()
     table.add_row("1xV100: cost", *(dollars(rung["usd"]) for rung in first))
@@ -251,9 +238,6 @@ def _ladder_table(ladder: dict[str, Any]) -> Table:
     table.add_row("dynamic: days", *(f"{rung['days']:.1f}" for rung in dynamic))
     table.add_row(
         "dynamic: moves",
-        *(
-            f"{rung['mean_switches']:.1f} (most {rung['most_switches']})"
-            for rung in dynamic
-        ),
+        *(f"{rung['mean_switches']:.1f} (most {rung['most_switches']})" for rung in dynamic),
     )
     return table

@@ -47,20 +47,12 @@ FactsOption = Annotated[
 MinibatchOption = Annotated[
     int | None, typer.Option(help="Examples; that of --profile if not given.")
 ]
-MemoryOption = Annotated[
-    float | None, typer.Option(help="Of each VM's GPU; that of --profile.")
-]
+MemoryOption = Annotated[float | None, typer.Option(help="Of each VM's GPU; that of --profile.")]
 PriceOption = Annotated[float | None, typer.Option(help="Of a VM; that of --profile.")]
-NoticeOption = Annotated[
-    float, typer.Option(help="Notice before a VM is lost; 0: none.")
-]
+NoticeOption = Annotated[float, typer.Option(help="Notice before a VM is lost; 0: none.")]
 MorphOption = Annotated[float, typer.Option(help="A morph, without moving state.")]
-JoinOption = Annotated[
-    float, typer.Option(help="From a VM's arrival until it is ready.")
-]
-RestartOption = Annotated[
-    float, typer.Option(help="Restarting everything from a checkpoint.")
-]
+JoinOption = Annotated[float, typer.Option(help="From a VM's arrival until it is ready.")]
+RestartOption = Annotated[float, typer.Option(help="Restarting everything from a checkpoint.")]
 CheckpointOption = Annotated[float, typer.Option(help="Between two checkpoints.")]
 SeedOption = Annotated[
     int, typer.Option(help="Chooses the VMs that are lost, if the trace only counts.")
@@ -91,9 +83,7 @@ def trace(
     """
     played = read_traces(file, seed)
     name = ", ".join(one.name for one in file)
-    workload = read_workload(
-        profile, facts, minibatch_size, gpu_memory_gib, usd_per_hour
-    )
+    workload = read_workload(profile, facts, minibatch_size, gpu_memory_gib, usd_per_hour)
     try:
         cost_model = CostModel(
             morph_s=morph_s,
@@ -189,9 +179,7 @@ def _parts(document: dict[str, Any]) -> list[Any]:
             *(f"{row['lost_s'][cause] / length_s:.1%}" for cause in causes),
         )
     table.add_row("all-knowing", f"{document['all_knowing']['examples']:,}", "100.0%")
-    assumed = ", ".join(
-        f"{key} {value:g}" for key, value in document["assumed"].items()
-    )
+    assumed = ", ".join(f"{key} {value:g}" for key, value in document["assumed"].items())
     spot = (
         f"{document['trace']}: {duration(length_s)}, {document['vm_hours']:,.1f} VM "
         f"hours, at most {document['most_vms']} VMs"

@@ -45,9 +45,7 @@ class CostOptimal:
     def wanted(self, view: MarketView) -> Mapping[str, int]:
         """Return the VMs that the policy wants, by supply."""
         fleet = view.scenario.fleet
-        self.outlook = observe(
-            self.outlook, view.now_s, fleet, view.supplies, view.holdings
-        )
+        self.outlook = observe(self.outlook, view.now_s, fleet, view.supplies, view.holdings)
         decision = decide(
             job_status(view),
             fleet,
@@ -78,9 +76,7 @@ class OnDemandOnly:
     def wanted(self, view: MarketView) -> Mapping[str, int]:
         """Return the same size throughout."""
         if self.size is None:
-            base = on_demand_fallback(
-                job_status(view), view.scenario.fleet, view.supplies, ()
-            )
+            base = on_demand_fallback(job_status(view), view.scenario.fleet, view.supplies, ())
             within_s = view.scenario.deadline_s - base.start_s()
             self.size = base.cheapest(view.examples_left, within_s) or base.max_vms
         return {ON_DEMAND: self.size}
@@ -193,9 +189,7 @@ class LookAhead(SpotOnlyWait):
         return _fill(view, view.supplies, best)
 
     @staticmethod
-    def _examples(
-        view: MarketView, coming: Sequence[int], ready: int, vms: int
-    ) -> float:
+    def _examples(view: MarketView, coming: Sequence[int], ready: int, vms: int) -> float:
         """Return what a fleet trains while so many VMs are there."""
         fleet, interval_s = view.scenario.fleet, look_ahead.INTERVAL_S
         done = at_s = 0.0
@@ -222,9 +216,7 @@ def _fill(
     holdings = {vms.name: vms.rented for vms in view.holdings}
     spot = sorted((s for s in supplies if s.spot), key=lambda s: s.usd_per_hour)
     wanted = {supply.name: holdings.get(supply.name, 0) for supply in spot}
-    missing = (view.scenario.fleet.max_vms if max_vms is None else max_vms) - sum(
-        wanted.values()
-    )
+    missing = (view.scenario.fleet.max_vms if max_vms is None else max_vms) - sum(wanted.values())
     for supply in spot:
         more = max(0, min(missing, supply.available or 0))
         wanted[supply.name] += more

@@ -88,11 +88,7 @@ def coverage(foretold: Sequence[Foretold], level: float = LEVEL) -> Coverage | N
     draw = random.Random("coverage")
     groups = list(by_market.values())
     drawn = sorted(
-        fmean(
-            one.is_kept()
-            for group in draw.choices(groups, k=len(groups))
-            for one in group
-        )
+        fmean(one.is_kept() for group in draw.choices(groups, k=len(groups)) for one in group)
         for _ in range(RESAMPLES)
     )
     return Coverage(
@@ -114,10 +110,7 @@ def corrected(foretold: Sequence[Foretold], level: float) -> list[Foretold]:
     found = []
     for market, own in by_market.items():
         others = sorted(
-            one.position()
-            for name, group in by_market.items()
-            if name != market
-            for one in group
+            one.position() for name, group in by_market.items() if name != market for one in group
         )
         if not others:
             continue

@@ -153,9 +153,7 @@ def _watch(
     watched = _WithForecasts(rule)
     outcome = play(scenario, watched)
     forecasts = tuple(
-        ForecastOutcome(
-            forecast=found, finished_s=outcome.finished_s, usd=outcome.usd - spent
-        )
+        ForecastOutcome(forecast=found, finished_s=outcome.finished_s, usd=outcome.usd - spent)
         for found, spent in watched.forecasts
     )
     return outcome, forecasts
@@ -204,9 +202,7 @@ def evaluate(scenario: Scenario) -> Case:
     endless = prolonged(scenario)
     ours, forecasts = _watch(endless, baselines.CostOptimal())
     soon, soon_forecasts = _watch(endless, baselines.TimeOptimal())
-    free = replace(
-        scenario, fleet=replace(scenario.fleet, boot_s=0.0, morph_s=0.0, lost_s=0.0)
-    )
+    free = replace(scenario, fleet=replace(scenario.fleet, boot_s=0.0, morph_s=0.0, lost_s=0.0))
     return Case(
         scenario=scenario.name,
         slack=scenario.deadline_s / scenario.on_demand()[0],
@@ -281,14 +277,11 @@ def _row(
         never=sum(not outcome.finished for outcome, _ in pairs),
         over_bound=fmean(over),
         total_over_bound=usd / total_bound,
-        kept_over_bound=usd / total_bound * len(pairs) / len(kept)
-        if kept
-        else math.inf,
+        kept_over_bound=usd / total_bound * len(pairs) / len(kept) if kept else math.inf,
         in_time_over_bound=fmean(over[n] for n in kept) if kept else None,
         ours_over_bound=fmean(ours[n] for n in kept) if kept else None,
         max_over_on_demand=max(
-            outcome.usd / alone
-            for (outcome, _), alone in zip(pairs, on_demand_usd, strict=True)
+            outcome.usd / alone for (outcome, _), alone in zip(pairs, on_demand_usd, strict=True)
         ),
         on_demand=sum(outcome.on_demand_usd for outcome, _ in pairs) / usd,
         booting=sum(outcome.booting_usd for outcome, _ in pairs) / usd,

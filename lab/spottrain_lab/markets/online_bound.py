@@ -135,9 +135,7 @@ def _price(zone: KnownSupply, at_s: Array) -> Array:
 def _no_loss(there: int, ended: int, max_vms: int) -> Array:
     """Return the probability that none of the held VMs is lost, by their number."""
     chances = [
-        math.comb(there - ended, held) / math.comb(there, held)
-        if held <= there
-        else 0.0
+        math.comb(there - ended, held) / math.comb(there, held) if held <= there else 0.0
         for held in range(max_vms + 1)
     ]
     return np.array(chances)
@@ -185,9 +183,7 @@ def _joined(fewer: Array, moment: _Moment, boot_usd: float) -> Array:
 def _mean(no_loss: Array, whole: Array, hurt: Array) -> Array:
     """Return the mean of the values with no loss and with one (second axis from last)."""
     vms = np.arange(hurt.shape[-2])
-    return np.asarray(
-        no_loss * whole + (1 - no_loss) * hurt[..., np.maximum(vms - 1, 0), :]
-    )
+    return np.asarray(no_loss * whole + (1 - no_loss) * hurt[..., np.maximum(vms - 1, 0), :])
 
 
 def _boots(moment: _Moment, vms: npt.NDArray[np.int64]) -> Array:

@@ -110,12 +110,10 @@ def _parse(reader: csv.DictReader[str]) -> PriceFile:
         day.setdefault(place, []).append(usd)
     if not found:
         raise ConfigError(
-            "no row has a price of a known instance type; known are "
-            f"{', '.join(INSTANCES)}"
+            f"no row has a price of a known instance type; known are {', '.join(INSTANCES)}"
         )
     days = {
-        day: {place: tuple(seen) for place, seen in found[day].items()}
-        for day in sorted(found)
+        day: {place: tuple(seen) for place, seen in found[day].items()} for day in sorted(found)
     }
     return PriceFile(days, tuple(_notices(unknown, priceless)))
 

@@ -118,9 +118,7 @@ class Ladder:
     def __init__(self, prices: PriceFile, region: str) -> None:
         clouds = prices.regions()
         if region not in clouds:
-            raise ConfigError(
-                f"region {region} is not in the file; it has {', '.join(clouds)}"
-            )
+            raise ConfigError(f"region {region} is not in the file; it has {', '.join(clouds)}")
         self.region, self.cloud = region, clouds[region]
         self._prices = prices
         seen = [
@@ -137,9 +135,7 @@ class Ladder:
         self.last = seen[-1]
         """Prices hold from here on."""
 
-    def climb(
-        self, model: str, v100_days: float, terms: LadderTerms
-    ) -> dict[Strategy, Rung]:
+    def climb(self, model: str, v100_days: float, terms: LadderTerms) -> dict[Strategy, Rung]:
         """Return every strategy's runs of one model.
 
         Args:

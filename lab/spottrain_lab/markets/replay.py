@@ -127,8 +127,7 @@ class _Run:
         self.scenario, self.rule = scenario, rule
         self.fleet: Fleet = scenario.fleet
         self.markets = {
-            zone.name: _Market(zone.lives, random.Random(zone.name))
-            for zone in scenario.zones
+            zone.name: _Market(zone.lives, random.Random(zone.name)) for zone in scenario.zones
         }
         self.vms: list[_Vm] = []
         self.now_s = self.paused_until_s = 0.0
@@ -178,12 +177,8 @@ class _Run:
             )
             for name, market in self.markets.items()
         ]
-        supplies.append(
-            Supply(name=ON_DEMAND, spot=False, usd_per_hour=self.prices[ON_DEMAND])
-        )
-        holdings = [
-            self._holdings(name) for name in dict.fromkeys(vm.supply for vm in self.vms)
-        ]
+        supplies.append(Supply(name=ON_DEMAND, spot=False, usd_per_hour=self.prices[ON_DEMAND]))
+        holdings = [self._holdings(name) for name in dict.fromkeys(vm.supply for vm in self.vms)]
         return MarketView(
             now_s=self.now_s,
             examples_left=self.left,

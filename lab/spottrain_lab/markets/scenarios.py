@@ -71,9 +71,7 @@ def prolonged(scenario: Scenario) -> Scenario:
     zones = tuple(
         replace(
             zone,
-            lives=tuple(
-                (a + at_s, b + at_s) for at_s in starts_s for a, b in zone.lives
-            ),
+            lives=tuple((a + at_s, b + at_s) for at_s in starts_s for a, b in zone.lives),
             usd_per_hour=zone.usd_per_hour * times,
         )
         for zone in scenario.zones
@@ -166,10 +164,7 @@ def _harsh_zone(
             lives.append((at_s, at_s + life_s))
             at_s += life_s + gap_s
     usd = on_demand_usd * draw.choice((0.1, 0.3, 0.6, 0.95, 1.0))
-    prices = [
-        usd * draw.choice((1.0, 1.0, 0.5, 1.2))
-        for _ in range(math.ceil(end_s / PRICE_S))
-    ]
+    prices = [usd * draw.choice((1.0, 1.0, 0.5, 1.2)) for _ in range(math.ceil(end_s / PRICE_S))]
     return Zone(name=name, lives=tuple(sorted(lives)), usd_per_hour=tuple(prices))
 
 
@@ -195,8 +190,7 @@ def _fleet(draw: random.Random) -> Fleet:
     max_vms, friction = draw.randint(4, 16), draw.uniform(0.0, 0.03)
     least = draw.randint(1, max(1, max_vms // 4))
     rates = [
-        0.0 if size < least else size / (1 + friction * (size - 1))
-        for size in range(max_vms + 1)
+        0.0 if size < least else size / (1 + friction * (size - 1)) for size in range(max_vms + 1)
     ]
     return Fleet(
         examples_per_s=tuple(rates),
@@ -206,9 +200,7 @@ def _fleet(draw: random.Random) -> Fleet:
     )
 
 
-def _zone(
-    draw: random.Random, name: str, max_vms: int, on_demand_usd: float, end_s: float
-) -> Zone:
+def _zone(draw: random.Random, name: str, max_vms: int, on_demand_usd: float, end_s: float) -> Zone:
     """Draw a zone: seats whose VMs come and go, and storms that clear many of them."""
     life_s = HOUR_S * math.exp(draw.uniform(0.0, math.log(40.0)))
     gap_s = life_s * draw.uniform(0.05, 1.0)
@@ -225,9 +217,7 @@ def _zone(
     )
 
 
-def _seat(
-    draw: random.Random, life_s: float, gap_s: float, end_s: float
-) -> Sequence[Life]:
+def _seat(draw: random.Random, life_s: float, gap_s: float, end_s: float) -> Sequence[Life]:
     at_s = -draw.expovariate(1 / gap_s) if draw.random() < 0.5 else -life_s
     lives = []
     while at_s < end_s:
@@ -312,9 +302,7 @@ def from_trace(
         zones=tuple(
             Zone(
                 name=f"trace {number}" if number else "trace",
-                lives=tuple(
-                    (vm.from_s, vm.until_s) for vm in trace.lives if vm.from_s < end_s
-                ),
+                lives=tuple((vm.from_s, vm.until_s) for vm in trace.lives if vm.from_s < end_s),
                 usd_per_hour=(spot_share * on_demand_usd_per_hour,),
             )
             for number, trace in enumerate(traces)

@@ -76,14 +76,11 @@ def isolated(contest: Contest) -> Allotment:
     shares = []
     for own in contest.options_of:
         parts = [
-            contest.vms[int(np.argmax(option.vms))]
-            / (len(contest.claims) * sum(option.vms))
+            contest.vms[int(np.argmax(option.vms))] / (len(contest.claims) * sum(option.vms))
             for option in own
         ]
         over = max(1.0, sum(parts))
-        shares.append(
-            tuple((o, part / over) for o, part in zip(own, parts, strict=True))
-        )
+        shares.append(tuple((o, part / over) for o, part in zip(own, parts, strict=True)))
     rates = [sum(o.examples_per_s * part for o, part in given) for given in shares]
     return Allotment(tuple(shares), tuple(rates))
 
@@ -101,17 +98,12 @@ def _of_kinds(
         OfferType(name=name, usd_per_hour=usd, quota=n)
         for name, usd, n in zip(contest.kinds, prices, contest.vms, strict=True)
     ]
-    by_kind = [
-        {k: o for o in options for k in kinds if o.vms[k]}
-        for options in contest.options_of
-    ]
+    by_kind = [{k: o for o in options for k in kinds if o.vms[k]} for options in contest.options_of]
     demands = [
         Demand(
             name=claim.name,
             examples=claim.examples,
-            examples_per_s=tuple(
-                own[k].examples_per_s if k in own else 0.0 for k in kinds
-            ),
+            examples_per_s=tuple(own[k].examples_per_s if k in own else 0.0 for k in kinds),
             deadline_h=claim.deadline_s / HOUR_S if has_deadlines else math.inf,
             machines=max(max(option.vms) for option in own.values()),
         )
@@ -135,9 +127,7 @@ _SHARES: Mapping[str, Shared] = {
 }
 
 
-def simulate(
-    gavel: Gavel, supplies: Sequence[Supply], jobs: Iterable[SimulatedJob]
-) -> PoolOutcome:
+def simulate(gavel: Gavel, supplies: Sequence[Supply], jobs: Iterable[SimulatedJob]) -> PoolOutcome:
     """Return what comes of jobs that arrive, by Gavel's mechanism.
 
     Shares are computed anew in the round after a job arrived or ended. A job that ends within a
@@ -199,9 +189,7 @@ class _Replay:
             arrives_s = self.outcomes[self.coming[-1]].job.arrived_s
             rounds = math.ceil((arrives_s - self.now_s) / self.gavel.round_s)
             self.now_s += max(0, rounds) * self.gavel.round_s
-        while (
-            self.coming and self.outcomes[self.coming[-1]].job.arrived_s <= self.now_s
-        ):
+        while self.coming and self.outcomes[self.coming[-1]].job.arrived_s <= self.now_s:
             self.active.append(self.coming.pop())
             self.scheduler = None
         if self.scheduler is None:
@@ -220,10 +208,7 @@ class _Replay:
             usd_per_hour=tuple(s.microusd_per_hour / 1e6 for s in self.supplies),
             claims=tuple(self._claim(m, self._options[m]) for m in self.active),
         )
-        if self.gavel.is_aware:
-            allotment = self.gavel.shares(contest)
-        else:
-            allotment = self._unaware(contest)
+        allotment = self.gavel.shares(contest) if self.gavel.is_aware else self._unaware(contest)
         spare = dict(enumerate(contest.options_of))
         if self.gavel.policy in FRUGAL:
             spare = {}
@@ -237,9 +222,7 @@ class _Replay:
             examples=max(self.left[m], job.work * 1e-9),
             weight=job.weight,
             arrived_s=job.arrived_s,
-            deadline_s=max(
-                1.0, job.deadline_s - self.now_s - SPARE * self.gavel.round_s
-            ),
+            deadline_s=max(1.0, job.deadline_s - self.now_s - SPARE * self.gavel.round_s),
             team=job.team,
             age_s=self.now_s - job.arrived_s,
             isolated_age_s=min(self.now_s - job.arrived_s, self.alone_s[m]),
@@ -259,11 +242,7 @@ class _Replay:
         for own, given in zip(contest.options_of, whole.shares, strict=True):
             share = sum(part for _, part in given)
             held = [self.vms[int(np.argmax(option.vms))] for option in own]
-            shares.append(
-                tuple(
-                    (o, share * n / sum(held)) for o, n in zip(own, held, strict=True)
-                )
-            )
+            shares.append(tuple((o, share * n / sum(held)) for o, n in zip(own, held, strict=True)))
         return Allotment(tuple(shares), whole.examples_per_s)
 
     def _train(self, chosen: Sequence[Choice]) -> None:

@@ -83,8 +83,7 @@ class Demand:
                 raise ConfigError(f"{self.name}: {what}: got {value}; give more than 0")
         if not self.deadline_h > _SMALLEST:
             raise ConfigError(
-                f"{self.name}: deadline: got {self.deadline_h} h from now; give one "
-                "in the future"
+                f"{self.name}: deadline: got {self.deadline_h} h from now; give one in the future"
             )
         if not isinstance(self.machines, int) or self.machines < 1:
             raise ConfigError(

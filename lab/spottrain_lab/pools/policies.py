@@ -184,9 +184,7 @@ _Stretch = Callable[[Arrays, list[float]], tuple[float, tuple[str, ...]]]
 """Maps (market, deadlines) to the smallest feasible factor, and the types that bind."""
 
 
-def _hours_stretch(
-    market: Arrays, deadlines_h: list[float]
-) -> tuple[float, tuple[str, ...]]:
+def _hours_stretch(market: Arrays, deadlines_h: list[float]) -> tuple[float, tuple[str, ...]]:
     free = HoursProgram(market, deadlines_h, free=True).cheapest()
     if free is not None and _fits(free, market, deadlines_h):
         return 1.0, ()
@@ -194,16 +192,12 @@ def _hours_stretch(
     return (1.0, ()) if stretch is None else (stretch.factor, stretch.short_of)
 
 
-def _shares_stretch(
-    market: Arrays, deadlines_h: list[float]
-) -> tuple[float, tuple[str, ...]]:
+def _shares_stretch(market: Arrays, deadlines_h: list[float]) -> tuple[float, tuple[str, ...]]:
     reached = SharesProgram(market).fairest(_needed(market, deadlines_h)).objective
     return 1.0 / reached, ()
 
 
-def _too_tight(
-    market: Arrays, deadlines_h: list[float], stretch: _Stretch
-) -> InfeasibleError:
+def _too_tight(market: Arrays, deadlines_h: list[float], stretch: _Stretch) -> InfeasibleError:
     """Return the error of infeasible deadlines, with the earliest feasible ones."""
     alone_h = [float(min_h) for min_h in market.whole_h.min(axis=1)]
     late = [m for m, min_h in enumerate(alone_h) if min_h > deadlines_h[m]]
@@ -230,19 +224,13 @@ def _too_tight(
         for job, given in zip(market.jobs, deadlines_h, strict=True)
         if job.name in nearest and nearest[job.name] > given * (1 + _SLACK)
     } or nearest
-    return InfeasibleError(
-        f"{problem}; allow at least {_listed(min_h)}", min_deadline_h=min_h
-    )
+    return InfeasibleError(f"{problem}; allow at least {_listed(min_h)}", min_deadline_h=min_h)
 
 
-def _over_budget(
-    program: HoursProgram, needed_usd: float, max_usd: float
-) -> InfeasibleError:
+def _over_budget(program: HoursProgram, needed_usd: float, max_usd: float) -> InfeasibleError:
     """Return the error of a budget that is too small, with what more time would do."""
     market = program.market
-    line = (
-        f"budget {_usd(max_usd)}: finishing in time costs at least {_usd(needed_usd)}"
-    )
+    line = f"budget {_usd(max_usd)}: finishing in time costs at least {_usd(needed_usd)}"
     stretch = program.stretch(max_usd)
     if stretch is None:
         min_usd = float(market.usd.min(axis=1).sum())

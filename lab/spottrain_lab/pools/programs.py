@@ -51,9 +51,7 @@ class HoursProgram:
         free: Leave the quotas out.
     """
 
-    def __init__(
-        self, market: Arrays, deadlines_h: Sequence[float], *, free: bool = False
-    ) -> None:
+    def __init__(self, market: Arrays, deadlines_h: Sequence[float], *, free: bool = False) -> None:
         self.market = market
         self.quotas = np.full_like(market.quotas, math.inf) if free else market.quotas
         deadlines = np.array(deadlines_h, dtype=float)
@@ -82,9 +80,7 @@ class HoursProgram:
         self.work = csr_array((np.ones(len(columns)), (self.job, columns)), shape=shape)
         with np.errstate(invalid="ignore"):
             job_time = hours / time_h
-            type_time = (
-                hours * market.machines[self.job] / (self.quotas[self.kind] * time_h)
-            )
+            type_time = hours * market.machines[self.job] / (self.quotas[self.kind] * time_h)
         parts = []
         self.row_kinds: list[int] = []
         keys = (self.job * periods + self.period, self.kind * periods + self.period)
@@ -93,9 +89,7 @@ class HoursProgram:
             _, row = np.unique(key[used], return_inverse=True)
             height = int(row.max()) + 1 if len(row) else 0
             parts.append(
-                csr_array(
-                    (values[used], (row, columns[used])), shape=(height, len(columns))
-                )
+                csr_array((values[used], (row, columns[used])), shape=(height, len(columns)))
             )
             self.row_kinds += _kinds(self.kind[used], row, height, key is keys[1])
         self.time: csr_array = vstack(parts, format="csr")
@@ -151,9 +145,7 @@ class HoursProgram:
         )
         used = hours * market.machines[:, None]
         with np.errstate(invalid="ignore"):
-            per_type = np.where(
-                market.quotas > 0, used.sum(axis=0) / market.quotas, 0.0
-            )
+            per_type = np.where(market.quotas > 0, used.sum(axis=0) / market.quotas, 0.0)
         prices = np.array([kind.usd_per_hour for kind in market.types])
         return Hours(
             hours=_tuples(hours),
@@ -229,12 +221,8 @@ class SharesProgram:
         objective = np.append(np.zeros(len(self.job)), -1.0)
         found = solve(objective, rows=rows, limits=limits, method=INTERIOR)
         if found is None:
-            raise SolverError(
-                "a linear program without demands was reported as infeasible"
-            )
-        return Shares(
-            shares=self._shares(found.x[:-1]), objective=-float(found.fun) * scale
-        )
+            raise SolverError("a linear program without demands was reported as infeasible")
+        return Shares(shares=self._shares(found.x[:-1]), objective=-float(found.fun) * scale)
 
     def _reached(self, against: Floats) -> csr_array:
         """Return rows of throughput over ``against``, one a job."""

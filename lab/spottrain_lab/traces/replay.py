@@ -68,9 +68,7 @@ class CostModel:
             value = getattr(self, constant.name)
             least = 1 if constant.name == "checkpoint_every_s" else 0
             if not (math.isfinite(value) and value >= least):
-                raise PlanError(
-                    f"{constant.name} must be {least} or more seconds: got {value}"
-                )
+                raise PlanError(f"{constant.name} must be {least} or more seconds: got {value}")
 
     def pause_s(self, shape: Shape, profile: Profile, *, moves: bool) -> float:
         """Return the pause before ``shape``; ``moves`` if a worker fetches its state."""
@@ -142,9 +140,7 @@ class _Change:
     goes: list[str] = field(default_factory=list)
 
 
-def replay(
-    trace: Trace, shapes: Shapes, rule: MorphRule, costs: CostModel
-) -> ReplayResult:
+def replay(trace: Trace, shapes: Shapes, rule: MorphRule, costs: CostModel) -> ReplayResult:
     """Play ``trace`` from its first to its last row under ``rule``.
 
     The same arguments give the same outcome.
@@ -174,9 +170,7 @@ def _changes(trace: Trace, costs: CostModel) -> list[_Change]:
 class _Replay:
     """One trace under one rule."""
 
-    def __init__(
-        self, trace: Trace, shapes: Shapes, rule: MorphRule, costs: CostModel
-    ) -> None:
+    def __init__(self, trace: Trace, shapes: Shapes, rule: MorphRule, costs: CostModel) -> None:
         self.trace, self.shapes, self.rule, self.costs = trace, shapes, rule, costs
         self.seconds = dict.fromkeys(TimeUse, 0.0)
         self.now_s = self.since_s = 0.0
@@ -309,8 +303,7 @@ class _Replay:
         if self.shape is None or self.shape.covered_step_s == math.inf:
             return all(self.holders)
         return all(
-            holders or self.holders[number - 1]
-            for number, holders in enumerate(self.holders)
+            holders or self.holders[number - 1] for number, holders in enumerate(self.holders)
         )
 
     def _covers(self, gone: set[str]) -> bool:

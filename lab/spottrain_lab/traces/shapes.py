@@ -154,8 +154,7 @@ class Shapes:
         if not possible or width <= self._refused.get(depth, 0):
             return None
         devices = tuple(
-            self.workload.device(Slot(vm_id=f"{i:06}", index=0))
-            for i in range(depth * width)
+            self.workload.device(Slot(vm_id=f"{i:06}", index=0)) for i in range(depth * width)
         )
         mode = execution_modes(self._inputs, depth)[0]
         least = self._layouts.cuts.state_bytes(mode.state)
@@ -172,9 +171,7 @@ class Shapes:
             depth=depth,
             width=width,
             step_s=plan.predicted_step_s,
-            move_bytes=max(
-                sum(state[a:b]) for a, b in itertools.pairwise(plan.stage_bounds)
-            ),
+            move_bytes=max(sum(state[a:b]) for a, b in itertools.pairwise(plan.stage_bounds)),
         )
 
     def _plan(self, depth: int, width: int, fleet: DeviceFleet) -> Plan | None:

@@ -148,9 +148,7 @@ def parse_trace(text: str, *, seed: int = 0) -> Trace:
         )
     return Trace(
         lives=tuple(
-            VmInterval(
-                vm_id=vm.vm_id, from_s=vm.from_s - start_s, until_s=vm.until_s - start_s
-            )
+            VmInterval(vm_id=vm.vm_id, from_s=vm.from_s - start_s, until_s=vm.until_s - start_s)
             for vm in lives
         ),
         end_s=end_s - start_s,
@@ -190,9 +188,7 @@ def _samples(text: str) -> list[_Row]:
             f"{shortened(text)}; {form}"
         ) from error
     if not _is_number(gap_s, LONGEST_S) or gap_s == 0:
-        raise PlanError(
-            f"gap_seconds of the trace must be seconds: got {shortened(gap_s)}; {form}"
-        )
+        raise PlanError(f"gap_seconds of the trace must be seconds: got {shortened(gap_s)}; {form}")
     if not isinstance(counts, list) or not counts:
         raise PlanError(f"data of the trace must be a list of numbers; {form}")
     for number, count in enumerate(counts):

@@ -16,9 +16,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    def answer(
-        *arguments: str | Path | float, command: str = "deadlines"
-    ) -> tuple[int, str, str]:
+    def answer(*arguments: str | Path | float, command: str = "deadlines") -> tuple[int, str, str]:
         words = ["spottrain", "simulate", command, *map(str, arguments)]
         monkeypatch.setattr(sys, "argv", words)
         with pytest.raises(SystemExit) as end:
@@ -50,9 +48,7 @@ def test_a_group_of_markets_answers_with_a_row_for_each_rule(run: Run) -> None:
     assert group["broken"] == []
 
 
-def test_a_trace_is_played_with_jobs_of_several_deadlines(
-    run: Run, trace: Path
-) -> None:
+def test_a_trace_is_played_with_jobs_of_several_deadlines(run: Run, trace: Path) -> None:
     code, out, _ = run("--trace", trace, "--markets", "0", "--processes", "1")
     assert code == 0
     assert "trace.csv" in out
@@ -60,9 +56,7 @@ def test_a_trace_is_played_with_jobs_of_several_deadlines(
     assert "coverage of 90 % intervals" in out
 
 
-def test_a_trace_is_played_with_the_fleets_and_deadlines_asked_for(
-    run: Run, trace: Path
-) -> None:
+def test_a_trace_is_played_with_the_fleets_and_deadlines_asked_for(run: Run, trace: Path) -> None:
     asked = ("--vms", 1, "--vms", 3, "--slack", 1.25, "--markets", 0, "-o", "json")
     again = trace.with_name("again.csv")
     again.write_text(trace.read_text())
@@ -116,9 +110,7 @@ def test_fleets_and_deadlines_without_a_trace_that_lasts_as_long_are_refused(
     assert "short.csv: a trace of 600 s is too short for --slack 3" in err
 
 
-def test_nothing_to_play_and_a_missing_trace_are_refused(
-    run: Run, tmp_path: Path
-) -> None:
+def test_nothing_to_play_and_a_missing_trace_are_refused(run: Run, tmp_path: Path) -> None:
     code, _, err = run("--markets", "0")
     assert code == 2
     assert "nothing to replay" in err

@@ -16,9 +16,7 @@ Mix = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def mix(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> Mix:
+def mix(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Mix:
     def answer(spec: Any, *options: str) -> tuple[int, str, str]:
         file = tmp_path / "mix.json"
         file.write_text(json.dumps(spec))
@@ -50,12 +48,8 @@ def test_a_mix_that_pays_is_found_and_compared_with_each_type(mix: Mix) -> None:
     document = json.loads(out)
     assert document["mixed"]
     shares = {share["name"]: share for share in document["best"]["shares"]}
-    assert shares["fast"]["virtual_nodes"] * shares["fast"][
-        "virtual_node_examples"
-    ] == (1024)
-    assert (
-        shares["slow"]["virtual_nodes"] * shares["slow"]["virtual_node_examples"] == 256
-    )
+    assert shares["fast"]["virtual_nodes"] * shares["fast"]["virtual_node_examples"] == (1024)
+    assert shares["slow"]["virtual_nodes"] * shares["slow"]["virtual_node_examples"] == 256
     best_s = document["best"]["step_s"]
     assert all(alone["step_s"] > 1.4 * best_s for alone in document["alone"].values())
 
@@ -99,9 +93,7 @@ def test_a_type_that_cannot_compute_the_minibatch_is_reported(mix: Mix) -> None:
         ),
     ],
 )
-def test_bad_files_are_refused_in_one_line(
-    mix: Mix, changes: dict[str, Any], message: str
-) -> None:
+def test_bad_files_are_refused_in_one_line(mix: Mix, changes: dict[str, Any], message: str) -> None:
     code, out, err = mix(spec(**changes))
     assert (code, out) == (2, "")
     assert message in err

@@ -41,9 +41,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_byte_order_mark_of_a_spreadsheet_is_no_part_of_a_column(
-    run: Run, file: Path
-) -> None:
+def test_a_byte_order_mark_of_a_spreadsheet_is_no_part_of_a_column(run: Run, file: Path) -> None:
     asked = ("simulate", "prices", file, "--v100-days", "2", "-o", "json")
     plain = run(*asked)
     assert plain[0] == 0
@@ -74,9 +72,7 @@ def test_the_answer_is_the_ladder_friction_by_friction(run: Run, file: Path) -> 
     assert gains[-1] > 1
 
 
-def test_without_frictions_all_steps_are_the_dissertations(
-    run: Run, file: Path
-) -> None:
+def test_without_frictions_all_steps_are_the_dissertations(run: Run, file: Path) -> None:
     none = ("boot-s", "lost-s", "move-s", "losses-per-day", "checkpoint-gb")
     options = [part for name in none for part in (f"--{name}", "0")]
     options += ["--dataset-gb", "0", "--hysteresis", "0", "--horizon-days", "99"]
@@ -87,9 +83,7 @@ def test_without_frictions_all_steps_are_the_dissertations(
 
 @pytest.mark.parametrize("value", ["inf", "nan", "1e308"])
 @pytest.mark.parametrize("option", ["--v100-days", "--horizon-days", "--hysteresis"])
-def test_infinite_numbers_are_usage_errors(
-    run: Run, file: Path, option: str, value: str
-) -> None:
+def test_infinite_numbers_are_usage_errors(run: Run, file: Path, option: str, value: str) -> None:
     code, out, err = run("simulate", "prices", file, option, value)
     assert (code, out) == (2, "")
     assert option in err

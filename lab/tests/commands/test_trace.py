@@ -70,9 +70,7 @@ def test_the_answer_tells_examples_lost_time_and_dollars_of_every_rule(
     assert "all-knowing" in out
 
 
-def test_a_file_needs_no_command_before_it(
-    run: Run, trace: Path, profile: Path
-) -> None:
+def test_a_file_needs_no_command_before_it(run: Run, trace: Path, profile: Path) -> None:
     code, out, _ = run("simulate", trace, "--profile", profile, "-o", "json")
     assert code == 0
     assert json.loads(out)["trace"] == "spot.csv"
@@ -81,9 +79,7 @@ def test_a_file_needs_no_command_before_it(
     assert "No such command" in err
 
 
-def test_several_zones_and_a_smaller_fleet_are_played(
-    run: Run, trace: Path, profile: Path
-) -> None:
+def test_several_zones_and_a_smaller_fleet_are_played(run: Run, trace: Path, profile: Path) -> None:
     other = trace.with_name("other.json")
     other.write_text(json.dumps({"metadata": {"gap_seconds": 600}, "data": [2, 1, 2]}))
     command = ("simulate", trace, other, "--profile", profile, "-o", "json")
@@ -97,9 +93,7 @@ def test_several_zones_and_a_smaller_fleet_are_played(
     assert document["vm_hours"] == pytest.approx(1.0), "what is lost is replaced"
 
 
-def test_corrections_of_a_trace_are_reported(
-    run: Run, trace: Path, profile: Path
-) -> None:
+def test_corrections_of_a_trace_are_reported(run: Run, trace: Path, profile: Path) -> None:
     trace.write_text("\n".join([*reversed(ROWS), ROWS[0]]))
     code, out, err = run("simulate", trace, "--profile", profile, "-o", "json")
     assert code == 0
@@ -108,9 +102,7 @@ def test_corrections_of_a_trace_are_reported(
     assert len(json.loads(out)["notices"]) == 2
 
 
-def test_a_calibrated_profile_is_taken_with_facts(
-    run: Run, trace: Path, tmp_path: Path
-) -> None:
+def test_a_calibrated_profile_is_taken_with_facts(run: Run, trace: Path, tmp_path: Path) -> None:
     bare, facts = tmp_path / "bare.json", tmp_path / "facts.json"
     bare.write_text(encode(workload().profile))
     facts.write_text(encode(workload().facts))

@@ -22,9 +22,7 @@ def test_the_score_is_the_width_and_a_fine_for_what_lies_outside() -> None:
     assert told(8.0).score(0.8) == pytest.approx((3 + 10 * 1) / 8)
 
 
-def test_the_coverage_of_markets_that_differ_is_less_sure_than_that_of_like_ones() -> (
-    None
-):
+def test_the_coverage_of_markets_that_differ_is_less_sure_than_that_of_like_ones() -> None:
     like = [told(x, market) for market in "abcdef" for x in (11.0, 11.0, 13.0, 13.0)]
     differ = [
         told(x, market)
@@ -49,11 +47,7 @@ def test_a_position_and_its_interval_are_the_inverse_of_each_other(x: float) -> 
     assert min(abs(end - x) for end in ends) == pytest.approx(0.0, abs=1e-9)
 
 
-@given(
-    st.lists(
-        st.tuples(st.sampled_from("abc"), st.floats(1.0, 50.0)), min_size=1, max_size=40
-    )
-)
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(1.0, 50.0)), min_size=1, max_size=40))
 def test_a_correction_depends_on_other_markets_only(
     rows: list[tuple[str, float]],
 ) -> None:
@@ -66,9 +60,7 @@ def test_a_correction_depends_on_other_markets_only(
 
 def test_too_narrow_intervals_are_widened_to_what_they_promise() -> None:
     narrow = Interval(low=99.0, expected=100.0, high=101.0)
-    rows = [
-        told(90.0 + x, f"{market}", narrow) for market in range(10) for x in range(21)
-    ]
+    rows = [told(90.0 + x, f"{market}", narrow) for market in range(10) for x in range(21)]
     before, after = coverage(rows, 0.8), coverage(corrected(rows, 0.8), 0.8)
     assert before is not None
     assert after is not None

@@ -15,9 +15,7 @@ from spottrain_lab.markets.offline_optimum import SLOT_S, KnownSupply, min_usd
 RATES = (0.0, 1.0, 1.8)
 
 
-def usd(
-    supplies: list[KnownSupply], examples: float, slots: float, boot_s: float = 0.0
-) -> float:
+def usd(supplies: list[KnownSupply], examples: float, slots: float, boot_s: float = 0.0) -> float:
     return min_usd(supplies, RATES, boot_s, examples, slots * SLOT_S)
 
 
@@ -39,9 +37,7 @@ def test_the_second_vm_costs_more_an_example_than_the_first_one() -> None:
 
 
 def test_every_rise_pays_for_a_boot() -> None:
-    spot = KnownSupply(
-        lives=[(0.0, SLOT_S), (2 * SLOT_S, 3 * SLOT_S)], usd_per_hour=[2.0]
-    )
+    spot = KnownSupply(lives=[(0.0, SLOT_S), (2 * SLOT_S, 3 * SLOT_S)], usd_per_hour=[2.0])
     boot_s = 360.0
     work = 2 * (SLOT_S - boot_s)
     # Each life trains after its boot: two half hours, less what the second one shares
@@ -80,9 +76,7 @@ def by_brute_force(supplies: list[KnownSupply], slots: int, work: float) -> floa
     for slot in range(slots):
         options: dict[float, float] = {}
         caps = [
-            2
-            if supply.lives is None
-            else sum(a <= slot * SLOT_S < b for a, b in supply.lives)
+            2 if supply.lives is None else sum(a <= slot * SLOT_S < b for a, b in supply.lives)
             for supply in supplies
         ]
         for counts in itertools.product(*(range(min(cap, 2) + 1) for cap in caps)):

@@ -84,9 +84,7 @@ class Ways:
         found = []
         for more, extra in itertools.product(self.sizes[spot:], self.sizes[on_demand:]):
             usd = (more - spot) * USD + (extra - on_demand) * ON_DEMAND_USD
-            calm, hurt = (
-                self.landed(cell, max(0, count), extra) for count in (more, more - 1)
-            )
+            calm, hurt = (self.landed(cell, max(0, count), extra) for count in (more, more - 1))
             mixed = self.mixed(cell, spot, self.rate(spot, on_demand), calm, hurt)
             found += [(done, cost + usd * BOOT_S / 3600) for done, cost in mixed]
         return found
@@ -100,9 +98,7 @@ class Ways:
             for point in self.then(cell, fewer, less, paused=True)
         ]
 
-    def then(
-        self, cell: int, spot: int, on_demand: int, *, paused: bool
-    ) -> list[Point]:
+    def then(self, cell: int, spot: int, on_demand: int, *, paused: bool) -> list[Point]:
         seconds = CELL_S - (self.job.morph_s if paused else 0.0)
         done = self.rate(spot, on_demand) * seconds
         usd = (spot * USD + on_demand * ON_DEMAND_USD) * CELL_S / 3600
@@ -181,9 +177,7 @@ def test_a_vm_that_may_be_lost_costs_more_than_one_that_stays() -> None:
     calm = min_usd(zone([(0, 20)]), what)
     rough = min_usd(zone([(n, n + 2) for n in range(0, 20, 2)]), what)
     assert rough > calm
-    bound = min_usd(
-        zone([(n, n + 2) for n in range(0, 20, 2)]), replace(what, lost_s=0.0)
-    )
+    bound = min_usd(zone([(n, n + 2) for n in range(0, 20, 2)]), replace(what, lost_s=0.0))
     assert calm < bound < rough
 
 
@@ -201,9 +195,7 @@ def test_no_rule_costs_less_on_average_over_the_draws(seed: int) -> None:
     (place,) = scenario.zones
     least = online_bound_usd(scenario)
     assert least is not None
-    draws = [
-        replace(scenario, zones=(replace(place, name=f"draw {n}"),)) for n in range(2)
-    ]
+    draws = [replace(scenario, zones=(replace(place, name=f"draw {n}"),)) for n in range(2)]
     for rule in (CostOptimal, TimeOptimal, SpotOnlyWait):
         outcomes = [play(drawn, rule()) for drawn in draws]
         if all(outcome.in_time for outcome in outcomes):

@@ -67,12 +67,8 @@ def test_rows_without_a_price_are_left_out_and_counted(price: str) -> None:
 
 
 def test_rows_of_other_instance_types_are_left_out_and_counted() -> None:
-    found = parse_prices(
-        rows("azure,us_east,NC6,2020-02-27,1", "azure,us_east,NC24r,2020-02-27,1")
-    )
-    assert found.notices == (
-        "1 rows of NC24r left out: not among the instance types compared",
-    )
+    found = parse_prices(rows("azure,us_east,NC6,2020-02-27,1", "azure,us_east,NC24r,2020-02-27,1"))
+    assert found.notices == ("1 rows of NC24r left out: not among the instance types compared",)
 
 
 @pytest.mark.parametrize(

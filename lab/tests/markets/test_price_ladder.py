@@ -47,9 +47,7 @@ def single_start(*more: Price) -> Ladder:
     return Ladder(market(*(v100(day, 1.0) for day in range(7)), *more), "us-east-1")
 
 
-def first_usd(
-    ladder: Ladder, strategy: Strategy, terms: LadderTerms | None = None
-) -> float:
+def first_usd(ladder: Ladder, strategy: Strategy, terms: LadderTerms | None = None) -> float:
     return ladder.climb(MODEL, 2.0, terms or LadderTerms())[strategy].runs[0].usd
 
 
@@ -160,9 +158,7 @@ def test_each_day_the_dynamic_choice_is_paid_no_more_than_any_other(
     rungs = Ladder(market(*prices), "us-east-1").climb(model, days, LadderTerms())
     # On equal GPUs all take equally long: day by day, the cheaper of two is cheaper.
     for strategy in Strategy:
-        for run, other in zip(
-            rungs[Strategy.DYNAMIC].runs, rungs[strategy].runs, strict=True
-        ):
+        for run, other in zip(rungs[Strategy.DYNAMIC].runs, rungs[strategy].runs, strict=True):
             assert run.usd <= other.usd * (1 + 1e-9)
 
 
@@ -172,10 +168,7 @@ def test_scaled_prices_scale_every_cost(
 ) -> None:
     def climb(scale: float) -> dict[Strategy, Rung]:
         prices = [v100(day, usd * scale) for day, usd in enumerate(ours)]
-        prices += [
-            ("azure", "us_east", "NC6", day, usd * scale)
-            for day, usd in enumerate(theirs)
-        ]
+        prices += [("azure", "us_east", "NC6", day, usd * scale) for day, usd in enumerate(theirs)]
         return Ladder(market(*prices), "us-east-1").climb(MODEL, 2.0, LadderTerms())
 
     plain, scaled = climb(1.0), climb(factor)
@@ -216,9 +209,7 @@ def us_east_1() -> Ladder:
     folder = Path(os.environ.get("SPOTTRAIN_PRICES", beside))
     file = folder / "spot-prices-2020.csv"
     if not file.is_file():
-        pytest.skip(
-            f"no prices of 2020 in {folder}; SPOTTRAIN_PRICES names their folder"
-        )
+        pytest.skip(f"no prices of 2020 in {folder}; SPOTTRAIN_PRICES names their folder")
     return Ladder(parse_prices(file.read_text()), "us-east-1")
 
 
@@ -274,9 +265,7 @@ def test_the_mean_dollars_and_moves_of_2020(us_east_1: Ladder) -> None:
     assert us_east_1.starts[0] == date(2020, 2, 18)
     assert us_east_1.starts[-1] == date(2020, 3, 18)
     most = {
-        model: us_east_1.climb(model, 4.0, LadderTerms())[
-            Strategy.DYNAMIC
-        ].most_switches
+        model: us_east_1.climb(model, 4.0, LadderTerms())[Strategy.DYNAMIC].most_switches
         for model in THROUGHPUTS
     }
     assert max(most.values()) == 3
@@ -289,15 +278,11 @@ def test_a_hysteresis_of_a_twentieth_keeps_the_savings(us_east_1: Ladder) -> Non
         calm = us_east_1.climb(model, 4.0, LadderTerms(rule=rule))
         base = plain[Strategy.SINGLE].usd
         assert base / calm[Strategy.DYNAMIC].usd == pytest.approx(row[-1], abs=0.005)
-        moves = [
-            mean(r.switches for r in c[Strategy.DYNAMIC].runs) for c in (plain, calm)
-        ]
+        moves = [mean(r.switches for r in c[Strategy.DYNAMIC].runs) for c in (plain, calm)]
         assert moves[1] <= moves[0]
 
 
 def test_each_rung_costs_no_more_than_the_one_before(us_east_1: Ladder) -> None:
     for model in THROUGHPUTS:
-        costs = [
-            rung.usd for rung in us_east_1.climb(model, 4.0, LadderTerms()).values()
-        ]
+        costs = [rung.usd for rung in us_east_1.climb(model, 4.0, LadderTerms()).values()]
         assert costs == sorted(costs, reverse=True)

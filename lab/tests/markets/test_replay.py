@@ -38,9 +38,7 @@ from spottrain_lab.markets.replay import ON_DEMAND, play
 from spottrain_lab.markets.scenarios import Scenario, Zone, prolonged, synthetic
 
 
-def scenario(
-    lives: list[tuple[float, float]], *, hours: float, work: float
-) -> Scenario:
+def scenario(lives: list[tuple[float, float]], *, hours: float, work: float) -> Scenario:
     """``work``: hours of the largest fleet."""
     return Scenario(
         name="by hand",
@@ -122,9 +120,7 @@ def test_redundant_vms_are_slower_and_lose_no_work() -> None:
     whole = play(redundant, Redundancy())
     start_s = FLEET.boot_s + FLEET.morph_s
     assert whole.finished_s == pytest.approx(start_s + 5 * HOUR_S / Redundancy.speed)
-    struck = Redundancy.scenario(
-        scenario([(0.0, 2 * HOUR_S), *STEADY], hours=20, work=5)
-    )
+    struck = Redundancy.scenario(scenario([(0.0, 2 * HOUR_S), *STEADY], hours=20, work=5))
     one_lost = play(struck, Redundancy())
     assert one_lost.finished_s < whole.finished_s + FLEET.boot_s + 2 * FLEET.morph_s + 1
 
@@ -168,9 +164,7 @@ def test_a_scenario_is_the_same_for_the_same_seed_and_feasible() -> None:
 
 
 def test_markets_repeat_for_late_jobs() -> None:
-    short = replace(
-        scenario([(0.0, HOUR_S)] * 4, hours=3, work=2), market_s=1.5 * HOUR_S
-    )
+    short = replace(scenario([(0.0, HOUR_S)] * 4, hours=3, work=2), market_s=1.5 * HOUR_S)
     assert not play(short, SpotOnlyWait()).finished
     late = play(prolonged(short), SpotOnlyWait())
     assert late.finished
@@ -189,12 +183,8 @@ def test_a_late_job_pays_to_the_end_and_rules_are_compared_on_jobs_in_time() -> 
     assert (row.in_time, row.never, ours.in_time) == (1, 1, 3)
     assert row.late_by == pytest.approx(cases[1].outcomes[3].late_by)
     easy = cases[0]
-    assert row.in_time_over_bound == pytest.approx(
-        easy.outcomes[3].usd / easy.offline_optimum_usd
-    )
-    assert row.ours_over_bound == pytest.approx(
-        easy.outcomes[0].usd / easy.offline_optimum_usd
-    )
+    assert row.in_time_over_bound == pytest.approx(easy.outcomes[3].usd / easy.offline_optimum_usd)
+    assert row.ours_over_bound == pytest.approx(easy.outcomes[0].usd / easy.offline_optimum_usd)
     assert row.kept_over_bound == pytest.approx(3 * row.total_over_bound)
 
 

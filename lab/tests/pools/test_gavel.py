@@ -21,8 +21,7 @@ from spottrain_lab.pools import gavel
 
 KINDS = ("fast", "slow")
 SUPPLIES = [
-    Supply(name=kind, vms=1, microusd_per_hour=3_600_000 // (k + 1))
-    for k, kind in enumerate(KINDS)
+    Supply(name=kind, vms=1, microusd_per_hour=3_600_000 // (k + 1)) for k, kind in enumerate(KINDS)
 ]
 CSV = """worker_type,job_type,scale_factor,steps_per_s
 fast,LM (batch size 8),1,4.0
@@ -35,9 +34,7 @@ fast,A3C,1,2.0
 ROW = "LM (batch size 8)\tpython3 main.py\tlm\t-n\t1\t4000\t2\t5\t-1.000000\t60"
 
 
-def job(
-    name: str, fast: float, slow: float, rounds: float, at_s: float = 0.0
-) -> SimulatedJob:
+def job(name: str, fast: float, slow: float, rounds: float, at_s: float = 0.0) -> SimulatedJob:
     """A job of one VM with work for so many rounds on the fast kind."""
     return SimulatedJob(
         name=name,
@@ -65,9 +62,7 @@ def test_a_job_that_arrives_within_a_round_waits_for_the_next() -> None:
     assert found.jobs[0].ended_s == pytest.approx(360 + 180)
 
 
-@pytest.mark.parametrize(
-    "policy", ["max_throughput", "min_cost", "makespan", "fifo", "isolated"]
-)
+@pytest.mark.parametrize("policy", ["max_throughput", "min_cost", "makespan", "fifo", "isolated"])
 def test_every_policy_ends_every_job(policy: str) -> None:
     jobs = [job(f"j{m}", 4 - m, 1, 2 + m, at_s=100.0 * m) for m in range(4)]
     found = gavel.simulate(gavel.Gavel(policy=policy), SUPPLIES, jobs)
@@ -155,18 +150,14 @@ def test_jobs_of_our_own_format_are_read() -> None:
         ({"throughputs": {"fast": {"0": 3}}}, "must be greater than 0"),
     ],
 )
-def test_numbers_that_no_job_has_are_refused(
-    change: dict[str, object], wanted: str
-) -> None:
+def test_numbers_that_no_job_has_are_refused(change: dict[str, object], wanted: str) -> None:
     one = {"name": "a", "work": 10, "size": 2, "throughputs": {"fast": {"2": 3}}}
     with pytest.raises(ConfigError, match=wanted):
         read_jobs(json.dumps({"jobs": [{**one, **change}]}), KINDS)
 
 
 def test_numbers_of_a_workload_of_which_nothing_ran_are_infinite() -> None:
-    large = SimulatedJob(
-        name="large", arrived_s=0.0, work=1.0, size=9, throughputs=({9: 1.0}, {})
-    )
+    large = SimulatedJob(name="large", arrived_s=0.0, work=1.0, size=9, throughputs=({9: 1.0}, {}))
     found = gavel.simulate(gavel.Gavel(), SUPPLIES, [large])
     assert [name for name, _ in found.refused] == ["large"]
     numbers = measures(found)

@@ -30,9 +30,7 @@ def market(quota: float = math.inf) -> list[OfferType]:
     return [OfferType(name=name, usd_per_hour=usd, quota=quota) for name, usd in GPUS]
 
 
-def v100_day(
-    rates: tuple[float, ...], days: float = math.inf, name: str = "a3c"
-) -> Demand:
+def v100_day(rates: tuple[float, ...], days: float = math.inf, name: str = "a3c") -> Demand:
     return Demand(
         name=name,
         examples=86400 * rates[-1],
@@ -100,8 +98,7 @@ TOY = ((40.0, 10.0), (12.0, 4.0), (100.0, 50.0))
 
 def machines(*quotas: float) -> list[OfferType]:
     return [
-        OfferType(name=f"type{j}", usd_per_hour=1, quota=quota)
-        for j, quota in enumerate(quotas)
+        OfferType(name=f"type{j}", usd_per_hour=1, quota=quota) for j, quota in enumerate(quotas)
     ]
 
 
@@ -152,9 +149,7 @@ def test_max_min_fairness_over_three_types() -> None:
 def test_weights_bound_fair_shares() -> None:
     jobs = [
         replace(job, weight=w)
-        for job, w in zip(
-            hour_of_work((1.0,), (1.0,), (1.0,), (1.0,)), (3, 1, 1, 1), strict=True
-        )
+        for job, w in zip(hour_of_work((1.0,), (1.0,), (1.0,), (1.0,)), (3, 1, 1, 1), strict=True)
     ]
     assert fairest(machines(4), jobs).objective == pytest.approx(1 / 3)
 
@@ -163,9 +158,7 @@ def test_weights_bound_fair_shares() -> None:
 
 
 def test_a_deadline_that_no_gpu_can_meet_names_the_nearest() -> None:
-    with pytest.raises(
-        InfeasibleError, match=r"^a3c: deadline 21.6 h: even on v100"
-    ) as e:
+    with pytest.raises(InfeasibleError, match=r"^a3c: deadline 21.6 h: even on v100") as e:
         cheapest(market(), [v100_day(A3C, 0.9), v100_day(RESNET, 2, "resnet")])
     assert e.value.min_deadline_h == pytest.approx({"a3c": 24.0})
     assert e.value.exit_code == 4
@@ -269,12 +262,8 @@ def test_an_infinite_budget_is_no_limit(policy: Callable[..., Hours]) -> None:
 
 
 def test_shares_for_a_deadline_that_no_gpu_can_meet_name_the_nearest() -> None:
-    with pytest.raises(
-        InfeasibleError, match=r"^a3c: deadline 21.6 h: even on v100"
-    ) as e:
-        max_examples_per_usd(
-            market(), [v100_day(A3C, 0.9), v100_day(RESNET, 2, "resnet")]
-        )
+    with pytest.raises(InfeasibleError, match=r"^a3c: deadline 21.6 h: even on v100") as e:
+        max_examples_per_usd(market(), [v100_day(A3C, 0.9), v100_day(RESNET, 2, "resnet")])
     assert e.value.min_deadline_h == pytest.approx({"a3c": 24.0})
 
 

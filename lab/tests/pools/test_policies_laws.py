@@ -25,8 +25,7 @@ def markets(draw: st.DrawFn) -> tuple[list[OfferType], list[Demand]]:
     kinds = draw(st.integers(1, 3))
     quotas = st.sampled_from([1.0, 2.0, 5.0, math.inf])
     types = [
-        OfferType(name=f"t{j}", usd_per_hour=draw(PRICE), quota=draw(quotas))
-        for j in range(kinds)
+        OfferType(name=f"t{j}", usd_per_hour=draw(PRICE), quota=draw(quotas)) for j in range(kinds)
     ]
     rates = st.tuples(*[RATE] * kinds).filter(any)
     jobs = [
@@ -54,8 +53,7 @@ def test_more_quota_never_costs_more(
 ) -> None:
     types, jobs = drawn
     wide = [
-        replace(kind, quota=kind.quota + 1) if j == which else kind
-        for j, kind in enumerate(types)
+        replace(kind, quota=kind.quota + 1) if j == which else kind for j, kind in enumerate(types)
     ]
     assert usd_or_none(wide, jobs) <= usd_or_none(types, jobs) * CLOSE
 
@@ -108,10 +106,7 @@ def test_the_deadlines_that_are_named_can_be_met(
     with pytest.raises(InfeasibleError) as error:
         cheapest(types, jobs)
     nearest = error.value.min_deadline_h
-    eased = [
-        replace(job, deadline_h=nearest.get(job.name, job.deadline_h) * CLOSE)
-        for job in jobs
-    ]
+    eased = [replace(job, deadline_h=nearest.get(job.name, job.deadline_h) * CLOSE) for job in jobs]
     assert usd_or_none(types, eased) < math.inf
 
 
@@ -163,10 +158,7 @@ def close_deadlines(
     number: int, *rates: float, quota: float
 ) -> tuple[list[OfferType], list[Demand]]:
     """Jobs that all need nearly all of their time."""
-    types = [
-        OfferType(name=f"t{k}", usd_per_hour=9.0**k, quota=quota)
-        for k in range(len(rates))
-    ]
+    types = [OfferType(name=f"t{k}", usd_per_hour=9.0**k, quota=quota) for k in range(len(rates))]
     jobs = [
         Demand(
             name=f"j{m}",
@@ -181,9 +173,7 @@ def close_deadlines(
 
 @pytest.mark.parametrize("rates", [(1.0,), (1.0, 2.0)])
 @pytest.mark.parametrize("quota", [40, 1000, math.inf])
-def test_a_quota_that_is_enough_costs_nothing(
-    rates: tuple[float, ...], quota: float
-) -> None:
+def test_a_quota_that_is_enough_costs_nothing(rates: tuple[float, ...], quota: float) -> None:
     types, jobs = close_deadlines(40, *rates, quota=quota)
     assert cheapest(types, jobs).usd == pytest.approx(1180.0)
 
@@ -226,9 +216,7 @@ def test_fewer_periods_than_deadlines_give_no_infeasible_solution(
 def test_one_job_costs_what_the_best_two_types_in_turn_cost(
     offers: list[tuple[float, float]], deadline_h: float
 ) -> None:
-    types = [
-        OfferType(name=f"t{j}", usd_per_hour=usd) for j, (usd, _) in enumerate(offers)
-    ]
+    types = [OfferType(name=f"t{j}", usd_per_hour=usd) for j, (usd, _) in enumerate(offers)]
     job = Demand(
         name="job",
         examples=3600.0,

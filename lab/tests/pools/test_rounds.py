@@ -53,9 +53,7 @@ def contests(draw: st.DrawFn) -> Contest:
 
 
 @given(contests(), st.booleans())
-def test_a_round_has_nobody_twice_and_no_vm_twice(
-    contest: Contest, has_spare: bool
-) -> None:
+def test_a_round_has_nobody_twice_and_no_vm_twice(contest: Contest, has_spare: bool) -> None:
     spare = dict(enumerate(contest.options_of)) if has_spare else None
     scheduler = RoundScheduler(contest.vms, fair(contest, against="equal"), spare)
     active = list(range(len(contest.claims)))

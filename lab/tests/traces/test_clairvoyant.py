@@ -17,9 +17,7 @@ from spottrain_lab.traces.clairvoyant import max_minibatches
 Lives = tuple[tuple[int, int], ...]
 
 
-def by_trying_everything(
-    lives: Lives, step_s: dict[int, int], pause_s: int, end_s: int
-) -> int:
+def by_trying_everything(lives: Lives, step_s: dict[int, int], pause_s: int, end_s: int) -> int:
     """All choices of VMs, all lengths of runs, all waits of whole seconds."""
 
     @cache

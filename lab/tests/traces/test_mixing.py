@@ -74,10 +74,7 @@ def test_each_type_has_virtual_nodes_of_its_own_size() -> None:
     large = WorkerType(name="large", count=1, virtual_node_s={1: 1.0, 8: 2.0})
     small = WorkerType(name="small", count=1, virtual_node_s={1: 1.0})
     shares = split_minibatch(10, [large, small], ring(0)).best.shares
-    sizes = {
-        share.name: (share.virtual_node_examples, share.virtual_nodes)
-        for share in shares
-    }
+    sizes = {share.name: (share.virtual_node_examples, share.virtual_nodes) for share in shares}
     assert sizes == {"large": (8, 1), "small": (1, 2)}
 
 
@@ -94,8 +91,7 @@ def every_split_s(
             range(1, one.count + 1), one.virtual_node_s.items()
         ):
             part += [
-                (workers, workers * b * waves, s * waves)
-                for waves in range(1, minibatch_size + 1)
+                (workers, workers * b * waves, s * waves) for waves in range(1, minibatch_size + 1)
             ]
         parts.append(part)
     return [

@@ -49,9 +49,7 @@ class Fixed:
     def __init__(self, **step_s: float) -> None:
         self.workload: Workload = workload(minibatch_size=64)
         self.known = {
-            int(name[1:]): Shape(
-                depth=1, width=int(name[1:]), step_s=step, move_bytes=0
-            )
+            int(name[1:]): Shape(depth=1, width=int(name[1:]), step_s=step, move_bytes=0)
             for name, step in step_s.items()
         }
 

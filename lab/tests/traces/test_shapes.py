@@ -30,9 +30,7 @@ def planned(load: Workload, vms: int, share: float = 0.0) -> PlanInputs:
     return PlanInputs(
         facts=load.facts,
         profile=load.profile,
-        slots=tuple(
-            Device(slot=slot, memory_bytes=memory_bytes, speed=1.0) for slot in slots
-        ),
+        slots=tuple(Device(slot=slot, memory_bytes=memory_bytes, speed=1.0) for slot in slots),
         minibatch_size=load.minibatch_size,
         microbatch_size=load.profile.microbatch_sizes[0],
         reduction="fast",
@@ -44,9 +42,7 @@ def planned(load: Workload, vms: int, share: float = 0.0) -> PlanInputs:
 
 @pytest.mark.parametrize("memory_bytes", [GIB, 110 * MIB])
 @pytest.mark.parametrize("share", [0.0, 0.3])
-def test_the_best_shape_is_the_planner_s_choice(
-    memory_bytes: int, share: float
-) -> None:
+def test_the_best_shape_is_the_planner_s_choice(memory_bytes: int, share: float) -> None:
     load = replace(workload(minibatch_size=240), gpu_memory_bytes=memory_bytes)
     known = Shapes(load)
     for vms in range(1, 17):
@@ -112,9 +108,7 @@ def test_a_gpu_keeps_state_in_the_memory_of_its_vm() -> None:
         gpu,
         facts=replace(
             facts,
-            sections=tuple(
-                replace(section, optimizer_bytes=GIB) for section in facts.sections
-            ),
+            sections=tuple(replace(section, optimizer_bytes=GIB) for section in facts.sections),
         ),
     )
     assert Shapes(large).at(1, 1) is not None

@@ -149,8 +149,7 @@ def test_a_smaller_fleet_has_what_is_there_up_to_its_size(seed: int, vms: int) -
     moments = sorted({vm.from_s for vm in trace.lives} | {0.0, trace.end_s / 3})
     for at_s in moments:
         there, held = (
-            sum(vm.from_s <= at_s < vm.until_s for vm in one.lives)
-            for one in (trace, small)
+            sum(vm.from_s <= at_s < vm.until_s for vm in one.lives) for one in (trace, small)
         )
         assert held == min(there, vms)
 

@@ -53,9 +53,7 @@ doubling a new moment is remembered (Brent's cycle detection)."""
 
 
 @jitable
-def start(
-    order_policy: int, stage: Numbers, counts: Numbers, durations: Numbers, now: int
-) -> bool:
+def start(order_policy: int, stage: Numbers, counts: Numbers, durations: Numbers, now: int) -> bool:
     """Let an idle stage begin a task if it may; return whether it did."""
     code = choose(order_policy, stage, counts)
     if code == NOTHING:
@@ -264,8 +262,6 @@ def play(
                 continue
             times = repetitions(order_policy, then, then_counts, stages, counts, runs)
             if times > 0:
-                fast_forward(
-                    times, then, then_counts, then_at, stages, counts, free, heap, now
-                )
+                fast_forward(times, then, then_counts, then_at, stages, counts, free, heap, now)
                 now += times * (now - then_at)
                 seen, save_at, then_at = 0, FIRST_CHECK, -1

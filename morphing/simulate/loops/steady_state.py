@@ -137,12 +137,8 @@ def repetitions(
 def _chunk_clear(a: Numbers, b: Numbers) -> int:
     forwards = b[CHUNK_FORWARDS] - a[CHUNK_FORWARDS]
     backwards = b[CHUNK_BACKWARDS] - a[CHUNK_BACKWARDS]
-    times = clear(
-        a[ACTIVATIONS] - a[CHUNK_FORWARDS], b[ACTIVATIONS] - b[CHUNK_FORWARDS], forwards
-    )
-    waiting = clear(
-        a[GRADIENTS] - a[CHUNK_BACKWARDS], b[GRADIENTS] - b[CHUNK_BACKWARDS], backwards
-    )
+    times = clear(a[ACTIVATIONS] - a[CHUNK_FORWARDS], b[ACTIVATIONS] - b[CHUNK_FORWARDS], forwards)
+    waiting = clear(a[GRADIENTS] - a[CHUNK_BACKWARDS], b[GRADIENTS] - b[CHUNK_BACKWARDS], backwards)
     in_flight = clear(
         a[CHUNK_FORWARDS] - a[CHUNK_BACKWARDS],
         b[CHUNK_FORWARDS] - b[CHUNK_BACKWARDS],

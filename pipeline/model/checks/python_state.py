@@ -41,9 +41,7 @@ class Snapshot:
     """Values that were found, by a name that tells the user where."""
 
     values: dict[str, list[object]] = field(default_factory=dict)
-    numbers: dict[str, list[tuple[float, Callable[[float], object]]]] = field(
-        default_factory=dict
-    )
+    numbers: dict[str, list[tuple[float, Callable[[float], object]]]] = field(default_factory=dict)
     """Of Python, with what sets them."""
 
     def changed(self, later: Snapshot) -> set[str]:
@@ -124,9 +122,7 @@ class _Walk:
         if not _is_theirs(function.__module__):
             return
         name = function.__name__
-        cells = zip(
-            function.__code__.co_freevars, function.__closure__ or (), strict=True
-        )
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         for variable, cell in cells:
             try:
                 value = cell.cell_contents
@@ -142,9 +138,7 @@ class _Walk:
         names = set(_names_in(function.__code__))
         self._visit_globals(function.__module__, function.__globals__, names)
 
-    def _visit_globals(
-        self, module: str, variables: dict[str, Any], names: set[str]
-    ) -> None:
+    def _visit_globals(self, module: str, variables: dict[str, Any], names: set[str]) -> None:
         for name in sorted(names & variables.keys()):
             value = variables[name]
             if isinstance(value, ModuleType) and _is_theirs(value.__name__):
@@ -241,6 +235,4 @@ def _is_theirs(module: str | None) -> bool:
     return not file.startswith(_LIBRARIES)
 
 
-_LIBRARIES = tuple(
-    {sysconfig.get_path(one) for one in ("stdlib", "purelib", "platlib")}
-)
+_LIBRARIES = tuple({sysconfig.get_path(one) for one in ("stdlib", "purelib", "platlib")})

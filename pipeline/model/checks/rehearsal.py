@@ -130,9 +130,7 @@ class _OnStandIns(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._known = KnownValues()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result, _ = self._known.call(func, args, kwargs or {})
         return result
 
@@ -211,15 +209,11 @@ class _Rehearsal:
         check_leads_back(sums.loss)
         with user_code("backward"):
             torch.autograd.backward(sums.loss)
-            for output, received in zip(
-                reversed(outputs), reversed(inputs), strict=True
-            ):
+            for output, received in zip(reversed(outputs), reversed(inputs), strict=True):
                 if output.requires_grad:  # else all so far is frozen
                     torch.autograd.backward(
                         output,
-                        torch.zeros_like(output)
-                        if received.grad is None
-                        else received.grad,
+                        torch.zeros_like(output) if received.grad is None else received.grad,
                     )
 
     def _evaluate(self, batch: Batch) -> Iterable[str]:

@@ -169,9 +169,7 @@ class _Trial:
         """Compare results after counters are set forward."""
         first, second, third = self._states[:3]
         always = first.changed(second) & second.changed(third)
-        places = [
-            place for name in always for place in self._states[-1].numbers.get(name, ())
-        ]
+        places = [place for name in always for place in self._states[-1].numbers.get(name, ())]
         if not places:
             return
         for value, set_it in places:
@@ -261,11 +259,7 @@ def _train(stages: Sequence[StageModel], batch: Batch, times: int) -> Result:
     with user_code("backward"):
         torch.autograd.backward(output.loss)
         for sent, received in zip(reversed(outputs), reversed(inputs), strict=False):
-            if (
-                sent.requires_grad
-                and received is not None
-                and received.grad is not None
-            ):
+            if sent.requires_grad and received is not None and received.grad is not None:
                 torch.autograd.backward(sent, received.grad)
     values = output.values(sorted(output.metrics))
     numbers = [torch.as_tensor(value).detach().clone() for value in values]

@@ -161,10 +161,7 @@ class _Trial:
             name: torch.zeros_like(tensor) for name, tensor in self.parameters.items()
         }
         self.state = {
-            name: {
-                key: torch.zeros(spec.shape, dtype=spec.dtype)
-                for key, spec in keys.items()
-            }
+            name: {key: torch.zeros(spec.shape, dtype=spec.dtype) for key, spec in keys.items()}
             for name, keys in self.state_spec.items()
         }
         self.build()

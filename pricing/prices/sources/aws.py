@@ -120,9 +120,7 @@ def _spans(region: str, rows: Iterable[SpotPrice], now_s: float) -> Iterator[Pri
             )
 
 
-def _until(
-    series: Sequence[SpotPrice], now_s: float
-) -> Iterator[tuple[SpotPrice, float]]:
+def _until(series: Sequence[SpotPrice], now_s: float) -> Iterator[tuple[SpotPrice, float]]:
     for row, after in pairwise(series):
         yield row, after.since_s
     yield series[-1], now_s

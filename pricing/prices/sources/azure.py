@@ -37,9 +37,7 @@ class AzureRetailPrices:
             PriceSourceError: the API is down, or its answer cannot be read.
         """
         names = [kind.name for kind in question.kinds]
-        found = retail_prices(
-            self._client, self._url, names, question.regions, question.now_s
-        )
+        found = retail_prices(self._client, self._url, names, question.regions, question.now_s)
         for price in found:
             yield Price(
                 cloud="azure",

@@ -49,9 +49,7 @@ _SERIES: Mapping[str, _Series] = {
     "a3-megagpu": _Series(
         "A3Plus Instance", ("Nvidia H100 80GB Mega GPU", "Nvidia H100 80GB Plus GPU")
     ),
-    "a3-ultragpu": _Series(
-        "A3Ultra Instance", ("H200 141GB GPU", "Nvidia H200 141GB GPU")
-    ),
+    "a3-ultragpu": _Series("A3Ultra Instance", ("H200 141GB GPU", "Nvidia H200 141GB GPU")),
     "a4-highgpu": _Series("", ("A4 Nvidia B200 (1 gpu slice)",)),
     "c3-standard": _Series("C3 Instance", ()),
     "g2-standard": _Series("G2 Instance", ("Nvidia L4 GPU",)),

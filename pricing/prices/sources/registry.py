@@ -23,9 +23,7 @@ AZURE_URL, GCP_URL = PRICES_VARIABLE, "SPOTTRAIN_GCP_PRICES_URL"
 """Environment variables with other URLs, such as a proxy's; boto3 has its own."""
 
 
-def price_sources(
-    client: httpx.Client, environment: Mapping[str, str]
-) -> list[PriceSource]:
+def price_sources(client: httpx.Client, environment: Mapping[str, str]) -> list[PriceSource]:
     """Return all price APIs; nothing is queried or imported yet.
 
     Args:
@@ -42,9 +40,7 @@ def price_sources(
     ]
 
 
-def gcp_prices(
-    client: httpx.Client, environment: Mapping[str, str]
-) -> GcpBillingCatalog:
+def gcp_prices(client: httpx.Client, environment: Mapping[str, str]) -> GcpBillingCatalog:
     """Return Google's price API; see ``price_sources``."""
     find: Callable[[], dict[str, str]] = partial(_gcp_credentials, environment)
     return GcpBillingCatalog(client, find, environment.get(GCP_URL) or gcp.URL)

@@ -56,9 +56,7 @@ def difference(before: Any, after: Any) -> Difference | None:
     return None if before == after else ["=", to_data(after)]
 
 
-def _of_mappings(
-    before: Mapping[Any, Any], after: Mapping[Any, Any]
-) -> Difference | None:
+def _of_mappings(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> Difference | None:
     if len(before) == len(after) and all(map(operator.eq, before, after)):
         changed = [
             [to_data(key), one]

@@ -93,9 +93,7 @@ class Row(NamedTuple):
         try:
             parts: dict[str, Any] = json.loads(self.decision)
         except (ValueError, RecursionError) as error:
-            raise JournalError(
-                f"event {self.seq}: its decision is damaged: {error}"
-            ) from error
+            raise JournalError(f"event {self.seq}: its decision is damaged: {error}") from error
         return parts
 
 
@@ -165,9 +163,7 @@ class Journal(Generic[S, E, C]):
         if asked := self.asked(step.commands):
             what["asked"] = asked
         # Lone surrogates, as in undecodable file names, cannot be encoded.
-        body = json.dumps(
-            to_data(step.event), separators=(",", ":"), ensure_ascii=False
-        )
+        body = json.dumps(to_data(step.event), separators=(",", ":"), ensure_ascii=False)
         return (
             step.event.at_s,
             type(step.event).__name__,
@@ -198,9 +194,7 @@ class Journal(Generic[S, E, C]):
         text = json.dumps(to_data(state), separators=(",", ":"))
         with self._transaction():
             self._db.execute("DELETE FROM snapshots")
-            self._db.execute(
-                "INSERT INTO snapshots VALUES (?, ?, ?)", (seq, text, extra)
-            )
+            self._db.execute("INSERT INTO snapshots VALUES (?, ?, ?)", (seq, text, extra))
 
     # --- Reading --------------------------------------------------------------------------
 
@@ -282,9 +276,7 @@ class Journal(Generic[S, E, C]):
             )
             return [Row(*row) for row in found]
 
-    def search(
-        self, text: str, *, before: int = _END, in_event: bool = False
-    ) -> Iterator[Row]:
+    def search(self, text: str, *, before: int = _END, in_event: bool = False) -> Iterator[Row]:
         """Yield the events whose decision contains a text, the newest first.
 
         Args:
@@ -299,8 +291,7 @@ class Journal(Generic[S, E, C]):
         while True:
             with self._translating_errors():
                 found = self._db.execute(
-                    f"{_SELECT} WHERE seq < ? AND instr({column}, ?) > 0 "
-                    "ORDER BY seq DESC LIMIT 1",
+                    f"{_SELECT} WHERE seq < ? AND instr({column}, ?) > 0 ORDER BY seq DESC LIMIT 1",
                     (before, text),
                 ).fetchone()
             if found is None:

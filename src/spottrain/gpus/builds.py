@@ -43,17 +43,12 @@ class TorchBuild:
         Kernels for one minor version run on later ones of the same major version (CUDA
         C++ programming guide, binary compatibility).
         """
-        return any(
-            capability // 10 == one // 10 and capability >= one
-            for one in self.capabilities
-        )
+        return any(capability // 10 == one // 10 and capability >= one for one in self.capabilities)
 
 
 PYPI = TorchBuild(cuda="13.0", min_driver=580, capabilities=(75, 80, 86, 90, 100, 120))
 """Installed by ``pip install torch``, versions 2.12 to 2.14."""
-CU126 = TorchBuild(
-    cuda="12.6", min_driver=525, capabilities=(50, 60, 70, 75, 80, 86, 90)
-)
+CU126 = TorchBuild(cuda="12.6", min_driver=525, capabilities=(50, 60, 70, 75, 80, 86, 90))
 """On PyTorch's own index alone: ``pip install torch --index-url
 https://download.pytorch.org/whl/cu126``. RFC pytorch#190385 ends it with torch 2.15."""
 _FIRST_TURING, _LAST_FOR_VOLTA = 75, 580
@@ -76,9 +71,7 @@ def build_of(cuda: str, capabilities: Iterable[int] = ()) -> TorchBuild:
     if known is not None and not capabilities:
         return known
     min_driver = _MIN_DRIVER.get(cuda.partition(".")[0], 0)
-    return TorchBuild(
-        cuda=cuda, min_driver=min_driver, capabilities=tuple(sorted(capabilities))
-    )
+    return TorchBuild(cuda=cuda, min_driver=min_driver, capabilities=tuple(sorted(capabilities)))
 
 
 def capabilities_of(arch_flags: str) -> tuple[int, ...]:
@@ -96,9 +89,7 @@ def driver_major(driver: str) -> int:
     return int(major) if major.isdigit() else 0
 
 
-def check_driver(
-    build: TorchBuild, driver: str, capabilities: Iterable[int] = ()
-) -> None:
+def check_driver(build: TorchBuild, driver: str, capabilities: Iterable[int] = ()) -> None:
     """Check that a build of torch runs on a driver and on GPUs.
 
     Args:
@@ -112,8 +103,7 @@ def check_driver(
     needed = sorted(set(capabilities))
     if not build.cuda:
         raise UnfitBuildError(
-            f"this torch is built for CPUs: {advice(driver, needed)}, or set "
-            "resources.device: cpu"
+            f"this torch is built for CPUs: {advice(driver, needed)}, or set resources.device: cpu"
         )
     major = driver_major(driver)
     if driver and major < build.min_driver:
@@ -182,6 +172,4 @@ def check_precision(precision: Precision, capability: int, gpu: str) -> None:
         UnfitBuildError: bfloat16 on a GPU that would emulate it.
     """
     if precision == "bf16" and capability < BF16_CAPABILITY:
-        raise UnfitBuildError(
-            f"runtime.precision: {gpu} (sm_{capability}) has no bf16; use fp16"
-        )
+        raise UnfitBuildError(f"runtime.precision: {gpu} (sm_{capability}) has no bf16; use fp16")

@@ -109,9 +109,7 @@ def sickness(gpu: GpuFacts, health: GpuHealth) -> str:
     if health.row_remap_failed:
         return f"{describe(gpu)}: a failed row of memory cannot be replaced"
     if health.row_remap_pending:
-        return (
-            f"{describe(gpu)}: a failed row of memory waits for a reset to be replaced"
-        )
+        return f"{describe(gpu)}: a failed row of memory waits for a reset to be replaced"
     if health.recovery_action:
         number = health.recovery_action
         asked = _RECOVERY_ACTIONS.get(number, f"recovery action {number}")

@@ -149,15 +149,11 @@ class Nvml:
             pids = sorted({process.pid for process in found})
         own = f"{OWNER_VARIABLE}={owner}".encode()
         return tuple(
-            GpuUser(pid=pid, name=_name_of(pid))
-            for pid in pids
-            if own not in _environment_of(pid)
+            GpuUser(pid=pid, name=_name_of(pid)) for pid in pids if own not in _environment_of(pid)
         )
 
     @contextmanager
-    def xids(
-        self, gpus: Iterable[GpuFacts]
-    ) -> Iterator[Callable[[int], Xid | None] | None]:
+    def xids(self, gpus: Iterable[GpuFacts]) -> Iterator[Callable[[int], Xid | None] | None]:
         """Yield a function that waits for the next XID, some milliseconds at most.
 
         ``nvmlEventSetWait`` lets other threads run. None if no GPU has such events, as
@@ -243,9 +239,7 @@ def open_nvml() -> Iterator[Nvml]:
     try:
         library = importlib.import_module("pynvml")
     except ImportError as error:
-        raise NoNvmlError(
-            "nvidia-ml-py is not installed: 'pip install nvidia-ml-py'"
-        ) from error
+        raise NoNvmlError("nvidia-ml-py is not installed: 'pip install nvidia-ml-py'") from error
     try:
         library.nvmlInit()
     except library.NVMLError as error:

@@ -59,9 +59,7 @@ def visible_gpus(gpus: Sequence[GpuFacts], visible: str | None) -> tuple[GpuFact
     for name in map(str.strip, visible.split(",")):
         named = name.startswith("GPU-")
         fits = (
-            gpu
-            for gpu in gpus
-            if (gpu.uuid.startswith(name) if named else str(gpu.index) == name)
+            gpu for gpu in gpus if (gpu.uuid.startswith(name) if named else str(gpu.index) == name)
         )
         gpu = next(fits, None)
         if gpu is None:
@@ -120,13 +118,10 @@ def assign(
     chosen = [gpus[(first + slot) % len(gpus)] for slot in range(num_slots)]
     slots_on = Counter(gpu.uuid for gpu in chosen)
     shares = tuple(
-        _share(gpu.memory_bytes, slots_on[gpu.uuid], slot_memory_bytes)
-        for gpu in chosen
+        _share(gpu.memory_bytes, slots_on[gpu.uuid], slot_memory_bytes) for gpu in chosen
     )
     threads = max(1, int(cores / len(gpus) * min(shares, default=1.0)))
-    return SlotDevices(
-        devices=tuple(map(device_of, chosen)), memory_shares=shares, threads=threads
-    )
+    return SlotDevices(devices=tuple(map(device_of, chosen)), memory_shares=shares, threads=threads)
 
 
 def _share(memory_bytes: int, slots: int, declared_bytes: int) -> float:

@@ -123,9 +123,7 @@ class FileStore:
         yield path
 
     @contextlib.contextmanager
-    def _new_file(
-        self, name: str, publish: Callable[[Path, Path], None]
-    ) -> Iterator[Path]:
+    def _new_file(self, name: str, publish: Callable[[Path, Path], None]) -> Iterator[Path]:
         """Yield a path to write; then sync it to disk and give it its name."""
         final = self.root / name
         with _translating_errors("write", final):

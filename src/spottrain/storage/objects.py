@@ -54,9 +54,7 @@ def open_objects(place: store.StoreUrl, patience_s: float) -> ObjectStore:
     try:
         importlib.import_module("obstore")
     except ImportError as error:
-        raise store.StorageError(
-            f"{url} needs obstore: run pip install obstore"
-        ) from error
+        raise store.StorageError(f"{url} needs obstore: run pip install obstore") from error
     endpoint = place.options.get("endpoint_url") or _endpoint(place.scheme)
     common = {
         "prefix": place.prefix or None,
@@ -376,9 +374,7 @@ _VARIABLES = {
 
 def _missing(place: str, verb: str, text: str) -> store.StorageError:
     if verb == "write" or any(sign in text for sign in _NO_BUCKET):
-        return store.DeniedError(
-            f"cannot {verb} {place}: no such bucket: create it first"
-        )
+        return store.DeniedError(f"cannot {verb} {place}: no such bucket: create it first")
     return store.MissingError(f"cannot {verb} {place}: there is no such object")
 
 
@@ -402,8 +398,7 @@ def _reason(place: str, error: Exception) -> str:
         bucket = place.partition("://")[2].partition("/")[0]
         region = bucket_region(bucket, _endpoint("s3"))
         return (
-            f"the bucket is in {region or 'another region'}: add "
-            f"?region={region or '<its region>'}"
+            f"the bucket is in {region or 'another region'}: add ?region={region or '<its region>'}"
         )
     if said:
         return f"the store answered {said}"

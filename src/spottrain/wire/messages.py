@@ -473,9 +473,7 @@ class WorkersInspected:
     kind: Literal["workers_inspected"] = "workers_inspected"
 
 
-MemoryUse = Literal[
-    "forward", "recompute", "backward", "update", "handover", "evaluation", "start"
-]
+MemoryUse = Literal["forward", "recompute", "backward", "update", "handover", "evaluation", "start"]
 """What a worker was doing when its device had no memory left."""
 
 

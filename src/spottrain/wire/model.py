@@ -316,9 +316,7 @@ class LoaderSpec:
     @property
     def most(self) -> int:
         """Processes that a worker has at most."""
-        return (
-            min(_CHOSEN_LOADERS, self.ahead) if self.workers is None else self.workers
-        )
+        return min(_CHOSEN_LOADERS, self.ahead) if self.workers is None else self.workers
 
 
 AUTO_LOADER = LoaderSpec()
@@ -625,9 +623,7 @@ def segments_of(run: range, segments: int) -> tuple[range, ...]:
         segments: At most; no segment is empty.
     """
     count = min(segments, len(run))
-    return tuple(
-        run[len(run) * i // count : len(run) * (i + 1) // count] for i in range(count)
-    )
+    return tuple(run[len(run) * i // count : len(run) * (i + 1) // count] for i in range(count))
 
 
 def _is_cover(bounds: tuple[int, ...], parts: int) -> bool:

@@ -80,8 +80,7 @@ class Machine:
         return [
             pid
             for pid in map(int, filter(str.isdigit, os.listdir("/proc")))
-            if f"SPOTTRAIN_VM={job}/".encode() in _read(pid, "environ")
-            and self.runs(pid)
+            if f"SPOTTRAIN_VM={job}/".encode() in _read(pid, "environ") and self.runs(pid)
         ]
 
     def cloud(self, folder: Path) -> int | None:
@@ -141,14 +140,10 @@ class Cloud:
         argv = (sys.executable, "-S", "-c", FAMILY, str(self.pipe))
         return LocalProvider(self.folder, self.job, self.market, argv, self.idle_s)
 
-    def request(
-        self, count: int = 1, *, spot: bool = True, token: str = ""
-    ) -> LaunchRequest:
+    def request(self, count: int = 1, *, spot: bool = True, token: str = "") -> LaunchRequest:
         """A wish for machines of the first zone."""
         offer = next(o for o in self.client().offers() if o.spot is spot)
-        return a_launch(
-            offer, count, token=token or uuid.uuid4().hex, job=self.job, lease_s=60
-        )
+        return a_launch(offer, count, token=token or uuid.uuid4().hex, job=self.job, lease_s=60)
 
     def launch(self, count: int = 1, *, spot: bool = True) -> tuple[Vm, ...]:
         """Rent machines."""

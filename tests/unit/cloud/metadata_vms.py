@@ -41,9 +41,7 @@ class Ears:
 class Vms:
     """VMs of one service; they ask it more often than real ones do."""
 
-    def __init__(
-        self, cloud: str, fake: FakeMetadata, patch: pytest.MonkeyPatch
-    ) -> None:
+    def __init__(self, cloud: str, fake: FakeMetadata, patch: pytest.MonkeyPatch) -> None:
         self.cloud = cloud
         self.fake = fake
         self._patch = patch
@@ -63,9 +61,7 @@ class Vms:
         name = name or f"vm-{next(_numbers)}"
         ears = Ears(name, self.source(name))
         stop = threading.Event()
-        thread = threading.Thread(
-            target=hear.listen, args=(ears.source, ears.heard.put, stop)
-        )
+        thread = threading.Thread(target=hear.listen, args=(ears.source, ears.heard.put, stop))
         thread.start()
         try:
             yield ears

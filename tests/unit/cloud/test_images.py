@@ -50,9 +50,7 @@ class Images:
                 self.fake.ask("publish", name=name, state=new)
 
 
-@pytest.fixture(
-    scope="module", params=first_always([aws, azure, gcp]), ids=["aws", "azure", "gcp"]
-)
+@pytest.fixture(scope="module", params=first_always([aws, azure, gcp]), ids=["aws", "azure", "gcp"])
 def running(request: pytest.FixtureRequest) -> Iterator[Images]:
     with request.param.running() as fake:
         yield Images(fake, request.param.__name__.rpartition(".")[2])

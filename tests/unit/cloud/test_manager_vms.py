@@ -41,9 +41,7 @@ def wish_for(offer: Offer, machine: ManagerMachine) -> LaunchRequest:
         gpu_memory_bytes=0,
         family="",
     )
-    return a_launch(
-        small, token="token-0", job="far", intent=tags.MANAGER, lease_s=1800.0
-    )
+    return a_launch(small, token="token-0", job="far", intent=tags.MANAGER, lease_s=1800.0)
 
 
 @pytest.mark.rotated

@@ -73,21 +73,16 @@ def test_offers_are_combined_and_launches_go_to_the_offers_cloud(
         one.launch(launch_request(replace(offer_of(gcp), cloud="azure")))
 
 
-def test_vm_ids_identify_their_cloud_also_after_a_restart(
-    aws: ToyCloud, gcp: CountedCloud
-) -> None:
+def test_vm_ids_identify_their_cloud_also_after_a_restart(aws: ToyCloud, gcp: CountedCloud) -> None:
     first = both(aws, gcp)
     ours, theirs = (
-        first.launch(launch_request(offer_of(cloud))).vms[0].vm_id
-        for cloud in (aws, gcp)
+        first.launch(launch_request(offer_of(cloud))).vms[0].vm_id for cloud in (aws, gcp)
     )
     assert (ours, theirs) == ("aws.v.0", "gcp.v.0")
     again: Any = both(aws, gcp)
     assert again.ssh_target(theirs).host == "v.0@gcp"
     again.terminate([ours, "vm-of-nobody", "azure.v.0"])
-    assert [vm.vm_id for vm in again.list_vms("job") if vm.ended_at_s is None] == [
-        theirs
-    ]
+    assert [vm.vm_id for vm in again.list_vms("job") if vm.ended_at_s is None] == [theirs]
     for unknown in ("vm-of-nobody", "azure.v.0", "gcp.v.9"):
         with pytest.raises(VmNotFoundError):
             again.ssh_target(unknown)
@@ -95,9 +90,7 @@ def test_vm_ids_identify_their_cloud_also_after_a_restart(
         again.parts()["aws"].opened().ssh_target("gcp.v.0")
 
 
-def test_it_has_the_abilities_of_its_clouds_and_no_others(
-    aws: ToyCloud, gcp: CountedCloud
-) -> None:
+def test_it_has_the_abilities_of_its_clouds_and_no_others(aws: ToyCloud, gcp: CountedCloud) -> None:
     one: Any = both(aws, gcp)
     shared: set[Any] = {
         ForwardsCalls,
@@ -133,9 +126,7 @@ def test_a_missing_ability_of_one_cloud_is_reported(aws: ToyCloud) -> None:
         one.start_agent("aws.v.0", None)
 
 
-def test_a_cloud_that_is_down_does_not_stop_the_others(
-    aws: ToyCloud, gcp: CountedCloud
-) -> None:
+def test_a_cloud_that_is_down_does_not_stop_the_others(aws: ToyCloud, gcp: CountedCloud) -> None:
     one: Any = both(aws, gcp)
     for cloud in (aws, gcp):
         one.launch(launch_request(offer_of(cloud), cloud.name))
@@ -183,9 +174,7 @@ def test_opening_a_cloud_is_retried(aws: ToyCloud, gcp: CountedCloud) -> None:
     one.serve("https://manager")
     trouble.clear()
     with pytest.raises(CloudError):
-        one.launch(
-            launch_request(offer_of(gcp))
-        )  # not every time: opening takes seconds
+        one.launch(launch_request(offer_of(gcp)))  # not every time: opening takes seconds
     one._parts["gcp"]._again_at_s = 0.0
     assert one.unreachable_vms() == ()
     one.launch(launch_request(offer_of(gcp)))
@@ -262,9 +251,7 @@ def test_calls_to_the_whole_do_what_calls_to_the_parts_do(
     for action in actions:
         match action:
             case ("launch", name, token, count):
-                request = launch_request(
-                    offer_of(alone[name]), f"{name}-{token}", count
-                )
+                request = launch_request(offer_of(alone[name]), f"{name}-{token}", count)
                 got = outcome(one.launch, request)
                 expected = outcome(alone[name].launch, request)
                 if not isinstance(expected, str):

@@ -43,9 +43,7 @@ class Cloud:
     def fail(self, operation: dict[str, str], error: Any, times: int = 1) -> None:
         """Let the next calls of an operation fail."""
         named = operation[self.name]
-        self.fake.ask(
-            "fail", operation=named, kind="error", times=times, **error[self.name]
-        )
+        self.fake.ask("fail", operation=named, kind="error", times=times, **error[self.name])
 
     def alive(self) -> int:
         """Return how many VMs are billed on, once what is under way has ended."""

@@ -19,9 +19,7 @@ ANN = {"uid": "a" * 32, "owner": "ann@example.org"}
 BEN = {"uid": "b" * 32, "owner": "ben@example.org"}
 
 
-@pytest.fixture(
-    scope="module", params=first_always([aws, azure, gcp]), ids=["aws", "azure", "gcp"]
-)
+@pytest.fixture(scope="module", params=first_always([aws, azure, gcp]), ids=["aws", "azure", "gcp"])
 def cloud(request: pytest.FixtureRequest) -> Iterator[Fake]:
     with request.param.running() as fake:
         yield fake
@@ -108,9 +106,7 @@ def test_an_offer_and_its_vm_cost_what_machine_disk_and_address_do(fake: Fake) -
     (listed,) = fake.provider().list_vms("quickstart")
     for each in (vm, listed):
         assert each.offer.attached_usd_per_hour == 0.03
-        assert each.offer.usd_per_hour == pytest.approx(
-            bare[vm.offer.zone, True] + 0.03
-        )
+        assert each.offer.usd_per_hour == pytest.approx(bare[vm.offer.zone, True] + 0.03)
 
 
 @pytest.mark.rotated
@@ -122,8 +118,7 @@ def test_tags_of_the_user_and_the_principal_are_on_what_is_rented(fake: Fake) ->
     assert vm.owner == who
     expected = {
         "FakeAws": "arn:aws:sts::123456789012:user/moto",
-        "FakeAzure": "33333333-0000-0000-0000-000000000000"
-        "@22222222-0000-0000-0000-000000000000",
+        "FakeAzure": "33333333-0000-0000-0000-000000000000@22222222-0000-0000-0000-000000000000",
         "FakeGcp": f"us@{gcp.PROJECT}.iam.gserviceaccount.com",
     }
     assert who == expected[type(fake).__name__]

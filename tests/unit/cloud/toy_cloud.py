@@ -78,9 +78,7 @@ class ToyCloud:
         self._answer()
         for vm_id in vm_ids:
             if vm_id in self.vms:
-                gone = replace(
-                    self.vms[vm_id], state=VmState.TERMINATED, ended_at_s=2.0
-                )
+                gone = replace(self.vms[vm_id], state=VmState.TERMINATED, ended_at_s=2.0)
                 self.vms[vm_id] = gone
 
     def release(self, job: str) -> None:

@@ -164,9 +164,7 @@ def play_original(
     counts = make_counts(depth, 1, num_microbatches)
     mails = np.zeros((depth, OUTBOX), np.int64)
     heap, random = make_heap(16 * depth), make_random()
-    heap = act(
-        0, depth, stages[0], counts[0], mails[0], heap, random, 0, num_microbatches
-    )
+    heap = act(0, depth, stages[0], counts[0], mails[0], heap, random, 0, num_microbatches)
     while heap[0, 0] > 0:
         now = heap[1, TIME] // MICROSECOND * MICROSECOND
         what = pop(heap)
@@ -200,9 +198,7 @@ def play_original(
             arrives = now + send[link]
             heap = plan(heap, random, arrives, SENT + KINDS * p)
             heap = plan(heap, random, arrives, way + KINDS * (to + depth * nth))
-        heap = act(
-            p, depth, stage, counts[p], mail, heap, random, now, num_microbatches
-        )
+        heap = act(p, depth, stage, counts[p], mail, heap, random, now, num_microbatches)
     return stages
 
 
@@ -213,8 +209,7 @@ def original_finish_s(
     works = [[s.forward_s, s.recompute_s, s.backward_s] for s in stages]
     sends = [link.latency_s + link.transfer_s for link in links]
     times = [
-        np.rint(np.array(times_s) * (NANOSECONDS // MICROSECOND)).astype(np.int64)
-        * MICROSECOND
+        np.rint(np.array(times_s) * (NANOSECONDS // MICROSECOND)).astype(np.int64) * MICROSECOND
         for times_s in (works, sends)
     ]
     rows: Numbers = jitted(play_original, schedule.num_tasks)(

@@ -62,11 +62,7 @@ def originals_inputs(row: dict[str, str]) -> tuple[list[StageTimes], list[Link]]
         for which in [""] * (depth - 1) + ["last_"]
     ]
     links = [
-        Link(
-            latency_s=us[
-                "send_us" if p // per_vm == (p + 1) // per_vm else "long_send_us"
-            ]
-        )
+        Link(latency_s=us["send_us" if p // per_vm == (p + 1) // per_vm else "long_send_us"])
         for p in range(depth - 1)
     ]
     return stages, links

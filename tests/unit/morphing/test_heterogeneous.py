@@ -55,9 +55,7 @@ def test_shares_by_speed_beat_even_ones() -> None:
     both = fleet((2, 4.0), (8, 1.0))
     plan = chosen(both)
     width, last = plan.data_parallel_width, plan.replica_bounds[-1]
-    even = replace(
-        plan, replica_bounds=tuple(last * d // width for d in range(width + 1))
-    )
+    even = replace(plan, replica_bounds=tuple(last * d // width for d in range(width + 1)))
     flat = [speed for own in speeds(plan, both) for speed in own]
     step = simulate_step(even, profile(), facts(), reduction="fast", speeds=flat)
     assert step.step_s > 1.4 * plan.predicted_step_s

@@ -34,9 +34,7 @@ def linear() -> nn.Module:
     return nn.Linear(WIDTH, WIDTH)
 
 
-def make_job(
-    body: Forward, block: Callable[[], nn.Module] = linear, **changes: Any
-) -> TrainingJob:
+def make_job(body: Forward, block: Callable[[], nn.Module] = linear, **changes: Any) -> TrainingJob:
     parts: dict[str, Any] = {
         "model": lambda: Blocks(body, block),
         "dataset": [torch.arange(float(WIDTH))] * 3,

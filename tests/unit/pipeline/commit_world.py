@@ -177,17 +177,12 @@ def record_of(
             generation, step = copy.mark or (None, None)
             share = Contribution(section, 0.0, 0.0, 1.0, False) if copy.mark else None
             records.append(
-                SectionRecord(
-                    section, copy.version, copy.origin, generation, step, share
-                )
+                SectionRecord(section, copy.version, copy.origin, generation, step, share)
             )
     records += [
-        SectionRecord(one.section, *one.state, None, None, None, is_copy=True)
-        for one in kept
+        SectionRecord(one.section, *one.state, None, None, None, is_copy=True) for one in kept
     ]
-    stored = (
-        MinibatchDecision(*decision, 0.0, 0.0, 0.0, False, False) if decision else None
-    )
+    stored = MinibatchDecision(*decision, 0.0, 0.0, 0.0, False, False) if decision else None
     return RankRecord(rank, tuple(records), stored)
 
 
@@ -195,12 +190,8 @@ def half(shape: Shape, slot: Slot, section: int) -> Slot:
     before = held(slot, section)
     assert before.content is not None
     assert before.mark == slot.decision, "applies other gradients than were decided"
-    assert before.base == base_of(shape, before.content), (
-        "gradients are of another content"
-    )
-    return put(slot, section, before._replace(content=None))._replace(
-        undo=(section, before)
-    )
+    assert before.base == base_of(shape, before.content), "gradients are of another content"
+    return put(slot, section, before._replace(content=None))._replace(undo=(section, before))
 
 
 def flip(slot: Slot, section: int) -> Slot:
@@ -289,9 +280,7 @@ def train(shape: Shape, world: World, i: int) -> Slot | None:
             return None
         parity = slot.step % 2
         if slot.pending and slot.told[parity] and told_by_all[parity]:
-            after = after._replace(
-                whole=slot.pending, copied=slot.pending, pending=None
-            )
+            after = after._replace(whole=slot.pending, copied=slot.pending, pending=None)
         if shape.out_of_range is not None and not is_retry:
             # What was computed ahead goes the way of this one.
             return after._replace(attempt=1, phase=START, ahead=None)
@@ -497,9 +486,7 @@ def new_generations(shape: Shape, world: World, judge: Judge) -> Iterator[World]
     numbered = [(i, s) for i, s in enumerate(world.slots) if s.alive]
     inside = [i for i, s in numbered if s.generation == world.generation]
     outside = [i for i, s in numbered if s.generation != world.generation]
-    for left, back in product(
-        subsets(inside, world.faults_left), subsets(outside, len(outside))
-    ):
+    for left, back in product(subsets(inside, world.faults_left), subsets(outside, len(outside))):
         absent = frozenset({*left, *outside} - {*back})
         owners = plan(shape, absent)
         if owners is not None:
@@ -541,9 +528,7 @@ def begin(
 ) -> World:
     """Have all who are present agree, and give each what to do before it trains."""
     present = survivors(shape, world, absent)
-    records = tuple(
-        record_of(i, s.copies, s.decision, s.kept) for i, s in present.items()
-    )
+    records = tuple(record_of(i, s.copies, s.decision, s.kept) for i, s in present.items())
     generation = world.generation + 1
     agreement = agree(shape.num_sections, records, generation, len(world.checkpoint))
     content = judge(world, present, agreement)
@@ -554,9 +539,7 @@ def begin(
     for i, slot in present.items():
         stage = next((p for p, ranks in enumerate(owners) if i in ranks), None)
         begun_slot = Slot(generation, stage, programs[i], agreement.step)
-        slots[i] = begun_slot._replace(
-            copies=slot.copies, decision=slot.decision, kept=slot.kept
-        )
+        slots[i] = begun_slot._replace(copies=slot.copies, decision=slot.decision, kept=slot.kept)
     is_kept = content[: len(world.committed)] == world.committed
     begun = World(
         slots=tuple(slots),
@@ -597,9 +580,7 @@ def programs_of(
             for k in shape.sections_of(p)
         }
         there = {
-            c.section
-            for c in record.sections
-            if (c.version, c.origin) == state and not c.is_copy
+            c.section for c in record.sections if (c.version, c.origin) == state and not c.is_copy
         }
         there.update(applies(record, agreement))
         program += [

@@ -70,9 +70,7 @@ def test_it_learns(job: TrainingJob) -> None:
     losses = []
     for _ in range(12):
         picked = torch.randint(len(job.dataset), (16,), generator=dice).tolist()
-        loss, weight, *_ = job.loss(
-            model, job.collate([job.dataset[i] for i in picked])
-        )
+        loss, weight, *_ = job.loss(model, job.collate([job.dataset[i] for i in picked]))
         optimizer.zero_grad()
         torch.autograd.backward(loss / weight)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

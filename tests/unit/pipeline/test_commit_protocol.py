@@ -58,16 +58,9 @@ def expect(
         assert agreement.outcome == "restored", "gives up what can be reached"
         best = world.checkpoint
     assert agreement.step == len(best), "a higher common state can be reached"
-    members = {
-        i: s
-        for i, s in present.items()
-        if world.slots[i].generation == world.generation
-    }
+    members = {i: s for i, s in present.items() if world.slots[i].generation == world.generation}
     if all(
-        any(
-            c[: len(world.committed)] == world.committed
-            for c in reach(shape, owning, k)
-        )
+        any(c[: len(world.committed)] == world.committed for c in reach(shape, owning, k))
         for p in range(shape.stages)
         for k in shape.sections_of(p)
         for owning in [[s for i, s in members.items() if world.slots[i].stage == p]]
@@ -92,11 +85,7 @@ def check(shape: Shape, world: World, can_move: bool) -> None:
     if shape.copies and all(s.alive and not s.program for s in members):
         check_copies(shape, members)
     if not can_move and all(s.alive for s in members):
-        assert all(
-            s.step == shape.steps and not s.program
-            for s in members
-            if s.stage is not None
-        )
+        assert all(s.step == shape.steps and not s.program for s in members if s.stage is not None)
 
 
 def check_copies(shape: Shape, members: list[Slot]) -> None:
@@ -124,19 +113,13 @@ def first_world(shape: Shape) -> World:
 def events(shape: Shape, world: World, judge: Judge) -> Iterator[World]:
     for i, slot in enumerate(world.slots):
         if world.faults_left and slot.alive:
-            dead = slot._replace(
-                alive=False, copies=(), decision=None, undo=None, kept=()
-            )
+            dead = slot._replace(alive=False, copies=(), decision=None, undo=None, kept=())
             yield with_slot(world, i, dead)._replace(faults_left=world.faults_left - 1)
     if world.generation < shape.generations:
         yield from new_generations(shape, world, judge)
     # A generation loads the checkpoint it was begun with: none is put meanwhile.
     is_training = not any(slot.program for slot in world.slots)
-    if (
-        shape.checkpoints
-        and is_training
-        and len(world.committed) > len(world.checkpoint)
-    ):
+    if shape.checkpoints and is_training and len(world.committed) > len(world.checkpoint):
         yield world._replace(checkpoint=world.committed)
 
 
@@ -152,9 +135,7 @@ def walk(shape: Shape) -> int:
     while frontier:
         world = frontier.pop()
         moved = [
-            move(shape, world, i)
-            for i in range(len(world.slots))
-            for move in (advance, compute)
+            move(shape, world, i) for i in range(len(world.slots)) for move in (advance, compute)
         ]
         steps = [after for after in moved if after is not None]
         if shape.copies:
@@ -176,21 +157,15 @@ SHAPES = {
     "two stages of two sections": Shape(2, 1, sections_per_stage=2, generations=2),
     "two stages, a donor": Shape(2, 1, spares=1, faults=1, steps=1),
     "copies": COPIES,
-    "copies, again and again": Shape(
-        2, 1, steps=1, faults=1, generations=2, copies=True
-    ),
-    "copies, a donor": Shape(
-        2, 1, spares=1, steps=1, generations=1, faults=1, copies=True
-    ),
+    "copies, again and again": Shape(2, 1, steps=1, faults=1, generations=2, copies=True),
+    "copies, a donor": Shape(2, 1, spares=1, steps=1, generations=1, faults=1, copies=True),
     "three stages": Shape(3, 1, faults=1, steps=1),
     "two replicas, a checkpoint": Shape(1, 2, generations=2, checkpoints=True),
     "three replicas": Shape(1, 3, generations=2, faults=1, steps=1),
     "two by two": Shape(2, 2, generations=1, faults=1, steps=1),
     "two stages, one out of range": Shape(2, 1, generations=3, out_of_range=0),
     "two replicas, out of range": Shape(1, 2, generations=2, out_of_range=0),
-    "two by two, one out of range": Shape(
-        2, 2, generations=1, faults=1, steps=1, out_of_range=1
-    ),
+    "two by two, one out of range": Shape(2, 2, generations=1, faults=1, steps=1, out_of_range=1),
     "two by two, memory stays": Shape(2, 2, generations=2, faults=0, steps=1),
     "stale, one slot, a donor": Shape(1, 1, spares=1, stale=True),
     "stale, two stages": Shape(2, 1, generations=3, faults=1, stale=True),
@@ -198,9 +173,7 @@ SHAPES = {
         2, 1, sections_per_stage=2, generations=2, faults=1, stale=True
     ),
     "stale, two replicas": Shape(1, 2, generations=2, faults=1, stale=True),
-    "stale, two stages, one out of range": Shape(
-        2, 1, generations=3, out_of_range=0, stale=True
-    ),
+    "stale, two stages, one out of range": Shape(2, 1, generations=3, out_of_range=0, stale=True),
 }
 
 

@@ -55,9 +55,7 @@ def test_with_state_on_the_device_a_norm_is_read_for_each_section(
 
 
 @pytest.mark.rotated
-def test_an_optimizer_that_is_not_fused_reads_its_own_steps(
-    tmp_path: Path, store: Place
-) -> None:
+def test_an_optimizer_that_is_not_fused_reads_its_own_steps(tmp_path: Path, store: Place) -> None:
     where = tmp_path, store, DeferredDevice(3)
     places = places_of_minibatches(*where, "tiny", "fast", "device", "fp32")
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from spottrain.pricing.deadline.model import Fleet, JobStatus, Supply
 from spottrain.units import HOUR_S
 
-FLEET = Fleet(
-    examples_per_s=(0.0, 1.0, 1.9, 2.7, 3.4), boot_s=100.0, morph_s=20.0, lost_s=20.0
-)
+FLEET = Fleet(examples_per_s=(0.0, 1.0, 1.9, 2.7, 3.4), boot_s=100.0, morph_s=20.0, lost_s=20.0)
 """Up to four VMs; each further one adds less."""
 ON_DEMAND = Supply(name="on-demand", spot=False, usd_per_hour=3.0)
 

@@ -110,14 +110,10 @@ def facts(draw: st.DrawFn) -> list[Fact]:
     )
     others = st.one_of(
         st.builds(Fact, st.just("priced"), st.just(""), MOMENTS, offer=asked),
-        st.builds(
-            Fact, st.just("stored"), st.just(""), MOMENTS, rate=PRICES.map(Rate.of)
-        ),
+        st.builds(Fact, st.just("stored"), st.just(""), MOMENTS, rate=PRICES.map(Rate.of)),
         st.builds(Fact, st.just("sent"), st.sampled_from("ab"), cost=COSTS),
     )
-    return draw(
-        st.lists(st.one_of(others, others, *map(some, VMS)), min_size=1, max_size=30)
-    )
+    return draw(st.lists(st.one_of(others, others, *map(some, VMS)), min_size=1, max_size=30))
 
 
 def due(known: Sequence[Fact], at_s: float) -> int:

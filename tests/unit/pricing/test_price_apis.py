@@ -42,9 +42,7 @@ def fake() -> Iterator[FakePrices]:
 
 
 @pytest.fixture
-def sources(
-    fake: FakePrices, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[dict[str, PriceSource]]:
+def sources(fake: FakePrices, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, PriceSource]]:
     for name, value in (
         ("AWS_ENDPOINT_URL", fake.url),
         ("AWS_ACCESS_KEY_ID", "id"),
@@ -77,9 +75,7 @@ def brief(prices: Sequence[Price]) -> list[tuple[str, Any]]:
 # --- Azure --------------------------------------------------------------------------------
 
 
-def test_azure_is_read_page_by_page(
-    fake: FakePrices, sources: dict[str, PriceSource]
-) -> None:
+def test_azure_is_read_page_by_page(fake: FakePrices, sources: dict[str, PriceSource]) -> None:
     fake.azure = [
         azure_item(A100, 3.67),
         azure_item(A100, 1.2, spot=True),
@@ -99,9 +95,7 @@ def test_azure_is_read_page_by_page(
     assert len(fake.asked) == 3
 
 
-def test_azure_regions_are_asked_for(
-    fake: FakePrices, sources: dict[str, PriceSource]
-) -> None:
+def test_azure_regions_are_asked_for(fake: FakePrices, sources: dict[str, PriceSource]) -> None:
     fake.azure = [azure_item(A100, 3.0), azure_item(A100, 4.0, region="westeurope")]
     source = sources["azure retail prices"]
     (price,) = ask(source, A100, regions=["westeurope"])
@@ -194,9 +188,7 @@ def a2_skus(region: str = "us-central1") -> list[dict[str, object]]:
     spot: dict[str, Any] = {"usage": "Preemptible", **where}
     return [
         gcp_sku("A2 Instance Core running in Americas", 0.031611, **where),
-        gcp_sku(
-            "A2 Instance Ram running in Americas", 0.004237, unit="GiBy.h", **where
-        ),
+        gcp_sku("A2 Instance Ram running in Americas", 0.004237, unit="GiBy.h", **where),
         gcp_sku("Nvidia Tesla A100 GPU running in Americas", 2.933908, **where),
         gcp_sku("Spot Preemptible A2 Instance Core running in Americas", 0.01, **spot),
         gcp_sku("Spot Preemptible A2 Instance Ram running in Americas", 0.002, **spot),
@@ -208,9 +200,7 @@ def a2_skus(region: str = "us-central1") -> list[dict[str, object]]:
     ]
 
 
-def test_gcp_sums_the_parts_of_a_machine(
-    fake: FakePrices, sources: dict[str, PriceSource]
-) -> None:
+def test_gcp_sums_the_parts_of_a_machine(fake: FakePrices, sources: dict[str, PriceSource]) -> None:
     """a2-highgpu-1g: the published price of us-central1."""
     fake.gcp = a2_skus()
     prices = ask(sources["gcp billing catalog"], "a2-highgpu-1g", "g2-standard-4")
@@ -255,9 +245,7 @@ def test_gcp_skips_products_that_are_not_sold_by_the_hour(
     assert prices[0].usd_per_hour == pytest.approx(3.673385)
 
 
-def test_gcp_regions_are_distinguished(
-    fake: FakePrices, sources: dict[str, PriceSource]
-) -> None:
+def test_gcp_regions_are_distinguished(fake: FakePrices, sources: dict[str, PriceSource]) -> None:
     fake.gcp = [*a2_skus(), *a2_skus("europe-west4")]
     source = sources["gcp billing catalog"]
     prices = ask(source, "a2-highgpu-1g", regions=["europe-west4"])
@@ -334,9 +322,7 @@ def test_aws_spot_prices_hold_until_the_next_one_begins(
         ("us-west-2a", "p5.48xlarge", "20.00000", day[2]),
     ]
     prices = ask(sources[AwsSpotPrices.name], "p4d.24xlarge")
-    assert [
-        (p.region, p.zone, p.usd_per_hour, p.since_s, p.seen_s) for p in prices
-    ] == [
+    assert [(p.region, p.zone, p.usd_per_hour, p.since_s, p.seen_s) for p in prices] == [
         ("us-east-1", "us-east-1a", 8.0, day[3], day[1]),
         ("us-east-1", "us-east-1a", 9.0, day[1], NOW_S),
         ("us-east-1", "us-east-1b", 12.0, day[5], NOW_S),
@@ -369,9 +355,7 @@ def test_aws_lists_on_demand_prices_with_the_gpus(
     assert math.isnan(prices[1].usd_per_hour)
 
 
-def test_aws_throttling_is_left_to_boto3(
-    fake: FakePrices, sources: dict[str, PriceSource]
-) -> None:
+def test_aws_throttling_is_left_to_boto3(fake: FakePrices, sources: dict[str, PriceSource]) -> None:
     fake.aws_spot = [("us-east-1a", "p4d.24xlarge", "9.0", NOW_S)]
     fake.faults = [(503, {})]
     source = sources[AwsSpotPrices.name]

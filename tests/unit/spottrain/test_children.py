@@ -15,9 +15,7 @@ from spottrain import children
 SURVIVOR = "import subprocess, sys; print(subprocess.Popen(['sleep', '1000']).pid)"
 
 
-def run(
-    code: str, timeout_s: float | None = None
-) -> subprocess.CompletedProcess[bytes]:
+def run(code: str, timeout_s: float | None = None) -> subprocess.CompletedProcess[bytes]:
     argv = [sys.executable, "-c", code]
     return children.run(argv, env=os.environ, given=b"read", timeout_s=timeout_s)
 

@@ -56,9 +56,7 @@ trees = st.builds(
     leaves=st.lists(leaves, max_size=6).map(tuple),
     pairs=st.lists(st.tuples(st.integers(0, 3), leaves), max_size=4).map(tuple),
     named=st.dictionaries(names, leaves, max_size=4),
-    placed=st.dictionaries(
-        places, st.lists(st.integers(), max_size=3).map(tuple), max_size=4
-    ),
+    placed=st.dictionaries(places, st.lists(st.integers(), max_size=3).map(tuple), max_size=4),
     names=st.frozensets(names, max_size=3),
 )
 
@@ -74,9 +72,7 @@ def led(before: Tree, after: Tree) -> Tree:
 
 
 @given(trees, trees)
-def test_a_difference_leads_from_any_value_to_any_other(
-    before: Tree, after: Tree
-) -> None:
+def test_a_difference_leads_from_any_value_to_any_other(before: Tree, after: Tree) -> None:
     found = led(before, after)
     assert found == after
     assert list(found.named) == list(after.named)
@@ -84,13 +80,9 @@ def test_a_difference_leads_from_any_value_to_any_other(
 
 
 @given(trees, st.data())
-def test_items_that_come_go_and_change_are_found(
-    before: Tree, data: st.DataObject
-) -> None:
+def test_items_that_come_go_and_change_are_found(before: Tree, data: st.DataObject) -> None:
     kept = (
-        data.draw(st.lists(st.sampled_from(before.leaves), unique_by=id))
-        if (before.leaves)
-        else []
+        data.draw(st.lists(st.sampled_from(before.leaves), unique_by=id)) if (before.leaves) else []
     )
     mixed = [*kept, *data.draw(st.lists(leaves, max_size=3))]
     after = replace(before, leaves=tuple(data.draw(st.permutations(mixed))))

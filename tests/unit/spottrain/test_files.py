@@ -9,9 +9,7 @@ from spottrain.files import PRIVATE, write_whole
 
 
 @pytest.mark.parametrize("content", ["text, naïve", b"\x00bytes"])
-def test_what_is_written_replaces_what_was_there(
-    tmp_path: Path, content: str | bytes
-) -> None:
+def test_what_is_written_replaces_what_was_there(tmp_path: Path, content: str | bytes) -> None:
     path = tmp_path / "file"
     for durable in (False, True):
         path.write_text("before")

@@ -30,9 +30,7 @@ def llama() -> nn.Module:
 
 
 def gpt2() -> nn.Module:
-    config = transformers.GPT2Config(
-        vocab_size=61, n_embd=16, n_layer=3, n_head=2, n_positions=16
-    )
+    config = transformers.GPT2Config(vocab_size=61, n_embd=16, n_layer=3, n_head=2, n_positions=16)
     model: nn.Module = transformers.AutoModelForCausalLM.from_config(config)
     return model
 
@@ -61,9 +59,7 @@ def padded_batch() -> dict[str, torch.Tensor]:
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_mean_is_the_models_own_loss(
-    build: Any, loss: Any, dtype: torch.dtype
-) -> None:
+def test_the_mean_is_the_models_own_loss(build: Any, loss: Any, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     model = build().to(dtype).eval()
     batch = padded_batch()
@@ -83,9 +79,7 @@ def test_halves_of_a_batch_add_up(build: Any) -> None:
     torch.manual_seed(0)
     model = build().eval()
     batch = padded_batch()
-    halves = [
-        {k: v[part] for k, v in batch.items()} for part in (slice(2), slice(2, 4))
-    ]
+    halves = [{k: v[part] for k, v in batch.items()} for part in (slice(2), slice(2, 4))]
     sums = [hf.causal_lm_loss(model, half) for half in halves]
     total, weight = hf.causal_lm_loss(model, batch)[:2]
     assert sum(int(x[1]) for x in sums) == int(weight) == 8 + 8 + 4 + 11
@@ -110,16 +104,12 @@ def test_accuracy_counts_what_is_predicted_right() -> None:
     assert len(result) == 3
     right, weight = result[2]["accuracy"]
     assert (int(right), int(weight)) == (3, 6)
-    result = hf.masked_lm_loss(
-        Parrot(), {"input_ids": tokens, "labels": tokens}, accuracy=True
-    )
+    result = hf.masked_lm_loss(Parrot(), {"input_ids": tokens, "labels": tokens}, accuracy=True)
     assert len(result) == 3
     assert [int(x) for x in result[2]["accuracy"]] == [8, 8]
 
 
-@pytest.mark.parametrize(
-    ("build", "loss"), [(llama, hf.causal_lm_loss), (bert, hf.masked_lm_loss)]
-)
+@pytest.mark.parametrize(("build", "loss"), [(llama, hf.causal_lm_loss), (bert, hf.masked_lm_loss)])
 def test_the_model_can_be_cut(build: Any, loss: Any) -> None:
     batch = padded_batch()
     examples = [{k: v[i] for k, v in batch.items()} for i in range(4)]

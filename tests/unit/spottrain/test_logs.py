@@ -77,9 +77,7 @@ def test_logs_show_neither_secrets_nor_what_libraries_send() -> None:
 
 
 def test_a_line_of_json_has_what_programs_ask_for() -> None:
-    record = logging.LogRecord(
-        "a.b", logging.INFO, "", 1, "vm-1: %s", ("gone\n",), None
-    )
+    record = logging.LogRecord("a.b", logging.INFO, "", 1, "vm-1: %s", ("gone\n",), None)
     record.event, record.generation = "VmLost", 3
     line = JsonLines(job="mine").format(record)
     assert "\n" not in line

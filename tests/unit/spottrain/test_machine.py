@@ -48,17 +48,13 @@ print(before, machine.locked_memory_bytes())
 def test_the_limit_of_locked_memory_is_raised_as_far_as_this_user_may() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     code = _LIMITED.format(hard=hard)
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     before, after = map(int, done.stdout.split())
     assert before == 4096
     assert after in (0, hard)
 
 
-def test_a_capability_lifts_the_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_capability_lifts_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     status = tmp_path / "status"
     status.write_text("Name:\tpython\nCapEff:\t0000000000004000\n")
     monkeypatch.setattr(machine, "_STATUS", status)

@@ -74,9 +74,7 @@ def put_files(store: Store, step: int, generation: int = 0, uid: str = "") -> Ma
     return a_manifest(name, step, tuple(files), uid=uid)
 
 
-def put_checkpoint(
-    store: Store, step: int, generation: int = 0, uid: str = ""
-) -> Manifest:
+def put_checkpoint(store: Store, step: int, generation: int = 0, uid: str = "") -> Manifest:
     manifest = put_files(store, step, generation, uid)
     write_manifest(store, manifest)
     return manifest
@@ -171,8 +169,7 @@ JSON = st.recursive(
     | st.floats()
     | st.text(max_size=5),
     lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
     ),
     max_leaves=5,
 )
@@ -229,9 +226,7 @@ def test_an_empty_store_holds_no_checkpoint(store: Store) -> None:
         read_manifest(store, name)
 
 
-def test_a_store_that_is_down_is_not_taken_for_empty_or_damaged(
-    s3: S3, tmp_path: Path
-) -> None:
+def test_a_store_that_is_down_is_not_taken_for_empty_or_damaged(s3: S3, tmp_path: Path) -> None:
     manifest = put_checkpoint(open_store(tmp_path), 1)
     down = open_store("s3://gone/x?endpoint_url=http://127.0.0.1:9", patience_s=0.1)
     for ask in (
@@ -263,9 +258,7 @@ def test_a_damaged_file_is_named_and_the_checkpoint_before_is_taken(
     assert newest_valid(store) == (old.name, 1)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", "{}", '{"schema_version":9}', "\x00" * 64]
-)
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"schema_version":9}', "\x00" * 64])
 def test_a_damaged_manifest_is_named_and_skipped(store: Store, text: str) -> None:
     old, new = put_checkpoint(store, 1), put_checkpoint(store, 2)
     store.put(f"{new.name}/{MANIFEST_FILE}", text.encode())
@@ -490,9 +483,7 @@ def test_a_job_goes_on_only_from_checkpoints_of_the_same_model_and_settings(
 ) -> None:
     manifest = dataclasses.replace(
         put_files(open_store(tmp_path), 1),
-        config_fingerprint=config_fingerprint(
-            dataclasses.replace(SPEC, microbatch_size=2)
-        ),
+        config_fingerprint=config_fingerprint(dataclasses.replace(SPEC, microbatch_size=2)),
     )
     found = misfit(manifest, dataclasses.replace(SPEC, **change), {models})
     assert says in found

@@ -40,9 +40,7 @@ def test_the_moving_average_is_that_of_torch() -> None:
         model(torch.randn(2, 4)).square().sum().backward()
         optimizer.step()
         averaged.update_parameters(model)
-    for ours, expected in zip(
-        model.parameters(), averaged.module.parameters(), strict=True
-    ):
+    for ours, expected in zip(model.parameters(), averaged.module.parameters(), strict=True):
         torch.testing.assert_close(optimizer.state[ours]["ema"], expected.detach())
 
 

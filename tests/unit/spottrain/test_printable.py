@@ -20,9 +20,7 @@ def test_what_is_printable_can_be_written_and_controls_nothing(text: str) -> Non
     assert printable(shown) == shown
 
 
-@given(
-    st.text(st.characters(exclude_categories=["Cc", "Cs"]) | st.sampled_from("\t\n"))
-)
+@given(st.text(st.characters(exclude_categories=["Cc", "Cs"]) | st.sampled_from("\t\n")))
 def test_ordinary_text_stays_as_it_is(text: str) -> None:
     assert printable(text) == text
 
@@ -39,9 +37,7 @@ def test_ordinary_text_stays_as_it_is(text: str) -> None:
         ("bell\x07 \x9b31m \udcff", "bell\\x07 \\x9b31m \\udcff"),
     ],
 )
-def test_terminal_sequences_go_and_other_controls_are_escaped(
-    text: str, shown: str
-) -> None:
+def test_terminal_sequences_go_and_other_controls_are_escaped(text: str, shown: str) -> None:
     assert printable(text) == shown
 
 

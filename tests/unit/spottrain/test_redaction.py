@@ -8,9 +8,7 @@ from spottrain.redaction import VARIABLE, hide, redacted
 
 
 @given(
-    secret=st.text(
-        st.characters(codec="ascii", categories=["L", "N", "P"]), min_size=8
-    ),
+    secret=st.text(st.characters(codec="ascii", categories=["L", "N", "P"]), min_size=8),
     words=st.lists(st.text(max_size=9)),
 )
 def test_no_text_shows_a_secret(secret: str, words: list[str]) -> None:
@@ -53,8 +51,6 @@ def test_credentials_that_libraries_print_are_hidden(text: str, shown: str) -> N
         "the bearer of news; keys=3, tokens=4096",
     ],
 )
-def test_other_text_is_left_as_it_is(
-    text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_text_is_left_as_it_is(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     assert redacted(text) == text

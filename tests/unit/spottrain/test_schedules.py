@@ -70,9 +70,7 @@ def test_cosine_and_linear_are_those_of_transformers(given_lengths: Lengths) -> 
 def test_wsd(given_lengths: Lengths, decay: int, final: float) -> None:
     steps, warmup = given_lengths
     decay = min(decay, steps - warmup)
-    ours = schedules.wsd(
-        warmup_steps=warmup, decay_steps=decay, final=final, steps=steps
-    )
+    ours = schedules.wsd(warmup_steps=warmup, decay_steps=decay, final=final, steps=steps)
     if decay:
         check(ours, steps, warmup, final)
     assert all(ours(step) == 1 for step in range(warmup, steps - decay))

@@ -59,9 +59,7 @@ def plans(draw: st.DrawFn) -> Plan:
         recompute=recompute,
         stage_bounds=tuple(bounds[0]),
         replica_bounds=tuple(bounds[1]),
-        slots=tuple(
-            Slot(vm_id=draw(st.text()), index=index) for index in range(depth * width)
-        ),
+        slots=tuple(Slot(vm_id=draw(st.text()), index=index) for index in range(depth * width)),
         predicted_step_s=draw(st.floats(0, 1e6)),
         in_flight_bound=None if interleaved else draw(st.none() | st.integers(1, 8)),
         chunks=chunks,
@@ -160,9 +158,7 @@ HEARTBEAT = {"vm_id": "vm-1", "sequence": 3, "received": 0}
         (messages.Heartbeat, {"schema_version": 2}, "schema_version must be 1: got 2"),
     ],
 )
-def test_a_wrong_field_is_refused_and_named(
-    cls: Any, change: dict[str, Any], message: str
-) -> None:
+def test_a_wrong_field_is_refused_and_named(cls: Any, change: dict[str, Any], message: str) -> None:
     from_data(cls, HEARTBEAT)
     with pytest.raises(WireError) as caught:
         from_data(cls, HEARTBEAT | change)
@@ -300,9 +296,7 @@ def test_an_interleaved_plan_that_cannot_run_is_refused(
         a_plan(**INTERLEAVED | changes)
 
 
-@pytest.mark.parametrize(
-    "changes", [{"segments": 0}, {"segments": 2, "recompute": False}]
-)
+@pytest.mark.parametrize("changes", [{"segments": 0}, {"segments": 2, "recompute": False}])
 def test_segments_that_cannot_be_recomputed_are_refused(
     changes: dict[str, Any],
 ) -> None:
@@ -317,9 +311,7 @@ def test_a_plan_stored_before_there_were_segments_recomputes_runs_as_a_whole() -
 
 
 @given(st.integers(0, 9), st.integers(1, 60), st.integers(1, 70))
-def test_segments_are_even_and_cover_their_run(
-    start: int, length: int, segments: int
-) -> None:
+def test_segments_are_even_and_cover_their_run(start: int, length: int, segments: int) -> None:
     run = range(start, start + length)
     parts = segments_of(run, segments)
     assert len(parts) == min(segments, length)

@@ -69,9 +69,7 @@ class RecordingHandler:
     async def stop(self, *, by: str, checkpoint: bool, now: bool) -> None:
         self.stops.append((by, checkpoint, now))
 
-    async def change_limits(
-        self, *, by: str, limits: tuple[Limit, ...], sure: bool
-    ) -> None:
+    async def change_limits(self, *, by: str, limits: tuple[Limit, ...], sure: bool) -> None:
         if not sure:
             raise LimitsRefusedError("it would end the job; --yes")
         self.limits.append((by, limits))
@@ -88,18 +86,14 @@ class RecordingHandler:
     async def trace(self, minibatches: int, content: messages.TraceContent) -> TraceSet:
         if minibatches > 9:
             raise TracesRefusedError("nothing trains at the moment")
-        return TraceSet(
-            number=4, generation=2, minibatches=minibatches, vm_ids=("vm-1",)
-        )
+        return TraceSet(number=4, generation=2, minibatches=minibatches, vm_ids=("vm-1",))
 
     async def receive_logs(self, tails: messages.LogTails) -> None:
         with self._changed:
             self.logs |= {log.name: log.text for log in tails.logs}
             self._changed.notify_all()
 
-    async def receive_trace(
-        self, vm_id: str, trace: messages.TraceWritten, content: bytes
-    ) -> None:
+    async def receive_trace(self, vm_id: str, trace: messages.TraceWritten, content: bytes) -> None:
         if trace.number != 4:
             raise TracesRefusedError("was not asked for")
         with self._changed:

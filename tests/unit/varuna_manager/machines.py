@@ -90,12 +90,8 @@ VM: Machine = {
     (None, VmPhase.STARTING): Entry("rented", _ADOPTED),
     (None, VmPhase.BOOTING): Entry("rented or taken over, and running", _RUNNING),
     (VmPhase.STARTING, VmPhase.BOOTING): Entry("running", (e.VmsListed,)),
-    (VmPhase.STARTING, VmPhase.REGISTERED): Entry(
-        "agent registers", (e.AgentRegistered,)
-    ),
-    (VmPhase.BOOTING, VmPhase.REGISTERED): Entry(
-        "agent registers", (e.AgentRegistered,)
-    ),
+    (VmPhase.STARTING, VmPhase.REGISTERED): Entry("agent registers", (e.AgentRegistered,)),
+    (VmPhase.BOOTING, VmPhase.REGISTERED): Entry("agent registers", (e.AgentRegistered,)),
     **{
         (phase, VmPhase.READY): Entry("slots can train", (messages.SupervisorReady,))
         for phase in _COMING
@@ -120,9 +116,7 @@ VM: Machine = {
     (VmPhase.BOOTING, None): Entry("lost", _ENDED),
     (VmPhase.REGISTERED, None): Entry("lost", _TAKEN),
     (VmPhase.READY, None): Entry("lost", _TAKEN),
-    (VmPhase.RETURNING, None): Entry(
-        "terminated", (e.VmsReturned, e.VmsListed, e.VmLost)
-    ),
+    (VmPhase.RETURNING, None): Entry("terminated", (e.VmsReturned, e.VmsListed, e.VmLost)),
 }
 
 _BREAKS = Entry("a rank is lost, or a timeout expires", (*_LOST, *_LEFT))
@@ -157,12 +151,8 @@ GENERATION: Machine = {
     (GenerationPhase.STOPPING, GenerationPhase.BREAKING): _BREAKS_IN_TRAINING,
     (GenerationPhase.OPENING, None): _OVER,
     (GenerationPhase.STARTING, None): _OVER,
-    (GenerationPhase.RUNNING, None): Entry(
-        "all ranks stopped, or the job is over", (DECISION,)
-    ),
-    (GenerationPhase.STOPPING, None): Entry(
-        "all ranks stopped, or the job is over", (DECISION,)
-    ),
+    (GenerationPhase.RUNNING, None): Entry("all ranks stopped, or the job is over", (DECISION,)),
+    (GenerationPhase.STOPPING, None): Entry("all ranks stopped, or the job is over", (DECISION,)),
     (GenerationPhase.BREAKING, None): Entry("all ranks are out", _BREAKS.causes),
 }
 
@@ -171,9 +161,7 @@ RANK: Machine = {
         "has its sections", (messages.GenerationStarted,)
     ),
     **{
-        (phase, RankPhase.STOPPED): Entry(
-            "stopped with the others", (messages.GenerationStopped,)
-        )
+        (phase, RankPhase.STOPPED): Entry("stopped with the others", (messages.GenerationStopped,))
         for phase in (RankPhase.INVITED, RankPhase.STARTED)
     },
     **{

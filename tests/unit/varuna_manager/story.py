@@ -56,17 +56,13 @@ SPEC = a_spec(
 )
 
 FACTS = model_facts(
-    (
-        section_facts(i, param_bytes=1, optimizer_bytes=1, activation_bytes=1)
-        for i in range(2)
-    ),
+    (section_facts(i, param_bytes=1, optimizer_bytes=1, activation_bytes=1) for i in range(2)),
     heldout_len=1,
 )
 
 PROFILE = a_profile(
     microbatch_profile(
-        section_profile(index, forward_s=0.1, saved_bytes=1, output_bytes=1)
-        for index in range(2)
+        section_profile(index, forward_s=0.1, saved_bytes=1, output_bytes=1) for index in range(2)
     ),
     device="cpu",
     between_vms=a_link(latency_s=0.0, bytes_per_s=1.0),
@@ -159,9 +155,7 @@ class Story(View):
             return self._measured(vm_id, report)
         return self.fact(vm_id, report)
 
-    def _measured(
-        self, vm_id: str, report: messages.Measurement
-    ) -> tuple[c.Command, ...]:
+    def _measured(self, vm_id: str, report: messages.Measurement) -> tuple[c.Command, ...]:
         commands: tuple[c.Command, ...] = ()
         if isinstance(report, messages.MinibatchCommitted):
             for event in self.watches.observe(self.state, vm_id, report, self.now_s):
@@ -340,9 +334,7 @@ class Story(View):
         for vm_id in ids:
             self.report(
                 vm_id,
-                messages.GenerationBroken(
-                    generation=number, slot=0, reason="lost a peer"
-                ),
+                messages.GenerationBroken(generation=number, slot=0, reason="lost a peer"),
             )
 
     def notice(self, vm_id: str, lead_s: float) -> tuple[c.Command, ...]:

@@ -142,9 +142,7 @@ def _submit_all(pool: PoolDir, config: PoolConfig, began_s: float) -> None:
     ]
     if prepared:
         began_s = time.monotonic()
-    for one, job in zip(
-        prepared, sorted(config.jobs, key=lambda job: job.after_s), strict=True
-    ):
+    for one, job in zip(prepared, sorted(config.jobs, key=lambda job: job.after_s), strict=True):
         time.sleep(max(0.0, began_s + job.after_s - time.monotonic()))
         submit_job(pool, one, say)
 
@@ -165,16 +163,12 @@ class SubmitOptions:
 def launch(asked: SubmitOptions, output: Output, *, is_dry: bool) -> None:
     """Submit a job to a pool, or say what would come of it."""
     if asked.with_vm:
-        raise ConfigError(
-            "--manager-vm: a pool starts the managers of its jobs; leave it out"
-        )
+        raise ConfigError("--manager-vm: a pool starts the managers of its jobs; leave it out")
     pool = find_pool(asked.pool)
     if pool.is_down:
         raise ConfigError(f"pool {pool.name} was taken down; create it again")
     weight = 1.0 if asked.priority is None else asked.priority
-    prepared = prepare(
-        pool, asked.file, weight, asked.team or "", say, adopt=asked.adopt
-    )
+    prepared = prepare(pool, asked.file, weight, asked.team or "", say, adopt=asked.adopt)
     if not is_dry:
         answer = submit_job(pool, prepared, say)
         if output is Output.JSON:
@@ -328,8 +322,7 @@ def resume(
     pool = find_pool(name)
     if pool.is_down:
         raise ConfigError(
-            f"pool {name} was taken down; see 'spottrain pool report {name}', or create "
-            "it again"
+            f"pool {name} was taken down; see 'spottrain pool report {name}', or create it again"
         )
     if not pool.is_served():
         _check_secrets(pool)

@@ -79,9 +79,7 @@ def prepare(
         profile = inspect.calibrate(config, num_slots=slots)
         offers = own_offers(config, time.time())
     kinds = [supply.name for supply in read_pool(pool).supplies]
-    throughputs = first_throughputs(
-        config, facts, kinds, offers or (), profile, data_bytes
-    )
+    throughputs = first_throughputs(config, facts, kinds, offers or (), profile, data_bytes)
     request = JobRequest(
         name=config.name,
         throughputs=throughputs,
@@ -99,9 +97,7 @@ def prepare(
     return PreparedJob(config, facts, profile, data_bytes, request, adopt)
 
 
-def _checked(
-    pool: PoolDir, file: Path, priority: float
-) -> tuple[JobConfig, float | None]:
+def _checked(pool: PoolDir, file: Path, priority: float) -> tuple[JobConfig, float | None]:
     """Return the job file and its deadline, checked as far as no model is needed.
 
     Raises:

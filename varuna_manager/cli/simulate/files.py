@@ -35,9 +35,7 @@ def read_spec(path: Path, model: type[SpecT]) -> SpecT:
     except (json.JSONDecodeError, RecursionError) as error:
         raise ConfigError(f"{path.name}: is not JSON: {error}; fix the file") from error
     if not isinstance(data, dict):
-        raise ConfigError(
-            f"{path.name}: must hold keys and values: got a {type(data).__name__}"
-        )
+        raise ConfigError(f"{path.name}: must hold keys and values: got a {type(data).__name__}")
     try:
         return model.model_validate(data)
     except ValidationError as error:

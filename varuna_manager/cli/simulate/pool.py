@@ -45,8 +45,7 @@ class Form(StrEnum):
 TraceArgument = Annotated[
     str,
     typer.Argument(
-        help="A trace of Gavel's, JSON of our own, or one of "
-        f"{', '.join(generate.GENERATED)}."
+        help=f"A trace of Gavel's, JSON of our own, or one of {', '.join(generate.GENERATED)}."
     ),
 ]
 ClusterOption = Annotated[
@@ -72,20 +71,14 @@ UnawareOption = Annotated[
 ]
 ThroughputsOption = Annotated[
     Path | None,
-    typer.Option(
-        help=f"Of a trace's types of jobs; {THROUGHPUTS} beside it if left out."
-    ),
+    typer.Option(help=f"Of a trace's types of jobs; {THROUGHPUTS} beside it if left out."),
 ]
-UsdOption = Annotated[
-    str, typer.Option(help="Prices of VMs of each kind: v100=2.85,p100=1.68.")
-]
+UsdOption = Annotated[str, typer.Option(help="Prices of VMs of each kind: v100=2.85,p100=1.68.")]
 MorphOption = Annotated[
     float | None,
     typer.Option(min=0, help="Seconds that a change of size costs; 10, for gavel 5."),
 ]
-RoundOption = Annotated[
-    float | None, typer.Option(min=1, help="Of --form gavel; 360 if left out.")
-]
+RoundOption = Annotated[float | None, typer.Option(min=1, help="Of --form gavel; 360 if left out.")]
 WindowOption = Annotated[
     str,
     typer.Option(help="FIRST:LAST of the jobs, by arrival, whose times are measured."),
@@ -174,9 +167,7 @@ def _product(
     morph_s: float | None,
 ) -> dict[str, PoolOutcome]:
     if policy not in POLICIES:
-        raise ConfigError(
-            f"--policy: got {policy}; give one of {', '.join([*POLICIES, QUEUE])}"
-        )
+        raise ConfigError(f"--policy: got {policy}; give one of {', '.join([*POLICIES, QUEUE])}")
     return {
         name: product.simulate(
             PoolSettings(policy=policy),
@@ -215,9 +206,7 @@ def _pairs(option: str, text: str) -> dict[str, float]:
     return found
 
 
-def _jobs(
-    trace: str, throughputs: Path | None, kinds: list[str], seed: int
-) -> list[SimulatedJob]:
+def _jobs(trace: str, throughputs: Path | None, kinds: list[str], seed: int) -> list[SimulatedJob]:
     if trace in generate.GENERATED:
         return generate.generated(trace, seed, len(kinds))
     text = read_text(Path(trace))
@@ -238,9 +227,7 @@ def _window(text: str, jobs: int) -> tuple[int, int] | None:
     try:
         first, last = map(int, text.split(":"))
     except ValueError as error:
-        raise ConfigError(
-            f"--window: got {text}; give two whole numbers, as 36:61"
-        ) from error
+        raise ConfigError(f"--window: got {text}; give two whole numbers, as 36:61") from error
     if not 0 <= first < last <= jobs:
         raise ConfigError(f"--window: got {text}; give FIRST:LAST within 0:{jobs}")
     return first, last
@@ -256,9 +243,7 @@ def _document(
     document: dict[str, Any] = {**measures(outcome, window)}
     if not has_prices:
         document["usd"] = None
-    document["refusals"] = [
-        {"job": name, "reason": reason} for name, reason in outcome.refused
-    ]
+    document["refusals"] = [{"job": name, "reason": reason} for name, reason in outcome.refused]
     return document
 
 
@@ -310,9 +295,7 @@ def _write(path: Path, outcome: PoolOutcome) -> None:
     svg = drawing(
         list(zip(outcome.kinds, outcome.vms, strict=True)),
         [
-            Allocation(
-                one.job.name, kind, tuple((at_s, vms[k]) for at_s, vms in one.sizes)
-            )
+            Allocation(one.job.name, kind, tuple((at_s, vms[k]) for at_s, vms in one.sizes))
             for k, kind in enumerate(outcome.kinds)
             for one in outcome.jobs
         ],

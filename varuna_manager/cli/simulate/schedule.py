@@ -37,12 +37,8 @@ KINDS: tuple[ScheduleKind, ...] = ("varuna", "1f1b", "gpipe", "interleaved")
 
 
 def schedule(
-    kind: Annotated[
-        str, typer.Argument(help=f"One of {', '.join((*KINDS, *STALE_KINDS))}.")
-    ],
-    depth: Annotated[
-        int, typer.Option("--depth", "-P", help="Number of pipeline stages.")
-    ],
+    kind: Annotated[str, typer.Argument(help=f"One of {', '.join((*KINDS, *STALE_KINDS))}.")],
+    depth: Annotated[int, typer.Option("--depth", "-P", help="Number of pipeline stages.")],
     microbatches: Annotated[
         int, typer.Option("--microbatches", "-M", help="Micro-batches per replica.")
     ],
@@ -57,9 +53,7 @@ def schedule(
     ] = None,
     vertical_sync: Annotated[
         bool,
-        typer.Option(
-            "--vertical-sync", help="pipedream only: one version on all stages."
-        ),
+        typer.Option("--vertical-sync", help="pipedream only: one version on all stages."),
     ] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:

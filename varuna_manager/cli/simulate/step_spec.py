@@ -75,8 +75,8 @@ class JitterSpec(Part):
 class StepSpec(Part):
     """One replica's mini-batch."""
 
-    schedule: Literal["varuna", "1f1b", "gpipe", "interleaved", "pipedream", "2bw"] = (
-        Field(validation_alias=AliasChoices("schedule", "schedule_kind", "kind"))
+    schedule: Literal["varuna", "1f1b", "gpipe", "interleaved", "pipedream", "2bw"] = Field(
+        validation_alias=AliasChoices("schedule", "schedule_kind", "kind")
     )
     num_microbatches: PositiveInt
     stages: Annotated[list[StageSpec], Field(min_length=1)]

@@ -104,9 +104,7 @@ class MinibatchTimeline:
         return busy_s
 
 
-def simulated(
-    trace: PipelineTrace, names: Sequence[str], allreduce_s: float
-) -> MinibatchTimeline:
+def simulated(trace: PipelineTrace, names: Sequence[str], allreduce_s: float) -> MinibatchTimeline:
     """Return a simulated mini-batch as a timeline.
 
     Args:
@@ -120,9 +118,7 @@ def simulated(
         tasks=trace.tasks,
         messages=trace.messages,
         phases=tuple(
-            PhaseSpan(
-                stage=stage, phase="reduction", start_s=at_s, end_s=at_s + allreduce_s
-            )
+            PhaseSpan(stage=stage, phase="reduction", start_s=at_s, end_s=at_s + allreduce_s)
             for stage, at_s in enumerate(ends_s)
         ),
     )
@@ -230,8 +226,7 @@ def svg(timeline: MinibatchTimeline) -> str:
     for stage, (name, busy_s) in enumerate(zip(names, timeline.busy_s(), strict=True)):
         y = TOP + LINE * stage
         parts.append(
-            f'<rect x="{LEFT}" y="{y}" width="{right - LEFT}" height="{BAR}" '
-            f'fill="{LANE}"/>'
+            f'<rect x="{LEFT}" y="{y}" width="{right - LEFT}" height="{BAR}" fill="{LANE}"/>'
         )
         parts.append(_text(LEFT - 6, y + 13, name, "end"))
         parts.append(_text(right + 6, y + 13, f"{busy_s / end_s:.0%}", "start"))

@@ -22,9 +22,7 @@ class TracesBrokenError(SpottrainError):
     """Ranks are gone, or could not record what they do."""
 
 
-def record(
-    job: JobDir, minibatches: int, content: TraceContent, follower: Follower
-) -> TraceSet:
+def record(job: JobDir, minibatches: int, content: TraceContent, follower: Follower) -> TraceSet:
     """Have the next mini-batches of a running job recorded, and wait for all ranks.
 
     Raises:
@@ -32,9 +30,7 @@ def record(
     """
     begun = control.begin_traces(job, minibatches, content)
     what = "a mini-batch" if minibatches == 1 else f"{minibatches} mini-batches"
-    say(
-        f"recording {what} on {len(begun.vm_ids)} ranks of generation {begun.generation}"
-    )
+    say(f"recording {what} on {len(begun.vm_ids)} ranks of generation {begun.generation}")
     return _await_traces(job, begun, follower)
 
 

@@ -131,9 +131,7 @@ def merge(ranks: Sequence[RankTimeline]) -> MinibatchTimeline:
         ranks: In order.
     """
     depth = ranks[0].pipeline_depth
-    links = [
-        link for first in range(0, len(ranks), depth) for link in _links(ranks, first)
-    ]
+    links = [link for first in range(0, len(ranks), depth) for link in _links(ranks, first)]
     begins_s = _begins_s(ranks, links)
     tasks = [
         TaskSpan(
@@ -191,9 +189,7 @@ def _links(ranks: Sequence[RankTimeline], first: int) -> Iterator[_Link]:
             sender, receiver = ranks[first + stage], ranks[first + to]
             sent = [one for one in sender.sent if one.is_gradient == is_gradient]
             if sent:
-                arrived = [
-                    one for one in receiver.arrived if one.is_gradient == is_gradient
-                ]
+                arrived = [one for one in receiver.arrived if one.is_gradient == is_gradient]
                 yield _Link(first + stage, first + to, sent, arrived)
 
 

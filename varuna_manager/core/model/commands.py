@@ -129,9 +129,7 @@ class SetTimer:
     at_s: float | None
 
 
-OutcomeKind = Literal[
-    "succeeded", "failed", "stopped", "budget", "deadline", "capacity", "queued"
-]
+OutcomeKind = Literal["succeeded", "failed", "stopped", "budget", "deadline", "capacity", "queued"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,9 +81,7 @@ def cancelled(transition: Transition, vm_id: str) -> None:
     transition.log(f"{vm_id}: its preemption notice was cancelled")
 
 
-def _cancelled(
-    transition: Transition, hit: records.Interruption
-) -> records.Interruption:
+def _cancelled(transition: Transition, hit: records.Interruption) -> records.Interruption:
     idle = transition.state.history.progress.paused_since_s is None
     return replace(
         hit,
@@ -112,9 +110,7 @@ def replaced(transition: Transition, slow: records.SlowVm) -> None:
     )
 
 
-def prices_changed(
-    transition: Transition, changes: Sequence[records.PriceChange]
-) -> None:
+def prices_changed(transition: Transition, changes: Sequence[records.PriceChange]) -> None:
     """Count changes of prices; the last of them is the news."""
     history, last = transition.state.history, changes[-1]
     tally = history.tally
@@ -156,9 +152,7 @@ def progress_made(transition: Transition, event: ProgressMade) -> None:
     _watch_nonfinite(transition, event)
 
 
-def reached(
-    transition: Transition, step: int, at_s: float, step_s: float = 0.0
-) -> None:
+def reached(transition: Transition, step: int, at_s: float, step_s: float = 0.0) -> None:
     """Fold that the generation that runs has committed mini-batches.
 
     Args:

@@ -430,9 +430,7 @@ class GenerationSummary:
     """Of its slots, as in ``VmRecord``."""
 
 
-InterruptionKind = Literal[
-    "notice", "kill", "silence", "worker_death", "sick_gpu", "hang"
-]
+InterruptionKind = Literal["notice", "kill", "silence", "worker_death", "sick_gpu", "hang"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,9 +37,7 @@ def failed(transition: Transition, vm: VmRecord, reason: str) -> None:
     if before is not None and vm.known_at_s <= before.at_s:
         return
     times = 1 + (0 if before is None else before.times)
-    failing = FailedStarts(
-        times=times, at_s=transition.now_s, vm_id=vm.vm_id, reason=reason
-    )
+    failing = FailedStarts(times=times, at_s=transition.now_s, vm_id=vm.vm_id, reason=reason)
     transition.put(replace(state.launches, failing=failing))
     pause_s = failing.opens_at_s - failing.at_s
     row = f" ({times} in a row)" if times > 1 else ""

@@ -223,9 +223,7 @@ def _side(state: State) -> Rate:
 def _coming(state: State) -> Money:
     """Return the cost of what VMs that have yet to boot will fetch from other clouds."""
     early = (records.VmPhase.STARTING, records.VmPhase.BOOTING)
-    booting = Counter(
-        vm.offer.cloud for vm in state.fleet.vms.values() if vm.phase in early
-    )
+    booting = Counter(vm.offer.cloud for vm in state.fleet.vms.values() if vm.phase in early)
     for intent in state.launches.intents.values():
         booting[intent.offer.cloud] += intent.missing
     data_bytes = state.job.data_bytes

@@ -30,9 +30,7 @@ class Transition:
         recent: The newest events, this one last.
     """
 
-    def __init__(
-        self, state: State, at_s: float, recent: tuple[RecentEvent, ...] = ()
-    ) -> None:
+    def __init__(self, state: State, at_s: float, recent: tuple[RecentEvent, ...] = ()) -> None:
         self.state = replace(state, now_s=max(state.now_s, at_s))
         self._recent, self._news = recent, ""
         self._changes: list[PhaseChange] = []
@@ -135,9 +133,7 @@ class Transition:
         checkpoint: bool = True,
     ) -> None:
         """Begin to end the job as failed; as ``end``."""
-        failed = Outcome(
-            kind="failed", exit_code=exit_code, reason=reason, traceback=traceback
-        )
+        failed = Outcome(kind="failed", exit_code=exit_code, reason=reason, traceback=traceback)
         self.end(failed, checkpoint=checkpoint)
 
     def end(self, outcome: Outcome, *, checkpoint: bool = True) -> None:

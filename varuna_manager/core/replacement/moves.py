@@ -120,10 +120,7 @@ def _is_calm(state: State) -> bool:
     if state.launches.intents or state.launches.launch_pending:
         return False
     vms = state.fleet.vms.values()
-    train = all(
-        vm.is_usable and vm.slow is None and generation.trains_on(vm.vm_id)
-        for vm in vms
-    )
+    train = all(vm.is_usable and vm.slow is None and generation.trains_on(vm.vm_id) for vm in vms)
     return train and allocation.next_launch(state).offer is None
 
 
@@ -166,8 +163,7 @@ def _better(state: State) -> tuple[Offer, str, float] | None:
         checkpoint=_place(state),
     )
     decisions = [
-        decide([held, quote], at, _frictions(state, quote.place), RULE)
-        for quote in quotes[1:]
+        decide([held, quote], at, _frictions(state, quote.place), RULE) for quote in quotes[1:]
     ]
     moves = [one for one in decisions if one.moves]
     if not moves:
@@ -249,9 +245,7 @@ def _wait(transition: Transition, move: Move) -> None:
     if len(ready) >= len(move.vm_ids):
         for vm in old:
             transition.put_vm(replace(vm, succession="come"))
-        transition.put(
-            replace(transition.state.fleet, move=changed(move, is_left=True))
-        )
+        transition.put(replace(transition.state.fleet, move=changed(move, is_left=True)))
         transition.note_fleet_change()
         return
     # Launches that nobody has answered yet may still bring VMs.
@@ -289,9 +283,7 @@ def _give_up(transition: Transition, reason: str) -> None:
     kept = 0 if move.is_far and staying else len(move.vm_ids) - len(staying)
     for vm in old:
         transition.put_vm(replace(vm, succession=""))
-    transition.put(
-        replace(transition.state.fleet, move=None, move_after_s=state.now_s + PAUSE_S)
-    )
+    transition.put(replace(transition.state.fleet, move=None, move_after_s=state.now_s + PAUSE_S))
     transition.note_fleet_change()
     transition.log(f"not moving to {move.to}: {reason}")
     return_vms(transition, new[max(0, kept) :], "the move was given up")

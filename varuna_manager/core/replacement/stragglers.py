@@ -130,9 +130,7 @@ def _may_replace(state: State) -> bool:
     """Return whether to replace one now: one at a time, in a calm fleet, not too many."""
     if state.fleet.move or any(vm.slow is not None for vm in state.fleet.vms.values()):
         return False
-    lately = sum(
-        slow.found_at_s > state.now_s - HOUR_S for slow in state.history.slow_vms
-    )
+    lately = sum(slow.found_at_s > state.now_s - HOUR_S for slow in state.history.slow_vms)
     vms = state.fleet.vms.values()
     calm = all(vm.leaves_at_s is None and vm.silent_since_s is None for vm in vms)
     return calm and lately < MAX_REPLACED_PER_HOUR

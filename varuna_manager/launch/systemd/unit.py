@@ -121,16 +121,12 @@ def install(job: JobDir) -> list[str]:
     lines = [f"{path} is enabled"]
     start = f"systemctl --user start {unit_name(job)}"
     if manager := job.manager():
-        lines.append(
-            f"it takes over at the next boot, or now: kill {manager.pid} && {start}"
-        )
+        lines.append(f"it takes over at the next boot, or now: kill {manager.pid} && {start}")
     else:
         _systemctl("start", unit_name(job))
     user = getpass.getuser()
     if not (_LINGERING / user).exists():
-        lines.append(
-            f"it ends when you log out until you run: loginctl enable-linger {user}"
-        )
+        lines.append(f"it ends when you log out until you run: loginctl enable-linger {user}")
     if needed := _variables(job):
         lines.append(f"put {', '.join(needed)} into {secrets_file(job)}, for you alone")
     return lines

@@ -135,9 +135,7 @@ def _late(state: PoolState, jobs: list[PoolJob]) -> frozenset[str]:
             for job, size in zip(jobs, sizes, strict=True)
         ]
         lasts_s = min(
-            lost + (job.request.examples - job.examples_done) / rate
-            if rate
-            else math.inf
+            lost + (job.request.examples - job.examples_done) / rate if rate else math.inf
             for job, rate, lost in zip(jobs, rates, lost_s, strict=True)
         )
         last_s = max(now_s, *(job.request.deadline_s for job in jobs))

@@ -60,9 +60,7 @@ def _options(throughputs: Throughputs) -> tuple[Option, ...]:
     return elastic_options([dict(table) for table in throughputs])
 
 
-def contest_of(
-    state: PoolState, jobs: Iterable[PoolJob]
-) -> tuple[Contest, list[PoolJob]]:
+def contest_of(state: PoolState, jobs: Iterable[PoolJob]) -> tuple[Contest, list[PoolJob]]:
     """Return the pool with those of the jobs that it, and their caps, have room for."""
     fitting = [job for job in jobs if not too_large_for(state, job)]
     contest = Contest(
@@ -95,8 +93,7 @@ def too_large_for(state: PoolState, job: PoolJob) -> str:
         left = [
             (supply, n)
             for supply, n in left
-            if n <= limits.max_vms
-            and n * supply.microusd_per_hour <= limits.max_microusd_per_hour
+            if n <= limits.max_vms and n * supply.microusd_per_hour <= limits.max_microusd_per_hour
         ]
         if not left:
             return whose

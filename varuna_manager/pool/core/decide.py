@@ -54,8 +54,7 @@ def decided(state: PoolState) -> PoolState:
     none: Vms = (0,) * len(state.supplies)
     if not jobs:
         cleared = {
-            name: replace(job, target=none, target_rate=0.0)
-            for name, job in state.jobs.items()
+            name: replace(job, target=none, target_rate=0.0) for name, job in state.jobs.items()
         }
         return replace(state, jobs=cleared)
     allotment = POLICIES[state.settings.policy](contest)
@@ -145,9 +144,7 @@ def _is_worth_it(
         (job.rate(size) - job.rate(job.target)) / job.best
         for job, size in zip(jobs, sizes, strict=True)
     ]
-    begins = any(
-        any(size) and not any(job.target) for job, size in zip(jobs, sizes, strict=True)
-    )
+    begins = any(any(size) and not any(job.target) for job, size in zip(jobs, sizes, strict=True))
     behind = any(
         job.rate(job.target) < min(needed * (1 - 1e-9), job.rate(size))
         for job, size, needed in zip(jobs, sizes, contest.needed, strict=True)
@@ -180,11 +177,7 @@ def _is_allowed(state: PoolState, jobs: Sequence[PoolJob]) -> bool:
     held = [sum(job.target[k] for job in jobs) for k in range(len(contest.vms))]
     within = all(n <= vms for n, vms in zip(held, contest.vms, strict=True))
     return within and all(
-        sum(
-            each * n
-            for m in cap.jobs
-            for each, n in zip(cap.per_vm, jobs[m].target, strict=True)
-        )
+        sum(each * n for m in cap.jobs for each, n in zip(cap.per_vm, jobs[m].target, strict=True))
         <= cap.at_most + 1e-9
         for cap in contest.caps
     )
@@ -252,13 +245,9 @@ def _moments(state: PoolState) -> list[float]:
     if (short_s and are_promised) or any(not any(job.target) for job in parts):
         # Rounds end together, as far as a stay allows, and not each by itself.
         step_s = max(settings.min_stay_s, PAST_S)
-        ends_s = (
-            _kept_from_s(state, j) + settings.round_s for j in parts if any(j.granted)
-        )
+        ends_s = (_kept_from_s(state, j) + settings.round_s for j in parts if any(j.granted))
         moments += [math.ceil(end_s / step_s) * step_s for end_s in ends_s]
         waiting = (job for job in parts if are_promised and not any(job.granted))
         owed_in_s = (job.owed_in_s(settings.round_s) for job in waiting)
-        moments += [
-            state.now_s + in_s + PAST_S for in_s in owed_in_s if in_s < math.inf
-        ]
+        moments += [state.now_s + in_s + PAST_S for in_s in owed_in_s if in_s < math.inf]
     return moments

@@ -200,9 +200,7 @@ def _held(group: Iterable[PoolJob], orders: Collection[Order]) -> list[int]:
     return total
 
 
-def _fits(
-    state: PoolState, job: PoolJob, vms: Vms, orders: tuple[Order, ...], supply: int
-) -> bool:
+def _fits(state: PoolState, job: PoolJob, vms: Vms, orders: tuple[Order, ...], supply: int) -> bool:
     """Return whether a job may hold VMs of a supply more beside what others may hold."""
     may_hold = tuple(map(max, job.may_hold, rented(vms, orders)))
     after = state.with_job(replace(job, may_hold=may_hold, orders=orders))
@@ -228,9 +226,7 @@ def _fits(
     return True
 
 
-def _shared_caps(
-    state: PoolState, job: PoolJob
-) -> Iterator[tuple[Limits, list[PoolJob]]]:
+def _shared_caps(state: PoolState, job: PoolJob) -> Iterator[tuple[Limits, list[PoolJob]]]:
     """Yield the caps of pool and team that bind a job, with the other jobs that they count."""
     others = [j for j in state.jobs.values() if j.request.name != job.request.name]
     yield state.settings.limits, others

@@ -110,9 +110,7 @@ def grown(
             _anywhere(room, jobs, m)
     # What a job cannot have now it cannot have later either: others only grow.
     steps = [
-        step
-        for m in range(len(jobs))
-        if any(room.sizes[m]) and (step := _next(room, jobs[m], m))
+        step for m in range(len(jobs)) if any(room.sizes[m]) and (step := _next(room, jobs[m], m))
     ]
     heapify(steps)
     while steps:
@@ -136,9 +134,7 @@ def _keep_promises(room: Room, jobs: Sequence[PoolJob]) -> None:
             if at < len(sizes):
                 part = sizes[at] / max(1, contest.vms[kind])
                 enough.append((not jobs[m].granted[kind], part, kind, sizes[at]))
-            less += [
-                (-rate, kind, n) for n, rate in zip(sizes[:at], rates, strict=False)
-            ]
+            less += [(-rate, kind, n) for n, rate in zip(sizes[:at], rates, strict=False)]
         if any(room.take(m, _on(none, kind, n)) for _, _, kind, n in sorted(enough)):
             continue
         any(room.take(m, _on(none, kind, n)) for _, kind, n in sorted(less))

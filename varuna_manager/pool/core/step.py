@@ -49,9 +49,7 @@ from spottrain.varuna_manager.pool.core.model import (
 )
 
 
-def step(
-    state: PoolState, event: PoolEvent
-) -> tuple[PoolState, tuple[PoolCommand, ...]]:
+def step(state: PoolState, event: PoolEvent) -> tuple[PoolState, tuple[PoolCommand, ...]]:
     """Return the state after ``event``, and the commands that it calls for."""
     state = decide.with_time(state, event.at_s)
     state, is_reset, commands = _fold(state, event)
@@ -66,9 +64,7 @@ def step(
     return replace(state, timer_s=timer_s), commands
 
 
-def _fold(
-    state: PoolState, event: PoolEvent
-) -> tuple[PoolState, bool, tuple[PoolCommand, ...]]:
+def _fold(state: PoolState, event: PoolEvent) -> tuple[PoolState, bool, tuple[PoolCommand, ...]]:
     """Fold a fact into the state.
 
     Returns:
@@ -162,9 +158,7 @@ def _reported(
         examples_done=max(job.examples_done, event.examples_done),
         may_hold=_may_hold(job) if follows else job.may_hold,
         may_until_s=job.until_s if follows else job.may_until_s,
-        may_spend=max(spent, job.allowance)
-        if follows and not is_over
-        else job.may_spend,
+        may_spend=max(spent, job.allowance) if follows and not is_over else job.may_spend,
     )
     state = _without_taken(state, taken)
     measured = event.throughputs
@@ -215,9 +209,7 @@ def _with_held(job: PoolJob, event: HoldingsReported) -> PoolJob:
     for vm in event.kept:
         held[vm.supply] -= vm.vm_id in gone
     kept = tuple(vm for vm in event.kept if vm.vm_id not in gone)
-    return replace(
-        job, held=tuple(held), kept=kept, gone=gone, is_ending=event.is_ending
-    )
+    return replace(job, held=tuple(held), kept=kept, gone=gone, is_ending=event.is_ending)
 
 
 def _may_hold(job: PoolJob) -> Vms:
@@ -275,9 +267,7 @@ def _with_phase(
     return state.with_job(replace(job, phase=phase)), True, ()
 
 
-def _resumed(
-    state: PoolState, name: str
-) -> tuple[PoolState, bool, tuple[PoolCommand, ...]]:
+def _resumed(state: PoolState, name: str) -> tuple[PoolState, bool, tuple[PoolCommand, ...]]:
     job = state.jobs.get(name)
     if job is None or job.phase is PoolJobPhase.ACTIVE:
         return state, False, ()
@@ -308,17 +298,13 @@ def _is_lost(state: PoolState, job: PoolJob) -> bool:
 
 
 def _returns(state: PoolState) -> tuple[ReturnVms, ...]:
-    return tuple(
-        ReturnVms(job=name) for name, job in state.jobs.items() if _is_lost(state, job)
-    )
+    return tuple(ReturnVms(job=name) for name, job in state.jobs.items() if _is_lost(state, job))
 
 
 def _heard(state: PoolState) -> PoolState:
     """Return the state in which managers have not been silent while the pool was dead."""
     jobs = {
-        name: replace(job, heard_s=state.now_s)
-        if state.now_s < job.may_until_s
-        else job
+        name: replace(job, heard_s=state.now_s) if state.now_s < job.may_until_s else job
         for name, job in state.jobs.items()
     }
     return replace(state, jobs=jobs)

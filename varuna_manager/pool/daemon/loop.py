@@ -217,8 +217,7 @@ class PoolLoop:
         self._pool.write(config)
         self._config = config
         supplies = tuple(
-            replace(supply, vms=vms_of(config, supply.name))
-            for supply in self.state.supplies
+            replace(supply, vms=vms_of(config, supply.name)) for supply in self.state.supplies
         )
         if supplies != self.state.supplies:
             self.feed(SuppliesChanged(at_s=self.now_s(), supplies=supplies))
@@ -275,17 +274,13 @@ class PoolLoop:
         return {
             "kinds": [supply.name for supply in after.supplies],
             "target": list(after.jobs[request.name].target),
-            "examples_per_s": after.jobs[request.name].rate(
-                after.jobs[request.name].target
-            ),
+            "examples_per_s": after.jobs[request.name].rate(after.jobs[request.name].target),
             "others": {
                 name: {
                     "before": list(job.target),
                     "after": list(after.jobs[name].target),
                     "examples_per_s_before": job.rate(job.target),
-                    "examples_per_s_after": after.jobs[name].rate(
-                        after.jobs[name].target
-                    ),
+                    "examples_per_s_after": after.jobs[name].rate(after.jobs[name].target),
                 }
                 for name, job in before.jobs.items()
                 if before.takes_part(job)
@@ -339,9 +334,7 @@ class PoolLoop:
     def _known(self, name: str) -> str:
         if name not in self.state.jobs:
             known = ", ".join(self.state.jobs) or "none"
-            raise ConfigError(
-                f"pool {self._pool.name} has no job {name}; its jobs: {known}"
-            )
+            raise ConfigError(f"pool {self._pool.name} has no job {name}; its jobs: {known}")
         return name
 
     def _active(self, name: str) -> str:

@@ -170,9 +170,7 @@ class JobManagers:
 
     # --- Looking --------------------------------------------------------------------------
 
-    def look(
-        self, state: PoolState, now_s: float, busy: Collection[str] = ()
-    ) -> list[PoolEvent]:
+    def look(self, state: PoolState, now_s: float, busy: Collection[str] = ()) -> list[PoolEvent]:
         """Return what is new of the pool's jobs, and start managers that are missing.
 
         Always in the same thread.
@@ -195,9 +193,7 @@ class JobManagers:
                 logger.warning("%s: %s", name, error)
         return found
 
-    def _look_at(
-        self, watched: WatchedJob, job: PoolJob, now_s: float
-    ) -> Iterator[PoolEvent]:
+    def _look_at(self, watched: WatchedJob, job: PoolJob, now_s: float) -> Iterator[PoolEvent]:
         is_alive = watched.is_managed()
         was_alive, watched.is_alive = watched.is_alive, is_alive
         state, name = watched.state(), job.request.name
@@ -220,9 +216,7 @@ class JobManagers:
             serial=state.job.grant.serial if state.job.grant else 0,
             held=tuple(held[kind] for kind in self._kinds),
             spent=state.history.ledger.spent(at_s).microusd,
-            examples_done=float(
-                state.history.progress.step * state.job.spec.minibatch_size
-            ),
+            examples_done=float(state.history.progress.step * state.job.spec.minibatch_size),
             throughputs=measured,
             kept=tuple(
                 KeptVm(vm_id=vm_id, supply=self._kinds.index(kind_of(vm.offer)))
@@ -283,17 +277,13 @@ class JobManagers:
         for offer in state.market.offers:
             if offer.spot or state.job.allow_on_demand:
                 kind = f"{offer.cloud}/{offer.instance_type}"
-                self._prices[kind] = max(
-                    self._prices.get(kind, 0.0), offer.usd_per_hour
-                )
+                self._prices[kind] = max(self._prices.get(kind, 0.0), offer.usd_per_hour)
 
     def priced(self, supplies: tuple[Supply, ...]) -> tuple[Supply, ...]:
         """Return supplies at the prices that running jobs have seen since the last call."""
         prices, self._prices = self._prices, {}
         return tuple(
-            replace(s, microusd_per_hour=round(prices[s.name] * 1e6))
-            if s.name in prices
-            else s
+            replace(s, microusd_per_hour=round(prices[s.name] * 1e6)) if s.name in prices else s
             for s in supplies
         )
 
@@ -344,9 +334,7 @@ class JobManagers:
                 return
             watched.start()
         except (SpottrainError, OSError) as error:
-            logger.warning(
-                "%s: its manager cannot be started: %s", watched.folder.name, error
-            )
+            logger.warning("%s: its manager cannot be started: %s", watched.folder.name, error)
         else:
             watched.is_alive = True
             logger.info("%s: its manager is started", watched.folder.name)

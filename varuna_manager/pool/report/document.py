@@ -82,10 +82,7 @@ def document(
         is_served: Whether its daemon runs.
         is_down: Whether it was taken down.
     """
-    jobs = [
-        _job(name, state, job, states.get(key), now_s)
-        for key, job in state.jobs.items()
-    ]
+    jobs = [_job(name, state, job, states.get(key), now_s) for key, job in state.jobs.items()]
     limits = state.settings.limits
     held = [sum(job.held[k] for job in state.jobs.values()) for k in _kinds(state)]
     return {
@@ -162,11 +159,7 @@ def _job(
         "priority": request.weight,
         "share_due": _vms_due(job) / total if takes_part else 0.0,
         "share": sum(job.held) / total,
-        "vms": {
-            supply.name: n
-            for supply, n in zip(pool.supplies, job.held, strict=True)
-            if n
-        },
+        "vms": {supply.name: n for supply, n in zip(pool.supplies, job.held, strict=True) if n},
         "vms_granted": sum(job.granted),
         "examples_per_s": _measured(state),
         "steps_done": done,
@@ -214,19 +207,13 @@ def _vms_due(job: PoolJob) -> float:
 
 
 def _measured(state: State | None) -> float | None:
-    if (
-        state is None
-        or state.phase is JobPhase.ENDED
-        or state.training.generation is None
-    ):
+    if state is None or state.phase is JobPhase.ENDED or state.training.generation is None:
         return None
     step_s = state.training.generation.measured_step_s
     return state.job.spec.minibatch_size / step_s if step_s else None
 
 
-def _finish_s(
-    pool: PoolState, job: PoolJob, state: State | None, now_s: float
-) -> float | None:
+def _finish_s(pool: PoolState, job: PoolJob, state: State | None, now_s: float) -> float | None:
     """Return when a job will have ended, or has; None if that is not known."""
     if job.phase is PoolJobPhase.ENDED:
         return None if state is None else state.now_s
@@ -235,9 +222,7 @@ def _finish_s(
         return None
     done = job.examples_done
     if state is not None:
-        done = max(
-            done, float(state.history.progress.step * state.job.spec.minibatch_size)
-        )
+        done = max(done, float(state.history.progress.step * state.job.spec.minibatch_size))
     return now_s + max(0.0, job.request.examples - done) / rate
 
 
@@ -288,17 +273,14 @@ def _differs(ours: str, theirs: str) -> str:
     """Return which parts of what VMs are made of are not the same."""
     parts = zip(ours.split(), theirs.split() or ["none"], strict=False)
     names = (a.partition(":")[0] for a, b in parts if a != b)
-    return " and ".join(
-        "provider" if name == ours.split()[0] else name for name in names
-    )
+    return " and ".join("provider" if name == ours.split()[0] else name for name in names)
 
 
 def _why_less(pool: PoolState, job: PoolJob) -> str:
     returning = [
         other.request.name
         for other in pool.jobs.values()
-        if any(h > t for h, t in zip(_may(other), other.target, strict=True))
-        and other is not job
+        if any(h > t for h, t in zip(_may(other), other.target, strict=True)) and other is not job
     ]
     if returning:
         return f"waits for {', '.join(returning)} to give VMs back"
@@ -313,9 +295,7 @@ def _why_nothing(pool: PoolState, job: PoolJob) -> str:
     if what := too_large_for(pool, job):
         return f"larger than {what} at its smallest size"
     ahead = [j.request.name for j in pool.jobs.values() if any(j.target)]
-    return (
-        f"waits its turn ({pool.settings.policy}): {', '.join(ahead) or 'nobody'} first"
-    )
+    return f"waits its turn ({pool.settings.policy}): {', '.join(ahead) or 'nobody'} first"
 
 
 def _why_so_much(pool: PoolState, job: PoolJob) -> str:

@@ -68,10 +68,7 @@ def divisions(pool: PoolDir) -> list[Division]:
     def named(vms: _ByJob) -> dict[str, Vms]:
         return {names[one]: of_job for one, of_job in vms.items()}
 
-    return [
-        Division(at_s, named(held), named(due))
-        for at_s, held, due in found[-MAX_MOMENTS:]
-    ]
+    return [Division(at_s, named(held), named(due)) for at_s, held, due in found[-MAX_MOMENTS:]]
 
 
 def report_page(pool: PoolDir) -> str:

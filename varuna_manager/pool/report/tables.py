@@ -57,9 +57,7 @@ def parts(document: Mapping[str, Any]) -> list[RenderableType]:
     for job in document["jobs"]:
         table.add_row(*_cells(job))
     apart = (
-        f"{job['name']}: {job['rents_because']}"
-        for job in document["jobs"]
-        if job["rents_because"]
+        f"{job['name']}: {job['rents_because']}" for job in document["jobs"] if job["rents_because"]
     )
     return [head, table, *apart]
 
@@ -69,9 +67,7 @@ def _cells(job: Mapping[str, Any]) -> list[RenderableType]:
     vms = ", ".join(f"{n} {kind}" for kind, n in job["vms"].items())
     is_over = job["finish_s"] is not None and job["finish_s"] <= time.time()
     left = (
-        NOTHING
-        if job["finish_s"] is None or is_over
-        else duration(job["finish_s"] - time.time())
+        NOTHING if job["finish_s"] is None or is_over else duration(job["finish_s"] - time.time())
     )
     kept = {None: NOTHING, True: "kept", False: "late"}[job["deadline_kept"]]
     steps = NOTHING if job["steps"] is None else f"{job['steps_done']}/{job['steps']}"

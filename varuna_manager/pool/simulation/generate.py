@@ -78,9 +78,7 @@ def virtualflow_twenty(seed: int, count: int = 20) -> list[SimulatedJob]:
     return jobs
 
 
-def _job(
-    name: str, at_s: float, lasts_s: float, size: int, weight: float
-) -> SimulatedJob:
+def _job(name: str, at_s: float, lasts_s: float, size: int, weight: float) -> SimulatedJob:
     table = scaled(size)
     return SimulatedJob(
         name=name,
@@ -123,9 +121,7 @@ def gavel_jobs(
         size = 1
         if has_several and share >= 0.7:
             size = draw.choice((2, 4)) if share < 0.95 else 8
-        minutes = 10 ** (
-            draw.uniform(1.5, 3) if draw.random() < 0.8 else draw.uniform(3, 4)
-        )
+        minutes = 10 ** (draw.uniform(1.5, 3) if draw.random() < 0.8 else draw.uniform(3, 4))
         able = [t for t in types if measured.get((kinds[0], t, size), 0.0) > 0]
         job_type = draw.choice(able)
         jobs.append(
@@ -153,9 +149,7 @@ def gavel_costs(
 ) -> list[SimulatedJob]:
     """Return jobs as of the cost policies (section 5.7.3): ResNet-50 and A3C with deadlines."""
     draw = random.Random(seed)
-    types = sorted(
-        {t for kind, t, n in measured if n == 1 and t.startswith(("ResNet-50", "A3C"))}
-    )
+    types = sorted({t for kind, t, n in measured if n == 1 and t.startswith(("ResNet-50", "A3C"))})
     resnets = [t for t in types if t.startswith("ResNet-50")]
     jobs: list[SimulatedJob] = []
     at_s = 0.0
@@ -192,7 +186,5 @@ def generated(name: str, seed: int, kinds: int) -> list[SimulatedJob]:
         ConfigError: it is for another number of kinds.
     """
     if kinds != 1:
-        raise ConfigError(
-            f"{name}: a workload for one kind of VM: got {kinds}; give --cluster one"
-        )
+        raise ConfigError(f"{name}: a workload for one kind of VM: got {kinds}; give --cluster one")
     return GENERATED[name](seed)

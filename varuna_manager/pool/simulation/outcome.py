@@ -100,13 +100,9 @@ class PoolOutcome:
                 int(np.searchsorted(times, one.ended_s)),
             )
             counts, at = np.maximum(1, present[own]), np.append(times[own], one.ended_s)
-            rates = {
-                n: own_part_rate(one.job, self.vms, 1.0 / n)
-                for n in set(counts.tolist())
-            }
+            rates = {n: own_part_rate(one.job, self.vms, 1.0 / n) for n in set(counts.tolist())}
             alone = sum(
-                rates[n] * lasts_s
-                for n, lasts_s in zip(counts.tolist(), np.diff(at), strict=True)
+                rates[n] * lasts_s for n, lasts_s in zip(counts.tolist(), np.diff(at), strict=True)
             )
             found.append(one.job.work / alone if alone > 0 else math.inf)
         return found
@@ -144,9 +140,7 @@ def own_part_rate(job: SimulatedJob, vms: Vms, part: float) -> float:
     return trained
 
 
-def measures(
-    outcome: PoolOutcome, window: tuple[int, int] | None = None
-) -> dict[str, float]:
+def measures(outcome: PoolOutcome, window: tuple[int, int] | None = None) -> dict[str, float]:
     """Return the numbers of a simulation; where no job has a time it is infinite.
 
     Args:

@@ -55,9 +55,7 @@ def simulate(
         elastic: They change size; else each has its own size, or nothing.
         morph_s: What a change of size costs a job, in seconds without training.
     """
-    state = PoolState(
-        settings=replace(settings, silent_s=math.inf), supplies=tuple(supplies)
-    )
+    state = PoolState(settings=replace(settings, silent_s=math.inf), supplies=tuple(supplies))
     world = _World(state)
     coming = deque(sorted(jobs, key=lambda job: job.arrived_s))
     while coming or world.managers:

@@ -172,9 +172,7 @@ def _of_json(
             yield (kind, job_type, int(size)), float(against["null"])
 
 
-def read_gavel(
-    text: str, measured: Measured, kinds: Sequence[str]
-) -> list[SimulatedJob]:
+def read_gavel(text: str, measured: Measured, kinds: Sequence[str]) -> list[SimulatedJob]:
     """Return the jobs of one of Gavel's traces.
 
     Columns, by tabs: type, command, directory, option of the steps, needs data, steps, workers,
@@ -194,13 +192,9 @@ def read_gavel(
                 "separated by tabs, as Gavel's traces have them"
             )
         try:
-            row = _Row.model_validate(
-                dict(zip(_Row.model_fields, cells[5:], strict=True))
-            )
+            row = _Row.model_validate(dict(zip(_Row.model_fields, cells[5:], strict=True)))
         except ValidationError as error:
-            raise ConfigError(
-                f"trace, line {number}: {explain(error, _Row)}"
-            ) from error
+            raise ConfigError(f"trace, line {number}: {explain(error, _Row)}") from error
         job = gavel_job(
             f"job{len(jobs)}",
             cells[0],

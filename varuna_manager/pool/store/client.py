@@ -88,8 +88,7 @@ def start_daemon(pool: PoolDir) -> int:
             lines = pool.log.read_text(errors="replace").strip().splitlines()
             last = lines[-1] if lines else "no message"
             raise PoolUnreachableError(
-                f"pool {pool.name}: its daemon exited right after its start: {last}; see "
-                f"{pool.log}"
+                f"pool {pool.name}: its daemon exited right after its start: {last}; see {pool.log}"
             )
         time.sleep(_POLL_S)
     raise PoolUnreachableError(

@@ -29,8 +29,7 @@ class PoolJournal(eventlog.Journal[PoolState, PoolEvent, PoolCommand]):
     STATE = PoolState
     EVENTS = POOL_EVENTS
     REMEDY = (
-        "restore a copy of it; its jobs are in their own journals, 'spottrain down JOB' "
-        "ends them"
+        "restore a copy of it; its jobs are in their own journals, 'spottrain down JOB' ends them"
     )
 
 

@@ -66,9 +66,7 @@ def supplies_of(config: PoolConfig, prices: Mapping[str, float]) -> tuple[Supply
             "name instance types or GPUs in its section"
         )
     return tuple(
-        Supply(
-            name=kind, vms=vms_of(config, kind), microusd_per_hour=round(price * 1e6)
-        )
+        Supply(name=kind, vms=vms_of(config, kind), microusd_per_hour=round(price * 1e6))
         for kind, price in prices.items()
     )
 

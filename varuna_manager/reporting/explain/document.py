@@ -59,9 +59,7 @@ def explanation(job: JobDir, about: str | None) -> dict[str, Any]:
     }
 
 
-def _numbers(
-    journal: Journal, job: JobDir, about: str | None, state: State | None
-) -> set[int]:
+def _numbers(journal: Journal, job: JobDir, about: str | None, state: State | None) -> set[int]:
     """Return which events explain it."""
     if about is None:
         assert state is not None

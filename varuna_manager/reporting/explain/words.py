@@ -211,9 +211,7 @@ def _of_generations(before: State, after: State) -> Iterator[str]:
     old, new = before.training.generation, after.training.generation
     opened = new is not None and (old is None or old.number != new.number)
     if old is not None and (new is None or opened):
-        ended = (
-            after.history.generations[-1].ended_by if after.history.generations else ""
-        )
+        ended = after.history.generations[-1].ended_by if after.history.generations else ""
         yield f"generation {old.number} ({old.plan.shape}) is over: {ended}"
     if new is None:
         return
@@ -227,10 +225,7 @@ def _of_generations(before: State, after: State) -> Iterator[str]:
             yield f"generation {new.number} broke: {new.break_reason}"
         elif new.phase is GenerationPhase.RUNNING:
             yield f"generation {new.number} trains from step {new.from_step}"
-    if (
-        after.training.morph is not None
-        and after.training.morph != before.training.morph
-    ):
+    if after.training.morph is not None and after.training.morph != before.training.morph:
         yield from why_morph(new, after.training.morph, after)
 
 
@@ -260,9 +255,7 @@ def _candidate(one: Candidate) -> str:
     return f"{one.shape} with {one.microbatch_size} a micro-batch ({speed})"
 
 
-def why_morph(
-    generation: Generation, choice: MorphChoice, state: State
-) -> Iterator[str]:
+def why_morph(generation: Generation, choice: MorphChoice, state: State) -> Iterator[str]:
     """Yield the numbers by which a morph pays, or does not."""
     unit = "examples/s"
     if state.job.plan_objective == "examples_per_dollar":
@@ -274,10 +267,7 @@ def why_morph(
     if choice.needed_s is None:
         yield "no morph: the other plan is no faster"
         return
-    cost = (
-        f"a morph costs {duration(choice.cost_s)}, made up for in "
-        f"{duration(choice.needed_s)}"
-    )
+    cost = f"a morph costs {duration(choice.cost_s)}, made up for in {duration(choice.needed_s)}"
     if choice.at_s is None:
         left = duration(choice.left_s)
         yield f"no morph: {cost}, but only {left} of training are left"
@@ -324,9 +314,7 @@ def now(state: State) -> Iterator[str]:
 def offer_name(offer: Offer | PassedOver) -> str:
     """Return an offer for people."""
     market = "spot" if offer.spot else "on demand"
-    return (
-        f"{offer.instance_type} in {offer.zone}, {market}, ${offer.usd_per_hour:g}/hour"
-    )
+    return f"{offer.instance_type} in {offer.zone}, {market}, ${offer.usd_per_hour:g}/hour"
 
 
 def why_rented(state: State, intent: str, offer: Offer, count: int) -> Iterator[str]:

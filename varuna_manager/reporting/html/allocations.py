@@ -41,15 +41,11 @@ def drawing(
         allocations: Of every job and kind.
         to_s: The end of the axis; it begins at 0.
     """
-    numbers = {
-        name: i for i, name in enumerate(dict.fromkeys(a.job for a in allocations))
-    }
+    numbers = {name: i for i, name in enumerate(dict.fromkeys(a.job for a in allocations))}
     parts, above = [], 0
     for kind, vms in kinds:
         height = max(60, min(400, vms * 12)) + 40
-        frame = Frame(
-            from_s=0.0, to_s=max(to_s, 1.0), top=float(max(1, vms)), height=height
-        )
+        frame = Frame(from_s=0.0, to_s=max(to_s, 1.0), top=float(max(1, vms)), height=height)
         own = [a for a in allocations if a.kind == kind]
         boxes = "".join(
             _box(frame, above, name, numbers[name], row, since_s, until_s)
@@ -88,9 +84,7 @@ def _boxes(
     allocations: Sequence[Allocation], vms: int, to_s: float
 ) -> list[tuple[str, int, float, float]]:
     """Return (job, row, since, until) of each VM that a job holds."""
-    changes = sorted(
-        (since_s, held, a.job) for a in allocations for since_s, held in a.sizes
-    )
+    changes = sorted((since_s, held, a.job) for a in allocations for since_s, held in a.sizes)
     rows: list[str | None] = [None] * vms
     since: list[float] = [0.0] * vms
     found: list[tuple[str, int, float, float]] = []

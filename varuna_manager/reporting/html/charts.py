@@ -52,9 +52,7 @@ class Scene:
     def frame(self, top: float, height: int = 130, above: int = 14) -> Frame:
         """Return a frame over the job's time."""
         end_s = max(self.to_s, self.from_s + 1.0)
-        return Frame(
-            from_s=self.from_s, to_s=end_s, top=top, height=height, above=above
-        )
+        return Frame(from_s=self.from_s, to_s=end_s, top=top, height=height, above=above)
 
     @property
     def plans(self) -> Sequence[Mapping[str, Any]]:
@@ -113,9 +111,7 @@ def fleet(scene: Scene) -> str:
     parts = [
         plot.axes(frame, _counts(top)),
         plot.path(plot.area_path(frame, held, scene.to_s), "held", "VMs rented"),
-        plot.path(
-            plot.area_path(frame, working, scene.to_s), "working", "VMs training"
-        ),
+        plot.path(plot.area_path(frame, working, scene.to_s), "working", "VMs training"),
         scene.hits(frame),
     ]
     return plot.picture(frame, "fleet", "VMs", what, parts)
@@ -147,9 +143,7 @@ def shapes(scene: Scene) -> str:
 
 def prices(scene: Scene) -> tuple[str, list[str]]:
     """Draw the prices of the main offers; return also their names in order of colour."""
-    offered = _main_price_lines(
-        scene.rented, scene.history.prices.values(), PRICE_LINES
-    )
+    offered = _main_price_lines(scene.rented, scene.history.prices.values(), PRICE_LINES)
     spend = [usd for line in offered for _, usd in line.points]
     top = plot.nice_top(max(spend, default=1.0))
     frame = scene.frame(top)
@@ -241,13 +235,8 @@ def _marks(
 ) -> Iterable[str]:
     shape = SHAPES[kind]
     for at_s, title in marks[-MAX_MARKS:]:
-        yield plot.path(
-            f"M{frame.x(from_s + at_s):.1f} {y:.1f}{shape}", f"mark k-{kind}", title
-        )
-    rest = (
-        f"M{frame.x(from_s + at_s):.0f} {y:.1f}{shape}"
-        for at_s, _ in marks[:-MAX_MARKS]
-    )
+        yield plot.path(f"M{frame.x(from_s + at_s):.1f} {y:.1f}{shape}", f"mark k-{kind}", title)
+    rest = (f"M{frame.x(from_s + at_s):.0f} {y:.1f}{shape}" for at_s, _ in marks[:-MAX_MARKS])
     yield plot.path("".join(dict.fromkeys(rest)), f"mark k-{kind}")
 
 
@@ -300,9 +289,7 @@ def _counted(changes: Iterable[tuple[float, float]]) -> list[Point]:
 def _held(rented: Iterable[Rental]) -> list[Point]:
     """Return the number of rented VMs over time."""
     return _counted(
-        change
-        for one in rented
-        for change in ((one.launched_s, 1.0), (one.end_s, -1.0))
+        change for one in rented for change in ((one.launched_s, 1.0), (one.end_s, -1.0))
     )
 
 
@@ -400,9 +387,7 @@ def _plan_words(plan: Mapping[str, Any]) -> str:
 
 def _event_title(entry: Mapping[str, Any]) -> str:
     vm = f"{entry['vm_id']}: " if entry["vm_id"] else ""
-    return (
-        f"after {duration(entry['at_s'])}: {LANES[entry['kind']]}: {vm}{entry['text']}"
-    )
+    return f"after {duration(entry['at_s'])}: {LANES[entry['kind']]}: {vm}{entry['text']}"
 
 
 def _offer_name(line: PriceSeries) -> str:

@@ -57,9 +57,7 @@ def write_page(path: Path, html: str) -> None:
         ) from error
 
 
-def page(
-    report: dict[str, Any], state: State, history: JobHistory, curves: Curves
-) -> str:
+def page(report: dict[str, Any], state: State, history: JobHistory, curves: Curves) -> str:
     """Return a job's report as HTML.
 
     Args:
@@ -145,8 +143,7 @@ def _head(report: Mapping[str, Any], state: State) -> str:
 
 def _tiles(report: Mapping[str, Any]) -> str:
     cells = "".join(
-        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}"
-        f"<small>{escape(note)}</small></dd></div>"
+        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}<small>{escape(note)}</small></dd></div>"
         for name, value, note in text.tiles(report)
     )
     return f'<dl class="tiles">{cells}</dl>'
@@ -202,9 +199,7 @@ def _pictures(scene: pictures.Scene) -> str:
             ("hit", "interruption"),
         ),
         figure("Plan", pictures.shapes(scene), shapes),
-        figure(
-            "VMs", pictures.fleet(scene), ("held", "rented"), ("working", "training")
-        ),
+        figure("VMs", pictures.fleet(scene), ("held", "rented"), ("working", "training")),
         figure("Price per VM-hour", drawn, *prices),
         figure("Money", pictures.money(scene), *money),
         figure("Events", pictures.events(scene), ("", "hover for details")),
@@ -225,10 +220,7 @@ def _swatch(css: str) -> str:
         return ""
     filled = css in ("band", "held", "working")
     data = "M0 0H26V8H0Z" if filled else "M0 4H26"
-    return (
-        f'<svg viewBox="0 0 26 8" aria-hidden="true"><path class="{css}" d="{data}"/>'
-        "</svg>"
-    )
+    return f'<svg viewBox="0 0 26 8" aria-hidden="true"><path class="{css}" d="{data}"/></svg>'
 
 
 STARTS = ("step", "r:first VM", "r:received", "r:later VMs", "r:received", "from")
@@ -275,16 +267,11 @@ def table(names: Sequence[str], rows: Sequence[text.Row]) -> str:
         note = f"<caption>{left_out} rows in the middle are omitted</caption>"
     body = "".join(
         "<tr>"
-        + "".join(
-            f"<td{c}>{escape(cell)}</td>" for c, cell in zip(css, row, strict=True)
-        )
+        + "".join(f"<td{c}>{escape(cell)}</td>" for c, cell in zip(css, row, strict=True))
         + "</tr>"
         for row in shown
     )
-    return (
-        f'<div class="wide"><table>{note}{_head_row(names)}<tbody>{body}</tbody>'
-        "</table></div>"
-    )
+    return f'<div class="wide"><table>{note}{_head_row(names)}<tbody>{body}</tbody></table></div>'
 
 
 def _head_row(names: Iterable[str]) -> str:

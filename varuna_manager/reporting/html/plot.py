@@ -173,9 +173,7 @@ def _since_start(frame: Frame) -> Iterable[tuple[float, str]]:
     return [(frame.from_s + s, elapsed(s, step_s)) for s in ticks]
 
 
-def picture(
-    frame: Frame, name: str, title: str, what: str, parts: Iterable[str]
-) -> str:
+def picture(frame: Frame, name: str, title: str, what: str, parts: Iterable[str]) -> str:
     """Return a complete inline SVG, accessible to screen readers.
 
     Args:

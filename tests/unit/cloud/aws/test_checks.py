@@ -43,9 +43,7 @@ def test_checks_pass_without_renting_anything(
 def test_a_zero_quota_says_where_to_request_more(aws: FakeAws) -> None:
     aws.ask("quota", code=QUOTA, vcpus=0)
     (findings,) = wrong(aws).values()
-    assert findings.startswith(
-        "0 virtual CPUs: nothing can be rented; ask AWS for more at"
-    )
+    assert findings.startswith("0 virtual CPUs: nothing can be rented; ask AWS for more at")
 
 
 def test_each_missing_permission_is_named(aws: FakeAws) -> None:
@@ -95,14 +93,9 @@ def test_an_unknown_region_image_type_or_group_is_reported_by_the_checks(
     assert findings["region eu-centarl-1"].endswith(
         "got eu-centarl-1; did you mean eu-central-1?"
     ), findings
-    assert (
-        "no image in us-east-1: got 'Nothing'"
-        in wrong(aws, image="Nothing")[f"image {REGION}"]
-    )
+    assert "no image in us-east-1: got 'Nothing'" in wrong(aws, image="Nothing")[f"image {REGION}"]
     findings = wrong(aws, security_groups=("sg-1",))
-    assert (
-        "got sg-1, of which 0 exist" in findings[f"permission {REGION} run_instances"]
-    )
+    assert "got sg-1, of which 0 exist" in findings[f"permission {REGION} run_instances"]
     small = wrong(aws, disk_gib=14)[f"image {REGION}"]
     assert "needs a disk of 15 GiB: got 14; raise aws.disk_gib" in small
     findings = wrong(aws, regions=("us-west-1",))

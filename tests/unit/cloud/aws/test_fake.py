@@ -24,9 +24,7 @@ def recorded(fake_aws: FakeAws) -> dict[str, str]:
     provider = fake_aws.provider()
     (vm,) = rent(provider)
     provider.list_vms("job")
-    fake_aws.provider(
-        instance_types=("g5.xlarge", "g5.2xlarge", "g5.4xlarge")
-    ).spot_pools(1)
+    fake_aws.provider(instance_types=("g5.xlarge", "g5.2xlarge", "g5.4xlarge")).spot_pools(1)
     provider.ssh_target(vm.vm_id)
     provider.terminate([vm.vm_id])
     provider.release("job")

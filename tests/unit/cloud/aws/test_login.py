@@ -38,12 +38,8 @@ def log_in(profile: Path, key_id: str) -> None:
 
 
 def aws_in_child(aws: FakeAws) -> ChildProvider:
-    settings = AwsSettings(
-        instance_types=(KIND,), regions=(REGION,), endpoint_url=aws.url, tries=1
-    )
-    return child.in_child(
-        "spottrain.varuna_manager.launch.providers:make_aws", asdict(settings)
-    )
+    settings = AwsSettings(instance_types=(KIND,), regions=(REGION,), endpoint_url=aws.url, tries=1)
+    return child.in_child("spottrain.varuna_manager.launch.providers:make_aws", asdict(settings))
 
 
 @pytest.mark.rotated

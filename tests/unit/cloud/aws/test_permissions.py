@@ -21,10 +21,7 @@ def test_only_tagged_resources_may_be_changed() -> None:
     conditions = [
         str(statement.get("Condition", ""))
         for statement in policy["Statement"]
-        if any(
-            re.search("Terminate|Delete|Authorize|Modify", a)
-            for a in statement["Action"]
-        )
+        if any(re.search("Terminate|Delete|Authorize|Modify", a) for a in statement["Action"])
     ]
     assert conditions
     assert all("aws:ResourceTag/spottrain-job" in each for each in conditions)

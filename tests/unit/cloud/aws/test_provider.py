@@ -43,9 +43,7 @@ def spot(provider: AwsProvider) -> Offer:
     return next(offer for offer in provider.offers() if offer.spot)
 
 
-def launch_request(
-    offer: Offer, count: int = 1, intent: str = "intent-1"
-) -> LaunchRequest:
+def launch_request(offer: Offer, count: int = 1, intent: str = "intent-1") -> LaunchRequest:
     return a_launch(offer, count, token=f"uid-{intent}", intent=intent)
 
 
@@ -93,9 +91,7 @@ def test_offers_are_at_the_newest_price_of_each_zone(aws: FakeAws) -> None:
 
 def test_prices_are_cached_between_polls(aws: FakeAws) -> None:
     provider = aws.provider()
-    assert [list(provider.offers()) for _ in range(3)].count(
-        list(provider.offers())
-    ) == 3
+    assert [list(provider.offers()) for _ in range(3)].count(list(provider.offers())) == 3
     sent = [r["operation"] for r in aws.ask("requests")]
     assert sent == ["DescribeSpotPriceHistory"]
 
@@ -229,9 +225,7 @@ def test_missing_resources_are_reported_before_a_launch(
     ],
     ids=["throttled", "5xx", "dropped", "reply lost"],
 )
-def test_the_sdk_retries_transient_errors(
-    aws: FakeAws, fault: dict[str, object]
-) -> None:
+def test_the_sdk_retries_transient_errors(aws: FakeAws, fault: dict[str, object]) -> None:
     provider = aws.provider(tries=4)
     (vm,) = rent(provider)
     for operation in ("DescribeInstances", "TerminateInstances"):
@@ -327,9 +321,7 @@ def test_launches_at_the_same_time_share_one_group_and_one_key(aws: FakeAws) -> 
     provider = aws.provider()
     offer = spot(provider)
     with ThreadPoolExecutor(3) as pool:
-        launch_requests = [
-            launch_request(offer, intent=f"intent-{n}") for n in range(3)
-        ]
+        launch_requests = [launch_request(offer, intent=f"intent-{n}") for n in range(3)]
         results = list(pool.map(provider.launch, launch_requests))
     assert sum(len(result.vms) for result in results) == 3
     sent = [r["operation"] for r in aws.ask("requests")]

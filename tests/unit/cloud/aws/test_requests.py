@@ -23,9 +23,7 @@ SETTINGS = AwsSettings(instance_types=("g5.xlarge",))
 PLACE = AwsPlacement("subnet-1", ("sg-1",), "key", "ami-1", "/dev/sda1")
 
 
-def launch_request(
-    spot: bool = True, token: str = "t", usd: float = 0.4
-) -> LaunchRequest:
+def launch_request(spot: bool = True, token: str = "t", usd: float = 0.4) -> LaunchRequest:
     offer = make_offer(
         FACTS,
         cloud="aws",
@@ -89,9 +87,7 @@ def test_everything_rented_is_tagged_and_on_demand_is_no_spot_request() -> None:
             assert marks[tags.INTENT] == "intent-1"
             assert marks[tags.EXPIRES] == "601"
     assert "InstanceMarketOptions" not in plain
-    assert (
-        spot["InstanceMarketOptions"]["SpotOptions"]["SpotInstanceType"] == "one-time"
-    )
+    assert spot["InstanceMarketOptions"]["SpotOptions"]["SpotInstanceType"] == "one-time"
 
 
 def test_role_and_key_pair_are_optional() -> None:

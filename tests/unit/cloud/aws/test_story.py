@@ -32,18 +32,14 @@ def again_and_again(provider: AwsProvider, asked: LaunchRequest) -> tuple[Vm, ..
 
 @pytest.mark.rotated
 @pytest.mark.parametrize("seed", range(1))
-def test_after_many_faults_the_cloud_is_empty_and_the_bill_agrees(
-    aws: FakeAws, seed: int
-) -> None:
+def test_after_many_faults_the_cloud_is_empty_and_the_bill_agrees(aws: FakeAws, seed: int) -> None:
     chance = random.Random(seed)
     aws.ask("stock", zone=ZONE, instance_type=KIND, count=6)
     provider = aws.provider()
     offer = spot(provider)
     launched: dict[str, str] = {}
     for number in range(20):
-        aws.ask(
-            "fail", operation="*", times=chance.randint(0, 2), **chance.choice(FAULTS)
-        )
+        aws.ask("fail", operation="*", times=chance.randint(0, 2), **chance.choice(FAULTS))
         if chance.random() < 0.3:
             provider = aws.provider()  # the manager died
         asked = launch_request(offer, chance.randint(1, 3), f"intent-{number}")

@@ -85,9 +85,7 @@ def test_a_throttling_error_has_the_retry_delay() -> None:
         (boto.InvalidRegionError(region_name="no such"), MisconfiguredError),
     ],
 )
-def test_a_lost_connection_is_explained(
-    raised: Exception, kind: type[CloudError]
-) -> None:
+def test_a_lost_connection_is_explained(raised: Exception, kind: type[CloudError]) -> None:
     with pytest.raises(CloudError) as told, translating_errors("listing"):
         raise raised
     assert type(told.value) is kind
@@ -136,9 +134,7 @@ def test_a_login_that_has_expired_is_one(raised: boto.BotoCoreError) -> None:
     assert isinstance(translate(raised, "listing"), LoginExpiredError)
 
 
-def test_a_role_with_mfa_asks_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_role_with_mfa_asks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tmp_path / "config"
     config.write_text(
         "[profile mfa]\nrole_arn = arn:aws:iam::123456789012:role/r\n"

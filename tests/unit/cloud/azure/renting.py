@@ -23,9 +23,7 @@ def launch_request(
 def rent(
     provider: AzureProvider, count: int = 1, intent: str = "intent-1", job: str = "job"
 ) -> list[Vm]:
-    return list(
-        provider.launch(launch_request(offer_in(provider), count, intent, job)).vms
-    )
+    return list(provider.launch(launch_request(offer_in(provider), count, intent, job)).vms)
 
 
 def alive(azure: FakeAzure) -> int:

@@ -81,9 +81,7 @@ EVENTS = st.lists(
     st.builds(
         step,
         st.integers(0, 50).map(float),
-        st.sampled_from(
-            ["+Accepted", "+Succeeded", "+Failed", "-Accepted", "-Succeeded"]
-        ),
+        st.sampled_from(["+Accepted", "+Succeeded", "+Failed", "-Accepted", "-Succeeded"]),
         st.sampled_from("ab"),
         st.sampled_from(["vm", "other"]),
     ),

@@ -139,9 +139,7 @@ def test_regions_without_zones_are_rented_in_as_well(azure: FakeAzure) -> None:
     azure.ask("stock", zone="westus", instance_type=KIND, count=1)
     provider = azure.provider(regions=(REGION, "westus"))
     (east,) = rent(provider)
-    (west,) = provider.launch(
-        launch_request(offer_in(provider, "westus"), intent="i-2")
-    ).vms
+    (west,) = provider.launch(launch_request(offer_in(provider, "westus"), intent="i-2")).vms
     listed = {vm.vm_id: vm.offer.zone for vm in provider.list_vms("job")}
     assert listed == {east.vm_id: ZONE, west.vm_id: "westus"}
     provider.terminate(listed)

@@ -42,9 +42,7 @@ def test_given_resources_need_fewer_permissions() -> None:
         subnets={REGION: "/subnet"},
         identity="/identity",
     )
-    assert "Microsoft.Authorization/roleAssignments/write" in checks.needed_actions(
-        whole
-    )
+    assert "Microsoft.Authorization/roleAssignments/write" in checks.needed_actions(whole)
     due = checks.needed_actions(named)
     assert not any("roleAssignments" in action for action in due)
     assert not any(action.endswith("virtualNetworks/write") for action in due)

@@ -75,9 +75,7 @@ def test_no_vm_is_made_without_a_key(azure: FakeAzure) -> None:
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["at once", "after a while"])
-def test_a_stock_out_is_no_capacity_and_leaves_no_vm(
-    azure: FakeAzure, late: bool
-) -> None:
+def test_a_stock_out_is_no_capacity_and_leaves_no_vm(azure: FakeAzure, late: bool) -> None:
     azure.ask("moods", late=late)
     provider = azure.provider()
     asked = launch_request(offer_in(provider), 2)
@@ -147,9 +145,7 @@ def test_without_credentials_it_says_what_to_do(
         provider.list_vms("job")
 
 
-def test_a_missing_subscription_is_told(
-    azure: FakeAzure, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_subscription_is_told(azure: FakeAzure, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AZURE_SUBSCRIPTION_ID", raising=False)
     with pytest.raises(MisconfiguredError, match="AZURE_SUBSCRIPTION_ID"):
         azure.provider(subscription="").list_vms("job")
@@ -165,9 +161,7 @@ def test_a_missing_subscription_is_told(
     ],
     ids=["throttled", "5xx", "dropped", "reply lost"],
 )
-def test_the_sdk_retries_transient_errors(
-    azure: FakeAzure, fault: dict[str, object]
-) -> None:
+def test_the_sdk_retries_transient_errors(azure: FakeAzure, fault: dict[str, object]) -> None:
     provider = azure.provider(tries=4)
     azure.ask("fail", operation="PUT virtualMachines", **fault)
     (vm,) = rent(provider)

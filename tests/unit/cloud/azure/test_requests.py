@@ -25,9 +25,7 @@ from spottrain.cloud.ssh_keys import new_host_key
 from spottrain.pricing.prices.catalogue import catalogue
 
 KIND = "Standard_NC4as_T4_v3"
-SETTINGS = AzureSettings(
-    instance_types=(KIND,), public_key="ssh-ed25519 AAAA", owner="us"
-)
+SETTINGS = AzureSettings(instance_types=(KIND,), public_key="ssh-ed25519 AAAA", owner="us")
 PLACE = AzurePlacement("/net/subnets/vms", "/identity", accelerated=True)
 KEY = ("private half", "ssh-ed25519 AAAA")
 FACTS = catalogue()
@@ -56,9 +54,7 @@ def vm(
     placement: AzurePlacement = PLACE,
     settings: AzureSettings = SETTINGS,
 ) -> dict[str, Any]:
-    return requests.virtual_machine(
-        asked or launch_request(), "vm-0", placement, KEY, settings
-    )
+    return requests.virtual_machine(asked or launch_request(), "vm-0", placement, KEY, settings)
 
 
 def boot_of(body: dict[str, Any]) -> dict[str, Any]:
@@ -113,9 +109,7 @@ def test_the_price_comes_back_from_the_tags_as_it_was(usd: float) -> None:
 
 @given(st.text(min_size=1, max_size=200), st.integers(1, 64))
 def test_names_follow_from_the_token_and_fit_azure(token: str, count: int) -> None:
-    asked = a_launch(
-        launch_request().offer, count, token=token, job="j", intent="i", lease_s=1
-    )
+    asked = a_launch(launch_request().offer, count, token=token, job="j", intent="i", lease_s=1)
     names = requests.vm_names(asked, SETTINGS)
     assert names == requests.vm_names(asked, SETTINGS)
     assert len(set(names)) == count
@@ -167,9 +161,7 @@ def test_images_are_named_in_either_way() -> None:
 
 def test_without_public_addresses_none_is_requested() -> None:
     hidden = AzureSettings(instance_types=(), public_addresses=False)
-    (card,) = vm(settings=hidden)["properties"]["networkProfile"][
-        "networkInterfaceConfigurations"
-    ]
+    (card,) = vm(settings=hidden)["properties"]["networkProfile"]["networkInterfaceConfigurations"]
     (address,) = card["properties"]["ipConfigurations"]
     assert "publicIPAddressConfiguration" not in address["properties"]
 

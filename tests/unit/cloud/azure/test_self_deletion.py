@@ -42,9 +42,7 @@ class Handler(BaseHTTPRequestHandler):
         """Answer as the metadata service, which insists on its header."""
         told = VM
         if self.path.startswith("/metadata/identity/oauth2/token?"):
-            told = json.dumps(
-                {"access_token": TOKEN, "client_id": "c", "resource": "r"}
-            )
+            told = json.dumps({"access_token": TOKEN, "client_id": "c", "resource": "r"})
         self._answer(200 if self.headers.get("Metadata") == "true" else 400, told)
 
     def do_DELETE(self) -> None:

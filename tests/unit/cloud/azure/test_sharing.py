@@ -19,9 +19,7 @@ def test_launches_at_the_same_time_share_one_network(azure: FakeAzure) -> None:
     provider = azure.provider()
     offer = offer_in(provider)
     with ThreadPoolExecutor(3) as pool:
-        launch_requests = [
-            launch_request(offer, intent=f"intent-{n}") for n in range(3)
-        ]
+        launch_requests = [launch_request(offer, intent=f"intent-{n}") for n in range(3)]
         results = list(pool.map(provider.launch, launch_requests))
     assert sum(len(result.vms) for result in results) == 3
     for made in ("resourceGroups", "virtualNetworks", "userAssignedIdentities"):
@@ -82,9 +80,7 @@ def test_an_eviction_that_leaves_card_and_disk_is_cleaned_up(azure: FakeAzure) -
 
 
 @pytest.mark.parametrize("strays", [False, True])
-def test_named_groups_and_subnets_are_used_and_left_alone(
-    azure: FakeAzure, strays: bool
-) -> None:
+def test_named_groups_and_subnets_are_used_and_left_alone(azure: FakeAzure, strays: bool) -> None:
     azure.ask("moods", strays=strays)
     subnet = azure.ask("users_own", group="Theirs", region=REGION)
     provider = azure.provider(
@@ -138,11 +134,7 @@ def test_ssh_accepts_the_host_key_of_the_launch(azure: FakeAzure) -> None:
     assert inside.host == next(iter(provider.list_vms("job"))).private_address
     (key,) = target.host_keys
     assert key.startswith("ssh-ed25519 ")
-    asked = [
-        r
-        for r in azure.ask("requests")
-        if r["operation"].endswith("PUT virtualMachines")
-    ]
+    asked = [r for r in azure.ask("requests") if r["operation"].endswith("PUT virtualMachines")]
     assert asked[0]["body"]["tags"]["spottrain-host-key"] == key
     provider.terminate([vm.vm_id])
     with pytest.raises(VmNotFoundError):

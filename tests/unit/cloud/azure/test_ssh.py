@@ -53,15 +53,11 @@ def connected(host: Host) -> Session:
             time.sleep(0.02)
 
 
-def test_a_vm_is_verified_by_its_generated_host_key(
-    azure: FakeAzure, tmp_path: Path
-) -> None:
+def test_a_vm_is_verified_by_its_generated_host_key(azure: FakeAzure, tmp_path: Path) -> None:
     key_file, public_key = ensure_key(tmp_path / "cloud")
     port = free_port()
     azure.ask("rent_machines", folder=str(tmp_path / "vms"), port=port)
-    provider = azure.provider(
-        public_key=public_key, user=getpass.getuser(), ssh_port=port
-    )
+    provider = azure.provider(public_key=public_key, user=getpass.getuser(), ssh_port=port)
     (vm,) = rent(provider)
     target = provider.ssh_target(vm.vm_id)
     assert target is not None

@@ -45,9 +45,7 @@ def test_after_many_faults_the_cloud_is_empty_and_the_bill_agrees(
     offer = offer_in(provider)
     launched: dict[str, Vm] = {}
     for number in range(12):
-        azure.ask(
-            "fail", operation="*", times=chance.randint(0, 2), **chance.choice(FAULTS)
-        )
+        azure.ask("fail", operation="*", times=chance.randint(0, 2), **chance.choice(FAULTS))
         if chance.random() < 0.3:
             provider = azure.provider()  # the manager died
         asked = launch_request(offer, chance.randint(1, 3), f"intent-{number}")

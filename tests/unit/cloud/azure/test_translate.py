@@ -73,9 +73,7 @@ def refusal(
     ],
 )
 @pytest.mark.parametrize("status", [200, 400, 409])
-def test_error_codes_map_to_error_classes(
-    code: str, kind: type[CloudError], status: int
-) -> None:
+def test_error_codes_map_to_error_classes(code: str, kind: type[CloudError], status: int) -> None:
     error = translate(refusal(code, status), "launching 1 NC6 in eastus-1")
     assert type(error) is kind
     assert "\n" not in str(error)
@@ -126,9 +124,7 @@ def test_any_throttling_error_has_the_retry_delay() -> None:
         (HttpResponseError(response=Answer(502, "<html>", {})), CloudError),
     ],
 )
-def test_an_invalid_answer_is_explained(
-    raised: Exception, kind: type[CloudError]
-) -> None:
+def test_an_invalid_answer_is_explained(raised: Exception, kind: type[CloudError]) -> None:
     with pytest.raises(CloudError) as told, translating_errors("listing"):
         raise raised
     assert type(told.value) is kind

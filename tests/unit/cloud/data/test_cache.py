@@ -36,8 +36,7 @@ class Shelf:
     @property
     def files(self) -> tuple[SourceFile, ...]:
         return tuple(
-            SourceFile(name, len(data), self.version)
-            for name, data in self.content.items()
+            SourceFile(name, len(data), self.version) for name, data in self.content.items()
         )
 
     def fetch(self, file: SourceFile, target: Path) -> None:
@@ -115,9 +114,7 @@ def test_a_small_disk_is_reported_with_both_sizes(tmp_path: Path) -> None:
         def files(self) -> tuple[SourceFile, ...]:
             return (SourceFile("a", 10**18, "1"),)
 
-    with pytest.raises(
-        DataError, match=r"needs 1,000,000\.0 TB, [\d,.]+ [GMT]B are free in"
-    ):
+    with pytest.raises(DataError, match=r"needs 1,000,000\.0 TB, [\d,.]+ [GMT]B are free in"):
         ensure(Cache(tmp_path), Huge({}))
 
 
@@ -131,12 +128,8 @@ def test_a_full_disk_is_reported(tmp_path: Path) -> None:
         ensure(Cache(tmp_path), Full({"a": b"1"}))
 
 
-@pytest.mark.parametrize(
-    "names", [("a", "a/b"), ("a/b", "a"), ("x" * 300,), ("x" * 300 + "/a",)]
-)
-def test_invalid_file_names_are_reported(
-    tmp_path: Path, names: tuple[str, ...]
-) -> None:
+@pytest.mark.parametrize("names", [("a", "a/b"), ("a/b", "a"), ("x" * 300,), ("x" * 300 + "/a",)])
+def test_invalid_file_names_are_reported(tmp_path: Path, names: tuple[str, ...]) -> None:
     with pytest.raises(DataError, match=r"a name cannot be used here: .*rename it"):
         ensure(Cache(tmp_path), Shelf(dict.fromkeys(names, b"1")))
 
@@ -212,9 +205,7 @@ def test_an_archive_is_found_unpacked(tmp_path: Path, kind: str) -> None:
 
 def test_a_file_that_is_no_archive_is_reported(tmp_path: Path) -> None:
     shelf = Shelf({"images.tar": b"hello"}, is_folder=False)
-    with pytest.raises(
-        DataError, match=r"^data images .*: is not a tar or zip archive.*; remove"
-    ):
+    with pytest.raises(DataError, match=r"^data images .*: is not a tar or zip archive.*; remove"):
         ensure(Cache(tmp_path), shelf, UNPACKED)
 
 

@@ -59,9 +59,7 @@ def test_a_missing_path_is_reported(tmp_path: Path) -> None:
         fetch_data([DataRequest(name="own", path="/nowhere")], Cache(tmp_path))
 
 
-def run(
-    folder: Path, *requests: DataRequest, limit_s: float = 60.0
-) -> tuple[int, list[str]]:
+def run(folder: Path, *requests: DataRequest, limit_s: float = 60.0) -> tuple[int, list[str]]:
     running = BackgroundPreparation(
         folder / "cache", folder / "log", os.environ, to_json(requests), limit_s
     )
@@ -119,13 +117,9 @@ def has_own_mounts() -> bool:
 @pytest.mark.skipif(not has_own_mounts(), reason="needs root and unshare")
 def test_a_file_system_is_mounted_once(tmp_path: Path) -> None:
     bringing = f"{sys.executable} -m spottrain.cloud.data {tmp_path}/cache 60"
-    requests = to_json(
-        [DataRequest(name="own", mount="none", type="tmpfs", options="size=1m")]
-    )
+    requests = to_json([DataRequest(name="own", mount="none", type="tmpfs", options="size=1m")])
     (tmp_path / "requests").write_text(requests)
-    twice = (
-        f"{bringing} <requests && {bringing} <requests && grep {tmp_path} /proc/mounts"
-    )
+    twice = f"{bringing} <requests && {bringing} <requests && grep {tmp_path} /proc/mounts"
     done = subprocess.run(
         ["unshare", "-m", "sh", "-c", twice],
         cwd=tmp_path,
@@ -168,9 +162,7 @@ def test_mount_gets_type_and_options(mounting: Path) -> None:
     assert asked == f"-t nfs4 -o ro,hard server:/ {target}\n"
 
 
-def test_an_existing_mount_is_reused(
-    mounting: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_existing_mount_is_reused(mounting: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os.path, "ismount", lambda path: True)
     mount(NFS, mounting / "cache")
     assert not (mounting / "asked").exists()
@@ -184,18 +176,14 @@ def test_an_existing_mount_is_reused(
         ("mount.nfs4: Connection timed out", DataUnavailableError),
     ],
 )
-def test_the_error_of_mount_is_reported(
-    mounting: Path, says: str, kind: type[Exception]
-) -> None:
+def test_the_error_of_mount_is_reported(mounting: Path, says: str, kind: type[Exception]) -> None:
     (mounting / "says").write_text(says)
     (mounting / "code").write_text("32")
     with pytest.raises(kind, match=rf"^data shared \(server:/\): {says}"):
         mount(NFS, mounting / "cache")
 
 
-def test_without_root_mount_uses_sudo(
-    mounting: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_root_mount_uses_sudo(mounting: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setenv("PATH", str(mounting / "tools"))
     with pytest.raises(DataError, match="this machine has no sudo; install it"):

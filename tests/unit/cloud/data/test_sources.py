@@ -78,9 +78,7 @@ def test_a_missing_bucket_is_a_user_error(s3: S3) -> None:
 
 def test_an_unreachable_store_may_be_retried(s3: S3) -> None:
     with pytest.raises(DataUnavailableError, match=r"^data corpus \(s3://"):
-        open_source(
-            request("s3://bucket/a?endpoint_url=http://127.0.0.1:1"), patience_s=0.1
-        )
+        open_source(request("s3://bucket/a?endpoint_url=http://127.0.0.1:1"), patience_s=0.1)
 
 
 def test_a_wrong_hash_is_an_error_and_removes_the_file(s3: S3, tmp_path: Path) -> None:
@@ -103,17 +101,13 @@ def test_a_web_servers_file_is_fetched(web: Web, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("knows_ranges", [True, False])
-def test_an_interrupted_download_is_resumed(
-    web: Web, tmp_path: Path, knows_ranges: bool
-) -> None:
+def test_an_interrupted_download_is_resumed(web: Web, tmp_path: Path, knows_ranges: bool) -> None:
     content = bytes(range(256)) * 20_000
     web.files["/a"], web.breaks_after = content, 3_000_000
     web.knows_ranges = knows_ranges
     source = open_source(request(f"{web.url}/a"))
     (file,) = source.files
-    with pytest.raises(
-        DataUnavailableError, match=r"connection lost|got 3000000 of 5120000"
-    ):
+    with pytest.raises(DataUnavailableError, match=r"connection lost|got 3000000 of 5120000"):
         source.fetch(file, tmp_path / "a")
     assert not (tmp_path / "a").exists()
     source.fetch(file, tmp_path / "a")
@@ -121,9 +115,7 @@ def test_an_interrupted_download_is_resumed(
     assert web.gets() == ["", "bytes=3000000-"]
 
 
-def test_a_partial_download_of_another_version_is_not_resumed(
-    web: Web, tmp_path: Path
-) -> None:
+def test_a_partial_download_of_another_version_is_not_resumed(web: Web, tmp_path: Path) -> None:
     web.files["/a"], web.breaks_after = b"1" * 4_000_000, 3_000_000
     source = open_source(request(f"{web.url}/a"))
     with pytest.raises(DataUnavailableError):
@@ -178,9 +170,7 @@ def test_an_object_that_is_also_a_folder_is_refused(
 
 @pytest.mark.parametrize("last", ["..", "%2e%2e", "a%00b"])
 @pytest.mark.parametrize("scheme", ["s3", "http"])
-def test_a_url_without_a_valid_file_name_is_refused(
-    web: Web, scheme: str, last: str
-) -> None:
+def test_a_url_without_a_valid_file_name_is_refused(web: Web, scheme: str, last: str) -> None:
     web.files[f"/{last}"] = b"1"
     above = {"s3": "s3://bucket", "http": web.url}[scheme]
     with pytest.raises(DataError, match="object name"):

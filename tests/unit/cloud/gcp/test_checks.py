@@ -58,9 +58,7 @@ def test_without_a_spot_quota_the_on_demand_quota_counts(gcp: FakeGcp) -> None:
         ({"instance_types": ("a2-highgpu-8g",)}, f"types {REGION}"),
     ],
 )
-def test_every_problem_is_a_finding(
-    gcp: FakeGcp, settings: dict[str, Any], wrong: str
-) -> None:
+def test_every_problem_is_a_finding(gcp: FakeGcp, settings: dict[str, Any], wrong: str) -> None:
     gcp.ask("quota", metric="PREEMPTIBLE_NVIDIA_A100_GPUS", limit=8)
     gcp.ask("quota", metric="GPUS_ALL_REGIONS", limit=8)
     told = found(gcp, **settings)

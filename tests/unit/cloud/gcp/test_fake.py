@@ -22,9 +22,7 @@ def recorded(fake_gcp: FakeGcp) -> list[dict[str, Any]]:
     kind = "n1-standard-8+nvidia-tesla-t4"
     fake_gcp.ask("stock", zone=ZONE, kind=kind, count=1)
     account = "vms@fake-project.iam.gserviceaccount.com"
-    provider = fake_gcp.provider(
-        instance_types=(ATTACHED,), zones=(ZONE,), service_account=account
-    )
+    provider = fake_gcp.provider(instance_types=(ATTACHED,), zones=(ZONE,), service_account=account)
     (vm,) = rent(provider)
     provider.list_vms("job")
     provider.spot_pools(1)

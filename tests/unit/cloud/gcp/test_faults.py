@@ -89,9 +89,7 @@ def test_missing_resources_are_reported_before_a_launch(
     ],
     ids=["throttled", "5xx", "dropped", "reply lost"],
 )
-def test_the_sdk_retries_transient_errors(
-    gcp: FakeGcp, fault: dict[str, object]
-) -> None:
+def test_the_sdk_retries_transient_errors(gcp: FakeGcp, fault: dict[str, object]) -> None:
     provider = gcp.provider(patience_s=20.0)
     offer = spot(provider)
     for operation in ("bulk_insert", "aggregated_list", "delete"):
@@ -141,9 +139,7 @@ def test_a_launch_may_take_longer_than_one_request(gcp: FakeGcp) -> None:
     assert len(provider.launch(asked).vms) == 1
     gcp.ask("fail", operation="zone_operations.wait", kind="slow", seconds=1.0)
     with pytest.raises(CloudError) as told:
-        gcp.provider(launch_s=0.3).launch(
-            launch_request(spot(provider), intent="intent-2")
-        )
+        gcp.provider(launch_s=0.3).launch(launch_request(spot(provider), intent="intent-2"))
     assert type(told.value) is CloudError
 
 
@@ -179,9 +175,7 @@ def test_operations_are_read_until_an_end_is_known(gcp: FakeGcp) -> None:
     provider = gcp.provider()
     for number in range(12):
         gcp.ask("stock", zone=ZONE, kind=KIND, count=1)
-        (vm,) = provider.launch(
-            launch_request(spot(provider), intent=f"intent-{number}")
-        ).vms
+        (vm,) = provider.launch(launch_request(spot(provider), intent=f"intent-{number}")).vms
         gcp.ask("preempt", zone=ZONE, name=vm.vm_id.partition(".")[0])
         gcp.ask("pass_time", seconds=3600)
         assert vm.vm_id in {each.vm_id for each in provider.list_vms("job")}

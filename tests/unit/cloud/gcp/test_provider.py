@@ -50,9 +50,7 @@ def spot(provider: GcpProvider) -> Offer:
     return next(offer for offer in provider.offers() if offer.spot)
 
 
-def launch_request(
-    offer: Offer, count: int = 1, intent: str = "intent-1"
-) -> LaunchRequest:
+def launch_request(offer: Offer, count: int = 1, intent: str = "intent-1") -> LaunchRequest:
     return a_launch(offer, count, token=f"uid-{intent}", intent=intent)
 
 
@@ -136,9 +134,7 @@ def test_attached_gpus_are_offered_where_machine_and_gpu_are_available(
     gcp: FakeGcp,
 ) -> None:
     gcp.ask("withdraw", zone=ZONE, kind="n1-standard-8+nvidia-tesla-t4")
-    gcp.ask(
-        "stock", zone="us-central1-b", kind="n1-standard-8+nvidia-tesla-t4", count=1
-    )
+    gcp.ask("stock", zone="us-central1-b", kind="n1-standard-8+nvidia-tesla-t4", count=1)
     provider = gcp.provider(instance_types=(ATTACHED,))
     offers = provider.offers()
     assert {offer.zone for offer in offers} == {"us-central1-b"}
@@ -212,9 +208,7 @@ def test_a_laptop_that_moves_is_let_in_and_its_old_address_is_not(gcp: FakeGcp) 
     rent(provider)
     finish(gcp)
     provider.admit("job", ["198.51.100.7/32"])
-    (patch,) = [
-        r["body"] for r in gcp.ask("requests") if r["operation"] == "firewalls.patch"
-    ]
+    (patch,) = [r["body"] for r in gcp.ask("requests") if r["operation"] == "firewalls.patch"]
     assert patch["sourceRanges"] == ["198.51.100.7/32"]
     provider.admit("job", ["198.51.100.7/32"])
     assert sent(gcp).count("firewalls.patch") == 1
@@ -236,9 +230,7 @@ def test_preemptions_and_scores_of_each_zone_are_reported(gcp: FakeGcp) -> None:
 
 
 def test_what_google_does_not_say_of_spot_vms_is_unknown(gcp: FakeGcp) -> None:
-    gcp.ask(
-        "fail", operation="advice.capacity", kind="error", status=403, code="forbidden"
-    )
+    gcp.ask("fail", operation="advice.capacity", kind="error", status=403, code="forbidden")
     (pool,) = gcp.provider(zones=(ZONE,)).spot_pools(1)
     assert (pool.losses_per_hour, pool.obtainability) == (None, None)
 
@@ -266,9 +258,7 @@ def test_launches_at_the_same_time_share_one_network(gcp: FakeGcp) -> None:
     provider = gcp.provider()
     offer = spot(provider)
     with ThreadPoolExecutor(3) as pool:
-        launch_requests = [
-            launch_request(offer, intent=f"intent-{n}") for n in range(3)
-        ]
+        launch_requests = [launch_request(offer, intent=f"intent-{n}") for n in range(3)]
         results = list(pool.map(provider.launch, launch_requests))
     assert sum(len(result.vms) for result in results) == 3
     assert sent(gcp).count("networks.insert") == 1

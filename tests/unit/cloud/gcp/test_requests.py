@@ -23,9 +23,7 @@ from spottrain.cloud.port.provider import LaunchRequest
 SETTINGS = GcpSettings(
     project=PROJECT, instance_types=(KIND,), public_key=PUBLIC_KEY, max_run_s=3600.5
 )
-PLACE = GcpPlacement(
-    "projects/p/global/networks/n", "projects/p/regions/r/subnetworks/n", ()
-)
+PLACE = GcpPlacement("projects/p/global/networks/n", "projects/p/regions/r/subnetworks/n", ())
 LABEL = re.compile(r"[a-z0-9_-]{1,63}")
 NAME = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 
@@ -60,9 +58,7 @@ def test_a_repeated_launch_request_is_identical() -> None:
 
 
 @given(st.text(min_size=1, max_size=200), st.integers(0, 99))
-def test_every_token_makes_an_id_and_names_that_google_takes(
-    token: str, attempt: int
-) -> None:
+def test_every_token_makes_an_id_and_names_that_google_takes(token: str, attempt: int) -> None:
     assert uuid.UUID(requests.request_id(token, attempt))
     names = requests.vm_names(launch_request(token=token), "")
     assert len(set(names)) == 3
@@ -81,9 +77,7 @@ def test_labels_are_valid_and_distinct_for_any_text(one: str, other: str) -> Non
     st.text(min_size=1, max_size=50),
     st.floats(min_value=1e-4, max_value=1000),
 )
-def test_job_and_intent_are_read_back_from_a_vm(
-    job: str, intent: str, usd: float
-) -> None:
+def test_job_and_intent_are_read_back_from_a_vm(job: str, intent: str, usd: float) -> None:
     asked = requests.bulk_insert(
         launch_request(usd=usd, kind=ATTACHED, job=job, intent=intent),
         PLACE,
@@ -157,9 +151,7 @@ def test_gpus_are_attached_to_machines_without_gpus() -> None:
     ("spot", "gpus", "then"),
     [(False, 0, "MIGRATE"), (False, 1, "TERMINATE"), (True, 0, "TERMINATE")],
 )
-def test_a_movable_vm_is_migrated_for_maintenance(
-    spot: bool, gpus: int, then: str
-) -> None:
+def test_a_movable_vm_is_migrated_for_maintenance(spot: bool, gpus: int, then: str) -> None:
     asked = launch_request(spot=spot)
     asked = replace(asked, offer=replace(asked.offer, gpus=gpus))
     bulk = requests.bulk_insert(asked, PLACE, SETTINGS, 0)
@@ -184,9 +176,7 @@ def test_a_vm_id_contains_its_zone(name: str) -> None:
 
 def test_ssh_is_allowed_from_the_given_networks_only() -> None:
     (inside,) = requests.firewalls(SETTINGS, "job", PLACE.network)
-    assert inside["firewall_resource"]["source_tags"] == [
-        requests.shared_name("job", "")
-    ]
+    assert inside["firewall_resource"]["source_tags"] == [requests.shared_name("job", "")]
     settings = GcpSettings(
         project=PROJECT, instance_types=(), ssh_from=("192.0.2.0/24",), ssh_port=2222
     )

@@ -32,18 +32,14 @@ def again_and_again(provider: GcpProvider, asked: LaunchRequest) -> tuple[Vm, ..
 
 @pytest.mark.rotated
 @pytest.mark.parametrize("seed", range(2))
-def test_after_many_faults_the_cloud_is_empty_and_the_bill_agrees(
-    gcp: FakeGcp, seed: int
-) -> None:
+def test_after_many_faults_the_cloud_is_empty_and_the_bill_agrees(gcp: FakeGcp, seed: int) -> None:
     chance = random.Random(seed)
     gcp.ask("stock", zone=ZONE, kind=KIND, count=6)
     provider = gcp.provider()
     offer = spot(provider)
     launched: dict[str, str] = {}
     for number in range(20):
-        gcp.ask(
-            "fail", operation="*", times=chance.randint(0, 2), **chance.choice(FAULTS)
-        )
+        gcp.ask("fail", operation="*", times=chance.randint(0, 2), **chance.choice(FAULTS))
         asked = launch_request(offer, chance.randint(1, 3), f"intent-{number}")
         got = again_and_again(provider, asked)
         assert launched.keys().isdisjoint(vm.vm_id for vm in got)

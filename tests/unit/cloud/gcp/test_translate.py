@@ -27,15 +27,11 @@ from spottrain.cloud.port.errors import (
 )
 
 
-def refusal(
-    status: int, reason: str, message: str = "two\nlines", **headers: str
-) -> Exception:
+def refusal(status: int, reason: str, message: str = "two\nlines", **headers: str) -> Exception:
     response = requests.Response()
     response.headers.update({k.replace("_", "-"): v for k, v in headers.items()})
     errors = [{"reason": reason, "message": message}]
-    made: Exception = google.from_http_status(
-        status, message, errors=errors, response=response
-    )
+    made: Exception = google.from_http_status(status, message, errors=errors, response=response)
     return made
 
 
@@ -122,9 +118,7 @@ def test_the_most_specific_of_several_errors_counts(
 
 
 @given(st.text(max_size=30), st.sampled_from([404, 500, 503]))
-def test_an_unknown_reason_is_never_read_as_no_capacity(
-    reason: str, status: int
-) -> None:
+def test_an_unknown_reason_is_never_read_as_no_capacity(reason: str, status: int) -> None:
     error = translate(refusal(status, f"our.{reason}"), "launching")
     assert not isinstance(error, NoCapacityError)
 
@@ -150,9 +144,7 @@ def test_a_throttling_error_has_the_retry_delay() -> None:
         (google.RetryError("tired", refusal(429, "")), ThrottledError),
     ],
 )
-def test_a_lost_connection_is_explained(
-    raised: Exception, kind: type[CloudError]
-) -> None:
+def test_a_lost_connection_is_explained(raised: Exception, kind: type[CloudError]) -> None:
     with pytest.raises(CloudError) as told, translating_errors("listing"):
         raise raised
     assert type(told.value) is kind

@@ -96,9 +96,7 @@ def test_an_agent_of_other_software_is_replaced_on_the_same_vm(
     assert cloud.vm(vm).state == VmState.RUNNING
 
 
-def test_a_vm_ends_with_its_agent_and_leaves_only_logs(
-    cloud: Cloud, machine: Machine
-) -> None:
+def test_a_vm_ends_with_its_agent_and_leaves_only_logs(cloud: Cloud, machine: Machine) -> None:
     vm, other = cloud.launch(2)
     agent, *children, _ = cloud.boot(vm)["pids"]
     folder = cloud.folder / "vms" / vm.vm_id
@@ -115,9 +113,7 @@ def test_a_vm_ends_with_its_agent_and_leaves_only_logs(
 
 
 @pytest.mark.parametrize("how", ["terminate", "kill"])
-def test_ending_a_vm_leaves_none_of_its_processes(
-    cloud: Cloud, machine: Machine, how: str
-) -> None:
+def test_ending_a_vm_leaves_none_of_its_processes(cloud: Cloud, machine: Machine, how: str) -> None:
     vm, other = cloud.launch(2)
     pids, others = cloud.boot(vm)["pids"], cloud.boot(other)["pids"]
     if how == "terminate":
@@ -135,9 +131,7 @@ def test_ending_a_vm_leaves_none_of_its_processes(
     assert cloud.vm(other).ended_at_s is None
 
 
-def test_a_silent_vm_is_stopped_but_listed_as_running(
-    cloud: Cloud, machine: Machine
-) -> None:
+def test_a_silent_vm_is_stopped_but_listed_as_running(cloud: Cloud, machine: Machine) -> None:
     (vm,) = cloud.launch()
     pids = cloud.boot(vm)["pids"]
     assert cloud.hit("silence") == (vm.vm_id,)
@@ -165,9 +159,7 @@ def test_a_slow_vm_stops_and_goes_on_all_the_time_and_can_still_be_ended(
     assert not any(machine.runs(pid) for pid in pids)
 
 
-def test_a_slow_vm_that_falls_silent_stays_stopped(
-    cloud: Cloud, machine: Machine
-) -> None:
+def test_a_slow_vm_that_falls_silent_stays_stopped(cloud: Cloud, machine: Machine) -> None:
     (vm,) = cloud.launch()
     cloud.hit("slow", factor=2.0)
     pids = cloud.boot(vm)["pids"]  # found although it came later
@@ -193,18 +185,14 @@ def test_on_demand_vms_stay(cloud: Cloud, machine: Machine) -> None:
     assert all(machine.runs(pid) for pid in pids)
 
 
-def test_capacity_that_was_taken_comes_back_by_itself(
-    cloud: Cloud, machine: Machine
-) -> None:
+def test_capacity_that_was_taken_comes_back_by_itself(cloud: Cloud, machine: Machine) -> None:
     cloud.launch(3)
     cloud.hit("kill", return_after_s=0.1)
     machine.eventually(lambda: cloud.client().offers()[0].available == 1)
     assert len(cloud.launch(2)) == 1
 
 
-def test_a_noticed_vm_is_killed_when_its_time_is_up(
-    cloud: Cloud, machine: Machine
-) -> None:
+def test_a_noticed_vm_is_killed_when_its_time_is_up(cloud: Cloud, machine: Machine) -> None:
     (vm,) = cloud.launch()
     pids = cloud.boot(vm)["pids"]
     assert cloud.hit("notice", lead_s=3.0) == (vm.vm_id,)
@@ -265,9 +253,7 @@ def test_clients_that_start_at_once_share_one_cloud_and_one_launch(
     assert len(cloud.client().list_vms(cloud.job)) == 2
 
 
-def test_vms_outlive_the_client_that_started_them(
-    cloud: Cloud, machine: Machine
-) -> None:
+def test_vms_outlive_the_client_that_started_them(cloud: Cloud, machine: Machine) -> None:
     os.mkfifo(cloud.pipe)
     client = subprocess.Popen([sys.executable, "-c", CLIENT], stdin=subprocess.PIPE)
     arguments = (str(cloud.folder), cloud.job, cloud.market.to_json(), str(cloud.pipe))
@@ -296,9 +282,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("act", ["list", "terminate", "start_agent"])
-def test_a_killed_cloud_takes_its_vms_with_it(
-    cloud: Cloud, machine: Machine, act: str
-) -> None:
+def test_a_killed_cloud_takes_its_vms_with_it(cloud: Cloud, machine: Machine, act: str) -> None:
     vm, silent = cloud.launch(2)
     agents = [cloud.boot(v)["pids"][0] for v in (vm, silent)]
     cloud.hit("silence")
@@ -317,14 +301,10 @@ def test_a_killed_cloud_takes_its_vms_with_it(
     assert machine.marked(cloud.job) == []
     ended_at_s = cloud.vm(vm).ended_at_s
     assert ended_at_s is not None
-    assert (
-        cloud.vm(vm).ended_at_s == ended_at_s
-    )  # found dead once, not anew at each look
+    assert cloud.vm(vm).ended_at_s == ended_at_s  # found dead once, not anew at each look
 
 
-def test_vms_and_tokens_survive_a_killed_cloud_process(
-    cloud: Cloud, machine: Machine
-) -> None:
+def test_vms_and_tokens_survive_a_killed_cloud_process(cloud: Cloud, machine: Machine) -> None:
     launch_request = cloud.request(2)
     before = cloud.client().launch(launch_request)
     cloud.boot(before.vms[0])
@@ -351,9 +331,7 @@ def test_calls_that_wait_for_processes_may_take_longer_than_others(
     assert not is_over
 
 
-def test_the_cloud_ends_with_its_last_vm(
-    make_cloud: MakeCloud, machine: Machine
-) -> None:
+def test_the_cloud_ends_with_its_last_vm(make_cloud: MakeCloud, machine: Machine) -> None:
     cloud = make_cloud(idle_s=0.2)
     (vm,) = cloud.launch()
     pid = running(cloud, machine)
@@ -377,9 +355,7 @@ def test_calls_to_an_ending_cloud_process_reach_the_next_one(
     assert len(cloud.client().list_vms(cloud.job)) == 4
 
 
-def test_ctrl_c_at_the_terminal_does_not_reach_the_cloud(
-    cloud: Cloud, machine: Machine
-) -> None:
+def test_ctrl_c_at_the_terminal_does_not_reach_the_cloud(cloud: Cloud, machine: Machine) -> None:
     (vm,) = cloud.launch()
     pid = running(cloud, machine)
     assert os.getsid(pid) == pid != os.getsid(0)
@@ -388,9 +364,7 @@ def test_ctrl_c_at_the_terminal_does_not_reach_the_cloud(
     assert machine.cloud(cloud.folder) == pid
 
 
-def test_a_cloud_that_is_told_to_end_ends_its_vms_first(
-    cloud: Cloud, machine: Machine
-) -> None:
+def test_a_cloud_that_is_told_to_end_ends_its_vms_first(cloud: Cloud, machine: Machine) -> None:
     (vm,) = cloud.launch()
     pids = cloud.boot(vm)["pids"]
     pid = running(cloud, machine)
@@ -412,9 +386,7 @@ def test_the_bill_is_each_vms_price_at_launch_for_its_seconds(cloud: Cloud) -> N
     assert usd > 0
 
 
-def test_a_folder_deeper_than_a_socket_address_will_do(
-    cloud: Cloud, tmp_path: Path
-) -> None:
+def test_a_folder_deeper_than_a_socket_address_will_do(cloud: Cloud, tmp_path: Path) -> None:
     folder = tmp_path / ("x" * 100) / ("y" * 100)
     folder.parent.mkdir()
     provider = LocalProvider(folder, "job", cloud.market)

@@ -39,9 +39,7 @@ class Driver:
     def launch(
         self, count: int = 1, *, token: str = "t", zone: str = "a", spot: bool = True
     ) -> LaunchResult:
-        offer = next(
-            o for o in self.cloud.offers(0) if (o.zone, o.spot) == (zone, spot)
-        )
+        offer = next(o for o in self.cloud.offers(0) if (o.zone, o.spot) == (zone, spot))
         request = a_launch(offer, count, token=token, intent="i", lease_s=9)
         return self.cloud.launch(request, 100.0, lambda: next(self.ids))
 
@@ -238,9 +236,7 @@ class Market(RuleBasedStateMachine):
         assert self.driver.apply("capacity", zone=zone, count=count) == ()
 
     @rule(
-        kind=st.sampled_from(
-            sorted({*get_args(EventKind)} - {"capacity", "price", "slow"})
-        ),
+        kind=st.sampled_from(sorted({*get_args(EventKind)} - {"capacity", "price", "slow"})),
         zone=st.sampled_from([None, "a", "b"]),
         count=st.integers(0, 4),
     )
@@ -248,9 +244,7 @@ class Market(RuleBasedStateMachine):
         candidates = {
             vm.vm_id
             for vm in self.driver.cloud.vms.values()
-            if vm.offer.spot
-            and vm.state == VmState.RUNNING
-            and zone in (None, vm.offer.zone)
+            if vm.offer.spot and vm.state == VmState.RUNNING and zone in (None, vm.offer.zone)
         } - self.taken
         victims = self.driver.apply(kind, zone=zone, count=count)
         assert len(set(victims)) == len(victims) == min(count, len(candidates))

@@ -30,9 +30,7 @@ def service(request: pytest.FixtureRequest) -> Iterator[tuple[str, FakeMetadata]
 
 
 @pytest.fixture
-def vms(
-    service: tuple[str, FakeMetadata], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Vms]:
+def vms(service: tuple[str, FakeMetadata], monkeypatch: pytest.MonkeyPatch) -> Iterator[Vms]:
     cloud, fake = service
     fake.ask("reset")
     yield Vms(cloud, fake, monkeypatch)
@@ -84,12 +82,8 @@ FAULTS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    "fault", FAULTS, ids=lambda f: f"{f['kind']}-{f.get('status')}"
-)
-def test_listening_survives_faults_of_the_service(
-    vms: Vms, fault: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f"{f['kind']}-{f.get('status')}")
+def test_listening_survives_faults_of_the_service(vms: Vms, fault: dict[str, Any]) -> None:
     vms.fake.ask("fail", operation=MAIN[vms.cloud], **fault)
     with vms.listening() as one:
         vms.fake.ask("preempt", vm=one.name, lead_s=29.5)
@@ -136,9 +130,7 @@ def test_retry_after_is_respected(vms: Vms, said: str, waited_s: float) -> None:
     assert stop.waited_s == [waited_s]
 
 
-def test_requests_to_an_absent_service_back_off(
-    vms: Vms, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_to_an_absent_service_back_off(vms: Vms, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(hear.URL_VARIABLE, "http://127.0.0.1:1")
     source, stop = hear.open_source({"kind": vms.cloud}), Impatient(9)
     hear.listen(source, lambda _: pytest.fail("nobody said anything"), stop)
@@ -232,9 +224,7 @@ def test_changes_are_differences_of_two_states() -> None:
         assert hear.changes_between(before, now) == told
 
 
-@pytest.mark.parametrize(
-    "url", ["https://x", "x", "http://", "http://x:y", "file:///x"]
-)
+@pytest.mark.parametrize("url", ["https://x", "x", "http://", "http://x:y", "file:///x"])
 def test_an_invalid_url_is_refused(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     monkeypatch.setenv(hear.URL_VARIABLE, url)
     with pytest.raises(CloudError, match="metadata service"):

@@ -59,9 +59,7 @@ def test_an_unchanged_answer_is_not_reported(vms: Vms) -> None:
 
 
 @pytest.mark.parametrize("flavor", [{}, {"Metadata-Flavor": "Other"}])
-def test_a_server_without_googles_header_is_rejected(
-    vms: Vms, flavor: dict[str, str]
-) -> None:
+def test_a_server_without_googles_header_is_rejected(vms: Vms, flavor: dict[str, str]) -> None:
     fault = {"kind": "error", "status": 200, "code": "TRUE", "headers": flavor}
     vms.fake.ask("fail", operation="preempted", **fault)
     with pytest.raises(NoAnswerError, match="Google"):

@@ -13,9 +13,7 @@ import pytest
 from spottrain.cloud.port import lease
 
 
-def play(
-    tmp_path: Path, *, looks: int = 1, renewed_at: int = 0, age_s: float | None = 0.0
-) -> bool:
+def play(tmp_path: Path, *, looks: int = 1, renewed_at: int = 0, age_s: float | None = 0.0) -> bool:
     """Return whether the watch switches a machine off.
 
     Args:
@@ -70,9 +68,7 @@ def test_a_vm_whose_manager_never_comes_ends_itself(tmp_path: Path) -> None:
 
 @pytest.mark.rotated
 @pytest.mark.parametrize("age_s", [8 * 3600.0, -8 * 3600.0])
-def test_a_clock_that_was_set_neither_ends_nor_keeps_a_vm(
-    tmp_path: Path, age_s: float
-) -> None:
+def test_a_clock_that_was_set_neither_ends_nor_keeps_a_vm(tmp_path: Path, age_s: float) -> None:
     assert not play(tmp_path, looks=2, age_s=age_s)
     for folder in (tmp_path / "bin").iterdir():
         folder.unlink()

@@ -96,9 +96,7 @@ def test_arguments_and_results_survive_the_pipe(make: Make) -> None:
     assert child.list_vms("job") == ()
     child.terminate([])
     assert isinstance(child, ReportsQuota)
-    assert child.quotas() == (
-        Quota(region="r", family="f", spot=True, limit=8.0, unit="vcpu"),
-    )
+    assert child.quotas() == (Quota(region="r", family="f", spot=True, limit=8.0, unit="vcpu"),)
     assert isinstance(child, ReachedBySsh)
     assert child.ssh_target("boots") is None
     assert child.ssh_target("vm") == SshTarget(
@@ -146,10 +144,7 @@ def test_a_bug_of_the_provider_is_an_error_of_one_line(make: Make) -> None:
     child = make()
     with pytest.raises(CloudError) as caught:
         child.terminate(["bug"])
-    assert (
-        str(caught.value)
-        == "odd: terminate failed unexpectedly: ZeroDivisionError: 1/0"
-    )
+    assert str(caught.value) == "odd: terminate failed unexpectedly: ZeroDivisionError: 1/0"
     assert child.pid is not None
 
 
@@ -263,9 +258,7 @@ def test_a_child_dies_with_its_parent(make: Make) -> None:
             os.close(handle)
 
 
-def test_a_call_has_the_time_that_a_cloud_may_take_and_the_manager_waits_longer() -> (
-    None
-):
+def test_a_call_has_the_time_that_a_cloud_may_take_and_the_manager_waits_longer() -> None:
     """A child that is killed takes all its other calls with it."""
     azure = AzureSettings(instance_types=())
     gcp = GcpSettings(project="p", instance_types=())

@@ -98,9 +98,7 @@ def test_all_processes_of_a_stopped_vm_stop_and_can_be_killed(
     assert not any(machine.runs(pid) for pid in pids)
 
 
-def test_processes_of_other_vms_are_left_alone(
-    start: Start, machine: Machine, marker: str
-) -> None:
+def test_processes_of_other_vms_are_left_alone(start: Start, machine: Machine, marker: str) -> None:
     other = start(f"{marker}0", "import signal; print(flush=True); signal.pause()")
     assert other.stdout is not None
     other.stdout.readline()

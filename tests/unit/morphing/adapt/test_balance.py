@@ -48,9 +48,7 @@ def test_one_change_finds_the_shares_of_different_machines() -> None:
 
 @pytest.mark.parametrize("total", [20, 60, 200, 5000])
 @pytest.mark.parametrize("fixed_s", [0.0, 0.5])
-def test_different_machines_settle_within_two_changes(
-    total: int, fixed_s: float
-) -> None:
+def test_different_machines_settle_within_two_changes(total: int, fixed_s: float) -> None:
     even = [total // 3 + (k < total % 3) for k in range(3)]
     cluster = cores(3, 5, 12, fixed_s=fixed_s)
     controller, changes = run(start(even), cluster, 300)
@@ -126,9 +124,7 @@ def test_for_any_observations_the_sum_stays_and_every_replica_keeps_a_share(
         seen = [times_s[(k + turn) % 6] for k in range(len(shares))]
         controller = controller.observe(seen)
         assert sum(controller.shares) == sum(shares)
-        for b, limits, limit in zip(
-            controller.shares, controller.limits, shares, strict=True
-        ):
+        for b, limits, limit in zip(controller.shares, controller.limits, shares, strict=True):
             assert 1 <= b <= limits <= limit + 3
 
 
@@ -193,9 +189,7 @@ def test_a_single_replica_is_left_alone() -> None:
     assert not run(start([8]), cores(1.0), 20)[1]
 
 
-@pytest.mark.parametrize(
-    "times_s", [[1.0], [1.0, 0.0], [1.0, math.nan], [1.0, math.inf]]
-)
+@pytest.mark.parametrize("times_s", [[1.0], [1.0, 0.0], [1.0, math.nan], [1.0, math.inf]])
 def test_times_that_cannot_be_are_refused(times_s: list[float]) -> None:
     with pytest.raises(PlanError, match="2 replicas need as many times above 0"):
         start([1, 1]).observe(times_s)

@@ -55,16 +55,12 @@ def test_what_asks_for_no_store_may_take_a_share_of_the_time(
     losses_per_s: float, every_s: float
 ) -> None:
     """With no losses known, too; with many, no more often than by that share."""
-    interval = CheckpointInterval(
-        losses_per_s, 0.1, 0.05, min_cost_s=0.01, cheap_share=0.01
-    )
+    interval = CheckpointInterval(losses_per_s, 0.1, 0.05, min_cost_s=0.01, cheap_share=0.01)
     assert interval.every_steps == round(every_s / 0.1)
 
 
 @given(st.floats(0.0, 1e9), st.floats(0.0, 1e9))
-def test_it_is_bounded_whatever_was_measured(
-    cost_s: float, losses_per_s: float
-) -> None:
+def test_it_is_bounded_whatever_was_measured(cost_s: float, losses_per_s: float) -> None:
     assert MIN_S <= interval_s(cost_s, losses_per_s) <= MAX_S
 
 
@@ -90,9 +86,7 @@ def test_second_copies_make_losses_of_progress_rare() -> None:
 
 
 @given(st.integers(0, 20), st.floats(0.0, 1e6), st.booleans())
-def test_rates_follow_what_was_observed(
-    seen: int, observed_s: float, spot: bool
-) -> None:
+def test_rates_follow_what_was_observed(seen: int, observed_s: float, spot: bool) -> None:
     moments = [observed_s * i / (seen + 1) for i in range(seen)]
     rate = state_losses_per_s(ALONE, moments, observed_s, spot=spot)
     assert rate >= 0
@@ -116,9 +110,7 @@ def test_a_plan_without_vms_loses_nothing() -> None:
     assert state_losses_per_s([], [], 0.0) == 0.0
 
 
-def observed(
-    cost_s: float, steps: int = 20, minibatch_s: float = 1.0
-) -> CheckpointInterval:
+def observed(cost_s: float, steps: int = 20, minibatch_s: float = 1.0) -> CheckpointInterval:
     """An interval that has seen a checkpoint, over three mini-batches."""
     interval = CheckpointInterval(1 / 3600, 5 * minibatch_s)
     for _ in range(steps):
@@ -138,9 +130,7 @@ def test_what_a_checkpoint_costs_is_what_it_slows_training_by(
     assert interval.step_s == minibatch_s
     assert interval.cost_s == pytest.approx(cost_s, rel=1e-6)
     every_s = interval.every_steps * minibatch_s
-    assert every_s == pytest.approx(
-        interval_s(cost_s, 1 / 3600), abs=minibatch_s / 2 + 1e-3
-    )
+    assert every_s == pytest.approx(interval_s(cost_s, 1 / 3600), abs=minibatch_s / 2 + 1e-3)
 
 
 def test_a_checkpoint_that_costs_nothing_measurable_is_not_free() -> None:

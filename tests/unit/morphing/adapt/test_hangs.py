@@ -60,9 +60,7 @@ def test_a_vm_as_slow_as_the_whole_mini_batch_many_times_over_is_left_alone(
 
 
 @given(step_times, st.floats(0.0, 0.99))
-def test_compiling_before_the_first_mini_batch_takes_its_time(
-    step_s: float, share: float
-) -> None:
+def test_compiling_before_the_first_mini_batch_takes_its_time(step_s: float, share: float) -> None:
     """In this process, or waiting for one that compiles."""
     quiet_s = patience_s(FLOOR_S, step_s)
     for process in ("busy", "idle"):

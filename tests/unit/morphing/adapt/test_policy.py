@@ -114,9 +114,7 @@ def test_a_more_expensive_morph_never_pays_sooner(
     seen, present = outlook(losses_at_s), MorphOption(examples_per_s=slow)
     cheap = MorphOption(examples_per_s=slow + more, cost_s=cost)
     costly = replace(cheap, cost_s=cost * factor)
-    assert morph_at_s(present, cheap, seen, math.inf) <= morph_at_s(
-        present, costly, seen, math.inf
-    )
+    assert morph_at_s(present, cheap, seen, math.inf) <= morph_at_s(present, costly, seen, math.inf)
 
 
 def test_a_notice_waits_for_others_but_not_past_a_quarter_of_its_lead() -> None:
@@ -136,9 +134,7 @@ def test_one_replica_falls_back_at_any_loss_and_three_hardly_ever() -> None:
 
 
 @given(st.integers(1, 100), st.integers(1, 100), st.floats(0.0, 1e6))
-def test_little_speed_is_given_up_for_safety(
-    depth: int, width: int, share: float
-) -> None:
+def test_little_speed_is_given_up_for_safety(depth: int, width: int, share: float) -> None:
     assert 1.0 <= capped_slowdown(depth, width, share) <= 1 + CAUTION
 
 

@@ -35,9 +35,7 @@ def sizes(bounds: Sequence[int]) -> list[int]:
     return [end - start for start, end in itertools.pairwise(bounds)]
 
 
-def slowest_s(
-    shares: Sequence[int], seconds: Sequence[float], fixed_s: Sequence[float]
-) -> float:
+def slowest_s(shares: Sequence[int], seconds: Sequence[float], fixed_s: Sequence[float]) -> float:
     return max(f + n * s for n, s, f in zip(shares, seconds, fixed_s, strict=True))
 
 
@@ -47,9 +45,7 @@ def test_no_other_shares_end_sooner(seconds: list[float], data: st.DataObject) -
     total = data.draw(st.integers(count, 12))
     one_each = st.lists(st.integers(1, 12), min_size=count, max_size=count)
     limits = data.draw(one_each.filter(lambda limits: sum(limits) >= total))
-    fixed_s = data.draw(
-        st.lists(st.sampled_from([0.0, 0.5, 40.0]), min_size=count, max_size=count)
-    )
+    fixed_s = data.draw(st.lists(st.sampled_from([0.0, 0.5, 40.0]), min_size=count, max_size=count))
     bounds = share_virtual_nodes(total, seconds, limits, fixed_s=fixed_s)
     shares = tuple(sizes(bounds))
     every = list(splits(total, limits))
@@ -72,17 +68,13 @@ def test_shares_of_any_size_add_up_and_no_single_node_would_end_sooner_elsewhere
     shares = sizes(share_virtual_nodes(total, seconds, fixed_s=fixed_s))
     assert sum(shares) == total
     assert min(shares) >= 1
-    ends_s = [fixed + n * s for n, s in zip(shares, seconds, strict=True) if n > 1] or [
-        0.0
-    ]
+    ends_s = [fixed + n * s for n, s in zip(shares, seconds, strict=True) if n > 1] or [0.0]
     next_s = min(fixed + (n + 1) * s for n, s in zip(shares, seconds, strict=True))
     assert max(ends_s) <= next_s
 
 
 @given(st.integers(1, 50), st.integers(0, 500), st.floats(1e-6, 1e6))
-def test_equally_fast_replicas_get_an_even_spread(
-    replicas: int, more: int, seconds: float
-) -> None:
+def test_equally_fast_replicas_get_an_even_spread(replicas: int, more: int, seconds: float) -> None:
     total = replicas + more
     assert share_virtual_nodes(total, [seconds] * replicas) == spread(total, replicas)
 
@@ -127,10 +119,7 @@ def test_the_pace_of_a_pipeline_is_that_of_its_simulation(
 ) -> None:
     stage_s = [3.0 / speed for speed in speeds]
     pace = replica_speed(stage_s)
-    stages = [
-        StageTimes(forward_s=s / 3, recompute_s=0, backward_s=2 * s / 3)
-        for s in stage_s
-    ]
+    stages = [StageTimes(forward_s=s / 3, recompute_s=0, backward_s=2 * s / 3) for s in stage_s]
     lists = make_schedule("gpipe", 3, 40, recompute=False)
     run = simulate_pipeline(lists, stages, [Link(), Link()])
     took_s = pace.fixed_s + 40 * pace.per_virtual_node_s

@@ -114,25 +114,17 @@ def test_with_one_replica_the_profile_may_be_wrong_about_a_stage() -> None:
     watch = StragglerWatch(pipeline_depth=3)
     for _ in range(5 * WINDOW):
         watch = watch.observe(
-            [
-                RankSample(busy_s=s, expected_s=1.0, microbatches=4)
-                for s in (1.0, 1.9, 1.7)
-            ]
+            [RankSample(busy_s=s, expected_s=1.0, microbatches=4) for s in (1.0, 1.9, 1.7)]
         )
         assert watch.stragglers() == ()
     for _ in range(WINDOW):
         watch = watch.observe(
-            [
-                RankSample(busy_s=s, expected_s=1.0, microbatches=4)
-                for s in (1.0, 1.9, 2.5)
-            ]
+            [RankSample(busy_s=s, expected_s=1.0, microbatches=4) for s in (1.0, 1.9, 2.5)]
         )
     assert convicted(watch) == [2]
 
 
-def test_with_one_replica_a_rank_that_is_slow_from_the_start_must_be_very_slow() -> (
-    None
-):
+def test_with_one_replica_a_rank_that_is_slow_from_the_start_must_be_very_slow() -> None:
     watch = steady([1.0, 1.0, 3.0], [4], 3)
     assert convicted(watch) == [2]
 
@@ -143,9 +135,7 @@ def test_a_rank_that_is_thirty_per_cent_slower_is_found(depth: int, width: int) 
         draw = random.Random(seed)
         slow = draw.randrange(depth * width)
         watch = StragglerWatch(pipeline_depth=depth)
-        for _, samples in zip(
-            range(WINDOW), minibatches(draw, depth, width, {}), strict=False
-        ):
+        for _, samples in zip(range(WINDOW), minibatches(draw, depth, width, {}), strict=False):
             watch = watch.observe(samples)
         found = minibatches(draw, depth, width, {slow: 1.3})
         for _ in range(WINDOW + FEW):
@@ -266,9 +256,7 @@ def test_busy_time_is_expected_from_the_tasks_that_were_run() -> None:
         4 * (1 + 2 + 20) + 3 * 200 + 11 * 0.01
     )
     assert expected_busy_s(plan, profile, 1, 4, 0) == pytest.approx(4 * 13 + 8 * 0.01)
-    beside = TaskOverheads(
-        forward_s=0.5, recompute_s=0.25, backward_s=0.125, posting_s=0.0625
-    )
+    beside = TaskOverheads(forward_s=0.5, recompute_s=0.25, backward_s=0.125, posting_s=0.0625)
     one = replace(profile.microbatches[0], overheads=beside)
     by_kind = replace(profile, microbatches=(one,))
     assert expected_busy_s(plan, by_kind, 0, 4, 3) == pytest.approx(

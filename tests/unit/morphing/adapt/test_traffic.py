@@ -35,9 +35,7 @@ SQUARE = a_plan(2, 2, virtual_nodes=8, slots=slots_of("1234"))
         ("aaab", 8 * 10 + 2 * 400),  # half the examples leave the first replica's zone
     ],
 )
-def test_traffic_between_places_is_counted_in_both_directions(
-    zones: str, num_bytes: int
-) -> None:
+def test_traffic_between_places_is_counted_in_both_directions(zones: str, num_bytes: int) -> None:
     where = dict(zip("1234", zones, strict=True))
     assert sent_bytes(SQUARE, MODEL, where, "fast").total() == num_bytes
 
@@ -65,9 +63,7 @@ def test_traffic_is_counted_between_the_places_of_the_vms() -> None:
 
 def test_one_pipeline_reduces_nothing() -> None:
     plan = a_plan(2, virtual_nodes=8, slots=slots_of("12"))
-    assert sent_bytes(plan, MODEL, {"1": "a", "2": "b"}, "fast") == {
-        ("a", "b"): 2 * 8 * 10
-    }
+    assert sent_bytes(plan, MODEL, {"1": "a", "2": "b"}, "fast") == {("a", "b"): 2 * 8 * 10}
 
 
 def test_an_interleaved_ring_hands_over_between_all_its_runs() -> None:
@@ -75,6 +71,4 @@ def test_an_interleaved_ring_hands_over_between_all_its_runs() -> None:
         MODEL, sections=tuple(replace(MODEL.sections[0], index=i) for i in range(4))
     )
     plan = a_plan(2, chunks=2, virtual_nodes=8, slots=slots_of("12"))
-    assert (
-        sent_bytes(plan, model, {"1": "a", "2": "b"}, "fast").total() == 3 * 2 * 8 * 10
-    )
+    assert sent_bytes(plan, model, {"1": "a", "2": "b"}, "fast").total() == 3 * 2 * 8 * 10

@@ -92,21 +92,14 @@ def test_a_segment_s_tensors_are_never_more_than_the_whole_run_s(
     whole = Chunk.of(facts, measured, [run])
     cut = Chunk.of(facts, measured, segments_of(run, segments))
     assert cut.held <= whole.held
-    inputs = sum(
-        measured[s.start - 1].output_bytes for s in segments_of(run, segments)[1:]
-    )
+    inputs = sum(measured[s.start - 1].output_bytes for s in segments_of(run, segments)[1:])
     assert cut.stashed <= inputs
     largest = max(section.output_bytes for section in measured)
     assert cut.alone <= whole.alone + largest
-    assert (
-        cut.backward
-        <= whole.backward + inputs + max(whole.recompute, whole.held) + largest
-    )
+    assert cut.backward <= whole.backward + inputs + max(whole.recompute, whole.held) + largest
 
 
-def equal_sections(
-    count: int, entry: int, saved: int
-) -> tuple[ModelFacts, list[SectionProfile]]:
+def equal_sections(count: int, entry: int, saved: int) -> tuple[ModelFacts, list[SectionProfile]]:
     facts = replace(
         FACTS, sections=tuple(replace(FACTS.sections[0], index=k) for k in range(count))
     )
@@ -141,9 +134,7 @@ def test_equal_sections_need_least_near_the_square_root(
     assert needed(best) <= needed(1)
 
 
-def test_inputs_of_segments_are_kept_for_all_in_flight_and_one_graph_at_a_time() -> (
-    None
-):
+def test_inputs_of_segments_are_kept_for_all_in_flight_and_one_graph_at_a_time() -> None:
     load = StageLoad(in_flight=3, inputs_held=4, gradients_waiting=1, recomputes=8)
     whole = stage_bytes(FACTS, MEASURED, (range(1, 3),), load)
     cut = stage_bytes(FACTS, MEASURED, (range(1, 3),), load, segments=2)

@@ -47,9 +47,7 @@ def test_two_states_are_kept_of_own_and_of_others_sections() -> None:
     four = copied("a", "b", "c", "d")
     assert state_bytes(FACTS, four) == (2 * SECTION_BYTES,) * 4
     assert copy_bytes(FACTS, four) == (4 * SECTION_BYTES,) * 4
-    halves = replace(
-        four, pipeline_depth=2, slots=four.slots[:2], stage_bounds=(0, 2, 4)
-    )
+    halves = replace(four, pipeline_depth=2, slots=four.slots[:2], stage_bounds=(0, 2, 4))
     assert copy_bytes(FACTS, halves) == (8 * SECTION_BYTES,) * 2
     # Until the first ones are whole, those of the larger stages before are kept, too.
     assert copy_bytes(FACTS, four, halves) == (

@@ -25,8 +25,7 @@ from spottrain.wire.model import ScheduleKind
 def needed_recomputes(tasks: StageSchedule) -> int:
     """Count at length the recomputes that do not come right after their forward."""
     return sum(
-        task.work is Work.RECOMPUTE
-        and before != Task(Work.FORWARD, task.microbatch, task.chunk)
+        task.work is Work.RECOMPUTE and before != Task(Work.FORWARD, task.microbatch, task.chunk)
         for before, task in itertools.pairwise(tasks)
     )
 
@@ -63,9 +62,7 @@ def test_run_length_encoded_lists_expand_to_the_full_lists(
     loads = stage_loads(kind, depth, count, recompute, chunks=chunks)
     assert [load.in_flight for load in loads] == list(map(max_in_flight, lists))
     assert [load.recomputes for load in loads] == list(map(needed_recomputes, lists))
-    assert [load.counts for load in loads] == [
-        counts_at_most(tasks, chunks) for tasks in lists
-    ]
+    assert [load.counts for load in loads] == [counts_at_most(tasks, chunks) for tasks in lists]
     for load, tasks in zip(loads, lists, strict=True):
         again = {task.chunk for task in tasks if task.work is Work.RECOMPUTE}
         if chunks > 1:
@@ -95,9 +92,7 @@ def test_gradients_pile_up_where_all_forwards_come_first() -> None:
 
 @pytest.mark.parametrize("kind", ["varuna", "1f1b", "gpipe"])
 @pytest.mark.parametrize("bound", [1, 2, 100])
-def test_a_bound_of_the_plan_s_own_holds_on_every_stage(
-    kind: ScheduleKind, bound: int
-) -> None:
+def test_a_bound_of_the_plan_s_own_holds_on_every_stage(kind: ScheduleKind, bound: int) -> None:
     free = stage_loads(kind, 3, 12, recompute=False)
     bounded = stage_loads(kind, 3, 12, recompute=False, in_flight_bound=bound)
     most = min(bound, 12)

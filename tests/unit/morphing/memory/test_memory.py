@@ -64,9 +64,7 @@ PROFILE = a_profile(
     microbatch_profile(
         (
             replace(
-                section_profile(
-                    i, saved_bytes=1000 + i, output_bytes=10 if i < 3 else 0
-                ),
+                section_profile(i, saved_bytes=1000 + i, output_bytes=10 if i < 3 else 0),
                 batch_bytes=3,
                 forward_bytes=400,
                 recompute_bytes=1100,
@@ -115,9 +113,7 @@ def test_constants_are_those_of_the_runtime() -> None:
     assert {False: pieces["cpu"], True: pieces["cuda"]} == QUANTISED_ELEMENTS
 
 
-def test_a_middle_stage_that_recomputes_holds_its_inputs_and_one_set_of_tensors() -> (
-    None
-):
+def test_a_middle_stage_that_recomputes_holds_its_inputs_and_one_set_of_tensors() -> None:
     load = StageLoad(in_flight=3, inputs_held=4, gradients_waiting=1, recomputes=8)
     memory = stage_bytes(FACTS, MEASURED, (range(1, 3),), load)
     assert memory.parameters_bytes == 200 + 300
@@ -135,10 +131,7 @@ def test_a_middle_stage_that_recomputes_holds_its_inputs_and_one_set_of_tensors(
     assert memory.evaluation_bytes == 0
     assert memory.static_bytes == 500 + 500 + 1000 + memory.undo_bytes
     assert memory.training_bytes == 40 + 9 + held + 510 + 90
-    assert (
-        memory.total_bytes
-        == memory.static_bytes + memory.snapshot_bytes + memory.training_bytes
-    )
+    assert memory.total_bytes == memory.static_bytes + memory.snapshot_bytes + memory.training_bytes
 
 
 def test_a_stage_without_recompute_holds_the_tensors_of_all_in_flight() -> None:
@@ -168,9 +161,7 @@ def test_the_ends_of_the_pipeline_have_no_neighbour_to_hold_anything_for() -> No
 
 
 def test_several_runs_of_sections_each_hold_their_own_tensors() -> None:
-    load = StageLoad(
-        in_flight=3, inputs_held=4, recomputes=0, by_chunk=(2, 1), keeps=(True, True)
-    )
+    load = StageLoad(in_flight=3, inputs_held=4, recomputes=0, by_chunk=(2, 1), keeps=(True, True))
     memory = stage_bytes(FACTS, MEASURED, (range(1), range(2, 3)), load)
     assert memory.parameters_bytes == 100 + 300
     # The first run reads examples; the second one's inputs, and one that waits.
@@ -193,9 +184,7 @@ def test_an_optimizer_s_first_step_counts_where_it_is_the_peak() -> None:
     greedy = [replace(section, update_bytes=10**6) for section in MEASURED]
     load = StageLoad(in_flight=1, inputs_held=1, recomputes=0)
     memory = stage_bytes(FACTS, greedy, (range(2),), load)
-    assert memory.total_bytes == (
-        memory.static_bytes + memory.snapshot_bytes + memory.update_bytes
-    )
+    assert memory.total_bytes == (memory.static_bytes + memory.snapshot_bytes + memory.update_bytes)
 
 
 def test_an_evaluation_counts_where_there_are_held_out_examples() -> None:
@@ -211,9 +200,7 @@ def test_replicas_take_turns_at_the_copies_for_a_checkpoint() -> None:
     load = StageLoad(in_flight=1, inputs_held=1, recomputes=0)
 
     def share(width: int = 1, replica: int | None = None) -> int:
-        memory = stage_bytes(
-            FACTS, MEASURED, (range(4),), load, width=width, replica=replica
-        )
+        memory = stage_bytes(FACTS, MEASURED, (range(4),), load, width=width, replica=replica)
         return memory.snapshot_bytes
 
     assert share() == 3 * (100 + 200 + 300 + 400)
@@ -312,9 +299,7 @@ terms = st.builds(
 def test_more_sections_never_need_less_memory(
     start: int, length: int, in_flight: int, terms: WorkerTerms, recompute: bool
 ) -> None:
-    load = StageLoad(
-        in_flight=in_flight, inputs_held=in_flight, recomputes=int(recompute)
-    )
+    load = StageLoad(in_flight=in_flight, inputs_held=in_flight, recomputes=int(recompute))
 
     def total(end: int) -> tuple[int, int]:
         runs = (range(start, end),)
@@ -331,9 +316,7 @@ def test_more_sections_never_need_less_memory(
 def on(state: StateHome, reduction: Reduction = "fast", width: int = 1) -> StageMemory:
     load = StageLoad(in_flight=3, inputs_held=4, gradients_waiting=1, recomputes=8)
     gpu = Compute(on_gpu=True, precision="bf16")
-    terms = WorkerTerms(
-        reduction=reduction, compute=gpu, state=state, context_bytes=10**6
-    )
+    terms = WorkerTerms(reduction=reduction, compute=gpu, state=state, context_bytes=10**6)
     return stage_bytes(FACTS, MEASURED, (range(1, 3),), load, terms, width=width)
 
 
@@ -341,9 +324,7 @@ def test_with_state_on_the_host_a_gpu_holds_what_it_computes_on() -> None:
     memory = on("host")
     assert memory.parameters_bytes == 500 / 2
     assert memory.gradients_bytes == 500
-    assert (memory.optimizer_bytes, memory.undo_bytes, memory.snapshot_bytes) == (
-        0,
-    ) * 3
+    assert (memory.optimizer_bytes, memory.undo_bytes, memory.snapshot_bytes) == (0,) * 3
     assert memory.update_bytes == PENDING_SENDS * 10
     assert memory.library_bytes == 10**6 + LIBRARY_BYTES
     moving = memory.training_bytes
@@ -367,9 +348,7 @@ def test_with_state_on_the_host_a_gpu_holds_what_it_computes_on() -> None:
     assert exact.host == memory.host
 
 
-def test_with_state_on_the_device_the_host_holds_words_and_copies_on_their_way() -> (
-    None
-):
+def test_with_state_on_the_device_the_host_holds_words_and_copies_on_their_way() -> None:
     memory = on("device", "exact")
     assert memory.parameters_bytes == 500 + 250
     assert (memory.gradients_bytes, memory.accumulators_bytes) == (500, 1000)
@@ -413,9 +392,7 @@ def test_frozen_sections_before_all_that_is_trained_leave_nothing() -> None:
 def loading(workers: int | None, fetch_s: float, batch_bytes: int = 10**9) -> Profile:
     (one,) = PROFILE.microbatches
     sections = tuple(replace(s, batch_bytes=batch_bytes) for s in one.sections)
-    beside = TaskOverheads(
-        forward_s=0.0, recompute_s=0.0, backward_s=0.0, fetch_s=fetch_s
-    )
+    beside = TaskOverheads(forward_s=0.0, recompute_s=0.0, backward_s=0.0, fetch_s=fetch_s)
     changed = replace(one, sections=sections, overheads=beside)
     loader = LoaderSpec(workers=workers, ahead=3)
     return replace(PROFILE, microbatches=(changed,), loader=loader)
@@ -452,8 +429,6 @@ def test_loaders_make_larger_batches_for_evaluations() -> None:
     facts, profile = replace(FACTS, heldout_len=1), loading(2, 0.0, batch_bytes=10**6)
     some = plan((0, 2, 4), (0, 4))
     without = rank_bytes(facts, loading(0, 0.0, batch_bytes=10**6), some, "fast")
-    for one, other in zip(
-        without, rank_bytes(facts, profile, some, "fast"), strict=True
-    ):
+    for one, other in zip(without, rank_bytes(facts, profile, some, "fast"), strict=True):
         extra = loader_bytes(profile, 2, HELDOUT_FACTOR)
         assert other.evaluation_bytes - one.evaluation_bytes == extra

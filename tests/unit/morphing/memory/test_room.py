@@ -38,9 +38,7 @@ def test_what_lacks_is_the_larger_shortage_of_a_memory_that_is_known(
 
 
 @given(several, some)
-def test_all_fit_where_the_largest_fits(
-    needs: list[WorkerBytes], room: WorkerBytes
-) -> None:
+def test_all_fit_where_the_largest_fits(needs: list[WorkerBytes], room: WorkerBytes) -> None:
     fits = all(need.beyond(room) <= 0 for need in needs)
     assert fits == (largest(needs).beyond(room) <= 0)
     if fits:

@@ -39,9 +39,7 @@ def alternatives(
 @pytest.mark.rotated
 def test_without_a_drain_the_bubble_is_saved() -> None:
     """(p - 1) / m, where computing takes nearly all the time."""
-    other = alternatives(
-        "compute-bound", 4, pipeline_depth=4, minibatch_size=64, microbatch_size=4
-    )
+    other = alternatives("compute-bound", 4, pipeline_depth=4, minibatch_size=64, microbatch_size=4)
     assert other.stale_gain == pytest.approx(3 / 16, rel=0.1)
     assert not other.tensor
 

@@ -97,9 +97,7 @@ def cases(draw: st.DrawFn) -> PlanInputs:
     )
     speeds = st.sampled_from([1.0, 1.0, 0.5, 2.0])
     is_gpu = draw(st.booleans())
-    slots = tuple(
-        replace(device, speed=draw(speeds), is_gpu=is_gpu) for device in case.slots
-    )
+    slots = tuple(replace(device, speed=draw(speeds), is_gpu=is_gpu) for device in case.slots)
     cores = draw(st.integers(0, 4))
     machines = draw(st.sampled_from([("a",), ("a", "b")]))
     if not is_gpu:
@@ -166,13 +164,10 @@ def test_no_list_is_followed_to_the_letter_where_that_is_slower(
 ) -> None:
     """Stages go on with forwards, as far as memory allows."""
     slots = tuple(
-        Device(slot=device.slot, memory_bytes=memory_bytes, speed=1.0)
-        for device in case.slots
+        Device(slot=device.slot, memory_bytes=memory_bytes, speed=1.0) for device in case.slots
     )
     depth = min(len(slots), len(case.facts.sections))
-    asked = replace(
-        case, slots=slots, schedule=schedule, recompute=False, pipeline_depth=depth
-    )
+    asked = replace(case, slots=slots, schedule=schedule, recompute=False, pipeline_depth=depth)
     plan = choose_plan(asked).plan
     if plan is None:
         return

@@ -31,9 +31,7 @@ def fleets(draw: st.DrawFn) -> PlanInputs:
             )
             for index in range(draw(st.integers(1, 3)))
         ]
-    case = inputs(
-        sections=draw(st.integers(1, 5)), virtual_nodes=draw(st.integers(1, 12))
-    )
+    case = inputs(sections=draw(st.integers(1, 5)), virtual_nodes=draw(st.integers(1, 12)))
     objective = draw(st.sampled_from(["throughput", "examples_per_dollar"]))
     case = replace(case, slots=tuple(devices), objective=objective)  # type: ignore[arg-type]
     if draw(st.booleans()):
@@ -51,17 +49,13 @@ def test_the_order_of_slots_does_not_matter(case: PlanInputs, seed: int) -> None
 
 
 def renamed(case: PlanInputs, names: dict[str, str]) -> PlanInputs:
-    slots = tuple(
-        replace(d, slot=replace(d.slot, vm_id=names[d.slot.vm_id])) for d in case.slots
-    )
+    slots = tuple(replace(d, slot=replace(d.slot, vm_id=names[d.slot.vm_id])) for d in case.slots)
     previous = None if case.previous is None else rename_vms(case.previous, names)
     return replace(case, slots=slots, previous=previous)
 
 
 @given(fleets(), st.permutations(range(5)))
-def test_names_of_vms_matter_only_between_equal_vms(
-    case: PlanInputs, order: list[int]
-) -> None:
+def test_names_of_vms_matter_only_between_equal_vms(case: PlanInputs, order: list[int]) -> None:
     names = {f"vm{i}": f"vm{order[i]}" for i in range(5)}
     one, other = choose_plan(case), choose_plan(renamed(case, names))
     assert one.candidates == other.candidates

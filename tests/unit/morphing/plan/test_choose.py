@@ -88,9 +88,7 @@ def inputs(
     memory_bytes: int = 2**40,
 ) -> PlanInputs:
     slots = [
-        Slot(vm_id=f"vm{vm:02}", index=index)
-        for vm in range(vms)
-        for index in range(slots_per_vm)
+        Slot(vm_id=f"vm{vm:02}", index=index) for vm in range(vms) for index in range(slots_per_vm)
     ]
     return PlanInputs(
         facts=model(sections),
@@ -143,9 +141,7 @@ def rivals(reducing_s: float) -> PlanInputs:
     return replace(case, profile=replace(case.profile, rings=(ring,)))
 
 
-@pytest.mark.parametrize(
-    ("reducing_s", "shape"), [(0.02, "2x2"), (0.03, "2x2"), (0.04, "4x1")]
-)
+@pytest.mark.parametrize(("reducing_s", "shape"), [(0.02, "2x2"), (0.03, "2x2"), (0.04, "4x1")])
 def test_a_plan_that_outlives_any_vm_may_be_slower_by_what_measuring_misses(
     reducing_s: float, shape: str
 ) -> None:
@@ -166,10 +162,7 @@ def test_on_one_vm_no_plan_outlives_it() -> None:
     )
     within = replace(case.profile.rings[0], between_vms=False)
     profile = replace(case.profile, rings=(within,))
-    assert (
-        row(choose_plan(replace(case, profile=profile, slots=tuple(slots))), 4).why_not
-        == ""
-    )
+    assert row(choose_plan(replace(case, profile=profile, slots=tuple(slots))), 4).why_not == ""
 
 
 @given(st.floats(0.0, 0.08))
@@ -203,9 +196,7 @@ def test_the_best_is_first_and_the_others_say_how_much_worse_they_are() -> None:
     assert best.device_bytes == 2**40
     assert best.why_not == ""
     assert {c.pipeline_depth for c in choice.candidates} == {1, 2, 3, 4}
-    assert all(
-        f"than {plan.shape}" in c.why_not or "as good" in c.why_not for c in others
-    )
+    assert all(f"than {plan.shape}" in c.why_not or "as good" in c.why_not for c in others)
     assert choice.decisive == choice.candidates[:3]
     assert row(choice, 3).unused_slots == 1
 
@@ -315,9 +306,7 @@ def test_with_less_memory_plans_are_no_faster_and_segments_help_to_the_end() -> 
 def test_a_pipeline_with_many_in_flight_may_be_recomputed_in_segments() -> None:
     case = replace(inputs(sections=32, vms=4, virtual_nodes=64), pipeline_depth=4)
     rooms = range(800, 300, -20)
-    tight = [
-        tuple(replace(d, memory_bytes=mib * MIB) for d in case.slots) for mib in rooms
-    ]
+    tight = [tuple(replace(d, memory_bytes=mib * MIB) for d in case.slots) for mib in rooms]
     plans = [choose_plan(replace(case, slots=slots)).plan for slots in tight]
     assert any(plan is not None and plan.segments > 1 for plan in plans)
 
@@ -338,14 +327,10 @@ def test_a_bound_is_put_on_micro_batches_in_flight_where_memory_binds() -> None:
 
 @pytest.mark.parametrize("schedule", ["varuna", "1f1b", "gpipe"])
 @pytest.mark.parametrize("recompute", [True, False])
-def test_a_requested_schedule_is_chosen(
-    schedule: ScheduleKind, recompute: bool
-) -> None:
+def test_a_requested_schedule_is_chosen(schedule: ScheduleKind, recompute: bool) -> None:
     case = replace(inputs(), schedule=schedule, recompute=recompute)
     choice = choose_plan(case)
-    assert {(c.schedule, c.recompute) for c in choice.candidates} == {
-        (schedule, recompute)
-    }
+    assert {(c.schedule, c.recompute) for c in choice.candidates} == {(schedule, recompute)}
 
 
 def test_of_equally_good_plans_the_one_that_runs_stays() -> None:
@@ -397,9 +382,7 @@ def test_if_nothing_fits_the_message_says_how_many_devices_of_which_size_are_nee
     assert choose_plan(inputs(vms=count - 1, memory_bytes=mib * MIB)).plan is None
 
 
-def test_if_no_number_of_devices_is_enough_the_message_says_how_large_they_must_be() -> (
-    None
-):
+def test_if_no_number_of_devices_is_enough_the_message_says_how_large_they_must_be() -> None:
     choice = choose_plan(inputs(memory_bytes=MIB))
     needed = re.search(r"needs 8 devices of (.+) MB each", choice.why_not)
     assert needed is not None
@@ -411,9 +394,7 @@ def test_if_loaders_take_memory_the_message_says_so() -> None:
     small = inputs(memory_bytes=MIB)
     loads = replace(small.profile, loader=LoaderSpec(workers=2))
     choice = choose_plan(replace(small, profile=loads))
-    assert re.search(
-        r"lower loader.ahead and loader.workers \([\d.]+ MB of each", choice.why_not
-    )
+    assert re.search(r"lower loader.ahead and loader.workers \([\d.]+ MB of each", choice.why_not)
     assert "loader" not in choose_plan(small).why_not
 
 
@@ -430,8 +411,7 @@ def test_with_one_micro_batch_at_a_time_all_lists_give_the_same_plan(
     depth: int, count: int, forward_s: int
 ) -> None:
     stages = [
-        StageTimes(forward_s=forward_s + p, recompute_s=0.0, backward_s=1.0)
-        for p in range(depth)
+        StageTimes(forward_s=forward_s + p, recompute_s=0.0, backward_s=1.0) for p in range(depth)
     ]
     runs = {
         simulate_pipeline(
@@ -527,9 +507,7 @@ def test_a_chosen_plan_fits_and_takes_the_predicted_time(
     assert all(stage.needed.beyond(room) <= 0 for stage in memory)
     least_s = min(c.step_s for c in choice.candidates if c.step_s is not None)
     assert plan.predicted_step_s <= least_s * slack(plan)
-    step = simulate_step(
-        plan, case.profile, case.facts, reduction=case.reduction, compute=gpu
-    )
+    step = simulate_step(plan, case.profile, case.facts, reduction=case.reduction, compute=gpu)
     assert plan.predicted_step_s == step.step_s
     assert [c.why_not for c in choice.candidates].count("") == 1
     follow = choose_plan(replace(case, previous=plan)).plan

@@ -22,9 +22,7 @@ def test_large_devices_are_taken_where_the_fast_ones_are_too_small() -> None:
 
 def test_faster_replicas_get_more_micro_batches() -> None:
     mixed = inputs(vms=4, virtual_nodes=64)
-    slots = tuple(
-        replace(d, speed=3.0 if i < 2 else 1.0) for i, d in enumerate(mixed.slots)
-    )
+    slots = tuple(replace(d, speed=3.0 if i < 2 else 1.0) for i, d in enumerate(mixed.slots))
     plan = plan_of(replace(mixed, slots=slots))
     shares = {
         plan.slots[d * plan.pipeline_depth].vm_id: len(plan.virtual_nodes_of(d))
@@ -36,9 +34,7 @@ def test_faster_replicas_get_more_micro_batches() -> None:
 
 def test_a_device_too_slow_to_help_is_left_out() -> None:
     mixed = inputs(vms=5)
-    slots = tuple(
-        replace(d, speed=0.01 if i == 1 else 1.0) for i, d in enumerate(mixed.slots)
-    )
+    slots = tuple(replace(d, speed=0.01 if i == 1 else 1.0) for i, d in enumerate(mixed.slots))
     plan = plan_of(replace(mixed, slots=slots))
     assert Slot(vm_id="vm01", index=0) not in plan.slots
     assert len(plan.slots) == 4
@@ -57,6 +53,4 @@ def test_for_examples_per_dollar_machines_may_be_left_unused() -> None:
     cheap = plan_of(replace(case, objective="examples_per_dollar"))
     assert len(cheap.slots) < len(fast.slots)
     assert cheap.predicted_step_s > fast.predicted_step_s
-    assert cheap.predicted_step_s * len(cheap.slots) < fast.predicted_step_s * len(
-        fast.slots
-    )
+    assert cheap.predicted_step_s * len(cheap.slots) < fast.predicted_step_s * len(fast.slots)

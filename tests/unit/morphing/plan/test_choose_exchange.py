@@ -35,9 +35,7 @@ def summing(nccl_bytes_per_s: float, gloo_bytes_per_s: float) -> PlanInputs:
     return replace(case, profile=profile, pipeline_depth=1)
 
 
-@pytest.mark.parametrize(
-    ("nccl", "gloo", "faster"), [(2e9, 1e9, "nccl"), (1e9, 2e9, "gloo")]
-)
+@pytest.mark.parametrize(("nccl", "gloo", "faster"), [(2e9, 1e9, "nccl"), (1e9, 2e9, "gloo")])
 def test_the_library_that_was_measured_faster_is_taken(
     nccl: float, gloo: float, faster: Network
 ) -> None:
@@ -77,9 +75,7 @@ def sending(element_bytes: int, wire: WireType) -> PlanInputs:
     """Two stages, between which links are slower than the stages compute."""
     case = replace(inputs(vms=2), pipeline_depth=2, wire=wire)
     (one,) = case.profile.microbatches
-    sections = tuple(
-        replace(s, output_element_bytes=element_bytes) for s in one.sections
-    )
+    sections = tuple(replace(s, output_element_bytes=element_bytes) for s in one.sections)
     link = replace(case.profile.between_vms, bandwidth_bytes_per_s=1e6)
     return replace(
         case,

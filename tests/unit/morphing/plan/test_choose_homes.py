@@ -117,8 +117,6 @@ def test_no_more_is_page_locked_than_a_vm_allows() -> None:
     assert plan_of(limited(whole_mib - 1)).state == "device"
     refused = choose_plan(limited(whole_mib - 1, state="host"))
     assert refused.plan is None
-    assert "3,355.5 MB page-locked, its VM allows 3,354.4 MB" in (
-        refused.candidates[0].why_not
-    )
+    assert "3,355.5 MB page-locked, its VM allows 3,354.4 MB" in (refused.candidates[0].why_not)
     none_fits = choose_plan(replace(limited(1, state="host"), pipeline_depth=None))
     assert "ulimit -l" in none_fits.why_not

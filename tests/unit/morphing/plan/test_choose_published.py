@@ -23,9 +23,7 @@ def inputs_of(model: Published) -> PlanInputs:
     text = (PROFILES / f"varuna-{model.name}.json").read_text()
     workload: Workload = decode(Workload, text)
     inputs = workload_inputs(workload, model.depth * model.width)
-    return replace(
-        inputs, pipeline_depth=model.depth, schedule="varuna", recompute=True
-    )
+    return replace(inputs, pipeline_depth=model.depth, schedule="varuna", recompute=True)
 
 
 def chosen(name: str) -> tuple[PlanInputs, Choice]:

@@ -41,9 +41,7 @@ def chosen(name: str) -> Candidate:
 
 def test_six_stated_profiles_lead_to_at_least_four_different_plans() -> None:
     plans = {name: chosen(name) for name in STATED}
-    differ = {
-        (c.shape, c.schedule, c.recompute, c.in_flight_bound) for c in plans.values()
-    }
+    differ = {(c.shape, c.schedule, c.recompute, c.in_flight_bound) for c in plans.values()}
     assert len(differ) >= 4
     assert plans["compute-bound"].pipeline_depth == 1, "no bubble, a cheap all-reduce"
     assert plans["slow-link"].data_parallel_width == 1, "no all-reduce at all"

@@ -25,9 +25,7 @@ def two_stages(virtual_nodes: int) -> PlanInputs:
     return replace(case, schedule="varuna", recompute=False)
 
 
-def test_tied_sections_come_into_one_stage_where_that_saves_more_than_it_costs() -> (
-    None
-):
+def test_tied_sections_come_into_one_stage_where_that_saves_more_than_it_costs() -> None:
     assert plan_of(two_stages(2)).stage_bounds == (0, 4, 8)
     heavy = tied(two_stages(2), 3, 4, 100)
     chosen = plan_of(heavy)

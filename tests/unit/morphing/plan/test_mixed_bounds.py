@@ -19,9 +19,7 @@ from spottrain.morphing.plan.bounds import (
 from spottrain.morphing.plan.placement import place
 
 INSTANT = a_link(latency_s=0.0, bytes_per_s=1e30)
-PROFILE = a_profile(
-    microbatch_profile(section_profile(i) for i in range(6)), between_vms=INSTANT
-)
+PROFILE = a_profile(microbatch_profile(section_profile(i) for i in range(6)), between_vms=INSTANT)
 
 speeds = st.lists(st.sampled_from([1.0, 2.0, 4.0]), min_size=1, max_size=20)
 
@@ -33,14 +31,10 @@ def test_replicas_are_counted_as_they_are_placed(
     if len(own) < depth:
         return
     width = data.draw(st.integers(1, len(own) // depth))
-    fleet = [
-        device(i, speed=speed) for i, speed in enumerate(sorted(own, reverse=True))
-    ]
+    fleet = [device(i, speed=speed) for i, speed in enumerate(sorted(own, reverse=True))]
     placed = place(fleet[: depth * width], even_bounds(depth), width, FACTS, None)
     each = [placed[i : i + depth] for i in range(0, len(placed), depth)]
-    found = Counter(
-        (len({d.speed for d in one}) > 1, min(d.speed for d in one)) for one in each
-    )
+    found = Counter((len({d.speed for d in one}) > 1, min(d.speed for d in one)) for one in each)
     kinds = sorted(set(own), reverse=True)
     counted = replica_counts(own, depth, [width])
     for mixed, row in enumerate(counts[0] for counts in counted):
@@ -49,15 +43,10 @@ def test_replicas_are_counted_as_they_are_placed(
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 6])
 @pytest.mark.parametrize("virtual_nodes", [5, 60, 1000])
-def test_replicas_that_never_wait_are_done_just_then(
-    depth: int, virtual_nodes: int
-) -> None:
+def test_replicas_that_never_wait_are_done_just_then(depth: int, virtual_nodes: int) -> None:
     each = {4.0: 2, 1.0: 3}
     times = SectionTimes(PROFILE.sections_at(1), PROFILE.overheads_at(1))
-    pipes = [
-        make_pipe(times, even_bounds(depth), depth, False, INSTANT, speed)
-        for speed in each
-    ]
+    pipes = [make_pipe(times, even_bounds(depth), depth, False, INSTANT, speed) for speed in each]
     pure = np.array([list(each.values())])
     finish_s = min_finish_s(pipes, pure, np.zeros_like(pure), virtual_nodes)
     # A stage takes 3 s a section; the first micro-batch passes all, one after the other.
@@ -81,10 +70,7 @@ def test_replicas_that_never_wait_are_done_just_then(
 def test_more_replicas_are_never_done_later() -> None:
     times = SectionTimes(PROFILE.sections_at(1), PROFILE.overheads_at(1))
     fleet = [4.0, 2.0, 2.0, 1.0, 1.0, 1.0, 1.0]
-    pipes = [
-        make_pipe(times, even_bounds(2), 2, True, INSTANT, speed)
-        for speed in (4.0, 2.0, 1.0)
-    ]
+    pipes = [make_pipe(times, even_bounds(2), 2, True, INSTANT, speed) for speed in (4.0, 2.0, 1.0)]
     pure, mixed = replica_counts(fleet, 2, [1, 2, 3])
     finish_s = min_finish_s(pipes, pure, mixed, 50).tolist()
     assert finish_s == sorted(finish_s, reverse=True)

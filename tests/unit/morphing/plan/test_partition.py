@@ -47,9 +47,7 @@ def test_the_best_cut_that_fits_is_found_if_there_is_one(
 ) -> None:
     stages = data.draw(st.integers(1, len(costs_s)))
     whole = len(costs_s)
-    runs = st.tuples(
-        st.integers(0, stages), st.integers(0, whole), st.integers(0, whole)
-    )
+    runs = st.tuples(st.integers(0, stages), st.integers(0, whole), st.integers(0, whole))
     forbidden = data.draw(st.sets(runs, max_size=30))
 
     def fits(stage: int, start: int, end: int) -> bool:

@@ -123,19 +123,14 @@ def test_slow_devices_share_a_replica() -> None:
 
 kinds = st.lists(st.tuples(st.integers(1, 4), st.sampled_from([1.0, 2.0, 4.0])))
 mixed_fleets = kinds.filter(bool).map(
-    lambda vms: [
-        device(vm, i, speed)
-        for vm, (size, speed) in enumerate(vms)
-        for i in range(size)
-    ]
+    lambda vms: [device(vm, i, speed) for vm, (size, speed) in enumerate(vms) for i in range(size)]
 )
 
 
 def replicas(placed: Sequence[Device], depth: int) -> list[list[float]]:
     """Return the speeds of each replica's devices."""
     return [
-        [d.speed for d in placed[first : first + depth]]
-        for first in range(0, len(placed), depth)
+        [d.speed for d in placed[first : first + depth]] for first in range(0, len(placed), depth)
     ]
 
 

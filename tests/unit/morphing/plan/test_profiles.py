@@ -39,9 +39,7 @@ from spottrain.wire.model import (
 )
 
 LINK = a_link(jitter=0.1)
-OVERHEADS = TaskOverheads(
-    forward_s=3e-4, recompute_s=1e-4, backward_s=2e-4, posting_s=5e-5
-)
+OVERHEADS = TaskOverheads(forward_s=3e-4, recompute_s=1e-4, backward_s=2e-4, posting_s=5e-5)
 PROFILE = a_profile(
     *(
         microbatch_profile(
@@ -80,10 +78,7 @@ PROFILE = a_profile(
     task_overhead_s=1e-5,
 )
 FACTS = model_facts(
-    (
-        section_facts(i, param_bytes=1, optimizer_bytes=1, activation_bytes=1)
-        for i in range(2)
-    ),
+    (section_facts(i, param_bytes=1, optimizer_bytes=1, activation_bytes=1) for i in range(2)),
     heldout_len=1,
 )
 
@@ -150,9 +145,7 @@ def test_times_and_bandwidths_must_be_above_0(
 
 @pytest.mark.parametrize("value", [-1e-9, math.nan, math.inf])
 @pytest.mark.parametrize(("path", "name"), NUMBERS)
-def test_other_numbers_must_not_be_negative(
-    path: list[str | int], name: str, value: float
-) -> None:
+def test_other_numbers_must_not_be_negative(path: list[str | int], name: str, value: float) -> None:
     with pytest.raises(PlanError) as refusal:
         check_profile(changed(path, value))
 
@@ -188,9 +181,7 @@ SECTION = FACTS.sections[0]
         ),
     ],
 )
-def test_a_model_that_cannot_be_is_refused(
-    changes: dict[str, Any], message: str
-) -> None:
+def test_a_model_that_cannot_be_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(PlanError) as refusal:
         check_profile(PROFILE, replace(FACTS, **changes))
     assert message in str(refusal.value)

@@ -118,9 +118,7 @@ def test_devices_of_a_vm_act_as_one() -> None:
     assert after.slots[0].memory_bytes == 4 * before.slots[0].memory_bytes
     assert tensor_parallel(before, 8) is None
     assert tensor_parallel(before, 1) is before
-    for old, new in zip(
-        before.profile.microbatches, after.profile.microbatches, strict=True
-    ):
+    for old, new in zip(before.profile.microbatches, after.profile.microbatches, strict=True):
         for section, shared in zip(old.sections, new.sections, strict=True):
             assert shared.forward_s > section.forward_s / 4
             assert shared.output_bytes == section.output_bytes

@@ -35,9 +35,7 @@ def test_facts_of_a_compact_list_are_those_of_the_list_at_length(
 def test_a_billion_micro_batches_take_little_room() -> None:
     for kind in ("varuna", "1f1b", "gpipe", "interleaved"):
         chunks = 2 if kind == "interleaved" else 1
-        schedule = compact_schedule(
-            kind, 4, 1_000_000_000, recompute=False, chunks=chunks
-        )
+        schedule = compact_schedule(kind, 4, 1_000_000_000, recompute=False, chunks=chunks)
         assert schedule.num_tasks == 4 * 2 * chunks * 1_000_000_000
         assert schedule.codes.nbytes < 10_000
 
@@ -49,9 +47,7 @@ def test_varunas_rule_goes_on_after_a_fast_forward_as_it_began() -> None:
         for count in (3000, 300)
     )
     for a, b in zip(long, short, strict=True):
-        works_a, works_b = (
-            "".join(word[0] for word in text.split()) for text in (a, b)
-        )
+        works_a, works_b = ("".join(word[0] for word in text.split()) for text in (a, b))
         assert works_a[:300] == works_b[:300]
         assert works_a[-300:] == works_b[-300:]
 
@@ -61,9 +57,7 @@ def test_an_interleaved_stage_does_everything_once_and_a_chunk_in_order(
     depth: int, chunks: int, groups: int, recompute: bool
 ) -> None:
     count = depth * groups
-    schedule = compact_schedule(
-        "interleaved", depth, count, recompute=recompute, chunks=chunks
-    )
+    schedule = compact_schedule("interleaved", depth, count, recompute=recompute, chunks=chunks)
     for p, tasks in enumerate(expand(schedule)):
         assert len(set(tasks)) == len(tasks)
         for chunk in range(chunks):
@@ -75,9 +69,7 @@ def test_an_interleaved_stage_does_everything_once_and_a_chunk_in_order(
 
 
 @given(st.integers(1, 6), st.integers(1, 5), st.booleans())
-def test_one_chunk_interleaved_is_1f1b(
-    depth: int, groups: int, recompute: bool
-) -> None:
+def test_one_chunk_interleaved_is_1f1b(depth: int, groups: int, recompute: bool) -> None:
     count = depth * groups
     one = compact_schedule("interleaved", depth, count, recompute=recompute)
     plain = compact_schedule("1f1b", depth, count, recompute=recompute)

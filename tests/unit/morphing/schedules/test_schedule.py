@@ -26,9 +26,7 @@ depths = st.integers(1, 7)
 counts = st.integers(1, 20)
 
 
-def schedule(
-    kind: ScheduleKind, depth: int, count: int, *, recompute: bool
-) -> list[str]:
+def schedule(kind: ScheduleKind, depth: int, count: int, *, recompute: bool) -> list[str]:
     lists = make_schedule(kind, depth, count, recompute=recompute)
     return [" ".join(map(str, tasks)) for tasks in lists]
 
@@ -283,9 +281,7 @@ def test_any_delays_leave_memory_bounded_orders_ascending_and_all_done(
 ) -> None:
     stages = [
         Watched(StageProgress(tasks, first=p == 0, last=p == depth - 1, bound=bound))
-        for p, tasks in enumerate(
-            make_schedule(kind, depth, count, recompute=recompute)
-        )
+        for p, tasks in enumerate(make_schedule(kind, depth, count, recompute=recompute))
     ]
     on_links: list[tuple[int, Work]] = []
     while not all(watched.stage.done for watched in stages):

@@ -117,9 +117,7 @@ def test_without_chunks_micro_batches_come_in_their_order(
 
 def test_a_list_with_chunks_is_followed_in_order_whatever_is_asked_for() -> None:
     lists = make_schedule("interleaved", 2, 2, recompute=False, chunks=2)
-    stage = StageProgress(
-        lists[0], first=True, last=False, order_policy=OrderPolicy.OPPORTUNISTIC
-    )
+    stage = StageProgress(lists[0], first=True, last=False, order_policy=OrderPolicy.OPPORTUNISTIC)
     for microbatch in (0, 1):
         stage.completed(Task(Work.FORWARD, microbatch))
 
@@ -129,9 +127,7 @@ def test_a_list_with_chunks_is_followed_in_order_whatever_is_asked_for() -> None
     assert next_task(stage) == Task(Work.FORWARD, 0, 1)
 
 
-def test_only_the_last_chunk_of_the_last_stage_keeps_graphs_when_others_recompute() -> (
-    None
-):
+def test_only_the_last_chunk_of_the_last_stage_keeps_graphs_when_others_recompute() -> None:
     lists = make_schedule("interleaved", 2, 4, recompute=True, chunks=2)
     stage = StageProgress(lists[1], first=False, last=True)
 

@@ -39,9 +39,7 @@ def test_input_9_of_figure_3_2_is_the_first_to_use_the_first_update() -> None:
 
 
 @given(st.integers(1, 9), st.integers(1, 40))
-def test_stashed_weights_are_the_newest_that_the_forward_finds(
-    depth: int, count: int
-) -> None:
+def test_stashed_weights_are_the_newest_that_the_forward_finds(depth: int, count: int) -> None:
     schedule = stale_schedule("pipedream", depth, count)
     assert updates_before(schedule) == [list(own) for own in schedule.versions]
     most = schedule.max_versions()
@@ -66,9 +64,7 @@ def test_double_buffers_suffice_and_delay_by_one(
     for own, done in zip(schedule.versions, updates_before(schedule), strict=True):
         assert all(used <= have for used, have in zip(own, done, strict=True))
     number = schedule.microbatches_per_update
-    assert schedule.versions[0][::number] == tuple(
-        max(t - 1, 0) for t in range(minibatches)
-    )
+    assert schedule.versions[0][::number] == tuple(max(t - 1, 0) for t in range(minibatches))
 
 
 def test_impossible_schedules_are_refused() -> None:

@@ -97,9 +97,7 @@ def test_no_ring_beats_the_fastest_hop(
 
 
 @pytest.mark.parametrize(("ranks", "rounds"), [(1, 0), (2, 1), (3, 2), (8, 3), (24, 5)])
-def test_a_gather_takes_as_many_rounds_as_ranks_have_digits(
-    ranks: int, rounds: int
-) -> None:
+def test_a_gather_takes_as_many_rounds_as_ranks_have_digits(ranks: int, rounds: int) -> None:
     assert gather_s(PROFILE, ranks) == rounds * LATENCY_S
 
 

@@ -43,9 +43,7 @@ def test_the_simulation_follows_next_task(
     pipeline: tuple[Schedule, list[StageTimes], list[Link]], bound: int | None
 ) -> None:
     schedule, stages, links = pipeline
-    slow = SlowReplica(
-        expand(schedule), stages, links, OrderPolicy.OPPORTUNISTIC, bound
-    )
+    slow = SlowReplica(expand(schedule), stages, links, OrderPolicy.OPPORTUNISTIC, bound)
     assert simulate_pipeline(schedule, stages, links, bound=bound) == slow.run()
 
 
@@ -102,23 +100,16 @@ def test_interleaving_divides_the_bubble_by_the_chunks(
 ) -> None:
     count = depth * groups
     whole = (
-        chunks
-        * StageTimes(
-            forward_s=forward_s, recompute_s=0.0, backward_s=backward_s
-        ).forward_s
+        chunks * StageTimes(forward_s=forward_s, recompute_s=0.0, backward_s=backward_s).forward_s
     )
     stage = StageTimes(forward_s=whole, recompute_s=0.0, backward_s=chunks * backward_s)
-    schedule = compact_schedule(
-        "interleaved", depth, count, recompute=False, chunks=chunks
-    )
+    schedule = compact_schedule("interleaved", depth, count, recompute=False, chunks=chunks)
     got = simulate_pipeline(schedule, [stage] * depth, [Link()] * (depth - 1))
     expected = (count * chunks + depth - 1) * (forward_s + backward_s)
     assert max(got.finish_s) == pytest.approx(expected)
 
 
-def critical_path_s(
-    schedule: Schedule, stages: list[StageTimes], links: list[Link]
-) -> float:
+def critical_path_s(schedule: Schedule, stages: list[StageTimes], links: list[Link]) -> float:
     """A bound for any conduct: the way to a stage, its work, and the way back."""
     bound = way = Fraction(0)
     for p, times in enumerate(stages):
@@ -165,9 +156,7 @@ def test_in_order_a_slower_task_never_makes_the_mini_batch_finish_earlier(
     assert all(a <= b for a, b in zip(fast.finish_s, slow.finish_s, strict=True))
 
 
-def test_a_stage_that_departs_from_its_list_may_be_done_sooner_over_a_slower_link() -> (
-    None
-):
+def test_a_stage_that_departs_from_its_list_may_be_done_sooner_over_a_slower_link() -> None:
     """No rule that does not know the future is free of this (Graham 1966): over the
     faster link a gradient comes just after the stage has begun another forward."""
     schedule = compact_schedule("varuna", 2, 4, recompute=True)
@@ -187,9 +176,7 @@ def jittered(seed: int, relative: float = 0.1) -> PipelineRun:
     stage = StageTimes(forward_s=0.01, recompute_s=0.01, backward_s=0.02)
     schedule = compact_schedule("varuna", 3, 30, recompute=True)
     jitter = Jitter(relative=relative, seed=seed)
-    return simulate_pipeline(
-        schedule, [stage] * 3, [Link(transfer_s=0.001)] * 2, jitter=jitter
-    )
+    return simulate_pipeline(schedule, [stage] * 3, [Link(transfer_s=0.001)] * 2, jitter=jitter)
 
 
 def test_a_seed_gives_the_same_run_again_and_another_seed_another() -> None:

@@ -36,9 +36,7 @@ def test_every_row_of_the_original_is_met(reference: Path) -> None:
         pytest.skip(f"no figures of the original's simulator in {reference}")
     for row in rows:
         stages, links = originals_inputs(row)
-        schedule = compact_schedule(
-            "varuna", int(row["P"]), int(row["M"]), recompute=True
-        )
+        schedule = compact_schedule("varuna", int(row["P"]), int(row["M"]), recompute=True)
         finish_s = original_finish_s(schedule, stages, links)
         batch_us = finish_s * 1e6 + int(row["allreduce_us"])
         # To the microsecond, coincidences and all; 0.1 % would do.
@@ -64,15 +62,11 @@ def test_a_leap_ends_where_the_whole_way_ends(
 ) -> None:
     schedule, stages, links = pipeline
     short = simulate_pipeline(schedule, stages, links, conditions=conditions)
-    whole = simulate_pipeline(
-        schedule, stages, links, conditions=conditions, fast_forward=False
-    )
+    whole = simulate_pipeline(schedule, stages, links, conditions=conditions, fast_forward=False)
     assert short == whole
 
 
-@given(
-    st.integers(2, 4), st.integers(1, 3), st.integers(1, 120), st.booleans(), st.data()
-)
+@given(st.integers(2, 4), st.integers(1, 3), st.integers(1, 120), st.booleans(), st.data())
 def test_so_it_does_where_chunks_are_interleaved(
     depth: int, chunks: int, groups: int, recompute: bool, data: st.DataObject
 ) -> None:

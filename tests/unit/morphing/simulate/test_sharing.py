@@ -19,9 +19,7 @@ from spottrain.wire.model import Crowding
 
 NEAR = 1e-6
 """Tasks end at whole nanoseconds."""
-works = st.lists(
-    st.tuples(st.sampled_from([0.0, 0.5, 1.0, 7.0]), st.floats(0, 9)), min_size=1
-)
+works = st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0, 7.0]), st.floats(0, 9)), min_size=1)
 Pipeline = tuple[Schedule, list[StageTimes], list[Link]]
 
 
@@ -71,9 +69,7 @@ def test_only_computers_whose_slots_leave_no_core_over_are_shared() -> None:
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=3), st.data())
-def test_replicas_get_all_cores_by_their_work(
-    computers: list[int], data: st.DataObject
-) -> None:
+def test_replicas_get_all_cores_by_their_work(computers: list[int], data: st.DataObject) -> None:
     counts = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
     used = sorted(set(computers))
     computers = [used.index(computer) for computer in computers]
@@ -109,9 +105,7 @@ def test_a_pipeline_on_one_core_takes_its_work_and_the_way_of_its_messages(
 ) -> None:
     schedule, stages, _ = pipeline
     links = [Link()] * (len(stages) - 1)
-    run = simulate_pipeline(
-        schedule, stages, links, shares=((0,) * len(stages), (1.0,))
-    )
+    run = simulate_pipeline(schedule, stages, links, shares=((0,) * len(stages), (1.0,)))
     assert max(run.finish_s) == pytest.approx(math.fsum(run.busy_s))
 
 
@@ -136,9 +130,7 @@ def test_a_step_shares_its_cores_to_the_end() -> None:
 
 
 @pytest.mark.parametrize(("depth", "cores"), [(2, 1), (4, 2), (4, 3)])
-def test_long_mini_batches_take_all_their_work_over_the_cores(
-    depth: int, cores: int
-) -> None:
+def test_long_mini_batches_take_all_their_work_over_the_cores(depth: int, cores: int) -> None:
     """They are not simulated as a whole."""
     count = 100_000
     long = simulate_step(
@@ -162,9 +154,7 @@ def test_a_replica_elsewhere_is_as_fast_as_ever() -> None:
 
 
 @given(st.integers(1, 20), st.integers(1, 4))
-def test_tasks_grow_with_the_ranks_per_core_up_to_what_was_measured(
-    ranks: int, cores: int
-) -> None:
+def test_tasks_grow_with_the_ranks_per_core_up_to_what_was_measured(ranks: int, cores: int) -> None:
     grown = on_one(ranks, cores).task_growth(0, CROWDING)
     assert 1.25 <= grown <= CROWDING.task_growth
     assert grown <= on_one(ranks + 1, cores).task_growth(0, CROWDING)
@@ -184,9 +174,7 @@ def test_a_computer_counts_as_shared_if_the_fleets_slots_leave_no_core_over() ->
     fleet = [("a", 3)] * 3 + [("b", 2)]
     ranks = [("b", 2), ("a", 3), ("a", 3)]
     assert shared_cores(ranks) is None
-    assert shared_cores(ranks, fleet) == SharedCores(
-        computers=(OWN_CORE, 0, 0), cores=(3,)
-    )
+    assert shared_cores(ranks, fleet) == SharedCores(computers=(OWN_CORE, 0, 0), cores=(3,))
 
 
 def test_a_step_in_a_crowd_takes_its_tasks_and_commits_as_measured() -> None:
@@ -213,6 +201,4 @@ def test_a_crowd_changes_nothing_where_each_has_a_core() -> None:
     for sharing in (None, SharedCores(computers=(OWN_CORE,) * 4, cores=())):
         assert simulate_step(
             plan(2, 2, 8), crowded, FACTS, reduction="fast", sharing=sharing
-        ) == simulate_step(
-            plan(2, 2, 8), PROFILE, FACTS, reduction="fast", sharing=sharing
-        )
+        ) == simulate_step(plan(2, 2, 8), PROFILE, FACTS, reduction="fast", sharing=sharing)

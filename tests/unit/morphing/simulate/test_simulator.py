@@ -54,9 +54,7 @@ def run(
 
 
 def uniform(depth: int, forward_s: float, backward_s: float) -> list[StageTimes]:
-    times = StageTimes(
-        forward_s=forward_s, recompute_s=forward_s, backward_s=backward_s
-    )
+    times = StageTimes(forward_s=forward_s, recompute_s=forward_s, backward_s=backward_s)
     return [times] * depth
 
 
@@ -134,16 +132,8 @@ def test_recompute_is_paid_for_unless_the_graph_is_kept() -> None:
 
 
 def test_a_late_gradient_is_waited_for_with_forwards() -> None:
-    lists = [
-        tuple(
-            Task(Work(w[0]), int(w[1:])) for w in ["F0", "F1", "B0", "B1", "F2", "B2"]
-        )
-    ]
-    lists.append(
-        tuple(
-            Task(Work(w[0]), int(w[1:])) for w in ["F0", "B0", "F1", "B1", "F2", "B2"]
-        )
-    )
+    lists = [tuple(Task(Work(w[0]), int(w[1:])) for w in ["F0", "F1", "B0", "B1", "F2", "B2"])]
+    lists.append(tuple(Task(Work(w[0]), int(w[1:])) for w in ["F0", "B0", "F1", "B1", "F2", "B2"]))
     slow = StageTimes(forward_s=5.0, recompute_s=0.0, backward_s=5.0)
     fast = StageTimes(forward_s=1.0, recompute_s=0.0, backward_s=1.0)
     got = simulate_pipeline(lists, [fast, slow], [NO_LINK])
@@ -253,9 +243,7 @@ def test_every_task_has_its_overhead() -> None:
 
 
 def test_kinds_of_tasks_have_overheads_of_their_own() -> None:
-    beside = TaskOverheads(
-        forward_s=0.5, recompute_s=0.25, backward_s=0.125, posting_s=0.0625
-    )
+    beside = TaskOverheads(forward_s=0.5, recompute_s=0.25, backward_s=0.125, posting_s=0.0625)
     one = replace(PROFILE.microbatches[0], overheads=beside)
     profile = replace(PROFILE, microbatches=(one,), task_overhead_s=9.0)
     case = plan(3, 1, 1)
@@ -267,12 +255,8 @@ def test_kinds_of_tasks_have_overheads_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(("fetch_s", "more_s"), [(12.0, 0.0), (15.0, 3.0)])
-def test_examples_from_loaders_cost_what_is_not_hidden(
-    fetch_s: float, more_s: float
-) -> None:
-    beside = TaskOverheads(
-        forward_s=0.0, recompute_s=0.0, backward_s=0.0, fetch_s=fetch_s
-    )
+def test_examples_from_loaders_cost_what_is_not_hidden(fetch_s: float, more_s: float) -> None:
+    beside = TaskOverheads(forward_s=0.0, recompute_s=0.0, backward_s=0.0, fetch_s=fetch_s)
     one = replace(PROFILE.microbatches[0], overheads=beside)
     profile = replace(PROFILE, microbatches=(one,))
     case = replace(plan(1, 1, 3), recompute=False)  # 12 s a micro-batch
@@ -282,9 +266,7 @@ def test_examples_from_loaders_cost_what_is_not_hidden(
 
 
 def test_an_interleaved_plan_runs_the_very_runs_of_its_stages() -> None:
-    sections = [
-        replace(s, forward_s=float(1 + s.index)) for s in PROFILE.sections_at(1)
-    ]
+    sections = [replace(s, forward_s=float(1 + s.index)) for s in PROFILE.sections_at(1)]
     measured = replace(PROFILE.microbatches[0], sections=tuple(sections))
     profile = replace(PROFILE, microbatches=(measured,))
     step = simulate_step(plan(2, 1, 2, chunks=2), profile, FACTS, reduction="fast")
@@ -322,13 +304,8 @@ def test_links_out_of_one_vm_carry_one_message_at_a_time() -> None:
         max(simulate_pipeline(lists, stages, links).finish_s) for links in (own, shared)
     )
     assert together > apart
-    assert (
-        max(simulate_pipeline(lists, stages, own, fast_forward=False).finish_s) == apart
-    )
-    assert (
-        max(simulate_pipeline(lists, stages, shared, fast_forward=False).finish_s)
-        == together
-    )
+    assert max(simulate_pipeline(lists, stages, own, fast_forward=False).finish_s) == apart
+    assert max(simulate_pipeline(lists, stages, shared, fast_forward=False).finish_s) == together
 
 
 @given(st.integers(1, 4), st.integers(1, 24), st.integers(1, 3))
@@ -341,9 +318,7 @@ def test_without_a_drain_a_mini_batch_takes_its_slowest_stage_s_time(
     stale = stale_step(some, PROFILE, FACTS, reduction="fast")
     assert alone.step_s / 2 <= stale.step_s <= alone.step_s
     if count >= 4 * depth:
-        update_s = slowest_update_s(
-            some, PROFILE, FACTS, [1.0] * depth * width, reduction="fast"
-        )
+        update_s = slowest_update_s(some, PROFILE, FACTS, [1.0] * depth * width, reduction="fast")
         assert stale.step_s >= max(stale.busy_s)
         longest_s = max(max(stale.busy_s) + update_s, alone.step_s - alone.pipeline_s)
         assert stale.step_s <= longest_s * 1.1 + 2 * depth * LATENCY_S
@@ -391,8 +366,7 @@ def test_a_very_long_mini_batch_is_slowed_down_as_a_long_one_is() -> None:
     for count in (MAX_PLAYED_MICROBATCHES, 400 * MAX_PLAYED_MICROBATCHES):
         some = plan(2, 1, count, schedule="1f1b")
         still, shaken = (
-            simulate_step(some, profile, FACTS, reduction="fast", seed=seed)
-            for seed in (None, 0)
+            simulate_step(some, profile, FACTS, reduction="fast", seed=seed) for seed in (None, 0)
         )
         ratios.append(shaken.pipeline_s / still.pipeline_s)
     assert ratios[0] == pytest.approx(ratios[1], rel=1e-3)
@@ -424,8 +398,5 @@ def test_segments_never_make_a_mini_batch_faster_than_a_whole_recompute(
 ) -> None:
     whole = plan(depth, 1, virtual_nodes, schedule="1f1b", recompute=True)
     cut = replace(whole, segments=segments)
-    times = [
-        simulate_step(one, PROFILE, FACTS, reduction="fast").step_s
-        for one in (whole, cut)
-    ]
+    times = [simulate_step(one, PROFILE, FACTS, reduction="fast").step_s for one in (whole, cut)]
     assert times[0] <= times[1] + 1e-9

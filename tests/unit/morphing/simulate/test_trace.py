@@ -72,9 +72,7 @@ def test_recomputes_are_of_their_micro_batch() -> None:
         ended = {span.task: span for span in spans}
         for span in spans:
             if span.task.work is Work.RECOMPUTE:
-                assert (
-                    ended[span.task._replace(work=Work.FORWARD)].end_s <= span.start_s
-                )
+                assert ended[span.task._replace(work=Work.FORWARD)].end_s <= span.start_s
                 backward = ended[span.task._replace(work=Work.BACKWARD)]
                 assert span.end_s <= backward.start_s
 

@@ -24,15 +24,11 @@ virtual_nodes = st.integers(1, 1 << 20)
 
 def plain_sum(gradients: list[torch.Tensor], used: int) -> list[int]:
     """Return sums of integers, computed by nobody's kernel."""
-    scaled = [
-        [Fraction(g) * Fraction(2) ** used for g in one.tolist()] for one in gradients
-    ]
+    scaled = [[Fraction(g) * Fraction(2) ** used for g in one.tolist()] for one in gradients]
     return [sum(map(round, column)) for column in zip(*scaled, strict=True)]
 
 
-@given(
-    st.lists(st.lists(reals, min_size=3, max_size=3), min_size=1, max_size=6), st.data()
-)
+@given(st.lists(st.lists(reals, min_size=3, max_size=3), min_size=1, max_size=6), st.data())
 def test_sums_are_those_of_whole_numbers_in_any_order(
     rows: list[list[float]], data: st.DataObject
 ) -> None:
@@ -87,9 +83,7 @@ def test_the_next_minibatch_may_have_gradients_so_much_larger(
 
 
 @given(virtual_nodes, st.none() | st.integers(-200, 800))
-def test_gradients_of_zeros_leave_the_exponent(
-    nodes: int, committed: int | None
-) -> None:
+def test_gradients_of_zeros_leave_the_exponent(nodes: int, committed: int | None) -> None:
     assert fixed_point.next_exponent(committed, ZERO, nodes) == committed
     assert fixed_point.in_range(ZERO, 800, nodes)
 

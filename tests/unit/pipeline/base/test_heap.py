@@ -50,9 +50,7 @@ print((resident_bytes() - before) / BLOCK_BYTES)
 def blocks_kept(prepare: str, building: str, finish: str = "") -> float:
     """Return by how many blocks the memory of a process has grown."""
     script = SCRIPT.format(prepare=prepare, building=building, finish=finish)
-    run = subprocess.run(
-        [sys.executable, "-c", script], check=True, capture_output=True, text=True
-    )
+    run = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
     return float(run.stdout)
 
 

@@ -22,8 +22,7 @@ FLEETS = st.lists(st.sampled_from("abcdef"), min_size=2, max_size=24)
 def rings(vms: str) -> list[tuple[int, int, bool]]:
     """(ranks, rings at once, between VMs) of every measurement."""
     return [
-        (len(one.members[0]), len(one.members), one.between_vms)
-        for one in rings_to_measure(vms)
+        (len(one.members[0]), len(one.members), one.between_vms) for one in rings_to_measure(vms)
     ]
 
 
@@ -58,9 +57,7 @@ def test_pairs_are_where_they_say_and_no_rank_is_in_two(vms: list[str]) -> None:
 
 
 @given(FLEETS, st.integers(1, 80))
-def test_every_section_is_measured_once_by_even_shares(
-    vms: list[str], num_sections: int
-) -> None:
+def test_every_section_is_measured_once_by_even_shares(vms: list[str], num_sections: int) -> None:
     slots = [Slot(vm_id=vm, index=0) for vm in vms]  # a VM twice: one process of two
 
     shares = section_shares(slots, num_sections)

@@ -54,9 +54,7 @@ def test_a_single_size_gives_the_bandwidth_only() -> None:
     assert s_per_byte == pytest.approx(0.002)
 
 
-@given(
-    st.lists(TIMES, min_size=9, max_size=9), st.lists(st.floats(20, 1e6), max_size=4)
-)
+@given(st.lists(TIMES, min_size=9, max_size=9), st.lists(st.floats(20, 1e6), max_size=4))
 def test_outliers_do_not_move_median_and_spread_out_of_range(
     times: list[float], outliers: list[float]
 ) -> None:

@@ -172,9 +172,7 @@ def test_only_connections_of_the_network_count() -> None:
     ours = connect()
     stop, stopped = socket.socketpair()
     connections.seal()
-    waiting = threading.Thread(
-        target=connections.wait_for_end, args=(stopped,), daemon=True
-    )
+    waiting = threading.Thread(target=connections.wait_for_end, args=(stopped,), daemon=True)
     waiting.start()
 
     stop.close()
@@ -186,9 +184,7 @@ def test_only_connections_of_the_network_count() -> None:
 
 def test_a_store_listens_on_its_address_alone_until_all_have_released_it() -> None:
     ports = queue.SimpleQueue[int]()
-    serving = threading.Thread(
-        target=serve_rendezvous, args=("127.0.0.1", ports.put), daemon=True
-    )
+    serving = threading.Thread(target=serve_rendezvous, args=("127.0.0.1", ports.put), daemon=True)
     serving.start()
     port = ports.get(timeout=BOUND_S)
     ranks = [connect_rendezvous("127.0.0.1", port, BOUND_S) for _ in range(2)]

@@ -28,15 +28,11 @@ def plan(depth: int, width: int, chunks: int = 1) -> Plan:
     ("rank", "expected"),
     [(0, (None, 1)), (1, (0, 2)), (2, (1, None)), (3, (None, 4)), (5, (4, None))],
 )
-def test_a_pipeline_has_two_ends(
-    rank: int, expected: tuple[int | None, int | None]
-) -> None:
+def test_a_pipeline_has_two_ends(rank: int, expected: tuple[int | None, int | None]) -> None:
     assert neighbours(plan(3, 2), rank) == expected
 
 
-@pytest.mark.parametrize(
-    ("rank", "expected"), [(0, (2, 1)), (2, (1, 0)), (3, (5, 4)), (5, (4, 3))]
-)
+@pytest.mark.parametrize(("rank", "expected"), [(0, (2, 1)), (2, (1, 0)), (3, (5, 4)), (5, (4, 3))])
 def test_the_stages_of_an_interleaved_replica_form_a_ring(
     rank: int, expected: tuple[int, int]
 ) -> None:

@@ -114,8 +114,7 @@ def test_an_order_is_drawn_from_the_seed(seed: int, ways: list[bool]) -> None:
     def run() -> list[bool]:
         device = DeferredDevice(seed)
         transfers = [
-            (device.download if down else device.upload)(pinned(device, [1]))
-            for down in ways
+            (device.download if down else device.upload)(pinned(device, [1])) for down in ways
         ]
         return [bool(transfer.target == 1) for transfer in transfers]
 

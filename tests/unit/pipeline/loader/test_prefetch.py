@@ -69,9 +69,7 @@ class Supervisor:
         self.job = job
         self.pids: list[int] = []
 
-    def open_loader(
-        self, number: int, requests: Sequence[dict[str, object]] = ()
-    ) -> socket.socket:
+    def open_loader(self, number: int, requests: Sequence[dict[str, object]] = ()) -> socket.socket:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for request in requests:  # that it finds when it begins
             ours.sendall(json.dumps(request).encode())

@@ -111,8 +111,7 @@ def test_optimizers_are_given_attributes_and_classes_of_parameters(
         seen.update(
             name
             for name, parameter in named
-            if getattr(parameter, "_no_weight_decay", False)
-            or isinstance(parameter, Marked)
+            if getattr(parameter, "_no_weight_decay", False) or isinstance(parameter, Marked)
         )
         return torch.optim.SGD([p for _, p in named])
 

@@ -51,9 +51,7 @@ def a_job(length: int, heldout: int | None = None) -> TrainingJob:
 
 
 @given(seed=st.integers(0, 2**31), length=st.integers(1, 40), epoch=st.integers(0, 5))
-def test_every_epoch_visits_every_example_once(
-    seed: int, length: int, epoch: int
-) -> None:
+def test_every_epoch_visits_every_example_once(seed: int, length: int, epoch: int) -> None:
     positions = range(epoch * length, (epoch + 1) * length)
 
     visited = [example_index(seed, length, position) for position in positions]
@@ -90,10 +88,7 @@ def test_a_minibatch_holds_the_same_examples_however_it_is_cut(
 def test_held_out_examples_are_each_seen_once_in_order(length: int, size: int) -> None:
     source = MicrobatchSource(a_job(5, heldout=length), 0, size, size)
 
-    seen = [
-        source.heldout("heldout", number)
-        for number in range(source.num_heldout("heldout"))
-    ]
+    seen = [source.heldout("heldout", number) for number in range(source.num_heldout("heldout"))]
 
     assert [int(x) for part in seen for x in part] == list(range(length))
     assert all(len(part) <= HELDOUT_FACTOR * size for part in seen)
@@ -155,9 +150,7 @@ class Stream(torch.utils.data.IterableDataset[int]):
         ([], "dataset is empty"),
     ],
 )
-def test_data_sets_that_have_no_examples_by_index_are_refused(
-    dataset: Any, message: str
-) -> None:
+def test_data_sets_that_have_no_examples_by_index_are_refused(dataset: Any, message: str) -> None:
     with pytest.raises(UserCodeError, match=message):
         check_datasets(dataclasses.replace(a_job(3), dataset=dataset))
 
@@ -214,7 +207,5 @@ def test_batches_that_no_other_process_can_read_are_told() -> None:
 
 def test_batches_whose_tensors_nobody_finds_are_told() -> None:
     assert why_unmovable(a_job(2)) == ""
-    job = dataclasses.replace(
-        a_job(2), collate=lambda examples: SimpleNamespace(x=torch.ones(1))
-    )
+    job = dataclasses.replace(a_job(2), collate=lambda examples: SimpleNamespace(x=torch.ones(1)))
     assert why_unmovable(job) == "SimpleNamespace"

@@ -52,9 +52,7 @@ number = 7
 
 
 @pytest.fixture
-def module(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> str:
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
     """Write a user's module with a name of its own into tmp_path."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     name = f"user_{abs(hash(request.node.nodeid))}"
@@ -63,18 +61,14 @@ def module(
     return name
 
 
-def test_a_job_is_loaded_from_the_workdir_and_its_neighbours(
-    module: str, tmp_path: Path
-) -> None:
+def test_a_job_is_loaded_from_the_workdir_and_its_neighbours(module: str, tmp_path: Path) -> None:
     job = load_job(f"{module}:job", tmp_path)
     assert isinstance(job, TrainingJob)
     assert len(job.dataset) == 3
     assert sys.path[0] == str(tmp_path)
 
 
-def test_a_workdir_loaded_twice_is_first_on_the_path_once(
-    module: str, tmp_path: Path
-) -> None:
+def test_a_workdir_loaded_twice_is_first_on_the_path_once(module: str, tmp_path: Path) -> None:
     load_job(f"{module}:job", tmp_path)
     sys.path.insert(0, "/elsewhere")
     load_job(f"{module}:job", tmp_path)

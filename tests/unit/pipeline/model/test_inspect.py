@@ -54,17 +54,14 @@ def test_facts_are_those_of_the_model() -> None:
     assert got.num_parameters == 4 * WIDTH * WIDTH + 3 * WIDTH
     assert got.blocks == "blocks"
     assert (got.dataset_len, got.heldout_len) == (5, 2)
-    assert got.tied == (
-        TiedParameter(name="embed.weight", sections=(0, 2), param_bytes=matrix),
-    )
+    assert got.tied == (TiedParameter(name="embed.weight", sections=(0, 2), param_bytes=matrix),)
     assert [s.param_bytes for s in got.sections] == [
         2 * matrix + vector,
         matrix + vector,
         2 * matrix + vector,
     ]
     assert [s.optimizer_bytes for s in got.sections] == [
-        2 * s.param_bytes + 4 * tensors
-        for s, tensors in zip(got.sections, (3, 2, 3), strict=True)
+        2 * s.param_bytes + 4 * tensors for s, tensors in zip(got.sections, (3, 2, 3), strict=True)
     ]
     assert [s.activation_bytes_per_example for s in got.sections] == [
         vector,
@@ -125,9 +122,7 @@ def inspect(folder: Path, function: str) -> subprocess.CompletedProcess[str]:
         f"user_code:{function}",
         str(folder),
     ]
-    return subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, check=False
-    )
+    return subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
 
 
 @pytest.mark.rotated
@@ -145,9 +140,7 @@ def test_the_tool_prints_the_users_error_and_exits_with_3(tmp_path: Path) -> Non
     done = inspect(tmp_path, "fails")
     assert done.returncode == 3
     answer = json.loads(done.stdout)
-    assert answer["error"] == (
-        "entrypoint user_code:fails raised RuntimeError: the user's own"
-    )
+    assert answer["error"] == ("entrypoint user_code:fails raised RuntimeError: the user's own")
     assert "in fails" in answer["traceback"]
 
 
@@ -175,9 +168,7 @@ def test_details_name_what_a_checkpoint_depends_on() -> None:
 
 @pytest.mark.rotated
 @pytest.mark.parametrize("seed", first_always(["", "7"]))
-def test_a_data_set_drawn_anew_in_every_process_is_refused(
-    tmp_path: Path, seed: str
-) -> None:
+def test_a_data_set_drawn_anew_in_every_process_is_refused(tmp_path: Path, seed: str) -> None:
     (tmp_path / "drawing.py").write_text(f"""
 import random
 import torch

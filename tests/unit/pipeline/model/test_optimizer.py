@@ -55,9 +55,7 @@ def test_adam_keeps_two_moments_and_a_step(options: dict[str, bool]) -> None:
 def test_sgd_keeps_momentum_only_if_asked() -> None:
     assert all(not keys for keys in spec_of(of(torch.optim.SGD)).values())
     momentum = spec_of(of(torch.optim.SGD, momentum=0.9))
-    assert momentum["bias"] == {
-        "momentum_buffer": TensorSpec(shape=(3,), dtype=torch.float32)
-    }
+    assert momentum["bias"] == {"momentum_buffer": TensorSpec(shape=(3,), dtype=torch.float32)}
 
 
 def test_groups_by_name_are_possible() -> None:

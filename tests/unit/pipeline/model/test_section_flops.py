@@ -62,9 +62,7 @@ def test_the_byte_gpt_has_the_flops_of_the_formula() -> None:
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize(
-    ("layers", "hidden", "heads", "length"), [(3, 32, 4, 16), (2, 48, 3, 7)]
-)
+@pytest.mark.parametrize(("layers", "hidden", "heads", "length"), [(3, 32, 4, 16), (2, 48, 3, 7)])
 def test_a_gpt2_of_hugging_face_has_the_flops_of_the_formula(
     attention: str, layers: int, hidden: int, heads: int, length: int
 ) -> None:

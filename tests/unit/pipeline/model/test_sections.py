@@ -74,9 +74,7 @@ def test_blocks_of_one_class_may_be_alone_in_their_list() -> None:
     class Block(nn.Linear):
         pass
 
-    lists = [
-        nn.Sequential(*[Block(4, 4) for _ in range(number)]) for number in (1, 3, 1)
-    ]
+    lists = [nn.Sequential(*[Block(4, 4) for _ in range(number)]) for number in (1, 3, 1)]
     model = Model(a=lists[0], b=lists[1], c=lists[2], head=nn.Linear(4, 4))
     assert choices(model) == [
         ("a, b, c", ("a.0", "b.0", "b.1", "b.2")),
@@ -124,9 +122,7 @@ def test_a_model_that_is_itself_a_sequence_of_blocks_is_cut() -> None:
             ("b0",),
         ),
         (
-            nn.Sequential(
-                nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Dropout(), nn.LayerNorm(4)
-            ),
+            nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Dropout(), nn.LayerNorm(4)),
             "",
             ("2",),
         ),

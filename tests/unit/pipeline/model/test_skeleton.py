@@ -51,9 +51,7 @@ def test_names_shapes_types_ties_and_freezing_are_those_of_the_plain_model() -> 
 
     skeleton, plain = build_skeleton(Zoo), Zoo()
     assert facts(skeleton) == facts(plain)
-    assert skeleton.get_parameter("one.weight") is skeleton.get_parameter(
-        "three.weight"
-    )
+    assert skeleton.get_parameter("one.weight") is skeleton.get_parameter("three.weight")
 
 
 def test_no_more_than_one_parameter_is_in_memory_at_a_time() -> None:
@@ -89,22 +87,15 @@ def test_registering_is_as_it_was_after_success_and_after_an_error() -> None:
     assert not nn.Linear(2, 2).weight.is_meta
 
 
-def test_materialising_gives_the_same_bits_every_time_and_leaves_the_dice_alone() -> (
-    None
-):
+def test_materialising_gives_the_same_bits_every_time_and_leaves_the_dice_alone() -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
     first, again, other = (materialise(job_of(Zoo), seed) for seed in (1, 1, 2))
     assert torch.equal(torch.rand(3), expected)
-    same = [
-        torch.equal(a, b)
-        for a, b in zip(first.parameters(), again.parameters(), strict=True)
-    ]
+    same = [torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True)]
     assert all(same)
-    assert not torch.equal(
-        first.get_parameter("one.bias"), other.get_parameter("one.bias")
-    )
+    assert not torch.equal(first.get_parameter("one.bias"), other.get_parameter("one.bias"))
 
 
 @pytest.mark.parametrize("build", [build_skeleton, lambda f: materialise(job_of(f), 0)])

@@ -71,8 +71,7 @@ def tensors_of(layout: ModelLayout) -> dict[int, dict[str, torch.Tensor]]:
     model = materialise(JOB, seed=1)
     return {
         section: {
-            name: model.get_parameter(name).detach().clone()
-            for name in layout.parameters[section]
+            name: model.get_parameter(name).detach().clone() for name in layout.parameters[section]
         }
         for section in range(layout.num_sections)
     }
@@ -251,9 +250,7 @@ def test_the_first_section_that_is_not_finite_is_named_if_that_is_asked_for(
 def test_the_first_stage_takes_no_activation_and_later_ones_do(
     layout: ModelLayout,
 ) -> None:
-    with pytest.raises(
-        SpottrainError, match="the first stage takes no activation, all others do"
-    ):
+    with pytest.raises(SpottrainError, match="the first stage takes no activation, all others do"):
         make_stage(layout, range(1, 2)).forward(BATCH, None, seeds)
     with pytest.raises(SpottrainError, match="activation"):
         make_stage(layout).forward(BATCH, torch.zeros(2, 8), seeds)
@@ -326,9 +323,7 @@ def test_a_stage_works_again_after_an_error(layout: ModelLayout) -> None:
 @pytest.mark.parametrize(
     "result", [None, (1.0, 2.0), (torch.ones(2), 1.0), (torch.ones(()), "many")]
 )
-def test_a_loss_of_the_wrong_kind_is_refused(
-    layout: ModelLayout, result: object
-) -> None:
+def test_a_loss_of_the_wrong_kind_is_refused(layout: ModelLayout, result: object) -> None:
     def loss(model: nn.Module, batch: Any) -> Any:
         model(batch)
         return result

@@ -106,9 +106,7 @@ def around_several(*, reentrant: bool) -> Body:
 
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("around", [around_each, around_several])
-def test_activation_checkpoints_around_blocks(
-    around: Callable[..., Body], reentrant: bool
-) -> None:
+def test_activation_checkpoints_around_blocks(around: Callable[..., Body], reentrant: bool) -> None:
     job = make_job(lambda: Model(around(reentrant=reentrant)))
     check(job, 4, like=make_job(Model))
 
@@ -212,9 +210,7 @@ class Staged(nn.Module):
         super().__init__()
         widths = (4, 6, 8)
         self.stages = nn.ModuleList(self.stage(width, 2) for width in widths)
-        self.widen = nn.ModuleList(
-            [nn.Conv2d(WIDTH, 4, 1), nn.Conv2d(4, 6, 1), nn.Conv2d(6, 8, 1)]
-        )
+        self.widen = nn.ModuleList([nn.Conv2d(WIDTH, 4, 1), nn.Conv2d(4, 6, 1), nn.Conv2d(6, 8, 1)])
 
     @staticmethod
     def stage(width: int, number: int) -> nn.Module:

@@ -182,9 +182,7 @@ def test_code_that_reads_values_is_traced_on_the_cpu() -> None:
         ({"model": linear}, "model has no repeated blocks and no CutPoint"),
     ],
 )
-def test_user_code_that_fails_is_reported(
-    changes: dict[str, Any], message: str
-) -> None:
+def test_user_code_that_fails_is_reported(changes: dict[str, Any], message: str) -> None:
     assert_refused(make_job(plain, **changes), message)
 
 
@@ -290,9 +288,7 @@ def with_penalty(model: Any, batch: torch.Tensor) -> tuple[torch.Tensor, int]:
         ({"loss": lambda m, b: m(b).mean()}, r"return \(mean \* n, n\)"),
     ],
 )
-def test_common_code_is_told_what_to_write_instead(
-    changes: dict[str, Any], message: str
-) -> None:
+def test_common_code_is_told_what_to_write_instead(changes: dict[str, Any], message: str) -> None:
     assert_refused(make_job(plain, **changes), message)
 
 
@@ -345,9 +341,7 @@ def hugging_face_job(model: Callable[[], nn.Module]) -> TrainingJob:
 @pytest.mark.rotated
 def test_an_encoder_decoder_whose_blocks_share_relative_positions_is_refused() -> None:
     job = hugging_face_job(lambda: encoder_decoder("t5"))
-    assert_refused(
-        job, r"yet: \S*decoder\S+ in section 1 uses .* computed in section 0"
-    )
+    assert_refused(job, r"yet: \S*decoder\S+ in section 1 uses .* computed in section 0")
 
 
 @pytest.mark.rotated

@@ -19,9 +19,7 @@ from spottrain.pipeline.model.values import Encoder, GroupValues, decode, tensor
 CPU = torch.device("cpu")
 BITS = st.binary(min_size=8, max_size=8)
 FLOATS = BITS.map(lambda data: struct.unpack("<d", data)[0])
-DTYPES = st.sampled_from(
-    [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool]
-)
+DTYPES = st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool])
 TENSORS = st.builds(
     lambda shape, dtype: torch.randn(shape).to(dtype),
     st.lists(st.integers(0, 3), max_size=3),
@@ -39,9 +37,7 @@ VALUES = st.recursive(
     lambda inner: st.one_of(
         st.lists(inner, max_size=3),
         st.lists(inner, max_size=3).map(tuple),
-        st.dictionaries(
-            st.one_of(st.text(max_size=2), st.integers()), inner, max_size=2
-        ),
+        st.dictionaries(st.one_of(st.text(max_size=2), st.integers()), inner, max_size=2),
     ),
     max_leaves=6,
 )

@@ -80,7 +80,5 @@ def test_the_driver_itself_says_whether_it_is_initialised(
     )
     environment = {**os.environ, "LD_LIBRARY_PATH": str(folder)}
     command = [sys.executable, "-c", ASKS]
-    run = subprocess.run(
-        command, env=environment, check=True, capture_output=True, text=True
-    )
+    run = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
     assert run.stdout.startswith("the user's module or its function initialises CUDA")

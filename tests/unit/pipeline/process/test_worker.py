@@ -87,9 +87,7 @@ def test_the_newest_traces_asked_of_the_generation_that_runs_count(
     supervisor, link = ends
     say(supervisor, run(3))
     for generation, number in ((3, 2), (3, 1), (2, 9)):
-        asked = messages.TraceMinibatches(
-            generation=generation, number=number, minibatches=3
-        )
+        asked = messages.TraceMinibatches(generation=generation, number=number, minibatches=3)
         say(supervisor, asked)
     link.next_command()
     link.stop_request()
@@ -148,7 +146,5 @@ def test_an_error_of_the_user_however_long_reaches_the_supervisor_cut_short(
         (RuntimeError(), "RuntimeError: "),
     ],
 )
-def test_the_reason_of_a_break_is_one_line_without_advice(
-    error: Exception, reason: str
-) -> None:
+def test_the_reason_of_a_break_is_one_line_without_advice(error: Exception, reason: str) -> None:
     assert reason_of(error) == reason

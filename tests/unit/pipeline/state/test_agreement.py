@@ -31,9 +31,7 @@ def share(section: int) -> Contribution:
     return Contribution(section, 0.0, 0.0, 1.0 + section, False)
 
 
-def copy(
-    section: int, version: int, origin: int = 0, mark: Mark | None = None
-) -> SectionRecord:
+def copy(section: int, version: int, origin: int = 0, mark: Mark | None = None) -> SectionRecord:
     generation, step = mark or (None, None)
     mine = share(section) if mark else None
     return SectionRecord(section, version, origin, generation, step, mine)
@@ -241,9 +239,7 @@ def test_a_record_survives_json() -> None:
 
 NUM_SECTIONS = 3
 MARKS = st.none() | st.tuples(st.integers(0, 2), st.integers(0, 3))
-COPIES = st.builds(
-    copy, st.integers(0, 2), st.integers(-1, 3), st.integers(0, 2), MARKS
-)
+COPIES = st.builds(copy, st.integers(0, 2), st.integers(-1, 3), st.integers(0, 2), MARKS)
 
 
 @st.composite
@@ -251,9 +247,7 @@ def fleets(draw: st.DrawFn) -> list[RankRecord]:
     records = []
     for number in range(draw(st.integers(1, 5))):
         held = draw(st.lists(COPIES, max_size=3, unique_by=lambda c: c.section))
-        decision = draw(
-            st.none() | st.builds(decided, st.integers(0, 2), st.integers(0, 3))
-        )
+        decision = draw(st.none() | st.builds(decided, st.integers(0, 2), st.integers(0, 3)))
         records.append(rank(number, *held, decision=decision))
     return records
 
@@ -284,9 +278,7 @@ def test_every_rank_concludes_the_same_from_the_same_records(
 def test_after_applying_and_moving_every_owner_stands_at_the_agreed_state(
     records: list[RankRecord], checkpoint_step: int, saves_only: bool
 ) -> None:
-    agreement = agree(
-        NUM_SECTIONS, records, GENERATION, checkpoint_step, saves_only=saves_only
-    )
+    agreement = agree(NUM_SECTIONS, records, GENERATION, checkpoint_step, saves_only=saves_only)
     wanted = (agreement.step, agreement.origin)
     states = {r.rank: states_after(r, agreement) for r in records}
     owners = {k: tuple(r.rank for r in records) for k in range(NUM_SECTIONS)}
@@ -294,9 +286,7 @@ def test_after_applying_and_moving_every_owner_stands_at_the_agreed_state(
         assert (move.source is None) == (agreement.outcome == "restored")
         if move.source is not None:
             assert states[move.source][move.section] == wanted
-    received = {
-        (m.section, m.target) for m in moves(NUM_SECTIONS, records, agreement, owners)
-    }
+    received = {(m.section, m.target) for m in moves(NUM_SECTIONS, records, agreement, owners)}
     for k, ranks in owners.items():
         for r in ranks:
             assert ((k, r) in received) != (
@@ -308,9 +298,7 @@ def test_after_applying_and_moving_every_owner_stands_at_the_agreed_state(
 def test_no_agreement_is_older_than_the_checkpoint_or_a_state_all_hold(
     records: list[RankRecord], checkpoint_step: int, saves_only: bool
 ) -> None:
-    agreement = agree(
-        NUM_SECTIONS, records, GENERATION, checkpoint_step, saves_only=saves_only
-    )
+    agreement = agree(NUM_SECTIONS, records, GENERATION, checkpoint_step, saves_only=saves_only)
     held = [
         {
             (c.version, c.origin)

@@ -67,9 +67,7 @@ def complete(
 
 def save(store: Store, step: int, num_sections: int = 2) -> Manifest:
     name = new_name(step, 1)
-    files = [
-        save_section(store, name, k, section_tensors(k)) for k in range(num_sections)
-    ]
+    files = [save_section(store, name, k, section_tensors(k)) for k in range(num_sections)]
     return complete(store, name, files)
 
 
@@ -186,9 +184,7 @@ def test_frozen_tensors_are_written_once_for_all_checkpoints(store: Store) -> No
 def test_a_section_may_hold_nothing_that_is_trained(store: Store) -> None:
     name = new_name(1, 1)
     record = save_frozen(store, 0, {"frozen": torch.ones(2)})
-    manifest = complete(
-        store, name, [save_section(store, name, 0, {})], frozen=(record,)
-    )
+    manifest = complete(store, name, [save_section(store, name, 0, {})], frozen=(record,))
     assert_equal(load_section(store, manifest, 0), {"frozen": torch.ones(2)})
 
 
@@ -208,9 +204,7 @@ def test_a_process_killed_between_files_and_manifest_leaves_the_one_before(
         """
     )
     name = new_name(2, 1)
-    done = subprocess.run(
-        [sys.executable, "-c", killed, str(tmp_path), name], check=False
-    )
+    done = subprocess.run([sys.executable, "-c", killed, str(tmp_path), name], check=False)
     assert done.returncode == -9
     assert (tmp_path / name / "section-0.safetensors").exists()
     assert list_checkpoints(store) == [(old.name, 1)]

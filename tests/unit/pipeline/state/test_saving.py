@@ -112,9 +112,7 @@ def train(
     losses_per_s: float = 0.0,
 ) -> None:
     """Train the tiny job on one slot; ``begun`` is called once weights are written."""
-    spec = runs.job_spec(
-        place, steps=STEPS, checkpoint_keep=2, checkpoint_every_steps=every_steps
-    )
+    spec = runs.job_spec(place, steps=STEPS, checkpoint_keep=2, checkpoint_every_steps=every_steps)
     loaded = load(spec, runs.WORKDIR)
     first = initialise(loaded)
     assert isinstance(first, messages.CheckpointSaved)
@@ -125,9 +123,7 @@ def train(
         vm_id="a",
         slot=0,
         device=HostDevice(),
-        memory=SlotMemory(
-            holder, loaded.job, loaded.specs, HostDevice(), scales_loss=False
-        ),
+        memory=SlotMemory(holder, loaded.job, loaded.specs, HostDevice(), scales_loss=False),
         checkpoints=open_store(spec.checkpoint_path),
         supervisor=manager,
         faults=FaultScript(),
@@ -147,9 +143,7 @@ def train(
 
 @pytest.mark.rotated
 @ROOMY
-def test_a_disk_that_is_full_for_a_while_costs_one_checkpoint(
-    small_disk: Path, port: int
-) -> None:
+def test_a_disk_that_is_full_for_a_while_costs_one_checkpoint(small_disk: Path, port: int) -> None:
     """What is left of the one that failed may not take the room of the next ones."""
     disk = Disk(small_disk)
     store = small_disk / "checkpoints"
@@ -175,9 +169,7 @@ def test_a_disk_that_is_full_for_a_while_costs_one_checkpoint(
 
 @pytest.mark.rotated
 @ROOMY
-def test_finished_work_is_kept_until_it_can_be_saved(
-    small_disk: Path, port: int
-) -> None:
+def test_finished_work_is_kept_until_it_can_be_saved(small_disk: Path, port: int) -> None:
     disk = Disk(small_disk)
 
     def hear(report: messages.SupervisorReport) -> None:
@@ -226,9 +218,7 @@ def test_finished_work_is_not_kept_for_ever(
 
 
 @pytest.mark.rotated
-def test_what_was_cut_short_goes_when_the_next_generation_begins(
-    tmp_path: Path, port: int
-) -> None:
+def test_what_was_cut_short_goes_when_the_next_generation_begins(tmp_path: Path, port: int) -> None:
     store = tmp_path / "checkpoints"
     cut, later, damaged = (store / new_name(99, generation) for generation in (0, 5, 0))
 

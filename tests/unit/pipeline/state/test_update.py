@@ -67,9 +67,7 @@ OPTIMIZERS: dict[str, Callable[[NamedParameters], torch.optim.Optimizer]] = {
     "adamw": lambda named: torch.optim.AdamW(named, lr=0.1),
     "adamax": lambda named: torch.optim.Adamax(named, lr=0.1),
     "nadam": lambda named: torch.optim.NAdam(named, lr=0.1),
-    "adagrad": lambda named: torch.optim.Adagrad(
-        named, lr=0.1, initial_accumulator_value=0.5
-    ),
+    "adagrad": lambda named: torch.optim.Adagrad(named, lr=0.1, initial_accumulator_value=0.5),
     "counting": Counting,
     "plain": lambda named: torch.optim.SGD(named, lr=1.0),
     **ACCEPTED,
@@ -280,9 +278,7 @@ def test_gradients_are_clipped_as_torch_clips_them(holder: LocalHolder) -> None:
         torch.testing.assert_close(arena.parameters[name], -parameter.grad)
 
 
-@pytest.mark.parametrize(
-    "change", [{"overflow": True, "square_norm": math.inf}, {"weight": 0.0}]
-)
+@pytest.mark.parametrize("change", [{"overflow": True, "square_norm": math.inf}, {"weight": 0.0}])
 def test_a_minibatch_without_a_usable_gradient_counts_but_changes_nothing(
     holder: LocalHolder, change: dict[str, Any]
 ) -> None:
@@ -375,9 +371,7 @@ def test_constant_values_of_groups_are_configuration(holder: LocalHolder) -> Non
     assert memory.arenas[0].numbers.group_values == b""
 
 
-@pytest.mark.parametrize(
-    "optimizer", ["adamw", "plain", "Nested", "StepMadeByFirstStep"]
-)
+@pytest.mark.parametrize("optimizer", ["adamw", "plain", "Nested", "StepMadeByFirstStep"])
 def test_values_of_groups_are_in_checkpoints_and_missing_in_older_ones(
     holder: LocalHolder, optimizer: str
 ) -> None:

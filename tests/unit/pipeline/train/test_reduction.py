@@ -31,10 +31,7 @@ from spottrain.pipeline.train.sums import Replicas
 from spottrain.pipeline.train.working import WorkingSection
 
 SHAPES = {"weight": (2, 3), "bias": (2,), "unused": (4,)}
-SPECS = tuple(
-    ParameterSpec(name, shape, torch.float32, True, {})
-    for name, shape in SHAPES.items()
-)
+SPECS = tuple(ParameterSpec(name, shape, torch.float32, True, {}) for name, shape in SHAPES.items())
 HOMES = ["cpu", "host", "device"]
 
 
@@ -54,17 +51,13 @@ class Stage:
         self.arena = SectionArena(self.holder, 0, SPECS, on_device)
         if on_device is None:
             self.device.lock_pages(self.arena.payload)
-        working = WorkingSection(
-            self.arena, self.device, sums_gradients=kind is FastReduction
-        )
+        working = WorkingSection(self.arena, self.device, sums_gradients=kind is FastReduction)
         working.refresh()
         working.wait()
         self.parameters = {
             name: nn.Parameter(tensor) for name, tensor in working.parameters.items()
         }
-        replicas = Replicas(
-            virtual_nodes=range(virtual_nodes), num_virtual_nodes=virtual_nodes
-        )
+        replicas = Replicas(virtual_nodes=range(virtual_nodes), num_virtual_nodes=virtual_nodes)
         tracker = TensorTracker(0)
         named = {0: list(self.parameters.items())}
         arguments: tuple[Any, ...] = (named, [working], replicas, self.device, tracker)
@@ -86,10 +79,7 @@ def home(request: pytest.FixtureRequest) -> str:
 def gradients(seed: int, nodes: int, scale: float = 1.0) -> list[list[torch.Tensor]]:
     generator = torch.Generator().manual_seed(seed)
     return [
-        [
-            torch.randn(SHAPES[n], generator=generator) * scale
-            for n in ("weight", "bias")
-        ]
+        [torch.randn(SHAPES[n], generator=generator) * scale for n in ("weight", "bias")]
         for _ in range(nodes)
     ]
 
@@ -165,9 +155,7 @@ def test_gradients_out_of_range_fit_at_a_later_attempt(home: str) -> None:
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
-def test_gradients_that_are_not_finite_are_in_range_but_said(
-    home: str, value: float
-) -> None:
+def test_gradients_that_are_not_finite_are_in_range_but_said(home: str, value: float) -> None:
     stage = Stage(ExactReduction, home, 1)
     with stage.device.using():
         stage.reduction.begin(0, 0, 0)
@@ -212,9 +200,7 @@ def test_a_parameter_lacks_a_gradient_if_no_virtual_node_gave_one(
 
 
 @pytest.mark.parametrize("kind", [FastReduction, ExactReduction])
-def test_sums_begin_anew_with_every_minibatch(
-    kind: type[GradientReduction], home: str
-) -> None:
+def test_sums_begin_anew_with_every_minibatch(kind: type[GradientReduction], home: str) -> None:
     stage = Stage(kind, home, 2)
     with stage.device.using():
         for _ in range(2):
@@ -243,9 +229,7 @@ class Watched(DeferredDevice):
         super().__init__(0)
         self._log, self._names = log, names
 
-    def download(
-        self, source: torch.Tensor, target: torch.Tensor | None = None
-    ) -> Transfer:
+    def download(self, source: torch.Tensor, target: torch.Tensor | None = None) -> Transfer:
         """Say which section's memory it reads."""
         name = self._names.get(source.untyped_storage()._cdata, "")
         if name:
@@ -256,9 +240,7 @@ class Watched(DeferredDevice):
 class Chain:
     """Two sections without a loss between them, and their reduction."""
 
-    def __init__(
-        self, kind: type[GradientReduction], on_device: bool, replicas: Replicas
-    ) -> None:
+    def __init__(self, kind: type[GradientReduction], on_device: bool, replicas: Replicas) -> None:
         self.log: list[str] = []
         self._names: dict[int, str] = {}
         self.holder = LocalHolder()

@@ -163,9 +163,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.mark.parametrize("kind", ["safetensors", "torch"])
 @pytest.mark.parametrize("factory", [gpt2, llama, bert, Buffered, Wrapped])
-def test_a_state_dict_loads_strictly(
-    tmp_path: Path, factory: Factory, kind: ExportFormat
-) -> None:
+def test_a_state_dict_loads_strictly(tmp_path: Path, factory: Factory, kind: ExportFormat) -> None:
     model, folder, written = run(tmp_path, factory, kind)
     fresh = materialise(job_of(factory), seed=6)
     run_lines(written, folder, model=fresh)
@@ -173,9 +171,7 @@ def test_a_state_dict_loads_strictly(
 
 
 @pytest.mark.parametrize("factory", [gpt2, llama, bert])
-def test_a_transformers_model_loads_from_pretrained(
-    tmp_path: Path, factory: Factory
-) -> None:
+def test_a_transformers_model_loads_from_pretrained(tmp_path: Path, factory: Factory) -> None:
     model, folder, written = run(tmp_path, factory, "hf")
     assert_same(run_lines(written, folder), model)
     base: Any = model.base_model
@@ -189,8 +185,7 @@ def test_what_is_written_is_what_save_pretrained_writes(tmp_path: Path) -> None:
     save: Any = model.save_pretrained
     save(tmp_path / "own")
     ours, theirs = (
-        {p.name: p.read_bytes() for p in one.iterdir()}
-        for one in (folder, tmp_path / "own")
+        {p.name: p.read_bytes() for p in one.iterdir()} for one in (folder, tmp_path / "own")
     )
     assert ours == theirs
 
@@ -211,9 +206,7 @@ def test_large_weights_come_in_shards_with_an_index(
 
 
 def test_a_model_of_another_kind_is_refused_for_hf(tmp_path: Path) -> None:
-    with pytest.raises(
-        UserCodeError, match=r"format hf: Buffered .* safetensors or torch"
-    ):
+    with pytest.raises(UserCodeError, match=r"format hf: Buffered .* safetensors or torch"):
         run(tmp_path, Buffered, "hf")
 
 
@@ -345,9 +338,7 @@ def test_a_file_holds_the_metadata_that_transformers_wants(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "torch", "hf"])
-def test_a_full_disk_is_one_line(
-    tmp_path: Path, kind: ExportFormat, small_disk: Path
-) -> None:
+def test_a_full_disk_is_one_line(tmp_path: Path, kind: ExportFormat, small_disk: Path) -> None:
     store = open_store(tmp_path / "checkpoints")
     name = save(store, trained(gpt2))
     room = os.statvfs(small_disk)
@@ -425,7 +416,5 @@ def test_adapters_have_no_full_form_in_hf(tmp_path: Path) -> None:
 @of_peft
 def test_only_adapters_are_in_a_state_dict(tmp_path: Path) -> None:
     model, folder, written = run(tmp_path, lora, "safetensors")
-    assert set(_load(folder)) == {
-        n for n, p in model.named_parameters() if p.requires_grad
-    }
+    assert set(_load(folder)) == {n for n, p in model.named_parameters() if p.requires_grad}
     assert all("lora" not in name for name in written.left_out)

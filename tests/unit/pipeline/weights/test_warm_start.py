@@ -74,9 +74,7 @@ def net(**changes: Any) -> Tensors:
         ),
     ],
 )
-def test_what_does_not_fit_is_refused_by_name(
-    changes: dict[str, Any], reason: str
-) -> None:
+def test_what_does_not_fit_is_refused_by_name(changes: dict[str, Any], reason: str) -> None:
     model = build_skeleton(Net)
     with pytest.raises(
         ConfigError,
@@ -117,9 +115,7 @@ def test_every_parameter_is_taken_or_missing(names: set[str]) -> None:
     model = build_skeleton(Net)
     found = fit(model, {k: v for k, v in net(a=SOME, b=SOME).items() if k in names})
     missing = found.misfits.get("missing", [])
-    assert sorted([*found.taken, *missing]) == sorted(
-        n for n, _ in model.named_parameters()
-    )
+    assert sorted([*found.taken, *missing]) == sorted(n for n, _ in model.named_parameters())
     assert set(found.misfits.get("unexpected", ())) == names & {"a", "b"}
 
 
@@ -161,9 +157,7 @@ def read(place: Path) -> Tensors:
     return tensors
 
 
-def test_given_weights_are_the_checkpoint_of_step_0(
-    loaded: LoadedJob, tmp_path: Path
-) -> None:
+def test_given_weights_are_the_checkpoint_of_step_0(loaded: LoadedJob, tmp_path: Path) -> None:
     state = {k: torch.randn_like(v) for k, v in Tiny().state_dict().items()}
     done = start(loaded, state, tmp_path)
     found = read(tmp_path)
@@ -172,9 +166,7 @@ def test_given_weights_are_the_checkpoint_of_step_0(
     assert done.remarks == ()
 
 
-def test_what_is_left_is_as_the_model_makes_it(
-    loaded: LoadedJob, tmp_path: Path
-) -> None:
+def test_what_is_left_is_as_the_model_makes_it(loaded: LoadedJob, tmp_path: Path) -> None:
     state = {"norm.weight": torch.full((16,), 3.0)}
     done = start(loaded, state, tmp_path, strict=False)
     own = materialise(loaded.job, loaded.spec.seed).state_dict()
@@ -197,16 +189,11 @@ def test_a_check_writes_nothing(loaded: LoadedJob, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_first_weights_are_part_of_the_fingerprint(
-    loaded: LoadedJob, tmp_path: Path
-) -> None:
+def test_first_weights_are_part_of_the_fingerprint(loaded: LoadedJob, tmp_path: Path) -> None:
     state = Tiny().state_dict()
     again = {name: value.clone() for name, value in state.items()}
     other = state | {"norm.bias": state["norm.bias"] + 1}
-    runs = [
-        start(loaded, one, tmp_path / str(k))
-        for k, one in enumerate((state, again, other))
-    ]
+    runs = [start(loaded, one, tmp_path / str(k)) for k, one in enumerate((state, again, other))]
     assert runs[0].sha256 == runs[1].sha256 != runs[2].sha256
     prints = set()
     for k, run in enumerate(runs):

@@ -28,9 +28,7 @@ def make(
 ) -> Budget:
     return Budget(
         cap=None if max_usd is None else Money.allowed(max_usd),
-        hourly_cap=(
-            None if max_usd_per_hour is None else Rate.allowed(max_usd_per_hour)
-        ),
+        hourly_cap=(None if max_usd_per_hour is None else Rate.allowed(max_usd_per_hour)),
         spent=Money.allowed(spent_usd),
         rate=Rate.of(usd_per_hour),
         reserve_s=600.0,

@@ -20,9 +20,7 @@ SITES = st.builds(
     ("cloud", "zone_usd", "region_usd"),
     [("aws", 0.02, 0.02), ("gcp", 0.01, 0.02), ("azure", 0.0, 0.02), ("ssh", 0.0, 0.0)],
 )
-def test_data_costs_by_what_it_leaves(
-    cloud: str, zone_usd: float, region_usd: float
-) -> None:
+def test_data_costs_by_what_it_leaves(cloud: str, zone_usd: float, region_usd: float) -> None:
     here = Site(cloud, "r", "z")
     assert usd_per_gb(here, here) == 0.0
     assert usd_per_gb(here, Site(cloud, "r", "y")) == zone_usd

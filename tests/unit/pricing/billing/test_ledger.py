@@ -89,9 +89,7 @@ def test_a_wrong_clock_reduces_nothing() -> None:
         ("azure", 60.5, 120),
     ],
 )
-def test_each_cloud_bills_by_its_own_unit(
-    cloud: str, lived_s: float, billed_s: float
-) -> None:
+def test_each_cloud_bills_by_its_own_unit(cloud: str, lived_s: float, billed_s: float) -> None:
     ledger = opened(offer=replace(LOCAL, cloud=cloud))
     assert ledger.spending(1000.0 + lived_s).billed_us == billed_s * 1e6
     ended = ledger.ended("a", 1000.0 + lived_s)
@@ -183,14 +181,8 @@ def test_what_a_vm_fetches_is_paid_once() -> None:
 
 
 def test_traffic_is_reported_as_a_total() -> None:
-    ledger = (
-        Ledger()
-        .sent("training", Money.allowed(1.0))
-        .sent("training", Money.allowed(3.0))
-    )
-    ledger = ledger.sent("training", Money.allowed(2.0)).sent(
-        "moves", Money.allowed(0.5)
-    )
+    ledger = Ledger().sent("training", Money.allowed(1.0)).sent("training", Money.allowed(3.0))
+    ledger = ledger.sent("training", Money.allowed(2.0)).sent("moves", Money.allowed(0.5))
     assert ledger.spending(0.0).egress.usd == 3.5
     assert ledger.spent(0.0).usd == 3.5
 
@@ -294,9 +286,7 @@ def test_the_order_of_what_is_learned_and_how_often_changes_nothing(
     cloud=st.sampled_from([*TERMS, "local"]),
     gaps_s=st.lists(st.floats(0.0, 500.0), min_size=1, max_size=5),
 )
-def test_parts_of_a_machines_life_cost_what_the_whole_does(
-    cloud: str, gaps_s: list[float]
-) -> None:
+def test_parts_of_a_machines_life_cost_what_the_whole_does(cloud: str, gaps_s: list[float]) -> None:
     """However often it changes jobs, and however early it ends."""
     terms, offer = TERMS.get(cloud, EXACT), replace(AWS, cloud=cloud)
     *moves_s, end_s = itertools.accumulate(gaps_s, initial=1000.0)

@@ -60,9 +60,7 @@ def test_data_never_costs_less_than_exactly_nor_a_grain_more(
 
 
 @given(grains=st.integers(0, 10**24), period_s=st.floats(1e-6, 1e6))
-def test_a_periodic_payment_is_rounded_up_to_an_hourly_rate(
-    grains: int, period_s: float
-) -> None:
+def test_a_periodic_payment_is_rounded_up_to_an_hourly_rate(grains: int, period_s: float) -> None:
     period_us = math.floor(period_s * 1e6)
     paid = Rate.every(Money(grains), period_s).over_us(period_us)
     assert Money(grains) <= paid < Money(grains + period_us)

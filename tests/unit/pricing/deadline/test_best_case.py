@@ -27,9 +27,7 @@ def test_the_best_case_has_all_the_vms_at_once_at_the_lowest_price() -> None:
 
 def test_rented_vms_need_no_boot_and_the_reserve_is_paid() -> None:
     at = replace(status(hours=None, work=10), reserve_s=720.0)
-    found = best_case(
-        at, FLEET, (spot(),), (Holdings(name="spot", ready=0, booting=1),)
-    )
+    found = best_case(at, FLEET, (spot(),), (Holdings(name="spot", ready=0, booting=1),))
     assert found is not None
     assert found.takes_s == pytest.approx(BEST_CASE_TIME * 10 * HOUR_S)
     assert found.usd == pytest.approx(BEST_CASE_TIME * 34 + 0.2)
@@ -50,9 +48,7 @@ def test_without_available_vms_there_is_no_best_case(cap: float | None) -> None:
     assert (answer.possible, answer.reason) == (True, "")
     fast = replace(at, min_examples_per_s=3.4 / BEST_CASE_TIME)
     assert not too_slow(fast, FLEET, None)
-    assert "4 VMs train 3.78" in too_slow(
-        replace(fast, min_examples_per_s=3.8), FLEET, None
-    )
+    assert "4 VMs train 3.78" in too_slow(replace(fast, min_examples_per_s=3.8), FLEET, None)
 
 
 def test_a_small_budget_is_reported_and_no_obstacle_without_a_deadline() -> None:
@@ -90,9 +86,7 @@ def test_all_limits_out_of_reach_are_reported_together() -> None:
     usd=st.floats(0.0, 1000),
     least=st.floats(0.01, 10),
 )
-def test_suggested_limits_can_be_met(
-    hours: float, work: float, usd: float, least: float
-) -> None:
+def test_suggested_limits_can_be_met(hours: float, work: float, usd: float, least: float) -> None:
     at = replace(status(hours=hours, work=work, usd=usd), min_examples_per_s=least)
     answer = feasible_at_best(at, FLEET, (spot(),))
     assert answer.possible == (not answer.reason)
@@ -110,9 +104,7 @@ def test_suggested_limits_can_be_met(
     usd=st.floats(0.1, 100.0),
     hours=st.floats(0.01, 30.0),
 )
-def test_no_fleet_meets_a_limit_out_of_reach(
-    sizes: list[int], usd: float, hours: float
-) -> None:
+def test_no_fleet_meets_a_limit_out_of_reach(sizes: list[int], usd: float, hours: float) -> None:
     """A fleet of any sizes, half an hour each, that boots once."""
     trained = sum(FLEET.rates[size] for size in sizes) * 0.5 * HOUR_S
     took_s = FLEET.boot_s + 0.5 * HOUR_S * len(sizes)

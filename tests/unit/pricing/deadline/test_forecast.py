@@ -74,10 +74,7 @@ def test_a_budget_that_is_too_small_ends_the_job_first(hours: float | None) -> N
     at = replace(status(hours=hours, work=5000, usd=5.0), reserve_s=900.0)
     predicted = forecast(at, FLEET, BOTH, (), SEEN)
     assert (
-        predicted.finish_s.low
-        == predicted.finish_s.expected
-        == predicted.finish_s.high
-        == math.inf
+        predicted.finish_s.low == predicted.finish_s.expected == predicted.finish_s.high == math.inf
     )
     # A quarter of an hour of four VMs is kept back.
     assert (predicted.usd.low, predicted.usd.expected, predicted.usd.high) == (
@@ -117,12 +114,8 @@ def test_every_interval_is_ordered_and_within_the_budget(
     at = replace(at, reserve_s=reserve_s)
     supplies = (spot(usd=price, available=free), *((ON_DEMAND,) if allowed else ()))
     holdings = (Holdings(name="spot", ready=ready),)
-    outlook = MarketOutlook(
-        quotes=tuple((SpotQuote("spot", *look),) for look in samples)
-    )
-    predicted = forecast(
-        at, FLEET, supplies, holdings, outlook, cost_optimal=cost_optimal
-    )
+    outlook = MarketOutlook(quotes=tuple((SpotQuote("spot", *look),) for look in samples))
+    predicted = forecast(at, FLEET, supplies, holdings, outlook, cost_optimal=cost_optimal)
     for one in (predicted.finish_s, predicted.usd):
         assert 0 <= one.low <= one.expected
         assert one.low <= one.high

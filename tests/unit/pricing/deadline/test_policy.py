@@ -54,9 +54,7 @@ def test_spot_vms_are_rented_while_there_is_time() -> None:
 
 
 def test_more_time_means_fewer_vms_since_each_further_one_adds_less() -> None:
-    sizes = [
-        decided(status(hours=hours, work=5)).count("spot") for hours in (6, 12, 30)
-    ]
+    sizes = [decided(status(hours=hours, work=5)).count("spot") for hours in (6, 12, 30)]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] > sizes[-1]
 
@@ -114,9 +112,7 @@ def test_near_the_deadline_what_spot_vms_lack_comes_on_demand() -> None:
     assert dict(decision.wanted) == {"on-demand": 3, "spot": 1}
 
 
-def test_a_job_without_a_vm_that_trains_risks_no_boot_in_vain_near_the_deadline() -> (
-    None
-):
+def test_a_job_without_a_vm_that_trains_risks_no_boot_in_vain_near_the_deadline() -> None:
     decision = decided(status(hours=5.07, work=5))
     assert dict(decision.wanted) == {"on-demand": 4}
 
@@ -131,9 +127,7 @@ def test_spot_vms_are_kept_until_the_on_demand_vms_for_them_are_ready() -> None:
     at = status(hours=5 + 145 / HOUR_S, work=5)
     holdings = (Holdings(name="spot", ready=4),)
     assert dict(decided(at, holdings=holdings).wanted) == {"on-demand": 4, "spot": 4}
-    late = status(
-        hours=5 + 125 / HOUR_S, work=5
-    )  # the work that a loss takes is too much
+    late = status(hours=5 + 125 / HOUR_S, work=5)  # the work that a loss takes is too much
     assert dict(decided(late, holdings=holdings).wanted) == {"on-demand": 4}
     booted = (*holdings, Holdings(name="on-demand", ready=4))
     assert dict(decided(at, holdings=booted).wanted) == {"on-demand": 4}
@@ -178,9 +172,7 @@ def test_without_on_demand_vms_nothing_is_guaranteed_and_all_spot_is_taken() -> 
     assert decision.reason.endswith("; all spot VMs that make it faster")
 
 
-@pytest.mark.parametrize(
-    ("hours", "supplies"), [(None, (spot(), ON_DEMAND)), (9, (spot(),))]
-)
+@pytest.mark.parametrize(("hours", "supplies"), [(None, (spot(), ON_DEMAND)), (9, (spot(),))])
 def test_no_vms_are_rented_that_would_not_make_it_faster(
     hours: float | None, supplies: tuple[Supply, ...]
 ) -> None:
@@ -192,16 +184,12 @@ def test_no_vms_are_rented_that_would_not_make_it_faster(
 
 
 def test_a_rate_below_the_minimum_rents_on_demand_until_spot_suffices() -> None:
-    at = replace(
-        status(hours=None, work=5), min_examples_per_s=2.0, recent_examples_per_s=1.0
-    )
+    at = replace(status(hours=None, work=5), min_examples_per_s=2.0, recent_examples_per_s=1.0)
     lacking = decided(at, (spot(available=1), ON_DEMAND))
     assert dict(lacking.wanted) == {"on-demand": 2, "spot": 1}
     holdings = (Holdings(name="spot", ready=3), Holdings(name="on-demand", ready=2))
     fine = replace(at, recent_examples_per_s=2.7)
-    assert (
-        decided(fine, (spot(available=0), ON_DEMAND), holdings).count("on-demand") == 0
-    )
+    assert decided(fine, (spot(available=0), ON_DEMAND), holdings).count("on-demand") == 0
 
 
 def test_a_finished_job_wants_nothing() -> None:
@@ -221,9 +209,7 @@ def test_on_demand_vms_of_a_time_optimal_job_stay_until_there_is_slack_again() -
         at = status(hours=hours, work=5)
         supplies = (spot(), ON_DEMAND)
         return dict(
-            decide(
-                at, FLEET, supplies, holdings, MarketOutlook(), cost_optimal=False
-            ).wanted
+            decide(at, FLEET, supplies, holdings, MarketOutlook(), cost_optimal=False).wanted
         )
 
     assert time_optimal(5 + 180 / HOUR_S) == {"on-demand": 4}, "at the edge"
@@ -232,14 +218,10 @@ def test_on_demand_vms_of_a_time_optimal_job_stay_until_there_is_slack_again() -
 
 
 def test_a_time_optimal_job_waits_for_spot_vms_only_while_they_may_cost_less() -> None:
-    def time_optimal(
-        *supplies: Supply, holdings: tuple[Holdings, ...] = ()
-    ) -> dict[str, int]:
+    def time_optimal(*supplies: Supply, holdings: tuple[Holdings, ...] = ()) -> dict[str, int]:
         at = status(hours=20, work=5, usd=500.0)
         return dict(
-            decide(
-                at, FLEET, supplies, holdings, MarketOutlook(), cost_optimal=False
-            ).wanted
+            decide(at, FLEET, supplies, holdings, MarketOutlook(), cost_optimal=False).wanted
         )
 
     expensive = spot(usd=3.0, available=0)
@@ -255,9 +237,7 @@ def test_a_time_optimal_job_waits_for_spot_vms_only_while_they_may_cost_less() -
     assert time_optimal(spot(), ON_DEMAND, holdings=rented)["spot"] == 4
 
 
-def test_near_the_deadline_losses_in_a_row_are_survived_as_far_as_there_are_vms() -> (
-    None
-):
+def test_near_the_deadline_losses_in_a_row_are_survived_as_far_as_there_are_vms() -> None:
     at = status(hours=5 + 294 / HOUR_S, work=5)
     four = decided(at, (DRY, ON_DEMAND), (Holdings(name="spot", ready=4),))
     assert (four.mode, four.count("on-demand")) == ("edge", 2)
@@ -366,9 +346,7 @@ def test_a_minimum_rate_that_on_demand_vms_cannot_train_is_reported() -> None:
     at = replace(status(hours=100, work=5), min_examples_per_s=1e9)
     answer = feasible(at, FLEET, (ON_DEMAND,))
     assert not answer.possible
-    assert "1e+09 cannot be guaranteed: 4 on-demand VMs train 3.4 examples/s" in (
-        answer.reason
-    )
+    assert "1e+09 cannot be guaranteed: 4 on-demand VMs train 3.4 examples/s" in (answer.reason)
 
 
 def test_a_minimum_rate_costs_what_vms_so_fast_cost() -> None:
@@ -377,9 +355,7 @@ def test_a_minimum_rate_costs_what_vms_so_fast_cost() -> None:
     answer = feasible(at, FLEET, (ON_DEMAND,))
     assert answer.possible
     assert answer.min_usd == pytest.approx(4 * 3.0 * (5 + 120 / HOUR_S))
-    assert (
-        "4 on-demand VMs alone would keep up 3 examples/s to the end" in answer.reason
-    )
+    assert "4 on-demand VMs alone would keep up 3 examples/s to the end" in answer.reason
     assert "left to spend: $10.00, where the job ends" in answer.reason
 
 
@@ -484,9 +460,7 @@ def test_a_sample_of_many_supplies_keeps_those_that_are_cheapest_to_train_on() -
 def test_the_fallback_counts_boots_of_vms_that_are_not_rented_yet() -> None:
     at = status(hours=9, work=5)
     fresh = on_demand_fallback(at, FLEET, (ON_DEMAND,), ())
-    paid = on_demand_fallback(
-        at, FLEET, (ON_DEMAND,), (Holdings(name="on-demand", ready=4),)
-    )
+    paid = on_demand_fallback(at, FLEET, (ON_DEMAND,), (Holdings(name="on-demand", ready=4),))
     boot_usd = 4 * 3.0 * (FLEET.boot_s + FLEET.morph_s) / HOUR_S
     work = at.examples_left
     assert fresh.usd(4, work) - paid.usd(4, work) == pytest.approx(boot_usd)

@@ -53,9 +53,7 @@ def test_what_is_left_costs_more_or_less_as_what_was_done_did(paid: float) -> No
     assert abs(halfway - 1) >= abs(early - 1) - 1e-9
 
 
-def test_a_job_whose_forecasts_hold_has_narrow_intervals_and_one_whose_do_not_wide_ones() -> (
-    None
-):
+def test_a_job_whose_forecasts_hold_has_narrow_intervals_and_one_whose_do_not_wide_ones() -> None:
     steady, _ = run(1.0, 0.0)
     unsteady, _ = run(1.0, 0.5)
     left = USD / 2

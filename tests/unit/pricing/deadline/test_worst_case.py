@@ -95,9 +95,7 @@ def test_a_spot_vm_needs_money_for_its_boot_a_review_and_what_is_lost_with_it() 
 
 def test_work_that_is_not_saved_counts_only_without_spot_vms() -> None:
     held = (Holdings(name="on-demand", ready=3), Holdings(name="spot", ready=1))
-    at = replace(
-        status(hours=5, work=5), examples_unsaved=0.1 * HOUR_S * FLEET.rates[-1]
-    )
+    at = replace(status(hours=5, work=5), examples_unsaved=0.1 * HOUR_S * FLEET.rates[-1])
     assert survived(at, *held, on_demand=4)
     assert not survived(at, *held, on_demand=3, spot=1)
 

@@ -81,9 +81,7 @@ def test_every_gpu_is_in_some_machine_and_every_source_backs_something() -> None
     unrented = {"H100-PCIE"}  # on people's own hosts
     assert {kind.gpu.name for kind in WITH_GPUS} == {*FACTS.gpus} - unrented
     assert {kind.gpu.name for kind in WITHOUT} == set(FACTS.cpus)
-    text = "".join(
-        path.read_text() for path in DATA.glob("*.csv") if path.stem != "sources"
-    )
+    text = "".join(path.read_text() for path in DATA.glob("*.csv") if path.stem != "sources")
     assert all(text.count(name) for name in FACTS.sources)
 
 

@@ -21,9 +21,7 @@ T4, REGION = "n1-standard-8+1xT4", "us-central1"
 
 def skus(usd: float) -> list[dict[str, object]]:
     return [
-        gcp_sku(
-            f"Spot Preemptible {part} running in Americas", price, usage="Preemptible"
-        )
+        gcp_sku(f"Spot Preemptible {part} running in Americas", price, usage="Preemptible")
         for part, price in (
             ("N1 Predefined Instance Core", 0.0),
             ("N1 Predefined Instance Ram", 0.0),
@@ -97,9 +95,7 @@ def test_old_prices_are_used_with_a_warning_where_the_cloud_does_not_answer(
 def test_an_unknown_spot_price_is_told(market: Market) -> None:
     market.fake.faults = [(403, {})]
     assert market.spot_usd() is None
-    assert "no spot price is known, so no spot VM can be rented" in (
-        market.prices.warning()
-    )
+    assert "no spot price is known, so no spot VM can be rented" in (market.prices.warning())
     assert market.prices.usd_per_hour(REGION, T4, False), "it ships with spottrain"
 
 

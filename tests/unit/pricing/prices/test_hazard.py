@@ -55,9 +55,7 @@ def test_where_nothing_is_known_more_is_planned_with_than_the_worst_published() 
     assert Hazards([seen(FAR, 1.0, 0)], BANDED).of(FAR).is_known
 
 
-def test_bounds_hold_the_rates_of_recorded_groups_until_there_are_observations() -> (
-    None
-):
+def test_bounds_hold_the_rates_of_recorded_groups_until_there_are_observations() -> None:
     """1.4 to 14.6 losses a VM-day."""
     unknown = Hazards([], BANDED).of(FAR)
     assert unknown.high > 14.6 / 24
@@ -88,9 +86,7 @@ def test_bounds_are_garwoods() -> None:
 def test_the_estimate_lies_between_its_bounds_and_between_observed_and_prior(
     here_h: float, here: int, beside_h: float, beside: int
 ) -> None:
-    hazards = Hazards(
-        [seen(HERE, here_h, here), seen(BESIDE, beside_h, beside)], BANDED
-    )
+    hazards = Hazards([seen(HERE, here_h, here), seen(BESIDE, beside_h, beside)], BANDED)
     hazard = hazards.of(HERE)
     assert 0.0 <= hazard.low <= hazard.losses_per_hour <= hazard.high
     prior = Hazards([seen(BESIDE, beside_h, beside)], BANDED).of(HERE)
@@ -119,9 +115,7 @@ def test_splitting_exposures_changes_nothing(
 
 
 @given(hours, losses)
-def test_safe_hours_lower_the_hazard_and_losses_raise_it(
-    vm_hours: float, count: int
-) -> None:
+def test_safe_hours_lower_the_hazard_and_losses_raise_it(vm_hours: float, count: int) -> None:
     def mean(more_h: float, more: int) -> float:
         rows = [seen(HERE, vm_hours + more_h, count + more)]
         return Hazards(rows, BANDED).of(HERE).losses_per_hour

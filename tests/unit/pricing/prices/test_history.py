@@ -28,9 +28,7 @@ from spottrain.units import HOUR_S
 
 NOW_S = 1e9
 PLACE = Place("aws", "us-east-1", "us-east-1a", "p4d.24xlarge")
-LIFE = VmLife(
-    job="j", vm_id="vm-0", place=PLACE, spot=True, from_s=0.0, until_s=2 * HOUR_S
-)
+LIFE = VmLife(job="j", vm_id="vm-0", place=PLACE, spot=True, from_s=0.0, until_s=2 * HOUR_S)
 
 
 @pytest.fixture

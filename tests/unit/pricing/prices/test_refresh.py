@@ -79,9 +79,7 @@ def ask(market: Market, history: History, now_s: float, **more: Any) -> Refreshe
 
 def spot(history: History) -> list[Price]:
     return [
-        p
-        for p in known(history, FACTS, PriceRequest(kinds=[P4D, P5]), LATER_S).prices
-        if p.spot
+        p for p in known(history, FACTS, PriceRequest(kinds=[P4D, P5]), LATER_S).prices if p.spot
     ]
 
 
@@ -104,9 +102,7 @@ def test_only_what_is_due_is_queried(history: History) -> None:
 
 def test_a_query_of_one_region_does_not_count_for_all(history: History) -> None:
     market = Market([PRICE])
-    ask(
-        market, history, NOW_S, request=PriceRequest(kinds=[P4D], regions=["us-east-1"])
-    )
+    ask(market, history, NOW_S, request=PriceRequest(kinds=[P4D], regions=["us-east-1"]))
     ask(market, history, NOW_S)
     assert [list(q.regions) for q in market.questions] == [["us-east-1"], []]
 
@@ -137,9 +133,7 @@ def test_a_cloud_that_does_not_answer_costs_its_own_prices_only(
     request = PriceRequest(kinds=[P4D, T4])
     answers = refresh([aws, azure], history, FACTS, request, later_s)
     assert answers.failures == {"aws": "the API is down"}
-    newest = {
-        p.cloud: p for p in known(history, FACTS, request, LATER_S).prices if p.spot
-    }
+    newest = {p.cloud: p for p in known(history, FACTS, request, LATER_S).prices if p.spot}
     assert newest["aws"].age_s(later_s) == 2 * HOUR_S
     assert newest["azure"].age_s(later_s) == 0.0
     ask(aws, history, later_s)
@@ -244,9 +238,7 @@ def test_an_offer_that_the_cloud_no_longer_lists_is_left_out(history: History) -
     market = Market([PRICE])
     ask(market, history, NOW_S)
     market.prices = []
-    offers_left, warnings = check_live(
-        wanted(), [market], history, FACTS, NOW_S + 2 * LIVE_S
-    )
+    offers_left, warnings = check_live(wanted(), [market], history, FACTS, NOW_S + 2 * LIVE_S)
     assert offers_left == []
     assert warnings == (
         "aws/us-east-1/us-east-1a/p4d.24xlarge/spot: no price to rent by; left out",

@@ -61,9 +61,7 @@ def shut(closed: dict[str, Cooldown], offer: Offer, now_s: float = 0.0) -> bool:
 
 
 @pytest.mark.parametrize(("refusal", "names"), CLOSES)
-def test_a_refusal_closes_its_own_scope_and_no_more(
-    refusal: Refusal, names: set[str]
-) -> None:
+def test_a_refusal_closes_its_own_scope_and_no_more(refusal: Refusal, names: set[str]) -> None:
     closed = refused({}, HERE, refusal, 0.0, BASE_S)
     assert {name for name, offer in OTHERS.items() if shut(closed, offer)} == names
 
@@ -113,9 +111,7 @@ def test_a_quota_is_found_by_halving_before_it_closes(wanted: int, quota: int) -
     if left:
         assert open_at_s(closed, HERE) == MIN_S["quota"]
         later_s = MIN_S["quota"]
-        assert (
-            most_at_once(closed, scope_of(HERE, "quota"), later_s) == 1
-        )  # not all over again
+        assert most_at_once(closed, scope_of(HERE, "quota"), later_s) == 1  # not all over again
         closed = refused(closed, HERE, "quota", later_s, BASE_S)
         assert open_at_s(closed, HERE) == 3 * MIN_S["quota"]
     assert most_at_once(closed, scope_of(OTHERS["region"], "quota"), 0.0) == math.inf

@@ -50,9 +50,7 @@ SIGNED = (
 """The order in which an expert would expect GPUs to train a GPT of 2.5 billion parameters."""
 
 
-def gpt(
-    layers: int, hidden: int, sequence: int, *, flash: bool = True, heads: int = 16
-) -> Work:
+def gpt(layers: int, hidden: int, sequence: int, *, flash: bool = True, heads: int = 16) -> Work:
     """Return the work of a GPT in two bytes, as docs/pricing.md counts it."""
     layer = 24 * sequence * hidden**2 + 4 * sequence**2 * hidden
     head = 2 * sequence * hidden * 50304
@@ -201,8 +199,7 @@ def test_a_gpu_that_was_measured_is_as_fast_as_measured() -> None:
     slower = replace(
         PROFILE.microbatches[0],
         sections=tuple(
-            replace(s, forward_s=0.1, backward_s=0.2)
-            for s in PROFILE.microbatches[0].sections
+            replace(s, forward_s=0.1, backward_s=0.2) for s in PROFILE.microbatches[0].sections
         ),
     )
     on_t4 = replace(PROFILE, device="Tesla T4", microbatches=(slower,))

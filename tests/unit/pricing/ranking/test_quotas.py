@@ -52,9 +52,7 @@ def test_only_quotas_of_the_region_family_and_market_count() -> None:
 
 
 def test_disks_and_addresses_bound_all_families() -> None:
-    disks = Quota(
-        region="us-east-1", family=ANY_FAMILY, spot=False, limit=2.5, unit="vm"
-    )
+    disks = Quota(region="us-east-1", family=ANY_FAMILY, spot=False, limit=2.5, unit="vm")
     assert vms(SMALL, G, disks) == 2.5
     assert vms(ON_DEMAND, disks) == 2.5
     assert vms(SMALL, G, replace(disks, region="")) == 2.5

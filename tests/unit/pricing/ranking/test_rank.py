@@ -87,9 +87,7 @@ def test_losses_boot_and_price_never_help(
     assert worse.examples_per_usd <= better.examples_per_usd * (1 + 1e-12)
     assert better.examples_per_usd <= better.raw_examples_per_usd * (1 + 1e-12)
     pricier = priced(usd_per_hour=2 * usd_per_hour)
-    assert (
-        worth_of(THROUGHPUT, pricier, asked).examples_per_usd < better.examples_per_usd
-    )
+    assert worth_of(THROUGHPUT, pricier, asked).examples_per_usd < better.examples_per_usd
 
 
 def test_without_losses_it_is_throughput_over_price() -> None:
@@ -128,9 +126,7 @@ def test_no_life_is_billed_for_less_than_the_clouds_shortest_time() -> None:
 def test_a_place_that_hardly_gives_machines_costs_boots_in_vain() -> None:
     """Half as likely, twice as many boots; unknown is as good as certain."""
     usd = {
-        score: worth_of(
-            THROUGHPUT, replace(priced(boot_s=360.0), obtainability=score), TERMS
-        ).usd
+        score: worth_of(THROUGHPUT, replace(priced(boot_s=360.0), obtainability=score), TERMS).usd
         for score in (None, 1.0, 0.5, 0.0)
     }
     boot_usd = 4 * priced().offer.usd_per_hour * 0.1
@@ -143,9 +139,7 @@ def test_storage_egress_and_traffic_between_zones_are_paid() -> None:
     plain = worth_of(THROUGHPUT, priced(), TERMS).usd
     hours = 1e6 / 8.0 / 3600
     stored = replace(TERMS, stored_bytes=73.05e9, storage_usd_per_gb_month=0.1)
-    assert worth_of(THROUGHPUT, priced(), stored).usd == pytest.approx(
-        plain + 0.01 * hours
-    )
+    assert worth_of(THROUGHPUT, priced(), stored).usd == pytest.approx(plain + 0.01 * hours)
     elsewhere = Place("aws", "r", "b", "t")
     lost = priced(losses_per_hour=0.5)
     before = worth_of(THROUGHPUT, lost, TERMS).usd
@@ -260,9 +254,7 @@ def test_an_offer_whose_min_vms_exceed_the_cap_cannot_be_used() -> None:
     assert ranking.best is None
     reason = "budget.max_usd_per_hour does not pay for 4, as resources.min_vms asks"
     assert ranking.reasons() == {reason: 1}
-    beside = rank(
-        [priced(usd_per_hour=3.0), priced(usd_per_hour=1.0)], THROUGHPUTS, CAPPED
-    )
+    beside = rank([priced(usd_per_hour=3.0), priced(usd_per_hour=1.0)], THROUGHPUTS, CAPPED)
     assert [row.vms for row in beside.rows] == [4, 3]
     assert not beside.reasons()
 
@@ -278,9 +270,7 @@ def test_a_fleet_is_large_enough_whenever_the_cap_allows_it() -> None:
         (2, [("a", 2), ("z", 2)]),
         (1, [("a", 1)]),
     ):
-        ranking = rank(
-            [expensive, replace(cheap, max_vms=max_vms)], THROUGHPUTS, CAPPED
-        )
+        ranking = rank([expensive, replace(cheap, max_vms=max_vms)], THROUGHPUTS, CAPPED)
         assert ranking.rows[0].priced == expensive
         fleet = [(r.priced.offer.zone, n) for r, n in greedy_fleet(ranking, CAPPED)]
         assert fleet == wanted

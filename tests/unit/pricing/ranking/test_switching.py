@@ -28,12 +28,8 @@ HOUR = 3600.0
 """Examples in an hour at one a second."""
 
 
-def quote(
-    place: Place = HERE, usd: float = 1.0, rate: float = 1.0, losses: float = 0.0
-) -> Quote:
-    return Quote(
-        place=place, usd_per_hour=usd, examples_per_s=rate, losses_per_hour=losses
-    )
+def quote(place: Place = HERE, usd: float = 1.0, rate: float = 1.0, losses: float = 0.0) -> Quote:
+    return Quote(place=place, usd_per_hour=usd, examples_per_s=rate, losses_per_hour=losses)
 
 
 def state(hours: float = 100.0, held: Place | None = HERE) -> SwitchingState:
@@ -70,9 +66,7 @@ def test_of_equal_prices_the_first_place_is_taken_in_whatever_order_they_come() 
     for held in (None, OTHER):
         for order in (quotes, quotes[::-1]):
             own = [quote(OTHER, usd=2.0)] if held else []
-            decision = decide(
-                [*order, *own], state(held=held), NO_FRICTIONS, CHEAPEST_NOW
-            )
+            decision = decide([*order, *own], state(held=held), NO_FRICTIONS, CHEAPEST_NOW)
             assert decision.quote.place == HERE
 
 
@@ -119,17 +113,13 @@ def test_savings_count_no_further_than_the_horizon() -> None:
     assert decide(quotes, state(), frictions, long).moves
 
 
-@pytest.mark.parametrize(
-    ("there", "usd"), [(HERE, 0.0), (BESIDE, 1.0), (FAR, 2.0), (OTHER, 9.0)]
-)
+@pytest.mark.parametrize(("there", "usd"), [(HERE, 0.0), (BESIDE, 1.0), (FAR, 2.0), (OTHER, 9.0)])
 def test_a_checkpoint_costs_more_the_further_it_goes(there: Place, usd: float) -> None:
     moved = Frictions(checkpoint_bytes=100e9).checkpoint_usd(HERE, there)
     assert moved == pytest.approx(usd)
 
 
-@pytest.mark.parametrize(
-    ("size_gb", "share"), [(0.098, 0.00006), (0.408, 0.00025), (150, 0.0913)]
-)
+@pytest.mark.parametrize(("size_gb", "share"), [(0.098, 0.00006), (0.408, 0.00025), (150, 0.0913)])
 def test_egress_is_that_of_the_dissertation(size_gb: float, share: float) -> None:
     # Table 6.2, against 160 V100-hours of spot; datasets there have their first GB free.
     frictions = Frictions(checkpoint_bytes=(size_gb - (size_gb > 1)) * 1e9)
@@ -241,9 +231,7 @@ def test_having_moved_one_does_not_move_back_at_the_same_prices(
 ) -> None:
     first = decide(quotes, state(hours), frictions, rule)
     there = state(hours, first.quote.place)
-    again = decide(
-        quotes, replace(there, copies=frozenset({"aws", "azure"})), frictions, rule
-    )
+    again = decide(quotes, replace(there, copies=frozenset({"aws", "azure"})), frictions, rule)
     if first.moves:
         assert again.quote.place != HERE
 

@@ -39,9 +39,7 @@ def test_a_fleet_is_planned_once() -> None:
 def test_faster_gpus_and_networks_train_more() -> None:
     slow, fast = (THROUGHPUTS.of(replace(MACHINE, speed=v), 2) for v in (1.0, 2.0))
     assert fast.examples_per_s > 1.5 * slow.examples_per_s
-    narrow, wide = (
-        THROUGHPUTS.of(replace(MACHINE, network_bytes_per_s=v), 4) for v in (1e7, 1e10)
-    )
+    narrow, wide = (THROUGHPUTS.of(replace(MACHINE, network_bytes_per_s=v), 4) for v in (1e7, 1e10))
     assert wide.examples_per_s > narrow.examples_per_s
 
 
@@ -64,7 +62,5 @@ def test_all_that_vms_send_each_other_counts() -> None:
     throughput = throughputs.of(MACHINE, 2)
     assert throughput.shape in ("1x2", "2x1")
     gradients, activations = 2 * 4 * 16 * 10**6, 2 * 16 * 10**6
-    assert throughput.sent_bytes == (
-        gradients if throughput.shape == "1x2" else activations
-    )
+    assert throughput.sent_bytes == (gradients if throughput.shape == "1x2" else activations)
     assert throughputs.of(replace(MACHINE, gpus=2), 1).sent_bytes == 0

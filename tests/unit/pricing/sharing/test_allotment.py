@@ -60,10 +60,7 @@ def toy() -> Contest:
 
 
 def four(weights: tuple[float, ...], vms: int = 4, **given: Any) -> Contest:
-    jobs = [
-        replace(fixed(f"j{m}", (1.0,), weight=w), **given)
-        for m, w in enumerate(weights)
-    ]
+    jobs = [replace(fixed(f"j{m}", (1.0,), weight=w), **given) for m, w in enumerate(weights)]
     return Contest(kinds=("gpu",), vms=(vms,), claims=tuple(jobs))
 
 
@@ -73,9 +70,7 @@ def four(weights: tuple[float, ...], vms: int = 4, **given: Any) -> Contest:
 def test_max_min_fairness() -> None:
     found = fair(toy(), against="equal")
     assert found.levels[0] == pytest.approx(8 / 11, abs=CLOSE)
-    assert found.examples_per_s == pytest.approx(
-        (200 / 11, 64 / 11, 600 / 11), rel=CLOSE
-    )
+    assert found.examples_per_s == pytest.approx((200 / 11, 64 / 11, 600 / 11), rel=CLOSE)
 
 
 def test_fair_jobs_do_better_than_in_their_own_parts() -> None:
@@ -91,9 +86,7 @@ def test_makespan() -> None:
 def test_finish_time_fairness() -> None:
     found = finish_time_fairness(toy())
     assert found.levels[0] == pytest.approx(11 / 12, abs=CLOSE)
-    assert found.examples_per_s == pytest.approx(
-        (200 / 11, 64 / 11, 600 / 11), rel=CLOSE
-    )
+    assert found.examples_per_s == pytest.approx((200 / 11, 64 / 11, 600 / 11), rel=CLOSE)
 
 
 def test_first_come_first_served() -> None:
@@ -115,15 +108,11 @@ def test_water_filling_goes_on_where_the_first_is_full() -> None:
     found = hierarchical(four((3, 1, 1, 1)))
     assert found.levels[0] == pytest.approx(2, rel=CLOSE)  # 1, 1/3, 1/3, 1/3
     assert found.examples_per_s == pytest.approx((1, 1, 1, 1), rel=CLOSE)
-    assert fair(four((3, 1, 1, 1)), against="equal").levels[0] == pytest.approx(
-        1 / 3, rel=CLOSE
-    )
+    assert fair(four((3, 1, 1, 1)), against="equal").levels[0] == pytest.approx(1 / 3, rel=CLOSE)
 
 
 def test_a_team_is_served_by_its_weight() -> None:
-    claims = tuple(
-        replace(c, team="ab"[m > 0]) for m, c in enumerate(four((1,) * 4).claims)
-    )
+    claims = tuple(replace(c, team="ab"[m > 0]) for m, c in enumerate(four((1,) * 4).claims))
     contest = Contest(kinds=("gpu",), vms=(1,), claims=claims, teams={"a": 1, "b": 2})
     rates = hierarchical(contest).examples_per_s
     assert rates == pytest.approx((1 / 3, 2 / 9, 2 / 9, 2 / 9), rel=CLOSE)
@@ -230,18 +219,14 @@ def test_nothing_is_given_twice(policy: str, contest: Contest) -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 @costly
 @given(contests(), st.sampled_from([1.0, 2.5, 4.0]), st.sampled_from([1.0, 3.0]))
-def test_sums_are_within_caps(
-    policy: str, contest: Contest, at_most: float, per_vm: float
-) -> None:
+def test_sums_are_within_caps(policy: str, contest: Contest, at_most: float, per_vm: float) -> None:
     everybody = range(len(contest.claims))
     prices = (per_vm,) * len(contest.kinds)
     caps = tuple(
         Cap(jobs=frozenset(members), per_vm=prices, at_most=factor * at_most)
         for members, factor in ((everybody[::2], 1.0), (everybody, 1.7))
     )
-    running = tuple(
-        replace(claim, running=m % 3 > 0) for m, claim in enumerate(contest.claims)
-    )
+    running = tuple(replace(claim, running=m % 3 > 0) for m, claim in enumerate(contest.claims))
     found = POLICIES[policy](replace(contest, claims=running, caps=caps))
     for cap in caps:
         held = sum(found.vms(m, len(contest.kinds)).sum() for m in cap.jobs)

@@ -13,9 +13,7 @@ from tests.fakes.nvml import pynvml
 
 
 @pytest.fixture
-def machine_with(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Callable[..., FakeGpus]:
+def machine_with(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., FakeGpus]:
     """Return a function that puts GPUs into this machine."""
 
     def put(count: int = 1, **changes: Any) -> FakeGpus:

@@ -20,9 +20,7 @@ Put = Callable[..., FakeGpus]
 def test_a_gpu_is_described(machine_with: Put) -> None:
     machine_with(2)
     with nvml.open_nvml() as driver:
-        assert driver.gpus() == tuple(
-            facts(index, uncorrected_ecc_errors=0) for index in range(2)
-        )
+        assert driver.gpus() == tuple(facts(index, uncorrected_ecc_errors=0) for index in range(2))
 
 
 def test_what_a_gpu_has_not_is_unknown_or_well(machine_with: Put) -> None:

@@ -37,9 +37,9 @@ class Watched:
 
     def run(self) -> None:
         with open_nvml() as driver:
-            watch.GpuWatch(
-                driver, driver.gpus(), self.report, self.restart, self.notes.append
-            ).run(self.closing)
+            watch.GpuWatch(driver, driver.gpus(), self.report, self.restart, self.notes.append).run(
+                self.closing
+            )
 
 
 @pytest.fixture(autouse=True)
@@ -75,9 +75,9 @@ def test_a_lost_gpu_is_reported_even_if_waiting_fails(machine_with: Put) -> None
         found = driver.gpus()
         gpus.change(lost=True)
         watched = Watched()
-        watch.GpuWatch(
-            driver, found, watched.report, watched.restart, watched.notes.append
-        ).run(watched.closing)
+        watch.GpuWatch(driver, found, watched.report, watched.restart, watched.notes.append).run(
+            watched.closing
+        )
     (report,) = watched.reports
     assert isinstance(report, GpuSick)
     assert "fallen off the bus" in report.reason

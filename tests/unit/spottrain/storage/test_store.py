@@ -200,9 +200,7 @@ def test_a_link_in_a_folder_is_not_followed(tmp_path: Path) -> None:
 
 def test_trouble_with_a_folder_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(
-        StorageError, match=r"^cannot write .*/file/x: Not a directory$"
-    ):
+    with pytest.raises(StorageError, match=r"^cannot write .*/file/x: Not a directory$"):
         open_store(tmp_path / "file").put("x", b"")
 
 
@@ -283,9 +281,7 @@ def test_a_bucket_that_is_not_there_is_no_missing_object(s3: S3) -> None:
 @pytest.mark.usefixtures("s3")
 def test_requests_to_a_server_that_does_not_answer_are_retried_then_reported() -> None:
     down = open_store("s3://b/x?endpoint_url=http://127.0.0.1:9", patience_s=0.2)
-    with pytest.raises(
-        UnreachableError, match="no answer: check the network"
-    ) as caught:
+    with pytest.raises(UnreachableError, match="no answer: check the network") as caught:
         down.put("y", b"")
     assert not isinstance(caught.value, DeniedError)
 

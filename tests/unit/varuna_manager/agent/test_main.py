@@ -42,9 +42,7 @@ def test_a_batch_is_no_longer_than_the_manager_accepts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(messages, "MAX_BATCH_BYTES", 1000)
-    short, long = (
-        messages.UserCodeFailed(message="x" * size, traceback="") for size in (10, 2000)
-    )
+    short, long = (messages.UserCodeFailed(message="x" * size, traceback="") for size in (10, 2000))
 
     outbox = Outbox()
     for report in (long, *(short,) * 30):
@@ -55,9 +53,7 @@ def test_a_batch_is_no_longer_than_the_manager_accepts(
         batch: messages.ReportBatch = decode(messages.ReportBatch, text)
         assert len(text) <= 1000 or len(batch.reports) == 1
         received = batch.first + len(batch.reports)
-        outbox.acknowledge(
-            messages.ReportAnswer(received=received, measured=0, next_measurement=0)
-        )
+        outbox.acknowledge(messages.ReportAnswer(received=received, measured=0, next_measurement=0))
         return batch
 
     assert posted().reports == (long,)  # it cannot be shorter
@@ -239,9 +235,7 @@ def test_a_trace_goes_before_the_reports_that_follow_it_and_its_file_is_removed(
     assert not (vm.folder / "trace").exists()
 
 
-def test_a_retired_vm_delivers_its_last_reports_and_ends(
-    manager: Manager, vm: VmUnderTest
-) -> None:
+def test_a_retired_vm_delivers_its_last_reports_and_ends(manager: Manager, vm: VmUnderTest) -> None:
     manager.send("vm-1", messages.Retire())
     assert vm.process.wait(600) == main.RETIRED
     assert manager.handler.reports[-1] == messages.CheckpointSaved(name="last", step=7)
@@ -256,9 +250,7 @@ def test_a_fenced_vm_ends_at_once_and_takes_its_workers_along(
     assert vm.worker_is_gone()
 
 
-def test_a_vm_that_was_silent_and_wakes_is_fenced(
-    manager: Manager, vm: VmUnderTest
-) -> None:
+def test_a_vm_that_was_silent_and_wakes_is_fenced(manager: Manager, vm: VmUnderTest) -> None:
     vm.process.send_signal(signal.SIGSTOP)
     manager.on_loop(lambda: manager.sessions.revoke("vm-1"))
     vm.process.send_signal(signal.SIGCONT)
@@ -285,9 +277,7 @@ def test_when_the_supervisor_dies_its_last_words_arrive_and_the_vm_ends(
     assert vm.worker_is_gone()
 
 
-def test_the_last_words_of_a_vm_that_fails_are_kept(
-    manager: Manager, vm: VmUnderTest
-) -> None:
+def test_the_last_words_of_a_vm_that_fails_are_kept(manager: Manager, vm: VmUnderTest) -> None:
     """Nobody can fetch its logs once it is off."""
     (vm.folder / "setup.log").write_bytes(b"x" * 40_000 + b"\xff the wheel is there\n")
     (vm.folder / "agent.1.log").write_text("from before")
@@ -433,9 +423,7 @@ def committed(step: int) -> messages.MinibatchAdopted:
     return messages.MinibatchAdopted(generation=1, step=step, loss=0.0, grad_norm=0.0)
 
 
-def answer(
-    received: int, measured: int = 0, next_measurement: int = 0
-) -> messages.ReportAnswer:
+def answer(received: int, measured: int = 0, next_measurement: int = 0) -> messages.ReportAnswer:
     return messages.ReportAnswer(
         received=received, measured=measured, next_measurement=next_measurement
     )
@@ -514,9 +502,7 @@ def test_waits_grow_and_stay_bounded() -> None:
     assert backoff.next_s() <= 0.1
 
 
-def test_a_supervisor_that_is_stopped_is_told_and_ended(
-    manager: Manager, vm: VmUnderTest
-) -> None:
+def test_a_supervisor_that_is_stopped_is_told_and_ended(manager: Manager, vm: VmUnderTest) -> None:
     worker = json.loads(vm.heard()[0])["worker"]
     stat = Path(f"/proc/{worker}/stat").read_text()
     supervisor = int(stat.rpartition(")")[2].split()[1])

@@ -10,9 +10,7 @@ from tests.fakes.aws import FakeAws
 
 
 @pytest.fixture
-def aws(
-    fake_aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[FakeAws]:
+def aws(fake_aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeAws]:
     monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "state"))
     fake_aws.reset()
     yield fake_aws

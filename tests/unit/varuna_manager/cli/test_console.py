@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 from spottrain.varuna_manager.cli.console import show_json
 
 NUMBERS = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
-DOCUMENTS = st.recursive(
-    NUMBERS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
-)
+DOCUMENTS = st.recursive(NUMBERS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
 
 
 def no_json(name: str) -> None:

@@ -20,9 +20,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Run:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Commands on a machine with one job, which is over."""
     monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path))
     job = job_dir("job")
@@ -67,9 +65,7 @@ def test_the_bill_can_be_broken_down_by_zone_type_and_vm(run: Run, by: str) -> N
     assert "$2.00" in out
 
 
-def test_the_page_is_written_where_asked_and_its_path_is_said(
-    run: Run, tmp_path: Path
-) -> None:
+def test_the_page_is_written_where_asked_and_its_path_is_said(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "page.html"
     code, out, err = run("report", "job", "--html", file)
     assert (code, out) == (0, "")
@@ -79,9 +75,7 @@ def test_the_page_is_written_where_asked_and_its_path_is_said(
     assert json.loads(out)["name"] == "job"
 
 
-def test_a_page_that_cannot_be_written_is_an_error_of_one_line(
-    run: Run, tmp_path: Path
-) -> None:
+def test_a_page_that_cannot_be_written_is_an_error_of_one_line(run: Run, tmp_path: Path) -> None:
     code, _, err = run("report", "job", "--html", tmp_path / "no" / "page.html")
     assert code == 1
     assert "page.html: " in err

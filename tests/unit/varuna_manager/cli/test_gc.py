@@ -43,9 +43,7 @@ def aws() -> Iterator[FakeAws]:
         yield fake
 
 
-def rent(
-    provider: AwsProvider | GcpProvider, token: str = "t", job: str = "lost"
-) -> str:
+def rent(provider: AwsProvider | GcpProvider, token: str = "t", job: str = "lost") -> str:
     offer = next(offer for offer in provider.offers() if offer.spot)
     request = a_launch(offer, token=token, job=job, intent="intent-0", lease_s=60)
     (vm,) = provider.launch(request).vms
@@ -81,9 +79,7 @@ def test_a_colleagues_vms_are_neither_shown_nor_returned_unless_asked_for(
 ) -> None:
     ann = rent(gcp.provider(owner="ann", uid="a" * 32), "ann")
     ben = rent(gcp.provider(owner="ben", uid="b" * 32), "ben")
-    config = GcpConfig(
-        instance_types=(KIND,), project=PROJECT, endpoint=gcp.url, owner="ben"
-    )
+    config = GcpConfig(instance_types=(KIND,), project=PROJECT, endpoint=gcp.url, owner="ben")
     everybodys = Scope(jobs=("lost",), all_owners=True)
     assert {vm.vm_id for vm in sweep(config, everybodys, yes=False)[0]} == {ann, ben}
     for scope, whose in ((LOST, ben), (everybodys, ann)):

@@ -16,9 +16,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def simulate(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Run:
+def simulate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     def answer(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["spottrain", "simulate", *arguments])
         with pytest.raises(SystemExit) as end:

@@ -87,9 +87,7 @@ def test_what_is_now_true_is_answered(run: Run, tmp_path: Path) -> None:
     job = submit(tmp_path)
     assert read_state(job).job.alerts == (0.5,)
     deadline = "2035-12-01T18:00:00Z"
-    answer = run(
-        *("set", "demo", "budget.max_usd=60", f"slo.deadline={deadline}", "-o", "json")
-    )
+    answer = run(*("set", "demo", "budget.max_usd=60", f"slo.deadline={deadline}", "-o", "json"))
     assert answer.code == 0, answer.err
     assert json.loads(answer.out) == {
         "schema_version": 1,
@@ -116,9 +114,7 @@ def test_the_journal_records_who_changed_what(run: Run, tmp_path: Path) -> None:
     assert "command line: slo.deadline is now none" in run("events", "demo").out
 
 
-def test_a_stopped_job_has_its_new_limits_when_it_is_resumed(
-    run: Run, tmp_path: Path
-) -> None:
+def test_a_stopped_job_has_its_new_limits_when_it_is_resumed(run: Run, tmp_path: Path) -> None:
     job = submit(tmp_path)
     tell(job, StopRequested(at_s=time.time(), by="a test", now=True))
     assert read_state(job).phase is JobPhase.ENDED
@@ -148,22 +144,16 @@ def test_a_wrong_change_changes_nothing(
         assert not any(isinstance(e, LimitsChanged) for _, e in journal.read())
 
 
-def test_a_cap_below_all_prices_is_accepted_with_a_warning(
-    run: Run, tmp_path: Path
-) -> None:
+def test_a_cap_below_all_prices_is_accepted_with_a_warning(run: Run, tmp_path: Path) -> None:
     tell(submit(tmp_path), OffersSeen(at_s=time.time(), offers=(OFFER,)))
     enough, less = OFFER.usd_per_hour, OFFER.usd_per_hour / 2
-    assert (
-        "no machine" not in run("set", "demo", f"budget.max_usd_per_hour={enough}").out
-    )
+    assert "no machine" not in run("set", "demo", f"budget.max_usd_per_hour={enough}").out
     answer = run("set", "demo", f"budget.max_usd_per_hour={less}")
     assert answer.code == 0
     assert "pays for no machine at present: the cheapest costs" in answer.out
 
 
-def test_a_cap_that_pays_for_too_few_machines_gives_a_warning(
-    run: Run, tmp_path: Path
-) -> None:
+def test_a_cap_that_pays_for_too_few_machines_gives_a_warning(run: Run, tmp_path: Path) -> None:
     job = submit(tmp_path, resources={"min_vms": 4, "max_vms": 4})
     tell(job, OffersSeen(at_s=time.time(), offers=(OFFER,)))
     change = f"budget.max_usd_per_hour={2 * OFFER.usd_per_hour}"

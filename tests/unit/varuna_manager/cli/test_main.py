@@ -216,9 +216,7 @@ def test_a_dry_run_fails_as_the_launch_would(
 
 
 @pytest.mark.rotated
-def test_a_dry_run_refuses_a_name_in_use_and_a_plan_does_not(
-    run: Run, tmp_path: Path
-) -> None:
+def test_a_dry_run_refuses_a_name_in_use_and_a_plan_does_not(run: Run, tmp_path: Path) -> None:
     submit(tmp_path)
     path = tmp_path / "job.yaml"
     assert run("launch", path).error == run("launch", path, "--dry-run").error
@@ -227,9 +225,7 @@ def test_a_dry_run_refuses_a_name_in_use_and_a_plan_does_not(
 
 
 @pytest.mark.rotated
-def test_what_is_sent_is_told_by_launch_dry_run_and_plan(
-    run: Run, tmp_path: Path
-) -> None:
+def test_what_is_sent_is_told_by_launch_dry_run_and_plan(run: Run, tmp_path: Path) -> None:
     path = job_file(tmp_path)
     (tmp_path / "code" / ".env").write_text("TOKEN=x")
     for command in (("launch",), ("launch", "--dry-run"), ("plan",)):
@@ -240,9 +236,7 @@ def test_what_is_sent_is_told_by_launch_dry_run_and_plan(
 
 @pytest.mark.rotated
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_a_terminal_that_cannot_show_everything_is_no_error(
-    tmp_path: Path, encoding: str
-) -> None:
+def test_a_terminal_that_cannot_show_everything_is_no_error(tmp_path: Path, encoding: str) -> None:
     path = job_file(tmp_path)
     (tmp_path / "code" / "train.py").write_text(
         "def raises():\n    raise OSError('нет данных …')\n", encoding="utf-8"
@@ -300,9 +294,7 @@ def test_the_traceback_of_user_code_is_shown(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.rotated
-def test_a_model_is_inspected_once_until_its_code_changes(
-    run: Run, tmp_path: Path
-) -> None:
+def test_a_model_is_inspected_once_until_its_code_changes(run: Run, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     arguments = ("inspect", tmp_path / "examples" / "quickstart.yaml", "-o", "json")
     facts = json.loads(run(*arguments).out)
@@ -322,9 +314,7 @@ def test_no_capacity_exits_with_5(run: Run, tmp_path: Path) -> None:
     assert "2 VMs wanted, 1 can be rented now" in answer.error
 
 
-def test_a_cap_below_what_enough_machines_cost_exits_with_4(
-    run: Run, tmp_path: Path
-) -> None:
+def test_a_cap_below_what_enough_machines_cost_exits_with_4(run: Run, tmp_path: Path) -> None:
     local = {"zones": [{"spot_usd_per_hour": 3.0}]}
     path = job_file(
         tmp_path,
@@ -350,9 +340,7 @@ def test_debug_shows_what_the_yaml_parser_said(run: Run, tmp_path: Path) -> None
     assert "\nTraceback (most recent call last):" in debugged.err
 
 
-def test_debug_shows_what_sqlite_said_of_a_damaged_journal(
-    run: Run, tmp_path: Path
-) -> None:
+def test_debug_shows_what_sqlite_said_of_a_damaged_journal(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "home" / "jobs" / "broken"
     path.mkdir(parents=True)
     (path / "journal.sqlite").write_bytes(b"no database, " * 100)
@@ -412,18 +400,14 @@ def test_a_job_without_a_manager_can_be_inspected(run: Run, tmp_path: Path) -> N
     assert logs == "".join(f"manager.log: {line}\n" for line in lines)
 
 
-def test_stopping_a_job_without_a_manager_says_what_to_do(
-    run: Run, tmp_path: Path
-) -> None:
+def test_stopping_a_job_without_a_manager_says_what_to_do(run: Run, tmp_path: Path) -> None:
     submit(tmp_path)
     answer = run("stop", "demo")
     assert answer.code == 2
     assert "'spottrain down demo'" in answer.error
 
 
-def test_a_name_in_use_is_refused_before_the_model_is_inspected(
-    run: Run, tmp_path: Path
-) -> None:
+def test_a_name_in_use_is_refused_before_the_model_is_inspected(run: Run, tmp_path: Path) -> None:
     submit(tmp_path)
     answer = run("launch", job_file(tmp_path))
     assert answer.code == 2
@@ -442,9 +426,7 @@ def test_down_ends_a_job_for_good(run: Run, tmp_path: Path) -> None:
     assert not job.is_managed()
 
 
-def test_a_damaged_journal_is_one_line_and_down_still_works(
-    run: Run, tmp_path: Path
-) -> None:
+def test_a_damaged_journal_is_one_line_and_down_still_works(run: Run, tmp_path: Path) -> None:
     job = submit(tmp_path)
     job.journal.write_bytes(b"not a journal " * 500)
     for command in (["status"], ["status", "demo"]):
@@ -461,9 +443,7 @@ def watcher_of(job: JobDir, **options: Any) -> tuple[Watcher, Console]:
     return Watcher(job, console, **options), console
 
 
-def test_the_watcher_ends_with_the_exit_code_of_the_job(
-    run: Run, tmp_path: Path
-) -> None:
+def test_the_watcher_ends_with_the_exit_code_of_the_job(run: Run, tmp_path: Path) -> None:
     job = submit(tmp_path)
     watcher, _ = watcher_of(job)
     end(job)
@@ -502,9 +482,7 @@ class Impatient(io.StringIO):
         return shown
 
 
-def test_ctrl_c_while_the_one_before_is_answered_is_not_lost(
-    run: Run, tmp_path: Path
-) -> None:
+def test_ctrl_c_while_the_one_before_is_answered_is_not_lost(run: Run, tmp_path: Path) -> None:
     job = submit(tmp_path)
     with subprocess.Popen(["sleep", "30"]) as manager:  # one that does not answer
         address = {"pid": manager.pid, "url": "https://127.0.0.1:1"}

@@ -116,8 +116,7 @@ def test_what_cannot_be_rented_is_refused_before_money_is_spent(
     with pytest.raises(kind, match=told):
         control.check_machines(config)
     assert not any(
-        r["operation"] == "RunInstances" and "DryRun" not in r["body"]
-        for r in aws.ask("requests")
+        r["operation"] == "RunInstances" and "DryRun" not in r["body"] for r in aws.ask("requests")
     )
 
 
@@ -127,9 +126,7 @@ def test_what_one_region_or_family_lacks_is_reported_and_leaves_the_others(
 ) -> None:
     aws.ask("quota", code=QUOTA, vcpus=0)
     section = {"instance_types": [KIND, "p4d.24xlarge"]}
-    lines, rented = control.check_machines(
-        load_config(job_file(aws, tmp_path, aws=section))
-    )
+    lines, rented = control.check_machines(load_config(job_file(aws, tmp_path, aws=section)))
     assert rented
     told = "aws quota us-east-1 G and VT spot: 0 virtual CPUs: nothing can be rented"
     assert any(line.startswith(told) for line in lines), lines
@@ -141,9 +138,7 @@ def test_what_one_region_or_family_lacks_is_reported_and_leaves_the_others(
 # --- doctor ---------------------------------------------------------------------------
 
 
-def test_doctor_says_one_line_each_and_ends_with_0(
-    aws: FakeAws, tmp_path: Path, run: Run
-) -> None:
+def test_doctor_says_one_line_each_and_ends_with_0(aws: FakeAws, tmp_path: Path, run: Run) -> None:
     code, out, _ = run("doctor", str(job_file(aws, tmp_path)))
     lines = out.splitlines()
     assert code == 0, out
@@ -153,9 +148,7 @@ def test_doctor_says_one_line_each_and_ends_with_0(
     assert "ok   aws SSH: VMs will accept SSH from 192.0.2.0/24" in lines
 
 
-def test_doctor_names_what_is_wrong_and_ends_with_6(
-    aws: FakeAws, tmp_path: Path, run: Run
-) -> None:
+def test_doctor_names_what_is_wrong_and_ends_with_6(aws: FakeAws, tmp_path: Path, run: Run) -> None:
     aws.ask("quota", code=QUOTA, vcpus=0)
     code, out, _ = run("doctor", str(job_file(aws, tmp_path)), "-o", "json")
     findings = json.loads(out)["findings"]
@@ -178,9 +171,9 @@ def test_doctor_does_not_fail_for_clouds_that_nobody_has_logged_in_to(
     code, out, _ = run("doctor", "-o", "json")
     found = {each["provider"]: each for each in json.loads(out)["findings"]}
     assert code == 0
-    assert {
-        name: found[name]["status"] for name in ("aws", "azure", "gcp")
-    } == dict.fromkeys(("aws", "azure", "gcp"), "unused")
+    assert {name: found[name]["status"] for name in ("aws", "azure", "gcp")} == dict.fromkeys(
+        ("aws", "azure", "gcp"), "unused"
+    )
     (tmp_path / ".aws").mkdir()
     (tmp_path / ".aws" / "credentials").write_text("[default]\n")
     code, out, _ = run("doctor")
@@ -241,9 +234,7 @@ def test_gc_leaves_managed_jobs_and_those_not_named_alone(
     assert live == {mine, other}
 
 
-def test_gc_reports_which_cloud_it_could_not_ask(
-    aws: FakeAws, tmp_path: Path, run: Run
-) -> None:
+def test_gc_reports_which_cloud_it_could_not_ask(aws: FakeAws, tmp_path: Path, run: Run) -> None:
     aws.ask("expire", expired=True)
     code, _, err = run("gc", str(job_file(aws, tmp_path)))
     assert code == AuthError.exit_code
@@ -276,9 +267,7 @@ def test_of_several_clouds_one_that_can_be_used_is_enough(
     assert ("aws", False) not in found
 
 
-def test_ssh_finds_the_cloud_of_a_vm_among_several(
-    aws: FakeAws, tmp_path: Path
-) -> None:
+def test_ssh_finds_the_cloud_of_a_vm_among_several(aws: FakeAws, tmp_path: Path) -> None:
     wanted: dict[str, Any] = {
         "resources": {"provider": ["aws", "gcp"]},
         "gcp": {"gpus": ["L4"], "project": "p"},
@@ -301,9 +290,7 @@ def submitted(aws: FakeAws, folder: Path) -> JobDir:
 
 
 @pytest.mark.rotated
-def test_ssh_accepts_no_key_but_those_that_the_cloud_shows(
-    aws: FakeAws, tmp_path: Path
-) -> None:
+def test_ssh_accepts_no_key_but_those_that_the_cloud_shows(aws: FakeAws, tmp_path: Path) -> None:
     job, vm_id = submitted(aws, tmp_path), rent(aws, "job")
     with pytest.raises(CloudError, match="is still booting"):
         ssh_argv(job, vm_id, [])
@@ -338,9 +325,7 @@ def test_ssh_goes_through_the_bastion_with_the_keys_of_the_job_file(
             host.folder.mkdir()
             host.start()
             stack.callback(host.stop)
-        target = SshTarget(
-            host=vm.address, port=vm.port, user=user, host_keys=(vm.host_key,)
-        )
+        target = SshTarget(host=vm.address, port=vm.port, user=user, host_keys=(vm.host_key,))
         bastion = BastionConfig(
             address=door.address,
             port=door.port,

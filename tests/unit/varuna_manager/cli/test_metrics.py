@@ -35,9 +35,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobDir:
     return job
 
 
-def test_the_table_has_the_newest_rows(
-    job: JobDir, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_table_has_the_newest_rows(job: JobDir, capsys: pytest.CaptureFixture[str]) -> None:
     show.metrics(job.name, every=10)
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[0][:6] == ["STEP", "LOSS", "GRAD", "NORM", "LR", "ACCURACY"]
@@ -52,9 +50,7 @@ def test_json_has_every_row_unrounded_and_valid(
     job: JobDir, capsys: pytest.CaptureFixture[str]
 ) -> None:
     show.metrics(job.name, output=MetricsOutput.JSON)
-    document = json.loads(
-        capsys.readouterr().out, parse_constant=lambda name: pytest.fail(name)
-    )
+    document = json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(name))
     assert (document["schema_version"], document["name"]) == (1, "demo")
     rows = document["rows"]
     assert [row["step"] for row in rows] == [*range(1, 31), 10, 20]
@@ -66,9 +62,7 @@ def test_json_has_every_row_unrounded_and_valid(
     assert [row["step"] for row in document["rows"]] == [21, 28, 10, 20]
 
 
-def test_csv_has_a_column_for_each_metric(
-    job: JobDir, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_csv_has_a_column_for_each_metric(job: JobDir, capsys: pytest.CaptureFixture[str]) -> None:
     show.metrics(job.name, output=MetricsOutput.CSV)
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert len(rows) == 32

@@ -58,9 +58,7 @@ def test_what_other_systems_would_do_is_explained(run: Run) -> None:
     assert "tensor   t = 1: 4x1, " in out
     assert re.search(r"tensor +t = 2: \dx\d, ", out)
     assert "no partition with unequal replication would be faster" in out
-    assert re.search(
-        r"2bw +\dx\d would be \d+\.\d% faster with semantics: stale_by_one", out
-    )
+    assert re.search(r"2bw +\dx\d would be \d+\.\d% faster with semantics: stale_by_one", out)
     _, short, _ = run(*asked, "--depth", "4")
     assert "tensor" not in short
 
@@ -179,9 +177,7 @@ def test_both_homes_of_a_gpu_s_state_are_shown(run: Run) -> None:
         (("--gpus", "4", "--host-memory-gib", "nan"), "--host-memory-gib must be"),
     ],
 )
-def test_impossible_options_are_refused(
-    run: Run, arguments: tuple[str, ...], message: str
-) -> None:
+def test_impossible_options_are_refused(run: Run, arguments: tuple[str, ...], message: str) -> None:
     code, _, err = run(SLOW, *arguments)
     assert code == 2
     assert message in " ".join(err.split())
@@ -258,9 +254,7 @@ def test_clouds_offers_are_ranked_by_what_a_dollar_trains(run: Run, home: Path) 
 
 
 @pytest.mark.rotated
-def test_a_machine_without_a_gpu_is_not_measured_for_jobs_on_gpus(
-    run: Run, home: Path
-) -> None:
+def test_a_machine_without_a_gpu_is_not_measured_for_jobs_on_gpus(run: Run, home: Path) -> None:
     code, _, err = run(PROFILES.parent / "gcp.yaml", "--offline")
     assert code == 2
     assert "a launch measures on the first VM" in " ".join(err.split())

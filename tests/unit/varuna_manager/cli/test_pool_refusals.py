@@ -103,9 +103,7 @@ def test_a_wrong_command_is_refused(refused: Refused, command: str, error: str) 
         ({}, "lab"),
     ],
 )
-def test_a_wrong_pool_is_not_created(
-    refused: Refused, changes: dict[str, Any], error: str
-) -> None:
+def test_a_wrong_pool_is_not_created(refused: Refused, changes: dict[str, Any], error: str) -> None:
     write("new.yaml", {**POOL, **changes})
     assert error in refused("pool", "create", "new.yaml")
 

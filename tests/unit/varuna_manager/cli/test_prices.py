@@ -24,9 +24,7 @@ ZONE = "us-east-1a"
 
 
 @pytest.fixture
-def run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Run:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
 
     def answer(*arguments: str | Path) -> tuple[int, str, str]:
@@ -66,9 +64,7 @@ def clouds(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakePrices]:
         yield fake
 
 
-def test_prices_of_all_clouds_come_cheapest_gpu_first(
-    run: Run, clouds: FakePrices
-) -> None:
+def test_prices_of_all_clouds_come_cheapest_gpu_first(run: Run, clouds: FakePrices) -> None:
     code, out, err = run("--gpu", "A100", "--spot", "-o", "json")
     assert code == 0
     document = json.loads(out)
@@ -174,12 +170,8 @@ def test_losses_that_jobs_have_seen_count(run: Run, clouds: FakePrices) -> None:
     assert hazard["low"] < hazard["losses_per_hour"] < hazard["high"]
 
 
-def test_history_can_be_drawn_and_exported(
-    run: Run, clouds: FakePrices, tmp_path: Path
-) -> None:
-    code, _, _ = run(
-        *("--gpu", "A100", "--svg", tmp_path / "p.svg", "--export", tmp_path / "all")
-    )
+def test_history_can_be_drawn_and_exported(run: Run, clouds: FakePrices, tmp_path: Path) -> None:
+    code, _, _ = run(*("--gpu", "A100", "--svg", tmp_path / "p.svg", "--export", tmp_path / "all"))
     assert code == 0
     root = ElementTree.parse(tmp_path / "p.svg").getroot()
     assert any("p4d.24xlarge" in (e.text or "") for e in root.iter())

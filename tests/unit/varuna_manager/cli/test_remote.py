@@ -36,9 +36,7 @@ from spottrain.varuna_manager.launch.submit import check_name, submit
 
 Run = Callable[..., tuple[int, str, str]]
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("ssh") is None, reason="needs OpenSSH's client"
-)
+pytestmark = pytest.mark.skipif(shutil.which("ssh") is None, reason="needs OpenSSH's client")
 
 
 @pytest.fixture
@@ -67,14 +65,10 @@ def job(aws: FakeAws, tmp_path: Path) -> JobDir:
     job, _ = submit(load_config(file), FACTS)
     provider = aws.provider(uid=uid_of(job))
     (offer,) = (one for one in provider.offers() if one.spot)
-    request = a_launch(
-        replace(offer, spot=False), token="t", intent=tags.MANAGER, lease_s=60.0
-    )
+    request = a_launch(replace(offer, spot=False), token="t", intent=tags.MANAGER, lease_s=60.0)
     (vm,) = provider.launch(request).vms
     nobody = SshTarget(host="127.0.0.1", user="u", host_keys=("ssh-ed25519 A",), port=9)
-    there = RemoteManager(
-        requests=(request,), networks=(), vm_id=vm.vm_id, target=nobody
-    )
+    there = RemoteManager(requests=(request,), networks=(), vm_id=vm.vm_id, target=nobody)
     manager_location.write(job, replace(there, started=True))
     return job
 
@@ -111,9 +105,7 @@ def end_all(aws: FakeAws, job: JobDir) -> None:
 
 
 @pytest.mark.rotated
-def test_while_its_vm_runs_a_job_is_there_though_it_does_not_answer(
-    job: JobDir, run: Run
-) -> None:
+def test_while_its_vm_runs_a_job_is_there_though_it_does_not_answer(job: JobDir, run: Run) -> None:
     code, out, err = run("status", "job")
     assert (code, out) == (1, "")
     assert "its manager's VM (i-" in err
@@ -153,9 +145,7 @@ def test_a_job_that_is_over_is_reclaimed_and_leaves_nothing_behind(
 
 
 @pytest.mark.rotated
-def test_down_ends_the_vm_of_the_manager_as_well(
-    aws: FakeAws, job: JobDir, run: Run
-) -> None:
+def test_down_ends_the_vm_of_the_manager_as_well(aws: FakeAws, job: JobDir, run: Run) -> None:
     code, _, err = run("down", "job")
     assert code == 0, err
     assert "VMs returned after its manager ended: 1" in err

@@ -37,9 +37,7 @@ def parse(data: dict[str, Any], provider: dict[str, Any] = AWS) -> JobConfig:
 
 def test_a_text_is_a_url() -> None:
     config = parse({"corpus": "s3://bucket/corpus/"})
-    assert data_requests(config.data) == (
-        DataRequest(name="corpus", url="s3://bucket/corpus/"),
-    )
+    assert data_requests(config.data) == (DataRequest(name="corpus", url="s3://bucket/corpus/"),)
 
 
 def test_requests_to_machines_have_what_the_job_file_says() -> None:

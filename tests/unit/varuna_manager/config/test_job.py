@@ -193,9 +193,7 @@ def test_the_url_of_a_store_stays_as_it_is(tmp_path: Path, url: str) -> None:
         ({"seed": {1, 2}}, "{1, 2} is not a text, number, list or mapping"),
     ],
 )
-def test_a_mistake_is_reported_in_one_line(
-    change: dict[str, Any], message: str
-) -> None:
+def test_a_mistake_is_reported_in_one_line(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(**change)
     assert str(caught.value).startswith("job.yaml: ")
@@ -240,9 +238,7 @@ def test_a_deadline_in_the_past_is_refused(tmp_path: Path) -> None:
         ("job.json", "{}", "must end in .yaml, .yml or .toml"),
     ],
 )
-def test_a_broken_file_is_named(
-    tmp_path: Path, name: str, text: str, message: str
-) -> None:
+def test_a_broken_file_is_named(tmp_path: Path, name: str, text: str, message: str) -> None:
     path = tmp_path / name
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
@@ -394,9 +390,7 @@ def test_trackers_are_asked_for_and_their_files_relative_to_the_job_file(
     assert track.mlflow is not None
     assert track.mlflow.tracking_uri == f"sqlite:///{tmp_path}/runs.db"
     assert parse(track={}).track.asked == ()
-    with pytest.raises(
-        ConfigError, match=r"track.wandb.projct: .*did you mean project"
-    ):
+    with pytest.raises(ConfigError, match=r"track.wandb.projct: .*did you mean project"):
         parse(track={"wandb": {"projct": "p"}})
 
 
@@ -515,9 +509,7 @@ def test_the_configuration_page_names_every_key() -> None:
         ({"morphing": {"schedule": "gpipe"}}, "morphing.schedule"),
     ],
 )
-def test_gradients_cannot_be_stale_with_everything(
-    section: dict[str, Any], named: str
-) -> None:
+def test_gradients_cannot_be_stale_with_everything(section: dict[str, Any], named: str) -> None:
     stale = {**MINIMAL, "semantics": "stale_by_one"}
     assert parse_config(stale, "job.yaml").job_spec("").semantics == "stale_by_one"
     with pytest.raises(ConfigError, match=f"{named}.*stale_by_one"):

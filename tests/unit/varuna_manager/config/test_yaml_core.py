@@ -23,10 +23,7 @@ TEXT = st.text(st.characters(max_codepoint=0xD7FF), max_size=20)
         *[(word, True) for word in ("true", "True", "TRUE")],
         *[(word, False) for word in ("false", "False", "FALSE")],
         *[(word, None) for word in ("null", "Null", "NULL", "~", "")],
-        *[
-            (text, text)
-            for text in ("1:30", "12:30:45", "1:30.5", "-1:30", "190:20:30")
-        ],
+        *[(text, text) for text in ("1:30", "12:30:45", "1:30.5", "-1:30", "190:20:30")],
         *[
             (text, text)
             for text in ("1_", "_1", "1__0", "0b11", "1,000", "-0x1F", "1e", "=", "0o8")

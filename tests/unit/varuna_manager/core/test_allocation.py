@@ -201,6 +201,4 @@ def test_offers_open_when_it_was_said(state: State) -> None:
         else:
             assert not is_open(state, offer)
             assert is_open(replace(state, now_s=changes), offer)
-            assert not is_open(
-                replace(state, now_s=math.nextafter(changes, 0.0)), offer
-            )
+            assert not is_open(replace(state, now_s=math.nextafter(changes, 0.0)), offer)

@@ -219,9 +219,7 @@ def test_a_lost_vm_abandons_the_round_without_counting_a_failure() -> None:
 def test_a_calibration_that_fails_three_times_fails_the_job() -> None:
     story = booted("a", "b")
     for number in (-1, -2, -3):
-        story.report(
-            "a", messages.WorkerDied(generation=number, slot=0, reason="SIGKILL")
-        )
+        story.report("a", messages.WorkerDied(generation=number, slot=0, reason="SIGKILL"))
         story.wait(RETRY_PAUSE_S)
 
     assert story.state.outcome is not None

@@ -24,9 +24,7 @@ SPOT_KEY, DEMAND_KEY = offer_key(OFFER), offer_key(ON_DEMAND)
 TERMS = FleetTerms(
     cloud=OFFER.cloud,
     instance_type=OFFER.instance_type,
-    fleet=Fleet(
-        examples_per_s=(0.0, 0.0, 2.0, 3.0, 4.0), boot_s=10.0, morph_s=2.0, lost_s=2.0
-    ),
+    fleet=Fleet(examples_per_s=(0.0, 0.0, 2.0, 3.0, 4.0), boot_s=10.0, morph_s=2.0, lost_s=2.0),
     losses_per_hour={SPOT_KEY: 0.1},
 )
 TRAIN_S = 97 * 8 / 4.0

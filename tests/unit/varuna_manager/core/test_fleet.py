@@ -98,9 +98,7 @@ def test_a_refused_offer_is_in_cooldown() -> None:
     story = Story(cooldown_s=30.0)
     story.start()
     story.intend()
-    story.tell(
-        e.LaunchRefused, intent="intent-0", reason="sold out", refusal="no_capacity"
-    )
+    story.tell(e.LaunchRefused, intent="intent-0", reason="sold out", refusal="no_capacity")
     assert story.emitted(c.IntendLaunch) == []
     story.wait(30.0)
     assert story.intend().intent == "intent-1"
@@ -110,9 +108,7 @@ def test_capacity_that_returns_ends_the_cooldown() -> None:
     story = Story()
     story.start()
     story.intend()
-    story.tell(
-        e.LaunchRefused, intent="intent-0", reason="sold out", refusal="no_capacity"
-    )
+    story.tell(e.LaunchRefused, intent="intent-0", reason="sold out", refusal="no_capacity")
     story.tell(e.OffersSeen, offers=(replace(OFFER, available=1), ON_DEMAND))
     assert story.intend().count == 1
 
@@ -190,9 +186,7 @@ def test_a_failed_return_is_repeated_until_it_works() -> None:
     story = Story()
     story.training(*FOUR)
     story.tell(e.StopRequested, by="a person", now=True)
-    story.tell(
-        e.CommandFailed, command="terminate_vms", vm_ids=FOUR, reason="throttled"
-    )
+    story.tell(e.CommandFailed, command="terminate_vms", vm_ids=FOUR, reason="throttled")
     story.wait(5.0)
     returned = [command.vm_ids for command in story.emitted(c.TerminateVms)]
     assert returned == [("a",), ("b",), ("c",), ("d",)]
@@ -247,9 +241,7 @@ def test_what_is_committed_is_handed_over_though_a_mini_batch_does_not_end() -> 
     story.wait(3.0)
     assert set(story.sent(messages.AbandonGeneration)) == set(FOUR)
     for vm_id in FOUR:
-        story.report(
-            vm_id, messages.WorkerDied(generation=1, slot=0, reason="it was told to")
-        )
+        story.report(vm_id, messages.WorkerDied(generation=1, slot=0, reason="it was told to"))
     story.open()
     order = story.sent(messages.RunGeneration)["d"]
     assert {s.vm_id for s in order.participants[2:]} == {"c", "d"}

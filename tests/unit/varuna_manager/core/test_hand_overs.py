@@ -18,9 +18,7 @@ from spottrain.varuna_manager.core.model.settings import VmOrder
 from spottrain.varuna_manager.core.model.state import JobPhase
 
 KEEPS = replace(GRANT, keep_s=15.0)
-ORDER = VmOrder(
-    name="2-theirs", vm_id="theirs", kind="local/t", by="other", until_s=1030.0
-)
+ORDER = VmOrder(name="2-theirs", vm_id="theirs", kind="local/t", by="other", until_s=1030.0)
 ONE = replace(GRANT, vms=(("local/t", 1),), orders=(ORDER,))
 
 
@@ -91,9 +89,7 @@ def test_what_cannot_be_cleared_is_returned() -> None:
     assert "a" in returned(story)
 
 
-def test_a_manager_that_starts_clears_vms_again_and_waits_on_for_those_that_are() -> (
-    None
-):
+def test_a_manager_that_starts_clears_vms_again_and_waits_on_for_those_that_are() -> None:
     story = stopped()
     story.tell(e.VmKept, vm_id="a")
     story.tell(e.ManagerStarted, software_version="1", pid=2)
@@ -174,9 +170,7 @@ def test_a_cloud_that_never_answers_is_given_up_once_nothing_can_come() -> None:
     story = waiting()
     for late_s, phase in ((0.0, OrderPhase.ASKED), (GIVE_UP_S, OrderPhase.FAILED)):
         story.now_s = ORDER.until_s + late_s
-        story.tell(
-            e.CommandFailed, command="take_vm", vm_ids=(ORDER.name,), reason="down"
-        )
+        story.tell(e.CommandFailed, command="take_vm", vm_ids=(ORDER.name,), reason="down")
         assert story.orders[ORDER.name].phase is phase
 
 

@@ -110,14 +110,9 @@ def test_a_worker_that_is_stopped_keeps_no_generation_from_forming() -> None:
     assert quiet_line(story.state, story.now_s).endswith(f"and for 3 more: {told}")
     story.wait(15.0)
     for vm_id in FOUR:
-        answer(
-            story, vm_id, replace(moves, process="stopped" if vm_id == "d" else "busy")
-        )
+        answer(story, vm_id, replace(moves, process="stopped" if vm_id == "d" else "busy"))
     assert list(story.sent(messages.EndWorkers)) == ["d"]
-    assert (
-        "d hangs: its worker of slot 0 has been stopped"
-        in story.generation.break_reason
-    )
+    assert "d hangs: its worker of slot 0 has been stopped" in story.generation.break_reason
 
 
 def test_vms_that_all_hang_at_once_are_not_replaced() -> None:

@@ -249,9 +249,7 @@ def test_of_two_first_launches_the_one_that_answers_first_settles_the_image() ->
     refuse(story, "quota")
     first, second = story.intend(), story.intend()
     for number, one in enumerate((first, second)):
-        vm = story.listed(
-            f"vm-{number}", one.intent, offer=one.offer, image=f"{number}"
-        )
+        vm = story.listed(f"vm-{number}", one.intent, offer=one.offer, image=f"{number}")
         story.tell(e.VmsLaunched, intent=one.intent, vms=(vm,))
     assert story.images == {"local": "0"}
 
@@ -263,9 +261,7 @@ def test_a_launch_that_is_repeated_asks_for_the_image_that_it_asked_for() -> Non
     first, second = story.intend(), story.intend()
     vm = story.listed("vm-0", first.intent, offer=first.offer, image="image 1")
     story.tell(e.VmsLaunched, intent=first.intent, vms=(vm,))
-    story.tell(
-        e.LaunchRefused, intent=second.intent, reason="no answer", refusal="unknown"
-    )
+    story.tell(e.LaunchRefused, intent=second.intent, reason="no answer", refusal="unknown")
     story.wait(5.0)
     (again,) = story.emitted(c.LaunchVms)
     assert (again.intent, again.image) == (second.intent, "")

@@ -138,9 +138,7 @@ def test_vms_that_do_not_train_are_returned_first_and_at_once() -> None:
     story.tell(e.OffersSeen, offers=(offer,))
     story.intend()
     (intent,) = story.intents
-    story.tell(
-        e.VmsLaunched, intent=intent, vms=(story.listed("e", intent, offer=offer),)
-    )
+    story.tell(e.VmsLaunched, intent=intent, vms=(story.listed("e", intent, offer=offer),))
     change(story, max_usd_per_hour=4.2)
     assert story.emitted(c.TerminateVms) == [c.TerminateVms(vm_ids=("e",))]
 
@@ -228,9 +226,7 @@ def succeeded(step: int = 100) -> Story:
 
 
 @pytest.mark.parametrize(("steps", "goes_on"), [(150, True), (100, False)])
-def test_a_job_that_has_succeeded_goes_on_for_more_steps_only(
-    steps: int, goes_on: bool
-) -> None:
+def test_a_job_that_has_succeeded_goes_on_for_more_steps_only(steps: int, goes_on: bool) -> None:
     story = succeeded()
     story.tell(e.StepsChanged, by="a person", steps=steps)
     assert story.state.job.spec.steps == steps
@@ -241,9 +237,7 @@ def test_a_job_that_has_succeeded_goes_on_for_more_steps_only(
 def test_other_code_of_an_equal_model_keeps_what_was_measured() -> None:
     story = succeeded()
     facts = replace(FACTS, dataset_len=7)
-    story.tell(
-        e.CodeUpdated, by="a person", sha256="ab" * 32, facts=facts, changes=("data",)
-    )
+    story.tell(e.CodeUpdated, by="a person", sha256="ab" * 32, facts=facts, changes=("data",))
     assert story.state.job.facts == facts
     assert story.profile == PROFILE
     assert story.state.last_news == "a person: code updated to abababababab; data"

@@ -183,9 +183,7 @@ def leaving(story: Watched) -> Iterator[Watched]:
     noticed.stopped(3)
     yield noticed
     partly = fork(story)
-    partly.report(
-        "a", messages.GenerationStopped(generation=1, slot=0, step=3, done=False)
-    )
+    partly.report("a", messages.GenerationStopped(generation=1, slot=0, step=3, done=False))
     yield partly
     ending = fork(story)
     ending.tell(e.StopRequested, by="me")
@@ -361,9 +359,7 @@ def reports(story: Watched) -> Iterator[messages.Report]:
         yield replace(OUT_OF_MEMORY, generation=number)
         yield replace(HANGS, generation=number)
         yield messages.Evaluated(generation=number, step=1, loss=1.0)
-        yield messages.MinibatchAdopted(
-            generation=number, step=1, loss=1.0, grad_norm=1.0
-        )
+        yield messages.MinibatchAdopted(generation=number, step=1, loss=1.0, grad_norm=1.0)
     yield messages.UserCodeFailed(message="x", traceback="y")
     yield checkpoint_saved(25)
     yield messages.CheckpointFailed(step=25, reason="full")

@@ -70,9 +70,7 @@ def test_every_further_time_it_may_take_less(times: int) -> None:
         story.plan("a", "b")
         story.open()
         story.begin(3)
-    assert story.state.phase is JobPhase.ACTIVE, (
-        "no such generation counts as fruitless"
-    )
+    assert story.state.phase is JobPhase.ACTIVE, "no such generation counts as fruitless"
     assert rooms == sorted(set(rooms), reverse=True)
     assert rooms[-1] >= int(min(predicted_bytes(0), predicted_bytes(1)) * MAX_MARGIN)
     assert story.shortages[MACHINE].times == times
@@ -84,9 +82,7 @@ def test_the_job_ends_only_when_no_plan_is_left_and_says_why() -> None:
     story.broken("a", "b")
     asked = story.plan_asked
     assert asked is not None
-    story.tell(
-        e.PlanComputed, inputs_hash=asked, plan=None, why_not="it needs 3 devices"
-    )
+    story.tell(e.PlanComputed, inputs_hash=asked, plan=None, why_not="it needs 3 devices")
     outcome = story.state.outcome
     assert outcome is not None
     assert (outcome.kind, outcome.exit_code) == ("capacity", 5)
@@ -163,9 +159,7 @@ def test_slots_are_what_their_supervisor_has_found() -> None:
     )
     for vm_id in ("a", "b"):
         story.tell(e.AgentStarting, vm_id=vm_id, token_sha256=vm_id)
-        story.tell(
-            e.AgentRegistered, vm_id=vm_id, num_slots=1, private_address="10.0.0.1"
-        )
+        story.tell(e.AgentRegistered, vm_id=vm_id, num_slots=1, private_address="10.0.0.1")
         story.report(vm_id, ready)
     story.prepare()
     (asked,) = story.emitted(c.ComputePlan)

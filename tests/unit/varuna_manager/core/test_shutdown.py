@@ -135,9 +135,7 @@ def test_a_stop_at_once_does_not_wait_for_a_checkpoint() -> None:
     assert story.emitted(c.TerminateVms) == [c.TerminateVms(vm_ids=FOUR)]
 
 
-def test_a_stop_at_once_waits_for_vms_that_an_unanswered_launch_may_still_bring() -> (
-    None
-):
+def test_a_stop_at_once_waits_for_vms_that_an_unanswered_launch_may_still_bring() -> None:
     story = Story()
     story.start()
     intent = story.intend().intent
@@ -360,9 +358,7 @@ def test_vms_that_are_too_few_to_train_save_what_they_hold() -> None:
     assert story.generation.save_only
 
 
-def test_a_manager_that_starts_while_the_last_weights_are_saved_trains_afterwards() -> (
-    None
-):
+def test_a_manager_that_starts_while_the_last_weights_are_saved_trains_afterwards() -> None:
     story = Story()
     fail_in_training(story)
     story.open()

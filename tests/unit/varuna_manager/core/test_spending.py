@@ -74,9 +74,7 @@ def test_a_vm_that_started_and_ended_between_two_polls_is_billed() -> None:
     story.start()
     story.intend()
     (intent,) = story.intents
-    dead = story.listed(
-        "a", intent, state=VmState.TERMINATED, ended_at_s=story.now_s + 36.0
-    )
+    dead = story.listed("a", intent, state=VmState.TERMINATED, ended_at_s=story.now_s + 36.0)
     story.now_s += 100.0
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=(dead,))
     assert spent_usd(story.state, story.now_s) == 0.01
@@ -129,9 +127,7 @@ def test_a_price_change_is_billed_where_the_cloud_follows_the_market() -> None:
     story.start(offer)
     story.intend()
     (intent,) = story.intents
-    story.tell(
-        e.VmsLaunched, intent=intent, vms=(story.listed("a", intent, offer=offer),)
-    )
+    story.tell(e.VmsLaunched, intent=intent, vms=(story.listed("a", intent, offer=offer),))
     story.now_s += 3600.0
     story.tell(e.OffersSeen, offers=(replace(offer, usd_per_hour=2.0),))
     story.now_s += 3600.0
@@ -148,9 +144,7 @@ def test_a_price_change_while_a_launch_was_open_is_billed() -> None:
     story.now_s += 1.0
     story.tell(e.OffersSeen, offers=(replace(offer, usd_per_hour=3.0),))
     story.now_s += 1.0
-    story.tell(
-        e.VmsLaunched, intent=intent, vms=(story.listed("a", intent, offer=offer),)
-    )
+    story.tell(e.VmsLaunched, intent=intent, vms=(story.listed("a", intent, offer=offer),))
     story.now_s += 3600.0
     assert spent_usd(story.state, story.now_s) == 3.0
 
@@ -161,9 +155,7 @@ def test_a_price_that_falls_back_while_time_stands_still_is_seen_again() -> None
     story.start(offer)
     story.intend()
     (intent,) = story.intents
-    story.tell(
-        e.VmsLaunched, intent=intent, vms=(story.listed("a", intent, offer=offer),)
-    )
+    story.tell(e.VmsLaunched, intent=intent, vms=(story.listed("a", intent, offer=offer),))
     for usd_per_hour in (3.0, 1.0):
         offers = (replace(offer, usd_per_hour=usd_per_hour),)
         story.tell(e.OffersSeen, offers=offers)
@@ -205,17 +197,13 @@ def apart(here: Offer, there: Offer, **settings: Any) -> Story:
 
     Two rings of two, each with 1 GB there and back, make 4 GB a mini-batch.
     """
-    section = section_facts(
-        param_bytes=10**9, optimizer_bytes=0, activation_bytes=10**6
-    )
+    section = section_facts(param_bytes=10**9, optimizer_bytes=0, activation_bytes=10**6)
     facts = replace(Story().state.job.facts, sections=(section, section))
     story = Story(facts=facts, span="any", **settings)
     story.start(here)
     story.intend()
     (intent,) = story.intents
-    vms = [
-        story.listed(v, intent, offer=there if v in "cd" else here) for v in ("abcd")
-    ]
+    vms = [story.listed(v, intent, offer=there if v in "cd" else here) for v in ("abcd")]
     story.tell(e.VmsLaunched, intent=intent, vms=tuple(vms))
     for vm_id in FOUR:
         story.ready(vm_id)
@@ -282,9 +270,7 @@ def test_the_egress_of_the_plan_is_reserved_and_ends_the_job_in_time() -> None:
 CORPUS = {"aws": 1e12, "gcp": 5e11}
 
 
-@pytest.mark.parametrize(
-    ("cloud", "usd"), [("aws", 45.0), ("azure", 135.0), ("local", 0.0)]
-)
+@pytest.mark.parametrize(("cloud", "usd"), [("aws", 45.0), ("azure", 135.0), ("local", 0.0)])
 def test_what_a_vm_fetches_from_other_clouds_is_billed_when_it_boots(
     cloud: str, usd: float
 ) -> None:

@@ -109,9 +109,7 @@ def test_a_job_whose_vms_come_up_and_never_train_ends_after_a_few(
     assert words.get(fails.__name__, "") in outcome.reason
 
 
-def test_vms_that_are_lost_whenever_they_begin_to_train_are_not_rented_for_ever() -> (
-    None
-):
+def test_vms_that_are_lost_whenever_they_begin_to_train_are_not_rented_for_ever() -> None:
     story, rented = Story(max_vms=2).training("a", "b", steps=0), 2
     until_s = story.now_s + HOURS_S
     while story.state.phase is JobPhase.ACTIVE and rented < 50:

@@ -267,9 +267,7 @@ def test_a_killed_vm_costs_that_vm_alone_and_survivors_plan_at_once() -> None:
 def test_copies_of_the_plan_before_are_none_of_the_next() -> None:
     """A VM that is lost has taken some, and the next plan keeps them on other VMs."""
     story = Story().training("a", "b", "c")
-    made = next(
-        one for one in reversed(story.events) if isinstance(one, e.ProgressMade)
-    )
+    made = next(one for one in reversed(story.events) if isinstance(one, e.ProgressMade))
     story.take(replace(made, copied_step=2))
     assert story.copied_step == 2
     story.tell(e.VmLost, vm_id="b", reason="killed")
@@ -462,9 +460,7 @@ def reopened(story: Story) -> str:
     return story.sent(messages.RunGeneration)["a"].checkpoint
 
 
-def test_a_checkpoint_that_the_manager_finds_damaged_is_not_chosen_until_it_is_whole() -> (
-    None
-):
+def test_a_checkpoint_that_the_manager_finds_damaged_is_not_chosen_until_it_is_whole() -> None:
     story = cannot_read(TORN)
     listed(story, damaged=(TORN,))
     assert reopened(story) == checkpoint_name(0)
@@ -474,9 +470,7 @@ def test_a_checkpoint_that_the_manager_finds_damaged_is_not_chosen_until_it_is_w
     assert newest.name == checkpoint_name(5)
 
 
-def test_what_one_vm_calls_damaged_is_read_again_if_the_manager_finds_it_whole() -> (
-    None
-):
+def test_what_one_vm_calls_damaged_is_read_again_if_the_manager_finds_it_whole() -> None:
     story = cannot_read(TORN)
     listed(story)
     assert story.current_generation is None, "not at once"

@@ -23,9 +23,7 @@ def test_vms_that_trust_keys_of_another_machine_are_returned() -> None:
     story.intend()
     story.boot(*FOUR)
     move(story)
-    asked = [
-        vm_id for command in story.emitted(c.TerminateVms) for vm_id in command.vm_ids
-    ]
+    asked = [vm_id for command in story.emitted(c.TerminateVms) for vm_id in command.vm_ids]
     assert sorted(asked) == list(FOUR)
     story.tell(e.VmsReturned, vm_ids=FOUR)
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=())
@@ -34,32 +32,24 @@ def test_vms_that_trust_keys_of_another_machine_are_returned() -> None:
     assert story.emitted(c.IntendLaunch)[0].count == 4
 
 
-def test_a_launch_begun_on_another_machine_is_not_repeated_but_its_vms_returned() -> (
-    None
-):
+def test_a_launch_begun_on_another_machine_is_not_repeated_but_its_vms_returned() -> None:
     story = Story()
     story.start()
     lost = story.intend()
     move(story)
     assert story.emitted(c.LaunchVms) == []
-    story.tell(
-        e.VmsListed, asked_at_s=story.now_s, vms=(story.listed("x", lost.intent),)
-    )
+    story.tell(e.VmsListed, asked_at_s=story.now_s, vms=(story.listed("x", lost.intent),))
     assert story.emitted(c.TerminateVms) == [c.TerminateVms(vm_ids=("x",))]
 
 
-def test_launches_after_a_move_have_names_that_the_lost_end_of_a_journal_has_not() -> (
-    None
-):
+def test_launches_after_a_move_have_names_that_the_lost_end_of_a_journal_has_not() -> None:
     story = Story()
     story.start()
     lost = story.intend()
     again = Story()
     again.start()
     move(again)
-    again.tell(
-        e.VmsListed, asked_at_s=again.now_s, vms=(again.listed("x", lost.intent),)
-    )
+    again.tell(e.VmsListed, asked_at_s=again.now_s, vms=(again.listed("x", lost.intent),))
     command = again.intend()
     assert command.intent == "intent-2-0"
     assert command.token not in (lost.token, "uid-intent-0")

@@ -120,9 +120,7 @@ LIMITS = st.one_of(
         name=st.just("max_usd_per_hour"),
         value=st.sampled_from([None, 1.0, 2.5, 100.0]),
     ),
-    st.builds(
-        Limit, name=st.just("deadline_s"), value=st.sampled_from([None, 1e4, 1e9])
-    ),
+    st.builds(Limit, name=st.just("deadline_s"), value=st.sampled_from([None, 1e4, 1e9])),
     st.builds(Limit, name=st.just("min_examples_per_s"), value=st.just(1.0)),
 )
 
@@ -165,9 +163,7 @@ EVENTS: st.SearchStrategy[e.Event] = st.one_of(
     st.builds(
         e.ProfilesListed,
         at_s=AT,
-        profiles=st.sampled_from(
-            [(), (e.KnownProfile(profile=PROFILE, measured_at_s=0.0),)]
-        ),
+        profiles=st.sampled_from([(), (e.KnownProfile(profile=PROFILE, measured_at_s=0.0),)]),
     ),
     st.builds(
         e.OffersSeen,
@@ -190,9 +186,7 @@ EVENTS: st.SearchStrategy[e.Event] = st.one_of(
         reason=REASONS,
         refusal=st.sampled_from(["no_capacity", "unknown", "throttled", "quota"]),
     ),
-    st.builds(
-        e.VmsListed, at_s=AT, asked_at_s=st.sampled_from([0.0, 1e9]), vms=VM_TUPLES
-    ),
+    st.builds(e.VmsListed, at_s=AT, asked_at_s=st.sampled_from([0.0, 1e9]), vms=VM_TUPLES),
     st.builds(
         e.ProviderAnswered,
         at_s=AT,
@@ -219,9 +213,7 @@ EVENTS: st.SearchStrategy[e.Event] = st.one_of(
         vm_ids=st.tuples(VM_IDS),
         reason=REASONS,
     ),
-    st.builds(
-        e.ReportReceived, at_s=AT, vm_id=VM_IDS, number=st.just(0), report=REPORTS
-    ),
+    st.builds(e.ReportReceived, at_s=AT, vm_id=VM_IDS, number=st.just(0), report=REPORTS),
 )
 
 DELAYS = st.sampled_from([0.0, 0.1, 3.0, 20.0, 70.0, 1000.0])
@@ -330,9 +322,7 @@ def test_after_any_history_a_stop_returns_every_vm(
     assert not story.vms
 
 
-@given(
-    history=HISTORY, max_usd=st.floats(0.7, 3.0), prices=st.lists(st.floats(0.1, 5.0))
-)
+@given(history=HISTORY, max_usd=st.floats(0.7, 3.0), prices=st.lists(st.floats(0.1, 5.0)))
 def test_an_active_job_has_never_spent_more_than_its_budget(
     history: list[tuple[e.Event, float]], max_usd: float, prices: list[float]
 ) -> None:

@@ -138,9 +138,7 @@ def test_too_few_vms_in_two_places_are_given_up_for_one_place() -> None:
     story.tell(e.VmLost, vm_id=first, reason="killed")
     command = story.intend()
     assert (command.offer, command.count) == (EAST, 1)
-    story.tell(
-        e.LaunchRefused, intent=command.intent, reason="no", refusal="no_capacity"
-    )
+    story.tell(e.LaunchRefused, intent=command.intent, reason="no", refusal="no_capacity")
     command = story.intend()
     assert (command.offer, command.count) == (WEST, 1)
     vms = (story.listed("west.0", command.intent, offer=WEST),)

@@ -26,9 +26,7 @@ def started_anew(story: Story) -> list[str]:
 def test_a_checkpoint_hands_over_to_a_generation_of_new_agents() -> None:
     story = upgraded(Story().training(*VMS))
     assert story.generation.phase is GenerationPhase.STOPPING
-    assert {
-        stop.checkpoint for stop in story.sent(messages.StopGeneration).values()
-    } == {True}
+    assert {stop.checkpoint for stop in story.sent(messages.StopGeneration).values()} == {True}
     assert started_anew(story) == []
     story.report("a", checkpoint_saved(3))
     story.stopped(3)

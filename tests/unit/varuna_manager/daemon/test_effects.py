@@ -22,9 +22,7 @@ from spottrain.varuna_manager.daemon.effects import RETRY_S, refusal_of, retry_a
         (CloudError("something"), "unknown"),
     ],
 )
-def test_an_error_of_a_cloud_becomes_a_kind_of_refusal(
-    error: CloudError, kind: str
-) -> None:
+def test_an_error_of_a_cloud_becomes_a_kind_of_refusal(error: CloudError, kind: str) -> None:
     assert refusal_of(error) == kind
 
 

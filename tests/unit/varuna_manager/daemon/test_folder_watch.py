@@ -84,9 +84,7 @@ def mount(*arguments: str) -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_a_file_system_that_was_unmounted_may_come_back(
-    job: JobDir, depth: int
-) -> None:
+def test_a_file_system_that_was_unmounted_may_come_back(job: JobDir, depth: int) -> None:
     root = (job.path, *job.path.parents)[depth]
     shutil.rmtree(root)
     root.mkdir()

@@ -98,9 +98,7 @@ async def run(
     journal = Journal(job.journal)
     identity = ensure_identity(job.path, ("localhost",))
     measured = Measurements(job.measurements)
-    shell = ManagerLoop(
-        journal, measured, cloud, identity, "https://localhost", job.workdir, copy
-    )
+    shell = ManagerLoop(journal, measured, cloud, identity, "https://localhost", job.workdir, copy)
     managing = asyncio.create_task(shell.run())
     asked = asyncio.create_task(asyncio.to_thread(cloud.asked.wait, LONG_S))
     try:
@@ -109,9 +107,7 @@ async def run(
             managing.result()
         if story is not None:
             await story(shell)
-            await shell.feed(
-                TimerFired(at_s=shell.now_s())
-            )  # what was fed is journalled
+            await shell.feed(TimerFired(at_s=shell.now_s()))  # what was fed is journalled
     finally:
         cloud.asked.set()
         managing.cancel()

@@ -135,9 +135,7 @@ def test_without_a_usable_database_only_interruption_rates_are_missing(
 
 def test_prices_of_clouds_are_remembered() -> None:
     sink = Sink(trained())
-    cloud = replace(
-        OFFER, cloud="aws", instance_type="p4d.24xlarge", observed_at_s=1.7e9, gpus=8
-    )
+    cloud = replace(OFFER, cloud="aws", instance_type="p4d.24xlarge", observed_at_s=1.7e9, gpus=8)
     asyncio.run(MarketWatch(sink).seen((OFFER, cloud)))
     with open_history() as history:
         (price,) = history.latest()

@@ -28,9 +28,7 @@ def scraped(state: State, now_s: float | None = None) -> dict[str, float]:
         for sample in family.samples:
             assert NAME.fullmatch(sample.name), sample.name
             labels = ",".join(f"{k}={v}" for k, v in sorted(sample.labels.items()))
-            found[f"{sample.name}{{{labels}}}" if labels else sample.name] = (
-                sample.value
-            )
+            found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
     return found
 
 

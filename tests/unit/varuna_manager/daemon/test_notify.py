@@ -183,6 +183,4 @@ def test_on_a_managers_vm_commands_and_unknown_secrets_are_refused(
 def test_a_program_is_relative_to_the_job_file(tmp_path: Path) -> None:
     notify = NotifyConfig(command=("./tell", "./x"))
     assert absolute_notify(notify, tmp_path).command == (str(tmp_path / "tell"), "./x")
-    assert absolute_notify(NotifyConfig(command=("tell",)), tmp_path).command == (
-        "tell",
-    )
+    assert absolute_notify(NotifyConfig(command=("tell",)), tmp_path).command == ("tell",)

@@ -68,9 +68,7 @@ def looking(
 
     async def run() -> None:
         sink = Sink()
-        makers = {
-            cloud.name: functools.partial(NamespacedProvider, cloud) for cloud in clouds
-        }
+        makers = {cloud.name: functools.partial(NamespacedProvider, cloud) for cloud in clouds}
         parts = MultiCloudProvider(makers).parts()
         poller = CloudPoller(sink, parts, ask, MarketWatch(sink))
         watching = asyncio.create_task(poller.run())
@@ -128,9 +126,7 @@ def test_a_cloud_that_hangs_delays_the_first_offers_for_a_while_only(
         await asked.wait()
         await sink.until(lambda: sink.of(e.VmsListed))
         assert sink.of(e.OffersSeen) == []
-        monkeypatch.setattr(
-            "spottrain.varuna_manager.daemon.poller.FIRST_OFFERS_WAIT_S", 0.0
-        )
+        monkeypatch.setattr("spottrain.varuna_manager.daemon.poller.FIRST_OFFERS_WAIT_S", 0.0)
         poller.poll_now()
         await sink.until(lambda: sink.of(e.OffersSeen))
         assert [o.cloud for o in sink.of(e.OffersSeen)[0].offers] == ["gcp"]

@@ -36,9 +36,7 @@ READY = messages.SupervisorReady(num_slots=1, torch_version="2")
 RETIRE = messages.Retire()
 
 
-def beat(
-    client: ManagerClient, sequence: int, received: int
-) -> tuple[messages.Command, ...]:
+def beat(client: ManagerClient, sequence: int, received: int) -> tuple[messages.Command, ...]:
     message = messages.Heartbeat(vm_id="vm-1", sequence=sequence, received=received)
     text = client.call("POST", "/v1/heartbeat", encode(message))
     answer: messages.HeartbeatAnswer = decode(messages.HeartbeatAnswer, text)
@@ -126,13 +124,9 @@ def test_a_vm_cannot_speak_for_another(manager: Manager) -> None:
 def test_a_grant_reaches_the_manager_as_the_pool_has_made_it(
     manager: Manager, tmp_path: Path
 ) -> None:
-    grant = PoolGrant(
-        pool="lab", serial=3, vms=(("local/cpu", 2),), until_s=9.5, max_microusd=70
-    )
+    grant = PoolGrant(pool="lab", serial=3, vms=(("local/cpu", 2),), until_s=9.5, max_microusd=70)
     told = {**asdict(grant), "vms": [{"kind": "local/cpu", "number": 2}]}
-    manager.client(manager.identity.admin_token()).call(
-        "POST", "/v1/admin/grant", json.dumps(told)
-    )
+    manager.client(manager.identity.admin_token()).call("POST", "/v1/admin/grant", json.dumps(told))
     assert manager.handler.grants == [grant]
 
 
@@ -155,9 +149,7 @@ def test_admin_changes_limits_and_is_told_when_that_is_refused(
 ) -> None:
     client = manager.client(manager.identity.admin_token())
     limits = '[{"name":"max_usd","value":60},{"name":"deadline_s","value":null}]'
-    client.call(
-        "POST", "/v1/admin/limits", f'{{"limits":{limits},"sure":true,"by":"me"}}'
-    )
+    client.call("POST", "/v1/admin/limits", f'{{"limits":{limits},"sure":true,"by":"me"}}')
     told = (Limit(name="max_usd", value=60.0), Limit(name="deadline_s", value=None))
     assert manager.handler.limits == [("me", told)]
     with pytest.raises(VmFencedError, match="--yes"):
@@ -202,13 +194,9 @@ def test_admin_asks_for_traces_and_is_told_where_nothing_trains(
         client.call("POST", "/v1/admin/profile", '{"minibatches":10}')
 
 
-@pytest.mark.parametrize(
-    "body", ["{", "[]", '{"vm_id":"vm-1"}', '{"x":1}', "\udc80", "[" * 50_000]
-)
+@pytest.mark.parametrize("body", ["{", "[]", '{"vm_id":"vm-1"}', '{"x":1}', "\udc80", "[" * 50_000])
 @pytest.mark.parametrize("path", ["heartbeat", "register"])
-def test_malformed_message_is_refused_in_one_line(
-    manager: Manager, path: str, body: str
-) -> None:
+def test_malformed_message_is_refused_in_one_line(manager: Manager, path: str, body: str) -> None:
     client = manager.client(manager.admit("vm-1"))
     with pytest.raises(RefusedError, match="message"):
         client.call("POST", f"/v1/{path}", body.encode("utf-8", "replace").decode())
@@ -234,9 +222,7 @@ def test_requests_that_stay_half_sent_are_closed_and_long_answers_are_not(
     head = f"POST /v1/reports HTTP/1.1\r\nAuthorization: Bearer {token}\r\n"
     halves = ("", head, f"{head}Content-Length: 9\r\n\r\nhalf")
     with contextlib.ExitStack() as stack:
-        plain = [
-            socket.create_connection(("127.0.0.1", port), timeout=600) for _ in halves
-        ]
+        plain = [socket.create_connection(("127.0.0.1", port), timeout=600) for _ in halves]
         slow = [
             stack.enter_context(context.wrap_socket(one, server_hostname="127.0.0.1"))
             for one in plain
@@ -296,9 +282,7 @@ def test_reports_are_taken_once_however_often_they_are_sent(manager: Manager) ->
     for _ in range(2):
         batch = messages.ReportBatch(vm_id="vm-1", first=0, reports=(READY,))
         answer = client.call("POST", "/v1/reports", encode(batch))
-        assert decode(messages.ReportAnswer, answer) == messages.ReportAnswer(
-            received=1
-        )
+        assert decode(messages.ReportAnswer, answer) == messages.ReportAnswer(received=1)
     assert manager.handler.reports == [READY]
 
 
@@ -432,9 +416,7 @@ def test_port_is_chosen_once_outside_the_ephemeral_range(tmp_path: Path) -> None
     other.close()
 
 
-def test_closing_the_server_leaves_the_port_free(
-    manager: Manager, tmp_path: Path
-) -> None:
+def test_closing_the_server_leaves_the_port_free(manager: Manager, tmp_path: Path) -> None:
     port = int(manager.url.rpartition(":")[2])
     client = manager.client(manager.admit("vm-1"))
     beat(client, 0, 0)

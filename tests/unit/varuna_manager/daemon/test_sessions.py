@@ -38,9 +38,7 @@ class Line:
 
     def beat(self, vm_id: str, received: int = 0) -> tuple[messages.Command, ...]:
         self.sequence += 1
-        beat = messages.Heartbeat(
-            vm_id=vm_id, sequence=self.sequence, received=received
-        )
+        beat = messages.Heartbeat(vm_id=vm_id, sequence=self.sequence, received=received)
         return asyncio.run(self.sessions.heartbeat(beat, 0.0)).commands
 
 
@@ -171,9 +169,7 @@ def test_a_second_poll_of_one_vm_ends_the_first() -> None:
         sessions = Line("a").sessions
         polls = [
             asyncio.create_task(
-                sessions.heartbeat(
-                    messages.Heartbeat(vm_id="a", sequence=i, received=0), s
-                )
+                sessions.heartbeat(messages.Heartbeat(vm_id="a", sequence=i, received=0), s)
             )
             for i, s in enumerate((60.0, 0.0))
         ]
@@ -215,9 +211,7 @@ def test_a_heartbeat_takes_the_same_time_in_a_large_fleet() -> None:
         async def beats() -> float:
             start = time.process_time()
             for i in range(2000):
-                beat = messages.Heartbeat(
-                    vm_id=f"vm-{i % num_vms}", sequence=i, received=0
-                )
+                beat = messages.Heartbeat(vm_id=f"vm-{i % num_vms}", sequence=i, received=0)
                 line.sessions.send(beat.vm_id, stop(i))
                 await line.sessions.heartbeat(beat, 0.0)
             return time.process_time() - start

@@ -126,9 +126,7 @@ def test_a_workdir_with_data_in_it_is_refused(workdir: Path) -> None:
         workdirs.packed_files(workdir)
 
 
-def test_the_state_directory_can_be_moved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_state_directory_can_be_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert folders.home() == tmp_path / "home"
     monkeypatch.delenv("SPOTTRAIN_HOME")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "xdg"))
@@ -190,22 +188,16 @@ def test_a_failed_submit_leaves_nothing_behind(workdir: Path) -> None:
 
 
 def test_an_unknown_job_is_refused_with_a_list_of_known_ones(workdir: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"no job demo on this machine; those in .*/jobs: none"
-    ):
+    with pytest.raises(ConfigError, match=r"no job demo on this machine; those in .*/jobs: none"):
         folders.find("demo")
     submit.submit(config_for(workdir), FACTS)
     with pytest.raises(ConfigError, match=r"/jobs: demo"):
         folders.find("dem")
 
 
-def test_an_unwritable_checkpoint_path_is_refused(
-    workdir: Path, tmp_path: Path
-) -> None:
+def test_an_unwritable_checkpoint_path_is_refused(workdir: Path, tmp_path: Path) -> None:
     def check(path: Path) -> None:
-        submit.check_checkpoint_path(
-            config_for(workdir, checkpoint={"path": str(path)})
-        )
+        submit.check_checkpoint_path(config_for(workdir, checkpoint={"path": str(path)}))
 
     check(tmp_path / "new" / "folder")
     with pytest.raises(ConfigError, match=r"checkpoint\.path: cannot write "):
@@ -214,9 +206,7 @@ def test_an_unwritable_checkpoint_path_is_refused(
         check(Path("/proc/nowhere"))
 
 
-def test_a_bucket_for_checkpoints_is_tried_before_anything_is_rented(
-    workdir: Path, s3: S3
-) -> None:
+def test_a_bucket_for_checkpoints_is_tried_before_anything_is_rented(workdir: Path, s3: S3) -> None:
     def check(path: str) -> None:
         submit.check_checkpoint_path(config_for(workdir, checkpoint={"path": path}))
 

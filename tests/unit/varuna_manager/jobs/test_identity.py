@@ -48,9 +48,7 @@ def server_context(path: Path) -> ssl.SSLContext:
 
 
 @pytest.mark.parametrize("name", LOOPBACK)
-def test_agent_that_pins_the_authority_accepts_the_manager(
-    tmp_path: Path, name: str
-) -> None:
+def test_agent_that_pins_the_authority_accepts_the_manager(tmp_path: Path, name: str) -> None:
     identity = ensure_identity(tmp_path, LOOPBACK)
     client = client_context(identity.ca_pem)
     client.verify_flags |= ssl.VERIFY_X509_STRICT
@@ -69,9 +67,7 @@ def test_agent_refuses_another_jobs_manager(tmp_path: Path) -> None:
 def test_agent_refuses_another_address(tmp_path: Path) -> None:
     identity = ensure_identity(tmp_path, LOOPBACK)
     with pytest.raises(ssl.SSLCertVerificationError):
-        handshake(
-            server_context(identity.path), client_context(identity.ca_pem), "10.0.0.1"
-        )
+        handshake(server_context(identity.path), client_context(identity.ca_pem), "10.0.0.1")
 
 
 def test_identity_is_made_once_and_private(tmp_path: Path) -> None:

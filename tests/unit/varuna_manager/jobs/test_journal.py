@@ -159,9 +159,7 @@ def test_what_was_appended_survives_kill_9(tmp_path: Path) -> None:
 def test_losses_that_are_no_numbers_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
     journal = Journal(path)
-    journal.append(
-        *noted(report(math.inf, 0), report(-math.inf, 1), report(math.nan, 2))
-    )
+    journal.append(*noted(report(math.inf, 0), report(-math.inf, 1), report(math.nan, 2)))
     journal.close()
     losses = [e.report.loss for e in _reports(path)]
     assert losses[:2] == [math.inf, -math.inf]
@@ -188,9 +186,7 @@ def test_missing_journal_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("read_only", [False, True])
-def test_a_file_of_junk_is_named_with_what_to_do(
-    tmp_path: Path, read_only: bool
-) -> None:
+def test_a_file_of_junk_is_named_with_what_to_do(tmp_path: Path, read_only: bool) -> None:
     path = tmp_path / "journal.sqlite"
     path.write_bytes(b"junk" * 4096)
     with pytest.raises(JournalError, match=r"damaged.*spottrain down") as caught:
@@ -219,9 +215,7 @@ def test_damaged_pages_are_found_before_anything_is_decided(tmp_path: Path) -> N
         "UPDATE events SET body = 'no json'",
     ],
 )
-def test_an_event_that_makes_no_sense_is_named_by_its_number(
-    tmp_path: Path, change: str
-) -> None:
+def test_an_event_that_makes_no_sense_is_named_by_its_number(tmp_path: Path, change: str) -> None:
     path = tmp_path / "journal.sqlite"
     journal = Journal(path)
     journal.append(*noted(TimerFired(at_s=1.0)))

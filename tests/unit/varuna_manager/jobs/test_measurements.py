@@ -44,10 +44,7 @@ def test_every_surviving_step_is_there_once_whatever_arrives_when(
     rows = measurements.minibatches()
     assert {row.step: row.loss for row in rows} == job.line
     assert [row.step for row in rows] == sorted(job.line)
-    assert all(
-        job.line.get(one.step) == one.loss + one.step
-        for one in measurements.evaluations()
-    )
+    assert all(job.line.get(one.step) == one.loss + one.step for one in measurements.evaluations())
     everything: list[Row] = [*rows, *measurements.evaluations()]
     everything.sort(key=key)
     assert sorted(follower.rows, key=key) == everything
@@ -55,9 +52,7 @@ def test_every_surviving_step_is_there_once_whatever_arrives_when(
 
 
 @given(st.randoms(use_true_random=False), st.integers(1, 4))
-def test_step_times_are_the_medians_of_what_survives(
-    random: Random, generations: int
-) -> None:
+def test_step_times_are_the_medians_of_what_survives(random: Random, generations: int) -> None:
     measurements = store()
     for sample in simulated(random, generations).samples():
         if isinstance(sample, Minibatch) and sample.step_s is not None:

@@ -38,10 +38,7 @@ def test_what_was_kept_is_found_for_the_same_model_device_and_software() -> None
 
     assert known is not None
     assert (known.profile, known.measured_at_s) == (PROFILE, 1000.0)
-    assert (
-        profiles.find(replace(FACTS, fingerprint="other"), AUTO_LOADER, *HERE, (1,))
-        is None
-    )
+    assert profiles.find(replace(FACTS, fingerprint="other"), AUTO_LOADER, *HERE, (1,)) is None
     assert profiles.find(FACTS, AUTO_LOADER, "other", HERE[1], (1,)) is None
     assert profiles.find(FACTS, AUTO_LOADER, HERE[0], "other", (1,)) is None
     assert profiles.find(FACTS, AUTO_LOADER, *HERE, (1, 2)) is None
@@ -170,9 +167,7 @@ def test_the_job_files_profile_must_fit_the_model_and_the_micro_batch(
     loads_2 = parse_config(json.loads(job(path, loader={"workers": 2})), "job.yaml")
     measured = replace(PROFILE, origin="measured")
     profiles.write_profile(path, measured)
-    with pytest.raises(
-        ConfigError, match=r"job, \{workers: 2, ahead: 4\}: got \{workers"
-    ):
+    with pytest.raises(ConfigError, match=r"job, \{workers: 2, ahead: 4\}: got \{workers"):
         profiles.given_profile(loads_2, FACTS)
     assert profiles.given_profile(config, FACTS) == measured
     wants_2 = parse_config(json.loads(job(path, microbatch_size=2)), "job.yaml")

@@ -95,9 +95,7 @@ def test_a_crash_at_any_append_leaves_a_prefix(story: Story, path: Path) -> None
                 assert reader.replay() == one.after
 
 
-def test_readers_begin_with_the_snapshot(
-    story: Story, path: Path, no_decisions: None
-) -> None:
+def test_readers_begin_with_the_snapshot(story: Story, path: Path, no_decisions: None) -> None:
     half = len(story.steps) // 2
     with closing(Journal(path)) as journal:
         journal.append(*story.steps[:half])
@@ -116,9 +114,7 @@ def test_readers_begin_with_the_snapshot(
 
 
 @pytest.mark.parametrize("state", ["{", "[]", '{"moon":1}', '{"phase":"unknown"}'])
-def test_a_snapshot_of_another_version_is_not_used(
-    story: Story, path: Path, state: str
-) -> None:
+def test_a_snapshot_of_another_version_is_not_used(story: Story, path: Path, state: str) -> None:
     with closing(Journal(path)) as journal:
         journal.append(*story.steps)
         journal.save_snapshot(len(story.steps), State(), '["another version", {}]')

@@ -122,9 +122,7 @@ def test_the_next_manager_continues_where_the_copy_ended(job: JobDir) -> None:
     assert copied(job) == 3
 
 
-def test_many_small_pieces_become_few(
-    job: JobDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_small_pieces_become_few(job: JobDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments, "MAX_SEGMENTS", 3)
 
     async def story() -> None:
@@ -185,9 +183,7 @@ def test_a_manager_that_was_replaced_ends_and_says_who_has_the_job(
     assert "taken over" in lag_line(job, time.time())
     assert copied(job) == 1
     for start in (begin, check_here, end_replication):
-        with pytest.raises(
-            FencedError, match=r"taken over by .*'spottrain resume file://"
-        ):
+        with pytest.raises(FencedError, match=r"taken over by .*'spottrain resume file://"):
             start(job)
 
 
@@ -292,9 +288,7 @@ def test_the_end_waits_for_the_last_piece_but_not_without_end(
     assert "1 events are not in" in caplog.text
 
 
-def test_a_journal_older_than_its_copy_is_not_managed(
-    job: JobDir, tmp_path: Path
-) -> None:
+def test_a_journal_older_than_its_copy_is_not_managed(job: JobDir, tmp_path: Path) -> None:
     shutil.copy(job.journal, tmp_path / "backup")
     append(job, 2)
     asyncio.run(begin(job).finish())

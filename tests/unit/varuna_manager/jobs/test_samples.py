@@ -91,9 +91,7 @@ def test_whatever_numbers_and_names_a_worker_reports_do_not_end_the_manager(
         for report in reports
         for sample in Sampler().measured(report, story.now_s, story.state)
     ]
-    samples.append(
-        Evaluation(step=4, name="\ud800", generation=2, at_s=1.0, loss=nan, metrics={})
-    )
+    samples.append(Evaluation(step=4, name="\ud800", generation=2, at_s=1.0, loss=nan, metrics={}))
     measured = store()
     measured.write(samples)
     (minibatch,), (evaluation,) = measured.minibatches(), measured.evaluations()

@@ -25,14 +25,10 @@ from spottrain.varuna_manager.jobs.segments import (
 
 
 def rows_of(first: int, last: int, body: str = "{}") -> list[Row]:
-    return [
-        Row(seq, float(seq), "VmHeard", body, "{}") for seq in range(first, last + 1)
-    ]
+    return [Row(seq, float(seq), "VmHeard", body, "{}") for seq in range(first, last + 1)]
 
 
-def read(
-    stored: dict[Segment, bytes], tell: Callable[[str], None] = lambda _: None
-) -> list[Row]:
+def read(stored: dict[Segment, bytes], tell: Callable[[str], None] = lambda _: None) -> list[Row]:
     def fetch(segment: Segment) -> list[Row]:
         return unpack(segment, stored[segment])
 

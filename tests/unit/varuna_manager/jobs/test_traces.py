@@ -45,7 +45,5 @@ def test_a_trace_that_was_not_asked_for_is_refused(
 ) -> None:
     traces = Traces(tmp_path)
     traces.begin(3, ["a", "b"], 2)
-    with pytest.raises(
-        TracesRefusedError, match=f"rank {rank} on {vm_id} was not asked for trace"
-    ):
+    with pytest.raises(TracesRefusedError, match=f"rank {rank} on {vm_id} was not asked for trace"):
         traces.add(vm_id, sent(number, rank), b"x")

@@ -93,9 +93,7 @@ def test_measuring_may_take_as_long_as_it_goes_on(
         now_s += 0.75 * calibrate.TIME_LIMIT_S
         heard.write_text(str(progress.done))
 
-    profile = calibrate.measure_here(
-        CONFIG, on_progress, stub(SLOWLY.format(str(heard)))
-    )
+    profile = calibrate.measure_here(CONFIG, on_progress, stub(SLOWLY.format(str(heard))))
 
     assert profile == PROFILE
 
@@ -119,9 +117,7 @@ def test_what_the_users_code_raises_is_the_users_error() -> None:
         ),
     ],
 )
-def test_a_process_that_dies_is_reported_with_its_last_line(
-    action: str, message: str
-) -> None:
+def test_a_process_that_dies_is_reported_with_its_last_line(action: str, message: str) -> None:
     with pytest.raises(calibrate.MeasuringError) as error:
         calibrate.measure_here(CONFIG, supervisor=stub(action))
 
@@ -198,9 +194,7 @@ def test_a_profile_is_measured_once_and_kept(
     assert "--again measures again" in err
 
 
-def test_again_measures_again(
-    run: Run, tmp_path: Path, measured: list[Profile]
-) -> None:
+def test_again_measures_again(run: Run, tmp_path: Path, measured: list[Profile]) -> None:
     path = job_file(tmp_path, microbatch_size=1)
     newer = replace(PROFILE, task_overhead_s=0.5)
     measured.append(newer)
@@ -231,9 +225,7 @@ def test_what_a_busy_machine_measured_is_kept_until_there_is_something_better(
         assert profiles.read_profile(path) == PROFILE
 
 
-def test_the_job_files_profile_is_taken(
-    run: Run, tmp_path: Path, measured: list[Profile]
-) -> None:
+def test_the_job_files_profile_is_taken(run: Run, tmp_path: Path, measured: list[Profile]) -> None:
     profiles.write_profile(tmp_path / "mine.json", PROFILE)
 
     code, _, err = run(job_file(tmp_path, microbatch_size=1, profile="mine.json"))
@@ -279,9 +271,7 @@ def test_a_profile_is_derived_shown_and_written(run: Run, tmp_path: Path) -> Non
         (("--show", "none.json"), "none.json: no such profile"),
     ],
 )
-def test_what_is_missing_is_reported(
-    run: Run, arguments: tuple[str, ...], message: str
-) -> None:
+def test_what_is_missing_is_reported(run: Run, arguments: tuple[str, ...], message: str) -> None:
     code, _, err = run(*arguments)
 
     assert code == 2

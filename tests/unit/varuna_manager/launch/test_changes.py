@@ -50,11 +50,7 @@ DETAILS = CodeDetails(
     ("changes", "line"),
     [
         (
-            {
-                "parameters": listed(
-                    a="(2, 4) float32 trained", b="(3,) float32 trained"
-                )
-            },
+            {"parameters": listed(a="(2, 4) float32 trained", b="(3,) float32 trained")},
             "other parameters: a was (2, 3) float32 trained, is (2, 4) float32 trained",
         ),
         (
@@ -72,9 +68,7 @@ DETAILS = CodeDetails(
         ({"optimizer_state": ()}, "missing optimizer state: a_exp_avg"),
     ],
 )
-def test_what_weights_depend_on_is_refused_by_name(
-    changes: dict[str, object], line: str
-) -> None:
+def test_what_weights_depend_on_is_refused_by_name(changes: dict[str, object], line: str) -> None:
     assert list(unfitting(DETAILS, replace(DETAILS, **changes))) == [line]  # type: ignore[arg-type]
 
 

@@ -161,9 +161,7 @@ def test_an_address_that_is_damaged_is_none(job: JobDir, text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"requests": 3}', "\\xff"])
-def test_a_damaged_note_of_where_the_manager_runs_is_told(
-    job: JobDir, text: str
-) -> None:
+def test_a_damaged_note_of_where_the_manager_runs_is_told(job: JobDir, text: str) -> None:
     job.remote_manager_file.write_text(text)
     with pytest.raises(ConfigError, match=r"away\.json is damaged"):
         manager_location.read(job)

@@ -84,9 +84,7 @@ def test_data_that_is_not_visible_here_is_only_reported() -> None:
     told: list[str] = []
     job_data.prepare_data(job(AWS, corpus="https://127.0.0.1:1/a"), told.append)
     (line,) = told
-    assert line.startswith(
-        "not visible from this machine: data corpus (https://127.0.0.1:1"
-    )
+    assert line.startswith("not visible from this machine: data corpus (https://127.0.0.1:1")
     assert line.endswith("; the VMs will try")
 
 
@@ -138,9 +136,7 @@ def test_a_sample_stands_for_it(url: str) -> None:
 
 
 def test_a_path_of_the_hosts_counts_if_it_is_here_too(tmp_path: Path) -> None:
-    job_data.ensure_data(
-        job(SSH, corpus={"path": str(tmp_path)}, b={"path": "/nowhere"})
-    )
+    job_data.ensure_data(job(SSH, corpus={"path": str(tmp_path)}, b={"path": "/nowhere"}))
     assert os.environ[CORPUS] == str(tmp_path)
     assert "SPOTTRAIN_DATA_B" not in os.environ
 

@@ -51,8 +51,7 @@ def write_code(folder: Path, code: str) -> None:
 
 COUNTING = TRAIN.replace(
     "total = model(batch).square().sum()",
-    "loss.calls = getattr(loss, 'calls', 0) + 1; "
-    "total = model(batch).square().sum() / loss.calls",
+    "loss.calls = getattr(loss, 'calls', 0) + 1; total = model(batch).square().sum() / loss.calls",
 )
 
 
@@ -140,9 +139,7 @@ def test_learning_rates_are_those_of_all_steps_of_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
-    code = TRAIN.replace(
-        "lr=0.1),", "lr=0.1), lr_schedule=schedules.linear(warmup_steps=2),"
-    )
+    code = TRAIN.replace("lr=0.1),", "lr=0.1), lr_schedule=schedules.linear(warmup_steps=2),")
     write_code(tmp_path, f"from spottrain import schedules\n{code}")
     asked = config(tmp_path, "near/loss")
     rates = inspect_model(asked).learning_rates

@@ -56,9 +56,7 @@ def read(*texts: str) -> dict[str, float | None]:
         ("slo.min_examples_per_s=7", "min_examples_per_s", 7.0),
     ],
 )
-def test_a_limit_is_read_as_in_a_job_file(
-    text: str, name: str, value: float | None
-) -> None:
+def test_a_limit_is_read_as_in_a_job_file(text: str, name: str, value: float | None) -> None:
     assert read(text) == {name: value}
 
 

@@ -79,9 +79,7 @@ def test_each_zone_of_the_cheapest_region_is_asked_once_under_a_token_of_its_own
     assert {one.offer.region for one in asked} == {cheapest.region}
     zones = [one.offer.zone for one in asked]
     assert zones[0] == cheapest.zone
-    assert sorted(zones) == sorted(
-        {one.zone for one in offers if one.region == cheapest.region}
-    )
+    assert sorted(zones) == sorted({one.zone for one in offers if one.region == cheapest.region})
     assert len({one.token for one in asked}) == len(asked)
     for one in asked:
         assert (one.intent, one.count, one.offer.spot) == (tags.MANAGER, 1, False)
@@ -112,9 +110,7 @@ def test_an_image_of_the_job_file_has_the_owner_that_the_job_file_names() -> Non
     )
 
 
-def away_in(
-    region: str, networks: tuple[str, ...] = ("192.0.2.0/24",)
-) -> RemoteManager:
+def away_in(region: str, networks: tuple[str, ...] = ("192.0.2.0/24",)) -> RemoteManager:
     offer = replace(OFFER, cloud="aws", region=region, zone=f"{region}a")
     request = a_launch(offer, token="t", job="far", intent=tags.MANAGER, lease_s=9.0)
     return RemoteManager(requests=(request,), networks=networks)
@@ -148,9 +144,7 @@ def test_a_network_of_the_users_keeps_all_its_regions() -> None:
         ({"manager_vm": {}}, "needs manager_vm.identity"),
     ],
 )
-def test_what_is_missing_is_said_before_money_is_spent(
-    changes: dict[str, Any], words: str
-) -> None:
+def test_what_is_missing_is_said_before_money_is_spent(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words) as refused:
         check_manager(config_of("aws", **changes), on_vm=True)
     assert "\n" not in str(refused.value)

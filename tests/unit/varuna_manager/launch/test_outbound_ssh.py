@@ -26,9 +26,7 @@ def closed() -> int:
     return port
 
 
-def test_a_blocked_port_is_told_from_no_network_at_all(
-    listening: int, closed: int
-) -> None:
+def test_a_blocked_port_is_told_from_no_network_at_all(listening: int, closed: int) -> None:
     assert "get out" in outbound_ssh(HOST, listening, closed)
     assert "not tried" in outbound_ssh(HOST, closed, closed)
     with pytest.raises(CloudError, match="lets no connection out to port"):

@@ -37,9 +37,7 @@ def place(tmp_path: Path) -> str:
 
 def save(place: str, step: int, uid: str) -> None:
     """Write the manifest of a checkpoint of the job."""
-    file = FileRecord(
-        section=0, file="section-0.safetensors", num_bytes=0, sha256="", tensors=()
-    )
+    file = FileRecord(section=0, file="section-0.safetensors", num_bytes=0, sha256="", tensors=())
     manifest = Manifest(
         name=f"step-{step}-g1-00000000",
         step=step,
@@ -98,9 +96,7 @@ def test_checkpoints_of_other_settings_are_not_adopted(place: str) -> None:
 
 
 @pytest.mark.parametrize("adopt", [False, True])
-def test_a_launch_that_fails_leaves_the_place_as_it_was(
-    place: str, adopt: bool
-) -> None:
+def test_a_launch_that_fails_leaves_the_place_as_it_was(place: str, adopt: bool) -> None:
     if adopt:
         begin(place, "a")
     before = read_owner(open_store(place))

@@ -76,9 +76,7 @@ def test_pypis_torch_on_a_v100_is_refused_before_renting(tmp_path: Path) -> None
     lines = preflight.check_build(config(tmp_path, setup, **own))
     assert lines == ["aws: torch for CUDA 12.6 runs on A10G, V100"]
     loud, line = preflight.check_build(config(tmp_path, "", **own))
-    assert loud.startswith(
-        "aws: WARNING: no torch: the image ami-12345678 may have none"
-    )
+    assert loud.startswith("aws: WARNING: no torch: the image ami-12345678 may have none")
     assert line == "aws: torch that runs on A10G, V100: torch for CUDA 12.6"
     with pytest.raises(ConfigError, match=r"driver 595\.91 does not know sm_70"):
         preflight.check_build(config(tmp_path, setup, *types))
@@ -124,21 +122,15 @@ def test_images_without_torch_are_told_loudly(tmp_path: Path) -> None:
     azure = {"azure": {"instance_types": ["Standard_NC24ads_A100_v4"]}}
     only = config(tmp_path, "./install", resources={"provider": "azure"}, **azure)
     loud = preflight.check_build(only)[0]
-    assert (
-        "WARNING: no torch: the image microsoft-dsvm:ubuntu-hpc:2404:latest has" in loud
-    )
+    assert "WARNING: no torch: the image microsoft-dsvm:ubuntu-hpc:2404:latest has" in loud
     assert "setup does not name torch" in loud
-    named = config(
-        tmp_path, "pip install torch", resources={"provider": "azure"}, **azure
-    )
+    named = config(tmp_path, "pip install torch", resources={"provider": "azure"}, **azure)
     assert not any("WARNING" in line for line in preflight.check_build(named))
 
 
 def test_gpus_that_an_image_has_no_driver_for_are_told_loudly(tmp_path: Path) -> None:
     azure = {"instance_types": ["Standard_NV36ads_A10_v5", "Standard_NC24ads_A100_v4"]}
-    job = config(
-        tmp_path, "pip install torch", resources={"provider": "azure"}, azure=azure
-    )
+    job = config(tmp_path, "pip install torch", resources={"provider": "azure"}, azure=azure)
     (loud,) = (line for line in preflight.check_build(job) if "no driver" in line)
     assert "has none for A10;" in loud
 

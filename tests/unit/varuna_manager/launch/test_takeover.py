@@ -357,9 +357,7 @@ def test_updated_code_goes_with_the_job(
     (workdir / "own.py").write_text("mended = True")
     package = job.workdir if is_published else tmp_path / "package"
     pack(workdir, packed_files(workdir), package)
-    update = CodeUpdated(
-        at_s=2000.0, by="me", sha256=sha256_of(package), facts=job.facts()
-    )
+    update = CodeUpdated(at_s=2000.0, by="me", sha256=sha256_of(package), facts=job.facts())
     with closing(Journal(job.journal)) as journal:
         record(journal, update)
     copy(job)

@@ -120,9 +120,7 @@ def files(job: JobDir, kind: str) -> list[Path]:
 
 
 @pytest.fixture
-def other(
-    job: JobDir, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> JobDir:
+def other(job: JobDir, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobDir:
     """The job on another machine."""
     monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "other"))
     return take_over(place)

@@ -81,9 +81,7 @@ def test_whose_a_place_is_leads_nowhere_but_to_the_jobs_folder(
 
 
 @pytest.mark.parametrize("key", ["name", "uid", "schema_version"])
-def test_a_store_must_name_its_job_completely(
-    job: JobDir, place: str, key: str
-) -> None:
+def test_a_store_must_name_its_job_completely(job: JobDir, place: str, key: str) -> None:
     told = kept(job, "../newest.json")
     content = json.loads(told.read_text())
     del content[key]
@@ -137,9 +135,7 @@ def test_what_does_not_change_is_checked_before_the_job_is_claimed(
     assert stored(job).newest_claim()[0] == 1
 
 
-def test_a_claim_may_have_more_fields_than_known_but_not_fewer(
-    job: JobDir, place: str
-) -> None:
+def test_a_claim_may_have_more_fields_than_known_but_not_fewer(job: JobDir, place: str) -> None:
     claim = kept(job, "manager/000001.json")
     content = json.loads(claim.read_text())
     claim.write_text(json.dumps({**content, "new": 1}))
@@ -171,10 +167,7 @@ def test_an_unknown_event_ends_what_is_used(
     found = take_over(place, told.append)
     assert len(events(found)) == 4 + 1
     (line,) = (line for line in told if line.startswith("warning: "))
-    assert (
-        "000000000005-000000000006-000002.jsonl.gz: event 6 is not a valid Marvel"
-        in line
-    )
+    assert "000000000005-000000000006-000002.jsonl.gz: event 6 is not a valid Marvel" in line
     assert str(tmp_path / "other") not in line
 
 

@@ -26,9 +26,7 @@ from spottrain.varuna_manager.config.job import JobConfig, parse_config
 from spottrain.varuna_manager.launch import weights
 from spottrain.varuna_manager.launch.inspect import ToolError
 
-FILE = FileRecord(
-    section=0, file="section-0.safetensors", num_bytes=0, sha256="", tensors=()
-)
+FILE = FileRecord(section=0, file="section-0.safetensors", num_bytes=0, sha256="", tensors=())
 NAME = "step-{}-g1-00000000"
 
 
@@ -143,9 +141,7 @@ def test_what_cannot_be_read_though_it_is_there_is_told_at_once(tmp_path: Path) 
         raise ToolError("it is damaged")
 
     with pytest.raises(ToolError, match="it is damaged"):
-        weights._beside_retention(
-            lambda: weights.Source(str(tmp_path), NAME.format(10)), use
-        )
+        weights._beside_retention(lambda: weights.Source(str(tmp_path), NAME.format(10)), use)
     assert len(tried) == 1
 
 

@@ -49,9 +49,7 @@ def test_neither_state_nor_checkpoints_are_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "state"))
-    workdir(
-        tmp_path, "train.py", "state/jobs/a/identity.pem", "kept/step-1/x", "b/kept"
-    )
+    workdir(tmp_path, "train.py", "state/jobs/a/identity.pem", "kept/step-1/x", "b/kept")
     for place in (tmp_path / "kept", (tmp_path / "kept").as_uri()):
         files = packed_files(tmp_path, str(place))
         assert [path.as_posix() for path in files] == ["b/kept", "train.py"]
@@ -160,9 +158,7 @@ def test_what_is_sent_is_told_with_its_size(tmp_path: Path) -> None:
 
 def git(folder: Path, *arguments: str, text: str = "") -> str:
     command = ["git", "-C", str(folder), *arguments]
-    done = subprocess.run(
-        command, check=False, input=text, capture_output=True, text=True
-    )
+    done = subprocess.run(command, check=False, input=text, capture_output=True, text=True)
     assert done.returncode == 0 or arguments[0] == "check-ignore", done.stderr
     return done.stdout
 
@@ -238,9 +234,7 @@ def test_what_is_sent_is_what_git_does_not_ignore(
     (top / ".git" / "index").unlink(missing_ok=True)
     root.mkdir()
     for path in paths:
-        with contextlib.suppress(
-            FileExistsError, NotADirectoryError, IsADirectoryError
-        ):
+        with contextlib.suppress(FileExistsError, NotADirectoryError, IsADirectoryError):
             workdir(root, path)
     files = [x.relative_to(root).as_posix() for x in root.rglob("*") if x.is_file()]
     if tracked:
@@ -309,9 +303,7 @@ def test_names_and_contents_need_not_be_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [b"", b"x" * 5_000_000])
-def test_a_log_that_changes_while_it_is_packed_does_no_harm(
-    tmp_path: Path, change: bytes
-) -> None:
+def test_a_log_that_changes_while_it_is_packed_does_no_harm(tmp_path: Path, change: bytes) -> None:
     code = workdir(tmp_path / "code", "train.py")
     log = code / "log"
     log.write_bytes(b"y" * 3_000_000)

@@ -116,9 +116,7 @@ def test_a_kept_profile_is_enough_to_refuse_a_job() -> None:
     said: list[str] = []
     with pytest.raises(BudgetError, match="deadline"):
         check_deadline(config(LONG, slo={"max_hours": 1}), FACTS, None, said.append)
-    answer = check_deadline(
-        config(LONG, budget={"max_usd": 5}), FACTS, None, said.append
-    )
+    answer = check_deadline(config(LONG, budget={"max_usd": 5}), FACTS, None, said.append)
     assert "budget" in answer
     assert said == []
 

@@ -33,9 +33,7 @@ ROWS = st.lists(
     min_vms=st.integers(1, 3),
     cap=st.sampled_from([None, 4.0, 9.0]),
 )
-@example(
-    rows=[(1.0, 1), (2.0, 2)], max_vms=4, min_vms=1, cap=4.0
-)  # equal but for an ulp
+@example(rows=[(1.0, 1), (2.0, 2)], max_vms=4, min_vms=1, cap=4.0)  # equal but for an ulp
 def test_the_fleet_is_the_one_that_the_core_rents_launch_by_launch(
     rows: list[tuple[float, int]], max_vms: int, min_vms: int, cap: float | None
 ) -> None:

@@ -224,10 +224,7 @@ def test_a_plan_takes_dated_prices_of_a_cloud_of_which_nothing_newer_is_known(
             instance_types=kinds,
             dated=True,
         )
-        return {
-            (p.offer.cloud, p.offer.instance_type, p.offer.spot): p
-            for p in found.offers
-        }
+        return {(p.offer.cloud, p.offer.instance_type, p.offer.spot): p for p in found.offers}
 
     shipped = market()
     spot = shipped["aws", "p5.48xlarge", True]
@@ -252,8 +249,7 @@ def test_for_a_gpt_an_h100_comes_before_an_l40s_and_that_before_an_l4(
     base = base_of(workload.profile, workload.facts, None, "fp16")
     usd = {"p5.48xlarge": 14.0, "g6e.xlarge": 0.78, "g6.xlarge": 0.41}
     history.record_prices(
-        replace(SPOT, instance_type=kind, usd_per_hour=price)
-        for kind, price in usd.items()
+        replace(SPOT, instance_type=kind, usd_per_hour=price) for kind, price in usd.items()
     )
     market = cloud_market(history, base, NOW_S, clouds=["aws"], instance_types=[*usd])
     spot = [priced for priced in market.offers if priced.offer.spot]

@@ -80,9 +80,7 @@ def test_the_fleet_is_of_the_first_offers() -> None:
 
 
 def test_the_budget_s_hourly_cap_bounds_the_fleet() -> None:
-    document = preview_job(
-        job(budget={"max_usd_per_hour": 4.5}), FACTS, PROFILE, OFFLINE
-    )
+    document = preview_job(job(budget={"max_usd_per_hour": 4.5}), FACTS, PROFILE, OFFLINE)
     assert [vm["zone"] for vm in document["fleet"]] == ["cheap", "cheap", "expensive"]
     capped = job(budget={"max_usd_per_hour": 0.9})
     with pytest.raises(BudgetError, match="max_usd_per_hour"):
@@ -123,9 +121,7 @@ def test_machines_of_two_kinds_may_fit_together() -> None:
 
 def test_no_machine_at_all_is_an_error() -> None:
     zones = [{"name": "gone", "capacity": 0}]
-    with pytest.raises(
-        CapacityError, match=r"no offer can be used: .*no machine is available"
-    ):
+    with pytest.raises(CapacityError, match=r"no offer can be used: .*no machine is available"):
         preview_job(job(local={"zones": zones}), FACTS, PROFILE, OFFLINE)
 
 
@@ -164,9 +160,7 @@ def test_a_cloud_s_job_is_planned_at_the_last_known_prices(tmp_path: Path) -> No
     document = preview_job(cloud_job(tmp_path), FACTS, PROFILE, OFFLINE)
     assert [vm["zone"] for vm in document["fleet"]] == ["us-east-1b"] * 2
     assert document["slots"] == 16
-    only = preview_job(
-        cloud_job(tmp_path, zones=["us-east-1a"]), FACTS, PROFILE, OFFLINE
-    )
+    only = preview_job(cloud_job(tmp_path, zones=["us-east-1a"]), FACTS, PROFILE, OFFLINE)
     assert [vm["zone"] for vm in only["fleet"]] == ["us-east-1a"] * 2
 
 

@@ -45,17 +45,13 @@ def job(**changes: Any) -> JobConfig:
     return parse_config({**data, **changes}, "job.yaml")
 
 
-def test_a_probe_rents_one_of_the_smallest_machines_of_the_clouds_that_have_it() -> (
-    None
-):
+def test_a_probe_rents_one_of_the_smallest_machines_of_the_clouds_that_have_it() -> None:
     probe = probe_job(job(**CLOUDS), "H100")
     assert probe.name == "mine-on-h100"
     assert (probe.resources.min_vms, probe.resources.max_vms) == (1, 1)
     assert probe.resources.providers == ("aws", "gcp")
     assert {one.gpus for cloud in probe.clouds for one in cloud.machines()} == {1}
-    assert {one.gpu.name for cloud in probe.clouds for one in cloud.machines()} == {
-        "H100"
-    }
+    assert {one.gpu.name for cloud in probe.clouds for one in cloud.machines()} == {"H100"}
     place = "s3://bucket/jobs/mine/mine-on-h100?region=us-east-1"
     assert probe.checkpoint.path == place
     assert (probe.profile, probe.slo.max_hours) == (None, None)

@@ -43,9 +43,7 @@ def worth(offer: Offer, examples_per_usd: float) -> OfferWorth:
 # --- The core -------------------------------------------------------------------------------
 
 
-def test_the_offer_with_most_examples_per_dollar_is_rented_whatever_its_market() -> (
-    None
-):
+def test_the_offer_with_most_examples_per_dollar_is_rented_whatever_its_market() -> None:
     story = Story(allow_on_demand=True)
     worths = (worth(OFFER, 5.0), worth(ON_DEMAND, 9.0))
     story.tell(e.OffersRanked, worths=worths)
@@ -60,9 +58,7 @@ def test_a_new_price_counts_at_once() -> None:
     assert in_order((OFFER, pricier), worths) == (OFFER, pricier)
 
 
-def test_offers_that_cannot_run_the_job_are_rented_only_if_there_are_no_others() -> (
-    None
-):
+def test_offers_that_cannot_run_the_job_are_rented_only_if_there_are_no_others() -> None:
     worths = {w.offer: w for w in (worth(OFFER, 0.0), worth(OTHER, 6.0))}
     new = replace(OFFER, zone="new", usd_per_hour=0.1)
     assert in_order((OFFER, new, OTHER), worths) == (OTHER, new)
@@ -115,9 +111,7 @@ def test_own_hosts_are_ranked_by_the_gpus_that_they_have() -> None:
     worths = OfferRanker().rank(story.state, (t4, a100), CALM)
     assert worths is not None
     assert in_order((t4, a100), worths) == (a100, t4)
-    known = e.KnownProfile(
-        profile=replace(PROFILE, device="Tesla T4"), measured_at_s=0.0
-    )
+    known = e.KnownProfile(profile=replace(PROFILE, device="Tesla T4"), measured_at_s=0.0)
     story.tell(e.ProfilesListed, profiles=(known,))
     again = OfferRanker().rank(story.state, (t4, a100), CALM)
     assert again is not None
@@ -142,12 +136,8 @@ def test_a_model_may_be_held_by_vms_whose_gpus_are_too_small(
     state: StateHome | None, holds: bool
 ) -> None:
     """Four p3.2xlarge: 16 GB of a V100, 61 GiB of the VM each."""
-    huge = replace(
-        FACTS.sections[0], param_bytes=30 * 10**9, optimizer_bytes=60 * 10**9
-    )
-    facts = replace(
-        FACTS, sections=(huge, FACTS.sections[1]), num_parameters=75 * 10**8
-    )
+    huge = replace(FACTS.sections[0], param_bytes=30 * 10**9, optimizer_bytes=60 * 10**9)
+    facts = replace(FACTS, sections=(huge, FACTS.sections[1]), num_parameters=75 * 10**8)
     story = Story(facts=facts, state=state)
     story.start()
     small = replace(OFFER, cloud="aws", instance_type="p3.2xlarge")
@@ -164,9 +154,7 @@ def test_a_profile_that_was_kept_ranks_before_anything_is_measured() -> None:
     worths = OfferRanker().rank(story.state, (OFFER, OTHER), CALM)
     assert worths is not None
     first, second = worths[offer_key(OFFER)], worths[offer_key(OTHER)]
-    assert first.examples_per_usd == pytest.approx(
-        second.examples_per_usd * 1.1, rel=1e-3
-    )
+    assert first.examples_per_usd == pytest.approx(second.examples_per_usd * 1.1, rel=1e-3)
 
 
 def test_an_unchanged_market_is_not_ranked_again() -> None:
@@ -194,9 +182,7 @@ def test_predictions_are_corrected_by_what_was_measured() -> None:
     slower = changed(state, current_generation=timed)
     few = changed(state, current_generation=replace(timed, timed=TRUSTED_STEPS - 1))
     key = offer_key(OFFER)
-    right, slow, unsure = (
-        OfferRanker().rank(one, (OFFER,), CALM) for one in (state, slower, few)
-    )
+    right, slow, unsure = (OfferRanker().rank(one, (OFFER,), CALM) for one in (state, slower, few))
     assert right is not None
     assert slow is not None
     assert unsure is not None

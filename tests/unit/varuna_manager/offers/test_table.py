@@ -26,9 +26,7 @@ ASKED = replace(TERMS, morph_s=30.0)
 
 
 def view(market: list[Priced], exact: int = 10) -> dict[str, Any]:
-    return ranking_view(
-        rank(market, THROUGHPUTS, ASKED, exact=exact), 120.0, ["careful"]
-    )
+    return ranking_view(rank(market, THROUGHPUTS, ASKED, exact=exact), 120.0, ["careful"])
 
 
 def text(document: dict[str, Any], explain: bool = False, every: bool = False) -> str:
@@ -64,9 +62,7 @@ def test_the_choice_says_why() -> None:
 
 def test_of_each_gpu_people_see_what_the_whole_job_takes() -> None:
     ranking = rank(MARKET, THROUGHPUTS, ASKED, exact=10)
-    bests = best_of_each(
-        ranking, lambda one: one.offer.zone.upper(), THROUGHPUTS, ASKED
-    )
+    bests = best_of_each(ranking, lambda one: one.offer.zone.upper(), THROUGHPUTS, ASKED)
     document = ranking_view(ranking, 120.0, (), bests, ASKED.examples)
     assert [row["gpu"] for row in document["by_gpu"]] == ["A", "B", "C"]
     first = document["by_gpu"][0]

@@ -61,9 +61,7 @@ def pools(draw: st.DrawFn) -> tuple[PoolState, list[JobRequest]]:
         Supply(name=f"k{k}", vms=n, microusd_per_hour=(k + 1) * 1_000_000)
         for k, n in enumerate(vms)
     )
-    teams = {
-        name: Team(weight=w, limits=draw(caps)) for name, w in (("a", 1), ("b", 2))
-    }
+    teams = {name: Team(weight=w, limits=draw(caps)) for name, w in (("a", 1), ("b", 2))}
     jobs = draw(st.lists(requests(len(vms)), min_size=1, max_size=6))
     return PoolState(
         settings=PoolSettings(limits=draw(caps), teams=teams, silent_s=math.inf),
@@ -154,9 +152,7 @@ def test_a_job_that_goes_to_another_kind_does_not_begin_anew(holds: bool) -> Non
     """Meanwhile it is granted nothing; one that holds nothing begins."""
     none = (0, 0)
     job = PoolJob(
-        request=JobRequest(
-            name="j", throughputs=(((1, 1.0),), ((1, 1.0), (2, 2.0))), examples=1e6
-        ),
+        request=JobRequest(name="j", throughputs=(((1, 1.0),), ((1, 1.0), (2, 2.0))), examples=1e6),
         arrived_s=0.0,
         heard_s=1000.0,
         target=(1, 0),
@@ -165,12 +161,8 @@ def test_a_job_that_goes_to_another_kind_does_not_begin_anew(holds: bool) -> Non
         held=(0, 2) if holds else none,
         began_s=900.0,
     )
-    supplies = tuple(
-        Supply(name=name, vms=4, microusd_per_hour=1_000_000) for name in "ab"
-    )
-    state = PoolState(
-        settings=PoolSettings(), supplies=supplies, jobs={"j": job}, now_s=1000.0
-    )
+    supplies = tuple(Supply(name=name, vms=4, microusd_per_hour=1_000_000) for name in "ab")
+    state = PoolState(settings=PoolSettings(), supplies=supplies, jobs={"j": job}, now_s=1000.0)
     after = regrant(state)[0].jobs["j"]
     assert after.granted == (1, 0)
     assert after.began_s == (900.0 if holds else 1000.0)

@@ -169,9 +169,7 @@ def machine(folder: Path, clouds: Any = "aws", **changes: Any) -> str:
     }
     given = {**rented, **changes} if names else changes
     folder.mkdir(exist_ok=True)
-    return machine_of(
-        load_job_of(pool(clouds=clouds, **sections), job_file(folder, **given))
-    )
+    return machine_of(load_job_of(pool(clouds=clouds, **sections), job_file(folder, **given)))
 
 
 def test_vms_go_to_jobs_whose_own_are_made_of_the_same(tmp_path: Path) -> None:

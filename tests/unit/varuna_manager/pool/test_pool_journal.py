@@ -265,6 +265,4 @@ def test_a_plan_says_what_others_lose(pool: PoolDir) -> None:
     assert told["vms"] == {"local/cpu": 1}
     starts, loses = plan_lines(told)
     assert starts.startswith("new starts at once with 1 local/cpu: 10.0 examples/s")
-    assert loses == (
-        "urgent goes from 4 local/cpu to 3 local/cpu: 40.0 to 30.0 examples/s"
-    )
+    assert loses == ("urgent goes from 4 local/cpu to 3 local/cpu: 40.0 to 30.0 examples/s")

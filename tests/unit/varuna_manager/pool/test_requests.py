@@ -173,9 +173,7 @@ def test_a_team_is_made_and_removed(loop: PoolLoop) -> None:
     assert loop.state.settings.teams == {}
 
 
-def write_job(
-    *ends: Any, pool: str = "lab", uid: str = "uid", name: str = "job"
-) -> None:
+def write_job(*ends: Any, pool: str = "lab", uid: str = "uid", name: str = "job") -> None:
     """Write the journal of a job of a pool."""
     folder = job_dir(name)
     folder.path.mkdir(parents=True)
@@ -191,9 +189,7 @@ def write_job(
         record(journal, JobSubmitted(at_s=1.0, settings=asked), *ends)
 
 
-FAILED = CommandFailed(
-    at_s=2.0, command="compute_plan", vm_ids=(), reason="no fleet could run it"
-)
+FAILED = CommandFailed(at_s=2.0, command="compute_plan", vm_ids=(), reason="no fleet could run it")
 
 
 def end(loop: PoolLoop) -> None:
@@ -251,9 +247,7 @@ class NotedJob(WatchedJob):
 def test_a_manager_that_died_before_it_could_say_what_it_holds_is_started(
     loop: PoolLoop,
 ) -> None:
-    rented = LaunchIntended(
-        at_s=2.0, intent="i", token="t", offer=offer("a", 1.0), count=2
-    )
+    rented = LaunchIntended(at_s=2.0, intent="i", token="t", offer=offer("a", 1.0), count=2)
     write_job(ManagerStarted(at_s=1.0, software_version="1", pid=1), rented)
     loop.submit(request(), {})
     unheard = replace(

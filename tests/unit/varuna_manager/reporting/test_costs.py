@@ -43,9 +43,7 @@ def test_the_bill_is_split_by_time_kind_and_zone() -> None:
     assert seconds["billed"] == pytest.approx(7200.0)
     assert seconds["productive"] == pytest.approx(7200.0)
     assert sum(document["usd_by_kind"].values()) == document["usd_spent"]
-    assert sum(document["usd_by_time"].values()) == pytest.approx(
-        document["usd_spent"], abs=5e-6
-    )
+    assert sum(document["usd_by_time"].values()) == pytest.approx(document["usd_spent"], abs=5e-6)
     (zone,) = document["by_zone"]
     assert (zone["zone"], zone["vms"]) == ("local z", 2)
     assert [row["vm"] for row in document["by_vm"]] == ["a", "b"]

@@ -315,9 +315,7 @@ def test_a_silent_vm_may_be_gone_already() -> None:
 
 def test_the_safety_shows_what_a_loss_would_cost() -> None:
     vms = {name: View(RUNNING).vm(name) for name in "ab"}
-    alone = changed(
-        RUNNING, vms=vms, current_generation=generation_of(plan_on("a", "b"))
-    )
+    alone = changed(RUNNING, vms=vms, current_generation=generation_of(plan_on("a", "b")))
     assert safety_of(alone) == (
         {
             "survives_any_vm": False,
@@ -350,9 +348,7 @@ def test_copies_on_other_vms_limit_what_a_loss_costs() -> None:
 
 def test_the_interval_of_checkpoints_is_told_once_it_is_chosen() -> None:
     job = replace(RUNNING.job, spec=replace(RUNNING.job.spec, checkpoint_every_steps=0))
-    chosen = replace(
-        View(RUNNING).progress, checkpoint_every_steps=47, checkpoint_cost_s=0.31
-    )
+    chosen = replace(View(RUNNING).progress, checkpoint_every_steps=47, checkpoint_cost_s=0.31)
     lines = [
         tables.checkpoints_line({"safety": safety_of(state)[0]})
         for state in (
@@ -369,9 +365,7 @@ def test_the_interval_of_checkpoints_is_told_once_it_is_chosen() -> None:
 
 
 def test_vms_that_can_be_lost_are_named_where_others_cannot() -> None:
-    mixed = changed(
-        RUNNING, current_generation=generation_of(plan_on("a", "b", "c", "b"))
-    )
+    mixed = changed(RUNNING, current_generation=generation_of(plan_on("a", "b", "c", "b")))
     assert safety_of(mixed)[1] == (
         "a, c, d can be lost without losing progress; losing another VM may cost 21 "
         "steps, back to step 40"

@@ -22,9 +22,7 @@ def told(state: State, now_s: float | None = None) -> list[str]:
 def with_losses(*at_s: float) -> State:
     story = Story().training("a", "b")
     losses = tuple(
-        Interruption(
-            interruption="kill", vm_id=f"v{i}", at_s=t, reason="gone", generation=None
-        )
+        Interruption(interruption="kill", vm_id=f"v{i}", at_s=t, reason="gone", generation=None)
         for i, t in enumerate(at_s)
     )
     return changed(story.state, interruptions=losses)
@@ -37,9 +35,7 @@ def storms(state: State) -> list[Notice]:
 def test_a_storm_is_told_once_and_the_next_again() -> None:
     assert storms(with_losses(1.0, 50.0)) == []
     (storm,) = storms(with_losses(1.0, 50.0, 99.0, 150.0, 190.0))
-    assert storm.text == (
-        "3 interruptions within 100 s: v0 (kill), v1 (kill), v2 (kill)"
-    )
+    assert storm.text == ("3 interruptions within 100 s: v0 (kill), v1 (kill), v2 (kill)")
     assert len(storms(with_losses(1.0, 2.0, 3.0, 500.0, 501.0, 502.0))) == 2
 
 

@@ -38,9 +38,7 @@ def test_a_price_holds_until_the_next_one_begins() -> None:
     ]
 
 
-def test_a_sparkline_is_low_where_it_is_cheap_and_blank_where_nothing_is_known() -> (
-    None
-):
+def test_a_sparkline_is_low_where_it_is_cheap_and_blank_where_nothing_is_known() -> None:
     assert sparkline(SERIES, 0.0, 100.0, width=11) == "▁▁▁▁▁███▅▅▅"
     assert sparkline(SERIES, -50.0, 50.0, width=3) == " ▁█"
     assert sparkline([], 0.0, 100.0, width=4) == "    "

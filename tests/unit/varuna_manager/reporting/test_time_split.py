@@ -51,9 +51,7 @@ def test_a_second_goes_to_what_was_done_in_it() -> None:
         stretch(170.0, 300.0, "training"),
     ]
     split = split_time(VM, did)
-    assert split == TimeSplit(
-        productive_s=60.0, morph_s=10.0, boot_s=20.0, idle_s=6.0, lost_s=4.0
-    )
+    assert split == TimeSplit(productive_s=60.0, morph_s=10.0, boot_s=20.0, idle_s=6.0, lost_s=4.0)
     assert split.billed_s == VM.billed_s
 
 
@@ -113,12 +111,8 @@ def test_the_parts_always_add_up_to_what_is_billed(
     st.integers(0, 10**18),
     st.lists(st.floats(0.0, 1e7), min_size=len(KINDS), max_size=len(KINDS)),
 )
-def test_the_money_of_all_kinds_of_time_is_all_the_money(
-    grains: int, seconds: list[float]
-) -> None:
-    split = TimeSplit(
-        **{f"{kind}_s": s for kind, s in zip(KINDS, seconds, strict=True)}
-    )
+def test_the_money_of_all_kinds_of_time_is_all_the_money(grains: int, seconds: list[float]) -> None:
+    split = TimeSplit(**{f"{kind}_s": s for kind, s in zip(KINDS, seconds, strict=True)})
     shares = share_money(Money(grains), split)
     assert total(shares.values()) == Money(grains)
     assert set(shares) == set(KINDS)

@@ -28,9 +28,7 @@ A100, T4, CPU = "NVIDIA A100-SXM4-40GB", "Tesla T4", "Intel(R) Xeon(R), 1 thread
 
 def facts_of(forward_flops: int | None, param_bytes: int = 4) -> ModelFacts:
     """A model of two sections, of one parameter each."""
-    section = replace(
-        FACTS.sections[0], flops_per_example=forward_flops, param_bytes=param_bytes
-    )
+    section = replace(FACTS.sections[0], flops_per_example=forward_flops, param_bytes=param_bytes)
     sections = (section, replace(section, index=1))
     return replace(FACTS, sections=sections, num_parameters=2)
 

@@ -107,9 +107,7 @@ def test_wandb_keeps_the_first_values_and_marks_what_was_trained_again(
     pytest.importorskip("wandb", reason="wandb is not installed")
     monkeypatch.setenv("WANDB_SILENT", "true")
     options = {"project": "tests", "entity": None, "mode": "offline"}
-    tell_a_fall_back(
-        lambda: Wandb(options, "job", UID, tmp_path, tmp_path / "note.json")
-    )
+    tell_a_fall_back(lambda: Wandb(options, "job", UID, tmp_path, tmp_path / "note.json"))
     logged = [row for file in runs(tmp_path) for row in history(file)]
     losses = [(row["step"], row["train/loss"]) for row in logged if "train/loss" in row]
     first = [(step, 1000.0 + step) for step in range(1, 6)]

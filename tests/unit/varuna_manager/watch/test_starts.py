@@ -31,9 +31,7 @@ SENT = (
 )
 SHARED = (
     StartStep(name="boot", seconds=40.0),
-    StartStep(
-        name="software", seconds=1.0, num_bytes=6_000_000, source="10.0.0.1:30000"
-    ),
+    StartStep(name="software", seconds=1.0, num_bytes=6_000_000, source="10.0.0.1:30000"),
     StartStep(name="packages", seconds=12.0, num_bytes=3_000_000_000, source="bucket"),
     StartStep(name="setup", seconds=20.0),
 )
@@ -105,9 +103,7 @@ def test_a_vm_that_is_lost_before_it_trains_has_no_first_step() -> None:
 def test_an_agent_that_is_started_again_keeps_the_first_start() -> None:
     story = trained()
     story.tell(e.AgentStarted, vm_id="a", steps=(StartStep(name="agent", seconds=1.0),))
-    assert [step["name"] for step in views(story)[0]["steps"]] == [
-        step.name for step in SENT
-    ]
+    assert [step["name"] for step in views(story)[0]["steps"]] == [step.name for step in SENT]
 
 
 def test_status_has_the_steps_of_each_vm() -> None:

@@ -19,9 +19,7 @@ START_S = 2000.0
 FOUR = ("a", "b", "c", "d")
 
 
-def committed(
-    step: int, section: int, **changes: object
-) -> messages.MinibatchCommitted:
+def committed(step: int, section: int, **changes: object) -> messages.MinibatchCommitted:
     report = minibatch_committed(
         step,
         sections=(section,),
@@ -46,9 +44,7 @@ def observe(
     return [
         event
         for rank, vm_id in enumerate(FOUR)
-        for event in watches.observe(
-            story.state, vm_id, committed(step, rank % 2, **changes), at_s
-        )
+        for event in watches.observe(story.state, vm_id, committed(step, rank % 2, **changes), at_s)
     ]
 
 
@@ -76,9 +72,7 @@ def test_the_core_is_told_less_and_less_often() -> None:
     story = begun()
     story.state = replace(
         story.state,
-        settings=replace(
-            story.state.job, spec=replace(story.state.job.spec, steps=10**6)
-        ),
+        settings=replace(story.state.job, spec=replace(story.state.job.spec, steps=10**6)),
     )
     watches = Watches()
     times_s = [
@@ -157,9 +151,7 @@ def test_watches_that_begin_anew_go_on_from_what_is_journalled() -> None:
     assert story.step == 60
 
 
-def test_a_manager_that_has_just_begun_does_not_know_what_was_committed_before() -> (
-    None
-):
+def test_a_manager_that_has_just_begun_does_not_know_what_was_committed_before() -> None:
     story, anew = begun(), Watches()
     now_s = story.generation.since_s + 10 * STALL_S
     assert not anew.stalled(story.state, now_s)

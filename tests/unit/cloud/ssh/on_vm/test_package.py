@@ -78,7 +78,5 @@ with ThreadPoolExecutor(8) as threads:
 
 
 def test_many_hosts_share_one_package() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", ONCE], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", ONCE], capture_output=True, text=True, check=False)
     assert done.stdout == "1\n", done.stderr

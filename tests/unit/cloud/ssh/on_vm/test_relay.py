@@ -57,9 +57,7 @@ def test_data_is_forwarded_completely_in_both_directions(
     replying.join(WAIT_S)
 
 
-def test_closing_a_call_closes_it_for_the_manager(
-    manager: socket.socket, relay: Relay
-) -> None:
+def test_closing_a_call_closes_it_for_the_manager(manager: socket.socket, relay: Relay) -> None:
     with closing(call(relay)) as caller:
         caller.sendall(b"x")
         taken, _ = manager.accept()
@@ -69,9 +67,7 @@ def test_closing_a_call_closes_it_for_the_manager(
         assert taken.recv(1) == b""
 
 
-def test_without_a_manager_calls_are_closed(
-    manager: socket.socket, relay: Relay
-) -> None:
+def test_without_a_manager_calls_are_closed(manager: socket.socket, relay: Relay) -> None:
     manager.close()
     with closing(call(relay)) as caller:
         assert caller.recv(1) == b""
@@ -84,9 +80,7 @@ def test_it_listens_only_at_its_private_address(relay: Relay) -> None:
 
 
 def test_a_public_address_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"cannot listen on 8\.8\.8\.8: the address is public"
-    ):
+    with pytest.raises(ValueError, match=r"cannot listen on 8\.8\.8\.8: the address is public"):
         Relay("8.8.8.8", 1)
 
 

@@ -40,9 +40,7 @@ class Unreachable(ToyCloud):
 def closed() -> SshTarget:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    return SshTarget(
-        host="127.0.0.1", user="u", host_keys=("ssh-ed25519 A",), port=port
-    )
+    return SshTarget(host="127.0.0.1", user="u", host_keys=("ssh-ed25519 A",), port=port)
 
 
 @pytest.fixture

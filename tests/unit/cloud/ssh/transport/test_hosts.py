@@ -12,7 +12,5 @@ def test_setup_may_install_into_system_python_on_rented_vms() -> None:
     rented = given.on_rented()
     assert rented.environment == {"A": "1", "PIP_BREAK_SYSTEM_PACKAGES": "1"}
     assert given.environment == {"A": "1"}
-    no = Payload(
-        workdir=Path("workdir"), environment={"PIP_BREAK_SYSTEM_PACKAGES": "0"}
-    )
+    no = Payload(workdir=Path("workdir"), environment={"PIP_BREAK_SYSTEM_PACKAGES": "0"})
     assert no.on_rented().environment == no.environment

@@ -53,9 +53,7 @@ CLOUDS: tuple[tuple[AnyCloud, str], ...] = (
     ),
     (GcpConfig(gpus=("L4",), ssh_proxy="iap", project="p"), "st-1.us-central1-a"),
 )
-each_cloud = pytest.mark.parametrize(
-    ("cloud", "vm_id"), CLOUDS, ids=["aws", "azure", "gcp"]
-)
+each_cloud = pytest.mark.parametrize(("cloud", "vm_id"), CLOUDS, ids=["aws", "azure", "gcp"])
 
 
 @pytest.fixture(scope="module")
@@ -133,9 +131,7 @@ def test_what_a_tool_complains_of_is_the_error(
 def test_spottrain_ssh_goes_through_the_tool(
     cloud: AnyCloud, vm_id: str, vm: Sshd, tmp_path: Path
 ) -> None:
-    target = SshTarget(
-        host="192.0.2.1", user=getpass.getuser(), host_keys=(vm.host_key,)
-    )
+    target = SshTarget(host="192.0.2.1", user=getpass.getuser(), host_keys=(vm.host_key,))
     job = JobDir(tmp_path)
     proxy = cloud.proxy_argv(vm_id, 22)
     argv = argv_to(job, target, vm.key_file, None, ["echo", "$HOME"], proxy)
@@ -147,9 +143,7 @@ def test_spottrain_ssh_goes_through_the_tool(
 def test_the_doctor_misses_a_tool(
     cloud: AnyCloud, vm_id: str, vm: Sshd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert (
-        ssh_access(cloud) == f"VMs are reached with {' and '.join(cloud.proxy_tools)}"
-    )
+    assert ssh_access(cloud) == f"VMs are reached with {' and '.join(cloud.proxy_tools)}"
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(ConfigError, match=f"needs the command {cloud.proxy_tools[0]}"):
         ssh_access(cloud)

@@ -53,9 +53,7 @@ def test_a_command_that_takes_too_long_fails(sshd: Sshd) -> None:
         remote.run("sleep 60", timeout_s=0.3)
 
 
-def test_a_wrong_host_key_or_refused_login_is_an_error(
-    sshd: Sshd, tmp_path: Path
-) -> None:
+def test_a_wrong_host_key_or_refused_login_is_an_error(sshd: Sshd, tmp_path: Path) -> None:
     other_key = keygen(tmp_path / "other")
     with pytest.raises(HostKeyError):
         Remote(sshd.host("h", host_key=other_key))

@@ -29,9 +29,7 @@ from spottrain.pipeline.model.checks.repetition import (
 from spottrain.pipeline.model.job import TrainingJob
 from spottrain.pipeline.model.tracer import trace
 
-EXAMPLES = [
-    torch.randn(WIDTH, generator=torch.Generator().manual_seed(i)) for i in range(6)
-]
+EXAMPLES = [torch.randn(WIDTH, generator=torch.Generator().manual_seed(i)) for i in range(6)]
 
 
 def job_of(**changes: Any) -> TrainingJob:
@@ -244,9 +242,7 @@ def test_state_of_a_data_set_is_found() -> None:
 
 def test_state_that_has_no_name_is_found_all_the_same() -> None:
     turns = itertools.cycle([1.0, 2.0, 3.0])
-    loss = functools.partial(
-        lambda model, batch, turns: total(model, batch, next(turns))
-    )
+    loss = functools.partial(lambda model, batch, turns: total(model, batch, next(turns)))
 
     assert found(job_of(loss=functools.partial(loss, turns=turns))) == UNSEEN
 
@@ -359,9 +355,7 @@ def in_pairs(model: nn.Module, batch: torch.Tensor) -> Any:
 
 
 @pytest.mark.parametrize(("loss", "what"), [(mean, "loss"), (mean_metric, "size")])
-def test_a_mean_with_the_weight_of_a_sum_is_refused(
-    loss: Callable[..., Any], what: str
-) -> None:
+def test_a_mean_with_the_weight_of_a_sum_is_refused(loss: Callable[..., Any], what: str) -> None:
     with pytest.raises(UserCodeError, match=f"{what}.* must be a sum"):
         found(job_of(loss=loss))
 

@@ -73,13 +73,9 @@ def test_a_long_schedule_is_plain_lines(run: Run) -> None:
 
 
 def test_a_schedule_has_options(run: Run) -> None:
-    _, out, _ = run(
-        *["schedule", "gpipe", "-P", "2", "-M", "2", "--no-recompute", "-o", "json"]
-    )
+    _, out, _ = run(*["schedule", "gpipe", "-P", "2", "-M", "2", "--no-recompute", "-o", "json"])
     assert json.loads(out) == ["F0 F1 B0 B1"] * 2
-    _, out, _ = run(
-        *["schedule", "interleaved", "-P", "2", "-M", "2", "-v", "2", "-o", "json"]
-    )
+    _, out, _ = run(*["schedule", "interleaved", "-P", "2", "-M", "2", "-v", "2", "-o", "json"])
     assert "R0.1" in json.loads(out)[0]
     code, out, _ = run(*["schedule", "1f1b", "-P", "1", "-M", "1"])
     assert code == 0
@@ -95,9 +91,7 @@ def test_a_schedule_has_options(run: Run) -> None:
         ("varuna -P 4 -M 8 -v 2", "only interleaved schedules have several chunks"),
     ],
 )
-def test_a_schedule_that_cannot_be_is_refused(
-    run: Run, arguments: str, message: str
-) -> None:
+def test_a_schedule_that_cannot_be_is_refused(run: Run, arguments: str, message: str) -> None:
     code, out, err = run("schedule", *arguments.split())
     assert (code, out) == (2, "")
     assert message in err
@@ -111,9 +105,7 @@ def test_asynchronous_schedules_name_the_version_of_each_task(run: Run) -> None:
     assert [tasks.split()[-1] for tasks in json.loads(out)] == [
         f"B4@{version}" for version in (1, 2, 3, 4)
     ]
-    _, out, _ = run(
-        *["schedule", "pipedream", "-P", "4", "-M", "5", "--vertical-sync", *options]
-    )
+    _, out, _ = run(*["schedule", "pipedream", "-P", "4", "-M", "5", "--vertical-sync", *options])
     assert {tasks.split()[-1] for tasks in json.loads(out)} == {"B4@1"}
     _, out, _ = run("schedule", "2bw", "-P", "3", "-M", "3", *options)
     assert all(tasks.endswith("B8@1") for tasks in json.loads(out))
@@ -142,9 +134,7 @@ def test_a_timeline_shows_every_task_wait_and_message(run: Run, tmp_path: Path) 
     ends = [e["ts"] + e["dur"] for e in events if e.get("cat") == "reduction"]
     assert max(ends) == pytest.approx(33.5e6)
     waits_s = sum(e["dur"] for e in events if e.get("cat") == "wait") / 1e6
-    tasks_s = [
-        event["ts"] + event["dur"] for event in events if event.get("cat") == "backward"
-    ]
+    tasks_s = [event["ts"] + event["dur"] for event in events if event.get("cat") == "backward"]
     assert waits_s > 0
     assert max(tasks_s) == pytest.approx(33e6)
     picture = tmp_path / "trace.svg"
@@ -263,9 +253,7 @@ def stage(**changes: Any) -> dict[str, Any]:
         ("{", "is not JSON"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(
-    simulate: Simulate, wrong: Any, message: str
-) -> None:
+def test_what_is_wrong_is_said_in_one_line(simulate: Simulate, wrong: Any, message: str) -> None:
     code, out, err = simulate(wrong)
     assert (code, out) == (2, "")
     assert err.startswith("error: ")

@@ -113,9 +113,7 @@ def test_clocks_that_contradict_messages_are_set(
     found = merge(measured(trace, ahead_s))
     expected = {(span.stage, span.task): span.start_s for span in trace.tasks}
     for span in found.tasks:
-        assert span.start_s == pytest.approx(
-            expected[span.stage, span.task], abs=SMALL_S
-        )
+        assert span.start_s == pytest.approx(expected[span.stage, span.task], abs=SMALL_S)
     assert len(found.messages) == len(trace.messages)
     for message in found.messages:
         took_s = message.end_s - message.start_s
@@ -125,9 +123,7 @@ def test_clocks_that_contradict_messages_are_set(
 def test_clocks_within_a_messages_time_are_believed() -> None:
     trace = simulated(3, 4, 1.0)
     found = merge(measured(trace, [0.0, 0.25, 0.5]))
-    took_s = {
-        (one.sender, one.receiver): one.end_s - one.start_s for one in found.messages
-    }
+    took_s = {(one.sender, one.receiver): one.end_s - one.start_s for one in found.messages}
     assert took_s[0, 1] == pytest.approx(1.25, abs=SMALL_S)
     assert took_s[1, 0] == pytest.approx(0.75, abs=SMALL_S)
 

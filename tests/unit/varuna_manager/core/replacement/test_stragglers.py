@@ -91,9 +91,7 @@ def test_a_slow_replica_gets_less_to_do_without_a_morph() -> None:
         sample(story, step, {"d": 3.0})
         told += [w.command for w in story.emitted(c.Send)]
     shares = {share for share in told if isinstance(share, messages.ShareMinibatch)}
-    assert {(s.generation, s.number, s.replica_bounds) for s in shares} == {
-        (1, 1, (0, 6, 8))
-    }
+    assert {(s.generation, s.number, s.replica_bounds) for s in shares} == {(1, 1, (0, 6, 8))}
     assert story.generation.number == 1
     assert "6+2 (before: 4+4)" in story.state.last_news
 
@@ -255,8 +253,7 @@ def test_a_vm_whose_gpu_is_hot_is_slow_after_a_few_minibatches() -> None:
     slow = story.vm("d").slow
     assert slow is not None
     assert slow.evidence == (
-        "d is 3.0x slower than the others of its stage in 5 of 5 mini-batches "
-        f"({reason})"
+        f"d is 3.0x slower than the others of its stage in 5 of 5 mini-batches ({reason})"
     )
     assert cool.vm("d").slow is None
     story.report("c", messages.GpuThrottled(reason=reason))

@@ -71,9 +71,7 @@ def seq_that_asked(story: Story, command: type[c.Command]) -> int:
 
 def seq_of(story: Story, event: type[e.Event]) -> int:
     """Return the newest event of a kind."""
-    return max(
-        seq for seq, step in enumerate(story.steps, 1) if isinstance(step.event, event)
-    )
+    return max(seq for seq, step in enumerate(story.steps, 1) if isinstance(step.event, event))
 
 
 def test_a_vm_is_explained_by_price_rule_and_what_others_cost(
@@ -134,9 +132,7 @@ def test_a_returned_vm_is_explained_by_the_notice(job: JobDir) -> None:
     assert f"b reported: the cloud will take it in {duration(100.0)}" in lines
     assert "leave generation 1 (2x1): notice: b" in lines
     assert "return b: drained before its preemption" in lines
-    assert [x["seq"] for x in document["chain"]] == sorted(
-        x["seq"] for x in document["chain"]
-    )
+    assert [x["seq"] for x in document["chain"]] == sorted(x["seq"] for x in document["chain"])
 
 
 def test_an_ended_job_is_explained_by_what_ended_it(job: JobDir) -> None:
@@ -200,9 +196,7 @@ def test_json_is_one_document_with_the_same_lines(run: Callable[..., Answer]) ->
 
 
 @pytest.mark.parametrize("about", ["99999", "0", "vm-none"])
-def test_what_is_unknown_is_a_line_and_exit_2(
-    run: Callable[..., Answer], about: str
-) -> None:
+def test_what_is_unknown_is_a_line_and_exit_2(run: Callable[..., Answer], about: str) -> None:
     code, out, err = run(about)
     assert (code, out) == (2, "")
     assert len(err.splitlines()) == 1

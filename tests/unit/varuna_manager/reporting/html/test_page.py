@@ -117,9 +117,7 @@ def test_the_page_needs_nothing_and_runs_nothing() -> None:
     assert "default-src 'none'" in text
 
 
-def test_every_picture_is_told_to_those_who_cannot_see_it_and_keeps_its_bounds() -> (
-    None
-):
+def test_every_picture_is_told_to_those_who_cannot_see_it_and_keeps_its_bounds() -> None:
     story = eventful()
     text = page_of(story.state, past_of(story))
     drawn = [
@@ -163,9 +161,7 @@ def test_no_text_of_others_gets_into_the_page_as_markup() -> None:
         started_at_s=1000.0,
         ended_at_s=1010.0,
     )
-    hit = Interruption(
-        interruption="kill", vm_id=EVIL, at_s=1005.0, reason=EVIL, generation=1
-    )
+    hit = Interruption(interruption="kill", vm_id=EVIL, at_s=1005.0, reason=EVIL, generation=1)
     state = replace(
         story.state,
         phase=JobPhase.ENDED,
@@ -259,8 +255,7 @@ def test_the_page_is_written_whole_or_an_error_says_why(tmp_path: Path) -> None:
 def test_very_many_mini_batches_have_small_curves_first_on_the_page() -> None:
     story, measurements = eventful(), store()
     rows = (
-        trained(1, step, loss=3.0 + 1 / step, learning_rate=1 / step)
-        for step in range(1, 20_001)
+        trained(1, step, loss=3.0 + 1 / step, learning_rate=1 / step) for step in range(1, 20_001)
     )
     measurements.write(rows)
     measurements.write(evaluated(1, step, "dev") for step in range(0, 20_001, 100))
@@ -282,9 +277,7 @@ def test_several_jobs_are_overlaid_on_one_page() -> None:
     report = documents.report(story.state, history, False, story.state.now_s)
     for name in ("first", EVIL, "alone"):
         measurements = store()
-        measurements.write(
-            trained(1, step) for step in range(1, 2 + 5 * (name != "alone"))
-        )
+        measurements.write(trained(1, step) for step in range(1, 2 + 5 * (name != "alone")))
         measurements.write([evaluated(1, 1, "dev")])
         jobs.append(({**report, "name": name}, read_curves(measurements)))
     text = comparison(jobs)

@@ -73,9 +73,7 @@ def test_an_axis_has_a_few_ticks(span_s: float) -> None:
         (172800.0, 86400.0, "2 d"),
     ],
 )
-def test_ticks_are_told_as_coarsely_as_they_lie(
-    seconds: float, step_s: float, label: str
-) -> None:
+def test_ticks_are_told_as_coarsely_as_they_lie(seconds: float, step_s: float, label: str) -> None:
     assert plot.elapsed(seconds, step_s) == label
 
 
