@@ -12,7 +12,7 @@ from tests.view import View
 from spottrain.manifest import OWNER_FILE
 from spottrain.varuna_manager.core.model.state import State
 
-pytestmark = pytest.mark.rotated
+pytestmark = pytest.mark.nightly
 
 
 def ended(job: Job) -> State:

@@ -19,7 +19,7 @@ from spottrain.varuna_manager.core.model.records import VmPhase
 from spottrain.varuna_manager.core.model.state import State
 
 pytestmark = [
-    pytest.mark.rotated(parts=[6]),
+    pytest.mark.nightly,
     pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT),
 ]
 

@@ -48,7 +48,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from spottrain.codec import decode, encode
 from spottrain.errors import SpottrainError, WireError
-from spottrain.varuna_manager.core.model.settings import Limit, PoolGrant, VmOrder
+from spottrain.varuna_manager.core.model.settings import Limit, PoolGrant
 from spottrain.varuna_manager.daemon.metrics import CONTENT_TYPE
 from spottrain.varuna_manager.daemon.ports import ChannelHandler
 from spottrain.varuna_manager.daemon.sessions import AgentSessions, OutOfStepError
@@ -233,16 +233,7 @@ class ControlChannel:
 
     async def _grant(self, request: Request) -> Response:
         self._check_admin(request)
-        told = _decode(_GrantRequest, await _body(request))
-        grant = PoolGrant(
-            pool=told.pool,
-            serial=told.serial,
-            vms=tuple((one.kind, one.number) for one in told.vms),
-            until_s=told.until_s,
-            max_microusd=told.max_microusd,
-            orders=told.orders,
-            keep_s=told.keep_s,
-        )
+        grant = _decode(PoolGrant, await _body(request))
         await self.handler.receive_grant(grant)
         return JSONResponse({})
 
@@ -275,23 +266,6 @@ class ControlChannel:
 class _TraceRequest:
     minibatches: int
     content: TraceContent = "profile"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _GrantedVms:
-    kind: str
-    number: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _GrantRequest:
-    pool: str
-    serial: int
-    vms: tuple[_GrantedVms, ...]
-    until_s: float
-    max_microusd: int
-    orders: tuple[VmOrder, ...] = ()
-    keep_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

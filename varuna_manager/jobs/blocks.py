@@ -9,7 +9,6 @@ both are read, the newer first.
 
 from __future__ import annotations
 
-import dataclasses
 import gzip
 import json
 import re
@@ -18,9 +17,8 @@ import zlib
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from pydantic import TypeAdapter
-
-from spottrain.errors import SpottrainError
+from spottrain.codec import decode, encode
+from spottrain.errors import SpottrainError, WireError
 from spottrain.varuna_manager.jobs.measurements import Cursor, Measurements, Minibatch
 
 SCHEMA_VERSION = 1
@@ -28,7 +26,6 @@ STEPS = 4096
 PACE_S = 30.0
 """Time between two copies: each put costs money."""
 _NAME = re.compile(r"(\d{12})-(\d{6})\.jsonl\.gz")
-_ROWS = TypeAdapter(Minibatch)
 
 
 class BlockError(SpottrainError):
@@ -58,7 +55,7 @@ def block_of(name: str) -> Block | None:
 def pack(rows: Sequence[Minibatch]) -> bytes:
     """Return the contents of a block's file: JSON lines, compressed, with a checksum."""
     lines = [json.dumps({"schema_version": SCHEMA_VERSION})]
-    lines += [json.dumps(dataclasses.asdict(row)) for row in rows]
+    lines += map(encode, rows)
     return gzip.compress("\n".join(lines).encode(), compresslevel=6, mtime=0)
 
 
@@ -72,8 +69,8 @@ def unpack(block: Block, data: bytes) -> list[Minibatch]:
         head, *lines = gzip.decompress(data).decode().split("\n")
         version = json.loads(head)["schema_version"]
         if version == SCHEMA_VERSION:
-            return [_ROWS.validate_json(line) for line in lines]
-    except (OSError, EOFError, zlib.error, ValueError, TypeError, KeyError) as error:
+            return [decode(Minibatch, line) for line in lines]
+    except (OSError, EOFError, zlib.error, ValueError, TypeError, KeyError, WireError) as error:
         reason = str(error).splitlines()[0]
         raise BlockError(f"measurements {block.name} are damaged: {reason}") from error
     raise BlockError(

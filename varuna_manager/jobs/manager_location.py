@@ -6,13 +6,11 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
-
-from pydantic import TypeAdapter
+from dataclasses import dataclass
 
 from spottrain.cloud.port.provider import LaunchRequest, SshTarget
-from spottrain.errors import ConfigError
+from spottrain.codec import decode, encode
+from spottrain.errors import ConfigError, WireError
 from spottrain.files import write_whole
 from spottrain.varuna_manager.jobs.folder import JobDir
 
@@ -45,9 +43,6 @@ class OwnVm:
     """Its address for the job's other VMs."""
 
 
-_REMOTE, _OWN = TypeAdapter(RemoteManager), TypeAdapter(OwnVm)
-
-
 def read(job: JobDir) -> RemoteManager | None:
     """Return where the manager of a job runs; None if that is this machine.
 
@@ -55,11 +50,11 @@ def read(job: JobDir) -> RemoteManager | None:
         ConfigError: The file that says so is damaged.
     """
     try:
-        data = json.loads(job.remote_manager_file.read_bytes())
-        return _REMOTE.validate_python(data)
+        manager: RemoteManager = decode(RemoteManager, job.remote_manager_file.read_bytes())
+        return manager
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError, AttributeError) as error:
+    except WireError as error:
         raise ConfigError(
             f"{job.remote_manager_file} is damaged: it says on which VM the job's manager "
             f"runs; restore it, or return the VM with 'spottrain gc', then 'spottrain "
@@ -69,7 +64,7 @@ def read(job: JobDir) -> RemoteManager | None:
 
 def write(job: JobDir, manager: RemoteManager) -> None:
     """Save where the manager of a job runs, atomically."""
-    write_whole(job.remote_manager_file, json.dumps(asdict(manager)))
+    write_whole(job.remote_manager_file, encode(manager))
 
 
 def forget(job: JobDir) -> None:
@@ -80,11 +75,12 @@ def forget(job: JobDir) -> None:
 def own_vm(job: JobDir) -> OwnVm | None:
     """Return the VM that this process runs on; None on the user's machine."""
     try:
-        return _OWN.validate_json((job.path / "vm.json").read_bytes())
+        own: OwnVm = decode(OwnVm, (job.path / "vm.json").read_bytes())
+        return own
     except FileNotFoundError:
         return None
 
 
 def own_vm_file(own: OwnVm) -> bytes:
     """Return the contents of the file that ``own_vm`` reads."""
-    return json.dumps(asdict(own)).encode()
+    return encode(own).encode()

@@ -29,7 +29,7 @@ from spottrain.cloud.port.provider import (
     VmState,
 )
 from spottrain.cloud.ssh.transport.hosts import Payload, Published
-from spottrain.codec import decode
+from spottrain.codec import decode, to_data
 from spottrain.errors import ConfigError, SpottrainError
 from spottrain.storage.store import beneath, is_object_url, is_url
 from spottrain.varuna_manager.config.data import data_requests
@@ -282,9 +282,7 @@ def give_grant(job: JobDir, grant: PoolGrant) -> None:
         JournalError: The journal of a job without a manager cannot be written.
     """
     if job.is_managed():
-        vms = [{"kind": kind, "number": number} for kind, number in grant.vms]
-        told = {**asdict(grant), "vms": vms}
-        _ask_manager(job, "grant", told)
+        _ask_manager(job, "grant", to_data(grant))
         return
     with manager_lock(job), contextlib.closing(Journal(job.journal)) as journal:
         record(journal, GrantReceived(at_s=time.time(), grant=grant))

@@ -7,7 +7,7 @@ import json
 import socket
 import ssl
 import threading
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -125,8 +125,7 @@ def test_a_grant_reaches_the_manager_as_the_pool_has_made_it(
     manager: Manager, tmp_path: Path
 ) -> None:
     grant = PoolGrant(pool="lab", serial=3, vms=(("local/cpu", 2),), until_s=9.5, max_microusd=70)
-    told = {**asdict(grant), "vms": [{"kind": "local/cpu", "number": 2}]}
-    manager.client(manager.identity.admin_token()).call("POST", "/v1/admin/grant", json.dumps(told))
+    manager.client(manager.identity.admin_token()).call("POST", "/v1/admin/grant", encode(grant))
     assert manager.handler.grants == [grant]
 
 
