@@ -13,13 +13,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args, get_origin, get_type_hints
 
-from pydantic import TypeAdapter
-from pydantic_core import to_jsonable_python
-
 from spottrain import errors as roots
 from spottrain.cloud.port import errors
 from spottrain.cloud.port.abilities import arguments_by_name
 from spottrain.cloud.port.errors import CloudError
+from spottrain.codec import from_data, to_data
 from spottrain.errors import SpottrainError
 from spottrain.redaction import redacted
 
@@ -30,19 +28,31 @@ class ProviderCall:
 
     name: str
     method: types.FunctionType
-    arguments: Mapping[str, TypeAdapter[Any]]
-    result: TypeAdapter[Any]
+    arguments: Mapping[str, Any]
+    """Their types by name."""
+    returns: Any
+    """The type of the result."""
 
     def pack(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the arguments as JSON by name."""
         bound = arguments_by_name(self.method, args, kwargs)
-        return {name: to_jsonable_python(value) for name, value in bound.items()}
+        return {name: _packed(self.arguments[name], value) for name, value in bound.items()}
 
     def unpack(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments that ``pack`` packed."""
-        return {
-            name: self.arguments[name].validate_python(value) for name, value in arguments.items()
-        }
+        return {name: from_data(self.arguments[name], value) for name, value in arguments.items()}
+
+    def pack_result(self, result: Any) -> Any:
+        """Return the result as JSON."""
+        return _packed(self.returns, result)
+
+    def unpack_result(self, data: Any) -> Any:
+        """Return the result that ``pack_result`` packed."""
+        return from_data(self.returns, data)
+
+
+def _packed(hint: Any, value: Any) -> Any:
+    return to_data(tuple(value) if get_origin(hint) is tuple else value)
 
 
 def calls_of(protocol: type) -> tuple[ProviderCall, ...]:
@@ -55,12 +65,12 @@ def calls_of(protocol: type) -> tuple[ProviderCall, ...]:
 def call_of(function: types.FunctionType) -> ProviderCall:
     """Return one method of a protocol of the cloud port."""
     hints = get_type_hints(function)
-    result = _plain(hints.pop("return"))
+    returns = _plain(hints.pop("return"))
     return ProviderCall(
         name=function.__name__,
         method=function,
-        arguments={name: TypeAdapter(_plain(hint)) for name, hint in hints.items()},
-        result=TypeAdapter(result),
+        arguments={name: _plain(hint) for name, hint in hints.items()},
+        returns=returns,
     )
 
 

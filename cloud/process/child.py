@@ -99,7 +99,7 @@ class ChildProvider(ForwardsAbilities):
             except LoginExpiredError:
                 child.end_if_older(RENEW_S)
                 raise
-            result: R = call.result.validate_python(answer)
+            result: R = call.unpack_result(answer)
             return result
 
         return ask

@@ -17,8 +17,6 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any
 
-from pydantic_core import to_jsonable_python
-
 from spottrain.cloud.port.abilities import ABILITIES
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import CloudProvider
@@ -72,7 +70,7 @@ def _serve_call(
     number = request["number"]
     try:
         result = getattr(provider, call.name)(**call.unpack(request["arguments"]))
-        data = to_jsonable_python(result)
+        data = call.pack_result(result)
     except SpottrainError as error:
         answers.send(number, error=pack_error(error))
     except Exception as error:
