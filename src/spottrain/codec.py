@@ -19,7 +19,7 @@ import typing
 from collections import deque
 from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from spottrain.errors import WireError, shortened
 from spottrain.printable import printable_data
@@ -108,19 +108,19 @@ def decode(cls: Any, text: str | bytes, *, trusted: bool = True) -> Any:
 def from_data(cls: Any, data: Any) -> Any:
     """Like ``decode``, from parsed JSON."""
     try:
-        if isinstance(data, Mapping):
+        if type(data) is dict:
             _check_version(data, "")
         try:
             return reader(cls)(data)
-        except _UnfitError as error:
-            raise _UnfitError(f"message{error}") from None
+        except UnfitError as error:
+            raise UnfitError(f"message{error}") from None
         except (TypeError, ValueError, RecursionError) as error:
-            raise _UnfitError(f"message does not fit: {error}") from error
-    except _UnfitError as error:
+            raise UnfitError(f"message does not fit: {error}") from error
+    except UnfitError as error:
         raise WireError(str(error)) from None
 
 
-class _UnfitError(Exception):
+class UnfitError(Exception):
     """Data does not fit its type. The place is put before it on the way out, since only
     errors need it."""
 
@@ -132,7 +132,7 @@ Reader = Callable[[Any], Any]
 def _check_version(data: Mapping[str, Any], place: str) -> None:
     version = data.get("schema_version", SCHEMA_VERSION)
     if version != SCHEMA_VERSION:
-        raise _UnfitError(
+        raise UnfitError(
             f"{place}schema_version must be {SCHEMA_VERSION}: got {shortened(version)}; "
             "run the same version of spottrain everywhere"
         )
@@ -180,8 +180,8 @@ def reader(hint: Any) -> Reader:
     return functools.partial(_read_plain, hint)
 
 
-def _unfit(hint: Any, data: Any) -> _UnfitError:
-    return _UnfitError(f" must be {getattr(hint, '__name__', hint)}: got {shortened(data)}")
+def _unfit(hint: Any, data: Any) -> UnfitError:
+    return UnfitError(f" must be {getattr(hint, '__name__', hint)}: got {shortened(data)}")
 
 
 def _read_plain(hint: Any, data: Any) -> Any:
@@ -206,7 +206,7 @@ def _read_literal(known: tuple[Any, ...], data: Any) -> Any:
     if data in known:
         return data
     listed = ", ".join(map(repr, known))
-    raise _UnfitError(f" must be one of {listed}: got {shortened(data)}")
+    raise UnfitError(f" must be one of {listed}: got {shortened(data)}")
 
 
 def _read_enum(cls: type[Enum], data: Any) -> Enum:
@@ -214,7 +214,7 @@ def _read_enum(cls: type[Enum], data: Any) -> Enum:
         return cls(data)
     except ValueError:
         listed = ", ".join(repr(one.value) for one in cls)
-        raise _UnfitError(f" must be one of {listed}: got {shortened(data)}") from None
+        raise UnfitError(f" must be one of {listed}: got {shortened(data)}") from None
 
 
 def _read_items(origin: Any, read: Reader, hint: Any, data: Any) -> Any:
@@ -224,8 +224,8 @@ def _read_items(origin: Any, read: Reader, hint: Any, data: Any) -> Any:
     try:
         for item in data:
             items.append(read(item))
-    except _UnfitError as error:
-        raise _UnfitError(f"[{len(items)}]{error}") from None
+    except UnfitError as error:
+        raise UnfitError(f"[{len(items)}]{error}") from None
     return origin(items)
 
 
@@ -245,8 +245,8 @@ def _read_mapping(of_key: Reader, of_value: Reader, hint: Any, data: Any) -> dic
     for key, value in pairs:
         try:
             found[of_key(key)] = of_value(value)
-        except _UnfitError as error:
-            raise _UnfitError(f"[{shortened(key)}]{error}") from None
+        except UnfitError as error:
+            raise UnfitError(f"[{shortened(key)}]{error}") from None
     return found
 
 
@@ -259,41 +259,51 @@ def _read_union(members: tuple[Any, ...], data: Any) -> Any:
         return reader(plain[0])(data)
     if all(get_origin(member) is Literal for member in plain):
         return _read_literal(sum(map(get_args, plain), ()), data)
-    if isinstance(data, Mapping) and "kind" in data:
+    if type(data) is dict and "kind" in data:
         for member in plain:
             if dataclasses.is_dataclass(member):
                 kinds = get_args(hints(typing.cast(type, member))["kind"])
                 if data["kind"] in kinds:
                     return reader(typing.cast(type, member))(data)
-        raise _UnfitError(f".kind is unknown: got {shortened(data['kind'])}")
-    raise _UnfitError(f" must be an object with a kind: got {shortened(data)}")
+        raise UnfitError(f".kind is unknown: got {shortened(data['kind'])}")
+    raise UnfitError(f" must be an object with a kind: got {shortened(data)}")
+
+
+class _Fields(NamedTuple):
+    """How a dataclass is read."""
+
+    readers: dict[str, Reader]
+    needed: frozenset[str]
+    """Names of the fields without a default."""
+    has_version: bool
 
 
 @functools.cache
-def _field_readers(cls: Any) -> tuple[dict[str, Reader], frozenset[str]]:
-    """Return what reads each field of a dataclass, and the names of those it needs."""
+def _fields_of(cls: Any) -> _Fields:
     known, unset, needed = hints(cls), dataclasses.MISSING, set()
     for field in dataclasses.fields(cls):
         if field.default is unset and field.default_factory is unset:
             needed.add(field.name)
-    return {name: reader(known[name]) for name in kept_fields(cls)}, frozenset(needed)
+    readers = {name: reader(known[name]) for name in kept_fields(cls)}
+    return _Fields(readers, frozenset(needed), "schema_version" in readers)
 
 
 def _read_dataclass(cls: Any, data: Any) -> Any:
-    if not isinstance(data, Mapping):
+    if type(data) is not dict:
         raise _unfit(cls, data)
-    readers, needed = _field_readers(cls)
-    _check_version(data, ".")
+    readers, needed, has_version = _fields_of(cls)
+    if has_version:
+        _check_version(data, ".")
     if not data.keys() <= readers.keys():
         unknown = min(data.keys() - readers.keys())
-        raise _UnfitError(f".{unknown} is not a field of {cls.__name__}")
+        raise UnfitError(f".{unknown} is not a field of {cls.__name__}")
     if not needed <= data.keys():
         missing = min(needed - data.keys())
-        raise _UnfitError(f".{missing} is missing from {cls.__name__}")
-    values = {}
-    for name, value in data.items():
-        try:
+        raise UnfitError(f".{missing} is missing from {cls.__name__}")
+    values, name = {}, ""
+    try:
+        for name, value in data.items():
             values[name] = readers[name](value)
-        except _UnfitError as error:
-            raise _UnfitError(f".{name}{error}") from None
+    except UnfitError as error:
+        raise UnfitError(f".{name}{error}") from None
     return cls(**values)

@@ -33,6 +33,7 @@ from spottrain.eventlog.journal import JournalError, Row
 from spottrain.storage.open import open_store
 from spottrain.storage.store import PATIENCE_S, ExistsError, MissingError, Store
 from spottrain.varuna_manager.config.base import JobName
+from spottrain.varuna_manager.core.model.events import ReportReceived
 from spottrain.varuna_manager.jobs import blocks
 from spottrain.varuna_manager.jobs.blocks import Block, block_of
 from spottrain.varuna_manager.jobs.folder import JobDir
@@ -58,6 +59,8 @@ _FOLDER = "/job"
 """Folder of a job in its store; a URL may end with it or not."""
 _DAMAGED = (SpottrainError, ValueError, OSError, EOFError, tarfile.TarError, zlib.error)
 """Errors that reading a damaged file raises."""
+_REPORT = ReportReceived.__name__
+"""Kind of the events that may measure something."""
 _READS = 3
 """Attempts to read a journal whose segments a manager merges meanwhile."""
 
@@ -289,7 +292,8 @@ class StoredJob:
         known = journal.last_seq()
         for rows in self.journal(say, known + 1):
             journal.add_rows(rows)
-        measured.write(one for _, new in journal.read(known) for one in samples_of(new))
+        reports = (row for row in journal.rows_after(known) if row.kind == _REPORT)
+        measured.write(one for row in reports for one in samples_of(journal.event_of(row)))
 
     def blocks(self) -> list[Block]:
         """Return all blocks of measurements."""

@@ -139,7 +139,9 @@ def _restore_journal(
             why = "; ".join(warnings) or "it is empty"
             raise StoredJobError(f"{stored.url}: the journal cannot be used: {why}")
         _check_whose(draft, stored, journal, found)
-        _check_goes_on(stored, journal.replay(), steps)
+        state = journal.replay()
+        _check_goes_on(stored, state, steps)
+        journal.save_snapshot(journal.last_seq(), state)
         epoch = stored.claim(folder_mark(draft), take_over=True)
         stored.fetch_journal(journal, measured, warnings.setdefault)
         measured.await_blocks(stored.blocks())

@@ -22,9 +22,10 @@ from collections.abc import Mapping
 from typing import Any, TypeVar, get_args
 
 from spottrain.codec import (
-    from_data,
+    UnfitError,
     hints,
     kept_fields,
+    reader,
     required,
     to_data,
 )
@@ -120,7 +121,7 @@ def apply(before: T, changes: Difference | None) -> T:
         return before
     try:
         after: T = _apply(type(before), before, changes)
-    except (TypeError, ValueError, AttributeError, KeyError, IndexError) as error:
+    except (UnfitError, TypeError, ValueError, AttributeError, KeyError, IndexError) as error:
         raise WireError(str(error)) from error
     return after
 
@@ -138,7 +139,7 @@ def _apply(hint: Any, before: Any, changes: Any) -> Any:
         return replace(before, **values)
     kind, *rest = changes
     if kind == "=":
-        return from_data(hint, rest[0])
+        return reader(hint)(rest[0])
     if kind == "map":
         return _apply_to_mapping(get_args(required(hint)), before, *rest)
     if kind == "seq":
@@ -150,22 +151,22 @@ def _apply_to_mapping(
     types: Any, before: Mapping[Any, Any], put: Any, removed: Any
 ) -> dict[Any, Any]:
     of_key, of_value = types
-    result = dict(before)
+    read_key, result = reader(of_key), dict(before)
     for key in removed:
-        del result[from_data(of_key, key)]
+        del result[read_key(key)]
     for data, one in put:
-        key = from_data(of_key, data)
+        key = read_key(data)
         result[key] = _apply(of_value, before.get(key), one)
     return result
 
 
 def _apply_to_tuple(hint: Any, before: tuple[Any, ...], edits: Any) -> Any:
     items = get_args(required(hint))
-    alike = items[-1] is Ellipsis
+    each = reader(items[0]) if items[-1] is Ellipsis else None
     result, upto = list[Any](), 0
     for place, number, values in edits:
         result += before[upto:place]
         for one in values:
-            result.append(from_data(items[0 if alike else len(result)], one))
+            result.append((each or reader(items[len(result)]))(one))
         upto = place + number
     return tuple(result + list(before[upto:]))
