@@ -75,20 +75,20 @@ class Processes:
         if session.testsfailed or config.option.collectonly:
             return None  # pytest says why nothing runs
         every = groups(session.items, self._scope)
-        todo = list(range(len(every)))[::-1]
+        waiting = list(range(len(every)))[::-1]
         config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
         numbers = itertools.count()
         running: dict[Connection, Process] = {}
         try:
-            while todo or running:
-                while todo and len(running) < self._count:
+            while waiting or running:
+                while waiting and len(running) < self._count:
                     process = _fork(session, next(numbers), every, running)
                     running[process.link] = process
-                    _give(process, every, todo)
+                    _give(process, every, waiting)
                 for link in wait(list(running)):
                     assert isinstance(link, Connection)
                     process = running[link]
-                    if not _hear(process, config, every, todo):
+                    if not _hear(process, config, every, waiting):
                         del running[link]
                 if session.shouldfail:
                     raise session.Failed(session.shouldfail)
@@ -101,15 +101,17 @@ class Processes:
         return True
 
 
-def _give(process: Process, every: Sequence[Group], todo: list[int]) -> None:
+def _give(process: Process, every: Sequence[Group], waiting: list[int]) -> None:
     """Give a process its next group, or let it end."""
-    number = todo.pop() if todo else None
+    number = waiting.pop() if waiting else None
     group = [] if number is None else every[number]
     process.left = [item.nodeid for item in group]
     process.link.send(number)
 
 
-def _hear(process: Process, config: pytest.Config, every: Sequence[Group], todo: list[int]) -> bool:
+def _hear(
+    process: Process, config: pytest.Config, every: Sequence[Group], waiting: list[int]
+) -> bool:
     """Take one message of a process in; return False once it has ended."""
     try:
         kind, content = process.link.recv()
@@ -131,7 +133,7 @@ def _hear(process: Process, config: pytest.Config, every: Sequence[Group], todo:
         process.left.remove(nodeid)
         hook.pytest_runtest_logfinish(nodeid=nodeid, location=location)
     else:
-        _give(process, every, todo)
+        _give(process, every, waiting)
     return True
 
 

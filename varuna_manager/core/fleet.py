@@ -1,4 +1,4 @@
-"""The VMs: adopted, booted, suspected, returned, lost (``VM`` of ``tests.unit.varuna_manager.machines``).
+"""The VMs: adopted, booted, suspected, returned, lost (``VM`` of docs/state-machines.md).
 
 Every VM that the cloud lists for the job is in the state until the cloud has taken it
 back, so that no billed VM is missed.

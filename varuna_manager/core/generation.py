@@ -1,5 +1,5 @@
 """A generation: opened, handed over to, trained, stopped or broken (``GENERATION`` of
-``tests.unit.varuna_manager.machines``).
+docs/state-machines.md).
 
 A new generation is opened only when the one before has ended: there is never more than
 one. Ranks that hang after a break are told to give up, then fenced with their VM.

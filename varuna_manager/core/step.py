@@ -17,7 +17,7 @@ a manager restarts (``eventlog``). The rules:
 5. A decision that has to wait for a moment asks ``Transition.is_due``: one timer, for
    the earliest of these moments, is all that wakes the core.
 6. An event that the present phase has no use for is ignored. What is ignored, and what
-   follows from the others, is in ``tests.unit.varuna_manager.machines``: the life cycles of the job, its
+   follows from the others, is in docs/state-machines.md: the life cycles of the job, its
    VMs and its generations.
 
 The life of a job: NEW until it is submitted. While it is ACTIVE, the parts below rent VMs

@@ -1,6 +1,6 @@
 """Deadlines, budgets and what attempts at spot VMs waste, on harsh markets and tight limits.
 
-python -m tests.bench.bench_harsh [FIRST_SEED JOBS]
+python -m lab.bench.bench_harsh [FIRST_SEED JOBS]
 """
 
 from __future__ import annotations

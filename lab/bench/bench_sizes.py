@@ -1,6 +1,6 @@
 """Costs over the offline optimum by size of the fleet and time, on recorded traces.
 
-python -m tests.bench.bench_sizes TRACE...
+python -m lab.bench.bench_sizes TRACE...
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Simulated pools beside VirtualFlow's and Gavel's results: the table of docs/pool-papers.md.
 
-``python -m tests.bench.bench_pool_papers [FOLDER [PART ...]]``; FOLDER has Gavel's
+``python -m lab.bench.bench_pool_papers [FOLDER [PART ...]]``; FOLDER has Gavel's
 isolated-throughputs.csv and physical-max_min_fairness.trace, and without it only VirtualFlow's
 rows are printed. Workloads that the papers do not publish are drawn like theirs: those rows
 compare, they do not reproduce. Nothing here was chosen by what came out.

@@ -1,7 +1,7 @@
 """Where the ends of the intervals of forecasts come from (``deadline.tuning``), and how they
 hold on each recorded trace when that trace has no part in them.
 
-python -m tests.bench.bench_intervals FIRST_SEED MARKETS [TRACE...]
+python -m lab.bench.bench_intervals FIRST_SEED MARKETS [TRACE...]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The deadline policy on synthetic markets, and what limits it on traces.
 
-``python -m tests.bench.bench_deadlines [TRACE ...]``
+``python -m lab.bench.bench_deadlines [TRACE ...]``
 """
 
 from __future__ import annotations
