@@ -12,15 +12,13 @@ process is ending: retry with the next one.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import os
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -35,6 +33,7 @@ from spottrain.cloud.port.stored import vm_from_data
 from spottrain.cloud.unix_http import address
 from spottrain.codec import decode, from_data
 from spottrain.errors import SpottrainError
+from spottrain.serving import Server
 
 _GRACE_S = 2
 """Time for requests in flight when the process ends."""
@@ -81,15 +80,7 @@ async def _serve(folder: LocalFolder, cloud: LocalCloud, listener: socket.socket
         )
         # A handler, unlike "ignore", is not inherited by the VMs' processes.
         loop.add_signal_handler(signal.SIGINT, lambda: None)
-        server = _Server(
-            uvicorn.Config(
-                application(vms),
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                timeout_graceful_shutdown=_GRACE_S,
-            )
-        )
+        server = Server(application(vms), _GRACE_S)
         serving = tasks.create_task(server.serve(sockets=[listener]))
         tasks.create_task(vms.play())
         await vms.until_idle()
@@ -98,14 +89,6 @@ async def _serve(folder: LocalFolder, cloud: LocalCloud, listener: socket.socket
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()  # the market and timers of ended VMs
         vms.image.close()
-
-
-class _Server(uvicorn.Server):
-    """Leaves signal handling to us."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 class _Api:

@@ -32,12 +32,10 @@ import json
 import math
 import resource
 import socket
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -48,6 +46,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from spottrain.codec import decode, encode
 from spottrain.errors import SpottrainError, WireError
+from spottrain.serving import Server
 from spottrain.varuna_manager.core.model.settings import Limit, PoolGrant
 from spottrain.varuna_manager.daemon.metrics import CONTENT_TYPE
 from spottrain.varuna_manager.daemon.ports import ChannelHandler
@@ -364,8 +363,8 @@ class _PatientProtocol(HttpToolsProtocol):
         self.transport.abort()
 
 
-class _ManagerServer(uvicorn.Server):
-    """Leaves signals to the manager process, and closes every connection."""
+class _ManagerServer(Server):
+    """Closes every connection in the end."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close connections that agents keep open: TLS would wait long for a silent one."""
@@ -373,10 +372,6 @@ class _ManagerServer(uvicorn.Server):
         for connection in tuple(self.server_state.connections):
             if connection.transport is not None:
                 connection.transport.abort()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 def tune_for_many_agents() -> None:
@@ -391,23 +386,16 @@ def tune_for_many_agents() -> None:
     gc.set_threshold(50_000, 20, 20)
 
 
-def make_server(channel: ControlChannel, identity_path: Path) -> uvicorn.Server:
-    """Return the HTTPS server; ``serve(sockets=[...])`` runs it."""
+def make_server(channel: ControlChannel, identity_path: Path) -> Server:
+    """Return the HTTPS server."""
     return _ManagerServer(
-        uvicorn.Config(
-            channel.app(),
-            http=_PatientProtocol,
-            lifespan="off",
-            ws="none",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            ssl_certfile=identity_path,
-            ssl_keyfile=identity_path,
-            timeout_keep_alive=75,
-            timeout_graceful_shutdown=_GRACE_S,
-        )
+        channel.app(),
+        _GRACE_S,
+        http=_PatientProtocol,
+        proxy_headers=False,
+        ssl_certfile=identity_path,
+        ssl_keyfile=identity_path,
+        timeout_keep_alive=75,
     )
 
 

@@ -49,7 +49,7 @@ def open_sink(job: Path, name: str, uid: str) -> Sink:
             return Mlflow(config["track"]["mlflow"], job.name, uid, note)
         case _:
             place = config["checkpoint"]["path"]
-            return JsonLines(job / LINES, notes / "lines.json", place)
+            return JsonLines(job / LINES, notes / "lines.json", place, uid)
 
 
 def follow(measurements: Measurements, sink: Sink, say: TextIO) -> None:

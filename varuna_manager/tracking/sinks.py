@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from spottrain.files import write_whole
+from spottrain.manifest import own_uids
 from spottrain.storage.open import open_store
 from spottrain.storage.store import StorageError
 from spottrain.varuna_manager.jobs.measurements import Cursor, Minibatch, Page, Row
@@ -63,12 +64,13 @@ class JsonLines:
         path: The file.
         note: Keeps how far rewrites have been taken into account.
         place: The store that the file is copied to; ``None``: nowhere.
+        uid: Of the job whose store it must be; empty: anybody's.
     """
 
-    def __init__(self, path: Path, note: Path, place: str | None) -> None:
+    def __init__(self, path: Path, note: Path, place: str | None, uid: str = "") -> None:
         self._path = path
         self._note = note
-        self._place = place
+        self._place, self._uid = place, uid
         self._copied_bytes = -1
         self._copy_at_s = 0.0
         self._trouble = ""
@@ -102,7 +104,9 @@ class JsonLines:
         is_due = num_bytes != self._copied_bytes and (ends or now_s >= self._copy_at_s)
         if self._place is not None and is_due:
             try:
-                open_store(self._place).put(LINES, self._path)
+                store = open_store(self._place)
+                own_uids(store, self._uid)  # else it may be where a disk is to be mounted
+                store.put(LINES, self._path)
                 self._trouble, self._copied_bytes = "", num_bytes
             except StorageError as error:
                 self._trouble = f"{LINES} is not copied: {error}"

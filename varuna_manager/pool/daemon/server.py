@@ -14,13 +14,11 @@ once get one answer after the other.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -29,6 +27,7 @@ from starlette.routing import Route
 from spottrain.cloud.unix_http import address
 from spottrain.codec import from_data
 from spottrain.errors import ConfigError, SpottrainError, WireError
+from spottrain.serving import Server
 from spottrain.varuna_manager.pool.core.model import JobRequest
 from spottrain.varuna_manager.pool.daemon.loop import PoolLoop
 from spottrain.varuna_manager.pool.store.folder import PoolDir
@@ -89,27 +88,9 @@ def _request(body: dict[str, Any]) -> JobRequest:
     return request
 
 
-class _PoolServer(uvicorn.Server):
-    """Leaves signals to the daemon."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-def make_server(pool: PoolLoop) -> uvicorn.Server:
-    """Return the server; ``serve(sockets=[...])`` runs it."""
-    return _PoolServer(
-        uvicorn.Config(
-            app(pool),
-            lifespan="off",
-            ws="none",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=1,
-        )
-    )
+def make_server(pool: PoolLoop) -> Server:
+    """Return the server of a pool."""
+    return Server(app(pool), grace_s=1)
 
 
 def listen(pool: PoolDir) -> socket.socket:

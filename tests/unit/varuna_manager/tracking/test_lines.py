@@ -19,7 +19,7 @@ from tests.unit.varuna_manager.measured_jobs import (
 
 from spottrain.varuna_manager.jobs.measurements import Cursor, Measurements
 from spottrain.varuna_manager.tracking.lines import as_line, position_of, scalars
-from spottrain.varuna_manager.tracking.sinks import JsonLines
+from spottrain.varuna_manager.tracking.sinks import LINES, JsonLines
 
 
 def opened(folder: Path, place: str | None = None) -> tuple[JsonLines, Cursor]:
@@ -126,3 +126,12 @@ def test_numbers_have_the_names_that_trackers_group_by() -> None:
         "cost/usd_spent": 0.25,
     }
     assert scalars(evaluated(1, 1, "dev")) == {"dev/loss": 1000.0}
+
+
+def test_nothing_is_copied_to_where_the_jobs_store_is_not(tmp_path: Path) -> None:
+    place = tmp_path / "mount"
+    place.mkdir()
+    lines = JsonLines(tmp_path / LINES, tmp_path / "note.json", str(place), "a-job")
+    (tmp_path / LINES).write_text("{}\n")
+    assert "mount or restore it" in lines.idle(ends=True)
+    assert list(place.iterdir()) == []
