@@ -83,6 +83,7 @@ _ROW = (
 )
 _EVALUATION = "step, name, generation, at_s, loss, metrics, is_best"
 _END = 1 << 62
+_WHAT = "file of measurements"
 _REMEDY = (
     "move it away: the job trains on without its past measurements, and 'spottrain resume' "
     "begins a new one"
@@ -210,7 +211,7 @@ class Measurements:
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self._path = path
         self._is_filling = False
-        with translating_errors(path, _REMEDY):
+        with translating_errors(path, _REMEDY, _WHAT):
             self._db = database.connect(path, Kind.MEASUREMENTS, SCHEMA, read_only=read_only)
 
     def close(self) -> None:
@@ -219,7 +220,7 @@ class Measurements:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        with translating_errors(self._path, _REMEDY), database.transaction(self._db):
+        with translating_errors(self._path, _REMEDY, _WHAT), database.transaction(self._db):
             yield
 
     # --- Writing --------------------------------------------------------------------------

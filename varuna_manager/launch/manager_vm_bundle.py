@@ -27,7 +27,7 @@ from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.vm_history import PRICES, open_history
 
 _CODE = ("*.py", "*.csv")
-_BUNDLE = ("facts.json", "workdir.tar.gz", "journal.sqlite", "folder.id")
+_BUNDLE = ("facts.json", "workdir.tar.gz", "journal.sqlite", "measurements.sqlite", "folder.id")
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)[^;]*(?:;(.*))?")
 _PREPARE = """\
 set -eu

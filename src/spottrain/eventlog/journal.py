@@ -375,12 +375,13 @@ class Journal(Generic[S, E, C]):
 
 
 @contextmanager
-def translating_errors(path: Path, remedy: str) -> Iterator[None]:
+def translating_errors(path: Path, remedy: str, what: str = "journal") -> Iterator[None]:
     """Translate SQLite's errors into one line with what to do.
 
     Args:
         path: The file.
         remedy: What to do about one that is damaged.
+        what: It holds.
     """
     try:
         yield
@@ -388,8 +389,8 @@ def translating_errors(path: Path, remedy: str) -> Iterator[None]:
         raise JournalError(str(error)) from error
     except sqlite3.OperationalError as error:
         raise JournalWriteError(
-            f"{path}: cannot use the journal: {error}; see that its disk has room and its "
-            "folder can be written"
+            f"{path}: cannot use the {what}: {error}; see that its disk has room and its folder "
+            "can be written"
         ) from error
     except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
-        raise JournalError(f"{path}: journal is damaged: {error}; {remedy}") from error
+        raise JournalError(f"{path}: {what} is damaged: {error}; {remedy}") from error
