@@ -79,13 +79,13 @@ def room(state: State) -> int:
     Against a pool's grant every VM counts that is billed: others may not hold it too.
     During a move as many as there were when it began; those do not count.
     """
-    move, enough, limit = state.fleet.move, state.fleet.enough, state.most_vms
+    move, best, limit = state.fleet.move, state.fleet.size_limit, state.most_vms
     if move is not None and not move.is_left:
         return len(move.vm_ids) - _count(state)
-    if enough is not None:
-        limit_usd_per_hour = (1 - CHEAPER) * enough.usd_per_hour
+    if best is not None:
+        limit_usd_per_hour = (1 - CHEAPER) * best.usd_per_hour
         if cheapest_usd_per_hour(state) >= limit_usd_per_hour:
-            limit = min(limit, enough.vms)
+            limit = min(limit, best.vms)
     if state.job.grant is not None:
         return limit - (held_by_kind(state) + places_by_kind(state)).total()
     return limit - _count(state)

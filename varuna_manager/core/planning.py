@@ -298,8 +298,8 @@ def _start(transition: Transition) -> None:
         )
     elif state.phase is JobPhase.ENDING:
         transition.state = replace(state, ending_checkpoint=False)
-    elif _is_complete(transition.state, vms) and transition.state.fleet.enough is not None:
-        transition.put(replace(transition.state.fleet, enough=None))
+    elif _is_complete(transition.state, vms) and transition.state.fleet.size_limit is not None:
+        transition.put(replace(transition.state.fleet, size_limit=None))
     elif _is_complete(transition.state, vms):
         outcome = Outcome(kind="capacity", exit_code=5, reason=answer.why_not)
         transition.end(outcome)
@@ -416,8 +416,8 @@ def _return_unused(
         return
     if transition.is_due(max(generation.since_s, state.fleet.fleet_changed_at_s) + UNUSED_S):
         cheapest = allocation.cheapest_usd_per_hour(state)
-        enough = records.Enough(vms=len(vms) - len(going), usd_per_hour=cheapest)
-        transition.put(replace(state.fleet, enough=enough))
+        limit = records.FleetSizeLimit(vms=len(vms) - len(going), usd_per_hour=cheapest)
+        transition.put(replace(state.fleet, size_limit=limit))
         names = ", ".join(vm.vm_id for vm in going)
         transition.log(f"returning VMs that the cost-optimal plan leaves out: {names}")
         fleet.return_vms(transition, going, "not in the cost-optimal plan")

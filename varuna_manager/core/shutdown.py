@@ -115,7 +115,7 @@ def _watch_grant(transition: Transition, grant: PoolGrant) -> bool:
     elif transition.is_due(ends_s):
         reason = f"the grant of pool {grant.pool} has not been renewed"
     elif lasts_s is not None and transition.is_due(state.now_s + lasts_s):
-        reason = f"what pool {grant.pool} allows it to spend is used up"
+        reason = f"pool {grant.pool}: the budget of this job is used up"
     else:
         return False
     transition.end(Outcome(kind="queued", exit_code=0, reason=reason))

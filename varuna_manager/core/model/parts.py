@@ -78,7 +78,7 @@ class FleetState:
     orders: Mapping[str, records.OrderRecord] = field(default_factory=dict)
     """VMs of other jobs of the pool that were asked for, by the name of the order; what has
     been answered only as long as the grant has it."""
-    enough: records.Enough | None = None
+    size_limit: records.FleetSizeLimit | None = None
     """Set when VMs were returned that the plan did not use; None: as many as allowed."""
     move: records.Move | None = None
     """To VMs that train more per dollar, while it is under way."""

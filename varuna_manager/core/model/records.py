@@ -303,7 +303,7 @@ class Shortage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Enough:
+class FleetSizeLimit:
     """The number of VMs that is best for the money; more would stand idle."""
 
     vms: int

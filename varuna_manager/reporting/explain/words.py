@@ -348,10 +348,10 @@ def why_not_renting(state: State) -> Iterator[str]:
     """Yield why no more VMs are rented now."""
     room = allocation.room(state)
     if room <= 0:
-        if state.fleet.enough is not None:
+        if state.fleet.size_limit is not None:
             yield (
-                f"rents no more: {state.fleet.enough.vms} VMs are enough for the plan until "
-                f"prices fall {allocation.CHEAPER:.0%} below ${state.fleet.enough.usd_per_hour:g}"
+                f"rents no more: {state.fleet.size_limit.vms} VMs are enough for the plan until "
+                f"prices fall {allocation.CHEAPER:.0%} below ${state.fleet.size_limit.usd_per_hour:g}"
             )
         return
     yield f"room for {room} more VMs of {state.most_vms}"
