@@ -11,7 +11,6 @@ import signal
 import tarfile
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +47,7 @@ class CloudJob:
         self.home = job.path.parent.parent
         self.cloud = cloud
         tarfile.open(self.dir.workdir, "w:gz").close()
-        wanted = replace(
-            settings(self.dir.path, steps=steps, max_vms=2),
-            boot_wait_s=END_S,  # on a busy machine VMs take their time
-            suspect_s=END_S,
-        )
+        wanted = settings(self.dir.path, steps=steps, max_vms=2)
         journal = Journal(self.dir.journal)
         record(journal, JobSubmitted(at_s=time.time(), settings=wanted))
         journal.close()
