@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,7 @@ from spottrain.varuna_manager.core.model.events import LimitsChanged
 from spottrain.varuna_manager.core.model.settings import Limit
 from spottrain.varuna_manager.daemon.main import bound_logs
 from spottrain.varuna_manager.jobs.folder import JobDir
-from spottrain.varuna_manager.jobs.journal import Journal
-from spottrain.varuna_manager.launch.record import record
+from spottrain.varuna_manager.jobs.journal import Journal, Step
 
 
 @pytest.mark.rotated
@@ -24,9 +24,13 @@ def test_an_internal_error_is_logged_with_its_cause_and_story(
 ) -> None:
     monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
     job = submit(tmp_path, f"file://{tmp_path}/store")
-    impossible = Limit(name="deadline_s", value=-1e20)  # no calendar has it
+    limit = Limit(name="max_usd", value=-1.0)
     with contextlib.closing(Journal(job.journal)) as journal:
-        record(journal, LimitsChanged(at_s=2.0, by="me", limits=(impossible,)))
+        before = journal.replay()
+        settings = replace(before.job, max_usd=limit.value)
+        changed = LimitsChanged(at_s=2.0, by="me", limits=(limit,))
+        # Such as a bug decides it: no bill can be compared with that.
+        journal.append(Step(before, changed, replace(before, settings=settings)))
     main = "spottrain.varuna_manager.daemon.main"
     ended = subprocess.run(
         [sys.executable, "-P", "-m", main, str(job.path)],
@@ -38,12 +42,12 @@ def test_an_internal_error_is_logged_with_its_cause_and_story(
     assert ended.returncode == 1
     log = ended.stderr.splitlines()
     assert "this is a bug of spottrain, please report it" in log[0]
-    assert any("in utc" in line for line in log), "the traceback of the cause"
+    assert any("MoneyError: must be dollars" in line for line in log), "the traceback of the cause"
     story = log.index("The last events:")
-    assert "event 1, JobSubmitted; job new -> active; submitted" in log[story + 1]
+    assert "event 1, JobSubmitted" in log[story + 1]
     assert "event 2, LimitsChanged" in log[story + 2]
     assert "error: internal: " in log[-1]
-    assert "at event 2, LimitsChanged; the job is active" in log[-1]
+    assert "at event 3, ManagerStarted; the job is active" in log[-1]
 
 
 def test_all_logs_of_a_manager_are_bounded(tmp_path: Path) -> None:
