@@ -18,12 +18,12 @@ from statistics import mean, median
 
 import numpy as np
 
-from spottrain.pricing.sharing.allotment import (
+from spottrain.pricing.sharing.policies import (
     equal_rates,
     hierarchical,
     isolated_rates,
 )
-from spottrain.pricing.sharing.claims import Claim, Contest, Option
+from spottrain.pricing.sharing.problem import AllocationProblem, Configuration, JobDemand
 from spottrain.units import HOUR_S
 from spottrain.varuna_manager.cli.simulate.pool import USD_PER_HOUR
 from spottrain.varuna_manager.pool.core.model import PoolSettings, Supply
@@ -213,7 +213,7 @@ def mixed_jobs(seed: int, count: int, per_hour: float) -> list[SimulatedJob]:
     return jobs
 
 
-def mixed(job: SimulatedJob) -> Iterator[Option]:
+def mixed(job: SimulatedJob) -> Iterator[Configuration]:
     """Yield options over two kinds that train more than either part alone."""
     table = generate.scaled(16)
     for first, second in permutations(range(3), 2):
@@ -225,7 +225,7 @@ def mixed(job: SimulatedJob) -> Iterator[Option]:
             if (rate := TOGETHER * sum(parts)) > max(parts):
                 vms = [0, 0, 0]
                 vms[first], vms[second] = own, more
-                yield Option(tuple(vms), rate)
+                yield Configuration(tuple(vms), rate)
 
 
 # --- Gavel -----------------------------------------------------------------------------------
@@ -358,7 +358,7 @@ def continuous(
             paper=paper,
             ours=times(unaware[key] / aware[key])
             + f" ({unaware[key] / HOUR_S:.0f} h, {aware[key] / HOUR_S:.0f} h)",
-            why="theirs are jobs 4000 to 5000: the unaware queue has grown for weeks more",
+            why="theirs are jobs 4000 to 5000: the unaware queue has fill_leftover for weeks more",
         )
         if policy == "finish_time_fairness":
             alone = gavel.simulate(gavel.Gavel(policy="isolated"), pool, jobs)
@@ -412,11 +412,11 @@ def partition(measured: Measured, _folder: Path) -> Iterator[Row]:
     lost = []
     for seed in range(SEEDS):
         draw = random.Random(seed)
-        claims = tuple(
-            Claim(
+        demands = tuple(
+            JobDemand(
                 name=f"j{m}",
                 options=tuple(
-                    Option(
+                    Configuration(
                         tuple(int(k == j) for j in range(3)),
                         measured[kind, job_type, 1],
                     )
@@ -428,10 +428,12 @@ def partition(measured: Measured, _folder: Path) -> Iterator[Row]:
             )
             for m, job_type in enumerate(draw.choices(types, k=18))
         )
-        contest = Contest(kinds=KINDS, vms=(3, 3, 3), claims=claims, teams={"0": 1, "1": 2, "2": 3})
-        equal = equal_rates(contest)
-        shared = np.array(hierarchical(contest).examples_per_s) / equal
-        apart = isolated_rates(contest) / equal
+        problem = AllocationProblem(
+            kinds=KINDS, vms=(3, 3, 3), demands=demands, teams={"0": 1, "1": 2, "2": 3}
+        )
+        equal = equal_rates(problem)
+        shared = np.array(hierarchical(problem).examples_per_s) / equal
+        apart = isolated_rates(problem) / equal
         lost.append(less(float(shared.sum()), float(apart.sum())))
     yield Row(
         source="Gavel, Figure 5.12",

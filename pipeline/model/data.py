@@ -287,7 +287,7 @@ def refuse_differing(here: Digests, there: Digests) -> None:
     for what, digest in here.hashes.items():
         if there.hashes.get(what, digest) != digest:
             raise UserCodeError(
-                f"{what} is another one in every process: the stages of a pipeline would "
+                f"{what} differs between processes: the stages of a pipeline would "
                 "train on different data; take an example's random numbers from torch, "
                 "random or numpy.random itself, which are seeded for it, or from a "
                 "generator seeded with the index, seed what draws numbers when the data "

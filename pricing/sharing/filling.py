@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spottrain.pricing.sharing.claims import Allotment, Contest
+from spottrain.pricing.sharing.problem import Allocation, AllocationProblem
 from spottrain.pricing.sharing.solver import INTERIOR, Floats, SolverError, solve
 
 if TYPE_CHECKING:
@@ -32,28 +32,28 @@ Slopes = Callable[[NDArray[np.bool_]], Floats]
 best throughput."""
 
 
-class ContestProgram:
+class AllocationProgram:
     """Shares of time per (job, option): a job's at most 1, a kind's VMs at most the pool's."""
 
-    def __init__(self, contest: Contest) -> None:
+    def __init__(self, problem: AllocationProblem) -> None:
         from scipy.sparse import csr_array, vstack
 
-        self.contest = contest
-        self.job = np.array([m for m, _ in contest.columns], dtype=int)
-        self.rates = np.array([o.examples_per_s for _, o in contest.columns])
+        self.problem = problem
+        self.job = np.array([m for m, _ in problem.columns], dtype=int)
+        self.rates = np.array([o.examples_per_s for _, o in problem.columns])
         columns = np.arange(len(self.job))
-        height = len(contest.claims)
+        height = len(problem.demands)
         jobs = csr_array((np.ones(len(columns)), (self.job, columns)), shape=(height, len(columns)))
-        held = np.array([o.vms for _, o in contest.columns], dtype=float)
-        quotas = np.maximum(np.array(contest.vms, dtype=float), 1.0)
+        held = np.array([o.vms for _, o in problem.columns], dtype=float)
+        quotas = np.maximum(np.array(problem.vms, dtype=float), 1.0)
         parts = [jobs, csr_array(held.T / quotas[:, None])]
-        for cap in contest.caps:
+        for cap in problem.caps:
             counted = np.isin(self.job, list(cap.jobs))
             used = np.where(counted, held @ np.array(cap.per_vm), 0.0)
             parts.append(csr_array(used[None, :] / max(cap.at_most, SLACK)))
         self.rows: csr_array = vstack(parts).tocsr()
         self.reached: csr_array = csr_array(
-            (self.rates / contest.best[self.job], (self.job, columns)),
+            (self.rates / problem.best[self.job], (self.job, columns)),
             shape=(height, len(columns)),
         )
         """Rows of throughput as a part of each job's best."""
@@ -91,7 +91,7 @@ class ContestProgram:
         duals[rises] = -found.ineqlin.marginals[: rises.size] * slope[rises] / scale
         return float(found.x[-1]) / scale, duals
 
-    def most(self, value: Floats, floor: Floats) -> Allotment:
+    def most(self, value: Floats, floor: Floats) -> Allocation:
         """Return the shares of highest total value.
 
         Args:
@@ -107,38 +107,38 @@ class ContestProgram:
         found = solve(-value / scale, rows=rows, limits=limits, method=INTERIOR)
         if found is None:
             raise SolverError("floors that had been reached were reported as infeasible")
-        return self._allotment(found.x)
+        return self._allocation(found.x)
 
     def floors(self) -> Floats:
         """Return what deadlines need, [job]; where not all can be met, of all alike less."""
-        needed = self.contest.needed / self.contest.best
+        needed = self.problem.needed / self.problem.best
         if not needed.any():
             return needed
         zero = np.zeros(len(needed))
         met, _ = self.highest(zero, needed, zero)
         return needed * min(1.0, met)
 
-    def _allotment(self, parts: Floats) -> Allotment:
+    def _allocation(self, parts: Floats) -> Allocation:
         """Return shares of at most all time and VMs, whatever the solver's tolerance."""
         parts = np.where(parts > LOOSE, parts, 0.0)
         over = max(1.0, float((self.rows @ parts).max(initial=0.0)))
         parts = parts / over
-        shares: list[list[Any]] = [[] for _ in self.contest.claims]
+        shares: list[list[Any]] = [[] for _ in self.problem.demands]
         for column in np.flatnonzero(parts):
-            m, option = self.contest.columns[column]
+            m, option = self.problem.columns[column]
             shares[m].append((option, float(parts[column])))
         rates = np.zeros(len(shares))
         np.add.at(rates, self.job, parts * self.rates)
-        return Allotment(tuple(map(tuple, shares)), tuple(rates.tolist()))
+        return Allocation(tuple(map(tuple, shares)), tuple(rates.tolist()))
 
 
-def water_fill(program: ContestProgram, slopes: Slopes) -> Allotment:
+def water_fill(program: AllocationProgram, slopes: Slopes) -> Allocation:
     """Return shares of which the least is highest, then the next, and so on.
 
     All jobs rise together, each at its slope, until some cannot any more; those stay where
     they are, and the others go on (section 5.4.3). Deadlines are floors from the start.
     """
-    count = len(program.contest.claims)
+    count = len(program.problem.demands)
     floor = program.floors()
     base, active = np.zeros(count), np.ones(count, dtype=bool)
     levels: list[float] = []
@@ -153,6 +153,6 @@ def water_fill(program: ContestProgram, slopes: Slopes) -> Allotment:
         active &= ~stuck
         if not stuck.any() or not active.any():
             break
-    value = program.rates / program.contest.best[program.job]
+    value = program.rates / program.problem.best[program.job]
     found = program.most(value, np.maximum(floor, base))
-    return Allotment(found.shares, found.examples_per_s, tuple(levels))
+    return Allocation(found.shares, found.examples_per_s, tuple(levels))

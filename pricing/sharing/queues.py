@@ -14,27 +14,27 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from spottrain.pricing.sharing.claims import Allotment, Contest, Option
-from spottrain.pricing.sharing.room import Room
+from spottrain.pricing.sharing.capacity import CapacityTracker
+from spottrain.pricing.sharing.problem import Allocation, AllocationProblem, Configuration
 from spottrain.pricing.sharing.solver import Floats
 
 
-def fifo(contest: Contest) -> Allotment:
+def fifo(problem: AllocationProblem) -> Allocation:
     """Return each job's best option in what those that arrived before leave."""
-    order = sorted(_indices(contest), key=lambda m: contest.claims[m].arrived_s)
-    return _served(contest, order)
+    order = sorted(_indices(problem), key=lambda m: problem.demands[m].arrived_s)
+    return _served(problem, order)
 
 
-def shortest_first(contest: Contest) -> Allotment:
+def shortest_first(problem: AllocationProblem) -> Allocation:
     """Return each job's best option in what those leave that could end before it."""
 
     def left_s(m: int) -> float:
-        return float(contest.claims[m].examples / contest.best[m])
+        return float(problem.demands[m].examples / problem.best[m])
 
-    return _served(contest, sorted(_indices(contest), key=left_s))
+    return _served(problem, sorted(_indices(problem), key=left_s))
 
 
-def priority(contest: Contest) -> Allotment:
+def priority(problem: AllocationProblem) -> Allocation:
     """Return elastic weighted fair shares of VMs (VirtualFlow, Algorithm 1).
 
     Jobs that wait are admitted in order of priority, each only if no job of a higher one
@@ -42,26 +42,26 @@ def priority(contest: Contest) -> Allotment:
     those of the lowest priority wait. Shares are of VMs of any kind; in order of priority
     each job has the kind on which that many train fastest.
     """
-    claims, shares = contest.claims, _Shares(contest)
+    demands, shares = problem.demands, _Shares(problem)
 
     def rank(m: int) -> tuple[float, float]:
-        return (-claims[m].weight, claims[m].arrived_s)
+        return (-demands[m].weight, demands[m].arrived_s)
 
-    running = sorted((m for m in _indices(contest) if claims[m].running), key=rank)
-    waiting = sorted((m for m in _indices(contest) if not claims[m].running), key=rank)
+    running = sorted((m for m in _indices(problem) if demands[m].running), key=rank)
+    waiting = sorted((m for m in _indices(problem) if not demands[m].running), key=rank)
     given = shares.of(running)
     for head in waiting:
         jobs = sorted([*running, head], key=rank)
         sizes = shares.of(jobs)
-        higher = [m for m in running if claims[m].weight > claims[head].weight]
+        higher = [m for m in running if demands[m].weight > demands[head].weight]
         if not sizes.get(head) or any(sizes.get(m, 0) < given.get(m, 0) for m in higher):
             break
         running, given = jobs, sizes
-    return _served(contest, sorted(running, key=rank), given)
+    return _served(problem, sorted(running, key=rank), given)
 
 
-def _indices(contest: Contest) -> range:
-    return range(len(contest.claims))
+def _indices(problem: AllocationProblem) -> range:
+    return range(len(problem.demands))
 
 
 class _Shares:
@@ -71,18 +71,18 @@ class _Shares:
     gives out VMs.
 
     Args:
-        contest: The pool.
+        problem: The pool.
     """
 
-    def __init__(self, contest: Contest) -> None:
-        sizes = [[sum(o.vms) for o in options] for options in contest.options_of]
+    def __init__(self, problem: AllocationProblem) -> None:
+        sizes = [[sum(o.vms) for o in options] for options in problem.options_of]
         self.low = np.array([min(each) for each in sizes], dtype=float)
         self.high = np.array([max(each) for each in sizes], dtype=float)
-        self.weights = contest.weights
+        self.weights = problem.weights
         everybody = np.ones(len(sizes), bool)
-        self.groups = [(everybody, float(sum(contest.vms)))]
+        self.groups = [(everybody, float(sum(problem.vms)))]
         """Jobs, and the VMs that they may hold together."""
-        for cap in contest.caps:
+        for cap in problem.caps:
             if (least := min(cap.per_vm)) <= 0:
                 continue
             at_most = math.floor(cap.at_most / least + 1e-9)
@@ -166,8 +166,8 @@ class _Shares:
 class _Sizes:
     """The whole numbers of VMs on which a job may run: between corners, on each kind."""
 
-    def __init__(self, options: Sequence[Option]) -> None:
-        self.mixed: list[Option] = []
+    def __init__(self, options: Sequence[Configuration]) -> None:
+        self.mixed: list[Configuration] = []
         self.corners: dict[int, list[tuple[int, float]]] = {}
         for option in options:
             kinds = [k for k, n in enumerate(option.vms) if n]
@@ -180,7 +180,7 @@ class _Sizes:
         for corners in self.corners.values():
             corners.sort()
 
-    def fastest(self, room: Room, m: int, at_most: int) -> Option | None:
+    def fastest(self, room: CapacityTracker, m: int, at_most: int) -> Configuration | None:
         """Return what trains most in what there is room for, of these the fewest VMs."""
         found = [o for o in self._fitting(room, m) if sum(o.vms) <= at_most]
         most = room.most(m)
@@ -190,7 +190,7 @@ class _Sizes:
                 found.append(self._on(kind, n))
         return max(found, key=lambda o: (o.examples_per_s, -sum(o.vms)), default=None)
 
-    def enough(self, room: Room, m: int, rate: float) -> Option | None:
+    def enough(self, room: CapacityTracker, m: int, rate: float) -> Configuration | None:
         """Return the fewest VMs that there is room for and that train so much."""
         rate *= 1 - 1e-9
         found = [o for o in self._fitting(room, m) if o.examples_per_s >= rate]
@@ -204,42 +204,42 @@ class _Sizes:
                 found.append(self._on(kind, n))
         return min(found, key=lambda o: (sum(o.vms), -o.examples_per_s), default=None)
 
-    def _fitting(self, room: Room, m: int) -> list[Option]:
+    def _fitting(self, room: CapacityTracker, m: int) -> list[Configuration]:
         return [option for option in self.mixed if room.fits(m, option.vms)]
 
-    def _on(self, kind: int, n: int) -> Option:
+    def _on(self, kind: int, n: int) -> Configuration:
         sizes, rates = zip(*self.corners[kind], strict=True)
         vms = tuple(n if k == kind else 0 for k in range(self.width))
-        return Option(vms, float(np.interp(n, sizes, rates)))
+        return Configuration(vms, float(np.interp(n, sizes, rates)))
 
 
 def _served(
-    contest: Contest, order: Iterable[int], most: dict[int, int] | None = None
-) -> Allotment:
+    problem: AllocationProblem, order: Iterable[int], most: dict[int, int] | None = None
+) -> Allocation:
     """Return each job's fastest option in what there is room for, in order; deadlines come
     first.
 
     Args:
-        contest: The pool.
+        problem: The pool.
         order: The jobs to serve.
         most: The most VMs that each may have.
     """
-    room = Room(contest)
-    chosen: dict[int, Option] = {}
-    sizes = [_Sizes(options) for options in contest.options_of]
-    urgent = [m for m in _indices(contest) if contest.needed[m] > 0]
-    urgent.sort(key=lambda m: contest.claims[m].deadline_s)
+    room = CapacityTracker(problem)
+    chosen: dict[int, Configuration] = {}
+    sizes = [_Sizes(options) for options in problem.options_of]
+    urgent = [m for m in _indices(problem) if problem.needed[m] > 0]
+    urgent.sort(key=lambda m: problem.demands[m].deadline_s)
     for m in urgent:
-        if enough := sizes[m].enough(room, m, float(contest.needed[m])):
+        if enough := sizes[m].enough(room, m, float(problem.needed[m])):
             chosen[m] = enough
             room.take(m, enough.vms)
     for m in order:
-        at_most = sum(contest.vms) if most is None else most.get(m, 0)
+        at_most = sum(problem.vms) if most is None else most.get(m, 0)
         kept = chosen.get(m)
         best = sizes[m].fastest(room, m, at_most)
         if best and (kept is None or best.examples_per_s > kept.examples_per_s):
             chosen[m] = best
             room.take(m, best.vms)
-    shares = tuple(((chosen[m], 1.0),) if m in chosen else () for m in _indices(contest))
-    rates = [chosen[m].examples_per_s if m in chosen else 0.0 for m in _indices(contest)]
-    return Allotment(shares, tuple(rates))
+    shares = tuple(((chosen[m], 1.0),) if m in chosen else () for m in _indices(problem))
+    rates = [chosen[m].examples_per_s if m in chosen else 0.0 for m in _indices(problem)]
+    return Allocation(shares, tuple(rates))

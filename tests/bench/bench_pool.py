@@ -11,8 +11,8 @@ import sys
 import time
 from collections.abc import Sequence
 
-from spottrain.pricing.sharing.allotment import POLICIES
-from spottrain.pricing.sharing.claims import Claim, Contest, elastic_options
+from spottrain.pricing.sharing.policies import POLICIES
+from spottrain.pricing.sharing.problem import AllocationProblem, JobDemand, elastic_configurations
 from spottrain.varuna_manager.pool.core.model import (
     Grant,
     HoldingsReported,
@@ -43,11 +43,11 @@ def tables(draw: random.Random, smallest: int, largest: int) -> list[dict[int, f
     return [{n: s * n**power for n in range(smallest, largest + 1)} for s in speeds]
 
 
-def contest(draw: random.Random) -> Contest:
-    claims = tuple(
-        Claim(
+def problem(draw: random.Random) -> AllocationProblem:
+    demands = tuple(
+        JobDemand(
             name=f"j{m}",
-            options=elastic_options(tables(draw, 1, 8)),
+            options=elastic_configurations(tables(draw, 1, 8)),
             examples=draw.uniform(1e3, 1e6),
             weight=draw.choice([1.0, 5.0, 10.0]),
             arrived_s=float(m),
@@ -56,7 +56,9 @@ def contest(draw: random.Random) -> Contest:
         )
         for m in range(MANY)
     )
-    return Contest(kinds=KINDS, vms=(512,) * 3, claims=claims, usd_per_hour=(3.0, 1.7, 0.5))
+    return AllocationProblem(
+        kinds=KINDS, vms=(512,) * 3, demands=demands, usd_per_hour=(3.0, 1.7, 0.5)
+    )
 
 
 def request(draw: random.Random, name: str) -> JobRequest:
@@ -118,7 +120,7 @@ def decisions(policy: str) -> tuple[float, int]:
 
 
 def main(names: Sequence[str]) -> None:
-    shared = contest(random.Random(0))
+    shared = problem(random.Random(0))
     print(f"{'policy':<22} {f'{MANY} jobs, s':>14} {f'core, {JOBS} jobs, s':>18} run")
     for name in names or POLICIES:
         begun = time.process_time()

@@ -46,15 +46,15 @@ def test_a_job_with_time_to_spare_is_told_when_it_will_be_done_and_for_how_much(
     with Job(tmp_path, "calm", **SETTINGS) as job:
         job.pace(0.05)
         assert job.launch("--detach").code == 0
-        job.until("a promise", lambda state: View(state).decision)
+        job.until("a forecast", lambda state: View(state).decision)
         status = job.run("status", job.name, "-o", "json").report
-        promise = status["promise"]
-        assert promise["mode"] == "spot", promise
-        assert 0 < promise["slack_s"] < 7200
-        finish = promise["finish_s"]
+        forecast = status["forecast"]
+        assert forecast["mode"] == "spot", forecast
+        assert 0 < forecast["slack_s"] < 7200
+        finish = forecast["finish_s"]
         assert finish["low"] <= finish["expected"] <= finish["high"]
         assert finish["high"] <= status["deadline_s"]
-        assert 0 < promise["usd"]["low"] <= promise["usd"]["high"] <= 20
+        assert 0 < forecast["usd"]["low"] <= forecast["usd"]["high"] <= 20
         assert all(vm.offer.spot for vm in job.vms())
         job.pace(0.0)
         job.until("the end", lambda state: state.outcome)

@@ -65,7 +65,7 @@ def test_a_used_up_budget_ends_the_job_and_a_raised_one_lets_it_go_on(
         assert refused.code == 4
         assert "--yes" in refused.error
         status = job.run("status", job.name, "-o", "json").report
-        max_usd = status["usd_spent"] + status["usd_kept_back"] + SPARE_USD
+        max_usd = status["usd_spent"] + status["usd_reserved"] + SPARE_USD
         answer = job.run("set", job.name, f"budget.max_usd={max_usd}", "-o", "json")
         assert answer.code == 0, answer.err
         assert answer.report["max_usd"] == max_usd

@@ -37,7 +37,7 @@ from spottrain.cloud.port.tags import ordered
 from spottrain.morphing.plan.choose import Choice, choose_plan
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.placement import Device
-from spottrain.pricing.sharing.allotment import POLICIES
+from spottrain.pricing.sharing.policies import POLICIES
 from spottrain.units import HOUR_S
 from spottrain.varuna_manager.config.pool import parse_pool
 from spottrain.varuna_manager.core.model import commands as c

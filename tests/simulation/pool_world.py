@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from spottrain.pricing.sharing.allotment import POLICIES
+from spottrain.pricing.sharing.policies import POLICIES
 from spottrain.varuna_manager.pool.core.model import (
     Grant,
     HoldingsListed,
@@ -472,7 +472,7 @@ def below(jobs: Mapping[str, PoolJob]) -> list[str]:
 
 
 def _has_less(job: PoolJob) -> bool:
-    if job.got_s >= job.due_s:
+    if job.received_s >= job.entitled_s:
         return False
     a_vm = max(table[0][1] / table[0][0] for table in job.request.throughputs)
     return job.rate(job.granted) < job.target_rate - a_vm
@@ -485,11 +485,11 @@ def _takes_turns(job: PoolJob) -> bool:
 
 def _is_owed(job: PoolJob) -> bool:
     smallest = min(table[0][1] for table in job.request.throughputs)
-    return job.due_s - job.got_s >= ROUND_S * smallest / job.best
+    return job.entitled_s - job.received_s >= ROUND_S * smallest / job.best
 
 
 def _behind(job: PoolJob) -> float:
-    return job.due_s / job.got_s if job.got_s else math.inf
+    return job.entitled_s / job.received_s if job.received_s else math.inf
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ from tests.simulation.pool_world import TICK_S, World, story
 from tests.tiers import first_always
 
 from spottrain.cloud.port import provider as port
-from spottrain.pricing.sharing.allotment import POLICIES
+from spottrain.pricing.sharing.policies import POLICIES
 from spottrain.varuna_manager.pool.core.model import (
     RECEIVE_S,
     Grant,
@@ -111,7 +111,7 @@ def test_a_report_from_before_a_grant_frees_nothing() -> None:
     world.submit(request("urgent", weight=3.0))
     [first] = [m for n, m in world.managers.items() if n == "first"]
     world.report(first)  # of the first grant
-    assert world.state.jobs["first"].may_hold == (4,)
+    assert world.state.jobs["first"].held_upper_bound == (4,)
     assert world.state.jobs["urgent"].granted == (0,)
 
 
@@ -143,7 +143,7 @@ def test_a_closed_pool_returns_everything() -> None:
     world.tell(PoolClosed(at_s=world.now_s))
     world.tick()
     assert not any(world.managers["j"].held)
-    assert world.state.jobs["j"].may_hold == (0,)
+    assert world.state.jobs["j"].held_upper_bound == (0,)
 
 
 class Desk:

@@ -63,11 +63,11 @@ OnOption = Annotated[
 ]
 MaxUsdOption = Annotated[
     float | None,
-    typer.Option(min=0.0, help="With --on: it never costs more; by default an hour of that VM."),
+    typer.Option(min=0.0, help="With --on: most dollars to spend; by default an hour of that VM."),
 ]
 YesOption = Annotated[
     bool,
-    typer.Option("--yes", "-y", help="With --on: rent it; else only the cost is told."),
+    typer.Option("--yes", "-y", help="With --on: rent it; otherwise only the cost is shown."),
 ]
 WriteOption = Annotated[
     Path | None, typer.Option("--write", help="Also write the profile to this file.")

@@ -282,7 +282,7 @@ def preview(
     if config.cloud is None or checked.offers is not None:
         known = profile if config.cloud is None else None  # as a launch knows it
         forecast = predict(config, facts, offers=checked.offers, profile=known)
-    document["promise"] = forecast and asdict(forecast)
+    document["forecast"] = forecast and asdict(forecast)
     document["exceeds"] = previews.exceeded(config, document, time.time())
     _show(document, output, explain, every)
     if forecast is not None and forecast.possible is False:

@@ -317,9 +317,9 @@ def describe(job: JobDir) -> dict[str, Any]:
         "deadline_s": deadline_s,
         "min_examples_per_s": settings.min_examples_per_s,
         "usd_spent": spent_usd(state, state.now_s),
-        "usd_kept_back": budget(state).reserve.usd,
+        "usd_reserved": budget(state).reserve.usd,
         "usd_per_hour": budget(state).rate.usd_per_hour,
-        "promise": deadline_view(state, state.now_s),
+        "forecast": deadline_view(state, state.now_s),
         "notes": list(_notes(state)),
     }
 
@@ -341,13 +341,13 @@ def _notes(state: State) -> Iterator[str]:
 
 
 def _lines(document: dict[str, Any]) -> Iterator[str]:
-    spent, kept = dollars(document["usd_spent"]), dollars(document["usd_kept_back"])
+    spent, reserved = dollars(document["usd_spent"]), dollars(document["usd_reserved"])
     rate, min_speed = dollars(document["usd_per_hour"]), document["min_examples_per_s"]
-    total = f"{dollars(document['max_usd'])}: {spent} spent, {kept} reserved"
+    total = f"{dollars(document['max_usd'])}: {spent} spent, {reserved} reserved"
     yield f"budget       {total}"
     yield f"per hour     {dollars(document['max_usd_per_hour'])}: {rate} now"
     yield f"deadline     {document['deadline'] or NOTHING}"
     yield f"min speed    {number(min_speed, 1)} examples/s"
-    if (promise := document["promise"]) is not None:
-        yield f"forecast     {deadline_line(promise, document['deadline_s'])}"
+    if (forecast := document["forecast"]) is not None:
+        yield f"forecast     {deadline_line(forecast, document['deadline_s'])}"
     yield from document["notes"]

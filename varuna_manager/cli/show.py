@@ -198,10 +198,10 @@ def cost(
 
 def metrics(
     name: NameArgument,
-    every: Annotated[int, typer.Option("--every", min=1, help="Only steps that this divides.")] = 1,
+    every: Annotated[int, typer.Option("--every", min=1, help="Print every Nth step.")] = 1,
     last: Annotated[
         int | None,
-        typer.Option("--last", min=1, help="Only so many, the newest; a table has 20 of them."),
+        typer.Option("--last", min=1, help="Print only the newest N steps; 20 in a table."),
     ] = None,
     output: Annotated[
         MetricsOutput,

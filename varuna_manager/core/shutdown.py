@@ -295,6 +295,6 @@ def release_failed(transition: Transition, event: CommandFailed) -> None:
     else:
         release = replace(release, done=True)
         transition.log(
-            f"left in the cloud: {event.reason}; run 'spottrain down {name}' to remove it"
+            f"could not remove the shared resources: {event.reason}; run 'spottrain down {name}' to remove them"
         )
     transition.state = replace(transition.state, release=release)

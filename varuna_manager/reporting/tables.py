@@ -58,7 +58,7 @@ def live_panel(status: dict[str, Any], last_at_s: float | None) -> Panel:
         speed += f" · {tokens_per_s:,.0f} tokens/s"
     grid.add_row("speed", speed + (f" · {compute}" if compute else ""))
     grid.add_row("cost", money_line(status))
-    if (deadline := status["promise"]) is not None:
+    if (deadline := status["forecast"]) is not None:
         # Not above: few jobs have one, and ``status`` must answer at once.
         from spottrain.varuna_manager.reporting.deadline import deadline_line
 
@@ -474,7 +474,7 @@ def preview_parts(preview: dict[str, Any], explain: bool) -> Iterator[Renderable
     yield words
     if compute := use_line(preview):
         yield f"compute  {compute}"
-    if (forecast := preview.get("promise")) is not None:
+    if (forecast := preview.get("forecast")) is not None:
         yield f"forecast {forecast['reason']}"
     if "alternatives" in preview:
         yield from _alternative_lines(preview["alternatives"])

@@ -35,7 +35,7 @@ TraceArgument = Annotated[
 ]
 VmsOption = Annotated[
     int | None,
-    typer.Option(min=1, help="VMs that the job has at most; all, if not given."),
+    typer.Option(min=1, help="Most VMs that the job has; by default all."),
 ]
 ProfileOption = Annotated[
     Path, typer.Option(help="Model, profile and machines (see examples/profiles).")
@@ -45,12 +45,20 @@ FactsOption = Annotated[
     typer.Option(help="'spottrain inspect -o json', for a profile without them."),
 ]
 MinibatchOption = Annotated[
-    int | None, typer.Option(help="Examples; that of --profile if not given.")
+    int | None, typer.Option(help="Examples in a mini-batch; by default --profile's.")
 ]
-MemoryOption = Annotated[float | None, typer.Option(help="Of each VM's GPU; that of --profile.")]
-PriceOption = Annotated[float | None, typer.Option(help="Of a VM; that of --profile.")]
-NoticeOption = Annotated[float, typer.Option(help="Notice before a VM is lost; 0: none.")]
-MorphOption = Annotated[float, typer.Option(help="A morph, without moving state.")]
+MemoryOption = Annotated[
+    float | None, typer.Option(help="GPU memory of each VM in GiB; by default --profile's.")
+]
+PriceOption = Annotated[
+    float | None, typer.Option(help="Dollars per VM-hour; by default --profile's.")
+]
+NoticeOption = Annotated[
+    float, typer.Option(help="Seconds of notice before a VM is lost; 0: none.")
+]
+MorphOption = Annotated[
+    float, typer.Option(help="Seconds that a morph takes, without moving state.")
+]
 JoinOption = Annotated[float, typer.Option(help="From a VM's arrival until it is ready.")]
 RestartOption = Annotated[float, typer.Option(help="Restarting everything from a checkpoint.")]
 CheckpointOption = Annotated[float, typer.Option(help="Between two checkpoints.")]

@@ -10,8 +10,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from spottrain.errors import ConfigError
-from spottrain.pricing.sharing.allotment import POLICIES, fair
-from spottrain.pricing.sharing.claims import Allotment, Claim, Contest, Option
+from spottrain.pricing.sharing.policies import POLICIES, fair
+from spottrain.pricing.sharing.problem import (
+    Allocation,
+    AllocationProblem,
+    Configuration,
+    JobDemand,
+)
 from spottrain.units import HOUR_S
 from spottrain.varuna_manager.pool.core.model import Supply, Vms
 from spottrain.varuna_manager.pool.simulation.outcome import (
@@ -24,7 +29,7 @@ from spottrain_lab.pools import policies as fixed_sizes
 from spottrain_lab.pools.market import Demand, OfferType, Shares
 from spottrain_lab.pools.rounds import ROUND_S, Choice, RoundScheduler
 
-Shared = Callable[[Contest], Allotment]
+Shared = Callable[[AllocationProblem], Allocation]
 FRUGAL = frozenset({"cheapest", "min_cost", "isolated"})
 """Policies that leave VMs idle: for their price, or because they are somebody else's."""
 SPARE = 2
@@ -47,7 +52,7 @@ class Gavel:
     round_s: float = ROUND_S
     morph_s: float = CHECKPOINT_S
     """Lost in a round on other VMs than in the last."""
-    mixed: Callable[[SimulatedJob], Iterable[Option]] | None = None
+    mixed: Callable[[SimulatedJob], Iterable[Configuration]] | None = None
     """Options over several kinds; only where the policy is aware of them."""
 
     def __post_init__(self) -> None:
@@ -56,58 +61,58 @@ class Gavel:
                 f"policy: got {self.policy}; give one of {', '.join(sorted(_SHARES))}"
             )
 
-    def shares(self, contest: Contest) -> Allotment:
+    def shares(self, problem: AllocationProblem) -> Allocation:
         """Return each job's shares of time."""
-        return _SHARES[self.policy](contest)
+        return _SHARES[self.policy](problem)
 
 
-def max_throughput(contest: Contest) -> Allotment:
+def max_throughput(problem: AllocationProblem) -> Allocation:
     """Return the shares with which most steps per second are trained (section 6.4.1)."""
-    return _of_kinds(contest, fixed_sizes.max_throughput)
+    return _of_kinds(problem, fixed_sizes.max_throughput)
 
 
-def min_cost(contest: Contest) -> Allotment:
+def min_cost(problem: AllocationProblem) -> Allocation:
     """Return the shares of most steps per dollar, deadlines or not (section 6.4.1)."""
-    return _of_kinds(contest, fixed_sizes.max_examples_per_usd, has_deadlines=False)
+    return _of_kinds(problem, fixed_sizes.max_examples_per_usd, has_deadlines=False)
 
 
-def isolated(contest: Contest) -> Allotment:
+def isolated(problem: AllocationProblem) -> Allocation:
     """Return an equal part of every kind for each job, as if nobody shared anything."""
     shares = []
-    for own in contest.options_of:
+    for own in problem.options_of:
         parts = [
-            contest.vms[int(np.argmax(option.vms))] / (len(contest.claims) * sum(option.vms))
+            problem.vms[int(np.argmax(option.vms))] / (len(problem.demands) * sum(option.vms))
             for option in own
         ]
         over = max(1.0, sum(parts))
         shares.append(tuple((o, part / over) for o, part in zip(own, parts, strict=True)))
     rates = [sum(o.examples_per_s * part for o, part in given) for given in shares]
-    return Allotment(tuple(shares), tuple(rates))
+    return Allocation(tuple(shares), tuple(rates))
 
 
 def _of_kinds(
-    contest: Contest,
+    problem: AllocationProblem,
     policy: Callable[[Sequence[OfferType], Sequence[Demand]], Shares],
     *,
     has_deadlines: bool = True,
-) -> Allotment:
+) -> Allocation:
     """Return what a policy over jobs and kinds gives, as shares of options."""
-    kinds = range(len(contest.kinds))
-    prices = contest.usd_per_hour or (0.0,) * len(contest.kinds)
+    kinds = range(len(problem.kinds))
+    prices = problem.usd_per_hour or (0.0,) * len(problem.kinds)
     types = [
         OfferType(name=name, usd_per_hour=usd, quota=n)
-        for name, usd, n in zip(contest.kinds, prices, contest.vms, strict=True)
+        for name, usd, n in zip(problem.kinds, prices, problem.vms, strict=True)
     ]
-    by_kind = [{k: o for o in options for k in kinds if o.vms[k]} for options in contest.options_of]
+    by_kind = [{k: o for o in options for k in kinds if o.vms[k]} for options in problem.options_of]
     demands = [
         Demand(
-            name=claim.name,
-            examples=claim.examples,
+            name=demand.name,
+            examples=demand.examples,
             examples_per_s=tuple(own[k].examples_per_s if k in own else 0.0 for k in kinds),
-            deadline_h=claim.deadline_s / HOUR_S if has_deadlines else math.inf,
+            deadline_h=demand.deadline_s / HOUR_S if has_deadlines else math.inf,
             machines=max(max(option.vms) for option in own.values()),
         )
-        for claim, own in zip(contest.claims, by_kind, strict=True)
+        for demand, own in zip(problem.demands, by_kind, strict=True)
     ]
     found = policy(types, demands)
     shares = tuple(
@@ -115,12 +120,12 @@ def _of_kinds(
         for own, row in zip(by_kind, found.shares, strict=True)
     )
     rates = [sum(o.examples_per_s * share for o, share in row) for row in shares]
-    return Allotment(shares, tuple(rates))
+    return Allocation(shares, tuple(rates))
 
 
 _SHARES: Mapping[str, Shared] = {
     **POLICIES,
-    "fair": lambda contest: fair(contest, against="equal"),
+    "fair": lambda problem: fair(problem, against="equal"),
     "max_throughput": max_throughput,
     "min_cost": min_cost,
     "isolated": isolated,
@@ -165,7 +170,7 @@ class _Replay:
         self.left = [one.job.work for one in self.outcomes]
         self.alone_s = [0.0] * len(self.outcomes)
         """Time that what is done would have taken on a part of the pool."""
-        self.last: dict[int, Option] = {}
+        self.last: dict[int, Configuration] = {}
         self.now_s = 0.0
         self.scheduler: RoundScheduler | None = None
         self.members: list[int] = []
@@ -173,10 +178,10 @@ class _Replay:
         self.decision_s = 0.0
         self._options = [self._own_options(one.job) for one in self.outcomes]
 
-    def _own_options(self, job: SimulatedJob) -> tuple[Option, ...]:
+    def _own_options(self, job: SimulatedJob) -> tuple[Configuration, ...]:
         width = len(self.vms)
         single = [
-            Option(tuple(job.size if k == j else 0 for j in range(width)), rate)
+            Configuration(tuple(job.size if k == j else 0 for j in range(width)), rate)
             for k, table in enumerate(job.throughputs)
             if (rate := table.get(job.size, 0.0)) > 0 and job.size <= self.vms[k]
         ]
@@ -202,21 +207,21 @@ class _Replay:
         self.now_s += self.gavel.round_s
 
     def _reset(self) -> RoundScheduler:
-        contest = Contest(
+        problem = AllocationProblem(
             kinds=tuple(supply.name for supply in self.supplies),
             vms=self.vms,
             usd_per_hour=tuple(s.microusd_per_hour / 1e6 for s in self.supplies),
-            claims=tuple(self._claim(m, self._options[m]) for m in self.active),
+            demands=tuple(self._demand(m, self._options[m]) for m in self.active),
         )
-        allotment = self.gavel.shares(contest) if self.gavel.is_aware else self._unaware(contest)
-        spare = dict(enumerate(contest.options_of))
+        allocation = self.gavel.shares(problem) if self.gavel.is_aware else self._unaware(problem)
+        spare = dict(enumerate(problem.options_of))
         if self.gavel.policy in FRUGAL:
             spare = {}
-        return RoundScheduler(self.vms, allotment, spare)
+        return RoundScheduler(self.vms, allocation, spare)
 
-    def _claim(self, m: int, options: tuple[Option, ...]) -> Claim:
+    def _demand(self, m: int, options: tuple[Configuration, ...]) -> JobDemand:
         job = self.outcomes[m].job
-        return Claim(
+        return JobDemand(
             name=job.name,
             options=options,
             examples=max(self.left[m], job.work * 1e-9),
@@ -229,21 +234,21 @@ class _Replay:
             running=m in self.last,
         )
 
-    def _unaware(self, contest: Contest) -> Allotment:
+    def _unaware(self, problem: AllocationProblem) -> Allocation:
         """Return shares as if all VMs were of the fastest kind, by VMs of each kind."""
         total = sum(self.vms)
-        fastest = [max(o.examples_per_s for o in own) for own in contest.options_of]
-        claims = tuple(
-            replace(claim, options=(Option((self.outcomes[m].job.size,), rate),))
-            for m, claim, rate in zip(self.active, contest.claims, fastest, strict=True)
+        fastest = [max(o.examples_per_s for o in own) for own in problem.options_of]
+        demands = tuple(
+            replace(demand, options=(Configuration((self.outcomes[m].job.size,), rate),))
+            for m, demand, rate in zip(self.active, problem.demands, fastest, strict=True)
         )
-        whole = self.gavel.shares(Contest(kinds=("any",), vms=(total,), claims=claims))
+        whole = self.gavel.shares(AllocationProblem(kinds=("any",), vms=(total,), demands=demands))
         shares = []
-        for own, given in zip(contest.options_of, whole.shares, strict=True):
+        for own, given in zip(problem.options_of, whole.shares, strict=True):
             share = sum(part for _, part in given)
             held = [self.vms[int(np.argmax(option.vms))] for option in own]
             shares.append(tuple((o, share * n / sum(held)) for o, n in zip(own, held, strict=True)))
-        return Allotment(tuple(shares), whole.examples_per_s)
+        return Allocation(tuple(shares), whole.examples_per_s)
 
     def _train(self, chosen: Sequence[Choice]) -> None:
         none = (0,) * len(self.vms)

@@ -11,21 +11,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from spottrain.pricing.sharing.claims import Allotment, Option
+from spottrain.pricing.sharing.problem import Allocation, Configuration
 
 ROUND_S = 360.0
 """Six minutes, as Gavel has."""
 
-Choice = tuple[int, Option]
+Choice = tuple[int, Configuration]
 """A job and how it runs."""
 
 
 class RoundScheduler:
-    """Chooses round by round what runs while an allotment is valid.
+    """Chooses round by round what runs while an allocation is valid.
 
     Args:
         vms: Of the pool, by kind.
-        allotment: Shares of time in options that are each held whole or not at all.
+        allocation: Shares of time in options that are each held whole or not at all.
         spare: By job: options for what shares leave idle; none for jobs that are to have no
             more than their shares.
     """
@@ -33,13 +33,13 @@ class RoundScheduler:
     def __init__(
         self,
         vms: Sequence[int],
-        allotment: Allotment,
-        spare: Mapping[int, Sequence[Option]] | None = None,
+        allocation: Allocation,
+        spare: Mapping[int, Sequence[Configuration]] | None = None,
     ) -> None:
         self.vms = tuple(vms)
         self.shares: dict[Choice, float] = {
             (m, option): share
-            for m, given in enumerate(allotment.shares)
+            for m, given in enumerate(allocation.shares)
             for option, share in given
             if share > 0
         }

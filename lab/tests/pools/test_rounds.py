@@ -8,20 +8,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.tiers import costly
-from tests.unit.pricing.sharing.test_allotment import fixed
+from tests.unit.pricing.sharing.test_policies import fixed
 
-from spottrain.pricing.sharing.allotment import fair
-from spottrain.pricing.sharing.claims import Allotment, Contest, Option
+from spottrain.pricing.sharing.policies import fair
+from spottrain.pricing.sharing.problem import Allocation, AllocationProblem, Configuration
 from spottrain_lab.pools.rounds import RoundScheduler
 
 EXAMPLE = ((0.6, 0.4, 0.0), (0.2, 0.6, 0.2), (0.2, 0.0, 0.8))
 """Narayanan's dissertation, section 5.3.1: three jobs on a V100, a P100 and a K80."""
-ON_KIND = (Option((1, 0, 0), 4.0), Option((0, 1, 0), 2.0), Option((0, 0, 1), 1.0))
+ON_KIND = (
+    Configuration((1, 0, 0), 4.0),
+    Configuration((0, 1, 0), 2.0),
+    Configuration((0, 0, 1), 1.0),
+)
 
 
-def shares(rows: tuple[tuple[float, ...], ...]) -> Allotment:
+def shares(rows: tuple[tuple[float, ...], ...]) -> Allocation:
     given_ = tuple(tuple(zip(ON_KIND, row, strict=True)) for row in rows)
-    return Allotment(given_, (0.0,) * len(rows))
+    return Allocation(given_, (0.0,) * len(rows))
 
 
 @pytest.mark.parametrize("rounds", [5, 10, 100, 1000])
@@ -38,9 +42,9 @@ def test_the_example_is_exact_every_five_rounds(rounds: int) -> None:
 
 
 @st.composite
-def contests(draw: st.DrawFn) -> Contest:
+def problems(draw: st.DrawFn) -> AllocationProblem:
     speeds = st.sampled_from([1.0, 2.0, 5.0, 10.0])
-    claims = tuple(
+    demands = tuple(
         fixed(
             f"j{m}",
             tuple(draw(speeds) for _ in range(3)),
@@ -49,42 +53,44 @@ def contests(draw: st.DrawFn) -> Contest:
         for m in range(draw(st.integers(1, 8)))
     )
     vms = tuple(draw(st.integers(2, 4)) for _ in range(3))
-    return Contest(kinds=("v100", "p100", "k80"), vms=vms, claims=claims)
+    return AllocationProblem(kinds=("v100", "p100", "k80"), vms=vms, demands=demands)
 
 
-@given(contests(), st.booleans())
-def test_a_round_has_nobody_twice_and_no_vm_twice(contest: Contest, has_spare: bool) -> None:
-    spare = dict(enumerate(contest.options_of)) if has_spare else None
-    scheduler = RoundScheduler(contest.vms, fair(contest, against="equal"), spare)
-    active = list(range(len(contest.claims)))
+@given(problems(), st.booleans())
+def test_a_round_has_nobody_twice_and_no_vm_twice(
+    problem: AllocationProblem, has_spare: bool
+) -> None:
+    spare = dict(enumerate(problem.options_of)) if has_spare else None
+    scheduler = RoundScheduler(problem.vms, fair(problem, against="equal"), spare)
+    active = list(range(len(problem.demands)))
     for _ in range(10):
         chosen = scheduler.next_round(active)
         assert len({m for m, _ in chosen}) == len(chosen)
         assert {m for m, _ in chosen} <= set(active)
-        for kind, vms in enumerate(contest.vms):
+        for kind, vms in enumerate(problem.vms):
             assert sum(option.vms[kind] for _, option in chosen) <= vms
         if len(active) > 1:
             active.pop(0)
 
 
 @costly
-@given(contests())
-def test_single_vms_get_their_shares_in_the_long_run(contest: Contest) -> None:
-    contest = Contest(
-        kinds=contest.kinds,
-        vms=contest.vms,
-        claims=tuple(
-            fixed(claim.name, tuple(o.examples_per_s for o in claim.options))
-            for claim in contest.claims
+@given(problems())
+def test_single_vms_get_their_shares_in_the_long_run(problem: AllocationProblem) -> None:
+    problem = AllocationProblem(
+        kinds=problem.kinds,
+        vms=problem.vms,
+        demands=tuple(
+            fixed(demand.name, tuple(o.examples_per_s for o in demand.options))
+            for demand in problem.demands
         ),
     )
-    allotment, rounds = fair(contest, against="equal"), 400
-    scheduler = RoundScheduler(contest.vms, allotment)
+    allocation, rounds = fair(problem, against="equal"), 400
+    scheduler = RoundScheduler(problem.vms, allocation)
     got: Counter[int] = Counter()
     for _ in range(rounds):
-        for m, _ in scheduler.next_round(range(len(contest.claims))):
+        for m, _ in scheduler.next_round(range(len(problem.demands))):
             got[m] += 1
-    for m, given_ in enumerate(allotment.shares):
+    for m, given_ in enumerate(allocation.shares):
         wanted = sum(share for _, share in given_)
         # Of the digest's 60 random instances the worst kept 98.9 % of its objective.
         assert got[m] / rounds >= wanted * 0.97 - 2 / rounds

@@ -185,7 +185,7 @@ def launch(asked: SubmitOptions, output: Output, *, is_dry: bool) -> None:
 def status(
     name: OptionalNameArgument = None,
     watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Show it until it is taken down.")
+        bool, typer.Option("--watch", "-w", help="Refresh until the pool is taken down.")
     ] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -353,7 +353,7 @@ def _check_secrets(pool: PoolDir) -> None:
 def down(
     name: NameArgument,
     yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="End the jobs that it has, too.")
+        bool, typer.Option("--yes", "-y", help="Also end its jobs, without asking.")
     ] = False,
 ) -> None:
     """End a pool for good: its jobs save checkpoints, return their VMs and end."""

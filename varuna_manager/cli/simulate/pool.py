@@ -13,7 +13,7 @@ import typer
 from rich.table import Table
 
 from spottrain.errors import ConfigError
-from spottrain.pricing.sharing.allotment import POLICIES
+from spottrain.pricing.sharing.policies import POLICIES
 from spottrain.units import HOUR_S
 from spottrain.varuna_manager.cli import console
 from spottrain.varuna_manager.config.files import read_text

@@ -29,7 +29,7 @@ def profile(
     name: NameArgument,
     minibatches: Annotated[
         int,
-        typer.Option("--minibatches", "-n", min=1, max=100, help="To be recorded."),
+        typer.Option("--minibatches", "-n", min=1, max=100, help="Mini-batches to record."),
     ] = 3,
     output: OutputOption = Output.TABLE,
 ) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from spottrain.errors import ConfigError
 from spottrain.units import HOUR_S
 from spottrain.varuna_manager.format import duration
-from spottrain.varuna_manager.pool.core.contests import contest_of, too_large_for
+from spottrain.varuna_manager.pool.core.demands import problem_of, too_large_for
 from spottrain.varuna_manager.pool.core.model import (
     JobRequest,
     PoolJob,
@@ -17,7 +17,7 @@ from spottrain.varuna_manager.pool.core.model import (
     RefusalKind,
     Refuse,
 )
-from spottrain.varuna_manager.pool.core.sizes import promised_vms
+from spottrain.varuna_manager.pool.core.sizes import reserved_vms
 
 _TOLERANCE = 1e-6
 _WITHIN = 0.005
@@ -44,11 +44,11 @@ def _objection(state: PoolState, request: JobRequest) -> tuple[str, RefusalKind]
         heard_s=state.now_s,
         target=none,
         granted=none,
-        may_hold=none,
+        held_upper_bound=none,
         held=none,
     )
     try:
-        contest_of(state, [job])
+        problem_of(state, [job])
     except ConfigError as error:
         return str(error), "request"
     if what := too_large_for(state, job):
@@ -88,7 +88,7 @@ def _too_late(state: PoolState, job: PoolJob) -> str | None:
         for each in state.jobs.values()
         if state.takes_part(each) and each.request.deadline_s < math.inf
     ]
-    _, promised = contest_of(state, promised)
+    _, promised = problem_of(state, promised)
     late = _late(state, promised)  # by faults; that is no reason to refuse
     given_s = request.deadline_s - state.now_s
 
@@ -127,8 +127,8 @@ def _late(state: PoolState, jobs: list[PoolJob]) -> frozenset[str]:
     now_s = state.now_s
     late: set[str] = set()
     while any(job.request.name not in late for job in jobs) and now_s < math.inf:
-        contest, jobs = contest_of(replace(state, now_s=now_s), jobs)
-        sizes = promised_vms(contest, jobs)
+        problem, jobs = problem_of(replace(state, now_s=now_s), jobs)
+        sizes = reserved_vms(problem, jobs)
         rates = [job.rate(size) for job, size in zip(jobs, sizes, strict=True)]
         lost_s = [
             job.request.morph_s if any(job.granted) and job.granted != size else 0.0
@@ -139,7 +139,7 @@ def _late(state: PoolState, jobs: list[PoolJob]) -> frozenset[str]:
             for job, rate, lost in zip(jobs, rates, lost_s, strict=True)
         )
         last_s = max(now_s, *(job.request.deadline_s for job in jobs))
-        if any(r < n * (1 - 1e-9) for r, n in zip(rates, contest.needed, strict=True)):
+        if any(r < n * (1 - 1e-9) for r, n in zip(rates, problem.needed, strict=True)):
             # Who is behind gets more once others are ahead.
             again_s = max(state.settings.min_stay_s, (last_s - now_s) / _LOOKS)
             lasts_s = min(lasts_s, again_s)

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from spottrain.eventlog.changed import replace
-from spottrain.pricing.sharing.allotment import POLICIES
-from spottrain.pricing.sharing.claims import Contest
-from spottrain.varuna_manager.pool.core.contests import contest_of, promised_s
+from spottrain.pricing.sharing.policies import POLICIES
+from spottrain.pricing.sharing.problem import AllocationProblem
+from spottrain.varuna_manager.pool.core.demands import admitted_deadline_s, problem_of
 from spottrain.varuna_manager.pool.core.model import (
     PoolJob,
     PoolJobPhase,
     PoolState,
     Vms,
 )
-from spottrain.varuna_manager.pool.core.sizes import grown, whole_vms
+from spottrain.varuna_manager.pool.core.sizes import fill_leftover, round_to_vms
 
 PROMISED = frozenset({"fair", "hierarchical"})
 """Policies whose shares are promised; those of others are aims."""
@@ -39,8 +39,8 @@ def with_time(state: PoolState, now_s: float) -> PoolState:
             rate, best = job.rate(job.granted), job.best
             job = replace(
                 job,
-                got_s=job.got_s + rate / best * past_s,
-                due_s=job.due_s + job.target_rate / best * past_s,
+                received_s=job.received_s + rate / best * past_s,
+                entitled_s=job.entitled_s + job.target_rate / best * past_s,
             )
         jobs[name] = job
     return replace(state, now_s=now_s, jobs=jobs)
@@ -50,34 +50,34 @@ def decided(state: PoolState) -> PoolState:
     """Return the state with new targets, if they are worth the change."""
     state = replace(state, considered_s=state.now_s)
     taking_part = [job for job in state.jobs.values() if state.takes_part(job)]
-    contest, jobs = contest_of(state, taking_part)
+    problem, jobs = problem_of(state, taking_part)
     none: Vms = (0,) * len(state.supplies)
     if not jobs:
         cleared = {
             name: replace(job, target=none, target_rate=0.0) for name, job in state.jobs.items()
         }
         return replace(state, jobs=cleared)
-    allotment = POLICIES[state.settings.policy](contest)
+    allocation = POLICIES[state.settings.policy](problem)
     round_s = state.settings.round_s
-    owed = [not any(job.granted) and job.owed_in_s(round_s) <= 0 for job in jobs]
+    owed = [not any(job.granted) and job.deficit_due_in_s(round_s) <= 0 for job in jobs]
     keeps = [
         any(job.granted)
         and state.now_s - _kept_from_s(state, job) < round_s
-        and not (any(owed) and job.got_s > job.due_s)
+        and not (any(owed) and job.received_s > job.entitled_s)
         for job in jobs
     ]
     order = sorted(range(len(jobs)), key=lambda m: jobs[m].arrived_s)
-    waited_s = [_waited_s(state, job) for job in jobs]
-    sizes = whole_vms(contest, allotment, jobs, keeps, owed, waited_s)
+    starved_s = [_waited_s(state, job) for job in jobs]
+    sizes = round_to_vms(problem, allocation, jobs, keeps, owed, starved_s)
     if state.settings.policy != "cheapest":  # there what is idle is idle for its price
-        sizes = grown(contest, sizes, jobs, order)
-    if not _is_worth_it(state, contest, jobs, sizes):
+        sizes = fill_leftover(problem, sizes, jobs, order)
+    if not _is_worth_it(state, problem, jobs, sizes):
         sizes = [job.target for job in jobs]
     changed = any(job.target != size for job, size in zip(jobs, sizes, strict=True))
     found = dict(state.jobs)
     for name, job in found.items():
         found[name] = replace(job, target=none, target_rate=0.0)
-    for job, size, rate in zip(jobs, sizes, allotment.examples_per_s, strict=True):
+    for job, size, rate in zip(jobs, sizes, allocation.examples_per_s, strict=True):
         found[job.request.name] = replace(job, target=size, target_rate=rate)
     decided_s = state.now_s if changed else state.decided_s
     return replace(state, jobs=found, decided_s=decided_s)
@@ -115,15 +115,15 @@ def _waited_s(state: PoolState, job: PoolJob) -> float:
     round_s = state.settings.round_s
     if not _are_promised(state):
         return 0.0
-    if job.takes_turns:
-        owed_s = 0.0 if any(job.granted) else -job.owed_in_s(round_s)
+    if job.is_time_sliced:
+        owed_s = 0.0 if any(job.granted) else -job.deficit_due_in_s(round_s)
         return owed_s if owed_s >= round_s else 0.0
     return math.inf if state.now_s - job.short_since_s >= round_s else 0.0
 
 
 def _is_worth_it(
     state: PoolState,
-    contest: Contest,
+    problem: AllocationProblem,
     jobs: Sequence[PoolJob],
     sizes: Sequence[Vms],
 ) -> bool:
@@ -136,7 +136,7 @@ def _is_worth_it(
 
     Args:
         state: The pool's.
-        contest: The pool, and the jobs as claims.
+        problem: The pool, and the jobs as demands.
         jobs: Who takes part.
         sizes: Their new targets.
     """
@@ -147,7 +147,7 @@ def _is_worth_it(
     begins = any(any(size) and not any(job.target) for job, size in zip(jobs, sizes, strict=True))
     behind = any(
         job.rate(job.target) < min(needed * (1 - 1e-9), job.rate(size))
-        for job, size, needed in zip(jobs, sizes, contest.needed, strict=True)
+        for job, size, needed in zip(jobs, sizes, problem.needed, strict=True)
     )
     if begins or behind or not _is_allowed(state, jobs) or min(gains) >= 0:
         return True
@@ -171,26 +171,26 @@ def _is_worth_it(
 
 def _is_allowed(state: PoolState, jobs: Sequence[PoolJob]) -> bool:
     """Return whether the present targets are within VMs and caps."""
-    contest, fitting = contest_of(state, jobs)
+    problem, fitting = problem_of(state, jobs)
     if len(fitting) < len(jobs):
         return False
-    held = [sum(job.target[k] for job in jobs) for k in range(len(contest.vms))]
-    within = all(n <= vms for n, vms in zip(held, contest.vms, strict=True))
+    held = [sum(job.target[k] for job in jobs) for k in range(len(problem.vms))]
+    within = all(n <= vms for n, vms in zip(held, problem.vms, strict=True))
     return within and all(
         sum(each * n for m in cap.jobs for each, n in zip(cap.per_vm, jobs[m].target, strict=True))
         <= cap.at_most + 1e-9
-        for cap in contest.caps
+        for cap in problem.caps
     )
 
 
 def is_due(state: PoolState) -> bool:
     """Return whether a round is over, a manager has died, or a stay has passed."""
-    return any(state.considered_s < due_s <= state.now_s for due_s in _moments(state))
+    return any(state.considered_s < entitled_s <= state.now_s for entitled_s in _moments(state))
 
 
 def next_s(state: PoolState) -> float:
     """Return when the core is to be woken; infinite for never."""
-    later = [due_s for due_s in _moments(state) if due_s > state.now_s]
+    later = [entitled_s for entitled_s in _moments(state) if entitled_s > state.now_s]
     jobs = state.jobs.values()
     for job in jobs:
         ends: list[float] = []
@@ -198,7 +198,7 @@ def next_s(state: PoolState) -> float:
             later += [t for t in [renewal_s(state, job)] if t > state.now_s]
             ends.append(job.until_s)
         if job.runs:
-            ends.append(job.may_until_s)
+            ends.append(job.until_upper_bound_s)
         later += [t + PAST_S for t in ends if t >= state.now_s]
     if state.settings.budget_per == "month" and any(map(state.takes_part, jobs)):
         later.append(_next_month_s(state.now_s))
@@ -222,7 +222,7 @@ def _is_behind(state: PoolState, job: PoolJob) -> bool:
     if job.request.deadline_s == math.inf:
         return False
     left = job.request.examples - job.examples_done
-    needed = min(left / promised_s(state, job.request), job.best)
+    needed = min(left / admitted_deadline_s(state, job.request), job.best)
     return job.rate(job.target) < needed * (1 - 1e-9)
 
 
@@ -248,6 +248,6 @@ def _moments(state: PoolState) -> list[float]:
         ends_s = (_kept_from_s(state, j) + settings.round_s for j in parts if any(j.granted))
         moments += [math.ceil(end_s / step_s) * step_s for end_s in ends_s]
         waiting = (job for job in parts if are_promised and not any(job.granted))
-        owed_in_s = (job.owed_in_s(settings.round_s) for job in waiting)
-        moments += [state.now_s + in_s + PAST_S for in_s in owed_in_s if in_s < math.inf]
+        deficit_due_in_s = (job.deficit_due_in_s(settings.round_s) for job in waiting)
+        moments += [state.now_s + in_s + PAST_S for in_s in deficit_due_in_s if in_s < math.inf]
     return moments

@@ -27,9 +27,9 @@ def regrant(state: PoolState) -> tuple[PoolState, tuple[Grant, ...]]:
         job = state.jobs[name]
         vms, orders = _within(state, job)
         wanted = _affordable(state, job, vms)
-        keep_s = keeps_s(state, job)
+        keep_s = reservation_ttl_s(state, job)
         if wanted is None:
-            if not _keeps_otherwise(state, job):
+            if not _reservation_changed(state, job):
                 continue
             wanted, vms, orders = (job.until_s, job.allowance), job.granted, job.orders
         until_s, allowance = wanted
@@ -48,9 +48,9 @@ def regrant(state: PoolState) -> tuple[PoolState, tuple[Grant, ...]]:
             until_s=until_s,
             serial=job.serial + 1,
             allowance=allowance,
-            may_hold=tuple(map(max, job.may_hold, rented(vms, orders))),
-            may_until_s=max(job.may_until_s, until_s),
-            may_spend=max(job.may_spend, allowance),
+            held_upper_bound=tuple(map(max, job.held_upper_bound, rented(vms, orders))),
+            until_upper_bound_s=max(job.until_upper_bound_s, until_s),
+            spend_upper_bound=max(job.spend_upper_bound, allowance),
             heard_s=job.heard_s if job.runs else state.now_s,
             resized_s=state.now_s if resized else job.resized_s,
             began_s=state.now_s if begins else job.began_s,
@@ -85,21 +85,21 @@ def _is_open(state: PoolState, job: PoolJob) -> bool:
     """Return whether a job's grant could be another now."""
     if job.target != job.granted or state.now_s >= renewal_s(state, job):
         return any(job.target) or any(job.granted)
-    if _keeps_otherwise(state, job):
+    if _reservation_changed(state, job):
         return True
     return job.rate(job.granted) <= 0 and any(job.granted)
 
 
-def _keeps_otherwise(state: PoolState, job: PoolJob) -> bool:
+def _reservation_changed(state: PoolState, job: PoolJob) -> bool:
     """Return whether a job with VMs is to keep them for others for another time now."""
     has_some = any(job.granted) or bool(job.kept)
-    return has_some and keeps_s(state, job) != job.keep_s
+    return has_some and reservation_ttl_s(state, job) != job.keep_s
 
 
 def _grows(job: PoolJob) -> tuple[bool, bool, float]:
     """Return the order of grants: who shrinks, who has nothing, who has waited longest."""
     more = any(t > g for t, g in zip(job.target, job.granted, strict=True))
-    return (more, any(job.granted), -(job.due_s - job.got_s))
+    return (more, any(job.granted), -(job.entitled_s - job.received_s))
 
 
 def _within(state: PoolState, job: PoolJob) -> tuple[Vms, tuple[Order, ...]]:
@@ -141,7 +141,7 @@ def _takable(state: PoolState, job: PoolJob, supply: int) -> list[Order]:
     ]
 
 
-def keeps_s(state: PoolState, job: PoolJob) -> float:
+def reservation_ttl_s(state: PoolState, job: PoolJob) -> float:
     """Return for how long a job is to keep what it returns: not if nobody has use for it."""
     if not job.request.machine:
         return 0.0
@@ -174,11 +174,11 @@ def _counts(job: PoolJob, ordered: Collection[str]) -> Vms:
     """Return the VMs of each supply that count as a job's beside those under order: what it
     holds or may hold."""
     if not ordered or not job.kept:
-        return tuple(map(max, job.may_hold, job.held))
+        return tuple(map(max, job.held_upper_bound, job.held))
     held = list(job.held)
     for vm in job.kept:
         held[vm.supply] -= vm.vm_id in ordered
-    return tuple(map(max, job.may_hold, held))
+    return tuple(map(max, job.held_upper_bound, held))
 
 
 def _held(group: Iterable[PoolJob], orders: Collection[Order]) -> list[int]:
@@ -202,8 +202,8 @@ def _held(group: Iterable[PoolJob], orders: Collection[Order]) -> list[int]:
 
 def _fits(state: PoolState, job: PoolJob, vms: Vms, orders: tuple[Order, ...], supply: int) -> bool:
     """Return whether a job may hold VMs of a supply more beside what others may hold."""
-    may_hold = tuple(map(max, job.may_hold, rented(vms, orders)))
-    after = state.with_job(replace(job, may_hold=may_hold, orders=orders))
+    held_upper_bound = tuple(map(max, job.held_upper_bound, rented(vms, orders)))
+    after = state.with_job(replace(job, held_upper_bound=held_upper_bound, orders=orders))
     jobs = [one for one in after.jobs.values() if one.runs]
     team = [one for one in jobs if one.request.team == job.request.team]
     every = [order for one in jobs for order in one.orders]
@@ -251,7 +251,7 @@ def _affordable(state: PoolState, job: PoolJob, vms: Vms) -> tuple[float, int] |
         if limits.max_microusd < math.inf:
             by_others = sum(j.committed_now for j in others)
             left = min(left, limits.max_microusd - by_others + job.spent_before)
-    per_hour = state.microusd_per_hour(tuple(map(max, job.may_hold, vms)))
+    per_hour = state.microusd_per_hour(tuple(map(max, job.held_upper_bound, vms)))
     for_s = settings.grant_s
     wanted = job.spent + math.ceil(per_hour * for_s / HOUR_S)
     if wanted > left:

@@ -189,7 +189,7 @@ class PoolJob:
     """When the grant ends; the manager returns its VMs by then."""
     serial: int = 0
     """Of the last grant."""
-    may_hold: Vms
+    held_upper_bound: Vms
     """The most that it may hold, by any grant that its manager may still follow."""
     held: Vms
     """As last reported."""
@@ -199,16 +199,16 @@ class PoolJob:
     """VMs that others say they have, which it named when it last reported."""
     orders: tuple[Order, ...] = ()
     """VMs that it may take from others, until it says what came of that. They are part of
-    ``granted``, and beside ``may_hold``: nothing else is rented in their place."""
+    ``granted``, and beside ``held_upper_bound``: nothing else is rented in their place."""
     refused: frozenset[str] = frozenset()
     """VMs that it asked for in vain."""
     keep_s: float = 0.0
     """As last told: how long it keeps what it would return."""
     is_ending: bool = False
     """Whether it has reported that it is done, and returns its VMs."""
-    may_until_s: float = 0.0
+    until_upper_bound_s: float = 0.0
     """When the last of these grants ends."""
-    may_spend: int = 0
+    spend_upper_bound: int = 0
     """Micro-dollars over its life, by any grant that its manager may still follow."""
     allowance: int = 0
     """Micro-dollars over its life, by the last grant."""
@@ -216,9 +216,9 @@ class PoolJob:
     """Micro-dollars, as last reported."""
     spent_before: int = 0
     """Of these, what does not count against this month's budget."""
-    due_s: float = 0.0
+    entitled_s: float = 0.0
     """What the policy has given it so far, in seconds at its best throughput."""
-    got_s: float = 0.0
+    received_s: float = 0.0
     """What it was granted so far, in seconds at its best throughput."""
     resized_s: float = -math.inf
     began_s: float = -math.inf
@@ -231,13 +231,13 @@ class PoolJob:
     @property
     def runs(self) -> bool:
         """Whether it holds VMs, may, or has yet to learn that it does not."""
-        holds = any(self.may_hold) or any(self.held)
+        holds = any(self.held_upper_bound) or any(self.held)
         return holds or bool(self.orders) or bool(self.gone)
 
     @property
     def committed(self) -> int:
         """Micro-dollars that are spent or may be."""
-        return max(self.spent, self.may_spend)
+        return max(self.spent, self.spend_upper_bound)
 
     @property
     def committed_now(self) -> int:
@@ -263,23 +263,23 @@ class PoolJob:
     @property
     def is_short(self) -> bool:
         """Whether it had less than its share so far, and is granted less by more than a VM."""
-        if self.got_s >= self.due_s:
+        if self.received_s >= self.entitled_s:
             return False
         return self.rate(self.granted) < self.target_rate - self.request.of_a_vm
 
     @property
-    def takes_turns(self) -> bool:
+    def is_time_sliced(self) -> bool:
         """Whether its share is less than its smallest size: it has that now and then."""
         return self.target_rate < self.smallest
 
-    def owed_in_s(self, round_s: float) -> float:
+    def deficit_due_in_s(self, round_s: float) -> float:
         """Return after what time without VMs its share has come to a round of its smallest
         size; 0 or less if it has, infinite if it takes no turns.
         """
-        if not self.takes_turns or not self.target_rate:
+        if not self.is_time_sliced or not self.target_rate:
             return math.inf
         turn_s = round_s * self.smallest / self.best
-        return (turn_s + self.got_s - self.due_s) * self.best / self.target_rate
+        return (turn_s + self.received_s - self.entitled_s) * self.best / self.target_rate
 
     @property
     def best(self) -> float:

@@ -6,7 +6,7 @@ are requests that may be performed twice. And those of a pool:
 1. A grant is what a job's manager may hold and spend, until a time. It returns its VMs by
    then whatever happens, so that what is granted is bounded when the pool is dead.
 2. A manager may follow any grant since the last that it reported. What counts against a cap
-   is the most that any of these allows (``may_hold``, ``may_spend``), and what it
+   is the most that any of these allows (``held_upper_bound``, ``spend_upper_bound``), and what it
    is known to hold: so shrinking is acknowledged before others grow.
 3. A dead manager's VMs count until the clouds say that they are gone.
 """
@@ -116,7 +116,7 @@ def _requested(
         heard_s=state.now_s,
         target=none,
         granted=none,
-        may_hold=none,
+        held_upper_bound=none,
         held=none,
     )
     return state.with_job(job), True, ()
@@ -156,9 +156,11 @@ def _reported(
         heard_s=state.now_s,
         spent=spent,
         examples_done=max(job.examples_done, event.examples_done),
-        may_hold=_may_hold(job) if follows else job.may_hold,
-        may_until_s=job.until_s if follows else job.may_until_s,
-        may_spend=max(spent, job.allowance) if follows and not is_over else job.may_spend,
+        held_upper_bound=_may_hold(job) if follows else job.held_upper_bound,
+        until_upper_bound_s=job.until_s if follows else job.until_upper_bound_s,
+        spend_upper_bound=max(spent, job.allowance)
+        if follows and not is_over
+        else job.spend_upper_bound,
     )
     state = _without_taken(state, taken)
     measured = event.throughputs
@@ -182,11 +184,15 @@ def _with_answers(job: PoolJob, event: HoldingsReported) -> tuple[PoolJob, list[
     until it is granted one.
     """
     taken, left = [], []
-    granted, may_hold, refused = list(job.granted), list(job.may_hold), set(job.refused)
+    granted, held_upper_bound, refused = (
+        list(job.granted),
+        list(job.held_upper_bound),
+        set(job.refused),
+    )
     for order in job.orders:
         if order.name in event.taken:
             taken.append(order)
-            may_hold[order.supply] += 1
+            held_upper_bound[order.supply] += 1
         elif order.serial > event.serial or order.name in event.open:
             left.append(order)
         else:
@@ -196,7 +202,7 @@ def _with_answers(job: PoolJob, event: HoldingsReported) -> tuple[PoolJob, list[
         job,
         orders=tuple(left),
         granted=tuple(granted),
-        may_hold=tuple(may_hold),
+        held_upper_bound=tuple(held_upper_bound),
         refused=frozenset(refused),
     )
     return job, taken
@@ -246,7 +252,7 @@ def _listed(
     job = replace(
         job,
         held=event.held,
-        may_hold=event.held,
+        held_upper_bound=event.held,
         spent=spent,
         kept=(),
         gone=frozenset(),
@@ -254,7 +260,7 @@ def _listed(
         is_ending=False,
     )
     if not any(event.held):
-        job = replace(job, may_spend=spent)
+        job = replace(job, spend_upper_bound=spent)
     return state.with_job(job), True, ()
 
 
@@ -294,7 +300,7 @@ def _is_lost(state: PoolState, job: PoolJob) -> bool:
     if not state.is_silent(job):
         return False
     over_s = max((order.until_s + RECEIVE_S for order in job.orders), default=0.0)
-    return state.now_s >= max(job.may_until_s, over_s)
+    return state.now_s >= max(job.until_upper_bound_s, over_s)
 
 
 def _returns(state: PoolState) -> tuple[ReturnVms, ...]:
@@ -304,7 +310,7 @@ def _returns(state: PoolState) -> tuple[ReturnVms, ...]:
 def _heard(state: PoolState) -> PoolState:
     """Return the state in which managers have not been silent while the pool was dead."""
     jobs = {
-        name: replace(job, heard_s=state.now_s) if state.now_s < job.may_until_s else job
+        name: replace(job, heard_s=state.now_s) if state.now_s < job.until_upper_bound_s else job
         for name, job in state.jobs.items()
     }
     return replace(state, jobs=jobs)

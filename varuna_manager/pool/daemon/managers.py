@@ -323,7 +323,7 @@ class JobManagers:
         if watched.is_alive or watched.gives_up:
             return
         is_granted = any(job.granted) and now_s < job.until_s
-        may_hold = any(job.held) or any(job.may_hold)  # more than it could say
+        may_hold = any(job.held) or any(job.held_upper_bound)  # more than it could say
         is_left = may_hold or bool(job.orders) or bool(job.gone)
         if not is_left and not is_granted:
             return

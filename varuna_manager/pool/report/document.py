@@ -13,8 +13,8 @@ from spottrain.errors import SpottrainError
 from spottrain.eventlog.journal import JournalError
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.jobs.follow import folder_of, read_state
-from spottrain.varuna_manager.pool.core.contests import too_large_for
 from spottrain.varuna_manager.pool.core.decide import with_time
+from spottrain.varuna_manager.pool.core.demands import too_large_for
 from spottrain.varuna_manager.pool.core.model import (
     PoolJob,
     PoolJobPhase,
@@ -288,7 +288,7 @@ def _why_less(pool: PoolState, job: PoolJob) -> str:
 
 
 def _may(job: PoolJob) -> Vms:
-    return tuple(map(max, job.may_hold, job.held))
+    return tuple(map(max, job.held_upper_bound, job.held))
 
 
 def _why_nothing(pool: PoolState, job: PoolJob) -> str:

@@ -29,7 +29,7 @@ from pydantic import (
 )
 
 from spottrain.errors import ConfigError
-from spottrain.pricing.sharing.claims import hull
+from spottrain.pricing.sharing.problem import hull
 from spottrain.units import DAY_S
 from spottrain.varuna_manager.config.files import explain
 from spottrain.varuna_manager.config.pool import Weight

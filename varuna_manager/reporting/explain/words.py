@@ -39,7 +39,7 @@ def happened(event: e.Event) -> str:
         case e.GrantReceived(grant=grant):
             return f"pool {grant.pool} granted {grant.total} VMs"
         case e.TimerFired():
-            return "the moment came that an earlier decision waited for"
+            return "a scheduled re-evaluation"
         case e.OffersSeen(offers=offers):
             if len(offers) != 1:
                 return f"prices: {len(offers)} offers were seen or changed"

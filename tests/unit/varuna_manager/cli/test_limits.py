@@ -98,9 +98,9 @@ def test_what_is_now_true_is_answered(run: Run, tmp_path: Path) -> None:
         "deadline_s": datetime.fromisoformat(deadline).timestamp(),
         "min_examples_per_s": 1.5,
         "usd_spent": 0.0,
-        "usd_kept_back": 0.0,
+        "usd_reserved": 0.0,
         "usd_per_hour": 0.0,
-        "promise": None,
+        "forecast": None,
         "notes": [],
     }
     text = run("set", "demo", "budget.max_usd_per_hour=2").out

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.tiers import costly
 
-from spottrain.pricing.sharing.allotment import POLICIES
+from spottrain.pricing.sharing.policies import POLICIES
 from spottrain.varuna_manager.pool.core.decide import decided
 from spottrain.varuna_manager.pool.core.grants import regrant
 from spottrain.varuna_manager.pool.core.model import (
@@ -83,7 +83,7 @@ def test_targets_and_grants_are_within_every_cap(
         state, _ = step(state, JobRequested(at_s=100.0 * m, request=named))
     state, _ = step(state, PoolTimerFired(at_s=100.0 * len(jobs)))
     found = list(state.jobs.values())
-    for vms in ("target", "granted", "may_hold"):
+    for vms in ("target", "granted", "held_upper_bound"):
         for k, supply in enumerate(state.supplies):
             assert sum(getattr(job, vms)[k] for job in found) <= supply.vms
         groups = [(settings_.limits, found)]
@@ -117,16 +117,16 @@ def test_who_waited_for_its_share_for_a_round_gets_enough_vms_for_it() -> None:
             heard_s=now_s,
             target=none,
             granted=none,
-            may_hold=none,
+            held_upper_bound=none,
             held=none,
-            due_s=2000.0,
-            got_s=1000.0 if name == "turn" else 1500.0,
+            entitled_s=2000.0,
+            received_s=1000.0 if name == "turn" else 1500.0,
         )
         for name, table in tables.items()
     }
     held = {"short": (3, 0), "turn": (0, 4), "other": (1, 0)}
     for name, vms in held.items():
-        more = replace(jobs[name], target=vms, granted=vms, may_hold=vms, held=vms)
+        more = replace(jobs[name], target=vms, granted=vms, held_upper_bound=vms, held=vms)
         jobs[name] = replace(more, target_rate=0.6 if name == "short" else 0.1)
     state = PoolState(
         settings=PoolSettings(limits=Limits(max_vms=8)),
@@ -157,7 +157,7 @@ def test_a_job_that_goes_to_another_kind_does_not_begin_anew(holds: bool) -> Non
         heard_s=1000.0,
         target=(1, 0),
         granted=none,
-        may_hold=none,
+        held_upper_bound=none,
         held=(0, 2) if holds else none,
         began_s=900.0,
     )

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from spottrain.errors import ConfigError
-from spottrain.pricing.sharing.allotment import POLICIES
+from spottrain.pricing.sharing.policies import POLICIES
 from spottrain.varuna_manager.cli.pool.submit import machine_of
 from spottrain.varuna_manager.config.files import key_paths
 from spottrain.varuna_manager.config.pool import (

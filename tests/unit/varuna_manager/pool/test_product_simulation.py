@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.tiers import first_always
 
-from spottrain.pricing.sharing.allotment import POLICIES
+from spottrain.pricing.sharing.policies import POLICIES
 from spottrain.varuna_manager.pool.core.model import PoolSettings, Supply
 from spottrain.varuna_manager.pool.simulation.outcome import PoolOutcome, measures
 from spottrain.varuna_manager.pool.simulation.product import simulate

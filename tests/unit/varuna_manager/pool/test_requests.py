@@ -251,13 +251,17 @@ def test_a_manager_that_died_before_it_could_say_what_it_holds_is_started(
     write_job(ManagerStarted(at_s=1.0, software_version="1", pid=1), rented)
     loop.submit(request(), {})
     unheard = replace(
-        loop.state.jobs["job"], granted=(0,), held=(0,), may_hold=(2,), may_until_s=1e9
+        loop.state.jobs["job"],
+        granted=(0,),
+        held=(0,),
+        held_upper_bound=(2,),
+        until_upper_bound_s=1e9,
     )
     job = NotedJob(folder=job_dir("job"), throughputs=JobThroughputs(()))
     managers = JobManagers("lab", loop.state.supplies, lambda _: job)
     starts = []
-    for may_hold in ((0,), (2,)):
-        managers.look(loop.state.with_job(replace(unheard, may_hold=may_hold)), 1e3)
+    for held_upper_bound in ((0,), (2,)):
+        managers.look(loop.state.with_job(replace(unheard, held_upper_bound=held_upper_bound)), 1e3)
         starts.append(job.starts)
     assert starts == [0, 1]
 

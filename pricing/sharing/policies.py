@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spottrain.pricing.sharing import queues
-from spottrain.pricing.sharing.claims import Allotment, Contest
-from spottrain.pricing.sharing.filling import LOOSE, ContestProgram, water_fill
+from spottrain.pricing.sharing.filling import LOOSE, AllocationProgram, water_fill
+from spottrain.pricing.sharing.problem import Allocation, AllocationProblem
 from spottrain.pricing.sharing.solver import Floats, SolverError, solve
 
 FTF_ROUNDS = 50
@@ -26,16 +26,16 @@ WORTH = 1.01
 """What ``cheapest`` pays for a job without a deadline, in times its lowest cost."""
 
 
-def equal_rates(contest: Contest) -> Floats:
+def equal_rates(problem: AllocationProblem) -> Floats:
     """Return what each job trains on one VM whose kind is drawn as the pool's VMs are.
 
     Gavel's ``throughput(m, X_equal) / scale_factor``. An option over several kinds counts
     only for a job that has no other. Shape [job], examples per second.
     """
-    vms = np.array(contest.vms, dtype=float)
-    per_vm = np.zeros((len(contest.claims), len(vms)))
-    mixed = np.zeros(len(contest.claims))
-    for m, option in contest.columns:
+    vms = np.array(problem.vms, dtype=float)
+    per_vm = np.zeros((len(problem.demands), len(vms)))
+    mixed = np.zeros(len(problem.demands))
+    for m, option in problem.columns:
         rate = option.examples_per_s / sum(option.vms)
         mixed[m] = max(mixed[m], rate)
         if sum(map(bool, option.vms)) == 1:
@@ -45,7 +45,7 @@ def equal_rates(contest: Contest) -> Floats:
     return np.where(equal > 0, equal, mixed)
 
 
-def isolated_rates(contest: Contest) -> Floats:
+def isolated_rates(problem: AllocationProblem) -> Floats:
     """Return what each job trains alone on its weight's part of every kind.
 
     Shape [job], examples per second: what it is promised to do no worse than (the sharing
@@ -53,61 +53,63 @@ def isolated_rates(contest: Contest) -> Floats:
     """
     from scipy.sparse import block_array, csr_array
 
-    program = ContestProgram(contest)
+    program = AllocationProgram(problem)
     columns = np.arange(len(program.job))
-    count = len(contest.claims)
-    part = contest.weights / contest.weights.sum()
+    count = len(problem.demands)
+    part = problem.weights / problem.weights.sum()
     time = csr_array((np.ones(len(columns)), (program.job, columns)))
     rows, limits = [[time]], [np.ones(count)]
-    for kind, vms in enumerate(contest.vms):
-        held = np.array([option.vms[kind] for _, option in contest.columns]) / max(vms, 1)
+    for kind, vms in enumerate(problem.vms):
+        held = np.array([option.vms[kind] for _, option in problem.columns]) / max(vms, 1)
         own = csr_array((held / part[program.job], (program.job, columns)), shape=time.shape)
         rows.append([own])
         limits.append(np.ones(count))
-    value = program.rates / contest.best[program.job]
+    value = program.rates / problem.best[program.job]
     found = solve(-value, rows=block_array(rows).tocsr(), limits=np.concatenate(limits))
     if found is None:
         raise SolverError("a linear program without demands was reported as infeasible")
-    reached: Floats = (program.reached @ found.x) * contest.best
+    reached: Floats = (program.reached @ found.x) * problem.best
     return reached
 
 
-def fair(contest: Contest, *, against: Literal["isolated", "equal"] = "isolated") -> Allotment:
+def fair(
+    problem: AllocationProblem, *, against: Literal["isolated", "equal"] = "isolated"
+) -> Allocation:
     """Return weighted max-min fair shares of effective throughput (section 5.4.1).
 
     Args:
-        contest: The pool and its jobs.
+        problem: The pool and its jobs.
         against: What a job's throughput is compared with. ``isolated``: what it would train
             on its weight's part of the pool, so that no job is below that; for jobs of fixed
             sizes and parts in which they cannot run all the time, it is the same as the other.
             ``equal``: Gavel's form, its weight times what one VM trains.
     """
     if against == "isolated":
-        per_level = isolated_rates(contest)
+        per_level = isolated_rates(problem)
     else:
-        per_level = equal_rates(contest) * contest.weights
-    slope = per_level / contest.best
-    return water_fill(ContestProgram(contest), lambda _: slope)
+        per_level = equal_rates(problem) * problem.weights
+    slope = per_level / problem.best
+    return water_fill(AllocationProgram(problem), lambda _: slope)
 
 
-def makespan(contest: Contest) -> Allotment:
+def makespan(problem: AllocationProblem) -> Allocation:
     """Return the shares with which the last job ends soonest (section 5.4.2); then the
     last but one, and so on. The first level is 1 over the makespan, in 1/s."""
-    slope = np.array([claim.examples for claim in contest.claims]) / contest.best
-    return water_fill(ContestProgram(contest), lambda _: slope)
+    slope = np.array([demand.examples for demand in problem.demands]) / problem.best
+    return water_fill(AllocationProgram(problem), lambda _: slope)
 
 
-def finish_time_fairness(contest: Contest) -> Allotment:
+def finish_time_fairness(problem: AllocationProblem) -> Allocation:
     """Return the shares that minimise the largest finish-time fairness (section 5.4.2).
 
     That is the time from a job's arrival to its end, over the time that it would have taken
     on its own part of the pool. It is the only level.
     """
-    program, best = ContestProgram(contest), contest.best
-    examples = np.array([claim.examples for claim in contest.claims])
-    age = np.array([claim.age_s for claim in contest.claims])
-    alone_left = examples / isolated_rates(contest)
-    alone = np.array([claim.isolated_age_s for claim in contest.claims]) + alone_left
+    program, best = AllocationProgram(problem), problem.best
+    examples = np.array([demand.examples for demand in problem.demands])
+    age = np.array([demand.age_s for demand in problem.demands])
+    alone_left = examples / isolated_rates(problem)
+    alone = np.array([demand.isolated_age_s for demand in problem.demands]) + alone_left
     floor = program.floors()
     largest = float(((age + alone_left) / alone).max())
     needed = examples / (largest * alone - age) / best
@@ -120,56 +122,58 @@ def finish_time_fairness(contest: Contest) -> Allotment:
             break
     value = program.rates / best[program.job]
     found = program.most(value, np.maximum(floor, needed))
-    return Allotment(found.shares, found.examples_per_s, (largest,))
+    return Allocation(found.shares, found.examples_per_s, (largest,))
 
 
-def cheapest(contest: Contest) -> Allotment:
+def cheapest(problem: AllocationProblem) -> Allocation:
     """Return the shares that keep deadlines for the least dollars (section 5.4.2, cost).
 
     A job without a deadline trains only where an example costs next to its lowest price.
     """
-    program = ContestProgram(contest)
-    usd = np.array([contest.usd_per_s(option) for _, option in contest.columns])
-    least = np.full(len(contest.claims), np.inf)
+    program = AllocationProgram(problem)
+    usd = np.array([problem.usd_per_s(option) for _, option in problem.columns])
+    least = np.full(len(problem.demands), np.inf)
     np.minimum.at(least, program.job, usd / program.rates)
     worth = WORTH * least[program.job]
-    best = contest.best[program.job]
+    best = problem.best[program.job]
     free = worth <= 0
     value = np.where(free, program.rates, program.rates - usd / np.where(free, 1.0, worth))
     return program.most(value / best, program.floors())
 
 
-def hierarchical(contest: Contest, *, inside: Literal["fair", "fifo"] = "fair") -> Allotment:
+def hierarchical(
+    problem: AllocationProblem, *, inside: Literal["fair", "fifo"] = "fair"
+) -> Allocation:
     """Return shares that are fair to teams by their weights (section 5.4.3).
 
     Args:
-        contest: The pool, its jobs and teams.
+        problem: The pool, its jobs and teams.
         inside: How a team's weight goes to its jobs that can still gain: by their own
             weights, or all of it to the one that arrived first.
     """
-    equal = equal_rates(contest) / contest.best
-    weights = contest.teams or {}
+    equal = equal_rates(problem) / problem.best
+    weights = problem.teams or {}
     members: dict[str, list[int]] = {}
-    for m, claim in enumerate(contest.claims):
-        members.setdefault(claim.team, []).append(m)
+    for m, demand in enumerate(problem.demands):
+        members.setdefault(demand.team, []).append(m)
     for jobs in members.values():
-        jobs.sort(key=lambda m: (contest.claims[m].arrived_s, contest.claims[m].name))
+        jobs.sort(key=lambda m: (problem.demands[m].arrived_s, problem.demands[m].name))
 
     def slopes(active: NDArray[np.bool_]) -> Floats:
-        slope = np.zeros(len(contest.claims))
+        slope = np.zeros(len(problem.demands))
         for team, jobs in members.items():
             gaining = [m for m in jobs if active[m]]
             if inside == "fifo":
                 gaining = gaining[:1]
-            total = sum(contest.claims[m].weight for m in gaining)
+            total = sum(problem.demands[m].weight for m in gaining)
             for m in gaining:
-                slope[m] = weights.get(team, 1.0) * contest.claims[m].weight / total
+                slope[m] = weights.get(team, 1.0) * problem.demands[m].weight / total
         return slope * equal
 
-    return water_fill(ContestProgram(contest), slopes)
+    return water_fill(AllocationProgram(problem), slopes)
 
 
-Policy = Callable[[Contest], Allotment]
+Policy = Callable[[AllocationProblem], Allocation]
 
 
 def _remembered(policy: Policy) -> Policy:
@@ -177,20 +181,20 @@ def _remembered(policy: Policy) -> Policy:
 
     In a pool whose jobs take turns, rounds ask again and again for the same.
     """
-    last: list[tuple[Any, Allotment]] = []
+    last: list[tuple[Any, Allocation]] = []
 
     @wraps(policy)
-    def found(contest: Contest) -> Allotment:
-        if contest.needed.any():
-            return policy(contest)
+    def found(problem: AllocationProblem) -> Allocation:
+        if problem.needed.any():
+            return policy(problem)
         asked = (
-            contest.vms,
-            contest.caps,
-            contest.teams,
-            [(c.name, c.options, c.weight, c.team, c.arrived_s) for c in contest.claims],
+            problem.vms,
+            problem.caps,
+            problem.teams,
+            [(c.name, c.options, c.weight, c.team, c.arrived_s) for c in problem.demands],
         )
         if not last or last[0][0] != asked:
-            last[:] = [(asked, policy(contest))]
+            last[:] = [(asked, policy(problem))]
         return last[0][1]
 
     return found

@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterable
 from functools import lru_cache
 
-from spottrain.pricing.sharing.claims import (
-    Cap,
-    Claim,
-    Contest,
-    Option,
-    elastic_options,
+from spottrain.pricing.sharing.problem import (
+    AllocationProblem,
+    Configuration,
+    Constraint,
+    JobDemand,
+    elastic_configurations,
 )
 from spottrain.varuna_manager.pool.core.model import (
     JobRequest,
@@ -30,48 +30,50 @@ _SOON_S = 1.0
 """What is left at least of a deadline that has passed: the policy does what it can."""
 
 
-def promised_s(state: PoolState, request: JobRequest) -> float:
+def admitted_deadline_s(state: PoolState, request: JobRequest) -> float:
     """Return when a job is to end, from now: before its deadline by what changes may cost."""
     left_s = request.deadline_s - state.now_s
     return max(_SOON_S, left_s * (1 - RESERVE) - RESERVED_MORPHS * request.morph_s)
 
 
-def claim_of(state: PoolState, job: PoolJob) -> Claim:
-    """Return a job as a claim; it has at least one option of those it was submitted with."""
+def demand_of(state: PoolState, job: PoolJob) -> JobDemand:
+    """Return a job as a demand; it has at least one option of those it was submitted with."""
     request = job.request
     left = max(request.examples - job.examples_done, request.examples * 1e-9)
     age_s = state.now_s - job.arrived_s
-    return Claim(
+    return JobDemand(
         name=request.name,
         options=_options(request.throughputs),
         examples=left,
         weight=request.weight,
         arrived_s=job.arrived_s,
-        deadline_s=promised_s(state, request),
+        deadline_s=admitted_deadline_s(state, request),
         team=request.team,
         age_s=age_s,
-        isolated_age_s=min(age_s, job.due_s),
+        isolated_age_s=min(age_s, job.entitled_s),
         running=any(job.granted),
     )
 
 
 @lru_cache(maxsize=4096)
-def _options(throughputs: Throughputs) -> tuple[Option, ...]:
-    return elastic_options([dict(table) for table in throughputs])
+def _options(throughputs: Throughputs) -> tuple[Configuration, ...]:
+    return elastic_configurations([dict(table) for table in throughputs])
 
 
-def contest_of(state: PoolState, jobs: Iterable[PoolJob]) -> tuple[Contest, list[PoolJob]]:
+def problem_of(
+    state: PoolState, jobs: Iterable[PoolJob]
+) -> tuple[AllocationProblem, list[PoolJob]]:
     """Return the pool with those of the jobs that it, and their caps, have room for."""
     fitting = [job for job in jobs if not too_large_for(state, job)]
-    contest = Contest(
+    problem = AllocationProblem(
         kinds=tuple(supply.name for supply in state.supplies),
         vms=tuple(supply.vms for supply in state.supplies),
-        claims=tuple(claim_of(state, job) for job in fitting),
+        demands=tuple(demand_of(state, job) for job in fitting),
         usd_per_hour=tuple(s.microusd_per_hour / MICRO for s in state.supplies),
         teams={name: team.weight for name, team in state.settings.teams.items()},
         caps=tuple(_caps(state, fitting)),
     )
-    return contest, fitting
+    return problem, fitting
 
 
 def too_large_for(state: PoolState, job: PoolJob) -> str:
@@ -100,7 +102,7 @@ def too_large_for(state: PoolState, job: PoolJob) -> str:
     return ""
 
 
-def _caps(state: PoolState, jobs: list[PoolJob]) -> Iterable[Cap]:
+def _caps(state: PoolState, jobs: list[PoolJob]) -> Iterable[Constraint]:
     """Yield the caps of the pool, of teams and of jobs."""
     groups = [(state.settings.limits, frozenset(range(len(jobs))))]
     for name, team in state.settings.teams.items():
@@ -109,13 +111,15 @@ def _caps(state: PoolState, jobs: list[PoolJob]) -> Iterable[Cap]:
     groups += [(job.request.limits, frozenset([m])) for m, job in enumerate(jobs)]
     for limits, members in groups:
         if members:
-            yield from caps_of(state, limits, members)
+            yield from constraints_of(state, limits, members)
 
 
-def caps_of(state: PoolState, limits: Limits, members: frozenset[int]) -> Iterable[Cap]:
+def constraints_of(
+    state: PoolState, limits: Limits, members: frozenset[int]
+) -> Iterable[Constraint]:
     """Yield the caps that limits put on what jobs hold at once."""
     if limits.max_vms < math.inf:
-        yield Cap(members, (1.0,) * len(state.supplies), limits.max_vms)
+        yield Constraint(members, (1.0,) * len(state.supplies), limits.max_vms)
     if limits.max_microusd_per_hour < math.inf:
         prices = tuple(float(supply.microusd_per_hour) for supply in state.supplies)
-        yield Cap(members, prices, limits.max_microusd_per_hour)
+        yield Constraint(members, prices, limits.max_microusd_per_hour)

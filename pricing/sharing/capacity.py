@@ -4,26 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spottrain.pricing.sharing.claims import Contest
+from spottrain.pricing.sharing.problem import AllocationProblem
 
 
-class Room:
-    """What the contest's VMs and caps leave, while sizes are given out.
+class CapacityTracker:
+    """What the problem's VMs and caps leave, while sizes are given out.
 
     Args:
-        contest: The pool, and its jobs as claims.
+        problem: The pool, and its jobs as demands.
         sizes: By job; by default none.
     """
 
-    def __init__(self, contest: Contest, sizes: Sequence[tuple[int, ...]] | None = None) -> None:
-        self.contest = contest
-        none = (0,) * len(contest.vms)
-        self.sizes = [none] * len(contest.claims)
-        self._free = list(contest.vms)
-        self._left = [cap.at_most for cap in contest.caps]
-        self._caps: list[list[int]] = [[] for _ in contest.claims]
+    def __init__(
+        self, problem: AllocationProblem, sizes: Sequence[tuple[int, ...]] | None = None
+    ) -> None:
+        self.problem = problem
+        none = (0,) * len(problem.vms)
+        self.sizes = [none] * len(problem.demands)
+        self._free = list(problem.vms)
+        self._left = [cap.at_most for cap in problem.caps]
+        self._caps: list[list[int]] = [[] for _ in problem.demands]
         """By job: the caps that count it."""
-        for i, cap in enumerate(contest.caps):
+        for i, cap in enumerate(problem.caps):
             for m in cap.jobs:
                 self._caps[m].append(i)
         for m, size in enumerate(sizes or ()):
@@ -35,7 +37,7 @@ class Room:
         if any(n > 0 and n > free for n, free in zip(more, self._free, strict=True)):
             return False
         for i in self._caps[m]:
-            added = _counted(self.contest.caps[i].per_vm, more)
+            added = _counted(self.problem.caps[i].per_vm, more)
             if added > 0 and added > self._left[i] + 1e-9:
                 return False
         return True
@@ -50,7 +52,7 @@ class Room:
         more = self._more(m, size)
         self._free = [f - n for f, n in zip(self._free, more, strict=True)]
         for i in self._caps[m]:
-            self._left[i] -= _counted(self.contest.caps[i].per_vm, more)
+            self._left[i] -= _counted(self.problem.caps[i].per_vm, more)
         self.sizes[m] = size
 
     def _more(self, m: int, size: tuple[int, ...]) -> list[int]:
@@ -61,7 +63,7 @@ class Room:
         own = self.sizes[m]
         most = [free + n for free, n in zip(self._free, own, strict=True)]
         for i in self._caps[m]:
-            per_vm = self.contest.caps[i].per_vm
+            per_vm = self.problem.caps[i].per_vm
             left = self._left[i] + _counted(per_vm, own) + 1e-9
             most = [
                 min(n, int(left / each)) if each > 0 else n

@@ -25,7 +25,7 @@ THIN = 0.005
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class Configuration:
     """One way of running a job.
 
     Raises:
@@ -45,7 +45,7 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class JobDemand:
     """A job of a pool, as the policies see it.
 
     Raises:
@@ -53,7 +53,7 @@ class Claim:
     """
 
     name: str
-    options: tuple[Option, ...]
+    options: tuple[Configuration, ...]
     examples: float
     """Left to do."""
     weight: float = 1.0
@@ -87,18 +87,18 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Cap:
+class Constraint:
     """A limit on what several jobs hold together, such as a team's VMs or USD per hour."""
 
     jobs: frozenset[int]
-    """Indices of the claims that it counts."""
+    """Indices of the demands that it counts."""
     per_vm: tuple[float, ...]
     """What a VM counts, by kind."""
     at_most: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contest:
+class AllocationProblem:
     """A pool and the jobs that share it; options larger than the pool are left out.
 
     Raises:
@@ -109,12 +109,12 @@ class Contest:
     kinds: tuple[str, ...]
     vms: tuple[int, ...]
     """That may be held at once, by kind."""
-    claims: tuple[Claim, ...]
+    demands: tuple[JobDemand, ...]
     usd_per_hour: tuple[float, ...] = ()
     """Of one VM, by kind; none where money plays no part."""
     teams: Mapping[str, float] | None = None
     """Weights of teams; 1 for one that is not named."""
-    caps: tuple[Cap, ...] = ()
+    caps: tuple[Constraint, ...] = ()
     """Further limits."""
 
     def __post_init__(self) -> None:
@@ -123,36 +123,36 @@ class Contest:
                 f"pool: got {len(self.vms)} numbers of VMs for {len(self.kinds)} kinds; "
                 "give each kind one, 0 or more"
             )
-        for claim in self.claims:
-            if any(len(option.vms) != len(self.kinds) for option in claim.options):
+        for demand in self.demands:
+            if any(len(option.vms) != len(self.kinds) for option in demand.options):
                 raise ConfigError(
-                    f"{claim.name}: options: give VMs of {len(self.kinds)} kinds each"
+                    f"{demand.name}: options: give VMs of {len(self.kinds)} kinds each"
                 )
-            if not any(self.fits(option) for option in claim.options):
+            if not any(self.fits(option) for option in demand.options):
                 raise ConfigError(
-                    f"{claim.name}: larger than the pool of "
+                    f"{demand.name}: larger than the pool of "
                     f"{', '.join(f'{n} {k}' for k, n in zip(self.kinds, self.vms, strict=True))}"
                     "; give it a smaller size or enlarge the pool"
                 )
 
-    def fits(self, option: Option) -> bool:
+    def fits(self, option: Configuration) -> bool:
         """Return whether the whole pool is enough for an option."""
         return all(need <= have for need, have in zip(option.vms, self.vms, strict=True))
 
     @cached_property
-    def columns(self) -> list[tuple[int, Option]]:
+    def columns(self) -> list[tuple[int, Configuration]]:
         """Job and option of each column of the programs."""
         return [
             (m, option)
-            for m, claim in enumerate(self.claims)
-            for option in claim.options
+            for m, demand in enumerate(self.demands)
+            for option in demand.options
             if self.fits(option)
         ]
 
     @cached_property
-    def options_of(self) -> list[list[Option]]:
+    def options_of(self) -> list[list[Configuration]]:
         """By job: its options that fit the pool."""
-        found: list[list[Option]] = [[] for _ in self.claims]
+        found: list[list[Configuration]] = [[] for _ in self.demands]
         for m, option in self.columns:
             found[m].append(option)
         return found
@@ -160,7 +160,7 @@ class Contest:
     @cached_property
     def best(self) -> Floats:
         """[job]: the highest throughput that fits the pool, examples per second."""
-        best = np.zeros(len(self.claims))
+        best = np.zeros(len(self.demands))
         for m, option in self.columns:
             best[m] = max(best[m], option.examples_per_s)
         return best
@@ -168,25 +168,25 @@ class Contest:
     @cached_property
     def weights(self) -> Floats:
         """[job]"""
-        return np.array([claim.weight for claim in self.claims])
+        return np.array([demand.weight for demand in self.demands])
 
     @cached_property
     def needed(self) -> Floats:
         """[job]: examples per second that deadlines need, at most what the job can do."""
-        needed = [claim.examples / claim.deadline_s for claim in self.claims]
+        needed = [demand.examples / demand.deadline_s for demand in self.demands]
         return np.minimum(needed, self.best)
 
-    def usd_per_s(self, option: Option) -> float:
+    def usd_per_s(self, option: Configuration) -> float:
         """Return the price of an option, USD per second."""
         prices = self.usd_per_hour or (0.0,) * len(self.kinds)
         return sum(n * usd for n, usd in zip(option.vms, prices, strict=True)) / HOUR_S
 
 
 @dataclass(frozen=True, slots=True)
-class Allotment:
+class Allocation:
     """What a policy gives each job while nothing changes."""
 
-    shares: tuple[tuple[tuple[Option, float], ...], ...]
+    shares: tuple[tuple[tuple[Configuration, float], ...], ...]
     """By job: the options that it runs in, each with its part of the time."""
     examples_per_s: tuple[float, ...]
     """By job, on average."""
@@ -250,14 +250,14 @@ def thinned(corners: Sequence[tuple[int, float]], within: float = THIN) -> list[
     return [corners[i] for i in kept]
 
 
-def elastic_options(throughputs: Sequence[Mapping[int, float]]) -> tuple[Option, ...]:
+def elastic_configurations(throughputs: Sequence[Mapping[int, float]]) -> tuple[Configuration, ...]:
     """Return the options of an elastic job.
 
     Args:
         throughputs: By kind: examples per second by number of VMs.
     """
     return tuple(
-        Option(tuple(n if k == kind else 0 for k in range(len(throughputs))), rate)
+        Configuration(tuple(n if k == kind else 0 for k in range(len(throughputs))), rate)
         for kind, table in enumerate(throughputs)
         for n, rate in thinned(hull(table))
     )

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from tests.tiers import costly
 
 from spottrain.errors import ConfigError
-from spottrain.pricing.sharing.allotment import (
+from spottrain.pricing.sharing.filling import LOOSE, SLACK, AllocationProgram
+from spottrain.pricing.sharing.policies import (
     POLICIES,
     cheapest,
     equal_rates,
@@ -24,17 +25,16 @@ from spottrain.pricing.sharing.allotment import (
     isolated_rates,
     makespan,
 )
-from spottrain.pricing.sharing.claims import (
+from spottrain.pricing.sharing.problem import (
     THIN,
-    Cap,
-    Claim,
-    Contest,
-    Option,
-    elastic_options,
+    AllocationProblem,
+    Configuration,
+    Constraint,
+    JobDemand,
+    elastic_configurations,
     hull,
     thinned,
 )
-from spottrain.pricing.sharing.filling import LOOSE, SLACK, ContestProgram
 from spottrain.pricing.sharing.queues import fifo, priority, shortest_first
 
 CLOSE = 2e-5
@@ -43,25 +43,25 @@ TOY = ((40.0, 10.0), (12.0, 4.0), (100.0, 50.0))
 """Narayanan's dissertation, section 5.4.1: throughput of three jobs on two kinds."""
 
 
-def fixed(name: str, rates: tuple[float, ...], size: int = 1, **given: Any) -> Claim:
+def fixed(name: str, rates: tuple[float, ...], size: int = 1, **given: Any) -> JobDemand:
     """A job of a fixed size, on one kind at a time."""
     options = tuple(
-        Option(tuple(size if k == kind else 0 for k in range(len(rates))), rate)
+        Configuration(tuple(size if k == kind else 0 for k in range(len(rates))), rate)
         for kind, rate in enumerate(rates)
         if rate
     )
     work = given.pop("examples", 3600 * rates[0])
-    return Claim(name=name, options=options, examples=work, **given)
+    return JobDemand(name=name, options=options, examples=work, **given)
 
 
-def toy() -> Contest:
+def toy() -> AllocationProblem:
     jobs = [fixed(f"j{m}", rates, arrived_s=m) for m, rates in enumerate(TOY)]
-    return Contest(kinds=KINDS, vms=(1, 1), claims=tuple(jobs))
+    return AllocationProblem(kinds=KINDS, vms=(1, 1), demands=tuple(jobs))
 
 
-def four(weights: tuple[float, ...], vms: int = 4, **given: Any) -> Contest:
+def four(weights: tuple[float, ...], vms: int = 4, **given: Any) -> AllocationProblem:
     jobs = [replace(fixed(f"j{m}", (1.0,), weight=w), **given) for m, w in enumerate(weights)]
-    return Contest(kinds=("gpu",), vms=(vms,), claims=tuple(jobs))
+    return AllocationProblem(kinds=("gpu",), vms=(vms,), demands=tuple(jobs))
 
 
 # --- Golden values -------------------------------------------------------------------------
@@ -99,9 +99,9 @@ def test_first_come_first_served() -> None:
 
 
 def test_the_shortest_is_served_first() -> None:
-    short = replace(toy().claims[1], examples=12.0)
-    contest = replace(toy(), claims=(toy().claims[0], short, toy().claims[2]))
-    assert shortest_first(contest).examples_per_s[1] == 12
+    short = replace(toy().demands[1], examples=12.0)
+    problem = replace(toy(), demands=(toy().demands[0], short, toy().demands[2]))
+    assert shortest_first(problem).examples_per_s[1] == 12
 
 
 def test_water_filling_goes_on_where_the_first_is_full() -> None:
@@ -112,28 +112,28 @@ def test_water_filling_goes_on_where_the_first_is_full() -> None:
 
 
 def test_a_team_is_served_by_its_weight() -> None:
-    claims = tuple(replace(c, team="ab"[m > 0]) for m, c in enumerate(four((1,) * 4).claims))
-    contest = Contest(kinds=("gpu",), vms=(1,), claims=claims, teams={"a": 1, "b": 2})
-    rates = hierarchical(contest).examples_per_s
+    demands = tuple(replace(c, team="ab"[m > 0]) for m, c in enumerate(four((1,) * 4).demands))
+    problem = AllocationProblem(kinds=("gpu",), vms=(1,), demands=demands, teams={"a": 1, "b": 2})
+    rates = hierarchical(problem).examples_per_s
     assert rates == pytest.approx((1 / 3, 2 / 9, 2 / 9, 2 / 9), rel=CLOSE)
-    rates = hierarchical(contest, inside="fifo").examples_per_s
+    rates = hierarchical(problem, inside="fifo").examples_per_s
     assert rates == pytest.approx((1 / 3, 2 / 3, 0, 0), abs=CLOSE)
 
 
 def test_a_deadline_buys_the_fast_kind_only_as_far_as_it_must() -> None:
     job = fixed("j", (2.0, 1.0), examples=5400.0, deadline_s=3600.0)
-    contest = Contest(kinds=KINDS, vms=(1, 1), claims=(job,), usd_per_hour=(3.0, 1.0))
-    assert cheapest(contest).examples_per_s == pytest.approx([1.5], rel=CLOSE)
-    calm = replace(contest, claims=(replace(job, deadline_s=float("inf")),))
+    problem = AllocationProblem(kinds=KINDS, vms=(1, 1), demands=(job,), usd_per_hour=(3.0, 1.0))
+    assert cheapest(problem).examples_per_s == pytest.approx([1.5], rel=CLOSE)
+    calm = replace(problem, demands=(replace(job, deadline_s=float("inf")),))
     assert cheapest(calm).examples_per_s == pytest.approx([1.0], rel=CLOSE)
 
 
-def three(*arrived: tuple[float, int, bool]) -> Contest:
+def three(*arrived: tuple[float, int, bool]) -> AllocationProblem:
     """Jobs of (priority, largest size, running) on four VMs of one kind."""
     jobs = [
-        Claim(
+        JobDemand(
             name=f"j{m}",
-            options=elastic_options([{n: float(n) for n in range(1, size + 1)}]),
+            options=elastic_configurations([{n: float(n) for n in range(1, size + 1)}]),
             examples=1.0,
             weight=weight,
             arrived_s=m,
@@ -141,7 +141,7 @@ def three(*arrived: tuple[float, int, bool]) -> Contest:
         )
         for m, (weight, size, running) in enumerate(arrived)
     ]
-    return Contest(kinds=("gpu",), vms=(4,), claims=tuple(jobs))
+    return AllocationProblem(kinds=("gpu",), vms=(4,), demands=tuple(jobs))
 
 
 def test_an_urgent_job_shrinks_the_others_at_once() -> None:
@@ -156,17 +156,17 @@ def test_a_lesser_job_waits_while_a_greater_one_would_lose_by_it() -> None:
 
 def test_shares_by_priority_are_of_what_caps_leave() -> None:
     jobs = three((10, 4, True), (5, 4, True), (1, 4, True))
-    team = Cap(jobs=frozenset({0, 1}), per_vm=(1.0,), at_most=3)
+    team = Constraint(jobs=frozenset({0, 1}), per_vm=(1.0,), at_most=3)
     assert priority(replace(jobs, caps=(team,))).examples_per_s == (2, 1, 1)
-    pool = Cap(jobs=frozenset({0, 1, 2}), per_vm=(2.0,), at_most=6)
+    pool = Constraint(jobs=frozenset({0, 1, 2}), per_vm=(2.0,), at_most=6)
     assert priority(replace(jobs, caps=(pool,))).examples_per_s == (1, 1, 1)
-    alone = Cap(jobs=frozenset({0}), per_vm=(1.0,), at_most=1)
+    alone = Constraint(jobs=frozenset({0}), per_vm=(1.0,), at_most=1)
     assert priority(replace(jobs, caps=(alone,))).examples_per_s == (1, 2, 1)
 
 
 def test_who_is_too_large_for_its_team_keeps_no_other_team_waiting() -> None:
     jobs = three((10, 4, True), (5, 4, True), (1, 4, True))
-    team = Cap(jobs=frozenset({0}), per_vm=(1.0,), at_most=0)
+    team = Constraint(jobs=frozenset({0}), per_vm=(1.0,), at_most=0)
     assert priority(replace(jobs, caps=(team,))).examples_per_s == (0, 3, 1)
 
 
@@ -174,19 +174,19 @@ def test_who_is_too_large_for_its_team_keeps_no_other_team_waiting() -> None:
 
 
 @st.composite
-def contests(draw: st.DrawFn, most_kinds: int = 3) -> Contest:
+def problems(draw: st.DrawFn, most_kinds: int = 3) -> AllocationProblem:
     kinds = draw(st.integers(1, most_kinds))
     vms = [draw(st.integers(1, 6)) for _ in range(kinds)]
-    claims = []
+    demands = []
     for m in range(draw(st.integers(1, 5))):
         speeds = [draw(st.sampled_from([0.5, 1.0, 2.0, 5.0])) for _ in range(kinds)]
         power = draw(st.sampled_from([0.5, 0.8, 1.0]))
         largest = draw(st.integers(1, 6))
         tables = [{n: s * n**power for n in range(1, largest + 1)} for s in speeds]
-        claims.append(
-            Claim(
+        demands.append(
+            JobDemand(
                 name=f"j{m}",
-                options=elastic_options(tables),
+                options=elastic_configurations(tables),
                 examples=draw(st.sampled_from([10.0, 100.0, 1000.0])),
                 weight=draw(st.sampled_from([1.0, 2.0, 5.0])),
                 arrived_s=float(m),
@@ -195,21 +195,21 @@ def contests(draw: st.DrawFn, most_kinds: int = 3) -> Contest:
                 deadline_s=draw(st.sampled_from([np.inf, np.inf, 50.0])),
             )
         )
-    return Contest(
+    return AllocationProblem(
         kinds=tuple(f"k{k}" for k in range(kinds)),
         vms=tuple(vms),
-        claims=tuple(claims),
+        demands=tuple(demands),
         usd_per_hour=tuple(float(k + 1) for k in range(kinds)),
     )
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 @costly
-@given(contests())
-def test_nothing_is_given_twice(policy: str, contest: Contest) -> None:
-    found = POLICIES[policy](contest)
-    held = sum(found.vms(m, len(contest.vms)) for m in range(len(contest.claims)))
-    assert (held <= np.array(contest.vms) * (1 + CLOSE)).all()
+@given(problems())
+def test_nothing_is_given_twice(policy: str, problem: AllocationProblem) -> None:
+    found = POLICIES[policy](problem)
+    held = sum(found.vms(m, len(problem.vms)) for m in range(len(problem.demands)))
+    assert (held <= np.array(problem.vms) * (1 + CLOSE)).all()
     for given_, rate in zip(found.shares, found.examples_per_s, strict=True):
         assert sum(share for _, share in given_) <= 1 + CLOSE
         trained = sum(option.examples_per_s * share for option, share in given_)
@@ -218,46 +218,48 @@ def test_nothing_is_given_twice(policy: str, contest: Contest) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @costly
-@given(contests(), st.sampled_from([1.0, 2.5, 4.0]), st.sampled_from([1.0, 3.0]))
-def test_sums_are_within_caps(policy: str, contest: Contest, at_most: float, per_vm: float) -> None:
-    everybody = range(len(contest.claims))
-    prices = (per_vm,) * len(contest.kinds)
+@given(problems(), st.sampled_from([1.0, 2.5, 4.0]), st.sampled_from([1.0, 3.0]))
+def test_sums_are_within_caps(
+    policy: str, problem: AllocationProblem, at_most: float, per_vm: float
+) -> None:
+    everybody = range(len(problem.demands))
+    prices = (per_vm,) * len(problem.kinds)
     caps = tuple(
-        Cap(jobs=frozenset(members), per_vm=prices, at_most=factor * at_most)
+        Constraint(jobs=frozenset(members), per_vm=prices, at_most=factor * at_most)
         for members, factor in ((everybody[::2], 1.0), (everybody, 1.7))
     )
-    running = tuple(replace(claim, running=m % 3 > 0) for m, claim in enumerate(contest.claims))
-    found = POLICIES[policy](replace(contest, claims=running, caps=caps))
+    running = tuple(replace(demand, running=m % 3 > 0) for m, demand in enumerate(problem.demands))
+    found = POLICIES[policy](replace(problem, demands=running, caps=caps))
     for cap in caps:
-        held = sum(found.vms(m, len(contest.kinds)).sum() for m in cap.jobs)
+        held = sum(found.vms(m, len(problem.kinds)).sum() for m in cap.jobs)
         assert held * per_vm <= cap.at_most * (1 + CLOSE)
 
 
-@given(contests())
-def test_no_job_does_worse_than_in_its_own_part(contest: Contest) -> None:
-    calm = tuple(replace(claim, deadline_s=np.inf) for claim in contest.claims)
-    contest = replace(contest, claims=calm)
-    rates = np.array(fair(contest).examples_per_s)
-    assert (rates >= isolated_rates(contest) * (1 - 10 * CLOSE)).all()
+@given(problems())
+def test_no_job_does_worse_than_in_its_own_part(problem: AllocationProblem) -> None:
+    calm = tuple(replace(demand, deadline_s=np.inf) for demand in problem.demands)
+    problem = replace(problem, demands=calm)
+    rates = np.array(fair(problem).examples_per_s)
+    assert (rates >= isolated_rates(problem) * (1 - 10 * CLOSE)).all()
 
 
-@given(contests(), st.sampled_from(["fair", "makespan", "hierarchical"]))
-def test_no_job_can_gain_unless_another_loses(contest: Contest, policy: str) -> None:
-    found = POLICIES[policy](contest)
-    reached = np.array(found.examples_per_s) / contest.best
-    program = ContestProgram(contest)
-    value = program.rates / contest.best[program.job]
+@given(problems(), st.sampled_from(["fair", "makespan", "hierarchical"]))
+def test_no_job_can_gain_unless_another_loses(problem: AllocationProblem, policy: str) -> None:
+    found = POLICIES[policy](problem)
+    reached = np.array(found.examples_per_s) / problem.best
+    program = AllocationProgram(problem)
+    value = program.rates / problem.best[program.job]
     # What the others give up here is next to the solver's tolerance; where one of them holds a
     # kind on which another is ten times as fast, that one gains a hundred times as much.
     again = program.most(value, reached + SLACK - LOOSE)
-    gained = np.array(again.examples_per_s) / contest.best - reached
+    gained = np.array(again.examples_per_s) / problem.best - reached
     assert gained.sum() <= 1e-3
 
 
 @costly
-@given(contests(most_kinds=1))
-def test_deadlines_that_can_be_kept_are_kept(contest: Contest) -> None:
-    floor = ContestProgram(contest).floors() * contest.best
+@given(problems(most_kinds=1))
+def test_deadlines_that_can_be_kept_are_kept(problem: AllocationProblem) -> None:
+    floor = AllocationProgram(problem).floors() * problem.best
     for policy in (
         "fair",
         "makespan",
@@ -265,40 +267,40 @@ def test_deadlines_that_can_be_kept_are_kept(contest: Contest) -> None:
         "cheapest",
         "hierarchical",
     ):
-        rates = np.array(POLICIES[policy](contest).examples_per_s)
+        rates = np.array(POLICIES[policy](problem).examples_per_s)
         assert (rates >= floor * (1 - 10 * CLOSE)).all(), policy
 
 
 @costly
-@given(contests(most_kinds=1), st.integers(2, 3))
-def test_kinds_that_are_alike_share_as_one(contest: Contest, kinds: int) -> None:
+@given(problems(most_kinds=1), st.integers(2, 3))
+def test_kinds_that_are_alike_share_as_one(problem: AllocationProblem, kinds: int) -> None:
     split = replace(
-        contest,
+        problem,
         kinds=tuple(f"k{k}" for k in range(kinds)),
-        vms=contest.vms * kinds,
+        vms=problem.vms * kinds,
         usd_per_hour=(1.0,) * kinds,
-        claims=tuple(
+        demands=tuple(
             replace(
-                claim,
+                demand,
                 options=tuple(
-                    Option(
+                    Configuration(
                         tuple(o.vms[0] * (k == kind) for k in range(kinds)),
                         o.examples_per_s,
                     )
                     for kind in range(kinds)
-                    for o in claim.options
-                    if o.vms[0] <= contest.vms[0]
+                    for o in demand.options
+                    if o.vms[0] <= problem.vms[0]
                 ),
             )
-            for claim in contest.claims
+            for demand in problem.demands
         ),
     )
     whole = replace(
-        contest,
-        vms=(contest.vms[0] * kinds,),
-        claims=tuple(
-            replace(c, options=tuple(o for o in c.options if contest.fits(o)))
-            for c in contest.claims
+        problem,
+        vms=(problem.vms[0] * kinds,),
+        demands=tuple(
+            replace(c, options=tuple(o for o in c.options if problem.fits(o)))
+            for c in problem.demands
         ),
     )
     assert equal_rates(split) == pytest.approx(equal_rates(whole))
@@ -324,7 +326,7 @@ def test_hulls_are_concave_and_at_most_linear(table: dict[int, float]) -> None:
 
 def test_many_jobs_are_decided_in_seconds() -> None:
     random = np.random.default_rng(0)
-    claims = tuple(
+    demands = tuple(
         fixed(
             f"j{m}",
             tuple(random.uniform(1, 3, 3) * (4, 2, 1)),
@@ -333,16 +335,16 @@ def test_many_jobs_are_decided_in_seconds() -> None:
         )
         for m in range(2048)
     )
-    contest = Contest(kinds=("a", "b", "c"), vms=(512,) * 3, claims=claims)
+    problem = AllocationProblem(kinds=("a", "b", "c"), vms=(512,) * 3, demands=demands)
     begun = time.process_time()
-    found = hierarchical(contest)
+    found = hierarchical(problem)
     assert time.process_time() - begun < 10
     assert sum(found.examples_per_s) > 0
 
 
 def test_a_job_larger_than_the_pool_is_refused() -> None:
     with pytest.raises(ConfigError, match="larger than the pool of 1 v100, 1 k80"):
-        replace(toy(), claims=(fixed("big", (1.0, 1.0), size=2),))
+        replace(toy(), demands=(fixed("big", (1.0, 1.0), size=2),))
 
 
 def test_weights_of_zero_are_refused() -> None:
