@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+
 from spottrain.pipeline.devices.cuda import CudaDevice
-from spottrain.pipeline.devices.deferred import DeferredDevice
 from spottrain.pipeline.devices.host import HostDevice
 from spottrain.pipeline.devices.port import Device
 
@@ -12,8 +13,8 @@ def open_device(name: str, memory_share: float = 1.0, *, deterministic: bool = F
     """Return a slot's device; called in the worker, which nobody forks.
 
     Args:
-        name: ``cpu``, ``cuda:`` and a GPU's UUID, or, in tests, ``deferred:`` and a
-            seed.
+        name: ``cpu``, ``cuda:`` and a GPU's UUID, or a module on the path, a colon and the
+            argument of its function ``open_device``: so tests have a device of their own.
         memory_share: Share of a GPU's memory.
         deterministic: Whether the same computation must give the same bits again.
 
@@ -22,8 +23,9 @@ def open_device(name: str, memory_share: float = 1.0, *, deterministic: bool = F
         UserCodeError: The user's code has used CUDA before.
     """
     kind, _, which = name.partition(":")
+    if kind == "cpu":
+        return HostDevice()
     if kind == "cuda":
         return CudaDevice(which, memory_share, deterministic=deterministic)
-    if kind == "deferred":
-        return DeferredDevice(int(which))
-    return HostDevice()
+    device: Device = importlib.import_module(kind).open_device(which)
+    return device

@@ -68,7 +68,6 @@ _SCHEMA = """
 """
 AHEAD_S = HOUR_S
 """Entries further in the future were made under a clock that was ahead."""
-_BUSY_S = 5.0
 _PRICE = "cloud, region, zone, instance_type, spot, usd_per_hour, since_s, seen_s, source"
 _POOL = "cloud, region, zone, instance_type, losses_per_hour, obtainability"
 RATE_KEPT_S = 7 * DAY_S
@@ -115,14 +114,7 @@ class History:
         self._path = path
         with self._translating_errors():
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._db = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)
-        try:
-            with self._translating_errors():
-                database.is_new(self._db, path, Kind.PRICES)
-                self._prepare()
-        except BaseException:
-            self._db.close()
-            raise
+            self._db = database.connect(path, Kind.PRICES, _SCHEMA)
 
     def close(self) -> None:
         """Close the file."""
@@ -286,23 +278,10 @@ class History:
             ),
         )
 
-    def _prepare(self) -> None:
-        self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute("PRAGMA synchronous = NORMAL")
-        with self._translating_errors():
-            database.create(self._db, self._path, Kind.PRICES, _SCHEMA)
-
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        with self._translating_errors():
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self._db.execute("COMMIT")
-            except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
+        with self._translating_errors(), database.transaction(self._db):
+            yield
 
     @contextmanager
     def _translating_errors(self) -> Iterator[None]:

@@ -12,7 +12,7 @@ from spottrain.errors import SpottrainError
 
 FORMAT = 1
 """Of all kinds; what is released stays readable."""
-_BUSY_S = 1.0
+_BUSY_S = 5.0
 
 
 class Kind(IntEnum):
@@ -28,7 +28,7 @@ class FormatError(SpottrainError):
     """A file is of another kind or format; it was left as it is."""
 
 
-def is_new(db: sqlite3.Connection, path: Path, kind: Kind) -> bool:
+def _is_new(db: sqlite3.Connection, path: Path, kind: Kind) -> bool:
     """Return whether a file has no tables yet.
 
     Raises:
@@ -53,7 +53,7 @@ def is_new(db: sqlite3.Connection, path: Path, kind: Kind) -> bool:
 
 
 def connect(path: Path, kind: Kind, schema: str, *, read_only: bool = False) -> sqlite3.Connection:
-    """Return a file that one process writes and any number read, in autocommit mode.
+    """Return a file, in autocommit mode, that any number of processes may read.
 
     Args:
         path: Of the file.
@@ -68,14 +68,19 @@ def connect(path: Path, kind: Kind, schema: str, *, read_only: bool = False) -> 
     uri = f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
     db = sqlite3.connect(uri, timeout=_BUSY_S, uri=True, isolation_level=None)
     try:
-        is_new(db, path, kind)
+        _is_new(db, path, kind)
         if not read_only:
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = FULL")
             verdict = db.execute("PRAGMA quick_check(1)").fetchone()[0]
             if verdict != "ok":  # in several lines, the last of which says what is wrong
                 raise sqlite3.DatabaseError(verdict.splitlines()[-1])
-            create(db, path, kind, schema)
+            with transaction(db):
+                if _is_new(db, path, kind):  # another process may have been faster
+                    for statement in schema.split(";"):  # executescript would commit first
+                        db.execute(statement)
+                    db.execute(f"PRAGMA application_id = {kind:d}")
+                    db.execute(f"PRAGMA user_version = {FORMAT}")
     except BaseException:
         db.close()
         raise
@@ -93,23 +98,3 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
         if db.in_transaction:
             db.execute("ROLLBACK")
         raise
-
-
-def create(db: sqlite3.Connection, path: Path, kind: Kind, schema: str) -> None:
-    """Make the tables of a file, unless it has them.
-
-    Args:
-        db: In autocommit mode.
-        path: Of the file.
-        kind: What it holds.
-        schema: Statements.
-
-    Raises:
-        FormatError: It has tables of another kind, or of another format.
-    """
-    with transaction(db):
-        if is_new(db, path, kind):
-            for statement in schema.split(";"):  # executescript would commit first
-                db.execute(statement)
-            db.execute(f"PRAGMA application_id = {kind:d}")
-            db.execute(f"PRAGMA user_version = {FORMAT}")

@@ -10,17 +10,12 @@ from pathlib import Path
 from tests.bench.papers_varuna import Row
 
 from spottrain.morphing.adapt.shares import share_virtual_nodes
-from spottrain.morphing.plan.flops import GptShape, training_time_s
-from spottrain.morphing.plan.replication import Layer, replicate
-from spottrain.morphing.plan.tensor import (
-    GpuCluster,
-    iteration_s,
-    layer_elements,
-    megatron_sizes,
-)
 from spottrain.morphing.schedules.lists import compact_schedule
 from spottrain.morphing.simulate.replica import Link, StageTimes, simulate_pipeline
 from spottrain.wire.model import ScheduleKind
+from spottrain_lab.planners.gpt import GptShape, training_time_s
+from spottrain_lab.planners.replication import Layer, replicate
+from spottrain_lab.planners.tensor import GpuCluster, iteration_s, layer_elements, megatron_sizes
 from spottrain_lab.traces.mixing import WorkerType, split_minibatch
 
 CHAINS = Path(__file__).resolve().parents[2] / "examples/pipedream"

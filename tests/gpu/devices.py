@@ -30,7 +30,7 @@ def device_name() -> str:
         NoGpuError: There is none.
     """
     if chosen := os.environ.get(VARIABLE):
-        return chosen
+        return f"tests.fakes.{chosen}" if chosen.startswith("deferred:") else chosen
     try:
         import pynvml
     except ModuleNotFoundError:
@@ -54,7 +54,7 @@ def names(count: int) -> list[str]:
     """Return names for as many workers: they share a GPU, or have a stand-in each."""
     name = device_name()
     kind, _, seed = name.partition(":")
-    if kind == "deferred":
+    if kind == "tests.fakes.deferred":
         return [f"{kind}:{int(seed) + number}" for number in range(count)]
     return [name] * count
 

@@ -20,13 +20,13 @@ from pathlib import Path
 
 import torch
 from tests.builders import a_run
+from tests.fakes.deferred import DeferredDevice
 from tests.gpu import runs
 from tests.gpu.devices import device_name, print_result
 from tests.gpu.forked import start_store
 from tests.unit.pipeline.memory import LocalHolder
 
 from spottrain.pipeline.base.faults import FaultScript
-from spottrain.pipeline.devices.deferred import DeferredDevice
 from spottrain.pipeline.devices.open import open_device
 from spottrain.pipeline.devices.port import Device
 from spottrain.pipeline.loader.prefetch import Prefetcher

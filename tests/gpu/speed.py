@@ -183,7 +183,6 @@ class Bench:
         self._folder = folder
         self.log = folder / "log"
         """Of the workers."""
-        self._checkpoint = ""
         self._zygote = Zygote()
 
     def spec(self, reduction: Reduction) -> JobSpec:
@@ -210,12 +209,11 @@ class Bench:
 
     @contextmanager
     def ours(self, reduction: Reduction) -> Iterator[Ours]:
-        """Start a fleet of one worker; it makes the first weights once."""
+        """Start a fleet of one worker, which makes the first weights."""
         spec = self.spec(reduction)
         threads = max(1, len(os.sched_getaffinity(0)) - 4)
         with runs.start(spec, "a", self._folder, self._zygote, threads=threads) as fleet:
-            self._checkpoint = self._checkpoint or fleet.initialise()
-            yield Ours(spec, fleet, self._checkpoint)
+            yield Ours(spec, fleet, fleet.initialise())
 
     def close(self) -> None:
         """End the process that has loaded the job."""

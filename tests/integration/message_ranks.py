@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable
 
 import torch
+from tests.fakes.deferred import DeferredDevice
 
 from spottrain.pipeline.comm import device_group
 from spottrain.pipeline.comm.collectives import gather_json, gather_rows
@@ -26,7 +27,6 @@ from spottrain.pipeline.comm.groups import (
     open_rendezvous,
 )
 from spottrain.pipeline.comm.p2p import Direction, PipelineLinks
-from spottrain.pipeline.devices.deferred import DeferredDevice
 from spottrain.pipeline.devices.host import HostDevice
 
 TIMEOUT_S = 600.0

@@ -53,11 +53,11 @@ class Runtime:
 
 RUNTIMES = (
     Runtime(),
-    Runtime("deferred:3", "host", "bf16", "nccl", segments=2),
-    Runtime("deferred:9", "device", "fp32", "gloo"),
+    Runtime("tests.fakes.deferred:3", "host", "bf16", "nccl", segments=2),
+    Runtime("tests.fakes.deferred:9", "device", "fp32", "gloo"),
     Runtime("cpu", "host", "fp16"),
-    Runtime("deferred:1", "host", "fp32", "gloo"),
-    Runtime("deferred:2", "device", "fp16", "nccl", segments=4),
+    Runtime("tests.fakes.deferred:1", "host", "fp32", "gloo"),
+    Runtime("tests.fakes.deferred:2", "device", "fp16", "nccl", segments=4),
 )
 
 

@@ -126,7 +126,7 @@ def test_a_process_alone_assumes_links(fleet: Fleet) -> None:
 def test_transfers_and_both_updates_are_measured_on_a_device(
     zygote: Zygote, tmp_path: Path
 ) -> None:
-    hosts = {name: Host(device="deferred:3") for name in "ab"}
+    hosts = {name: Host(device="tests.fakes.deferred:3") for name in "ab"}
     spec = job_spec(tmp_path)
     with Fleet(spec, "ab", tmp_path / "log", zygote, hosts=hosts) as fleet:
         fleet.ready()

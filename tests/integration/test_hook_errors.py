@@ -49,7 +49,9 @@ def test_a_worker_that_ends_itself_brings_the_state_of_its_device_to_safety(
         for rank in range(width)
     ]
 
-    weights, fleet = train(zygote, tmp_path, *shape, blows, runtime=Runtime("deferred:3", "device"))
+    weights, fleet = train(
+        zygote, tmp_path, *shape, blows, runtime=Runtime("tests.fakes.deferred:3", "device")
+    )
 
     assert weights == undisturbed
     assert fleet.committed_twice() == []
@@ -96,7 +98,7 @@ def test_a_worker_that_hangs_when_a_peer_is_gone_ends_itself_in_time(
     outcome: str,
 ) -> None:
     """In the middle of an update nothing can be copied: the replica has the state."""
-    runtime = Runtime("deferred:3", state)
+    runtime = Runtime("tests.fakes.deferred:3", state)
 
     weights, fleet = train(zygote, tmp_path, 2, 2, [hangs, raises], runtime=runtime)
 
@@ -108,7 +110,7 @@ def test_a_worker_that_hangs_when_a_peer_is_gone_ends_itself_in_time(
 
 
 @pytest.mark.rotated
-@pytest.mark.parametrize("device", ["deferred:3", "cpu"])
+@pytest.mark.parametrize("device", ["tests.fakes.deferred:3", "cpu"])
 @pytest.mark.parametrize("hook", [Hook.REDUCE, Hook.GATHERED])
 def test_an_error_aborts_groups_on_devices_and_no_worker_ends(
     zygote: Zygote,

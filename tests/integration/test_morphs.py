@@ -70,7 +70,7 @@ def test_planned_morphs_leave_groups_on_devices_and_keep_pids(
     zygote: Zygote, tmp_path: Path, state: StateHome
 ) -> None:
     spec = job_spec(tmp_path, steps=1000, network="nccl")
-    hosts = {name: Host(device="deferred:3") for name in "abcd"}
+    hosts = {name: Host(device="tests.fakes.deferred:3") for name in "abcd"}
     with Fleet(spec, "abcd", tmp_path / "log", zygote, SLOWLY, hosts=hosts) as fleet:
         fleet.ready()
         checkpoint = fleet.initialise()

@@ -51,8 +51,8 @@ def undisturbed(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> dic
     ("hook", "action", "width", "runtime"),
     [
         (Hook.UPDATED, Action.KILL_WORKER, 1, Runtime()),
-        (Hook.DECIDED, Action.KILL_VM, 2, Runtime("deferred:4", "host")),
-        (Hook.UPDATED, Action.END_ITSELF, 1, Runtime("deferred:5", "device")),
+        (Hook.DECIDED, Action.KILL_VM, 2, Runtime("tests.fakes.deferred:4", "host")),
+        (Hook.UPDATED, Action.END_ITSELF, 1, Runtime("tests.fakes.deferred:5", "device")),
     ],
     ids=str,
 )

@@ -121,8 +121,8 @@ def test_fast_mode_has_the_same_bits_on_every_device(
     found = []
     for runtime in (
         Runtime("cpu", "host", precision),
-        Runtime("deferred:3", "host", precision, segments=2),
-        Runtime("deferred:3", "device", precision),
+        Runtime("tests.fakes.deferred:3", "host", precision, segments=2),
+        Runtime("tests.fakes.deferred:3", "device", precision),
     ):
         (folder := tmp_path / str(runtime)).mkdir()
         weights, _ = train(zygote, folder, *shape, runtime=runtime, reduction="fast")

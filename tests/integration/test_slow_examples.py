@@ -24,8 +24,8 @@ BEFORE = 3
 @pytest.mark.parametrize(
     ("device", "state", "loaders"),
     [
-        ("deferred:3", "device", 0),
-        pytest.param("deferred:3", "device", 1, marks=pytest.mark.rotated),
+        ("tests.fakes.deferred:3", "device", 0),
+        pytest.param("tests.fakes.deferred:3", "device", 1, marks=pytest.mark.rotated),
         pytest.param("cpu", "host", 0, marks=pytest.mark.rotated),
     ],
 )

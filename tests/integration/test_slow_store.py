@@ -21,7 +21,9 @@ from spottrain.wire.messages import JobSpec
 from spottrain.wire.model import Slot, StateHome
 
 ENVIRONMENT = {**CREDENTIALS, "TINY_SLEEP_S": "0.05"}
-STATES = pytest.mark.parametrize(("device", "state"), [("deferred:3", "device"), ("cpu", "host")])
+STATES = pytest.mark.parametrize(
+    ("device", "state"), [("tests.fakes.deferred:3", "device"), ("cpu", "host")]
+)
 
 
 @pytest.fixture

@@ -321,7 +321,7 @@ def test_devices_whose_transfers_are_late_change_no_bit(
 ) -> None:
     spec = replace(stale_spec(tmp_path), network=network)
 
-    weights, _ = train(zygote, spec, 3, (2, 2), device="deferred:3", state=state)
+    weights, _ = train(zygote, spec, 3, (2, 2), device="tests.fakes.deferred:3", state=state)
 
     assert parameters_of(weights) == recurrence("gpt_job")
 

@@ -65,7 +65,7 @@ SIMULATIONS: Mapping[str, str] = {
     "step": "spottrain.varuna_manager.cli.simulate.schedule:step",
     "pool": "spottrain.varuna_manager.cli.simulate.pool:pool",
 }
-LAB = ("mix", "trace", "prices", "deadlines")
+LAB = ("mix", "trace", "prices", "deadlines", "planners")
 """Commands of ``spottrain-lab``."""
 
 

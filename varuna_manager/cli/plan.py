@@ -168,7 +168,7 @@ def plan(
         offline=offline,
         measured_on=measured_on,
         exact=top,
-        alternatives=explain,
+        stale=explain,
     )
     changes = _changes(objective, schedule, recompute, state)
     if file.suffix != ".json":

@@ -9,15 +9,15 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from spottrain.cloud.port.provider import Offer
 from spottrain.errors import BudgetError, CapacityError
 from spottrain.machine import is_cpu
-from spottrain.morphing.plan.alternatives import alternatives_to
 from spottrain.morphing.plan.choose import NOISE, Choice, choose_plan
 from spottrain.morphing.plan.inputs import PlanInputs
+from spottrain.morphing.plan.modes import ENDLESS
 from spottrain.morphing.plan.workload import Workload
 from spottrain.pricing.billing.money import Rate, cost_usd, total_rate
 from spottrain.pricing.prices.catalogue import CLOUDS, catalogue
@@ -78,8 +78,8 @@ class SearchScope:
     """The GPU of the catalogue that the profile's device equals."""
     exact: int = EXACT
     """Offers whose plan is computed, see ``rank``."""
-    alternatives: bool = False
-    """Also compare the plan with what other systems would run."""
+    stale: bool = False
+    """Also compare the plan with that of gradients that are stale by one mini-batch."""
 
 
 def check_capacity(config: JobConfig) -> None:
@@ -184,7 +184,7 @@ def _preview(
         inputs: What its plans are made from, without slots.
         ranking: Of the job's own offers; the fleet is of its first rows.
         terms: What they were ranked by.
-        scope: Whether to show alternatives.
+        scope: Whether to compare it with stale gradients.
 
     Raises:
         BudgetError: The hourly cap leaves too few VMs.
@@ -220,7 +220,7 @@ def _preview(
         "computes_on": _computes_on([r.priced.offer for r in fleet], config, inputs),
         "fleet": [_vm(row.priced.offer) for row in fleet],
         **_choice_view(inputs, choice, config.runtime.precision, gpus),
-        **_alternatives_view(inputs, choice, scope),
+        **_stale_view(inputs, choice, scope),
         "usd_per_hour": usd_per_hour,
         "train_s": train_s,
         "usd": None if train_s is None else cost_usd(usd_per_hour, train_s),
@@ -354,7 +354,7 @@ def preview_workload(
     if not scope.clouds:
         choice = choose_plan(inputs)
         document |= _choice_view(inputs, choice, precision)
-        return document | _alternatives_view(inputs, choice, scope)
+        return document | _stale_view(inputs, choice, scope)
     job, gpus = replace(inputs, slots=()), len(inputs.slots)
     examples = NO_END if steps is None else float(steps * inputs.minibatch_size)
     terms = RankingTerms(examples=examples, max_vms=gpus, max_gpus=gpus)
@@ -379,7 +379,7 @@ def preview_workload(
     return (
         document
         | _choice_view(inputs, choice, precision, names)
-        | _alternatives_view(inputs, choice, scope)
+        | _stale_view(inputs, choice, scope)
         | ranking_view(ranking, now_s, lines, bests, shown)
     )
 
@@ -428,11 +428,31 @@ def _choice_view(
     }
 
 
-def _alternatives_view(inputs: PlanInputs, choice: Choice, scope: SearchScope) -> dict[str, Any]:
-    """Return what other systems would run in place of the chosen plan, if asked for."""
-    if not scope.alternatives or choice.plan is None:
+def _stale_view(inputs: PlanInputs, choice: Choice, scope: SearchScope) -> dict[str, Any]:
+    """Return the best plan with ``semantics: stale_by_one`` (PipeDream-2BW), if asked for.
+
+    ``shape`` is empty if none fits; ``gain``, by how much it is faster, is None if the job
+    has these semantics already; ``held_twice_bytes`` are the parameters and gradients that
+    its largest stage holds a second time.
+    """
+    plan = choice.plan
+    if not scope.stale or plan is None:
         return {}
-    return {"alternatives": asdict(alternatives_to(inputs, choice.plan))}
+    other, gain = plan, None
+    if inputs.semantics != "stale_by_one":
+        stale = replace(
+            inputs,
+            facts=inputs.facts.with_delayed(),
+            schedule=inputs.schedule if inputs.schedule in ENDLESS else None,
+            semantics="stale_by_one",
+        )
+        if (found := choose_plan(stale).plan) is None:
+            return {"stale_by_one": {"shape": "", "gain": 0.0, "held_twice_bytes": 0}}
+        other, gain = found, plan.predicted_step_s / found.predicted_step_s - 1
+    sections = inputs.facts.sections
+    stages = (other.sections_of(p) for p in range(other.pipeline_depth))
+    held = max(2 * sum(sections[k].trained_bytes for k in own) for own in stages)
+    return {"stale_by_one": {"shape": other.shape, "gain": gain, "held_twice_bytes": held}}
 
 
 def _gpu_of(config: JobConfig, offer: Offer) -> str | None:

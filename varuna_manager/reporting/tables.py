@@ -476,41 +476,19 @@ def preview_parts(preview: dict[str, Any], explain: bool) -> Iterator[Renderable
         yield f"compute  {compute}"
     if (forecast := preview.get("forecast")) is not None:
         yield f"forecast {forecast['reason']}"
-    if "alternatives" in preview:
-        yield from _alternative_lines(preview["alternatives"])
+    if "stale_by_one" in preview:
+        yield _stale_line(preview["stale_by_one"])
 
 
-def _alternative_lines(other: dict[str, Any]) -> Iterator[str]:
-    """Yield what other systems would make of a plan; see ``plan.alternatives``."""
-    rows = other["tensor"]
-    least_s = min((row["step_s"] for row in rows if row["step_s"]), default=0.0)
-    for row in rows:
-        words = f"tensor   t = {row['size']}: "
-        if row["step_s"] is None:
-            yield f"{words}{row['why_not']}"
-            continue
-        slower = row["step_s"] / least_s - 1
-        words += f"{row['shape']}, {fmt.duration(row['step_s'])}"
-        yield f"{words}, {slower:.1%} slower" if slower else f"{words}, the fastest"
-    if not rows:
-        yield "tensor   none: VMs have one device each"
-    if other["uneven"]:
-        yield (
-            f"uneven   {other['uneven']} would be {other['uneven_gain']:.1%} faster than "
-            "equal replication, bubbles left out"
-        )
-    else:
-        yield "uneven   no partition with unequal replication would be faster"
-    if other["stale_gain"] is None:
-        yield "2bw      this plan: semantics is stale_by_one"
-    elif other["stale_shape"]:
-        yield (
-            f"2bw      {other['stale_shape']} would be "
-            f"{max(0.0, other['stale_gain']):.1%} faster with semantics: stale_by_one, "
-            f"with {fmt.size(other['stale_stage_bytes'])} more on a device"
-        )
-    else:
-        yield "2bw      no plan with semantics: stale_by_one fits"
+def _stale_line(stale: dict[str, Any]) -> str:
+    if stale["gain"] is None:
+        return "2bw      this plan: semantics is stale_by_one"
+    if not stale["shape"]:
+        return "2bw      no plan with semantics: stale_by_one fits"
+    return (
+        f"2bw      {stale['shape']} would be {max(0.0, stale['gain']):.1%} faster with "
+        f"semantics: stale_by_one, with {fmt.size(stale['held_twice_bytes'])} more on a device"
+    )
 
 
 def sections_table(facts: ModelFacts) -> Table:

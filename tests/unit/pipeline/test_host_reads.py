@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.fakes.deferred import DeferredDevice
 from tests.gpu.hidden_syncs import STEPS, places_of_minibatches
 from tests.tiers import first_always
 
 from spottrain.pipeline.comm.groups import open_rendezvous
-from spottrain.pipeline.devices.deferred import DeferredDevice
 from spottrain.pipeline.model import optimizer
 from spottrain.wire.model import Precision, Reduction
 

@@ -6,6 +6,7 @@ import threading
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.fakes.deferred import DeferredDevice
 
 from spottrain.pipeline.comm.device_group import (
     DeviceGroups,
@@ -14,7 +15,6 @@ from spottrain.pipeline.comm.device_group import (
     choose_library,
 )
 from spottrain.pipeline.comm.groups import Connections, GenerationBrokenError
-from spottrain.pipeline.devices.deferred import DeferredDevice
 
 ENDPOINTS = st.builds(
     Endpoint,

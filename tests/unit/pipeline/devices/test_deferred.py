@@ -6,12 +6,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
-from spottrain.pipeline.devices.deferred import (
+from tests.fakes.deferred import (
     DeferredDevice,
     EarlyAccessError,
     UnlockedPagesError,
 )
+
 from spottrain.pipeline.devices.port import UnusableDeviceError
 
 LATE = 0

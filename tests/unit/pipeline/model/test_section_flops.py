@@ -21,12 +21,13 @@ import itertools
 
 import transformers as hf
 
-from spottrain.morphing.plan.flops import GptShape, model_flops_per_example
+from spottrain.morphing.plan.flops import model_flops_per_example
 from spottrain.pipeline.model.entrypoint import load_job
 from spottrain.pipeline.model.inspect import model_facts
 from spottrain.pipeline.model.job import CutPoint, TrainingJob
 from spottrain.pipeline.model.recorder import Recorder
 from spottrain.pipeline.model.tracer import trace
+from spottrain_lab.planners.gpt import GptShape
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
 LINEAR = 2 * WIDTH * WIDTH

@@ -11,13 +11,13 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.fakes.deferred import DeferredDevice
 from tests.unit.pipeline.memory import LocalHolder
 from torch import nn
 
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.base import fixed_point
 from spottrain.pipeline.base.tracking import TensorTracker
-from spottrain.pipeline.devices.deferred import DeferredDevice
 from spottrain.pipeline.devices.host import HostDevice
 from spottrain.pipeline.devices.port import Device, Transfer
 from spottrain.pipeline.model.loaded import ParameterSpec

@@ -14,9 +14,11 @@ from tests.builders import a_link
 from spottrain.codec import from_data
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.plan.choose import choose_plan
-from spottrain.morphing.plan.flops import GptShape
 from spottrain.morphing.plan.inputs import PlanInputs
-from spottrain.morphing.plan.tensor import (
+from spottrain.morphing.plan.workload import Workload
+from spottrain.varuna_manager.offers.preview import workload_inputs
+from spottrain_lab.planners.gpt import GptShape
+from spottrain_lab.planners.tensor import (
     GpuCluster,
     boundary_bytes,
     iteration_s,
@@ -25,10 +27,8 @@ from spottrain.morphing.plan.tensor import (
     sum_s,
     tensor_parallel,
 )
-from spottrain.morphing.plan.workload import Workload
-from spottrain.varuna_manager.offers.preview import workload_inputs
 
-PROFILES = Path(__file__).resolve().parents[4] / "examples/profiles"
+PROFILES = Path(__file__).resolve().parents[3] / "examples/profiles"
 DGX = GpuCluster(
     flops_per_s=0.6 * 312e12,
     gpus_per_server=8,

@@ -12,10 +12,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from spottrain.morphing.errors import PlanError
-from spottrain.morphing.plan.flops import MODEL_PASSES, GptShape
+from spottrain.morphing.plan.flops import MODEL_PASSES
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.placement import Device
 from spottrain.wire.model import LinkProfile, Profile, SectionProfile, Slot
+from spottrain_lab.planners.gpt import GptShape
 
 SIZES = (1, 2, 4, 8)
 """Devices that may share a layer."""

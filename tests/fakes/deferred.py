@@ -319,6 +319,11 @@ class DeferredDevice:
             copy.done = True
 
 
+def open_device(seed: str) -> DeferredDevice:
+    """Open the device that is named by this module, a colon and a seed."""
+    return DeferredDevice(int(seed))
+
+
 _HOST_READS = frozenset(
     {
         "aten::_local_scalar_dense",

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spottrain.morphing.errors import PlanError
-from spottrain.morphing.plan.replication import Layer, SyncCost, replicate
+from spottrain_lab.planners.replication import Layer, SyncCost, replicate
 
-PROFILES = Path(__file__).resolve().parents[4] / "examples/pipedream"
+PROFILES = Path(__file__).resolve().parents[3] / "examples/pipedream"
 TEN_GIGABIT = 1.25e9
 """Bytes per second of Cluster-A's Ethernet."""
 

@@ -1,4 +1,4 @@
-"""What other papers' systems would make of a plan: reported beside it, never run."""
+"""What Megatron and PipeDream would make of a plan: spottrain runs neither."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.plan.choose import NOISE, choose_plan
 from spottrain.morphing.plan.inputs import PlanInputs
-from spottrain.morphing.plan.modes import ENDLESS
-from spottrain.morphing.plan.replication import Layer, ReplicatedPlan, replicate
-from spottrain.morphing.plan.tensor import SIZES, tensor_parallel
 from spottrain.wire.model import Plan, SectionFacts
+from spottrain_lab.planners.replication import Layer, ReplicatedPlan, replicate
+from spottrain_lab.planners.tensor import SIZES, tensor_parallel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,51 +36,12 @@ class Alternatives:
     uneven_gain: float
     """By how much it is faster than the best with equal replication, both at full
     pipelines and with sums that overlap."""
-    stale_shape: str
-    """``PxD`` of the best plan if gradients were stale by one mini-batch, so that pipelines
-    need not drain (PipeDream-2BW); empty: none fits."""
-    stale_gain: float | None
-    """By how much that is faster; ``None``: the job's gradients are stale already."""
-    stale_stage_bytes: int
-    """Parameters and gradients that its largest stage would hold a second time."""
 
 
 def alternatives_to(inputs: PlanInputs, plan: Plan) -> Alternatives:
     """Return what other systems would make of the inputs that gave ``plan``."""
     uneven, gain = _uneven(inputs, plan)
-    is_stale = inputs.semantics == "stale_by_one"
-    stale = plan if is_stale else _stale_plan(inputs)
-    return Alternatives(
-        tensor=tuple(_tensor_rows(inputs)),
-        uneven=uneven,
-        uneven_gain=gain,
-        stale_shape="" if stale is None else stale.shape,
-        stale_gain=None if is_stale else _gain(plan, stale),
-        stale_stage_bytes=0 if stale is None else _held_twice(inputs, stale),
-    )
-
-
-def _stale_plan(inputs: PlanInputs) -> Plan | None:
-    """Return the best plan if the job's gradients were stale by one mini-batch."""
-    schedule = inputs.schedule if inputs.schedule in ENDLESS else None
-    stale = replace(
-        inputs,
-        facts=inputs.facts.with_delayed(),
-        schedule=schedule,
-        semantics="stale_by_one",
-    )
-    return choose_plan(stale).plan
-
-
-def _gain(plan: Plan, other: Plan | None) -> float:
-    """Return by how much another plan is faster."""
-    return plan.predicted_step_s / other.predicted_step_s - 1 if other else 0.0
-
-
-def _held_twice(inputs: PlanInputs, plan: Plan) -> int:
-    sections = inputs.facts.sections
-    stages = (plan.sections_of(p) for p in range(plan.pipeline_depth))
-    return max(2 * sum(sections[k].trained_bytes for k in own) for own in stages)
+    return Alternatives(tensor=tuple(_tensor_rows(inputs)), uneven=uneven, uneven_gain=gain)
 
 
 def _tensor_rows(inputs: PlanInputs) -> Iterator[TensorRow]:

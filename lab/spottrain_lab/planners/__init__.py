@@ -1,0 +1,1 @@
+"""Planners of other papers' systems, which spottrain does not run."""
