@@ -2,8 +2,12 @@
 
 import os
 import re
+import shutil
 import subprocess
+import sys
+import tarfile
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -18,6 +22,68 @@ def test_each_room_is_a_link_to_its_top_level_folder(folder: str) -> None:
     assert link.is_symlink()
     assert link.resolve() == (ROOT / folder).resolve()
     assert not os.path.isabs(os.readlink(link))
+
+
+def checkout(to: Path) -> Path:
+    """Copy what a build reads."""
+    skip = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    for folder in (*FOLDERS, "src"):
+        shutil.copytree(ROOT / folder, to / folder, symlinks=True, ignore=skip)
+    for file in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / file, to)
+    return to
+
+
+def build(checkout: Path, kind: str) -> subprocess.CompletedProcess[str]:
+    """Call the hook of the build's back end, as pip and build do, in a process of its own."""
+    hook = f"from setuptools import build_meta; build_meta.build_{kind}('dist')"
+    (checkout / "dist").mkdir(exist_ok=True)
+    return subprocess.run(
+        [sys.executable, "-c", hook], cwd=checkout, capture_output=True, text=True, check=False
+    )
+
+
+def modules_of(wheel: Path) -> set[str]:
+    """Return the names of a wheel's files but for those that describe it."""
+    return {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+
+
+@pytest.mark.parametrize("kind", ["wheel", "sdist", "editable"])
+def test_a_checkout_without_links_is_refused_in_one_line(tmp_path: Path, kind: str) -> None:
+    copy = checkout(tmp_path)
+    for folder in FOLDERS:  # what git leaves where core.symlinks is false
+        link = copy / "src" / "spottrain" / folder
+        told = os.readlink(link)
+        link.unlink()
+        link.write_text(told)
+    done = build(copy, kind)
+    assert (done.returncode, list((copy / "dist").iterdir())) == (1, [])
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: src/spottrain/cloud ")
+    assert "git clone -c core.symlinks=true" in line
+
+
+@pytest.mark.rotated
+def test_wheels_hold_every_module_also_when_built_from_an_sdist(tmp_path: Path) -> None:
+    copy = checkout(tmp_path / "checkout")
+    for kind in ("wheel", "sdist"):
+        done = build(copy, kind)
+        assert done.returncode == 0, done.stderr
+    (sdist,) = (copy / "dist").glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        assert not any(member.issym() for member in archive)
+        archive.extractall(tmp_path, filter="data")
+    unpacked = tmp_path / sdist.name.removesuffix(".tar.gz")
+    assert build(unpacked, "wheel").returncode == 0
+    wheels = [next(one.glob("dist/*.whl")) for one in (copy, unpacked)]
+    wanted = {
+        f"spottrain/{folder}/{path.relative_to(ROOT / folder)}"
+        for folder in FOLDERS
+        for path in (ROOT / folder).rglob("*.py")
+    }
+    held, again = map(modules_of, wheels)
+    assert wanted - held == set()
+    assert held == again
 
 
 def test_every_direct_dependency_is_pinned() -> None:
