@@ -179,7 +179,7 @@ def test_examples_that_differ_between_processes_are_refused() -> None:
 
     one, other = (dataclasses.replace(job, dataset=Counting(8)) for _ in range(2))
     here, there = digests(one), digests(other, backwards=True)
-    with pytest.raises(UserCodeError, match="example 0 of dataset is another one in"):
+    with pytest.raises(UserCodeError, match="example 0 of dataset differs between"):
         refuse_differing(here, there)
 
     longer = dataclasses.replace(job, heldout=Numbers(4))
