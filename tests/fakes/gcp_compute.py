@@ -127,7 +127,7 @@ class Compute(Shared):
     def _make(self, zone: str, name: str, kind: str, wanted: Json) -> Instance:
         world = self._world
         world.number += 1
-        made_s = round(world.now(), 3)
+        made_s = world.moment()
         address = f"10.64.{world.number // 250}.{world.number % 250 + 2}"
         public = world.boot(name, wanted["metadata"]) or address.replace("10", "203", 1)
         interface = {

@@ -5,6 +5,7 @@ An operation is done when somebody waits for it, or by itself after ``OPERATION_
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -305,10 +306,15 @@ class World(Script):
         told = pending.told
         if told["status"] == "DONE":
             return
-        self.moment_s = round(self.now(), 3)
+        self.moment_s = self.moment()
         if "error" not in told:
             pending.then()
         told |= {"status": "DONE", "endTime": stamp(self.moment_s)}
+
+    def moment(self) -> float:
+        """Return the time to the millisecond, never ahead of the clock: a VM whose end were
+        ahead of it would be listed as running."""
+        return math.floor(self.now() * 1000) / 1000
 
     def settle(self) -> None:
         """Carry out what is due."""

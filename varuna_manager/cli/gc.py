@@ -142,7 +142,8 @@ class Scope:
 
 
 def sweep(cloud: AnyCloud, scope: Scope, yes: bool) -> tuple[list[Vm], list[str]]:
-    """Return the orphans of one cloud, terminated if ``yes``, and what failed.
+    """Return the orphans of one cloud, and what failed; with ``yes``, those that were
+    terminated.
 
     Raises:
         CloudError: the cloud cannot be asked.
@@ -150,20 +151,33 @@ def sweep(cloud: AnyCloud, scope: Scope, yes: bool) -> tuple[list[Vm], list[str]
     provider = open_cloud(cloud, everywhere=True)
     try:
         orphans = list(_orphans(provider, scope))
-        if not yes:
-            return orphans, []
-        agreed = tuple(job for job in _unknown(orphans, scope) if _agrees(job))
-        scope = replace(scope, jobs=(*scope.jobs, *agreed))
-        lost = [vm for vm in orphans if scope.returns(vm, orphans)]
-        try:
-            provider.terminate([vm.vm_id for vm in lost])
-        except CloudError as error:
-            return [], [str(error)]
     finally:
         provider.close()
-    jobs = {(vm.job, vm.uid) for vm in lost}
-    jobs |= {(name, _uid_here(name)) for name in scope.jobs}
-    return lost, _release(cloud, jobs)
+    if not yes:
+        return orphans, []
+    agreed = tuple(job for job in _unknown(orphans, scope) if _agrees(job))
+    scope = replace(scope, jobs=(*scope.jobs, *agreed))
+    jobs: dict[tuple[str, str], list[Vm]] = {(name, _uid_here(name)): [] for name in scope.jobs}
+    for vm in orphans:
+        if scope.returns(vm, orphans):
+            jobs.setdefault((vm.job, vm.uid), []).append(vm)
+    returned: list[Vm] = []
+    trouble: list[str] = []
+    for (name, uid), lost in jobs.items():
+        if _is_managed(name, uid):
+            continue
+        # The same provider for both: lists lag behind, and it knows what it has terminated.
+        provider = open_cloud(cloud, uid=uid, everywhere=True)
+        try:
+            provider.terminate([vm.vm_id for vm in lost])
+            returned += lost
+            if isinstance(provider, ReleasesJob):
+                provider.release(name)
+        except CloudError as error:
+            trouble.append(str(error))
+        finally:
+            provider.close()
+    return returned, trouble
 
 
 def _uid_here(name: str) -> str:
@@ -224,28 +238,6 @@ def _orphans(provider: ChildProvider, scope: Scope) -> Iterator[Vm]:
 def _is_managed(name: str, uid: str) -> bool:
     """Return whether a manager on this machine looks after a job."""
     return job_dir(name).is_managed() and uid in ("", _uid_here(name))
-
-
-def _release(cloud: AnyCloud, jobs: Collection[tuple[str, str]]) -> list[str]:
-    """Remove what the jobs' VMs shared; return why some of it is left.
-
-    Args:
-        cloud: Where.
-        jobs: (name, unique id) of each.
-    """
-    trouble: list[str] = []
-    for name, uid in sorted(jobs):
-        if _is_managed(name, uid):
-            continue
-        provider = open_cloud(cloud, uid=uid, everywhere=True)
-        try:
-            if isinstance(provider, ReleasesJob):
-                provider.release(name)
-        except CloudError as error:
-            trouble.append(str(error))
-        finally:
-            provider.close()
-    return trouble
 
 
 def _show(

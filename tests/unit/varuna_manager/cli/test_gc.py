@@ -60,6 +60,15 @@ def test_a_vm_that_switched_itself_off_is_returned_with_its_disk(gcp: FakeGcp) -
     assert gcp.ask("left") == []
 
 
+def test_what_vms_shared_is_removed_though_lists_still_have_them(aws: FakeAws) -> None:
+    vm_id = rent(aws.provider())
+    aws.ask("lag", hide_s=0, linger_s=60)
+    config = AwsConfig(instance_types=(AWS_KIND,), endpoint_url=aws.url)
+    (vm,), failed = sweep(config, LOST, yes=True)
+    assert (vm.vm_id, failed) == (vm_id, [])
+    assert aws.ask("left") == []
+
+
 @pytest.mark.rotated
 def test_vms_that_were_returned_are_shown_though_something_else_is_left(
     aws: FakeAws,

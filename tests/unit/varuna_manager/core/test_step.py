@@ -19,7 +19,9 @@ from spottrain.cloud.port.provider import VmState
 from spottrain.varuna_manager.core import planning
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
+from spottrain.varuna_manager.core.model.errors import InternalError
 from spottrain.varuna_manager.core.model.records import GenerationPhase, VmPhase
+from spottrain.varuna_manager.core.model.settings import Limit
 from spottrain.varuna_manager.core.model.state import JobPhase
 from spottrain.wire import messages
 from spottrain.wire.model import StateHome
@@ -594,3 +596,13 @@ def test_vms_that_fall_short_wait_for_capacity_and_keep_their_memory() -> None:
     assert story.current_generation is None
     assert "waiting for" in story.state.activity
     assert story.vm("a").phase is VmPhase.READY
+
+
+def test_an_internal_error_shows_the_last_events_and_what_came_of_them() -> None:
+    story = Story()
+    story.start()
+    impossible = Limit(name="deadline_s", value=-1e20)  # no calendar has it
+    with pytest.raises(InternalError, match="LimitsChanged; the job is active") as caught:
+        story.tell(e.LimitsChanged, by="me", limits=(impossible,))
+    (shown,) = caught.value.__notes__
+    assert "event 1, JobSubmitted; job new -> active; submitted" in shown
