@@ -32,7 +32,7 @@ from spottrain.pricing.ranking.switching import (
     decide,
 )
 from spottrain.units import DAY_S, HOUR_S
-from spottrain.varuna_manager.core.replacement.moves import RULE
+from spottrain.varuna_manager.core.moves import RULE
 from spottrain_lab.markets.price_file import INSTANCES, parse_prices
 from spottrain_lab.markets.price_ladder import THROUGHPUTS
 

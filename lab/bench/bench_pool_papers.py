@@ -36,6 +36,7 @@ from spottrain.varuna_manager.pool.simulation.workload import (
     read_throughputs,
 )
 from spottrain_lab.pools import gavel
+from spottrain_lab.pools.generate import gavel_costs, gavel_jobs
 
 KINDS = ("v100", "p100", "k80")
 SEEDS = 21
@@ -293,7 +294,7 @@ def static(measured: Measured, _folder: Path) -> Iterator[Row]:
     pool = supplies(8, 16, 24)
     found: dict[str, list[float]] = {}
     for seed in range(3):
-        jobs = generate.gavel_jobs(seed, 100, measured=measured, kinds=KINDS)
+        jobs = gavel_jobs(seed, 100, measured=measured, kinds=KINDS)
         runs: dict[str, Callable[[list[SimulatedJob]], PoolOutcome]] = {
             "Gavel": lambda j: gavel.simulate(gavel.Gavel(policy="makespan"), pool, j),
             "first come first served, unaware of kinds": lambda j: gavel.simulate(
@@ -333,7 +334,7 @@ def continuous(
 
     def rows(measured: Measured, _folder: Path) -> Iterator[Row]:
         pool = supplies(*(36 // THIRD,) * 3)
-        jobs = generate.gavel_jobs(
+        jobs = gavel_jobs(
             0,
             MANY,
             measured=measured,
@@ -383,7 +384,7 @@ def over(outcome: PoolOutcome, alone: PoolOutcome) -> float:
 
 def costs(measured: Measured, _folder: Path) -> Iterator[Row]:
     pool = supplies(36, 36, 36)
-    jobs = generate.gavel_costs(0, 500, measured=measured, kinds=KINDS, per_hour=0.5)
+    jobs = gavel_costs(0, 500, measured=measured, kinds=KINDS, per_hour=0.5)
     found = {
         policy: measures(gavel.simulate(gavel.Gavel(policy=policy), pool, jobs))
         for policy in ("max_throughput", "min_cost", "cheapest")

@@ -206,9 +206,9 @@ MUTATIONS = (
     ),
     Mutation(
         "launches in flight do not count",
-        allocation._placed,
-        "len(staying) + coming_vms",
-        "len(staying)",
+        allocation._count,
+        "sum(one.missing for one in intents)",
+        "0",
     ),
     Mutation(
         "the oldest checkpoint passes for the newest",

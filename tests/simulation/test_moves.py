@@ -15,7 +15,7 @@ from tests.simulation.world import World
 from tests.tiers import first_always
 
 from spottrain.cloud.port.provider import Offer, Vm
-from spottrain.varuna_manager.core.replacement.moves import PAUSE_S, READY_BOUND_S
+from spottrain.varuna_manager.core.moves import PAUSE_S, READY_BOUND_S
 from spottrain.varuna_manager.reporting.documents import report
 
 """Of one VM, wherever it is."""

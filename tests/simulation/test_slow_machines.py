@@ -10,7 +10,7 @@ from tests.simulation.test_simulation import SPEC, check_end, world
 from tests.simulation.world import World
 from tests.tiers import first_always
 
-from spottrain.varuna_manager.core.replacement.stragglers import MAX_REPLACED_PER_HOUR
+from spottrain.varuna_manager.core.stragglers import MAX_REPLACED_PER_HOUR
 
 
 def slow_world(seed: int, spare: int, steps: int = 400, **changes: Any) -> World:

@@ -65,7 +65,7 @@ SIMULATIONS: Mapping[str, str] = {
     "step": "spottrain.varuna_manager.cli.simulate.schedule:step",
     "pool": "spottrain.varuna_manager.cli.simulate.pool:pool",
 }
-LAB = ("mix", "trace", "prices", "deadlines", "planners")
+LAB = ("mix", "trace", "prices", "deadlines", "planners", "async-schedule", "async-step")
 """Commands of ``spottrain-lab``."""
 
 

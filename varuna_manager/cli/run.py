@@ -33,9 +33,8 @@ from spottrain.varuna_manager.format import NOTHING, dollars, number, size, utc
 from spottrain.varuna_manager.jobs import trust
 from spottrain.varuna_manager.jobs.folder import JobDir, find
 from spottrain.varuna_manager.jobs.follow import read_state
-from spottrain.varuna_manager.launch import control, limits, submit
+from spottrain.varuna_manager.launch import control, limits, submit, unit
 from spottrain.varuna_manager.launch.changes import Changes, change
-from spottrain.varuna_manager.launch.systemd import unit
 from spottrain.varuna_manager.reporting.deadline import deadline_line, deadline_view
 
 FileArgument = Annotated[Path, typer.Argument(help="Job file: YAML or TOML.")]

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from spottrain.cloud.port.provider import Offer
 from spottrain.eventlog.changed import replace
@@ -24,7 +23,6 @@ from spottrain.pricing.ranking.order import in_order
 from spottrain.pricing.ranking.quotas import quota_left
 from spottrain.varuna_manager.core.model.commands import IntendLaunch
 from spottrain.varuna_manager.core.model.records import (
-    Intent,
     LaunchChoice,
     PassedOver,
     VmRecord,
@@ -103,7 +101,8 @@ def within_grant(state: State) -> Callable[[Offer], int]:
 
 def _count(state: State) -> int:
     """Return how many VMs count towards ``max_vms``, launches in flight included."""
-    return _placed(state).counting
+    intents = state.launches.intents.values()
+    return sum(vm.counts for vm in state.fleet.vms.values()) + sum(one.missing for one in intents)
 
 
 def launch_more(transition: Transition) -> None:
@@ -359,53 +358,11 @@ def changes_at_s(state: State, offers: Iterable[Offer]) -> float | None:
     return min(coming, default=None)
 
 
-class _Placed(NamedTuple):
-    """Where the VMs of some states are, and how many of them count."""
-
-    vms: Mapping[str, VmRecord]
-    intents: Mapping[str, Intent]
-    span: cooldowns.Span
-    home: tuple[str, ...] | None
-    at_home: tuple[VmRecord, ...]
-    usable: int
-    """Of those at home."""
-    counting: int
-    """VMs that count towards ``max_vms``, launches in flight included."""
-
-
-_newest: list[_Placed] = []
-"""What was found last: most steps change neither VMs nor launches, and ask many times."""
-
-
-def _placed(state: State) -> _Placed:
-    """Return where the VMs of a state are."""
-    vms, intents, span = state.fleet.vms, state.launches.intents, state.job.span
-    for known in _newest:
-        if known.vms is vms and known.intents is intents and (known.span == span):
-            return known
-    staying = [vm.offer for vm in vms.values() if vm.counts]
-    coming = [intent.offer for intent in intents.values()]
-    where = cooldowns.home_of([*staying, *coming], span)
-    here = tuple(
-        vm for vm in vms.values() if where is None or cooldowns.location_of(vm.offer, span) == where
-    )
-    coming_vms = sum(intent.missing for intent in intents.values())
-    found = _Placed(
-        vms,
-        intents,
-        span,
-        home=where,
-        at_home=here,
-        usable=sum(vm.is_usable for vm in here),
-        counting=len(staying) + coming_vms,
-    )
-    _newest[:] = [found]
-    return found
-
-
 def home(state: State) -> tuple[str, ...] | None:
     """Return the location (``location_of``) where VMs train together; None if there are none."""
-    return _placed(state).home
+    staying = [vm.offer for vm in state.fleet.vms.values() if vm.counts]
+    coming = [intent.offer for intent in state.launches.intents.values()]
+    return cooldowns.home_of([*staying, *coming], state.job.span)
 
 
 def is_at(state: State, where: tuple[str, ...] | None, offer: Offer) -> bool:
@@ -421,15 +378,17 @@ def reach_each_other(state: State, one: Place, other: Place) -> bool:
 
 def at_home(state: State) -> tuple[VmRecord, ...]:
     """Return the VMs that can train together."""
-    return _placed(state).at_home
+    where = home(state)
+    return tuple(vm for vm in state.fleet.vms.values() if is_at(state, where, vm.offer))
 
 
 def must_move(state: State) -> bool:
     """Return whether too few VMs can train together, and there is room for no more."""
-    placed, enough = _placed(state), state.job.min_vms
-    if placed.usable >= enough or is_expecting(state) or room(state) > 0:
+    here, enough = at_home(state), state.job.min_vms
+    is_enough = sum(vm.is_usable for vm in here) >= enough
+    if is_enough or is_expecting(state) or room(state) > 0:
         return False
-    return sum(vm.counts for vm in placed.at_home) < enough
+    return sum(vm.counts for vm in here) < enough
 
 
 def stranded_vms(state: State) -> tuple[VmRecord, ...]:
@@ -437,9 +396,8 @@ def stranded_vms(state: State) -> tuple[VmRecord, ...]:
 
     Where the job must move, only those stay that are where more can be rented.
     """
-    placed = _placed(state)
-    where = placed.home
-    if placed.usable < state.job.min_vms:
+    where, here = home(state), at_home(state)
+    if sum(vm.is_usable for vm in here) < state.job.min_vms:
         if not must_move(state):
             return ()
         best = in_order(state.market.offers, state.market.worths)
@@ -447,7 +405,7 @@ def stranded_vms(state: State) -> tuple[VmRecord, ...]:
         if offer is None:
             return ()
         where = cooldowns.location_of(offer, state.job.span)
-    elif len(placed.at_home) == len(state.fleet.vms):
+    elif len(here) == len(state.fleet.vms):
         return ()
     counting = (vm for vm in state.fleet.vms.values() if vm.counts)
     return tuple(vm for vm in counting if not is_at(state, where, vm.offer))

@@ -38,7 +38,7 @@ def get_profile(transition: Transition, vms: Sequence[VmRecord]) -> None:
     same = [vm for vm in vms if _kind_of(vm) == _kind_of(vms[0])]
     known = _reusable(transition.state, same)
     if known is None:
-        if transition.is_due(transition.state.preparation.measure_after_s):
+        if transition.waited_until(transition.state.preparation.measure_after_s):
             _begin(transition, same)
         return
     age = duration(max(0.0, transition.now_s - known.measured_at_s))

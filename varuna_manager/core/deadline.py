@@ -68,7 +68,7 @@ def advance(transition: Transition) -> None:
             transition.put(DeadlineState(terms=terms))
         return
     transition.wake(allocation.changes_at_s(state, _in_reach(state, terms)))
-    if _seen(state, terms) == state.deadline.seen and not transition.is_due(
+    if _seen(state, terms) == state.deadline.seen and not transition.waited_until(
         state.deadline.review_at_s
     ):
         return

@@ -417,10 +417,10 @@ def advance(transition: Transition) -> None:
     """Repeat failed commands; return VMs that are late, drained or replaced."""
     bound_s = BOOT_BOUND_S + transition.state.job.busy_s
     for vm in tuple(transition.state.fleet.vms.values()):
-        if vm.retry_at_s is not None and transition.is_due(vm.retry_at_s):
+        if vm.retry_at_s is not None and transition.waited_until(vm.retry_at_s):
             transition.put_vm(replace(vm, retry_at_s=None))
             ask_again(transition, vm)
-        if vm.is_coming and transition.is_due(vm.known_at_s + bound_s):
+        if vm.is_coming and transition.waited_until(vm.known_at_s + bound_s):
             words = f": {vm.trouble}" if vm.trouble else ""
             reason = f"not ready in {bound_s:g} s{words}"
             starts.failed(transition, vm, reason)

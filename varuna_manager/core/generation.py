@@ -315,13 +315,13 @@ def advance(transition: Transition) -> None:
     since_s = generation.since_s
     match generation.phase:
         case GenerationPhase.OPENING:
-            if transition.is_due(since_s + OPEN_BOUND_S):
+            if transition.waited_until(since_s + OPEN_BOUND_S):
                 reason = f"its store did not open in {OPEN_BOUND_S:g} s"
                 break_generation(transition, reason)
         case GenerationPhase.STARTING:
             if RankPhase.INVITED not in generation.ranks.values():
                 _run(transition, generation)
-            elif transition.is_due(since_s + START_BOUND_S):
+            elif transition.waited_until(since_s + START_BOUND_S):
                 break_generation(transition, f"it did not start in {START_BOUND_S:g} s")
         case GenerationPhase.RUNNING:
             if finished:
@@ -329,12 +329,12 @@ def advance(transition: Transition) -> None:
         case GenerationPhase.STOPPING:
             if finished:
                 close(transition, transition.state.training.plan_reason)
-            elif transition.is_due(since_s + STOP_BOUND_S):
+            elif transition.waited_until(since_s + STOP_BOUND_S):
                 break_generation(transition, f"it did not stop in {STOP_BOUND_S:g} s")
             elif (vm := _next_to_leave(transition.state, generation)) is not None:
                 assert vm.leaves_at_s is not None
                 left_s = max(0.0, vm.leaves_at_s - since_s)
-                if transition.is_due(since_s + STOP_SHARE * left_s):
+                if transition.waited_until(since_s + STOP_SHARE * left_s):
                     reason = f"it did not stop in time for the notice of {vm.vm_id}"
                     break_generation(transition, reason)
         case GenerationPhase.BREAKING:
@@ -387,13 +387,13 @@ def _enforce_break(transition: Transition, generation: Generation) -> None:
     ]
     if not generation.abandoned:
         patience_s = _patience_s(transition.state, generation)
-        if transition.is_due(generation.since_s + patience_s):
+        if transition.waited_until(generation.since_s + patience_s):
             donors = [slot.vm_id for slot in generation.participants]
             transition.put_generation(replace(generation, abandoned=True))
             to = late + donors[len(generation.plan.slots) :]
             number = generation.number
             transition.send(to, messages.AbandonGeneration(generation=number))
-    elif transition.is_due(generation.since_s + FENCE_AFTER_S):
+    elif transition.waited_until(generation.since_s + FENCE_AFTER_S):
         for vm_id in dict.fromkeys(late):
             suspect(transition, vm_id)
 

@@ -110,14 +110,14 @@ def advance(transition: Transition) -> None:
                 _put(transition, OrderRecord(order=order))
                 transition.emit(c.TakeVm(order=order))
     for record in transition.state.fleet.orders.values():
-        if record.retry_at_s is not None and transition.is_due(record.retry_at_s):
+        if record.retry_at_s is not None and transition.waited_until(record.retry_at_s):
             _put(transition, replace(record, retry_at_s=None))
             transition.emit(c.TakeVm(order=record.order))
     keep_s = 0.0 if grant is None else grant.keep_s
     for vm in transition.state.fleet.vms.values():
         if vm.kept_at_s is None:
             continue
-        if keep_s <= 0 or transition.is_due(vm.kept_at_s + keep_s):
+        if keep_s <= 0 or transition.waited_until(vm.kept_at_s + keep_s):
             transition.put_vm(replace(vm, kept_at_s=None))
             transition.emit(c.TerminateVms(vm_ids=(vm.vm_id,)))
 

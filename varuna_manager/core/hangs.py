@@ -59,7 +59,7 @@ def advance(transition: Transition) -> None:
         at_s = asked.asked_at_s + patience_s / 2
     else:
         at_s = asked.asked_at_s + max(ANSWER_S, patience_s / 2)
-    if not transition.is_due(at_s):
+    if not transition.waited_until(at_s):
         return
     if asked is not None and asked.asked_at_s > last_s and asked.answers:
         _judge(transition, generation)  # some have not answered
@@ -70,7 +70,7 @@ def advance(transition: Transition) -> None:
     transition.put_generation(replace(generation, inspection=inspection))
     ask = messages.InspectWorkers(generation=generation.number, number=number)
     transition.send(_vm_ids(generation), ask)
-    transition.is_due(transition.now_s + max(ANSWER_S, patience_s / 2))
+    transition.wake(transition.now_s + max(ANSWER_S, patience_s / 2))
 
 
 def inspected(transition: Transition, vm_id: str, report: messages.WorkersInspected) -> None:

@@ -226,7 +226,7 @@ def advance(transition: Transition) -> None:
     reason = "not in the region of the VMs that train"
     return_vms(transition, allocation.stranded_vms(state), reason)
     for intent in transition.state.launches.intents.values():
-        if intent.retry_at_s is None or not transition.is_due(intent.retry_at_s):
+        if intent.retry_at_s is None or not transition.waited_until(intent.retry_at_s):
             continue
         if intent.is_abandoned:
             _close_intent(transition, intent.intent)

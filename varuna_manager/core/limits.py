@@ -134,7 +134,7 @@ def advance(transition: Transition) -> None:
         return
     for vm in tuple(state.fleet.vms.values()):
         leaves_at_s = vm.leaves_at_s if vm.drain_reason else None
-        is_due = leaves_at_s is not None and transition.is_due(leaves_at_s)
+        is_due = leaves_at_s is not None and transition.waited_until(leaves_at_s)
         if is_due and not _may_stay(transition, vm):
             let_go(transition, (vm,), vm.drain_reason)
     _drain_to_grant(transition)

@@ -182,7 +182,7 @@ def _is_blocked(transition: Transition) -> bool:
     assert since_s is not None
     if state.now_s < preparation.read_after_s:
         transition.wake(preparation.read_after_s)
-    if state.phase is JobPhase.ACTIVE and transition.is_due(since_s + STORE_WAIT_S):
+    if state.phase is JobPhase.ACTIVE and transition.waited_until(since_s + STORE_WAIT_S):
         reasons = (*preparation.doubted, *preparation.unread)
         reason = preparation.store_error or (reasons[-1].reason if reasons else why)
         transition.fail(
@@ -226,7 +226,7 @@ def _prepare(transition: Transition) -> None:
             transition.fail(_nothing_left(state), checkpoint=False)
         return
     if begun.initialiser is not None or begun.calibration is not None:
-        if transition.is_due(begun.prepare_since_s + PREPARE_BOUND_S):
+        if transition.waited_until(begun.prepare_since_s + PREPARE_BOUND_S):
             fail_preparation(transition, f"no answer in {PREPARE_BOUND_S:g} s")
     elif vm_id is None:
         return
@@ -319,7 +319,7 @@ def _is_enough(transition: Transition, vms: Sequence[records.VmRecord]) -> bool:
     if not (cold and coming):
         return True
     first_s = min(vm.ready_at_s or state.now_s for vm in vms)
-    return transition.is_due(first_s + state.job.boot_wait_s)
+    return transition.waited_until(first_s + state.job.boot_wait_s)
 
 
 def _is_complete(state: State, vms: Sequence[records.VmRecord]) -> bool:
@@ -348,7 +348,7 @@ def _reconsider(transition: Transition, generation: records.Generation) -> None:
     leaving = [vm for vm in in_plan if vm.leaves_at_s is not None]
     slow = [vm.slow for vm in in_plan if vm.slow is not None and vm.is_replaced]
     at_s = _reconsider_at_s(state, leaving, in_plan)
-    if at_s is None or not transition.is_due(at_s):
+    if at_s is None or not transition.waited_until(at_s):
         return
     answer = _answer(transition, vms, state.preparation.profile)
     if answer is None:
@@ -371,7 +371,7 @@ def _reconsider(transition: Transition, generation: records.Generation) -> None:
     if plan is None or choice is None or choice.at_s is None:
         generation = replace(generation, inputs_hash=answer.inputs_hash)
         transition.put_generation(generation)
-    elif transition.is_due(choice.at_s):
+    elif transition.waited_until(choice.at_s):
         grown = len(plan.slots) - len(generation.plan.slots)
         for_money = state.job.plan_objective == "examples_per_dollar"
         why = "cheaper per example" if for_money else "growth"
@@ -414,7 +414,7 @@ def _return_unused(
     settled = settled and state.fleet.move is None
     if state.job.plan_objective != "examples_per_dollar" or not going or not settled:
         return
-    if transition.is_due(max(generation.since_s, state.fleet.fleet_changed_at_s) + UNUSED_S):
+    if transition.waited_until(max(generation.since_s, state.fleet.fleet_changed_at_s) + UNUSED_S):
         cheapest = allocation.cheapest_usd_per_hour(state)
         limit = records.FleetSizeLimit(vms=len(vms) - len(going), usd_per_hour=cheapest)
         transition.put(replace(state.fleet, size_limit=limit))

@@ -13,6 +13,7 @@ from spottrain.varuna_manager.core import (
     hangs,
     memory,
     planning,
+    stragglers,
 )
 from spottrain.varuna_manager.core import calibration as calibrations
 from spottrain.varuna_manager.core import generation as generations
@@ -28,7 +29,6 @@ from spottrain.varuna_manager.core.model.records import (
 )
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.core.model.transition import Transition
-from spottrain.varuna_manager.core.replacement import stragglers
 from spottrain.wire import messages
 from spottrain.wire.model import Slot
 

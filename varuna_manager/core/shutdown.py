@@ -51,7 +51,7 @@ def watch_limits(transition: Transition) -> None:
     job = state.job
     if job.grant is not None and _watch_grant(transition, job.grant):
         return
-    if job.deadline_s is not None and transition.is_due(job.deadline_s):
+    if job.deadline_s is not None and transition.waited_until(job.deadline_s):
         outcome = Outcome(kind="deadline", exit_code=4, reason="the deadline passed")
         transition.end(outcome)
     elif job.max_usd is not None:
@@ -79,7 +79,7 @@ def _watch_starts(transition: Transition) -> None:
 def _watch_folder(transition: Transition) -> None:
     """End a job whose folder cannot be used for too long."""
     launches = transition.state.launches
-    if launches.folder_trouble and transition.is_due(
+    if launches.folder_trouble and transition.waited_until(
         launches.folder_trouble_since_s + FOLDER_WAIT_S
     ):
         transition.fail(f"for {FOLDER_WAIT_S:g} s {launches.folder_trouble}")
@@ -112,9 +112,9 @@ def _watch_grant(transition: Transition, grant: PoolGrant) -> bool:
     lasts_s = None if grant.is_own_budget(state.job.max_usd) else money.lasts_s
     if not grant.total:
         reason = f"pool {grant.pool} has no VM for it now"
-    elif transition.is_due(ends_s):
+    elif transition.waited_until(ends_s):
         reason = f"the grant of pool {grant.pool} has not been renewed"
-    elif lasts_s is not None and transition.is_due(state.now_s + lasts_s):
+    elif lasts_s is not None and transition.waited_until(state.now_s + lasts_s):
         reason = f"pool {grant.pool}: the budget of this job is used up"
     else:
         return False
@@ -128,7 +128,7 @@ def _watch_budget(transition: Transition, max_usd: float) -> None:
     money = budget(state)
     _alert(transition, money, max_usd)
     lasts_s = money.lasts_s
-    is_over = lasts_s is not None and transition.is_due(state.now_s + lasts_s)
+    is_over = lasts_s is not None and transition.waited_until(state.now_s + lasts_s)
     if is_over or _is_over_budget(state):
         reason = f"budget of {max_usd:g} USD used up: {money.spent.usd:.4f} spent"
         if money.reserve > NOTHING:
@@ -145,7 +145,8 @@ def _alert(transition: Transition, money: Budget, max_usd: float) -> None:
     for share in sorted(set(state.job.alerts) - given):
         left = Money.allowed(max_usd).share(share) - money.spent
         if left <= NOTHING or (
-            money.job_rate > FREE and transition.is_due(state.now_s + money.job_rate.lasts_s(left))
+            money.job_rate > FREE
+            and transition.waited_until(state.now_s + money.job_rate.lasts_s(left))
         ):
             reached.append(share)
     if not reached:
@@ -181,7 +182,7 @@ def _watch_capacity(transition: Transition) -> None:
     wait_s, since_s = state.job.capacity_wait_s, state.fleet.short_since_s
     if wait_s is None or since_s is None:
         return
-    if transition.is_due(since_s + wait_s):
+    if transition.waited_until(since_s + wait_s):
         reason = f"for {wait_s:g} s {why}"
         transition.end(Outcome(kind="capacity", exit_code=5, reason=reason))
 
@@ -230,7 +231,7 @@ def _may_save(transition: Transition) -> bool:
     since_s = state.ending_since_s
     assert since_s is not None
     possible = state.training.generation is not None or planning.usable_vms(state)
-    return bool(possible) and not transition.is_due(since_s + LAST_CHECKPOINT_S)
+    return bool(possible) and not transition.waited_until(since_s + LAST_CHECKPOINT_S)
 
 
 def reopen(transition: Transition) -> None:
@@ -269,7 +270,7 @@ def is_released(transition: Transition) -> bool:
         return True
     tries = 0 if release is None else release.tries
     retry_at_s = None if release is None else release.retry_at_s
-    if release is None or (retry_at_s is not None and transition.is_due(retry_at_s)):
+    if release is None or (retry_at_s is not None and transition.waited_until(retry_at_s)):
         transition.state = replace(state, release=Release(tries=tries + 1))
         transition.emit(ReleaseJob())
     return False

@@ -45,10 +45,12 @@ from spottrain.varuna_manager.core import (
     hangs,
     launches,
     limits,
+    moves,
     planning,
     reports,
     shutdown,
     spending,
+    stragglers,
 )
 from spottrain.varuna_manager.core import generation as generations
 from spottrain.varuna_manager.core.model import events as e
@@ -58,7 +60,6 @@ from spottrain.varuna_manager.core.model.errors import InternalError
 from spottrain.varuna_manager.core.model.recent import with_event
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.core.model.transition import Transition
-from spottrain.varuna_manager.core.replacement import moves, stragglers
 from spottrain.wire.messages import Initialise, MinibatchCommitted
 
 MAX_ROUNDS = 20

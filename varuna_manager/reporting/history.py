@@ -69,7 +69,7 @@ class Milestone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveMade:
-    """A move to other machines for money, see ``core.replacement.moves``."""
+    """A move to other machines for money, see ``core.moves``."""
 
     move: records.Move
     ended_s: float | None = None

@@ -24,7 +24,7 @@ from spottrain.morphing.memory import memory
 from spottrain.varuna_manager.core import memory as slots
 from spottrain.varuna_manager.core.model.records import Generation, GenerationPhase
 from spottrain.varuna_manager.core.model.state import State
-from spottrain.varuna_manager.core.replacement.stragglers import bounds_of, speed_of
+from spottrain.varuna_manager.core.stragglers import bounds_of, speed_of
 from spottrain.wire.messages import MinibatchCommitted
 from spottrain.wire.model import Plan, Profile, Slot
 

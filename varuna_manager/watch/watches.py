@@ -74,6 +74,8 @@ class Watches:
         """When each slow VM was reported last."""
         self._looked_s: float | None = None
         """Since when it is looked whether anything is committed."""
+        self._stalled_at = (0, 0)
+        """Generation and step of the newest stall that was reported."""
 
     def observe(
         self, state: State, vm_id: str, report: MinibatchCommitted, at_s: float
@@ -144,9 +146,6 @@ class Watches:
             step_s=step_s,
         )
         return [stalled]
-
-    _stalled_at = (0, 0)
-    """Generation and step of the newest stall that was reported."""
 
     def _progress_of(self, state: State, generation: Generation) -> ProgressWatch:
         if self.progress is None or self.progress.number != generation.number:

@@ -18,6 +18,7 @@ from spottrain.varuna_manager.pool.simulation.workload import (
     read_throughputs,
 )
 from spottrain_lab.pools import gavel
+from spottrain_lab.pools.generate import gavel_jobs
 
 KINDS = ("fast", "slow")
 SUPPLIES = [
@@ -170,9 +171,7 @@ def test_drawn_workloads_are_those_of_their_papers() -> None:
     twenty = generate.virtualflow_twenty(3)
     assert len(twenty) == 20
     assert all(1 <= j.size <= 16 for j in twenty)
-    jobs = generate.gavel_jobs(
-        1, 200, measured=read_throughputs(CSV), kinds=KINDS, has_several=False
-    )
+    jobs = gavel_jobs(1, 200, measured=read_throughputs(CSV), kinds=KINDS, has_several=False)
     minutes = [j.work / j.throughputs[0][1] / 60 for j in jobs]
     assert min(minutes) >= 10**1.5 - 1e-6
     assert max(minutes) <= 10**4 + 1e-6

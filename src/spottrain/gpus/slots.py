@@ -38,11 +38,6 @@ def device_of(gpu: GpuFacts) -> str:
     return f"{_CUDA}{gpu.uuid}"
 
 
-def uuid_of(device: str) -> str:
-    """Return the UUID of the GPU that a slot drives; empty: a CPU."""
-    return device.removeprefix(_CUDA) if device.startswith(_CUDA) else ""
-
-
 def visible_gpus(gpus: Sequence[GpuFacts], visible: str | None) -> tuple[GpuFacts, ...]:
     """Return the GPUs that ``CUDA_VISIBLE_DEVICES`` leaves.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,11 +14,6 @@ from spottrain.errors import ConfigError
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.schedules.lists import Schedule, compact_schedule
 from spottrain.morphing.schedules.schedule import format_schedule
-from spottrain.morphing.schedules.versions import (
-    STALE_KINDS,
-    StaleKind,
-    stale_schedule,
-)
 from spottrain.varuna_manager.cli.console import Output, OutputOption, show, show_json
 from spottrain.varuna_manager.cli.simulate.files import read_spec
 from spottrain.varuna_manager.cli.simulate.step_spec import (
@@ -31,13 +27,11 @@ from spottrain.wire.model import ScheduleKind
 
 MAX_TABLE_CHARS = 20_000
 """Longer schedules are printed as plain lines instead of a table, in characters."""
-MAX_STALE_TASKS = 100_000
-"""Asynchronous schedules are made at length."""
 KINDS: tuple[ScheduleKind, ...] = ("varuna", "1f1b", "gpipe", "interleaved")
 
 
 def schedule(
-    kind: Annotated[str, typer.Argument(help=f"One of {', '.join((*KINDS, *STALE_KINDS))}.")],
+    kind: Annotated[str, typer.Argument(help=f"One of {', '.join(KINDS)}.")],
     depth: Annotated[int, typer.Option("--depth", "-P", help="Number of pipeline stages.")],
     microbatches: Annotated[
         int, typer.Option("--microbatches", "-M", help="Micro-batches per replica.")
@@ -48,34 +42,18 @@ def schedule(
     recompute: Annotated[
         bool, typer.Option(help="Recompute activations before the backward pass.")
     ] = True,
-    minibatches: Annotated[
-        int | None, typer.Option(help="2bw only: number of mini-batches; 3 by default.")
-    ] = None,
-    vertical_sync: Annotated[
-        bool,
-        typer.Option("--vertical-sync", help="pipedream only: one version on all stages."),
-    ] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Print the tasks of each pipeline stage, in order.
 
     F3 is the forward pass of micro-batch 3, R3 its recompute, B3 its backward pass; F3.1
-    is that of the stage's next chunk. Of pipedream and 2bw, which are shown and not run,
-    F3@1 uses the weights after 1 update: pipedream's after each micro-batch, 2bw's after
-    each mini-batch.
+    is that of the stage's next chunk.
     """
-    if kind in STALE_KINDS:
-        if chunks is not None:
-            raise ConfigError(f"--chunks is for interleaved: got {kind}; leave it out")
-        options = (minibatches, recompute, vertical_sync)
-        lists = _stale_lists(kind, depth, microbatches, *options)
-    elif minibatches is not None or vertical_sync:
-        raise ConfigError(
-            f"--minibatches and --vertical-sync are for {' and '.join(STALE_KINDS)}: got "
-            f"{kind}; leave them out"
-        )
-    else:
-        lists = format_schedule(_schedule(kind, depth, microbatches, chunks, recompute))
+    show_lists(format_schedule(_schedule(kind, depth, microbatches, chunks, recompute)), output)
+
+
+def show_lists(lists: Sequence[str], output: Output) -> None:
+    """Show the tasks of each stage."""
     if output is Output.JSON:
         show_json(lists)
         return
@@ -112,11 +90,10 @@ def step(
     if output is Output.JSON:
         show_json(document)
         return
-    beside = "beside an all-reduce of" if asked.is_stale else "of which all-reduce"
     show(
-        f"mini-batch {number(document['minibatch_s'])} s, {beside} "
+        f"mini-batch {number(document['minibatch_s'])} s, of which all-reduce "
         f"{number(document['allreduce_s'])} s; conditions: {document['conditions']}",
-        _stages_table(asked, document),
+        stages_table(asked, document),
     )
 
 
@@ -136,38 +113,11 @@ def _schedule(
                 )
             except PlanError as error:
                 raise ConfigError(str(error)) from error
-    known_kinds = ", ".join((*KINDS, *STALE_KINDS))
-    raise ConfigError(f"schedule must be one of {known_kinds}: got {kind}")
+    raise ConfigError(f"schedule must be one of {', '.join(KINDS)}: got {kind}")
 
 
-def _stale_lists(
-    kind: StaleKind,
-    depth: int,
-    microbatches: int,
-    minibatches: int | None,
-    recompute: bool,
-    vertical_sync: bool,
-) -> list[str]:
-    default = 3 if kind == "2bw" else 1
-    if depth * microbatches * (minibatches or default) > MAX_STALE_TASKS:
-        raise ConfigError(
-            f"{kind} is shown for at most {MAX_STALE_TASKS:,} micro-batches times stages: "
-            f"got {microbatches} on {depth}; take fewer"
-        )
-    try:
-        return stale_schedule(
-            kind,
-            depth,
-            microbatches,
-            minibatches=default if minibatches is None else minibatches,
-            recompute=recompute,
-            vertical_sync=vertical_sync,
-        ).format()
-    except PlanError as error:
-        raise ConfigError(str(error)) from error
-
-
-def _stages_table(spec: StepSpec, document: dict[str, Any]) -> Table:
+def stages_table(spec: StepSpec, document: dict[str, Any]) -> Table:
+    """Return a table of the stages of a mini-batch, see ``simulate_spec``."""
     table = Table("stage", "busy", "idle", "max in flight")
     for p, stage in enumerate(spec.stages):
         table.add_row(

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AliasChoices, Field, PositiveInt, model_validator
 
 from spottrain.morphing.schedules.lists import Schedule, compact_schedule
-from spottrain.morphing.schedules.versions import STALE_KINDS
 from spottrain.morphing.simulate import replica
 from spottrain.varuna_manager.cli.simulate.files import NotNegative, Part, Positive
-
-WARM_MINIBATCHES = 8
-"""After which an asynchronous pipeline is taken to be full."""
 
 
 class StageSpec(Part):
@@ -75,7 +70,7 @@ class JitterSpec(Part):
 class StepSpec(Part):
     """One replica's mini-batch."""
 
-    schedule: Literal["varuna", "1f1b", "gpipe", "interleaved", "pipedream", "2bw"] = Field(
+    schedule: Literal["varuna", "1f1b", "gpipe", "interleaved"] = Field(
         validation_alias=AliasChoices("schedule", "schedule_kind", "kind")
     )
     num_microbatches: PositiveInt
@@ -104,15 +99,6 @@ class StepSpec(Part):
         return self
 
     @model_validator(mode="after")
-    def _double_buffers_are_enough(self) -> Self:
-        if self.schedule == "2bw" and self.num_microbatches < len(self.stages):
-            raise ValueError(
-                "num_microbatches: 2bw needs as many as there are stages: got "
-                f"{self.num_microbatches} for {len(self.stages)}; raise it"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _interleaved_has_its_lists_bound(self) -> Self:
         if self.schedule == "interleaved" and self.bound is not None:
             raise ValueError(
@@ -120,11 +106,6 @@ class StepSpec(Part):
                 f"its own: got {self.bound}; leave it out"
             )
         return self
-
-    @property
-    def is_stale(self) -> bool:
-        """Return whether the pipeline is never drained."""
-        return self.schedule in STALE_KINDS
 
     @property
     def recompute(self) -> bool:
@@ -147,14 +128,13 @@ class StepSpec(Part):
         jitter = self.jitter
         return None if jitter is None else replica.Jitter(**jitter.model_dump())
 
-    def make_schedule(self, minibatches: int = 1) -> Schedule:
-        """Return the schedule to simulate, of several mini-batches without a drain."""
+    def make_schedule(self) -> Schedule:
+        """Return the schedule to simulate."""
         default = 2 if self.schedule == "interleaved" else 1
-        kind = self.schedule
         return compact_schedule(
-            "1f1b" if kind == "pipedream" or kind == "2bw" else kind,
+            self.schedule,
             len(self.stages),
-            minibatches * self.num_microbatches,
+            self.num_microbatches,
             recompute=self.recompute,
             chunks=self.chunks or default,
         )
@@ -163,13 +143,11 @@ class StepSpec(Part):
 def trace_spec(spec: StepSpec) -> replica.PipelineTrace:
     """Return when everything happens in the mini-batch.
 
-    Of a pipeline that is never drained: in so many mini-batches as it takes to fill.
-
     Raises:
         PlanError: As ``simulate_spec``, or there are too many tasks for a timeline.
     """
     return replica.trace_pipeline(
-        spec.make_schedule(WARM_MINIBATCHES if spec.is_stale else 1),
+        spec.make_schedule(),
         spec.times(),
         [link.link() for link in spec.links],
         bound=spec.bound,
@@ -184,64 +162,21 @@ def simulate_spec(spec: StepSpec) -> dict[str, Any]:
     Raises:
         PlanError: The numbers of stages, links and micro-batches do not fit together.
     """
-    conditions = replica.Conditions(spec.conditions)
-
-    def play(schedule: Schedule) -> replica.PipelineRun:
-        return replica.simulate_pipeline(
-            schedule,
-            spec.times(),
-            [link.link() for link in spec.links],
-            bound=spec.bound,
-            conditions=conditions,
-            jitter=spec.chance(),
-        )
-
-    if not spec.is_stale:
-        return _document(spec, conditions, play(spec.make_schedule()))
-    return _stale_document(spec, conditions, play)
-
-
-def _document(
-    spec: StepSpec, conditions: replica.Conditions, run: replica.PipelineRun
-) -> dict[str, Any]:
+    run = replica.simulate_pipeline(
+        spec.make_schedule(),
+        spec.times(),
+        [link.link() for link in spec.links],
+        bound=spec.bound,
+        conditions=replica.Conditions(spec.conditions),
+        jitter=spec.chance(),
+    )
     pipeline_s = max(run.finish_s)
     return {
         "minibatch_s": pipeline_s + spec.allreduce_s,
         "pipeline_s": pipeline_s,
         "allreduce_s": spec.allreduce_s,
-        "conditions": conditions.value,
+        "conditions": spec.conditions,
         "busy_s": list(run.busy_s),
         "idle_s": [pipeline_s - busy_s for busy_s in run.busy_s],
         "peak_in_flight": list(run.peak_in_flight),
-    }
-
-
-def _stale_document(
-    spec: StepSpec,
-    conditions: replica.Conditions,
-    play: Callable[[Schedule], replica.PipelineRun],
-) -> dict[str, Any]:
-    """Return the answer for a pipeline that is never drained.
-
-    A mini-batch takes what one more takes once the pipeline is full; sums are beside the
-    next one's tasks.
-    """
-    before = play(spec.make_schedule(WARM_MINIBATCHES))
-    after = play(spec.make_schedule(2 * WARM_MINIBATCHES))
-    pipeline_s = (max(after.finish_s) - max(before.finish_s)) / WARM_MINIBATCHES
-    busy_s = [
-        (later - early) / WARM_MINIBATCHES
-        for early, later in zip(before.busy_s, after.busy_s, strict=True)
-    ]
-    depth = len(spec.stages)
-    versions = [depth - p for p in range(depth)]
-    return {
-        "minibatch_s": max(pipeline_s, spec.allreduce_s),
-        "pipeline_s": pipeline_s,
-        "allreduce_s": spec.allreduce_s,
-        "conditions": conditions.value,
-        "busy_s": busy_s,
-        "idle_s": [pipeline_s - one_s for one_s in busy_s],
-        "peak_in_flight": list(after.peak_in_flight),
-        "weight_versions": versions if spec.schedule == "pipedream" else [2] * depth,
     }

@@ -266,7 +266,7 @@ class OrderRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """A move to VMs that train more per dollar, see ``core.replacement.moves``."""
+    """A move to VMs that train more per dollar, see ``core.moves``."""
 
     vm_ids: tuple[str, ...]
     """The VMs that are left; as many new ones are rented."""

@@ -70,8 +70,8 @@ class Transition:
         """Record what happened, in one line for people; the newest one stays."""
         self._news = news
 
-    def is_due(self, at_s: float) -> bool:
-        """Return whether ``at_s`` has come; if not, the core is woken then."""
+    def waited_until(self, at_s: float) -> bool:
+        """Wait until ``at_s``: true once it has come; before, the core is woken then."""
         if self.now_s >= at_s:
             return True
         self.wake(at_s)

@@ -1,4 +1,5 @@
-"""Workloads drawn as the papers describe theirs: the same distributions, not the same jobs."""
+"""Workloads drawn as VirtualFlow describes its own (sections 6.1 and 6.4): the same
+distributions, not the same jobs."""
 
 from __future__ import annotations
 
@@ -8,14 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from spottrain.errors import ConfigError
 from spottrain.units import HOUR_S
-from spottrain.varuna_manager.pool.simulation.workload import (
-    Measured,
-    SimulatedJob,
-    Table,
-    gavel_job,
-)
-
-# --- VirtualFlow, sections 6.1 and 6.4 -------------------------------------------------------
+from spottrain.varuna_manager.pool.simulation.workload import SimulatedJob, Table
 
 PRIORITIES = (1.0, 5.0, 10.0)
 SERVER_VMS = 16
@@ -88,88 +82,6 @@ def _job(name: str, at_s: float, lasts_s: float, size: int, weight: float) -> Si
         throughputs=(table,),
         weight=weight,
     )
-
-
-# --- Gavel, section 5.7.1 ---------------------------------------------------------------------
-
-
-def gavel_jobs(
-    seed: int,
-    count: int,
-    *,
-    measured: Measured,
-    kinds: Sequence[str],
-    per_hour: float = math.inf,
-    has_several: bool = True,
-) -> list[SimulatedJob]:
-    """Return jobs of Gavel's distribution.
-
-    Args:
-        seed: Of the draws.
-        count: Jobs.
-        measured: Steps per second.
-        kinds: Of the cluster, the fastest first: lengths are those on it.
-        per_hour: Arrivals; infinite for all at the start.
-        has_several: A quarter of jobs has 2 to 4 workers, one in twenty 8; else all have one.
-    """
-    draw = random.Random(seed)
-    types = sorted({t for kind, t, n in measured if kind == kinds[0] and n == 1})
-    jobs: list[SimulatedJob] = []
-    at_s = 0.0
-    while len(jobs) < count:
-        share = draw.random()
-        size = 1
-        if has_several and share >= 0.7:
-            size = draw.choice((2, 4)) if share < 0.95 else 8
-        minutes = 10 ** (draw.uniform(1.5, 3) if draw.random() < 0.8 else draw.uniform(3, 4))
-        able = [t for t in types if measured.get((kinds[0], t, size), 0.0) > 0]
-        job_type = draw.choice(able)
-        jobs.append(
-            gavel_job(
-                f"job{len(jobs)}",
-                job_type,
-                size=size,
-                measured=measured,
-                kinds=kinds,
-                arrived_s=at_s,
-                work=minutes * 60 * measured[kinds[0], job_type, size],
-            )
-        )
-        at_s += draw.expovariate(per_hour / HOUR_S) if per_hour < math.inf else 0.0
-    return jobs
-
-
-def gavel_costs(
-    seed: int,
-    count: int,
-    *,
-    measured: Measured,
-    kinds: Sequence[str],
-    per_hour: float = math.inf,
-) -> list[SimulatedJob]:
-    """Return jobs as of the cost policies (section 5.7.3): ResNet-50 and A3C with deadlines."""
-    draw = random.Random(seed)
-    types = sorted({t for kind, t, n in measured if n == 1 and t.startswith(("ResNet-50", "A3C"))})
-    resnets = [t for t in types if t.startswith("ResNet-50")]
-    jobs: list[SimulatedJob] = []
-    at_s = 0.0
-    for m in range(count):
-        job_type = draw.choice(resnets) if draw.random() < 0.5 else "A3C"
-        days, slo = draw.choice((0.5, 1, 2, 4, 8)), draw.choice((1.2, 2.0, 10.0))
-        jobs.append(
-            gavel_job(
-                f"job{m}",
-                job_type,
-                size=1,
-                measured=measured,
-                kinds=kinds,
-                arrived_s=at_s,
-                work=days * 86400 * measured[kinds[0], job_type, 1],
-                slo=slo,
-            )
-        )
-        at_s += draw.expovariate(per_hour / HOUR_S) if per_hour < math.inf else 0.0
-    return jobs
 
 
 GENERATED: Mapping[str, Callable[[int], list[SimulatedJob]]] = {

@@ -15,7 +15,6 @@ from spottrain.gpus.slots import (
     UnfitVmError,
     assign,
     device_of,
-    uuid_of,
     visible_gpus,
 )
 
@@ -76,8 +75,7 @@ def test_cpus_never_stand_in_for_gpus() -> None:
 
 
 def test_a_device_names_its_gpu() -> None:
-    assert uuid_of(device_of(facts(3))) == "GPU-00000003-aaaa"
-    assert uuid_of(CPU) == ""
+    assert device_of(facts(3)) == "cuda:GPU-00000003-aaaa"
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from tests.unit.varuna_manager.story import Story
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.journal import Journal
+from spottrain.varuna_manager.launch import unit
 from spottrain.varuna_manager.launch.record import record
-from spottrain.varuna_manager.launch.systemd import unit
 
 
 @pytest.fixture

@@ -2,8 +2,7 @@
 
 PipeDream and PipeDream-2BW run 1F1B without ever draining the pipeline, so that weights
 change while micro-batches are in flight (Narayanan's dissertation, 2.3.3 and 3.2.1). Both
-are shown and simulated here; the runtime can do the second one (``semantics:
-stale_by_one``).
+are shown and simulated; what a job with ``semantics: stale_by_one`` does is the second one.
 
 - ``pipedream``: every micro-batch is a mini-batch of its own, followed by an update.
   Weight stashing: forward and backward of a micro-batch on one stage use the newest

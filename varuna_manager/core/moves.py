@@ -47,7 +47,7 @@ from spottrain.varuna_manager.core.model.records import (
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.varuna_manager.core.planning import MORPH_COST_S
-from spottrain.varuna_manager.core.replacement.stragglers import boot_s
+from spottrain.varuna_manager.core.stragglers import boot_s
 from spottrain.varuna_manager.format import dollars, duration
 
 RULE = SwitchingRule(hysteresis=0.05, horizon_s=7 * DAY_S)
@@ -249,7 +249,7 @@ def _wait(transition: Transition, move: Move) -> None:
         transition.note_fleet_change()
         return
     # Launches that nobody has answered yet may still bring VMs.
-    if transition.is_due(move.since_s + READY_BOUND_S) and not state.launches.intents:
+    if transition.waited_until(move.since_s + READY_BOUND_S) and not state.launches.intents:
         _give_up(transition, f"{len(ready)} of {len(move.vm_ids)} VMs are ready")
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.schedules.schedule import Work
-from spottrain.morphing.schedules.versions import StaleSchedule, stale_schedule
+from spottrain_lab.planners.versions import StaleSchedule, stale_schedule
 
 
 def updates_before(schedule: StaleSchedule) -> list[list[int]]:

@@ -1,6 +1,6 @@
 """A systemd user unit that keeps a job's manager through logout and reboot.
 
-    python -m spottrain.varuna_manager.launch.systemd.unit <job_dir>
+    python -m spottrain.varuna_manager.launch.unit <job_dir>
 
 is the unit's condition: it exits with 1 if the job has ended, so that a job that was
 stopped, or is done, does not begin anew with the machine.
@@ -25,7 +25,7 @@ _CONDITION_ARGV = (
     sys.executable,
     "-P",
     "-m",
-    "spottrain.varuna_manager.launch.systemd.unit",
+    "spottrain.varuna_manager.launch.unit",
 )
 _LINGERING = Path("/var/lib/systemd/linger")
 _COMMAND_S = 30.0

@@ -1,1 +1,0 @@
-"""Managers that systemd keeps running."""
