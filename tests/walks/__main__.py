@@ -27,8 +27,8 @@ ROOT = Path(__file__).parents[2]
 VMS = 2
 STAGE_BYTES = 200_000
 """Too little for the whole model: all VMs train."""
-LOSS_S = 0.1
-"""So that the job outlasts the walks."""
+STEPS, LOSS_S = 10**5, 0.1
+"""Mini-batches, and how long each loss takes: so that jobs outlast the walks."""
 QUIET_S = 10.0
 """How long it is watched while nothing happens to it."""
 PLAN = (
@@ -37,7 +37,7 @@ PLAN = (
 )
 COMMIT = (
     "spottrain.pipeline.train.generation._Training._commit",
-    "spottrain.pipeline.train.generation._Training._minibatch",
+    "spottrain.pipeline.train.generation._Training._report",
 )
 
 
@@ -129,7 +129,7 @@ def walk_job(folder: Path, key: str) -> None:
         folder,
         "walks",
         profile=None,
-        steps=10**6,
+        steps=STEPS,
         resources={"max_vms": VMS},
         local={"zones": [zone]},
     ) as job:
@@ -165,6 +165,8 @@ def walk_pool(folder: Path, key: str) -> None:
     try:
         for job in (lab.first, lab.urgent):
             job.environment |= traced.environment
+            job.settings["steps"] = STEPS
+            job.save()
         assert lab.run("create", str(lab.file)).code == 0
         assert lab.launch(lab.first).code == 0
         lab.has(first=2)
