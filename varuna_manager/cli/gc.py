@@ -15,9 +15,6 @@ from rich.table import Table
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import (
-    FindsOrphans,
-    NamesPrincipal,
-    ReleasesJob,
     Vm,
     VmState,
 )
@@ -208,11 +205,7 @@ def is_kept(vm: Vm, vms: Collection[Vm]) -> bool:
 
 
 def _orphans(provider: ChildProvider, scope: Scope) -> Iterator[Vm]:
-    if not isinstance(provider, FindsOrphans):
-        raise CloudError(f"{provider.name}: cannot search for orphans; check the cloud's console")
-    us = ""
-    if not scope.all_owners and isinstance(provider, NamesPrincipal):
-        us = provider.principal()
+    us = "" if scope.all_owners else provider.principal()
     for vm in provider.list_all():
         wanted = not scope.jobs or vm.job in scope.jobs
         ours = not us or vm.owner in ("", us)
@@ -239,8 +232,7 @@ def _release(cloud: AnyCloud, jobs: Collection[tuple[str, str]]) -> list[str]:
             continue
         provider = open_cloud(cloud, uid=uid, everywhere=True)
         try:
-            if isinstance(provider, ReleasesJob):
-                provider.release(name)
+            provider.release(name)
         except CloudError as error:
             trouble.append(str(error))
         finally:

@@ -38,7 +38,7 @@ def told(change: str = "evictSpotVM/action", **other: Any) -> dict[str, Any]:
 def test_an_event_is_read_whatever_the_case_of_its_letters() -> None:
     event = event_of(told())
     assert event is not None
-    assert event.vm_id == "st-1-0.spottrain-job"
+    assert event.vm_id == "azure.st-1-0.spottrain-job"
     assert event.ends
     assert event.at_s == pytest.approx(1795201200.123456)
     for other in ("restart/action", "extensions/write", "simulateEviction/action"):
