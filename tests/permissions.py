@@ -49,7 +49,7 @@ def live(provider: Any, fake: Any, intent: str = "intent-3", *, evicts: bool = F
     provider.spot_pools(1)
     provider.admit("job", ("203.0.113.9/32",))
     if evicts:
-        fake.ask("evict", name=vm.vm_id.partition(".")[0])
+        fake.ask("evict", name=vm.vm_id.split(".")[1])
     provider.terminate(started)
     fake.ask("pass_time", seconds=600)
     provider.list_vms("job")

@@ -215,7 +215,7 @@ def test_vms_moved_and_both_bills_meet_at_one_moment(story: Story) -> None:
     ledgers = [View(job.state()).ledger for job in (story.first, story.urgent)]
     lines = {vm_id: line for one in ledgers for vm_id, line in one.closed.items()}
     lives_s = {one["instance_id"]: one["ended_at"] - one["launched_at"] for one in story.bill}
-    moved = [vm_id for vm_id in lines if vm_id.count(".") == 2]
+    moved = [vm_id for vm_id in lines if vm_id.count(".") == 3]
     assert moved
     for vm_id in moved:
         machine, _, hops = vm_id.rpartition(".")

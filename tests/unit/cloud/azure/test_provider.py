@@ -248,7 +248,7 @@ def test_an_eviction_before_the_first_list_is_seen(azure: FakeAzure) -> None:
     azure.ask("lag", hide_s=30, linger_s=0)
     provider = azure.provider()
     (vm,) = rent(provider)
-    azure.ask("evict", name=vm.vm_id.partition(".")[0])
+    azure.ask("evict", name=vm.vm_id.split(".")[1])
     assert [vm.state for vm in provider.list_vms("job")] == [VmState.TERMINATED]
 
 

@@ -104,7 +104,7 @@ def test_the_price_comes_back_from_the_tags_as_it_was(usd: float) -> None:
     seen = requests.vm_of(body, FACTS)
     assert seen.offer.usd_per_hour == usd
     assert seen.offer.zone == "eastus-2"
-    assert (seen.vm_id, seen.launched_at_s) == ("vm-0.g", 1795160964.5)
+    assert (seen.vm_id, seen.launched_at_s) == ("azure.vm-0.g", 1795160964.5)
 
 
 @given(st.text(min_size=1, max_size=200), st.integers(1, 64))

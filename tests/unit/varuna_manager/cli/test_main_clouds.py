@@ -277,7 +277,7 @@ def test_ssh_finds_the_cloud_of_a_vm_among_several(aws: FakeAws, tmp_path: Path)
     vm_id = rent(aws, "job")
     instance_id = vm_id.split(".")[1]
     aws.ask("console", instance_id=instance_id, keys="ssh-ed25519 AAAAC3Nza root@vm")
-    argv = ssh_argv(job, f"aws.{vm_id}", ["true"])
+    argv = ssh_argv(job, vm_id, ["true"])
     assert argv[argv.index("-i") + 1] == str(job.cloud / "ssh_key")
 
 

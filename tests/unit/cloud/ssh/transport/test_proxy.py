@@ -101,7 +101,7 @@ def test_commands_run_on_a_vm_behind_a_tool_which_ends_with_the_connection(
 
     data = bytes(range(256)) * 4000
     # Of a job on several clouds, ids begin with the cloud.
-    with Remote(host_of(vm, f"{cloud.cloud}.{vm_id}"), noted) as remote:
+    with Remote(host_of(vm, vm_id), noted) as remote:
         assert remote.check("wc -c", data).strip() == str(len(data))
         assert remote.check("echo $HOME").strip() == str(vm.home)
     (connection,) = sockets
