@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, Concatenate
 
 import pytest
 
@@ -51,7 +51,9 @@ class Around(Wrapper):
         self.inner = inner
         self.passed: list[str] = []
 
-    def pass_on(self, method: Callable[..., R], *args: P.args, **kwargs: P.kwargs) -> R:
+    def pass_on(
+        self, method: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
         self.passed.append(method.__name__)
         answer: R = getattr(self.inner, method.__name__)(*args, **kwargs)
         return answer
