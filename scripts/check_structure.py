@@ -203,23 +203,26 @@ def repeated(modules: Mapping[str, Module]) -> Iterator[Breach]:
                 yield Breach("class", f"{top}.{name}", where)
 
 
+def base_names(node: ast.ClassDef) -> list[str]:
+    """Return the names of a class's bases, without their modules."""
+    return [ast.unparse(base).rpartition(".")[2] for base in node.bases]
+
+
 def lone_bases(modules: Mapping[str, Module]) -> Iterator[Breach]:
     """Yield base classes whose only subclass is in another module of their folder."""
     subclasses: defaultdict[str, list[tuple[str, Module]]] = defaultdict(list)
     for module in modules.values():
         for node in module.classes():
-            for base in node.bases:
-                if isinstance(base, ast.Name):
-                    subclasses[base.id].append((node.name, module))
+            for base in base_names(node):
+                subclasses[base].append((node.name, module))
     for module in modules.values():
         for node in module.classes():
             found = subclasses[node.name]
-            kinds = {base.id for base in node.bases if isinstance(base, ast.Name)}
             if (
                 len(found) == 1
                 and found[0][1] is not module
                 and found[0][1].folder == module.folder
-                and "Protocol" not in kinds
+                and "Protocol" not in base_names(node)
                 and not node.name.endswith("Error")
             ):
                 place = f"{module.name}.{node.name}"

@@ -18,7 +18,7 @@ from tests.fakes import aws, azure, gcp
 
 from spottrain.cloud.azure import checks, requests
 from spottrain.cloud.port import tags
-from spottrain.cloud.port.provider import LaunchRequest, MovesVms
+from spottrain.cloud.port.provider import CloudProvider, LaunchRequest
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "permissions.md"
 _BLOCK = r"<!-- {name} -->\n\n```json\n(.*?)```"
@@ -39,7 +39,7 @@ def live(provider: Any, fake: Any, intent: str = "intent-3", *, evicts: bool = F
     list(provider.check())
     request = _request(provider, intent)
     (vm,) = provider.launch(request).vms
-    for job in ("other", "job") if isinstance(provider, MovesVms) else ():
+    for job in ("other", "job") if provider.can(CloudProvider.move) else ():
         order = tags.ordered(f"to-{job}")
         vm = provider.move(vm.vm_id, "", job, order, vm.launched_at_s + 60.0)
     started = [each.vm_id for each in provider.list_vms("job")]
@@ -49,7 +49,7 @@ def live(provider: Any, fake: Any, intent: str = "intent-3", *, evicts: bool = F
     provider.spot_pools(1)
     provider.admit("job", ("203.0.113.9/32",))
     if evicts:
-        fake.ask("evict", name=vm.vm_id.partition(".")[0])
+        fake.ask("evict", name=vm.vm_id.split(".")[1])
     provider.terminate(started)
     fake.ask("pass_time", seconds=600)
     provider.list_vms("job")

@@ -42,7 +42,7 @@ _BATCH = 500
 T = TypeVar("T")
 
 
-class AwsProvider:
+class AwsProvider(port.CloudProvider):
     """Rents EC2 instances; thread-safe.
 
     Args:
@@ -202,7 +202,7 @@ class AwsProvider:
             return self._principal
 
     def time_s(self) -> float | None:
-        """Return the time by EC2's clock; see ``TellsTime``.
+        """Return the time by EC2's clock; see ``CloudProvider``.
 
         Raises:
             CloudError: EC2 does not answer.
@@ -273,7 +273,7 @@ class AwsProvider:
         since_s: float,
         image: str = "",
     ) -> port.Vm:
-        """Write this job's name on another one's instance; see ``MovesVms``.
+        """Write this job's name on another one's instance; see ``CloudProvider``.
 
         The tags of the instance say whose it is: they are written last, by one CreateTags
         for the instance alone.

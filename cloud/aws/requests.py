@@ -55,20 +55,21 @@ def vm_id_of(region: str, instance_id: str, hops: int = 0) -> str:
         instance_id: The instance's.
         hops: How often it has gone from one job to another.
     """
-    vm_id = f"{instance_id}.{region}"
+    vm_id = f"{CLOUD}.{instance_id}.{region}"
     return f"{vm_id}.{hops}" if hops else vm_id
 
 
 def split_vm_id(vm_id: str) -> tuple[str, str]:
     """Return (region, instance id); the region is empty if the id is not ours."""
-    instance_id, _, rest = vm_id.partition(".")
-    region, _, _ = rest.partition(".")
-    return (region if _REGION.fullmatch(region) else ""), instance_id
+    cloud, _, rest = vm_id.partition(".")
+    instance_id, _, where = rest.partition(".")
+    region, _, _ = where.partition(".")
+    return (region if cloud == CLOUD and _REGION.fullmatch(region) else ""), instance_id
 
 
 def hops_of(vm_id: str) -> int:
     """Return how often a VM has gone from one job to another, by our id of it."""
-    return int(vm_id.split(".")[2]) if vm_id.count(".") == 2 else 0
+    return int(vm_id.split(".")[3]) if vm_id.count(".") == 3 else 0
 
 
 def tag_list(pairs: Mapping[str, str]) -> list[dict[str, str]]:

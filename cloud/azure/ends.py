@@ -104,7 +104,7 @@ class AzureEndTimes:
         return [
             terminated_stub(requests.CLOUD, region, region, vm_id, job, lifetime.until_s)
             for vm_id, lifetime in lifetimes.items()
-            if vm_id.startswith(prefix)
+            if requests.split_vm_id(vm_id)[1].startswith(prefix)
         ]
 
     def _look_up(self, job: str, missing: Sequence[Vm]) -> list[Vm]:

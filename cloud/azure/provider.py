@@ -38,7 +38,7 @@ _REFUSALS = (NoCapacityError, QuotaExceededError, PriceTooHighError)
 """After these errors no VM exists."""
 
 
-class AzureProvider:
+class AzureProvider(port.CloudProvider):
     """Rents Azure VMs; thread-safe.
 
     Args:
@@ -217,7 +217,7 @@ class AzureProvider:
         return flat_map_parallel(self._market.quotas, self._settings.regions)
 
     def time_s(self) -> float | None:
-        """Return the time by Azure Resource Manager's clock; see ``TellsTime``.
+        """Return the time by Azure Resource Manager's clock; see ``CloudProvider``.
 
         Raises:
             CloudError: Azure does not answer.

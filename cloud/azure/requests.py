@@ -80,13 +80,14 @@ def vm_names(request: LaunchRequest, settings: AzureSettings) -> list[str]:
 
 def vm_id_of(group: str, name: str) -> str:
     """Return our id of a VM; Azure's names are unique per group."""
-    return f"{name}.{group.lower()}"
+    return f"{CLOUD}.{name}.{group.lower()}"
 
 
 def split_vm_id(vm_id: str) -> tuple[str, str]:
     """Return (group, name); the group is empty if the id is not ours."""
-    name, _, group = vm_id.partition(".")
-    return group, name
+    cloud, _, rest = vm_id.partition(".")
+    name, _, group = rest.partition(".")
+    return (group if cloud == CLOUD else ""), name
 
 
 def split_resource_id(resource_id: str) -> tuple[str, str]:

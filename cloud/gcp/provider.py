@@ -27,7 +27,7 @@ from spottrain.cloud.port.facts import CloudFacts, check_types, refuse_if_used
 _URL = "https://compute.googleapis.com"
 
 
-class GcpProvider:
+class GcpProvider(port.CloudProvider):
     """Rents Compute Engine VMs; thread-safe.
 
     Args:
@@ -141,7 +141,7 @@ class GcpProvider:
             self._network.release(job)
 
     def time_s(self) -> float | None:
-        """Return the time by Compute Engine's clock; see ``TellsTime``.
+        """Return the time by Compute Engine's clock; see ``CloudProvider``.
 
         Raises:
             CloudError: Compute Engine does not answer.

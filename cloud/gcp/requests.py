@@ -21,7 +21,7 @@ from spottrain.cloud.port.provider import LaunchRequest
 
 CLOUD = "gcp"
 _LABEL = re.compile(r"[a-z0-9_-]{1,63}")
-_VM_ID = re.compile(r"(?P<name>[a-z][a-z0-9-]{0,62})\.(?P<zone>[a-z]+-[a-z]+\d+-[a-z])")
+_VM_ID = re.compile(r"gcp\.(?P<name>[a-z][a-z0-9-]{0,62})\.(?P<zone>[a-z]+-[a-z]+\d+-[a-z])")
 _ATTACHED = re.compile(r"(?P<machine>[a-z0-9-]+)\+(?P<count>\d+)x(?P<gpu>[A-Z0-9-]+)")
 _HYPERDISK = ("a3-ultragpu", "a4-", "a4x-", "g4-")
 """Machine types that do not support persistent disks."""
@@ -105,7 +105,7 @@ def request_id(token: str, attempt: int) -> str:
 
 def vm_id_of(zone: str, name: str) -> str:
     """Return our id of an instance; Google's names are unique per zone."""
-    return f"{name}.{zone}"
+    return f"{CLOUD}.{name}.{zone}"
 
 
 def split_vm_id(vm_id: str) -> tuple[str, str]:

@@ -64,7 +64,7 @@ def _reconnecting(call: Callable[P, R]) -> Callable[P, R]:
     )(call)
 
 
-class LocalProvider:
+class LocalProvider(port.CloudProvider):
     """A cloud without an account: VMs are processes of this machine.
 
     Several providers, in several processes, may share a ``state_dir``; only the cloud's
@@ -144,7 +144,7 @@ class LocalProvider:
             raise VmNotFoundError(f"VM {vm_id} ended with its cloud process")
 
     def take(self, vm_id: str, giver: Path, order: str, until_s: float, image: str = "") -> port.Vm:
-        """Take a cleared VM over from another job; see ``HandsOverVms``.
+        """Take a cleared VM over from another job; see ``CloudProvider``.
 
         Raises:
             VmNotFoundError: it never comes by this order.

@@ -1,17 +1,15 @@
-"""The cloud port: the methods of every provider (design: section 5).
-
-Every method is safe to retry. Optional abilities are Protocols of their own. Callers
-test for them with ``isinstance``, never by a provider's name.
-"""
+"""The cloud port: ``CloudProvider`` and its values (design: section 5)."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal
 
+from spottrain.cloud.port.errors import CloudError, VmNotFoundError
 from spottrain.errors import SpottrainError
 
 
@@ -69,6 +67,8 @@ class Vm:
     """One rented machine."""
 
     vm_id: str
+    """Made by its provider, and the same in every job. That of a rented VM is its cloud's
+    name, a dot, and what the cloud finds it by."""
     job: str
     intent: str
     """The launch intent that it fulfils."""
@@ -122,44 +122,6 @@ class AgentBootstrap:
     token: str
 
 
-@runtime_checkable
-class CloudProvider(Protocol):
-    """One cloud account."""
-
-    name: str
-
-    def offers(self) -> Sequence[Offer]:
-        """Return the offers that can be rented now."""
-
-    def launch(self, request: LaunchRequest) -> LaunchResult:
-        """Launch machines, possibly fewer. The same token never launches twice.
-
-        Raises:
-            NoCapacityError: no machine of this offer is left.
-        """
-
-    def list_vms(self, job: str) -> Sequence[Vm]:
-        """Return all VMs of a job, also those that another manager process launched.
-
-        A terminated VM is listed for a while, with ``ended_at_s``.
-        """
-
-    def terminate(self, vm_ids: Collection[str]) -> None:
-        """Request termination. An unknown or ended VM is not an error."""
-
-
-@runtime_checkable
-class HasParts(Protocol):
-    """Several clouds as one provider; each can be used, and fails, by itself.
-
-    ``list_vms`` of the whole fails if one cloud does not answer, so that its VMs are
-    not taken for ended. A caller that can use partial lists asks the parts.
-    """
-
-    def parts(self) -> Mapping[str, CloudProvider]:
-        """Return the clouds by ``Offer.cloud``; VM ids are the same there."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartStep:
     """One step of a VM's start, from its launch until its agent runs."""
@@ -171,137 +133,6 @@ class StartStep:
     """That the VM received meanwhile, over all its networks."""
     source: str = ""
     """Where it took what it needed from, if there is a choice; empty otherwise."""
-
-
-@runtime_checkable
-class StartsAgents(Protocol):
-    """Can start our agent on a running VM."""
-
-    def start_agent(self, vm_id: str, bootstrap: AgentBootstrap) -> Sequence[StartStep]:
-        """Start the agent, detached. A second call while it runs does nothing.
-
-        An agent of other software than the caller's is replaced: its processes are
-        ended first, and the VM's memory is lost.
-
-        Returns:
-            The steps that it took, in order; none if the agent runs already.
-
-        Raises:
-            VmNotFoundError: the VM has ended.
-            UserCodeError: the user's setup failed on it: the job cannot run.
-        """
-
-
-RECEIVE_S = 30.0
-"""How long after its time a VM that was given in time may still come."""
-
-
-@runtime_checkable
-class HandsOverVms(Protocol):
-    """Can give a running VM to another job of the same owner, without a reboot."""
-
-    def clear(self, vm_id: str, lease_s: float) -> None:
-        """End all processes of a VM and remove all that the job has on it. It stays the
-        job's; ``start_agent`` is not called for it any more.
-
-        Args:
-            vm_id: The VM. One that is cleared already is not an error.
-            lease_s: It ends by itself if nobody returns or takes it for so long.
-
-        Raises:
-            VmNotFoundError: It has ended.
-            CloudError: Something is left on it: terminate it.
-        """
-
-    def take(self, vm_id: str, giver: Path, order: str, until_s: float, image: str = "") -> Vm:
-        """Take a cleared VM over from another job; the same order takes it only once.
-
-        At one moment it is terminated in the other job's list and launched in this one's,
-        with an id of its own, the intent ``tags.ordered(order)`` and its former price. If
-        the call is broken off between the two, the machine has ended then, unless it is
-        repeated within ``RECEIVE_S`` after ``until_s``.
-
-        Args:
-            vm_id: As the other job calls it.
-            giver: The other job's cloud folder, on this machine.
-            order: Unique for this job.
-            until_s: No VM is given that is asked for later. Seconds since the epoch.
-            image: That of this job's VMs (``Vm.image``); empty: any that it would rent.
-
-        Raises:
-            VmNotFoundError: It never comes by this order.
-            CloudError: Whether it came is not known.
-        """
-
-
-@runtime_checkable
-class MovesVms(Protocol):
-    """Can write this job's name on a running VM of another job of the same owner."""
-
-    def move(
-        self,
-        vm_id: str,
-        giver: str,
-        job: str,
-        intent: str,
-        since_s: float,
-        image: str = "",
-    ) -> Vm:
-        """Make a VM this job's, if it is the other one's or already this one's.
-
-        Whose it is changes with one request for one resource; what comes before can be
-        repeated. Callers see to it that nobody else moves or ends it meanwhile.
-
-        Args:
-            vm_id: As the other job calls it.
-            giver: Unique id of the other job.
-            job: Name of this job.
-            intent: That the VM has from now on.
-            since_s: Since when it is this job's. Seconds since the epoch.
-            image: As of ``HandsOverVms.take``.
-
-        Returns:
-            The VM, with an id of its own, launched at ``since_s``.
-
-        Raises:
-            VmNotFoundError: It stays whose it is: it has ended, is a third one's, or has
-                another image or network than this job's VMs.
-            CloudError: Whose it is is not known; a retry is safe.
-        """
-
-
-@runtime_checkable
-class ForwardsCalls(Protocol):
-    """Keeps connections to its VMs and forwards their agents' calls to the manager."""
-
-    def serve(self, manager_url: str) -> None:
-        """Forward calls to this manager from now on, also of VMs that already run."""
-
-    def close(self) -> None:
-        """Close all connections; VMs keep running."""
-
-
-@runtime_checkable
-class ReportsUnreachableVms(Protocol):
-    """Can tell a silent VM from one whose connection to the manager is broken."""
-
-    def unreachable_vms(self) -> Collection[str]:
-        """Return the ids of VMs whose calls cannot arrive now.
-
-        Called often; must not block.
-        """
-
-
-@runtime_checkable
-class TellsTime(Protocol):
-    """Can say what time it is where bills are written."""
-
-    def time_s(self) -> float | None:
-        """Return seconds since the epoch by the cloud's clock; None: it has none now.
-
-        Raises:
-            CloudError: the cloud does not answer.
-        """
 
 
 ANY_FAMILY = "*"
@@ -372,90 +203,238 @@ class SshTarget:
     port: int = 22
 
 
-@runtime_checkable
-class ReportsQuota(Protocol):
-    """Can report the account's quotas."""
-
-    def quotas(self) -> Sequence[Quota]:
-        """Return the quotas that apply to this account's offers."""
+RECEIVE_S = 30.0
+"""How long after its time a VM that was given in time may still come."""
 
 
-@runtime_checkable
-class ChecksAccount(Protocol):
-    """Can check whether jobs could rent here, without renting."""
+class CloudProvider(ABC):
+    """One cloud account, or several as one; thread-safe.
 
-    def check(self) -> Sequence[Finding]:
-        """Check credentials, permissions, images, types and quotas.
+    Every method is safe to retry. The abstract ones are required. Each of the others is an
+    optional ability: a provider has it if it overrides the method. Otherwise the method
+    answers that there is nothing, or raises. Callers test with ``can`` where they must know
+    beforehand, never by a provider's name.
+    """
 
-        Problems are findings, never errors.
-        """
+    name: str
 
+    # --- Required ---------------------------------------------------------------------
 
-@runtime_checkable
-class ReportsSpotPools(Protocol):
-    """Can report how often its spot VMs are interrupted, or where a request will succeed."""
+    @abstractmethod
+    def offers(self) -> Sequence[Offer]:
+        """Return the offers that can be rented now."""
 
-    def spot_pools(self, count: int) -> Sequence[SpotPool]:
-        """Return what is known of the account's spot offers.
-
-        Args:
-            count: VMs that a request is to be for.
-        """
-
-
-@runtime_checkable
-class ReleasesJob(Protocol):
-    """Owns cloud resources that a job's VMs share: a network, keys, firewall rules."""
-
-    def release(self, job: str) -> None:
-        """Remove the shared resources of ``job``; none left is not an error.
+    @abstractmethod
+    def launch(self, request: LaunchRequest) -> LaunchResult:
+        """Launch machines, possibly fewer. The same token never launches twice.
 
         Raises:
-            CloudError: VMs of the job still use it: terminate them first.
+            NoCapacityError: no machine of this offer is left.
         """
 
+    @abstractmethod
+    def list_vms(self, job: str) -> Sequence[Vm]:
+        """Return all VMs of a job, also those that another manager process launched.
 
-@runtime_checkable
-class FindsOrphans(Protocol):
-    """Can find VMs that no manager knows of."""
+        A terminated VM is listed for a while, with ``ended_at_s``.
+        """
 
-    def list_all(self) -> Sequence[Vm]:
-        """Return the VMs of all jobs in every region of the account."""
+    @abstractmethod
+    def terminate(self, vm_ids: Collection[str]) -> None:
+        """Request termination. An unknown or ended VM is not an error."""
 
+    # --- What it can do, and what belongs to it -----------------------------------------
 
-@runtime_checkable
-class NamesPrincipal(Protocol):
-    """Can tell whose credentials it uses."""
+    def can(self, ability: Callable[..., object]) -> bool:
+        """Return whether this provider has an ability, given as ``CloudProvider.move``."""
+        return getattr(type(self), ability.__name__) is not ability
 
-    def principal(self) -> str:
-        """Return the cloud's name of who rents here; empty if it is unknown.
+    def parts(self) -> Mapping[str, CloudProvider]:
+        """Return the clouds of this provider by ``Offer.cloud``; one may have the empty name.
+
+        Each can be used, and fails, by itself. ``list_vms`` of the whole fails if one cloud
+        does not answer, so that its VMs are not taken for ended. A caller that can use
+        partial lists asks the parts.
+        """
+        return {"": self}
+
+    def close(self) -> None:  # noqa: B027  most have none
+        """Close connections and processes of this provider; VMs keep running."""
+
+    # --- Agents on VMs ------------------------------------------------------------------
+
+    def start_agent(self, vm_id: str, bootstrap: AgentBootstrap) -> Sequence[StartStep]:
+        """Start the agent on a running VM, detached. A second call while it runs does nothing.
+
+        An agent of other software than the caller's is replaced: its processes are
+        ended first, and the VM's memory is lost.
+
+        Returns:
+            The steps that it took, in order; none if the agent runs already.
 
         Raises:
-            CloudError: the cloud does not answer.
+            VmNotFoundError: the VM has ended.
+            UserCodeError: the user's setup failed on it: the job cannot run.
+            CloudError: agents cannot be started here.
+        """
+        raise CloudError(f"{self.name} cannot start agents")
+
+    def serve(self, manager_url: str) -> None:  # noqa: B027  see below
+        """Forward agents' calls to this manager from now on, also of VMs that already run.
+
+        Without it agents reach the manager by themselves.
         """
 
+    def unreachable_vms(self) -> Collection[str]:
+        """Return the ids of VMs whose calls cannot arrive now; they are not just silent.
 
-@runtime_checkable
-class AdmitsNetworks(Protocol):
-    """Guards its VMs' SSH ports by rules of our own."""
-
-    def admit(self, job: str, networks: Sequence[str]) -> None:
-        """Let SSH in from these networks from now on, and from no others.
-
-        Rules of the user's own are left alone.
-
-        Raises:
-            CloudError: the cloud does not answer.
+        Called often; must not block.
         """
-
-
-@runtime_checkable
-class ReachedBySsh(Protocol):
-    """Rents VMs that accept SSH logins."""
+        return ()
 
     def ssh_target(self, vm_id: str) -> SshTarget | None:
         """Return how to log in to a VM, None while it boots.
 
         Raises:
             VmNotFoundError: the VM has ended.
+            CloudError: VMs are not reached by SSH.
         """
+        raise CloudError(f"{self.name}: its VMs are not reached by SSH")
+
+    def admit(self, job: str, networks: Sequence[str]) -> None:
+        """Let SSH in to the job's VMs from these networks from now on, and from no others.
+
+        Rules of the user's own are left alone.
+
+        Raises:
+            CloudError: the cloud does not answer, or no rules of ours guard its VMs.
+        """
+        raise CloudError(f"{self.name}: who may connect to its VMs cannot be changed")
+
+    # --- VMs from one job to another of the same owner, without a reboot ----------------
+
+    def clear(self, vm_id: str, lease_s: float) -> None:
+        """End all processes of a VM and remove all that the job has on it. It stays the
+        job's; ``start_agent`` is not called for it any more.
+
+        Args:
+            vm_id: The VM. One that is cleared already is not an error.
+            lease_s: It ends by itself if nobody returns or takes it for so long.
+
+        Raises:
+            VmNotFoundError: It has ended.
+            CloudError: Something is left on it: terminate it.
+        """
+        raise CloudError(f"{self.name} gives no VMs to other jobs")
+
+    def take(self, vm_id: str, giver: Path, order: str, until_s: float, image: str = "") -> Vm:
+        """Take a cleared VM over from another job; the same order takes it only once.
+
+        At one moment it is terminated in the other job's list and launched in this one's,
+        with an id of its own, the intent ``tags.ordered(order)`` and its former price. If
+        the call is broken off between the two, the machine has ended then, unless it is
+        repeated within ``RECEIVE_S`` after ``until_s``.
+
+        Args:
+            vm_id: As the other job calls it.
+            giver: The other job's cloud folder, on this machine.
+            order: Unique for this job.
+            until_s: No VM is given that is asked for later. Seconds since the epoch.
+            image: That of this job's VMs (``Vm.image``); empty: any that it would rent.
+
+        Raises:
+            VmNotFoundError: It never comes by this order.
+            CloudError: Whether it came is not known.
+        """
+        raise VmNotFoundError(f"{self.name} gives no VMs to other jobs")
+
+    def move(
+        self,
+        vm_id: str,
+        giver: str,
+        job: str,
+        intent: str,
+        since_s: float,
+        image: str = "",
+    ) -> Vm:
+        """Write this job's name on a running VM, if it is the other one's or already this one's.
+
+        Whose it is changes with one request for one resource; what comes before can be
+        repeated. Callers see to it that nobody else moves or ends it meanwhile.
+
+        Args:
+            vm_id: As the other job calls it.
+            giver: Unique id of the other job.
+            job: Name of this job.
+            intent: That the VM has from now on.
+            since_s: Since when it is this job's. Seconds since the epoch.
+            image: As of ``take``.
+
+        Returns:
+            The VM, with an id of its own, launched at ``since_s``.
+
+        Raises:
+            VmNotFoundError: It stays whose it is: it has ended, is a third one's, or has
+                another image or network than this job's VMs.
+            CloudError: Whose it is is not known; a retry is safe.
+        """
+        raise VmNotFoundError(f"{self.name} gives no VMs to other jobs")
+
+    # --- The account --------------------------------------------------------------------
+
+    def quotas(self) -> Sequence[Quota]:
+        """Return the quotas that apply to this account's offers, as far as they are known."""
+        return ()
+
+    def spot_pools(self, count: int) -> Sequence[SpotPool]:
+        """Return how often spot VMs are interrupted, and where a request will succeed, as
+        far as the cloud says.
+
+        Args:
+            count: VMs that a request is to be for.
+        """
+        return ()
+
+    def check(self) -> Sequence[Finding]:
+        """Check credentials, permissions, images, types and quotas, without renting.
+
+        Problems are findings, never errors.
+        """
+        return (run_check("offers", lambda: f"{len(self.offers())} offers"),)
+
+    def principal(self) -> str:
+        """Return the cloud's name of whose credentials these are; empty if it is unknown.
+
+        Raises:
+            CloudError: the cloud does not answer.
+        """
+        return ""
+
+    def list_all(self) -> Sequence[Vm]:
+        """Return the VMs of all jobs in every region of the account: no manager may know them.
+
+        Raises:
+            CloudError: the cloud does not answer, or cannot be searched.
+        """
+        raise CloudError(f"{self.name}: cannot search for orphans; check the cloud's console")
+
+    def release(self, job: str) -> None:  # noqa: B027  some share nothing
+        """Remove what a job's VMs share, such as a network; none left is not an error.
+
+        Raises:
+            CloudError: VMs of the job still use it: terminate them first.
+        """
+
+    def time_s(self) -> float | None:
+        """Return the time where bills are written; None: it cannot be known now.
+        Seconds since the epoch.
+
+        Raises:
+            CloudError: the cloud does not answer.
+        """
+        return None
+
+
+def cloud_of(vm_id: str) -> str:
+    """Return the cloud that a rented VM's id names; see ``Vm.vm_id``."""
+    return vm_id.partition(".")[0]

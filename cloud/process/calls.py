@@ -9,13 +9,12 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args, get_origin, get_type_hints
 
 from spottrain import errors as roots
 from spottrain.cloud.port import errors
-from spottrain.cloud.port.abilities import arguments_by_name
 from spottrain.cloud.port.errors import CloudError
 from spottrain.codec import from_data, to_data
 from spottrain.errors import SpottrainError
@@ -24,10 +23,10 @@ from spottrain.redaction import redacted
 
 @dataclass(frozen=True, slots=True)
 class ProviderCall:
-    """One method of a protocol."""
+    """One method of the port."""
 
     name: str
-    method: types.FunctionType
+    method: Callable[..., Any]
     arguments: Mapping[str, Any]
     """Their types by name."""
     returns: Any
@@ -35,7 +34,8 @@ class ProviderCall:
 
     def pack(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the arguments as JSON by name."""
-        bound = arguments_by_name(self.method, args, kwargs)
+        bound = inspect.signature(self.method).bind(None, *args, **kwargs).arguments
+        del bound["self"]
         return {name: _packed(self.arguments[name], value) for name, value in bound.items()}
 
     def unpack(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -55,20 +55,14 @@ def _packed(hint: Any, value: Any) -> Any:
     return to_data(tuple(value) if get_origin(hint) is tuple else value)
 
 
-def calls_of(protocol: type) -> tuple[ProviderCall, ...]:
-    """Return the methods of a protocol of the cloud port."""
-    functions = (f for f in vars(protocol).values() if inspect.isfunction(f))
-    return tuple(call_of(f) for f in functions if not f.__name__.startswith("_"))
-
-
 @functools.cache
-def call_of(function: types.FunctionType) -> ProviderCall:
-    """Return one method of a protocol of the cloud port."""
-    hints = get_type_hints(function)
+def call_of(method: Callable[..., Any]) -> ProviderCall:
+    """Return one method of ``CloudProvider``."""
+    hints = get_type_hints(method)
     returns = _plain(hints.pop("return"))
     return ProviderCall(
-        name=function.__name__,
-        method=function,
+        name=method.__name__,
+        method=method,
         arguments={name: _plain(hint) for name, hint in hints.items()},
         returns=returns,
     )

@@ -1,4 +1,4 @@
-"""A provider whose SDK lives in a child process, with the same protocols.
+"""A provider whose SDK lives in a child process.
 
 SDKs take seconds to import, leak memory and hang; the child keeps that away from the
 manager. Calls run in parallel, each with a deadline. If the child dies or hangs, its
@@ -15,15 +15,13 @@ import subprocess
 import sys
 import threading
 import time
-import types
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, Concatenate
 
-from spottrain.cloud.port import provider as port
-from spottrain.cloud.port.abilities import ForwardsAbilities, P, R
 from spottrain.cloud.port.errors import CloudError, LoginExpiredError
+from spottrain.cloud.port.wrapper import P, R, Wrapper
 from spottrain.cloud.process.calls import call_of, unpack_error
 
 ANSWER_S = 110.0
@@ -43,36 +41,20 @@ _END_S = 5.0
 _ARGV = (sys.executable, "-P", "-m", "spottrain.cloud.process.main")
 
 
-class ChildProvider(ForwardsAbilities):
-    """A proxy of a provider in a child process; created by ``in_child``.
-
-    It has the abilities of the provider.
-    """
+class ChildProvider(Wrapper):
+    """A proxy of a provider in a child process; created by ``in_child``."""
 
     def __init__(self, recipe: str, first: _Child, answer_s: float | None) -> None:
-        self.name = first.name
+        self.name, self._abilities = first.name, first.abilities
         self._recipe = recipe
         self._child: _Child | None = first
         self._answer_s = answer_s
         self._closed = False
         self._lock = threading.Lock()
-        self._forward_abilities(lambda ability: ability.__name__ in first.abilities, self._forward)
 
-    def offers(self) -> Sequence[port.Offer]:
+    def can(self, ability: Callable[..., object]) -> bool:
         """See ``CloudProvider``."""
-        return self._forward(port.CloudProvider.offers)()
-
-    def launch(self, request: port.LaunchRequest) -> port.LaunchResult:
-        """See ``CloudProvider``."""
-        return self._forward(port.CloudProvider.launch)(request)
-
-    def list_vms(self, job: str) -> Sequence[port.Vm]:
-        """See ``CloudProvider``."""
-        return self._forward(port.CloudProvider.list_vms)(job)
-
-    def terminate(self, vm_ids: Collection[str]) -> None:
-        """See ``CloudProvider``."""
-        self._forward(port.CloudProvider.terminate)(vm_ids)
+        return ability.__name__ in self._abilities
 
     @property
     def pid(self) -> int | None:
@@ -87,22 +69,20 @@ class ChildProvider(ForwardsAbilities):
             if self._child is not None:
                 self._child.end()
 
-    def _forward(self, method: Callable[Concatenate[Any, P], R]) -> Callable[P, R]:
-        assert isinstance(method, types.FunctionType)
+    def pass_on(
+        self, method: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        """Return the answer of the provider in the child."""
         call = call_of(method)
         limit_s = self._answer_s or SLOW_S.get(call.name, ANSWER_S)
-
-        def ask(*args: P.args, **kwargs: P.kwargs) -> R:
-            packed, child = call.pack(*args, **kwargs), self._live_child()
-            try:
-                answer = child.ask(call.name, packed, limit_s)
-            except LoginExpiredError:
-                child.end_if_older(RENEW_S)
-                raise
-            result: R = call.unpack_result(answer)
-            return result
-
-        return ask
+        packed, child = call.pack(*args, **kwargs), self._live_child()
+        try:
+            answer = child.ask(call.name, packed, limit_s)
+        except LoginExpiredError:
+            child.end_if_older(RENEW_S)
+            raise
+        result: R = call.unpack_result(answer)
+        return result
 
     def _live_child(self) -> _Child:
         with self._lock:

@@ -17,10 +17,9 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any
 
-from spottrain.cloud.port.abilities import ABILITIES
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import CloudProvider
-from spottrain.cloud.process.calls import ProviderCall, calls_of, pack_error
+from spottrain.cloud.process.calls import call_of, pack_error
 from spottrain.errors import SpottrainError
 from spottrain.logs import log_to_stderr
 
@@ -63,20 +62,20 @@ def _make(recipe: dict[str, Any]) -> CloudProvider:
 
 def _serve_call(
     provider: CloudProvider,
-    call: ProviderCall,
     request: dict[str, Any],
     answers: _Replies,
 ) -> None:
-    number = request["number"]
+    number, method = request["number"], request["method"]
     try:
-        result = getattr(provider, call.name)(**call.unpack(request["arguments"]))
+        call = call_of(getattr(CloudProvider, method))
+        result = getattr(provider, method)(**call.unpack(request["arguments"]))
         data = call.pack_result(result)
     except SpottrainError as error:
         answers.send(number, error=pack_error(error))
     except Exception as error:
-        logger.exception("%s.%s", provider.name, call.name)
+        logger.exception("%s.%s", provider.name, method)
         what = " ".join(f"{type(error).__name__}: {error}".split())
-        bug = CloudError(f"{provider.name}: {call.name} failed unexpectedly: {what}")
+        bug = CloudError(f"{provider.name}: {method} failed unexpectedly: {what}")
         answers.send(number, error=pack_error(bug))
     else:
         answers.send(number, result=data)
@@ -94,14 +93,11 @@ def main() -> None:
     except SpottrainError as error:
         answers.send(0, error=pack_error(error))
         sys.exit(1)
-    able = [name for name, kind in ABILITIES.items() if isinstance(provider, kind)]
-    answers.send(0, result={"name": provider.name, "abilities": able})
-    protocols = (CloudProvider, *(ABILITIES[name] for name in able))
-    known = {call.name: call for each in protocols for call in calls_of(each)}
+    own = [name for name, it in vars(CloudProvider).items() if callable(it) and provider.can(it)]
+    answers.send(0, result={"name": provider.name, "abilities": own})
     pool = ThreadPoolExecutor(_THREADS, "call")
     for line in calls:
-        request = json.loads(line)
-        pool.submit(_serve_call, provider, known[request["method"]], request, answers)
+        pool.submit(_serve_call, provider, json.loads(line), answers)
     os._exit(0)  # nobody waits for the calls in flight
 
 

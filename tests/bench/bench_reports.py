@@ -29,7 +29,7 @@ from tests.builders import a_plan, slots_of
 from tests.unit.varuna_manager.stored_jobs import submit
 from tests.unit.varuna_manager.story import OFFER, SPEC, Story
 
-from spottrain.cloud.port.provider import LaunchRequest, LaunchResult, Offer, Vm
+from spottrain.cloud.port.provider import CloudProvider, LaunchRequest, LaunchResult, Offer, Vm
 from spottrain.codec import decode, encode
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.daemon.loop import ManagerLoop
@@ -86,7 +86,7 @@ class Fleet(Story):
         return super().tell(cls, **fields)
 
 
-class Cloud:
+class Cloud(CloudProvider):
     """What is rented stays; there is no more."""
 
     name = "local"

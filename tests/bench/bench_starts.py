@@ -83,7 +83,7 @@ def starts_of(job: AwsJob, cloud: AwsVms, s3: S3) -> list[Steps]:
         until("packages are published", published)
         if number == 3:
             packages.delete_folder("")
-        instance_id = starts[-1]["vm_id"].partition(".")[0]
+        instance_id = starts[-1]["vm_id"].split(".")[1]
         cloud.fake.ask("interrupt", region=REGION, instance_id=instance_id)
         starts = until(f"VM {number} trains", partial(trained, number))
     measured_s = _measured_s(job)

@@ -9,7 +9,7 @@ from tests.contract.account import Account, FakeWire
 from tests.fakes.aws import FakeAws
 from tests.fakes.gcp import FakeGcp
 
-from spottrain.cloud.multi import MultiCloudProvider, NamespacedProvider
+from spottrain.cloud.multi import MultiCloudProvider, open_clouds
 
 
 def multi(request: pytest.FixtureRequest) -> Iterator[Account]:
@@ -19,12 +19,7 @@ def multi(request: pytest.FixtureRequest) -> Iterator[Account]:
         fake.reset()
 
     def connect() -> MultiCloudProvider:
-        return MultiCloudProvider(
-            {
-                "gcp": lambda: NamespacedProvider(gcp.provider()),
-                "aws": lambda: NamespacedProvider(aws.provider()),
-            }
-        )
+        return open_clouds({"gcp": gcp.provider, "aws": aws.provider})
 
     yield Account(
         connect,

@@ -19,7 +19,6 @@ from spottrain.cloud.port.provider import (
     LaunchRequest,
     LaunchResult,
     Offer,
-    ReleasesJob,
     Vm,
 )
 
@@ -121,7 +120,7 @@ class SpendingCap:
                     hold.alive -= 1
 
 
-class Capped:
+class Capped(CloudProvider):
     """A provider that checks the spending cap before it rents; its cheapest offer comes first.
 
     Args:
@@ -163,6 +162,5 @@ class Capped:
         self._spending_cap.returned(vm_ids)
 
     def release(self, job: str) -> None:
-        """See ``ReleasesJob``."""
-        assert isinstance(self._inner, ReleasesJob)
+        """See ``CloudProvider``."""
         self._inner.release(job)

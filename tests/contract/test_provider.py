@@ -13,8 +13,6 @@ from tests.integration.ssh_hosts import unanswered
 from spottrain.cloud.port.errors import CloudError, NoCapacityError, VmNotFoundError
 from spottrain.cloud.port.provider import (
     CloudProvider,
-    ReleasesJob,
-    StartsAgents,
     VmState,
 )
 
@@ -102,7 +100,6 @@ def test_a_job_lists_only_its_own_vms(account: Account) -> None:
 
 def test_starting_an_agent_is_idempotent(account: Account) -> None:
     provider = account.connect()
-    assert isinstance(provider, StartsAgents)
     (vm,) = provider.launch(account.launch_request(provider.offers()[0])).vms
     for _ in range(2):
         provider.start_agent(vm.vm_id, BOOTSTRAP)
@@ -113,7 +110,6 @@ def test_starting_an_agent_is_idempotent(account: Account) -> None:
 
 def test_an_agent_cannot_be_started_on_an_ended_vm(account: Account) -> None:
     provider = account.connect()
-    assert isinstance(provider, StartsAgents)
     (vm,) = provider.launch(account.launch_request(provider.offers()[0])).vms
     provider.terminate([vm.vm_id])
     for vm_id in (vm.vm_id, "vm-of-nobody"):
@@ -123,7 +119,6 @@ def test_an_agent_cannot_be_started_on_an_ended_vm(account: Account) -> None:
 
 def test_a_release_leaves_nothing_of_the_job(account: Account) -> None:
     provider = account.connect()
-    assert isinstance(provider, ReleasesJob)
     assert account.left is not None
     (vm,) = provider.launch(account.launch_request(provider.offers()[0])).vms
     assert account.left()
@@ -158,7 +153,6 @@ def test_a_crash_at_any_request_rents_nothing_twice(account: Account, carried_ou
         assert len(ids) == 2
         assert {vm.intent for vm in vms} == {launch_request.intent}
         provider.terminate(ids)
-        assert isinstance(provider, ReleasesJob)
         provider.release(account.job)
         assert left() == []
         if not died:

@@ -50,7 +50,7 @@ class AwsVms:
 
     def home(self, vm: Vm) -> Path:
         """Return the home on a VM's disk."""
-        return self.disks / vm.vm_id.partition(".")[0] / "home"
+        return self.disks / vm.vm_id.split(".")[1] / "home"
 
     def processes(self, vm: Vm) -> list[int]:
         """Return the pids of what runs on a VM."""
@@ -64,7 +64,7 @@ class AwsVms:
 
     def evict(self, vm: Vm) -> None:
         """Take a VM back as AWS does."""
-        instance_id, _, region = vm.vm_id.partition(".")
+        _, instance_id, region = vm.vm_id.split(".", 2)
         self.fake.ask("interrupt", region=region, instance_id=instance_id)
 
     def settings(self) -> dict[str, Any]:

@@ -30,7 +30,7 @@ def take_with_notice(job: Job, metadata: FakeMetadata, **notice: Any) -> State:
     """
     before = View(job.state())
     noticed, hits = min(before.vms), before.tally.preemptions_noticed
-    metadata.ask("preempt", vm=noticed.partition(".")[0], **notice)
+    metadata.ask("preempt", vm=noticed.split(".")[1], **notice)
     state = job.until(
         f"another VM in place of {noticed}, which is noticed",
         lambda s: (

@@ -140,7 +140,7 @@ def lived_through(job: AwsJob, cloud: AwsVms, metadata: FakeMetadata) -> Story:
     job.pace(0.3)  # so that the job is not over before all has happened to it
     story.argvs = command_lines()
     evicted, survivor = sorted(View(state).vms)
-    instance_id = evicted.partition(".")[0]
+    instance_id = evicted.split(".")[1]
     cloud.fake.ask("interrupt", region=REGION, instance_id=instance_id)
     state = job.until(
         "another VM in its place",

@@ -84,7 +84,7 @@ def test_a_job_outlives_evictions_and_leaves_an_empty_cloud(
             before = set(View(job.until("two VMs", full_and_training)).vms)
             job.pace(0.3)  # so that it is not over before all has happened to it
             evicted = min(before)
-            fake.ask("evict", name=evicted.partition(".")[0])
+            fake.ask("evict", name=evicted.split(".")[1])
             state = job.until(
                 "another VM in its place",
                 lambda s: None if evicted in View(s).vms else full_and_training(s),

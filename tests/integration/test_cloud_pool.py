@@ -112,7 +112,7 @@ def lived_through(story: Story, folder: Path, cloud: AwsVms) -> Story:
 
     os.kill(int(story.pool.lock.read_text()), signal.SIGKILL)
     until("the daemon is gone", lambda: not story.pool.is_served())
-    instance_id = min(View(urgent.state()).vms).partition(".")[0]
+    instance_id = min(View(urgent.state()).vms).split(".")[1]
     cloud.fake.ask("interrupt", region=REGION, instance_id=instance_id)
     until("it is known", lambda: instance_id not in ids_of(urgent))
     ours = first.environment
@@ -142,7 +142,7 @@ def asks(job: Job) -> bool:
 
 def ids_of(job: Job) -> list[str]:
     """Return the instances that a job holds."""
-    return [vm_id.partition(".")[0] for vm_id in View(job.state()).vms]
+    return [vm_id.split(".")[1] for vm_id in View(job.state()).vms]
 
 
 def pool_file(cloud: AwsVms) -> dict[str, Any]:
@@ -215,7 +215,7 @@ def test_vms_moved_and_both_bills_meet_at_one_moment(story: Story) -> None:
     ledgers = [View(job.state()).ledger for job in (story.first, story.urgent)]
     lines = {vm_id: line for one in ledgers for vm_id, line in one.closed.items()}
     lives_s = {one["instance_id"]: one["ended_at"] - one["launched_at"] for one in story.bill}
-    moved = [vm_id for vm_id in lines if vm_id.count(".") == 2]
+    moved = [vm_id for vm_id in lines if vm_id.count(".") == 3]
     assert moved
     for vm_id in moved:
         machine, _, hops = vm_id.rpartition(".")
@@ -224,7 +224,7 @@ def test_vms_moved_and_both_bills_meet_at_one_moment(story: Story) -> None:
     for machine in {vm_id.rpartition(".")[0] for vm_id in moved}:
         parts = [line for vm_id, line in lines.items() if vm_id.startswith(machine)]
         # The end of one that is given back is when EC2 agreed, to the second.
-        billed_s = max(60.0, lives_s[machine.partition(".")[0]])
+        billed_s = max(60.0, lives_s[machine.split(".")[1]])
         said_s = sum(line.billed_us(0) for line in parts) / 1e6
         assert said_s == pytest.approx(billed_s, abs=2.0)
 

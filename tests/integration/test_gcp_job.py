@@ -124,7 +124,7 @@ def lived_through(job: GcpJob, fake: FakeGcp, metadata: FakeMetadata) -> Story:
     story.vms.append(set(View(state).vms))
     job.pace(0.3)  # so that the job is not over before all has happened to it
     evicted = min(View(state).vms)
-    name, _, zone = evicted.partition(".")
+    _, name, zone = evicted.split(".")
     fake.ask("preempt", zone=zone, name=name)
     state = job.until(
         "another VM in its place",

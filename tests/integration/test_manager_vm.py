@@ -129,7 +129,7 @@ def train_and_stop(story: Story) -> None:
     job, cloud = story.job, story.cloud
     story.manager = job.there()
     story.training = until("mini-batch 1", lambda: trains(job.status()))
-    home = cloud.disks / story.manager.partition(".")[0] / "home"
+    home = cloud.disks / story.manager.split(".")[1] / "home"
     there = home / ".spottrain" / "manager" / "state" / "jobs" / "far"
     story.url = json.loads((there / "manager.json").read_text())["url"]
     story.log = job.run("logs", "far").out

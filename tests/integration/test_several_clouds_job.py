@@ -120,7 +120,7 @@ def test_a_job_moves_to_another_cloud_and_leaves_both_empty(
             job.pace(0.3)  # so that it is not over before all has happened to it
             assert job.run("ssh", job.name, "gcp.none").code == 2
             east.ask("stock", zone=aws.ZONE, instance_type=aws.CPU_KIND, count=0)
-            name, _, region = min(View(begun).vms).removeprefix("aws.").partition(".")
+            _, name, region = min(View(begun).vms).split(".")
             east.ask("interrupt", region=region, instance_id=name)
             job.until("two VMs on GCP", lambda state: on("gcp", state))
             job.pace(0.0)

@@ -73,7 +73,7 @@ def aws_cloud() -> Iterator[FakeCloud]:
             fake.ask("quota", code="L-3819A6DF", vcpus=draw.choice([8, 20, 400]))
 
         def evict(vm_id: str) -> None:
-            instance_id, _, region = vm_id.partition(".")
+            _, instance_id, region = vm_id.split(".")
             fake.ask("interrupt", region=region, instance_id=instance_id)
 
         yield FakeCloud(
@@ -84,7 +84,7 @@ def aws_cloud() -> Iterator[FakeCloud]:
             restock=restock,
             bill=lambda: [
                 Row(
-                    f"{row['instance_id']}.{row['zone'][:-1]}",
+                    f"aws.{row['instance_id']}.{row['zone'][:-1]}",
                     row["launched_at"],
                     row["ended_at"],
                 )
@@ -123,16 +123,16 @@ def azure_cloud() -> Iterator[FakeCloud]:
             restock=restock,
             bill=lambda: [
                 Row(
-                    f"{row['name']}.{row['group']}",
+                    f"azure.{row['name']}.{row['group']}",
                     row["launched_at"],
                     row["ended_at"],
                 )
                 for row in fake.ask("bill")
                 if row["ended_at"] != row["launched_at"]
             ],
-            evict=lambda vm_id: fake.ask("evict", name=vm_id.partition(".")[0]),
+            evict=lambda vm_id: fake.ask("evict", name=vm_id.split(".")[1]),
             unmade=lambda: {
-                f"{row['name']}.{row['group']}"
+                f"azure.{row['name']}.{row['group']}"
                 for row in fake.ask("bill")
                 if row["ended_at"] == row["launched_at"]
             },
@@ -165,7 +165,7 @@ def gcp_cloud() -> Iterator[FakeCloud]:
             fake.ask("quota", metric="PREEMPTIBLE_NVIDIA_A100_GPUS", limit=limit)
 
         def evict(vm_id: str) -> None:
-            name, _, zone = vm_id.partition(".")
+            _, name, zone = vm_id.split(".")
             fake.ask("preempt", zone=zone, name=name)
 
         yield FakeCloud(
@@ -178,7 +178,7 @@ def gcp_cloud() -> Iterator[FakeCloud]:
             restock=restock,
             bill=lambda: [
                 Row(
-                    f"{row['name']}.{row['zone']}",
+                    f"gcp.{row['name']}.{row['zone']}",
                     row["launched_at"],
                     row["ended_at"],
                 )

@@ -26,8 +26,6 @@ from spottrain.cloud.port.errors import CloudError, VmNotFoundError
 from spottrain.cloud.port.provider import (
     CloudProvider,
     Quota,
-    ReleasesJob,
-    ReportsQuota,
     Vm,
     VmState,
 )
@@ -146,8 +144,8 @@ class Story(World):
 
     def quotas(self) -> Sequence[Quota]:
         """Return the quotas of the account."""
-        assert isinstance(self.provider, ReportsQuota)
-        return self.provider.quotas()
+        quotas: Sequence[Quota] = self.provider.quotas()
+        return quotas
 
     def poll(self, *, force: bool = False) -> None:
         epoch = self.epoch
@@ -226,7 +224,6 @@ class Story(World):
     def release(self) -> None:
         """Remove what the VMs shared; some clouds say only now when the last ended."""
         self.sync()
-        assert isinstance(self.provider, ReleasesJob)
         try:
             self.provider.release(self.name)
         except CloudError as error:

@@ -15,9 +15,6 @@ from rich.table import Table
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import (
-    FindsOrphans,
-    NamesPrincipal,
-    ReleasesJob,
     Vm,
     VmState,
 )
@@ -171,8 +168,7 @@ def sweep(cloud: AnyCloud, scope: Scope, yes: bool) -> tuple[list[Vm], list[str]
         try:
             provider.terminate([vm.vm_id for vm in lost])
             returned += lost
-            if isinstance(provider, ReleasesJob):
-                provider.release(name)
+            provider.release(name)
         except CloudError as error:
             trouble.append(str(error))
         finally:
@@ -222,11 +218,7 @@ def is_kept(vm: Vm, vms: Collection[Vm]) -> bool:
 
 
 def _orphans(provider: ChildProvider, scope: Scope) -> Iterator[Vm]:
-    if not isinstance(provider, FindsOrphans):
-        raise CloudError(f"{provider.name}: cannot search for orphans; check the cloud's console")
-    us = ""
-    if not scope.all_owners and isinstance(provider, NamesPrincipal):
-        us = provider.principal()
+    us = "" if scope.all_owners else provider.principal()
     for vm in provider.list_all():
         wanted = not scope.jobs or vm.job in scope.jobs
         ours = not us or vm.owner in ("", us)

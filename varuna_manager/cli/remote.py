@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 
 import typer
 
-from spottrain.cloud.port.provider import Offer, ReleasesJob, Vm, VmState
+from spottrain.cloud.port.provider import Offer, Vm, VmState
 from spottrain.cloud.ssh.transport.hosts import HostKeyError, UnfitHostError
 from spottrain.errors import ConfigError, SpottrainError
 from spottrain.varuna_manager.cli.console import say
@@ -239,7 +239,7 @@ def reclaim(job: JobDir, manager: RemoteManager, *, ended: bool = False) -> bool
             time.sleep(POLL_S)
         if over:
             _note_end(job, vms)
-            if not alive and isinstance(provider, ReleasesJob):
+            if not alive:
                 provider.release(job.name)
     finally:
         provider.close()

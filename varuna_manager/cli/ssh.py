@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from spottrain.cloud.port.errors import CloudError
-from spottrain.cloud.port.provider import ReachedBySsh, SshTarget
+from spottrain.cloud.port.provider import CloudProvider, SshTarget, cloud_of
 from spottrain.cloud.ssh_keys import key_file
 from spottrain.errors import ConfigError
 from spottrain.varuna_manager.cli.arguments import NameArgument
@@ -39,13 +38,13 @@ def ssh(name: NameArgument, vm: VmArgument = None, command: CommandArgument = No
 
 
 def choose_vm(job: JobDir, wanted: str | None) -> str:
-    """Return the id of the VM that the user means.
+    """Return the id of the VM that the user means: by its beginning, or without its cloud.
 
     Raises:
         ConfigError: No VM fits, or several do.
     """
     vms = sorted(read_state(job).fleet.vms)
-    fitting = [vm_id for vm_id in vms if vm_id.startswith(wanted or "")]
+    fitting = [vm_id for vm_id in vms if f".{wanted or ''}" in f".{vm_id}"]
     if wanted in fitting:
         return wanted
     if len(fitting) == 1:
@@ -65,11 +64,11 @@ def ssh_argv(job: JobDir, vm_id: str, command: list[str]) -> list[str]:
     """
     config = job.config()
     if config.clouds:
-        cloud, own_id = _cloud_of(config.clouds, vm_id)
+        cloud = next(cloud for cloud in config.clouds if cloud.cloud == cloud_of(vm_id))
         vm = read_state(job).fleet.vms.get(vm_id)
         key = key_file(job.cloud, "" if vm is None else vm.intent)
-        target = _rented(cloud, own_id)
-        proxy = cloud.proxy_argv(own_id, target.port) if cloud.ssh_proxy else ()
+        target = _rented(cloud, vm_id)
+        proxy = cloud.proxy_argv(vm_id, target.port) if cloud.ssh_proxy else ()
         return argv_to(job, target, key, cloud.bastion, command, proxy)
     if config.resources.provider == "ssh":
         host = next(h for h in config.ssh.fleet() if _is_on(vm_id, h.name))
@@ -86,19 +85,7 @@ def _is_on(vm_id: str, host: str) -> bool:
 def _own(job: JobDir, vm_id: str) -> SshTarget:
     from spottrain.varuna_manager.launch.control import open_provider
 
-    provider = open_provider(job)
-    assert isinstance(provider, ReachedBySsh)
-    return _there(provider, vm_id)
-
-
-def _cloud_of(clouds: Sequence[AnyCloud], vm_id: str) -> tuple[AnyCloud, str]:
-    """Return the cloud of a VM, and the VM's id there."""
-    if len(clouds) == 1:
-        return clouds[0], vm_id
-    from spottrain.cloud.multi import split_vm_id
-
-    name, own_id = split_vm_id(vm_id)
-    return next(cloud for cloud in clouds if cloud.cloud == name), own_id
+    return _there(open_provider(job), vm_id)
 
 
 def _rented(cloud: AnyCloud, vm_id: str) -> SshTarget:
@@ -106,14 +93,12 @@ def _rented(cloud: AnyCloud, vm_id: str) -> SshTarget:
 
     provider = open_cloud(cloud)
     try:
-        if not isinstance(provider, ReachedBySsh):
-            raise CloudError(f"{provider.name}: its VMs are not reached by SSH")
         return _there(provider, vm_id)
     finally:
         provider.close()
 
 
-def _there(provider: ReachedBySsh, vm_id: str) -> SshTarget:
+def _there(provider: CloudProvider, vm_id: str) -> SshTarget:
     target = provider.ssh_target(vm_id)
     if target is None:
         raise CloudError(f"VM {vm_id} is still booting; try again in a minute")

@@ -187,7 +187,7 @@ class CloudConfig(Section):
     proxy_tools: ClassVar[tuple[str, ...]] = ()
     """Commands that ``ssh_proxy`` needs."""
     moves_vms: ClassVar[bool] = False
-    """A VM can go from one job to another; see ``cloud.port.provider.MovesVms``."""
+    """A VM can go from one job to another; see ``CloudProvider.move``."""
     proxy_networks: ClassVar[tuple[str, ...]] = ()
     """Networks from which that tool's connections reach VMs."""
 
@@ -210,9 +210,7 @@ class CloudConfig(Section):
         """Return how VMs are reached through ``ssh_proxy``, if they are."""
         if not self.ssh_proxy:
             return None
-        # Of a job on several clouds, ids of VMs begin with the cloud.
-        prefix = f"{self.cloud}."
-        return lambda host: self.proxy_argv(host.name.removeprefix(prefix), host.port)
+        return lambda host: self.proxy_argv(host.name, host.port)
 
     @model_validator(mode="after")
     def _tagged(self) -> Self:
@@ -446,7 +444,7 @@ class AzureConfig(CloudConfig):
 
         Source: "Connect to a VM using Bastion and a Linux native client".
         """
-        name, _, group = vm_id.partition(".")
+        _, name, group = vm_id.split(".", 2)
         _, _, subscription, _, bastion_group, *_, bastion = self.ssh_proxy.split("/")
         own = self.subscription or os.environ.get("AZURE_SUBSCRIPTION_ID", "")
         vm = (
@@ -521,7 +519,7 @@ class GcpConfig(CloudConfig):
 
         Source: "Using IAP for TCP forwarding".
         """
-        name, _, zone = vm_id.partition(".")
+        _, name, zone = vm_id.split(".")
         argv = ["gcloud", "compute", "start-iap-tunnel", name, str(port)]
         argv += ["--listen-on-stdin", f"--project={self.project}", f"--zone={zone}"]
         return [*argv, "--verbosity=warning"]

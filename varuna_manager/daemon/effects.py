@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import ParamSpec, TypeVar
@@ -103,9 +103,7 @@ class EffectRunner:
         self._newest_plan = ""
         self._started = set[str]()
         self.market = MarketWatch(sink)
-        self._parts: Mapping[str, CloudProvider] = (
-            provider.parts() if isinstance(provider, port.HasParts) else {"": provider}
-        )
+        self._parts = provider.parts()
         self.poller = CloudPoller(sink, self._parts, self._call, self.market)
 
     def close(self) -> None:
@@ -195,8 +193,6 @@ class EffectRunner:
             manager_url=self._url, ca_pem=self._identity.ca_pem, token=token
         )
         try:
-            if not isinstance(self._provider, port.StartsAgents):
-                raise CloudError(f"{self._provider.name} cannot start agents")
             start = self._provider.start_agent
             steps = await self._call_in(self._starters, CALL_S, start, vm_id, bootstrap)
         except errors.VmNotFoundError as error:
@@ -249,7 +245,7 @@ class EffectRunner:
         vm_id = command.vm_id
         part = self._part_of(vm_id)
         try:
-            if not isinstance(part, port.HandsOverVms):
+            if not part.can(CloudProvider.clear):
                 self._sessions.revoke(vm_id)
                 await self._return(part, (vm_id,))
                 return
@@ -269,8 +265,6 @@ class EffectRunner:
         part = self._parts.get(cloud, self._provider)
         vm, reason = None, ""
         try:
-            if not isinstance(part, port.HandsOverVms):
-                raise errors.VmNotFoundError(f"{part.name} gives no VMs to other jobs")
             vm = await self._call(
                 part.take,
                 order.vm_id,
@@ -297,11 +291,9 @@ class EffectRunner:
 
     async def release(self, _: c.ReleaseJob) -> None:
         """Remove what the job's VMs shared in the cloud."""
-        provider = self._provider
+        job, release = self._job.spec.name, self._provider.release
         try:
-            if isinstance(provider, port.ReleasesJob):
-                job, limit_s = self._job.spec.name, RELEASE_S
-                await self._call_in(self._threads, limit_s, provider.release, job)
+            await self._call_in(self._threads, RELEASE_S, release, job)
         except CloudError as error:
             self._fail("release_job", (), error)
         else:
@@ -316,11 +308,10 @@ class EffectRunner:
 
         Asks until one answers.
         """
-        clocks = [x for x in self._parts.values() if isinstance(x, port.TellsTime)]
         told = ""
         while True:
             failures = []
-            for cloud in clocks:
+            for cloud in self._parts.values():
                 try:
                     time_s = await self._call(cloud.time_s)
                 except CloudError as error:
@@ -341,9 +332,7 @@ class EffectRunner:
 
     def unreachable_vms(self) -> Collection[str]:
         """Return the VMs that cannot call, through no fault of their own."""
-        if isinstance(self._provider, port.ReportsUnreachableVms):
-            return self._provider.unreachable_vms()
-        return ()
+        return self._provider.unreachable_vms()
 
     async def ask(self, command: c.AskProvider) -> None:
         """Ask the cloud whether a VM that fell silent still runs."""

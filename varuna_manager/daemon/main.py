@@ -21,7 +21,7 @@ from pathlib import Path
 
 import uvloop
 
-from spottrain.cloud.port.provider import CloudProvider, ForwardsCalls
+from spottrain.cloud.port.provider import CloudProvider
 from spottrain.errors import SpottrainError, causes
 from spottrain.files import PRIVATE, write_whole
 from spottrain.logs import LOG_BYTES, LOG_CHECK_S, JsonLines, log_to_stderr, rotate
@@ -57,7 +57,7 @@ logger = logging.getLogger(__name__)
 TERMINATED = 143
 ADDRESS = "127.0.0.1"
 """Where agents reach the manager: they are on this machine, or their calls are forwarded
-to it (``ForwardsCalls``). A manager on a VM of its own is reached at its private address."""
+to it (``CloudProvider.serve``). A manager on a VM of its own is reached at its private address."""
 LEAVE_S = 5.0
 """How long a manager that is told to exit waits for the measurements to be written."""
 COPY_WAIT_S = 5.0
@@ -123,9 +123,8 @@ async def manage(
 
     def leave() -> None:
         running.cancel()
-        if isinstance(provider, ForwardsCalls):
-            # In a thread: it may wait for a VM's answer.
-            threading.Thread(target=provider.close).start()
+        # In a thread: it may wait for a VM's answer.
+        threading.Thread(target=provider.close).start()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, leave)
@@ -235,8 +234,7 @@ def _leave_page(job: JobDir, manager_loop: ManagerLoop, measured: Measurements) 
 
 def _publish(job_dir: Path, url: str, identity: Identity, provider: CloudProvider) -> None:
     """Tell agents, commands and readers of metrics where the manager is."""
-    if isinstance(provider, ForwardsCalls):
-        provider.serve(url)
+    provider.serve(url)
     write_whole(job_dir / "metrics.token", identity.metrics_token(), mode=PRIVATE)
     write_whole(job_dir / "ca.pem", identity.ca_pem, mode=PRIVATE)
     address = json.dumps({"pid": os.getpid(), "url": url})
@@ -265,8 +263,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             try:
                 outcome = uvloop.run(manage(job, provider, copy, trackers, notifier))
             finally:
-                if isinstance(provider, ForwardsCalls):
-                    provider.close()
+                provider.close()
             if outcome is not None and isinstance(provider, ShutsDown):
                 provider.shut_down()  # the job has ended: no process of it may stay
     except SpottrainError as error:

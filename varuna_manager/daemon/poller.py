@@ -15,15 +15,7 @@ from typing import ParamSpec, Protocol, TypeVar
 
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.errors import CloudError
-from spottrain.cloud.port.provider import (
-    CloudProvider,
-    Offer,
-    Quota,
-    ReportsQuota,
-    ReportsSpotPools,
-    Vm,
-    VmState,
-)
+from spottrain.cloud.port.provider import CloudProvider, Offer, Quota, Vm, VmState
 from spottrain.pricing.prices.catalogue import catalogue
 from spottrain.pricing.ranking.quotas import with_quotas
 from spottrain.varuna_manager.core.model.events import VmsListed
@@ -145,7 +137,7 @@ class CloudPoller:
         """Return the quotas of an account, asked once an hour; none if it does not say."""
         provider, now_s = self._clouds[cloud], time.monotonic()
         asked_s, known = self._quotas.get(cloud, (-QUOTAS_KEEP_S, ()))
-        if isinstance(provider, ReportsQuota) and now_s - asked_s >= QUOTAS_KEEP_S:
+        if now_s - asked_s >= QUOTAS_KEEP_S:
             try:
                 known = await self._call(provider.quotas)
             except CloudError as error:
@@ -158,7 +150,7 @@ class CloudPoller:
         """Ask once an hour what a cloud says of its spot VMs."""
         provider, now_s = self._clouds[cloud], time.monotonic()
         asked_s = self._pools_asked_s.get(cloud, -math.inf)
-        if not isinstance(provider, ReportsSpotPools) or now_s - asked_s < POOLS_KEEP_S:
+        if now_s - asked_s < POOLS_KEEP_S:
             return
         self._pools_asked_s[cloud] = now_s
         try:

@@ -15,7 +15,6 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from spottrain.cloud.port.provider import ForwardsCalls
 from spottrain.codec import decode
 from spottrain.errors import ConfigError, UserCodeError
 from spottrain.varuna_manager.config.job import JobConfig
@@ -181,8 +180,7 @@ def _check_nothing_runs(job: JobDir, state: State) -> None:
         return
     provider = open_provider(job)
     live = live_vms(provider, job)
-    if isinstance(provider, ForwardsCalls):
-        provider.close()
+    provider.close()
     if live:
         raise ConfigError(
             f"job {job.name}: {len(live)} of its machines may still train with what it "

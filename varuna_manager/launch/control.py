@@ -22,9 +22,7 @@ from spottrain.cloud.local.provider import LocalProvider
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import (
     CloudProvider,
-    ForwardsCalls,
     Offer,
-    ReleasesJob,
     Vm,
     VmState,
 )
@@ -304,8 +302,7 @@ def return_vms(job: JobDir) -> int:
         with contextlib.closing(Journal(job.journal)) as journal:
             listed = VmsListed(at_s=time.time(), asked_at_s=asked_at_s, vms=vms)
             record(journal, listed)
-        if isinstance(provider, ForwardsCalls):
-            provider.close()
+        provider.close()
     return sum(vm.state is not VmState.TERMINATED for vm in vms)
 
 
@@ -440,8 +437,7 @@ def end_job(job: JobDir, say: Callable[[str], None] = lambda _: None) -> int:
         provider = open_provider(job)
         asked_at_s = time.time()
         returned = _return_all(provider, job, say)
-        if isinstance(provider, ReleasesJob):
-            provider.release(job.name)
+        provider.release(job.name)
         if isinstance(provider, ShutsDown):
             provider.shut_down()
         if left := [vm.vm_id for vm in live_vms(provider, job)]:
@@ -451,8 +447,7 @@ def end_job(job: JobDir, say: Callable[[str], None] = lambda _: None) -> int:
             )
         with contextlib.suppress(SpottrainError):  # a damaged journal must not cost money
             _journal_end(job, asked_at_s, provider)
-        if isinstance(provider, ForwardsCalls):
-            provider.close()
+        provider.close()
         job.mark_down()
         with contextlib.suppress(SpottrainError):  # nothing is rented, here or there
             replication.end_replication(job)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.errors import CloudError, NoCapacityError, VmNotFoundError
 from spottrain.cloud.port.facts import with_attached
-from spottrain.cloud.port.provider import LaunchRequest, Offer, ReachedBySsh
+from spottrain.cloud.port.provider import LaunchRequest, Offer
 from spottrain.cloud.process.child import ChildProvider
 from spottrain.cloud.ssh.transport.hosts import Host, HostKeyError
 from spottrain.units import DAY_S
@@ -266,7 +266,6 @@ class _Rental:
     def _try(self) -> Remote | None:
         from spottrain.cloud.ssh.transport.remote import Remote
 
-        assert isinstance(self._cloud, ReachedBySsh), "all clouds that rent are"
         target = self._cloud.ssh_target(self.manager.vm_id)
         if target is None:
             return None

@@ -18,12 +18,9 @@ from spottrain.cloud.azure.settings import IMAGE as AZURE_IMAGE
 from spottrain.cloud.gcp.settings import IMAGE as GCP_IMAGE
 from spottrain.cloud.port.errors import CloudError, MisconfiguredError
 from spottrain.cloud.port.provider import (
-    ChecksAccount,
     CloudProvider,
     Finding,
     Offer,
-    ReportsQuota,
-    ReportsSpotPools,
     run_check,
 )
 from spottrain.errors import CapacityError, ConfigError, SpottrainError
@@ -94,7 +91,7 @@ def _offers_of(cloud: AnyCloud, max_vms: int) -> OffersAndMessages:
     lines = [f"{cloud.cloud}: {ssh_access(cloud)}"]
     provider = open_cloud(cloud)
     try:
-        found = tuple(account_findings(provider))
+        found = provider.check()
         if wrong := blocking(found):
             more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
             raise CloudError(
@@ -114,8 +111,6 @@ def _offers_of(cloud: AnyCloud, max_vms: int) -> OffersAndMessages:
 
 def _remember_pools(provider: CloudProvider, max_vms: int) -> None:
     """Record what a cloud says of its spot VMs: plans are made with it."""
-    if not isinstance(provider, ReportsSpotPools):
-        return
     with contextlib.suppress(CloudError, HistoryError):  # plans do without
         pools = provider.spot_pools(max_vms)
         with open_history() as history:
@@ -341,11 +336,11 @@ def findings(cloud: AnyCloud, max_vms: int = 0) -> Iterator[Finding]:
         yield Finding(what="credentials", ok=False, told=str(error))
         return
     try:
-        found = tuple(account_findings(provider))
+        found = provider.check()
         if max_vms and not blocking(found):
             offers = run_check("offers", lambda: _spot_offers(provider, cloud))
             found = (*found, offers)
-            if offers.ok and isinstance(provider, ReportsQuota):
+            if offers.ok:
                 enough = run_check("quotas", lambda: _enough(provider, max_vms))
                 found = (*found, enough)
             _remember_pools(provider, max_vms)
@@ -436,16 +431,6 @@ def _connects(host: str, port: int) -> bool:
         return False
 
 
-def account_findings(provider: CloudProvider) -> Iterator[Finding]:
-    """Yield the provider's own findings; without any, whether it answers and its quotas."""
-    if isinstance(provider, ChecksAccount):
-        yield from provider.check()
-        return
-    yield run_check("offers", lambda: f"{len(provider.offers())} offers")
-    if isinstance(provider, ReportsQuota):
-        yield from _quotas(provider)
-
-
 def _spot_offers(provider: CloudProvider, cloud: AnyCloud) -> str:
     """Return how many spot VMs could be chosen from.
 
@@ -460,7 +445,6 @@ def _spot_offers(provider: CloudProvider, cloud: AnyCloud) -> str:
 
 def _enough(provider: CloudProvider, max_vms: int) -> str:
     """Return for how many VMs of a job the quotas are enough, in the best region."""
-    assert isinstance(provider, ReportsQuota)
     offers = with_quotas(provider.offers(), provider.quotas(), catalogue(), unused=True)
     regions: dict[str, dict[str, int]] = {}
     for offer in offers:
@@ -478,23 +462,6 @@ def _enough(provider: CloudProvider, max_vms: int) -> str:
         for region, (kind, most) in best.items()
     ]
     return "; ".join(told)
-
-
-def _quotas(provider: ReportsQuota) -> Iterator[Finding]:
-    try:
-        quotas = provider.quotas()
-    except CloudError as error:
-        yield Finding(what="quota", ok=False, told=str(error), one_of="quota")
-        return
-    for quota in quotas:
-        if not quota.spot:
-            continue
-        used = "" if quota.used is None else f", {quota.used:g} used"
-        told = f"{quota.limit:g} {quota.unit}{used}"
-        if quota.limit <= 0:
-            told += ": nothing can be rented; request more quota from the cloud"
-        what = f"quota {quota.region} {quota.family} spot"
-        yield Finding(what=what, ok=quota.limit > 0, told=told, one_of="quota")
 
 
 def ssh_access(cloud: AnyCloud) -> str:

@@ -38,7 +38,6 @@ from spottrain.varuna_manager.jobs.manager_location import own_vm
 from spottrain.varuna_manager.jobs.vm_history import open_history
 
 if TYPE_CHECKING:
-    from spottrain.cloud.multi import MultiCloudProvider
     from spottrain.cloud.ssh.rented.provider import RentedVmProvider
     from spottrain.cloud.ssh.transport.hosts import Payload
     from spottrain.varuna_manager.jobs.folder import JobDir
@@ -82,9 +81,7 @@ def open_cloud(
     return in_child(_FACTORIES[cloud.cloud], asdict(settings))
 
 
-def rent(
-    job: JobDir, clouds: Sequence[AnyCloud], span: Span, payload: Payload
-) -> RentedVmProvider | MultiCloudProvider:
+def rent(job: JobDir, clouds: Sequence[AnyCloud], span: Span, payload: Payload) -> CloudProvider:
     """Return the provider of a job's manager: one cloud, or several as one.
 
     Args:
@@ -98,16 +95,16 @@ def rent(
         CloudError: As ``open_cloud``; of several clouds, one that works is enough.
     """
     if len(clouds) == 1:
-        return _rent(job, job.cloud, clouds[0], payload, lambda child: child)
-    from spottrain.cloud.multi import MultiCloudProvider, NamespacedProvider
+        return _rent(job, job.cloud, clouds[0], payload)
+    from spottrain.cloud.multi import open_clouds
 
     def opener(cloud: AnyCloud) -> Callable[[], RentedVmProvider]:
         # VMs of several clouds that train together must have the same software.
         folder = job.cloud if span == "any" else job.cloud / cloud.cloud
-        return lambda: _rent(job, folder, cloud, payload, NamespacedProvider)
+        return lambda: _rent(job, folder, cloud, payload)
 
     openers = {cloud.cloud: opener(cloud) for cloud in clouds}
-    return MultiCloudProvider(openers, openers.keys() - _asked_clouds(job, openers))
+    return open_clouds(openers, openers.keys() - _asked_clouds(job, openers))
 
 
 def _asked_clouds(job: JobDir, clouds: Collection[str]) -> Collection[str]:
@@ -121,13 +118,7 @@ def _asked_clouds(job: JobDir, clouds: Collection[str]) -> Collection[str]:
         return clouds
 
 
-def _rent(
-    job: JobDir,
-    folder: Path,
-    cloud: AnyCloud,
-    payload: Payload,
-    wrap: Callable[[CloudProvider], CloudProvider],
-) -> RentedVmProvider:
+def _rent(job: JobDir, folder: Path, cloud: AnyCloud, payload: Payload) -> RentedVmProvider:
     """Return a cloud's provider with agents on its VMs.
 
     Args:
@@ -135,7 +126,6 @@ def _rent(
         folder: Where the provider keeps what it rented.
         cloud: Its section of the job file.
         payload: What each VM gets.
-        wrap: Wraps the cloud's provider.
     """
     # Not above: paramiko takes longer to import than most commands run.
     from spottrain.cloud.ssh.rented.provider import RentedVmProvider
@@ -158,7 +148,7 @@ def _rent(
     child = open_cloud(cloud, public_key, networks, uid=uid_of(job), inside=access.inside)
     try:
         return RentedVmProvider(
-            wrap(child),
+            child,
             folder,
             job.name,
             payload,

@@ -45,7 +45,7 @@ _CHECKPOINT_S = 120.0
 """How long an agent may outlive its lease."""
 
 
-class SshProvider:
+class SshProvider(port.CloudProvider):
     """The user's hosts, as one job sees them.
 
     Args:
@@ -155,7 +155,7 @@ class SshProvider:
     # --- What else a manager needs --------------------------------------------------
 
     def serve(self, manager_url: str) -> None:
-        """Forward agents' calls to the manager from now on; see ``ForwardsCalls``."""
+        """Forward agents' calls to the manager from now on; see ``CloudProvider``."""
         parts = urlsplit(manager_url)
         assert parts.hostname is not None
         assert parts.port is not None

@@ -1,8 +1,8 @@
 """Rented VMs of any cloud, bootstrapped over SSH.
 
-Adds to a provider that only rents (``ReachedBySsh``) the start of agents and the
-forwarding of their calls, in the same way as on the user's own hosts. A VM serves one
-job and ends with it; a claim on it says so, as on any host.
+Adds to a provider that only rents the start of agents and the forwarding of their calls,
+in the same way as on the user's own hosts. A VM serves one job and ends with it; a claim
+on it says so, as on any host.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from urllib.parse import urlsplit
 
 from spottrain.cloud.port import provider as port
 from spottrain.cloud.port import tags
-from spottrain.cloud.port.abilities import ForwardsAbilities, P, R
 from spottrain.cloud.port.errors import (
     AuthError,
     CloudError,
     MisconfiguredError,
     VmNotFoundError,
 )
+from spottrain.cloud.port.wrapper import P, R, Wrapper
 from spottrain.cloud.ssh.hosts.bootstrap import bring_up
 from spottrain.cloud.ssh.hosts.memory import HostMemory
 from spottrain.cloud.ssh.rented.kept import KeptVm, KeptVms
@@ -64,13 +64,13 @@ _MAX_UNREACHED = 3
 rented."""
 
 
-class RentedVmProvider(ForwardsAbilities):
+class RentedVmProvider(Wrapper):
     """A job's rented VMs of one cloud, with agents on them.
 
-    It has every optional ability that the cloud has.
+    VMs can go to other jobs (``clear``, ``take``) where the cloud can move them.
 
     Args:
-        inner: The cloud; must be ``ReachedBySsh``.
+        inner: The cloud; its VMs must have an ``ssh_target``.
         state_dir: The job's folder for the record and for VMs' logs.
         job: Name of the job.
         payload: The job's files and settings for each VM.
@@ -84,10 +84,6 @@ class RentedVmProvider(ForwardsAbilities):
         MisconfiguredError: the cloud's VMs are not reachable by SSH.
     """
 
-    clear: Callable[[str, float], None] | None = None
-    """See ``HandsOverVms``; where the cloud is ``MovesVms``."""
-    take: Callable[..., port.Vm] | None = None
-
     def __init__(
         self,
         inner: port.CloudProvider,
@@ -98,11 +94,10 @@ class RentedVmProvider(ForwardsAbilities):
         own_networks: Callable[[], tuple[str, ...]] | None = None,
         moves_at: Callable[[port.Vm, float], float] = lambda _, now_s: now_s,
     ) -> None:
-        if not isinstance(inner, port.ReachedBySsh):
+        if not inner.can(port.CloudProvider.ssh_target):
             raise MisconfiguredError(f"{inner.name}: its VMs are not reachable by SSH")
         self.name = inner.name
-        self._inner: port.CloudProvider = inner
-        self._ssh: port.ReachedBySsh = inner
+        self._inner = inner
         self._job = job
         self._payload = payload.on_rented()
         self._access = access
@@ -123,27 +118,23 @@ class RentedVmProvider(ForwardsAbilities):
         self._relays = Relays(self._running, self._for_each, self._enter, self._note_unreachable)
         self._sharing = ArchiveSharing(self._relays.may_hang_up)
         self._moves: MoveWatch | None = None
-        if own_networks is not None and isinstance(inner, port.AdmitsNetworks):
+        if own_networks is not None and inner.can(port.CloudProvider.admit):
             self._moves = MoveWatch(own_networks, partial(inner.admit, job))
-        # We start agents ourselves; inside, our own VM uses the shared resources.
-        own = {port.StartsAgents, port.MovesVms}
-        own |= {port.ReleasesJob} if access.inside else set()
-        if isinstance(inner, port.MovesVms):
-            self.clear, self.take = self._clear, self._take
-        self._forward_abilities(
-            lambda ability: ability not in own and isinstance(inner, ability),
-            self._forward,
-        )
 
-    def _forward(self, method: Callable[Concatenate[Any, P], R]) -> Callable[P, R]:
-        bound: Callable[P, R] = getattr(self._inner, method.__name__)
-        return bound
+    def pass_on(
+        self, method: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        """Return the cloud's answer."""
+        answer: R = getattr(self._inner, method.__name__)(*args, **kwargs)
+        return answer
+
+    def can(self, ability: Callable[..., object]) -> bool:
+        """See ``CloudProvider``."""
+        if ability in (port.CloudProvider.clear, port.CloudProvider.take):
+            return self._inner.can(port.CloudProvider.move)
+        return super().can(ability)
 
     # --- The cloud port ------------------------------------------------------------
-
-    def offers(self) -> Sequence[port.Offer]:
-        """Return the offers that can be rented now."""
-        return self._inner.offers()
 
     def launch(self, request: port.LaunchRequest) -> port.LaunchResult:
         """Rent VMs; see ``CloudProvider.launch``.
@@ -213,10 +204,19 @@ class RentedVmProvider(ForwardsAbilities):
                 f"{rented_vm.place}: is not ready yet, and is waited for: {rented_vm.log.doing}"
             ) from error
 
+    def release(self, job: str) -> None:
+        """Remove what a job's VMs share; not from inside: our own VM uses it.
+
+        Raises:
+            CloudError: VMs of the job still use it.
+        """
+        if not self._access.inside:
+            self._inner.release(job)
+
     # --- VMs from one job to another ---------------------------------------------------
 
-    def _clear(self, vm_id: str, lease_s: float) -> None:
-        """End all processes of a VM and remove the job's files; see ``HandsOverVms``.
+    def clear(self, vm_id: str, lease_s: float) -> None:
+        """End all processes of a VM and remove the job's files; see ``CloudProvider``.
 
         Its lease is that of its boot, and goes on: nobody renews it but who logs in.
         """
@@ -234,10 +234,8 @@ class RentedVmProvider(ForwardsAbilities):
         self._kept.put(KeptVm(vm=rented_vm.vm))
         logger.info("%s: cleared for another job", rented_vm.place)
 
-    def _take(
-        self, vm_id: str, giver: Path, order: str, until_s: float, image: str = ""
-    ) -> port.Vm:
-        """Take a cleared VM over from another job; see ``HandsOverVms``.
+    def take(self, vm_id: str, giver: Path, order: str, until_s: float, image: str = "") -> port.Vm:
+        """Take a cleared VM over from another job; see ``CloudProvider``.
 
         The moment is written down first, then tags change; whoever asks again finds
         either. Without tags it stays the other job's, and on its bill.
@@ -258,7 +256,6 @@ class RentedVmProvider(ForwardsAbilities):
                 kept = replace(kept, order=name, moves_at_s=at_s)
                 theirs.put(kept)
             copy_key(key_file(giver, kept.vm.intent), key_file(self._memory.folder, intent))
-            assert isinstance(self._inner, port.MovesVms)
             vm = self._inner.move(vm_id, kept.vm.uid, self._job, intent, kept.moves_at_s, image)
             theirs.put(replace(kept, has_moved=True))
         target = HostMemory(giver).read().targets.get(vm_id)
@@ -289,11 +286,11 @@ class RentedVmProvider(ForwardsAbilities):
     # --- What else a manager needs --------------------------------------------------
 
     def serve(self, manager_url: str) -> None:
-        """Forward agents' calls to the manager from now on; see ``ForwardsCalls``."""
+        """Forward agents' calls to the manager from now on; see ``CloudProvider``."""
         self._relays.serve(_address(manager_url))
 
     def unreachable_vms(self) -> Collection[str]:
-        """Return the VMs without a working relay; see ``ReportsUnreachableVms``."""
+        """Return the VMs without a working relay; see ``CloudProvider``."""
         return self._relays.unreachable_vms()
 
     def close(self) -> None:
@@ -313,9 +310,7 @@ class RentedVmProvider(ForwardsAbilities):
             _hang_up(rented_vm)
         if self._bastion is not None:
             self._bastion.close()
-        leave = getattr(self._inner, "close", None)
-        if leave is not None:
-            leave()
+        self._inner.close()
 
     # --- Connections ------------------------------------------------------------------
 
@@ -375,7 +370,7 @@ class RentedVmProvider(ForwardsAbilities):
         """
         rented_vm.check_not_given_back()
         vm_id = rented_vm.vm.vm_id
-        target = self._ssh.ssh_target(vm_id) or self._memory.read().targets.get(vm_id)
+        target = self._inner.ssh_target(vm_id) or self._memory.read().targets.get(vm_id)
         if target is None:
             return None
         rented_vm.target = target
@@ -406,7 +401,7 @@ class RentedVmProvider(ForwardsAbilities):
                 started = self._bring_up(rented_vm, bootstrap)
         except hosts.UnreachableHostError:
             rented_vm.check_not_given_back()
-            self._ssh.ssh_target(rented_vm.vm.vm_id)  # raises if the VM has ended
+            self._inner.ssh_target(rented_vm.vm.vm_id)  # raises if the VM has ended
             raise
         except (hosts.UnfitHostError, AuthError) as error:
             self._give_back(rented_vm, error)

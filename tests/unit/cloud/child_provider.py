@@ -13,6 +13,7 @@ from tests.builders import a_vm, an_offer
 from spottrain.cloud.port import errors
 from spottrain.cloud.port.provider import (
     AgentBootstrap,
+    CloudProvider,
     LaunchRequest,
     LaunchResult,
     Offer,
@@ -33,7 +34,7 @@ OFFER = an_offer(
 )
 
 
-class OddProvider:
+class OddProvider(CloudProvider):
     """Rents nothing."""
 
     name = "odd"

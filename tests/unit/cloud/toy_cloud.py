@@ -9,17 +9,21 @@ from tests.builders import a_vm, an_offer
 
 from spottrain.cloud.port.errors import CloudError, NoCapacityError, VmNotFoundError
 from spottrain.cloud.port.provider import (
+    AgentBootstrap,
+    CloudProvider,
     LaunchRequest,
     LaunchResult,
     Offer,
     Quota,
+    SpotPool,
     SshTarget,
+    StartStep,
     Vm,
     VmState,
 )
 
 
-class ToyCloud:
+class ToyCloud(CloudProvider):
     """Rents machines of one kind; VMs end at once.
 
     Args:
@@ -57,7 +61,7 @@ class ToyCloud:
             given = min(request.count, self._capacity - alive)
             if given <= 0:
                 raise NoCapacityError(f"{self.name}: nothing left")
-            ids = tuple(f"v.{len(self.vms) + i}" for i in range(given))
+            ids = tuple(f"{self.name}.v.{len(self.vms) + i}" for i in range(given))
             for vm_id in ids:
                 self.vms[vm_id] = a_vm(
                     vm_id,
@@ -85,11 +89,17 @@ class ToyCloud:
         self._answer()
         self.released.append(job)
 
+    def start_agent(self, vm_id: str, bootstrap: AgentBootstrap) -> Sequence[StartStep]:
+        self._answer()
+        if vm_id not in self.vms:
+            raise VmNotFoundError(f"{self.name}: no {vm_id}")
+        return ()
+
     def ssh_target(self, vm_id: str) -> SshTarget | None:
         self._answer()
         if vm_id not in self.vms:
             raise VmNotFoundError(f"{self.name}: no {vm_id}")
-        return SshTarget(host=f"{vm_id}@{self.name}", user="u", host_keys=())
+        return SshTarget(host=vm_id, user="u", host_keys=())
 
     def list_all(self) -> Sequence[Vm]:
         self._answer()
@@ -100,13 +110,19 @@ class ToyCloud:
 
 
 class CountedCloud(ToyCloud):
-    """One that knows its quotas, and whose agents can be reached."""
+    """One that knows its quotas and the time, and whose agents can be reached."""
 
     serving = ""
 
     def quotas(self) -> Sequence[Quota]:
         self._answer()
         return (Quota(region="r", family="f", spot=True, limit=8.0, unit="vcpu"),)
+
+    def spot_pools(self, count: int) -> Sequence[SpotPool]:
+        return (SpotPool(cloud=self.name, region="r", zone="z", instance_type="t"),)
+
+    def time_s(self) -> float | None:
+        return 7.0
 
     def serve(self, manager_url: str) -> None:
         self.serving = manager_url

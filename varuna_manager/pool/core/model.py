@@ -126,7 +126,7 @@ class JobRequest:
 
 RECEIVE_S = 30.0
 """How long after its time an order that was met in time may still bring a VM, as clouds
-promise (``HandsOverVms``)."""
+promise (``CloudProvider.take``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,14 +24,9 @@ from spottrain.cloud.port.errors import (
 )
 from spottrain.cloud.port.provider import (
     ANY_FAMILY,
-    AdmitsNetworks,
-    FindsOrphans,
+    CloudProvider,
     LaunchRequest,
     Offer,
-    ReachedBySsh,
-    ReleasesJob,
-    ReportsQuota,
-    ReportsSpotPools,
     Vm,
     VmState,
 )
@@ -57,11 +52,20 @@ def alive(aws: FakeAws) -> int:
 
 def test_it_can_do_all_that_aws_can(aws: FakeAws) -> None:
     provider = aws.provider()
-    assert isinstance(provider, FindsOrphans)
-    assert isinstance(provider, ReachedBySsh)
-    assert isinstance(provider, ReleasesJob)
-    assert isinstance(provider, ReportsQuota)
-    assert isinstance(provider, ReportsSpotPools)
+    for ability in (
+        CloudProvider.admit,
+        CloudProvider.check,
+        CloudProvider.list_all,
+        CloudProvider.move,
+        CloudProvider.principal,
+        CloudProvider.quotas,
+        CloudProvider.release,
+        CloudProvider.spot_pools,
+        CloudProvider.ssh_target,
+        CloudProvider.time_s,
+    ):
+        assert provider.can(ability)
+    assert not provider.can(CloudProvider.start_agent)
 
 
 def test_a_type_without_facts_is_refused_before_anything_is_asked(
@@ -122,7 +126,6 @@ def test_a_quota_refuses_a_call_as_a_whole(aws: FakeAws) -> None:
 def test_a_laptop_that_moves_is_let_in_and_its_old_address_is_not(aws: FakeAws) -> None:
     provider = aws.provider(ssh_from=("192.0.2.1/32",))
     rent(provider)
-    assert isinstance(provider, AdmitsNetworks)
     for networks in (["198.51.100.7/32"], ["198.51.100.7/32", "203.0.113.0/24"]):
         provider.admit("job", networks)
         rent(provider, intent=f"intent-{len(networks)}0")  # a launch changes nothing
@@ -309,7 +312,13 @@ def test_a_new_vm_is_listed_although_the_cloud_list_lags(aws: FakeAws) -> None:
 def test_one_unknown_vm_does_not_keep_the_others_alive(aws: FakeAws) -> None:
     provider = aws.provider()
     vms = rent(provider, 2)
-    unknown = ["i-00000000000000000.us-east-1", "x.us-east-1", "i-1.mars", ""]
+    unknown = [
+        "aws.i-00000000000000000.us-east-1",
+        "aws.x.us-east-1",
+        "gcp.x.us-east-1",
+        "aws.i-1.mars",
+        "",
+    ]
     provider.terminate([*unknown, *(vm.vm_id for vm in vms)])
     assert alive(aws) == 0
 
@@ -370,7 +379,7 @@ def test_ssh_accepts_the_host_keys_on_the_console(aws: FakeAws) -> None:
     provider = aws.provider()
     (vm,) = rent(provider)
     assert provider.ssh_target(vm.vm_id) is None
-    instance_id = vm.vm_id.partition(".")[0]
+    instance_id = vm.vm_id.split(".")[1]
     aws.ask("console", instance_id=instance_id, keys="ssh-ed25519 AAAA root@host")
     target = provider.ssh_target(vm.vm_id)
     assert target is not None
@@ -382,4 +391,4 @@ def test_ssh_accepts_the_host_keys_on_the_console(aws: FakeAws) -> None:
         assert inside is not None
         assert inside.host == vm.private_address
     with pytest.raises(VmNotFoundError):
-        provider.ssh_target("i-00000000000000000.us-east-1")
+        provider.ssh_target("aws.i-00000000000000000.us-east-1")

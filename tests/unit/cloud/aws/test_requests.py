@@ -16,7 +16,7 @@ from spottrain.cloud.aws.requests import AwsPlacement
 from spottrain.cloud.aws.settings import AwsSettings
 from spottrain.cloud.port import lease, tags
 from spottrain.cloud.port.facts import make_offer
-from spottrain.cloud.port.provider import LaunchRequest, VmState
+from spottrain.cloud.port.provider import LaunchRequest, VmState, cloud_of
 
 FACTS = FakeFacts()
 SETTINGS = AwsSettings(instance_types=("g5.xlarge",))
@@ -114,11 +114,13 @@ def test_the_end_time_is_parsed_from_the_transition_reason(
 
 
 @given(st.from_regex(r"i-[0-9a-f]{17}", fullmatch=True), st.integers(0, 99))
-def test_a_vm_id_contains_its_region(instance_id: str, hops: int) -> None:
+def test_a_vm_id_contains_its_cloud_and_region(instance_id: str, hops: int) -> None:
     vm_id = requests.vm_id_of("eu-west-1", instance_id, hops)
     assert requests.split_vm_id(vm_id) == ("eu-west-1", instance_id)
     assert requests.hops_of(vm_id) == hops
-    assert requests.split_vm_id("vm-of-nobody") == ("", "vm-of-nobody")
+    assert cloud_of(vm_id) == "aws"
+    for other in ("vm-of-nobody", vm_id.replace("aws", "gcp")):
+        assert requests.split_vm_id(other)[0] == ""
 
 
 def test_host_keys_are_read_from_the_console_once_they_are_all_there() -> None:

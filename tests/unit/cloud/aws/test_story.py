@@ -47,7 +47,7 @@ def test_after_many_faults_the_cloud_is_empty_and_the_bill_agrees(aws: FakeAws, 
         assert launched.keys().isdisjoint(vm.vm_id for vm in got)
         launched |= {vm.vm_id: vm.intent for vm in got}
         for vm in chance.sample(got, chance.randint(0, len(got))):
-            instance_id, _, region = vm.vm_id.partition(".")
+            _, instance_id, region = vm.vm_id.split(".")
             aws.ask("interrupt", region=region, instance_id=instance_id)
         for vm_id in chance.sample(sorted(launched), chance.randint(0, len(launched))):
             with contextlib.suppress(CloudError):
@@ -60,7 +60,7 @@ def test_after_many_faults_the_cloud_is_empty_and_the_bill_agrees(aws: FakeAws, 
     assert {vm_id: vm.intent for vm_id, vm in listed.items()} == launched
     assert not any(vm.state in ALIVE for vm in listed.values())
     for row in aws.ask("bill"):
-        vm = listed.pop(f"{row['instance_id']}.us-east-1")
+        vm = listed.pop(f"aws.{row['instance_id']}.us-east-1")
         assert vm.ended_at_s is not None
         assert abs(vm.launched_at_s - row["launched_at"]) < 1
         assert vm.ended_at_s == row["ended_at"]

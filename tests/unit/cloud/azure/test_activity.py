@@ -38,7 +38,7 @@ def told(change: str = "evictSpotVM/action", **other: Any) -> dict[str, Any]:
 def test_an_event_is_read_whatever_the_case_of_its_letters() -> None:
     event = event_of(told())
     assert event is not None
-    assert event.vm_id == "st-1-0.spottrain-job"
+    assert event.vm_id == "azure.st-1-0.spottrain-job"
     assert event.ends
     assert event.at_s == pytest.approx(1795201200.123456)
     for other in ("restart/action", "extensions/write", "simulateEviction/action"):
@@ -107,7 +107,7 @@ def test_lifetimes_do_not_depend_on_order_or_other_vms(
 
 
 def evict(azure: FakeAzure, vm: Vm) -> None:
-    azure.ask("evict", name=vm.vm_id.partition(".")[0])
+    azure.ask("evict", name=vm.vm_id.split(".")[1])
 
 
 def bill(azure: FakeAzure) -> list[float]:
@@ -201,7 +201,7 @@ def test_a_repeated_launch_does_not_recreate_an_ended_vm(
     gone = azure.ask("bill")[0]["name"]
     azure.ask("evict", name=gone)
     for each in (provider, azure.provider()):
-        vms = {vm.vm_id.partition(".")[0]: vm for vm in each.launch(asked).vms}
+        vms = {vm.vm_id.split(".")[1]: vm for vm in each.launch(asked).vms}
         assert len(vms) == 2
         assert vms[gone].state is VmState.TERMINATED
         assert vms[gone].intent == asked.intent

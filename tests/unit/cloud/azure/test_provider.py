@@ -26,11 +26,7 @@ from spottrain.cloud.port.errors import (
     ThrottledError,
 )
 from spottrain.cloud.port.provider import (
-    ChecksAccount,
-    FindsOrphans,
-    ReachedBySsh,
-    ReleasesJob,
-    ReportsQuota,
+    CloudProvider,
     VmState,
 )
 
@@ -42,11 +38,20 @@ NO_SUBNET = (
 
 def test_it_can_do_all_that_azure_can(azure: FakeAzure) -> None:
     provider = azure.provider()
-    assert isinstance(provider, ChecksAccount)
-    assert isinstance(provider, FindsOrphans)
-    assert isinstance(provider, ReachedBySsh)
-    assert isinstance(provider, ReleasesJob)
-    assert isinstance(provider, ReportsQuota)
+    for ability in (
+        CloudProvider.admit,
+        CloudProvider.check,
+        CloudProvider.list_all,
+        CloudProvider.principal,
+        CloudProvider.quotas,
+        CloudProvider.release,
+        CloudProvider.spot_pools,
+        CloudProvider.ssh_target,
+        CloudProvider.time_s,
+    ):
+        assert provider.can(ability)
+    assert not provider.can(CloudProvider.start_agent)
+    assert not provider.can(CloudProvider.move)
 
 
 @pytest.mark.parametrize(
@@ -243,7 +248,7 @@ def test_an_eviction_before_the_first_list_is_seen(azure: FakeAzure) -> None:
     azure.ask("lag", hide_s=30, linger_s=0)
     provider = azure.provider()
     (vm,) = rent(provider)
-    azure.ask("evict", name=vm.vm_id.partition(".")[0])
+    azure.ask("evict", name=vm.vm_id.split(".")[1])
     assert [vm.state for vm in provider.list_vms("job")] == [VmState.TERMINATED]
 
 

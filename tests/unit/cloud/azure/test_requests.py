@@ -20,7 +20,7 @@ from spottrain.cloud.azure.requests import AzurePlacement
 from spottrain.cloud.azure.settings import AzureSettings
 from spottrain.cloud.port import lease, tags
 from spottrain.cloud.port.facts import make_offer
-from spottrain.cloud.port.provider import LaunchRequest
+from spottrain.cloud.port.provider import LaunchRequest, cloud_of
 from spottrain.cloud.ssh_keys import new_host_key
 from spottrain.pricing.prices.catalogue import catalogue
 
@@ -104,7 +104,7 @@ def test_the_price_comes_back_from_the_tags_as_it_was(usd: float) -> None:
     seen = requests.vm_of(body, FACTS)
     assert seen.offer.usd_per_hour == usd
     assert seen.offer.zone == "eastus-2"
-    assert (seen.vm_id, seen.launched_at_s) == ("vm-0.g", 1795160964.5)
+    assert (seen.vm_id, seen.launched_at_s) == ("azure.vm-0.g", 1795160964.5)
 
 
 @given(st.text(min_size=1, max_size=200), st.integers(1, 64))
@@ -117,6 +117,9 @@ def test_names_follow_from_the_token_and_fit_azure(token: str, count: int) -> No
     assert all(len(name) <= 64 and "." not in name for name in names)
     vm_id = requests.vm_id_of("Some.Group", names[0])
     assert requests.split_vm_id(vm_id) == ("some.group", names[0])
+    assert cloud_of(vm_id) == "azure"
+    for other in ("vm-of-nobody", vm_id.replace("azure", "aws", 1)):
+        assert requests.split_vm_id(other)[0] == ""
 
 
 def test_the_longest_job_name_fits_a_group() -> None:

@@ -73,7 +73,7 @@ def test_an_eviction_that_leaves_card_and_disk_is_cleaned_up(azure: FakeAzure) -
     azure.ask("moods", strays=True)
     provider = azure.provider()
     (vm,) = rent(provider)
-    azure.ask("evict", name=vm.vm_id.partition(".")[0])
+    azure.ask("evict", name=vm.vm_id.split(".")[1])
     assert any(name.startswith("disks/") for name in azure.ask("left"))
     provider.release("job")
     assert azure.ask("left") == []
@@ -95,7 +95,7 @@ def test_named_groups_and_subnets_are_used_and_left_alone(azure: FakeAzure, stra
     target = provider.ssh_target(vm.vm_id)
     assert target is not None
     assert target.host.startswith("10.79.")
-    azure.ask("evict", name=vm.vm_id.partition(".")[0])
+    azure.ask("evict", name=vm.vm_id.split(".")[1])
     provider.terminate([other.vm_id])
     provider.release("job")
     assert azure.ask("left") == []

@@ -53,7 +53,7 @@ def test_after_many_faults_the_cloud_is_empty_and_the_bill_agrees(
         assert launched.keys().isdisjoint(vm.vm_id for vm in got)
         launched |= {vm.vm_id: vm for vm in got}
         for vm in chance.sample(got, chance.randint(0, len(got))):
-            azure.ask("evict", name=vm.vm_id.partition(".")[0])
+            azure.ask("evict", name=vm.vm_id.split(".")[1])
         for vm_id in chance.sample(sorted(launched), chance.randint(0, len(launched))):
             with contextlib.suppress(CloudError):
                 provider.terminate([vm_id])
@@ -63,7 +63,7 @@ def test_after_many_faults_the_cloud_is_empty_and_the_bill_agrees(
     again_and_again(lambda: provider.terminate(launched))
     azure.ask("pass_time", seconds=1.0)  # VMs take a moment to end
     bill = [row for row in azure.ask("bill") if row["ended_at"] != row["launched_at"]]
-    by_name = {f"{row['name']}.{row['group']}": row for row in bill}
+    by_name = {f"azure.{row['name']}.{row['group']}": row for row in bill}
     assert len(by_name) == len(bill)
     for vm_id, row in by_name.items():
         # One may have been made and lost again before its launch had an answer.

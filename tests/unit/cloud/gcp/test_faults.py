@@ -148,7 +148,7 @@ def test_a_repeated_launch_whose_vms_have_ended_launches_nothing(gcp: FakeGcp) -
     provider = gcp.provider()
     asked = launch_request(spot(provider), 2)
     first, second = provider.launch(asked).vms
-    gcp.ask("preempt", zone=ZONE, name=first.vm_id.partition(".")[0])
+    gcp.ask("preempt", zone=ZONE, name=first.vm_id.split(".")[1])
     again = gcp.provider().launch(asked)
     states = {vm.vm_id: vm.state for vm in again.vms}
     assert states == {
@@ -166,7 +166,7 @@ def test_a_failed_attempt_does_not_hide_vms_of_a_later_one(gcp: FakeGcp) -> None
         provider.launch(asked)
     gcp.ask("stock", zone=ZONE, kind=KIND, count=2)
     made = {vm.vm_id for vm in provider.launch(asked).vms}
-    gcp.ask("preempt", zone=ZONE, name=min(made).partition(".")[0])
+    gcp.ask("preempt", zone=ZONE, name=min(made).split(".")[1])
     assert {vm.vm_id for vm in gcp.provider().launch(asked).vms} == made
 
 
@@ -176,7 +176,7 @@ def test_operations_are_read_until_an_end_is_known(gcp: FakeGcp) -> None:
     for number in range(12):
         gcp.ask("stock", zone=ZONE, kind=KIND, count=1)
         (vm,) = provider.launch(launch_request(spot(provider), intent=f"intent-{number}")).vms
-        gcp.ask("preempt", zone=ZONE, name=vm.vm_id.partition(".")[0])
+        gcp.ask("preempt", zone=ZONE, name=vm.vm_id.split(".")[1])
         gcp.ask("pass_time", seconds=3600)
         assert vm.vm_id in {each.vm_id for each in provider.list_vms("job")}
         before = len(gcp.ask("requests"))
@@ -192,7 +192,7 @@ def test_operations_are_read_until_an_end_is_known(gcp: FakeGcp) -> None:
 def test_a_list_of_vms_does_not_wait_for_the_ends_of_others(gcp: FakeGcp) -> None:
     provider = gcp.provider()
     gone, kept = rent(provider, 2)
-    gcp.ask("preempt", zone=ZONE, name=gone.vm_id.partition(".")[0])
+    gcp.ask("preempt", zone=ZONE, name=gone.vm_id.split(".")[1])
     finish(gcp)
     refused = {"kind": "error", "code": "invalid", "status": 400}
     gcp.ask("fail", operation="zone_operations.list", **refused)
@@ -213,7 +213,13 @@ def test_a_zone_that_does_not_answer_is_not_an_empty_zone(gcp: FakeGcp) -> None:
 def test_terminating_unknown_and_ended_vms_is_no_error(gcp: FakeGcp) -> None:
     provider = gcp.provider()
     vms = rent(provider, 2)
-    unknown = [f"nobody.{ZONE}", "x.us-central1-a", "i-1.mars", ""]
+    unknown = [
+        f"gcp.nobody.{ZONE}",
+        f"aws.nobody.{ZONE}",
+        "gcp.x.us-central1-a",
+        "gcp.i-1.mars",
+        "",
+    ]
     provider.terminate([*unknown, *(vm.vm_id for vm in vms)])
     finish(gcp)
     provider.terminate([vm.vm_id for vm in vms])
@@ -244,7 +250,7 @@ def test_a_new_vm_is_listed_although_the_cloud_list_lags(gcp: FakeGcp) -> None:
 def test_a_preempted_vm_is_listed_with_its_end_time(gcp: FakeGcp, call: str) -> None:
     provider = gcp.provider()
     first, second = rent(provider, 2)
-    gcp.ask(call, zone=ZONE, name=first.vm_id.partition(".")[0])
+    gcp.ask(call, zone=ZONE, name=first.vm_id.split(".")[1])
     listed = {vm.vm_id: vm for vm in provider.list_vms("job")}
     assert listed[second.vm_id].state is VmState.RUNNING
     gone = listed[first.vm_id]

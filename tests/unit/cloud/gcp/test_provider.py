@@ -33,14 +33,9 @@ from spottrain.cloud.port.errors import (
 )
 from spottrain.cloud.port.provider import (
     ANY_FAMILY,
-    ChecksAccount,
-    FindsOrphans,
+    CloudProvider,
     LaunchRequest,
     Offer,
-    ReachedBySsh,
-    ReleasesJob,
-    ReportsQuota,
-    ReportsSpotPools,
     Vm,
     VmState,
 )
@@ -72,12 +67,20 @@ def finish(gcp: FakeGcp) -> None:
 
 def test_it_can_do_all_that_gcp_can(gcp: FakeGcp) -> None:
     provider = gcp.provider()
-    assert isinstance(provider, ChecksAccount)
-    assert isinstance(provider, FindsOrphans)
-    assert isinstance(provider, ReachedBySsh)
-    assert isinstance(provider, ReleasesJob)
-    assert isinstance(provider, ReportsQuota)
-    assert isinstance(provider, ReportsSpotPools)
+    for ability in (
+        CloudProvider.admit,
+        CloudProvider.check,
+        CloudProvider.list_all,
+        CloudProvider.principal,
+        CloudProvider.quotas,
+        CloudProvider.release,
+        CloudProvider.spot_pools,
+        CloudProvider.ssh_target,
+        CloudProvider.time_s,
+    ):
+        assert provider.can(ability)
+    assert not provider.can(CloudProvider.start_agent)
+    assert not provider.can(CloudProvider.move)
 
 
 def test_a_type_without_facts_is_refused_before_anything_is_asked(
@@ -315,7 +318,7 @@ def test_named_networks_are_used_and_left_alone(gcp: FakeGcp) -> None:
 def test_release_deletes_the_disk_of_a_vm_that_shut_down(gcp: FakeGcp) -> None:
     provider = gcp.provider()
     (vm,) = rent(provider)
-    gcp.ask("switch_off", zone=ZONE, name=vm.vm_id.partition(".")[0])
+    gcp.ask("switch_off", zone=ZONE, name=vm.vm_id.split(".")[1])
     (listed,) = provider.list_vms("job")
     assert listed.state is VmState.STOPPING
     provider.release("job")
@@ -329,7 +332,7 @@ def test_ssh_accepts_the_host_keys_that_the_guest_agent_reports(gcp: FakeGcp) ->
     provider = gcp.provider()
     (vm,) = rent(provider)
     assert provider.ssh_target(vm.vm_id) is None
-    name = vm.vm_id.partition(".")[0]
+    name = vm.vm_id.split(".")[1]
     gcp.ask("tell_host_key", name=name, key="ssh-ed25519 AAAA")
     target = provider.ssh_target(vm.vm_id)
     assert target is not None
@@ -341,4 +344,4 @@ def test_ssh_accepts_the_host_keys_that_the_guest_agent_reports(gcp: FakeGcp) ->
         assert inside is not None
         assert inside.host == vm.private_address
     with pytest.raises(VmNotFoundError):
-        provider.ssh_target(f"nobody.{ZONE}")
+        provider.ssh_target(f"gcp.nobody.{ZONE}")

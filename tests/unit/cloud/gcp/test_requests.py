@@ -18,7 +18,7 @@ from spottrain.cloud.gcp.requests import GcpPlacement
 from spottrain.cloud.gcp.settings import GcpSettings
 from spottrain.cloud.port import lease, tags
 from spottrain.cloud.port.facts import make_offer
-from spottrain.cloud.port.provider import LaunchRequest
+from spottrain.cloud.port.provider import LaunchRequest, cloud_of
 
 SETTINGS = GcpSettings(
     project=PROJECT, instance_types=(KIND,), public_key=PUBLIC_KEY, max_run_s=3600.5
@@ -167,10 +167,12 @@ def test_new_machines_boot_from_hyperdisks() -> None:
 
 
 @given(st.from_regex(NAME, fullmatch=True))
-def test_a_vm_id_contains_its_zone(name: str) -> None:
+def test_a_vm_id_contains_its_cloud_and_zone(name: str) -> None:
     vm_id = requests.vm_id_of("europe-west4-a", name)
     assert requests.split_vm_id(vm_id) == ("europe-west4-a", name)
-    assert requests.split_vm_id("vm-of-nobody") == ("", "")
+    assert cloud_of(vm_id) == "gcp"
+    for other in ("vm-of-nobody", vm_id.replace("gcp", "aws", 1)):
+        assert requests.split_vm_id(other) == ("", "")
     assert requests.region_of("europe-west4-a") == "europe-west4"
 
 

@@ -45,7 +45,7 @@ def test_after_many_faults_the_cloud_is_empty_and_the_bill_agrees(gcp: FakeGcp, 
         assert launched.keys().isdisjoint(vm.vm_id for vm in got)
         launched |= {vm.vm_id: vm.intent for vm in got}
         for vm in chance.sample(got, chance.randint(0, len(got))):
-            gcp.ask("preempt", zone=ZONE, name=vm.vm_id.partition(".")[0])
+            gcp.ask("preempt", zone=ZONE, name=vm.vm_id.split(".")[1])
         for vm_id in chance.sample(sorted(launched), chance.randint(0, len(launched))):
             with contextlib.suppress(CloudError):
                 provider.terminate([vm_id])
@@ -59,7 +59,7 @@ def test_after_many_faults_the_cloud_is_empty_and_the_bill_agrees(gcp: FakeGcp, 
     assert {vm_id: vm.intent for vm_id, vm in listed.items()} == launched
     assert not any(vm.state in ALIVE for vm in listed.values())
     for row in gcp.ask("bill"):
-        vm = listed.pop(f"{row['name']}.{row['zone']}")
+        vm = listed.pop(f"gcp.{row['name']}.{row['zone']}")
         assert (vm.launched_at_s, vm.ended_at_s) == (
             row["launched_at"],
             row["ended_at"],

@@ -21,16 +21,17 @@ from tests.unit.cloud.child_provider import OFFER
 from spottrain.cloud.azure.settings import AzureSettings
 from spottrain.cloud.gcp.settings import GcpSettings
 from spottrain.cloud.port import errors
-from spottrain.cloud.port.abilities import ABILITIES
-from spottrain.cloud.port.errors import CloudError, MisconfiguredError, ThrottledError
+from spottrain.cloud.port.errors import (
+    CloudError,
+    MisconfiguredError,
+    ThrottledError,
+    VmNotFoundError,
+)
 from spottrain.cloud.port.provider import (
     AgentBootstrap,
     CloudProvider,
     Quota,
-    ReachedBySsh,
-    ReportsQuota,
     SshTarget,
-    StartsAgents,
     StartStep,
     VmState,
 )
@@ -80,9 +81,22 @@ def _await_end(pid: int) -> None:
 def test_it_has_the_abilities_of_the_provider_inside_and_no_others(make: Make) -> None:
     child = make()
     assert child.name == "odd"
-    assert isinstance(child, CloudProvider)
-    able = {name for name, kind in ABILITIES.items() if isinstance(child, kind)}
-    assert able == {"ReportsQuota", "ReachedBySsh", "StartsAgents"}
+    methods = [method for method in vars(CloudProvider).values() if callable(method)]
+    able = {method.__name__ for method in methods if child.can(method)}
+    required = {"offers", "launch", "list_vms", "terminate"}
+    assert able == {*required, "quotas", "ssh_target", "start_agent"}
+
+
+def test_what_the_provider_inside_cannot_do_has_the_answer_of_the_port(make: Make) -> None:
+    child = make()
+    assert child.spot_pools(1) == ()
+    assert child.principal() == ""
+    assert child.time_s() is None
+    child.release("job")
+    with pytest.raises(CloudError, match="odd: cannot search for orphans"):
+        child.list_all()
+    with pytest.raises(VmNotFoundError, match="odd gives no VMs to other jobs"):
+        child.move("vm", "giver", "job", "intent", 1.0)
 
 
 def test_arguments_and_results_survive_the_pipe(make: Make) -> None:
@@ -95,14 +109,11 @@ def test_arguments_and_results_survive_the_pipe(make: Make) -> None:
     assert result.vms[0].state is VmState.STARTING
     assert child.list_vms("job") == ()
     child.terminate([])
-    assert isinstance(child, ReportsQuota)
     assert child.quotas() == (Quota(region="r", family="f", spot=True, limit=8.0, unit="vcpu"),)
-    assert isinstance(child, ReachedBySsh)
     assert child.ssh_target("boots") is None
     assert child.ssh_target("vm") == SshTarget(
         host="h", user="u", host_keys=("k a", "k b"), port=2222
     )
-    assert isinstance(child, StartsAgents)
     assert child.start_agent("vm", bootstrap=BOOTSTRAP) == (
         StartStep(name="setup", seconds=1.5, num_bytes=7, source="bucket"),
     )

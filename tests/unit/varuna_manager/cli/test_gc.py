@@ -53,7 +53,7 @@ def rent(provider: AwsProvider | GcpProvider, token: str = "t", job: str = "lost
 @pytest.mark.rotated
 def test_a_vm_that_switched_itself_off_is_returned_with_its_disk(gcp: FakeGcp) -> None:
     vm_id = rent(gcp.provider())
-    gcp.ask("switch_off", zone=ZONE, name=vm_id.partition(".")[0])
+    gcp.ask("switch_off", zone=ZONE, name=vm_id.split(".")[1])
     config = GcpConfig(instance_types=(KIND,), project=PROJECT, endpoint=gcp.url)
     (vm,), left = sweep(config, LOST, yes=True)
     assert (vm.vm_id, vm.state, left) == (vm_id, VmState.STOPPING, [])

@@ -275,9 +275,9 @@ def test_ssh_finds_the_cloud_of_a_vm_among_several(aws: FakeAws, tmp_path: Path)
     (tmp_path / "train.py").write_text("")
     job = submit(load_config(job_file(aws, tmp_path, **wanted)), FACTS)[0]
     vm_id = rent(aws, "job")
-    instance_id = vm_id.partition(".")[0]
+    instance_id = vm_id.split(".")[1]
     aws.ask("console", instance_id=instance_id, keys="ssh-ed25519 AAAAC3Nza root@vm")
-    argv = ssh_argv(job, f"aws.{vm_id}", ["true"])
+    argv = ssh_argv(job, vm_id, ["true"])
     assert argv[argv.index("-i") + 1] == str(job.cloud / "ssh_key")
 
 
@@ -295,7 +295,7 @@ def test_ssh_accepts_no_key_but_those_that_the_cloud_shows(aws: FakeAws, tmp_pat
     with pytest.raises(CloudError, match="is still booting"):
         ssh_argv(job, vm_id, [])
     key = "ssh-ed25519 AAAAC3Nza"
-    instance_id = vm_id.partition(".")[0]
+    instance_id = vm_id.split(".")[1]
     aws.ask("console", instance_id=instance_id, keys=f"{key} root@vm")
     argv = ssh_argv(job, vm_id, ["nvidia-smi", "-L"])
     assert argv[-2:] == ["nvidia-smi", "-L"]

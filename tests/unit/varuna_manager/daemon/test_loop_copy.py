@@ -20,7 +20,7 @@ from tests.unit.varuna_manager.stored_jobs import (
 )
 from tests.unit.varuna_manager.story import OFFER
 
-from spottrain.cloud.port.provider import LaunchRequest, LaunchResult, Offer, Vm
+from spottrain.cloud.port.provider import CloudProvider, LaunchRequest, LaunchResult, Offer, Vm
 from spottrain.varuna_manager.core.model.events import (
     LaunchIntended,
     LaunchRefused,
@@ -38,7 +38,7 @@ from spottrain.varuna_manager.jobs.replication import begin_replication
 LONG_S = 600.0
 
 
-class Cloud:
+class Cloud(CloudProvider):
     """One that is asked for VMs and has none; it remembers what the store had then."""
 
     name = "local"

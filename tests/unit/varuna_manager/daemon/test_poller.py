@@ -13,8 +13,9 @@ from tests.builders import a_launch
 from tests.unit.cloud.toy_cloud import ToyCloud
 from tests.unit.varuna_manager.story import SETTINGS
 
-from spottrain.cloud.multi import MultiCloudProvider, NamespacedProvider
+from spottrain.cloud.multi import open_clouds
 from spottrain.cloud.port.errors import CloudError
+from spottrain.cloud.port.provider import CloudProvider
 from spottrain.varuna_manager.core import step
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.state import State
@@ -59,6 +60,10 @@ async def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return await asyncio.to_thread(function, *args, **kwargs)
 
 
+def opened(cloud: ToyCloud) -> CloudProvider:
+    return cloud
+
+
 def looking(
     clouds: list[ToyCloud],
     story: Callable[[Sink, CloudPoller], Awaitable[None]],
@@ -68,8 +73,8 @@ def looking(
 
     async def run() -> None:
         sink = Sink()
-        makers = {cloud.name: functools.partial(NamespacedProvider, cloud) for cloud in clouds}
-        parts = MultiCloudProvider(makers).parts()
+        openers = {cloud.name: functools.partial(opened, cloud) for cloud in clouds}
+        parts = open_clouds(openers).parts()
         poller = CloudPoller(sink, parts, ask, MarketWatch(sink))
         watching = asyncio.create_task(poller.run())
         await story(sink, poller)

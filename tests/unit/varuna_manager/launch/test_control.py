@@ -19,6 +19,7 @@ from tests.unit.varuna_manager.jobs.test_folder import FACTS, config_for
 
 from spottrain.cloud.port.errors import NoCapacityError
 from spottrain.cloud.port.provider import (
+    CloudProvider,
     LaunchRequest,
     LaunchResult,
     Offer,
@@ -102,7 +103,7 @@ def test_down_kills_nobody_for_a_pid_that_the_holder_of_the_lock_did_not_write(
     assert stranger.poll() is None
 
 
-class LateCloud:
+class LateCloud(CloudProvider):
     """A cloud that lists what was asked for only after a while."""
 
     name = "late"

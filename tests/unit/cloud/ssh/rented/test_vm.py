@@ -22,7 +22,7 @@ OFFER = an_offer(
     gpus=4,
     gpu_memory_bytes=24_000_000_000,
 )
-VM = a_vm("i-1.us-east-1", OFFER, intent="intent-1")
+VM = a_vm("aws.i-1.us-east-1", OFFER, intent="intent-1")
 ACCESS = VmAccess(key_file=Path("key"), python="python3.12")
 
 

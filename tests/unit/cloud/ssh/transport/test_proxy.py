@@ -40,7 +40,7 @@ BASTION = "/subscriptions/S/resourceGroups/G/providers/Microsoft.Network/bastion
 CLOUDS: tuple[tuple[AnyCloud, str], ...] = (
     (
         AwsConfig(gpus=("A10G",), ssh_proxy="ssm", instance_profile="vms"),
-        "i-1.us-east-1",
+        "aws.i-1.us-east-1",
     ),
     (
         AzureConfig(
@@ -49,9 +49,9 @@ CLOUDS: tuple[tuple[AnyCloud, str], ...] = (
             subnets={"eastus": "/subscriptions/S/a-subnet"},
             subscription="mine",
         ),
-        "st-1.GROUP",
+        "azure.st-1.GROUP",
     ),
-    (GcpConfig(gpus=("L4",), ssh_proxy="iap", project="p"), "st-1.us-central1-a"),
+    (GcpConfig(gpus=("L4",), ssh_proxy="iap", project="p"), "gcp.st-1.us-central1-a"),
 )
 each_cloud = pytest.mark.parametrize(("cloud", "vm_id"), CLOUDS, ids=["aws", "azure", "gcp"])
 
@@ -101,7 +101,7 @@ def test_commands_run_on_a_vm_behind_a_tool_which_ends_with_the_connection(
 
     data = bytes(range(256)) * 4000
     # Of a job on several clouds, ids begin with the cloud.
-    with Remote(host_of(vm, f"{cloud.cloud}.{vm_id}"), noted) as remote:
+    with Remote(host_of(vm, vm_id), noted) as remote:
         assert remote.check("wc -c", data).strip() == str(len(data))
         assert remote.check("echo $HOME").strip() == str(vm.home)
     (connection,) = sockets
