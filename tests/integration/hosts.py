@@ -38,10 +38,11 @@ class Zygote:
 
     def __init__(self) -> None:
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        path = filter(None, (str(HERE.parents[1]), os.environ.get("PYTHONPATH")))  # of tests
         self._process = subprocess.Popen(
             [sys.executable, str(HERE / "zygote.py")],
             stdin=theirs.fileno(),
-            env={**os.environ, **SUPERVISOR_VARIABLES},
+            env={**os.environ, **SUPERVISOR_VARIABLES, "PYTHONPATH": os.pathsep.join(path)},
         )
         theirs.close()
 
