@@ -26,10 +26,10 @@ from tests.unit.varuna_manager.stored_jobs import submit
 from tests.unit.varuna_manager.story import OFFER, SPEC, Story
 from tests.view import View
 
+from spottrain.eventlog.loop import SNAPSHOT_EVENTS
 from spottrain.units import HOUR_S
 from spottrain.varuna_manager.core import step as core
 from spottrain.varuna_manager.core.model import events as e
-from spottrain.varuna_manager.daemon.loop import SNAPSHOT_EVENTS
 from spottrain.varuna_manager.jobs.folder import JobDir, find
 from spottrain.varuna_manager.jobs.follow import uid_of
 from spottrain.varuna_manager.jobs.journal import Journal, Step

@@ -20,10 +20,11 @@ import uvloop
 
 from spottrain.cloud.local.market import MarketSpec
 from spottrain.cloud.local.provider import LocalProvider
+from spottrain.eventlog import loop
 from spottrain.varuna_manager.config.track import MlflowConfig, TrackConfig
 from spottrain.varuna_manager.core import shutdown
 from spottrain.varuna_manager.core.model import records
-from spottrain.varuna_manager.daemon import loop, server
+from spottrain.varuna_manager.daemon import server
 from spottrain.varuna_manager.daemon.main import manage, only_manager
 from spottrain.varuna_manager.daemon.tracking import Trackers
 from spottrain.varuna_manager.jobs import journal

@@ -1,12 +1,6 @@
 """The manager's event loop: real time, one journal, one server, one provider.
 
-    queue of events -> core.step -> journal (durable) -> commands performed -> events ...
-
-Whatever happens becomes an event in one queue. All events that wait are decided on
-together, and journalled with the decisions in one transaction. Only then are their commands performed and their senders
-answered: a report that was acknowledged is never lost.
-
-Measurements go through the same queue, so that each keeps its place among the facts of its
+Whatever happens becomes an event in the queue of ``eventlog.loop``. Measurements go through the same queue, so that each keeps its place among the facts of its
 agent, but they are no events. The watches look at them and make events where decisions
 depend on it. They are written in batches, and acknowledged once they are.
 """
@@ -18,14 +12,15 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, assert_never
 
 from spottrain.cloud.port.clock import Clock
 from spottrain.cloud.port.provider import CloudProvider
 from spottrain.eventlog.journal import JournalError, JournalWriteError
+from spottrain.eventlog.loop import Loop
 from spottrain.storage.store import DeniedError, StorageError
 from spottrain.varuna_manager.core import step as core
 from spottrain.varuna_manager.core.model import commands as c
@@ -68,12 +63,10 @@ C = TypeVar("C", c.LaunchVms, c.TerminateVms, c.KeepVm, c.TakeVm, c.ReleaseJob)
 
 CLOCK_POLL_S = 5.0
 """Between two readings of the wall clock."""
-JOURNAL_WAIT_S = 60.0
-"""How long the journal may fail to be written before the manager gives up."""
-SNAPSHOT_EVENTS = 1000
-"""Events between two snapshots: what readers fold in a twentieth of a second."""
 FILL_PAUSE_S = 0.05
 """Between two parts of the past that are filled in: the journal is written meanwhile."""
+REFILL_S = 60.0
+"""Between two attempts to fill in the past."""
 MEASURED_S = 1.0
 """How long measurements may wait to be written together, unless an event is."""
 HEALTH_S = 5.0
@@ -101,15 +94,7 @@ class _Flush:
     """In the queue: what was measured is to be written now."""
 
 
-@dataclass(slots=True)
-class _Taken:
-    """What came of the items of the queue that were taken together."""
-
-    steps: list[Step] = field(default_factory=list)
-    commands: list[c.Command] = field(default_factory=list)
-
-
-class ManagerLoop:
+class ManagerLoop(Loop[State, e.Event, c.Command]):
     """One job's manager in real time.
 
     Args:
@@ -134,15 +119,11 @@ class ManagerLoop:
         copy: JournalReplication | None = None,
         trackers: Trackers | None = None,
     ) -> None:
-        self._journal, self._copy, self._trackers = journal, copy, trackers
-        self._measurements = measurements
-        self._seq = self._snapshot_seq = 0
-        self._sampler = Sampler()
         state, self.past = replay(journal)
-        self.state = replace(state, recent=journal.recent())
-        """The state after the last event that is journalled."""
-        self._ahead = self.state
-        """The state after the last event that was taken."""
+        super().__init__(journal, core.step, replace(state, recent=journal.recent()))
+        self._copy, self._trackers = copy, trackers
+        self._measurements = measurements
+        self._sampler = Sampler()
         self._watches = Watches()
         self._streams = MeasurementStreams()
         self._samples: list[Sample] = []
@@ -150,6 +131,8 @@ class ManagerLoop:
         self._unwritten: dict[str, int] = {}
         """Up to which measurement of each VM they go."""
         self._flush: asyncio.TimerHandle | None = None
+        self._is_flushing = False
+        """Whether what was measured is to be written now."""
         self._clock = Clock(self.state.now_s)
         self._lives = VmHistory(self.state)
         self.sessions = AgentSessions(time.monotonic, self._on_heard)
@@ -167,14 +150,10 @@ class ManagerLoop:
         self._is_unjournalled = False
         """Whether the job is being ended, as the journal cannot be written any more."""
         self._metrics = JobMetrics(lambda: self.state, self.now_s)
-        self._events = asyncio.Queue[tuple[e.Event | _Measured | _Flush, asyncio.Future[None]]]()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._broken: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     async def run(self) -> c.Outcome:
         """Manage the job to its end; return how it ended."""
-        self._broken = asyncio.get_running_loop().create_future()
         self._readmit()
         version, pid = software_version(), os.getpid()
         self.feed(e.ManagerStarted(at_s=self.now_s(), software_version=version, pid=pid))
@@ -192,25 +171,14 @@ class ManagerLoop:
             self._start(self._fill_in(self._copy))
         if self._trackers is not None and self.state.history.progress.highest_step:
             self._trackers.wake()
-        folding = asyncio.create_task(self._fold_all())
-        try:
-            first = asyncio.FIRST_COMPLETED
-            await asyncio.wait((folding, self._broken), return_when=first)
-            if self._broken.done():
-                self._broken.result()
-            return await folding
-        finally:
-            await self._close(folding)
+        outcome: c.Outcome = await self.take_events()
+        return outcome
 
-    async def _close(self, folding: asyncio.Task[c.Outcome]) -> None:
-        """Stop everything that still runs here."""
+    async def _close(self) -> None:
         for handle in (self._timer, self._flush):
             if handle is not None:
                 handle.cancel()
-        tasks = (folding, *self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await super()._close()
         self._effects.close()
         self.sessions.release()
 
@@ -220,76 +188,39 @@ class ManagerLoop:
 
     # --- events in ------------------------------------------------------------------------
 
-    def feed(self, event: e.Event) -> asyncio.Future[None]:
-        """Queue an event; the future is done once it is journalled.
+    def feed(self, event: e.Event) -> asyncio.Future[Sequence[c.Command]]:
+        """See ``Loop``.
 
         Raises:
             FencedError: It shows VMs of a manager that has taken the job over.
         """
         if isinstance(event, e.VmsListed) and self._copy is not None:
             self._copy.check_intents(vm.intent for vm in event.vms)
-        return self._queue(event)
+        return super().feed(event)
 
-    def _queue(self, item: e.Event | _Measured | _Flush) -> asyncio.Future[None]:
-        """Queue an item; the future is done once it was taken, and its events journalled."""
-        taken = asyncio.get_running_loop().create_future()
-        self._events.put_nowait((item, taken))
-        return taken
+    def _events_of(self, item: e.Event | _Measured | _Flush) -> Iterator[e.Event]:
+        match item:
+            case _Flush():
+                self._is_flushing = True
+            case _Measured():
+                yield from self._measure(item)
+            case _:
+                # A decision is made on the newest progress.
+                yield from self._watches.pending(self._ahead, item.at_s)
+                yield item
 
-    async def _fold_all(self) -> c.Outcome:
-        """Fold events until the core emits ``Finish``; return the job's outcome."""
-        while True:
-            waiting = [await self._events.get()]
-            while not self._events.empty():
-                waiting.append(self._events.get_nowait())
-            commands = await self._take([item for item, _ in waiting])
-            for _, done in waiting:
-                if not done.done():  # its sender may have disconnected
-                    done.set_result(None)
-            for command in commands:
-                if isinstance(command, c.Finish):
-                    self._save_snapshot()
-                    return command.outcome
-                self._perform(command)
+    def _measure(self, measured: _Measured) -> Iterator[e.Event]:
+        """Show measurements to the watches, and have them written."""
+        at_s, vm_id = measured.at_s, measured.vm_id
+        for report in measured.reports:
+            state = self._ahead
+            self._samples += self._sampler.measured(report, at_s, state)
+            if isinstance(report, messages.MinibatchCommitted):
+                yield from self._watches.observe(state, vm_id, report, at_s)
+        self._unwritten[vm_id] = measured.until
 
-    async def _take(self, items: Sequence[e.Event | _Measured | _Flush]) -> list[c.Command]:
-        """Fold and journal events, take measurements; return the commands that follow."""
-        taken, flush = _Taken(), False
-        for item in items:
-            match item:
-                case _Flush():
-                    flush = True
-                case _Measured():
-                    self._measure(item, taken)
-                case _:
-                    # A decision is made on the newest progress.
-                    news = self._watches.pending(self._ahead, item.at_s)
-                    for event in (*news, item):
-                        self._step(event, taken)
-        if taken.steps or (flush and self._unwritten):
-            await self._write(taken.steps)
-            self.state = self._ahead
-            if self._seq - self._snapshot_seq >= SNAPSHOT_EVENTS:
-                self._save_snapshot()
-        elif self._unwritten and self._flush is None:
-            self._flush = asyncio.get_running_loop().call_later(
-                MEASURED_S, lambda: self._queue(_Flush())
-            )
-        if not taken.steps:
-            return []
-        if ended := self._lives.take_ended():
-            self._start(self._effects.market.ended(ended))
-        for vm_id in self.sessions.admitted - self.state.fleet.vms.keys():
-            self.sessions.revoke(vm_id)
-        return taken.commands
-
-    def _step(self, event: e.Event, taken: _Taken) -> None:
-        """Decide on an event."""
-        before = self._ahead
-        after, commands = core.step(before, event)
-        self._ahead = after
-        taken.steps.append(Step(before, event, after, commands))
-        taken.commands += commands
+    def _note(self, step: Step) -> None:
+        before, event, after, _ = step
         self.past.note(before, event, after)
         self._lives.note(before, event.at_s, after)
         ended = after.history.generations[-1:]
@@ -300,55 +231,54 @@ class ManagerLoop:
             logger.info("%s", after.last_news, extra=_log_fields(event, after))
         self._samples += samples_of(event)
 
-    def _measure(self, measured: _Measured, taken: _Taken) -> None:
-        """Show measurements to the watches, and have them written."""
-        at_s, vm_id = measured.at_s, measured.vm_id
-        for report in measured.reports:
-            state = self._ahead
-            self._samples += self._sampler.measured(report, at_s, state)
-            if isinstance(report, messages.MinibatchCommitted):
-                for event in self._watches.observe(state, vm_id, report, at_s):
-                    self._step(event, taken)
-        self._unwritten[vm_id] = measured.until
+    def _needs_writing(self, steps: Sequence[Step]) -> bool:
+        return bool(steps) or (self._is_flushing and bool(self._unwritten))
 
-    async def _write(self, steps: list[Step]) -> None:
-        """Journal ``steps`` and what was measured; try again for a while if the disk is
-        full.
+    def _append(self, steps: Sequence[Step]) -> None:
+        with self._metrics.journal_write.time():
+            # First what cannot be asked for again once the events are there.
+            if self._samples:
+                self._measurements.write(self._samples)
+            super()._append(steps)
 
-        If that is of no use the job is ended with what is in memory: without a journal
-        nobody would know what is rented.
+    async def _write(self, steps: Sequence[Step]) -> None:
+        """Write what was decided and measured.
+
+        If that cannot be the job is ended with what is in memory: without a journal nobody
+        would know what is rented.
         """
-        samples, until = self._samples, self._unwritten
-        give_up_at_s = time.monotonic() + JOURNAL_WAIT_S
-        while not self._is_unjournalled:
+        if not self._is_unjournalled:
             try:
-                with self._metrics.journal_write.time():
-                    # First what cannot be asked for again once the events are there.
-                    if samples:
-                        self._measurements.write(samples)
-                    if steps:
-                        self._seq = self._journal.append(*steps)
-                self._samples, self._unwritten = [], {}
-                self._streams.wrote(until)
-                if self._flush is not None:
-                    self._flush.cancel()
-                    self._flush = None
-                if self._copy is not None:
-                    self._copy.wake()
-                if self._trackers is not None and samples:
-                    self._trackers.wake()
-                return
+                await super()._write(steps)
             except JournalError as error:
-                waits = isinstance(error, JournalWriteError)
-                if waits and time.monotonic() < give_up_at_s:
-                    logger.warning("%s; trying again", error)
-                    await asyncio.sleep(1.0)
-                    continue
                 logger.error("%s; the job is ended", error)
                 self._is_unjournalled = True
                 self.feed(e.FolderSeen(at_s=self.now_s(), trouble=str(error), is_gone=True))
+        if self._flush is not None:
+            self._flush.cancel()
+            self._flush = None
+        if self._copy is not None:
+            self._copy.wake()
+        if self._trackers is not None and self._samples:
+            self._trackers.wake()
+        self._streams.wrote(self._unwritten)
         self._samples, self._unwritten = [], {}
-        self._streams.wrote(until)
+
+    def _taken(self, steps: Sequence[Step]) -> None:
+        self._is_flushing = False
+        if self._unwritten and self._flush is None:
+            self._flush = asyncio.get_running_loop().call_later(
+                MEASURED_S, lambda: self._put(_Flush())
+            )
+        if not steps:
+            return
+        if ended := self._lives.take_ended():
+            self._start(self._effects.market.ended(ended))
+        for vm_id in self.sessions.admitted - self.state.fleet.vms.keys():
+            self.sessions.revoke(vm_id)
+
+    def _for_readers(self) -> str:
+        return self.past.snapshot()
 
     async def _fill_in(self, copy: JournalReplication) -> None:
         """Fill in the measurements that a takeover has left in the store."""
@@ -357,17 +287,7 @@ class ManagerLoop:
                 await fill_in(self._measurements, copy, FILL_PAUSE_S)
             except (StorageError, JournalWriteError) as error:
                 logger.warning("%s; trying again to fetch measurements", error)
-                await asyncio.sleep(JOURNAL_WAIT_S)
-
-    def _save_snapshot(self) -> None:
-        """Spare readers, and the next manager, what is journalled by now."""
-        if self._is_unjournalled:
-            return
-        self._snapshot_seq = self._seq
-        try:
-            self._journal.save_snapshot(self._seq, self.state, self.past.snapshot())
-        except JournalWriteError as error:
-            logger.warning("%s; readers fold more of the journal", error)
+                await asyncio.sleep(REFILL_S)
 
     # --- commands out -----------------------------------------------------------------------
 
@@ -407,8 +327,10 @@ class ManagerLoop:
                 self.sessions.send(vm_id, message)
             case c.SetTimer(at_s=at_s):
                 self._set_timer(at_s)
-            case c.Finish():
-                pass  # _fold_all has returned
+            case c.Finish(outcome=outcome):
+                if not self._is_unjournalled:
+                    self._save_snapshot()
+                self._end(outcome)
             case _:
                 assert_never(command)
 
@@ -440,18 +362,6 @@ class ManagerLoop:
             )
             return
         await effect(command)
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run ``work`` concurrently; an exception in it ends the manager."""
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._on_done)
-
-    def _on_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None and self._broken is not None and not self._broken.done():
-            self._broken.set_exception(error)
 
     def _set_timer(self, at_s: float | None) -> None:
         if self._timer is not None:
@@ -564,7 +474,7 @@ class ManagerLoop:
         measured = list(fresh)
         new = batch.reports[vm.reports_received - batch.first :]
         first = batch.first + len(batch.reports) - len(new)
-        taken = list[asyncio.Future[None]]()
+        taken = list[asyncio.Future[Sequence[c.Command]]]()
         for number, report in enumerate(new, first):
             earlier = [one for one in measured if one.after <= number]
             measured = measured[len(earlier) :]
@@ -583,14 +493,14 @@ class ManagerLoop:
 
     def _queue_measured(
         self, vm_id: str, measured: Sequence[messages.Measured], left: int
-    ) -> list[asyncio.Future[None]]:
+    ) -> list[asyncio.Future[Sequence[c.Command]]]:
         """Queue measurements of a batch; ``left`` of it are still to come."""
         if not measured:
             return []
         reports = tuple(one.report for one in measured)
         until = self._streams.next_of(vm_id) - left
         item = _Measured(vm_id=vm_id, at_s=self.now_s(), until=until, reports=reports)
-        return [self._queue(item)]
+        return [self._put(item)]
 
     async def stop(self, *, by: str, checkpoint: bool, now: bool) -> None:
         """Record that a person wants the job to stop."""
@@ -619,7 +529,7 @@ class ManagerLoop:
         """Return why this manager cannot do its work now; empty if it can."""
         try:
             async with asyncio.timeout(HEALTH_S):
-                await self._queue(_Flush())  # taken in its turn
+                await self._put(_Flush())  # taken in its turn
                 await asyncio.to_thread(_try_to_write, self._job.path)
         except TimeoutError:
             return f"no event was taken in, or no file written, for {HEALTH_S:g} s"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from typing import Any, Protocol
 
 from spottrain.varuna_manager.core.model.events import Event
 from spottrain.varuna_manager.core.model.settings import Limit, PoolGrant
@@ -29,7 +29,7 @@ class EventSink(Protocol):
     def now_s(self) -> float:
         """Seconds since the epoch, by the manager's clock."""
 
-    def feed(self, event: Event) -> asyncio.Future[None]:
+    def feed(self, event: Event) -> asyncio.Future[Any]:
         """Queue an event; the future is done once it is journalled."""
 
 

@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 from spottrain.errors import BudgetError, CapacityError, ConfigError, SpottrainError
-from spottrain.eventlog.journal import JournalWriteError
+from spottrain.eventlog.loop import Loop
 from spottrain.varuna_manager.config.pool import PoolConfig, parse_pool, weight_of
 from spottrain.varuna_manager.pool.core.model import (
     Grant,
@@ -33,25 +33,20 @@ from spottrain.varuna_manager.pool.core.model import (
     ReturnVms,
     SetPoolTimer,
     SuppliesChanged,
+    Supply,
 )
 from spottrain.varuna_manager.pool.core.step import step
 from spottrain.varuna_manager.pool.daemon.managers import JobManagers
 from spottrain.varuna_manager.pool.store.folder import PoolDir
-from spottrain.varuna_manager.pool.store.journal import (
-    SNAPSHOT_EVENTS,
-    PoolJournal,
-    PoolStep,
-)
+from spottrain.varuna_manager.pool.store.journal import PoolJournal, PoolStep
 from spottrain.varuna_manager.pool.store.settings import settings_of, vms_of
 
 logger = logging.getLogger(__name__)
 
-JOURNAL_WAIT_S = 60.0
-"""How long the journal may fail to be written before the daemon gives up."""
-TICK_S = 0.25
-"""Time between two looks at the jobs' journals."""
 RETRY_S = 0.5
 """Pause before a manager that could not be told is told again."""
+TICK_S = 0.25
+"""Time between two looks at the jobs' journals."""
 REFUSALS: dict[str, type[SpottrainError]] = {
     "request": ConfigError,
     "limits": BudgetError,
@@ -59,7 +54,7 @@ REFUSALS: dict[str, type[SpottrainError]] = {
 }
 
 
-class PoolLoop:
+class PoolLoop(Loop[PoolState, PoolEvent, PoolCommand]):
     """One pool.
 
     Args:
@@ -68,16 +63,15 @@ class PoolLoop:
     """
 
     def __init__(self, pool: PoolDir, journal: PoolJournal) -> None:
+        super().__init__(journal, step, journal.replay())
         self._pool = pool
-        self._journal = journal
         self._config = pool.config()
-        self.state = journal.replay()
         self._managers = JobManagers(pool.name, self.state.supplies)
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        """What is being performed, by job: one thing at a time."""
+        self._performing: dict[str, asyncio.Task[None]] = {}
+        """By job: one thing at a time."""
         self._grants: dict[str, Grant] = {}
         """To be told, the newest of each job."""
-        self._wake = asyncio.Event()
+        self._wake, self._supplying = asyncio.Event(), asyncio.Lock()
         # One thread: SQLite's connections stay in the thread that opened them.
         self._reader = ThreadPoolExecutor(max_workers=1)
 
@@ -88,6 +82,11 @@ class PoolLoop:
             JournalError: The journal cannot be written any more.
         """
         self.feed(PoolStarted(at_s=self.now_s()))
+        self._start(self._watch())
+        await self.take_events()
+
+    async def _watch(self) -> None:
+        """Look at the jobs until the pool is over."""
         while not self._is_over():
             await self._tick()
             with contextlib.suppress(TimeoutError):
@@ -95,98 +94,61 @@ class PoolLoop:
                     await self._wake.wait()
             self._wake.clear()
         for name in await asyncio.to_thread(self._end_jobs):
-            self.feed(PoolJobEnded(at_s=self.now_s(), job=name))
+            await self.feed(PoolJobEnded(at_s=self.now_s(), job=name))
         self._pool.mark_down()
+        self._end(None)
 
     def now_s(self) -> float:
         """Seconds since the epoch; never less than before."""
-        return max(time.time(), self.state.now_s)
+        return max(time.time(), self._ahead.now_s)
 
-    def feed(self, event: PoolEvent) -> list[Refuse]:
-        """Decide on an event, journal it, and have what follows performed.
-
-        Returns:
-            Refusals.
-        """
-        before = self.state
-        after, commands = step(before, event)
-        self._append(PoolStep(before, event, after, commands))
-        self.state = after
-        self._log(before, event)
-        return [found for one in commands if (found := self._take(one)) is not None]
-
-    def _append(self, step: PoolStep) -> None:
-        """Journal an event; try again for a while if the disk is full.
-
-        Nothing else happens meanwhile: what is decided next depends on it.
-
-        Raises:
-            JournalError: The journal cannot be written any more.
-        """
-        give_up_at_s = time.monotonic() + JOURNAL_WAIT_S
-        while True:
-            try:
-                seq = self._journal.append(step)
-                break
-            except JournalWriteError as error:
-                if time.monotonic() > give_up_at_s:
-                    raise
-                logger.warning("%s; trying again", error)
-                time.sleep(RETRY_S)
-        if seq % SNAPSHOT_EVENTS == 0:
-            with contextlib.suppress(JournalWriteError):  # readers fold more of it
-                self._journal.save_snapshot(seq, step.after)
-
-    def _take(self, command: PoolCommand) -> Refuse | None:
+    def _perform(self, command: PoolCommand) -> None:
         match command:
             case Grant(job=name):
                 self._grants[name] = command
                 self._wake.set()
             case ReturnVms(job=name):
                 self._begin(name, self._return_vms(name))
-            case Refuse():
-                return command
-            case SetPoolTimer():
-                pass  # a tick looks at ``state.timer_s``
-        return None
+            case Refuse() | SetPoolTimer():
+                pass  # who asked looks at it; a tick looks at ``state.timer_s``
 
-    def _log(self, before: PoolState, event: PoolEvent) -> None:
-        for name, job in self.state.jobs.items():
-            old = before.jobs.get(name)
+    def _note(self, step: PoolStep) -> None:
+        for name, job in step.after.jobs.items():
+            old = step.before.jobs.get(name)
             if old is None or old.granted != job.granted or old.phase is not job.phase:
                 logger.info(
                     "%s: %s, %s of %s granted, after %s",
                     *(name, job.phase.value, job.granted, job.target),
-                    type(event).__name__,
+                    type(step.event).__name__,
                 )
 
     # --- Ticks ----------------------------------------------------------------------------
 
     async def _tick(self) -> None:
         now_s = self.now_s()
-        busy = frozenset(self._tasks)
+        busy = frozenset(self._performing)
         looking = asyncio.get_running_loop()
-        for event in await looking.run_in_executor(
+        found = await looking.run_in_executor(
             self._reader, self._managers.look, self.state, now_s, busy
-        ):
-            self.feed(replace(event, at_s=self.now_s()))
+        )
+        await asyncio.gather(*(self.feed(replace(one, at_s=self.now_s())) for one in found))
         if self.state.timer_s <= self.now_s():
-            self.feed(PoolTimerFired(at_s=self.now_s()))
-        self._follow_prices()
+            await self.feed(PoolTimerFired(at_s=self.now_s()))
+        await self._change_supplies(self._managers.priced)
         for name in tuple(self._grants):
-            if name not in self._tasks:
+            if name not in self._performing:
                 self._begin(name, self._give(name))
 
     def _begin(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         """Perform something for a job, unless something is under way: it is asked again."""
-        if name in self._tasks:
+        if name in self._performing:
             work.close()
             return
-        task = self._tasks[name] = asyncio.create_task(work)
-        task.add_done_callback(lambda _: self._done(name, task))
+        task = self._performing[name] = asyncio.create_task(work)
+        task.add_done_callback(lambda _: self._performed(name, task))
 
-    def _done(self, name: str, task: asyncio.Task[None]) -> None:
-        self._tasks.pop(name, None)
+    def _performed(self, name: str, task: asyncio.Task[None]) -> None:
+        self._performing.pop(name, None)
         self._wake.set()
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("%s: %s", name, error, exc_info=error)
@@ -200,32 +162,33 @@ class PoolLoop:
     async def _return_vms(self, name: str) -> None:
         listed = await asyncio.to_thread(self._managers.return_vms, name)
         if listed is not None:
-            self.feed(replace(listed, at_s=self.now_s()))
+            await self.feed(replace(listed, at_s=self.now_s()))
         else:
             await asyncio.sleep(5.0)
 
-    def _follow_prices(self) -> None:
-        """Take over the prices that running jobs see."""
-        supplies = self._managers.priced(self.state.supplies)
-        if supplies != self.state.supplies:
-            self.feed(SuppliesChanged(at_s=self.now_s(), supplies=supplies))
-
-    def _settings_changed(self, config: PoolConfig) -> None:
+    async def _settings_changed(self, config: PoolConfig) -> None:
         """Feed what the pool file says now, and store it."""
         settings = settings_of(config)
-        self.feed(PoolSettingsChanged(at_s=self.now_s(), settings=settings))
-        self._pool.write(config)
         self._config = config
-        supplies = tuple(
-            replace(supply, vms=vms_of(config, supply.name)) for supply in self.state.supplies
+        await self.feed(PoolSettingsChanged(at_s=self.now_s(), settings=settings))
+        self._pool.write(config)
+        await self._change_supplies(
+            lambda supplies: tuple(replace(one, vms=vms_of(config, one.name)) for one in supplies)
         )
-        if supplies != self.state.supplies:
-            self.feed(SuppliesChanged(at_s=self.now_s(), supplies=supplies))
+
+    async def _change_supplies(
+        self, changed: Callable[[tuple[Supply, ...]], tuple[Supply, ...]]
+    ) -> None:
+        """Feed what the pool may hold now, and at which prices."""
+        async with self._supplying:  # a change is made on what the last one has left
+            supplies = changed(self.state.supplies)
+            if supplies != self.state.supplies:
+                await self.feed(SuppliesChanged(at_s=self.now_s(), supplies=supplies))
 
     def _is_over(self) -> bool:
         jobs = self.state.jobs.values()
         runs = any(job.runs for job in jobs)
-        return self.state.is_closed and not runs and not self._tasks
+        return self.state.is_closed and not runs and not self._performing
 
     def _end_jobs(self) -> list[str]:
         """End the jobs of a pool that is taken down: their checkpoints stay; return them."""
@@ -243,17 +206,14 @@ class PoolLoop:
 
     # --- Requests -------------------------------------------------------------------------
 
-    def submit(self, request: JobRequest, secrets: dict[str, str]) -> dict[str, Any]:
+    async def submit(self, request: JobRequest, secrets: dict[str, str]) -> dict[str, Any]:
         """Take a job, or refuse it.
 
         Raises:
             SpottrainError: It is refused; says why, and what would do.
         """
-        refusals = self.feed(JobRequested(at_s=self.now_s(), request=request))
-        for refusal in refusals:
-            raise REFUSALS[refusal.kind](refusal.reason)
-        self._managers.begin(request.name, request.uid)
-        self._managers.of(request.name).secrets = secrets
+        self._managers.secrets[request.uid] = secrets
+        _raise_refusal(await self.feed(JobRequested(at_s=self.now_s(), request=request)))
         self._wake.set()
         return {
             "job": request.name,
@@ -268,9 +228,7 @@ class PoolLoop:
         """
         before = self.state
         after, commands = step(before, JobRequested(at_s=self.now_s(), request=request))
-        for command in commands:
-            if isinstance(command, Refuse):
-                raise REFUSALS[command.kind](command.reason)
+        _raise_refusal(commands)
         return {
             "kinds": [supply.name for supply in after.supplies],
             "target": list(after.jobs[request.name].target),
@@ -287,7 +245,7 @@ class PoolLoop:
             },
         }
 
-    def set(self, changes: dict[str, Any]) -> None:
+    async def set(self, changes: dict[str, Any]) -> None:
         """Change keys of the pool file, or a job's priority (``jobs.NAME.priority``).
 
         Raises:
@@ -316,11 +274,11 @@ class PoolLoop:
                 )
         config = parse_pool(data, "set")
         for name, weight in weights:
-            self.feed(PriorityChanged(at_s=self.now_s(), job=name, weight=weight))
+            await self.feed(PriorityChanged(at_s=self.now_s(), job=name, weight=weight))
         if config != self._config:
-            self._settings_changed(config)
+            await self._settings_changed(config)
 
-    def pause(self, name: str, *, is_paused: bool) -> None:
+    async def pause(self, name: str, *, is_paused: bool) -> None:
         """Pause a job, or let it go on, also after it has failed.
 
         Raises:
@@ -329,7 +287,7 @@ class PoolLoop:
         if is_paused or not self._managers.can_go_on(self._known(name)):
             self._active(name)
         self._managers.of(name).starts = 0
-        self.feed(PoolJobPaused(at_s=self.now_s(), job=name, is_paused=is_paused))
+        await self.feed(PoolJobPaused(at_s=self.now_s(), job=name, is_paused=is_paused))
 
     def _known(self, name: str) -> str:
         if name not in self.state.jobs:
@@ -342,9 +300,15 @@ class PoolLoop:
             raise ConfigError(f"job {name} has ended; see 'spottrain report {name}'")
         return name
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Take the pool down: jobs checkpoint, return their VMs, and end."""
-        self.feed(PoolClosed(at_s=self.now_s()))
+        await self.feed(PoolClosed(at_s=self.now_s()))
+
+
+def _raise_refusal(commands: Iterable[PoolCommand]) -> None:
+    for command in commands:
+        if isinstance(command, Refuse):
+            raise REFUSALS[command.kind](command.reason)
 
 
 def _put(data: dict[str, Any], path: list[str], value: Any) -> None:

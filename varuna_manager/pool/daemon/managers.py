@@ -149,6 +149,8 @@ class JobManagers:
         self._watched: dict[str, WatchedJob] = {}
         self._uids: dict[str, str] = {}
         """Of jobs, by name."""
+        self.secrets: dict[str, Mapping[str, str]] = {}
+        """Environment variables of managers that are not on disk, by the jobs' uids."""
         self._prices: dict[str, float] = {}
         """The highest price that a running job sees of each kind, USD per hour."""
 
@@ -332,6 +334,7 @@ class JobManagers:
         try:
             if not _has_to_run(watched.state(), job, now_s):
                 return
+            watched.secrets = self.secrets.get(job.request.uid, {})
             watched.start()
         except (SpottrainError, OSError) as error:
             logger.warning("%s: its manager cannot be started: %s", watched.folder.name, error)

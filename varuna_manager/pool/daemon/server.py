@@ -14,9 +14,10 @@ once get one answer after the other.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from starlette.applications import Starlette
@@ -36,41 +37,47 @@ from spottrain.varuna_manager.pool.store.folder import PoolDir
 def app(pool: PoolLoop) -> Starlette:
     """Return the ASGI application."""
 
-    def submit(body: dict[str, Any]) -> Any:
-        return pool.submit(_request(body), body.get("secrets", {}))
+    async def ping(body: dict[str, Any]) -> Any:
+        return {"pid": os.getpid()}
 
-    def change(body: dict[str, Any]) -> Any:
-        pool.set(body["changes"])
-        return {}
+    async def submit(body: dict[str, Any]) -> Any:
+        return await pool.submit(_request(body), body.get("secrets", {}))
 
-    def pause(body: dict[str, Any]) -> Any:
-        pool.pause(body["job"], is_paused=body["is_paused"])
-        return {}
+    async def plan(body: dict[str, Any]) -> Any:
+        return pool.plan(_request(body))
 
-    def down(body: dict[str, Any]) -> Any:
-        pool.close()
-        return body
+    async def change(body: dict[str, Any]) -> Any:
+        await pool.set(body["changes"])
 
-    handlers: dict[str, Callable[[dict[str, Any]], Any]] = {
-        "ping": lambda body: {**body, "pid": os.getpid()},
+    async def pause(body: dict[str, Any]) -> Any:
+        await pool.pause(body["job"], is_paused=body["is_paused"])
+
+    async def down(body: dict[str, Any]) -> Any:
+        await pool.close()
+
+    handlers: dict[str, Callable[[dict[str, Any]], Awaitable[Any]]] = {
+        "ping": ping,
         "submit": submit,
-        "plan": lambda body: pool.plan(_request(body)),
+        "plan": plan,
         "set": change,
         "pause": pause,
         "down": down,
     }
+    in_turn = asyncio.Lock()
     return Starlette(
         routes=[
-            Route(f"/v1/{name}", _answering(handler), methods=["POST"])
+            Route(f"/v1/{name}", _answering(handler, in_turn), methods=["POST"])
             for name, handler in handlers.items()
         ]
     )
 
 
-def _answering(handler: Callable[[dict[str, Any]], Any]) -> Any:
+def _answering(handler: Callable[[dict[str, Any]], Awaitable[Any]], in_turn: asyncio.Lock) -> Any:
     async def answer(request: Request) -> Response:
+        body = await request.json()
         try:
-            return JSONResponse(handler(await request.json()))
+            async with in_turn:
+                return JSONResponse(await handler(body) or {})
         except SpottrainError as error:
             told = {"error": type(error).__name__, "reason": str(error)}
             return JSONResponse(told, status_code=409)

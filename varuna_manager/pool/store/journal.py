@@ -16,8 +16,6 @@ from spottrain.varuna_manager.pool.core.model import (
 )
 from spottrain.varuna_manager.pool.core.step import step
 
-SNAPSHOT_EVENTS = 200
-"""Events between two snapshots."""
 PoolStep = eventlog.Step[PoolState, PoolEvent, PoolCommand]
 """An event of a pool, and what followed from it."""
 

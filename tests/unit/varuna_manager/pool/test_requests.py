@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests.simulation.market import offer
 from tests.simulation.test_simulation import settings
 
 from spottrain.errors import SpottrainError
+from spottrain.eventlog import loop as loops
 from spottrain.eventlog.journal import JournalError
 from spottrain.varuna_manager.config.pool import parse_pool
 from spottrain.varuna_manager.core.model.events import (
@@ -31,16 +33,18 @@ from spottrain.varuna_manager.launch.record import record
 from spottrain.varuna_manager.launch.submit import end_of
 from spottrain.varuna_manager.offers.fleets import JobThroughputs
 from spottrain.varuna_manager.pool.core.model import (
+    HoldingsReported,
     JobRequest,
     Limits,
     PoolCreated,
+    PoolEvent,
     PoolJobEnded,
     PoolJobPhase,
     PoolSettingsChanged,
     PoolStarted,
+    PoolState,
     Team,
 )
-from spottrain.varuna_manager.pool.daemon import loop as loops
 from spottrain.varuna_manager.pool.daemon.loop import PoolLoop
 from spottrain.varuna_manager.pool.daemon.managers import JobManagers, WatchedJob
 from spottrain.varuna_manager.pool.report.document import status
@@ -49,16 +53,55 @@ from spottrain.varuna_manager.pool.store.journal import PoolJournal, begin
 from spottrain.varuna_manager.pool.store.settings import settings_of, supplies_of
 
 
+class Served:
+    """A pool that takes events, and does not look at its jobs."""
+
+    def __init__(self, runner: asyncio.Runner, pool: PoolLoop) -> None:
+        self._runner, self._pool = runner, pool
+        self._taking = self._run(self._begin())
+
+    async def _begin(self) -> asyncio.Task[Any]:
+        return asyncio.create_task(self._pool.take_events())
+
+    def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return self._runner.run(work)
+
+    @property
+    def state(self) -> PoolState:
+        return self._pool.state
+
+    def now_s(self) -> float:
+        return self._pool.now_s()
+
+    def feed(self, event: PoolEvent) -> None:
+        async def journalled() -> None:
+            taken = self._pool.feed(event)
+            await asyncio.wait((taken, self._taking), return_when=asyncio.FIRST_COMPLETED)
+            if self._taking.done():
+                self._taking.result()
+
+        self._run(journalled())
+
+    def submit(self, asked: JobRequest) -> Any:
+        return self._run(self._pool.submit(asked, {}))
+
+    def set(self, changes: dict[str, Any]) -> None:
+        self._run(self._pool.set(changes))
+
+    def pause(self, name: str, *, is_paused: bool) -> None:
+        self._run(self._pool.pause(name, is_paused=is_paused))
+
+
 @pytest.fixture
-def loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PoolLoop]:
+def loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path))
     config = parse_pool({"name": "lab", "max_vms": 4}, "lab.yaml")
     pool = create_pool(config)
     supplies = supplies_of(config, {"local/cpu": 1.0})
     settings = settings_of(config)
     begin(pool.journal, PoolCreated(at_s=0.0, settings=settings, supplies=supplies))
-    with closing(PoolJournal(pool.journal)) as journal:
-        yield PoolLoop(pool, journal)
+    with closing(PoolJournal(pool.journal)) as journal, asyncio.Runner() as runner:
+        yield Served(runner, PoolLoop(pool, journal))
 
 
 def request(**given: Any) -> JobRequest:
@@ -78,11 +121,11 @@ def request(**given: Any) -> JobRequest:
     ],
 )
 def test_a_job_that_cannot_be_promised_is_refused_with_its_exit_code(
-    loop: PoolLoop, given: dict[str, Any], code: int, words: str
+    loop: Served, given: dict[str, Any], code: int, words: str
 ) -> None:
-    assert loop.submit(request(name="first"), {}) == {"job": "first", "starts": True}
+    assert loop.submit(request(name="first")) == {"job": "first", "starts": True}
     with pytest.raises(SpottrainError, match=words) as refused:
-        loop.submit(request(**given), {})
+        loop.submit(request(**given))
     assert refused.value.exit_code == code
     assert list(loop.state.jobs) == ["first"], "what is refused leaves nothing"
 
@@ -108,7 +151,7 @@ TIGHT = Limits(max_vms=4, max_microusd=1e7, max_microusd_per_hour=2e6)
     ],
 )
 def test_a_job_that_caps_never_let_begin_is_refused(
-    loop: PoolLoop,
+    loop: Served,
     given: dict[str, Any],
     changes: dict[str, Any],
     code: int,
@@ -123,28 +166,31 @@ def test_a_job_that_caps_never_let_begin_is_refused(
     loop.feed(PoolSettingsChanged(at_s=loop.now_s(), settings=pool))
     asked = {"throughputs": (((2, 1.0),),), **given}
     with pytest.raises(SpottrainError, match=words) as refused:
-        loop.submit(request(**asked), {})
+        loop.submit(request(**asked))
     assert refused.value.exit_code == code
 
 
-def test_what_was_spent_already_does_not_pay_for_a_job(loop: PoolLoop) -> None:
-    loop.submit(request(name="first"), {})
-    first = replace(loop.state.jobs["first"], spent=9_000_000)
-    loop.state = loop.state.with_job(first)
+def test_what_was_spent_already_does_not_pay_for_a_job(loop: Served) -> None:
+    loop.submit(request(name="first"))
+    loop.feed(
+        HoldingsReported(
+            at_s=loop.now_s(), job="first", serial=0, held=(0,), spent=9_000_000, examples_done=0.0
+        )
+    )
     pool = replace(loop.state.settings, limits=TIGHT)
     loop.feed(PoolSettingsChanged(at_s=loop.now_s(), settings=pool))
     with pytest.raises(SpottrainError, match="its work costs at least 2"):
-        loop.submit(request(), {})
+        loop.submit(request())
 
 
-def test_a_deadline_that_a_cap_forbids_is_refused_soon(loop: PoolLoop) -> None:
+def test_a_deadline_that_a_cap_forbids_is_refused_soon(loop: Served) -> None:
     """Once it is missed by whatever is allowed, nothing more is followed in time."""
     teams = {"a": Team(limits=Limits(max_vms=1))}
     pool = replace(loop.state.settings, teams=teams)
     loop.feed(PoolSettingsChanged(at_s=loop.now_s(), settings=pool))
     asked = request(team="a", deadline_s=loop.now_s() + 360_000)
     with pytest.raises(SpottrainError, match="the pool needs 4"):
-        loop.submit(replace(asked, examples=1.44e6), {})
+        loop.submit(replace(asked, examples=1.44e6))
 
 
 @pytest.mark.parametrize(
@@ -157,7 +203,7 @@ def test_a_deadline_that_a_cap_forbids_is_refused_soon(loop: PoolLoop) -> None:
     ],
 )
 def test_odd_settings_are_refused_and_change_nothing(
-    loop: PoolLoop, key: str, value: float, words: str
+    loop: Served, key: str, value: float, words: str
 ) -> None:
     before = loop.state.settings
     with pytest.raises(SpottrainError, match=words):
@@ -166,7 +212,7 @@ def test_odd_settings_are_refused_and_change_nothing(
     assert pool_dir("lab").config().round_s == before.round_s
 
 
-def test_a_team_is_made_and_removed(loop: PoolLoop) -> None:
+def test_a_team_is_made_and_removed(loop: Served) -> None:
     loop.set({"teams.visoin.weight": 3.0})
     assert loop.state.settings.teams["visoin"].weight == 3.0
     loop.set({"teams.visoin": None})
@@ -192,13 +238,13 @@ def write_job(*ends: Any, pool: str = "lab", uid: str = "uid", name: str = "job"
 FAILED = CommandFailed(at_s=2.0, command="compute_plan", vm_ids=(), reason="no fleet could run it")
 
 
-def end(loop: PoolLoop) -> None:
-    loop.submit(request(), {})
+def end(loop: Served) -> None:
+    loop.submit(request())
     loop.feed(PoolJobEnded(at_s=loop.now_s(), job="job"))
 
 
 def test_a_job_that_has_failed_goes_on_and_does_not_end_by_its_old_outcome(
-    loop: PoolLoop,
+    loop: Served,
 ) -> None:
     write_job(FAILED)
     assert end_of(job_dir("job")) == "failed"
@@ -210,7 +256,7 @@ def test_a_job_that_has_failed_goes_on_and_does_not_end_by_its_old_outcome(
     assert not any(isinstance(event, PoolJobEnded) for event in seen)
 
 
-def test_a_job_of_that_name_that_is_not_the_pools_is_left_alone(loop: PoolLoop) -> None:
+def test_a_job_of_that_name_that_is_not_the_pools_is_left_alone(loop: Served) -> None:
     write_job(FAILED, pool="other")
     end(loop)
     with pytest.raises(SpottrainError, match="job job has ended"):
@@ -220,9 +266,9 @@ def test_a_job_of_that_name_that_is_not_the_pools_is_left_alone(loop: PoolLoop) 
 
 
 def test_another_job_that_has_taken_the_name_is_neither_watched_nor_told(
-    loop: PoolLoop,
+    loop: Served,
 ) -> None:
-    loop.submit(request(uid="ours"), {})
+    loop.submit(request(uid="ours"))
     write_job(FAILED, uid="ours", name="job.1")
     job_dir("job.1").mark_down()
     write_job(ManagerStarted(at_s=1.0, software_version="1", pid=1), uid="theirs")
@@ -245,11 +291,11 @@ class NotedJob(WatchedJob):
 
 
 def test_a_manager_that_died_before_it_could_say_what_it_holds_is_started(
-    loop: PoolLoop,
+    loop: Served,
 ) -> None:
     rented = LaunchIntended(at_s=2.0, intent="i", token="t", offer=offer("a", 1.0), count=2)
     write_job(ManagerStarted(at_s=1.0, software_version="1", pid=1), rented)
-    loop.submit(request(), {})
+    loop.submit(request())
     unheard = replace(
         loop.state.jobs["job"],
         granted=(0,),
@@ -280,7 +326,7 @@ class Acting(logging.Handler):
 
 
 def test_a_journal_that_cannot_be_written_for_a_moment_does_not_end_the_pool(
-    loop: PoolLoop,
+    loop: Served,
 ) -> None:
     path = pool_dir("lab").journal
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
@@ -296,7 +342,7 @@ def test_a_journal_that_cannot_be_written_for_a_moment_does_not_end_the_pool(
 
 
 def test_a_disk_without_room_is_not_called_a_damaged_journal(
-    loop: PoolLoop, monkeypatch: pytest.MonkeyPatch
+    loop: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loops, "JOURNAL_WAIT_S", 0.0)
     path = pool_dir("lab").journal
