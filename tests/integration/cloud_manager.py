@@ -28,7 +28,7 @@ from spottrain.cloud.ssh.rented.provider import RentedVmProvider
 from spottrain.cloud.ssh.rented.vm import VmAccess
 from spottrain.cloud.ssh.transport.hosts import Payload
 from spottrain.varuna_manager.daemon import server
-from spottrain.varuna_manager.daemon.main import manage, only_manager
+from spottrain.varuna_manager.daemon.main import ManagerError, manage
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.journal import Journal, Step
 from spottrain.version import sources, version_of
@@ -100,7 +100,7 @@ def main() -> int:
     if len(sys.argv) > 2:
         DyingJournal.event, DyingJournal.when = sys.argv[2:]
         sys.modules["spottrain.varuna_manager.daemon.main"].Journal = DyingJournal  # type: ignore[attr-defined]
-    with only_manager(job.path):
+    with job.locked(ManagerError("there is another one")):
         provider = open_cloud(job)
         try:
             outcome = uvloop.run(manage(job, provider))

@@ -25,7 +25,7 @@ from spottrain.varuna_manager.config.track import MlflowConfig, TrackConfig
 from spottrain.varuna_manager.core import shutdown
 from spottrain.varuna_manager.core.model import records
 from spottrain.varuna_manager.daemon import server
-from spottrain.varuna_manager.daemon.main import manage, only_manager
+from spottrain.varuna_manager.daemon.main import ManagerError, manage
 from spottrain.varuna_manager.daemon.tracking import Trackers
 from spottrain.varuna_manager.jobs import journal
 from spottrain.varuna_manager.jobs.folder import JobDir
@@ -67,7 +67,7 @@ def main() -> int:
         records.FIRST_START_PAUSE_S = 0.01
     if version := os.environ.get("STUB_VERSION"):
         sys.modules[server.__name__].software_version = lambda: version  # type: ignore[attr-defined]
-    with only_manager(job.path):
+    with job.locked(ManagerError("there is another one")):
         # Most jobs have no job file. Asked for without a server, MLflow fails.
         tracked = (job.path / "config.json").exists()
         mlflow = TrackConfig(mlflow=MlflowConfig(tracking_uri="none"))

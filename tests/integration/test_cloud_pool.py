@@ -111,7 +111,7 @@ def lived_through(story: Story, folder: Path, cloud: AwsVms) -> Story:
     story.has(first=1, urgent=2)
 
     os.kill(int(story.pool.lock.read_text()), signal.SIGKILL)
-    until("the daemon is gone", lambda: not story.pool.is_served())
+    until("the daemon is gone", lambda: not story.pool.is_managed())
     instance_id = min(View(urgent.state()).vms).split(".")[1]
     cloud.fake.ask("interrupt", region=REGION, instance_id=instance_id)
     until("it is known", lambda: instance_id not in ids_of(urgent))

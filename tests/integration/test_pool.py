@@ -68,7 +68,7 @@ class Lab:
 
     def kill_daemon(self) -> None:
         os.kill(int(self.dir.lock.read_text()), signal.SIGKILL)
-        until("the daemon is gone", lambda: not self.dir.is_served())
+        until("the daemon is gone", lambda: not self.dir.is_managed())
 
     def has(self, **vms: int) -> None:
         """Wait until jobs hold so many VMs, and train on them."""
@@ -172,7 +172,7 @@ def test_two_jobs_share_three_vms_through_every_death(
     assert page.code == 0, page.err
     assert "VMs that each job held" in lab.dir.page.read_text()
     assert lab.run("down", "lab").code == 0
-    assert not lab.dir.is_served()
+    assert not lab.dir.is_managed()
 
 
 def test_a_job_that_has_failed_goes_on_once_it_is_mended(

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from spottrain.errors import ConfigError
-from spottrain.varuna_manager.jobs.folder import is_folder_name, job_dir
+from spottrain.eventlog.folder import is_folder_name
+from spottrain.varuna_manager.jobs.folder import job_dir
 
 
 def run_at_manager(context: typer.Context, name: str | None) -> str | None:

@@ -170,7 +170,7 @@ def _measured_on(file: Path, on: str, again: bool, max_usd: float | None, yes: b
         raise ConfigError("nothing is rented yet: add --yes to rent it and measure")
     data_bytes = data.prepare_data(probe, say)
     job, _ = submit.submit(probe, facts, data_bytes, say, measures_only=True)
-    manager = submit.start_manager(job)
+    manager = job.start()
     watcher = Watcher(job, console(stderr=True), manager=manager, may_stop=True)
     code = watcher.run()
     state = read_state(job)

@@ -104,7 +104,7 @@ def launch(
         _run_on_manager_vm(job, offers or (), detach, output)
     else:
         _say_how_to_move(job)
-        _run_here(job, submit.start_manager(job), detach, output)
+        _run_here(job, job.start(), detach, output)
 
 
 def stop(

@@ -8,23 +8,21 @@ training, and the next manager continues from the journal. Exit code: the job's,
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import os
-import signal
 import sys
 import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import uvloop
 
 from spottrain.cloud.port.provider import CloudProvider
-from spottrain.errors import SpottrainError, causes
+from spottrain.errors import SpottrainError
+from spottrain.eventlog.process import TERMINATED, run_process, until_told
 from spottrain.files import PRIVATE, write_whole
-from spottrain.logs import LOG_BYTES, LOG_CHECK_S, JsonLines, log_to_stderr, rotate
+from spottrain.logs import JsonLines
 from spottrain.redaction import hide
 from spottrain.varuna_manager.core.model.commands import Outcome
 from spottrain.varuna_manager.core.model.errors import InternalError
@@ -36,7 +34,7 @@ from spottrain.varuna_manager.daemon.server import (
     tune_for_many_agents,
 )
 from spottrain.varuna_manager.daemon.tracking import FINISH_S, Trackers
-from spottrain.varuna_manager.jobs.folder import JobDir, held_lock
+from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.identity import Identity, ensure_identity
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.manager_location import own_vm
@@ -54,7 +52,6 @@ from spottrain.version import is_older, software_version
 
 logger = logging.getLogger(__name__)
 
-TERMINATED = 143
 ADDRESS = "127.0.0.1"
 """Where agents reach the manager: they are on this machine, or their calls are forwarded
 to it (``CloudProvider.serve``). A manager on a VM of its own is reached at its private address."""
@@ -68,22 +65,6 @@ DURABLE_COPY = "--durable-copy"
 
 class ManagerError(SpottrainError):
     """The manager cannot start."""
-
-
-@contextlib.contextmanager
-def only_manager(job_dir: Path) -> Iterator[None]:
-    """Hold the job's lock, with this process's id in it.
-
-    Raises:
-        ManagerError: another manager of the job runs.
-    """
-    refusal = ManagerError(
-        f"job {job_dir.name} already has a manager: 'spottrain status {job_dir.name}' shows it"
-    )
-    with held_lock(JobDir(job_dir).lock, refusal):
-        # A manager that was killed has left it; its pid may be anybody's by now.
-        (job_dir / "manager.json").unlink(missing_ok=True)
-        yield
 
 
 async def manage(
@@ -119,18 +100,12 @@ async def manage(
     server = make_server(manager_loop.channel, identity.path)
     _publish(job.path, url, identity, provider)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    running = asyncio.create_task(_run(manager_loop, notifier))
-
-    def leave() -> None:
-        running.cancel()
-        # In a thread: it may wait for a VM's answer.
-        threading.Thread(target=provider.close).start()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, leave)
     write_s = LEAVE_S
     try:
-        outcome = await running
+        # Closed in a thread: it may wait for a VM's answer.
+        outcome = await until_told(
+            _run(manager_loop, notifier), threading.Thread(target=provider.close).start
+        )
         write_s = FINISH_S
         if copy is not None:
             await _complete(measured, copy)
@@ -193,23 +168,11 @@ def _check_not_older(job: JobDir, version: str) -> None:
         )
 
 
-def _rotate_logs(job: JobDir) -> None:
-    while True:
-        with contextlib.suppress(OSError):  # the folder is gone, or read-only
-            bound_logs(job)
-        time.sleep(LOG_CHECK_S)
-
-
-def bound_logs(job: JobDir, max_bytes: int = LOG_BYTES) -> None:
-    """Rotate the logs of this process and of those that it starts."""
-    for log in (
-        job.log,
-        job.json_log,
-        *(job.path / "tracking").glob("*.log"),
-        *job.cloud.glob("*.log"),
-    ):
-        if not log.match("*.1.log"):
-            rotate(log, max_bytes)
+def logs_of(job: JobDir) -> Iterator[Path]:
+    """Yield the logs of this process and of those that it starts."""
+    yield from (job.log, job.json_log)
+    yield from (job.path / "tracking").glob("*.log")
+    yield from job.cloud.glob("*.log")
 
 
 def _log_as_json(job: JobDir) -> None:
@@ -244,44 +207,50 @@ def _publish(job_dir: Path, url: str, identity: Identity, provider: CloudProvide
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the manager of the job in folder ``argv[0]``; see ``DURABLE_COPY``."""
     argv = sys.argv[1:] if argv is None else argv
-    log_to_stderr()
-    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    tune_for_many_agents()
     job = JobDir(Path(argv[0]).absolute())
+    return run_manager(job, lambda: _manage(job, durable=DURABLE_COPY in argv))
+
+
+def run_manager(job: JobDir, work: Callable[[], Outcome | None]) -> int:
+    """Manage a job in this process, alone; return its exit code."""
+    refusal = ManagerError(
+        f"job {job.name} already has a manager: 'spottrain status {job.name}' shows it"
+    )
+
+    def managed() -> int:
+        # A manager that was killed has left it; its pid may be anybody's by now.
+        (job.path / "manager.json").unlink(missing_ok=True)
+        tune_for_many_agents()
+        try:
+            outcome = work()
+        except InternalError as error:
+            logger.exception("this is a bug of spottrain, please report it:")
+            logger.error("error: internal: %s", error)
+            return 1
+        if outcome is None:
+            return TERMINATED
+        logger.info("%s: %s", outcome.kind, outcome.reason)
+        return outcome.exit_code
+
+    return run_process(job, refusal, managed, lambda: logs_of(job))
+
+
+def _manage(job: JobDir, *, durable: bool) -> Outcome | None:
+    config = job.config()
+    hide(config.secrets)
+    copy = begin_replication(job, durable=durable)
+    provider = open_provider(job)
+    if config.manager.json_log:
+        _log_as_json(job)
+    trackers = Trackers(job, config.track)
+    notifier = Notifier(job, config.notify)
     try:
-        with only_manager(job.path):
-            threading.Thread(target=_rotate_logs, args=(job,), daemon=True).start()
-            config = job.config()
-            hide(config.secrets)
-            copy = begin_replication(job, durable=DURABLE_COPY in argv)
-            provider = open_provider(job)
-            if config.manager.json_log:
-                _log_as_json(job)
-            trackers = Trackers(job, config.track)
-            notifier = Notifier(job, config.notify)
-            try:
-                outcome = uvloop.run(manage(job, provider, copy, trackers, notifier))
-            finally:
-                provider.close()
-            if outcome is not None and isinstance(provider, ShutsDown):
-                provider.shut_down()  # the job has ended: no process of it may stay
-    except SpottrainError as error:
-        for line in (f"error: {error}", *causes(error)):
-            logger.error("%s", line)
-        return error.exit_code
-    except OSError as error:
-        reason = f"{error.filename or job.path}: {error.strerror or error}"
-        logger.error("error: job %s cannot be managed: %s", job.name, reason)
-        return 1
-    except InternalError as error:
-        logger.exception("this is a bug of spottrain, please report it:")
-        logger.error("error: internal: %s", error)
-        return 1
-    if outcome is None:
-        return TERMINATED
-    logger.info("%s: %s", outcome.kind, outcome.reason)
-    return outcome.exit_code
+        outcome = uvloop.run(manage(job, provider, copy, trackers, notifier))
+    finally:
+        provider.close()
+    if outcome is not None and isinstance(provider, ShutsDown):
+        provider.shut_down()  # the job has ended: no process of it may stay
+    return outcome
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.manager_location import own_vm
 from spottrain.varuna_manager.jobs.replication import check_here
 from spottrain.varuna_manager.launch.providers import open_cloud
-from spottrain.varuna_manager.launch.submit import MANAGER_ARGV, end_of
+from spottrain.varuna_manager.launch.submit import end_of
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ def _run_manager(job: JobDir) -> int:
     """Run a manager until it exits, renewing the VM's lease meanwhile."""
     with open(job.log, "ab") as log:
         manager = subprocess.Popen(
-            [*MANAGER_ARGV, str(job.path), DURABLE_COPY],
+            job.command(DURABLE_COPY),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from spottrain.codec import decode
 from spottrain.errors import ConfigError, WireError
+from spottrain.eventlog.folder import home
 from spottrain.files import PRIVATE, write_whole
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.plan.profiles import (
@@ -27,7 +28,6 @@ from spottrain.morphing.plan.profiles import (
 from spottrain.varuna_manager.config.files import read_text
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.core.model.events import KnownProfile
-from spottrain.varuna_manager.jobs.folder import home
 from spottrain.wire.model import AUTO_LOADER, LoaderSpec, ModelFacts, Profile
 
 logger = logging.getLogger(__name__)

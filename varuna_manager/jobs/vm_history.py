@@ -10,11 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from spottrain.errors import SpottrainError
+from spottrain.eventlog.folder import home
 from spottrain.pricing.prices.history import INTERRUPTED, History, VmLife
 from spottrain.pricing.prices.place import place_of
 from spottrain.varuna_manager.core.model.records import VmRecord
 from spottrain.varuna_manager.core.model.state import State
-from spottrain.varuna_manager.jobs.folder import JobDir, all_jobs, home
+from spottrain.varuna_manager.jobs.folder import JobDir, all_jobs
 from spottrain.varuna_manager.jobs.journal import Journal
 
 PRICES = "market.sqlite"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from http import HTTPStatus
 from pathlib import Path
@@ -56,7 +55,6 @@ from spottrain.varuna_manager.launch.submit import (
     can_be_resumed,
     check_budget,
     end_of,
-    start_manager,
 )
 from spottrain.wire.messages import TraceContent
 
@@ -339,10 +337,8 @@ def await_manager(job: JobDir, manager: subprocess.Popen[bytes]) -> None:
                     f"job {job.name} was resumed by another command at the same time; "
                     f"watch it with 'spottrain status {job.name} --watch'"
                 )
-            log = job.log.read_text(errors="replace").strip().splitlines()
-            last = ([line for line in log if " caused by: " not in line] or [""])[-1]
             raise ManagerUnreachableError(
-                f"job {job.name}: its manager exited right after its start: {last}; "
+                f"job {job.name}: its manager exited right after its start: {job.last_words()}; "
                 f"see 'spottrain logs {job.name}'"
             )
         time.sleep(POLL_S)
@@ -408,7 +404,7 @@ def resume_job(job: JobDir) -> subprocess.Popen[bytes]:
     os.environ.update(config.env)
     if config.resources.provider == "local":
         job_data.ensure_data(config)
-    return start_manager(job)
+    return job.start()
 
 
 def end_job(job: JobDir, say: Callable[[str], None] = lambda _: None) -> int:
@@ -516,7 +512,7 @@ def _kill_manager(job: JobDir) -> None:
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.suppress(ValueError, OSError))
-        pid = int((job.path / "manager.lock").read_bytes())
+        pid = int(job.lock.read_bytes())
         if sys.platform == "linux":
             # Opened before the checks: it stays theirs, whoever has the pid later.
             pidfd = os.pidfd_open(pid)
@@ -537,23 +533,12 @@ def _manages(pid: int, job: JobDir) -> bool:
     return b" %s " % os.fsencode(job.path) in b" %s " % arguments.strip()
 
 
-@contextlib.contextmanager
-def manager_lock(job: JobDir) -> Iterator[None]:
-    """Hold the manager's lock, so that no manager can start; no pid is in it then."""
-    with open(job.path / "manager.lock", "ab") as lock:
-        deadline = time.monotonic() + ANSWER_S
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError as error:
-                if time.monotonic() > deadline:
-                    raise ManagerUnreachableError(
-                        f"job {job.name}: its manager does not exit; kill the process by hand"
-                    ) from error
-            time.sleep(POLL_S)
-        lock.truncate(0)
-        yield
+def manager_lock(job: JobDir) -> contextlib.AbstractContextManager[None]:
+    """Hold the manager's lock, so that no manager can start."""
+    refusal = ManagerUnreachableError(
+        f"job {job.name}: its manager does not exit; kill the process by hand"
+    )
+    return job.locked(refusal, ANSWER_S, as_process=False)
 
 
 def _journal_end(job: JobDir, asked_at_s: float, provider: CloudProvider) -> None:

@@ -23,10 +23,10 @@ from spottrain.cloud.data.request import (
 from spottrain.cloud.data.sources import DataSource, open_source
 from spottrain.datasets import variable
 from spottrain.errors import ConfigError
+from spottrain.eventlog.folder import home
 from spottrain.varuna_manager.config.data import DataConfig, data_requests
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.format import size
-from spottrain.varuna_manager.jobs.folder import home
 
 MAX_SAMPLE_BYTES = 10**9
 """Larger datasets are not fetched just to inspect a model here."""

@@ -20,13 +20,13 @@ import spottrain
 from spottrain import children, machine
 from spottrain.codec import decode, encode
 from spottrain.errors import ConfigError, SpottrainError, UserCodeError, WireError
+from spottrain.eventlog.folder import home
 from spottrain.machine import OUTPUT_VARIABLES
 from spottrain.morphing.plan.profiles import knows_crowds
 from spottrain.redaction import VARIABLE, redacted
 from spottrain.varuna_manager.config.job import EvaluationConfig, JobConfig
 from spottrain.varuna_manager.core.calibration import MAX_SLOTS_PER_CORE
 from spottrain.varuna_manager.jobs import profiles
-from spottrain.varuna_manager.jobs.folder import home
 from spottrain.varuna_manager.launch import data
 from spottrain.varuna_manager.launch.calibrate import (
     OnProgress,

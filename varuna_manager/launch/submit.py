@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import shutil
-import subprocess
-import sys
-import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,14 +36,6 @@ from spottrain.varuna_manager.launch.record import record
 from spottrain.varuna_manager.launch.workdir import pack, packed_files
 from spottrain.wire.model import ModelFacts, Profile
 
-MANAGER_ARGV = (
-    sys.executable,
-    "-P",
-    "-m",
-    "spottrain.start",
-    "spottrain.varuna_manager.daemon.main",
-)
-"""Starts a manager; ``-P`` keeps the job's folder out of ``sys.path``."""
 MAX_VMS_HERE = 128
 """Largest number of rented VMs for a manager on the user's own machine."""
 STORE_PATIENCE_S = 10.0
@@ -296,7 +282,7 @@ def submit(
     """
     job, uid = job_dir(config.name), uuid.uuid4().hex
     with contextlib.ExitStack() as stack:
-        draft = stack.enter_context(draft_of(job))
+        draft = stack.enter_context(job.draft())
         place = config.checkpoint.path or str(draft.checkpoints)
         if not measures_only:
             spec, model = config.job_spec(place), facts.fingerprint
@@ -328,61 +314,7 @@ def submit(
                 CheckpointsListed(at_s=at_s, checkpoints=step_0),
             )
         journal.close()
-        with name_lock(job):
+        with job.name_lock():
             check_name(config.name)
-            archive(job)
-            draft.path.rename(job.path)
+            job.place(draft)
     return job, size
-
-
-@contextmanager
-def name_lock(job: JobDir) -> Iterator[None]:
-    """Hold the lock on a job's name: no other process can put such a job on disk."""
-    locks = job.path.parent.with_name("locks")
-    locks.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with open(locks / job.name, "ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-@contextmanager
-def draft_of(job: JobDir) -> Iterator[JobDir]:
-    """Yield a temporary folder, to be renamed to the job's; it is removed if it is not."""
-    job.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder = tempfile.mkdtemp(prefix=f".{job.name}-", dir=job.path.parent)
-    try:
-        yield JobDir(Path(folder))
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def archive(job: JobDir) -> None:
-    """Rename a job that is over, if there is one, to ``<name>.1``, ``<name>.2``, …"""
-    if not job.path.exists():
-        return
-    job.mark_down()
-    number = 1
-    while (free := job.path.with_name(f"{job.name}.{number}")).exists():
-        number += 1
-    job.path.rename(free)
-
-
-def start_manager(
-    job: JobDir, environment: Mapping[str, str] | None = None
-) -> subprocess.Popen[bytes]:
-    """Start the manager of a job, detached from this terminal.
-
-    Args:
-        job: A submitted job.
-        environment: Of its process; by default of this one.
-    """
-    with open(job.log, "ab") as log:
-        return subprocess.Popen(
-            [*MANAGER_ARGV, str(job.path)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            cwd=job.path,
-            env=environment,
-            start_new_session=True,
-        )

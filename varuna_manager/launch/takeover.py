@@ -28,12 +28,7 @@ from spottrain.varuna_manager.jobs.measurements import Measurements
 from spottrain.varuna_manager.jobs.segments import Segment
 from spottrain.varuna_manager.launch.changes import check_steps
 from spottrain.varuna_manager.launch.record import record
-from spottrain.varuna_manager.launch.submit import (
-    archive,
-    check_name,
-    draft_of,
-    name_lock,
-)
+from spottrain.varuna_manager.launch.submit import check_name
 
 
 def take_over(
@@ -61,9 +56,9 @@ def take_over(
     if stored.is_down():
         raise ConfigError(f"{url}: job {job.name} has ended; launch it again")
     # Held to the end: the last process to claim the job must also be the one to place it.
-    with name_lock(job):
+    with job.name_lock():
         _check_here(job, stored, found.uid)
-        with draft_of(job) as draft:
+        with job.draft() as draft:
             stored.fetch(draft.path)
             _check_trusted(job, draft, stored, trusted, say)
             check_secrets(draft.config().secrets)
@@ -73,8 +68,7 @@ def take_over(
                     "warning: the code in the store is not that of the newest update; "
                     "'resume --update-code' sends it"
                 )
-            archive(job)
-            draft.path.rename(job.path)
+            job.place(draft)
     _say_state(job, state, say)
     return job
 

@@ -18,8 +18,9 @@ from pathlib import Path
 from platformdirs import user_config_path
 
 from spottrain.errors import SpottrainError
-from spottrain.varuna_manager.jobs.folder import JobDir, home
-from spottrain.varuna_manager.launch.submit import MANAGER_ARGV, end_of
+from spottrain.eventlog.folder import home
+from spottrain.varuna_manager.jobs.folder import JobDir
+from spottrain.varuna_manager.launch.submit import end_of
 
 _CONDITION_ARGV = (
     sys.executable,
@@ -59,7 +60,7 @@ def unit_text(job: JobDir) -> str:
         "",
         "[Service]",
         f"ExecCondition={_command(*_CONDITION_ARGV, folder)}",
-        f"ExecStart={_command(*MANAGER_ARGV, folder)}",
+        f"ExecStart={_command(*job.command())}",
         f"WorkingDirectory={_path(folder)}",
         f"StandardOutput=append:{_path(str(job.log))}",
         f"StandardError=append:{_path(str(job.log))}",

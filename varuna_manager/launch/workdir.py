@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from spottrain.errors import ConfigError
+from spottrain.eventlog.folder import home
 from spottrain.storage.store import local_folder
 from spottrain.varuna_manager.config.ignore import (
     IGNORE_FILE,
@@ -21,7 +22,6 @@ from spottrain.varuna_manager.config.ignore import (
     parse_patterns,
 )
 from spottrain.varuna_manager.format import size
-from spottrain.varuna_manager.jobs.folder import home
 from spottrain.wire.model import LAYOUT_FILE
 
 MAX_BYTES = 512 * 1024**2

@@ -39,9 +39,7 @@ from spottrain.varuna_manager.pool.report.tables import parts
 from spottrain.varuna_manager.pool.store.client import ask_pool, start_daemon
 from spottrain.varuna_manager.pool.store.folder import (
     PoolDir,
-    all_pools,
     create_pool,
-    find_pool,
 )
 from spottrain.varuna_manager.pool.store.journal import begin
 from spottrain.varuna_manager.pool.store.settings import settings_of, supplies_of
@@ -124,7 +122,7 @@ def _prices(config: PoolConfig) -> dict[str, float]:
 
 def _warn_of_others(config: PoolConfig) -> None:
     """Warn of other pools that rent from the same quota."""
-    for pool in all_pools():
+    for pool in PoolDir.all():
         if pool.is_down or pool.name == config.name:
             continue
         if shared := sorted({*config.providers} & {*pool.config().providers}):
@@ -164,7 +162,7 @@ def launch(asked: SubmitOptions, output: Output, *, is_dry: bool) -> None:
     """Submit a job to a pool, or say what would come of it."""
     if asked.with_vm:
         raise ConfigError("--manager-vm: a pool starts the managers of its jobs; leave it out")
-    pool = find_pool(asked.pool)
+    pool = PoolDir.find(asked.pool)
     if pool.is_down:
         raise ConfigError(f"pool {pool.name} was taken down; create it again")
     weight = 1.0 if asked.priority is None else asked.priority
@@ -204,8 +202,8 @@ def status(
 def _the_pool(name: str | None) -> PoolDir:
     """Return a pool by its name, or the only one there is."""
     if name is not None:
-        return find_pool(name)
-    pools = [pool for pool in all_pools() if not pool.is_down]
+        return PoolDir.find(name)
+    pools = [pool for pool in PoolDir.all() if not pool.is_down]
     if len(pools) != 1:
         known = ", ".join(pool.name for pool in pools) or "none"
         raise ConfigError(f"name a pool: this machine has {known}")
@@ -280,7 +278,7 @@ def set_command(
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Change the policy, caps and weights of a pool, or the priority of a job."""
-    pool = find_pool(name)
+    pool = PoolDir.find(name)
     wanted: dict[str, Any] = {}
     for text in changes:
         key, equals, value = text.partition("=")
@@ -305,7 +303,7 @@ def pause(
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Pause a job: it saves a checkpoint, and others get its VMs."""
-    pool = find_pool(name)
+    pool = PoolDir.find(name)
     ask_pool(pool, "pause", {"job": job, "is_paused": True})
     _show(pool, output)
 
@@ -319,12 +317,12 @@ def resume(
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Let a job go on; without a job, start the pool's daemon again."""
-    pool = find_pool(name)
+    pool = PoolDir.find(name)
     if pool.is_down:
         raise ConfigError(
             f"pool {name} was taken down; see 'spottrain pool report {name}', or create it again"
         )
-    if not pool.is_served():
+    if not pool.is_managed():
         _check_secrets(pool)
         say(f"pool {name} runs again (pid {start_daemon(pool)})")
     elif job is None:
@@ -357,7 +355,7 @@ def down(
     ] = False,
 ) -> None:
     """End a pool for good: its jobs save checkpoints, return their VMs and end."""
-    pool = find_pool(name)
+    pool = PoolDir.find(name)
     if pool.is_down:
         raise ConfigError(f"pool {name} was taken down already")
     left = [
@@ -370,7 +368,7 @@ def down(
             f"pool {name} has jobs that have not ended: {', '.join(left)}; --yes ends them "
             "after a checkpoint"
         )
-    if not pool.is_served():
+    if not pool.is_managed():
         start_daemon(pool)
     take_down(pool)
     say(f"pool {name} has ended; jobs ended with it: {len(left)}")
@@ -380,11 +378,11 @@ def take_down(pool: PoolDir) -> None:
     """End a pool; return once nothing of it is rented any more."""
     ask_pool(pool, "down")
     while not pool.is_down:
-        if not pool.is_served():
+        if not pool.is_managed():
             raise SpottrainError(
                 f"pool {pool.name}: its daemon ended before the pool; see {pool.log}, then "
                 f"run 'spottrain pool down {pool.name} --yes' again"
             )
         time.sleep(REFRESH_S / 5)
-    while pool.is_served():
+    while pool.is_managed():
         time.sleep(REFRESH_S / 5)

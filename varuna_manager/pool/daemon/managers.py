@@ -26,7 +26,7 @@ from spottrain.varuna_manager.core.model.state import (
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.follow import Follower, folder_of, read_state
 from spottrain.varuna_manager.launch import control
-from spottrain.varuna_manager.launch.submit import can_be_resumed, start_manager
+from spottrain.varuna_manager.launch.submit import can_be_resumed
 from spottrain.varuna_manager.offers.fleets import JobThroughputs
 from spottrain.varuna_manager.pool.core.model import (
     Grant,
@@ -108,7 +108,7 @@ class WatchedJob:
         """
         config = self.folder.config()
         environment = {**os.environ, **config.env, **self.secrets}
-        self.manager = start_manager(self.folder, environment)
+        self.manager = self.folder.start(environment)
 
     def tell(self, grant: PoolGrant) -> None:
         """Tell its manager, or its journal, what it is granted.

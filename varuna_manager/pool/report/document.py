@@ -58,7 +58,7 @@ def status(pool: PoolDir) -> dict[str, Any]:
         state,
         states,
         time.time(),
-        is_served=pool.is_served(),
+        is_served=pool.is_managed(),
         is_down=pool.is_down,
     )
 

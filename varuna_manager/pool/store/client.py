@@ -5,8 +5,6 @@ from __future__ import annotations
 import http
 import http.client
 import json
-import subprocess
-import sys
 import time
 from typing import Any
 
@@ -14,8 +12,6 @@ from spottrain.cloud import unix_http
 from spottrain.errors import BudgetError, CapacityError, ConfigError, SpottrainError
 from spottrain.varuna_manager.pool.store.folder import PoolDir
 
-DAEMON_ARGV = (sys.executable, "-P", "-m", "spottrain.varuna_manager.pool.daemon.main")
-"""Starts a pool's daemon; its folder is appended."""
 ANSWER_S = 60.0
 START_S = 30.0
 _POLL_S = 0.05
@@ -67,15 +63,7 @@ def start_daemon(pool: PoolDir) -> int:
     Raises:
         PoolUnreachableError: It exited, or does not answer in time.
     """
-    with open(pool.log, "ab") as log:
-        process = subprocess.Popen(
-            [*DAEMON_ARGV, str(pool.path)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            cwd=pool.path,
-            start_new_session=True,
-        )
+    process = pool.start()
     give_up_at_s = time.monotonic() + START_S
     while time.monotonic() < give_up_at_s:
         try:
@@ -85,10 +73,9 @@ def start_daemon(pool: PoolDir) -> int:
         except PoolUnreachableError:
             pass
         if process.poll() is not None:
-            lines = pool.log.read_text(errors="replace").strip().splitlines()
-            last = lines[-1] if lines else "no message"
             raise PoolUnreachableError(
-                f"pool {pool.name}: its daemon exited right after its start: {last}; see {pool.log}"
+                f"pool {pool.name}: its daemon exited right after its start: "
+                f"{pool.last_words()}; see {pool.log}"
             )
         time.sleep(_POLL_S)
     raise PoolUnreachableError(

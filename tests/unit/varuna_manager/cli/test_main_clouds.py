@@ -25,7 +25,7 @@ from spottrain.varuna_manager.cli.main import main
 from spottrain.varuna_manager.cli.ssh import choose_vm, ssh_argv
 from spottrain.varuna_manager.config.clouds import BastionConfig
 from spottrain.varuna_manager.config.job import load_config
-from spottrain.varuna_manager.daemon.main import only_manager
+from spottrain.varuna_manager.daemon.main import ManagerError
 from spottrain.varuna_manager.jobs.folder import JobDir, job_dir
 from spottrain.varuna_manager.launch import control
 from spottrain.varuna_manager.launch.ssh_command import argv_to
@@ -223,10 +223,10 @@ def test_gc_leaves_managed_jobs_and_those_not_named_alone(
     aws: FakeAws, tmp_path: Path, run: Run
 ) -> None:
     mine, named, other = (rent(aws, job) for job in ("mine", "named", "other"))
-    folder = job_dir("mine").path
-    folder.mkdir(parents=True)
+    managed = job_dir("mine")
+    managed.path.mkdir(parents=True)
     file = str(job_file(aws, tmp_path))
-    with only_manager(folder):
+    with managed.locked(ManagerError("there is another one")):
         shown = json.loads(run("gc", file, "-o", "json")[1])["vms"]
         assert {vm["vm_id"] for vm in shown} == {named, other}
         run("gc", file, "--job", "named", "--job", "mine", "--yes")

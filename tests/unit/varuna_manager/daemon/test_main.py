@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from tests.unit.varuna_manager.stored_jobs import submit
 
+from spottrain.eventlog.process import bound
 from spottrain.varuna_manager.core.model.events import LimitsChanged
 from spottrain.varuna_manager.core.model.settings import Limit
-from spottrain.varuna_manager.daemon.main import bound_logs
+from spottrain.varuna_manager.daemon.main import logs_of
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.journal import Journal, Step
 
@@ -58,7 +59,7 @@ def test_all_logs_of_a_manager_are_bounded(tmp_path: Path) -> None:
     for turn in ("first", "second", "third"):
         for log in logs:
             log.write_text(f"the {turn}")
-        bound_logs(job, max_bytes=5)
+        bound(logs_of(job), max_bytes=5)
     for log in logs:
         assert log.read_text() == ""
         assert log.with_name(f"{log.stem}.1.log").read_text() == "the third"

@@ -14,6 +14,7 @@ from tests.builders import model_facts, section_facts
 from tests.fakes.object_store import S3
 
 from spottrain.errors import BudgetError, ConfigError
+from spottrain.eventlog.folder import home
 from spottrain.pricing.billing.budget import WORTH_S, reserve_s
 from spottrain.pricing.billing.money import Money, Rate
 from spottrain.storage.open import open_store
@@ -127,10 +128,10 @@ def test_a_workdir_with_data_in_it_is_refused(workdir: Path) -> None:
 
 
 def test_the_state_directory_can_be_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert folders.home() == tmp_path / "home"
+    assert home() == tmp_path / "home"
     monkeypatch.delenv("SPOTTRAIN_HOME")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "xdg"))
-    assert folders.home() == tmp_path / "xdg" / "spottrain"
+    assert home() == tmp_path / "xdg" / "spottrain"
 
 
 def test_a_submitted_job_is_found_with_all_its_parts(workdir: Path) -> None:
@@ -170,7 +171,7 @@ def test_a_job_that_can_be_resumed_keeps_its_name(workdir: Path) -> None:
     with pytest.raises(ConfigError, match=r"^name: "):
         submit.submit(config_for(workdir), FACTS)
     assert [job.name for job in folders.all_jobs()] == ["demo"]
-    assert len(list((folders.home() / "jobs").iterdir())) == 1
+    assert len(list((home() / "jobs").iterdir())) == 1
 
 
 def test_a_job_that_was_ended_makes_room_and_stays_readable(workdir: Path) -> None:
@@ -184,7 +185,7 @@ def test_a_failed_submit_leaves_nothing_behind(workdir: Path) -> None:
     (workdir / "bad").symlink_to("/etc")
     with pytest.raises(ConfigError, match="workdir: link "):
         submit.submit(config_for(workdir), FACTS)
-    assert list((folders.home() / "jobs").iterdir()) == []
+    assert list((home() / "jobs").iterdir()) == []
 
 
 def test_an_unknown_job_is_refused_with_a_list_of_known_ones(workdir: Path) -> None:

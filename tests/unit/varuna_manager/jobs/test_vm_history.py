@@ -8,10 +8,10 @@ import pytest
 from tests.unit.varuna_manager.story import OFFER, Story
 
 from spottrain.cloud.port.provider import VmState
+from spottrain.eventlog.folder import home
 from spottrain.pricing.prices.history import VmLife
 from spottrain.pricing.prices.place import Place
 from spottrain.varuna_manager.core.model import events as e
-from spottrain.varuna_manager.jobs.folder import home
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.vm_history import (
     ingest_journals,

@@ -15,7 +15,7 @@ from tests.view import changed
 from spottrain.errors import ConfigError
 from spottrain.varuna_manager.core.model.commands import Outcome
 from spottrain.varuna_manager.core.model.state import JobPhase, State
-from spottrain.varuna_manager.daemon.main import only_manager
+from spottrain.varuna_manager.daemon.main import ManagerError
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.launch.changes import (
     Changes,
@@ -147,7 +147,7 @@ def refusal(job: JobDir, changes: Changes) -> str:
 
 
 def test_a_job_that_runs_is_not_changed(job: JobDir) -> None:
-    with only_manager(job.path):
+    with job.locked(ManagerError("there is another one")):
         message = refusal(job, Changes(steps=9))
     assert "stop it with 'spottrain stop demo'" in message
 

@@ -40,8 +40,9 @@ from spottrain.varuna_manager.launch.record import record
 STARTING = """
 import signal, sys
 from pathlib import Path
-from spottrain.varuna_manager.daemon.main import only_manager
-with only_manager(Path(sys.argv[1])):
+from spottrain.varuna_manager.daemon.main import ManagerError
+from spottrain.varuna_manager.jobs.folder import JobDir
+with JobDir(Path(sys.argv[1])).locked(ManagerError("there is another one")):
     print("held", flush=True)
     signal.pause()
 """

@@ -48,7 +48,7 @@ from spottrain.varuna_manager.pool.core.model import (
 from spottrain.varuna_manager.pool.daemon.loop import PoolLoop
 from spottrain.varuna_manager.pool.daemon.managers import JobManagers, WatchedJob
 from spottrain.varuna_manager.pool.report.document import status
-from spottrain.varuna_manager.pool.store.folder import create_pool, pool_dir
+from spottrain.varuna_manager.pool.store.folder import PoolDir, create_pool
 from spottrain.varuna_manager.pool.store.journal import PoolJournal, begin
 from spottrain.varuna_manager.pool.store.settings import settings_of, supplies_of
 
@@ -209,7 +209,7 @@ def test_odd_settings_are_refused_and_change_nothing(
     with pytest.raises(SpottrainError, match=words):
         loop.set({key: value})
     assert loop.state.settings == before
-    assert pool_dir("lab").config().round_s == before.round_s
+    assert PoolDir.named("lab").config().round_s == before.round_s
 
 
 def test_a_team_is_made_and_removed(loop: Served) -> None:
@@ -278,7 +278,7 @@ def test_another_job_that_has_taken_the_name_is_neither_watched_nor_told(
     assert managers.of("job").folder == job_dir("job.1")
     for event in seen:
         loop.feed(event)
-    assert status(pool_dir("lab"))["jobs"][0]["state"] == "failed"
+    assert status(PoolDir.named("lab"))["jobs"][0]["state"] == "failed"
     managers.end("job")
     assert not job_dir("job").is_down
 
@@ -328,7 +328,7 @@ class Acting(logging.Handler):
 def test_a_journal_that_cannot_be_written_for_a_moment_does_not_end_the_pool(
     loop: Served,
 ) -> None:
-    path = pool_dir("lab").journal
+    path = PoolDir.named("lab").journal
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         handler = Acting(lambda: other.execute("ROLLBACK"))
@@ -345,7 +345,7 @@ def test_a_disk_without_room_is_not_called_a_damaged_journal(
     loop: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loops, "JOURNAL_WAIT_S", 0.0)
-    path = pool_dir("lab").journal
+    path = PoolDir.named("lab").journal
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(JournalError) as raised:
