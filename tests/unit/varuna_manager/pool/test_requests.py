@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
-import sqlite3
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +15,6 @@ from tests.simulation.market import offer
 from tests.simulation.test_simulation import settings
 
 from spottrain.errors import SpottrainError
-from spottrain.eventlog import loop as loops
-from spottrain.eventlog.journal import JournalError
 from spottrain.varuna_manager.config.pool import parse_pool
 from spottrain.varuna_manager.core.model.events import (
     CommandFailed,
@@ -41,7 +37,6 @@ from spottrain.varuna_manager.pool.core.model import (
     PoolJobEnded,
     PoolJobPhase,
     PoolSettingsChanged,
-    PoolStarted,
     PoolState,
     Team,
 )
@@ -310,44 +305,3 @@ def test_a_manager_that_died_before_it_could_say_what_it_holds_is_started(
         managers.look(loop.state.with_job(replace(unheard, held_upper_bound=held_upper_bound)), 1e3)
         starts.append(job.starts)
     assert starts == [0, 1]
-
-
-class Acting(logging.Handler):
-    """Does something when the first line is logged."""
-
-    def __init__(self, act: Callable[[], object]) -> None:
-        super().__init__()
-        self.act: Callable[[], object] | None = act
-
-    def emit(self, record: logging.LogRecord) -> None:
-        act, self.act = self.act, None
-        if act is not None:
-            act()
-
-
-def test_a_journal_that_cannot_be_written_for_a_moment_does_not_end_the_pool(
-    loop: Served,
-) -> None:
-    path = PoolDir.named("lab").journal
-    with closing(sqlite3.connect(path, isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        handler = Acting(lambda: other.execute("ROLLBACK"))
-        logging.getLogger("spottrain").addHandler(handler)
-        try:
-            loop.feed(PoolStarted(at_s=5.0))
-        finally:
-            logging.getLogger("spottrain").removeHandler(handler)
-    with closing(PoolJournal(path, read_only=True)) as journal:
-        assert journal.replay() == loop.state
-
-
-def test_a_disk_without_room_is_not_called_a_damaged_journal(
-    loop: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(loops, "JOURNAL_WAIT_S", 0.0)
-    path = PoolDir.named("lab").journal
-    with closing(sqlite3.connect(path, isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(JournalError) as raised:
-            loop.feed(PoolStarted(at_s=5.0))
-    assert "restore" not in str(raised.value)
