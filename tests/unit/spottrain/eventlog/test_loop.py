@@ -218,7 +218,12 @@ class AtFirstLine(logging.Handler):
 def test_a_journal_that_cannot_be_written_for_a_moment_is_written_again(served: Served) -> None:
     async def story(adder: Adder) -> None:
         busy = Busy(served.path)
-        tried = AtFirstLine(lambda: (served.log.append("tried"), busy.free()))
+
+        def free() -> None:
+            served.log.append("tried")
+            busy.free()
+
+        tried = AtFirstLine(free)
         loops.logger.addHandler(tried)
         try:
             assert await adder.feed(Added(1)) == ["say 1"]
