@@ -85,6 +85,8 @@ class _Child:
     """The slot that the death of a task is reported for."""
     ending: str = ""
     """Why a worker ends itself, which takes a while; it is not killed meanwhile."""
+    ended_by: messages.EndWorkers | None = None
+    """The command to kill it."""
     owner: int | None = None
     """The process that a loader works for."""
     number: int = 0
@@ -196,8 +198,8 @@ class Supervisor:
                         self._send(child, command)
             case messages.AbandonGeneration(generation=generation):
                 self._abandon(generation)
-            case messages.EndWorkers(slots=slots):
-                self._end_workers(slots)
+            case messages.EndWorkers():
+                self._end_workers(command)
             case messages.Retire() | messages.InspectWorkers():
                 raise AssertionError("handled before commands are performed")
 
@@ -262,11 +264,12 @@ class Supervisor:
                 else:
                     os.kill(worker.pid, signal.SIGKILL)
 
-    def _end_workers(self, slots: Sequence[int]) -> None:
-        """Kill workers whose GPU has reported an error; their ends are reported."""
+    def _end_workers(self, command: messages.EndWorkers) -> None:
+        """Kill workers that hang, or whose GPU has failed; their ends are reported."""
         for child in self._children.values():
             of = child.task_slot if child.what == _CALIBRATION else child.slot
-            if of in slots:
+            if of in command.slots:
+                child.ended_by = command
                 os.kill(child.pid, signal.SIGKILL)
 
     def _send(self, child: _Child, command: messages.Command) -> None:
@@ -462,6 +465,8 @@ class Supervisor:
             if code < 0
             else f"{child.what} exited with {code}"
         )
+        if child.ended_by is not None:
+            reason = f"{child.what} was ended: {child.ended_by.reason}"
         if child.ending:
             reason = f"{child.what} ended itself: {child.ending}"
         self._end_loaders(child.pid)
@@ -471,8 +476,11 @@ class Supervisor:
                 sys.stderr.flush()
         elif child.slot is not None:
             self._slots[child.slot].worker = None
+            hung = child.ended_by is not None and child.ended_by.hang
             self.report(
-                messages.WorkerDied(generation=child.generation, slot=child.slot, reason=reason)
+                messages.WorkerDied(
+                    generation=child.generation, slot=child.slot, reason=reason, hung=hung
+                )
             )
             self._replace(child)
         elif child.what == _STORE:

@@ -306,4 +306,5 @@ def test_workers_on_a_gpu_that_erred_end_and_their_memory_stays(fleet: Fleet) ->
 
     died = fleet.wait_for("death", lambda _, r: r if isinstance(r, messages.WorkerDied) else None)
     assert died.slot == 0
-    assert "SIGKILL" in died.reason
+    assert died.reason == "worker of slot 0 was ended: XID 31"
+    assert not died.hung

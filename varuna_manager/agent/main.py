@@ -452,7 +452,7 @@ class Agent:
                 if pid == supervisor.pid:
                     self.end(FAILED, f"its supervisor {reason}")
                 elif slot is not None:
-                    end = messages.EndWorkers(slots=(slot,), reason=f"hangs: it {reason}")
+                    end = messages.EndWorkers(slots=(slot,), reason=f"it {reason}", hang=True)
                     supervisor.send(end)
                 else:
                     logger.warning("process %d %s: it is killed", pid, reason)

@@ -187,14 +187,26 @@ def _break_off(
     reason = f"hangs: {told}"
     transition.put_generation(replace(generation, hung=tuple(hung)))
     for vm_id in vm_ids:
-        counters.interrupted(transition, "hang", vm_id, reason)
-        vm = transition.state.fleet.vms[vm_id]
-        before_s = vm.hung_at_s
-        again = before_s is not None and transition.now_s - before_s < AGAIN_S
-        transition.put_vm(replace(vm, hung_at_s=transition.now_s))
-        if again and len(vm_ids) == 1 and vm.leaves_at_s is None:
-            limits.drain(transition, transition.state.fleet.vms[vm_id], "has hung twice")
+        hung_on(transition, vm_id, reason, alone=len(vm_ids) == 1)
         slots = tuple(slot.index for slot in hung if slot.vm_id == vm_id)
-        end = messages.EndWorkers(slots=slots, reason=reason)
+        end = messages.EndWorkers(slots=slots, reason=told, hang=True)
         transition.send((vm_id,), end)
     generations.break_generation(transition, f"{vm_ids[0]} {reason}")
+
+
+def hung_on(transition: Transition, vm_id: str, reason: str, *, alone: bool = True) -> None:
+    """Count a hang; drain the VM if it is not the first time there.
+
+    Args:
+        transition: What is decided.
+        vm_id: Where.
+        reason: For people.
+        alone: Nothing hangs elsewhere.
+    """
+    counters.interrupted(transition, "hang", vm_id, reason)
+    vm = transition.state.fleet.vms[vm_id]
+    before_s = vm.hung_at_s
+    again = before_s is not None and transition.now_s - before_s < AGAIN_S
+    transition.put_vm(replace(vm, hung_at_s=transition.now_s))
+    if again and alone and vm.leaves_at_s is None:
+        limits.drain(transition, transition.state.fleet.vms[vm_id], "has hung twice")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import assert_never
+from typing import Literal, assert_never
 
 from spottrain.errors import shortened
 from spottrain.eventlog.changed import replace
@@ -35,6 +35,9 @@ from spottrain.wire.model import Slot
 READ_PAUSE_S = 5.0
 """Until VMs try again to read a checkpoint that is whole, as far as the manager sees."""
 
+Death = Literal["worker_death", "hang"]
+"""How a worker ends: by itself, or by its agent, which found that it hung."""
+
 
 def report_received(transition: Transition, event: e.ReportReceived) -> None:
     """Fold a report into the state, once."""
@@ -61,7 +64,8 @@ def report_received(transition: Transition, event: e.ReportReceived) -> None:
         case messages.GenerationBroken(generation=number, slot=index, reason=reason):
             _out(transition, number, Slot(vm_id=vm_id, index=index), reason)
         case messages.WorkerDied(generation=number, slot=index, reason=reason):
-            _out(transition, number, Slot(vm_id=vm_id, index=index), reason, died=True)
+            death: Death = "hang" if report.hung else "worker_death"
+            _out(transition, number, Slot(vm_id=vm_id, index=index), reason, death)
         case messages.WorkersInspected():
             hangs.inspected(transition, vm_id, report)
         case messages.OutOfMemory(generation=number, slot=index):
@@ -190,11 +194,11 @@ def _rank_of(state: State, number: int, vm_id: str, index: int) -> Slot | None:
 
 
 def _out(
-    transition: Transition, number: int, slot: Slot, reason: str, *, died: bool = False
+    transition: Transition, number: int, slot: Slot, reason: str, death: Death | None = None
 ) -> None:
     """A slot has left a generation or preparation; reports of an earlier one are stale.
 
-    A worker that died is an interruption, unless it was told to give up, or killed
+    A worker that died is an interruption, unless it was told to give up, or killed by us
     because it hangs, which is one already.
     """
     state, generation = transition.state, transition.state.training.generation
@@ -210,8 +214,11 @@ def _out(
             planning.fail_preparation(transition, f"{slot.vm_id}: {reason}")
         return
     lives = generation.ranks.get(slot) in (RankPhase.INVITED, RankPhase.STARTED)
-    if died and lives and not generation.abandoned and slot not in generation.hung:
-        counters.interrupted(transition, "worker_death", slot.vm_id, reason)
+    if death and lives and not generation.abandoned and slot not in generation.hung:
+        if death == "hang":
+            hangs.hung_on(transition, slot.vm_id, reason)
+        else:
+            counters.interrupted(transition, death, slot.vm_id, reason)
     generations.leave(transition, slot, RankPhase.OUT, f"{slot.vm_id}: {reason}")
 
 

@@ -225,6 +225,8 @@ class EndWorkers:
 
     slots: tuple[int, ...]
     reason: str
+    hang: bool = False
+    """Whether that is why."""
     kind: Literal["end_workers"] = "end_workers"
 
 
@@ -459,6 +461,8 @@ class WorkerDied:
     generation: int
     slot: int
     reason: str
+    hung: bool = False
+    """Whether it was killed because it hung."""
     kind: Literal["worker_died"] = "worker_died"
 
 

@@ -100,6 +100,20 @@ def test_a_vm_on_which_a_rank_hangs_again_is_drained() -> None:
     assert story.vm("c").return_reason == "has hung twice"
 
 
+def test_a_worker_that_its_agent_found_to_hang_counts_like_one_that_the_manager_found() -> None:
+    story = quiet(*FOUR, c=SLEEPS)
+    killed(story, "c", "a", "b", "d")
+    story.open()
+    story.begin(3)
+    story.broken("a", "b", "d")  # they notice first
+    ended = messages.WorkerDied(generation=2, slot=0, reason="it has been stopped", hung=True)
+    story.report("c", ended)
+    assert (story.interruptions[-1].interruption, story.interruptions[-1].vm_id) == ("hang", "c")
+    assert (story.tally.hangs, story.tally.worker_deaths) == (2, 0)
+    (question,) = story.emitted(c.ComputePlan)
+    assert [d.slot.vm_id for d in question.inputs.slots] == ["a", "b", "d"], "hung twice"
+
+
 def test_a_worker_that_is_stopped_keeps_no_generation_from_forming() -> None:
     """Also a donor's; to move state may take long, and is no hang."""
     story = hung_twice()
