@@ -14,7 +14,7 @@ a manager restarts (``eventlog``). The rules:
    at the state, and takes it further where nothing is missing, until a round changes
    nothing (``_settle``). So a decision depends on what is the case, not on the order in
    which it became so.
-5. A decision that has to wait for a moment asks ``Transition.is_due``: one timer, for
+5. A decision that has to wait for a moment asks ``Transition.waited_until``: one timer, for
    the earliest of these moments, is all that wakes the core.
 6. An event that the present phase has no use for is ignored. What is ignored, and what
    follows from the others, is in docs/state-machines.md: the life cycles of the job, its
@@ -318,6 +318,25 @@ def _resume_generation(transition: Transition) -> None:
             assert_never(generation.phase)
 
 
+_PARTS = (
+    # Each may undo what one before it has decided, which looks again in the next round.
+    spending.advance,  # the bill of storage and traffic; those below spend what is left
+    shutdown.watch_limits,  # ends the job at a limit, and with it what most parts do
+    limits.advance,  # drains VMs over grant and hourly cap
+    deadline.advance,  # how many VMs of each offer; drains what is too many
+    launches.advance,  # asks again for VMs; returns those that cannot train with others
+    hand_overs.advance,  # asks for VMs of other jobs; returns what was kept for long
+    fleet.advance,  # returns VMs that are late, drained or replaced, unless they are needed
+    hangs.advance,  # breaks the generation, so that what follows goes on without it
+    generations.advance,  # a generation forms, trains, is closed: its VMs are needed no more
+    stragglers.advance,  # marks slow VMs whose spares have come, for ``fleet`` to return
+    moves.advance,  # begins or ends a move, whose VMs ``fleet`` returns
+    planning.advance,  # opens a generation or stops one, which ``generations`` takes further
+    shutdown.advance,  # once the last checkpoint is there: closes, returns all, ends
+)
+"""The order in which parts of the core look at a state."""
+
+
 def _settle(transition: Transition) -> None:
     """Advance the state to a fixed point, then decide what to rent and when to wake."""
     if transition.state.phase not in (JobPhase.ACTIVE, JobPhase.ENDING):
@@ -325,19 +344,8 @@ def _settle(transition: Transition) -> None:
     for _ in range(MAX_ROUNDS):
         before = transition.state
         transition.wake_at_s = None
-        spending.advance(transition)
-        shutdown.watch_limits(transition)
-        limits.advance(transition)
-        deadline.advance(transition)
-        launches.advance(transition)
-        hand_overs.advance(transition)
-        fleet.advance(transition)
-        hangs.advance(transition)
-        generations.advance(transition)
-        stragglers.advance(transition)
-        moves.advance(transition)
-        planning.advance(transition)
-        shutdown.advance(transition)
+        for part in _PARTS:
+            part(transition)
         if transition.state is before:
             break
     else:
