@@ -27,7 +27,6 @@ from spottrain.varuna_manager.core.model.events import JobSubmitted
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.journal import Journal
-from spottrain.varuna_manager.launch.record import record
 
 pytestmark = [
     pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT),
@@ -48,7 +47,7 @@ class CloudJob:
         tarfile.open(self.dir.workdir, "w:gz").close()
         wanted = settings(self.dir.path, steps=steps, max_vms=2)
         journal = Journal(self.dir.journal)
-        record(journal, JobSubmitted(at_s=time.time(), settings=wanted))
+        journal.record(JobSubmitted(at_s=time.time(), settings=wanted))
         journal.close()
         (self.dir.path / "cloud.json").write_text(json.dumps(cloud.known()))
         self.managers: list[Fork] = []

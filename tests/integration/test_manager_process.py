@@ -42,7 +42,6 @@ from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.follow import Follower
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.launch.control import request_stop
-from spottrain.varuna_manager.launch.record import record
 from spottrain.wire import messages
 
 END_S = 900.0
@@ -81,7 +80,7 @@ class Job:
         wanted = settings(path, steps=steps, max_vms=max_vms)
         spec = replace(wanted.spec, device=device, checkpoint_path=str(self.store))
         wanted = replace(wanted, spec=spec, suspect_s=suspect_s)
-        record(journal, JobSubmitted(at_s=time.time(), settings=wanted))
+        journal.record(JobSubmitted(at_s=time.time(), settings=wanted))
         journal.close()
         self.cloud = stub_manager.open_cloud(path)
         self.managers: list[Fork] = []

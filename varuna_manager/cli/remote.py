@@ -31,7 +31,6 @@ from spottrain.varuna_manager.jobs.measurements import Measurements
 from spottrain.varuna_manager.jobs.replication import stored_job
 from spottrain.varuna_manager.launch import control, manager_vm
 from spottrain.varuna_manager.launch.providers import open_cloud
-from spottrain.varuna_manager.launch.record import record
 from spottrain.varuna_manager.launch.ssh_command import argv_to, ssh_program
 from spottrain.varuna_manager.launch.submit import end_of
 
@@ -261,4 +260,4 @@ def _note_end(job: JobDir, vms: Sequence[Vm]) -> None:
     """Journal when the billing of the manager's own VM ended."""
     with contextlib.closing(Journal(job.journal)) as journal:
         now_s = time.time()
-        record(journal, VmsListed(at_s=now_s, asked_at_s=now_s, vms=tuple(vms)))
+        journal.record(VmsListed(at_s=now_s, asked_at_s=now_s, vms=tuple(vms)))

@@ -22,7 +22,6 @@ from spottrain.cloud.port.provider import CloudProvider
 from spottrain.eventlog.journal import JournalError, JournalWriteError
 from spottrain.eventlog.loop import Loop
 from spottrain.storage.store import DeniedError, StorageError
-from spottrain.varuna_manager.core import step as core
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import GenerationPhase, VmPhase
@@ -120,7 +119,7 @@ class ManagerLoop(Loop[State, e.Event, c.Command]):
         trackers: Trackers | None = None,
     ) -> None:
         state, self.past = replay(journal)
-        super().__init__(journal, core.step, replace(state, recent=journal.recent()))
+        super().__init__(journal, replace(state, recent=journal.recent()))
         self._copy, self._trackers = copy, trackers
         self._measurements = measurements
         self._sampler = Sampler()

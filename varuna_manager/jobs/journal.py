@@ -28,6 +28,13 @@ class Journal(eventlog.Journal[State, Event, c.Command]):
     EVENTS = EVENT_TYPES
     REMEDY = "restore a copy of it, or end the job with 'spottrain down' (checkpoints are kept)"
 
+    @staticmethod
+    def step(state: State, event: Event) -> tuple[State, Sequence[c.Command]]:
+        """See ``core.step``."""
+        from spottrain.varuna_manager.core.step import step  # not above: readers do without
+
+        return step(state, event)
+
     @classmethod
     def asked(cls, commands: Sequence[c.Command]) -> list[list[str]]:
         """Return the kind of each command, and the ids that it names.

@@ -43,7 +43,6 @@ from spottrain.varuna_manager.launch.inspect import (
     kept_layout,
     run_tool,
 )
-from spottrain.varuna_manager.launch.record import record
 from spottrain.varuna_manager.launch.workdir import (
     check_entrypoint,
     differing,
@@ -155,7 +154,7 @@ def change(job: JobDir, changes: Changes, say: Callable[[str], None]) -> None:
                 package.replace(job.workdir)
             job.write(after, facts)
             if events:
-                record(journal, *events)
+                journal.record(*events)
     for line in told:
         say(line)
 

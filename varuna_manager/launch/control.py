@@ -50,7 +50,6 @@ from spottrain.varuna_manager.jobs.traces import TraceSet, TracesRefusedError
 from spottrain.varuna_manager.launch import data as job_data
 from spottrain.varuna_manager.launch.limits import LimitsRefusedError
 from spottrain.varuna_manager.launch.limits import check as check_limits
-from spottrain.varuna_manager.launch.record import record
 from spottrain.varuna_manager.launch.submit import (
     can_be_resumed,
     check_budget,
@@ -257,7 +256,7 @@ def change_limits(job: JobDir, limits: tuple[Limit, ...], *, sure: bool) -> None
         event = LimitsChanged(at_s=time.time(), by="command line", limits=limits)
         if not sure:
             check_limits(journal.replay(), event)
-        record(journal, event)
+        journal.record(event)
 
 
 def allow_from_scratch(job: JobDir) -> None:
@@ -267,7 +266,7 @@ def allow_from_scratch(job: JobDir) -> None:
         ManagerUnreachableError: Its manager runs.
     """
     with manager_lock(job), contextlib.closing(Journal(job.journal)) as journal:
-        record(journal, FromScratchRequested(at_s=time.time(), by="command line"))
+        journal.record(FromScratchRequested(at_s=time.time(), by="command line"))
 
 
 def give_grant(job: JobDir, grant: PoolGrant) -> None:
@@ -281,7 +280,7 @@ def give_grant(job: JobDir, grant: PoolGrant) -> None:
         _ask_manager(job, "grant", to_data(grant))
         return
     with manager_lock(job), contextlib.closing(Journal(job.journal)) as journal:
-        record(journal, GrantReceived(at_s=time.time(), grant=grant))
+        journal.record(GrantReceived(at_s=time.time(), grant=grant))
 
 
 def return_vms(job: JobDir) -> int:
@@ -299,7 +298,7 @@ def return_vms(job: JobDir) -> int:
         vms = tuple(provider.list_vms(job.name))
         with contextlib.closing(Journal(job.journal)) as journal:
             listed = VmsListed(at_s=time.time(), asked_at_s=asked_at_s, vms=vms)
-            record(journal, listed)
+            journal.record(listed)
         provider.close()
     return sum(vm.state is not VmState.TERMINATED for vm in vms)
 
@@ -548,4 +547,4 @@ def _journal_end(job: JobDir, asked_at_s: float, provider: CloudProvider) -> Non
             stop = StopRequested(at_s=time.time(), by="spottrain down", checkpoint=False, now=True)
             vms = tuple(provider.list_vms(job.name))
             listed = VmsListed(at_s=time.time(), asked_at_s=asked_at_s, vms=vms)
-            record(journal, stop, listed)
+            journal.record(stop, listed)

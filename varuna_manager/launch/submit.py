@@ -32,7 +32,6 @@ from spottrain.varuna_manager.jobs.measurements import Measurements
 from spottrain.varuna_manager.jobs.profiles import given_profile
 from spottrain.varuna_manager.launch import ownership, weights
 from spottrain.varuna_manager.launch.inspect import kept_layout
-from spottrain.varuna_manager.launch.record import record
 from spottrain.varuna_manager.launch.workdir import pack, packed_files
 from spottrain.wire.model import ModelFacts, Profile
 
@@ -302,14 +301,13 @@ def submit(
             grant = PoolGrant(pool=pool, serial=0)
             settings = replace(settings, grant=grant, profile=settings.profile or profile)
         if first is None:
-            record(journal, JobSubmitted(at_s=at_s, settings=settings))
+            journal.record(JobSubmitted(at_s=at_s, settings=settings))
         else:
             for line in weights.describe(first):
                 say(line)
             spec = replace(settings.spec, init_from=first.sha256)
             step_0 = (CheckpointRef(name=first.checkpoint, step=0),)
-            record(
-                journal,
+            journal.record(
                 JobSubmitted(at_s=at_s, settings=replace(settings, spec=spec)),
                 CheckpointsListed(at_s=at_s, checkpoints=step_0),
             )

@@ -27,7 +27,6 @@ from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.measurements import Measurements
 from spottrain.varuna_manager.jobs.segments import Segment
 from spottrain.varuna_manager.launch.changes import check_steps
-from spottrain.varuna_manager.launch.record import record
 from spottrain.varuna_manager.launch.submit import check_name
 
 
@@ -140,7 +139,7 @@ def _restore_journal(
         stored.fetch_journal(journal, measured, warnings.setdefault)
         measured.await_blocks(stored.blocks())
         moved = JobMoved(at_s=time.time(), epoch=epoch, host=platform.node())
-        state = record(journal, moved)
+        state = journal.record(moved)
         last = journal.last_seq()
         # At once: what the previous manager writes from now on no longer counts.
         stored.put(Segment(last, last, epoch), journal.rows(last, last))

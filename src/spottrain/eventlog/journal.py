@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -107,7 +108,7 @@ class Snapshot(NamedTuple, Generic[S]):
     """As the one who saved it wrote it."""
 
 
-class Journal(Generic[S, E, C]):
+class Journal(ABC, Generic[S, E, C]):
     """The events of one log; a class of them says what they are.
 
     Args:
@@ -129,6 +130,11 @@ class Journal(Generic[S, E, C]):
         self._path = path
         with translating_errors(path, self.REMEDY):
             self._db = database.connect(path, self.KIND, _SCHEMA, read_only=read_only)
+
+    @staticmethod
+    @abstractmethod
+    def step(state: S, event: E) -> tuple[S, Sequence[C]]:
+        """Decide on an event: the state after it, and what is asked for."""
 
     @classmethod
     def asked(cls, commands: Sequence[C]) -> list[list[str]]:
@@ -170,6 +176,23 @@ class Journal(Generic[S, E, C]):
             body.encode("utf-8", "replace").decode(),
             json.dumps(what, separators=(",", ":")),
         )
+
+    def record(self, *events: E) -> S:
+        """Decide on events and add them, all or none; return the state that they lead to.
+
+        For commands, while nothing runs that decides. What is to be done because of the
+        events is left to whoever goes on from here, and compares the state with the world.
+
+        Raises:
+            JournalError: The disk refuses, or the file is damaged.
+        """
+        state, steps = self.replay(), list[Step[S, E, C]]()
+        for event in events:
+            after, _ = self.step(state, event)
+            steps.append(Step(state, event, after))
+            state = after
+        self.append(*steps)
+        return state
 
     def add_rows(self, rows: Iterable[Row]) -> None:
         """Add events as another journal has them, with their numbers, all or none.

@@ -13,7 +13,7 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, Generic
 
 from spottrain.eventlog.journal import C, E, Journal, JournalWriteError, S, Step
@@ -35,17 +35,11 @@ class Loop(ABC, Generic[S, E, C]):
 
     Args:
         journal: Open for writing.
-        step: Decides on an event: (state, event) -> (state after it, commands).
-        state: Where the journal's events have led.
+        state: Where its events have led.
     """
 
-    def __init__(
-        self,
-        journal: Journal[S, E, C],
-        step: Callable[[S, E], tuple[S, Sequence[C]]],
-        state: S,
-    ) -> None:
-        self._journal, self._decide = journal, step
+    def __init__(self, journal: Journal[S, E, C], state: S) -> None:
+        self._journal = journal
         self.state = state
         """The state after the last event that is journalled."""
         self._ahead = state
@@ -144,7 +138,7 @@ class Loop(ABC, Generic[S, E, C]):
             first = len(steps)
             for event in self._events_of(item):
                 before = self._ahead
-                self._ahead, asked = self._decide(before, event)
+                self._ahead, asked = self._journal.step(before, event)
                 steps.append(Step(before, event, self._ahead, tuple(asked)))
                 self._note(steps[-1])
             commands.append([one for step in steps[first:] for one in step.commands])

@@ -18,7 +18,6 @@ from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.trust import digest_of
 from spottrain.varuna_manager.launch import submit as submission
 from spottrain.varuna_manager.launch import takeover
-from spottrain.varuna_manager.launch.record import record
 
 
 def submit(folder: Path, place: str, name: str = "demo") -> JobDir:
@@ -57,7 +56,7 @@ def take_over(place: str, say: Callable[[str], None] = lambda _: None) -> JobDir
 def append(job: JobDir, count: int, vm_id: str = "vm") -> None:
     """Let ``count`` things happen."""
     with contextlib.closing(Journal(job.journal)) as journal:
-        record(journal, *(VmHeard(at_s=2.0, vm_id=vm_id) for _ in range(count)))
+        journal.record(*(VmHeard(at_s=2.0, vm_id=vm_id) for _ in range(count)))
 
 
 def events(job: JobDir) -> list[Event]:

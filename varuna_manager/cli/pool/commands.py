@@ -41,7 +41,6 @@ from spottrain.varuna_manager.pool.store.folder import (
     PoolDir,
     create_pool,
 )
-from spottrain.varuna_manager.pool.store.journal import begin
 from spottrain.varuna_manager.pool.store.settings import settings_of, supplies_of
 from spottrain.varuna_manager.reporting.html.page import write_page
 
@@ -70,10 +69,9 @@ def create(
     config = load_pool(file)
     supplies = supplies_of(config, _prices(config))
     _warn_of_others(config)
-    pool = create_pool(config)
-    now_s = time.time()
-    created = PoolCreated(at_s=now_s, settings=settings_of(config), supplies=supplies)
-    begin(pool.journal, created)
+    settings = settings_of(config)
+    created = PoolCreated(at_s=time.time(), settings=settings, supplies=supplies)
+    pool = create_pool(config, created)
     pid = start_daemon(pool)
     say(f"pool {pool.name} runs (pid {pid}): {config.max_vms} VMs, {config.policy}")
     try:

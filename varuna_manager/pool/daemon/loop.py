@@ -63,7 +63,7 @@ class PoolLoop(Loop[PoolState, PoolEvent, PoolCommand]):
     """
 
     def __init__(self, pool: PoolDir, journal: PoolJournal) -> None:
-        super().__init__(journal, step, journal.replay())
+        super().__init__(journal, journal.replay())
         self._pool = pool
         self._config = pool.config()
         self._managers = JobManagers(pool.name, self.state.supplies)

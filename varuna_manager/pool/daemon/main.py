@@ -33,8 +33,6 @@ async def serve(pool: PoolDir) -> bool:
         SpottrainError: Its journal cannot be used.
     """
     journal = PoolJournal(pool.journal)
-    if not journal.last_seq():
-        raise JournalError(f"pool {pool.name}: its creation was not completed")
     loop = PoolLoop(pool, journal)
     listener, server = listen(pool), make_server(loop)
     serving = asyncio.create_task(server.serve(sockets=[listener]))

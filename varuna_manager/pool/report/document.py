@@ -10,7 +10,6 @@ from contextlib import closing
 from typing import Any
 
 from spottrain.errors import SpottrainError
-from spottrain.eventlog.journal import JournalError
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.jobs.follow import folder_of, read_state
 from spottrain.varuna_manager.pool.core.decide import with_time
@@ -36,8 +35,6 @@ def read_pool(pool: PoolDir) -> PoolState:
         JournalError: The journal is missing or damaged.
     """
     with closing(PoolJournal(pool.journal, read_only=True)) as journal:
-        if not journal.last_seq():
-            raise JournalError(f"pool {pool.name}: its creation was not completed")
         return journal.replay()
 
 

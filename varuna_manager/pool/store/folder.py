@@ -10,6 +10,7 @@ the socket.
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from spottrain.errors import ConfigError
 from spottrain.eventlog.folder import Folder
 from spottrain.files import write_whole
 from spottrain.varuna_manager.config.pool import PoolConfig, parse_pool
+from spottrain.varuna_manager.pool.core.model import PoolCreated
+from spottrain.varuna_manager.pool.store.journal import PoolJournal
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +52,12 @@ class PoolDir(Folder):
         write_whole(self.path / "pool.json", config.model_dump_json(indent=2))
 
 
-def create_pool(config: PoolConfig) -> PoolDir:
-    """Put a pool on disk, whole or not at all; its journal is still empty.
+def create_pool(config: PoolConfig, created: PoolCreated) -> PoolDir:
+    """Put a pool on disk, whole or not at all.
+
+    Args:
+        config: The pool file.
+        created: The first event of its journal.
 
     Raises:
         ConfigError: The name is in use.
@@ -64,6 +71,7 @@ def create_pool(config: PoolConfig) -> PoolDir:
                 "another name"
             )
         draft.write(config)
-        draft.journal.touch(mode=0o600)
+        with closing(PoolJournal(draft.journal)) as journal:
+            journal.record(created)
         pool.place(draft)
     return pool

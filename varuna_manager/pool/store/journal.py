@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import closing
-from pathlib import Path
+from collections.abc import Sequence
 
 from spottrain.database import Kind
 from spottrain.eventlog import journal as eventlog
 from spottrain.varuna_manager.pool.core.model import (
     POOL_EVENTS,
     PoolCommand,
-    PoolCreated,
     PoolEvent,
     PoolState,
 )
@@ -30,18 +28,7 @@ class PoolJournal(eventlog.Journal[PoolState, PoolEvent, PoolCommand]):
         "restore a copy of it; its jobs are in their own journals, 'spottrain down JOB' ends them"
     )
 
-
-def begin(path: Path, created: PoolCreated) -> None:
-    """Begin the journal of a pool.
-
-    Args:
-        path: An empty file, or none.
-        created: The first event.
-
-    Raises:
-        JournalError: The disk refuses.
-    """
-    before = PoolState()
-    after, _ = step(before, created)
-    with closing(PoolJournal(path)) as journal:
-        journal.append(PoolStep(before, created, after))
+    @staticmethod
+    def step(state: PoolState, event: PoolEvent) -> tuple[PoolState, Sequence[PoolCommand]]:
+        """See ``pool.core.step``."""
+        return step(state, event)

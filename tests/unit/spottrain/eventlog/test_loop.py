@@ -36,17 +36,17 @@ class Added:
 class Sums(Journal[Sum, Added, str]):
     KIND, STATE, EVENTS, REMEDY = Kind.POOL, Sum, {"Added": Added}, "add again"
 
-
-def step(state: Sum, event: Added) -> tuple[Sum, Sequence[str]]:
-    after = Sum(state.total + event.number)
-    return after, (f"say {after.total}",) if event.number else ()
+    @staticmethod
+    def step(state: Sum, event: Added) -> tuple[Sum, Sequence[str]]:
+        after = Sum(state.total + event.number)
+        return after, (f"say {after.total}",) if event.number else ()
 
 
 class Adder(Loop[Sum, Added, str]):
     """Says each total, ends when it is told to, and doubles what comes in pairs."""
 
     def __init__(self, journal: Sums, log: list[Any]) -> None:
-        super().__init__(journal, step, journal.replay())
+        super().__init__(journal, journal.replay())
         self.log = log
 
     def _events_of(self, item: Any) -> Iterator[Added]:

@@ -14,7 +14,6 @@ from spottrain.varuna_manager.cli.main import main
 from spottrain.varuna_manager.jobs.folder import job_dir
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.measurements import Measurements
-from spottrain.varuna_manager.launch.record import record
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -26,7 +25,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     job = job_dir("job")
     job.path.mkdir(parents=True)
     journal = Journal(job.journal)
-    record(journal, *told().events)
+    journal.record(*told().events)
     journal.close()
     Measurements(job.measurements).close()
 

@@ -28,7 +28,6 @@ from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.follow import read_state
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.launch import submit as submission
-from spottrain.varuna_manager.launch.record import record
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ def submit(folder: Path, **changes: Any) -> JobDir:
 
 def tell(job: JobDir, *events: ManagerStarted | OffersSeen | StopRequested) -> None:
     with contextlib.closing(Journal(job.journal)) as journal:
-        record(journal, *events)
+        journal.record(*events)
 
 
 def test_what_is_now_true_is_answered(run: Run, tmp_path: Path) -> None:

@@ -25,7 +25,6 @@ from spottrain.varuna_manager.core.model.events import StopRequested
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.launch import submit as submission
-from spottrain.varuna_manager.launch.record import record
 
 ROOT = Path(__file__).parents[4]
 FACTS = model_facts(
@@ -112,7 +111,7 @@ def test_vms_get_the_time_that_data_and_setup_may_take(tmp_path: Path) -> None:
 def end(job: JobDir) -> None:
     """Let a job that never rented anything end: a person stops it."""
     with contextlib.closing(Journal(job.journal)) as journal:
-        record(journal, StopRequested(at_s=time.time(), by="a test", now=True))
+        journal.record(StopRequested(at_s=time.time(), by="a test", now=True))
 
 
 def test_help_lists_commands_and_exit_codes(run: Run) -> None:

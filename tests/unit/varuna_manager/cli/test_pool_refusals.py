@@ -23,9 +23,8 @@ from spottrain.varuna_manager.pool.core.model import (
     JobRequested,
     PoolCreated,
 )
-from spottrain.varuna_manager.pool.core.step import step
 from spottrain.varuna_manager.pool.store.folder import create_pool
-from spottrain.varuna_manager.pool.store.journal import PoolJournal, PoolStep, begin
+from spottrain.varuna_manager.pool.store.journal import PoolJournal
 from spottrain.varuna_manager.pool.store.settings import settings_of, supplies_of
 
 POOL: dict[str, Any] = {"name": "lab", "max_vms": 4, "teams": {"vision": {}}}
@@ -52,16 +51,13 @@ def refused(
     monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     config = parse_pool(POOL, "lab.yaml")
-    path = create_pool(config).journal
     supplies = supplies_of(config, {"local/cpu": 0.1})
-    settings = settings_of(config)
-    begin(path, PoolCreated(at_s=0.0, settings=settings, supplies=supplies))
+    created = PoolCreated(at_s=0.0, settings=settings_of(config), supplies=supplies)
+    pool = create_pool(config, created)
     table = ((1, 1.0), (2, 2.0))
     request = JobRequest(name="job", throughputs=(table,), examples=80.0)
-    asked = JobRequested(at_s=1.0, request=request)
-    with closing(PoolJournal(path)) as journal:
-        state = journal.replay()
-        journal.append(PoolStep(state, asked, step(state, asked)[0]))
+    with closing(PoolJournal(pool.journal)) as journal:
+        journal.record(JobRequested(at_s=1.0, request=request))
     write("job.yaml", JOB)
 
     def answer(*arguments: str, code: int = 2) -> str:

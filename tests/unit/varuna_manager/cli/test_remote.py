@@ -31,7 +31,6 @@ from spottrain.varuna_manager.jobs.follow import uid_of
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.manager_location import RemoteManager
 from spottrain.varuna_manager.jobs.replication import begin_replication
-from spottrain.varuna_manager.launch.record import record
 from spottrain.varuna_manager.launch.submit import check_name, submit
 
 Run = Callable[..., tuple[int, str, str]]
@@ -79,7 +78,7 @@ def copied(job: JobDir, folder: Path, *events: e.Event) -> None:
     there = JobDir(folder / "job")
     shutil.copytree(job.path, there.path)
     journal = Journal(there.journal)
-    record(journal, *events)
+    journal.record(*events)
     journal.close()
 
     async def copy() -> None:

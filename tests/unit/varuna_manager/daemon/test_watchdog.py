@@ -13,7 +13,6 @@ from spottrain.varuna_manager.daemon.watchdog import keep
 from spottrain.varuna_manager.jobs.bucket import StoredJob
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.journal import Journal
-from spottrain.varuna_manager.launch.record import record
 
 
 @pytest.fixture
@@ -21,15 +20,14 @@ def job(tmp_path: Path) -> JobDir:
     job = JobDir(tmp_path / "far")
     job.path.mkdir()
     journal = Journal(job.journal)
-    record(journal, e.JobSubmitted(at_s=1.0, settings=SETTINGS))
+    journal.record(e.JobSubmitted(at_s=1.0, settings=SETTINGS))
     journal.close()
     return job
 
 
 def test_a_job_that_has_ended_needs_no_manager(job: JobDir) -> None:
     journal = Journal(job.journal)
-    record(
-        journal,
+    journal.record(
         e.StopRequested(at_s=2.0, by="x", now=True),
         e.VmsListed(at_s=3.0, asked_at_s=2.5, vms=()),
     )

@@ -31,7 +31,6 @@ from spottrain.varuna_manager.core.model.events import (
 )
 from spottrain.varuna_manager.core.model.settings import JobSettings
 from spottrain.varuna_manager.jobs.journal import Journal
-from spottrain.varuna_manager.launch.record import record
 from spottrain.wire import messages
 from spottrain.wire.messages import JobSpec
 from spottrain.wire.model import ModelFacts, Plan, Profile
@@ -106,10 +105,10 @@ def test_replay_is_the_fold_of_all_events(tmp_path: Path) -> None:
         TimerFired(at_s=3.0),
         StopRequested(at_s=4.0, by="me"),
     ]
-    state = record(journal, *events[:2])
+    state = journal.record(*events[:2])
     for event in events[2:]:
         state, _ = step.step(state, event)
-        assert record(journal, event) == state
+        assert journal.record(event) == state
     assert journal.replay() == state
     journal.close()
 

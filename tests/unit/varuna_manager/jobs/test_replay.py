@@ -16,7 +16,6 @@ from spottrain.eventlog.journal import JournalError
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.jobs.journal import Journal
-from spottrain.varuna_manager.launch.record import record
 from spottrain.varuna_manager.reporting.documents import report
 from spottrain.varuna_manager.reporting.history import JobHistory, replay
 
@@ -79,7 +78,7 @@ def test_what_a_command_records_is_decided_on_once(
 ) -> None:
     with closing(Journal(path)) as journal:
         journal.append(*story.steps)
-        ending = record(journal, e.StopRequested(at_s=story.now_s, by="a person"))
+        ending = journal.record(e.StopRequested(at_s=story.now_s, by="a person"))
         assert ending.phase is JobPhase.ENDING, "readers see what comes of it"
         request.getfixturevalue("no_decisions")
         assert journal.replay() == ending

@@ -18,7 +18,6 @@ from spottrain.varuna_manager.jobs.vm_history import (
     open_history,
     vm_lives,
 )
-from spottrain.varuna_manager.launch.record import record
 from spottrain.wire import messages
 
 PLACE = Place(OFFER.cloud, OFFER.region, OFFER.zone, OFFER.instance_type)
@@ -33,7 +32,7 @@ def journal(story: Story, name: str = "job") -> Journal:
     folder = home() / "jobs" / name
     folder.mkdir(parents=True, exist_ok=True)
     journal = Journal(folder / "journal.sqlite")
-    record(journal, *story.events)
+    journal.record(*story.events)
     return journal
 
 
@@ -110,7 +109,7 @@ def test_journals_are_read_once_and_again_when_they_grow() -> None:
         assert history.exposures() == before
         count = len(story.events)
         gone(story, "a", after_s=3600.0)
-        record(written, *story.events[count:])
+        written.record(*story.events[count:])
         written.close()
         assert ingest_journals(history) == ()
         hours = before[0].vm_hours + 2.0

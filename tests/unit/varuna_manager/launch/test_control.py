@@ -35,7 +35,6 @@ from spottrain.varuna_manager.jobs.identity import ensure_identity
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.launch import control, submit
 from spottrain.varuna_manager.launch.control import ManagerUnreachableError, end_job
-from spottrain.varuna_manager.launch.record import record
 
 STARTING = """
 import signal, sys
@@ -136,8 +135,7 @@ def test_down_returns_vms_of_a_launch_that_was_never_answered(
     job: JobDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with closing(Journal(job.journal)) as journal:
-        record(
-            journal,
+        journal.record(
             OffersSeen(at_s=time.time(), offers=(an_offer(),)),
             LaunchIntended(
                 at_s=time.time(),

@@ -36,7 +36,6 @@ from spottrain.varuna_manager.jobs.measurements import Measurements, Minibatch
 from spottrain.varuna_manager.jobs.replication import begin_replication, fill_in
 from spottrain.varuna_manager.jobs.trust import digest_of
 from spottrain.varuna_manager.launch import takeover
-from spottrain.varuna_manager.launch.record import record
 from spottrain.varuna_manager.launch.workdir import pack, packed_files
 
 
@@ -254,7 +253,7 @@ def test_a_stopped_job_is_resumed_on_another_machine(
     job: JobDir, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = Journal(job.journal)
-    record(journal, StopRequested(at_s=3.0, by="a person", now=True))
+    journal.record(StopRequested(at_s=3.0, by="a person", now=True))
     journal.close()
     copy(job)
     elsewhere(monkeypatch, tmp_path)
@@ -359,7 +358,7 @@ def test_updated_code_goes_with_the_job(
     pack(workdir, packed_files(workdir), package)
     update = CodeUpdated(at_s=2000.0, by="me", sha256=sha256_of(package), facts=job.facts())
     with closing(Journal(job.journal)) as journal:
-        record(journal, update)
+        journal.record(update)
     copy(job)
     elsewhere(monkeypatch, tmp_path)
     told: list[str] = []

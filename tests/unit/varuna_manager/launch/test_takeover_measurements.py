@@ -26,7 +26,6 @@ from spottrain.varuna_manager.jobs.replication import (
 )
 from spottrain.varuna_manager.jobs.samples import Sampler, samples_of
 from spottrain.varuna_manager.jobs.vm_history import vm_lives
-from spottrain.varuna_manager.launch.record import record
 from spottrain.wire import messages
 
 STEPS = 4
@@ -222,7 +221,7 @@ def test_many_segments_become_one_that_a_takeover_reads(
     monkeypatch.setattr(segments, "MAX_SEGMENTS", 3)
     copying = begun(other)
     with closing(Journal(other.journal)) as journal:
-        record(journal, e.VmHeard(at_s=2000.0, vm_id="a"))
+        journal.record(e.VmHeard(at_s=2000.0, vm_id="a"))
         last = journal.last_seq()
     assert asyncio.run(copying.finish())
     copying.close()

@@ -14,7 +14,6 @@ from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.launch import unit
-from spottrain.varuna_manager.launch.record import record
 
 
 @pytest.fixture
@@ -26,7 +25,7 @@ def job(tmp_path: Path) -> JobDir:
 
 def journalled(job: JobDir, story: Story) -> None:
     journal = Journal(job.journal)
-    record(journal, *story.events)
+    journal.record(*story.events)
     journal.close()
 
 

@@ -38,7 +38,7 @@ from spottrain.varuna_manager.pool.report.forecast import plan_document, plan_li
 from spottrain.varuna_manager.pool.report.page import divisions, report_page
 from spottrain.varuna_manager.pool.report.tables import parts
 from spottrain.varuna_manager.pool.store.folder import PoolDir, create_pool
-from spottrain.varuna_manager.pool.store.journal import PoolJournal, PoolStep, begin
+from spottrain.varuna_manager.pool.store.journal import PoolJournal, PoolStep
 
 BEGIN_S = 1_000_000.0
 CREATED = PoolCreated(
@@ -78,12 +78,11 @@ def reported(state: PoolState, name: str, at_s: float, held: int) -> HoldingsRep
 @pytest.fixture
 def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PoolDir:
     monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path))
-    return create_pool(parse_pool({"name": "lab", "max_vms": 4}, "lab.yaml"))
+    return create_pool(parse_pool({"name": "lab", "max_vms": 4}, "lab.yaml"), CREATED)
 
 
 def play(pool: PoolDir) -> PoolState:
     """Journal a story: an urgent job comes and goes, another one is paused."""
-    begin(pool.journal, CREATED)
     journal = PoolJournal(pool.journal)
     state, at_s = FIRST, BEGIN_S
 
@@ -173,7 +172,6 @@ def test_a_month_s_dollars_are_told_apart_from_all(pool: PoolDir) -> None:
 
 def test_a_job_whose_name_is_used_again_keeps_its_own_history(pool: PoolDir) -> None:
     state, at_s = FIRST, BEGIN_S
-    begin(pool.journal, CREATED)
     with closing(PoolJournal(pool.journal)) as journal:
 
         def feed(event: PoolEvent) -> None:

@@ -25,7 +25,6 @@ from spottrain.varuna_manager.core.model.events import (
 from spottrain.varuna_manager.core.model.settings import PoolGrant
 from spottrain.varuna_manager.jobs.folder import job_dir
 from spottrain.varuna_manager.jobs.journal import Journal
-from spottrain.varuna_manager.launch.record import record
 from spottrain.varuna_manager.launch.submit import end_of
 from spottrain.varuna_manager.offers.fleets import JobThroughputs
 from spottrain.varuna_manager.pool.core.model import (
@@ -44,7 +43,7 @@ from spottrain.varuna_manager.pool.daemon.loop import PoolLoop
 from spottrain.varuna_manager.pool.daemon.managers import JobManagers, WatchedJob
 from spottrain.varuna_manager.pool.report.document import status
 from spottrain.varuna_manager.pool.store.folder import PoolDir, create_pool
-from spottrain.varuna_manager.pool.store.journal import PoolJournal, begin
+from spottrain.varuna_manager.pool.store.journal import PoolJournal
 from spottrain.varuna_manager.pool.store.settings import settings_of, supplies_of
 
 
@@ -91,10 +90,9 @@ class Served:
 def loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path))
     config = parse_pool({"name": "lab", "max_vms": 4}, "lab.yaml")
-    pool = create_pool(config)
     supplies = supplies_of(config, {"local/cpu": 1.0})
-    settings = settings_of(config)
-    begin(pool.journal, PoolCreated(at_s=0.0, settings=settings, supplies=supplies))
+    created = PoolCreated(at_s=0.0, settings=settings_of(config), supplies=supplies)
+    pool = create_pool(config, created)
     with closing(PoolJournal(pool.journal)) as journal, asyncio.Runner() as runner:
         yield Served(runner, PoolLoop(pool, journal))
 
@@ -227,7 +225,7 @@ def write_job(*ends: Any, pool: str = "lab", uid: str = "uid", name: str = "job"
     )
     asked = replace(settings(grant=grant), uid=uid)
     with closing(Journal(folder.journal)) as journal:
-        record(journal, JobSubmitted(at_s=1.0, settings=asked), *ends)
+        journal.record(JobSubmitted(at_s=1.0, settings=asked), *ends)
 
 
 FAILED = CommandFailed(at_s=2.0, command="compute_plan", vm_ids=(), reason="no fleet could run it")
