@@ -80,11 +80,11 @@ def gc(
     """Show your VMs that have no manager on this machine; --yes returns them.
 
     Yours are those that your credentials rented, or that name the owner of the job file;
-    --all-owners shows those of everybody. VMs that do not say whose they are are shown, and
-    returned only with --job or --all-owners. VMs of a job that this machine does not know
-    may have their manager on another one: --yes asks before it returns them, and leaves
-    them alone where nobody can answer, unless --job names the job. So it does with jobs
-    whose manager runs on a VM of its own.
+    --all-owners shows those of everybody. VMs without an owner are shown, and returned only
+    with --job or --all-owners. A job that this machine does not know may have its manager on
+    another machine: --yes asks before it returns its VMs, and leaves them alone where nobody
+    can answer, unless --job names the job. The same holds for jobs whose manager runs on a
+    VM of its own.
     """
     scope = Scope(jobs=tuple(job or ()), all_owners=all_owners)
     found: list[Vm] = []

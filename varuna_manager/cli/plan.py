@@ -155,10 +155,10 @@ def plan(
     Offers are ranked by examples per dollar, including boot time, interruptions and
     storage: < marks bounds, ~ marks estimates from the rooflines of GPUs.
 
-    Clouds are asked for with --clouds: of each GPU the best offer is shown, with what its
-    fleet costs. Without credentials or network, dated prices that ship with spottrain
-    serve. With a model and a profile as JSON, which need no machine, the best fleet of
-    those clouds is planned, or --gpus of the profile's own GPUs.
+    --clouds also ranks what these clouds offer: the best offer of each GPU, and what a fleet
+    of it costs. Without credentials or network, it uses prices that ship with spottrain, and
+    says how old they are. Given a model and its profile as JSON, which need no machine, it
+    plans the best fleet of those clouds, or --gpus of the profile's own GPUs.
     """
     if pool is not None:
         commands.launch(commands.SubmitOptions(file, pool), output, is_dry=True)

@@ -39,7 +39,7 @@ from spottrain.varuna_manager.reporting.deadline import deadline_line, deadline_
 
 FileArgument = Annotated[Path, typer.Argument(help="Job file: YAML or TOML.")]
 DryOption = Annotated[
-    bool, typer.Option("--dry-run", help="Make all checks of a launch, and plan.")
+    bool, typer.Option("--dry-run", help="Run all checks of a launch and print the plan; rents nothing.")
 ]
 DetachOption = Annotated[
     bool, typer.Option("--detach", "-d", help="Return once the job has started.")
@@ -145,7 +145,7 @@ def resume(
     ] = None,
     steps: Annotated[
         int | None,
-        typer.Option(min=1, help="Train so many steps in all, fewer or more."),
+        typer.Option(min=1, help="Total number of steps to train; may be lower or higher than before."),
     ] = None,
     from_scratch: Annotated[
         bool,
@@ -156,7 +156,7 @@ def resume(
         typer.Option(
             "--trust",
             metavar="NUMBER",
-            help="With a URL: what it may run, the number that launch has printed.",
+            help="With a URL: the number printed by launch, for what the job may run.",
         ),
     ] = "",
     detach: DetachOption = False,

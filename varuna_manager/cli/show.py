@@ -208,7 +208,7 @@ def metrics(
         typer.Option("--output", "-o", help="json and csv have all rows, unrounded."),
     ] = MetricsOutput.TABLE,
 ) -> None:
-    """Show the loss and what else was measured of each mini-batch, and evaluations."""
+    """Show loss and other measurements of each mini-batch, and evaluations."""
     job = find(name)
     _say_absent(job)
     with closing(Measurements(job.measurements, read_only=True)) as measured:

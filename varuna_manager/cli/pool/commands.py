@@ -185,7 +185,7 @@ def status(
     ] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Show a pool: its jobs, what each should have and has, and why."""
+    """Show a pool: its jobs, the VMs that each is granted and holds, and why."""
     pool = _the_pool(name)
     if watch and output is Output.TABLE:
         _watch(pool)
@@ -252,7 +252,7 @@ def report(
     ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Write a page on a pool: who had which VMs when, and what came of it."""
+    """Write a page on a pool: which job held which VMs when, and how each ended."""
     pool = _the_pool(name)
     if output is Output.JSON:
         changes = [change._asdict() for change in divisions(pool)]
@@ -314,7 +314,7 @@ def resume(
     ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Let a job go on; without a job, start the pool's daemon again."""
+    """Resume a job; without a job, restart the pool's daemon."""
     pool = PoolDir.find(name)
     if pool.is_down:
         raise ConfigError(
