@@ -136,11 +136,15 @@ def test_a_manager_that_sees_vms_of_a_later_one_ends_though_no_store_answers(
 ) -> None:
     class Later(Cloud):
         def list_vms(self, job: str) -> Sequence[Vm]:
-            store.rename(store.with_name("aside"))
-            store.write_text("no folder")
+            if broken.is_symlink():
+                broken.replace(store)  # at once: a copy under way would make a folder again
             return [a_vm("theirs", OFFER, intent="intent-2-0")]
 
     store = Path(stored(job).url.removeprefix("file://"))
+    store.rename(store.with_name("folder"))
+    store.symlink_to("folder")
+    broken = store.with_name("broken")
+    broken.symlink_to("/dev/null")
     with pytest.raises(FencedError):
         asyncio.run(run(job, Later(job)))
     assert not any(isinstance(event, VmsListed) for event in events(job))
