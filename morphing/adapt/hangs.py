@@ -28,7 +28,7 @@ DEADLOCK = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class HangDiagnosis:
     """What is known of ranks that have not committed for long."""
 
     hung: tuple[int, ...]
@@ -84,7 +84,7 @@ def judge(
     *,
     is_first: bool,
     is_forming: bool = False,
-) -> Verdict:
+) -> HangDiagnosis:
     """Return which ranks hang.
 
     Args:
@@ -113,4 +113,4 @@ def judge(
         and all(rank.still_s >= least_s for rank in ranks.values())
     )
     awaited.sort(key=lambda number: -ranks[number].still_s)
-    return Verdict(tuple(sorted(hung)), tuple(awaited), is_deadlock)
+    return HangDiagnosis(tuple(sorted(hung)), tuple(awaited), is_deadlock)

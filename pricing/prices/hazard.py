@@ -39,7 +39,7 @@ _Key = TypeVar("_Key")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exposure:
+class ObservedHours:
     """VM-hours and losses of our spot VMs in one place."""
 
     place: Place
@@ -93,7 +93,7 @@ class Hazards:
 
     def __init__(
         self,
-        exposures: Iterable[Exposure],
+        exposures: Iterable[ObservedHours],
         bands: Mapping[tuple[str, str, str], int],
         pools: Iterable[SpotPool] = (),
     ) -> None:
@@ -177,7 +177,7 @@ def _region(place: Place) -> tuple[str, str, str]:
     return place.cloud, place.region, place.instance_type
 
 
-def _add(sums: dict[_Key, tuple[float, int]], key: _Key, seen: Exposure) -> None:
+def _add(sums: dict[_Key, tuple[float, int]], key: _Key, seen: ObservedHours) -> None:
     hours, losses = sums.get(key, (0.0, 0))
     sums[key] = (hours + seen.vm_hours, losses + seen.losses)
 

@@ -20,7 +20,7 @@ from spottrain import database
 from spottrain.cloud.port.provider import SpotPool
 from spottrain.database import FormatError, Kind
 from spottrain.errors import SpottrainError
-from spottrain.pricing.prices.hazard import Exposure
+from spottrain.pricing.prices.hazard import ObservedHours
 from spottrain.pricing.prices.place import Place
 from spottrain.pricing.prices.price import Price
 from spottrain.units import DAY_S, HOUR_S
@@ -192,7 +192,7 @@ class History:
                 f"INSERT OR REPLACE INTO vms ({_VM}) VALUES (?,?,?,?,?,?,?,?,?,?)", rows
             )
 
-    def exposures(self, since_s: float = 0.0, now_s: float = math.inf) -> list[Exposure]:
+    def exposures(self, since_s: float = 0.0, now_s: float = math.inf) -> list[ObservedHours]:
         """Return VM-hours and losses of spot VMs since a moment, by place.
 
         VMs recorded under a clock that was ahead of ``now_s`` do not count.
@@ -206,7 +206,8 @@ class History:
                 (since_s, *INTERRUPTED, since_s, now_s + AHEAD_S),
             ).fetchall()
         return [
-            Exposure(place=Place(*row[:4]), vm_hours=row[4] / HOUR_S, losses=row[5]) for row in rows
+            ObservedHours(place=Place(*row[:4]), vm_hours=row[4] / HOUR_S, losses=row[5])
+            for row in rows
         ]
 
     def record_pools(self, pools: Iterable[SpotPool], seen_s: float) -> None:

@@ -66,14 +66,14 @@ class Price:
 
 
 @dataclass(frozen=True, slots=True)
-class Sifted:
+class FilteredPrices:
     """Prices that remain, and a warning for each that was left out."""
 
     prices: tuple[Price, ...]
     warnings: tuple[str, ...]
 
 
-def sift(prices: Iterable[Price], facts: Catalogue, now_s: float) -> Sifted:
+def sift(prices: Iterable[Price], facts: Catalogue, now_s: float) -> FilteredPrices:
     """Leave out what cannot be a price of a machine in the catalogue.
 
     NaN, infinite, zero, negative and placeholder prices, wrong GPU counts, and prices of
@@ -96,10 +96,10 @@ def sift(prices: Iterable[Price], facts: Catalogue, now_s: float) -> Sifted:
             good.append(price)
             continue
         warnings.append(f"{price.name}: {why}; left out")
-    return Sifted(tuple(good), tuple(dict.fromkeys(warnings)))
+    return FilteredPrices(tuple(good), tuple(dict.fromkeys(warnings)))
 
 
-def usable(prices: Sequence[Price]) -> Sifted:
+def usable(prices: Sequence[Price]) -> FilteredPrices:
     """Leave out spot prices without a discount.
 
     Clouds list the on-demand price where they sell no spot capacity.
@@ -120,10 +120,10 @@ def usable(prices: Sequence[Price]) -> Sifted:
             )
         else:
             good.append(price)
-    return Sifted(tuple(good), tuple(warnings))
+    return FilteredPrices(tuple(good), tuple(warnings))
 
 
-def fresh(prices: Iterable[Price], now_s: float) -> Sifted:
+def fresh(prices: Iterable[Price], now_s: float) -> FilteredPrices:
     """Leave out prices too old to rent by; one warning per cloud and market."""
     good: list[Price] = []
     old: dict[tuple[str, bool], list[float]] = {}
@@ -139,7 +139,7 @@ def fresh(prices: Iterable[Price], now_s: float) -> Sifted:
         "'spottrain prices' with network and credentials"
         for (cloud, spot), ages in old.items()
     )
-    return Sifted(tuple(good), warnings)
+    return FilteredPrices(tuple(good), warnings)
 
 
 def published(facts: Catalogue) -> tuple[Price, ...]:

@@ -10,7 +10,7 @@ from typing import Protocol
 from spottrain.errors import SpottrainError
 from spottrain.pricing.prices.catalogue import Catalogue, InstanceType
 from spottrain.pricing.prices.history import History
-from spottrain.pricing.prices.price import Price, Sifted, fresh, published, sift, usable
+from spottrain.pricing.prices.price import FilteredPrices, Price, fresh, published, sift, usable
 from spottrain.units import DAY_S, HOUR_S
 
 TTL_S = HOUR_S
@@ -128,7 +128,7 @@ def known(
     now_s: float,
     *,
     estimates: bool = False,
-) -> Sifted:
+) -> FilteredPrices:
     """Return the newest price of every offer: observed, else as shipped with us.
 
     Args:
@@ -162,7 +162,7 @@ def known(
         if key not in newest or newest[key].seen_s <= price.seen_s:
             newest[key] = price
     cheaper = usable(list(newest.values()))
-    return Sifted(cheaper.prices, (*seen.warnings, *cheaper.warnings))
+    return FilteredPrices(cheaper.prices, (*seen.warnings, *cheaper.warnings))
 
 
 def on_demand_prices(

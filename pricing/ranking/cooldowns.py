@@ -140,7 +140,7 @@ def open_at_s(closed: Mapping[str, Cooldown], offer: Offer) -> float:
     return max(times, default=-math.inf)
 
 
-def most_at_once(closed: Mapping[str, Cooldown], scope: str, now_s: float) -> float:
+def max_batch(closed: Mapping[str, Cooldown], scope: str, now_s: float) -> float:
     """Return how many VMs of a scope may be asked for at once; maybe infinitely many."""
     found = closed.get(scope)
     if found is None or not found.count or found.forgotten(now_s):

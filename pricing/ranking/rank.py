@@ -110,7 +110,7 @@ class RankingTerms:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Worth:
+class OfferScore:
     """Throughput and cost of a fleet of one offer."""
 
     examples_per_s: float
@@ -135,7 +135,7 @@ class RankedOffer:
     vms: int
     """VMs that would be rented if there were enough of them; 0 if none can be."""
     throughput: FleetThroughput | None = None
-    worth: Worth | None = None
+    worth: OfferScore | None = None
     is_bound: bool = False
     """True if throughput and worth are upper bounds, which were enough to rank it after
     all rows whose plan was computed."""
@@ -339,7 +339,7 @@ def _refined(
     )
 
 
-def worth_of(throughput: FleetThroughput, priced: Priced, terms: RankingTerms) -> Worth:
+def worth_of(throughput: FleetThroughput, priced: Priced, terms: RankingTerms) -> OfferScore:
     """Return throughput and cost of a fleet.
 
     An interruption costs two morphs (to go on without the VM, and to add another), work
@@ -375,7 +375,7 @@ def worth_of(throughput: FleetThroughput, priced: Priced, terms: RankingTerms) -
     once += rent * (billing.billed_s(whole_s) - whole_s) / HOUR_S
     crossing = _crossing_usd(throughput, place, terms) / step_s * HOUR_S
     usd = (rent + storage + crossing + again) * terms.examples / per_hour + once
-    return Worth(
+    return OfferScore(
         examples_per_s=examples_per_s,
         net_examples_per_s=per_hour / HOUR_S,
         usd_per_hour=rent,

@@ -132,7 +132,7 @@ def lived_through(story: Story, folder: Path, cloud: AwsVms) -> Story:
 
 
 def keeps(job: Job) -> bool:
-    return any(vm.kept_at_s is not None for vm in View(job.state()).vms.values())
+    return any(vm.reserved_at_s is not None for vm in View(job.state()).vms.values())
 
 
 def asks(job: Job) -> bool:

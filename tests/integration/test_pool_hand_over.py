@@ -104,7 +104,7 @@ def test_a_vm_moves_without_a_boot_and_is_billed_once_whoever_dies(
     kill_at(
         "a VM is kept",
         pid,
-        lambda: any(v.kept_at_s is not None for v in View(urgent.state()).vms.values()),
+        lambda: any(v.reserved_at_s is not None for v in View(urgent.state()).vms.values()),
     )
     lab.has(first=2)
     check_moved(urgent, first)

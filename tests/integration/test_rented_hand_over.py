@@ -27,7 +27,7 @@ from spottrain.cloud.port.provider import (
     VmState,
 )
 from spottrain.cloud.process import tree
-from spottrain.cloud.ssh.rented.kept import KeptVms
+from spottrain.cloud.ssh.rented.kept import ReservedVms
 from spottrain.cloud.ssh.rented.provider import RentedVmProvider
 from spottrain.cloud.ssh.rented.vm import VmAccess
 from spottrain.cloud.ssh.transport.hosts import Payload
@@ -250,7 +250,7 @@ def test_an_answer_that_is_lost_leaves_one_owner_and_one_bill(
     first, second = kept.first.vms(kept.first.open()), kept.second.vms(kept.taker)
     ours = first.get(kept.vm.vm_id)
     assert (ours is not None and ours.state.is_alive) != bool(second), "one owner"
-    known = KeptVms(kept.first.folder).find(kept.vm.vm_id)
+    known = ReservedVms(kept.first.folder).find(kept.vm.vm_id)
     taken = kept.take()
     assert known is None or known.moves_at_s in (0.0, taken.launched_at_s)
     kept.taker.terminate([taken.vm_id])

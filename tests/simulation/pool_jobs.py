@@ -220,7 +220,7 @@ class PooledJob(LongWorld):
         elif vm.frozen or self.random.random() < 0.1:
             self.later(
                 lambda: e.CommandFailed(
-                    at_s=self.now_s, command="keep_vm", vm_ids=(vm_id,), reason="no"
+                    at_s=self.now_s, command="reserve_vm", vm_ids=(vm_id,), reason="no"
                 )
             )
         elif self.random.random() < 0.05:
@@ -230,7 +230,7 @@ class PooledJob(LongWorld):
             vm.kept = True
             vm.memory.clear()
             self.workers.vm_gone(vm)
-            self.later(lambda: e.VmKept(at_s=self.now_s, vm_id=vm_id))
+            self.later(lambda: e.VmReserved(at_s=self.now_s, vm_id=vm_id))
 
     def take(self, order: VmOrder) -> None:
         """The cloud gives a VM once, and in time; some answers are lost."""

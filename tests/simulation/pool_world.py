@@ -19,7 +19,6 @@ from spottrain.varuna_manager.pool.core.model import (
     HoldingsReported,
     JobRequest,
     JobRequested,
-    KeptVm,
     Limits,
     Order,
     PoolEvent,
@@ -31,6 +30,7 @@ from spottrain.varuna_manager.pool.core.model import (
     PoolState,
     PoolTimerFired,
     Refuse,
+    ReservedVm,
     ReturnVms,
     SuppliesChanged,
     Supply,
@@ -65,7 +65,7 @@ class SimulatedManager:
     is_ending: bool = False
     allowance: int = 0
     """Of the last grant with VMs; what is left of them costs a little more."""
-    kept: dict[str, KeptVm] = field(default_factory=dict)
+    kept: dict[str, ReservedVm] = field(default_factory=dict)
     """Of ``held``: what it keeps for others."""
     kept_s: dict[str, float] = field(default_factory=dict)
     """Since when."""
@@ -97,11 +97,11 @@ class SimulatedManager:
         """Return VMs, or keep them for others."""
         assert self.grant is not None
         for _ in range(number):
-            if not self.grant.keep_s:
+            if not self.grant.reservation_s:
                 self.held[supply] -= 1
                 continue
             self.named += 1
-            vm = KeptVm(vm_id=f"{self.request.name}/{self.named}", supply=supply)
+            vm = ReservedVm(vm_id=f"{self.request.name}/{self.named}", supply=supply)
             self.kept[vm.vm_id], self.kept_s[vm.vm_id] = vm, now_s
 
     def drop(self, vm_id: str) -> None:
@@ -143,7 +143,7 @@ class SimulatedManager:
         if not self.is_alive or self.grant is None:
             return
         for vm_id in tuple(self.kept):
-            is_late = now_s >= self.kept_s[vm_id] + self.grant.keep_s
+            is_late = now_s >= self.kept_s[vm_id] + self.grant.reservation_s
             if is_late or (vm_id in self.unseen and chance.random() < 0.7):
                 self.drop(vm_id)
         for name, order in tuple(self.arrived.items()):
@@ -396,7 +396,7 @@ def settings(policy: str) -> PoolSettings:
         teams=teams,
         limits=Limits(max_vms=8, max_microusd=60_000_000_000),
         grant_s=1200.0,
-        keep_s=5 * TICK_S,
+        reservation_s=5 * TICK_S,
         take_s=3 * TICK_S,
     )
 

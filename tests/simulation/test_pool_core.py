@@ -18,7 +18,6 @@ from spottrain.varuna_manager.pool.core.model import (
     HoldingsReported,
     JobRequest,
     JobRequested,
-    KeptVm,
     Limits,
     PoolClosed,
     PoolEvent,
@@ -26,6 +25,7 @@ from spottrain.varuna_manager.pool.core.model import (
     PoolSettings,
     PoolState,
     Refuse,
+    ReservedVm,
     Supply,
     Team,
 )
@@ -175,7 +175,7 @@ class Desk:
                 held=(held,),
                 spent=0,
                 examples_done=0.0,
-                kept=tuple(KeptVm(vm_id=vm_id, supply=0) for vm_id in kept),
+                kept=tuple(ReservedVm(vm_id=vm_id, supply=0) for vm_id in kept),
                 **{"serial": self.granted[job].serial, **fields},
             )
         )
@@ -183,7 +183,7 @@ class Desk:
 
 def test_a_vm_that_is_kept_goes_to_who_has_use_for_it_and_is_counted_once() -> None:
     desk = Desk()
-    assert desk.granted["first"].keep_s > 0
+    assert desk.granted["first"].reservation_s > 0
     desk.report("first", 4, "a")
     told = desk.granted["other"]
     (order,) = told.orders
@@ -229,7 +229,7 @@ def test_a_job_that_may_have_grown_again_gives_nothing() -> None:
 
 def test_vms_of_another_sort_are_not_given() -> None:
     desk = Desk(machine="n")
-    assert desk.granted["first"].keep_s == 0.0
+    assert desk.granted["first"].reservation_s == 0.0
     desk.report("first", 4, "a")
     assert "other" not in desk.granted
     desk.report("first", 3)

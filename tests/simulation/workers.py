@@ -250,7 +250,7 @@ class Workers:
             vm = self.world.cloud.vms[vm_id]
             heard = record.phase is VmPhase.READY and record.silent_since_s is None
             if heard and vm.alive:
-                (far if is_far and record.succession else near).append(vm)
+                (far if is_far and record.successor else near).append(vm)
         held = self.newest_in(near)
         assert held is None or held < self.committed, "memory is forgotten"
         held, saved = self.newest_in(far), max(c.step for c in self.checkpoints)

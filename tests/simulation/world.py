@@ -222,9 +222,9 @@ class World(View):
                 self.soon(lambda: self.boot(vm_id))
             case c.TerminateVms(vm_ids=vm_ids):
                 self.soon(lambda: self.terminate(vm_ids))
-            case c.KeepVm(vm_id=vm_id):
+            case c.ReserveVm(vm_id=vm_id):
                 self.soon(lambda: self.keep(vm_id))
-            case c.TakeVm(order=order):
+            case c.AcquireVm(order=order):
                 self.soon(lambda: self.take(order))
             case c.ReleaseJob():
                 self.later(lambda: e.JobReleased(at_s=self.now_s))

@@ -39,7 +39,8 @@ from spottrain.varuna_manager.reporting.deadline import deadline_line, deadline_
 
 FileArgument = Annotated[Path, typer.Argument(help="Job file: YAML or TOML.")]
 DryOption = Annotated[
-    bool, typer.Option("--dry-run", help="Run all checks of a launch and print the plan; rents nothing.")
+    bool,
+    typer.Option("--dry-run", help="Run all checks of a launch and print the plan; rents nothing."),
 ]
 DetachOption = Annotated[
     bool, typer.Option("--detach", "-d", help="Return once the job has started.")
@@ -145,7 +146,9 @@ def resume(
     ] = None,
     steps: Annotated[
         int | None,
-        typer.Option(min=1, help="Total number of steps to train; may be lower or higher than before."),
+        typer.Option(
+            min=1, help="Total number of steps to train; may be lower or higher than before."
+        ),
     ] = None,
     from_scratch: Annotated[
         bool,

@@ -37,7 +37,7 @@ from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.format import clock
 from spottrain.varuna_manager.jobs.blocks import STEPS
 from spottrain.varuna_manager.jobs.folder import JobDir, find
-from spottrain.varuna_manager.jobs.follow import JournalEntry, read_state, read_story
+from spottrain.varuna_manager.jobs.follow import JournalEntry, read_events, read_state
 from spottrain.varuna_manager.jobs.measurements import Measurements, Row
 from spottrain.varuna_manager.launch import inspect as tools
 from spottrain.varuna_manager.reporting import documents as job_documents
@@ -316,7 +316,7 @@ def _entries(job: JobDir, follow: bool) -> Iterator[JournalEntry]:
     seq = 0
     while True:
         managed = follow and job.is_managed()
-        for entry in read_story(job, seq):
+        for entry in read_events(job, seq):
             seq = entry.seq
             yield entry
         if not managed:

@@ -97,7 +97,7 @@ class Watcher:
         view = status(self._follower.state, not gone, time.time())
         view |= newest(self._job, self._follower.measurements())
         if live is not None:
-            live.update(live_panel(view, self._follower.news_at_s), refresh=True)
+            live.update(live_panel(view, self._follower.message_at_s), refresh=True)
         elif self._plain_is_due():
             self._plain_step = view["step"]
             self._plain_at_s = time.monotonic()

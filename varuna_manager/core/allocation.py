@@ -78,7 +78,7 @@ def room(state: State) -> int:
     During a move as many as there were when it began; those do not count.
     """
     move, best, limit = state.fleet.move, state.fleet.size_limit, state.most_vms
-    if move is not None and not move.is_left:
+    if move is not None and not move.is_cut_over:
         return len(move.vm_ids) - _count(state)
     if best is not None:
         limit_usd_per_hour = (1 - CHEAPER) * best.usd_per_hour
@@ -415,7 +415,7 @@ def _reachable(state: State, offers: list[Offer]) -> list[Offer]:
     """Return the offers where the other VMs are. If there are none, and those VMs are too
     few to train, all others: the job moves."""
     move = state.fleet.move
-    if move is not None and not move.is_left:
+    if move is not None and not move.is_cut_over:
         return [one for one in offers if offer_key(one) == move.offer]
     where = home(state)
     near = [offer for offer in offers if is_at(state, where, offer)]
@@ -459,7 +459,7 @@ def _within_quota(state: State, offer: Offer, count: int) -> int:
     flight included."""
     for quota in cooldowns.QUOTAS:
         scope = cooldowns.scope_of(offer, quota)
-        bound = cooldowns.most_at_once(state.launches.cooldowns, scope, state.now_s)
+        bound = cooldowns.max_batch(state.launches.cooldowns, scope, state.now_s)
         if math.isinf(bound):
             continue
         coming = (

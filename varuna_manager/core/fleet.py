@@ -189,16 +189,16 @@ def return_vms(transition: Transition, vms: Iterable[VmRecord], reason: str) -> 
         transition.emit(c.TerminateVms(vm_ids=ids))
 
 
-def let_go(transition: Transition, vms: Iterable[VmRecord], reason: str) -> None:
+def release_or_reserve(transition: Transition, vms: Iterable[VmRecord], reason: str) -> None:
     """Return VMs, or keep those that are well for other jobs of the pool, if it says so."""
     going = tuple(vms)
     grant = transition.state.job.grant
-    keeps = grant is not None and grant.keep_s > 0
+    keeps = grant is not None and grant.reservation_s > 0
     kept = [vm for vm in going if keeps and _is_well(vm)]
     for vm_id in _leave(transition, kept, reason):
         vm = transition.state.fleet.vms[vm_id]
         transition.put_vm(replace(vm, is_clearing=True))
-        transition.emit(c.KeepVm(vm_id=vm_id))
+        transition.emit(c.ReserveVm(vm_id=vm_id))
     return_vms(transition, going, reason)
 
 
@@ -427,20 +427,20 @@ def advance(transition: Transition) -> None:
             return_vms(transition, (vm,), reason)
         elif vm.leaves_at_s is not None and not is_needed(transition, vm):
             reason = vm.drain_reason or "drained before its preemption"
-            let_go(transition, (vm,), reason)
+            release_or_reserve(transition, (vm,), reason)
         elif vm.slow is not None and vm.is_replaced and not is_needed(transition, vm):
             if vm.phase is not VmPhase.RETURNING:
                 counters.replaced(transition, vm.slow)
             return_vms(transition, (vm,), f"slow: replaced by {vm.slow.replaced_by}")
-        elif vm.succession == "come" and not is_needed(transition, vm):
+        elif vm.successor == "arrived" and not is_needed(transition, vm):
             return_vms(transition, (vm,), "others train more per dollar")
 
 
 def ask_again(transition: Transition, vm: VmRecord) -> None:
     """Emit again the command that a VM waits for."""
     if vm.is_clearing:
-        transition.emit(c.KeepVm(vm_id=vm.vm_id))
-    elif vm.phase is VmPhase.RETURNING and vm.kept_at_s is None:
+        transition.emit(c.ReserveVm(vm_id=vm.vm_id))
+    elif vm.phase is VmPhase.RETURNING and vm.reserved_at_s is None:
         transition.emit(c.TerminateVms(vm_ids=(vm.vm_id,)))
     elif vm.phase is VmPhase.BOOTING:
         transition.emit(c.StartAgent(vm_id=vm.vm_id))

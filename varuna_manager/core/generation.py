@@ -181,7 +181,7 @@ def _donors(state: State, slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
     return tuple(
         slot
         for vm in state.fleet.vms.values()
-        if not (far and vm.succession)
+        if not (far and vm.successor)
         if vm.phase is VmPhase.READY and vm.silent_since_s is None
         for slot in (Slot(vm_id=vm.vm_id, index=i) for i in vm.used_slots)
         if slot not in slots

@@ -133,7 +133,9 @@ def _vm_ids(generation: Generation) -> set[str]:
     return {slot.vm_id for slot in _slots(generation)}
 
 
-def _verdict(state: State, generation: Generation) -> tuple[rules.Verdict, dict[int, WorkerState]]:
+def _verdict(
+    state: State, generation: Generation
+) -> tuple[rules.HangDiagnosis, dict[int, WorkerState]]:
     assert generation.inspection is not None
     seen = {
         Slot(vm_id=vm_id, index=worker.slot): worker

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from spottrain.eventlog.changed import replace
 from spottrain.pricing.billing.money import FREE, Rate
-from spottrain.varuna_manager.core import hand_overs
-from spottrain.varuna_manager.core.fleet import is_needed, let_go
+from spottrain.varuna_manager.core import vm_transfer
+from spottrain.varuna_manager.core.fleet import is_needed, release_or_reserve
 from spottrain.varuna_manager.core.model.events import (
     CodeUpdated,
     GrantReceived,
@@ -70,7 +70,7 @@ def grant_received(transition: Transition, event: GrantReceived) -> None:
     """The job's pool has given it another grant; decisions follow from the new state."""
     known = transition.state.job.grant
     transition.state = with_grant(transition.state, event)
-    hand_overs.granted(transition)
+    vm_transfer.granted(transition)
     grant = transition.state.job.grant
     assert grant is not None
     if known is None or known.vms != grant.vms:
@@ -99,7 +99,7 @@ def with_steps(state: State, event: StepsChanged) -> State:
     if outcome is not None and done and event.steps > state.history.progress.step:
         outcome = replace(outcome, kind="stopped", exit_code=130, reason=news)
     settings = replace(state.job, spec=spec)
-    return replace(state, settings=settings, outcome=outcome, last_news=news)
+    return replace(state, settings=settings, outcome=outcome, last_message=news)
 
 
 def with_code(state: State, event: CodeUpdated) -> State:
@@ -112,7 +112,7 @@ def with_code(state: State, event: CodeUpdated) -> State:
         state,
         settings=replace(state.job, facts=event.facts, profile=event.profile),
         code_sha256=event.sha256,
-        last_news=f"{event.by}: code updated to {event.sha256[:12]}{told}",
+        last_message=f"{event.by}: code updated to {event.sha256[:12]}{told}",
         preparation=replace(
             state.preparation,
             profile=state.preparation.profile if same else event.profile,
@@ -136,7 +136,7 @@ def advance(transition: Transition) -> None:
         leaves_at_s = vm.leaves_at_s if vm.drain_reason else None
         is_due = leaves_at_s is not None and transition.waited_until(leaves_at_s)
         if is_due and not _may_stay(transition, vm):
-            let_go(transition, (vm,), vm.drain_reason)
+            release_or_reserve(transition, (vm,), vm.drain_reason)
     _drain_to_grant(transition)
     if state.job.max_usd_per_hour is None:
         return
@@ -209,7 +209,7 @@ def drain(transition: Transition, vm: VmRecord, reason: str) -> None:
     """Return a VM; if it trains, once others have what its memory holds."""
     transition.log(f"{vm.vm_id}: {reason}")
     if not _trains(transition.state, vm):
-        let_go(transition, (vm,), reason)
+        release_or_reserve(transition, (vm,), reason)
         return
     leaves_at_s = transition.now_s + DRAIN_S
     transition.put_vm(

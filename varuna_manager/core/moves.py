@@ -68,7 +68,7 @@ def advance(transition: Transition) -> None:
         return
     if state.fleet.move is None:
         _begin(transition)
-    elif state.fleet.move.is_left:
+    elif state.fleet.move.is_cut_over:
         _end(transition, state.fleet.move)
     else:
         _wait(transition, state.fleet.move)
@@ -96,16 +96,16 @@ def _begin(transition: Transition) -> None:
         vm_ids=tuple(state.fleet.vms),
         offer=offer_key(offer),
         to=f"{offer.instance_type} in {offer.zone}",
-        came_from=f"{held.instance_type} in {held.zone}",
+        source=f"{held.instance_type} in {held.zone}",
         why=why,
         saves_usd=saves_usd,
         since_s=state.now_s,
         is_far=where != allocation.home(state),
     )
     for vm in tuple(state.fleet.vms.values()):
-        transition.put_vm(replace(vm, succession="coming"))
+        transition.put_vm(replace(vm, successor="expected"))
     transition.put(replace(transition.state.fleet, move=move))
-    transition.log(f"moving from {move.came_from} to {move.to}: {why}")
+    transition.log(f"moving from {move.source} to {move.to}: {why}")
 
 
 def _is_calm(state: State) -> bool:
@@ -236,7 +236,7 @@ def _frictions(state: State, to: Place) -> Frictions:
 def _wait(transition: Transition, move: Move) -> None:
     """Leave the old VMs once there are as many new ones, or give up."""
     state = transition.state
-    old = [vm for vm in state.fleet.vms.values() if vm.succession]
+    old = [vm for vm in state.fleet.vms.values() if vm.successor]
     new = [vm for vm in state.fleet.vms.values() if vm.counts]
     ready = [vm for vm in new if vm.is_usable]
     if not old:  # there is nothing to wait for
@@ -244,8 +244,8 @@ def _wait(transition: Transition, move: Move) -> None:
         return
     if len(ready) >= len(move.vm_ids):
         for vm in old:
-            transition.put_vm(replace(vm, succession="come"))
-        transition.put(replace(transition.state.fleet, move=changed(move, is_left=True)))
+            transition.put_vm(replace(vm, successor="arrived"))
+        transition.put(replace(transition.state.fleet, move=changed(move, is_cut_over=True)))
         transition.note_fleet_change()
         return
     # Launches that nobody has answered yet may still bring VMs.
@@ -256,7 +256,7 @@ def _wait(transition: Transition, move: Move) -> None:
 def _end(transition: Transition, move: Move) -> None:
     """End the move once no old VM is left; undo it if the new ones cannot train."""
     state = transition.state
-    old = [vm for vm in state.fleet.vms.values() if vm.succession]
+    old = [vm for vm in state.fleet.vms.values() if vm.successor]
     if not old:
         transition.put(replace(state.fleet, move=None))
         return
@@ -276,13 +276,13 @@ def _give_up(transition: Transition, reason: str) -> None:
     """Keep the old VMs, and as many new ones as take the places of lost ones near by."""
     state, move = transition.state, transition.state.fleet.move
     assert move is not None
-    old = [vm for vm in state.fleet.vms.values() if vm.succession]
+    old = [vm for vm in state.fleet.vms.values() if vm.successor]
     new = [vm for vm in state.fleet.vms.values() if vm.counts]
     new.sort(key=lambda vm: (not vm.is_usable, vm.vm_id))
     staying = [vm for vm in old if vm.phase is not VmPhase.RETURNING]
     kept = 0 if move.is_far and staying else len(move.vm_ids) - len(staying)
     for vm in old:
-        transition.put_vm(replace(vm, succession=""))
+        transition.put_vm(replace(vm, successor=""))
     transition.put(replace(transition.state.fleet, move=None, move_after_s=state.now_s + PAUSE_S))
     transition.note_fleet_change()
     transition.log(f"not moving to {move.to}: {reason}")

@@ -60,10 +60,10 @@ def usable_vms(state: State) -> tuple[records.VmRecord, ...]:
     """
     usable = tuple(vm for vm in allocation.at_home(state) if vm.is_usable)
     move = state.fleet.move
-    if move is None or move.is_left:
+    if move is None or move.is_cut_over:
         return usable
-    old = tuple(vm for vm in state.fleet.vms.values() if vm.succession and vm.is_usable)
-    new = () if move.is_far else tuple(vm for vm in usable if not vm.succession)
+    old = tuple(vm for vm in state.fleet.vms.values() if vm.successor and vm.is_usable)
+    new = () if move.is_far else tuple(vm for vm in usable if not vm.successor)
     return old + new[: max(0, len(move.vm_ids) - len(old))]
 
 
@@ -359,7 +359,7 @@ def _reconsider(transition: Transition, generation: records.Generation) -> None:
         return
     plan = answer.plan
     move = state.fleet.move
-    if move is not None and move.is_left and plan is not None:
+    if move is not None and move.is_cut_over and plan is not None:
         _leave(transition, f"moving to {move.to}", checkpoint=move.is_far)
         return
     if slow and plan is not None:

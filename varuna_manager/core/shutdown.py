@@ -9,9 +9,9 @@ from __future__ import annotations
 from spottrain.eventlog.changed import replace
 from spottrain.pricing.billing.budget import LAST_CHECKPOINT_S, Budget, reserve_s
 from spottrain.pricing.billing.money import FREE, NOTHING, Money
-from spottrain.varuna_manager.core import generation, hand_overs, planning, spending
+from spottrain.varuna_manager.core import generation, planning, spending, vm_transfer
 from spottrain.varuna_manager.core.allocation import affordable
-from spottrain.varuna_manager.core.fleet import let_go
+from spottrain.varuna_manager.core.fleet import release_or_reserve
 from spottrain.varuna_manager.core.launches import abandon
 from spottrain.varuna_manager.core.model.commands import Finish, Outcome, ReleaseJob
 from spottrain.varuna_manager.core.model.events import (
@@ -213,11 +213,11 @@ def advance(transition: Transition) -> None:
         transition.state = replace(transition.state, ending_checkpoint=False)
     if transition.state.training.generation is not None:
         generation.close(transition, state.outcome.reason)
-    let_go(transition, transition.state.fleet.vms.values(), "the job is over")
+    release_or_reserve(transition, transition.state.fleet.vms.values(), "the job is over")
     state = transition.state
     assert state.outcome is not None
     rents_nothing = not state.fleet.vms and not state.launches.intents
-    rents_nothing = rents_nothing and not hand_overs.is_asking(state)
+    rents_nothing = rents_nothing and not vm_transfer.is_asking(state)
     if rents_nothing and is_released(transition):
         spending.managers_end(transition)  # last thing that the manager's VM does
         transition.state = replace(transition.state, phase=JobPhase.ENDED)

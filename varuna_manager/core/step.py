@@ -41,7 +41,6 @@ from spottrain.varuna_manager.core import (
     calibration,
     deadline,
     fleet,
-    hand_overs,
     hangs,
     launches,
     limits,
@@ -51,6 +50,7 @@ from spottrain.varuna_manager.core import (
     shutdown,
     spending,
     stragglers,
+    vm_transfer,
 )
 from spottrain.varuna_manager.core import generation as generations
 from spottrain.varuna_manager.core.model import events as e
@@ -171,10 +171,10 @@ def _fold(transition: Transition, event: e.Event) -> None:
             fleet.provider_answered(transition, event)
         case e.VmsReturned():
             fleet.vms_returned(transition, event)
-        case e.VmKept(vm_id=vm_id):
-            hand_overs.vm_kept(transition, vm_id)
+        case e.VmReserved(vm_id=vm_id):
+            vm_transfer.vm_reserved(transition, vm_id)
         case e.OrderAnswered():
-            hand_overs.order_answered(transition, event)
+            vm_transfer.order_answered(transition, event)
         case e.VmLost(vm_id=vm_id, reason=reason):
             if vm := transition.state.fleet.vms.get(vm_id):
                 fleet.remove_vm(transition, vm, reason)
@@ -206,7 +206,7 @@ def _fold(transition: Transition, event: e.Event) -> None:
         case e.CommandFailed(command="release_job"):
             shutdown.release_failed(transition, event)
         case e.CommandFailed(command="take_vm"):
-            hand_overs.take_failed(transition, event)
+            vm_transfer.take_failed(transition, event)
         case e.CommandFailed():
             fleet.command_failed(transition, event)
         case e.JobReleased():
@@ -282,7 +282,7 @@ def _manager_started(transition: Transition, version: str) -> None:
     )
     for intent in transition.state.launches.intents.values():
         launches.launch(transition, intent)
-    hand_overs.ask_again(transition)
+    vm_transfer.ask_again(transition)
     for vm in state.fleet.vms.values():
         # Silence counts from now on: no manager listened in between.
         transition.put_vm(replace(vm, silent_since_s=None, retry_at_s=None))
@@ -325,7 +325,7 @@ _PARTS = (
     limits.advance,  # drains VMs over grant and hourly cap
     deadline.advance,  # how many VMs of each offer; drains what is too many
     launches.advance,  # asks again for VMs; returns those that cannot train with others
-    hand_overs.advance,  # asks for VMs of other jobs; returns what was kept for long
+    vm_transfer.advance,  # asks for VMs of other jobs; returns what was kept for long
     fleet.advance,  # returns VMs that are late, drained or replaced, unless they are needed
     hangs.advance,  # breaks the generation, so that what follows goes on without it
     generations.advance,  # a generation forms, trains, is closed: its VMs are needed no more

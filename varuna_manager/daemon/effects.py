@@ -237,7 +237,7 @@ class EffectRunner:
             vms = await self._ended_vms(part, vm_ids)
             self._sink.feed(e.VmsReturned(at_s=self._now_s, vm_ids=vm_ids, vms=vms))
 
-    async def keep(self, command: c.KeepVm) -> None:
+    async def keep(self, command: c.ReserveVm) -> None:
         """Clear a VM for another job and revoke its token; return it where that fails.
 
         An agent whose token is revoked ends its machine: it must be gone before that.
@@ -254,11 +254,11 @@ class EffectRunner:
         except errors.VmNotFoundError as error:
             self._sink.feed(e.VmLost(at_s=self._now_s, vm_id=vm_id, reason=str(error)))
         except CloudError as error:
-            self._fail("keep_vm", (vm_id,), error)
+            self._fail("reserve_vm", (vm_id,), error)
         else:
-            self._sink.feed(e.VmKept(at_s=self._now_s, vm_id=vm_id))
+            self._sink.feed(e.VmReserved(at_s=self._now_s, vm_id=vm_id))
 
-    async def take(self, command: c.TakeVm) -> None:
+    async def take(self, command: c.AcquireVm) -> None:
         """Take a VM over that another job keeps."""
         order = command.order
         cloud = order.kind.partition("/")[0]

@@ -58,7 +58,7 @@ from spottrain.wire import messages
 
 logger = logging.getLogger(__name__)
 
-C = TypeVar("C", c.LaunchVms, c.TerminateVms, c.KeepVm, c.TakeVm, c.ReleaseJob)
+C = TypeVar("C", c.LaunchVms, c.TerminateVms, c.ReserveVm, c.AcquireVm, c.ReleaseJob)
 
 CLOCK_POLL_S = 5.0
 """Between two readings of the wall clock."""
@@ -226,8 +226,8 @@ class ManagerLoop(Loop[State, e.Event, c.Command]):
         if ended != before.history.generations[-1:] and ended[0].broke:
             # Who completed a checkpoint may have gone before it could say so.
             self._effects.list_checkpoints()
-        if after.last_news != before.last_news:
-            logger.info("%s", after.last_news, extra=_log_fields(event, after))
+        if after.last_message != before.last_message:
+            logger.info("%s", after.last_message, extra=_log_fields(event, after))
         self._samples += samples_of(event)
 
     def _needs_writing(self, steps: Sequence[Step]) -> bool:
@@ -308,9 +308,9 @@ class ManagerLoop(Loop[State, e.Event, c.Command]):
                 self._start(self._effects.start_agent(command))
             case c.TerminateVms():
                 self._start(self._ask_cloud(self._effects.terminate, command))
-            case c.KeepVm():
+            case c.ReserveVm():
                 self._start(self._ask_cloud(self._effects.keep, command))
-            case c.TakeVm():
+            case c.AcquireVm():
                 self._start(self._ask_cloud(self._effects.take, command))
             case c.ReleaseJob():
                 self._start(self._ask_cloud(self._effects.release, command))

@@ -44,17 +44,17 @@ class Follower:
         self.state = self._journal.replay(self._seq)
         """The state after the newest event that was yielded."""
         self._measurements: Measurements | None = None
-        self.news_at_s: float | None = None
-        """When ``state.last_news`` happened."""
+        self.message_at_s: float | None = None
+        """When ``state.last_message`` happened."""
 
     def advance(self) -> Iterator[JournalEntry]:
         """Yield the events since the last call, each after it was folded."""
         for seq, step in self._journal.steps(self._seq, self.state):
             self._seq, self.state = seq, step.after
-            news = step.after.last_news
-            is_new = news != step.before.last_news
+            news = step.after.last_message
+            is_new = news != step.before.last_message
             if is_new:
-                self.news_at_s = step.event.at_s
+                self.message_at_s = step.event.at_s
             yield JournalEntry(seq, step.event, news if is_new else "")
 
     def measurements(self) -> Measurements:
@@ -106,7 +106,7 @@ def folder_of(name: str, uid: str) -> JobDir:
     return job_dir(f"{job.name}.gone")
 
 
-def read_story(job: JobDir, after_seq: int = 0) -> Iterator[JournalEntry]:
+def read_events(job: JobDir, after_seq: int = 0) -> Iterator[JournalEntry]:
     """Yield the events of a job's journal numbered above ``after_seq``.
 
     Raises:

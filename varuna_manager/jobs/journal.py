@@ -47,9 +47,9 @@ class Journal(eventlog.Journal[State, Event, c.Command]):
             match command:
                 case c.IntendLaunch() | c.LaunchVms():
                     asked.setdefault((*kind, command.intent, str(command.count)), [])
-                case c.StartAgent() | c.AskProvider() | c.KeepVm():
+                case c.StartAgent() | c.AskProvider() | c.ReserveVm():
                     asked.setdefault(kind, []).append(command.vm_id)
-                case c.TakeVm():
+                case c.AcquireVm():
                     asked.setdefault(kind, []).append(command.order.name)
                 case c.TerminateVms():
                     asked.setdefault(kind, []).extend(command.vm_ids)
@@ -79,8 +79,8 @@ class Journal(eventlog.Journal[State, Event, c.Command]):
         """
         for row in self.rows_after(after_seq):
             message = ""
-            if '"last_news":' in row.decision:
-                changed = row.parts().get("changes", {}).get("last_news")
+            if '"last_message":' in row.decision:
+                changed = row.parts().get("changes", {}).get("last_message")
                 message = str(changed[1]) if changed else ""
             yield row.seq, self.event_of(row), message
 

@@ -38,12 +38,12 @@ class Sampler:
                 generation = _trained_by(state, report)
                 return [_minibatch(report, at_s, state, generation, None)]
             case messages.MinibatchCommitted():
-                if not self._is_news(report):
+                if not self._has_changes(report):
                     return []
                 number, step_s = report.generation, report.step_s
                 return [_minibatch(report, at_s, state, number, step_s)]
 
-    def _is_news(self, report: messages.MinibatchCommitted) -> bool:
+    def _has_changes(self, report: messages.MinibatchCommitted) -> bool:
         """Return whether a report may add something; ranks report in order of step."""
         if report.generation != self._generation:
             self._generation, self._step, self._rated_step = report.generation, 0, 0

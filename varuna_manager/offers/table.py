@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from spottrain.pricing.ranking.rank import RankedOffer, Ranking, Worth
+from spottrain.pricing.ranking.rank import OfferScore, RankedOffer, Ranking
 from spottrain.units import HOUR_S
 from spottrain.varuna_manager.format import NOTHING, age, dollars, duration, number
 
@@ -99,7 +99,7 @@ def _row_view(row: RankedOffer, now_s: float) -> dict[str, Any]:
     }
 
 
-def _lost_share(worth: Worth) -> float:
+def _lost_share(worth: OfferScore) -> float:
     """Return the share of a fleet's throughput that interruptions take."""
     if not worth.examples_per_s:
         return 0.0

@@ -79,7 +79,7 @@ def status(state: states.State, managed: bool, at_s: float) -> dict[str, Any]:
         "computes_on": computes_on(state),
         "state": job_state(state, managed),
         "activity": quiet_line(state, at_s) or state.activity,
-        "last_event": state.last_news,
+        "last_event": state.last_message,
         "step": progress.step,
         "steps": job.spec.steps,
         "loss": progress.loss_last,
@@ -413,7 +413,7 @@ def _alerts(state: states.State) -> list[dict[str, Any]]:
 def move_view(state: states.State, move: records.Move) -> dict[str, Any]:
     """Return a move to other machines for money."""
     return {
-        "from": move.came_from,
+        "from": move.source,
         "to": move.to,
         "why": move.why,
         "saves_usd": move.saves_usd,

@@ -171,10 +171,10 @@ class JobHistory:
                 self._add_milestone(after.now_s, "stop", f"stop requested by {by}")
             case e.LimitsChanged(by=by, limits=limits):
                 self._add_milestone(after.now_s, "limits", f"{_limits(limits)}, by {by}")
-            case e.GrantReceived() if after.last_news != before.last_news:
-                self._add_milestone(after.now_s, "limits", after.last_news)
+            case e.GrantReceived() if after.last_message != before.last_message:
+                self._add_milestone(after.now_s, "limits", after.last_message)
             case e.StepsChanged() | e.CodeUpdated():
-                self._add_milestone(event.at_s, "change", after.last_news)
+                self._add_milestone(event.at_s, "change", after.last_message)
             case e.ClockSet(by_s=by_s):
                 self._add_milestone(
                     after.now_s, "manager", f"manager's clock was set by {by_s:+.0f} s"
@@ -189,7 +189,7 @@ class JobHistory:
             return
         if after.fleet.move is None:
             given_up = (
-                after.last_news if after.fleet.move_after_s > before.fleet.move_after_s else ""
+                after.last_message if after.fleet.move_after_s > before.fleet.move_after_s else ""
             )
             self.moves[-1] = replace(self.moves[-1], ended_s=after.now_s, given_up=given_up)
         elif before.fleet.move is None:

@@ -83,7 +83,7 @@ def _of_the_job(state: State, history: JobHistory) -> Iterator[dict[str, Any]]:
         yield _entry(state, one.at_s, one.kind, one.text)
     for made in history.moves:
         move, end = made.move, f": {made.given_up}" if made.given_up else ""
-        text = f"from {move.came_from} to {move.to}: {move.why}{end}"
+        text = f"from {move.source} to {move.to}: {move.why}{end}"
         yield _entry(state, move.since_s, "move", text)
     if state.outcome is not None:
         ending_s = state.ending_since_s or state.now_s

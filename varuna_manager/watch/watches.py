@@ -36,7 +36,7 @@ STALLED = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class ReportThrottle:
     """How often the core is told of progress."""
 
     share: float = 0.05
@@ -66,8 +66,8 @@ class Watches:
         pace: How often the core is told of progress.
     """
 
-    def __init__(self, pace: Pace | None = None) -> None:
-        self._pace = pace or Pace()
+    def __init__(self, pace: ReportThrottle | None = None) -> None:
+        self._throttle = pace or ReportThrottle()
         self.progress: ProgressWatch | None = None
         self.timings: RankTimings | None = None
         self._told_s: dict[str, float] = {}
@@ -96,7 +96,7 @@ class Watches:
         events = list[e.Event]()
         if progress.observe(state, report, at_s):
             since_s = generation.started_at_s or generation.since_s
-            due = self._pace.is_due(progress.told_s, since_s, at_s)
+            due = self._throttle.is_due(progress.told_s, since_s, at_s)
             if due or progress.is_urgent(state.job.stop_after_nonfinite):
                 events.append(progress.told(at_s))
         if state.preparation.profile is not None and self.timings is None:
@@ -167,7 +167,7 @@ class Watches:
             told_s = self._told_s.get(vm_id, -math.inf)
             if vm is None or vm.slow is not None:
                 continue
-            if at_s - told_s < self._pace.straggler_s:
+            if at_s - told_s < self._throttle.straggler_s:
                 continue
             self._told_s[vm_id] = at_s
             yield e.StragglerFound(

@@ -28,7 +28,7 @@ _FILES = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptVm:
+class ReservedVm:
     """A VM with nothing of its job on it."""
 
     vm: Vm
@@ -43,7 +43,7 @@ class KeptVm:
     """It was, or is about to be: nobody may have it any more."""
 
 
-class KeptVms:
+class ReservedVms:
     """The VMs that a job keeps, and kept; several processes may share them.
 
     Args:
@@ -52,9 +52,9 @@ class KeptVms:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "kept"
-        self._known: dict[str, tuple[tuple[int, int], KeptVm]] = {}
+        self._known: dict[str, tuple[tuple[int, int], ReservedVm]] = {}
 
-    def find(self, vm_id: str) -> KeptVm | None:
+    def find(self, vm_id: str) -> ReservedVm | None:
         """Return what is known of a VM, None if it was never kept.
 
         Raises:
@@ -74,13 +74,13 @@ class KeptVms:
             raise CloudError(f"{path} is damaged ({error}); remove it") from error
         return known[1]
 
-    def put(self, kept: KeptVm) -> None:
+    def put(self, kept: ReservedVm) -> None:
         """Write down what is known of a VM."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self._folder / f"{kept.vm.vm_id}.json"
         write_whole(path, json.dumps(dataclasses.asdict(kept)), mode=PRIVATE)
 
-    def all(self) -> list[KeptVm]:
+    def all(self) -> list[ReservedVm]:
         """Return all of them; forget the oldest of too many."""
         if not self._folder.is_dir():
             return []
@@ -92,7 +92,7 @@ class KeptVms:
         return [kept for kept in found if kept is not None]
 
     @contextlib.contextmanager
-    def locked(self, vm_id: str) -> Iterator[KeptVm | None]:
+    def locked(self, vm_id: str) -> Iterator[ReservedVm | None]:
         """Keep all others from moving or ending a VM; yield what is known of it."""
         if self.find(vm_id) is None:
             yield None
@@ -116,6 +116,6 @@ class KeptVms:
         return tuple(vms.values())
 
 
-def _parse(text: str) -> KeptVm:
+def _parse(text: str) -> ReservedVm:
     data = json.loads(text)
-    return KeptVm(vm=vm_from_data(data.pop("vm")), **data)
+    return ReservedVm(vm=vm_from_data(data.pop("vm")), **data)

@@ -32,7 +32,7 @@ from spottrain.cloud.port.errors import (
 from spottrain.cloud.port.wrapper import P, R, Wrapper
 from spottrain.cloud.ssh.hosts.bootstrap import bring_up
 from spottrain.cloud.ssh.hosts.memory import HostMemory
-from spottrain.cloud.ssh.rented.kept import KeptVm, KeptVms
+from spottrain.cloud.ssh.rented.kept import ReservedVm, ReservedVms
 from spottrain.cloud.ssh.rented.moves import MoveWatch
 from spottrain.cloud.ssh.rented.relays import Relays
 from spottrain.cloud.ssh.rented.sharing import ArchiveSharing
@@ -103,7 +103,7 @@ class RentedVmProvider(Wrapper):
         self._access = access
         self._dial, self._bastion = access.dial()
         self._memory = HostMemory(state_dir)
-        self._kept = KeptVms(state_dir)
+        self._kept = ReservedVms(state_dir)
         self._moves_at = moves_at
         self._threads = ThreadPoolExecutor(_THREADS, "rented")
         self._starters = ThreadPoolExecutor(_BOOTSTRAPS, "rented-start")
@@ -172,7 +172,7 @@ class RentedVmProvider(Wrapper):
         with self._lock:
             known = [self._vms[i] for i in vm_ids if i in self._vms]
         for rented_vm in known:
-            rented_vm.mark_given_back()
+            rented_vm.mark_returned()
         self._relays.sync()  # a relay may be one of them
         wait_for(self._for_each(known, self._fetch_logs), _LOGS_S)
         self._inner.terminate(vm_ids)
@@ -231,7 +231,7 @@ class RentedVmProvider(Wrapper):
                 raise CloudError(f"{rented_vm.place}: its address is not known")
             self._memory.keep_logs(vm_id, connection.clear(vm_id))
             rented_vm.manager_address = ""
-        self._kept.put(KeptVm(vm=rented_vm.vm))
+        self._kept.put(ReservedVm(vm=rented_vm.vm))
         logger.info("%s: cleared for another job", rented_vm.place)
 
     def take(self, vm_id: str, giver: Path, order: str, until_s: float, image: str = "") -> port.Vm:
@@ -240,7 +240,7 @@ class RentedVmProvider(Wrapper):
         The moment is written down first, then tags change; whoever asks again finds
         either. Without tags it stays the other job's, and on its bill.
         """
-        theirs, name = KeptVms(giver), f"{self._job} {order}"
+        theirs, name = ReservedVms(giver), f"{self._job} {order}"
         intent = tags.ordered(order)
         with theirs.locked(vm_id) as kept:
             now_s = time.time()
@@ -347,7 +347,7 @@ class RentedVmProvider(Wrapper):
             kept = {each.vm.vm_id for each in self._kept.all()}
             gone = [self._vms.pop(i) for i in self._vms.keys() - living.keys()]
             for rented_vm in gone:
-                rented_vm.mark_given_back()
+                rented_vm.mark_returned()
                 self._threads.submit(_hang_up, rented_vm)
             for vm_id, vm in living.items():
                 known = self._vms.setdefault(vm_id, RentedVm(vm))
@@ -357,7 +357,7 @@ class RentedVmProvider(Wrapper):
     def _running(self) -> list[RentedVm]:
         with self._lock:
             rented_vms = tuple(self._vms.values())
-        running = (x for x in rented_vms if not x.given_back and not x.is_kept)
+        running = (x for x in rented_vms if not x.returned and not x.is_kept)
         return [each for each in running if each.vm.state is port.VmState.RUNNING]
 
     def _enter(self, rented_vm: RentedVm) -> HostConnection | None:

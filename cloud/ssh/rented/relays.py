@@ -60,7 +60,7 @@ class Region:
         """True if calls are forwarded, as far as is known."""
         connection = (
             None
-            if self.relay is None or self.relay.given_back or self.relay.is_kept
+            if self.relay is None or self.relay.returned or self.relay.is_kept
             else self.relay.connection
         )
         return connection is not None and connection.forwards_calls

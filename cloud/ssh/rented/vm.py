@@ -88,7 +88,7 @@ class RentedVm:
     """Of its start."""
     is_kept: bool = False
     """True once it is cleared, for other jobs."""
-    given_back: bool = False
+    returned: bool = False
     """True once it has been terminated."""
     manager_address: str = ""
     """Address that its agent was given for calls; empty if none."""
@@ -117,12 +117,12 @@ class RentedVm:
         Raises:
             VmNotFoundError: it was.
         """
-        if self.given_back:
+        if self.returned:
             raise VmNotFoundError(f"VM {self.vm.vm_id} was terminated")
 
-    def mark_given_back(self) -> None:
+    def mark_returned(self) -> None:
         """Mark it as terminated, and end all waits for it."""
-        self.given_back = True
+        self.returned = True
         self.woken.set()
 
     @contextlib.contextmanager

@@ -35,7 +35,7 @@ from spottrain.varuna_manager.core.model.records import Calibration
 from spottrain.varuna_manager.core.model.settings import JobSettings
 from spottrain.varuna_manager.core.model.state import State, held_by_kind, kind_of
 from spottrain.varuna_manager.jobs.journal import Step
-from spottrain.varuna_manager.watch.watches import Pace, Watches
+from spottrain.varuna_manager.watch.watches import ReportThrottle, Watches
 from spottrain.wire import messages
 from spottrain.wire.model import (
     GpuFacts,
@@ -91,7 +91,7 @@ def _text(state: State) -> str:
     return json.dumps(to_data(state))
 
 
-EACH = Pace(share=0.0, least_s=0.0, most_s=0.0, straggler_s=0.0)
+EACH = ReportThrottle(share=0.0, least_s=0.0, most_s=0.0, straggler_s=0.0)
 """Every mini-batch is reported to the core."""
 
 

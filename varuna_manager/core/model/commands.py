@@ -60,15 +60,15 @@ class TerminateVms:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeepVm:
-    """Revoke a VM's token and remove all of the job from it; answered by ``VmKept``, or by
+class ReserveVm:
+    """Revoke a VM's token and remove all of the job from it; answered by ``VmReserved``, or by
     ``VmsReturned`` where a cloud cannot do that."""
 
     vm_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TakeVm:
+class AcquireVm:
     """Ask the cloud for a VM that another job keeps; answered by ``OrderAnswered``."""
 
     order: VmOrder
@@ -156,8 +156,8 @@ Command = (
     | LaunchVms
     | StartAgent
     | TerminateVms
-    | KeepVm
-    | TakeVm
+    | ReserveVm
+    | AcquireVm
     | ReleaseJob
     | AskProvider
     | Send

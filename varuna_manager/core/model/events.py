@@ -296,7 +296,7 @@ class ProviderAnswered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VmKept:
+class VmReserved:
     """Nothing of the job is left on a VM: another job of the pool may have it."""
 
     at_s: float
@@ -505,7 +505,7 @@ FailedCommand = Literal[
     "compute_plan",
     "start_agent",
     "terminate_vms",
-    "keep_vm",
+    "reserve_vm",
     "take_vm",
     "ask_provider",
     "release_job",
@@ -560,7 +560,7 @@ Event = (
     | VmsListed
     | ProviderAnswered
     | VmsReturned
-    | VmKept
+    | VmReserved
     | OrderAnswered
     | VmLost
     | JobReleased

@@ -198,7 +198,7 @@ class VmRecord:
     """When the cloud takes it, as announced, or when it is returned if it is drained."""
     slow: SlowVm | None = None
     """Set once it was found so slow that replacing it pays."""
-    succession: Literal["", "coming", "come"] = ""
+    successor: Literal["", "expected", "arrived"] = ""
     """Whether other VMs are to take its place because they train more per dollar, and
     whether they are all there (``Move``)."""
     return_reason: str = ""
@@ -209,7 +209,7 @@ class VmRecord:
     """Why it is being drained; empty: it is not."""
     is_clearing: bool = False
     """Whether all of the job is being removed from it, so that another one may have it."""
-    kept_at_s: float | None = None
+    reserved_at_s: float | None = None
     """Since when it is kept for other jobs of the pool, with nothing of this one on it."""
     retry_at_s: float | None = None
     """When to repeat a command for this VM that failed."""
@@ -223,7 +223,7 @@ class VmRecord:
     def is_usable(self) -> bool:
         """True if a new plan may use its slots."""
         staying = self.leaves_at_s is None and self.silent_since_s is None
-        needed = not self.is_replaced and self.succession != "come"
+        needed = not self.is_replaced and self.successor != "arrived"
         return self.phase is VmPhase.READY and staying and needed
 
     @property
@@ -236,7 +236,7 @@ class VmRecord:
         """True if it counts towards the VMs that the job may have: one that leaves or is to
         be replaced makes room for another before it is gone."""
         going = self.phase is VmPhase.RETURNING or self.leaves_at_s is not None
-        return not going and self.slow is None and not self.succession
+        return not going and self.slow is None and not self.successor
 
     @property
     def is_coming(self) -> bool:
@@ -274,7 +274,7 @@ class Move:
     """What is rented, see ``offer_key``."""
     to: str
     """The same for people."""
-    came_from: str = ""
+    source: str = ""
     """Where most of the VMs that are left are, for people."""
     why: str = ""
     saves_usd: float = 0.0
@@ -282,7 +282,7 @@ class Move:
     since_s: float
     is_far: bool
     """True if new and old VMs do not reach each other."""
-    is_left: bool = False
+    is_cut_over: bool = False
     """True once the new ones are all there."""
 
 

@@ -54,7 +54,7 @@ class PoolGrant:
     """Micro-dollars over the job's life."""
     orders: tuple[VmOrder, ...] = ()
     """Part of ``vms``: not rented, but taken from other jobs, if at all."""
-    keep_s: float = 0.0
+    reservation_s: float = 0.0
     """How long VMs that the job has no more use for are kept for others; 0: not at all."""
 
     @property

@@ -71,7 +71,7 @@ class State:
     """Time of the newest event."""
     activity: str = "new"
     """One line for people: what the job does or waits for, and why."""
-    last_news: str = ""
+    last_message: str = ""
     """One line for people: the newest thing that happened, with its reason."""
     recent: tuple[RecentEvent, ...] = field(default=(), compare=False)
     """The newest events, oldest first: they explain errors, and decide nothing."""

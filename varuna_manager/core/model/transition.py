@@ -89,11 +89,11 @@ class Transition:
 
     def result(self) -> State:
         """Return the state that was led to, with what was recorded."""
-        news, recent = self._news or self.state.last_news, self._recent
+        news, recent = self._news or self.state.last_message, self._recent
         if recent:
             last = replace(recent[-1], news=self._news, changes=tuple(self._changes))
             recent = (*recent[:-1], last)
-        return replace(self.state, last_news=news, recent=recent)
+        return replace(self.state, last_message=news, recent=recent)
 
     def put_vm(self, vm: VmRecord) -> None:
         """Add or replace a VM."""

@@ -27,7 +27,7 @@ def regrant(state: PoolState) -> tuple[PoolState, tuple[Grant, ...]]:
         job = state.jobs[name]
         vms, orders = _within(state, job)
         wanted = _affordable(state, job, vms)
-        keep_s = reservation_ttl_s(state, job)
+        reservation_s = reservation_ttl_s(state, job)
         if wanted is None:
             if not _reservation_changed(state, job):
                 continue
@@ -44,7 +44,7 @@ def regrant(state: PoolState) -> tuple[PoolState, tuple[Grant, ...]]:
             job,
             granted=vms,
             orders=orders,
-            keep_s=keep_s,
+            reservation_s=reservation_s,
             until_s=until_s,
             serial=job.serial + 1,
             allowance=allowance,
@@ -69,7 +69,7 @@ def last_grant(job: PoolJob) -> Grant:
         until_s=job.until_s,
         allowance=job.allowance,
         orders=job.orders,
-        keep_s=job.keep_s,
+        reservation_s=job.reservation_s,
     )
 
 
@@ -93,7 +93,7 @@ def _is_open(state: PoolState, job: PoolJob) -> bool:
 def _reservation_changed(state: PoolState, job: PoolJob) -> bool:
     """Return whether a job with VMs is to keep them for others for another time now."""
     has_some = any(job.granted) or bool(job.kept)
-    return has_some and reservation_ttl_s(state, job) != job.keep_s
+    return has_some and reservation_ttl_s(state, job) != job.reservation_s
 
 
 def _grows(job: PoolJob) -> tuple[bool, bool, float]:
@@ -161,7 +161,7 @@ def reservation_ttl_s(state: PoolState, job: PoolJob) -> float:
         )
     else:
         is_wanted = any(one.rate(one.granted) < one.best for one in others)
-    return state.settings.keep_s if is_wanted else 0.0
+    return state.settings.reservation_s if is_wanted else 0.0
 
 
 def _ordered(state: PoolState) -> frozenset[str]:

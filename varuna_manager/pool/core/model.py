@@ -70,7 +70,7 @@ class PoolSettings:
     """A manager that has not reported for so long counts as dead: it is granted nothing."""
     shortest_grant_s: float = 60.0
     """Money for less than this starts nothing."""
-    keep_s: float = 15.0
+    reservation_s: float = 15.0
     """How long a job keeps a VM that it would return, if others have use for it; 0: never."""
     take_s: float = 30.0
     """How long a job may ask for a VM that another one keeps."""
@@ -130,7 +130,7 @@ promise (``CloudProvider.take``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptVm:
+class ReservedVm:
     """A VM that a job keeps for another one: nothing of the job is left on it. It is billed
     to the job, which can only return it, or lose it to a job that is granted it."""
 
@@ -193,7 +193,7 @@ class PoolJob:
     """The most that it may hold, by any grant that its manager may still follow."""
     held: Vms
     """As last reported."""
-    kept: tuple[KeptVm, ...] = ()
+    kept: tuple[ReservedVm, ...] = ()
     """VMs of these that it keeps for others."""
     gone: frozenset[str] = frozenset()
     """VMs that others say they have, which it named when it last reported."""
@@ -202,7 +202,7 @@ class PoolJob:
     ``granted``, and beside ``held_upper_bound``: nothing else is rented in their place."""
     refused: frozenset[str] = frozenset()
     """VMs that it asked for in vain."""
-    keep_s: float = 0.0
+    reservation_s: float = 0.0
     """As last told: how long it keeps what it would return."""
     is_ending: bool = False
     """Whether it has reported that it is done, and returns its VMs."""
@@ -374,7 +374,7 @@ class HoldingsReported(PoolEvent):
     examples_done: float
     throughputs: Throughputs | None = None
     """As corrected by measurements; None while they are the same."""
-    kept: tuple[KeptVm, ...] = ()
+    kept: tuple[ReservedVm, ...] = ()
     """Part of ``held``: what it keeps for others."""
     taken: frozenset[str] = frozenset()
     """Orders of its grant by which it got a VM; the VM may have ended since."""
@@ -456,7 +456,7 @@ class Grant:
     """Micro-dollars over the job's life."""
     orders: tuple[Order, ...] = ()
     """Part of ``vms``: not rented, but taken from others."""
-    keep_s: float = 0.0
+    reservation_s: float = 0.0
     """How long VMs that it returns are kept for others."""
 
 

@@ -32,13 +32,13 @@ from spottrain.varuna_manager.pool.core.model import (
     Grant,
     HoldingsListed,
     HoldingsReported,
-    KeptVm,
     PoolEvent,
     PoolJob,
     PoolJobEnded,
     PoolJobPaused,
     PoolJobPhase,
     PoolState,
+    ReservedVm,
     Supply,
     Throughputs,
 )
@@ -221,15 +221,15 @@ class JobManagers:
             examples_done=float(state.history.progress.step * state.job.spec.minibatch_size),
             throughputs=measured,
             kept=tuple(
-                KeptVm(vm_id=vm_id, supply=self._kinds.index(kind_of(vm.offer)))
+                ReservedVm(vm_id=vm_id, supply=self._kinds.index(kind_of(vm.offer)))
                 for vm_id, vm in state.fleet.vms.items()
-                if vm.kept_at_s is not None
+                if vm.reserved_at_s is not None
             ),
             taken=_orders_of(state, OrderPhase.TAKEN),
             open=frozenset() if watched.is_down() else _open_orders(state, now_s),
             is_ending=_is_ending(state, job, is_alive=is_alive),
         )
-        if _is_news(watched.reported, report):
+        if _has_changes(watched.reported, report):
             watched.reported = report
             yield report
         if state.history.progress.step and is_alive and held:
@@ -310,7 +310,7 @@ class JobManagers:
                 )
                 for order in grant.orders
             ),
-            keep_s=grant.keep_s,
+            reservation_s=grant.reservation_s,
         )
         try:
             watched.tell(told)
@@ -414,7 +414,7 @@ def _is_due(watched: WatchedJob, now_s: float) -> bool:
     return bool(before.open) or watched.gives_up or watched.is_down()
 
 
-def _is_news(before: HoldingsReported | None, now: HoldingsReported) -> bool:
+def _has_changes(before: HoldingsReported | None, now: HoldingsReported) -> bool:
     if before is None or now.at_s >= before.at_s + REPORT_S:
         return True
     if now.throughputs is not None:

@@ -141,7 +141,7 @@ def left(journal: Journal, vm_id: str) -> int | None:
 
 def newest_news(journal: Journal) -> int | None:
     """Return the newest event that was news for people."""
-    return next((row.seq for row in journal.search('"last_news":')), None)
+    return next((row.seq for row in journal.search('"last_message":')), None)
 
 
 def newest_change(journal: Journal, field: str, part: str = "") -> int | None:

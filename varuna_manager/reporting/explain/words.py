@@ -154,9 +154,9 @@ def _asked(entry: Sequence[str], after: State) -> Iterator[str]:
                 reasons.setdefault(vm.return_reason if vm else "", []).append(name)
             for reason, those in reasons.items():
                 yield f"return {ids(those)}" + (f": {reason}" if reason else "")
-        case ["KeepVm", *names]:
+        case ["ReserveVm", *names]:
             yield f"keep {ids(names)} for another job of the pool"
-        case ["TakeVm", *names]:
+        case ["AcquireVm", *names]:
             vms = [one.order for k, one in after.fleet.orders.items() if k in names]
             for order in vms:
                 yield f"take {order.vm_id} from job {order.by}"
@@ -198,12 +198,12 @@ def _of_vms(before: State, after: State) -> Iterator[str]:
 def _of_move(old: Move | None, new: Move | None) -> Iterator[str]:
     if old is None and new is not None:
         how = "by a checkpoint" if new.is_far else "from memory to memory"
-        yield f"move from {new.came_from} to {new.to}: {new.why}"
+        yield f"move from {new.source} to {new.to}: {new.why}"
         count = len(new.vm_ids)
         yield f"rent {count} VMs beside the old ones, which train on; then go over {how}"
     elif old is not None and new is None:
         yield f"the move to {old.to} is over, or was given up"
-    elif old is not None and new is not None and new.is_left and not old.is_left:
+    elif old is not None and new is not None and new.is_cut_over and not old.is_cut_over:
         yield f"leave {ids(old.vm_ids)}: the new VMs in {old.to} are ready"
 
 
@@ -298,7 +298,7 @@ def now(state: State) -> Iterator[str]:
         ):
             yield from why_morph(generation, state.training.morph, state)
     if (move := state.fleet.move) is not None:
-        yield f"moves from {move.came_from} to {move.to}: {move.why}"
+        yield f"moves from {move.source} to {move.to}: {move.why}"
     if state.phase is JobPhase.ACTIVE:
         yield from why_not_renting(state)
     if state.deadline.decision is not None:

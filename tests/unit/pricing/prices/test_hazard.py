@@ -13,8 +13,8 @@ from spottrain.pricing.prices.hazard import (
     BANDS,
     PRIOR_VM_HOURS,
     UNKNOWN_PER_HOUR,
-    Exposure,
     Hazards,
+    ObservedHours,
     _bounds,
     band_per_hour,
 )
@@ -29,8 +29,8 @@ hours = st.floats(0.0, 1e4)
 losses = st.integers(0, 1000)
 
 
-def seen(place: Place, vm_hours: float, count: int) -> Exposure:
-    return Exposure(place=place, vm_hours=vm_hours, losses=count)
+def seen(place: Place, vm_hours: float, count: int) -> ObservedHours:
+    return ObservedHours(place=place, vm_hours=vm_hours, losses=count)
 
 
 def test_a_band_is_a_share_lost_in_a_month() -> None:

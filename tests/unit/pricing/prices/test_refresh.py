@@ -12,7 +12,7 @@ import pytest
 from spottrain.cloud.http import PriceSourceError
 from spottrain.pricing.prices.catalogue import catalogue
 from spottrain.pricing.prices.history import History
-from spottrain.pricing.prices.price import Price, Sifted, offers
+from spottrain.pricing.prices.price import FilteredPrices, Price, offers
 from spottrain.pricing.prices.recheck import LIVE_S, check_live
 from spottrain.pricing.prices.refresh import (
     HISTORY_S,
@@ -153,7 +153,7 @@ def test_shipped_prices_count_until_newer_ones_are_known(history: History) -> No
     assert (shipped.source, shipped.usd_per_hour) == ("published", 21.957642)
     newer = replace(PRICE, spot=False, zone="us-east-1", usd_per_hour=20.0)
     history.record_prices([newer])
-    assert known(history, FACTS, request, LATER_S) == Sifted((newer,), ())
+    assert known(history, FACTS, request, LATER_S) == FilteredPrices((newer,), ())
     elsewhere = PriceRequest(kinds=[P4D], regions=["eu-west-1"])
     assert known(history, FACTS, elsewhere, LATER_S).prices == ()
 

@@ -18,7 +18,7 @@ from spottrain.pricing.ranking.cooldowns import (
     Refusal,
     granted,
     home_of,
-    most_at_once,
+    max_batch,
     open_at_s,
     refused,
     scope_of,
@@ -99,7 +99,7 @@ def test_a_quota_is_found_by_halving_before_it_closes(wanted: int, quota: int) -
     closed: dict[str, Cooldown] = {}
     left, held, calls = wanted, 0, 0
     while left and not shut(closed, HERE):
-        asked = int(min(left, most_at_once(closed, scope_of(HERE, "quota"), 0.0)))
+        asked = int(min(left, max_batch(closed, scope_of(HERE, "quota"), 0.0)))
         calls += 1
         if asked <= quota - held:
             held, left = held + asked, left - asked
@@ -111,10 +111,10 @@ def test_a_quota_is_found_by_halving_before_it_closes(wanted: int, quota: int) -
     if left:
         assert open_at_s(closed, HERE) == MIN_S["quota"]
         later_s = MIN_S["quota"]
-        assert most_at_once(closed, scope_of(HERE, "quota"), later_s) == 1  # not all over again
+        assert max_batch(closed, scope_of(HERE, "quota"), later_s) == 1  # not all over again
         closed = refused(closed, HERE, "quota", later_s, BASE_S)
         assert open_at_s(closed, HERE) == 3 * MIN_S["quota"]
-    assert most_at_once(closed, scope_of(OTHERS["region"], "quota"), 0.0) == math.inf
+    assert max_batch(closed, scope_of(OTHERS["region"], "quota"), 0.0) == math.inf
 
 
 offers = st.sampled_from(list(OTHERS.values()))

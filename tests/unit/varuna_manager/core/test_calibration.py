@@ -166,7 +166,7 @@ def test_progress_is_logged() -> None:
     )
     story.report("a", progress)
 
-    assert story.state.last_news == "measured 1 of 3: sections with 4 examples"
+    assert story.state.last_message == "measured 1 of 3: sections with 4 examples"
     assert story.state.activity == "measuring the model's sections (1 of 3)"
 
 
@@ -253,7 +253,7 @@ def test_a_kept_profile_is_reused_without_measuring() -> None:
     assert story.profile == PROFILE
     assert story.calibration is None
     news = f"profile of {PROFILE.device} reused, measured 10 min 00 s ago"
-    assert story.state.last_news == news
+    assert story.state.last_message == news
     assert len(story.emitted(c.ComputePlan)) == 1
 
 

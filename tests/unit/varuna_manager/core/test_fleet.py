@@ -355,7 +355,7 @@ def test_a_vm_that_is_likely_to_be_preempted_is_logged_and_trains_on() -> None:
     story.report("d", messages.InterruptionLikely())
     assert story.vm("d").is_usable
     assert story.interruptions == ()
-    assert "more likely" in story.state.last_news
+    assert "more likely" in story.state.last_message
 
 
 def _grow(story: Story, *, to: tuple[str, ...], step_s: float) -> None:

@@ -198,7 +198,7 @@ def test_a_removal_that_fails_is_tried_again_with_growing_pauses() -> None:
         assert story.emitted(c.ReleaseJob) == [c.ReleaseJob()]
     fail_release(story)
     assert len(story.emitted(c.Finish)) == 1
-    assert "'spottrain down job'" in story.state.last_news
+    assert "'spottrain down job'" in story.state.last_message
 
 
 def fail_release(story: Story) -> None:
@@ -238,7 +238,7 @@ def test_all_vms_of_a_cloud_have_the_image_of_its_first_until_it_is_withdrawn() 
         ("image 2", "image 2", ""),
     ):
         assert launch_with(story, given) == asked
-        assert story.state.last_news.startswith(news)
+        assert story.state.last_message.startswith(news)
         assert story.images == {"local": given}
         story.wait(60.0)  # what it did not give is asked for again
 

@@ -41,13 +41,13 @@ def test_new_limits_hold_from_now_on_and_are_logged() -> None:
     change(story, max_usd=20.0, deadline_s=1.9e9, min_examples_per_s=5.0)
     job = story.state.job
     assert (job.max_usd, job.deadline_s, job.min_examples_per_s) == (20.0, 1.9e9, 5.0)
-    assert story.state.last_news == (
+    assert story.state.last_message == (
         "a person: budget.max_usd is now 20 USD, slo.deadline is now "
         "2030-03-17T17:46:40Z, slo.min_examples_per_s is now 5 examples/s"
     )
     change(story, max_usd=None)
     assert story.state.job.max_usd is None
-    assert story.state.last_news == "a person: budget.max_usd is now none"
+    assert story.state.last_message == "a person: budget.max_usd is now none"
 
 
 def test_the_same_change_twice_changes_nothing() -> None:
@@ -152,7 +152,7 @@ def test_each_budget_alert_is_given_once() -> None:
     while story.state.phase is JobPhase.ACTIVE:
         assert story.state.timer_at_s is not None
         story.wait(story.state.timer_at_s - story.now_s)
-        news.append(story.state.last_news)
+        news.append(story.state.last_message)
     told = [line for line in news if "of the budget" in line]
     assert told == [
         "50% of the budget of 10 USD is spent",
@@ -190,7 +190,7 @@ def test_a_job_without_a_budget_gets_no_alert() -> None:
 def test_a_clock_that_was_set_is_logged(by_s: float, words: str) -> None:
     story = Story().training(*FOUR)
     story.tell(e.ClockSet, by_s=by_s)
-    assert f"was set {abs(by_s):.0f} s {words}" in story.state.last_news
+    assert f"was set {abs(by_s):.0f} s {words}" in story.state.last_message
 
 
 def test_time_that_goes_back_does_not_reduce_spending() -> None:
@@ -240,7 +240,7 @@ def test_other_code_of_an_equal_model_keeps_what_was_measured() -> None:
     story.tell(e.CodeUpdated, by="a person", sha256="ab" * 32, facts=facts, changes=("data",))
     assert story.state.job.facts == facts
     assert story.profile == PROFILE
-    assert story.state.last_news == "a person: code updated to abababababab; data"
+    assert story.state.last_message == "a person: code updated to abababababab; data"
 
 
 def test_other_code_is_measured_again_if_its_batches_differ() -> None:

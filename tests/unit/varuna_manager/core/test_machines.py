@@ -215,7 +215,7 @@ FAILING: tuple[e.FailedCommand, ...] = (
     "compute_plan",
     "start_agent",
     "terminate_vms",
-    "keep_vm",
+    "reserve_vm",
     "take_vm",
     "ask_provider",
     "release_job",
@@ -257,7 +257,7 @@ def everything(story: Watched) -> Iterator[Callable[[Watched], object]]:
     yield told(e.VmsReturned, vm_ids=("a",))
     for vm in (story.listed("e", "ordered-1-e"), None):
         yield told(e.OrderAnswered, order="1-e", vm=vm)
-    yield told(e.VmKept, vm_id="a")
+    yield told(e.VmReserved, vm_id="a")
     yield told(e.VmLost, vm_id="a", reason="gone")
     yield told(e.JobReleased)
     yield told(e.AgentStarting, vm_id="a", token_sha256="t")

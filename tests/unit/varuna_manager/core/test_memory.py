@@ -47,7 +47,7 @@ def test_the_next_plan_may_take_less_than_was_predicted() -> None:
     assert story.generation.phase is GenerationPhase.BREAKING
     room = int(predicted_bytes(1) * (1 - MARGIN))
     assert story.shortages[MACHINE].room_bytes == room
-    assert story.state.last_news.startswith("generation 1 broke: b[0]: out of memory")
+    assert story.state.last_message.startswith("generation 1 broke: b[0]: out of memory")
     story.broken("a", "b")
     (asked,) = story.emitted(c.ComputePlan)
     assert {device.memory_bytes for device in asked.inputs.slots} == {room}

@@ -212,7 +212,7 @@ def test_a_vm_that_has_trained_is_replaced_at_once_however_often_it_is_taken() -
 def test_nothing_is_rented_while_the_folder_cannot_be_used() -> None:
     story = Story(max_vms=2).training("a", "b")
     story.tell(e.FolderSeen, trouble="it is read-only")
-    assert "read-only" in story.state.last_news
+    assert "read-only" in story.state.last_message
     story.tell(e.VmLost, vm_id="a", reason="taken")
     assert story.emitted(c.IntendLaunch) == []
     story.tell(e.FolderSeen, trouble="")

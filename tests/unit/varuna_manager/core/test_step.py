@@ -210,7 +210,7 @@ def test_evaluations_of_several_sets_are_told_by_the_first_one() -> None:
     progress = story.progress
     assert (progress.heldout_set, progress.heldout_last) == ("near", 3.0)
     assert progress.best_step == 4
-    assert "loss on far 2.000 after 4 steps, the best so far" in story.state.last_news
+    assert "loss on far 2.000 after 4 steps, the best so far" in story.state.last_message
 
 
 # --- Steps that are not finite ----------------------------------------------------------------
@@ -223,7 +223,7 @@ def test_a_job_ends_after_steps_in_a_row_that_are_not_finite() -> None:
     for step, reason in enumerate(reasons, 4):
         story.commit(step, skipped=reason)
         assert story.state.phase is JobPhase.ACTIVE
-    assert "step 7 changed nothing: its loss is not finite" in story.state.last_news
+    assert "step 7 changed nothing: its loss is not finite" in story.state.last_message
     story.commit(9, only=("a", "b"), skipped="gradients")
     outcome, progress = story.state.outcome, story.progress
     assert outcome is not None
@@ -410,7 +410,7 @@ def test_a_checkpoint_that_cannot_be_saves_nothing(
     story.report("a", report)
     assert story.state.newest_checkpoint == before
     assert story.step == 3
-    assert "cannot be" in story.state.last_news
+    assert "cannot be" in story.state.last_message
     story.report("a", checkpoint_saved(4))
     newest = story.state.newest_checkpoint
     assert newest is not None

@@ -93,7 +93,7 @@ def test_a_slow_replica_gets_less_to_do_without_a_morph() -> None:
     shares = {share for share in told if isinstance(share, messages.ShareMinibatch)}
     assert {(s.generation, s.number, s.replica_bounds) for s in shares} == {(1, 1, (0, 6, 8))}
     assert story.generation.number == 1
-    assert "6+2 (before: 4+4)" in story.state.last_news
+    assert "6+2 (before: 4+4)" in story.state.last_message
 
 
 def test_no_new_share_is_sent_before_the_last_one_is_in_force() -> None:
@@ -144,8 +144,8 @@ def test_a_slow_vm_is_only_marked_if_a_replacement_can_be_had(available: int) ->
     assert (slow is not None) == bool(available)
     news = "looking for a replacement" if available else "kept, replacing it would"
     evidence = f"d is 3.0x slower than the others of its stage in {OUTLYING} of "
-    assert evidence in story.state.last_news
-    assert news in story.state.last_news
+    assert evidence in story.state.last_message
+    assert news in story.state.last_message
     assert bool(story.emitted(c.IntendLaunch)) == bool(available)
 
 
@@ -246,7 +246,7 @@ def test_a_vm_whose_gpu_is_hot_is_slow_after_a_few_minibatches() -> None:
         one.now_s += 100.0
         one.tell(e.OffersSeen, offers=(replace(OFFER, available=1),))
     story.report("d", messages.GpuThrottled(reason=reason))
-    assert story.state.last_news == f"d: {reason}"
+    assert story.state.last_message == f"d: {reason}"
     for step in range(2, 2 + HOT_WINDOW):
         for one in (story, cool):
             sample(one, step, {"d": 3.0})

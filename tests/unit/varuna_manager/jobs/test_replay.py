@@ -69,7 +69,7 @@ def test_a_journal_is_replayed_without_a_decision(
         assert state == story.state
         assert report(state, history, True, state.now_s)["steps"] == 100
         said = [line for _, _, line in journal.with_messages() if line]
-    news = [one.after.last_news for one in story.steps if one.after.last_news]
+    news = [one.after.last_message for one in story.steps if one.after.last_message]
     assert said == [line for line, _ in groupby(news)]
 
 

@@ -10,7 +10,7 @@ from tests.unit.varuna_manager.story import FACTS, OFFER, ON_DEMAND, PROFILE, St
 from tests.view import View, changed
 
 from spottrain.cloud.port.provider import Offer
-from spottrain.pricing.prices.hazard import Exposure, Hazards
+from spottrain.pricing.prices.hazard import Hazards, ObservedHours
 from spottrain.pricing.prices.place import Place, offer_key
 from spottrain.pricing.ranking.order import (
     OfferWorth,
@@ -166,7 +166,7 @@ def test_an_unchanged_market_is_not_ranked_again() -> None:
 
 
 def test_interruptions_that_were_seen_make_an_offer_worth_less() -> None:
-    rough = Hazards([Exposure(place=PLACE, vm_hours=1.0, losses=500)], {})
+    rough = Hazards([ObservedHours(place=PLACE, vm_hours=1.0, losses=500)], {})
     state = trained("a", "b")
     calm, seen = (OfferRanker().rank(state, (OFFER,), h) for h in (CALM, rough))
     assert calm is not None

@@ -122,7 +122,7 @@ RUNNING = changed(
         submitted_at_s=1000.0,
         now_s=1150.0,
         activity="training",
-        last_news="vm-9 was killed: [the cloud says so]",
+        last_message="vm-9 was killed: [the cloud says so]",
     ),
     vms={name: vm(name) for name in "abcd"},
     current_generation=generation_of(plan_on("a", "b", "c", "d")),

@@ -12,7 +12,7 @@ from tests.builders import minibatch_committed
 from tests.unit.varuna_manager.story import Story
 
 from spottrain.varuna_manager.core.model import events as e
-from spottrain.varuna_manager.watch.watches import STALL_S, Pace, Watches
+from spottrain.varuna_manager.watch.watches import STALL_S, ReportThrottle, Watches
 from spottrain.wire import messages
 
 START_S = 2000.0
@@ -87,8 +87,8 @@ def test_the_core_is_told_less_and_less_often() -> None:
     ]
     gaps_s = [b - a for a, b in itertools.pairwise(times_s)]
     assert len(times_s) < 250, "of 72,000 mini-batches within an hour"
-    assert min(gaps_s) >= Pace().least_s
-    assert max(gaps_s) <= Pace().most_s + 0.05
+    assert min(gaps_s) >= ReportThrottle().least_s
+    assert max(gaps_s) <= ReportThrottle().most_s + 0.05
 
 
 @given(
@@ -121,7 +121,7 @@ BEGUN = begun()
 
 
 def test_a_row_of_minibatches_that_change_nothing_is_told_at_once() -> None:
-    story, watches = begun(), Watches(Pace(least_s=1e9, most_s=1e9))
+    story, watches = begun(), Watches(ReportThrottle(least_s=1e9, most_s=1e9))
     assert len(observe(watches, story, 1, START_S)) == 1
     assert not observe(watches, story, 2, START_S + 1)
     (begins,) = observe(watches, story, 3, START_S + 2, skipped="loss")
@@ -134,7 +134,7 @@ def test_a_row_of_minibatches_that_change_nothing_is_told_at_once() -> None:
     assert isinstance(ends, e.ProgressMade)
     assert ends.nonfinite_in_row == limit
     story.take(begins)
-    assert "step 3 " in story.state.last_news
+    assert "step 3 " in story.state.last_message
     story.take(ends)
     assert story.progress.nonfinite_steps == limit
     assert story.state.outcome is not None
@@ -168,7 +168,7 @@ def test_a_generation_that_commits_nothing_is_reported_once() -> None:
     (stalled,) = watches.stalled(story.state, late_s)
     story.now_s = late_s
     story.take(stalled)
-    assert story.state.last_news == (
+    assert story.state.last_message == (
         "generation 1 has committed nothing for 240 s after step 1; a mini-batch takes 0.5 s"
     )
     assert not watches.stalled(story.state, late_s + 9)

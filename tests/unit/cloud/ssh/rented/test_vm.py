@@ -59,7 +59,7 @@ def test_the_connection_is_kept_while_the_address_is_the_same() -> None:
 def test_a_terminated_vm_is_not_found() -> None:
     rented_vm = RentedVm(VM)
     rented_vm.check_not_given_back()
-    rented_vm.mark_given_back()
+    rented_vm.mark_returned()
     assert rented_vm.woken.is_set()
     with pytest.raises(VmNotFoundError, match="was terminated"):
         rented_vm.check_not_given_back()

@@ -1,7 +1,7 @@
 """VMs that go from one job of a pool to another without a boot.
 
 A job that has no more use for a VM keeps it for a while, if its grant says so: everything of
-the job is removed from it (``fleet.let_go``). The VM is billed to the job, counts as held by
+the job is removed from it (``fleet.release_or_reserve``). The VM is billed to the job, counts as held by
 it, and is never used by it again: it is returned in the end, unless the cloud gives it to
 another job before that. To which, the pool says with that job's grant: an order for one named
 VM. The cloud ends the one job's bill and begins the other's at one moment, and gives a VM
@@ -47,11 +47,11 @@ def granted(transition: Transition) -> None:
         transition.put(replace(state.fleet, orders=left))
 
 
-def vm_kept(transition: Transition, vm_id: str) -> None:
+def vm_reserved(transition: Transition, vm_id: str) -> None:
     """A VM waits for other jobs from now on."""
     vm = transition.state.fleet.vms.get(vm_id)
     if vm is not None and vm.is_clearing:
-        vm = replace(vm, is_clearing=False, kept_at_s=transition.now_s)
+        vm = replace(vm, is_clearing=False, reserved_at_s=transition.now_s)
         transition.put_vm(vm)
 
 
@@ -97,7 +97,7 @@ def ask_again(transition: Transition) -> None:
     for record in transition.state.fleet.orders.values():
         if record.phase is OrderPhase.ASKED:
             _put(transition, replace(record, retry_at_s=None))
-            transition.emit(c.TakeVm(order=record.order))
+            transition.emit(c.AcquireVm(order=record.order))
 
 
 def advance(transition: Transition) -> None:
@@ -108,17 +108,17 @@ def advance(transition: Transition) -> None:
         for order in grant.orders:
             if order.name not in state.fleet.orders and transition.now_s < order.until_s:
                 _put(transition, OrderRecord(order=order))
-                transition.emit(c.TakeVm(order=order))
+                transition.emit(c.AcquireVm(order=order))
     for record in transition.state.fleet.orders.values():
         if record.retry_at_s is not None and transition.waited_until(record.retry_at_s):
             _put(transition, replace(record, retry_at_s=None))
-            transition.emit(c.TakeVm(order=record.order))
-    keep_s = 0.0 if grant is None else grant.keep_s
+            transition.emit(c.AcquireVm(order=record.order))
+    reservation_s = 0.0 if grant is None else grant.reservation_s
     for vm in transition.state.fleet.vms.values():
-        if vm.kept_at_s is None:
+        if vm.reserved_at_s is None:
             continue
-        if keep_s <= 0 or transition.waited_until(vm.kept_at_s + keep_s):
-            transition.put_vm(replace(vm, kept_at_s=None))
+        if reservation_s <= 0 or transition.waited_until(vm.reserved_at_s + reservation_s):
+            transition.put_vm(replace(vm, reserved_at_s=None))
             transition.emit(c.TerminateVms(vm_ids=(vm.vm_id,)))
 
 

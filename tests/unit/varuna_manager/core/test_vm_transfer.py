@@ -10,14 +10,14 @@ from tests.unit.varuna_manager.story import OFFER, Story
 
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.provider import Vm, VmState
-from spottrain.varuna_manager.core.hand_overs import GIVE_UP_S
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import OrderPhase
 from spottrain.varuna_manager.core.model.settings import VmOrder
 from spottrain.varuna_manager.core.model.state import JobPhase
+from spottrain.varuna_manager.core.vm_transfer import GIVE_UP_S
 
-KEEPS = replace(GRANT, keep_s=15.0)
+KEEPS = replace(GRANT, reservation_s=15.0)
 ORDER = VmOrder(name="2-theirs", vm_id="theirs", kind="local/t", by="other", until_s=1030.0)
 ONE = replace(GRANT, vms=(("local/t", 1),), orders=(ORDER,))
 
@@ -56,10 +56,10 @@ def returned(story: Story) -> set[str]:
 
 def test_vms_are_cleared_kept_for_a_while_and_returned() -> None:
     story = stopped()
-    assert {one.vm_id for one in story.emitted(c.KeepVm)} == {*FOUR}
+    assert {one.vm_id for one in story.emitted(c.ReserveVm)} == {*FOUR}
     assert returned(story) == set()
-    story.tell(e.VmKept, vm_id="a")
-    assert story.vm("a").kept_at_s == story.now_s
+    story.tell(e.VmReserved, vm_id="a")
+    assert story.vm("a").reserved_at_s == story.now_s
     assert story.ledger.open.keys() == {*FOUR}
     story.wait(15.0)
     assert returned(story) == {"a"}
@@ -70,7 +70,7 @@ def test_vms_are_cleared_kept_for_a_while_and_returned() -> None:
 def test_a_vm_that_another_job_takes_is_billed_until_then() -> None:
     story = stopped()
     for vm_id in FOUR:
-        story.tell(e.VmKept, vm_id=vm_id)
+        story.tell(e.VmReserved, vm_id=vm_id)
     story.now_s += 3.0
     taken = story.listed("a", state=VmState.TERMINATED, ended_at_s=story.now_s - 1.0)
     others = tuple(story.listed(vm_id) for vm_id in FOUR[1:])
@@ -83,7 +83,7 @@ def test_a_vm_that_another_job_takes_is_billed_until_then() -> None:
 
 def test_what_cannot_be_cleared_is_returned() -> None:
     story = stopped()
-    story.tell(e.CommandFailed, command="keep_vm", vm_ids=("a",), reason="left")
+    story.tell(e.CommandFailed, command="reserve_vm", vm_ids=("a",), reason="left")
     assert story.state.timer_at_s is not None
     story.wait(story.state.timer_at_s - story.now_s)
     assert "a" in returned(story)
@@ -91,16 +91,16 @@ def test_what_cannot_be_cleared_is_returned() -> None:
 
 def test_a_manager_that_starts_clears_vms_again_and_waits_on_for_those_that_are() -> None:
     story = stopped()
-    story.tell(e.VmKept, vm_id="a")
+    story.tell(e.VmReserved, vm_id="a")
     story.tell(e.ManagerStarted, software_version="1", pid=2)
-    assert {one.vm_id for one in story.emitted(c.KeepVm)} == {*FOUR} - {"a"}
+    assert {one.vm_id for one in story.emitted(c.ReserveVm)} == {*FOUR} - {"a"}
     assert "a" not in returned(story)
 
 
 def test_kept_vms_go_back_at_once_when_nobody_has_use_for_them() -> None:
     story = stopped()
-    story.tell(e.VmKept, vm_id="a")
-    grant(story, 0, keep_s=0.0)
+    story.tell(e.VmReserved, vm_id="a")
+    grant(story, 0, reservation_s=0.0)
     assert returned(story) == {"a"}
 
 
@@ -158,9 +158,9 @@ def test_a_job_asks_again_until_it_is_answered_and_does_not_end_before() -> None
     story.tell(e.StopRequested, by="test", checkpoint=False)
     assert story.state.phase is JobPhase.ENDING
     story.wait(5.0)
-    assert [one.order for one in story.emitted(c.TakeVm)] == [ORDER]
+    assert [one.order for one in story.emitted(c.AcquireVm)] == [ORDER]
     story.tell(e.ManagerStarted, software_version="1", pid=2)
-    assert [one.order for one in story.emitted(c.TakeVm)] == [ORDER]
+    assert [one.order for one in story.emitted(c.AcquireVm)] == [ORDER]
     story.tell(e.StopRequested, by="test", checkpoint=False)
     come(story)
     assert returned(story) == {"theirs.1"}, "nobody has use for it"
