@@ -44,10 +44,10 @@ class AwsChecks:
         try:
             regions = prices.regions(self._clients)
         except CloudError as error:
-            yield Finding(what="credentials", ok=False, told=str(error))
+            yield Finding(what="credentials", ok=False, message=str(error))
             return
         detail = f"credentials are valid; {len(regions)} regions are enabled"
-        yield Finding(what="credentials", ok=True, told=detail)
+        yield Finding(what="credentials", ok=True, message=detail)
         for region in self._settings.regions or regions:
             if region in regions:
                 yield from self._region(region)
@@ -55,7 +55,7 @@ class AwsChecks:
             near = difflib.get_close_matches(region, regions, n=1)
             hint = f"did you mean {near[0]}?" if near else "enable it in the account"
             detail = f"not an enabled region of this account: got {region}; {hint}"
-            yield Finding(what=f"region {region}", ok=False, told=detail)
+            yield Finding(what=f"region {region}", ok=False, message=detail)
 
     def _region(self, region: str) -> Iterator[Finding]:
         yield run_check(f"image {region}", lambda: self._image(region))
@@ -70,7 +70,7 @@ class AwsChecks:
             quotas = self._market.quotas(region)
         except CloudError as error:
             detail = str(error)
-            yield Finding(what=f"quota {region}", ok=False, told=detail, one_of="quota")
+            yield Finding(what=f"quota {region}", ok=False, message=detail, one_of="quota")
             return
         for quota in quotas:
             if quota.spot:
@@ -185,4 +185,4 @@ def _quota(region: str, family: str, limit: float) -> Finding:
     detail = f"{limit:g} virtual CPUs"
     if limit <= 0:
         detail += f": nothing can be rented; ask AWS for more at {_QUOTAS_URL}"
-    return Finding(what=what, ok=limit > 0, told=detail, one_of="quota")
+    return Finding(what=what, ok=limit > 0, message=detail, one_of="quota")

@@ -52,7 +52,7 @@ class GcpChecks:
         try:
             yield from _quotas(self._market.quotas())
         except CloudError as error:
-            yield Finding(what="quota", ok=False, told=str(error))
+            yield Finding(what="quota", ok=False, message=str(error))
 
     def _project(self) -> str:
         project = self._settings.project
@@ -93,4 +93,4 @@ def _quotas(quotas: Sequence[Quota]) -> Iterator[Finding]:
             detail += f": nothing can be rented; ask Google for more at {_QUOTAS_URL}"
         what = f"quota {region} {family}" if region else f"quota {family}"
         one_of = "quota" if region else ""  # the global quota is required
-        yield Finding(what=what, ok=limit > 0, told=detail, one_of=one_of)
+        yield Finding(what=what, ok=limit > 0, message=detail, one_of=one_of)

@@ -162,7 +162,7 @@ class Finding:
     what: str
     """The checked item, such as ``quota us-east-1 G and VT spot``."""
     ok: bool
-    told: str
+    message: str
     """One line: what was found, or what is wrong and what to do."""
     one_of: str = ""
     """Group of alternatives, such as ``quota``, of which a job needs only one to be ok.
@@ -172,9 +172,9 @@ class Finding:
 def run_check(what: str, ask: Callable[[], str], one_of: str = "") -> Finding:
     """Return the finding with the text that ``ask`` returns, or the error it raises."""
     try:
-        return Finding(what=what, ok=True, told=ask(), one_of=one_of)
+        return Finding(what=what, ok=True, message=ask(), one_of=one_of)
     except SpottrainError as error:
-        return Finding(what=what, ok=False, told=str(error), one_of=one_of)
+        return Finding(what=what, ok=False, message=str(error), one_of=one_of)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

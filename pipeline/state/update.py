@@ -156,15 +156,18 @@ class Gatherer:
         extras = copy, copied, save, profile, share, stop, checkpoint
         row[-self._EXTRAS :] = torch.tensor(extras)
         everything = gather_rows(row)
+        copies, copied_steps, saves, profiles, shares, stops, settled_steps = everything[
+            :, -self._EXTRAS :
+        ].unbind(1)
         return ExchangeResult(
             contributions=self._contributions(everything),
-            stop=int(everything[:, -2].max()),
-            settled_step=int(everything[:, -1].min()),
-            share=share if _all_equal(everything[:, -3], share) else 0,
-            profile=profile if _all_equal(everything[:, -4], profile) else 0,
-            save=bool(everything[0, -5]),
-            copied_step=int(everything[:, -6].min()),
-            copy=bool(everything[0, -7]),
+            stop=int(stops.max()),
+            settled_step=int(settled_steps.min()),
+            share=share if _all_equal(shares, share) else 0,
+            profile=profile if _all_equal(profiles, profile) else 0,
+            save=bool(saves[0]),
+            copied_step=int(copied_steps.min()),
+            copy=bool(copies[0]),
         )
 
     def _contributions(self, everything: torch.Tensor) -> list[Contribution]:

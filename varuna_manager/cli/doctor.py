@@ -71,7 +71,7 @@ def _shown(found: Iterator[Told], output: Output) -> Iterator[Told]:
     out = console()
     for where, each, status in found:
         if output is Output.TABLE:
-            line = f"{_LABELS[status]} {where} {each.what}: {each.told}"
+            line = f"{_LABELS[status]} {where} {each.what}: {each.message}"
             out.print(line, markup=False, soft_wrap=True)
         yield where, each, status
 
@@ -128,7 +128,7 @@ def _bucket_access(config: JobConfig) -> Finding:
     return Finding(
         what="checkpoints from VMs",
         ok=not lines,
-        told="; ".join(lines) or "VMs have credentials, as far as the job file says",
+        message="; ".join(lines) or "VMs have credentials, as far as the job file says",
     )
 
 
@@ -143,10 +143,10 @@ def _traffic(config: JobConfig) -> Finding:
         "VMs send each other weights and activations NOT encrypted and NOT "
         f"authenticated, inside {where}"
     )
-    return Finding(what="traffic between VMs", ok=False, told=told)
+    return Finding(what="traffic between VMs", ok=False, message=told)
 
 
 def _ssh_client() -> Finding:
     path = shutil.which("ssh")
     told = path or "none: 'spottrain ssh' does not work, jobs do; install OpenSSH"
-    return Finding(what="ssh command", ok=path is not None, told=told)
+    return Finding(what="ssh command", ok=path is not None, message=told)

@@ -42,7 +42,7 @@ from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.identity import Identity
 from spottrain.varuna_manager.jobs.journal import Journal, Step
 from spottrain.varuna_manager.jobs.measurements import Measurements, Sample
-from spottrain.varuna_manager.jobs.replication import JournalReplication, fill_in
+from spottrain.varuna_manager.jobs.replication import JournalReplication, backfill
 from spottrain.varuna_manager.jobs.samples import Sampler, samples_of
 from spottrain.varuna_manager.jobs.traces import (
     Traces,
@@ -62,9 +62,9 @@ C = TypeVar("C", c.LaunchVms, c.TerminateVms, c.ReserveVm, c.AcquireVm, c.Releas
 
 CLOCK_POLL_S = 5.0
 """Between two readings of the wall clock."""
-FILL_PAUSE_S = 0.05
+BACKFILL_PAUSE_S = 0.05
 """Between two parts of the past that are filled in: the journal is written meanwhile."""
-REFILL_S = 60.0
+BACKFILL_RETRY_S = 60.0
 """Between two attempts to fill in the past."""
 MEASURED_S = 1.0
 """How long measurements may wait to be written together, unless an event is."""
@@ -167,7 +167,7 @@ class ManagerLoop(Loop[State, e.Event, c.Command]):
             self._start(work)
         if self._copy is not None:
             self._start(self._copy.run())
-            self._start(self._fill_in(self._copy))
+            self._start(self._backfill(self._copy))
         if self._trackers is not None and self.state.history.progress.highest_step:
             self._trackers.wake()
         outcome: c.Outcome = await self.take_events()
@@ -279,14 +279,14 @@ class ManagerLoop(Loop[State, e.Event, c.Command]):
     def _for_readers(self) -> str:
         return self.past.snapshot()
 
-    async def _fill_in(self, copy: JournalReplication) -> None:
+    async def _backfill(self, copy: JournalReplication) -> None:
         """Fill in the measurements that a takeover has left in the store."""
         while self._measurements.pending():
             try:
-                await fill_in(self._measurements, copy, FILL_PAUSE_S)
+                await backfill(self._measurements, copy, BACKFILL_PAUSE_S)
             except (StorageError, JournalWriteError) as error:
                 logger.warning("%s; trying again to fetch measurements", error)
-                await asyncio.sleep(REFILL_S)
+                await asyncio.sleep(BACKFILL_RETRY_S)
 
     # --- commands out -----------------------------------------------------------------------
 

@@ -41,8 +41,8 @@ from spottrain.varuna_manager.jobs.manager_location import own_vm
 from spottrain.varuna_manager.jobs.measurements import Measurements
 from spottrain.varuna_manager.jobs.replication import (
     JournalReplication,
+    backfill,
     begin_replication,
-    fill_in,
 )
 from spottrain.varuna_manager.launch.control import ShutsDown, open_provider
 from spottrain.varuna_manager.reporting.documents import report
@@ -134,7 +134,7 @@ async def _complete(measured: Measurements, copy: JournalReplication) -> None:
     try:
         await copy.finish()
         async with asyncio.timeout(FINISH_S):
-            await fill_in(measured, copy)
+            await backfill(measured, copy)
     except (TimeoutError, SpottrainError) as error:
         logger.warning("the job's files here are not complete: %s", error)
 

@@ -99,7 +99,7 @@ def begin_replication(job: JobDir, *, durable: bool = False) -> JournalReplicati
     return JournalReplication(job, stored, epoch, stored.held(), durable=durable)
 
 
-async def fill_in(
+async def backfill(
     measurements: Measurements, copy: JournalReplication, pause_s: float = 0.0
 ) -> None:
     """Fetch the measurements that were left in the store when the job was taken over.

@@ -28,7 +28,7 @@ from spottrain.cloud.port.provider import (
 from spottrain.cloud.ssh.transport.hosts import Payload, Published
 from spottrain.codec import decode, to_data
 from spottrain.errors import ConfigError, SpottrainError
-from spottrain.storage.store import beneath, is_object_url, is_url
+from spottrain.storage.store import child_url, is_object_url, is_url
 from spottrain.varuna_manager.config.data import data_requests
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.config.ssh import check_secrets, environment_of
@@ -111,7 +111,7 @@ def _wheels(config: JobConfig) -> str:
     path = config.checkpoint.path
     if path is None or not is_url(path):
         return ""
-    return beneath(path, "wheels")
+    return child_url(path, "wheels")
 
 
 def _uses_buckets(config: JobConfig) -> bool:

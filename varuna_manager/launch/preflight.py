@@ -95,10 +95,10 @@ def _offers_of(cloud: AnyCloud, max_vms: int) -> OffersAndMessages:
         if wrong := blocking(found):
             more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
             raise CloudError(
-                f"{cloud.cloud} {wrong[0].what}: {wrong[0].told}{more}; 'spottrain "
+                f"{cloud.cloud} {wrong[0].what}: {wrong[0].message}{more}; 'spottrain "
                 "doctor' lists all problems"
             )
-        lines += [f"{cloud.cloud} {x.what}: {x.told}" for x in found if not x.ok]
+        lines += [f"{cloud.cloud} {x.what}: {x.message}" for x in found if not x.ok]
         offers = provider.offers()
         _remember_pools(provider, max_vms)
     finally:
@@ -333,7 +333,7 @@ def findings(cloud: AnyCloud, max_vms: int = 0) -> Iterator[Finding]:
     try:
         provider = open_cloud(cloud)
     except CloudError as error:
-        yield Finding(what="credentials", ok=False, told=str(error))
+        yield Finding(what="credentials", ok=False, message=str(error))
         return
     try:
         found = provider.check()

@@ -17,7 +17,7 @@ from spottrain.morphing.plan.profiles import knows_sizes
 from spottrain.pricing.billing.budget import reserve_s
 from spottrain.pricing.billing.money import Rate, is_amount
 from spottrain.pricing.prices.catalogue import InstanceType, catalogue
-from spottrain.storage.store import beneath
+from spottrain.storage.store import child_url
 from spottrain.units import HOUR_S
 from spottrain.varuna_manager.config.job import (
     BudgetConfig,
@@ -86,7 +86,7 @@ def probe_job(config: JobConfig, kind: str) -> JobConfig:
     }
     if config.checkpoint.path is not None:
         # Its journal must not take the place of the job's own there.
-        path = beneath(config.checkpoint.path, changes["name"])
+        path = child_url(config.checkpoint.path, changes["name"])
         changes["checkpoint"] = config.checkpoint.model_copy(update={"path": path})
     alone: dict[str, Any]
     alone = {"min_vms": 1, "max_vms": 1, "capacity_wait_s": NO_CAPACITY_S}

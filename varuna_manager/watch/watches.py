@@ -47,16 +47,16 @@ class ReportThrottle:
     straggler_s: float = 30.0
     """How often a VM that stays slow is reported again."""
 
-    def is_due(self, told_s: float, since_s: float, now_s: float) -> bool:
+    def is_due(self, reported_s: float, since_s: float, now_s: float) -> bool:
         """Return whether progress should be told of.
 
         Args:
-            told_s: When it was told of last.
+            reported_s: When it was last reported.
             since_s: When the generation began to train.
             now_s: Now.
         """
         wait_s = max(self.least_s, self.share * (now_s - since_s))
-        return now_s - told_s >= min(wait_s, self.most_s)
+        return now_s - reported_s >= min(wait_s, self.most_s)
 
 
 class Watches:
@@ -70,7 +70,7 @@ class Watches:
         self._throttle = pace or ReportThrottle()
         self.progress: ProgressWatch | None = None
         self.timings: RankTimings | None = None
-        self._told_s: dict[str, float] = {}
+        self._reported_s: dict[str, float] = {}
         """When each slow VM was reported last."""
         self._looked_s: float | None = None
         """Since when it is looked whether anything is committed."""
@@ -96,7 +96,7 @@ class Watches:
         events = list[e.Event]()
         if progress.observe(state, report, at_s):
             since_s = generation.started_at_s or generation.since_s
-            due = self._throttle.is_due(progress.told_s, since_s, at_s)
+            due = self._throttle.is_due(progress.reported_s, since_s, at_s)
             if due or progress.is_urgent(state.job.stop_after_nonfinite):
                 events.append(progress.told(at_s))
         if state.preparation.profile is not None and self.timings is None:
@@ -150,7 +150,7 @@ class Watches:
     def _progress_of(self, state: State, generation: Generation) -> ProgressWatch:
         if self.progress is None or self.progress.number != generation.number:
             self.progress = ProgressWatch(state, generation)
-            self.timings, self._told_s = None, {}
+            self.timings, self._reported_s = None, {}
         return self.progress
 
     def _stragglers(
@@ -164,12 +164,12 @@ class Watches:
         for straggler in timings.stragglers(state, generation.plan):
             vm_id = generation.plan.slots[straggler.rank].vm_id
             vm = state.fleet.vms.get(vm_id)
-            told_s = self._told_s.get(vm_id, -math.inf)
+            reported_s = self._reported_s.get(vm_id, -math.inf)
             if vm is None or vm.slow is not None:
                 continue
-            if at_s - told_s < self._throttle.straggler_s:
+            if at_s - reported_s < self._throttle.straggler_s:
                 continue
-            self._told_s[vm_id] = at_s
+            self._reported_s[vm_id] = at_s
             yield e.StragglerFound(
                 at_s=at_s,
                 generation=generation.number,
@@ -198,7 +198,7 @@ class ProgressWatch:
         start = max(state.history.progress.step, generation.from_step or 0)
         self.step = start
         self.committed_at_s = 0.0
-        self.told_s = -math.inf
+        self.reported_s = -math.inf
         self.has_news = False
         self.replica_bounds: tuple[int, ...] = ()
         self._sections = [start] * generation.plan.num_sections
@@ -267,7 +267,7 @@ class ProgressWatch:
             checkpoint_cost_s=self._cost_s,
             copied_step=self._copied_step,
         )
-        self.told_s, self.has_news = at_s, False
+        self.reported_s, self.has_news = at_s, False
         self._nonfinite, self._nonfinite_last, self._skipped = 0, None, ""
         return made
 

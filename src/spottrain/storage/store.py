@@ -36,7 +36,7 @@ UNFINISHED = ".unfinished"
 """Ends the name of a file that is being written; never in a listing."""
 
 
-def beneath(place: str, name: str) -> str:
+def child_url(place: str, name: str) -> str:
     """Return the place of that name in a folder or bucket."""
     path, mark, options = place.partition("?") if is_url(place) else (place, "", "")
     return f"{path.rstrip('/')}/{name}{mark}{options}"

@@ -10,7 +10,7 @@ QUOTA = "L-3819A6DF"
 
 def found(aws: FakeAws, **settings: object) -> dict[str, tuple[bool, str]]:
     provider = aws.provider(**settings)
-    return {each.what: (each.ok, each.told) for each in provider.check()}
+    return {each.what: (each.ok, each.message) for each in provider.check()}
 
 
 def wrong(aws: FakeAws, **settings: object) -> dict[str, str]:

@@ -175,7 +175,7 @@ def test_without_the_permission_jobs_run_and_doctor_says_so(azure: FakeAzure) ->
     assert questions(azure) == 1  # not again and again
     (said,) = (one for one in provider.check() if one.what == "activity log")
     assert said.ok
-    assert "Microsoft.Insights/eventtypes/values/read" in said.told
+    assert "Microsoft.Insights/eventtypes/values/read" in said.message
 
 
 def test_a_failing_log_is_queried_again(azure: FakeAzure) -> None:

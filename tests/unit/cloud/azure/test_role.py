@@ -40,7 +40,7 @@ def test_who_may_make_no_roles_uses_the_one_that_is_there(azure: FakeAzure) -> N
     provider = azure.provider()
     (permissions,) = (f for f in provider.check() if f.what == "permissions")
     assert not permissions.ok
-    assert "roleDefinitions/write" in permissions.told
+    assert "roleDefinitions/write" in permissions.message
     with pytest.raises(AuthError, match="self_delete: false"):
         rent(provider)
     azure.ask("moods", denied_roles=False)

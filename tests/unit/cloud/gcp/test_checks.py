@@ -13,7 +13,7 @@ from spottrain.cloud.port.provider import Finding
 
 def found(gcp: FakeGcp, **settings: Any) -> dict[str, Finding]:
     findings = gcp.provider(**settings).check()
-    assert all("\n" not in finding.told for finding in findings)
+    assert all("\n" not in finding.message for finding in findings)
     return {finding.what: finding for finding in findings}
 
 
@@ -46,7 +46,7 @@ def test_a_zero_quota_is_reported_with_advice(gcp: FakeGcp) -> None:
 def test_without_a_spot_quota_the_on_demand_quota_counts(gcp: FakeGcp) -> None:
     gcp.ask("quota", metric="NVIDIA_A100_GPUS", limit=4)
     told = found(gcp)[f"quota {REGION} NVIDIA_A100_GPUS"]
-    assert (told.ok, told.told) == (True, "4 GPUs")
+    assert (told.ok, told.message) == (True, "4 GPUs")
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_type_missing_in_one_region_is_reported(
 ) -> None:
     told = found(gcp, instance_types=(KIND, "a2-highgpu-8g"))[f"types {REGION}"]
     assert (told.ok, told.one_of) == (True, "types")
-    assert told.told == "1 types can be rented, but not a2-highgpu-8g"
+    assert told.message == "1 types can be rented, but not a2-highgpu-8g"
 
 
 def test_the_global_quota_and_one_regional_quota_are_required(
@@ -84,7 +84,7 @@ def test_the_global_quota_and_one_regional_quota_are_required(
 def test_expired_credentials_are_found_first(gcp: FakeGcp) -> None:
     gcp.ask("expire", expired=True)
     assert list(found(gcp)) == ["credentials"]
-    assert PROJECT in found(gcp)["credentials"].told
+    assert PROJECT in found(gcp)["credentials"].message
 
 
 def test_without_prices_the_doctor_says_that_nothing_can_be_rented(
@@ -93,7 +93,7 @@ def test_without_prices_the_doctor_says_that_nothing_can_be_rented(
     provider = gcp.provider(time.monotonic, FakePrices("gcp: no credentials"))
     (prices,) = (finding for finding in provider.check() if finding.what == "prices")
     assert not prices.ok
-    assert "nothing can be rented; gcp: " in prices.told
+    assert "nothing can be rented; gcp: " in prices.message
     (prices,) = (f for f in gcp.provider().check() if f.what == "prices")
     assert prices.ok
-    assert prices.told.endswith("types and zones have a price")
+    assert prices.message.endswith("types and zones have a price")

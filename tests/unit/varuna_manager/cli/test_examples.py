@@ -89,7 +89,7 @@ class Doctor:
         with pytest.raises(SystemExit) as ended:
             main()
         found = json.loads(self._capture.readouterr().out)["findings"]
-        told = {each["what"]: (each["ok"], each["told"]) for each in found}
+        told = {each["what"]: (each["ok"], each["message"]) for each in found}
         return int(ended.value.code or 0), told
 
 

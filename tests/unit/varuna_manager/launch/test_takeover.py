@@ -33,7 +33,7 @@ from spottrain.varuna_manager.jobs.folder import JobDir, job_dir
 from spottrain.varuna_manager.jobs.follow import read_state
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.measurements import Measurements, Minibatch
-from spottrain.varuna_manager.jobs.replication import begin_replication, fill_in
+from spottrain.varuna_manager.jobs.replication import backfill, begin_replication
 from spottrain.varuna_manager.jobs.trust import digest_of
 from spottrain.varuna_manager.launch import takeover
 from spottrain.varuna_manager.launch.workdir import pack, packed_files
@@ -179,7 +179,7 @@ def test_what_was_measured_moves_too(
     with closing(Measurements(found.measurements)) as measured:
         copying = begin_replication(found)
         assert copying is not None
-        asyncio.run(fill_in(measured, copying))
+        asyncio.run(backfill(measured, copying))
         copying.close()
         assert measured.minibatches() == [row]
 

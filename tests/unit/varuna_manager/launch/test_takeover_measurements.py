@@ -21,8 +21,8 @@ from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.measurements import Cursor, Measurements, Sample
 from spottrain.varuna_manager.jobs.replication import (
     JournalReplication,
+    backfill,
     begin_replication,
-    fill_in,
 )
 from spottrain.varuna_manager.jobs.samples import Sampler, samples_of
 from spottrain.varuna_manager.jobs.vm_history import vm_lives
@@ -172,9 +172,9 @@ def test_measurements_are_filled_in_whenever_a_manager_dies(
         closing(Dying(other.measurements)) as measured,
         contextlib.suppress(InterruptedError),
     ):
-        asyncio.run(fill_in(measured, copying))
+        asyncio.run(backfill(measured, copying))
     with closing(Measurements(other.measurements)) as again:
-        asyncio.run(fill_in(again, copying))
+        asyncio.run(backfill(again, copying))
         assert not again.pending()
     copying.close()
     after = contents(other)
@@ -189,7 +189,7 @@ def test_a_damaged_block_is_passed_over(
     damaged.write_bytes(damaged.read_bytes()[:-9])
     copying = begun(other)
     with closing(Measurements(other.measurements)) as measured:
-        asyncio.run(fill_in(measured, copying))
+        asyncio.run(backfill(measured, copying))
         assert not measured.pending()
     copying.close()
     assert f"{damaged.name} are damaged" in caplog.text
@@ -201,7 +201,7 @@ def test_followers_of_measurements_read_them_all_in_the_end(other: JobDir) -> No
     copying = begun(other)
     with closing(Measurements(other.measurements)) as measured:
         page = measured.changes(Cursor())
-        asyncio.run(fill_in(measured, copying))
+        asyncio.run(backfill(measured, copying))
         again = measured.changes(page.cursor)
         assert again.rewound_to == 0
         evaluated = [row.step for row in measured.evaluations()]
