@@ -323,7 +323,7 @@ class _Training:
         arenas = context.memory.arenas
         self._arenas = {k: arenas[k] for k in plan.sections_of(self._stage_index)}
         self._is_stale = spec.semantics == "stale_by_one"
-        self._behind = behind = _apart(context) if self._is_stale else context
+        self._behind = behind = _committer_context(context) if self._is_stale else context
         """Of the thread that commits."""
         self._copies = PeerCopies(behind, command, rank, self._arenas)
         self._tracker = TensorTracker(context.memory.num_bytes, context.stages.known)
@@ -375,7 +375,7 @@ class _Training:
             self._commit,
             self._keep,
             self._drains,
-            self._shown,
+            self._as_committer,
         )
 
     def begin(self, result: HandoverResult, pid: int) -> None:
@@ -395,7 +395,7 @@ class _Training:
         spec = self._context.loaded.spec
         self._tuned_bytes = self._tracker.largest_saved_bytes
         tune_for_activations(self._tuned_bytes)
-        with self._shown():
+        with self._as_committer():
             self._evaluate_if_due()
             self._save_if_alone()
             if self._step < spec.steps:
@@ -405,15 +405,15 @@ class _Training:
             self._profiler.follow(self._step)
             self._lanes.record(self._profiler.recording)
             self._follow_share()
-            stop = self._stretch() if self._is_stale else self._minibatch()
-            with self._shown():
+            stop = self._run_overlapped() if self._is_stale else self._minibatch()
+            with self._as_committer():
                 self._evaluate_if_due()
                 early = self._evaluation.stops_early()
                 self._keep()
-        with self._shown():
+        with self._as_committer():
             self._end(stop, early)
 
-    def _shown(self) -> AbstractContextManager[None]:
+    def _as_committer(self) -> AbstractContextManager[None]:
         """Return the context in which this thread does what another one does else."""
         if not self._is_stale:
             return nullcontext()
@@ -522,7 +522,7 @@ class _Training:
                 return committed.stop
         raise AssertionError("the last attempt takes any finite gradient")
 
-    def _stretch(self) -> int:
+    def _run_overlapped(self) -> int:
         """Train mini-batches beside the commits of those before them, if they may be.
 
         The first one of a generation shows alone what its tasks take, and those that are
@@ -668,7 +668,7 @@ class _Training:
         self._lanes.share(share.replica_bounds)
 
 
-def _apart(context: WorkerContext) -> WorkerContext:
+def _committer_context(context: WorkerContext) -> WorkerContext:
     """Return the context of a thread beside the one that computes."""
     return replace(context, activity=Activity(), faults=replace(context.faults))
 
