@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and their folders."""
 
 from __future__ import annotations
 
@@ -8,6 +8,23 @@ from pathlib import Path
 
 PUBLIC, PRIVATE = 0o666, 0o600
 """Modes of new files, before the umask."""
+
+
+def make_folder(top: Path, *below: str) -> Path:
+    """Make a folder of the owner's alone, with those on the way to it.
+
+    Args:
+        top: Where; it is not made anew if somebody has removed it.
+        below: The way from there.
+
+    Raises:
+        OSError: ``top`` does not exist, or its disk refuses.
+    """
+    folder = top
+    for name in below:
+        folder /= name
+        folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
 
 
 def write_whole(

@@ -39,19 +39,20 @@ def open_cloud(job_dir: Path) -> LocalProvider:
 
 
 class CrashingJournal(journal.Journal):
-    """Ends the process at its nth append."""
+    """Ends the process at its nth event, however many a busy machine takes at once."""
 
     crash_at = 0
     appended = 0
 
     def append(self, *steps: journal.Step) -> int:
-        self.appended += 1
-        last = self.appended == self.crash_at
-        if last and self.crash_at % 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-        seq = super().append(*steps)
-        if last:
-            os.kill(os.getpid(), signal.SIGKILL)
+        for step in steps:
+            self.appended += 1
+            last = self.appended == self.crash_at
+            if last and self.crash_at % 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            seq = super().append(step)
+            if last:
+                os.kill(os.getpid(), signal.SIGKILL)
         return seq
 
 

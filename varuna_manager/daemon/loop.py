@@ -21,6 +21,7 @@ from spottrain.cloud.port.clock import Clock
 from spottrain.cloud.port.provider import CloudProvider
 from spottrain.eventlog.journal import JournalError, JournalWriteError
 from spottrain.eventlog.loop import Loop
+from spottrain.files import make_folder
 from spottrain.storage.store import DeniedError, StorageError
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
@@ -563,11 +564,12 @@ class ManagerLoop(Loop[State, e.Event, c.Command]):
 
     async def receive_logs(self, tails: messages.LogTails) -> None:
         """Keep the ends of a VM's logs, until whole ones are fetched from it."""
-        folder, vm = self._job.cloud, self.state.fleet.vms.get(tails.vm_id)
-        if vm is not None and (folder / vm.offer.cloud).is_dir():  # one of several
-            folder /= vm.offer.cloud
+        below, vm = [self._job.cloud.name], self.state.fleet.vms.get(tails.vm_id)
+        if vm is not None and (self._job.cloud / vm.offer.cloud).is_dir():  # one of several
+            below.append(vm.offer.cloud)
+        below += ["vms", tails.vm_id]
         try:
-            await asyncio.to_thread(_write_logs, folder / "vms" / tails.vm_id, tails)
+            await asyncio.to_thread(_write_logs, self._job.path, below, tails)
         except OSError as error:
             logger.warning("%s: logs are not kept: %s", tails.vm_id, error)
 
@@ -580,8 +582,8 @@ class ManagerLoop(Loop[State, e.Event, c.Command]):
         self._traces.add(vm_id, trace, content)
 
 
-def _write_logs(folder: Path, tails: messages.LogTails) -> None:
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+def _write_logs(top: Path, below: Sequence[str], tails: messages.LogTails) -> None:
+    folder = make_folder(top, *below)
     known = {path.name for path in folder.iterdir()}
     for log in tails.logs:
         name = Path(log.name).name

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from spottrain.files import PRIVATE, write_whole
+from spottrain.files import PRIVATE, make_folder, write_whole
 
 
 @pytest.mark.parametrize("content", ["text, naïve", b"\x00bytes"])
@@ -44,3 +44,14 @@ def test_a_disk_that_refuses_leaves_what_was_there(
         write_whole(path, "after", durable=True)
     assert path.read_text() == "before"
     assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_folder_is_made_below_one_that_is_there_and_nowhere_else(tmp_path: Path) -> None:
+    top = tmp_path / "job"
+    with pytest.raises(FileNotFoundError):
+        make_folder(top, "cloud", "vms")
+    assert not top.exists(), "what somebody has removed is not made anew"
+    top.mkdir()
+    for _ in range(2):
+        assert make_folder(top, "cloud", "vms") == top / "cloud" / "vms"
+    assert (top / "cloud").stat().st_mode & 0o077 == 0
