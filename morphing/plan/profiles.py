@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 
 from spottrain.morphing.errors import PlanError
+from spottrain.units import counted
 from spottrain.wire.model import (
     LinkProfile,
     ModelFacts,
@@ -84,7 +85,7 @@ def check_profile(
         if indices != list(wanted):
             raise PlanError(
                 f"{source}: microbatches[{number}].sections must be those of a model "
-                f"of {len(wanted)} sections, in order: got {indices}; calibrate again"
+                f"of {counted(len(wanted), 'section')}, in order: got {indices}; calibrate again"
             )
     if facts is not None:
         _check_facts(facts, source)
@@ -185,7 +186,7 @@ def knows_crowds(profile: Profile) -> bool:
 
 
 def is_noisy(profile: Profile) -> bool:
-    """Return whether the machine was too busy for the times to be used again later."""
+    """Return whether times varied so much that the machine must have been busy."""
     spreads = [
         spread
         for one in profile.microbatches

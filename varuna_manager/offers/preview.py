@@ -36,6 +36,7 @@ from spottrain.pricing.ranking.rank import (
     greedy_fleet,
     rank,
 )
+from spottrain.units import counted
 from spottrain.varuna_manager.config.clouds import DISK_GIB
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.core.planning import plan_inputs
@@ -115,7 +116,7 @@ def _check_enough(config: JobConfig, vms: int, *, capped: bool) -> None:
     min_vms = config.resources.min_vms
     if vms >= min_vms:
         return
-    shortage = f"resources.min_vms: {min_vms} VMs wanted, {vms} can be rented now"
+    shortage = f"resources.min_vms: {counted(min_vms, 'VM')} wanted, {vms} can be rented now"
     if capped:
         raise BudgetError(
             f"{shortage} within {CAP} {config.budget.max_usd_per_hour:g}; raise the cap or "

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from spottrain.eventlog.changed import replace
+from spottrain.units import counted
 from spottrain.varuna_manager.core.model import records, starts
 from spottrain.varuna_manager.core.model.events import ProgressMade
 from spottrain.varuna_manager.core.model.transition import Transition
@@ -238,4 +239,4 @@ def evaluated(transition: Transition, report: Evaluated) -> None:
     transition.put(replace(transition.state.history, progress=progress))
     what = "held-out loss" if report.name == "heldout" else f"loss on {report.name}"
     best = ", the best so far" if report.is_best else ""
-    transition.log(f"{what} {report.loss:.3f} after {report.step} steps{best}")
+    transition.log(f"{what} {report.loss:.3f} after {counted(report.step, 'step')}{best}")
