@@ -25,7 +25,7 @@ CROWD_SKIPPED = "crowding: not measured, mini-batches of more slots take too lon
 SIZES_ENDED = "microbatches: larger ones take too long, or too much memory"
 
 MAX_SPREAD = 0.25
-"""Median spread of sections' times beyond which a profile is not kept."""
+"""Median spread of sections' times beyond which a profile is that of a busy machine."""
 
 MAX_S = 1e6
 """Maximum time in a profile; longer ones would overflow the simulator's clock."""
@@ -187,13 +187,27 @@ def knows_crowds(profile: Profile) -> bool:
 
 def is_noisy(profile: Profile) -> bool:
     """Return whether times varied so much that the machine must have been busy."""
+    return spread_of(profile) > MAX_SPREAD
+
+
+def remark(profile: Profile) -> str:
+    """Return what to say of a profile beside its times; empty of one of a calm machine."""
+    if not is_noisy(profile):
+        return ""
+    return (
+        f"; the machine was busy: times vary by {spread_of(profile):.0%}, and predictions with them"
+    )
+
+
+def spread_of(profile: Profile) -> float:
+    """Return by which share the times of sections varied, the median of all."""
     spreads = [
         spread
         for one in profile.microbatches
         for section in one.sections
         for spread in (section.forward_spread, section.backward_spread)
     ]
-    return statistics.median(spreads) > MAX_SPREAD
+    return statistics.median(spreads)
 
 
 def derive_profile(profile: Profile, device: str, ratio: float) -> Profile:

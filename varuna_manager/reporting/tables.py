@@ -472,6 +472,13 @@ def preview_parts(preview: dict[str, Any], explain: bool) -> Iterator[Renderable
             f"{fmt.dollars(preview['usd'])}{of} at {fmt.dollars(preview['usd_per_hour'])}/hour"
         )
     yield words
+    if (spread := preview["profile_spread"]) is not None:
+        step_s = candidates[0]["step_s"]
+        least, most = (fmt.step_time(step_s * (1 + way * min(spread, 1.0))) for way in (-1, 1))
+        yield (
+            f"         a mini-batch takes {least} to {most}: the machine was busy when the model "
+            f"was measured, and times varied by {spread:.0%}"
+        )
     if compute := use_line(preview):
         yield f"compute  {compute}"
     if (forecast := preview.get("forecast")) is not None:
