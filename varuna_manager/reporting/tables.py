@@ -448,8 +448,8 @@ def preview_parts(preview: dict[str, Any], explain: bool) -> Iterator[Renderable
         machines = f"{preview['slots']} {preview['device']}"
     yield f"fleet    {machines}"
     yield (
-        f"model    {preview['parameters']:,} parameters in {preview['sections']} "
-        f"sections, mini-batches of {preview['minibatch_size']}, micro-batches of "
+        f"model    {preview['parameters']:,} parameters in {counted(preview['sections'], 'section')}"
+        f", mini-batches of {preview['minibatch_size']}, micro-batches of "
         f"{preview['microbatch_size']}"
     )
     candidates = merged(preview["candidates"])

@@ -54,7 +54,7 @@ def _await_traces(job: JobDir, begun: TraceSet, follower: Follower) -> TraceSet:
             missing, ranks = len(found.missing), len(found.vm_ids)
             raise TracesBrokenError(
                 f"job {job.name}: generation {begun.generation} ended before {missing} of "
-                f"its {ranks} ranks had sent a trace; record the next one once it "
+                f"its {counted(ranks, 'rank')} had sent a trace; record the next one once it "
                 f"trains: 'spottrain status {job.name}'"
             )
         time.sleep(POLL_S)

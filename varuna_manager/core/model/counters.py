@@ -199,8 +199,8 @@ def _watch_nonfinite(transition: Transition, event: ProgressMade) -> None:
     if event.nonfinite_in_row >= transition.state.job.stop_after_nonfinite:
         transition.decides = True
         transition.fail(
-            f"{event.nonfinite_in_row} mini-batches in a row, up to step "
-            f"{transition.state.history.progress.step}, were not finite and changed nothing: look at data and "
+            f"{counted(event.nonfinite_in_row, 'mini-batch', 'mini-batches')} in a row, up to step "
+            f"{transition.state.history.progress.step}, not finite, changed nothing: look at data and "
             "learning rate, or at loss with SPOTTRAIN_CHECK_FINITE=1 in env",
             exit_code=3,
         )
