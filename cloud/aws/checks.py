@@ -17,6 +17,7 @@ from spottrain.cloud.port.errors import CloudError, MisconfiguredError
 from spottrain.cloud.port.facts import check_offered
 from spottrain.cloud.port.provider import Finding, run_check
 from spottrain.cloud.ssh_keys import new_host_key
+from spottrain.units import counted
 
 _PERMITTED = ("DryRunOperation", "VPCIdNotSpecified")
 """Codes of allowed dry runs; the second one if the account has no default VPC."""
@@ -46,7 +47,9 @@ class AwsChecks:
         except CloudError as error:
             yield Finding(what="credentials", ok=False, message=str(error))
             return
-        detail = f"credentials are valid; {len(regions)} regions are enabled"
+        detail = (
+            f"credentials are valid; {counted(len(regions), 'region is', 'regions are')} enabled"
+        )
         yield Finding(what="credentials", ok=True, message=detail)
         for region in self._settings.regions or regions:
             if region in regions:

@@ -21,6 +21,7 @@ from spottrain.cloud.port.facts import (
     with_attached,
 )
 from spottrain.cloud.port.provider import ANY_FAMILY, Offer, Quota, SpotPool
+from spottrain.units import counted
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +109,7 @@ class AwsMarket:
         for start in range(0, len(regions), _SCORED_REGIONS):
             asked = list(regions[start : start + _SCORED_REGIONS])
             ec2 = self._clients.get("ec2", asked[0])
-            with translating_errors(f"asking for placement scores of {count} VMs"):
+            with translating_errors(f"asking for placement scores of {counted(count, 'VM')}"):
                 pages = ec2.get_paginator("get_spot_placement_scores").paginate(
                     InstanceTypes=types,
                     TargetCapacity=count,

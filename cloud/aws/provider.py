@@ -34,6 +34,7 @@ from spottrain.cloud.port.facts import (
     check_types,
     refuse_if_used,
 )
+from spottrain.units import counted
 
 _GONE_DELAY_S, _GONE_TRIES = 5, 60
 """Interval and number of polls for a VM to terminate and free its security group."""
@@ -113,7 +114,7 @@ class AwsProvider(port.CloudProvider):
             raise
         self._recent.launched(vms)
         missing = request.count - len(vms)
-        refusal = f"{offer.zone} lacked {missing} machines" if missing > 0 else ""
+        refusal = f"{offer.zone} lacked {counted(missing, 'machine')}" if missing > 0 else ""
         return port.LaunchResult(vms=vms, refusal=refusal)
 
     def list_vms(self, job: str) -> Sequence[port.Vm]:
@@ -421,7 +422,7 @@ class AwsProvider(port.CloudProvider):
 
         ec2 = self._clients.get("ec2", region)
         instance_ids = [requests.split_vm_id(vm_id)[1] for vm_id in vm_ids]
-        with translating_errors(f"terminating {len(vm_ids)} VMs in {region}"):
+        with translating_errors(f"terminating {counted(len(vm_ids), 'VM')} in {region}"):
             try:
                 ec2.terminate_instances(InstanceIds=instance_ids)
             except ClientError as error:

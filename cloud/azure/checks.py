@@ -14,6 +14,7 @@ from spottrain.cloud.azure.translate import get_or_none, translating_errors
 from spottrain.cloud.port.errors import AuthError, CloudError, MisconfiguredError
 from spottrain.cloud.port.facts import check_offered
 from spottrain.cloud.port.provider import Finding, run_check
+from spottrain.units import counted
 
 _QUOTAS_URL = "https://portal.azure.com/#view/Microsoft_Azure_Capacity/QuotaMenuBlade"
 _PERMISSIONS_VERSION = "2022-04-01"
@@ -107,7 +108,7 @@ class AzureChecks:
         subscription = self._clients.subscription
         with translating_errors("logging in"):
             groups = list(self._clients.resources.resource_groups.list())
-        return f"access to {subscription} works; it has {len(groups)} groups"
+        return f"access to {subscription} works; it has {counted(len(groups), 'resource group')}"
 
     def _permissions(self) -> str:
         """Check that all needed actions are allowed.

@@ -24,6 +24,7 @@ from spottrain.cloud.port import tags
 from spottrain.cloud.port.errors import CloudError, ThrottledError
 from spottrain.cloud.port.facts import CloudFacts
 from spottrain.cloud.port.provider import LaunchRequest, LaunchResult, Vm
+from spottrain.units import counted
 
 _ATTEMPTS_PER_LISTING = 8
 """Attempts of one launch whose operations are listed in one call."""
@@ -152,5 +153,5 @@ def _undecided(doing: str) -> Iterator[None]:
 
 def _result(request: LaunchRequest, vms: tuple[Vm, ...]) -> LaunchResult:
     missing = request.count - len(vms)
-    refusal = f"{request.offer.zone} lacked {missing} machines" * (missing > 0)
+    refusal = f"{request.offer.zone} lacked {counted(missing, 'machine')}" * (missing > 0)
     return LaunchResult(vms=vms, refusal=refusal)

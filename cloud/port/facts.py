@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 
 from spottrain.cloud.port.errors import CloudError, MisconfiguredError
 from spottrain.cloud.port.provider import Offer, Vm
+from spottrain.units import counted
 
 
 class GpuFacts(Protocol):
@@ -129,7 +130,7 @@ def check_offered(region: str, wanted: Sequence[str], offered: Collection[str]) 
         raise MisconfiguredError(
             f"{region} does not rent {', '.join(missing)}; use another region or type"
         )
-    detail = f"{len(wanted) - len(missing)} types can be rented"
+    detail = f"{counted(len(wanted) - len(missing), 'type')} can be rented"
     return f"{detail}, but not {', '.join(missing)}" if missing else detail
 
 

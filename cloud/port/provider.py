@@ -11,6 +11,7 @@ from typing import Literal
 
 from spottrain.cloud.port.errors import CloudError, VmNotFoundError
 from spottrain.errors import SpottrainError
+from spottrain.units import counted
 
 
 class VmState(StrEnum):
@@ -400,7 +401,7 @@ class CloudProvider(ABC):
 
         Problems are findings, never errors.
         """
-        return (run_check("offers", lambda: f"{len(self.offers())} offers"),)
+        return (run_check("offers", lambda: counted(len(self.offers()), "offer")),)
 
     def principal(self) -> str:
         """Return the cloud's name of whose credentials these are; empty if it is unknown.

@@ -37,6 +37,7 @@ from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.partition import join, partition, spread
 from spottrain.morphing.simulate.compute import min_update_s, trained_bytes
 from spottrain.morphing.simulate.reducing import sections_at, tied_bytes, tied_hops
+from spottrain.units import counted
 from spottrain.wire.model import ScheduleKind, StateHome, segments_of
 
 SHORT_LISTS = 8
@@ -493,7 +494,7 @@ class Cuts:
         sections = len(self.inputs.facts.sections)
         for depth in range(1, sections + 1):
             if self._fits(depth):
-                return f"the model needs {depth} devices of {_text(room)}: got {have}"
+                return f"the model needs {counted(depth, 'device')} of {_text(room)}: got {have}"
         least = min(
             (self._even_bytes(sections, m) for m in self._leanest_modes(sections)),
             key=lambda needed: needed.beyond(room),
@@ -509,7 +510,7 @@ class Cuts:
             knobs += (
                 f", or lower loader.ahead and loader.workers ({megabytes(loading)} of each worker)"
             )
-        return f"the model needs {sections} devices of {_text(least)} each: got {have}; {knobs}"
+        return f"the model needs {counted(sections, 'device')} of {_text(least)} each: got {have}; {knobs}"
 
 
 def _text(memory: WorkerBytes) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 
 from spottrain.morphing.errors import PlanError
+from spottrain.units import counted
 from spottrain.wire.model import (
     LinkProfile,
     ModelFacts,
@@ -24,7 +25,7 @@ CROWD_SKIPPED = "crowding: not measured, mini-batches of more slots take too lon
 SIZES_ENDED = "microbatches: larger ones take too long, or too much memory"
 
 MAX_SPREAD = 0.25
-"""Median spread of sections' times beyond which a profile is not kept."""
+"""Median spread of sections' times beyond which a profile is that of a busy machine."""
 
 MAX_S = 1e6
 """Maximum time in a profile; longer ones would overflow the simulator's clock."""
@@ -84,7 +85,7 @@ def check_profile(
         if indices != list(wanted):
             raise PlanError(
                 f"{source}: microbatches[{number}].sections must be those of a model "
-                f"of {len(wanted)} sections, in order: got {indices}; calibrate again"
+                f"of {counted(len(wanted), 'section')}, in order: got {indices}; calibrate again"
             )
     if facts is not None:
         _check_facts(facts, source)
@@ -185,14 +186,28 @@ def knows_crowds(profile: Profile) -> bool:
 
 
 def is_noisy(profile: Profile) -> bool:
-    """Return whether the machine was too busy for the times to be used again later."""
+    """Return whether times varied so much that the machine must have been busy."""
+    return spread_of(profile) > MAX_SPREAD
+
+
+def remark(profile: Profile) -> str:
+    """Return what to say of a profile beside its times; empty of one of a calm machine."""
+    if not is_noisy(profile):
+        return ""
+    return (
+        f"; the machine was busy: times vary by {spread_of(profile):.0%}, and predictions with them"
+    )
+
+
+def spread_of(profile: Profile) -> float:
+    """Return by which share the times of sections varied, the median of all."""
     spreads = [
         spread
         for one in profile.microbatches
         for section in one.sections
         for spread in (section.forward_spread, section.backward_spread)
     ]
-    return statistics.median(spreads) > MAX_SPREAD
+    return statistics.median(spreads)
 
 
 def derive_profile(profile: Profile, device: str, ratio: float) -> Profile:

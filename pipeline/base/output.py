@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import io
 import sys
 import time
@@ -11,6 +13,8 @@ from typing import TextIO, cast
 from spottrain.redaction import redacted
 
 _MAX_LINE_CHARACTERS = 4096
+_UNBUFFERED = 2
+"""``_IONBF`` of stdio.h."""
 _PATIENCE_S = 1.0
 """Shorter than that, no end of a line is missed."""
 
@@ -82,6 +86,14 @@ def label_output(label: str) -> None:
     for stream in streams:
         stream.label = label
     sys.stdout, sys.stderr = cast(tuple[TextIO, TextIO], streams)
+
+
+def unbuffer_c_output() -> None:
+    """Let what extensions print by C's stdio appear at once, not once 4 KB have come or
+    never, where the process is killed. Those that are forked later inherit it."""
+    libc = ctypes.CDLL(None)
+    with contextlib.suppress(AttributeError, ValueError):  # a C library of another kind
+        libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _UNBUFFERED, 0)
 
 
 def finish_output() -> None:

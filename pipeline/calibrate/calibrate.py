@@ -47,6 +47,7 @@ from spottrain.pipeline.comm.p2p import Direction, PipelineLinks
 from spottrain.pipeline.devices.port import Device
 from spottrain.pipeline.model.inspect import model_facts
 from spottrain.pipeline.model.loaded import LoadedJob
+from spottrain.units import counted
 from spottrain.wire import messages
 from spottrain.wire.messages import Calibrate
 from spottrain.wire.model import (
@@ -295,7 +296,7 @@ class _Round:
                 sum(one[name] for one in every) for name in ("round_s", "processor_s")
             )
             self._core_shares.append(processor_s / took_s)
-            self._progress(f"sections with {size} examples")
+            self._progress(f"sections with {counted(size, 'example')}")
             if not self._may_grow(size, every):
                 break
         return microbatches

@@ -30,8 +30,8 @@ _MOVED = (
 _BY_INPUTS = "appears to not have been used in the graph"
 """Part of what torch says when a loss differentiates by what the model was given."""
 _LEAVE_INPUTS = (
-    "; a loss may differentiate by what the model returns, but not by what it is given "
-    "(double backward, as for gradient penalties), which only its first stage has"
+    "; a loss may differentiate by what the model returns, but not by what it is given or "
+    "by parameters (double backward, as for gradient penalties): its stage has only its own"
 )
 _MAX_REASON = 500
 """Characters of what user code raises: it may hold a whole tensor."""
@@ -63,6 +63,7 @@ def user_code(what: str) -> Iterator[None]:
         advice = _LEAVE_DEVICES if any(part in reason for part in _MOVED) else ""
         if what == "loss" and _BY_INPUTS in reason:
             advice = _LEAVE_INPUTS
+        reason = reason.rstrip(".") if advice else reason
         raise UserCodeError(
             f"{what} raised {type(error).__name__}: {reason}{advice}",
             traceback.format_exc(),

@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from spottrain.errors import UserCodeError
+from spottrain.errors import UserCodeError, shortened
 from spottrain.pipeline.base.heap import trim_heap
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import NamedParameters, TrainingJob
@@ -39,6 +39,7 @@ from spottrain.pipeline.model.values import (
     learning_rates,
     tensors_of,
 )
+from spottrain.units import counted
 
 _FUSED: Mapping[type[torch.optim.Optimizer], tuple[str, ...]] = {
     torch.optim.Adagrad: ("cpu",),
@@ -182,7 +183,7 @@ def build_optimizer(
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if extra := held - {id(p) for _, p in wanted}:
         raise UserCodeError(
-            f"optimizer holds {len(extra)} parameters that it was not given: build it "
+            f"optimizer holds {counted(len(extra), 'parameter')} that it was not given: build it "
             "over the (name, parameter) pairs of its argument"
         )
     return optimizer
@@ -201,7 +202,7 @@ def rate_factor(schedule: Callable[[int], float], step: int) -> float:
     if not 0 <= number < math.inf:
         raise UserCodeError(
             f"lr_schedule must return a finite factor on the learning rates, of zero or "
-            f"more: got {factor!r} for step {step}"
+            f"more: got {shortened(factor)} for step {step}"
         )
     return number
 

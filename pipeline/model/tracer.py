@@ -90,6 +90,11 @@ class _DryRun:
             user_code("loss"),
         ):
             result = self._job.loss(self._model, batch)
+        if any(parameter.grad is not None for parameter in self._model.parameters()):
+            raise UserCodeError(
+                "loss calls backward, which would count its gradients twice: leave it away; "
+                "return the sum of losses, whose backward runs stage by stage"
+            )
         facts, number = self._recorder.facts, len(self._cut_names)
         facts.metrics = tuple(sorted(loss_sums(result).metrics))
         if len(facts.cuts) != number:
@@ -171,9 +176,10 @@ class _DryRun:
                     "; a model that leaves layers out at random must not (LayerDrop: set "
                     "layerdrop to 0 in its config)"
                 )
+            after = f"it ran after {seen[-1]}" if seen else "it ran first"
             raise UserCodeError(
-                f"block {name} must run once, in order: it ran after {seen}; run all "
-                f"blocks once each, in the order of their list{advice}"
+                f"block {name} must run once, in order: {after}; run all blocks once "
+                f"each, in the order of their list{advice}"
             )
         activation, rest = split_output(name, output)
         given = first_tensor(args, kwargs)

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from spottrain.errors import UserCodeError
+from spottrain.units import counted
 
 Json = Any
 
@@ -233,7 +234,7 @@ class GroupValues:
         if len(self._groups) != len(self._built):
             raise UserCodeError(
                 "optimizer adds or drops parameter groups in its step: build all of "
-                f"its {len(self._built)} groups at once and keep them"
+                f"its {counted(len(self._built), 'group')} at once, and keep what was built"
             )
         for number, (group, built) in enumerate(zip(self._groups, self._built, strict=True)):
             for key in {*self._keys(group), *built}:

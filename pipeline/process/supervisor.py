@@ -33,7 +33,7 @@ import torch._dynamo  # any optimizer imports it: once here, not in every worker
 from spottrain.activity import Activity
 from spottrain.codec import decode, encode
 from spottrain.errors import SpottrainError, UserCodeError
-from spottrain.pipeline.base.output import finish_output, label_output
+from spottrain.pipeline.base.output import finish_output, label_output, unbuffer_c_output
 from spottrain.pipeline.comm.groups import serve_rendezvous
 from spottrain.pipeline.devices.open import open_device
 from spottrain.pipeline.devices.port import UnusableDeviceError
@@ -561,6 +561,7 @@ def main() -> None:
     torch.set_num_threads(1)
     reports = os.dup(sys.stdout.fileno())
     os.dup2(_STDERR_FD, sys.stdout.fileno())  # the user's code prints to the log
+    unbuffer_c_output()
     label_output("")
     load_in_workers = _LOAD_IN_WORKERS in sys.argv
     line = sys.argv[-1] if load_in_workers else first_line()

@@ -42,6 +42,7 @@ from spottrain.pipeline.state.arena import SectionArena
 from spottrain.pipeline.state.checkpoint import load_section, state_name
 from spottrain.pipeline.state.slot import SlotMemory, copy_state
 from spottrain.storage.store import StorageError, Store
+from spottrain.units import counted
 from spottrain.wire import messages
 from spottrain.wire.messages import RunGeneration
 from spottrain.wire.model import Plan
@@ -230,7 +231,7 @@ class _Handover:
             if (found := other_length(ranks[0], datasets)) is not None:
                 name, first, length = found
                 raise UserCodeError(
-                    f"{name} has {first} examples on VM {places[0].vm_id}, {length} on VM "
+                    f"{name} has {counted(first, 'example')} on VM {places[0].vm_id}, {length} on VM "
                     f"{place.vm_id}: all must train on the same ones; see to it that data "
                     "do not change while a job uses them, then resume the job"
                 )

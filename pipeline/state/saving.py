@@ -65,6 +65,7 @@ from spottrain.pipeline.state.handover import (
 )
 from spottrain.storage.store import StorageError
 from spottrain.storage.store import Store as CheckpointStore
+from spottrain.units import counted
 from spottrain.wire import messages
 from spottrain.wire.messages import RunGeneration
 
@@ -573,7 +574,7 @@ def check_fits(loaded: LoadedJob, command: RunGeneration, manifest: Manifest) ->
     if other and manifest.code == command.code and not command.save_only:
         name, was, now = other
         raise MisfitError(
-            f"{name} had {was} examples when {manifest.name} was saved: it has {now} now, "
+            f"{name} had {counted(was, 'example')} when {manifest.name} was saved: it has {now} now, "
             "so that mini-batches would be of others; bring the data back to what they "
             "were, or launch a new job with init_from"
         )

@@ -25,6 +25,7 @@ from spottrain.pipeline.state.context import WorkerContext
 from spottrain.pipeline.state.numbers import EvaluationRecord
 from spottrain.pipeline.train.executor import StageExecutor, read_reals
 from spottrain.pipeline.train.reduction import add_up
+from spottrain.units import counted
 from spottrain.wire import messages
 from spottrain.wire.messages import EvaluationSpec, RunGeneration
 
@@ -98,7 +99,7 @@ class Evaluation:
             return ""
         return (
             f"{decisive_metric(self._spec, self._sets)} has not improved in "
-            f"{record.without_improvement} evaluations since step {record.best_step}"
+            f"{counted(record.without_improvement, 'evaluation')} since step {record.best_step}"
         )
 
     def _evaluate(self, name: str, executor: StageExecutor) -> SetResult:

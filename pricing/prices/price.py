@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.prices.catalogue import Catalogue
-from spottrain.units import DAY_S, HOUR_S
+from spottrain.units import DAY_S, HOUR_S, counted
 
 SPOT_MAX_AGE_S = DAY_S
 """An older spot price is shown, but nothing is rented by it."""
@@ -89,7 +89,7 @@ def sift(prices: Iterable[Price], facts: Catalogue, now_s: float) -> FilteredPri
         if not math.isfinite(usd) or usd <= 0:
             why = f"price: got {usd:g} USD per hour"
         elif usd > _MOST_USD_PER_GPU_HOUR * kind.gpus:
-            why = f"price: got {usd:g} USD per hour for {kind.gpus} GPUs"
+            why = f"price: got {usd:g} USD per hour for {counted(kind.gpus, 'GPU')}"
         elif price.gpus is not None and price.gpus != kind.gpus:
             why = f"GPUs: got {price.gpus}, the machine has {kind.gpus}"
         else:

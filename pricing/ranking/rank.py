@@ -26,7 +26,7 @@ from spottrain.pricing.ranking.throughput import (
     FleetThroughput,
     ThroughputCache,
 )
-from spottrain.units import GB_BYTES, HOUR_S, MONTH_H
+from spottrain.units import GB_BYTES, HOUR_S, MONTH_H, counted
 
 CAP = "budget.max_usd_per_hour"  # Reasons that name the hourly cap begin so.
 LEAST_OBTAINABLE = 0.1
@@ -314,7 +314,7 @@ def _unusable(priced: Priced, terms: RankingTerms) -> str:
     if priced.max_vms is not None and priced.max_vms < 1:
         return "no machine is available"
     if terms.max_gpus is not None and offer.gpus > terms.max_gpus:
-        return f"it has more than {terms.max_gpus} GPUs"
+        return f"it has more than {counted(terms.max_gpus, 'GPU')}"
     if fleet_size(offer, terms) < 1:
         return f"{CAP} does not pay for one"
     if machine is None:

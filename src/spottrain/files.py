@@ -10,21 +10,19 @@ PUBLIC, PRIVATE = 0o666, 0o600
 """Modes of new files, before the umask."""
 
 
-def make_folder(top: Path, *below: str) -> Path:
+def make_folder(folder: Path, within: Path) -> None:
     """Make a folder of the owner's alone, with those on the way to it.
 
     Args:
-        top: Where; it is not made anew if somebody has removed it.
-        below: The way from there.
+        folder: It may be there.
+        within: A folder above it, which is not made anew if somebody has removed it.
 
     Raises:
-        OSError: ``top`` does not exist, or its disk refuses.
+        OSError: ``within`` is not there, or its disk refuses.
     """
-    folder = top
-    for name in below:
-        folder /= name
-        folder.mkdir(mode=0o700, exist_ok=True)
-    return folder
+    for name in folder.relative_to(within).parts:
+        within /= name
+        within.mkdir(mode=0o700, exist_ok=True)
 
 
 def write_whole(

@@ -127,7 +127,7 @@ def test_a_move_is_given_up_if_the_new_vms_do_not_come(far: bool) -> None:
     assert sum(v.ended_at_s is None for v in job.cloud.vms.values()) == 4
     assert job.generation.number == 1, "nobody who trains was disturbed"
     (told,) = report(job.state, past_of(job), True, job.now_s)["moves"]
-    assert told["given_up"] == "not moving to box in b: 2 of 4 VMs are ready"
+    assert told["given_up"] == "not moving to box in b: 2 of 4 new VMs ready"
     market_of(job).gives = 1000
     job.run_on(until_s=PAUSE_S - 240.0)
     assert zones(job) == {"a"}

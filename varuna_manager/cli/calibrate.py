@@ -17,7 +17,7 @@ from rich.table import Table
 
 from spottrain.errors import ConfigError
 from spottrain.morphing.errors import PlanError
-from spottrain.morphing.plan.profiles import derive_profile, is_noisy
+from spottrain.morphing.plan.profiles import derive_profile, is_noisy, remark
 from spottrain.varuna_manager.cli.console import (
     Output,
     OutputOption,
@@ -127,15 +127,14 @@ def _measured(file: Path, again: bool) -> Profile:
     with _progress() as on_progress:
         profile = inspect.calibrate(config, on_progress, again=again)
     if on_progress.called:
-        kept = "profile kept"
-        if is_noisy(profile):
-            kept += ", but times vary much: the machine was busy; --again measures anew"
-        say(f"measured in {duration(time.monotonic() - began_s)}, {kept}")
+        again_words = "; --again measures anew" * is_noisy(profile)
+        took = duration(time.monotonic() - began_s)
+        say(f"measured in {took}, profile kept{remark(profile)}{again_words}")
     elif config.profile is not None:
         say(f"profile taken from {config.profile}; --again measures here")
     else:
         age = duration(time.time() - profiles.path_of(profile).stat().st_mtime)
-        say(f"measured here {age} ago; --again measures again")
+        say(f"measured here {age} ago{remark(profile)}; --again measures again")
     return profile
 
 
@@ -153,7 +152,7 @@ def _measured_on(file: Path, on: str, again: bool, max_usd: float | None, yes: b
     known = None if again else probes.measured_before(config, probe, facts)
     if known is not None:
         age = duration(time.time() - known.measured_at_s)
-        say(f"measured {age} ago; --again rents a VM and measures again")
+        say(f"measured {age} ago{remark(known.profile)}; --again rents a VM and measures again")
         return known.profile
     lines, offers = control.check_machines(probe)
     for line in lines:
@@ -178,7 +177,7 @@ def _measured_on(file: Path, on: str, again: bool, max_usd: float | None, yes: b
         reason = "" if state.outcome is None else state.outcome.reason
         say(f"error: not measured: {reason}; 'spottrain logs {job.name}' says more")
         raise typer.Exit(code or 1)
-    busy = "; times vary much: the machine was busy" * is_noisy(state.preparation.profile)
+    busy = remark(state.preparation.profile)
     say(
         f"measured on {state.preparation.profile.device} for {dollars(spent_usd(state, state.now_s))}{busy}"
     )

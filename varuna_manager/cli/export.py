@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from spottrain.errors import ConfigError
+from spottrain.units import counted
 from spottrain.varuna_manager.cli.console import (
     Output,
     OutputOption,
@@ -80,7 +81,7 @@ def _show_table(done: weights.Export, kind: ExportFormat) -> None:
     if left_out := done.weights.left_out:
         base = f" of {done.weights.base}" if done.weights.base else ""
         hint = "" if kind == "hf" else "; --full writes them, too"
-        say(f"{len(left_out)} frozen parameters{base} are not in it{hint}")
+        say(f"{counted(len(left_out), 'frozen parameter')}{base} left out{hint}")
 
 
 def _document(done: weights.Export) -> dict[str, object]:

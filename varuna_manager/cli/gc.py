@@ -21,6 +21,7 @@ from spottrain.cloud.port.provider import (
 from spottrain.cloud.process.child import ChildProvider
 from spottrain.errors import ConfigError
 from spottrain.eventlog.journal import JournalError
+from spottrain.units import counted
 from spottrain.varuna_manager.cli.console import (
     Output,
     OutputOption,
@@ -260,7 +261,7 @@ def _show(
     lost = vms if yes else [vm for vm in vms if scope.returns(vm, vms)]
     orphans = [vm for vm in vms if vm in lost or not is_kept(vm, vms)]
     rate = sum(vm.offer.usd_per_hour for vm in orphans if vm.state in _ALIVE)
-    what = f"{len(orphans)} VMs without a manager here, {dollars(rate)} an hour"
+    what = f"{counted(len(orphans), 'VM')} without a manager here, {dollars(rate)} an hour"
     hint = "; 'spottrain gc --yes' returns them" if lost and not yes else ""
     kept = {vm.job for vm in vms if is_kept(vm, vms)}
     for name in sorted({vm.job for vm in vms} - {vm.job for vm in lost}):

@@ -15,6 +15,7 @@ from spottrain.errors import ConfigError, SpottrainError
 from spottrain.pricing.billing.money import is_amount
 from spottrain.printable import printable
 from spottrain.storage.store import is_url
+from spottrain.units import counted
 from spottrain.varuna_manager.cli import show as show_commands
 from spottrain.varuna_manager.cli.arguments import NameArgument, run_at_manager
 from spottrain.varuna_manager.cli.console import (
@@ -98,7 +99,7 @@ def launch(
         say(forecast)
     job, packed_bytes = submit.submit(config, facts, checked.data_bytes, say, adopt=adopt)
     say(
-        f"{facts.num_parameters:,} parameters in {len(facts.sections)} sections; "
+        f"{facts.num_parameters:,} parameters in {counted(len(facts.sections), 'section')}; "
         f"workdir packed: {size(packed_bytes)}"
     )
     if with_vm:

@@ -6,7 +6,6 @@ import csv
 import dataclasses
 import itertools
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -62,6 +61,8 @@ FollowOption = Annotated[
     bool, typer.Option("--follow", "-f", help="Keep printing until the job ends.")
 ]
 POLL_S = 0.5
+_TAIL_BYTES = 256
+"""Of what was printed of a log, by which it is found again."""
 TABLE_ROWS = 20
 """Mini-batches in a table for people."""
 
@@ -169,14 +170,15 @@ def explain(
 def logs(name: NameArgument, follow: FollowOption = False) -> None:
     """Show the logs of a job's manager, agents and workers."""
     job = find(name)
-    read: dict[Path, int] = {}
+    read: dict[Path, _Shown] = {}
     while True:
         managed = follow and job.is_managed()
         for path in _log_files(job, rotated=not read):
             shown = str(path.relative_to(job.path))
-            _copy_log(path, read, shown, is_last=not managed)
+            _copy_log(path, read.setdefault(path, _Shown()), shown, is_last=not managed)
         if not managed:
             return
+        sys.stdout.flush()  # it may be a pipe
         time.sleep(POLL_S)
 
 
@@ -329,6 +331,18 @@ def _event(entry: JournalEntry) -> dict[str, Any]:
     return {"seq": entry.seq, "kind": kind, **dataclasses.asdict(entry.event)}
 
 
+@dataclasses.dataclass
+class _Shown:
+    """What of a log was printed."""
+
+    end: int = 0
+    """Up to where, in bytes."""
+    tail: bytes = b""
+    """The last bytes of it."""
+    waits: bool = False
+    """Whether a line after it has no end yet."""
+
+
 def _log_files(job: JobDir, *, rotated: bool) -> list[Path]:
     """Return the logs there are; older parts of them, ``NAME.1.log``, if asked for."""
     own = job.log.with_name(f"{job.log.stem}.1.log"), job.log
@@ -336,17 +350,30 @@ def _log_files(job: JobDir, *, rotated: bool) -> list[Path]:
     return [x for x in logs if x.exists() and (rotated or not x.match("*.1.log"))]
 
 
-def _copy_log(path: Path, read: dict[Path, int], name: str, *, is_last: bool) -> None:
-    """Print the new lines of a log, each with its name; at last also one without end."""
+def _copy_log(path: Path, shown: _Shown, name: str, *, is_last: bool) -> None:
+    """Print the new lines of a log, each with its name; one without end too at last, or
+    once nothing has ended it since the look before."""
     try:
         with open(path, "rb") as log:
-            if log.seek(0, os.SEEK_END) < read.get(path, 0):
-                read[path] = 0  # it was rotated since
-            log.seek(read.get(path, 0))
+            log.seek(max(0, shown.end - len(shown.tail)))
             new = log.read()
+            if new.startswith(shown.tail):
+                new = new[len(shown.tail) :]
+            else:  # it was rotated since, or is the end of a VM's log, sent again
+                log.seek(0)
+                whole = log.read()
+                at = whole.rfind(shown.tail)
+                new = whole if at < 0 else whole[at + len(shown.tail) :]
+            end = log.tell()
     except FileNotFoundError:
         return  # its VM is gone since
-    whole = new if is_last else new[: new.rfind(b"\n") + 1]
-    read[path] = read.get(path, 0) + len(whole)
-    for line in whole.decode(errors="replace").splitlines():
+    begun = new.rpartition(b"\n")[2]
+    is_over = is_last or (begun and shown.waits)
+    shown.waits = bool(begun) and not is_over
+    if not is_over:
+        new = new[: len(new) - len(begun)]
+    if new:
+        shown.end = end - len(begun) * (not is_over)
+        shown.tail = (shown.tail + new)[-_TAIL_BYTES:]
+    for line in new.decode(errors="replace").splitlines():
         sys.stdout.write(f"{name}: {printable(line)}\n")

@@ -43,7 +43,10 @@ def get_profile(transition: Transition, vms: Sequence[VmRecord]) -> None:
         return
     age = duration(max(0.0, transition.now_s - known.measured_at_s))
     transition.put(replace(transition.state.preparation, profile=known.profile))
-    transition.log(f"profile of {known.profile.device} reused, measured {age} ago")
+    transition.log(
+        f"profile of {known.profile.device} reused, measured {age} ago"
+        + profiles.remark(known.profile)
+    )
 
 
 def _kind_of(vm: VmRecord) -> tuple[str, str]:
@@ -205,9 +208,7 @@ def describe(profile: Profile) -> str:
     backward_s = sum(section.backward_s for section in one.sections)
     return (
         f"measured: forward {forward_s * 1e3:.1f} ms, backward {backward_s * 1e3:.1f} "
-        f"ms for a micro-batch of {one.microbatch_size}"
-        + "; times vary much: the machine was busy"
-        * profiles.is_noisy(profile)
+        f"ms for a micro-batch of {one.microbatch_size}" + profiles.remark(profile)
     )
 
 

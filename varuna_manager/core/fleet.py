@@ -50,10 +50,11 @@ def vms_listed(transition: Transition, event: e.VmsListed) -> None:
     for record in tuple(transition.state.fleet.vms.values()):
         vm = listed.get(record.vm_id)
         covered = event.cloud in ("", record.offer.cloud)
+        words = event.last_words.get(record.vm_id, "")
         if vm is not None:
-            _update(transition, record, vm)
+            _update(transition, record, vm, words)
         elif covered and record.known_at_s < event.asked_at_s:
-            remove_vm(transition, record, "the provider no longer lists it")
+            remove_vm(transition, record, "the provider no longer lists it", words)
     spending.listed(transition, event.vms)
     spending.managers_listed(transition, event.vms, event.cloud)
     for vm in event.vms:
@@ -61,7 +62,7 @@ def vms_listed(transition: Transition, event: e.VmsListed) -> None:
             adopt(transition, vm)
 
 
-def _update(transition: Transition, record: VmRecord, vm: Vm) -> None:
+def _update(transition: Transition, record: VmRecord, vm: Vm, words: str) -> None:
     match vm.state:
         case VmState.RUNNING if record.phase is VmPhase.STARTING:
             address = vm.private_address
@@ -69,9 +70,9 @@ def _update(transition: Transition, record: VmRecord, vm: Vm) -> None:
             transition.put_vm(record)
             transition.emit(c.StartAgent(vm_id=vm.vm_id))
         case VmState.STOPPING if record.phase is not VmPhase.RETURNING:
-            remove_vm(transition, record, _loss_reason(record))
+            remove_vm(transition, record, _loss_reason(record), words)
         case VmState.TERMINATED:
-            remove_vm(transition, record, _loss_reason(record))
+            remove_vm(transition, record, _loss_reason(record), words)
         case _:
             pass
 
@@ -153,11 +154,16 @@ def provider_answered(transition: Transition, event: e.ProviderAnswered) -> None
         remove_vm(transition, vm, "silent, and no longer running at the provider")
 
 
-def remove_vm(transition: Transition, vm: VmRecord, reason: str) -> None:
-    """Remove a VM that is gone; unless it was returned or noticed, count it as killed."""
+def remove_vm(transition: Transition, vm: VmRecord, reason: str, words: str = "") -> None:
+    """Remove a VM that is gone; unless it was returned or noticed, count it as killed.
+
+    Args:
+        words: The last line of its agent's log, if it never trained and is known.
+    """
     if vm.phase is not VmPhase.RETURNING and vm.leaves_at_s is None:
         counters.interrupted(transition, "kill", vm.vm_id, reason)
         starts.failed(transition, vm, reason)
+    starts.said(transition, vm.vm_id, words)
     generations.lose_vm(transition, vm.vm_id, f"{vm.vm_id}: {reason}")
     calibration.lose_vm(transition, vm.vm_id)
     state = transition.state
@@ -238,7 +244,7 @@ def vms_returned(transition: Transition, event: e.VmsReturned) -> None:
     for vm_id in event.vm_ids:
         vm = transition.state.fleet.vms.get(vm_id)
         if vm is not None and vm.phase is VmPhase.RETURNING:
-            remove_vm(transition, vm, vm.return_reason)
+            remove_vm(transition, vm, vm.return_reason, event.last_words.get(vm_id, ""))
     spending.listed(transition, event.vms)
 
 

@@ -14,6 +14,7 @@ from spottrain.morphing.adapt.checkpointing import state_losses_per_s
 from spottrain.morphing.adapt.traffic import sent_bytes
 from spottrain.pricing.billing import egress
 from spottrain.pricing.prices.place import place_of
+from spottrain.units import counted
 from spottrain.varuna_manager.core.model import counters
 from spottrain.varuna_manager.core.model.commands import AskProvider, Outcome
 from spottrain.varuna_manager.core.model.records import (
@@ -479,7 +480,7 @@ def _outcome_of_done(state: State, early: str) -> Outcome:
     steps, newest = state.job.spec.steps, state.newest_checkpoint
     if early:
         steps = state.history.progress.step
-    what = f"{steps} steps done" + (f", stopped early: {early}" if early else "")
+    what = f"{counted(steps, 'step')} done" + (f", stopped early: {early}" if early else "")
     if newest is not None and newest.step >= steps:
         return Outcome(kind="succeeded", exit_code=0, reason=what)
     trouble = state.preparation.checkpoint_error or "the last checkpoint was not written"

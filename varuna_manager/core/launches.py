@@ -6,6 +6,7 @@ from spottrain.cloud.port.provider import Offer, Vm
 from spottrain.eventlog.changed import replace
 from spottrain.pricing.prices.place import offer_key
 from spottrain.pricing.ranking import cooldowns as cooling
+from spottrain.units import counted
 from spottrain.varuna_manager.core import allocation, spending
 from spottrain.varuna_manager.core.fleet import adopt, return_vms
 from spottrain.varuna_manager.core.model import counters
@@ -118,7 +119,7 @@ def vms_launched(transition: Transition, event: e.VmsLaunched) -> None:
     if len(event.vms) < intent.count:
         _cool_down(transition, intent.offer, "no_capacity")
         given, zone = len(event.vms), intent.offer.zone
-        transition.log(f"{zone} gave {given} of {intent.count} VMs")
+        transition.log(f"{zone} gave {given} of {counted(intent.count, 'VM')}")
     for vm in event.vms:
         _note_image(transition, intent, vm)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from spottrain.eventlog.changed import replace
 from spottrain.pricing.billing.money import FREE, Rate
+from spottrain.units import counted
 from spottrain.varuna_manager.core import vm_transfer
 from spottrain.varuna_manager.core.fleet import is_needed, release_or_reserve
 from spottrain.varuna_manager.core.model.events import (
@@ -94,7 +95,7 @@ def with_steps(state: State, event: StepsChanged) -> State:
     """Return the state with another number of steps: of a job that has succeeded too, if
     there are more than it has trained."""
     spec, outcome = replace(state.job.spec, steps=event.steps), state.outcome
-    news = f"{event.by}: {event.steps} steps instead of {state.job.spec.steps}"
+    news = f"{event.by}: {counted(event.steps, 'step')} instead of {state.job.spec.steps}"
     done = outcome is not None and outcome.kind == "succeeded"
     if outcome is not None and done and event.steps > state.history.progress.step:
         outcome = replace(outcome, kind="stopped", exit_code=130, reason=news)

@@ -36,7 +36,7 @@ from spottrain.pricing.ranking.switching import (
     SwitchingState,
     decide,
 )
-from spottrain.units import DAY_S, HOUR_S
+from spottrain.units import DAY_S, HOUR_S, counted
 from spottrain.varuna_manager.core import allocation
 from spottrain.varuna_manager.core.fleet import return_vms
 from spottrain.varuna_manager.core.model.records import (
@@ -250,7 +250,7 @@ def _wait(transition: Transition, move: Move) -> None:
         return
     # Launches that nobody has answered yet may still bring VMs.
     if transition.waited_until(move.since_s + READY_BOUND_S) and not state.launches.intents:
-        _give_up(transition, f"{len(ready)} of {len(move.vm_ids)} VMs are ready")
+        _give_up(transition, f"{len(ready)} of {counted(len(move.vm_ids), 'new VM')} ready")
 
 
 def _end(transition: Transition, move: Move) -> None:

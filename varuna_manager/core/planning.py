@@ -375,7 +375,11 @@ def _reconsider(transition: Transition, generation: records.Generation) -> None:
         grown = len(plan.slots) - len(generation.plan.slots)
         for_money = state.job.plan_objective == "examples_per_dollar"
         why = "cheaper per example" if for_money else "growth"
-        _leave(transition, f"{why}: {grown:+d} slots", checkpoint=False)
+        _leave(
+            transition,
+            f"{why}: {grown:+d} {'slot' if abs(grown) == 1 else 'slots'}",
+            checkpoint=False,
+        )
 
 
 def _reconsider_at_s(

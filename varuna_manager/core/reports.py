@@ -7,6 +7,7 @@ from typing import Literal, assert_never
 from spottrain.errors import shortened
 from spottrain.eventlog.changed import replace
 from spottrain.manifest import generation_of, parse_name
+from spottrain.units import counted
 from spottrain.varuna_manager.core import (
     allocation,
     fleet,
@@ -137,7 +138,7 @@ def _supervisor_ready(transition: Transition, vm_id: str, report: messages.Super
     transition.note_fleet_change()
     fleet.vm_fit(transition, vm)
     starts.ready(transition, vm)
-    transition.log(f"{vm_id}: ready with {report.num_slots} slots on {report.device}")
+    transition.log(f"{vm_id}: ready with {counted(report.num_slots, 'slot')} on {report.device}")
 
 
 def _rounds_differently(
@@ -297,7 +298,7 @@ def _checkpoint_saved(transition: Transition, vm_id: str, report: messages.Check
     if not _can_be(state, report):
         transition.log(
             f"{vm_id} reports a checkpoint that cannot be, {shortened(report.name)} after "
-            f"{report.step} steps: it does not count"
+            f"{counted(report.step, 'step')}: it does not count"
         )
         return
     checkpoint = e.CheckpointRef(name=report.name, step=report.step)

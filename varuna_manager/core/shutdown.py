@@ -9,6 +9,7 @@ from __future__ import annotations
 from spottrain.eventlog.changed import replace
 from spottrain.pricing.billing.budget import LAST_CHECKPOINT_S, Budget, reserve_s
 from spottrain.pricing.billing.money import FREE, NOTHING, Money
+from spottrain.units import counted
 from spottrain.varuna_manager.core import generation, planning, spending, vm_transfer
 from spottrain.varuna_manager.core.allocation import affordable
 from spottrain.varuna_manager.core.fleet import release_or_reserve
@@ -199,7 +200,7 @@ def _why_short(state: State) -> str:
     answer = state.training.answer
     if answer is None or answer.plan is not None or state.training.plan_asked is not None:
         return ""
-    return f"only {len(vms)} VMs could be rented: {answer.why_not}"
+    return f"only {counted(len(vms), 'VM')} could be rented: {answer.why_not}"
 
 
 def advance(transition: Transition) -> None:

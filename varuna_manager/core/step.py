@@ -36,6 +36,7 @@ from typing import assert_never
 from spottrain.eventlog.changed import replace
 from spottrain.pricing.prices.place import offer_key
 from spottrain.pricing.ranking.order import OfferWorth
+from spottrain.units import counted
 from spottrain.varuna_manager.core import (
     allocation,
     calibration,
@@ -423,9 +424,9 @@ def _waiting(state: State) -> str:
         return why
     waiting_for = []
     if coming:
-        waiting_for.append(f"{coming} VMs to boot")
+        waiting_for.append(f"{counted(coming, 'VM')} to boot")
     if asked:
-        waiting_for.append(f"{asked} VMs to be rented")
+        waiting_for.append(f"{counted(asked, 'VM')} to be rented")
     if not waiting_for:
         waiting_for.append(_capacity(state))
     answer = state.training.answer

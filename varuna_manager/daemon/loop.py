@@ -22,10 +22,12 @@ from spottrain.cloud.port.provider import CloudProvider
 from spottrain.eventlog.journal import JournalError, JournalWriteError
 from spottrain.eventlog.loop import Loop
 from spottrain.files import make_folder
+from spottrain.printable import printable
+from spottrain.redaction import redacted
 from spottrain.storage.store import DeniedError, StorageError
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
-from spottrain.varuna_manager.core.model.records import GenerationPhase, VmPhase
+from spottrain.varuna_manager.core.model.records import GenerationPhase, VmPhase, VmRecord
 from spottrain.varuna_manager.core.model.settings import Limit, PoolGrant
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.daemon.effects import EffectRunner
@@ -76,6 +78,8 @@ _PAGE_BYTES = 64 * 1024
 """Written to find out whether the journal could be."""
 _MAX_LOGS, _LOG_BYTES = 32, 64 * 1024
 """Of a VM, whose token may be in other hands: the disk is for the journal."""
+_LAST_BYTES, _LAST_WORDS = 16 * 1024, 300
+"""What is read of a failed VM's log, and characters of its last line that are told."""
 _BROKEN = (messages.GenerationBroken, messages.WorkerDied)
 
 
@@ -204,10 +208,36 @@ class ManagerLoop(Loop[State, e.Event, c.Command]):
                 self._is_flushing = True
             case _Measured():
                 yield from self._measure(item)
+            case e.VmsListed() | e.VmsReturned():
+                yield from self._watches.pending(self._ahead, item.at_s)
+                yield self._with_last_words(item)
             case _:
                 # A decision is made on the newest progress.
                 yield from self._watches.pending(self._ahead, item.at_s)
                 yield item
+
+    def _with_last_words(self, event: e.VmsListed | e.VmsReturned) -> e.Event:
+        """Return an event about VMs with what those that never trained have logged."""
+        if isinstance(event, e.VmsReturned):
+            gone = set(event.vm_ids)
+        else:
+            alive = {vm.vm_id for vm in event.vms if vm.state.is_alive}
+            gone = self._ahead.fleet.vms.keys() - alive
+        words = {}
+        for vm_id in gone & self._ahead.fleet.vms.keys():
+            vm = self._ahead.fleet.vms[vm_id]
+            if isinstance(event, e.VmsListed) and event.cloud not in ("", vm.offer.cloud):
+                continue
+            if not vm.has_trained and (line := last_line(self._logs_of(vm_id, vm), vm_id)):
+                words[vm_id] = line
+        return replace(event, last_words=words) if words else event
+
+    def _logs_of(self, vm_id: str, vm: VmRecord | None) -> Path:
+        """Return the folder of a VM's logs."""
+        folder = self._job.cloud
+        if vm is not None and (folder / vm.offer.cloud).is_dir():  # one of several
+            folder /= vm.offer.cloud
+        return folder / "vms" / vm_id
 
     def _measure(self, measured: _Measured) -> Iterator[e.Event]:
         """Show measurements to the watches, and have them written."""
@@ -564,12 +594,9 @@ class ManagerLoop(Loop[State, e.Event, c.Command]):
 
     async def receive_logs(self, tails: messages.LogTails) -> None:
         """Keep the ends of a VM's logs, until whole ones are fetched from it."""
-        below, vm = [self._job.cloud.name], self.state.fleet.vms.get(tails.vm_id)
-        if vm is not None and (self._job.cloud / vm.offer.cloud).is_dir():  # one of several
-            below.append(vm.offer.cloud)
-        below += ["vms", tails.vm_id]
+        folder = self._logs_of(tails.vm_id, self.state.fleet.vms.get(tails.vm_id))
         try:
-            await asyncio.to_thread(_write_logs, self._job.path, below, tails)
+            await asyncio.to_thread(_write_logs, folder, self._job.path, tails)
         except OSError as error:
             logger.warning("%s: logs are not kept: %s", tails.vm_id, error)
 
@@ -582,8 +609,8 @@ class ManagerLoop(Loop[State, e.Event, c.Command]):
         self._traces.add(vm_id, trace, content)
 
 
-def _write_logs(top: Path, below: Sequence[str], tails: messages.LogTails) -> None:
-    folder = make_folder(top, *below)
+def _write_logs(folder: Path, job: Path, tails: messages.LogTails) -> None:
+    make_folder(folder, within=job)
     known = {path.name for path in folder.iterdir()}
     for log in tails.logs:
         name = Path(log.name).name
@@ -592,6 +619,25 @@ def _write_logs(top: Path, below: Sequence[str], tails: messages.LogTails) -> No
             raise OSError(f"it has sent {_MAX_LOGS} logs under other names")
         text = log.text.encode(errors="backslashreplace")[-_LOG_BYTES:]
         (folder / name).write_bytes(text)
+
+
+def last_line(folder: Path, vm_id: str) -> str:
+    """Return the last line of an agent's log, cut; empty if none is known.
+
+    Args:
+        folder: Of the VM's logs.
+        vm_id: The VM.
+    """
+    try:
+        with (folder / "agent.log").open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - _LAST_BYTES))
+            text = printable(redacted(log.read().decode(errors="replace")))
+    except OSError:
+        return ""
+    said = (" ".join(line.split()) for line in text.splitlines())
+    # That it was told to end is no reason.
+    lines = [line for line in said if line and f"agent of {vm_id} ends: terminated" not in line]
+    return lines[-1][:_LAST_WORDS] if lines else ""
 
 
 def _try_to_write(folder: Path) -> None:

@@ -9,6 +9,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 
 from spottrain.errors import SpottrainError
+from spottrain.units import counted
 from spottrain.varuna_manager.core.model.events import Event, JobSubmitted
 from spottrain.varuna_manager.core.model.state import JobPhase, NoJobError, State
 from spottrain.varuna_manager.jobs.folder import JobDir, job_dir
@@ -159,7 +160,7 @@ class ReplicationStatus:
         if behind <= 0 or at_s - self.at_s < BEHIND_S:
             return ""
         why = f": {self.trouble}" if self.trouble else ""
-        return f"journal copied up to event {self.seq}, {behind} events behind{why}"
+        return f"journal copied up to event {self.seq}, {counted(behind, 'event')} behind{why}"
 
 
 def lag_line(job: JobDir, at_s: float) -> str:

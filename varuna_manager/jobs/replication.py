@@ -33,6 +33,7 @@ from tenacity import (
 from spottrain.errors import SpottrainError
 from spottrain.eventlog.journal import JournalError, Row
 from spottrain.storage.store import DeniedError, MissingError, StorageError, is_url
+from spottrain.units import counted
 from spottrain.varuna_manager.core.allocation import epoch_of
 from spottrain.varuna_manager.core.model.events import ReportReceived
 from spottrain.varuna_manager.jobs.blocks import Block, BlockCopy, BlockError
@@ -190,7 +191,7 @@ class JournalReplication:
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         if self.copied > (last := last_seq(self._job)):
             raise ReplicationError(
-                f"{job.journal} has {last} events, its copy in {stored.url} "
+                f"{job.journal} has {counted(last, 'event')}, its copy in {stored.url} "
                 f"{self.copied}; continue from the copy with 'spottrain resume "
                 f"{stored.url}' on a machine without this job"
             )

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from spottrain.codec import decode
 from spottrain.errors import ConfigError, UserCodeError
+from spottrain.units import counted
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.config.ssh import check_secrets
 from spottrain.varuna_manager.core.model.events import (
@@ -82,7 +83,7 @@ def check_steps(state: State, steps: int | None) -> None:
     done, wanted = state.history.progress.step, state.job.spec.steps
     if steps is not None and steps < done:
         raise ConfigError(
-            f"--steps: {done} steps are done already: got {steps}; give at least {done}"
+            f"--steps: {counted(done, 'step is', 'steps are')} done already: got {steps}; give at least {done}"
         )
     if state.outcome is None or state.outcome.kind != "succeeded":
         return
@@ -148,7 +149,7 @@ def change(job: JobDir, changes: Changes, say: Callable[[str], None]) -> None:
         if steps != before.steps:
             events.append(StepsChanged(at_s=time.time(), by=_BY, steps=steps))
             done = state.history.progress.step
-            told.append(f"{steps} steps instead of {before.steps}, {done} are done")
+            told.append(f"{counted(steps, 'step')} instead of {before.steps}, {done} are done")
         with manager_lock(job), closing(Journal(job.journal)) as journal:
             if changes.code:
                 package.replace(job.workdir)

@@ -24,6 +24,7 @@ from spottrain.eventlog.folder import home
 from spottrain.machine import OUTPUT_VARIABLES
 from spottrain.morphing.plan.profiles import knows_crowds
 from spottrain.redaction import VARIABLE, redacted
+from spottrain.units import counted
 from spottrain.varuna_manager.config.job import EvaluationConfig, JobConfig
 from spottrain.varuna_manager.core.calibration import MAX_SLOTS_PER_CORE
 from spottrain.varuna_manager.jobs import profiles
@@ -96,7 +97,7 @@ def _check_factor(rates: LearningRates, num_steps: int) -> None:
     schedule = rates.schedule if rates.schedule.isidentifier() else "schedule"
     raise UserCodeError(
         "lr_schedule must return a factor on the optimizer's learning rate, "
-        f"{rates.base:g}: got at most {highest:g} in {num_steps} steps, so that the rate "
+        f"{rates.base:g}: got at most {highest:g} in {counted(num_steps, 'step')}, so that the rate "
         f"is at most {rates.base * highest:g}; if it returns the rate, write "
         f"lr_schedule=lambda step: {schedule}(step) / {rates.base:g}; if it is meant as a "
         "factor, set lr_schedule_is: factor in the job file"

@@ -38,6 +38,7 @@ from spottrain.machine import is_cpu
 from spottrain.pricing.prices.catalogue import catalogue
 from spottrain.pricing.prices.history import HistoryError
 from spottrain.pricing.ranking.quotas import with_quotas
+from spottrain.units import counted
 from spottrain.varuna_manager.config.clouds import AnyCloud
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.jobs.vm_history import open_history
@@ -106,7 +107,10 @@ def _offers_of(cloud: AnyCloud, max_vms: int) -> OffersAndMessages:
     if not any(offer.spot for offer in offers):
         raise CapacityError(_why_none(cloud))
     zones = len({offer.zone for offer in offers})
-    return offers, [f"{cloud.cloud}: {len(offers)} offers in {zones} zones", *lines]
+    return offers, [
+        f"{cloud.cloud}: {counted(len(offers), 'offer')} in {counted(zones, 'zone')}",
+        *lines,
+    ]
 
 
 def _remember_pools(provider: CloudProvider, max_vms: int) -> None:
@@ -440,7 +444,7 @@ def _spot_offers(provider: CloudProvider, cloud: AnyCloud) -> str:
     zones = [offer.zone for offer in provider.offers() if offer.spot]
     if not zones:
         raise MisconfiguredError(_why_none(cloud))
-    return f"{len(zones)} of spot VMs in {len(set(zones))} zones"
+    return f"{len(zones)} of spot VMs in {counted(len(set(zones)), 'zone')}"
 
 
 def _enough(provider: CloudProvider, max_vms: int) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import closing
 
 from spottrain.errors import ConfigError
+from spottrain.units import counted
 from spottrain.varuna_manager.config.ssh import check_secrets
 from spottrain.varuna_manager.core.model.events import JobMoved, JobSubmitted
 from spottrain.varuna_manager.core.model.state import State, spent_usd
@@ -143,7 +144,7 @@ def _restore_journal(
         last = journal.last_seq()
         # At once: what the previous manager writes from now on no longer counts.
         stored.put(Segment(last, last, epoch), journal.rows(last, last))
-        say(f"{last - 1} events found in {stored.url}, the last of {clock(state.now_s)}")
+        say(f"{counted(last - 1, 'event')} found in {stored.url}, the last of {clock(state.now_s)}")
         if measured.pending():
             say("measurements of its mini-batches follow while the job runs")
     for line in warnings:

@@ -28,6 +28,7 @@ from spottrain.manifest import (
 )
 from spottrain.storage.open import open_store
 from spottrain.storage.store import UNFINISHED, is_url, local_folder
+from spottrain.units import counted
 from spottrain.varuna_manager.config.init_from import InitFromConfig
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.jobs.bucket import StoredJob, find_stored
@@ -317,7 +318,7 @@ def first(config: JobConfig, place: str, uid: str = "") -> Iterator[FirstWeights
 
 def describe(weights: FirstWeights) -> Iterator[str]:
     """Yield lines for the user on weights that a job begins with."""
-    yield f"init_from: {weights.num_taken} parameters taken; the optimizer starts fresh"
+    yield f"init_from: {counted(weights.num_taken, 'parameter')} taken; the optimizer starts fresh"
     yield from (f"init_from: {remark}" for remark in weights.remarks)
 
 

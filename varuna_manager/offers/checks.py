@@ -10,6 +10,7 @@ from typing import Literal
 
 from spottrain.cloud.port.provider import Offer
 from spottrain.storage.store import is_url
+from spottrain.units import counted
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.config.notify import check_notify
 from spottrain.varuna_manager.config.ssh import check_secrets
@@ -169,7 +170,7 @@ def _budget(config: JobConfig) -> list[str]:
 
 def _capacity(config: JobConfig) -> list[str]:
     check_capacity(config)
-    return [f"at least {config.resources.min_vms} VMs"]
+    return [f"at least {counted(config.resources.min_vms, 'VM')}"]
 
 
 def _secrets(config: JobConfig) -> list[str]:

@@ -15,6 +15,7 @@ from spottrain.morphing.memory.room import megabytes
 from spottrain.morphing.simulate.compute import Compute
 from spottrain.pricing.prices.hazard import Hazards
 from spottrain.pricing.ranking.gpu_speed import machine_as_offered
+from spottrain.units import counted
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.core import deadline
 from spottrain.varuna_manager.core.model.deadline_state import FleetTerms
@@ -187,7 +188,7 @@ def check_memory(config: JobConfig, facts: ModelFacts, offers: Sequence[Offer] |
             return
         best = (
             f"{megabytes(total)} altogether and {megabytes(section)} for its largest "
-            f"section: got {slots} slots of {megabytes(room_bytes)} on {offer.instance_type}"
+            f"section: got {counted(slots, 'slot')} of {megabytes(room_bytes)} on {offer.instance_type}"
         )
     raise CapacityError(
         f"the model does not fit: its parameters and optimizer need at least {best}; take "

@@ -9,6 +9,7 @@ from spottrain.cloud.port.provider import Offer
 from spottrain.errors import CapacityError
 from spottrain.morphing.errors import PlanError
 from spottrain.pricing.prices.hazard import Hazards
+from spottrain.units import counted
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.core.model.parts import (
     FleetState,
@@ -98,7 +99,7 @@ def first_throughputs(
     found = JobThroughputs(kinds).of(state, offers)
     if found is None:
         raise CapacityError(
-            f"{config.name}: no plan trains it on at most {config.resources.max_vms} VMs of "
+            f"{config.name}: no plan trains it on at most {counted(config.resources.max_vms, 'VM')} of "
             f"{', '.join(kinds)}: it does not fit their memory, or GPUs are not known"
         )
     return found

@@ -18,6 +18,7 @@ from spottrain.machine import is_cpu
 from spottrain.morphing.plan.choose import NOISE, Choice, choose_plan
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.modes import ENDLESS
+from spottrain.morphing.plan.profiles import is_noisy, spread_of
 from spottrain.morphing.plan.workload import Workload
 from spottrain.pricing.billing.money import Rate, cost_usd, total_rate
 from spottrain.pricing.prices.catalogue import CLOUDS, catalogue
@@ -36,6 +37,7 @@ from spottrain.pricing.ranking.rank import (
     greedy_fleet,
     rank,
 )
+from spottrain.units import counted
 from spottrain.varuna_manager.config.clouds import DISK_GIB
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.core.planning import plan_inputs
@@ -115,7 +117,7 @@ def _check_enough(config: JobConfig, vms: int, *, capped: bool) -> None:
     min_vms = config.resources.min_vms
     if vms >= min_vms:
         return
-    shortage = f"resources.min_vms: {min_vms} VMs wanted, {vms} can be rented now"
+    shortage = f"resources.min_vms: {counted(min_vms, 'VM')} wanted, {vms} can be rented now"
     if capped:
         raise BudgetError(
             f"{shortage} within {CAP} {config.budget.max_usd_per_hour:g}; raise the cap or "
@@ -418,6 +420,7 @@ def _choice_view(
         "slots": len(inputs.slots),
         "device": profile.device,
         "profile_origin": profile.origin,
+        "profile_spread": _busy_spread(profile),
         "objective": inputs.objective,
         "equally_good_within": NOISE,
         "plan": None if plan is None else plan.shape,
@@ -426,6 +429,12 @@ def _choice_view(
         "why_not": choice.why_not,
         "candidates": [candidate_view(one) for one in choice.candidates],
     }
+
+
+def _busy_spread(profile: Profile) -> float | None:
+    """Return by which share times varied if a busy machine measured them."""
+    is_busy = profile.origin == "measured" and is_noisy(profile)
+    return spread_of(profile) if is_busy else None
 
 
 def _stale_view(inputs: PlanInputs, choice: Choice, scope: SearchScope) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spottrain.pricing.ranking.rank import OfferScore, RankedOffer, Ranking
-from spottrain.units import HOUR_S
+from spottrain.units import HOUR_S, counted
 from spottrain.varuna_manager.format import NOTHING, age, dollars, duration, number
 
 SHORT_TABLE = 6
@@ -179,7 +179,7 @@ def ranking_parts(
     if "by_gpu" in view and not (explain or every):
         yield _gpu_table(view["by_gpu"])
         yield f"         for {view['examples']:,.0f} examples; ~ marks estimates"
-        yield f"         all {len(usable)} offers with --all"
+        yield f"         every usable offer ({len(usable)}) with --all"
     else:
         shown = view["offers"] if explain else usable
         shown = shown if explain or every else usable[:SHORT_TABLE]
@@ -190,7 +190,7 @@ def ranking_parts(
             yield f"         {left} more with --all"
     out = len(view["offers"]) - len(usable)
     if out and not explain:
-        yield f"         {out} offers cannot be used; --explain says why"
+        yield f"         {counted(out, 'offer')} cannot be used; --explain says why"
     yield Text(f"offer    {view['why']}")
 
 

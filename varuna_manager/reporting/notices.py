@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from spottrain.units import counted
 from spottrain.varuna_manager.config.notify import NoticeKind, NotifyConfig
 from spottrain.varuna_manager.core.model.records import KEPT, Interruption
 from spottrain.varuna_manager.core.model.state import JobPhase, State, spent_usd
@@ -85,7 +86,7 @@ def _nonfinite(state: State) -> Iterator[Notice]:
     progress = state.history.progress
     if progress.nonfinite_in_row >= state.job.stop_after_nonfinite:
         text = (
-            f"{progress.nonfinite_in_row} mini-batches in a row were not finite, the "
+            f"not finite: {counted(progress.nonfinite_in_row, 'mini-batch', 'mini-batches')} in a row, the "
             f"last of them {progress.nonfinite_last}"
         )
         key = f"nonfinite {progress.nonfinite_last}"

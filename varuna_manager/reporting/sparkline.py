@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from html import escape
 
 from spottrain.pricing.prices.price import Price
+from spottrain.varuna_manager.reporting.html.plot import nice_top
 
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH, _HEIGHT, _MARGIN, _LINE = 800, 320, 60, 18
@@ -47,12 +48,12 @@ def svg(series: Mapping[str, Sequence[Price]], from_s: float, to_s: float) -> st
         from_s: Left end, seconds since the epoch.
         to_s: Right end, later.
     """
-    top = max((p.usd_per_hour for line in series.values() for p in line), default=1.0)
+    top = nice_top(max((p.usd_per_hour for line in series.values() for p in line), default=1.0))
     height = _HEIGHT + _LINE * len(series)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}">',
         _stroke(f"M{_MARGIN} 20V{_HEIGHT - 40}H{_WIDTH - 20}", "#888"),
-        _text(8, 24, f"${top:.2f}"),
+        _text(8, 24, f"${top:,g}"),
         _text(8, _HEIGHT - 40, "$0"),
         _text(_MARGIN, _HEIGHT - 20, _day(from_s)),
         _text(_WIDTH - 100, _HEIGHT - 20, _day(to_s)),

@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from spottrain.units import HOUR_S
+from spottrain.units import HOUR_S, counted
 from spottrain.varuna_manager import format as fmt
 from spottrain.varuna_manager.reporting.documents import fleet_line
 from spottrain.varuna_manager.reporting.measured import SKIPPED
@@ -145,11 +145,11 @@ def safety_line(status: dict[str, Any]) -> str:
     if not safety["survives_any_worker"]:
         lost += " or a killed worker"
     step = safety["checkpoint_step"]
-    cost = f"losing {lost} may cost {safety['lag_steps']} steps, back to step {step}"
+    cost = f"losing {lost} may cost {counted(safety['lag_steps'], 'step')}, back to step {step}"
     if (copied := safety["copied_step"]) is not None and copied > step:
         cost = (
-            f"losing {lost} may cost {safety['copy_lag_steps']} steps, back to copies of "
-            f"step {copied}; several at once {safety['lag_steps']} steps, to step {step}"
+            f"losing {lost} may cost {counted(safety['copy_lag_steps'], 'step')}, back to copies of "
+            f"step {copied}; several at once {counted(safety['lag_steps'], 'step')}, to step {step}"
         )
     if not spared:
         return cost
@@ -164,7 +164,7 @@ def checkpoints_line(status: dict[str, Any]) -> str:
         return ""
     cost_s = safety["checkpoint_cost_s"]
     costs = "" if cost_s is None else f", each slows training by {cost_s:.2g} s"
-    return f"every {every} steps{costs}"
+    return f"every {'step' if every == 1 else f'{every} steps'}{costs}"
 
 
 def plain_line(status: dict[str, Any]) -> str:
@@ -448,8 +448,8 @@ def preview_parts(preview: dict[str, Any], explain: bool) -> Iterator[Renderable
         machines = f"{preview['slots']} {preview['device']}"
     yield f"fleet    {machines}"
     yield (
-        f"model    {preview['parameters']:,} parameters in {preview['sections']} "
-        f"sections, mini-batches of {preview['minibatch_size']}, micro-batches of "
+        f"model    {preview['parameters']:,} parameters in {counted(preview['sections'], 'section')}"
+        f", mini-batches of {preview['minibatch_size']}, micro-batches of "
         f"{preview['microbatch_size']}"
     )
     candidates = merged(preview["candidates"])
@@ -472,6 +472,13 @@ def preview_parts(preview: dict[str, Any], explain: bool) -> Iterator[Renderable
             f"{fmt.dollars(preview['usd'])}{of} at {fmt.dollars(preview['usd_per_hour'])}/hour"
         )
     yield words
+    if (spread := preview["profile_spread"]) is not None:
+        step_s = candidates[0]["step_s"]
+        least, most = (fmt.step_time(step_s * (1 + way * min(spread, 1.0))) for way in (-1, 1))
+        yield (
+            f"         a mini-batch takes {least} to {most}: the machine was busy when the model "
+            f"was measured, and times varied by {spread:.0%}"
+        )
     if compute := use_line(preview):
         yield f"compute  {compute}"
     if (forecast := preview.get("forecast")) is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from spottrain.units import HOUR_S
+from spottrain.units import HOUR_S, counted
 from spottrain.varuna_manager.format import (
     NOTHING,
     dollars,
@@ -63,7 +63,8 @@ def summary(report: Mapping[str, Any]) -> Iterator[str]:
     )
     done, steps = report["steps_done"], report["steps"]
     far = f"all {steps:,}" if done >= steps else f"{done:,} of {steps:,}"
-    yield f"{report['name']} {how}. It trained {far} mini-batches."
+    batches = "mini-batch" if steps == 1 else "mini-batches"
+    yield f"{report['name']} {how}. It trained {far} {batches}."
     yield _money_sentence(report)
     yield _trouble_sentence(report)
 
@@ -97,11 +98,6 @@ def fixed_name(fixed: Mapping[str, Any]) -> str:
     return f"{fixed['instance_type']} in {fixed['zone']}, {market}"
 
 
-def counted(number: int, one: str, several: str = "") -> str:
-    """Return a number with its noun; by default the plural has an s."""
-    return f"{number} {one if number == 1 else several or f'{one}s'}"
-
-
 def _trouble_sentence(report: Mapping[str, Any]) -> str:
     counts = {
         "preempted with notice": report["preemptions_noticed"],
@@ -115,7 +111,7 @@ def _trouble_sentence(report: Mapping[str, Any]) -> str:
     if died := report["worker_deaths"]:
         sentences.append(f"{counted(died, 'worker')} died.")
     if hung := report["hangs"]:
-        sentences.append(f"{counted(hung, 'time')} workers hung and were broken off.")
+        sentences.append(f"{counted(hung, 'hang was', 'hangs were')} broken off.")
     if slow := report["slow_vms_replaced"]:
         were = counted(slow, "slow machine was", "slow machines were")
         sentences.append(f"{were} replaced.")

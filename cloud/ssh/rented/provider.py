@@ -42,6 +42,7 @@ from spottrain.cloud.ssh.transport.connection import HostConnection
 from spottrain.cloud.ssh.transport.session import Session
 from spottrain.cloud.ssh_keys import copy_key, key_file
 from spottrain.storage.store import is_object_url, parse_url
+from spottrain.units import counted
 
 logger = logging.getLogger(__name__)
 
@@ -145,7 +146,7 @@ class RentedVmProvider(Wrapper):
         """
         if len(self._unreached) >= _MAX_UNREACHED:
             raise MisconfiguredError(
-                f"{self.name}: {len(self._unreached)} VMs run and none accepts SSH from "
+                f"{self.name}: {counted(len(self._unreached), 'VM runs', 'VMs run')} and none accepts SSH from "
                 "here; nothing more is rented. 'spottrain doctor' tries whether SSH "
                 "gets out of this network; see ssh_from and bastion"
             )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from spottrain.errors import SpottrainError
 from spottrain.gpus.health import describe
+from spottrain.units import counted
 from spottrain.wire.messages import DeviceChoice
 from spottrain.wire.model import GpuFacts
 
@@ -100,7 +101,7 @@ def assign(
             "used instead (resources.device: cpu would ask for that)"
         )
     if choice == "gpu" and len(gpus) < min_gpus:
-        raise UnfitVmError(f"{len(gpus)} of {min_gpus} GPUs can be used")
+        raise UnfitVmError(f"{len(gpus)} of {counted(min_gpus, 'GPU')} can be used")
     if choice == "cpu" or not gpus:
         whole = (1.0,) * num_slots
         return SlotDevices(devices=(CPU,) * num_slots, memory_shares=whole, threads=1)

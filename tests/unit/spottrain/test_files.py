@@ -46,12 +46,14 @@ def test_a_disk_that_refuses_leaves_what_was_there(
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_a_folder_is_made_below_one_that_is_there_and_nowhere_else(tmp_path: Path) -> None:
-    top = tmp_path / "job"
+def test_a_folder_is_made_within_one_that_is_there_and_nowhere_else(tmp_path: Path) -> None:
+    job = tmp_path / "job"
+    logs = job / "cloud" / "vms"
     with pytest.raises(FileNotFoundError):
-        make_folder(top, "cloud", "vms")
-    assert not top.exists(), "what somebody has removed is not made anew"
-    top.mkdir()
+        make_folder(logs, within=job)
+    assert not job.exists(), "what somebody has removed is not made anew"
+    job.mkdir()
     for _ in range(2):
-        assert make_folder(top, "cloud", "vms") == top / "cloud" / "vms"
-    assert (top / "cloud").stat().st_mode & 0o077 == 0
+        make_folder(logs, within=job)
+    assert logs.is_dir()
+    assert (job / "cloud").stat().st_mode & 0o077 == 0

@@ -12,6 +12,7 @@ from rich.console import Group
 from rich.live import Live
 
 from spottrain.errors import ConfigError, SpottrainError
+from spottrain.units import counted
 from spottrain.varuna_manager.cli.console import (
     Output,
     OutputOption,
@@ -73,7 +74,7 @@ def create(
     created = PoolCreated(at_s=time.time(), settings=settings, supplies=supplies)
     pool = create_pool(config, created)
     pid = start_daemon(pool)
-    say(f"pool {pool.name} runs (pid {pid}): {config.max_vms} VMs, {config.policy}")
+    say(f"pool {pool.name} runs (pid {pid}): {counted(config.max_vms, 'VM')}, {config.policy}")
     try:
         _submit_all(pool, config, time.monotonic())
         if until_done:
@@ -81,7 +82,7 @@ def create(
     except KeyboardInterrupt:
         say(
             f"pool {pool.name} goes on, with {len(read_pool(pool).jobs)} of the "
-            f"{len(config.jobs)} jobs of its file: 'spottrain pool status {pool.name} "
+            f"{counted(len(config.jobs), 'job')} of its file: 'spottrain pool status {pool.name} "
             f"--watch' shows it, 'spottrain pool down {pool.name}' ends it"
         )
         raise
@@ -238,7 +239,7 @@ def _are_over(state: PoolState) -> bool:
 def _line(document: dict[str, Any]) -> str:
     """Return a pool's status in a line."""
     jobs = "; ".join(
-        f"{job['name']} {job['state']}, {sum(job['vms'].values())} VMs, step "
+        f"{job['name']} {job['state']}, {counted(sum(job['vms'].values()), 'VM')}, step "
         f"{job['steps_done']} of {job['steps']}"
         for job in document["jobs"]
     )

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from spottrain.errors import SpottrainError
 from spottrain.storage.open import open_store
+from spottrain.units import counted
 from spottrain.varuna_manager.cli.console import say
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.follow import Follower
@@ -30,7 +31,9 @@ def record(job: JobDir, minibatches: int, content: TraceContent, follower: Follo
     """
     begun = control.begin_traces(job, minibatches, content)
     what = "a mini-batch" if minibatches == 1 else f"{minibatches} mini-batches"
-    say(f"recording {what} on {len(begun.vm_ids)} ranks of generation {begun.generation}")
+    say(
+        f"recording {what} on {counted(len(begun.vm_ids), 'rank')} of generation {begun.generation}"
+    )
     return _await_traces(job, begun, follower)
 
 
@@ -51,7 +54,7 @@ def _await_traces(job: JobDir, begun: TraceSet, follower: Follower) -> TraceSet:
             missing, ranks = len(found.missing), len(found.vm_ids)
             raise TracesBrokenError(
                 f"job {job.name}: generation {begun.generation} ended before {missing} of "
-                f"its {ranks} ranks had sent a trace; record the next one once it "
+                f"its {counted(ranks, 'rank')} had sent a trace; record the next one once it "
                 f"trains: 'spottrain status {job.name}'"
             )
         time.sleep(POLL_S)

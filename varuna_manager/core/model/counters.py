@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from spottrain.eventlog.changed import replace
+from spottrain.units import counted
 from spottrain.varuna_manager.core.model import records, starts
 from spottrain.varuna_manager.core.model.events import ProgressMade
 from spottrain.varuna_manager.core.model.transition import Transition
@@ -198,8 +199,8 @@ def _watch_nonfinite(transition: Transition, event: ProgressMade) -> None:
     if event.nonfinite_in_row >= transition.state.job.stop_after_nonfinite:
         transition.decides = True
         transition.fail(
-            f"{event.nonfinite_in_row} mini-batches in a row, up to step "
-            f"{transition.state.history.progress.step}, were not finite and changed nothing: look at data and "
+            f"{counted(event.nonfinite_in_row, 'mini-batch', 'mini-batches')} in a row, up to step "
+            f"{transition.state.history.progress.step}, not finite, changed nothing: look at data and "
             "learning rate, or at loss with SPOTTRAIN_CHECK_FINITE=1 in env",
             exit_code=3,
         )
@@ -238,4 +239,4 @@ def evaluated(transition: Transition, report: Evaluated) -> None:
     transition.put(replace(transition.state.history, progress=progress))
     what = "held-out loss" if report.name == "heldout" else f"loss on {report.name}"
     best = ", the best so far" if report.is_best else ""
-    transition.log(f"{what} {report.loss:.3f} after {report.step} steps{best}")
+    transition.log(f"{what} {report.loss:.3f} after {counted(report.step, 'step')}{best}")

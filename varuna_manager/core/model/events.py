@@ -8,7 +8,8 @@ itself has no clock. A journal entry is the class name and the fields as JSON
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Literal, get_args
 
 from pydantic import Field
@@ -283,6 +284,8 @@ class VmsListed:
     vms: tuple[Vm, ...]
     cloud: str = ""
     """The cloud that was asked; empty: all that the job rents from."""
+    last_words: Mapping[str, str] = field(default_factory=dict)
+    """Of VMs that are gone and never trained: the last line of their agents' logs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,6 +326,8 @@ class VmsReturned:
     vm_ids: tuple[str, ...]
     vms: tuple[Vm, ...] = ()
     """VMs of this job, as the cloud lists them afterwards, if it could be asked."""
+    last_words: Mapping[str, str] = field(default_factory=dict)
+    """As in ``VmsListed``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,6 +46,22 @@ def failed(transition: Transition, vm: VmRecord, reason: str) -> None:
     )
 
 
+def said(transition: Transition, vm_id: str, words: str) -> None:
+    """Name the last line of the newest failed VM's log among the reasons, also that of a
+    job that ends because of it: logs are fetched when a VM is gone."""
+    failing, outcome = transition.state.launches.failing, transition.state.outcome
+    if failing is None or failing.vm_id != vm_id or not words:
+        return
+    if words in failing.reason or failing.reason in words:
+        return
+    reason = f"{failing.reason}; the last line of its log: {words}"
+    transition.put(replace(transition.state.launches, failing=replace(failing, reason=reason)))
+    transition.log(f"{vm_id}: the last line of its log: {words}")
+    if outcome is not None and outcome.reason.endswith(failing.reason):
+        told = outcome.reason.removesuffix(failing.reason) + reason
+        transition.state = replace(transition.state, outcome=replace(outcome, reason=told))
+
+
 def ready(transition: Transition, vm: VmRecord) -> None:
     """A VM is ready: if it was rented after the newest one had failed, so may others be."""
     failing = transition.state.launches.failing

@@ -10,6 +10,7 @@ from contextlib import closing
 from typing import Any
 
 from spottrain.errors import SpottrainError
+from spottrain.varuna_manager.core.model.commands import Outcome
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.jobs.follow import folder_of, read_state
 from spottrain.varuna_manager.pool.core.decide import with_time
@@ -180,13 +181,31 @@ def _state_of(job: PoolJob, state: State | None) -> str:
         outcome = None if state is None else state.outcome
         if outcome is None:
             return "ended"
-        return "down" if outcome.kind in _GOES_ON else outcome.kind
+        return "down" if _goes_on(outcome) else outcome.kind
     if job.phase is PoolJobPhase.PAUSED:
         return "paused"
+    if state is not None and _is_ending(state):
+        if state.outcome is not None and state.phase is JobPhase.ENDED:
+            return state.outcome.kind
+        return "ending"
     if not any(job.held) and not any(job.granted):
         return "queued"
     generation = None if state is None else state.training.generation
     return "starting" if generation is None else "running"
+
+
+def _is_ending(state: State) -> bool:
+    """Return whether a job will train no more, though it may hold VMs yet."""
+    if state.outcome is not None:
+        return not _goes_on(state.outcome)
+    return state.training.generation is None and (
+        state.history.progress.step >= state.job.spec.steps
+    )
+
+
+def _goes_on(outcome: Outcome) -> bool:
+    """Return whether only a job's manager ended, not the job."""
+    return outcome.kind in _GOES_ON
 
 
 def _vms_due(job: PoolJob) -> float:
@@ -228,11 +247,11 @@ def why(name: str, pool: PoolState, job: PoolJob, state: State | None) -> str:
     request = job.request
     if job.phase is PoolJobPhase.ENDED:
         outcome = None if state is None else state.outcome
-        if outcome is None or outcome.kind in _GOES_ON:
-            return "it has ended"
-        return outcome.reason
+        return "it has ended" if outcome is None or _goes_on(outcome) else outcome.reason
     if job.phase is PoolJobPhase.PAUSED:
         return f"paused; 'spottrain pool resume {name} {request.name}' lets it go on"
+    if state is not None and _is_ending(state):
+        return "all is trained" if state.outcome is None else state.outcome.reason
     if pool.is_closed:
         return "the pool is being taken down"
     if pool.is_silent(job):

@@ -12,6 +12,7 @@ from html import escape
 from typing import Any, NamedTuple
 
 import spottrain
+from spottrain.units import counted
 from spottrain.varuna_manager.format import NOTHING, dollars, duration
 from spottrain.varuna_manager.pool.core.model import Vms
 from spottrain.varuna_manager.pool.report.document import status
@@ -105,7 +106,8 @@ def report_page(pool: PoolDir) -> str:
 def _lead(document: Mapping[str, Any]) -> str:
     return (
         f"{document['state']}; policy {document['policy']}, at most "
-        f"{document['max_vms']:g} VMs; {spent(document)} by {len(document['jobs'])} jobs"
+        f"{counted(int(document['max_vms']), 'VM')}; {spent(document)} by "
+        f"{counted(len(document['jobs']), 'job')}"
     )
 
 
@@ -120,7 +122,7 @@ def _end_s(document: Mapping[str, Any]) -> float:
 def _row(job: Mapping[str, Any], changes: Sequence[Division]) -> Iterator[str]:
     started = (c.at_s for c in changes if any(c.held.get(job["name"], ())))
     first_s = next(started, None)
-    is_over = job["state"] not in ("running", "starting", "queued", "paused")
+    is_over = job["state"] not in ("running", "ending", "starting", "queued", "paused")
     ended_s = job["finish_s"] if is_over else None
     yield from (job["name"], job["team"] or NOTHING, job["state"])
     yield f"{job['priority']:g}"

@@ -10,11 +10,13 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from spottrain.units import counted
 from spottrain.varuna_manager.format import NOTHING, dollars, duration, number
 
 COLOURS = {
     "running": "green",
     "succeeded": "green",
+    "ending": "green",
     "starting": "yellow",
     "queued": "yellow",
     "paused": "yellow",
@@ -43,7 +45,7 @@ def parts(document: Mapping[str, Any]) -> list[RenderableType]:
     """
     head = (
         f"pool {document['name']}: {document['state']}, {document['policy']}; "
-        f"{sum(kind['held'] for kind in document['kinds'])} of {document['max_vms']:g} VMs, "
+        f"{sum(kind['held'] for kind in document['kinds'])} of {counted(int(document['max_vms']), 'VM')}, "
         f"{spent(document)}, "
         f"{dollars(document['usd_per_hour'])} per hour"
     )

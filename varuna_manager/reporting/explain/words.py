@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from spottrain.cloud.port.provider import Offer
 from spottrain.morphing.plan.candidates import Candidate
+from spottrain.units import counted
 from spottrain.varuna_manager.core import allocation
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import (
@@ -29,7 +30,7 @@ def happened(event: e.Event) -> str:
     """Return what an event was."""
     match event:
         case e.JobSubmitted(settings=job):
-            return f"job submitted: {job.spec.steps} steps, at most {job.max_vms} VMs"
+            return f"job submitted: {counted(job.spec.steps, 'step')}, at most {counted(job.max_vms, 'VM')}"
         case e.ManagerStarted(software_version=version):
             return f"a manager of version {version} started"
         case e.StopRequested(by=by):
@@ -37,7 +38,7 @@ def happened(event: e.Event) -> str:
         case e.LimitsChanged(by=by, limits=limits):
             return f"{by} changed limits: {', '.join(one.name for one in limits)}"
         case e.GrantReceived(grant=grant):
-            return f"pool {grant.pool} granted {grant.total} VMs"
+            return f"pool {grant.pool} granted {counted(grant.total, 'VM')}"
         case e.TimerFired():
             return "a scheduled re-evaluation"
         case e.OffersSeen(offers=offers):
@@ -47,7 +48,9 @@ def happened(event: e.Event) -> str:
             stock = "" if left is None else f", {left} available"
             return f"seen on the market: {offer_name(offers[0])}{stock}"
         case e.OffersRanked(worths=worths):
-            return f"{len(worths)} offers were ranked by examples per dollar"
+            return (
+                f"{counted(len(worths), 'offer was', 'offers were')} ranked by examples per dollar"
+            )
         case e.LaunchIntended(intent=intent, offer=offer, count=count):
             return f"{intent}: {count} x {offer_name(offer)} to be rented"
         case e.VmsLaunched(intent=intent, vms=vms):
@@ -60,7 +63,7 @@ def happened(event: e.Event) -> str:
         case e.VmLost(vm_id=vm_id, reason=reason):
             return f"{vm_id} is gone: {reason}"
         case e.VmsListed(vms=vms):
-            return f"the cloud listed {len(vms)} VMs"
+            return f"the cloud listed {counted(len(vms), 'VM')}"
         case e.ProviderAnswered(vm_id=vm_id, state=state):
             return f"asked about {vm_id}, the cloud says: {state or 'unknown to it'}"
         case e.VmSilent(vm_id=vm_id):
@@ -142,7 +145,7 @@ def _asked(entry: Sequence[str], after: State) -> Iterator[str]:
     match entry:
         case ["IntendLaunch", intent, count, *_]:
             have = sum(vm.counts for vm in after.fleet.vms.values())
-            yield f"{intent}: rent {count} more, as {have} of {after.most_vms} VMs are there"
+            yield f"{intent}: rent {count} more, as {have} of {counted(after.most_vms, 'VM')} are there"
         case ["LaunchVms", intent, count, *_]:
             if intent in after.launches.intents:
                 offer = after.launches.intents[intent].offer
@@ -200,7 +203,7 @@ def _of_move(old: Move | None, new: Move | None) -> Iterator[str]:
         how = "by a checkpoint" if new.is_far else "from memory to memory"
         yield f"move from {new.source} to {new.to}: {new.why}"
         count = len(new.vm_ids)
-        yield f"rent {count} VMs beside the old ones, which train on; then go over {how}"
+        yield f"rent {counted(count, 'VM')} beside the old ones, which train on; then go over {how}"
     elif old is not None and new is None:
         yield f"the move to {old.to} is over, or was given up"
     elif old is not None and new is not None and new.is_cut_over and not old.is_cut_over:
@@ -239,7 +242,7 @@ def why_plan(generation: Generation, state: State) -> Iterator[str]:
     each_s = plan.minibatch_size / plan.predicted_step_s
     yield (
         f"{plan.shape} predicted: {step_time(plan.predicted_step_s)} a mini-batch, "
-        f"{each_s:.3g} examples/s on {len(plan.slots)} slots"
+        f"{each_s:.3g} examples/s on {counted(len(plan.slots), 'slot')}"
     )
     for one in generation.candidates:
         if one.why_not:
@@ -350,7 +353,7 @@ def why_not_renting(state: State) -> Iterator[str]:
     if room <= 0:
         if state.fleet.size_limit is not None:
             yield (
-                f"rents no more: {state.fleet.size_limit.vms} VMs are enough for the plan until "
+                f"rents no more: {counted(state.fleet.size_limit.vms, 'VM is', 'VMs are')} enough for the plan until "
                 f"prices fall {allocation.CHEAPER:.0%} below ${state.fleet.size_limit.usd_per_hour:g}"
             )
         return

@@ -51,7 +51,8 @@ def drawing(
             _box(frame, above, name, numbers[name], row, since_s, until_s)
             for name, row, since_s, until_s in _boxes(own, vms, to_s)
         )
-        half = [(0.0, "0"), (vms / 2, f"{vms / 2:g}"), (float(vms), f"{vms} {kind}")]
+        half = [(0.0, "0"), (float(vms), f"{vms} {kind}")]
+        half[1:1] = [(vms / 2, f"{vms // 2}")] * (vms % 2 == 0)  # there is no half of a VM
         parts.append(f'<g transform="translate(0 {above})">{axes(frame, half)}</g>')
         parts.append(boxes)
         above += height

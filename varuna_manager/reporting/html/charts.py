@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spottrain.cloud.port.provider import Offer
+from spottrain.units import counted
 from spottrain.varuna_manager.format import dollars, duration, step_time
 from spottrain.varuna_manager.reporting.history import JobHistory, PriceSeries
 from spottrain.varuna_manager.reporting.html import plot
@@ -135,7 +136,7 @@ def shapes(scene: Scene) -> str:
         if end - x > _LABEL_WIDTH * len(_shape(plan)):
             parts.append(plot.text((x + end) / 2, y + 14, _shape(plan), "name"))
     what = (
-        f"{len(scene.plans)} plans over time, pipeline depth x data-parallel width; "
+        f"{counted(len(scene.plans), 'plan')} over time, pipeline depth x data-parallel width; "
         "the height is the number of slots, the colour the depth."
     )
     return plot.picture(frame, "plans", "Plans", what, parts)

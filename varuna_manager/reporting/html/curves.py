@@ -124,7 +124,8 @@ def _figure(title: str, key: str, lines: Sequence[_Line]) -> Iterator[CurveFigur
         height=220 if key == "loss" else 130,
     )
     numbers = range(round((top - bottom) / distance) + 1)
-    labels = [(v, f"{v:.4g}") for v in (bottom + n * distance for n in numbers)]
+    digits = max(4, 2 + math.ceil(math.log10(max(-bottom, top) / distance)))  # all differ
+    labels = [(v, f"{v:.{digits}g}") for v in (bottom + n * distance for n in numbers)]
     parts = [plot.axes(frame, labels, _ticks(frame))]
     for number, line in enumerate(lines):
         parts.append(plot.path(_band(frame, line.band), "band"))

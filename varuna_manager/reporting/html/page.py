@@ -15,7 +15,7 @@ from typing import Any
 import spottrain
 from spottrain.errors import SpottrainError
 from spottrain.files import write_whole
-from spottrain.units import HOUR_S
+from spottrain.units import HOUR_S, counted
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.reporting import text
 from spottrain.varuna_manager.reporting.costs import rentals
@@ -289,7 +289,7 @@ def _foot(state: State) -> str:
         f"</main><footer>Made {moment(time.time())} by spottrain "
         f"{escape(spottrain.__version__)} from the job's journal. Times are since the "
         f"submission; seed {state.job.spec.seed}, mini-batches of "
-        f"{state.job.spec.minibatch_size} examples, {escape(state.job.spec.reduction)} "
+        f"{counted(state.job.spec.minibatch_size, 'example')}, {escape(state.job.spec.reduction)} "
         "reduction.</footer>"
     )
 

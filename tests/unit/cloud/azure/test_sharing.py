@@ -148,7 +148,7 @@ def test_what_a_job_needs_is_checked_without_renting(azure: FakeAzure) -> None:
     lacking = "Standard_ND96isr_H100_v5"
     both = azure.provider(instance_types=(KIND, lacking)).check()
     (types,) = (finding for finding in both if finding.what == "types eastus")
-    assert (types.ok, types.message) == (True, f"1 types can be rented, but not {lacking}")
+    assert (types.ok, types.message) == (True, f"1 type can be rented, but not {lacking}")
     provider = azure.provider(image="a:b:c:latest", instance_types=(lacking,))
     wrong = {finding.what for finding in provider.check() if not finding.ok}
     assert wrong == {

@@ -70,7 +70,7 @@ def test_a_type_missing_in_one_region_is_reported(
 ) -> None:
     told = found(gcp, instance_types=(KIND, "a2-highgpu-8g"))[f"types {REGION}"]
     assert (told.ok, told.one_of) == (True, "types")
-    assert told.message == "1 types can be rented, but not a2-highgpu-8g"
+    assert told.message == "1 type can be rented, but not a2-highgpu-8g"
 
 
 def test_the_global_quota_and_one_regional_quota_are_required(

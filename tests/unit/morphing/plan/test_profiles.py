@@ -198,7 +198,7 @@ def test_a_time_that_is_missing_is_named() -> None:
 def test_a_profile_of_another_model_is_refused() -> None:
     with pytest.raises(PlanError, match="fingerprint must be other"):
         check_profile(PROFILE, replace(FACTS, fingerprint="other"))
-    with pytest.raises(PlanError, match="a model of 1 sections"):
+    with pytest.raises(PlanError, match="a model of 1 section, "):
         check_profile(PROFILE, replace(FACTS, sections=FACTS.sections[:1]))
 
 

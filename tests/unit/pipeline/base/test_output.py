@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import io
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -74,3 +76,22 @@ def test_a_process_takes_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
     sys.stdout.write("three\n")
     assert out.getvalue() == "[rank 1] one\nthree\n"
     assert errors.getvalue() == "[rank 2] two\n"
+
+
+def test_what_c_code_prints_without_a_line_end_is_there_when_its_process_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # which has the same effect
+    program = (
+        "import ctypes, os, signal\n"
+        "from spottrain.pipeline.base.output import unbuffer_c_output\n"
+        "unbuffer_c_output()\n"
+        "if not os.fork():\n"
+        "    ctypes.CDLL(None).printf(b'no end')\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "os.wait()\n"
+    )
+    log = tmp_path / "supervisor.log"
+    with log.open("ab") as output:
+        subprocess.run([sys.executable, "-c", program], stdout=output, check=True)
+    assert log.read_text() == "no end"

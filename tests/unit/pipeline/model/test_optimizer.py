@@ -147,7 +147,7 @@ def test_nothing_to_train_needs_no_optimizer() -> None:
         (lambda named: None, r"must return a torch\.optim\.Optimizer: got NoneType"),
         (
             lambda named: torch.optim.SGD([nn.Parameter(torch.ones(1))]),
-            "holds 1 parameters that it was not given",
+            "holds 1 parameter that it was not given",
         ),
         (
             lambda named: torch.optim.SGD(p for name, p in named if name == "head"),

@@ -261,6 +261,12 @@ def with_penalty(model: Any, batch: torch.Tensor) -> tuple[torch.Tensor, int]:
     return loss + slope.square().sum(), len(batch)
 
 
+def with_backward(model: Any, batch: torch.Tensor) -> tuple[torch.Tensor, int]:
+    loss = model(batch).square().sum()
+    loss.backward(retain_graph=True)
+    return loss, len(batch)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -275,8 +281,9 @@ def with_penalty(model: Any, batch: torch.Tensor) -> tuple[torch.Tensor, int]:
         ({"model": reading}, "must not read values of .*mean_resizing=False"),
         ({"model": Dropping}, "layerdrop 0.1.*set layerdrop to 0"),
         ({"model": Sparse}, r"embedding is an Embedding with sparse=True; leave"),
-        ({"model": Reversed}, r"it ran after \[\].* in reverse go into the list"),
-        ({"loss": with_penalty}, "differentiate by what the model returns, but not by"),
+        ({"model": Reversed}, "it ran first; .* in reverse go into the list"),
+        ({"loss": with_penalty}, "desired behavior; a loss may .* or by parameters"),
+        ({"loss": with_backward}, "loss calls backward.* leave it away"),
         ({"loss": with_teacher}, "by another model .*let the dataset return them"),
         ({"loss": with_noise}, "random numbers .* dataset or collate draw them"),
         ({"model": Counting}, r"parameter calls .* spottrain\.step\(\)"),

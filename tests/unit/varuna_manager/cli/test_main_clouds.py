@@ -86,7 +86,7 @@ def test_a_launch_reports_its_findings_and_what_happens_during_sleep(
     lines, rented = control.check_machines(load_config(job_file(aws, tmp_path)))
     offers, *_, asleep = lines
     assert rented
-    assert offers == "aws: 1 offers in 1 zones"
+    assert offers == "aws: 1 offer in 1 zone"
     assert asleep == (
         "if this machine sleeps or goes offline, VMs keep training for 600 s "
         "(manager.lease_s), then save a checkpoint and end themselves; 'spottrain "
@@ -207,7 +207,7 @@ def test_gc_shows_orphans_and_returns_them_only_on_request(
     code, out, err = run(*asked)
     assert code == 0
     assert vm_id in out
-    assert "1 VMs " in err
+    assert "1 VM " in err
     assert "another may manage it" in run(*asked, "--yes")[2]
     assert aws.ask("left") != []
     code, out, _ = run(*asked, "--job", "lost", "--yes", "-o", "json")
@@ -256,7 +256,7 @@ def test_of_several_clouds_one_that_can_be_used_is_enough(
     lines, offers = control.check_machines(load_config(file))
     assert lines[0].startswith("continuing without this cloud: azure")
     assert lines[1:3] == [
-        "aws: 1 offers in 1 zones",
+        "aws: 1 offer in 1 zone",
         "aws: VMs will accept SSH from 192.0.2.0/24",
     ]
     assert offers is not None

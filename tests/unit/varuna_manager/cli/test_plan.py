@@ -56,6 +56,26 @@ def test_a_plan_is_explained_by_all_that_was_weighed(run: Run) -> None:
     assert document["profile_origin"] == "written"
 
 
+def test_a_plan_from_a_busy_machine_s_profile_tells_between_what_times_it_is(
+    run: Run, tmp_path: Path
+) -> None:
+    workload = json.loads(SLOW.read_text())
+    workload["profile"]["origin"] = "measured"
+    calm, path = json.dumps(workload), tmp_path / "workload.json"
+    for one in workload["profile"]["microbatches"]:
+        for section in one["sections"]:
+            section |= {"forward_spread": 0.5, "backward_spread": 0.5}
+    told = []
+    for text in (calm, json.dumps(workload)):
+        path.write_text(text)
+        code, out, _ = run(path, "--gpus", "4")
+        assert code == 0
+        told.append(re.findall(r"a mini-batch takes (\d+) ms to (\d+) s: .* by 50%", out))
+    nothing, ((least, most),) = told
+    assert nothing == []
+    assert 1000 * int(most) == pytest.approx(3 * int(least), rel=0.05)
+
+
 def test_what_stale_gradients_would_save_is_explained(run: Run) -> None:
     asked = (PROFILES / "compute-bound.json", "--gpus", "4", "--depth", "4")
     code, out, _ = run(*asked, "--explain")

@@ -144,7 +144,7 @@ def test_ctrl_c_while_jobs_are_submitted_leaves_the_pool_and_says_so(
         said = creating.stderr.read()
     ended = refused("pool", "down", "new", code=0)
     assert creating.returncode == 130
-    assert "pool new goes on, with 0 of the 1 jobs of its file" in said
+    assert "pool new goes on, with 0 of the 1 job of its file" in said
     assert "pool new " in ended
 
 

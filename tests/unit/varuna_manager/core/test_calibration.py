@@ -257,6 +257,16 @@ def test_a_kept_profile_is_reused_without_measuring() -> None:
     assert len(story.emitted(c.ComputePlan)) == 1
 
 
+def test_a_kept_profile_of_a_busy_machine_is_reused_and_told_as_such() -> None:
+    one = PROFILE.microbatches[0]
+    sections = tuple(replace(s, forward_spread=0.4, backward_spread=0.4) for s in one.sections)
+    busy = replace(PROFILE, microbatches=(replace(one, sections=sections),))
+    story = booted("a", "b", known=(replace(KNOWN, profile=busy),))
+    assert story.profile == busy
+    assert story.calibration is None
+    assert "busy: times vary by 40%" in story.state.last_message
+
+
 @pytest.mark.parametrize(
     "changes",
     [

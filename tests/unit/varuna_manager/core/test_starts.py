@@ -109,6 +109,42 @@ def test_a_job_whose_vms_come_up_and_never_train_ends_after_a_few(
     assert words.get(fails.__name__, "") in outcome.reason
 
 
+@pytest.mark.parametrize("fails", CAUSES)
+@pytest.mark.parametrize("learned", ["returned", "listed"])
+def test_a_job_ends_with_the_last_line_of_its_last_vm_s_log(
+    fails: Callable[[Story, str], None], learned: str
+) -> None:
+    story = Story(max_vms=1)
+    story.start(OFFER)
+    until_s, words = story.now_s + HOURS_S, {}
+    while ids := rent(story, until_s):
+        words = {ids[0]: f"OSError: {ids[0]} has no route"}
+        story.now_s += 1.0
+        fails(story, *ids)
+        if learned == "returned":
+            story.tell(e.VmsReturned, vm_ids=ids, last_words=words)
+        else:
+            story.now_s += 1.0
+            story.tell(e.VmsListed, asked_at_s=story.now_s, vms=(), last_words=words)
+    outcome = story.state.outcome
+    assert outcome is not None
+    if fails is not ends:  # then it is gone before
+        assert outcome.reason.endswith(f"log: {words.popitem()[1]}")
+
+
+def test_a_vm_s_last_words_are_told_once() -> None:
+    story = Story(max_vms=1)
+    story.start(OFFER)
+    (vm_id,) = rent(story, story.now_s)
+    story.now_s += 1.0
+    never_calls(story, vm_id)
+    for _ in range(2):
+        story.tell(e.VmsReturned, vm_ids=(vm_id,), last_words={vm_id: "no route"})
+    failing = story.state.launches.failing
+    assert failing is not None
+    assert failing.reason.count("no route") == 1
+
+
 def test_vms_that_are_lost_whenever_they_begin_to_train_are_not_rented_for_ever() -> None:
     story, rented = Story(max_vms=2).training("a", "b", steps=0), 2
     until_s = story.now_s + HOURS_S

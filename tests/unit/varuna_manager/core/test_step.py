@@ -228,7 +228,7 @@ def test_a_job_ends_after_steps_in_a_row_that_are_not_finite() -> None:
     outcome, progress = story.state.outcome, story.progress
     assert outcome is not None
     assert (outcome.kind, outcome.exit_code) == ("failed", 3)
-    assert "3 mini-batches in a row, up to step 9, were not finite" in outcome.reason
+    assert "3 mini-batches in a row, up to step 9, not finite" in outcome.reason
     assert (progress.nonfinite_steps, progress.nonfinite_last) == (5, 9)
 
 

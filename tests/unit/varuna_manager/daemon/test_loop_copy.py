@@ -176,3 +176,26 @@ def test_a_manager_fills_in_what_a_takeover_has_left_out(
     asyncio.run(run(found, Cloud(found), story=story))
     with closing(Measurements(found.measurements, read_only=True)) as measured:
         assert measured.minibatches() == rows
+
+
+class Vanishing(Cloud):
+    """Its only VM logs a line, and is gone."""
+
+    def launch(self, request: LaunchRequest) -> LaunchResult:
+        vm = a_vm("vm-1", OFFER, intent=request.intent)
+        folder = self._job.cloud / "vms" / vm.vm_id
+        folder.mkdir(parents=True, exist_ok=True)
+        end = f"agent of {vm.vm_id} ends: terminated by signal"
+        (folder / "agent.log").write_text(f"begun\n\x1b[1mno route to 10.0.0.1\n\n{end}\n")
+        super().launch(request)
+        return LaunchResult(vms=(vm,))
+
+
+def test_a_vm_that_is_gone_is_told_with_the_last_line_of_its_log(job: JobDir) -> None:
+    async def story(loop: ManagerLoop) -> None:
+        while (failing := loop.state.launches.failing) is None:
+            now_s = loop.now_s()
+            await loop.feed(VmsListed(at_s=now_s, asked_at_s=now_s, vms=()))
+        assert failing.reason.endswith("its log: no route to 10.0.0.1")
+
+    asyncio.run(run(job, Vanishing(job), story=story))

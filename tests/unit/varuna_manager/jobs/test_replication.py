@@ -295,7 +295,7 @@ def test_a_journal_older_than_its_copy_is_not_managed(job: JobDir, tmp_path: Pat
     shutil.copy(tmp_path / "backup", job.journal)
     for left in job.path.glob("journal.sqlite-*"):
         left.unlink()
-    with pytest.raises(ReplicationError, match=r"has 1 events, its copy in .* 3"):
+    with pytest.raises(ReplicationError, match=r"has 1 event, its copy in .* 3"):
         begin(job)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.simulation.test_simulation import settings
+from tests.view import changed
 
 from spottrain.eventlog.journal import JournalError
 from spottrain.varuna_manager.config.pool import parse_pool
@@ -211,6 +212,31 @@ def test_a_job_that_has_ended_is_told_as_what_became_of_it(
     (job,) = (job for job in told["jobs"] if job["name"] == "urgent")
     assert (job["state"], job["why"]) == (shown, why)
     assert job["deadline_kept"] is not True
+
+
+@pytest.mark.parametrize(
+    ("phase", "outcome", "shown"),
+    [
+        (JobPhase.ACTIVE, None, "ending"),
+        (JobPhase.ENDING, "succeeded", "ending"),
+        (JobPhase.ENDED, "succeeded", "succeeded"),
+        (JobPhase.ENDED, "queued", "starting"),
+    ],
+)
+def test_a_job_that_has_trained_all_does_not_start(
+    pool: PoolDir, phase: JobPhase, outcome: OutcomeKind | None, shown: str
+) -> None:
+    state = play(pool)
+    urgent = replace(state.jobs["urgent"], held=(1,))
+    state = replace(state, jobs={**state.jobs, "urgent": urgent})
+    end = outcome and Outcome(kind=outcome, exit_code=0, reason="200 steps done")
+    seen = State(phase=phase, settings=settings(), outcome=end or None)
+    if outcome != "queued":
+        seen = changed(seen, step=seen.job.spec.steps)
+    told = document("lab", state, {"urgent": seen}, state.now_s, is_served=True)
+    (job,) = (job for job in told["jobs"] if job["name"] == "urgent")
+    assert (job["state"], job["vms"]) == (shown, {"local/cpu": 1})
+    assert job["why"] == ("200 steps done" if outcome == "succeeded" else job["why"])
 
 
 def test_a_paused_job_is_due_nothing(pool: PoolDir) -> None:

@@ -56,11 +56,16 @@ def test_a_sparkline_has_the_width_that_is_asked_for(
     assert len(sparkline(series, 0.0, 100.0, width)) == width
 
 
+def test_the_axis_of_prices_ends_at_a_round_number() -> None:
+    text = svg({"spot": [price(0.00273, 0.0)]}, 0.0, 100.0)
+    assert ">$0.003<" in text
+
+
 def test_the_svg_is_well_formed_names_its_lines_and_steps() -> None:
     text = svg({"aws <z> & co": SERIES, "none": []}, 0.0, 100.0)
     root = ElementTree.fromstring(text)
     texts = [e.text for e in root.iter("{http://www.w3.org/2000/svg}text")]
     assert "aws <z> & co" in texts
-    assert "$3.00" in texts
+    assert "$3" in texts
     assert 'd="M60.0 193.3H420.0V20.0H636.0V106.7H780"' in text
     assert "1970-01-01 00:00" in texts

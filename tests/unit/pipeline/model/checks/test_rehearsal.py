@@ -145,6 +145,7 @@ def test_the_range_of_a_schedule_is_that_of_all_its_steps() -> None:
         (lambda step: float("inf") if step else 1.0, "finite factor .* inf for step 1"),
         (lambda step: None, "finite factor .* got None for step 0"),
         (lambda step: "0.1", "finite factor .* got '0.1' for step 0"),
+        (lambda step: "x" * 5000, r"finite factor .* got 'x{9,99}\.\.\.' for step 0"),
         (lambda step: -1e-3, "finite factor .* of zero or more: got -0.001 for step 0"),
     ],
 )

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
+import pytest
+
 from spottrain.varuna_manager.reporting.html.allocations import Allocation, drawing
 
 SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.mark.parametrize(("vms", "labels"), [(4, ["0", "2"]), (3, ["0"]), (1, ["0"])])
+def test_an_axis_counts_whole_vms(vms: int, labels: list[str]) -> None:
+    svg = drawing([("gpu", vms)], [], 40.0)
+    texts = [e.text for e in ElementTree.fromstring(svg).iter(f"{SVG}text")]
+    assert texts[: len(labels) + 1] == [*labels, f"{vms} gpu"]
 
 
 def test_each_vm_of_a_job_is_a_box_for_as_long_as_it_is_held() -> None:

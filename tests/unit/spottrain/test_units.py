@@ -1,6 +1,8 @@
+"""Counts in words."""
+
 from __future__ import annotations
 
-from spottrain.varuna_manager.reporting.text import counted
+from spottrain.units import counted
 
 
 def test_one_is_no_plural() -> None:
