@@ -71,7 +71,8 @@ class PoolLoop(Loop[PoolState, PoolEvent, PoolCommand]):
         """By job: one thing at a time."""
         self._grants: dict[str, Grant] = {}
         """To be told, the newest of each job."""
-        self._wake, self._supplying = asyncio.Event(), asyncio.Lock()
+        self._wake = asyncio.Event()
+        self._setting, self._supplying = asyncio.Lock(), asyncio.Lock()
         # One thread: SQLite's connections stay in the thread that opened them.
         self._reader = ThreadPoolExecutor(max_workers=1)
 
@@ -212,8 +213,13 @@ class PoolLoop(Loop[PoolState, PoolEvent, PoolCommand]):
         Raises:
             SpottrainError: It is refused; says why, and what would do.
         """
-        self._managers.secrets[request.uid] = secrets
-        _raise_refusal(await self.feed(JobRequested(at_s=self.now_s(), request=request)))
+        self._managers.secrets[request.uid] = secrets  # before its manager may be started
+        commands = await self.feed(JobRequested(at_s=self.now_s(), request=request))
+        try:
+            _raise_refusal(commands)
+        except SpottrainError:
+            self._managers.secrets.pop(request.uid, None)
+            raise
         self._wake.set()
         return {
             "job": request.name,
@@ -251,6 +257,10 @@ class PoolLoop(Loop[PoolState, PoolEvent, PoolCommand]):
         Raises:
             ConfigError: A key or a value is wrong.
         """
+        async with self._setting:  # a change is made on what the last one has left
+            await self._set(changes)
+
+    async def _set(self, changes: dict[str, Any]) -> None:
         data = self._config.model_dump(mode="json", exclude_unset=True)
         weights: list[tuple[str, float]] = []
         for key, value in changes.items():

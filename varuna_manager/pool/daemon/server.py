@@ -8,13 +8,12 @@
     POST /v1/down    {} -> {}
     409 {"error": class, "reason": str}: refused
 
-One request is handled at a time, in the order in which they come: two people who submit at
-once get one answer after the other.
+Requests are decided on in the order in which they come: of two people who submit at once the
+second finds the first one's job.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 from collections.abc import Awaitable, Callable
@@ -63,21 +62,19 @@ def app(pool: PoolLoop) -> Starlette:
         "pause": pause,
         "down": down,
     }
-    in_turn = asyncio.Lock()
     return Starlette(
         routes=[
-            Route(f"/v1/{name}", _answering(handler, in_turn), methods=["POST"])
+            Route(f"/v1/{name}", _answering(handler), methods=["POST"])
             for name, handler in handlers.items()
         ]
     )
 
 
-def _answering(handler: Callable[[dict[str, Any]], Awaitable[Any]], in_turn: asyncio.Lock) -> Any:
+def _answering(handler: Callable[[dict[str, Any]], Awaitable[Any]]) -> Any:
     async def answer(request: Request) -> Response:
         body = await request.json()
         try:
-            async with in_turn:
-                return JSONResponse(await handler(body) or {})
+            return JSONResponse(await handler(body) or {})
         except SpottrainError as error:
             told = {"error": type(error).__name__, "reason": str(error)}
             return JSONResponse(told, status_code=409)
