@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.fakes.gpus import VARIABLE, FakeGpus
+from tests.fakes.nvml import pynvml
 from tests.fakes.object_store import CREDENTIALS, S3, new_bucket, serve_s3
 
 from spottrain.storage.open import open_store
@@ -49,3 +53,17 @@ def small_disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]
         yield folder
     finally:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.fixture
+def machine_with(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., FakeGpus]:
+    """Return a function that puts GPUs into this machine."""
+
+    def put(count: int = 1, **changes: Any) -> FakeGpus:
+        gpus = FakeGpus(tmp_path / "nvml.json", count, **changes)
+        monkeypatch.setenv(VARIABLE, str(gpus.file))
+        monkeypatch.setitem(sys.modules, "pynvml", pynvml)
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        return gpus
+
+    return put

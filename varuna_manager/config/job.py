@@ -5,7 +5,7 @@ YAML or TOML, with one model for both. Unknown keys are refused with the nearest
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -22,7 +22,11 @@ from pydantic import (
     model_validator,
 )
 
+from spottrain.cloud.local.market import ZoneSpec
 from spottrain.errors import ConfigError
+from spottrain.gpus.builds import automatic_precision
+from spottrain.gpus.find import own_gpus
+from spottrain.machine import memory_bytes
 from spottrain.morphing.plan.inputs import Objective
 from spottrain.pricing.billing.money import MAX_USD
 from spottrain.pricing.ranking.cooldowns import Span
@@ -50,7 +54,7 @@ from spottrain.varuna_manager.config.files import (
     validate,
 )
 from spottrain.varuna_manager.config.init_from import InitFrom
-from spottrain.varuna_manager.config.local import LocalConfig, ZoneConfig
+from spottrain.varuna_manager.config.local import LocalConfig
 from spottrain.varuna_manager.config.manager_vm import ManagerVmConfig
 from spottrain.varuna_manager.config.notify import NotifyConfig, absolute_notify
 from spottrain.varuna_manager.config.ssh import (
@@ -67,6 +71,7 @@ from spottrain.wire.messages import (
     JobSpec,
 )
 from spottrain.wire.model import (
+    GpuFacts,
     LoaderSpec,
     Network,
     Precision,
@@ -287,9 +292,12 @@ class MorphingConfig(Section):
 class RuntimeConfig(Section):
     """How workers compute. See docs/gpu.md."""
 
-    precision: Precision = "fp32"
+    precision: Precision | Literal["auto"] = "auto"
     """Type of matrix multiplications: `bf16` (A100 and newer), `fp16` with a dynamic
-    loss scale, or `fp32`. Parameters and optimizer state stay in fp32."""
+    loss scale, or `fp32`. Parameters and optimizer state stay in fp32. `auto`: bf16 where
+    every GPU that may be used has it, else fp16 (fp32 with `semantics: stale_by_one`), and
+    fp32 on CPUs and on own hosts whose GPUs `ssh.hosts.gpu` does not name; it is settled at
+    the launch, for the job's life."""
     state: StateHome | Literal["auto"] = "auto"
     """Where parameters and optimizer state are kept on GPU machines: `host` memory,
     which outlives a worker and is larger, or the `device`'s, which is faster; `auto`:
@@ -300,24 +308,13 @@ class RuntimeConfig(Section):
     wire: WireType | Literal["auto"] = "auto"
     """Type in which activations and their gradients travel between stages: `bf16` or
     `fp16` for half the bytes of fp32, at the price of rounding, or their `own`; `auto`:
-    bf16 with `precision: bf16` and `reduction: fast`, else their own. `reduction: exact`
-    allows no other."""
+    bf16 with `reduction: fast` and a precision of 16 bits, else their own.
+    `reduction: exact` allows no other."""
 
     @property
     def asked_state(self) -> StateHome | None:
         """Where every plan must keep state; ``None``: the planner chooses."""
         return None if self.state == "auto" else self.state
-
-    def wire_type(self, reduction: Reduction) -> WireType:
-        """Return the type in which activations and their gradients travel.
-
-        Of its own accord a job rounds only what its matrix multiplications round anyway:
-        fp32 keeps its precision, and fp16 might overflow where fp32 would not.
-        """
-        if self.wire != "auto":
-            return self.wire
-        narrows = reduction == "fast" and self.precision == "bf16"
-        return "bf16" if narrows else "own"
 
 
 class ManagerConfig(Section):
@@ -450,29 +447,79 @@ class JobConfig(Section):
             check_ssh(self.ssh, self.checkpoint.path, self.morphing.objective)
         elif self.clouds:
             for cloud in self.clouds:
-                resources, precision = self.resources, self.runtime.precision
-                path = self.checkpoint.path
-                check_cloud(cloud, path, resources.span, resources.device, precision)
+                path, resources = self.checkpoint.path, self.resources
+                check_cloud(cloud, path, resources.span, resources.device, self.precision)
         elif self.setup:
             raise ValueError("setup cannot be used with the local provider; remove it")
         return self
 
+    def settled(self, gpus: Sequence[GpuFacts], memory_bytes: int) -> JobConfig:
+        """Return this with what it leaves to its machines: the precision, and the VMs of the
+        local provider (``ZoneConfig.on``).
+
+        Args:
+            gpus: Of this machine.
+            memory_bytes: Its memory.
+        """
+        update: dict[str, Any] = {}
+        precision = self.precision
+        if self.resources.provider == "local":
+            used = () if self.resources.device == "cpu" else tuple(gpus)
+            update["local"] = self.local.on(used, memory_bytes)
+            if self.runtime.precision == "auto":
+                capabilities = [gpu.compute_capability for gpu in used]
+                precision = automatic_precision(capabilities, self.semantics)
+        update["runtime"] = self.runtime.model_copy(update={"precision": precision})
+        return self.model_copy(update=update)
+
     @property
-    def zones(self) -> tuple[ZoneConfig, ...]:
+    def zones(self) -> tuple[ZoneSpec, ...]:
         """The machines that the job file itself describes, by type."""
-        own = {"local": self.local.zones, "ssh": self.ssh.zones}
-        return own.get(self.resources.providers[0], ())
+        (first, *_) = self.resources.providers
+        if first == "local":
+            return self.local.specs
+        return self.ssh.specs if first == "ssh" else ()
+
+    @property
+    def precision(self) -> Precision:
+        """Type of matrix multiplications."""
+        asked = self.runtime.precision
+        if asked != "auto":
+            return asked
+        return automatic_precision(self._gpu_capabilities(), self.semantics)
+
+    def _gpu_capabilities(self) -> tuple[int, ...]:
+        """Return the compute capabilities of the GPUs that the job file names."""
+        if self.resources.device == "cpu":
+            return ()
+        if self.resources.provider == "ssh":
+            gpus = [host.gpu_type for host in self.ssh.hosts]
+            return tuple(0 if gpu is None else gpu.compute_capability for gpu in gpus)
+        machines = (kind for cloud in self._named_clouds() for kind in cloud.machines())
+        return tuple(kind.gpu.compute_capability for kind in machines if kind.device == "gpu")
+
+    @property
+    def wire(self) -> WireType:
+        """The type in which activations and their gradients travel.
+
+        Of its own accord a job rounds only what its matrix multiplications round anyway, and
+        to bf16 alone, which does not overflow where fp32 would not.
+        """
+        if self.runtime.wire != "auto":
+            return self.runtime.wire
+        narrows = self.reduction == "fast" and self.precision != "fp32"
+        return "bf16" if narrows else "own"
 
     @property
     def clouds(self) -> tuple[AnyCloud, ...]:
         """The clouds that the job rents from, in the order of the job file."""
-        precision = self.runtime.precision
+        precision = self.precision
         return tuple(cloud.fast_in(precision) for cloud in self._named_clouds())
 
     @property
     def slow_types(self) -> dict[str, str]:
         """The instance types named in the job file that are not rented, and why."""
-        precision = self.runtime.precision
+        precision = self.precision
         slow = (cloud.slow_in(precision) for cloud in self._named_clouds())
         return {name: why for one in slow for name, why in one.items()}
 
@@ -532,9 +579,9 @@ class JobConfig(Section):
             lease_s=self.manager.lease_s,
             heartbeat_s=self.manager.heartbeat_s,
             device=self.device,
-            precision=self.runtime.precision,
+            precision=self.precision,
             network=self.runtime.network,
-            wire=self.runtime.wire_type(self.reduction),
+            wire=self.wire,
             evaluation=EvaluationSpec(
                 every_steps=self.evaluation.every_steps,
                 metric=self.evaluation.metric,
@@ -566,7 +613,8 @@ def load_config(
     now: datetime | None = None,
     change: Callable[[Any], Any] = lambda data: data,
 ) -> JobConfig:
-    """Return the job file at ``path``, with its paths made absolute.
+    """Return the job file at ``path``, with its paths made absolute, and settled for this
+    machine (``JobConfig.settled``).
 
     Args:
         path: YAML (.yaml, .yml) or TOML (.toml).
@@ -612,7 +660,9 @@ def load_config(
         folder = (base / local.expanduser()).resolve()
         place = folder.as_uri() if is_url(config.checkpoint.path) else str(folder)
         update["checkpoint"] = config.checkpoint.model_copy(update={"path": place})
-    return config.model_copy(update=update)
+    config = config.model_copy(update=update)
+    looks = config.resources.provider == "local" and config.resources.device != "cpu"
+    return config.settled(own_gpus() if looks else (), memory_bytes())
 
 
 def parse_config(data: Any, source: str, lines: Lines = NO_LINES) -> JobConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
 from pydantic import (
@@ -13,9 +14,15 @@ from pydantic import (
     model_validator,
 )
 
-from spottrain.cloud.local.market import MarketSpec
+from spottrain.cloud.local.market import MarketEvent, MarketSpec, ZoneSpec
 from spottrain.errors import ConfigError
 from spottrain.varuna_manager.config.base import Section
+from spottrain.wire.model import GpuFacts
+
+_CPU_VMS = 4
+"""VMs of a zone on a machine without GPUs, if the file does not say how many."""
+_UNKNOWN_BYTES = 16_000_000_000
+"""Memory of a machine that was not looked at."""
 
 
 class ZoneConfig(Section):
@@ -27,18 +34,44 @@ class ZoneConfig(Section):
     """Name of its instance type."""
     slots: PositiveInt = 1
     """Number of workers per machine."""
-    slot_memory_bytes: PositiveInt = 4_000_000_000
-    """Declared memory per slot, which the planner's memory model respects."""
+    slot_memory_bytes: PositiveInt | None = None
+    """Declared memory per slot, which the planner's memory model respects; by default the
+    memory of a slot's GPU, or on CPUs the machine's, shared evenly."""
     slot_speed: PositiveFloat = 1.0
     """Speed relative to the machine on which the model is measured."""
-    capacity: NonNegativeInt = 4
-    """Number of spot VMs at the start; on-demand VMs are always available."""
+    capacity: NonNegativeInt | None = None
+    """Number of spot VMs at the start; by default as many as the machine has GPUs for, or 4
+    on CPUs. On-demand VMs are always available."""
     spot_usd_per_hour: NonNegativeFloat = 0.1
     """Initial spot price."""
     on_demand_usd_per_hour: NonNegativeFloat = 0.3
     """On-demand price."""
     boot_s: NonNegativeFloat = 0.0
     """Seconds from launch to running."""
+
+    def on(self, gpus: Sequence[GpuFacts], memory_bytes: int) -> ZoneConfig:
+        """Return this with what it leaves to the machine: a slot has a whole GPU, and what
+        shares a GPU or CPUs has an even part of their memory.
+
+        Args:
+            gpus: That its slots may use; none: they are CPU slots.
+            memory_bytes: Memory of the machine.
+        """
+        slot_bytes, capacity = self.slot_memory_bytes, self.capacity
+        if not gpus:
+            capacity = _CPU_VMS if capacity is None else capacity
+            slot_bytes = slot_bytes or max(1, memory_bytes // (max(1, capacity) * self.slots))
+        else:
+            smallest = min(gpu.memory_bytes for gpu in gpus)
+            slot_bytes = slot_bytes or smallest * len(gpus) // max(self.slots, len(gpus))
+            slots = len(gpus) * max(1, smallest // slot_bytes)
+            capacity = max(1, slots // self.slots) if capacity is None else capacity
+        return self.model_copy(update={"slot_memory_bytes": slot_bytes, "capacity": capacity})
+
+    def spec(self) -> ZoneSpec:
+        """Return the zone for planners and the local cloud."""
+        zone = self.on((), _UNKNOWN_BYTES)
+        return ZoneSpec(**zone.model_dump())
 
 
 class EventConfig(Section):
@@ -86,6 +119,16 @@ class LocalConfig(Section):
     price_volatility: NonNegativeFloat = 0.0
     """Standard deviation of the logarithm of the spot price after an hour."""
 
+    def on(self, gpus: Sequence[GpuFacts], memory_bytes: int) -> LocalConfig:
+        """Return this with what its zones leave to the machine, see ``ZoneConfig.on``."""
+        zones = tuple(zone.on(gpus, memory_bytes) for zone in self.zones)
+        return self.model_copy(update={"zones": zones})
+
+    @property
+    def specs(self) -> tuple[ZoneSpec, ...]:
+        """The zones for planners."""
+        return tuple(zone.spec() for zone in self.zones)
+
     @model_validator(mode="after")
     def _adds_up(self) -> Self:
         try:
@@ -96,4 +139,6 @@ class LocalConfig(Section):
 
     def market(self) -> MarketSpec:
         """Return the market for the local cloud."""
-        return MarketSpec.from_json(self.model_dump_json())
+        events = tuple(MarketEvent(**event.model_dump()) for event in self.events)
+        own = self.model_dump(exclude={"zones", "events"})
+        return MarketSpec(zones=self.specs, events=events, **own)

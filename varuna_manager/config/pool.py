@@ -18,6 +18,8 @@ from pydantic import (
 )
 
 from spottrain.errors import ConfigError
+from spottrain.gpus.find import own_gpus
+from spottrain.machine import memory_bytes
 from spottrain.varuna_manager.config.base import JobName, Section
 from spottrain.varuna_manager.config.clouds import (
     AwsConfig,
@@ -170,6 +172,8 @@ def load_pool(path: Path) -> PoolConfig:
     update["jobs"] = tuple(
         job.model_copy(update={"file": str((base / job.file).resolve())}) for job in config.jobs
     )
+    if config.clouds == "local":
+        update["local"] = config.local.on(own_gpus(), memory_bytes())
     return config.model_copy(update=update)
 
 

@@ -19,11 +19,11 @@ from pydantic import (
     model_validator,
 )
 
+from spottrain.cloud.local.market import ZoneSpec
 from spottrain.cloud.ssh.transport.hosts import Host
 from spottrain.errors import ConfigError
-from spottrain.pricing.prices.catalogue import catalogue
+from spottrain.pricing.prices.catalogue import GpuType, catalogue
 from spottrain.varuna_manager.config.base import Section
-from spottrain.varuna_manager.config.local import ZoneConfig
 
 _SAME_BY_TYPE = ("slots", "gpu", "slot_memory_bytes", "slot_speed", "usd_per_hour")
 OURS = ("SPOTTRAIN_", "OMP_NUM_THREADS")
@@ -102,6 +102,11 @@ class SshHostConfig(Section):
         address = re.sub(r"[^A-Za-z0-9._-]+", "-", self.address).strip("-.")
         return self.name or (address if self.port == 22 else f"{address}-{self.port}")
 
+    @property
+    def gpu_type(self) -> GpuType | None:
+        """The kind of its GPUs, if the job file says it."""
+        return None if self.gpu is None else catalogue().gpus[self.gpu]
+
 
 class SshConfig(Section):
     """Your own hosts, for `provider: ssh`; see docs/clouds/hosts.md."""
@@ -152,11 +157,11 @@ class SshConfig(Section):
         return self.model_copy(update={"key_file": key_file, "known_hosts": known})
 
     @property
-    def zones(self) -> tuple[ZoneConfig, ...]:
-        """The types of hosts, as zones for the planner."""
+    def specs(self) -> tuple[ZoneSpec, ...]:
+        """The types of hosts, as zones for planners."""
         counts = Counter(host.type for host in self.hosts)
         return tuple(
-            ZoneConfig(
+            ZoneSpec(
                 name=kind,
                 instance_type=kind,
                 slots=host.slots,

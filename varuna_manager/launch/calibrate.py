@@ -108,7 +108,7 @@ def _found(config: JobConfig, num_slots: int) -> VmDevices:
         "vm-1",
         num_slots,
         job=config.name,
-        precision=config.runtime.precision,
+        precision=config.precision,
     )
     if not isinstance(found, VmDevices):
         raise MeasuringError(f"this machine: {found.reason}")

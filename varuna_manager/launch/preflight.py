@@ -130,7 +130,7 @@ def check_here(config: JobConfig) -> str:
     Raises:
         CloudError: Its GPUs cannot be used.
     """
-    found = find_devices(config.device, "", 1, job=config.name, precision=config.runtime.precision)
+    found = find_devices(config.device, "", 1, job=config.name, precision=config.precision)
     if not isinstance(found, VmDevices):
         raise CloudError(f"this machine: {found.reason}")
     return f"computes on {found.name}"
@@ -147,7 +147,7 @@ def check_measuring(config: JobConfig, measured_on: str | None) -> None:
     Raises:
         ConfigError: This machine has no GPU, or none that the catalogue knows.
     """
-    found = find_devices(config.device, "", 1, job=config.name, precision=config.runtime.precision)
+    found = find_devices(config.device, "", 1, job=config.name, precision=config.precision)
     how = (
         "a launch measures on the first VM; to plan before, name a profile of a GPU as "
         "'profile' in the job file"

@@ -160,7 +160,7 @@ def preview_job(
         warnings = list(ingest_journals(history))
         own = _own(config, facts, profile, history, now_s, scope)
         check_budget(config, [p.offer for p in own.offers if not (p.is_stale or p.is_dated)])
-        others = _others(inputs, history, now_s, scope, config.runtime.precision)
+        others = _others(inputs, history, now_s, scope, config.precision)
         everything = (*own.offers, *others.offers)
         ranking, more = _rank(everything, throughputs, terms, history, now_s, scope)
     warnings += [*own.warnings, *others.warnings, *more]
@@ -221,7 +221,7 @@ def _preview(
         "name": config.name,
         "computes_on": _computes_on([r.priced.offer for r in fleet], config, inputs),
         "fleet": [_vm(row.priced.offer) for row in fleet],
-        **_choice_view(inputs, choice, config.runtime.precision, gpus),
+        **_choice_view(inputs, choice, config.precision, gpus),
         **_stale_view(inputs, choice, scope),
         "usd_per_hour": usd_per_hour,
         "train_s": train_s,
@@ -279,7 +279,7 @@ def _computes_on(offers: Sequence[Offer], config: JobConfig, inputs: PlanInputs)
         workers[name] = workers.get(name, 0) + offer.gpus
         gpus[name] = gpus.get(name, 0) + offer.gpus * on_gpu
     found = {name: Computing(workers=count, gpus=gpus[name]) for name, count in workers.items()}
-    return describe(found, config.runtime.precision)
+    return describe(found, config.precision)
 
 
 def _is_capped(ranking: Ranking, terms: RankingTerms) -> bool:
@@ -517,13 +517,13 @@ def _own(
             now_s,
             is_measured=profile.origin == "measured",
             on_gpus=profile.upload_bytes_per_s > 0,
-            speed_of=lambda offer: gpu_speed(offer, profile, facts, config.runtime.precision),
+            speed_of=lambda offer: gpu_speed(offer, profile, facts, config.precision),
         )
     base = base_of(
         profile,
         facts,
         scope.measured_on,
-        config.runtime.precision,
+        config.precision,
         on_cpus=config.device == "cpu",
         others=_measured(facts, config.loader_spec),
     )

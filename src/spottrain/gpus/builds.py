@@ -7,15 +7,17 @@ Sources: the architectures of torch's builds, pytorch#178665, #187075 and #19755
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from spottrain.errors import SpottrainError
-from spottrain.wire.model import Precision
+from spottrain.wire.model import Precision, Semantics
 
 BF16_CAPABILITY = 80
 """From Ampere on tensor cores compute in bfloat16 (CUDA C++ programming guide, compute
 capabilities)."""
+_FIRST_MATRIX_UNITS = 70
+"""From Volta on they compute in fp16 (the same table)."""
 
 
 class UnfitBuildError(SpottrainError):
@@ -163,6 +165,24 @@ def advice(driver: str, capabilities: Iterable[int]) -> str:
     if choose_build("", needed) is not None:
         return f"install another driver ({CU126.min_driver} at least)"
     return "no build of torch runs on all of these GPUs; use GPUs of fewer generations"
+
+
+def automatic_precision(capabilities: Collection[int], semantics: Semantics) -> Precision:
+    """Return the type of matrix multiplications that is fast on all of a job's GPUs.
+
+    Matrix units compute in fp16 since Volta and in bf16 since Ampere, both many times
+    faster than in fp32 (NVIDIA's data sheets). bf16 needs no scaling of the loss, which
+    gradients that are stale by one mini-batch would follow too late.
+
+    Args:
+        capabilities: Compute capabilities, ten times major plus minor; none: on CPUs. 0:
+            unknown.
+        semantics: Of the job.
+    """
+    least = min(capabilities, default=0)
+    if least >= BF16_CAPABILITY:
+        return "bf16"
+    return "fp16" if least >= _FIRST_MATRIX_UNITS and semantics == "synchronous" else "fp32"
 
 
 def check_precision(precision: Precision, capability: int, gpu: str) -> None:

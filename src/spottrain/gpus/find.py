@@ -36,6 +36,16 @@ class VmDevices:
         }
 
 
+def own_gpus() -> tuple[GpuFacts, ...]:
+    """Return the GPUs of this machine that may be used; none where they cannot be read,
+    of which agents say why."""
+    try:
+        with nvml.open_nvml() as driver:
+            return slots.visible_gpus(driver.gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    except (nvml.NoNvmlError, nvml.GpuLostError):
+        return ()
+
+
 def find_devices(
     choice: DeviceChoice,
     vm_id: str,

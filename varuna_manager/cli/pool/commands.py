@@ -99,7 +99,7 @@ def _prices(config: PoolConfig) -> dict[str, float]:
     """Return the highest price of each kind of VM that the pool may rent, USD per hour."""
     found: dict[str, float] = {}
     if config.clouds == "local":
-        for zone in config.local.zones:
+        for zone in config.local.specs:
             prices = [zone.spot_usd_per_hour]
             prices += [zone.on_demand_usd_per_hour] * config.allow_on_demand
             kind = f"local/{zone.instance_type}"

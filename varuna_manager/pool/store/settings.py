@@ -77,5 +77,5 @@ def vms_of(config: PoolConfig, kind: str) -> int:
     most = min(config.max_vms, config.kinds.get(instance_type, config.max_vms))
     if config.clouds != "local" or config.allow_on_demand:
         return most
-    zones = [zone for zone in config.local.zones if zone.instance_type == instance_type]
+    zones = [zone for zone in config.local.specs if zone.instance_type == instance_type]
     return min(most, sum(zone.capacity for zone in zones))

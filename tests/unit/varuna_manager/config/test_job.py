@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
+from tests.fakes.gpus import FakeGpus, facts
+from tests.fakes.nvml import pynvml
 
 from spottrain.cloud.local.market import (
     MarketEvent,
@@ -22,7 +25,6 @@ from spottrain.errors import ConfigError
 from spottrain.varuna_manager.config.files import key_paths
 from spottrain.varuna_manager.config.job import (
     JobConfig,
-    RuntimeConfig,
     json_schema,
     load_config,
     parse_config,
@@ -522,13 +524,105 @@ def test_gradients_cannot_be_stale_with_everything(section: dict[str, Any], name
         ("fast", "bf16", "auto", "bf16"),
         ("exact", "bf16", "auto", "own"),
         ("fast", "fp32", "auto", "own"),
-        ("fast", "fp16", "auto", "own"),
+        ("fast", "fp16", "auto", "bf16"),
+        ("exact", "fp16", "auto", "own"),
         ("fast", "bf16", "own", "own"),
         ("fast", "fp32", "fp16", "fp16"),
     ],
 )
-def test_activations_are_narrowed_with_bf16_or_where_told(
+def test_activations_are_narrowed_with_16_bits_or_where_told(
     reduction: Reduction, precision: str, asked: str, travels: str
 ) -> None:
-    runtime = RuntimeConfig.model_validate({"precision": precision, "wire": asked})
-    assert runtime.wire_type(reduction) == travels
+    config = parse(reduction=reduction, runtime={"precision": precision, "wire": asked})
+    assert config.job_spec("").wire == travels
+
+
+# --- What a job file leaves to its machines ---
+
+
+def rents(section: dict[str, Any], **more: Any) -> JobConfig:
+    return parse(
+        resources={"provider": "aws"}, aws=section, checkpoint={"path": "s3://bucket/job"}, **more
+    )
+
+
+@pytest.mark.parametrize(
+    ("gpus", "semantics", "precision"),
+    [
+        (["A100", "L4"], "synchronous", "bf16"),
+        (["A100", "L4"], "stale_by_one", "bf16"),
+        (["T4"], "synchronous", "fp16"),
+        (["V100", "A10G"], "synchronous", "fp16"),
+        (["V100", "A10G"], "stale_by_one", "fp32"),
+    ],
+)
+def test_precision_is_the_fast_one_of_all_gpus_that_are_named(
+    gpus: list[str], semantics: str, precision: str
+) -> None:
+    config = rents({"gpus": gpus}, semantics=semantics)
+    assert config.precision == precision
+    assert config.settled((), 1).runtime.precision == precision
+    assert config.job_spec("").precision == precision
+    assert config.slow_types == {}
+
+
+def test_precision_on_cpus_and_unknown_gpus_is_fp32() -> None:
+    cpus = {"provider": "aws", "device": "cpu"}
+    types = {"instance_types": ["c7i.large"]}
+    path = {"path": "s3://bucket/job"}
+    assert parse(resources=cpus, aws=types, checkpoint=path).precision == "fp32"
+    hosts = [{"address": "a"}, {"address": "b", "gpu": "L4", "type": "l4"}]
+    ssh = {"provider": "ssh"}
+    assert parse(resources=ssh, ssh={"hosts": hosts}, checkpoint=path).precision == "fp32"
+    assert parse(resources=ssh, ssh={"hosts": hosts[1:]}, checkpoint=path).precision == "bf16"
+    assert parse().precision == "fp32"
+
+
+def test_precision_that_the_file_says_stays() -> None:
+    config = rents({"gpus": ["A100"]}, runtime={"precision": "fp32"})
+    assert config.settled((), 1).precision == "fp32"
+
+
+def test_local_vms_have_whole_gpus(tmp_path: Path, machine_with: Callable[..., FakeGpus]) -> None:
+    machine_with(3)
+    config = load_config(write(tmp_path, MINIMAL))
+    (zone,) = config.local.market().zones
+    assert (zone.capacity, zone.slot_memory_bytes) == (3, 24 * 10**9)
+    assert config.runtime.precision == "bf16"
+    # As stored at the launch: a resume asks nobody.
+    machine_with().set(error=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+    assert parse_config(json.loads(config.model_dump_json()), "config.json") == config
+
+
+def test_a_job_on_cpus_does_not_look_at_gpus(
+    tmp_path: Path, machine_with: Callable[..., FakeGpus]
+) -> None:
+    machine_with(3)
+    config = load_config(write(tmp_path, {**MINIMAL, "resources": {"device": "cpu"}}))
+    assert [zone.capacity for zone in config.zones] == [4]
+    assert config.precision == "fp32"
+
+
+@pytest.mark.parametrize(
+    ("zone", "gpus", "capacity", "slot_bytes"),
+    [
+        ({}, 0, 4, 8 * 10**9),
+        ({"slots": 2}, 0, 4, 4 * 10**9),
+        ({"capacity": 2}, 0, 2, 16 * 10**9),
+        ({"capacity": 0}, 0, 0, 32 * 10**9),
+        ({"slot_memory_bytes": 10**9}, 0, 4, 10**9),
+        ({}, 8, 8, 24 * 10**9),
+        ({"slots": 4}, 8, 2, 24 * 10**9),
+        ({"slots": 3}, 8, 2, 24 * 10**9),
+        ({"slots": 2}, 1, 1, 12 * 10**9),
+        ({"slot_memory_bytes": 6 * 10**9}, 1, 4, 6 * 10**9),
+        ({"slot_memory_bytes": 30 * 10**9}, 2, 2, 30 * 10**9),
+        ({"capacity": 1}, 8, 1, 24 * 10**9),
+    ],
+)
+def test_a_zone_leaves_its_size_to_the_machine(
+    zone: dict[str, Any], gpus: int, capacity: int, slot_bytes: int
+) -> None:
+    found = ZoneConfig(**zone).on([facts(index) for index in range(gpus)], 32 * 10**9)
+    assert (found.capacity, found.slot_memory_bytes) == (capacity, slot_bytes)
+    assert found.on((), 1) == found
