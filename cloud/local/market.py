@@ -6,17 +6,15 @@ A market is data: the same ``MarketSpec`` always yields the same timeline.
 
 from __future__ import annotations
 
-import dataclasses
 import heapq
 import itertools
-import json
 import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, cast
 
-from spottrain.codec import decode
+from spottrain.codec import decode, encode
 from spottrain.errors import ConfigError
 from spottrain.units import HOUR_S
 
@@ -141,7 +139,7 @@ class MarketSpec:
 
     def to_json(self) -> str:
         """Return the market as one line of JSON."""
-        return json.dumps(dataclasses.asdict(self), separators=(",", ":"))
+        return encode(self)
 
     @classmethod
     def from_json(cls, text: str) -> MarketSpec:

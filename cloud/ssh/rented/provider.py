@@ -32,9 +32,9 @@ from spottrain.cloud.port.errors import (
 from spottrain.cloud.port.wrapper import P, R, Wrapper
 from spottrain.cloud.ssh.hosts.bootstrap import bring_up
 from spottrain.cloud.ssh.hosts.memory import HostMemory
-from spottrain.cloud.ssh.rented.kept import ReservedVm, ReservedVms
 from spottrain.cloud.ssh.rented.moves import MoveWatch
 from spottrain.cloud.ssh.rented.relays import Relays
+from spottrain.cloud.ssh.rented.reserved import ReservedVm, ReservedVms
 from spottrain.cloud.ssh.rented.sharing import ArchiveSharing
 from spottrain.cloud.ssh.rented.vm import RentedVm, VmAccess
 from spottrain.cloud.ssh.transport import hosts
@@ -104,7 +104,7 @@ class RentedVmProvider(Wrapper):
         self._access = access
         self._dial, self._bastion = access.dial()
         self._memory = HostMemory(state_dir)
-        self._kept = ReservedVms(state_dir)
+        self._reserved = ReservedVms(state_dir)
         self._moves_at = moves_at
         self._threads = ThreadPoolExecutor(_THREADS, "rented")
         self._starters = ThreadPoolExecutor(_BOOTSTRAPS, "rented-start")
@@ -163,7 +163,7 @@ class RentedVmProvider(Wrapper):
         """Return the cloud's list; maintain the connections to running VMs."""
         vms = self._inner.list_vms(job)
         if job == self._job:
-            vms = self._kept.corrected(vms)
+            vms = self._reserved.corrected(vms)
             self._sync(vms)
         return vms
 
@@ -221,10 +221,10 @@ class RentedVmProvider(Wrapper):
 
         Its lease is that of its boot, and goes on: nobody renews it but who logs in.
         """
-        if self._kept.find(vm_id) is not None:
+        if self._reserved.find(vm_id) is not None:
             return
         rented_vm = self._vm(vm_id)
-        rented_vm.is_kept = True
+        rented_vm.is_reserved = True
         self._relays.leave(rented_vm)
         with rented_vm.in_use(lambda _: True):
             connection = self._enter(rented_vm)
@@ -232,7 +232,7 @@ class RentedVmProvider(Wrapper):
                 raise CloudError(f"{rented_vm.place}: its address is not known")
             self._memory.keep_logs(vm_id, connection.clear(vm_id))
             rented_vm.manager_address = ""
-        self._kept.put(ReservedVm(vm=rented_vm.vm))
+        self._reserved.put(ReservedVm(vm=rented_vm.vm))
         logger.info("%s: cleared for another job", rented_vm.place)
 
     def take(self, vm_id: str, giver: Path, order: str, until_s: float, image: str = "") -> port.Vm:
@@ -243,22 +243,24 @@ class RentedVmProvider(Wrapper):
         """
         theirs, name = ReservedVms(giver), f"{self._job} {order}"
         intent = tags.ordered(order)
-        with theirs.locked(vm_id) as kept:
+        with theirs.locked(vm_id) as reserved:
             now_s = time.time()
-            if kept is None or kept.is_returned:
+            if reserved is None or reserved.is_returned:
                 raise VmNotFoundError(f"VM {vm_id} is not there for others any more")
-            is_known = kept.order == name
+            is_known = reserved.order == name
             if now_s > until_s + (port.RECEIVE_S if is_known else 0.0):
                 vms = self._inner.list_vms(self._job) if is_known else ()
                 if all(vm.intent != intent for vm in vms):
                     raise VmNotFoundError(f"VM {vm_id} was asked for too late")
             if not is_known:
-                at_s = self._moves_at(kept.vm, now_s)
-                kept = replace(kept, order=name, moves_at_s=at_s)
-                theirs.put(kept)
-            copy_key(key_file(giver, kept.vm.intent), key_file(self._memory.folder, intent))
-            vm = self._inner.move(vm_id, kept.vm.uid, self._job, intent, kept.moves_at_s, image)
-            theirs.put(replace(kept, has_moved=True))
+                at_s = self._moves_at(reserved.vm, now_s)
+                reserved = replace(reserved, order=name, moves_at_s=at_s)
+                theirs.put(reserved)
+            copy_key(key_file(giver, reserved.vm.intent), key_file(self._memory.folder, intent))
+            vm = self._inner.move(
+                vm_id, reserved.vm.uid, self._job, intent, reserved.moves_at_s, image
+            )
+            theirs.put(replace(reserved, has_moved=True))
         target = HostMemory(giver).read().targets.get(vm_id)
         if target is not None:  # a console forgets host keys
             self._memory.keep_target(vm.vm_id, target)
@@ -272,16 +274,16 @@ class RentedVmProvider(Wrapper):
         Raises:
             CloudError: whether another job has it is not known.
         """
-        with self._kept.locked(vm_id) as kept:
-            if kept is None:
+        with self._reserved.locked(vm_id) as reserved:
+            if reserved is None:
                 return True
-            if kept.has_moved:
+            if reserved.has_moved:
                 return False
-            if kept.order and not kept.is_returned:
+            if reserved.order and not reserved.is_returned:
                 vms = self._inner.list_vms(self._job)
                 if all(vm.vm_id != vm_id for vm in vms):
                     return False  # whoever took it has died since
-            self._kept.put(replace(kept, is_returned=True))
+            self._reserved.put(replace(reserved, is_returned=True))
             return True
 
     # --- What else a manager needs --------------------------------------------------
@@ -345,20 +347,20 @@ class RentedVmProvider(Wrapper):
                 return
             ours = [vm for vm in vms if vm.intent != tags.MANAGER]  # runs no agent
             living = {vm.vm_id: vm for vm in ours if vm.state.is_alive}
-            kept = {each.vm.vm_id for each in self._kept.all()}
+            reserved = {each.vm.vm_id for each in self._reserved.all()}
             gone = [self._vms.pop(i) for i in self._vms.keys() - living.keys()]
             for rented_vm in gone:
                 rented_vm.mark_returned()
                 self._threads.submit(_hang_up, rented_vm)
             for vm_id, vm in living.items():
                 known = self._vms.setdefault(vm_id, RentedVm(vm))
-                known.vm, known.is_kept = vm, known.is_kept or vm_id in kept
+                known.vm, known.is_reserved = vm, known.is_reserved or vm_id in reserved
         self._relays.sync()
 
     def _running(self) -> list[RentedVm]:
         with self._lock:
             rented_vms = tuple(self._vms.values())
-        running = (x for x in rented_vms if not x.returned and not x.is_kept)
+        running = (x for x in rented_vms if not x.returned and not x.is_reserved)
         return [each for each in running if each.vm.state is port.VmState.RUNNING]
 
     def _enter(self, rented_vm: RentedVm) -> HostConnection | None:

@@ -60,7 +60,7 @@ class Region:
         """True if calls are forwarded, as far as is known."""
         connection = (
             None
-            if self.relay is None or self.relay.returned or self.relay.is_kept
+            if self.relay is None or self.relay.returned or self.relay.is_reserved
             else self.relay.connection
         )
         return connection is not None and connection.forwards_calls
@@ -140,7 +140,7 @@ class Relays:
                         region.ping = ping
 
     def leave(self, rented_vm: RentedVm) -> None:
-        """Return once nothing is asked of a VM that was just marked as kept.
+        """Return once nothing is asked of a VM that was just marked as reserved.
 
         Clearing holds the host's lock, and a ping that waits for that too long breaks the
         connection off.

@@ -86,7 +86,7 @@ class RentedVm:
     poll: Future[None] | None = None
     log: StartLog = field(default_factory=StartLog)
     """Of its start."""
-    is_kept: bool = False
+    is_reserved: bool = False
     """True once it is cleared, for other jobs."""
     returned: bool = False
     """True once it has been terminated."""
