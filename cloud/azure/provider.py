@@ -329,15 +329,6 @@ class AzureProvider(port.CloudProvider):
         resource = self._launches.get(*requests.split_vm_id(vm.vm_id))
         return None if resource is None else requests.vm_of(resource, self._facts)
 
-    def _live_name(self, vm_id: str) -> tuple[str, str]:
-        """Return (group, name) of a live VM.
-
-        Raises:
-            VmNotFoundError: it has ended.
-        """
-        self._live_resource(vm_id)
-        return requests.split_vm_id(vm_id)
-
     def _live_resource(self, vm_id: str) -> Resource:
         group, name = requests.split_vm_id(vm_id)
         resource = self._launches.get(group, name) if group else None

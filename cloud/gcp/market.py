@@ -201,8 +201,8 @@ def _quotas(region: str, content: dict[str, Any], families: set[str]) -> Iterato
         if on_demand in families:
             yield Quota(
                 region=region,
-                family=metric.removeprefix(_SPOT),
-                spot=metric.startswith(_SPOT),
+                family=on_demand,
+                spot=metric != on_demand,
                 limit=float(quota.get("limit", 0.0)),
                 unit="vcpu" if metric.endswith("_CPUS") else "gpu",
                 used=float(quota.get("usage", 0.0)),

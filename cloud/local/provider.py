@@ -9,7 +9,6 @@ import os
 import select
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
@@ -25,13 +24,12 @@ from spottrain.cloud.local.folder import (
     marker,
 )
 from spottrain.cloud.local.image import AGENT_ARGV
-from spottrain.cloud.local.market import MarketEvent, MarketSpec
+from spottrain.cloud.local.market import MarketSpec
 from spottrain.cloud.local.state import CLOUD, AgentSoftware, LocalSettings
 from spottrain.cloud.port import provider as port
 from spottrain.cloud.port.errors import CloudError, NoCapacityError, VmNotFoundError
 from spottrain.cloud.process.tree import kill_all
 from spottrain.codec import encode, from_data
-from spottrain.units import HOUR_S
 
 _START_TIMEOUT_S = 600.0
 """One that ends as it starts says so at once: only one that hangs takes so long."""
@@ -64,8 +62,8 @@ class LocalProvider(port.CloudProvider):
     """A cloud without an account: VMs are processes of this machine.
 
     Several providers, in several processes, may share a ``state_dir``; only the cloud's
-    process changes state. The first call that needs a market (``offers``, ``launch``,
-    ``inject``) starts it with the market of its provider. It ends ``idle_s`` after its
+    process changes state. The first call that needs a market (``offers``, ``launch``)
+    starts it with the market of its provider. It ends ``idle_s`` after its
     last VM and the last call. VMs and tokens persist; zones and prices start again.
 
     Args:
@@ -177,25 +175,6 @@ class LocalProvider(port.CloudProvider):
         """Return the time by the clock of the cloud's process; None if none runs."""
         told = self._ask_or_recover("GET", "/time")
         return None if isinstance(told, LocalRecord) else float(told)
-
-    # --- Only on the local cloud ---------------------------------------------------
-
-    def bill(self, job: str) -> float:
-        """Return the cost so far in dollars, at each VM's price at launch."""
-        now_s = time.time()
-        return sum(
-            vm.offer.usd_per_hour * ((vm.ended_at_s or now_s) - vm.launched_at_s) / HOUR_S
-            for vm in self.list_vms(job)
-        )
-
-    def inject(self, event: MarketEvent) -> tuple[str, ...]:
-        """Apply a market event now, whatever its ``at_s``.
-
-        Returns:
-            The affected VMs; kills and silences have already taken effect.
-        """
-        data = self._ask_market("POST", "/market", event)
-        return tuple(data)
 
     def shut_down(self) -> None:
         """End all VMs and the cloud's process; returns when all have ended."""

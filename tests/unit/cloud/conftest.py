@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from tests.builders import a_launch
+from tests.local_cloud import inject
 
 from spottrain.cloud.local.market import EventKind, MarketEvent, MarketSpec, ZoneSpec
 from spottrain.cloud.local.provider import LocalProvider
@@ -161,7 +162,7 @@ class Cloud:
     def hit(self, kind: EventKind, **fields: Any) -> tuple[str, ...]:
         """Let the market do something to zone a."""
         event = MarketEvent(at_s=0, kind=kind, zone="a", **fields)
-        return self.client().inject(event)
+        return inject(self.client(), event)
 
     def vm(self, vm: Vm) -> Vm:
         """The current state of the VM."""
