@@ -14,7 +14,7 @@ from tests.fakes.azure import (
     FakeAzure,
 )
 from tests.fakes.azure_world import SUBSCRIPTION
-from tests.unit.cloud.azure.renting import alive, launch_request, offer_in, rent, sent
+from tests.unit.cloud.renting import alive, launch_request, offer_in, rent, sent
 
 from spottrain.cloud.port.errors import (
     AuthError,
