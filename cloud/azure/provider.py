@@ -163,7 +163,11 @@ class AzureProvider(port.CloudProvider):
             CloudError: Azure does not answer.
         """
         group = requests.group_of(job, self._settings)
-        listed = [each for each in self._listed(group) if self._is_ours(each, job)]
+        listed = [
+            each
+            for each in self._listed(group)
+            if tags.is_ours(_tags_of(each), job, self._settings)
+        ]
         for resource in listed:
             if requests.has_failed(resource):
                 self._launches.end(group, resource["name"])
@@ -290,10 +294,6 @@ class AzureProvider(port.CloudProvider):
                 if not is_missing(error):
                     raise
                 return []
-
-    def _is_ours(self, resource: Resource, job: str) -> bool:
-        found = _tags_of(resource)
-        return found.get(tags.JOB) == job and tags.is_ours(found, self._settings)
 
     def _vms(self, group: str, listed: Sequence[Resource]) -> list[port.Vm]:
         """Return listed VMs with their (separately listed) private addresses."""

@@ -52,9 +52,9 @@ def of_job(job: str, settings: CloudSettings) -> dict[str, str]:
     return {**settings.tags, JOB: job, **uid}
 
 
-def is_ours(found: Mapping[str, str], settings: CloudSettings) -> bool:
-    """Return True if a resource with these tags, found by its job's name, is ours."""
-    return found.get(UID, "") == settings.uid
+def is_ours(found: Mapping[str, str], job: str, settings: CloudSettings) -> bool:
+    """Return True if a resource with these tags is the job's, and not another's of its name."""
+    return found.get(JOB) == job and found.get(UID, "") == settings.uid
 
 
 def ordered(order: str) -> str:

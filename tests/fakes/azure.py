@@ -110,7 +110,8 @@ class FakeAzure(Fake):
     def close(self) -> None:
         """Close the connections."""
         for clients in self._clients.values():
-            clients.close()
+            for each in (*clients._made.values(), *clients._shared.values()):
+                each.close()
         super().close()
 
 
