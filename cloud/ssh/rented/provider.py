@@ -32,7 +32,7 @@ from spottrain.cloud.port.errors import (
 from spottrain.cloud.port.wrapper import P, R, Wrapper
 from spottrain.cloud.ssh.hosts.bootstrap import bring_up
 from spottrain.cloud.ssh.hosts.memory import HostMemory
-from spottrain.cloud.ssh.rented.moves import MoveWatch
+from spottrain.cloud.ssh.rented.own_address import OwnAddressWatch
 from spottrain.cloud.ssh.rented.relays import Relays
 from spottrain.cloud.ssh.rented.reserved import ReservedVm, ReservedVms
 from spottrain.cloud.ssh.rented.sharing import ArchiveSharing
@@ -118,9 +118,9 @@ class RentedVmProvider(Wrapper):
         self._unreached: set[str] = set()
         self._relays = Relays(self._running, self._for_each, self._enter, self._note_unreachable)
         self._sharing = ArchiveSharing(self._relays.may_hang_up)
-        self._moves: MoveWatch | None = None
+        self._own_address: OwnAddressWatch | None = None
         if own_networks is not None and inner.can(port.CloudProvider.admit):
-            self._moves = MoveWatch(own_networks, partial(inner.admit, job))
+            self._own_address = OwnAddressWatch(own_networks, partial(inner.admit, job))
 
     def pass_on(
         self, method: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs
@@ -173,7 +173,7 @@ class RentedVmProvider(Wrapper):
         with self._lock:
             known = [self._vms[i] for i in vm_ids if i in self._vms]
         for rented_vm in known:
-            rented_vm.mark_returned()
+            rented_vm.mark_terminated()
         self._relays.sync()  # a relay may be one of them
         wait_for(self._for_each(known, self._fetch_logs), _LOGS_S)
         self._inner.terminate(vm_ids)
@@ -337,7 +337,7 @@ class RentedVmProvider(Wrapper):
         rented_vm = self._vms.get(vm_id)
         if rented_vm is None:
             raise VmNotFoundError(f"VM {vm_id} is unknown or has ended")
-        rented_vm.check_not_given_back()
+        rented_vm.check_not_terminated()
         return rented_vm
 
     def _sync(self, vms: Sequence[port.Vm]) -> None:
@@ -350,7 +350,7 @@ class RentedVmProvider(Wrapper):
             reserved = {each.vm.vm_id for each in self._reserved.all()}
             gone = [self._vms.pop(i) for i in self._vms.keys() - living.keys()]
             for rented_vm in gone:
-                rented_vm.mark_returned()
+                rented_vm.mark_terminated()
                 self._threads.submit(_hang_up, rented_vm)
             for vm_id, vm in living.items():
                 known = self._vms.setdefault(vm_id, RentedVm(vm))
@@ -360,7 +360,7 @@ class RentedVmProvider(Wrapper):
     def _running(self) -> list[RentedVm]:
         with self._lock:
             rented_vms = tuple(self._vms.values())
-        running = (x for x in rented_vms if not x.returned and not x.is_reserved)
+        running = (x for x in rented_vms if not x.is_terminated and not x.is_reserved)
         return [each for each in running if each.vm.state is port.VmState.RUNNING]
 
     def _enter(self, rented_vm: RentedVm) -> HostConnection | None:
@@ -371,7 +371,7 @@ class RentedVmProvider(Wrapper):
             VmNotFoundError: the VM has ended.
             CloudError: the cloud does not answer.
         """
-        rented_vm.check_not_given_back()
+        rented_vm.check_not_terminated()
         vm_id = rented_vm.vm.vm_id
         target = self._inner.ssh_target(vm_id) or self._memory.read().targets.get(vm_id)
         if target is None:
@@ -403,11 +403,11 @@ class RentedVmProvider(Wrapper):
             with rented_vm.in_use(self._relays.may_hang_up):
                 started = self._bring_up(rented_vm, bootstrap)
         except hosts.UnreachableHostError:
-            rented_vm.check_not_given_back()
+            rented_vm.check_not_terminated()
             self._inner.ssh_target(rented_vm.vm.vm_id)  # raises if the VM has ended
             raise
         except (hosts.UnfitHostError, AuthError) as error:
-            self._give_back(rented_vm, error)
+            self._terminate_unfit(rented_vm, error)
             raise VmNotFoundError(str(error)) from error
         rented_vm.note_poll(runs=True)
         self._unfit_counts.pop(_kind(rented_vm.vm.offer), None)
@@ -460,7 +460,7 @@ class RentedVmProvider(Wrapper):
                     self._unreached.add(rented_vm.vm.vm_id)
                 raise last_error
             rented_vm.woken.wait(pause_s)
-            rented_vm.check_not_given_back()
+            rented_vm.check_not_terminated()
             if self._closing:
                 raise hosts.UnreachableHostError(f"{rented_vm.place}: the manager is shutting down")
             pause_s = min(2 * pause_s, _MAX_PAUSE_S)
@@ -494,8 +494,8 @@ class RentedVmProvider(Wrapper):
 
     def _note_unreachable(self) -> None:
         """Look whether this machine has moved: then VMs no longer let it in."""
-        if self._moves is not None:
-            self._moves.unreachable()
+        if self._own_address is not None:
+            self._own_address.unreachable()
 
     def _claim(self, connection: HostConnection, vm_id: str) -> None:
         """Write our claim on the VM; again after a restart of the manager."""
@@ -508,7 +508,7 @@ class RentedVmProvider(Wrapper):
         }
         connection.session().call("claim", claim=claim)
 
-    def _give_back(self, rented_vm: RentedVm, error: CloudError) -> None:
+    def _terminate_unfit(self, rented_vm: RentedVm, error: CloudError) -> None:
         """Terminate an unsuitable VM; after several, rent no more of the type.
 
         All VMs have one image and one setup. So where none was ever suitable, a first VM

@@ -58,12 +58,10 @@ class Region:
     @property
     def is_up(self) -> bool:
         """True if calls are forwarded, as far as is known."""
-        connection = (
-            None
-            if self.relay is None or self.relay.returned or self.relay.is_reserved
-            else self.relay.connection
-        )
-        return connection is not None and connection.forwards_calls
+        relay = self.relay
+        if relay is None or relay.is_terminated or relay.is_reserved or relay.connection is None:
+            return False
+        return relay.connection.forwards_calls
 
     @property
     def silent_s(self) -> float:
