@@ -19,7 +19,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Concatenate
-from urllib.parse import urlsplit
 
 from spottrain.cloud.port import provider as port
 from spottrain.cloud.port import tags
@@ -290,7 +289,7 @@ class RentedVmProvider(Wrapper):
 
     def serve(self, manager_url: str) -> None:
         """Forward agents' calls to the manager from now on; see ``CloudProvider``."""
-        self._relays.serve(_address(manager_url))
+        self._relays.serve(hosts.address_of(manager_url))
 
     def unreachable_vms(self) -> Collection[str]:
         """Return the VMs without a working relay; see ``CloudProvider``."""
@@ -418,7 +417,7 @@ class RentedVmProvider(Wrapper):
         connection = self._reach(rented_vm)
         rented_vm.log.waited(time.time() - rented_vm.vm.launched_at_s)
         self._claim(connection, rented_vm.vm.vm_id)
-        manager = _address(bootstrap.manager_url)
+        manager = hosts.address_of(bootstrap.manager_url)
 
         def announce() -> None:
             self._relays.announce_address(rented_vm, connection, manager)
@@ -537,11 +536,6 @@ def _near(payload: hosts.Payload, region: str) -> hosts.Payload:
         return payload
     there = parse_url(payload.wheels).options.get("region", region)
     return payload if there == region else replace(payload, wheels="")
-
-
-def _address(url: str) -> tuple[str, int]:
-    parts = urlsplit(url)
-    return parts.hostname or "", parts.port or 443
 
 
 def _hang_up(rented_vm: RentedVm) -> None:
