@@ -7,10 +7,10 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import httpx
+from tests.fakes.facts import FakeFacts
 from tests.fakes.process import Fake, environment, serving
 
 from spottrain.cloud.aws.clients import AwsClients
@@ -31,29 +31,7 @@ CREDENTIALS = {
 PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHNwb3R0cmFpbi10ZXN0LWtleS1ub3QtZm9yLXVzZS0t test"
 
 
-@dataclass(frozen=True)
-class FakeGpu:
-    """A stand-in of the catalogue's."""
-
-    memory_bytes: int = 24 * 10**9
-
-
-@dataclass(frozen=True)
-class FakeMachine:
-    """A stand-in of the catalogue's."""
-
-    gpu: FakeGpu = FakeGpu()
-    gpus: int = 1
-    device: Literal["gpu", "cpu"] = "gpu"
-
-
-class FakeFacts:
-    """A catalogue of g5 machines."""
-
-    def find(self, cloud: str, instance_type: str) -> FakeMachine | None:
-        """Return one, whatever its size."""
-        known = cloud == "aws" and instance_type.startswith(("g5.", "p4d."))
-        return FakeMachine() if known else None
+FACTS = FakeFacts("aws", ("g5.", "p4d."), 24 * 10**9)
 
 
 class FakeAws(Fake):
@@ -108,7 +86,7 @@ class FakeAws(Fake):
         made = AwsSettings(**wished | settings)
         key = (str(made.endpoint_url), made.tries, made.answer_s)
         clients = self._clients.setdefault(key, AwsClients(made))
-        return AwsProvider(made, FakeFacts(), lambda *_: ON_DEMAND_USD, clients, clock)
+        return AwsProvider(made, FACTS, lambda *_: ON_DEMAND_USD, clients, clock)
 
 
 @contextmanager

@@ -8,13 +8,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import httpx
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
+from tests.fakes.facts import FakeFacts
 from tests.fakes.process import Fake, environment, serving
 
 from spottrain.cloud.gcp.clients import GcpClients
@@ -33,29 +33,7 @@ SPOT_USD, ON_DEMAND_USD = 1.1, 3.67
 PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHNwb3R0cmFpbi10ZXN0LWtleS1ub3QtZm9yLXVzZS0t test"
 
 
-@dataclass(frozen=True)
-class FakeGpu:
-    """A stand-in of the catalogue's."""
-
-    memory_bytes: int = 40 * 10**9
-
-
-@dataclass(frozen=True)
-class FakeMachine:
-    """A stand-in of the catalogue's."""
-
-    gpu: FakeGpu = FakeGpu()
-    gpus: int = 1
-    device: Literal["gpu", "cpu"] = "gpu"
-
-
-class FakeFacts:
-    """A catalogue of the machines that the fake has."""
-
-    def find(self, cloud: str, instance_type: str) -> FakeMachine | None:
-        """Return one, whatever its size."""
-        known = instance_type.startswith(("a2-", "g2-", "n1-"))
-        return FakeMachine() if cloud == "gcp" and known else None
+FACTS = FakeFacts("gcp", ("a2-", "g2-", "n1-"), 40 * 10**9)
 
 
 class FakePrices:
@@ -125,7 +103,7 @@ class FakeGcp(Fake):
         made = GcpSettings(**wished | settings)
         key = (made.project, made.patience_s, made.answer_s)
         clients = self._clients.setdefault(key, GcpClients(made))
-        return GcpProvider(made, FakeFacts(), prices or FakePrices(), clients, clock)
+        return GcpProvider(made, FACTS, prices or FakePrices(), clients, clock)
 
 
 def service_account(url: str) -> dict[str, str]:

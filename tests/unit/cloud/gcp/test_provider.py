@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from tests.fakes.gcp import (
     ATTACHED,
+    FACTS,
     KIND,
     ON_DEMAND_USD,
     PROJECT,
     REGION,
     SPOT_USD,
     ZONE,
-    FakeFacts,
     FakeGcp,
     FakePrices,
 )
@@ -86,7 +86,7 @@ def test_only_the_configured_endpoint_is_called(
         public_key="ssh-ed25519 AAAA",
         ssh_from=("192.0.2.1/32",),
     )
-    provider = GcpProvider(settings, FakeFacts(), FakePrices())
+    provider = GcpProvider(settings, FACTS, FakePrices())
     (vm,) = rent(provider)
     provider.terminate([vm.vm_id])
     provider.release("job")
@@ -131,7 +131,7 @@ def test_availability_is_cached_between_polls(gcp: FakeGcp) -> None:
 
 def test_a_machine_without_a_price_is_not_offered(gcp: FakeGcp) -> None:
     settings = GcpSettings(project=PROJECT, instance_types=(KIND,), endpoint=gcp.url)
-    provider = GcpProvider(settings, FakeFacts(), FakePrices("none"))
+    provider = GcpProvider(settings, FACTS, FakePrices("none"))
     assert provider.offers() == ()
 
 
