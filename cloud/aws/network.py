@@ -139,6 +139,18 @@ class AwsNetwork:
         )
         return list(found["Images"])
 
+    def named_subnet(self, region: str) -> dict[str, Any]:
+        """Return one of the subnets that the job file names in the region, empty if none.
+
+        Raises:
+            MisconfiguredError: some do not exist.
+        """
+        wanted = [i for zone, i in self._settings.subnets.items() if zone.startswith(region)]
+        if not wanted:
+            return {}
+        ec2 = self._clients.get("ec2", region)
+        return _list_named(ec2, "describe_subnets", "Subnets", wanted)[0]
+
     def check_groups(self, region: str) -> None:
         """Check that the security groups exist which the job file names.
 
