@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, cast
 
 from pydantic import (
     Field,
@@ -14,6 +14,7 @@ from pydantic import (
 )
 
 from spottrain.cloud.local.market import MarketSpec
+from spottrain.codec import decode
 from spottrain.errors import ConfigError
 from spottrain.varuna_manager.config.base import Section
 
@@ -96,4 +97,4 @@ class LocalConfig(Section):
 
     def market(self) -> MarketSpec:
         """Return the market for the local cloud."""
-        return MarketSpec.from_json(self.model_dump_json())
+        return cast(MarketSpec, decode(MarketSpec, self.model_dump_json()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from itertools import islice
 
 import pytest
 from tests.fakes.azure import (
@@ -14,7 +15,7 @@ from tests.fakes.azure import (
     FakeAzure,
 )
 from tests.fakes.azure_world import SUBSCRIPTION
-from tests.unit.cloud.azure.renting import alive, launch_request, offer_in, rent, sent
+from tests.unit.cloud.renting import alive, launch_request, offer_in, rent, sent
 
 from spottrain.cloud.port.errors import (
     AuthError,
@@ -29,6 +30,7 @@ from spottrain.cloud.port.provider import (
     CloudProvider,
     VmState,
 )
+from spottrain.errors import causes
 
 NO_SUBNET = (
     f"/subscriptions/{SUBSCRIPTION}/resourceGroups/nobodys/providers/"
@@ -217,6 +219,19 @@ def test_an_answer_that_is_lost_while_waiting_keeps_the_vm(azure: FakeAzure) -> 
     assert alive(azure) == 2
     provider.launch(asked)
     assert alive(azure) == len(azure.ask("bill")) == 2
+
+
+def test_an_error_that_leaves_it_open_whether_a_vm_exists_is_not_its_own_cause(
+    azure: FakeAzure,
+) -> None:
+    provider = azure.provider()
+    asked = launch_request(offer_in(provider))
+    throttled = {"kind": "error", "code": "TooManyRequests", "status": 429}
+    azure.ask("fail", operation="GET virtualMachines", **throttled)
+    with pytest.raises(ThrottledError) as told:
+        provider.launch(asked)
+    assert len(list(islice(causes(told.value), 99))) < 99, "whoever asks for all would hang"
+    assert len(provider.launch(asked).vms) == alive(azure) == 1
 
 
 # --- lists that lag behind ------------------------------------------------------------
