@@ -179,8 +179,6 @@ def _fold(transition: Transition, event: e.Event) -> None:
         case e.VmLost(vm_id=vm_id, reason=reason):
             if vm := transition.state.fleet.vms.get(vm_id):
                 fleet.remove_vm(transition, vm, reason)
-        case e.AgentStarting():
-            fleet.agent_starting(transition, event)
         case e.AgentStarted():
             fleet.agent_started(transition, event)
         case e.AgentRegistered():

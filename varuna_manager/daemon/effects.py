@@ -79,7 +79,7 @@ class EffectRunner:
         sink: Where events go.
         provider: The cloud to rent from.
         sessions: Agents whose tokens are admitted and revoked.
-        identity: Mints tokens.
+        identity: Gives VMs their tokens.
         url: Where agents reach this manager.
     """
 
@@ -179,16 +179,13 @@ class EffectRunner:
         self._sink.feed(event)
 
     async def start_agent(self, command: c.StartAgent) -> None:
-        """Mint a token for a VM and start its agent."""
-        vm_id, token = command.vm_id, self._identity.vm_token(command.vm_id)
-        token_hash = token_sha256(token)
-        await self._sink.feed(
-            e.AgentStarting(at_s=self._now_s, vm_id=vm_id, token_sha256=token_hash)
-        )
+        """Admit a VM and start its agent."""
+        vm_id = command.vm_id
         if vm_id not in self._sink.state.fleet.vms:
             return
         self._started.discard(vm_id)
-        self._sessions.admit(vm_id, token_hash)
+        token = self._identity.vm_token(vm_id)
+        self._sessions.admit(vm_id, token_sha256(token))
         bootstrap = port.AgentBootstrap(
             manager_url=self._url, ca_pem=self._identity.ca_pem, token=token
         )

@@ -231,7 +231,6 @@ class Story(View):
         gpus: tuple[GpuFacts, ...] = (),
         torch_version: str = "2",
     ) -> None:
-        self.tell(e.AgentStarting, vm_id=vm_id, token_sha256=vm_id)
         self.tell(
             e.AgentRegistered,
             vm_id=vm_id,

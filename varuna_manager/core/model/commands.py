@@ -43,7 +43,7 @@ class LaunchVms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartAgent:
-    """Mint a token, feed ``AgentStarting`` with its hash, then start the agent.
+    """Start a VM's agent.
 
     Answered by ``AgentRegistered`` in the end; by ``VmLost`` when the VM is gone, by
     ``CommandFailed`` on any other error.

@@ -350,15 +350,6 @@ class JobReleased:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentStarting:
-    """A token was minted for a VM's agent, which is about to be started."""
-
-    at_s: float
-    vm_id: str
-    token_sha256: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentStarted:
     """A VM has all that it needs, and its agent was started; it has yet to call."""
 
@@ -569,7 +560,6 @@ Event = (
     | OrderAnswered
     | VmLost
     | JobReleased
-    | AgentStarting
     | AgentStarted
     | AgentRegistered
     | AgentRefused

@@ -162,7 +162,6 @@ class VmRecord:
     known_at_s: float
     phase: VmPhase
     private_address: str
-    token_sha256s: tuple[str, ...] = ()
     start: tuple[StartStep, ...] = ()
     """What it took from its launch until its agent was started."""
     agent_version: str = ""

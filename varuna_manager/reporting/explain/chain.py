@@ -59,8 +59,7 @@ def cause(journal: Journal, seq: int) -> int | None:
         case e.VmsLaunched(intent=intent) | e.LaunchRefused(intent=intent):
             return _asked(journal, seq, "LaunchVms", intent)
         case (
-            e.AgentStarting(vm_id=vm_id)
-            | e.AgentStarted(vm_id=vm_id)
+            e.AgentStarted(vm_id=vm_id)
             | e.AgentRegistered(vm_id=vm_id)
             | e.AgentRefused(vm_id=vm_id)
         ):

@@ -260,7 +260,6 @@ def everything(story: Watched) -> Iterator[Callable[[Watched], object]]:
     yield told(e.VmReserved, vm_id="a")
     yield told(e.VmLost, vm_id="a", reason="gone")
     yield told(e.JobReleased)
-    yield told(e.AgentStarting, vm_id="a", token_sha256="t")
     yield told(e.AgentStarted, vm_id="a", steps=())
     yield told(e.AgentRegistered, vm_id="a", num_slots=1, private_address="h")
     yield told(e.AgentRefused, vm_id="a", reason="other software")

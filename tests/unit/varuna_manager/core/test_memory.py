@@ -158,7 +158,6 @@ def test_slots_are_what_their_supervisor_has_found() -> None:
         locked_memory_bytes=10**7,
     )
     for vm_id in ("a", "b"):
-        story.tell(e.AgentStarting, vm_id=vm_id, token_sha256=vm_id)
         story.tell(e.AgentRegistered, vm_id=vm_id, num_slots=1, private_address="10.0.0.1")
         story.report(vm_id, ready)
     story.prepare()

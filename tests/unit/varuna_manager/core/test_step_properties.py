@@ -195,7 +195,6 @@ EVENTS: st.SearchStrategy[e.Event] = st.one_of(
     ),
     st.builds(e.VmsReturned, at_s=AT, vm_ids=st.tuples(VM_IDS)),
     st.builds(e.VmLost, at_s=AT, vm_id=VM_IDS, reason=REASONS),
-    st.builds(e.AgentStarting, at_s=AT, vm_id=VM_IDS, token_sha256=st.just("t")),
     st.builds(
         e.AgentRegistered,
         at_s=AT,
