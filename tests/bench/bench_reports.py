@@ -64,7 +64,7 @@ class Fleet(Story):
         self.now_s = time.time()
         ids = [f"vm-{number:03d}" for number in range(VMS)]
         self.start()
-        (intent,) = (self.intend().intent,)
+        (intent,) = (self.launch().intent,)
         self.rented = tuple(self.listed(vm_id, intent) for vm_id in ids)
         self.tell(e.VmsLaunched, intent=intent, vms=self.rented)
         for vm_id in ids:

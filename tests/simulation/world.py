@@ -204,16 +204,6 @@ class World(View):
 
     def perform(self, command: c.Command) -> None:
         match command:
-            case c.IntendLaunch(intent=intent, token=token, offer=offer, count=count):
-                self.feed(
-                    e.LaunchIntended(
-                        at_s=self.now_s,
-                        intent=intent,
-                        token=token,
-                        offer=offer,
-                        count=count,
-                    )
-                )
             case c.LaunchVms():
                 self.soon(lambda: self.launch(command))
             case c.StartAgent(vm_id=vm_id):

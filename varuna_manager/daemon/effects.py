@@ -170,12 +170,7 @@ class EffectRunner:
                 retry_after_s=retry_after_s(error),
             )
         else:
-            event = e.VmsLaunched(
-                at_s=self._now_s,
-                intent=command.intent,
-                vms=result.vms,
-                refusal=result.refusal,
-            )
+            event = e.VmsLaunched(at_s=self._now_s, intent=command.intent, vms=result.vms)
         self._sink.feed(event)
 
     async def start_agent(self, command: c.StartAgent) -> None:
@@ -305,7 +300,7 @@ class EffectRunner:
 
         Asks until one answers.
         """
-        told = ""
+        logged = ""
         while True:
             failures = []
             for cloud in self._parts.values():
@@ -318,12 +313,12 @@ class EffectRunner:
                         return time_s
             if not failures:
                 return None
-            if failures[0] != told:
-                told = failures[0]
+            if failures[0] != logged:
+                logged = failures[0]
                 logger.warning(
                     "this machine's clock cannot be compared with a cloud's, so nothing "
                     "is rented: %s",
-                    told,
+                    logged,
                 )
             await asyncio.sleep(RETRY_S)
 
@@ -387,7 +382,7 @@ class EffectRunner:
             try:
                 event = await self._ask_store()
             except StorageError as error:
-                self._tell_unreachable(str(error))
+                self._report_unreachable(str(error))
                 self._to_list.set()
                 await asyncio.sleep(STORE_PAUSE_S)
             else:
@@ -403,7 +398,7 @@ class EffectRunner:
         listing = in_daemon_thread(partial(self._find_checkpoints, self._doubts()))
         while not (await asyncio.wait({listing}, timeout=STORE_S))[0]:
             place = self._job.spec.checkpoint_path
-            self._tell_unreachable(f"{place} has not answered for {STORE_S:g} s")
+            self._report_unreachable(f"{place} has not answered for {STORE_S:g} s")
         found = listing.result()
         return e.CheckpointsListed(
             at_s=self._now_s,
@@ -412,7 +407,7 @@ class EffectRunner:
             asked_at_s=asked_at_s,
         )
 
-    def _tell_unreachable(self, reason: str) -> None:
+    def _report_unreachable(self, reason: str) -> None:
         if reason != self._sink.state.preparation.store_error:
             self._sink.feed(e.StoreUnreachable(at_s=self._now_s, reason=reason))
 

@@ -325,15 +325,6 @@ class ManagerLoop(Loop[State, e.Event, c.Command]):
     def _perform(self, command: c.Command) -> None:
         """Start to perform a command; its outcome comes back as an event."""
         match command:
-            case c.IntendLaunch():
-                intended = e.LaunchIntended(
-                    at_s=self.now_s(),
-                    intent=command.intent,
-                    token=command.token,
-                    offer=command.offer,
-                    count=command.count,
-                )
-                self.feed(intended)
             case c.LaunchVms():
                 self._start(self._ask_cloud(self._effects.launch, command, self._seq))
             case c.StartAgent():

@@ -54,8 +54,6 @@ def cause(journal: Journal, seq: int) -> int | None:
     match event:
         case e.TimerFired():
             return _timer_set(journal, seq)
-        case e.LaunchIntended(intent=intent):
-            return _asked(journal, seq, "IntendLaunch", intent)
         case e.VmsLaunched(intent=intent) | e.LaunchRefused(intent=intent):
             return _asked(journal, seq, "LaunchVms", intent)
         case (

@@ -80,7 +80,6 @@ def bases() -> Iterator[Watched]:
     yield story
     story.start()
     yield fork(story)
-    story.intend()
     yield fork(story)
     (intent,) = story.intents
     early = fork(story)
@@ -245,7 +244,6 @@ def everything(story: Watched) -> Iterator[Callable[[Watched], object]]:
     yield told(e.ProfilesListed, profiles=())
     yield told(e.OffersSeen, offers=(OFFER,))
     yield told(e.OffersRanked, worths=())
-    yield told(e.LaunchIntended, intent="intent-0", token="t", offer=OFFER, count=1)
     for state in VmState:
         vms = (story.listed("a", state=state), story.listed("e", state=state))
         yield told(e.VmsLaunched, intent="intent-0", vms=vms)

@@ -134,7 +134,6 @@ def test_a_job_that_is_resumed_tries_the_whole_memory_again() -> None:
 def test_slots_are_what_their_supervisor_has_found() -> None:
     story = Story(max_vms=2)
     story.start()
-    story.intend()
     (intent,) = story.intents
     vms = tuple(story.listed(vm_id, intent) for vm_id in ("a", "b"))
     story.tell(e.VmsLaunched, intent=intent, vms=vms)

@@ -170,14 +170,6 @@ EVENTS: st.SearchStrategy[e.Event] = st.one_of(
         at_s=AT,
         offers=st.sampled_from([(), (OFFER,), (OFFER, ON_DEMAND)]),
     ),
-    st.builds(
-        e.LaunchIntended,
-        at_s=AT,
-        intent=INTENTS,
-        token=st.just("t"),
-        offer=st.just(OFFER),
-        count=st.integers(1, 5),
-    ),
     st.builds(e.VmsLaunched, at_s=AT, intent=INTENTS, vms=VM_TUPLES),
     st.builds(
         e.LaunchRefused,
