@@ -12,11 +12,11 @@ from spottrain.varuna_manager.core.memory import MARGIN, MAX_MARGIN
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import GenerationPhase
-from spottrain.varuna_manager.core.model.state import JobPhase
+from spottrain.varuna_manager.core.model.state import JobPhase, kind_of
 from spottrain.wire import messages
 from spottrain.wire.model import GpuFacts
 
-MACHINE = f"{OFFER.cloud} {OFFER.instance_type}"
+MACHINE = kind_of(OFFER)
 
 
 def run_out(

@@ -89,7 +89,7 @@ def test_a_vm_is_explained_by_price_rule_and_what_others_cost(
     assert f"${OFFER.usd_per_hour:g}/hour" in told
     assert f"${ON_DEMAND.usd_per_hour:g}/hour: on-demand VMs are not allowed" in told
     assert "rule: " in told
-    assert launch["because"] == seq_of(story, e.OffersSeen)
+    assert launch["seq"] == seq_of(story, e.OffersSeen)
     ready = document["chain"][-1]
     assert ready["what"] == "a reported: supervisor ready"
 
