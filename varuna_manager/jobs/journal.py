@@ -36,6 +36,13 @@ class Journal(eventlog.Journal[State, Event, c.Command]):
         return step(state, event)
 
     @classmethod
+    def step_alone(cls, state: State, event: Event) -> tuple[State, Sequence[c.Command]]:
+        """Rent nothing: nobody would ask the cloud."""
+        from spottrain.varuna_manager.core.step import step  # not above: readers do without
+
+        return step(state, event, rents=False)
+
+    @classmethod
     def asked(cls, commands: Sequence[c.Command]) -> list[list[str]]:
         """Return the kind of each command, and the ids that it names.
 
@@ -45,7 +52,7 @@ class Journal(eventlog.Journal[State, Event, c.Command]):
         for command in commands:
             kind = (type(command).__name__,)
             match command:
-                case c.IntendLaunch() | c.LaunchVms():
+                case c.LaunchVms():
                     asked.setdefault((*kind, command.intent, str(command.count)), [])
                 case c.StartAgent() | c.AskProvider() | c.ReserveVm():
                     asked.setdefault(kind, []).append(command.vm_id)

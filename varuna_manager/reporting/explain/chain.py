@@ -54,13 +54,10 @@ def cause(journal: Journal, seq: int) -> int | None:
     match event:
         case e.TimerFired():
             return _timer_set(journal, seq)
-        case e.LaunchIntended(intent=intent):
-            return _asked(journal, seq, "IntendLaunch", intent)
         case e.VmsLaunched(intent=intent) | e.LaunchRefused(intent=intent):
             return _asked(journal, seq, "LaunchVms", intent)
         case (
-            e.AgentStarting(vm_id=vm_id)
-            | e.AgentStarted(vm_id=vm_id)
+            e.AgentStarted(vm_id=vm_id)
             | e.AgentRegistered(vm_id=vm_id)
             | e.AgentRefused(vm_id=vm_id)
         ):

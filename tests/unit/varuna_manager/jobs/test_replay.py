@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from tests.unit.varuna_manager.story import Story
+from tests.unit.varuna_manager.story import FOUR, Story
 
 from spottrain.eventlog.journal import JournalError
 from spottrain.varuna_manager.core.model import events as e
@@ -18,8 +18,6 @@ from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.reporting.documents import report
 from spottrain.varuna_manager.reporting.history import JobHistory, replay
-
-FOUR = ("a", "b", "c", "d")
 
 
 def told() -> Story:
@@ -160,5 +158,5 @@ def test_a_decision_of_another_version_is_refused(
 def test_a_decision_names_what_it_asks_for(story: Story) -> None:
     asked = [one for s in story.steps for one in Journal.asked(s.commands)]
     kinds = {one[0] for one in asked}
-    assert {"IntendLaunch", "LaunchVms", "StartAgent", "ComputePlan", "Send"} <= kinds
+    assert {"LaunchVms", "StartAgent", "ComputePlan", "Send"} <= kinds
     assert ["Send", "RunGeneration", "1", *FOUR] in asked

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.unit.varuna_manager.story import Story
+from tests.unit.varuna_manager.story import FOUR, Story
 
 from spottrain.errors import ConfigError
 from spottrain.varuna_manager.config.job import JobConfig, parse_config
@@ -18,7 +18,6 @@ from spottrain.varuna_manager.launch.limits import (
     read_limits,
 )
 
-FOUR = ("a", "b", "c", "d")
 NOW_S = 1.9e9
 """2030-03-17T17:46:40Z"""
 
