@@ -40,6 +40,7 @@ from spottrain.varuna_manager.format import age, dollars
 from spottrain.varuna_manager.jobs.folder import job_dir
 from spottrain.varuna_manager.jobs.follow import uid_of
 from spottrain.varuna_manager.launch.providers import open_cloud
+from spottrain.varuna_manager.reporting.columns import columns
 
 SCHEMA_VERSION = 1
 _CLOUDS: dict[str, AnyCloud] = {
@@ -277,9 +278,7 @@ def _document(vm: Vm) -> dict[str, Any]:
 
 
 def _table(vms: Sequence[Vm]) -> Table:
-    table = Table("CLOUD", "ZONE", "VM", "STATE", "TYPE", "JOB", box=None)
-    for name in ("AGE", "$/HOUR"):
-        table.add_column(name, justify="right")
+    table = columns("CLOUD", "ZONE", "VM", "STATE", "TYPE", "JOB", "r:AGE", "r:$/HOUR")
     for vm in vms:
         offer = vm.offer
         table.add_row(
