@@ -136,8 +136,8 @@ def left(journal: Journal, vm_id: str) -> int | None:
     return gone if asked is None else asked
 
 
-def newest_news(journal: Journal) -> int | None:
-    """Return the newest event that was news for people."""
+def newest_message(journal: Journal) -> int | None:
+    """Return the newest event that has a message for people."""
     return next((row.seq for row in journal.search('"last_message":')), None)
 
 
