@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 from tests.fakes.facts import FakeFacts
-from tests.fakes.process import Fake, environment, serving
+from tests.fakes.process import ANSWER_S, Fake, environment, serving
 
 from spottrain.cloud.aws.clients import AwsClients
 from spottrain.cloud.aws.provider import AwsProvider
@@ -81,7 +81,7 @@ class FakeAws(Fake):
             "public_key": PUBLIC_KEY,
             "ssh_from": ("192.0.2.0/24",),
             "tries": 1,
-            "answer_s": 20.0,
+            "answer_s": ANSWER_S,
         }
         made = AwsSettings(**wished | settings)
         key = (str(made.endpoint_url), made.tries, made.answer_s)

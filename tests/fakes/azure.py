@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from tests.fakes.azure_world import SUBSCRIPTION
-from tests.fakes.process import Fake, environment, serving
+from tests.fakes.process import ANSWER_S, Fake, environment, serving
 
 from spottrain.cloud.azure.clients import AzureClients
 from spottrain.cloud.azure.provider import AzureProvider
@@ -90,7 +90,7 @@ class FakeAzure(Fake):
             "prices_url": self._prices_url,
             "ca_file": self.ca_file,
             "tries": 1,
-            "answer_s": 20.0,
+            "answer_s": ANSWER_S,
             "poll_s": 0.02,
         }
         return AzureSettings(**wished | settings)

@@ -15,7 +15,7 @@ import httpx
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from tests.fakes.facts import FakeFacts
-from tests.fakes.process import Fake, environment, serving
+from tests.fakes.process import ANSWER_S, Fake, environment, serving
 
 from spottrain.cloud.gcp.clients import GcpClients
 from spottrain.cloud.gcp.provider import GcpProvider
@@ -98,7 +98,7 @@ class FakeGcp(Fake):
             "public_key": PUBLIC_KEY,
             "ssh_from": ("192.0.2.0/24",),
             "patience_s": 0.0,
-            "answer_s": 20.0,
+            "answer_s": ANSWER_S,
         }
         made = GcpSettings(**wished | settings)
         key = (made.project, made.patience_s, made.answer_s)

@@ -13,6 +13,8 @@ from typing import Any
 import httpx
 
 ROOT = Path(__file__).resolve().parents[2]
+ANSWER_S = 600.0
+"""How long clients wait for an answer of a fake, which a busy machine keeps waiting too."""
 
 
 class Fake:
@@ -25,7 +27,7 @@ class Fake:
 
     def __init__(self, url: str, verify: Any = True) -> None:
         self.url = url
-        self.http = httpx.Client(base_url=url, trust_env=False, timeout=600, verify=verify)
+        self.http = httpx.Client(base_url=url, trust_env=False, timeout=ANSWER_S, verify=verify)
 
     def ask(self, call: str, **arguments: Any) -> Any:
         """Call a method of the fake's ``World``."""

@@ -117,6 +117,10 @@ class Script:
         """Return what did not fit the model."""
         return self.drift
 
+    def recover(self) -> None:
+        """Let everything that was scripted to go wrong be over."""
+        self.faults.clear()
+
     # --- for the server ---------------------------------------------------------------
 
     def now(self) -> float:

@@ -154,7 +154,7 @@ def test_a_vm_whose_end_takes_long_is_leaving_and_nothing_is_removed_under_it(
 def test_a_vm_that_is_listed_after_its_end_does_not_come_back(cloud: Cloud) -> None:
     provider = cloud.fake.provider()
     vms = rent(provider, 2)
-    cloud.fake.ask("lag", hide_s=0.0, linger_s=120.0)
+    cloud.fake.ask("lag", hide_s=0.0, linger_s=1200.0)
     provider.terminate([vms[0].vm_id])
     cloud.alive()
     states = {vm.vm_id: vm.state for vm in provider.list_vms("job")}
