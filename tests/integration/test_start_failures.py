@@ -32,16 +32,20 @@ def breaks(module: str) -> str:
 
 
 FAILURES = {
-    "setup fails": (f"echo '{WORDS}' >&2; exit 7", 3),
-    "the agent does not start": (breaks("spottrain"), 6),
-    "the supervisor does not start": (breaks("spottrain/pipeline"), 6),
+    "setup fails": (f"echo '{WORDS}' >&2; exit 7", 3, WORDS),
+    "the agent does not start": (breaks("spottrain"), 6, WORDS),
+    "the agent's software is another": (
+        breaks("spottrain/pipeline"),
+        6,
+        "6 VMs in a row came up and never trained",
+    ),
 }
-"""What is wrong with every VM: the job's setup; its exit code."""
+"""What is wrong with every VM: the job's setup; its exit code; what the user reads."""
 
 
 @pytest.mark.parametrize("kind", FAILURES)
 def test_a_job_ends_whose_vms_never_train(kind: str, tmp_path: Path) -> None:
-    setup, exit_code = FAILURES[kind]
+    setup, exit_code, says = FAILURES[kind]
     with (
         aws_vms(tmp_path / "aws") as cloud,
         bucket() as s3,
@@ -70,6 +74,6 @@ def test_a_job_ends_whose_vms_never_train(kind: str, tmp_path: Path) -> None:
         outcome = job.state().outcome
         assert outcome is not None
         assert (outcome.kind, outcome.exit_code) == ("failed", exit_code), outcome
-        assert WORDS in outcome.reason, outcome.reason
+        assert says in outcome.reason, outcome.reason
         assert len(cloud.fake.ask("bill")) <= 7  # two at once at first, then one at a time
         assert cloud.fake.ask("left") == []
