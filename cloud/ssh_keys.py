@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
+from cryptography.hazmat.primitives.serialization.ssh import SSHPrivateKeyTypes
 
 from spottrain.cloud.port import tags
 
@@ -20,10 +21,7 @@ def new_host_key() -> tuple[str, str]:
         serialization.PrivateFormat.OpenSSH,
         serialization.NoEncryption(),
     )
-    public = key.public_key().public_bytes(
-        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-    )
-    return private.decode(), public.decode()
+    return private.decode(), _public(key)
 
 
 def ensure_key(folder: Path) -> tuple[Path, str]:
@@ -41,10 +39,15 @@ def ensure_key(folder: Path) -> tuple[Path, str]:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _write_once(path, new_host_key()[0].encode())
     key = serialization.load_ssh_private_key(path.read_bytes(), None)
+    return path, f"{_public(key)} spottrain"
+
+
+def _public(key: SSHPrivateKeyTypes) -> str:
+    """Return ``type base64`` of a private key's public one."""
     public = key.public_key().public_bytes(
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     )
-    return path, f"{public.decode()} spottrain"
+    return public.decode()
 
 
 def key_file(folder: Path, intent: str = "") -> Path:

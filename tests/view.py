@@ -59,7 +59,6 @@ class View:
     worths = Field[Mapping[str, OfferWorth]]("market.worths")
     decision = Field[FleetDecision | None]("deadline.decision")
     intents = Field[Mapping[str, records.Intent]]("launches.intents")
-    launch_pending = Field[bool]("launches.launch_pending")
     cooldowns = Field[Mapping[str, Cooldown]]("launches.cooldowns")
     unfit = Field[Mapping[str, int]]("launches.unfit")
     arithmetic = Field[str]("launches.arithmetic")

@@ -13,7 +13,7 @@ from spottrain.cloud.aws.network import AwsNetwork
 from spottrain.cloud.aws.settings import AwsSettings
 from spottrain.cloud.aws.translate import code_of, translating_errors
 from spottrain.cloud.port import tags
-from spottrain.cloud.port.errors import CloudError, MisconfiguredError
+from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.facts import check_offered
 from spottrain.cloud.port.provider import Finding, run_check
 from spottrain.cloud.ssh_keys import new_host_key
@@ -125,7 +125,7 @@ class AwsChecks:
         }
         if call == "create_security_group":
             group = {"GroupName": tags.JOB, "Description": "a dry run", **vm_tags}
-            subnet = self._subnet(region)
+            subnet = self._network.named_subnet(region)
             return {**group, "VpcId": subnet["VpcId"]} if subnet else group
         if call == "import_key_pair":
             return {
@@ -154,33 +154,13 @@ class AwsChecks:
         """
         arguments: dict[str, Any] = {}
         self._network.check_groups(region)
-        if subnet := self._subnet(region):
+        if subnet := self._network.named_subnet(region):
             arguments["SubnetId"] = subnet["SubnetId"]
             if self._settings.security_groups:
                 arguments["SecurityGroupIds"] = list(self._settings.security_groups)
         if self._settings.instance_profile:
             arguments["IamInstanceProfile"] = {"Name": self._settings.instance_profile}
         return arguments
-
-    def _subnet(self, region: str) -> dict[str, Any]:
-        """Return the first subnet that the job file names in the region, empty if none.
-
-        Raises:
-            MisconfiguredError: one of them does not exist.
-        """
-        subnets: list[dict[str, Any]] = []
-        for zone, subnet_id in self._settings.subnets.items():
-            if not zone.startswith(region):
-                continue
-            ec2 = self._clients.get("ec2", region)
-            by_id = [{"Name": "subnet-id", "Values": [subnet_id]}]
-            found = ec2.describe_subnets(Filters=by_id)["Subnets"]
-            if not found:
-                raise MisconfiguredError(
-                    f"AWS: no subnet in {region}: got {subnet_id}; correct aws.subnets"
-                )
-            subnets += found
-        return subnets[0] if subnets else {}
 
 
 def _quota(region: str, family: str, limit: float) -> Finding:

@@ -10,7 +10,7 @@ from typing import Any
 
 from spottrain.cloud.aws import requests
 from spottrain.cloud.aws.clients import AwsClients
-from spottrain.cloud.aws.prices import spot_prices
+from spottrain.cloud.aws.prices import SpotPrice, spot_prices
 from spottrain.cloud.aws.settings import AwsSettings
 from spottrain.cloud.aws.translate import translating_errors
 from spottrain.cloud.port.errors import CloudError
@@ -61,40 +61,33 @@ class AwsMarket:
         return found
 
     def _ask_offers(self, region: str) -> list[Offer]:
-        now_s, attached = time.time(), self._settings.attached_usd_per_hour
-        newest: dict[tuple[str, str], Offer] = {}
-        for offer in self.prices(region, now_s):
-            key = offer.zone, offer.instance_type
-            if key not in newest or newest[key].observed_at_s < offer.observed_at_s:
-                newest[key] = offer
+        now_s, settings = time.time(), self._settings
+        newest: dict[tuple[str, str], SpotPrice] = {}
+        for price in spot_prices(self._clients, region, settings.instance_types, now_s):
+            key = price.zone, price.instance_type
+            if key not in newest or newest[key].since_s < price.since_s:
+                newest[key] = price
         found = []
-        for _, offer in sorted(newest.items()):
-            spot = replace(offer, observed_at_s=now_s)
-            found.append(with_attached(spot, attached))
-            usd = self._on_demand(region, offer.instance_type)
-            if usd is not None:
-                on_demand = replace(spot, spot=False, usd_per_hour=usd)
-                found.append(with_attached(on_demand, attached))
-        return found
-
-    def prices(self, region: str, since_s: float) -> list[Offer]:
-        """Return the spot prices since a time, including the one valid then."""
-        zones, types = self._settings.zones, self._settings.instance_types
-        return [
-            make_offer(
+        for (zone, instance_type), price in sorted(newest.items()):
+            if settings.zones and zone not in settings.zones:
+                continue
+            offer = make_offer(
                 self._facts,
                 cloud=requests.CLOUD,
                 region=region,
-                zone=price.zone,
-                instance_type=price.instance_type,
+                zone=zone,
+                instance_type=instance_type,
                 spot=True,
                 usd_per_hour=float(price.usd_per_hour),
-                observed_at_s=price.since_s,
-                family=requests.family_of(price.instance_type),
+                observed_at_s=now_s,
+                family=requests.family_of(instance_type),
             )
-            for price in spot_prices(self._clients, region, types, since_s)
-            if not zones or price.zone in zones
-        ]
+            found.append(with_attached(offer, settings.attached_usd_per_hour))
+            usd = self._on_demand(region, instance_type)
+            if usd is not None:
+                on_demand = replace(offer, spot=False, usd_per_hour=usd)
+                found.append(with_attached(on_demand, settings.attached_usd_per_hour))
+        return found
 
     def spot_pools(self, regions: Sequence[str], count: int) -> list[SpotPool]:
         """Return the spot placement score of each zone, EC2's 1 to 10 scaled to 1.

@@ -66,8 +66,7 @@ class AwsNetwork:
         """Let SSH in from these networks only, now and in groups made later."""
         self._settings = replace(self._settings, ssh_from=tuple(networks))
         ec2 = self._clients.get("ec2", region)
-        mine = [requests.by_tag(tags.JOB, job)]
-        for group in self._ours(ec2, "describe_security_groups", "SecurityGroups", mine):
+        for group in self._ours(ec2, job, "describe_security_groups", "SecurityGroups"):
             self._set_rules(ec2, group)
 
     def release(self, job: str, region: str) -> None:
@@ -76,18 +75,17 @@ class AwsNetwork:
         mine = [requests.by_tag(tags.JOB, job)]
         self.forget(job)
         with self._lock:
-            for group in self._ours(ec2, "describe_security_groups", "SecurityGroups", mine):
+            for group in self._ours(ec2, job, "describe_security_groups", "SecurityGroups"):
                 _ignoring("InvalidGroup.NotFound", ec2.delete_security_group)(
                     GroupId=group["GroupId"]
                 )
             for pair in ec2.describe_key_pairs(Filters=mine)["KeyPairs"]:
-                if not tags.is_ours(requests.pairs_of(pair), self._settings):
-                    continue
-                ec2.delete_key_pair(KeyName=pair["KeyName"])
-            for vpc in self._ours(ec2, "describe_vpcs", "Vpcs", mine):
+                if tags.is_ours(requests.pairs_of(pair), job, self._settings):
+                    ec2.delete_key_pair(KeyName=pair["KeyName"])
+            for vpc in self._ours(ec2, job, "describe_vpcs", "Vpcs"):
                 _remove_vpc(ec2, vpc["VpcId"])
             # A gateway that was created but not attached before a crash.
-            for gateway in self._ours(ec2, "describe_internet_gateways", "InternetGateways", mine):
+            for gateway in self._ours(ec2, job, "describe_internet_gateways", "InternetGateways"):
                 ec2.delete_internet_gateway(InternetGatewayId=gateway["InternetGatewayId"])
 
     def image(self, region: str, preferred: str = "") -> Mapping[str, Any]:
@@ -141,6 +139,18 @@ class AwsNetwork:
         )
         return list(found["Images"])
 
+    def named_subnet(self, region: str) -> dict[str, Any]:
+        """Return one of the subnets that the job file names in the region, empty if none.
+
+        Raises:
+            MisconfiguredError: some do not exist.
+        """
+        wanted = [i for zone, i in self._settings.subnets.items() if zone.startswith(region)]
+        if not wanted:
+            return {}
+        ec2 = self._clients.get("ec2", region)
+        return _list_named(ec2, "describe_subnets", "Subnets", wanted)[0]
+
     def check_groups(self, region: str) -> None:
         """Check that the security groups exist which the job file names.
 
@@ -185,12 +195,11 @@ class AwsNetwork:
 
     def _own_subnet(self, ec2: Any, job: str, zone: str) -> dict[str, Any]:
         vpc_id = self._own_vpc(ec2, job)
-        mine = [
-            requests.by_tag(tags.JOB, job),
+        there = (
             {"Name": "vpc-id", "Values": [vpc_id]},
             {"Name": "availability-zone", "Values": [zone]},
-        ]
-        for subnet in self._ours(ec2, "describe_subnets", "Subnets", mine):
+        )
+        for subnet in self._ours(ec2, job, "describe_subnets", "Subnets", *there):
             return subnet
         number = _ZONE_LETTERS.find(zone[-1]) * 16
         made: dict[str, Any] = ec2.create_subnet(
@@ -203,8 +212,8 @@ class AwsNetwork:
 
     def _own_vpc(self, ec2: Any, job: str) -> str:
         """Return the job's own VPC, with an internet gateway."""
-        mine, name = [requests.by_tag(tags.JOB, job)], f"spottrain {job}"
-        vpcs = self._ours(ec2, "describe_vpcs", "Vpcs", mine)
+        name = f"spottrain {job}"
+        vpcs = self._ours(ec2, job, "describe_vpcs", "Vpcs")
         if not vpcs:
             vpcs = [
                 ec2.create_vpc(
@@ -213,7 +222,7 @@ class AwsNetwork:
                 )["Vpc"]
             ]
         vpc_id = str(vpcs[0]["VpcId"])
-        gateways = self._ours(ec2, "describe_internet_gateways", "InternetGateways", mine)
+        gateways = self._ours(ec2, job, "describe_internet_gateways", "InternetGateways")
         if not gateways:
             kind = "internet-gateway"
             gateways = [
@@ -238,8 +247,8 @@ class AwsNetwork:
 
     def _group(self, ec2: Any, job: str, vpc_id: str) -> str:
         """Return the job's security group, with its rules in place."""
-        mine = [requests.by_tag(tags.JOB, job), {"Name": "vpc-id", "Values": [vpc_id]}]
-        groups = self._ours(ec2, "describe_security_groups", "SecurityGroups", mine)
+        there = {"Name": "vpc-id", "Values": [vpc_id]}
+        groups = self._ours(ec2, job, "describe_security_groups", "SecurityGroups", there)
         if not groups:
             name = requests.group_name(job, self._settings.uid)
             groups = [
@@ -268,13 +277,13 @@ class AwsNetwork:
             )
 
     def _ours(
-        self, ec2: Any, call: str, key: str, filters: list[dict[str, Any]]
+        self, ec2: Any, job: str, call: str, key: str, *filters: dict[str, Any]
     ) -> list[dict[str, Any]]:
         """Return what a list has of this job; another's may have its name."""
         return [
             each
-            for each in _list(ec2, call, key, filters)
-            if tags.is_ours(requests.pairs_of(each), self._settings)
+            for each in _list(ec2, call, key, [requests.by_tag(tags.JOB, job), *filters])
+            if tags.is_ours(requests.pairs_of(each), job, self._settings)
         ]
 
     def _key_pair(self, ec2: Any, job: str) -> str:

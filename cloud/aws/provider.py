@@ -136,8 +136,8 @@ class AwsProvider(port.CloudProvider):
         """
         region, instance_id = requests.split_vm_id(vm.vm_id)
         by_id = [{"Name": "instance-id", "Values": [instance_id]}]
-        listed = self._vms(region, by_id)
-        later = [one for one in listed if _hops(one) > _hops(vm)]
+        hops = requests.hops_of(vm.vm_id)
+        later = any(requests.hops_of(one.vm_id) > hops for one in self._vms(region, by_id))
         return None if later else vm
 
     def terminate(self, vm_ids: Collection[str]) -> None:
@@ -448,11 +448,6 @@ class AwsProvider(port.CloudProvider):
             Filters=[{"Name": "instance-id", "Values": instance_ids}],
             WaiterConfig={"Delay": _GONE_DELAY_S, "MaxAttempts": _GONE_TRIES},
         )
-
-
-def _hops(vm: port.Vm) -> int:
-    """Return how often a VM has gone from one job to another."""
-    return requests.hops_of(vm.vm_id)
 
 
 def _check_same(job: str, instance: Mapping[str, Any], placement: requests.AwsPlacement) -> None:

@@ -86,13 +86,6 @@ class AzureClients:
         claims = json.loads(base64.urlsafe_b64decode(padded))
         return f"{claims.get('oid', '')}@{claims.get('tid', '')}"
 
-    def close(self) -> None:
-        """Close all clients; they are created again when needed."""
-        with self._lock:
-            for each in (*self._made.values(), *self._shared.values()):
-                each.close()
-            self._made, self._shared = {}, {}
-
     def _get(self, name: str) -> Any:
         with self._lock, translating_errors(f"setting up {name}"):
             if name not in self._made:

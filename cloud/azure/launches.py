@@ -8,7 +8,7 @@ from spottrain.cloud.azure import requests
 from spottrain.cloud.azure.clients import AzureClients
 from spottrain.cloud.azure.settings import AzureSettings
 from spottrain.cloud.azure.translate import is_missing, status_of, translate
-from spottrain.cloud.port.errors import CloudError, ThrottledError
+from spottrain.cloud.port.errors import CloudError, undecided
 
 Resource = dict[str, Any]
 """A VM in Azure's JSON."""
@@ -46,7 +46,8 @@ class AzureLaunches:
             if 0 < status_of(error) < _REFUSED:  # the allocation failed
                 self._clear(group, name)
                 raise translate(error, doing) from error
-            raise _undecided(translate(error, doing)) from error
+            with undecided():
+                raise translate(error, doing) from error
         vm = self._look(group, name)
         if vm is None:
             raise CloudError(f"Azure, {doing}: {name} has already ended; retry")
@@ -105,18 +106,9 @@ class AzureLaunches:
         Raises:
             CloudError: the outcome is unknown; a retry is safe.
         """
-        try:
+        with undecided():
             return self.get(group, name)
-        except CloudError as error:
-            raise _undecided(error) from error
 
     def _clear(self, group: str, name: str) -> None:
         """Delete a failed VM, so that it can be created again."""
         self.end(group, name, wait=True)
-
-
-def _undecided(error: CloudError) -> CloudError:
-    """Return an error of a VM that may exist, such as that of a login that expires."""
-    if type(error) in (CloudError, ThrottledError):
-        return error
-    return CloudError(f"{error}; will be retried")

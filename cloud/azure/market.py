@@ -139,19 +139,13 @@ class AzureMarket:
         families |= {requests.SPOT_QUOTA.lower(), "cores"}
         with translating_errors(f"asking for quotas in {region}"):
             listed = [use.as_dict() for use in self._clients.compute.usage.list(region)]
-        return [
-            Quota(
-                region=region,
-                family=use["name"]["value"].strip(),
-                spot=use["name"]["value"].strip() == requests.SPOT_QUOTA,
-                limit=float(use["limit"]),
-                unit="vcpu",
-                used=float(use["currentValue"]),
-            )
-            for use in listed
-            # Some names have stray spaces.
-            if use["name"]["value"].strip().lower() in families
-        ] + self._address_quotas(region)
+        found = []
+        for use in listed:
+            name = use["name"]["value"].strip()  # some have stray spaces
+            if name.lower() in families:
+                spot = name == requests.SPOT_QUOTA
+                found.append(_quota(region, name, use, "vcpu", spot=spot))
+        return found + self._address_quotas(region)
 
     def _address_quotas(self, region: str) -> list[Quota]:
         """Return the quotas of public addresses, of which each VM has one."""
@@ -165,14 +159,7 @@ class AzureMarket:
             logger.info("%s", error)
             return []
         return [
-            Quota(
-                region=region,
-                family=ANY_FAMILY,
-                spot=False,
-                limit=float(use["limit"]),
-                unit="vm",
-                used=float(use["currentValue"]),
-            )
+            _quota(region, ANY_FAMILY, use, "vm")
             for use in listed
             if use["name"]["value"].strip().lower() in _ADDRESS_QUOTAS
         ]
@@ -224,6 +211,19 @@ class AzureMarket:
                 )
             self._prices[region] = asked_s, seen_s, found
             return seen_s, found
+
+
+def _quota(
+    region: str, family: str, use: Mapping[str, Any], unit: str, *, spot: bool = False
+) -> Quota:
+    return Quota(
+        region=region,
+        family=family,
+        spot=spot,
+        limit=float(use["limit"]),
+        unit=unit,
+        used=float(use["currentValue"]),
+    )
 
 
 def size_of(sku: dict[str, Any], region: str) -> Size | None:

@@ -178,9 +178,6 @@ class AzureNetwork:
         grant_id, grant = requests.grant(subscription, group, principal)
         resources.begin_create_or_update_by_id(grant_id, grant, **version).result()
 
-    def _is_ours(self, found: Mapping[str, str], job: str) -> bool:
-        return found.get(tags.JOB) == job and tags.is_ours(found, self._settings)
-
     def _check_own(self, group: Mapping[str, Any], name: str, job: str) -> None:
         """Refuse a group that is not the job's, or is being removed.
 
@@ -188,7 +185,7 @@ class AzureNetwork:
             MisconfiguredError: it belongs to something else.
             CloudError: it is being removed.
         """
-        if not self._is_ours(group.get("tags") or {}, job):
+        if not tags.is_ours(group.get("tags") or {}, job, self._settings):
             raise MisconfiguredError(
                 f"Azure: resource group {name} exists and does not belong to job {job}; "
                 "give azure.resource_group or rename the job"
@@ -202,7 +199,7 @@ class AzureNetwork:
         groups = self._clients.resources.resource_groups
         name = requests.group_of(job, self._settings)
         found = get_or_none(groups.get, name)
-        if found is not None and self._is_ours(found.tags or {}, job):
+        if found is not None and tags.is_ours(found.tags or {}, job, self._settings):
             deletion = groups.begin_delete(name, force_deletion_types=_MACHINES)
             _await_all({f"resource group {name}": deletion}, until_s)
 

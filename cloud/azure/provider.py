@@ -163,7 +163,11 @@ class AzureProvider(port.CloudProvider):
             CloudError: Azure does not answer.
         """
         group = requests.group_of(job, self._settings)
-        listed = [each for each in self._listed(group) if self._is_ours(each, job)]
+        listed = [
+            each
+            for each in self._listed(group)
+            if tags.is_ours(_tags_of(each), job, self._settings)
+        ]
         for resource in listed:
             if requests.has_failed(resource):
                 self._launches.end(group, resource["name"])
@@ -291,10 +295,6 @@ class AzureProvider(port.CloudProvider):
                     raise
                 return []
 
-    def _is_ours(self, resource: Resource, job: str) -> bool:
-        found = _tags_of(resource)
-        return found.get(tags.JOB) == job and tags.is_ours(found, self._settings)
-
     def _vms(self, group: str, listed: Sequence[Resource]) -> list[port.Vm]:
         """Return listed VMs with their (separately listed) private addresses."""
         vms = [requests.vm_of(resource, self._facts) for resource in listed]
@@ -328,15 +328,6 @@ class AzureProvider(port.CloudProvider):
         """Return an unlisted VM, None if it has really ended."""
         resource = self._launches.get(*requests.split_vm_id(vm.vm_id))
         return None if resource is None else requests.vm_of(resource, self._facts)
-
-    def _live_name(self, vm_id: str) -> tuple[str, str]:
-        """Return (group, name) of a live VM.
-
-        Raises:
-            VmNotFoundError: it has ended.
-        """
-        self._live_resource(vm_id)
-        return requests.split_vm_id(vm_id)
 
     def _live_resource(self, vm_id: str) -> Resource:
         group, name = requests.split_vm_id(vm_id)

@@ -423,9 +423,9 @@ def vm_of(resource: Mapping[str, Any], facts: CloudFacts, private_address: str =
 
 def _image_of(properties: Mapping[str, Any]) -> str:
     """Return the image of a VM with its version; empty if it is a resource."""
-    told = properties.get("storageProfile", {}).get("imageReference", {})
-    version = told.get("exactVersion", "")
-    parts = (*(told.get(key, "") for key in ("publisher", "offer", "sku")), version)
+    reference = properties.get("storageProfile", {}).get("imageReference", {})
+    keys = ("publisher", "offer", "sku", "exactVersion")
+    parts = [reference.get(key, "") for key in keys]
     return ":".join(parts) if all(parts) else ""
 
 

@@ -48,7 +48,7 @@ class GcpChecks:
             yield found
             if found.ok:
                 yield run_check(f"types {region}", partial(self._types, region), "types")
-        yield run_check("prices", self._market.told_prices)
+        yield run_check("prices", self._market.describe_prices)
         try:
             yield from _quotas(self._market.quotas())
         except CloudError as error:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 from spottrain.cloud.gcp import answers, requests
@@ -21,7 +19,7 @@ from spottrain.cloud.gcp.settings import GcpSettings
 from spottrain.cloud.gcp.translate import raise_failed, translating_errors
 from spottrain.cloud.lag.ended import terminated_from_launch
 from spottrain.cloud.port import tags
-from spottrain.cloud.port.errors import CloudError, ThrottledError
+from spottrain.cloud.port.errors import CloudError, undecided
 from spottrain.cloud.port.facts import CloudFacts
 from spottrain.cloud.port.provider import LaunchRequest, LaunchResult, Vm
 from spottrain.units import counted
@@ -69,7 +67,7 @@ class GcpLaunches:
                 arguments = requests.bulk_insert(request, placement, owned, attempt)
                 operation = self._clients.call("instances", "bulk_insert_unary", arguments)
             left_s = max(0.0, until_s - time.monotonic())
-            with _undecided(f"waiting for VMs in {request.offer.zone}"):
+            with undecided(), translating_errors(f"waiting for VMs in {request.offer.zone}"):
                 operation = self._clients.finish(operation, left_s)
                 failed = bool(operation.get("error"))
                 nothing = failed and not answers.created(operation)
@@ -131,24 +129,6 @@ class GcpLaunches:
         arguments = {"zone": zone, "instance": name}
         instance = self._clients.find("instances", "get", arguments)
         return None if instance is None else answers.vm_of(instance, self._facts)
-
-
-@contextmanager
-def _undecided(doing: str) -> Iterator[None]:
-    """Translate errors after which VMs may exist, such as that of a login that expires.
-
-    Raises:
-        CloudError: the outcome is unknown; retry.
-    """
-    try:
-        with translating_errors(doing):
-            yield
-    except ThrottledError:
-        raise
-    except CloudError as error:
-        if type(error) is CloudError:
-            raise
-        raise CloudError(f"{error}; will be retried") from error
 
 
 def _result(request: LaunchRequest, vms: tuple[Vm, ...]) -> LaunchResult:

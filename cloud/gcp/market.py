@@ -107,7 +107,7 @@ class GcpMarket:
         region = requests.region_of(zone)
         return self._prices.usd_per_hour(region, instance_type, spot)
 
-    def told_prices(self) -> str:
+    def describe_prices(self) -> str:
         """Return how many of our machines have a price.
 
         Raises:
@@ -132,10 +132,10 @@ class GcpMarket:
 
     def _pool(self, zone: str, name: str, count: int) -> SpotPool:
         kind = requests.kind_of(name)
-        now = self._advised("capacity", requests.advice(kind, count, zone))
+        now = self._ask_advice("capacity", requests.advice(kind, count, zone))
         past: dict[str, Any] = {}
         if not kind.accelerator:  # Google has no history of attached GPUs
-            past = self._advised("capacity_history", requests.preemptions(kind, zone))
+            past = self._ask_advice("capacity_history", requests.preemptions(kind, zone))
         return SpotPool(
             cloud=requests.CLOUD,
             region=requests.region_of(zone),
@@ -145,7 +145,7 @@ class GcpMarket:
             obtainability=answers.obtainability(now),
         )
 
-    def _advised(self, method: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    def _ask_advice(self, method: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Return advice; nothing if Google has none of a machine, or gives none now."""
         try:
             with translating_errors("asking for advice on spot VMs"):
@@ -201,8 +201,8 @@ def _quotas(region: str, content: dict[str, Any], families: set[str]) -> Iterato
         if on_demand in families:
             yield Quota(
                 region=region,
-                family=metric.removeprefix(_SPOT),
-                spot=metric.startswith(_SPOT),
+                family=on_demand,
+                spot=metric != on_demand,
                 limit=float(quota.get("limit", 0.0)),
                 unit="vcpu" if metric.endswith("_CPUS") else "gpu",
                 used=float(quota.get("usage", 0.0)),

@@ -155,13 +155,7 @@ def _properties(
         "metadata": {"items": _metadata(request, placement, settings)},
         "tags": {"items": list(placement.network_tags)},
     }
-    if kind.accelerators:
-        arguments["guest_accelerators"] = [
-            {
-                "accelerator_type": kind.accelerator,
-                "accelerator_count": kind.accelerators,
-            }
-        ]
+    arguments |= _accelerators(kind)
     if settings.service_account:
         arguments["service_accounts"] = [{"email": settings.service_account, "scopes": [_SCOPE]}]
     return arguments
@@ -326,8 +320,7 @@ def subnet_url(project: str, region: str, name: str) -> str:
 
 def advice(kind: GcpInstanceKind, count: int, zone: str) -> dict[str, Any]:
     """Return CapacityAdviceRpcRequest for a number of spot VMs."""
-    selection: dict[str, Any] = {"machine_types": [kind.machine_type]}
-    selection |= _accelerators(kind)
+    selection = {"machine_types": [kind.machine_type], **_accelerators(kind)}
     return {
         "region": region_of(zone),
         "capacity_advice_request_resource": {

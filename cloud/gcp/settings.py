@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from spottrain.cloud.port.settings import CloudSettings
 from spottrain.units import DAY_S
 
 IMAGE = (
@@ -28,25 +29,17 @@ class Prices(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GcpSettings:
+class GcpSettings(CloudSettings):
     """Settings of the project and of VMs."""
 
     project: str
     """Id of the project."""
-    instance_types: tuple[str, ...]
-    """Types that may be rented, as the catalogue names them: ``a2-highgpu-1g``, or
-    ``n1-standard-8+1xT4`` with attached GPUs."""
     regions: tuple[str, ...] = ("us-central1",)
-    zones: tuple[str, ...] = ()
-    """Zones to use; empty: all of the regions."""
     image: str = IMAGE
     """``projects/P/global/images/NAME``, or ``.../images/family/FAMILY`` for the newest
     of a family."""
     user: str = "spottrain"
     """SSH user; the image's guest agent creates the account."""
-    ssh_port: int = 22
-    """Port of the SSH server on that image."""
-    disk_gib: int = 200
     network: str = ""
     """Name of an existing network of the project; empty: the job's own."""
     subnetworks: Mapping[str, str] = field(default_factory=dict)
@@ -54,32 +47,14 @@ class GcpSettings:
     automatic subnet."""
     network_tags: tuple[str, ...] = ()
     """Network tags that existing firewall rules allow; empty: the job's own rules."""
-    public_key: str = ""
-    """The VMs' only SSH key, in OpenSSH's format; empty: no key."""
-    ssh_from: tuple[str, ...] = ()
-    """Networks (CIDR) from which our own rule allows SSH, such as the manager's."""
-    public_addresses: bool = True
-    """VMs get public addresses; False: they are reached inside the network."""
-    inside: bool = False
-    """The manager is in the VMs' network and uses their private addresses."""
     service_account: str = ""
     """Email of the VMs' service account. If it may delete instances, a VM without a
     manager deletes itself; otherwise it shuts itself down."""
     max_run_s: float = 7 * DAY_S
     """Hard limit after which Google deletes a VM; 30 s to 120 days."""
-    attached_usd_per_hour: float = 0.0
-    """Price of a VM's disk and public address, added to that of the machine."""
-    uid: str = ""
-    """Unique id of the job; empty: only resources without one are looked for."""
-    owner: str = ""
-    """Who rents, as VMs' tags say; empty: the principal of the credentials."""
-    tags: Mapping[str, str] = field(default_factory=dict)
-    """The user's own labels, on all resources that have labels."""
     endpoint: str = ""
     """Another endpoint than Compute Engine's own."""
     patience_s: float = 60.0
     """How long the SDK retries a throttled or failed call; 0: no retries."""
-    answer_s: float = 30.0
-    """Timeout of an answer."""
     launch_s: float = 100.0
     """How long one call of a launch waits for its VMs."""

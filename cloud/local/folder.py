@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import fcntl
-import json
 import os
 import time
 from collections.abc import Iterator
@@ -16,9 +14,8 @@ from typing import cast
 from spottrain.cloud.local.state import LocalSettings
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import Vm, VmState
-from spottrain.cloud.port.stored import clear_vm_folder, vm_from_data
-from spottrain.cloud.process.tree import kill_all
-from spottrain.codec import encode, from_data
+from spottrain.cloud.process.tree import clear_folder, kill_all
+from spottrain.codec import decode, encode
 from spottrain.errors import WireError
 from spottrain.files import PRIVATE, write_whole
 
@@ -84,12 +81,11 @@ class LocalFolder:
 
     def load_settings(self) -> LocalSettings:
         """Return the settings that ``save_settings`` wrote."""
-        data = json.loads(self._settings.read_text())
-        return cast(LocalSettings, from_data(LocalSettings, data))
+        return cast(LocalSettings, decode(LocalSettings, self._settings.read_text()))
 
     def save(self, record: LocalRecord) -> None:
         """Write the record atomically."""
-        write_whole(self._record, json.dumps(dataclasses.asdict(record)), mode=PRIVATE)
+        write_whole(self._record, encode(record), mode=PRIVATE)
 
     def load(self) -> LocalRecord:
         """Return the record that ``save`` wrote last.
@@ -100,15 +96,12 @@ class LocalFolder:
         if not self._record.exists():
             return LocalRecord((), {})
         try:
-            data = json.loads(self._record.read_text())
-            vms = tuple(vm_from_data(vm) for vm in data["vms"])
-            tokens = {token: tuple(ids) for token, ids in data["tokens"].items()}
-        except (ValueError, KeyError, TypeError, WireError) as error:
+            return cast(LocalRecord, decode(LocalRecord, self._record.read_text()))
+        except (UnicodeError, WireError) as error:
             raise CloudError(
                 f"{self._record} is damaged ({error}); kill all processes with "
                 "SPOTTRAIN_VM in their environment, then remove the file"
             ) from error
-        return LocalRecord(vms, tokens)
 
     def recover(self) -> LocalRecord:
         """End the VMs of a dead cloud process; the caller holds ``cloud.lock``.
@@ -123,7 +116,7 @@ class LocalFolder:
             return record
         kill_all([marker(vm.job, vm.vm_id) for vm in left])
         for vm in left:
-            clear_vm_folder(self.vm(vm.vm_id))
+            clear_folder(self.vm(vm.vm_id))
         now_s = time.time()
         vms = tuple(
             replace(

@@ -6,17 +6,14 @@ A market is data: the same ``MarketSpec`` always yields the same timeline.
 
 from __future__ import annotations
 
-import dataclasses
 import heapq
 import itertools
-import json
 import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal
 
-from spottrain.codec import decode
 from spottrain.errors import ConfigError
 from spottrain.units import HOUR_S
 
@@ -139,20 +136,6 @@ class MarketSpec:
                     f"the zones are {', '.join(names)}"
                 )
 
-    def to_json(self) -> str:
-        """Return the market as one line of JSON."""
-        return json.dumps(dataclasses.asdict(self), separators=(",", ":"))
-
-    @classmethod
-    def from_json(cls, text: str) -> MarketSpec:
-        """Return the market that ``to_json`` wrote.
-
-        Raises:
-            WireError: ``text`` has unknown, missing or ill-typed fields.
-            ConfigError: the fields contradict each other.
-        """
-        return cast(MarketSpec, decode(cls, text))
-
 
 def stream(spec: MarketSpec) -> Iterator[MarketEvent]:
     """Yield all events in order of time; endless with hazards."""
@@ -169,14 +152,6 @@ def stream(spec: MarketSpec) -> Iterator[MarketEvent]:
         if spec.price_volatility > 0 and zone.spot_usd_per_hour > 0:
             sources.append(_prices(spec, zone))
     return heapq.merge(*sources, key=_time_of)
-
-
-def timeline(spec: MarketSpec, horizon_s: float) -> tuple[MarketEvent, ...]:
-    """Return the events of the first ``horizon_s`` seconds, in order of time.
-
-    The timeline of a longer horizon begins with that of a shorter one.
-    """
-    return tuple(itertools.takewhile(lambda e: e.at_s <= horizon_s, stream(spec)))
 
 
 def _time_of(event: MarketEvent) -> float:

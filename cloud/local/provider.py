@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import http
 import http.client
 import json
@@ -10,10 +9,9 @@ import os
 import select
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 import tenacity
 
@@ -26,16 +24,12 @@ from spottrain.cloud.local.folder import (
     marker,
 )
 from spottrain.cloud.local.image import AGENT_ARGV
-from spottrain.cloud.local.market import MarketEvent, MarketSpec
+from spottrain.cloud.local.market import MarketSpec
 from spottrain.cloud.local.state import CLOUD, AgentSoftware, LocalSettings
 from spottrain.cloud.port import provider as port
 from spottrain.cloud.port.errors import CloudError, NoCapacityError, VmNotFoundError
-from spottrain.cloud.port.stored import vm_from_data
 from spottrain.cloud.process.tree import kill_all
-from spottrain.codec import from_data
-from spottrain.units import HOUR_S
-
-"""Command of an agent; ``-P`` keeps the VM's work folder out of ``sys.path``."""
+from spottrain.codec import encode, from_data
 
 _START_TIMEOUT_S = 600.0
 """One that ends as it starts says so at once: only one that hangs takes so long."""
@@ -68,8 +62,8 @@ class LocalProvider(port.CloudProvider):
     """A cloud without an account: VMs are processes of this machine.
 
     Several providers, in several processes, may share a ``state_dir``; only the cloud's
-    process changes state. The first call that needs a market (``offers``, ``launch``,
-    ``inject``) starts it with the market of its provider. It ends ``idle_s`` after its
+    process changes state. The first call that needs a market (``offers``, ``launch``)
+    starts it with the market of its provider. It ends ``idle_s`` after its
     last VM and the last call. VMs and tokens persist; zones and prices start again.
 
     Args:
@@ -99,7 +93,7 @@ class LocalProvider(port.CloudProvider):
     def offers(self) -> Sequence[port.Offer]:
         """Return a spot and an on-demand offer for each zone, at current prices."""
         data = self._ask_market("GET", "/offers")
-        return tuple(from_data(port.Offer, offer) for offer in data)
+        return cast(tuple[port.Offer, ...], from_data(tuple[port.Offer, ...], data))
 
     def launch(self, request: port.LaunchRequest) -> port.LaunchResult:
         """Rent machines at the price of now, which may differ from the offer's.
@@ -108,9 +102,8 @@ class LocalProvider(port.CloudProvider):
             NoCapacityError: the zone has no machine left; the token stays unused.
             CloudError: there is no such offer.
         """
-        data = self._ask_market("POST", "/launch", dataclasses.asdict(request))
-        vms = tuple(vm_from_data(vm) for vm in data["vms"])
-        return port.LaunchResult(vms=vms, refusal=data["refusal"])
+        data = self._ask_market("POST", "/launch", request)
+        return cast(port.LaunchResult, from_data(port.LaunchResult, data))
 
     def list_vms(self, job: str) -> Sequence[port.Vm]:
         """Return all VMs that ``job`` ever had; a terminated one has ``ended_at_s``.
@@ -123,7 +116,7 @@ class LocalProvider(port.CloudProvider):
         data = self._ask_or_recover("GET", "/vms")
         if isinstance(data, LocalRecord):
             return data.vms
-        return tuple(vm_from_data(vm) for vm in data)
+        return cast(tuple[port.Vm, ...], from_data(tuple[port.Vm, ...], data))
 
     def terminate(self, vm_ids: Collection[str]) -> None:
         """Kill all processes of some VMs; returns when all have ended."""
@@ -158,9 +151,9 @@ class LocalProvider(port.CloudProvider):
             found = {vm.vm_id: vm for vm in given.vms}
             if given.tokens.get(f"given {name}") != (vm_id,):
                 raise VmNotFoundError(f"VM {vm_id} ended with its cloud process")
-            given = dataclasses.asdict(found[vm_id])
+            given = found[vm_id]
         body = {"vm": given, "order": order, "until_s": until_s + port.RECEIVE_S}
-        return vm_from_data(self._ask_market("POST", "/receive", body))
+        return cast(port.Vm, from_data(port.Vm, self._ask_market("POST", "/receive", body)))
 
     def start_agent(self, vm_id: str, bootstrap: port.AgentBootstrap) -> Sequence[port.StartStep]:
         """Start the agent, detached; waits while the VM boots. No step is told.
@@ -173,11 +166,7 @@ class LocalProvider(port.CloudProvider):
             argv=self._agent_argv,
             path=version.PATH,
         )
-        body = {
-            "vm_id": vm_id,
-            "bootstrap": dataclasses.asdict(bootstrap),
-            "software": dataclasses.asdict(software),
-        }
+        body = {"vm_id": vm_id, "bootstrap": bootstrap, "software": software}
         if isinstance(self._ask_or_recover("POST", "/agents", body), LocalRecord):
             raise VmNotFoundError(f"VM {vm_id} ended with its cloud process")
         return ()
@@ -186,25 +175,6 @@ class LocalProvider(port.CloudProvider):
         """Return the time by the clock of the cloud's process; None if none runs."""
         told = self._ask_or_recover("GET", "/time")
         return None if isinstance(told, LocalRecord) else float(told)
-
-    # --- Only on the local cloud ---------------------------------------------------
-
-    def bill(self, job: str) -> float:
-        """Return the cost so far in dollars, at each VM's price at launch."""
-        now_s = time.time()
-        return sum(
-            vm.offer.usd_per_hour * ((vm.ended_at_s or now_s) - vm.launched_at_s) / HOUR_S
-            for vm in self.list_vms(job)
-        )
-
-    def inject(self, event: MarketEvent) -> tuple[str, ...]:
-        """Apply a market event now, whatever its ``at_s``.
-
-        Returns:
-            The affected VMs; kills and silences have already taken effect.
-        """
-        data = self._ask_market("POST", "/market", dataclasses.asdict(event))
-        return tuple(data)
 
     def shut_down(self) -> None:
         """End all VMs and the cloud's process; returns when all have ended."""
@@ -255,7 +225,7 @@ class LocalProvider(port.CloudProvider):
                 method,
                 path,
                 timeout_s=timeout_s,
-                body=json.dumps(body).encode(),
+                body=encode(body).encode(),
             )
         except TimeoutError as error:
             raise CloudError(

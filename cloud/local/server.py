@@ -12,7 +12,6 @@ process is ending: retry with the next one.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import os
 import signal
 import socket
@@ -28,10 +27,9 @@ from spottrain.cloud.local.folder import LocalFolder
 from spottrain.cloud.local.market import MarketEvent
 from spottrain.cloud.local.state import AgentSoftware, LocalCloud
 from spottrain.cloud.local.vms import LocalVms
-from spottrain.cloud.port.provider import AgentBootstrap, LaunchRequest
-from spottrain.cloud.port.stored import vm_from_data
+from spottrain.cloud.port.provider import AgentBootstrap, LaunchRequest, Vm
 from spottrain.cloud.unix_http import address
-from spottrain.codec import decode, from_data
+from spottrain.codec import decode, from_data, to_data
 from spottrain.errors import SpottrainError
 from spottrain.serving import Server
 
@@ -92,23 +90,22 @@ async def _serve(folder: LocalFolder, cloud: LocalCloud, listener: socket.socket
 
 
 class _Api:
-    """The HTTP API: one method per route, each returning plain data."""
+    """The HTTP API: one method per route, each returning what ``to_data`` takes."""
 
     def __init__(self, vms: LocalVms) -> None:
         self._vms = vms
 
     async def offers(self, _: Request) -> Any:
-        return [dataclasses.asdict(o) for o in self._vms.cloud.offers(self._vms.now_s())]
+        return self._vms.cloud.offers(self._vms.now_s())
 
     async def launch(self, request: Request) -> Any:
-        launch = decode(LaunchRequest, await request.body())
-        return dataclasses.asdict(self._vms.launch(launch))
+        return self._vms.launch(decode(LaunchRequest, await request.body()))
 
     async def time(self, _: Request) -> Any:
         return self._vms.now_s()
 
     async def list_vms(self, _: Request) -> Any:
-        return [dataclasses.asdict(vm) for vm in self._vms.cloud.vms.values()]
+        return tuple(self._vms.cloud.vms.values())
 
     async def terminate(self, request: Request) -> Any:
         await self._vms.terminate(await request.json())
@@ -117,12 +114,11 @@ class _Api:
         await self._vms.clear(**await request.json())
 
     async def give(self, request: Request) -> Any:
-        return dataclasses.asdict(self._vms.give(**await request.json()))
+        return self._vms.give(**await request.json())
 
     async def receive(self, request: Request) -> Any:
         body = await request.json()
-        vm = self._vms.receive(vm_from_data(body["vm"]), body["order"], body["until_s"])
-        return dataclasses.asdict(vm)
+        return self._vms.receive(from_data(Vm, body["vm"]), body["order"], body["until_s"])
 
     async def start_agent(self, request: Request) -> Any:
         body = await request.json()
@@ -157,7 +153,7 @@ def application(vms: LocalVms) -> Starlette:
                 return Response(status_code=503)
             vms.touch()
             body = await answer(request)
-            return Response(status_code=204) if body is None else JSONResponse(body)
+            return Response(status_code=204) if body is None else JSONResponse(to_data(body))
 
         return Route(path, endpoint, methods=[method])
 

@@ -25,7 +25,6 @@ from spottrain.cloud.local.state import AgentSoftware, LocalCloud, LocalNotice
 from spottrain.cloud.port import provider as port
 from spottrain.cloud.port.clock import Clock
 from spottrain.cloud.port.errors import CloudError, VmNotFoundError
-from spottrain.cloud.port.stored import clear_vm_folder
 from spottrain.cloud.process import die_with_parent, tree
 from spottrain.files import PRIVATE, write_whole
 
@@ -121,7 +120,7 @@ class LocalVms:
             if agent is not None:
                 self._agents[vm_id] = agent
             raise
-        await asyncio.to_thread(clear_vm_folder, self._folder.vm(vm_id))
+        await asyncio.to_thread(tree.clear_folder, self._folder.vm(vm_id))
         self.cloud.vm(vm_id)  # raises if it ended meanwhile
         self.cloud.cleared.add(vm_id)
         self._later(lease_s, self._end_cleared, vm_id)
@@ -177,7 +176,7 @@ class LocalVms:
             except CloudError:
                 self._agents[vm_id], self._versions[vm_id] = agent, before or ""
                 raise
-            await asyncio.to_thread(clear_vm_folder, self._folder.vm(vm_id))
+            await asyncio.to_thread(tree.clear_folder, self._folder.vm(vm_id))
             self.cloud.vm(vm_id)  # raises if it ended meanwhile
         agent = self._spawn_agent(vm_id, bootstrap, software, from_image)
         self._agents[vm_id] = agent
@@ -348,7 +347,7 @@ class LocalVms:
         except CloudError:
             _log.exception("VMs %s ended except for some processes", vm_ids)
         for vm_id in vm_ids:
-            await asyncio.to_thread(clear_vm_folder, self._folder.vm(vm_id))
+            await asyncio.to_thread(tree.clear_folder, self._folder.vm(vm_id))
             self.cloud.ended(vm_id, self.now_s())
         self._commit()
 

@@ -20,7 +20,7 @@ _REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
 _OK, _NONE = http.HTTPStatus.OK, http.HTTPStatus.NOT_FOUND
 
 
-class AwsSource:
+class AwsSource(source.NoticeSource):
     """Notices of an EC2 VM.
 
     Args:
@@ -40,9 +40,6 @@ class AwsSource:
         if action.status == _OK:
             notice = read_action(action.text(), action.at_s)
         return source.VmOutlook(notice, at_risk=rebalance.status == _OK)
-
-    def acknowledge(self) -> None:
-        """Do nothing: EC2 has no acknowledgement."""
 
     def _get(self, target: str) -> source.Answer:
         """Return the answer for a path; status 404 means no value.

@@ -33,7 +33,7 @@ class EndingEvent:
     lead_s: float
 
 
-class AzureSource:
+class AzureSource(source.NoticeSource):
     """Notices of an Azure VM.
 
     Args:

@@ -18,7 +18,7 @@ _FLAVOR = {"Metadata-Flavor": "Google"}
 _WORDS = {"TRUE": True, "FALSE": False}
 
 
-class GcpSource:
+class GcpSource(source.NoticeSource):
     """Notices of a Compute Engine VM.
 
     Args:
@@ -47,9 +47,6 @@ class GcpSource:
             raise source.NoAnswerError(f"instance/preempted: got {word[:200]!r}")
         self._etag = _plain(answer.headers["ETag"] or etag)
         return source.VmOutlook(source.PreemptionNotice("preempted", LEAD_S) if preempted else None)
-
-    def acknowledge(self) -> None:
-        """Do nothing: Google has no acknowledgement."""
 
 
 def _plain(etag: str) -> str:

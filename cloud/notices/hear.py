@@ -139,7 +139,7 @@ def acknowledge(notices: source.NoticeSource) -> None:
         logger.info("notice not acknowledged: %s", error)
 
 
-class LocalSource:
+class LocalSource(source.NoticeSource):
     """Notices of a VM of the local cloud, by long polling.
 
     Args:
@@ -173,17 +173,11 @@ class LocalSource:
             raise source.NoAnswerError(f"GET {target}: {status}")  # the VM has ended
         return self._current
 
-    def acknowledge(self) -> None:
-        """Do nothing: the local cloud has no acknowledgement."""
 
-
-class _NoNotices:
+class _NoNotices(source.NoticeSource):
     """The source of machines without notices."""
 
     every_s = 3600.0
 
     def ask(self) -> source.VmOutlook:
         return source.VmOutlook()
-
-    def acknowledge(self) -> None:
-        pass

@@ -9,11 +9,11 @@ import email.utils
 import http
 import http.client
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.message import Message
-from typing import Protocol
 from urllib.parse import urlsplit
 
 from spottrain.cloud.port.errors import CloudError
@@ -55,12 +55,13 @@ class VmOutlook:
     """True at elevated risk of preemption."""
 
 
-class NoticeSource(Protocol):
+class NoticeSource(ABC):
     """A source of preemption notices."""
 
     every_s: float
     """Minimum time between two requests."""
 
+    @abstractmethod
     def ask(self) -> VmOutlook:
         """Return the current state; may wait for a change.
 
@@ -68,7 +69,7 @@ class NoticeSource(Protocol):
             NoAnswerError: the state is unknown now.
         """
 
-    def acknowledge(self) -> None:
+    def acknowledge(self) -> None:  # noqa: B027  most have none
         """Acknowledge the notice, where the cloud supports that.
 
         Raises:

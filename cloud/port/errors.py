@@ -14,6 +14,9 @@ CloudError              unknown: never read as "no capacity"
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from spottrain.errors import SpottrainError
 
 
@@ -68,3 +71,19 @@ class ThrottledError(CloudError):
 
 class VmNotFoundError(CloudError):
     """The VM is unknown or has ended."""
+
+
+@contextmanager
+def undecided() -> Iterator[None]:
+    """Let no error about VMs that may exist read as their refusal, such as an expired login's.
+
+    Raises:
+        ThrottledError: the cloud asks to wait.
+        CloudError: the outcome is unknown; retry.
+    """
+    try:
+        yield
+    except CloudError as error:
+        if type(error) in (CloudError, ThrottledError):
+            raise
+        raise CloudError(f"{error}; will be retried") from error

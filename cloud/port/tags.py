@@ -11,7 +11,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+
+from spottrain.cloud.port.settings import CloudSettings
 
 JOB = "spottrain-job"
 """Name of the job; ``gc`` finds orphans by it."""
@@ -45,27 +46,15 @@ _OWN_TAGS = 10
 """How many of a resource's tags are ours at most, "Name" of AWS among them."""
 
 
-class JobSettings(Protocol):
-    """The part of an adapter's settings that says whose its resources are."""
-
-    @property
-    def uid(self) -> str:
-        """Unique id of the job; empty: only resources without one are looked for."""
-
-    @property
-    def tags(self) -> Mapping[str, str]:
-        """The user's own tags."""
-
-
-def of_job(job: str, settings: JobSettings) -> dict[str, str]:
+def of_job(job: str, settings: CloudSettings) -> dict[str, str]:
     """Return the tags that every resource of a job has."""
     uid = {UID: settings.uid} if settings.uid else {}
     return {**settings.tags, JOB: job, **uid}
 
 
-def is_ours(found: Mapping[str, str], settings: JobSettings) -> bool:
-    """Return True if a resource with these tags, found by its job's name, is ours."""
-    return found.get(UID, "") == settings.uid
+def is_ours(found: Mapping[str, str], job: str, settings: CloudSettings) -> bool:
+    """Return True if a resource with these tags is the job's, and not another's of its name."""
+    return found.get(JOB) == job and found.get(UID, "") == settings.uid
 
 
 def ordered(order: str) -> str:

@@ -1,4 +1,4 @@
-"""Finds, kills, stops or slows down all processes of a VM; Linux only.
+"""Finds, kills, stops or slows down all processes of a VM, and removes its files; Linux only.
 
 A process belongs to a VM if its environment says so (SPOTTRAIN_VM is inherited), if it
 is in the session of one that does or of the VM's agent, or if its parent belongs to the
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shutil
 import signal
 import time
 from collections.abc import Collection, Iterable, Iterator
@@ -54,6 +55,16 @@ def kill_all(markers: Collection[str], sessions: Collection[int] = ()) -> None:
                 _wait_for_exit(handle, deadline)
                 os.close(handle)
         _check_deadline(found, deadline)
+
+
+def clear_folder(vm_folder: Path) -> None:
+    """Remove all files of an ended VM but its logs, as far as possible."""
+    for entry in vm_folder.iterdir() if vm_folder.is_dir() else ():
+        if entry.is_dir() and not entry.is_symlink():
+            # Files that user code made unremovable must not end the cloud.
+            shutil.rmtree(entry, ignore_errors=True)
+        elif entry.suffix != ".log":
+            entry.unlink(missing_ok=True)
 
 
 def stop_all(markers: Collection[str], sessions: Collection[int] = ()) -> None:

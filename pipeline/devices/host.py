@@ -22,7 +22,7 @@ class HostDevice:
 
     torch_device = torch.device("cpu")
     is_host = True
-    collective_library = None
+    collective_library: str | None = None
     identity = "a CPU"
 
     def allocate(self, num_bytes: int) -> torch.Tensor:

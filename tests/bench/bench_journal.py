@@ -71,7 +71,6 @@ def begin(steps: int, uid: str) -> tuple[Story, list[str]]:
     spec = replace(SPEC, name="demo", steps=steps + 1, minibatch_size=RANKS)
     story = Story(uid=uid, max_vms=RANKS, spec=spec)
     story.start()
-    story.intend()
     story.boot(*ids)
     story.prepare()
     plan = a_plan(2, RANKS // 2, virtual_nodes=RANKS, slots=slots_of(ids))

@@ -43,7 +43,6 @@ from spottrain.varuna_manager.jobs.identity import (
     Identity,
     client_context,
     ensure_identity,
-    token_sha256,
 )
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.measurements import Measurements
@@ -58,15 +57,14 @@ MB = 1e6
 class Fleet(Story):
     """A generation of all ranks that trains."""
 
-    def __init__(self, identity: Identity) -> None:
-        self._identity = identity
+    def __init__(self) -> None:
         ranks = VMS * SLOTS
         spec = replace(SPEC, steps=10**6, minibatch_size=ranks)
         super().__init__(max_vms=VMS, spec=spec)
         self.now_s = time.time()
         ids = [f"vm-{number:03d}" for number in range(VMS)]
         self.start()
-        (intent,) = (self.intend().intent,)
+        (intent,) = (self.launch().intent,)
         self.rented = tuple(self.listed(vm_id, intent) for vm_id in ids)
         self.tell(e.VmsLaunched, intent=intent, vms=self.rented)
         for vm_id in ids:
@@ -78,12 +76,6 @@ class Fleet(Story):
         self.open()
         for slot in slots:
             self.report(slot.vm_id, replace(self.started(0), slot=slot.index))
-
-    def tell(self, cls: type[e.Event], **fields: object) -> object:  # type: ignore[override]
-        if cls is e.AgentStarting:
-            token = self._identity.vm_token(str(fields["vm_id"]))
-            fields["token_sha256"] = token_sha256(token)
-        return super().tell(cls, **fields)
 
 
 class Cloud(CloudProvider):
@@ -253,7 +245,7 @@ def main() -> None:
         job = submit(Path(folder), f"{folder}/checkpoints")
         job.journal.unlink()
         identity = ensure_identity(job.path, ("127.0.0.1",))
-        fleet = Fleet(identity)
+        fleet = Fleet()
         with closing(Journal(job.journal)) as journal:
             journal.append(*fleet.steps)
         manager = multiprocessing.Process(target=manage, args=(job, identity, fleet.rented))

@@ -34,7 +34,7 @@ from tests.chaos.watch import Watch
 from tests.integration.jobs import Job, until, weights
 from tests.view import View
 
-from tests import tiers
+from tests import local_cloud, tiers
 
 STEPS_A_FAULT = 20
 """Mini-batches that the job has for each fault; should it use more, it is slowed down."""
@@ -209,7 +209,7 @@ def _check_end(
     _compare(rows, losses, findings, was_unheard=was_unheard)
     state = job.state()
     bill, spent = (
-        1e6 * job.cloud.bill(job.name),
+        1e6 * local_cloud.bill(job.cloud, job.name),
         View(state).ledger.spent(state.now_s),
     )
     findings.expect(

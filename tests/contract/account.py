@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import pytest
 from tests.builders import a_launch
 
 from spottrain.cloud.port.provider import CloudProvider, LaunchRequest, Offer
@@ -43,6 +44,24 @@ class FakeWire:
 
     def heal(self) -> int:
         return int(self._ask("heal"))
+
+
+def on_fake(name: str) -> Callable[[pytest.FixtureRequest], Iterator[Account]]:
+    """Return what sets up an account of a fake cloud, asked by way of the cloud's own SDK."""
+
+    def account(request: pytest.FixtureRequest) -> Iterator[Account]:
+        fake = request.getfixturevalue(name)
+        fake.reset()
+        yield Account(
+            fake.provider,
+            "job",
+            3,
+            wire=FakeWire(fake.ask),
+            left=lambda: list(fake.ask("left")),
+        )
+        assert fake.ask("drifts") == []
+
+    return account
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 
 import pytest
-from tests.contract.account import Account
-from tests.contract.aws_account import aws
-from tests.contract.azure_account import azure
-from tests.contract.gcp_account import gcp, gcp_over_ssh
+from tests.contract.account import Account, on_fake
+from tests.contract.gcp_account import gcp_over_ssh
 from tests.contract.local_account import local
 from tests.contract.multi_account import multi
 from tests.contract.real_account import (
@@ -24,10 +22,10 @@ from tests.fakes.sshd import WHY_NOT
 from tests.tiers import PARTS
 
 PROVIDERS: dict[str, Callable[[pytest.FixtureRequest], Iterator[Account]]] = {
-    "aws": aws,
+    "aws": on_fake("fake_aws"),
     "aws over ssh": aws_over_ssh,
-    "azure": azure,
-    "gcp": gcp,
+    "azure": on_fake("fake_azure"),
+    "gcp": on_fake("fake_gcp"),
     "gcp over ssh": gcp_over_ssh,
     "local": local,
     "multi": multi,

@@ -1,4 +1,4 @@
-"""GCP under contract: our own Compute Engine, by way of Google's SDK."""
+"""GCP's rented VMs under contract, with agents brought to them over SSH."""
 
 from __future__ import annotations
 
@@ -18,19 +18,6 @@ from spottrain.cloud.ssh.rented.provider import RentedVmProvider
 from spottrain.cloud.ssh.rented.vm import VmAccess
 from spottrain.cloud.ssh.transport.hosts import Payload
 from spottrain.cloud.ssh_keys import ensure_key
-
-
-def gcp(request: pytest.FixtureRequest) -> Iterator[Account]:
-    fake: FakeGcp = request.getfixturevalue("fake_gcp")
-    fake.reset()
-    yield Account(
-        fake.provider,
-        "job",
-        3,
-        wire=FakeWire(fake.ask),
-        left=lambda: list(fake.ask("left")),
-    )
-    assert fake.ask("drifts") == []
 
 
 def gcp_over_ssh(request: pytest.FixtureRequest) -> Iterator[Account]:

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import httpx
+from tests.fakes.facts import FakeFacts
+from tests.fakes.process import ANSWER_S, Fake, environment, serving
 
 from spottrain.cloud.aws.clients import AwsClients
 from spottrain.cloud.aws.provider import AwsProvider
 from spottrain.cloud.aws.settings import AwsSettings
 
-ROOT = Path(__file__).resolve().parents[2]
 KIND, ZONE, REGION = "g5.xlarge", "us-east-1a", "us-east-1"
 CPU_KIND = "c7i.large"
 """A type without GPUs, for workers that are real."""
@@ -34,32 +31,10 @@ CREDENTIALS = {
 PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHNwb3R0cmFpbi10ZXN0LWtleS1ub3QtZm9yLXVzZS0t test"
 
 
-@dataclass(frozen=True)
-class FakeGpu:
-    """A stand-in of the catalogue's."""
-
-    memory_bytes: int = 24 * 10**9
+FACTS = FakeFacts("aws", ("g5.", "p4d."), 24 * 10**9)
 
 
-@dataclass(frozen=True)
-class FakeMachine:
-    """A stand-in of the catalogue's."""
-
-    gpu: FakeGpu = FakeGpu()
-    gpus: int = 1
-    device: Literal["gpu", "cpu"] = "gpu"
-
-
-class FakeFacts:
-    """A catalogue of g5 machines."""
-
-    def find(self, cloud: str, instance_type: str) -> FakeMachine | None:
-        """Return one, whatever its size."""
-        known = cloud == "aws" and instance_type.startswith(("g5.", "p4d."))
-        return FakeMachine() if known else None
-
-
-class FakeAws:
+class FakeAws(Fake):
     """The server, seen from a test.
 
     Args:
@@ -67,20 +42,12 @@ class FakeAws:
     """
 
     def __init__(self, port: int) -> None:
-        self.url = f"http://127.0.0.1:{port}"
+        super().__init__(f"http://127.0.0.1:{port}")
         self._clients: dict[tuple[str, int, float], AwsClients] = {}
-        self._http = httpx.Client(base_url=self.url, trust_env=False, timeout=600)
-
-    def ask(self, call: str, **arguments: Any) -> Any:
-        """Call a method of ``aws_world.World``."""
-        command = {"call": call, "arguments": arguments}
-        answer = self._http.post("/fake", json=command)
-        assert answer.status_code == 200, answer.text
-        return answer.json()
 
     def reset(self) -> None:
         """Empty the account; zone a has three machines to rent."""
-        self._http.post("/moto-api/reset").raise_for_status()
+        self.http.post("/moto-api/reset").raise_for_status()
         self.ask("reset")
         for kind in (KIND, CPU_KIND):
             self.ask("stock", zone=ZONE, instance_type=kind, count=3)
@@ -99,7 +66,7 @@ class FakeAws:
             "Authorization": f"{scope}, SignedHeaders=host, Signature=0",
             "Content-Type": "application/x-www-form-urlencoded; charset=utf-8",
         }
-        return self._http.post("/", content=body, headers=headers)
+        return self.http.post("/", content=body, headers=headers)
 
     def provider(
         self, clock: Callable[[], float] = time.monotonic, /, **settings: Any
@@ -114,44 +81,20 @@ class FakeAws:
             "public_key": PUBLIC_KEY,
             "ssh_from": ("192.0.2.0/24",),
             "tries": 1,
-            "answer_s": 20.0,
+            "answer_s": ANSWER_S,
         }
         made = AwsSettings(**wished | settings)
         key = (str(made.endpoint_url), made.tries, made.answer_s)
         clients = self._clients.setdefault(key, AwsClients(made))
-        return AwsProvider(made, FakeFacts(), lambda *_: ON_DEMAND_USD, clients, clock)
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._http.close()
+        return AwsProvider(made, FACTS, lambda *_: ON_DEMAND_USD, clients, clock)
 
 
 @contextmanager
 def running() -> Iterator[FakeAws]:
     """Run the server and set the environment's credentials for it."""
-    before = {name: os.environ.get(name) for name in CREDENTIALS}
-    os.environ.update(CREDENTIALS)
-    path = os.pathsep.join((str(ROOT / "src"), str(ROOT)))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.fakes.aws_server"],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": path},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    assert process.stdin is not None
-    try:
-        fake = FakeAws(int(process.stdout.readline()))
-        with contextlib.closing(fake):
-            yield fake
-    finally:
-        process.stdin.close()
-        process.wait()
-        process.stdout.close()
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+    with (
+        environment(**CREDENTIALS),
+        serving("tests.fakes.aws_server") as port,
+        contextlib.closing(FakeAws(port)) as fake,
+    ):
+        yield fake

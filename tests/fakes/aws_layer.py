@@ -10,14 +10,10 @@ import base64
 import hashlib
 import io
 import json
-import os
 import re
-import signal
 import socket
-import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 from xml.etree import ElementTree
@@ -33,7 +29,7 @@ from moto.moto_server.werkzeug_app import (
 from tests.fakes.aws_json import answer_json
 from tests.fakes.aws_model import DriftError, check_reply, read_form
 from tests.fakes.aws_rules import check_rules
-from tests.fakes.aws_world import ACCOUNT, Fault, World, vcpus_of
+from tests.fakes.aws_world import ACCOUNT, World, vcpus_of
 from tests.fakes.throttling import AWS
 from werkzeug.wrappers import Request, Response
 
@@ -132,49 +128,21 @@ class Layer:
     def _ec2(self, call: Call) -> Response | None:
         """Return the answer, None where the line breaks."""
         world = self._world
+        operation = dict(parse_qsl(call.body.decode())).get("Action", "")
         with world.lock:
-            operation = dict(parse_qsl(call.body.decode())).get("Action", "")
             world.log.append({"operation": operation, "body": call.body.decode()})
-            carried_out, answered = self._line(operation)
-            fault = self._fault(operation) if carried_out else None
-        if fault is not None:
-            if fault.kind == "error":
-                answer = _error(fault.code, "scripted", fault.status)
-                answer.headers.extend(fault.headers)
-                return answer
-            if fault.kind == "hang":
-                time.sleep(fault.seconds)
-            if fault.kind == "kill":
-                _kill(fault.victim)
-            carried_out, answered = fault.kind in ("lost", "late kill"), False
-        if not carried_out:
+        changing = not operation.startswith(("Describe", "Get", "List"))
+        outcome = world.meet(operation, changing=changing)
+        if (fault := outcome.error) is not None:
+            answer = _error(fault.code, "scripted", fault.status)
+            answer.headers.extend(fault.headers)
+            return answer
+        if not outcome.is_carried_out:
             return None
         with world.lock:
             said = self._checked(call)
-        if fault is not None and fault.kind == "late kill":
-            _kill(fault.victim)
-        return said if answered else None
-
-    def _line(self, operation: str) -> tuple[bool, bool]:
-        """Return whether a request is carried out, and whether it is answered."""
-        world = self._world
-        changing = not operation.startswith(("Describe", "Get", "List"))
-        passes = world.cut_after is None or not changing or world.passed < world.cut_after
-        if passes and not world.broken:
-            world.passed += changing
-            return True, True
-        first, world.broken = not world.broken, True
-        return first and world.cut_carried_out, False
-
-    def _fault(self, operation: str) -> Fault | None:
-        for fault in self._world.faults:
-            if fault.operation in (operation, "*") and fault.times > 0:
-                if fault.after:
-                    fault.after -= 1
-                    continue
-                fault.times -= 1
-                return fault
-        return None
+        outcome.finish()
+        return said if outcome.is_answered else None
 
     def _checked(self, call: Call) -> Response:
         try:
@@ -438,10 +406,6 @@ class Call:
     def backend(self, world: World) -> Any:
         """moto's EC2 of the region."""
         return world.backend(self.region)
-
-
-def _kill(victim: str) -> None:
-    os.kill(json.loads(Path(victim).read_text())["pid"], signal.SIGKILL)
 
 
 def _instance_ids(answer: Response) -> list[str]:

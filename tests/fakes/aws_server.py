@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import tempfile
-import threading
 from pathlib import Path
+
+from tests.fakes.http_server import serve
 
 IMAGES = [
     {
@@ -58,12 +58,9 @@ def main() -> None:
         # Else time that was passed is not billed.
         vars(instances)["utcnow"] = world.moment
         server = make_server("127.0.0.1", 0, Layer(world), threaded=True, request_handler=Handler)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        sys.stdout.write(f"{server.server_port}\n")
-        sys.stdout.flush()
-        sys.stdin.read()
+        serve(server)
         world.reset()  # its machines are processes
-    os._exit(0)  # threads still serve
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from moto.ec2.models import ec2_backends
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 from moto.iam.models import iam_backends
-from tests.fakes.machines import Machines
+from tests.fakes.script import CloudScript
 from tests.fakes.throttling import AWS, Throttle, token_bucket
 
 ACCOUNT = "123456789012"
@@ -22,63 +19,30 @@ LISTED_S = 3600.0
 """How long an instance that ended is listed."""
 
 
-@dataclass
-class Fault:
-    """Something that goes wrong with the next calls of one operation."""
-
-    operation: str
-    kind: str
-    """``error`` (with code and status), ``drop`` (no answer, nothing done), ``lost``
-    (done, no answer), ``hang`` (no answer for ``seconds``), or ``kill`` and ``late kill``:
-    whoever asks dies before or after it is done."""
-    times: int = 1
-    after: int = 0
-    """Calls of the operation that pass before that."""
-    code: str = ""
-    status: int = 400
-    seconds: float = 0.0
-    headers: dict[str, str] = field(default_factory=dict)
-    victim: str = ""
-    """A file with the pid of whoever asks, as JSON."""
-
-
-class World:
+class World(CloudScript):
     """One account; every public method may be called from the test's process."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.machines: Machines | None = None
+        super().__init__(lambda: Throttle(token_bucket(AWS)))
         self.reset()
 
     def reset(self) -> None:
         """Back to an empty account with no machine to rent."""
+        self.forget_script()
         self.capacity: dict[str, int] = {}
         self.prices: list[dict[str, Any]] = []
         self.quotas: dict[str, float] = {}
         self.scores: dict[str, int] = {}
         self.not_offered: set[str] = set()
-        self.faults: list[Fault] = []
-        self.hide_s = self.linger_s = self.offset_s = 0.0
         self.stopped_at_s: float | None = None
         self.tokens: dict[str, tuple[str, bytes, dict[str, str]]] = {}
         self.ends: dict[str, float] = {}
         self.past: list[dict[str, Any]] = []
-        self.log: list[dict[str, Any]] = []
         self.json_log: list[str] = []
-        self.drift: list[str] = []
-        self.cut_after: int | None = None
-        self.cut_carried_out = self.broken = False
-        self.passed = 0
-        self.credentials_good = True
-        self.throttle = Throttle(token_bucket(AWS))
         self.expired: set[str] = set()
         self.denied: set[str] = set()
-        self.due_tags: set[str] = set()
         self.images: dict[str, str] = {}
         self.host_keys: dict[str, str] = {}
-        if self.machines is not None:
-            self.machines.kill_all()
-            self.machines = None
 
     # --- knobs ------------------------------------------------------------------------
 
@@ -106,25 +70,9 @@ class World:
         """No longer offer a type in a zone at all."""
         self.not_offered.add(f"{zone}/{instance_type}")
 
-    def fail(self, **fault: Any) -> None:
-        """Script a fault."""
-        self.faults.append(Fault(**fault))
-
-    def lag(self, hide_s: float, linger_s: float) -> None:
-        """List VMs late, and list them as running for long after their end."""
-        self.hide_s, self.linger_s = hide_s, linger_s
-
-    def pass_time(self, seconds: float) -> None:
-        """Let lists catch up sooner."""
-        self.offset_s += seconds
-
     def stop_time(self) -> None:
         """Let no time pass from now on but what ``pass_time`` lets pass."""
         self.stopped_at_s = time.time()
-
-    def expire(self, expired: bool) -> None:
-        """Expire the credentials, or renew them."""
-        self.credentials_good = not expired
 
     def expire_key(self, key_id: str) -> None:
         """Expire the temporary credentials of one access key."""
@@ -134,24 +82,6 @@ class World:
         """Take the permission for one operation away."""
         self.denied.add(operation)
 
-    def throttle_calls(self) -> None:
-        """Throttle by the documented rates from now on."""
-        self.throttle.is_on = True
-
-    def demand_tag(self, name: str) -> None:
-        """Let a service control policy deny launches without a tag."""
-        self.due_tags.add(name)
-
-    def cut(self, after: int, carried_out: bool) -> None:
-        """Let so many changing requests pass, then nothing; see contract.Wire."""
-        self.cut_after, self.cut_carried_out = after, carried_out
-        self.passed = 0
-
-    def heal(self) -> int:
-        """Let everything pass again."""
-        self.cut_after, self.broken = None, False
-        return self.passed
-
     def console(self, instance_id: str, keys: str) -> None:
         """Let a VM's console show host keys, one a line."""
         self.host_keys[instance_id] = keys
@@ -159,10 +89,6 @@ class World:
     def instance_profile(self, name: str) -> None:
         """Let there be a role that VMs can be given."""
         iam_backends[ACCOUNT]["aws"].create_instance_profile(name, "/", [])
-
-    def rent_machines(self, folder: str, port: int, metadata_url: str = "") -> None:
-        """Let every VM from now on be a machine that can be logged in to."""
-        self.machines = Machines(Path(folder), port, metadata_url)
 
     def boot(self, region: str, instance_id: str) -> tuple[str, str]:
         """Switch a new VM on; return its private address as moto chose it, and as it is.
@@ -184,10 +110,6 @@ class World:
         """Switch a VM off that was given back or taken."""
         if self.machines is not None:
             self.machines.kill(instance_id)
-
-    def switched_on(self) -> list[str]:
-        """Name the machines that are on."""
-        return [] if self.machines is None else self.machines.names()
 
     def shown_keys(self, instance_id: str) -> str | None:
         """Return the host keys on a VM's console, None before it has booted."""
@@ -255,17 +177,9 @@ class World:
         all_of_them = self.backend(region).all_instances()
         return [each for each in all_of_them if each.state in _LIVE]
 
-    def requests(self) -> list[dict[str, Any]]:
-        """Return every EC2 request so far: operation and body."""
-        return self.log
-
     def json_calls(self) -> list[str]:
         """Return the operations of the services beside EC2 that were called so far."""
         return self.json_log
-
-    def drifts(self) -> list[str]:
-        """Return what did not fit the model."""
-        return self.drift
 
     def bill(self) -> list[dict[str, Any]]:
         """Return every instance that ever was, with its start and end."""

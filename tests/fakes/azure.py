@@ -5,10 +5,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import json
-import os
 import ssl
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -23,13 +20,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from tests.fakes.azure_world import SUBSCRIPTION
+from tests.fakes.process import ANSWER_S, Fake, environment, serving
 
 from spottrain.cloud.azure.clients import AzureClients
 from spottrain.cloud.azure.provider import AzureProvider
 from spottrain.cloud.azure.settings import AzureSettings
 from spottrain.pricing.prices.catalogue import catalogue
 
-ROOT = Path(__file__).resolve().parents[2]
 KIND, REGION, ZONE = "Standard_NC4as_T4_v3", "eastus", "eastus-1"
 CPU_KIND = "Standard_F2s_v2"
 """A type without GPUs, for workers that are real."""
@@ -43,7 +40,7 @@ CREDENTIALS = {
 PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHNwb3R0cmFpbi10ZXN0LWtleS1ub3QtZm9yLXVzZS0t test"
 
 
-class FakeAzure:
+class FakeAzure(Fake):
     """The server, seen from a test.
 
     Args:
@@ -52,23 +49,11 @@ class FakeAzure:
     """
 
     def __init__(self, port: int, ca_file: Path) -> None:
-        self.url = f"https://127.0.0.1:{port}"
         self.ca_file = str(ca_file)
+        verify = ssl.create_default_context(cafile=self.ca_file)
+        super().__init__(f"https://127.0.0.1:{port}", verify)
         self._clients: dict[tuple[Any, ...], AzureClients] = {}
-        self._http = httpx.Client(
-            base_url=self.url,
-            trust_env=False,
-            timeout=600,
-            verify=ssl.create_default_context(cafile=self.ca_file),
-        )
         self._prices_url = self.ask("prices_url")
-
-    def ask(self, call: str, **arguments: Any) -> Any:
-        """Call a method of ``azure_world.World``."""
-        command = {"call": call, "arguments": arguments}
-        answer = self._http.post("/fake", json=command)
-        assert answer.status_code == 200, answer.text
-        return answer.json()["said"]
 
     def reset(self) -> None:
         """Empty the subscription; zone 1 has three machines to rent."""
@@ -91,7 +76,7 @@ class FakeAzure:
         """Send a request as it is."""
         told = {"Authorization": "Bearer fake", **headers}
         content = None if body is None else json.dumps(body).encode()
-        return self._http.request(method, path, params=query, content=content, headers=told)
+        return self.http.request(method, path, params=query, content=content, headers=told)
 
     def settings(self, **settings: Any) -> AzureSettings:
         """Return settings that give up at the first failure."""
@@ -105,7 +90,7 @@ class FakeAzure:
             "prices_url": self._prices_url,
             "ca_file": self.ca_file,
             "tries": 1,
-            "answer_s": 20.0,
+            "answer_s": ANSWER_S,
             "poll_s": 0.02,
         }
         return AzureSettings(**wished | settings)
@@ -125,42 +110,22 @@ class FakeAzure:
     def close(self) -> None:
         """Close the connections."""
         for clients in self._clients.values():
-            clients.close()
-        self._http.close()
+            for each in (*clients._made.values(), *clients._shared.values()):
+                each.close()
+        super().close()
 
 
 @contextmanager
 def running() -> Iterator[FakeAzure]:
     """Run the server and set the environment's credentials for it."""
-    before = {name: os.environ.get(name) for name in CREDENTIALS}
-    os.environ.update(CREDENTIALS)
-    path = os.pathsep.join((str(ROOT / "src"), str(ROOT)))
-    with tempfile.TemporaryDirectory() as folder:
+    with environment(**CREDENTIALS), tempfile.TemporaryDirectory() as folder:
         ca_file = Path(folder) / "ca.pem"
-        key_file = _certificate(ca_file)
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.fakes.azure_server", str(key_file)],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": path},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert process.stdout is not None
-        assert process.stdin is not None
-        try:
-            fake = FakeAzure(int(process.stdout.readline()), ca_file)
-            with contextlib.closing(fake):
-                yield fake
-        finally:
-            process.stdin.close()
-            process.wait()
-            process.stdout.close()
-            for name, value in before.items():
-                if value is None:
-                    del os.environ[name]
-                else:
-                    os.environ[name] = value
+        key_file = str(_certificate(ca_file))
+        with (
+            serving("tests.fakes.azure_server", key_file) as port,
+            contextlib.closing(FakeAzure(port, ca_file)) as fake,
+        ):
+            yield fake
 
 
 def _certificate(ca_file: Path) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-import time
 import uuid
 from collections.abc import Callable
 from copy import deepcopy
@@ -121,25 +120,16 @@ class Arm:
         """Return the answer, None where the line breaks."""
         world = self._world
         route = self._route(call)
-        with world.lock:
-            asks = call.method == "GET" or call.operation == "POST resources"
-            carried_out, answered = world.line(changing=not asks)
-            fault = world.fault(call.operation) if carried_out else None
-        if fault is not None:
-            if fault.kind == "error":
-                return error(fault.status, fault.code, "scripted", fault)
-            if fault.kind == "hang":
-                time.sleep(fault.seconds)
-            if fault.kind == "kill":
-                fault.kill()
-            carried_out, answered = fault.kind in ("lost", "late kill"), False
-        if not carried_out:
+        asks = call.method == "GET" or call.operation == "POST resources"
+        outcome = world.meet(call.operation, changing=not asks)
+        if (fault := outcome.error) is not None:
+            return error(fault.status, fault.code, "scripted", fault)
+        if not outcome.is_carried_out:
             return None
         with world.lock:
-            said = self._checked(call, route)
-        if fault is not None and fault.kind == "late kill":
-            fault.kill()
-        return said if answered else None
+            reply = self._checked(call, route)
+        outcome.finish()
+        return reply if outcome.is_answered else None
 
     def _route(self, call: Call) -> Callable[[], Reply] | None:
         for path, listed, answer in _MARKET:

@@ -5,22 +5,18 @@ from __future__ import annotations
 import base64
 import json
 import os
-import socket
 import ssl
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, parse_qsl, urlsplit
 
+from tests.fakes import http_server
 from tests.fakes.azure_arm import Arm
 from tests.fakes.azure_http import Call, Reply
 from tests.fakes.azure_world import World
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 256
+class _Server(http_server.Server):
     world: World
     arm: Arm
     tls: ssl.SSLContext
@@ -33,36 +29,22 @@ class _Server(ThreadingHTTPServer):
             return
         super().process_request_thread(request, client_address)
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hangs up is no error."""
-        if not isinstance(sys.exc_info()[1], OSError):
-            super().handle_error(request, client_address)
 
-
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(http_server.Handler):
     server: _Server
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-    wbufsize = -1
 
     def date_time_string(self, timestamp: float | None = None) -> str:
         """Tell the cloud's time."""
         world = self.server.world
         return super().date_time_string(timestamp or world.now() + world.skew_s)
 
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
-
     def _serve(self) -> None:
         url = urlsplit(self.path)
-        length = int(self.headers.get("Content-Length") or 0)
-        body = self.rfile.read(length) if length else b""
-        if len(body) < length:  # whoever asked was killed in the middle
-            self.close_connection = True
+        if (body := self.body()) is None:
             return
         base = f"https://{self.headers['Host']}"
         if url.path == "/fake":
-            self._send(Reply(200, {"said": self._knob(json.loads(body))}))
+            self.send(200, json.dumps(self._knob(json.loads(body))).encode(), {})
         elif "/oauth2/" in url.path or "/.well-known/" in url.path:
             self._send(Reply(200, _login(base, url.path, body.decode())))
         else:
@@ -75,26 +57,11 @@ class _Handler(BaseHTTPRequestHandler):
             call = Call(self.command, url.path, query, headers, parsed, base)
             reply = self.server.arm.answer(call)
             if reply is None:
-                self.close_connection = True
-                self.connection.shutdown(socket.SHUT_RDWR)
+                self.break_off()
             else:
                 self._send(reply)
 
-    def do_GET(self) -> None:
-        """See ``_serve``."""
-        self._serve()
-
-    def do_PUT(self) -> None:
-        """See ``_serve``."""
-        self._serve()
-
-    def do_POST(self) -> None:
-        """See ``_serve``."""
-        self._serve()
-
-    def do_DELETE(self) -> None:
-        """See ``_serve``."""
-        self._serve()
+    do_GET = do_PUT = do_POST = do_DELETE = _serve  # noqa: N815 - http.server's names
 
     def _knob(self, command: dict[str, Any]) -> Any:
         with self.server.world.lock:
@@ -102,16 +69,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, reply: Reply) -> None:
         body = b"" if reply.told is None else json.dumps(reply.told).encode()
-        self.send_response(reply.status)
-        for name, text in reply.headers.items():
-            self.send_header(name, text)
-        if body:
-            self.send_header("Content-Type", "application/json; charset=utf-8")
-        if reply.status != 204:
-            self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-        self.wfile.flush()
+        kind = {"Content-Type": "application/json; charset=utf-8"} if body else {}
+        self.send(reply.status, body, reply.headers | kind)
 
 
 def _login(base: str, path: str, form: str) -> dict[str, Any]:
@@ -140,12 +99,9 @@ def main() -> None:
     server.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.tls.load_cert_chain(sys.argv[1])
     with world.retail.serving():
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        sys.stdout.write(f"{server.server_port}\n")
-        sys.stdout.flush()
-        sys.stdin.read()
+        http_server.serve(server)
         world.reset()  # its machines are processes
-    os._exit(0)  # threads still serve
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -8,12 +8,10 @@ from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
-from tests.fakes.machines import Machines
 from tests.fakes.prices import FakePrices, azure_item
-from tests.fakes.script import Script
+from tests.fakes.script import CloudScript
 from tests.fakes.throttling import AZURE, Throttle, token_bucket
 
 SUBSCRIPTION = "11111111-2222-3333-4444-555555555555"
@@ -71,13 +69,12 @@ def resource_id(group: str, kind: str, name: str) -> str:
     return f"{home}/providers/{kind}/{name}"
 
 
-class World(Script):
+class World(CloudScript):
     """One account; every public method may be called from the test's process."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(lambda: Throttle(token_bucket(AZURE)))
         self.retail = FakePrices()
-        self.machines: Machines | None = None
         self.reset()
 
     def reset(self) -> None:
@@ -89,8 +86,6 @@ class World(Script):
         self.sizes: dict[tuple[str, str], Size] = {}
         self.capacity: dict[str, int] = {}
         self.quotas: dict[tuple[str, str], int] = {}
-        self.throttle = Throttle(token_bucket(AZURE))
-        self.due_tags: set[str] = set()
         self.addresses: dict[tuple[str, str], int] = {}
         self.eviction_rates: dict[tuple[str, str], str] = {}
         self.retail.azure = []
@@ -106,9 +101,6 @@ class World(Script):
         self.log_lag_s = 0.0
         self.page = 50
         self.numbers = itertools.count(4)
-        if self.machines is not None:
-            self.machines.kill_all()
-            self.machines = None
 
     # --- knobs ------------------------------------------------------------------------
 
@@ -138,14 +130,6 @@ class World(Script):
         """Bound the public addresses of a region, by one of Azure's quotas."""
         self.addresses[region, name] = limit
 
-    def throttle_calls(self) -> None:
-        """Throttle by the documented rates from now on."""
-        self.throttle.is_on = True
-
-    def demand_tag(self, name: str) -> None:
-        """Let a policy forbid VMs without a tag."""
-        self.due_tags.add(name)
-
     def eviction_rate(self, region: str, name: str, rate: str) -> None:
         """Publish the eviction rate of a size, such as ``5-10`` (percent an hour)."""
         self.eviction_rates[region, name] = rate
@@ -161,14 +145,6 @@ class World(Script):
         ``log_lag_s`` (how late events stand in the Activity Log) or ``page``.
         """
         vars(self).update(moods)
-
-    def rent_machines(self, folder: str, port: int, metadata_url: str = "") -> None:
-        """Let every VM from now on be a machine that can be logged in to."""
-        self.machines = Machines(Path(folder), port, metadata_url)
-
-    def switched_on(self) -> list[str]:
-        """Name the machines that are on."""
-        return [] if self.machines is None else self.machines.names()
 
     def prices_url(self) -> str:
         """Return where Retail Prices answer."""

@@ -14,7 +14,6 @@ import inspect
 import os
 import random
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,6 +27,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spottrain.pipeline.base.tracking import tensors_in
+from spottrain.pipeline.devices.host import HostDevice
 from spottrain.pipeline.devices.port import Transfer, UnusableDeviceError
 
 _UNDEFINED = 0xFF
@@ -117,7 +117,7 @@ def _written(operation: Any, args: tuple[Any, ...]) -> list[torch.Tensor]:
     ]
 
 
-class DeferredDevice:
+class DeferredDevice(HostDevice):
     """The stand-in.
 
     Args:
@@ -125,7 +125,6 @@ class DeferredDevice:
             happens before somebody waits for it, or for a later one.
     """
 
-    torch_device = torch.device("cpu")
     is_host = False
     collective_library = "gloo"
     """In the place of NCCL."""
@@ -147,13 +146,13 @@ class DeferredDevice:
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
         """Return zeroed memory."""
-        memory = torch.zeros(num_bytes, dtype=torch.uint8)
+        memory = super().allocate(num_bytes)
         self.hold([memory])
         return memory
 
     def allocate_host(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Return memory that holds no numbers."""
-        memory = torch.empty(tuple(shape), dtype=dtype)
+        memory = super().allocate_host(shape, dtype)
         _spoil(memory)
         _remember(self._pinned, memory)
         return memory
@@ -186,10 +185,6 @@ class DeferredDevice:
         with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
             target.copy_(source)
 
-    def is_usable(self) -> bool:
-        """Return true."""
-        return True
-
     def wait(self, transfer: Transfer) -> torch.Tensor:
         """Do the copy, and all before it in its direction."""
         return self.finish(transfer)
@@ -208,29 +203,6 @@ class DeferredDevice:
             for downward, queue in self._queues.items():
                 while queue:
                     self._do_next(downward)
-
-    def mark(self) -> float:
-        """Return the time."""
-        return time.monotonic()
-
-    def reach(self, mark: float) -> None:
-        """Do nothing: the host computes."""
-
-    def elapsed_s(self, marks: Iterable[tuple[float, float]]) -> float:
-        """Return the time between the moments of each pair, added up."""
-        return sum(end - begin for begin, end in marks)
-
-    def memory_bytes(self) -> int | None:
-        """Return ``None``: it is the host's."""
-        return None
-
-    def context_bytes(self) -> int:
-        """Return 0."""
-        return 0
-
-    def peak_bytes(self) -> int | None:
-        """Return ``None``: ``TensorTracker`` counts."""
-        return None
 
     @contextmanager
     def using(self) -> Iterator[None]:

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import httpx
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
+from tests.fakes.facts import FakeFacts
+from tests.fakes.process import ANSWER_S, Fake, environment, serving
 
 from spottrain.cloud.gcp.clients import GcpClients
 from spottrain.cloud.gcp.provider import GcpProvider
 from spottrain.cloud.gcp.settings import GcpSettings
 
-ROOT = Path(__file__).resolve().parents[2]
 PROJECT = "fake-project"
 UNIVERSE = "gcp.invalid"
 """Not Google's own: there the SDK would ask Google for the credentials' regions."""
@@ -36,29 +33,7 @@ SPOT_USD, ON_DEMAND_USD = 1.1, 3.67
 PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHNwb3R0cmFpbi10ZXN0LWtleS1ub3QtZm9yLXVzZS0t test"
 
 
-@dataclass(frozen=True)
-class FakeGpu:
-    """A stand-in of the catalogue's."""
-
-    memory_bytes: int = 40 * 10**9
-
-
-@dataclass(frozen=True)
-class FakeMachine:
-    """A stand-in of the catalogue's."""
-
-    gpu: FakeGpu = FakeGpu()
-    gpus: int = 1
-    device: Literal["gpu", "cpu"] = "gpu"
-
-
-class FakeFacts:
-    """A catalogue of the machines that the fake has."""
-
-    def find(self, cloud: str, instance_type: str) -> FakeMachine | None:
-        """Return one, whatever its size."""
-        known = instance_type.startswith(("a2-", "g2-", "n1-"))
-        return FakeMachine() if cloud == "gcp" and known else None
+FACTS = FakeFacts("gcp", ("a2-", "g2-", "n1-"), 40 * 10**9)
 
 
 class FakePrices:
@@ -82,7 +57,7 @@ class FakePrices:
         return self._why
 
 
-class FakeGcp:
+class FakeGcp(Fake):
     """The server, seen from a test.
 
     Args:
@@ -90,16 +65,8 @@ class FakeGcp:
     """
 
     def __init__(self, port: int) -> None:
-        self.url = f"http://127.0.0.1:{port}"
+        super().__init__(f"http://127.0.0.1:{port}")
         self._clients: dict[tuple[str, float, float], GcpClients] = {}
-        self._http = httpx.Client(base_url=self.url, trust_env=False, timeout=600)
-
-    def ask(self, call: str, **arguments: Any) -> Any:
-        """Call a method of ``gcp_world.World``."""
-        command = {"call": call, "arguments": arguments}
-        answer = self._http.post("/fake", json=command)
-        assert answer.status_code == 200, answer.text
-        return answer.json()
 
     def reset(self) -> None:
         """Empty the project; zone a has three machines to rent."""
@@ -111,7 +78,7 @@ class FakeGcp:
         """Send a request as it is."""
         headers = {"Authorization": f"Bearer {token}"}
         content = None if body is None else json.dumps(body)
-        return self._http.request(method, target, content=content, headers=headers)
+        return self.http.request(method, target, content=content, headers=headers)
 
     def provider(
         self,
@@ -131,16 +98,12 @@ class FakeGcp:
             "public_key": PUBLIC_KEY,
             "ssh_from": ("192.0.2.0/24",),
             "patience_s": 0.0,
-            "answer_s": 20.0,
+            "answer_s": ANSWER_S,
         }
         made = GcpSettings(**wished | settings)
         key = (made.project, made.patience_s, made.answer_s)
         clients = self._clients.setdefault(key, GcpClients(made))
-        return GcpProvider(made, FakeFacts(), prices or FakePrices(), clients, clock)
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._http.close()
+        return GcpProvider(made, FACTS, prices or FakePrices(), clients, clock)
 
 
 def service_account(url: str) -> dict[str, str]:
@@ -166,32 +129,12 @@ def service_account(url: str) -> dict[str, str]:
 @contextmanager
 def running() -> Iterator[FakeGcp]:
     """Run the server and set the environment's credentials for it."""
-    path = os.pathsep.join((str(ROOT / "src"), str(ROOT)))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.fakes.gcp_server"],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": path},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    assert process.stdin is not None
-    before = {name: os.environ.get(name) for name in VARIABLES}
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            fake = FakeGcp(int(process.stdout.readline()))
-            file = Path(folder) / "key.json"
-            file.write_text(json.dumps(service_account(fake.url)))
-            os.environ.update(dict(zip(VARIABLES, (str(file), UNIVERSE), strict=True)))
-            with contextlib.closing(fake):
-                yield fake
-    finally:
-        process.stdin.close()
-        process.wait()
-        process.stdout.close()
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+    with (
+        serving("tests.fakes.gcp_server") as port,
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.closing(FakeGcp(port)) as fake,
+    ):
+        file = Path(folder) / "key.json"
+        file.write_text(json.dumps(service_account(fake.url)))
+        with environment(**dict(zip(VARIABLES, (str(file), UNIVERSE), strict=True))):
+            yield fake

@@ -21,7 +21,6 @@ from tests.fakes.gcp_schema import (
     routes,
 )
 from tests.fakes.gcp_world import IMAGE_PROJECT, PROJECT, Json, World
-from tests.fakes.script import Fault
 
 _SKEW_S = 300.0
 """How far a clock may be off before credentials are refused."""
@@ -68,38 +67,22 @@ class Layer:
             route, _ = find_route(self._routes, method, target)
         except DriftError as error:
             return self._drifted(error)
-        carried_out, answered, fault = self._scripted(route, target, told)
-        if fault is not None and fault.kind == "error":
+        world, name = self._world, route.operation
+        with world.lock:
+            seen = {"operation": name, "method": route.method, "target": target, "body": told}
+            world.log.append(seen)
+        asks = name.endswith(".wait") or name.startswith("advice.")
+        outcome = world.meet(name, changing=route.method != "GET" and not asks)
+        if (fault := outcome.error) is not None:
             answer = refusal(fault.status, fault.code, "scripted")
             answer.headers |= fault.headers
             return answer
-        if not carried_out:
+        if not outcome.is_carried_out:
             return None
-        with self._world.lock:
-            answer = self._checked(route, target, headers, told)
-        if fault is not None and fault.kind == "late kill":
-            fault.kill()
-        return answer if answered else None
-
-    def _scripted(self, route: Route, target: str, body: Any) -> tuple[bool, bool, Fault | None]:
-        """Return (carried out, answered, what goes wrong)."""
-        world, name = self._world, route.operation
         with world.lock:
-            world.log.append(
-                {"operation": name, "method": route.method} | {"target": target, "body": body}
-            )
-            asks = name.endswith(".wait") or name.startswith("advice.")
-            changing = route.method != "GET" and not asks
-            carried_out, answered = world.line(changing=changing)
-            fault = world.fault(name) if carried_out else None
-        if fault is None:
-            return carried_out, answered, None
-        if fault.kind in ("hang", "slow"):
-            time.sleep(fault.seconds)
-        if fault.kind == "kill":
-            fault.kill()
-        done = fault.kind in ("lost", "slow", "late kill")
-        return done, fault.kind == "slow", fault
+            answer = self._checked(route, target, headers, told)
+        outcome.finish()
+        return answer if outcome.is_answered else None
 
     def _checked(self, route: Route, target: str, headers: Message, body: Any) -> Answer:
         world = self._world

@@ -9,11 +9,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
-from tests.fakes.machines import Machines
-from tests.fakes.script import Script
+from tests.fakes.script import CloudScript
 from tests.fakes.throttling import GCP_PER_MINUTE, Throttle, per_minute
 
 PROJECT = "fake-project"
@@ -54,12 +52,11 @@ class Instance:
     ended_s: float | None = None
 
 
-class World(Script):
+class World(CloudScript):
     """One project; every public method may be called from the test's process."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.machines: Machines | None = None
+        super().__init__(lambda: Throttle(per_minute(GCP_PER_MINUTE)))
         self.reset()
 
     def reset(self) -> None:
@@ -69,7 +66,6 @@ class World(Script):
         self.offered = {f"{zone}/{kind}" for zone in ZONES for kind in GPUS}
         self.limits: dict[str, float] = {}
         self.scores: dict[str, float] = {}
-        self.throttle = Throttle(per_minute(GCP_PER_MINUTE))
         self.policies: set[str] = set()
         self.tells_missing = False
         self.images = {f"{IMAGE_FAMILY}-v20260901": "ACTIVE"}
@@ -82,9 +78,6 @@ class World(Script):
         self.operations: dict[str, Pending] = {}
         self.silent_zones: set[str] = set()
         self.number = 1000
-        if self.machines is not None:
-            self.machines.kill_all()
-            self.machines = None
         self.moment_s = 0.0
 
     # --- knobs ------------------------------------------------------------------------
@@ -116,10 +109,6 @@ class World(Script):
         """
         self.tells_missing = True
 
-    def throttle_calls(self) -> None:
-        """Throttle by the documented rates from now on."""
-        self.throttle.is_on = True
-
     def enforce(self, constraint: str) -> None:
         """Let the organisation have a policy, such as ``vmExternalIpAccess``."""
         self.policies.add(constraint)
@@ -131,14 +120,6 @@ class World(Script):
     def tell_host_key(self, name: str, key: str) -> None:
         """Let a VM's guest agent tell its host key, as ``type base64``."""
         self.host_keys[name] = key
-
-    def rent_machines(self, folder: str, port: int, metadata_url: str = "") -> None:
-        """Let every VM from now on be a machine that can be logged in to."""
-        self.machines = Machines(Path(folder), port, metadata_url)
-
-    def switched_on(self) -> list[str]:
-        """Name the machines that are on."""
-        return [] if self.machines is None else self.machines.names()
 
     def silence(self, zone: str) -> None:
         """Let a zone not answer when it is listed with others."""

@@ -9,16 +9,15 @@ from __future__ import annotations
 import json
 import os
 import sys
-import threading
 from collections.abc import Callable
 from email.utils import formatdate
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qsl, urlsplit
 
+from tests.fakes import http_server
 from tests.fakes.metadata_aws import AwsWorld
 from tests.fakes.metadata_azure import AzureWorld
 from tests.fakes.metadata_gcp import GcpWorld
-from tests.fakes.metadata_world import Reply, Request, World
+from tests.fakes.metadata_world import Request, World
 
 WORLDS: dict[str, Callable[[], World]] = {
     "aws": AwsWorld,
@@ -27,39 +26,28 @@ WORLDS: dict[str, Callable[[], World]] = {
 }
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(http_server.Handler):
     """One connection."""
 
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # else every answer waits for an acknowledgement
-    wbufsize = -1
     world: World
 
     def _answer(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if (body := self.body()) is None:
+            return
         parts = urlsplit(self.path)
         if parts.path == "/fake":
             command = json.loads(body)
             told = getattr(self.world, command["call"])(**command["arguments"])
-            self._send(Reply(200, json.dumps(told)))
+            self.send(200, json.dumps(told).encode(), {})
             return
         _, vm, *rest = parts.path.split("/")
         path, query = "/" + "/".join(rest), dict(parse_qsl(parts.query, True))
         request = Request(vm, self.command, path, query, self.headers, body)
         reply = self.world.answer(request)
         if reply is None:
-            self.close_connection = True
+            self.break_off()
         else:
-            self._send(reply)
-
-    def _send(self, reply: Reply) -> None:
-        sent = reply.body.encode()
-        self.send_response(reply.status)
-        for name, value in reply.headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(sent)))
-        self.end_headers()
-        self.wfile.write(sent)
+            self.send(reply.status, reply.body.encode(), reply.headers)
 
     do_GET = do_POST = do_PUT = _answer  # noqa: N815 - http.server's names
 
@@ -67,26 +55,12 @@ class Handler(BaseHTTPRequestHandler):
         """Return the date of an answer, by the service's clock."""
         return formatdate(self.world.now(), usegmt=True)
 
-    def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
-
-
-class Server(ThreadingHTTPServer):
-    """Takes many connections at once."""
-
-    daemon_threads = True
-    request_queue_size = 256
-
 
 def main() -> None:
     """Serve until standard input ends."""
     handler = type("Bound", (Handler,), {"world": WORLDS[sys.argv[1]]()})
-    server = Server(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    sys.stdout.write(f"{server.server_port}\n")
-    sys.stdout.flush()
-    sys.stdin.read()
-    os._exit(0)  # threads still serve
+    http_server.serve(http_server.Server(("127.0.0.1", 0), handler))
+    os._exit(0)
 
 
 if __name__ == "__main__":

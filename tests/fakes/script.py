@@ -1,4 +1,4 @@
-"""What goes wrong with a fake cloud, by script; shared by the fakes of our own making."""
+"""What fake clouds have in common: what goes wrong by script, machines, rates."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from tests.fakes.machines import Machines
+from tests.fakes.throttling import Throttle
 
 
 @dataclass
@@ -34,6 +38,25 @@ class Fault:
     def kill(self) -> None:
         """Let whoever asks die."""
         os.kill(json.loads(Path(self.victim).read_text())["pid"], signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What becomes of a request."""
+
+    is_carried_out: bool
+    is_answered: bool
+    fault: Fault | None
+
+    @property
+    def error(self) -> Fault | None:
+        """The fault that is its answer, if one is."""
+        return self.fault if self.fault is not None and self.fault.kind == "error" else None
+
+    def finish(self) -> None:
+        """Let happen what does once it is carried out."""
+        if self.fault is not None and self.fault.kind == "late kill":
+            self.fault.kill()
 
 
 class Script:
@@ -94,6 +117,10 @@ class Script:
         """Return what did not fit the model."""
         return self.drift
 
+    def recover(self) -> None:
+        """Let everything that was scripted to go wrong be over."""
+        self.faults.clear()
+
     # --- for the server ---------------------------------------------------------------
 
     def now(self) -> float:
@@ -109,6 +136,20 @@ class Script:
         first, self.broken = not self.broken, True
         return first and self.cut_carried_out, False
 
+    def meet(self, operation: str, *, changing: bool) -> Outcome:
+        """Return what becomes of a request, after what happens before that."""
+        with self.lock:
+            carried_out, answered = self.line(changing=changing)
+            fault = self.fault(operation) if carried_out else None
+        if fault is None or fault.kind == "error":
+            return Outcome(carried_out, answered, fault)
+        if fault.kind in ("hang", "slow"):
+            time.sleep(fault.seconds)
+        if fault.kind == "kill":
+            fault.kill()
+        done = fault.kind in ("lost", "slow", "late kill")
+        return Outcome(done, fault.kind == "slow", fault)
+
     def fault(self, operation: str) -> Fault | None:
         """Return what goes wrong with a request, once for each time it was scripted."""
         for fault in self.faults:
@@ -116,3 +157,41 @@ class Script:
                 fault.times -= 1
                 return fault
         return None
+
+
+class CloudScript(Script):
+    """The script of a cloud that rents machines, and throttles.
+
+    Args:
+        throttle: Makes what throttles by the documented rates.
+    """
+
+    def __init__(self, throttle: Callable[[], Throttle]) -> None:
+        self._make_throttle = throttle
+        self.machines: Machines | None = None
+        super().__init__()
+
+    def forget_script(self) -> None:
+        """Let everything go well from now on, with no machine that is real."""
+        super().forget_script()
+        self.throttle = self._make_throttle()
+        self.due_tags: set[str] = set()
+        if self.machines is not None:
+            self.machines.kill_all()
+            self.machines = None
+
+    def throttle_calls(self) -> None:
+        """Throttle by the documented rates from now on."""
+        self.throttle.is_on = True
+
+    def demand_tag(self, name: str) -> None:
+        """Let a policy of the organisation forbid VMs without a tag."""
+        self.due_tags.add(name)
+
+    def rent_machines(self, folder: str, port: int, metadata_url: str = "") -> None:
+        """Let every VM from now on be a machine that can be logged in to."""
+        self.machines = Machines(Path(folder), port, metadata_url)
+
+    def switched_on(self) -> list[str]:
+        """Name the machines that are on."""
+        return [] if self.machines is None else self.machines.names()

@@ -21,6 +21,7 @@ from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
 from tests.integration import forks
+from tests.local_cloud import inject
 from tests.view import View
 
 from spottrain.cloud.local.market import MarketEvent
@@ -249,7 +250,7 @@ class Job:
 
     def market(self, kind: Any, **what: Any) -> tuple[str, ...]:
         """Let the market do something now; return the VMs hit."""
-        return self.cloud.inject(MarketEvent(at_s=0.0, kind=kind, **what))
+        return inject(self.cloud, MarketEvent(at_s=0.0, kind=kind, **what))
 
     def vms(self) -> tuple[Vm, ...]:
         """Return all VMs that the job ever had."""

@@ -20,6 +20,7 @@ import uvloop
 
 from spottrain.cloud.local.market import MarketSpec
 from spottrain.cloud.local.provider import LocalProvider
+from spottrain.codec import decode
 from spottrain.eventlog import loop
 from spottrain.varuna_manager.config.track import MlflowConfig, TrackConfig
 from spottrain.varuna_manager.core import shutdown
@@ -34,7 +35,7 @@ AGENT = (sys.executable, str(Path(__file__).with_name("stub_agent.py")))
 
 
 def open_cloud(job_dir: Path) -> LocalProvider:
-    market = MarketSpec.from_json((job_dir / "market.json").read_text())
+    market = decode(MarketSpec, (job_dir / "market.json").read_text())
     return LocalProvider(job_dir / "cloud", "job", market, AGENT, idle_s=2.0)
 
 

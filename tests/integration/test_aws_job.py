@@ -111,7 +111,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     folder = tmp_path_factory.mktemp("aws")
     with (
         metadata_service("aws") as metadata,
-        aws_vms(folder / "aws", metadata_url=metadata.url("")) as cloud,
+        aws_vms(folder / "aws", metadata_url=metadata.url_of("")) as cloud,
         bucket() as s3,
         AwsJob(folder, "on-aws", cloud, s3) as job,
     ):

@@ -76,7 +76,7 @@ def test_a_job_outlives_evictions_and_leaves_an_empty_cloud(
     with running() as fake, metadata_service("azure") as metadata:
         fake.reset()
         machines = {"folder": str(tmp_path / "disks"), "port": port}
-        fake.ask("rent_machines", **machines, metadata_url=metadata.url(""))
+        fake.ask("rent_machines", **machines, metadata_url=metadata.url_of(""))
         with bucket() as s3, AzureJob(tmp_path, fake, port, s3) as job:
             job.pace(0.1)
             launched = job.launch("--detach")

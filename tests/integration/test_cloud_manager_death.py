@@ -143,13 +143,12 @@ def test_a_manager_that_dies_at_any_step_rents_nothing_twice(job: CloudJob) -> N
     shared, launch, address, end = REQUESTS[job.cloud.name]
     on_aws = job.cloud.name == "aws"
     if on_aws:
-        job.dies_around("LaunchIntended")
+        job.dies_around("OffersSeen")
     job.dies_at(shared, "late kill")
     job.dies_at(launch, "kill")  # the request was never read
     job.dies_at(launch, "late kill")  # its reply was never written
     if on_aws:
         job.dies_around("VmsLaunched")
-        job.dies_around("AgentStarting")
     job.dies_at(address, "kill")
     if on_aws:
         job.dies_around("AgentRegistered")

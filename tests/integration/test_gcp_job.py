@@ -102,7 +102,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         fake.reset()
         fake.ask("quota", metric="N2_CPUS", limit=8)
         machines = {"folder": str(folder / "disks"), "port": port}
-        fake.ask("rent_machines", **machines, metadata_url=metadata.url(""))
+        fake.ask("rent_machines", **machines, metadata_url=metadata.url_of(""))
         with bucket() as s3, GcpJob(folder, "on-gcp", fake, port, s3) as job:
             story = lived_through(job, fake, metadata)
             story.end = job.state()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.integration.jobs import Answer, Job, until
+from tests.local_cloud import bill
 from tests.view import View
 
 from spottrain.pricing.billing.budget import WORTH_S, reserve_s
@@ -42,7 +43,7 @@ def agree(job: Job) -> None:
     """The ledger and the cloud's bill agree to the micro-dollar."""
     state = job.state()
     spent = View(state).ledger.spent(state.now_s)
-    assert abs(spent.microusd - 1e6 * job.cloud.bill(job.name)) <= 1.0
+    assert abs(spent.microusd - 1e6 * bill(job.cloud, job.name)) <= 1.0
     assert View(state).ledger.unconfirmed == frozenset()
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.test_manager_process import Job, is_training
+from tests.local_cloud import inject
 from tests.view import View
 
 from spottrain.cloud.local.folder import marker
@@ -96,7 +97,7 @@ def test_without_the_users_code_nothing_is_rented_and_the_job_ends(job: Job) -> 
     job.dir.workdir.unlink()
     job.wait_for(lambda state: bool(state.launches.folder_trouble))
     vm_ids = job.launched()
-    job.cloud.inject(MarketEvent(at_s=0.0, kind="kill", zone="a", machine=0))
+    inject(job.cloud, MarketEvent(at_s=0.0, kind="kill", zone="a", machine=0))
     assert manager.wait(SOON_S) == 1
     assert job.launched() == vm_ids
     outcome = job.state().outcome

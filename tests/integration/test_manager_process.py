@@ -21,11 +21,13 @@ from tests.builders import a_spec, model_facts
 from tests.integration import stub_manager
 from tests.integration.forks import Fork
 from tests.integration.stub_supervisor import MAY_END
+from tests.local_cloud import inject
 from tests.unit.varuna_manager.invariants import check_invariants
 from tests.view import View
 
 from spottrain.cloud.local.market import EventKind, MarketEvent, MarketSpec, ZoneSpec
 from spottrain.cloud.port.provider import Vm, VmState
+from spottrain.codec import encode
 from spottrain.manifest import (
     MANIFEST_FILE,
     new_name,
@@ -75,7 +77,7 @@ class Job:
             spot_usd_per_hour=1.0,
             on_demand_usd_per_hour=3.0,
         )
-        (path / "market.json").write_text(MarketSpec(zones=(zone,)).to_json())
+        (path / "market.json").write_text(encode(MarketSpec(zones=(zone,))))
         journal = Journal(self.dir.journal)
         wanted = settings(path, steps=steps, max_vms=max_vms)
         spec = replace(wanted.spec, device=device, checkpoint_path=str(self.store))
@@ -270,7 +272,7 @@ def test_training_goes_on_whatever_the_market_takes(
     unheard = job.save_again(state.newest_checkpoint.name)
     kinds: tuple[EventKind, ...] = ("notice", "kill", "silence")
     for kind in kinds:
-        taken = job.cloud.inject(MarketEvent(at_s=0, kind=kind, count=2, lead_s=20.0))
+        taken = inject(job.cloud, MarketEvent(at_s=0, kind=kind, count=2, lead_s=20.0))
         assert trainer(state) in taken
         state = job.wait_for(goes_on_without(taken, View(state).step))
         if kind == "kill":

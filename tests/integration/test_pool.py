@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from tests.integration.jobs import STEPS, Job, trains, until, weights
 from tests.integration.undisturbed import undisturbed
+from tests.local_cloud import bill
 from tests.view import View
 
 from spottrain.varuna_manager.pool.core.model import PoolState
@@ -129,7 +130,7 @@ def check_money(lab: Lab) -> None:
     document = lab.run("status", "lab", "-o", "json").report
     assert {job["state"] for job in document["jobs"]} == {"succeeded"}
     assert document["usd_spent"] <= MAX_USD
-    bills = sum(job.cloud.bill(job.name) for job in (lab.first, lab.urgent))
+    bills = sum(bill(job.cloud, job.name) for job in (lab.first, lab.urgent))
     assert document["usd_spent"] == pytest.approx(bills, abs=3e-6)
     vms = [vm for j in (lab.first, lab.urgent) for vm in j.cloud.list_vms(j.name)]
     for vm in vms:  # most are there when one comes

@@ -27,8 +27,8 @@ from spottrain.cloud.port.provider import (
     VmState,
 )
 from spottrain.cloud.process import tree
-from spottrain.cloud.ssh.rented.kept import ReservedVms
 from spottrain.cloud.ssh.rented.provider import RentedVmProvider
+from spottrain.cloud.ssh.rented.reserved import ReservedVms
 from spottrain.cloud.ssh.rented.vm import VmAccess
 from spottrain.cloud.ssh.transport.hosts import Payload
 from spottrain.cloud.ssh_keys import ensure_key

@@ -98,7 +98,7 @@ def _node(text: str) -> ast.AST:
 MUTATIONS = (
     Mutation(
         "a launch uses the name of the one before",
-        launches.launch_intended,
+        launches._intend,
         "state.launches.next_intent + 1",
         "state.launches.next_intent",
     ),

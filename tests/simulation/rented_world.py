@@ -280,16 +280,6 @@ class RentedWorld(View):
             return  # VMs boot without end; every round checks the timer
         errands = self._managers[-1].effects
         match command:
-            case c.IntendLaunch(intent=intent, token=token, offer=offer, count=count):
-                self._queue.append(
-                    e.LaunchIntended(
-                        at_s=self.now_s(),
-                        intent=intent,
-                        token=token,
-                        offer=offer,
-                        count=count,
-                    )
-                )
             case c.LaunchVms():
                 self.counts["launches asked for"] += 1
                 self._start(errands.launch(command))

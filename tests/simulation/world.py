@@ -204,21 +204,9 @@ class World(View):
 
     def perform(self, command: c.Command) -> None:
         match command:
-            case c.IntendLaunch(intent=intent, token=token, offer=offer, count=count):
-                self.feed(
-                    e.LaunchIntended(
-                        at_s=self.now_s,
-                        intent=intent,
-                        token=token,
-                        offer=offer,
-                        count=count,
-                    )
-                )
             case c.LaunchVms():
                 self.soon(lambda: self.launch(command))
             case c.StartAgent(vm_id=vm_id):
-                sha256 = f"{self.random.random()}"
-                self.feed(e.AgentStarting(at_s=self.now_s, vm_id=vm_id, token_sha256=sha256))
                 self.soon(lambda: self.boot(vm_id))
             case c.TerminateVms(vm_ids=vm_ids):
                 self.soon(lambda: self.terminate(vm_ids))

@@ -1,4 +1,4 @@
-"""An agent's connection to its manager: HTTPS, pinned authority, standard library only.
+"""An agent's connection to its manager: HTTPS, pinned certificate, standard library only.
 
 AgentError
 ├── NoManagerError     no answer, or not the manager's: try again
@@ -98,7 +98,7 @@ class ManagerClient:
 
     Args:
         route: The route to the manager, or its URL.
-        ca_pem: The only authority that is trusted.
+        ca_pem: The only certificate that is trusted.
         token: This VM's bearer token.
         wait_s: How long the manager may let a long poll wait.
     """

@@ -40,7 +40,7 @@ _TYPICAL: dict[str, AnyCloud] = {
 }
 """Checked where no job file names instance types."""
 Status = Literal["ok", "warning", "unused", "failed"]
-Told = tuple[str, Finding, Status]
+Result = tuple[str, Finding, Status]
 _LABELS: Mapping[Status, str] = {
     "ok": "ok  ",
     "warning": "warn",
@@ -56,17 +56,17 @@ def doctor(file: FileArgument = None, output: OutputOption = Output.TABLE) -> No
     neither is a cloud for which this machine has no login, unless the job rents from it.
     """
     found = _of_job(load_config(file)) if file is not None else _of_all()
-    told = [
+    results = [
         {"provider": where, "status": status, **asdict(each)}
         for where, each, status in _shown(found, output)
     ]
     if output is Output.JSON:
-        show_json({"schema_version": SCHEMA_VERSION, "findings": told})
-    if any(each["status"] == "failed" for each in told):
+        show_json({"schema_version": SCHEMA_VERSION, "findings": results})
+    if any(each["status"] == "failed" for each in results):
         raise typer.Exit(CloudError.exit_code)
 
 
-def _shown(found: Iterator[Told], output: Output) -> Iterator[Told]:
+def _shown(found: Iterator[Result], output: Output) -> Iterator[Result]:
     """Show each finding as soon as it is known: some take seconds."""
     out = console()
     for where, each, status in found:
@@ -76,15 +76,15 @@ def _shown(found: Iterator[Told], output: Output) -> Iterator[Told]:
         yield where, each, status
 
 
-def _required(where: str, finding: Finding) -> Told:
+def _required(where: str, finding: Finding) -> Result:
     return where, finding, "ok" if finding.ok else "failed"
 
 
-def _advised(where: str, finding: Finding) -> Told:
+def _advised(where: str, finding: Finding) -> Result:
     return where, finding, "ok" if finding.ok else "warning"
 
 
-def _of_all() -> Iterator[Told]:
+def _of_all() -> Iterator[Result]:
     yield _advised("here", _ssh_client())
     for name, cloud in _TYPICAL.items():
         found = preflight.findings(cloud)
@@ -96,7 +96,7 @@ def _of_all() -> Iterator[Told]:
             yield name, first, "unused"
 
 
-def _of_job(config: JobConfig) -> Iterator[Told]:
+def _of_job(config: JobConfig) -> Iterator[Result]:
     yield _advised("here", _ssh_client())
     for check in checks_here(config):
         yield _required("here", _finding(check))
@@ -139,14 +139,14 @@ def _traffic(config: JobConfig) -> Finding:
         where = f"your own network between regions ({named}), which must be private"
     elif any(isinstance(c, AzureConfig) and c.subnets for c in config.clouds):
         where = "azure.subnets, where all machines of that network and its peers reach them"
-    told = (
+    message = (
         "VMs send each other weights and activations NOT encrypted and NOT "
         f"authenticated, inside {where}"
     )
-    return Finding(what="traffic between VMs", ok=False, message=told)
+    return Finding(what="traffic between VMs", ok=False, message=message)
 
 
 def _ssh_client() -> Finding:
     path = shutil.which("ssh")
-    told = path or "none: 'spottrain ssh' does not work, jobs do; install OpenSSH"
-    return Finding(what="ssh command", ok=path is not None, message=told)
+    message = path or "none: 'spottrain ssh' does not work, jobs do; install OpenSSH"
+    return Finding(what="ssh command", ok=path is not None, message=message)

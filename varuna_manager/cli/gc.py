@@ -40,6 +40,7 @@ from spottrain.varuna_manager.format import age, dollars
 from spottrain.varuna_manager.jobs.folder import job_dir
 from spottrain.varuna_manager.jobs.follow import uid_of
 from spottrain.varuna_manager.launch.providers import open_cloud
+from spottrain.varuna_manager.reporting.columns import columns
 
 SCHEMA_VERSION = 1
 _CLOUDS: dict[str, AnyCloud] = {
@@ -47,7 +48,6 @@ _CLOUDS: dict[str, AnyCloud] = {
     "azure": AzureConfig(),
     "gcp": GcpConfig(),
 }
-_ALIVE = (VmState.STARTING, VmState.RUNNING)
 _ELSEWHERE = "is not of this machine: another may manage it"
 
 FileArgument = Annotated[
@@ -211,9 +211,7 @@ def _ends(job: str) -> str:
 def is_kept(vm: Vm, vms: Collection[Vm]) -> bool:
     """Return whether a VM's job has a live manager on one of these VMs."""
     return any(
-        (one.job, one.uid) == (vm.job, vm.uid)
-        and one.intent == tags.MANAGER
-        and one.state in _ALIVE
+        (one.job, one.uid) == (vm.job, vm.uid) and one.intent == tags.MANAGER and one.state.is_alive
         for one in vms
     )
 
@@ -260,7 +258,7 @@ def _show(
         show(_table(vms))
     lost = vms if yes else [vm for vm in vms if scope.returns(vm, vms)]
     orphans = [vm for vm in vms if vm in lost or not is_kept(vm, vms)]
-    rate = sum(vm.offer.usd_per_hour for vm in orphans if vm.state in _ALIVE)
+    rate = sum(vm.offer.usd_per_hour for vm in orphans if vm.state.is_alive)
     what = f"{counted(len(orphans), 'VM')} without a manager here, {dollars(rate)} an hour"
     hint = "; 'spottrain gc --yes' returns them" if lost and not yes else ""
     kept = {vm.job for vm in vms if is_kept(vm, vms)}
@@ -277,9 +275,7 @@ def _document(vm: Vm) -> dict[str, Any]:
 
 
 def _table(vms: Sequence[Vm]) -> Table:
-    table = Table("CLOUD", "ZONE", "VM", "STATE", "TYPE", "JOB", box=None)
-    for name in ("AGE", "$/HOUR"):
-        table.add_column(name, justify="right")
+    table = columns("CLOUD", "ZONE", "VM", "STATE", "TYPE", "JOB", "r:AGE", "r:$/HOUR")
     for vm in vms:
         offer = vm.offer
         table.add_row(

@@ -33,6 +33,7 @@ from spottrain.varuna_manager.format import NOTHING, age, dollars
 from spottrain.varuna_manager.jobs.vm_history import ingest_journals, open_history
 from spottrain.varuna_manager.offers.market import base_of, hazards_of
 from spottrain.varuna_manager.offers.table import losses_text
+from spottrain.varuna_manager.reporting.columns import columns
 from spottrain.varuna_manager.reporting.sparkline import sparkline, svg
 
 SCHEMA_VERSION = 1
@@ -268,11 +269,12 @@ def _rows(
 
 
 def _table(rows: Sequence[_Row], from_s: float, now_s: float, *, with_rates: bool) -> Table:
-    table = Table("CLOUD", "ZONE", "TYPE", "GPUS", "MARKET", box=None)
-    rates = ("EX/S GPU", "EX/$") if with_rates else ()
-    for name in ("$/HOUR", "$/GPU HOUR", *rates, "LOSSES/DAY", "AGE"):
-        table.add_column(name, justify="right")
-    table.add_column("HISTORY", no_wrap=True)
+    rates = ("r:EX/S GPU", "r:EX/$") if with_rates else ()
+    table = columns(
+        *("CLOUD", "ZONE", "TYPE", "GPUS", "MARKET", "r:$/HOUR", "r:$/GPU HOUR", *rates),
+        *("r:LOSSES/DAY", "r:AGE", "HISTORY"),
+    )
+    table.columns[-1].no_wrap = True
     for row in rows:
         price, kind = row.price, row.kind
         stale = " (stale)" if price.is_stale(now_s) else ""

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 
 import typer
 
-from spottrain.cloud.port.provider import Offer, Vm, VmState
+from spottrain.cloud.port.provider import Offer, Vm
 from spottrain.cloud.ssh.transport.hosts import HostKeyError, UnfitHostError
 from spottrain.errors import ConfigError, SpottrainError
 from spottrain.varuna_manager.cli.console import say
@@ -42,7 +42,6 @@ COPIED_S = 30.0
 """How long the end of a job may take to reach its store."""
 POLL_S = 1.0
 _LASTING = {"--watch", "-w", "--follow", "-f"}
-_ALIVE = (VmState.STARTING, VmState.RUNNING)
 
 
 class ManagerVmError(SpottrainError):
@@ -253,7 +252,7 @@ def reclaim(job: JobDir, manager: RemoteManager, *, ended: bool = False) -> bool
 
 
 def _alive(vms: Sequence[Vm]) -> set[str]:
-    return {vm.vm_id for vm in vms if vm.state in _ALIVE}
+    return {vm.vm_id for vm in vms if vm.state.is_alive}
 
 
 def _note_end(job: JobDir, vms: Sequence[Vm]) -> None:

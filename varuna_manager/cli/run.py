@@ -295,7 +295,7 @@ def set_command(
     job = find(name)
     wanted = limits.read_limits(
         changes,
-        job.config(),
+        job.name,
         launched_at_s=read_state(job).submitted_at_s,
         now_s=time.time(),
     )

@@ -36,7 +36,7 @@ from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.format import clock
 from spottrain.varuna_manager.jobs.blocks import STEPS
 from spottrain.varuna_manager.jobs.folder import JobDir, find
-from spottrain.varuna_manager.jobs.follow import JournalEntry, read_events, read_state
+from spottrain.varuna_manager.jobs.follow import Follower, JournalEntry, read_state
 from spottrain.varuna_manager.jobs.measurements import Measurements, Row
 from spottrain.varuna_manager.launch import inspect as tools
 from spottrain.varuna_manager.reporting import documents as job_documents
@@ -129,8 +129,8 @@ def events(
         return
     out = console()
     for entry in entries:
-        if entry.news:
-            line = f"{clock(entry.event.at_s)} {entry.news}"
+        if entry.message:
+            line = f"{clock(entry.event.at_s)} {entry.message}"
             out.print(line, markup=False, soft_wrap=True)
 
 
@@ -151,7 +151,7 @@ def explain(
         str | None,
         typer.Argument(
             metavar="[EVENT|VM|last]",
-            help="Number of an event, id of a VM, or last: the newest news. Without it: "
+            help="Number of an event, id of a VM, or last: the newest message. Without it: "
             "what the job does now, or why it ended.",
         ),
     ] = None,
@@ -315,15 +315,13 @@ def describe_history(
 
 
 def _entries(job: JobDir, follow: bool) -> Iterator[JournalEntry]:
-    seq = 0
-    while True:
-        managed = follow and job.is_managed()
-        for entry in read_events(job, seq):
-            seq = entry.seq
-            yield entry
-        if not managed:
-            return
-        time.sleep(POLL_S)
+    with closing(Follower(job)) as follower:
+        while True:
+            managed = follow and job.is_managed()
+            yield from follower.advance()
+            if not managed:
+                return
+            time.sleep(POLL_S)
 
 
 def _event(entry: JournalEntry) -> dict[str, Any]:

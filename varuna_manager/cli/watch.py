@@ -92,8 +92,8 @@ class Watcher:
         # Checked before the journal is read, so that the last events are not missed.
         gone = self._manager_is_gone()
         for entry in self._follower.advance():
-            if entry.news:
-                self._say(f"{clock(entry.event.at_s)} {entry.news}")
+            if entry.message:
+                self._say(f"{clock(entry.event.at_s)} {entry.message}")
         view = status(self._follower.state, not gone, time.time())
         view |= newest(self._job, self._follower.measurements())
         if live is not None:

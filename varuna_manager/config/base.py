@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationInfo
 
 from spottrain.storage.store import (
     OBJECT_SCHEMES,
@@ -17,7 +18,7 @@ from spottrain.storage.store import (
 
 
 class Section(BaseModel):
-    """The base of all sections of a job file, and types that they share."""
+    """The base of all sections: strict, frozen, no unknown keys."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -59,9 +60,17 @@ def _store_place(text: str) -> str:
     return text
 
 
+def _below_base(path: str, info: ValidationInfo) -> str:
+    base: Path | None = info.context
+    return path if base is None else str((base / Path(path).expanduser()).resolve())
+
+
 JobName = Annotated[str, AfterValidator(_job_name)]
 """Name of a job; valid in tags, paths and host names."""
 Entrypoint = Annotated[str, AfterValidator(_entrypoint)]
 """The function that returns the user's training job."""
 StorePlace = Annotated[str, AfterValidator(_store_place)]
 """A folder or a bucket's URL, see ``spottrain.storage.store``."""
+BELOW_BASE = AfterValidator(_below_base)
+LocalPath = Annotated[str, BELOW_BASE]
+"""A path on this machine, relative to the job file; absolute once that is loaded."""

@@ -32,7 +32,7 @@ from spottrain.gpus.builds import UnfitBuildError, check_precision
 from spottrain.pricing.prices.catalogue import InstanceType, catalogue
 from spottrain.pricing.ranking.cooldowns import Span
 from spottrain.units import DAY_S
-from spottrain.varuna_manager.config.base import Section
+from spottrain.varuna_manager.config.base import LocalPath, Section
 from spottrain.varuna_manager.config.ssh import Folder
 from spottrain.wire.messages import DeviceChoice
 from spottrain.wire.model import Precision
@@ -89,22 +89,11 @@ class BastionConfig(Section):
     host_key: str | None = None
     """Its public key as printed by `ssh-keyscan`, without the name; by default it must
     be in `known_hosts`."""
-    known_hosts: str = "~/.ssh/known_hosts"
+    known_hosts: LocalPath = "~/.ssh/known_hosts"
     """File with known host keys, relative to the job file. It is never changed."""
-    key_file: str | None = None
+    key_file: LocalPath | None = None
     """Private key file, relative to the job file; by default the keys of your SSH agent
     and of ~/.ssh."""
-
-    def absolute(self, base: Path) -> BastionConfig:
-        """Return this with its paths made absolute."""
-        paths = {"known_hosts": self.known_hosts, "key_file": self.key_file}
-        return self.model_copy(
-            update={
-                name: str((base / Path(path).expanduser()).resolve())
-                for name, path in paths.items()
-                if path is not None
-            }
-        )
 
     def host(self) -> Host:
         """Return it as an SSH host."""
@@ -298,12 +287,6 @@ class CloudConfig(Section):
         if not slow or not left:
             return self
         return self.model_copy(update={"instance_types": left, "gpus": ()})
-
-    def absolute(self, base: Path) -> Self:
-        """Return this with its paths made absolute."""
-        if self.bastion is None:
-            return self
-        return self.model_copy(update={"bastion": self.bastion.absolute(base)})
 
     def attached_usd_per_hour(self) -> float:
         """Return the price of a VM's disk and public address per hour."""

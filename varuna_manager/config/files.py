@@ -95,7 +95,13 @@ def _reason(error: Exception) -> str:
     return " ".join(str(error).partition("; use sys.")[0].split())
 
 
-def validate(model: type[ModelT], data: Any, source: str, lines: Lines = NO_LINES) -> ModelT:
+def validate(
+    model: type[ModelT],
+    data: Any,
+    source: str,
+    lines: Lines = NO_LINES,
+    base: Path | None = None,
+) -> ModelT:
     """Return what parsed data say, as a job file or a part of one.
 
     Args:
@@ -103,13 +109,14 @@ def validate(model: type[ModelT], data: Any, source: str, lines: Lines = NO_LINE
         data: The parsed YAML or TOML.
         source: Name of the file, for errors.
         lines: Of the data.
+        base: Folder that paths are relative to; None: they stay as they are.
 
     Raises:
         ConfigError: In one line, the first error and the number of others.
     """
     text = _to_json(data, source, lines)
     try:
-        return model.model_validate_json(text)
+        return model.model_validate_json(text, context=base)
     except ValidationError as error:
         raise ConfigError(f"{source}: {explain(error, model, lines)}") from error
 

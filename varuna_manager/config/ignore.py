@@ -239,9 +239,9 @@ def _outer_patterns(top: Path, folder: Path) -> Iterator[PatternFile]:
         if one == top or top in one.parents:
             yield PatternFile(one, read_patterns(one / _GIT_FILE))
     yield PatternFile(top, read_patterns(_git_folder(top) / "info" / "exclude"))
-    told = _git(folder, "config", "--type=path", "--get", "core.excludesFile")
+    configured = _git(folder, "config", "--type=path", "--get", "core.excludesFile")
     config = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser()
-    excludes = Path(told.removesuffix("\n")) if told else config / "git" / "ignore"
+    excludes = Path(configured.removesuffix("\n")) if configured else config / "git" / "ignore"
     yield PatternFile(top, read_patterns(top / excludes))
 
 
@@ -249,8 +249,8 @@ def _git_folder(top: Path) -> Path:
     """Return where a repository keeps what all its worktrees share."""
     folder = top / ".git"
     if folder.is_file():  # of a worktree or a submodule
-        told = os.fsdecode(folder.read_bytes())
-        folder = top / told.removeprefix("gitdir:").strip()
+        content = os.fsdecode(folder.read_bytes())
+        folder = top / content.removeprefix("gitdir:").strip()
     common = folder / "commondir"
     if common.is_file():
         return folder / os.fsdecode(common.read_bytes()).strip()

@@ -32,8 +32,10 @@ from spottrain.pricing.billing.money import MAX_USD
 from spottrain.pricing.ranking.cooldowns import Span
 from spottrain.storage.store import is_url, local_folder
 from spottrain.varuna_manager.config.base import (
+    BELOW_BASE,
     Entrypoint,
     JobName,
+    LocalPath,
     Section,
     StorePlace,
 )
@@ -64,7 +66,6 @@ from spottrain.varuna_manager.config.ssh import (
     check_ssh,
 )
 from spottrain.varuna_manager.config.track import TrackConfig, absolute_track
-from spottrain.varuna_manager.config.yaml_core import NO_LINES, Lines
 from spottrain.wire.messages import (
     DeviceChoice,
     EvaluationSpec,
@@ -189,6 +190,12 @@ class SloConfig(Section):
                 f"{self.deadline.isoformat()}"
             )
         return self
+
+    def deadline_s(self, launched_at_s: float) -> float | None:
+        """Return the deadline in seconds since the epoch, if there is one."""
+        if self.max_hours is not None:
+            return launched_at_s + timedelta(hours=self.max_hours).total_seconds()
+        return None if self.deadline is None else self.deadline.timestamp()
 
 
 class CheckpointConfig(Section):
@@ -345,7 +352,7 @@ class JobConfig(Section):
     """Name of the job, unique on this machine."""
     entrypoint: Entrypoint
     """`module:function` in workdir; the function returns a `spottrain.TrainingJob`."""
-    workdir: str = "."
+    workdir: LocalPath = Field(default=".", validate_default=True)
     """Folder with your code, sent to every VM; relative to the job file."""
     minibatch_size: PositiveInt
     """Examples per optimizer step, whatever machines the job runs on."""
@@ -369,7 +376,7 @@ class JobConfig(Section):
     init_from: InitFrom | None = None
     """Weights to begin with: a job, a checkpoint, or a file or folder of weights; the
     optimizer starts fresh. See docs/export.md."""
-    profile: Annotated[str, AfterValidator(_local_path)] | None = None
+    profile: Annotated[str, AfterValidator(_local_path), BELOW_BASE] | None = None
     """A profile to use instead of measuring, see docs/calibration.md; relative to the
     job file."""
     setup: str = ""
@@ -582,13 +589,7 @@ class JobConfig(Section):
             precision=self.precision,
             network=self.runtime.network,
             wire=self.wire,
-            evaluation=EvaluationSpec(
-                every_steps=self.evaluation.every_steps,
-                metric=self.evaluation.metric,
-                goal=self.evaluation.goal,
-                patience=self.evaluation.patience,
-                min_delta=self.evaluation.min_delta,
-            ),
+            evaluation=EvaluationSpec(**self.evaluation.model_dump()),
             loader=self.loader_spec,
             semantics=self.semantics,
             uid=uid,
@@ -600,12 +601,6 @@ class JobConfig(Section):
         """The loader processes of each worker."""
         workers = None if self.loader.workers == "auto" else self.loader.workers
         return LoaderSpec(workers=workers, ahead=self.loader.ahead)
-
-    def deadline_s(self, launched_at_s: float) -> float | None:
-        """Return the deadline in seconds since the epoch, if there is one."""
-        if self.slo.max_hours is not None:
-            return launched_at_s + timedelta(hours=self.slo.max_hours).total_seconds()
-        return None if self.slo.deadline is None else self.slo.deadline.timestamp()
 
 
 def load_config(
@@ -625,36 +620,30 @@ def load_config(
         ConfigError: The file is missing, unreadable or wrong.
     """
     data, lines = read_job_file(path)
-    config = parse_config(change(data), path.name, lines)
+    base = path.resolve().parent
+    if not is_text(str(base)):
+        raise ConfigError(
+            f"{path.name}: the folder's name must be UTF-8: got {str(base)!a}; rename it"
+        )
+    config = validate(JobConfig, change(data), path.name, lines, base)
     deadline = config.slo.deadline
     if deadline is not None and deadline <= (now or datetime.now(UTC)):
         raise ConfigError(
             f"{path.name}: slo.deadline: is in the past: got {deadline.isoformat()}; "
             f"give a later time{at_line(('slo', 'deadline'), lines)}"
         )
-    base = path.resolve().parent
-    if not is_text(str(base)):
+    if not Path(config.workdir).is_dir():
         raise ConfigError(
-            f"{path.name}: the folder's name must be UTF-8: got {str(base)!a}; rename it"
-        )
-    workdir = (base / Path(config.workdir).expanduser()).resolve()
-    if not workdir.is_dir():
-        raise ConfigError(
-            f"{path.name}: workdir: is not a folder: got {workdir}; correct it"
+            f"{path.name}: workdir: is not a folder: got {config.workdir}; correct it"
             f"{at_line(('workdir',), lines)}"
         )
     update: dict[str, Any] = {
-        "workdir": str(workdir),
         "data": absolute_data(config.data, base, config.resources.providers),
         "track": absolute_track(config.track, base),
         "notify": absolute_notify(config.notify, base),
-        **{name: getattr(config, name).absolute(base) for name in ("ssh", "aws", "azure", "gcp")},
     }
     if config.init_from is not None:
         update["init_from"] = config.init_from.absolute(base)
-    if config.profile is not None:
-        profile = (base / Path(config.profile).expanduser()).resolve()
-        update["profile"] = str(profile)
     local = local_folder(config.checkpoint.path or "")
     if config.checkpoint.path is not None and local is not None:
         folder = (base / local.expanduser()).resolve()
@@ -665,9 +654,9 @@ def load_config(
     return config.settled(own_gpus() if looks else (), memory_bytes())
 
 
-def parse_config(data: Any, source: str, lines: Lines = NO_LINES) -> JobConfig:
+def parse_config(data: Any, source: str) -> JobConfig:
     """Return a job's configuration from parsed data; see ``files.validate``."""
-    return validate(JobConfig, data, source, lines)
+    return validate(JobConfig, data, source)
 
 
 def json_schema() -> dict[str, Any]:

@@ -20,7 +20,7 @@ from pydantic import (
 from spottrain.errors import ConfigError
 from spottrain.gpus.find import own_gpus
 from spottrain.machine import memory_bytes
-from spottrain.varuna_manager.config.base import JobName, Section
+from spottrain.varuna_manager.config.base import JobName, LocalPath, Section
 from spottrain.varuna_manager.config.clouds import (
     AwsConfig,
     AzureConfig,
@@ -31,7 +31,6 @@ from spottrain.varuna_manager.config.clouds import (
 from spottrain.varuna_manager.config.files import read_job_file, validate
 from spottrain.varuna_manager.config.job import Dollars, JobConfig, load_config
 from spottrain.varuna_manager.config.local import LocalConfig
-from spottrain.varuna_manager.config.yaml_core import NO_LINES, Lines
 
 Policy = Literal[
     "fair",
@@ -86,7 +85,7 @@ class TeamConfig(Section):
 class PoolJobConfig(Section):
     """A job that is submitted with the pool."""
 
-    file: str
+    file: LocalPath
     """Its job file, relative to the pool file."""
     priority: Weight = 1.0
     """Its weight against other jobs, from 0.001 to 1,000,000."""
@@ -164,22 +163,15 @@ def load_pool(path: Path) -> PoolConfig:
         ConfigError: The file is missing, unreadable or wrong.
     """
     data, lines = read_job_file(path)
-    config = parse_pool(data, path.name, lines)
-    base = path.resolve().parent
-    update: dict[str, Any] = {
-        name: getattr(config, name).absolute(base) for name in ("aws", "azure", "gcp")
-    }
-    update["jobs"] = tuple(
-        job.model_copy(update={"file": str((base / job.file).resolve())}) for job in config.jobs
-    )
-    if config.clouds == "local":
-        update["local"] = config.local.on(own_gpus(), memory_bytes())
-    return config.model_copy(update=update)
+    config = validate(PoolConfig, data, path.name, lines, path.resolve().parent)
+    if config.clouds != "local":
+        return config
+    return config.model_copy(update={"local": config.local.on(own_gpus(), memory_bytes())})
 
 
-def parse_pool(data: Any, source: str, lines: Lines = NO_LINES) -> PoolConfig:
+def parse_pool(data: Any, source: str) -> PoolConfig:
     """Return a pool's configuration from parsed data; see ``files.validate``."""
-    return validate(PoolConfig, data, source, lines)
+    return validate(PoolConfig, data, source)
 
 
 def weight_of(value: object, source: str) -> float:

@@ -23,7 +23,7 @@ from spottrain.cloud.local.market import ZoneSpec
 from spottrain.cloud.ssh.transport.hosts import Host
 from spottrain.errors import ConfigError
 from spottrain.pricing.prices.catalogue import GpuType, catalogue
-from spottrain.varuna_manager.config.base import Section
+from spottrain.varuna_manager.config.base import LocalPath, Section
 
 _SAME_BY_TYPE = ("slots", "gpu", "slot_memory_bytes", "slot_speed", "usd_per_hour")
 OURS = ("SPOTTRAIN_", "OMP_NUM_THREADS")
@@ -115,10 +115,10 @@ class SshConfig(Section):
     """The hosts; the job uses each as one VM."""
     user: str | None = None
     """Login name; by default your own on this machine."""
-    key_file: str | None = None
+    key_file: LocalPath | None = None
     """Private key file, relative to the job file; by default the keys of your SSH agent
     and of ~/.ssh."""
-    known_hosts: str = "~/.ssh/known_hosts"
+    known_hosts: LocalPath = "~/.ssh/known_hosts"
     """File with the keys of hosts that have no `host_key`, relative to the job file. It
     is never changed."""
     python: str = "python3"
@@ -145,16 +145,6 @@ class SshConfig(Section):
                         f"{one} and {other}; give one of them another type"
                     )
         return self
-
-    def absolute(self, base: Path) -> SshConfig:
-        """Return this with its paths made absolute."""
-
-        def resolved(path: str) -> str:
-            return str((base / Path(path).expanduser()).resolve())
-
-        key_file = None if self.key_file is None else resolved(self.key_file)
-        known = resolved(self.known_hosts)
-        return self.model_copy(update={"key_file": key_file, "known_hosts": known})
 
     @property
     def specs(self) -> tuple[ZoneSpec, ...]:

@@ -7,10 +7,9 @@ in YAML 1.1. Digits may be grouped, ``10_000``, as in TOML.
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -19,9 +18,6 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 
 from spottrain.errors import ConfigError
 
-MAX_CHARACTERS = 1_000_000
-"""Of a job file whose aliases are written out. Nine levels of nine aliases each are some
-hundred characters, and would be 387 million values."""
 Lines = Mapping[tuple[int | str, ...], int]
 """The line of each value, by the keys and indices that lead to it; the first is 1."""
 NO_LINES: Lines = {}
@@ -40,8 +36,7 @@ def read_yaml(text: str) -> tuple[Any, Lines]:
     The keys of mappings are texts, as they are written. ``<<`` merges mappings.
 
     Raises:
-        ConfigError: It is not YAML, gives a key twice, has tags, or is too large; begins
-            with the line.
+        ConfigError: It is not YAML, gives a key twice or has tags; begins with the line.
     """
     yaml = YAML(typ="safe", pure=True)
     yaml.composer.warn_double_anchors = False  # YAML 1.2 allows them
@@ -49,11 +44,6 @@ def read_yaml(text: str) -> tuple[Any, Lines]:
         node = yaml.compose(text)
         if node is None:
             return None, NO_LINES
-        if _characters(node, {}) > MAX_CHARACTERS:
-            raise ConfigError(
-                f"must have at most {MAX_CHARACTERS:,} characters once its aliases are "
-                "written out; use fewer aliases"
-            )
         lines: dict[tuple[int | str, ...], int] = {}
         return _value(node, (), lines), lines
     except MarkedYAMLError as error:
@@ -151,21 +141,3 @@ def _merged(node: Node) -> Iterator[MappingNode]:
 def _line(node: Node) -> int:
     line: int = node.start_mark.line
     return line + 1
-
-
-def _characters(node: Node, known: dict[int, float]) -> float:
-    """Return the size of a node with all aliases written out, as every use counts.
-
-    Args:
-        node: Of a document; infinite if it holds itself.
-        known: Sizes by the ids of nodes.
-    """
-    if isinstance(node, ScalarNode):
-        return 1 + len(node.value)
-    if id(node) not in known:
-        known[id(node)] = math.inf  # for its parts, should they hold it
-        children: Iterable[Node] = node.value
-        if isinstance(node, MappingNode):
-            children = itertools.chain.from_iterable(node.value)
-        known[id(node)] = 1 + sum(_characters(child, known) for child in children)
-    return known[id(node)]

@@ -1,8 +1,7 @@
 """Which VMs to rent next: ``next_launch`` decides, everything else here is what it asks.
 
-No function here changes the state but ``launch_more``, which emits the decision. What is
-asked may change by itself when time passes; ``changes_at_s`` says when, and whoever
-decides by it has the core woken then.
+No function here changes the state. What is asked may change by itself when time passes;
+``changes_at_s`` says when, and whoever decides by it has the core woken then.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from spottrain.cloud.port.provider import Offer
-from spottrain.eventlog.changed import replace
 from spottrain.pricing.billing import egress
 from spottrain.pricing.deadline.model import Holdings
 from spottrain.pricing.prices.catalogue import catalogue
@@ -21,7 +19,6 @@ from spottrain.pricing.prices.place import Place, offer_key
 from spottrain.pricing.ranking import cooldowns
 from spottrain.pricing.ranking.order import in_order
 from spottrain.pricing.ranking.quotas import quota_left
-from spottrain.varuna_manager.core.model.commands import IntendLaunch
 from spottrain.varuna_manager.core.model.records import (
     LaunchChoice,
     PassedOver,
@@ -36,7 +33,6 @@ from spottrain.varuna_manager.core.model.state import (
     kind_of,
     places_by_kind,
 )
-from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.varuna_manager.format import clock
 
 OFFER_LAG_S = 10.0
@@ -105,33 +101,7 @@ def _count(state: State) -> int:
     return sum(vm.counts for vm in state.fleet.vms.values()) + sum(one.missing for one in intents)
 
 
-def launch_more(transition: Transition) -> None:
-    """Emit the next launch, and wake the core when the market changes by itself."""
-    state = transition.state
-    if state.launches.launch_pending:
-        return
-    if state.preparation.store_error and not state.fleet.vms:
-        return  # they could do nothing, but would cost money
-    if state.launches.folder_trouble:
-        return  # they may not get the user's code, nor the next manager know of them
-    launch = next_launch(state)
-    transition.wake(launch.changes_at_s)
-    if launch.offer is None:
-        return
-    intent = next_intent(state)
-    choice = _choice(state, launch.offer, intent)
-    transition.put(replace(state.launches, launch_pending=True, launch_choice=choice))
-    transition.emit(
-        IntendLaunch(
-            intent=intent,
-            token=f"{state.job.uid}-{intent}",
-            offer=launch.offer,
-            count=launch.count,
-        )
-    )
-
-
-def _choice(state: State, offer: Offer, intent: str) -> LaunchChoice:
+def choice_of(state: State, offer: Offer) -> LaunchChoice:
     """Return what is kept of a decision for an offer: what the best others lacked."""
     order = in_order(state.market.offers, state.market.worths)
     keys = [offer_key(one) for one in order]
@@ -144,7 +114,6 @@ def _choice(state: State, offer: Offer, intent: str) -> LaunchChoice:
             why = "ranked lower" if at > place else "chosen by spread, location or caps"
         passed_over.append(_passed_over(state, order[at], why))
     return LaunchChoice(
-        intent=intent,
         examples_per_usd=examples_per_usd(state, offer),
         is_ranked=any(worth.examples_per_usd for worth in state.market.worths.values()),
         passed_over=tuple(passed_over),

@@ -251,14 +251,6 @@ def vms_returned(transition: Transition, event: e.VmsReturned) -> None:
 # --- Agents -------------------------------------------------------------------------------
 
 
-def agent_starting(transition: Transition, event: e.AgentStarting) -> None:
-    """Keep the hash of a token; older ones stay valid, as the agent may have one."""
-    vm = transition.state.fleet.vms.get(event.vm_id)
-    if vm is not None and event.token_sha256 not in vm.token_sha256s:
-        tokens = (*vm.token_sha256s, event.token_sha256)
-        transition.put_vm(replace(vm, token_sha256s=tokens))
-
-
 def agent_started(transition: Transition, event: e.AgentStarted) -> None:
     """Keep what the start of a VM took."""
     vm = transition.state.fleet.vms.get(event.vm_id)

@@ -108,10 +108,10 @@ def quiet_line(state: State, at_s: float) -> str:
         return f"{quiet}: its workers wait for each other"
     slots = _slots(generation)
     first, names = verdict.awaited[0], [slots[one].vm_id for one in verdict.awaited]
-    told = f"{_told(slots[first], ranks[first])}"
+    activity = _activity(slots[first], ranks[first])
     others = len(set(names) - {names[0]})
     more = f", and for {others} more" if others else ""
-    return f"{quiet}: waiting for {names[0]}{more}: {told}"
+    return f"{quiet}: waiting for {names[0]}{more}: {activity}"
 
 
 def _last_progress_s(state: State, generation: Generation) -> float:
@@ -161,7 +161,7 @@ def _judge(transition: Transition, generation: Generation) -> None:
     if verdict.hung:
         first = verdict.hung[0]
         hung = [slots[number] for number in verdict.hung]
-        _break_off(transition, generation, hung, _told(slots[first], ranks[first]))
+        _break_off(transition, generation, hung, _activity(slots[first], ranks[first]))
     elif verdict.is_deadlock:
         still_s = min(rank.still_s for rank in ranks.values())
         generations.break_generation(
@@ -169,7 +169,7 @@ def _judge(transition: Transition, generation: Generation) -> None:
         )
 
 
-def _told(slot: Slot, rank: WorkerState) -> str:
+def _activity(slot: Slot, rank: WorkerState) -> str:
     """Return what a rank does, as the end of a sentence about its VM."""
     worker = f"its worker of slot {slot.index}"
     if rank.process == "stopped":
@@ -178,7 +178,7 @@ def _told(slot: Slot, rank: WorkerState) -> str:
 
 
 def _break_off(
-    transition: Transition, generation: Generation, hung: Sequence[Slot], told: str
+    transition: Transition, generation: Generation, hung: Sequence[Slot], activity: str
 ) -> None:
     """Kill the workers that hang; drain their VM if it is not the first time.
 
@@ -186,12 +186,12 @@ def _break_off(
     replace them would help nothing.
     """
     vm_ids = tuple(dict.fromkeys(slot.vm_id for slot in hung))
-    reason = f"hangs: {told}"
+    reason = f"hangs: {activity}"
     transition.put_generation(replace(generation, hung=tuple(hung)))
     for vm_id in vm_ids:
         hung_on(transition, vm_id, reason, alone=len(vm_ids) == 1)
         slots = tuple(slot.index for slot in hung if slot.vm_id == vm_id)
-        end = messages.EndWorkers(slots=slots, reason=told, hang=True)
+        end = messages.EndWorkers(slots=slots, reason=activity, hang=True)
         transition.send((vm_id,), end)
     generations.break_generation(transition, f"{vm_ids[0]} {reason}")
 

@@ -13,7 +13,6 @@ from spottrain.varuna_manager.core.model import counters
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.commands import LaunchVms
 from spottrain.varuna_manager.core.model.records import Intent, PriceChange
-from spottrain.varuna_manager.core.model.state import JobPhase
 from spottrain.varuna_manager.core.model.transition import Transition
 
 UNANSWERED_S = 60.0
@@ -63,23 +62,30 @@ def _price_change(now_s: float, old: Offer, new: Offer) -> PriceChange:
     )
 
 
-def launch_intended(transition: Transition, event: e.LaunchIntended) -> None:
-    """Rent, now that the intent is in the journal; a repeated intent is ignored."""
-    transition.put(replace(transition.state.launches, launch_pending=False))
+def launch_more(transition: Transition) -> None:
+    """Ask for all VMs that are wanted now, and wake the core when the market changes by
+    itself."""
     state = transition.state
-    new = event.intent == allocation.next_intent(state)
-    active = state.phase is JobPhase.ACTIVE and not state.launches.folder_trouble
-    # A pool may have granted less in the meantime.
-    room = min(allocation.room(state), allocation.within_grant(state)(event.offer))
-    if not new or not active or event.count > room:
-        return
+    if state.preparation.store_error and not state.fleet.vms:
+        return  # they could do nothing, but would cost money
+    if state.launches.folder_trouble:
+        return  # they may not get the user's code, nor the next manager know of them
+    while (wanted := allocation.next_launch(transition.state)).offer is not None:
+        _intend(transition, wanted.offer, wanted.count)
+    transition.wake(wanted.changes_at_s)
+
+
+def _intend(transition: Transition, offer: Offer, count: int) -> None:
+    """Open the next intent, and ask for its VMs: that is done once it is journalled."""
+    state = transition.state
+    name = allocation.next_intent(state)
     intent = Intent(
-        intent=event.intent,
-        token=event.token,
-        offer=event.offer,
-        count=event.count,
+        intent=name,
+        offer=offer,
+        count=count,
         asked_at_s=transition.now_s,
-        image=state.launches.images.get(event.offer.cloud, ""),
+        image=state.launches.images.get(offer.cloud, ""),
+        choice=allocation.choice_of(state, offer),
     )
     transition.put(
         replace(
@@ -97,7 +103,7 @@ def launch(transition: Transition, intent: Intent) -> None:
     transition.emit(
         LaunchVms(
             intent=intent.intent,
-            token=intent.token,
+            token=f"{transition.state.job.uid}-{intent.intent}",
             offer=intent.offer,
             count=intent.count,
             image=intent.image,
@@ -121,14 +127,20 @@ def vms_launched(transition: Transition, event: e.VmsLaunched) -> None:
         given, zone = len(event.vms), intent.offer.zone
         transition.log(f"{zone} gave {given} of {counted(intent.count, 'VM')}")
     for vm in event.vms:
-        _note_image(transition, intent, vm)
+        note_image(transition, vm, intent.image)
 
 
-def _note_image(transition: Transition, intent: Intent, vm: Vm) -> None:
-    """Keep the image of a cloud's first VM for all later ones, as long as it is offered."""
+def note_image(transition: Transition, vm: Vm, asked: str = "") -> None:
+    """Keep the image of a cloud's first VM for all later ones, as long as it is offered.
+
+    Args:
+        transition: With the VM.
+        vm: It came from a launch, or from another job.
+        asked: The image that it was to have; empty: any.
+    """
     images, cloud = transition.state.launches.images, vm.offer.cloud
     known = images.get(cloud, "")
-    if not vm.image or vm.image == known or intent.image != known:
+    if not vm.image or vm.image == known or asked != known:
         return
     if known:
         transition.log(f"{cloud} no longer has the image {known}: VMs have {vm.image}")

@@ -108,12 +108,12 @@ def with_code(state: State, event: CodeUpdated) -> State:
     measured of an equal model."""
     was = state.job.facts.fingerprint
     same = event.facts.fingerprint == was
-    told = "".join(f"; {line}" for line in event.changes)
+    changes = "".join(f"; {line}" for line in event.changes)
     return replace(
         state,
         settings=replace(state.job, facts=event.facts, profile=event.profile),
         code_sha256=event.sha256,
-        last_message=f"{event.by}: code updated to {event.sha256[:12]}{told}",
+        last_message=f"{event.by}: code updated to {event.sha256[:12]}{changes}",
         preparation=replace(
             state.preparation,
             profile=state.preparation.profile if same else event.profile,

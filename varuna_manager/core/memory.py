@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from spottrain.cloud.port.provider import Offer
 from spottrain.eventlog.changed import replace
 from spottrain.morphing.memory.memory import rank_bytes
 from spottrain.morphing.memory.room import megabytes
@@ -20,7 +19,7 @@ from spottrain.pricing.ranking.machine import MachineShape
 from spottrain.pricing.ranking.throughput import devices_of
 from spottrain.varuna_manager.core import generation as generations
 from spottrain.varuna_manager.core.model import records
-from spottrain.varuna_manager.core.model.state import State
+from spottrain.varuna_manager.core.model.state import State, kind_of
 from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.wire.messages import OutOfMemory
 from spottrain.wire.model import Plan, Profile, Slot
@@ -60,13 +59,8 @@ def _machine(state: State, vm: records.VmRecord, speed: float = 1.0) -> MachineS
 def room_bytes(state: State, vm: records.VmRecord) -> int:
     """Return the memory of a slot's device that plans may take."""
     have = vm.slot_memory_bytes
-    shortage = state.fleet.shortages.get(machine_of(vm.offer))
+    shortage = state.fleet.shortages.get(kind_of(vm.offer))
     return have if shortage is None else min(have, shortage.room_bytes)
-
-
-def machine_of(offer: Offer) -> str:
-    """Return the name of a kind of machine."""
-    return f"{offer.cloud} {offer.instance_type}"
 
 
 def compute_of(state: State, vms: Iterable[records.VmRecord]) -> Compute:
@@ -88,7 +82,7 @@ def out_of_memory(transition: Transition, slot: Slot, report: OutOfMemory) -> No
     assert state.preparation.profile is not None
     vm = state.fleet.vms[slot.vm_id]
     predicted = _predicted_bytes(state, generation.plan, slot, state.preparation.profile)
-    machine = machine_of(vm.offer)
+    machine = kind_of(vm.offer)
     before = state.fleet.shortages.get(machine)
     times = before.times if before else 0
     if before is None or before.generation != generation.number:

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import replace as changed
 
 from spottrain.cloud.port.provider import Offer
 from spottrain.eventlog.changed import replace
@@ -117,7 +116,7 @@ def _is_calm(state: State) -> bool:
         return False
     if generation.done or generation.save_only or not state.fleet.reconciled:
         return False
-    if state.launches.intents or state.launches.launch_pending:
+    if state.launches.intents:
         return False
     vms = state.fleet.vms.values()
     train = all(vm.is_usable and vm.slow is None and generation.trains_on(vm.vm_id) for vm in vms)
@@ -220,7 +219,7 @@ def _frictions(state: State, to: Place) -> Frictions:
     fetched = egress.fetched(job.data_bytes, to.cloud).usd * len(state.fleet.vms)
     base = Frictions()
     zone = job.zone_usd_per_gb
-    return changed(
+    return replace(
         base,
         boot_s=boot_s(state),
         move_s=moved_s if near else RELOAD_S,
@@ -245,7 +244,7 @@ def _wait(transition: Transition, move: Move) -> None:
     if len(ready) >= len(move.vm_ids):
         for vm in old:
             transition.put_vm(replace(vm, successor="arrived"))
-        transition.put(replace(transition.state.fleet, move=changed(move, is_cut_over=True)))
+        transition.put(replace(transition.state.fleet, move=replace(move, is_cut_over=True)))
         transition.note_fleet_change()
         return
     # Launches that nobody has answered yet may still bring VMs.

@@ -67,8 +67,13 @@ MAX_ROUNDS = 20
 """Rounds after which a state that still changes is a bug."""
 
 
-def step(state: State, event: e.Event) -> tuple[State, tuple[Command, ...]]:
+def step(state: State, event: e.Event, *, rents: bool = True) -> tuple[State, tuple[Command, ...]]:
     """Return the state after ``event``, and the commands that it calls for.
+
+    Args:
+        state: The state before it.
+        event: What has happened.
+        rents: False: no VM is asked for, as no manager runs.
 
     Raises:
         InternalError: a bug of ours.
@@ -85,7 +90,7 @@ def step(state: State, event: e.Event) -> tuple[State, tuple[Command, ...]]:
         # Progress changes hardly any decision, and comes often.
         if transition.decides or not _is_progress(event):
             transition.is_settling = True
-            _settle(transition)
+            _settle(transition, rents=rents)
     except Exception as error:
         raise InternalError(transition.result(), error) from error
     return transition.result(), tuple(transition.commands)
@@ -160,8 +165,6 @@ def _fold(transition: Transition, event: e.Event) -> None:
             transition.put(replace(transition.state.market, worths=known, rankings=number))
         case e.FleetRated():
             deadline.fleet_rated(transition, event)
-        case e.LaunchIntended():
-            launches.launch_intended(transition, event)
         case e.VmsLaunched():
             launches.vms_launched(transition, event)
         case e.LaunchRefused():
@@ -179,8 +182,6 @@ def _fold(transition: Transition, event: e.Event) -> None:
         case e.VmLost(vm_id=vm_id, reason=reason):
             if vm := transition.state.fleet.vms.get(vm_id):
                 fleet.remove_vm(transition, vm, reason)
-        case e.AgentStarting():
-            fleet.agent_starting(transition, event)
         case e.AgentStarted():
             fleet.agent_started(transition, event)
         case e.AgentRegistered():
@@ -259,7 +260,6 @@ def _manager_started(transition: Transition, version: str) -> None:
         replace(state.training, plan_asked=None),
         replace(
             state.launches,
-            launch_pending=False,
             folder_trouble="",
             intents={
                 k: replace(
@@ -338,8 +338,8 @@ _PARTS = (
 """The order in which parts of the core look at a state."""
 
 
-def _settle(transition: Transition) -> None:
-    """Advance the state to a fixed point, then decide what to rent and when to wake."""
+def _settle(transition: Transition, *, rents: bool) -> None:
+    """Advance the state to a fixed point: there what is wanted is rented."""
     if transition.state.phase not in (JobPhase.ACTIVE, JobPhase.ENDING):
         return
     for _ in range(MAX_ROUNDS):
@@ -347,12 +347,12 @@ def _settle(transition: Transition) -> None:
         transition.wake_at_s = None
         for part in _PARTS:
             part(transition)
+        if rents and transition.state is before and before.phase is JobPhase.ACTIVE:
+            launches.launch_more(transition)
         if transition.state is before:
             break
     else:
         raise AssertionError(f"no fixed point reached after {MAX_ROUNDS} rounds")
-    if transition.state.phase is JobPhase.ACTIVE:
-        allocation.launch_more(transition)
     _finish(transition)
 
 

@@ -13,9 +13,8 @@ give its place to another VM, or the VM to another job.
 
 from __future__ import annotations
 
-from spottrain.cloud.port.provider import Vm
 from spottrain.eventlog.changed import replace
-from spottrain.varuna_manager.core import spending
+from spottrain.varuna_manager.core import launches, spending
 from spottrain.varuna_manager.core.fleet import RETRY_S, adopt
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
@@ -61,21 +60,13 @@ def order_answered(transition: Transition, event: e.OrderAnswered) -> None:
     if event.vm is not None:
         spending.listed(transition, (event.vm,))  # it may have ended already
         adopt(transition, event.vm)
-        _note_image(transition, event.vm)
+        launches.note_image(transition, event.vm)
         transition.log(f"{event.vm.vm_id} comes from another job")
     else:
         transition.log(f"no VM from another job: {event.reason}")
     if record is not None and record.phase is OrderPhase.ASKED:
         phase = OrderPhase.FAILED if event.vm is None else OrderPhase.TAKEN
         _put(transition, replace(record, phase=phase, retry_at_s=None))
-
-
-def _note_image(transition: Transition, vm: Vm) -> None:
-    """Keep the image of a cloud's first VM, also of one that came from another job."""
-    launches, cloud = transition.state.launches, vm.offer.cloud
-    if vm.image and cloud not in launches.images:
-        images = {**launches.images, cloud: vm.image}
-        transition.put(replace(launches, images=images))
 
 
 def take_failed(transition: Transition, event: e.CommandFailed) -> None:

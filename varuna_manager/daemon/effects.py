@@ -79,7 +79,7 @@ class EffectRunner:
         sink: Where events go.
         provider: The cloud to rent from.
         sessions: Agents whose tokens are admitted and revoked.
-        identity: Mints tokens.
+        identity: Gives VMs their tokens.
         url: Where agents reach this manager.
     """
 
@@ -170,25 +170,17 @@ class EffectRunner:
                 retry_after_s=retry_after_s(error),
             )
         else:
-            event = e.VmsLaunched(
-                at_s=self._now_s,
-                intent=command.intent,
-                vms=result.vms,
-                refusal=result.refusal,
-            )
+            event = e.VmsLaunched(at_s=self._now_s, intent=command.intent, vms=result.vms)
         self._sink.feed(event)
 
     async def start_agent(self, command: c.StartAgent) -> None:
-        """Mint a token for a VM and start its agent."""
-        vm_id, token = command.vm_id, self._identity.vm_token(command.vm_id)
-        token_hash = token_sha256(token)
-        await self._sink.feed(
-            e.AgentStarting(at_s=self._now_s, vm_id=vm_id, token_sha256=token_hash)
-        )
+        """Admit a VM and start its agent."""
+        vm_id = command.vm_id
         if vm_id not in self._sink.state.fleet.vms:
             return
         self._started.discard(vm_id)
-        self._sessions.admit(vm_id, token_hash)
+        token = self._identity.vm_token(vm_id)
+        self._sessions.admit(vm_id, token_sha256(token))
         bootstrap = port.AgentBootstrap(
             manager_url=self._url, ca_pem=self._identity.ca_pem, token=token
         )
@@ -308,7 +300,7 @@ class EffectRunner:
 
         Asks until one answers.
         """
-        told = ""
+        logged = ""
         while True:
             failures = []
             for cloud in self._parts.values():
@@ -321,12 +313,12 @@ class EffectRunner:
                         return time_s
             if not failures:
                 return None
-            if failures[0] != told:
-                told = failures[0]
+            if failures[0] != logged:
+                logged = failures[0]
                 logger.warning(
                     "this machine's clock cannot be compared with a cloud's, so nothing "
                     "is rented: %s",
-                    told,
+                    logged,
                 )
             await asyncio.sleep(RETRY_S)
 
@@ -390,7 +382,7 @@ class EffectRunner:
             try:
                 event = await self._ask_store()
             except StorageError as error:
-                self._tell_unreachable(str(error))
+                self._report_unreachable(str(error))
                 self._to_list.set()
                 await asyncio.sleep(STORE_PAUSE_S)
             else:
@@ -406,7 +398,7 @@ class EffectRunner:
         listing = in_daemon_thread(partial(self._find_checkpoints, self._doubts()))
         while not (await asyncio.wait({listing}, timeout=STORE_S))[0]:
             place = self._job.spec.checkpoint_path
-            self._tell_unreachable(f"{place} has not answered for {STORE_S:g} s")
+            self._report_unreachable(f"{place} has not answered for {STORE_S:g} s")
         found = listing.result()
         return e.CheckpointsListed(
             at_s=self._now_s,
@@ -415,7 +407,7 @@ class EffectRunner:
             asked_at_s=asked_at_s,
         )
 
-    def _tell_unreachable(self, reason: str) -> None:
+    def _report_unreachable(self, reason: str) -> None:
         if reason != self._sink.state.preparation.store_error:
             self._sink.feed(e.StoreUnreachable(at_s=self._now_s, reason=reason))
 

@@ -42,7 +42,7 @@ from spottrain.varuna_manager.daemon.sessions import (
 )
 from spottrain.varuna_manager.daemon.tracking import Trackers
 from spottrain.varuna_manager.jobs.folder import JobDir
-from spottrain.varuna_manager.jobs.identity import Identity
+from spottrain.varuna_manager.jobs.identity import Identity, token_sha256
 from spottrain.varuna_manager.jobs.journal import Journal, Step
 from spottrain.varuna_manager.jobs.measurements import Measurements, Sample
 from spottrain.varuna_manager.jobs.replication import JournalReplication, backfill
@@ -139,6 +139,7 @@ class ManagerLoop(Loop[State, e.Event, c.Command]):
         """Whether what was measured is to be written now."""
         self._clock = Clock(self.state.now_s)
         self._lives = VmHistory(self.state)
+        self._identity = identity
         self.sessions = AgentSessions(time.monotonic, self._on_heard)
         self._job = JobDir(workdir.parent)
         self._traces = Traces(self._job.traces)
@@ -324,15 +325,6 @@ class ManagerLoop(Loop[State, e.Event, c.Command]):
     def _perform(self, command: c.Command) -> None:
         """Start to perform a command; its outcome comes back as an event."""
         match command:
-            case c.IntendLaunch():
-                intended = e.LaunchIntended(
-                    at_s=self.now_s(),
-                    intent=command.intent,
-                    token=command.token,
-                    offer=command.offer,
-                    count=command.count,
-                )
-                self.feed(intended)
             case c.LaunchVms():
                 self._start(self._ask_cloud(self._effects.launch, command, self._seq))
             case c.StartAgent():
@@ -409,8 +401,9 @@ class ManagerLoop(Loop[State, e.Event, c.Command]):
         """Admit the agents that outlived the previous manager."""
         grace_s = reconnect_s(len(self.state.fleet.vms))
         for vm in self.state.fleet.vms.values():
-            if vm.token_sha256s and vm.phase is not VmPhase.RETURNING:
-                self.sessions.admit(vm.vm_id, vm.token_sha256s[-1])
+            if vm.phase is not VmPhase.RETURNING:
+                token = self._identity.vm_token(vm.vm_id)
+                self.sessions.admit(vm.vm_id, token_sha256(token))
             if vm.phase in (VmPhase.REGISTERED, VmPhase.READY):
                 self.sessions.watch(vm.vm_id, grace_s)
 

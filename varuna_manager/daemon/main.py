@@ -20,7 +20,7 @@ import uvloop
 
 from spottrain.cloud.port.provider import CloudProvider
 from spottrain.errors import SpottrainError
-from spottrain.eventlog.process import TERMINATED, run_process, until_told
+from spottrain.eventlog.process import TERMINATED, run_process, until_terminated
 from spottrain.files import PRIVATE, write_whole
 from spottrain.logs import JsonLines
 from spottrain.redaction import hide
@@ -103,7 +103,7 @@ async def manage(
     write_s = LEAVE_S
     try:
         # Closed in a thread: it may wait for a VM's answer.
-        outcome = await until_told(
+        outcome = await until_terminated(
             _run(manager_loop, notifier), threading.Thread(target=provider.close).start
         )
         write_s = FINISH_S

@@ -20,6 +20,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from spottrain.units import HOUR_S
+from spottrain.varuna_manager.core.model.records import COUNTERS
 from spottrain.varuna_manager.core.model.state import (
     JobPhase,
     State,
@@ -154,15 +155,8 @@ def _vms(state: State) -> Metric:
 def _interruptions(state: State) -> Metric:
     tally, text = state.history.tally, "Preemptions and other interruptions, by kind."
     metric = CounterMetricFamily("spottrain_interruptions", text, labels=("kind",))
-    for kind, count in (
-        ("notice", tally.preemptions_noticed),
-        ("kill", tally.preemptions_unnoticed),
-        ("silence", tally.silent_losses),
-        ("worker_death", tally.worker_deaths),
-        ("sick_gpu", tally.sick_gpus),
-        ("hang", tally.hangs),
-    ):
-        metric.add_metric((kind,), count)
+    for kind, counter in COUNTERS.items():
+        metric.add_metric((kind,), getattr(tally, counter))
     return metric
 
 

@@ -61,8 +61,8 @@ class Notifier:
         self._job = job
         self._notify = notify
         self._pause_s = pause_s
-        self._told_file = job.path / "notices.json"
-        self._told: dict[str, None] | None = self._load()
+        self._sent_file = job.path / "notices.json"
+        self._sent: dict[str, None] | None = self._load()
         self._queue = queue.SimpleQueue[dict[str, Any] | None]()
         self._leaving = threading.Event()
         self._sender: threading.Thread | None = None
@@ -72,13 +72,13 @@ class Notifier:
         if not self._notify.asked or state.settings is None:
             return
         found = {one.key: one for one in notices(state, self._notify, now_s)}
-        if self._told is None:
-            self._told = dict.fromkeys(found) if state.history.progress.highest_step else {}
+        if self._sent is None:
+            self._sent = dict.fromkeys(found) if state.history.progress.highest_step else {}
             self._save()
-        new = [one for key, one in found.items() if key not in self._told]
+        new = [one for key, one in found.items() if key not in self._sent]
         if not new:
             return
-        self._told |= dict.fromkeys(one.key for one in new)
+        self._sent |= dict.fromkeys(one.key for one in new)
         for one in new:
             self._queue.put(self._document(one, state, now_s))
         if self._sender is None:
@@ -111,17 +111,17 @@ class Notifier:
             "at_s": now_s,
         }
 
-    # --- What has been told -----------------------------------------------------------
+    # --- What has been sent -----------------------------------------------------------
 
     def _load(self) -> dict[str, None] | None:
         try:
-            return dict.fromkeys(json.loads(self._told_file.read_text()))
+            return dict.fromkeys(json.loads(self._sent_file.read_text()))
         except (FileNotFoundError, ValueError, TypeError):
             return None
 
     def _save(self) -> None:
         try:
-            write_whole(self._told_file, json.dumps(list(self._told or ())), mode=PRIVATE)
+            write_whole(self._sent_file, json.dumps(list(self._sent or ())), mode=PRIVATE)
         except OSError as error:
             logger.warning("notices may be told again: %s", error)
 

@@ -10,22 +10,21 @@ both are read, the newer first.
 from __future__ import annotations
 
 import gzip
-import json
 import re
 import time
 import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from spottrain.codec import decode, encode
+from spottrain.codec import SCHEMA_VERSION, decode, encode
 from spottrain.errors import SpottrainError, WireError
 from spottrain.varuna_manager.jobs.measurements import Cursor, Measurements, Minibatch
 
-SCHEMA_VERSION = 1
 STEPS = 4096
 PACE_S = 30.0
 """Time between two copies: each put costs money."""
-_NAME = re.compile(r"(\d{12})-(\d{6})\.jsonl\.gz")
+_NAME = re.compile(r"(\d{12})-(\d{6})\.json\.gz")
 
 
 class BlockError(SpottrainError):
@@ -43,7 +42,7 @@ class Block(NamedTuple):
     @property
     def name(self) -> str:
         """Name of the file; names sort by steps."""
-        return f"{self.first:012d}-{self.epoch:06d}.jsonl.gz"
+        return f"{self.first:012d}-{self.epoch:06d}.json.gz"
 
 
 def block_of(name: str) -> Block | None:
@@ -52,11 +51,15 @@ def block_of(name: str) -> Block | None:
     return None if match is None else Block(*map(int, match.groups()))
 
 
+@dataclass(frozen=True, slots=True)
+class _Contents:
+    rows: tuple[Minibatch, ...]
+    schema_version: int = SCHEMA_VERSION
+
+
 def pack(rows: Sequence[Minibatch]) -> bytes:
-    """Return the contents of a block's file: JSON lines, compressed, with a checksum."""
-    lines = [json.dumps({"schema_version": SCHEMA_VERSION})]
-    lines += map(encode, rows)
-    return gzip.compress("\n".join(lines).encode(), compresslevel=6, mtime=0)
+    """Return the contents of a block's file: JSON, compressed, with a checksum."""
+    return gzip.compress(encode(_Contents(tuple(rows))).encode(), compresslevel=6, mtime=0)
 
 
 def unpack(block: Block, data: bytes) -> list[Minibatch]:
@@ -66,17 +69,12 @@ def unpack(block: Block, data: bytes) -> list[Minibatch]:
         BlockError: It is damaged, or of another version.
     """
     try:
-        head, *lines = gzip.decompress(data).decode().split("\n")
-        version = json.loads(head)["schema_version"]
-        if version == SCHEMA_VERSION:
-            return [decode(Minibatch, line) for line in lines]
-    except (OSError, EOFError, zlib.error, ValueError, TypeError, KeyError, WireError) as error:
-        reason = str(error).splitlines()[0]
-        raise BlockError(f"measurements {block.name} are damaged: {reason}") from error
-    raise BlockError(
-        f"measurements {block.name} have version {version}, this spottrain reads "
-        f"{SCHEMA_VERSION}: use the version that launched the job"
-    )
+        contents: _Contents = decode(_Contents, gzip.decompress(data))
+    except (OSError, EOFError, zlib.error, WireError) as error:
+        raise BlockError(
+            f"measurements {block.name} are damaged or of another version: {error}"
+        ) from error
+    return list(contents.rows)
 
 
 class BlockStore(Protocol):

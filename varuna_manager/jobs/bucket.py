@@ -2,8 +2,8 @@
 
     job/<uid>/config.json, facts.json, workdir.tar.gz
     job/newest.json                          written after them: the job's name and uid
-    job/<uid>/journal/<first>-<last>-<epoch>.jsonl.gz
-    job/<uid>/measurements/<first step>-<epoch>.jsonl.gz
+    job/<uid>/journal/<first>-<last>-<epoch>.json.gz
+    job/<uid>/measurements/<first step>-<epoch>.json.gz
     job/<uid>/manager/<epoch>.json           a claim of each manager that was started
     job/<uid>/down.json                      the job has been ended for good
 
@@ -16,23 +16,23 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import re
 import tarfile
 import time
 import uuid
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar
-
-from pydantic import Field, TypeAdapter, ValidationError
+from typing import Any, NamedTuple
 
 import spottrain
-from spottrain.errors import ConfigError, SpottrainError
+from spottrain.codec import SCHEMA_VERSION, decode, encode
+from spottrain.errors import ConfigError, SpottrainError, WireError
 from spottrain.eventlog.journal import JournalError, Row
 from spottrain.storage.open import open_store
 from spottrain.storage.store import PATIENCE_S, ExistsError, MissingError, Store
-from spottrain.varuna_manager.config.base import JobName
+from spottrain.varuna_manager.config.base import JOB_NAME
 from spottrain.varuna_manager.core.model.events import ReportReceived
 from spottrain.varuna_manager.jobs import blocks
 from spottrain.varuna_manager.jobs.blocks import Block, block_of
@@ -52,7 +52,6 @@ from spottrain.varuna_manager.jobs.segments import (
     unpack,
 )
 
-SCHEMA_VERSION = 1
 _FILES = ("config.json", "facts.json", "workdir.tar.gz")
 _NEWEST = "job/newest.json"
 _FOLDER = "/job"
@@ -89,13 +88,11 @@ class Claim:
 class Newest:
     """The job that a store belongs to; both fields become parts of paths."""
 
-    name: JobName
-    uid: Annotated[str, Field(pattern=r"^[0-9a-f-]+$")]
+    name: str
+    uid: str
     code: str
     """Hash of the packed workdir in the store."""
-
-
-_Document = TypeVar("_Document", Claim, Newest)
+    schema_version: int = SCHEMA_VERSION
 
 
 class Found(NamedTuple):
@@ -144,8 +141,8 @@ class StoredJob:
         if found is None or (found.uid, found.code) != (self.uid, code):
             for name in _FILES:
                 self._store.put(f"{self._root}/{name}", job.path / name)
-            document = {"name": job.config().name, "uid": self.uid, "code": code}
-            self._put_json(_NEWEST, document)
+            newest = Newest(job.config().name, self.uid, code)
+            self._store.put(_NEWEST, encode(newest).encode())
 
     def fetch(self, folder: Path) -> None:
         """Copy the files that no manager changes into a folder.
@@ -169,7 +166,7 @@ class StoredJob:
 
     def mark_down(self) -> None:
         """Note that the job has been ended for good."""
-        self._put_json(f"{self._root}/down.json", {"at_s": time.time()})
+        self._store.put(f"{self._root}/down.json", json.dumps({"at_s": time.time()}).encode())
 
     def is_down(self) -> bool:
         """Return whether the job has been ended for good."""
@@ -208,7 +205,7 @@ class StoredJob:
         claim = Claim(folder, platform.node(), time.time(), spottrain.__version__)
         epoch, name = epoch + 1, self._claim_name(epoch + 1)
         try:
-            self._store.put_new(name, json.dumps(asdict(claim)).encode())
+            self._store.put_new(name, encode(claim).encode())
         except ExistsError as error:
             # A put whose answer was lost finds its own claim; otherwise somebody was faster.
             if (other := self._claim_of(epoch)) != claim and other is not None:
@@ -249,7 +246,7 @@ class StoredJob:
 
     def put(self, segment: Segment, rows: list[Row]) -> None:
         """Write one segment of the journal."""
-        self._store.put(self._segment_name(segment), pack(segment, rows))
+        self._store.put(self._segment_name(segment), pack(rows))
 
     def drop_below(self, whole: Segment) -> None:
         """Delete the segments in whose place another one was written."""
@@ -335,17 +332,14 @@ class StoredJob:
             data = self._store.get(self._claim_name(epoch))
         except MissingError:
             return None
-        return _read(Claim, self._claim_name(epoch), data)
+        claim: Claim = _read(Claim, self._claim_name(epoch), data)
+        return claim
 
     def _fenced(self, claim: Claim) -> FencedError:
         return FencedError(
             f"the job was taken over by {claim.host} from {self.url}; "
             f"to continue it here run 'spottrain resume {self.url}'"
         )
-
-    def _put_json(self, name: str, content: dict[str, Any]) -> None:
-        data = json.dumps({"schema_version": SCHEMA_VERSION, **content})
-        self._store.put(name, data.encode())
 
 
 def find_stored(url: str) -> Found:
@@ -375,30 +369,22 @@ def _read_newest(store: Store) -> Newest | None:
         data = store.get(_NEWEST)
     except MissingError:
         return None
-    return _read(Newest, _NEWEST, data)
+    found: Newest = _read(Newest, _NEWEST, data)
+    if not (re.fullmatch(JOB_NAME, found.name) and re.fullmatch("[0-9a-f-]+", found.uid)):
+        raise StoredJobError(f"{_NEWEST} is damaged: it has no name and uid of a job")
+    return found
 
 
-def _read(kind: type[_Document], name: str, data: bytes) -> _Document:
+def _read(kind: type[Claim | Newest], name: str, data: bytes) -> Any:
     """Return the contents of a JSON file.
 
     Raises:
         StoredJobError: It is damaged or of another version.
     """
     try:
-        document = json.loads(data)
-        version = document["schema_version"]
-        if version == SCHEMA_VERSION:
-            return TypeAdapter(kind).validate_python(document)
-    except ValidationError as error:
-        wrong = error.errors()[0]
-        where = ".".join(map(str, wrong["loc"]))
-        raise StoredJobError(f"{name} is damaged: {where}: {wrong['msg']}") from error
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise StoredJobError(f"{name} is damaged: {error}") from error
-    raise StoredJobError(
-        f"{name} has version {version}, this spottrain reads {SCHEMA_VERSION}: use "
-        "the version that launched the job"
-    )
+        return decode(kind, data)
+    except WireError as error:
+        raise StoredJobError(f"{name} is damaged or of another version: {error}") from error
 
 
 def _check_packed(path: Path) -> None:

@@ -23,8 +23,8 @@ class JournalEntry:
 
     seq: int
     event: Event
-    news: str
-    """One line for people; empty if the event is no news to them."""
+    message: str
+    """One line for people; empty if the event says nothing to them."""
 
 
 class Follower:
@@ -52,11 +52,11 @@ class Follower:
         """Yield the events since the last call, each after it was folded."""
         for seq, step in self._journal.steps(self._seq, self.state):
             self._seq, self.state = seq, step.after
-            news = step.after.last_message
-            is_new = news != step.before.last_message
+            message = step.after.last_message
+            is_new = message != step.before.last_message
             if is_new:
                 self.message_at_s = step.event.at_s
-            yield JournalEntry(seq, step.event, news if is_new else "")
+            yield JournalEntry(seq, step.event, message if is_new else "")
 
     def measurements(self) -> Measurements:
         """Return the job's measurements, to read them until ``close``."""
@@ -105,17 +105,6 @@ def folder_of(name: str, uid: str) -> JobDir:
             if uid_of(folder) == uid:
                 return folder
     return job_dir(f"{job.name}.gone")
-
-
-def read_events(job: JobDir, after_seq: int = 0) -> Iterator[JournalEntry]:
-    """Yield the events of a job's journal numbered above ``after_seq``.
-
-    Raises:
-        JournalError: The journal is missing or damaged.
-    """
-    with closing(Journal(job.journal, read_only=True)) as journal:
-        for entry in journal.with_messages(after_seq):
-            yield JournalEntry(*entry)
 
 
 def read_state(job: JobDir) -> State:

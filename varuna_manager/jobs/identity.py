@@ -1,10 +1,9 @@
-"""The identity of one job's manager: its certificates, its secret and its tokens.
+"""The identity of one job's manager: its certificate, its secret and its tokens.
 
-Everything lies in one file of the job's folder, ``identity.pem`` (0600): the server's
-key and certificate, the certificate of the job's own authority, and a secret from which
-every VM's bearer token is derived. It is made once and reused on resume, so that agents
-that pinned the authority trust the resumed manager. The authority's key is deleted as
-soon as it has signed: nobody can ever sign a second server.
+Everything lies in one file of the job's folder, ``identity.pem`` (0600): the server's key
+and certificate, and a secret from which every VM's bearer token is derived. It is made once
+and reused on resume, so that agents, which pin the certificate, trust the resumed manager.
+The certificate is signed by its own key and is no authority's: it can sign no other.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _VALID_FROM = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
 _VALID_UNTIL = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)
 """A VM or a manager whose clock is wrong by years must still be able to connect: what ends a
 certificate is that its job is over. The last moment is RFC 5280's for no end."""
-_CERTIFICATE_END = "-----END CERTIFICATE-----\n"
+_CERTIFICATE = "-----BEGIN CERTIFICATE-----\n"
 _SECRET_LABEL = "spottrain-secret: "
 
 
@@ -45,7 +44,7 @@ class Identity:
     """The credentials by which agents and the manager authenticate each other."""
 
     path: Path
-    """Server key and certificate chain, as ``ssl`` and uvicorn read them."""
+    """Server key and certificate, as ``ssl`` and uvicorn read them."""
     ca_pem: str
     """The certificate that agents pin."""
     secret: bytes
@@ -99,9 +98,9 @@ def load_identity(job_dir: Path) -> Identity:
     try:
         first, _, rest = path.read_text().partition("\n")
         secret = base64.b64decode(first.removeprefix(_SECRET_LABEL), validate=True)
-        ca_pem = rest.split(_CERTIFICATE_END)[1] + _CERTIFICATE_END
+        ca_pem = rest[rest.index(_CERTIFICATE) :]
         x509.load_pem_x509_certificate(ca_pem.encode())
-    except (OSError, ValueError, IndexError) as error:
+    except (OSError, ValueError) as error:
         raise IdentityError(
             f"{path}: the manager's identity is damaged ({error}); end the job with "
             "'spottrain down' and launch it again"
@@ -110,7 +109,7 @@ def load_identity(job_dir: Path) -> Identity:
 
 
 def client_context(ca_pem: str) -> ssl.SSLContext:
-    """Return a TLS context that trusts this job's authority and no other."""
+    """Return a TLS context that trusts this job's manager and nobody else."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(cadata=ca_pem)
     return context
@@ -118,72 +117,29 @@ def client_context(ca_pem: str) -> ssl.SSLContext:
 
 def _mint(addresses: tuple[str, ...]) -> str:
     """Return the text of a new identity file."""
-    ca_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
-    ca_name = _name("spottrain job authority")
-    usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
-    ca = (
-        _builder(ca_name, ca_name, ca_key.public_key())
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_key_usage(sign_certificates=True), critical=True)
-        .add_extension(
-            x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key()),
-            critical=False,
-        )
-        .sign(ca_key, hashes.SHA256())
-    )
-    server = (
-        _builder(_name("spottrain manager"), ca_name, key.public_key())
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "spottrain manager")])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(_VALID_FROM)
+        .not_valid_after(_VALID_UNTIL)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_key_usage(sign_certificates=False), critical=True)
-        .add_extension(usage, critical=False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()),
-            critical=False,
-        )
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(_alternative_names(addresses), critical=False)
-        .sign(ca_key, hashes.SHA256())
+        .sign(key, hashes.SHA256())
     )
     private = key.private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
-    pem = serialization.Encoding.PEM
     secret = base64.b64encode(secrets.token_bytes(32)).decode()
-    chain = private + server.public_bytes(pem) + ca.public_bytes(pem)
-    return f"{_SECRET_LABEL}{secret}\n{chain.decode()}"
-
-
-def _name(common_name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
-
-
-def _builder(
-    subject: x509.Name, issuer: x509.Name, public_key: ec.EllipticCurvePublicKey
-) -> x509.CertificateBuilder:
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(public_key)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(_VALID_FROM)
-        .not_valid_after(_VALID_UNTIL)
-    )
-
-
-def _key_usage(*, sign_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not sign_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=sign_certificates,
-        crl_sign=sign_certificates,
-        encipher_only=False,
-        decipher_only=False,
-    )
+    pem = private + certificate.public_bytes(serialization.Encoding.PEM)
+    return f"{_SECRET_LABEL}{secret}\n{pem.decode()}"
 
 
 def _alternative_names(addresses: tuple[str, ...]) -> x509.SubjectAlternativeName:

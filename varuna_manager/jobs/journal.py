@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from spottrain.database import Kind
 from spottrain.eventlog import journal as eventlog
@@ -36,6 +36,13 @@ class Journal(eventlog.Journal[State, Event, c.Command]):
         return step(state, event)
 
     @classmethod
+    def step_alone(cls, state: State, event: Event) -> tuple[State, Sequence[c.Command]]:
+        """Rent nothing: nobody would ask the cloud."""
+        from spottrain.varuna_manager.core.step import step  # not above: readers do without
+
+        return step(state, event, rents=False)
+
+    @classmethod
     def asked(cls, commands: Sequence[c.Command]) -> list[list[str]]:
         """Return the kind of each command, and the ids that it names.
 
@@ -45,7 +52,7 @@ class Journal(eventlog.Journal[State, Event, c.Command]):
         for command in commands:
             kind = (type(command).__name__,)
             match command:
-                case c.IntendLaunch() | c.LaunchVms():
+                case c.LaunchVms():
                     asked.setdefault((*kind, command.intent, str(command.count)), [])
                 case c.StartAgent() | c.AskProvider() | c.ReserveVm():
                     asked.setdefault(kind, []).append(command.vm_id)
@@ -64,25 +71,6 @@ class Journal(eventlog.Journal[State, Event, c.Command]):
                 case c.KeepProfile() | c.SetTimer():
                     pass  # nothing in the job's life depends on them
         return [[*named, *ids] for named, ids in asked.items()]
-
-    def with_messages(self, after_seq: int = 0) -> Iterator[tuple[int, Event, str]]:
-        """Yield (number, event, message for people) of every event; the message is empty
-        if the event is no news to them.
-
-        Nothing is folded.
-
-        Args:
-            after_seq: See ``read``.
-
-        Raises:
-            JournalError: The file is damaged.
-        """
-        for row in self.rows_after(after_seq):
-            message = ""
-            if '"last_message":' in row.decision:
-                changed = row.parts().get("changes", {}).get("last_message")
-                message = str(changed[1]) if changed else ""
-            yield row.seq, self.event_of(row), message
 
     def recent(self) -> tuple[RecentEvent, ...]:
         """Return the newest events as a state keeps them, without what came of them.

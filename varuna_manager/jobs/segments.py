@@ -10,21 +10,20 @@ their last writes arrived late.
 from __future__ import annotations
 
 import gzip
-import json
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from spottrain.errors import SpottrainError
+from spottrain.codec import SCHEMA_VERSION, decode, encode
+from spottrain.errors import SpottrainError, WireError
 from spottrain.eventlog.journal import Row
 
-SCHEMA_VERSION = 1
 MAX_SEGMENTS = 64
 """So many make up a copy before they become one; of long journals more, so that all that is
 written stays in proportion to what there is."""
 EVENTS_PER_SEGMENT = 256
-_NAME = re.compile(r"(\d{12})-(\d{12})-(\d{6})\.jsonl\.gz")
+_NAME = re.compile(r"(\d{12})-(\d{12})-(\d{6})\.json\.gz")
 
 
 class SegmentError(SpottrainError):
@@ -42,7 +41,7 @@ class Segment:
     @property
     def name(self) -> str:
         """Name of the file; names sort by the first event."""
-        return f"{self.first:012d}-{self.last:012d}-{self.epoch:06d}.jsonl.gz"
+        return f"{self.first:012d}-{self.last:012d}-{self.epoch:06d}.json.gz"
 
 
 def segment_of(name: str) -> Segment | None:
@@ -54,17 +53,15 @@ def segment_of(name: str) -> Segment | None:
     return Segment(first, last, epoch) if 1 <= first <= last else None
 
 
-def pack(segment: Segment, rows: Sequence[Row]) -> bytes:
-    """Return the contents of a segment's file: JSON lines, compressed, with a checksum.
+@dataclass(frozen=True, slots=True)
+class _Contents:
+    rows: tuple[Row, ...]
+    schema_version: int = SCHEMA_VERSION
 
-    Args:
-        segment: The segment of these rows.
-        rows: In order.
-    """
-    head = {"schema_version": SCHEMA_VERSION, "first": segment.first}
-    lines = [json.dumps(head | {"last": segment.last})]
-    lines += [json.dumps(row) for row in rows]
-    return gzip.compress("\n".join(lines).encode(), compresslevel=6, mtime=0)
+
+def pack(rows: Sequence[Row]) -> bytes:
+    """Return the contents of a segment's file: JSON, compressed, with a checksum."""
+    return gzip.compress(encode(_Contents(tuple(rows))).encode(), compresslevel=6, mtime=0)
 
 
 def unpack(segment: Segment, data: bytes) -> list[Row]:
@@ -74,16 +71,10 @@ def unpack(segment: Segment, data: bytes) -> list[Row]:
         SegmentError: Its contents do not match its name.
     """
     try:
-        head, *lines = gzip.decompress(data).decode().split("\n")
-        version = json.loads(head)["schema_version"]
-        rows = [Row(*json.loads(line)) for line in lines]
-    except (OSError, EOFError, zlib.error, ValueError, TypeError, KeyError) as error:
-        raise SegmentError(f"{segment.name} is damaged: {error}") from error
-    if version != SCHEMA_VERSION:
-        raise SegmentError(
-            f"{segment.name} has version {version}, this spottrain reads "
-            f"{SCHEMA_VERSION}: use the version that launched the job"
-        )
+        contents: _Contents = decode(_Contents, gzip.decompress(data))
+    except (OSError, EOFError, zlib.error, WireError) as error:
+        raise SegmentError(f"{segment.name} is damaged or of another version: {error}") from error
+    rows = list(contents.rows)
     if [row.seq for row in rows] != list(range(segment.first, segment.last + 1)):
         raise SegmentError(f"{segment.name} is damaged: events are missing")
     return rows

@@ -132,7 +132,7 @@ def change(job: JobDir, changes: Changes, say: Callable[[str], None]) -> None:
         package, old = Path(scratch, job.workdir.name), Path(scratch, "old")
         unpack(job.workdir, old)
         new = workdir if changes.code else old
-        told = _compare(job, (before, old), (after, new), state.history.progress.step)
+        differences = _compare(job, (before, old), (after, new), state.history.progress.step)
         # A schedule is judged by the whole job, not by a few steps of it.
         whole = after.model_copy(update={"steps": max(steps, before.steps)})
         facts = inspect_model(whole) if changes.code else state.job.facts
@@ -144,31 +144,33 @@ def change(job: JobDir, changes: Changes, say: Callable[[str], None]) -> None:
                 say(line)
             pack(workdir, list(sent.sizes), package, kept_layout(whole))
             files = differing(job.workdir, package)
-            told.insert(0, _shown("code", files or ["as it was"]))
-            events.append(_updated(package, facts, told, given_profile(after, facts)))
+            differences.insert(0, _shown("code", files or ["as it was"]))
+            events.append(_updated(package, facts, differences, given_profile(after, facts)))
         if steps != before.steps:
             events.append(StepsChanged(at_s=time.time(), by=_BY, steps=steps))
             done = state.history.progress.step
-            told.append(f"{counted(steps, 'step')} instead of {before.steps}, {done} are done")
+            differences.append(
+                f"{counted(steps, 'step')} instead of {before.steps}, {done} are done"
+            )
         with manager_lock(job), closing(Journal(job.journal)) as journal:
             if changes.code:
                 package.replace(job.workdir)
             job.write(after, facts)
             if events:
                 journal.record(*events)
-    for line in told:
+    for line in differences:
         say(line)
 
 
 def _updated(
-    package: Path, facts: ModelFacts, told: list[str], profile: Profile | None
+    package: Path, facts: ModelFacts, differences: list[str], profile: Profile | None
 ) -> CodeUpdated:
     return CodeUpdated(
         at_s=time.time(),
         by=_BY,
         sha256=sha256_of(package),
         facts=facts,
-        changes=tuple(told),
+        changes=tuple(differences),
         profile=profile,
     )
 
@@ -252,7 +254,7 @@ def remarks(old: CodeDetails, new: CodeDetails, step: int) -> Iterator[str]:
     Args:
         old: The code so far.
         new: That from now on.
-        step: The mini-batch whose learning rates they tell, from 0.
+        step: The mini-batch whose learning rates are compared, from 0.
     """
     pairs: tuple[tuple[str, object, object], ...] = (
         ("optimizer", old.optimizer, new.optimizer),

@@ -150,14 +150,14 @@ def check_machines(
         return [*found, *lines, _when_asleep(config, on_vm)], tuple(offers)
     from spottrain.cloud.ssh.hosts.bootstrap import check_hosts
 
-    told = check_hosts(
+    lines = check_hosts(
         config.ssh.fleet(),
         min_hosts=config.resources.min_vms,
         needs_software=not config.setup,
         buckets=_uses_buckets(config),
         device=config.device,
     )
-    return [*told, _when_asleep(config)], None
+    return [*lines, _when_asleep(config)], None
 
 
 def _when_asleep(config: JobConfig, on_vm: bool = False) -> str:
@@ -209,16 +209,8 @@ def _ask_manager(
         raise ManagerUnreachableError(
             f"job {job.name}: its manager is still starting; try again in a moment"
         )
-    identity = load_identity(job.path)
     try:
-        answer = httpx.post(
-            f"{address.url}/v1/admin/{what}",
-            json=request,
-            headers={"Authorization": f"Bearer {identity.admin_token()}"},
-            verify=client_context(identity.ca_pem),
-            trust_env=False,
-            timeout=ANSWER_S,
-        )
+        answer = _call(job, "POST", f"{address.url}/v1/admin/{what}", request)
         if answer.status_code == HTTPStatus.CONFLICT:
             raise refusal(answer.json()["error"])
         answer.raise_for_status()
@@ -228,6 +220,19 @@ def _ask_manager(
             f"job {job.name}: its manager (pid {address.pid}) does not answer: "
             f"{error or type(error).__name__}; see 'spottrain logs {job.name}'"
         ) from error
+
+
+def _call(job: JobDir, method: str, url: str, request: Any = None) -> httpx.Response:
+    identity = load_identity(job.path)
+    return httpx.request(
+        method,
+        url,
+        json=request,
+        headers={"Authorization": f"Bearer {identity.admin_token()}"},
+        verify=client_context(identity.ca_pem),
+        trust_env=False,
+        timeout=ANSWER_S,
+    )
 
 
 def change_limits(job: JobDir, limits: tuple[Limit, ...], *, sure: bool) -> None:
@@ -348,15 +353,8 @@ def _serves(job: JobDir, pid: int) -> bool:
     address = job.manager()
     if address is None or address.pid != pid:
         return False
-    identity = load_identity(job.path)
     try:
-        httpx.get(
-            f"{address.url}/healthz",
-            headers={"Authorization": f"Bearer {identity.admin_token()}"},
-            verify=client_context(identity.ca_pem),
-            trust_env=False,
-            timeout=ANSWER_S,
-        )
+        _call(job, "GET", f"{address.url}/healthz")
     except httpx.HTTPError:
         return False
     return True
@@ -486,8 +484,7 @@ def _may_be_renting(job: JobDir) -> bool:
 
 def live_vms(provider: CloudProvider, job: JobDir) -> list[Vm]:
     """Return the VMs that are not ending yet."""
-    ended = (VmState.STOPPING, VmState.TERMINATED)
-    return [vm for vm in provider.list_vms(job.name) if vm.state not in ended]
+    return [vm for vm in provider.list_vms(job.name) if vm.state.is_alive]
 
 
 def _end_manager(job: JobDir) -> None:

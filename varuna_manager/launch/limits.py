@@ -8,8 +8,9 @@ from typing import Any
 
 from spottrain.errors import BudgetError, ConfigError
 from spottrain.pricing.billing.money import NOTHING, Money
-from spottrain.varuna_manager.config.files import key_paths, read_value
-from spottrain.varuna_manager.config.job import JobConfig, parse_config
+from spottrain.varuna_manager.config.base import Section
+from spottrain.varuna_manager.config.files import key_paths, read_value, validate
+from spottrain.varuna_manager.config.job import BudgetConfig, JobConfig, SloConfig
 from spottrain.varuna_manager.core import limits, step
 from spottrain.varuna_manager.core.model.events import LimitsChanged
 from spottrain.varuna_manager.core.model.settings import Limit
@@ -37,18 +38,23 @@ _FIXED = (
 _NO_BOUND = ("none", "null")
 
 
+class _Limits(Section):
+    budget: BudgetConfig = BudgetConfig()
+    slo: SloConfig = SloConfig()
+
+
 class LimitsRefusedError(BudgetError):
     """A change of limits would end the job, and the user has not confirmed it."""
 
 
 def read_limits(
-    texts: Iterable[str], config: JobConfig, *, launched_at_s: float, now_s: float
+    texts: Iterable[str], name: str, *, launched_at_s: float, now_s: float
 ) -> tuple[Limit, ...]:
     """Return the limits that the user wrote as ``key=value``; ``none`` removes one.
 
     Args:
         texts: Such as ``budget.max_usd=60``.
-        config: The job's.
+        name: Of the job.
         launched_at_s: What ``slo.max_hours`` counts from, seconds since the epoch.
         now_s: A deadline must be later.
 
@@ -65,11 +71,11 @@ def read_limits(
         if key in values:
             raise ConfigError(f"{key}: is given twice; remove one")
         values[key] = _scalar(key, value.strip())
-    _check_keys(values, config.name)
+    _check_keys(values, name)
     if "slo.deadline" in values and "slo.max_hours" in values:
         raise ConfigError("slo: give deadline or max_hours, not both")
-    given_config = _parsed(values, config)
-    return tuple(_limit(key, values[key], given_config, launched_at_s, now_s) for key in values)
+    parsed = _parsed(values)
+    return tuple(_limit(key, values[key], parsed, launched_at_s, now_s) for key in values)
 
 
 def _scalar(key: str, text: str) -> Any:
@@ -99,32 +105,28 @@ def _check_keys(values: dict[str, Any], name: str) -> None:
             )
 
 
-def _parsed(values: dict[str, Any], config: JobConfig) -> JobConfig:
-    """Return the job file with only the new limits, checked as at launch."""
-    data = config.model_dump(mode="json", exclude_unset=True)
-    data = {k: v for k, v in data.items() if k not in ("budget", "slo")}
+def _parsed(values: dict[str, Any]) -> _Limits:
+    """Return the new limits alone, checked as in a job file."""
+    data: dict[str, Any] = {}
     for key, value in values.items():
-        *path, name = key.split(".")
-        place = data
-        for part in path:
-            place = place.setdefault(part, {})
-            if not isinstance(place, dict):
-                raise ConfigError(f"{key}: unknown key; use one of {', '.join(SETTABLE)}")
-        place[name] = value
-    return parse_config(data, "set")
+        section, dot, name = key.partition(".")
+        if dot:
+            data.setdefault(section, {})[name] = value
+        else:
+            data[key] = value
+    return validate(_Limits, data, "set")
 
 
-def _limit(key: str, value: Any, config: JobConfig, launched_at_s: float, now_s: float) -> Limit:
+def _limit(key: str, value: Any, given: _Limits, launched_at_s: float, now_s: float) -> Limit:
     match key:
         case "budget.max_usd":
-            return Limit(name="max_usd", value=config.budget.max_usd)
+            return Limit(name="max_usd", value=given.budget.max_usd)
         case "budget.max_usd_per_hour":
-            return Limit(name="max_usd_per_hour", value=config.budget.max_usd_per_hour)
+            return Limit(name="max_usd_per_hour", value=given.budget.max_usd_per_hour)
         case "slo.min_examples_per_s":
-            min_speed = config.slo.min_examples_per_s
-            return Limit(name="min_examples_per_s", value=min_speed)
+            return Limit(name="min_examples_per_s", value=given.slo.min_examples_per_s)
         case _:
-            deadline_s = config.deadline_s(launched_at_s)
+            deadline_s = given.slo.deadline_s(launched_at_s)
             if value is not None and deadline_s is not None and deadline_s <= now_s:
                 raise ConfigError(
                     f"{key}: is in the past: got {utc(deadline_s)}; give a later time"

@@ -195,7 +195,7 @@ class _Rental:
         # Not above: paramiko takes longer to import than most commands run.
         from spottrain.cloud.ssh_keys import ensure_key
 
-        self._job, self.manager, self._tell = job, manager, say
+        self._job, self.manager, self._say = job, manager, say
         self._config = job.config()
         self._key_file, public_key = ensure_key(job.cloud)
         self._cloud: ChildProvider = open_cloud(
@@ -228,13 +228,13 @@ class _Rental:
         while not self.manager.vm_id:
             request, *others = self.manager.requests
             kind, zone = request.offer.instance_type, request.offer.zone
-            self._tell(f"renting {kind} in {zone} for the manager")
+            self._say(f"renting {kind} in {zone} for the manager")
             try:
                 vm, *_ = self._cloud.launch(request).vms
             except NoCapacityError as error:
                 if not others:
                     raise
-                self._tell(f"{error}; trying another zone")
+                self._say(f"{error}; trying another zone")
                 self._put(replace(self.manager, requests=tuple(others)))
             else:
                 self._put(replace(self.manager, vm_id=vm.vm_id, owner=vm.owner))

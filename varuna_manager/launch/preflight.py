@@ -41,6 +41,7 @@ from spottrain.pricing.ranking.quotas import with_quotas
 from spottrain.units import counted
 from spottrain.varuna_manager.config.clouds import AnyCloud
 from spottrain.varuna_manager.config.job import JobConfig
+from spottrain.varuna_manager.config.manager_vm import IDENTITY
 from spottrain.varuna_manager.jobs.vm_history import open_history
 from spottrain.varuna_manager.launch.providers import open_cloud, own_network
 
@@ -225,7 +226,7 @@ def check_bucket_access(config: JobConfig) -> list[str]:
             "last"
         )
     for cloud in config.clouds:
-        key, is_home = _ROLES[cloud.cloud], cloud.cloud == home
+        key, is_home = IDENTITY[cloud.cloud], cloud.cloud == home
         if given.isdisjoint(keys) and not (is_home and getattr(cloud, key)):
             what = f"give {cloud.cloud}.{key}, or " if is_home else ""
             lines.append(
@@ -235,7 +236,6 @@ def check_bucket_access(config: JobConfig) -> list[str]:
     return lines
 
 
-_ROLES = {"aws": "instance_profile", "azure": "identity", "gcp": "service_account"}
 _SESSION = "AWS_SESSION_TOKEN"
 _BUCKETS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "s3": ("aws", ("AWS_ACCESS_KEY_ID", "AWS_PROFILE")),
@@ -461,11 +461,11 @@ def _enough(provider: CloudProvider, max_vms: int) -> str:
         region: max(kinds.items(), key=lambda item: item[1])
         for region, kinds in sorted(regions.items())
     }
-    told = [
+    lines = [
         f"{region}: enough for {min(most, max_vms)} of your {max_vms} spot VMs ({kind})"
         for region, (kind, most) in best.items()
     ]
-    return "; ".join(told)
+    return "; ".join(lines)
 
 
 def ssh_access(cloud: AnyCloud) -> str:

@@ -23,13 +23,18 @@ from spottrain.varuna_manager.core.model.events import (
     CheckpointsListed,
     JobSubmitted,
 )
+from spottrain.varuna_manager.core.model.parts import (
+    FleetState,
+    MarketState,
+    PreparationState,
+)
 from spottrain.varuna_manager.core.model.settings import JobSettings, PoolGrant
-from spottrain.varuna_manager.core.model.state import JobPhase
+from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.jobs.folder import JobDir, job_dir
 from spottrain.varuna_manager.jobs.follow import read_state
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.measurements import Measurements
-from spottrain.varuna_manager.jobs.profiles import given_profile
+from spottrain.varuna_manager.jobs.profiles import given_profile, known_profiles
 from spottrain.varuna_manager.launch import ownership, weights
 from spottrain.varuna_manager.launch.inspect import kept_layout
 from spottrain.varuna_manager.launch.workdir import pack, packed_files
@@ -122,32 +127,24 @@ def check_manager(config: JobConfig, *, on_vm: bool) -> None:
         )
 
 
-def check_store(config: JobConfig, *, adopt: bool) -> None:
-    """Check that the place of a new job's checkpoints is no other job's.
-
-    Raises:
-        ConfigError: It is, and the job is not to adopt them; or it cannot be read.
-    """
-    if config.checkpoint.path is None:
-        return
-    try:
-        ownership.check(
-            open_store(config.checkpoint.path, patience_s=STORE_PATIENCE_S), adopt=adopt
-        )
-    except StorageError as error:
-        raise ConfigError(f"checkpoint.path: {error}") from error
-
-
-def check_checkpoint_path(config: JobConfig) -> None:
+def check_store(config: JobConfig, *, is_new: bool = False, adopt: bool = False) -> None:
     """Check that checkpoints can be written where the job file says.
 
+    Args:
+        config: The job's.
+        is_new: The place must be no other job's.
+        adopt: Unless the job takes over what is there.
+
     Raises:
-        ConfigError: They cannot.
+        ConfigError: They cannot, or it is another's.
     """
     if config.checkpoint.path is None:
         return
     try:
-        check_writable(open_store(config.checkpoint.path, patience_s=STORE_PATIENCE_S))
+        store = open_store(config.checkpoint.path, patience_s=STORE_PATIENCE_S)
+        check_writable(store)
+        if is_new:
+            ownership.check(store, adopt=adopt)
     except StorageError as error:
         raise ConfigError(f"checkpoint.path: {error}") from error
 
@@ -225,7 +222,7 @@ def job_settings(
         storage_usd_per_gb_month=config.budget.storage_usd_per_gb_month,
         zone_usd_per_gb=config.budget.zone_usd_per_gb,
         min_examples_per_s=config.slo.min_examples_per_s,
-        deadline_s=config.deadline_s(at_s),
+        deadline_s=config.slo.deadline_s(at_s),
         capacity_wait_s=config.resources.capacity_wait_s,
         microbatch_size=config.microbatch_size,
         schedule=config.morphing.asked_schedule,
@@ -243,6 +240,37 @@ def job_settings(
         busy_s=config.setup_limit_s * bool(config.setup) + config.data_limit_s * bool(config.data),
         shares=config.cloud is not None,
         data_bytes=dict(data_bytes or {}),
+    )
+
+
+def state_as_launched(
+    config: JobConfig,
+    facts: ModelFacts,
+    offers: Sequence[Offer],
+    profile: Profile | None,
+    data_bytes: Mapping[str, float] | None = None,
+) -> State:
+    """Return the state of a job as if it were launched now, to ask what it could do.
+
+    Args:
+        config: The job.
+        facts: Of its model.
+        offers: What can be rented.
+        profile: Measured of the model, if the job file gives none; None: kept ones serve.
+        data_bytes: As in ``submit``.
+    """
+    now_s = time.time()
+    settings = job_settings(config, facts, job_dir(config.name), now_s, data_bytes)
+    return State(
+        phase=JobPhase.ACTIVE,
+        settings=settings,
+        now_s=now_s,
+        preparation=PreparationState(
+            profile=settings.profile or profile,
+            known_profiles=known_profiles(facts, config.loader_spec),
+        ),
+        fleet=FleetState(reconciled=True),
+        market=MarketState(offers=tuple(offers)),
     )
 
 

@@ -93,7 +93,7 @@ def check_here(
     on_vm: bool = False,
     adopt: bool = False,
 ) -> None:
-    """Run ``checks_here``; tell what is sent to VMs.
+    """Run ``checks_here``; show what is sent to VMs.
 
     Raises:
         SpottrainError: Something is missing; the first of all.
@@ -179,9 +179,8 @@ def _secrets(config: JobConfig) -> list[str]:
 
 
 def _checkpoints(config: JobConfig, purpose: Purpose, adopt: bool) -> list[str]:
-    submit.check_checkpoint_path(config)
-    if purpose != "plan":  # of a job that may be running, and then owns the place
-        submit.check_store(config, adopt=adopt)
+    # The job of a plan may be running, and then owns the place.
+    submit.check_store(config, is_new=purpose != "plan", adopt=adopt)
     place = config.checkpoint.path or "in the job's own state folder"
     if config.clouds and not is_url(place):
         place += ": a folder, which every VM must see too, such as a network file system"

@@ -19,16 +19,9 @@ from spottrain.units import counted
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.core import deadline
 from spottrain.varuna_manager.core.model.deadline_state import FleetTerms
-from spottrain.varuna_manager.core.model.parts import (
-    FleetState,
-    MarketState,
-    PreparationState,
-)
-from spottrain.varuna_manager.core.model.state import JobPhase, State
-from spottrain.varuna_manager.jobs.folder import job_dir
-from spottrain.varuna_manager.jobs.profiles import known_profiles
+from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.launch import inspect
-from spottrain.varuna_manager.launch.submit import job_settings
+from spottrain.varuna_manager.launch.submit import state_as_launched
 from spottrain.varuna_manager.offers.market import own_market
 from spottrain.varuna_manager.offers.ranker import OfferRanker
 from spottrain.wire.model import ModelFacts, Profile, SectionProfile
@@ -82,27 +75,18 @@ def predict(
         None if there is nothing to report: the job has no limits, a budget that is not
         known to be too small, or hosts of its own.
     """
-    now_s = time.time()
-    settings = job_settings(config, facts, job_dir(config.name), now_s)
-    limited = settings.has_slo or settings.max_usd is not None
-    if config.resources.provider == "ssh" or not limited:
+    if config.resources.provider == "ssh":
         return None
-    state = State(
-        phase=JobPhase.ACTIVE,
-        settings=settings,
-        now_s=now_s,
-        preparation=PreparationState(
-            profile=settings.profile or profile,
-            known_profiles=known_profiles(facts, config.loader_spec),
-        ),
-        fleet=FleetState(reconciled=True),
-        market=MarketState(offers=own_offers(config, now_s) if offers is None else tuple(offers)),
-    )
+    offers = own_offers(config, time.time()) if offers is None else offers
+    state = state_as_launched(config, facts, offers, profile)
+    job = state.job
+    if not job.has_slo and job.max_usd is None:
+        return None
     terms = _terms(state)
     if terms is None:
-        return UNKNOWN if settings.has_slo else None
+        return UNKNOWN if job.has_slo else None
     found = deadline.feasibility(state, terms)
-    guaranteed = settings.has_slo and settings.allow_on_demand
+    guaranteed = job.has_slo and job.allow_on_demand
     if found.reason:
         return DeadlineCheck(
             found.reason,
@@ -110,7 +94,7 @@ def predict(
             found.min_usd,
             found.earliest_finish_s,
         )
-    return None if settings.deadline_s is None else NOT_GUARANTEED
+    return None if job.deadline_s is None else NOT_GUARANTEED
 
 
 def _terms(state: State) -> FleetTerms | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 
 from spottrain.cloud.port.provider import Offer
@@ -11,15 +10,8 @@ from spottrain.morphing.errors import PlanError
 from spottrain.pricing.prices.hazard import Hazards
 from spottrain.units import counted
 from spottrain.varuna_manager.config.job import JobConfig
-from spottrain.varuna_manager.core.model.parts import (
-    FleetState,
-    MarketState,
-    PreparationState,
-)
-from spottrain.varuna_manager.core.model.state import JobPhase, State
-from spottrain.varuna_manager.jobs.folder import job_dir
-from spottrain.varuna_manager.jobs.profiles import known_profiles
-from spottrain.varuna_manager.launch.submit import job_settings
+from spottrain.varuna_manager.core.model.state import State
+from spottrain.varuna_manager.launch.submit import state_as_launched
 from spottrain.varuna_manager.offers.ranker import OfferRanker
 from spottrain.varuna_manager.pool.core.model import Throughputs
 from spottrain.wire.model import ModelFacts, Profile
@@ -83,19 +75,7 @@ def first_throughputs(
     Raises:
         CapacityError: No VM of the pool can train it.
     """
-    now_s = time.time()
-    settings = job_settings(config, facts, job_dir(config.name), now_s, data_bytes)
-    state = State(
-        phase=JobPhase.ACTIVE,
-        settings=settings,
-        now_s=now_s,
-        preparation=PreparationState(
-            profile=settings.profile or profile,
-            known_profiles=known_profiles(facts, config.loader_spec),
-        ),
-        fleet=FleetState(reconciled=True),
-        market=MarketState(offers=tuple(offers)),
-    )
+    state = state_as_launched(config, facts, offers, profile, data_bytes)
     found = JobThroughputs(kinds).of(state, offers)
     if found is None:
         raise CapacityError(

@@ -247,7 +247,7 @@ def exceeded(config: JobConfig, document: Mapping[str, Any], now_s: float) -> li
             f"budget.max_usd: the plan costs {dollars(usd)}, more than "
             f"{dollars(config.budget.max_usd)}; raise it or train fewer steps"
         )
-    deadline_s = config.deadline_s(now_s)
+    deadline_s = config.slo.deadline_s(now_s)
     if deadline_s is not None and now_s + train_s > deadline_s:
         key = "slo.deadline" if config.slo.max_hours is None else "slo.max_hours"
         found.append(

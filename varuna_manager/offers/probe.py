@@ -48,7 +48,7 @@ _MAX_NAME = 63
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeCost:
-    """What a probe costs, to be told before anything is rented."""
+    """What a probe costs, as shown before anything is rented."""
 
     what: str
     """The cheapest VM that it may rent."""

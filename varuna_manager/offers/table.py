@@ -13,6 +13,7 @@ from rich.text import Text
 from spottrain.pricing.ranking.rank import OfferScore, RankedOffer, Ranking
 from spottrain.units import HOUR_S, counted
 from spottrain.varuna_manager.format import NOTHING, age, dollars, duration, number
+from spottrain.varuna_manager.reporting.columns import columns
 
 SHORT_TABLE = 6
 """Offers that are shown without ``--explain``."""
@@ -195,10 +196,10 @@ def ranking_parts(
 
 
 def _gpu_table(rows: Sequence[dict[str, Any]]) -> Table:
-    table = Table("GPU", "BEST OFFER", "MARKET", box=None, pad_edge=False)
-    for name in ("VMS", "PLAN", "EX/S", "NET EX/$", "$/HOUR", "TIME", "COST", "LOSSES"):
-        table.add_column(name, justify="right")
-    table.add_column("PRICE AGE", justify="right")
+    table = columns(
+        *("GPU", "BEST OFFER", "MARKET", "r:VMS", "r:PLAN", "r:EX/S", "r:NET EX/$"),
+        *("r:$/HOUR", "r:TIME", "r:COST", "r:LOSSES", "r:PRICE AGE"),
+    )
     for row in rows:
         mark = "~" if row["is_dated"] else ""
         total = row["total_usd"]
@@ -227,11 +228,10 @@ def losses_text(losses: float, is_known: bool) -> str:
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> Table:
-    table = Table("OFFER", "MARKET", box=None, pad_edge=False, header_style="bold")
-    numbers = "$/HOUR", "AGE", "LOSSES/DAY", "LOST", "OBTAINABLE", "VMS", "PLAN"
-    for name in (*numbers, "EX/S", "EX/$", "NET EX/$"):
-        table.add_column(name, justify="right")
-    table.add_column("")
+    table = columns(
+        *("OFFER", "MARKET", "r:$/HOUR", "r:AGE", "r:LOSSES/DAY", "r:LOST", "r:OBTAINABLE"),
+        *("r:VMS", "r:PLAN", "r:EX/S", "r:EX/$", "r:NET EX/$", ""),
+    )
     for row in rows:
         losses = row["losses_per_hour"]
         table.add_row(

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from spottrain.units import HOUR_S
 from spottrain.varuna_manager.format import NOTHING, dollars, duration
+from spottrain.varuna_manager.reporting.columns import columns
 from spottrain.varuna_manager.reporting.costs import By
 from spottrain.varuna_manager.reporting.text import money_rows, time_kinds
 
@@ -28,7 +29,7 @@ def cost_parts(cost: Mapping[str, Any], by: By | None = None) -> Iterator[Render
         f"{dollars(cost['usd_per_million_examples'])} per million examples"
     )
     yield _time_table(cost)
-    money = _table("MONEY", "r:USD", "HOW")
+    money = columns("MONEY", "r:USD", "HOW")
     for row in money_rows({"cost": cost}):
         money.add_row(*row)
     yield money
@@ -37,7 +38,7 @@ def cost_parts(cost: Mapping[str, Any], by: By | None = None) -> Iterator[Render
 
 
 def _time_table(cost: Mapping[str, Any]) -> Table:
-    table = _table("TIME", "r:VM-HOURS", "r:SHARE", "r:USD", "WHAT IT IS")
+    table = columns("TIME", "r:VM-HOURS", "r:SHARE", "r:USD", "WHAT IT IS")
     seconds = cost["vm_seconds"]
     for kind, words in time_kinds(cost).items():
         table.add_row(
@@ -54,7 +55,7 @@ def _time_table(cost: Mapping[str, Any]) -> Table:
 def _bill_table(cost: Mapping[str, Any], by: By) -> Table:
     shown = time_kinds(cost)
     kinds = (f"r:{kind.upper()}" for kind in shown)
-    table = _table(by.upper(), "r:VMS", "r:VM-HOURS", *kinds, "r:USD")
+    table = columns(by.upper(), "r:VMS", "r:VM-HOURS", *kinds, "r:USD")
     for row in cost[f"by_{by}"]:
         shares = (_share(row[kind], row["billed"]) for kind in shown)
         hours = f"{row['billed'] / HOUR_S:.2f}"
@@ -64,11 +65,3 @@ def _bill_table(cost: Mapping[str, Any], by: By) -> Table:
 
 def _share(part: float, whole: float) -> str:
     return f"{part / whole:.1%}" if whole else NOTHING
-
-
-def _table(*names: str) -> Table:
-    """Return an empty table; names that begin with ``r:`` are columns of numbers."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in names:
-        table.add_column(name.removeprefix("r:"), justify="right" if name[:2] == "r:" else "left")
-    return table

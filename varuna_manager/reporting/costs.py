@@ -38,8 +38,8 @@ _NAMES: dict[By, Callable[[Rental], str]] = {
 def rentals(state: State, history: JobHistory, at_s: float) -> list[Rental]:
     """Return all VMs that a job had until ``at_s``, in order of launch."""
     lines = {**state.history.ledger.closed, **state.history.ledger.open}
-    told = (rental(k, v, history.slots.get(k, 0), at_s) for k, v in lines.items())
-    return sorted((one for one in told if one), key=lambda one: one.launched_s)
+    known = (rental(k, v, history.slots.get(k, 0), at_s) for k, v in lines.items())
+    return sorted((one for one in known if one), key=lambda one: one.launched_s)
 
 
 def cost(state: State, history: JobHistory, at_s: float) -> dict[str, Any]:

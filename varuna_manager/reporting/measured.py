@@ -16,6 +16,7 @@ from spottrain.varuna_manager.jobs.measurements import (
     Measurements,
     Minibatch,
 )
+from spottrain.varuna_manager.reporting.columns import columns
 
 CURVE_POINTS = 40
 """Points of the loss curve in ``status``."""
@@ -67,18 +68,11 @@ def minibatches_table(rows: Sequence[Minibatch]) -> Table:
     """Return a table of mini-batches; columns that all lack are left out."""
     metrics = _names(rows)
     has_tokens = any(row.tokens_per_s for row in rows)
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("STEP", "LOSS", "GRAD NORM", "LR", *map(str.upper, metrics)):
-        table.add_column(name, justify="right")
-    for name in (
-        "EX/S",
-        *(["TOKENS/S"] if has_tokens else []),
-        "TIME",
-        "PLAN",
-        "SPENT",
-    ):
-        table.add_column(name, justify="right")
-    table.add_column("")
+    table = columns(
+        *("r:STEP", "r:LOSS", "r:GRAD NORM", "r:LR"),
+        *(f"r:{name.upper()}" for name in metrics),
+        *("r:EX/S", *(["r:TOKENS/S"] if has_tokens else []), "r:TIME", "r:PLAN", "r:SPENT", ""),
+    )
     for row in rows:
         table.add_row(
             str(row.step),
@@ -97,12 +91,7 @@ def minibatches_table(rows: Sequence[Minibatch]) -> Table:
 def evaluations_table(rows: Sequence[Evaluation]) -> Table:
     """Return a table of evaluations."""
     metrics = _names(rows)
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("AFTER", justify="right")
-    table.add_column("SET")
-    for name in ("LOSS", *map(str.upper, metrics)):
-        table.add_column(name, justify="right")
-    table.add_column("")
+    table = columns("r:AFTER", "SET", "r:LOSS", *(f"r:{name.upper()}" for name in metrics), "")
     for row in rows:
         table.add_row(
             str(row.step),

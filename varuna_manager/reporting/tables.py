@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rich.console import RenderableType
@@ -14,10 +14,11 @@ from rich.text import Text
 
 from spottrain.units import HOUR_S, counted
 from spottrain.varuna_manager import format as fmt
+from spottrain.varuna_manager.reporting.columns import columns
 from spottrain.varuna_manager.reporting.documents import fleet_line
 from spottrain.varuna_manager.reporting.measured import SKIPPED
 from spottrain.varuna_manager.reporting.sparkline import bars
-from spottrain.varuna_manager.reporting.text import start_rows
+from spottrain.varuna_manager.reporting.text import history_tables
 from spottrain.varuna_manager.reporting.utilisation import use_line
 from spottrain.wire.model import ModelFacts
 
@@ -28,14 +29,6 @@ COLOURS = {
     "ending": "yellow",
     "stopped": "yellow",
     "queued": "yellow",
-}
-KIND_NAMES = {
-    "notice": "preempted with notice",
-    "kill": "killed without notice",
-    "silence": "fell silent",
-    "worker_death": "worker died",
-    "sick_gpu": "GPU failed",
-    "hang": "worker hung",
 }
 
 
@@ -179,8 +172,7 @@ def plain_line(status: dict[str, Any]) -> str:
 
 def jobs_table(jobs: Iterable[dict[str, Any]]) -> Table:
     """Return a table of jobs, one per row."""
-    names = ("NAME", "STATE", "STEP", "LOSS", "SPENT", "FLEET", "NOW")
-    table = _table(*names, right={"STEP", "LOSS", "SPENT"})
+    table = columns("NAME", "STATE", "r:STEP", "r:LOSS", "r:SPENT", "FLEET", "NOW")
     for job in jobs:
         table.add_row(
             job["name"],
@@ -196,7 +188,7 @@ def jobs_table(jobs: Iterable[dict[str, Any]]) -> Table:
 
 def fleet_table(status: dict[str, Any]) -> Table:
     """Return a table of a job's VMs, one per row."""
-    table = _table("VM", "PHASE", "ZONE", "TYPE", "SLOTS", "$/HOUR", right={"$/HOUR"})
+    table = columns("VM", "PHASE", "ZONE", "TYPE", "SLOTS", "r:$/HOUR")
     for vm in status["fleet"]:
         table.add_row(
             vm["vm_id"],
@@ -219,13 +211,14 @@ def _phase(vm: dict[str, Any]) -> str:
 def summary(report: dict[str, Any]) -> Iterator[RenderableType]:
     """Yield the tables of ``spottrain report``, after a line about its devices."""
     yield Text(f"computes on {report['computes_on']}")
-    yield _plans_table(report["plans"])
-    hits = report["interruptions"]
-    yield _interruptions_table(hits) if hits else "No interruptions"
-    if begun := start_rows(report):
-        yield _starts_table(begun)
-    if moves := report["moves"]:
-        yield _moves_table(moves)
+    for one in history_tables(report):
+        names = (
+            f"r:{name[2:].upper()}" if name[:2] == "r:" else name.upper() for name in one.columns
+        )
+        table = columns(*names, title=one.title)
+        for row in one.rows:
+            table.add_row(*map(Text, row))
+        yield table if one.rows else f"{one.title}: none"
     for slow in report["slow_vms"]:
         yield Text(f"{slow['reason']}: replaced by {slow['replaced_by']}")
     table = Table.grid(padding=(0, 2))
@@ -286,61 +279,6 @@ def _arrow(first: float | None, last: float | None) -> str:
     return f"{fmt.number(first)} → {fmt.number(last)}"
 
 
-def _plans_table(plans: list[dict[str, Any]]) -> Table:
-    names = ("PLAN", "FROM STEP", "FOR", "STEP TIME", "PREDICTED", "WHY")
-    table = _table(*names, right={"FROM STEP", "FOR", "STEP TIME", "PREDICTED"})
-    table.title = "Plans (pipeline depth x data-parallel width)"
-    for plan in plans:
-        table.add_row(
-            f"{plan['pipeline_depth']}x{plan['data_parallel_width']}",
-            str(plan["from_step"]),
-            fmt.duration(plan["ran_s"]),
-            fmt.step_time(plan["measured_step_s"]),
-            fmt.step_time(plan["predicted_step_s"]),
-            Text(plan["reason"]),
-        )
-    return table
-
-
-def _starts_table(rows: Sequence[Sequence[str]]) -> Table:
-    names = ("STEP", "FIRST VM", "RECEIVED", "LATER VMS", "RECEIVED", "FROM")
-    table = _table(*names, right={"FIRST VM", "RECEIVED", "LATER VMS"})
-    table.title = "Starts of VMs, from their launch (median of later ones)"
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def _interruptions_table(interruptions: list[dict[str, Any]]) -> Table:
-    table = _table("AFTER", "WHAT", "VM", "COST", "WHY", right={"AFTER", "COST"})
-    table.title = "Interruptions"
-    for hit in interruptions:
-        table.add_row(
-            fmt.duration(hit["at_s"]),
-            KIND_NAMES[hit["kind"]],
-            hit["vm_id"],
-            fmt.duration(hit["cost_s"]),
-            Text(hit["reason"]),
-        )
-    return table
-
-
-def _moves_table(moves: list[dict[str, Any]]) -> Table:
-    names = ("AFTER", "FROM", "TO", "TOOK", "SAVES", "WHY")
-    table = _table(*names, right={"AFTER", "TOOK", "SAVES"})
-    table.title = "Moves for money"
-    for move in moves:
-        table.add_row(
-            fmt.duration(move["at_s"]),
-            move["from"],
-            move["to"],
-            fmt.duration(move["took_s"]),
-            fmt.dollars(move["saves_usd"]),
-            Text(move["given_up"] or move["why"]),
-        )
-    return table
-
-
 def merged(candidates: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Merge candidates that differ only in the name of the schedule."""
     rows: dict[tuple[object, ...], dict[str, Any]] = {}
@@ -360,20 +298,12 @@ def candidates_table(candidates: Iterable[dict[str, Any]]) -> Table:
     # Columns of GPUs, which have a memory of their own beside their VM's.
     on_gpus = any(plan.get("host_stage_bytes") for plan in rows)
     sums = any(plan.get("nccl_s") is not None for plan in rows)
-    right = {"MICRO", "UNUSED", "STEP", "UPDATE", "EX/S", "$/MILLION", "MEMORY", "HOST"}
-    names = [
-        "PLAN",
-        "SCHEDULE",
-        "MICRO",
-        "UNUSED",
-        "STEP",
-        "EX/S",
-        "$/MILLION",
-        "MEMORY",
-    ]
-    names += ["HOST", "STATE", "UPDATE"] if on_gpus else []
-    names += ["ALL-REDUCE"] if sums else []
-    table = _table(*names, "", right=right)
+    table = columns(
+        *("PLAN", "SCHEDULE", "r:MICRO", "r:UNUSED", "r:STEP", "r:EX/S", "r:$/MILLION"),
+        *("r:MEMORY", *(("r:HOST", "STATE", "r:UPDATE") if on_gpus else ())),
+        *(("ALL-REDUCE",) if sums else ()),
+        "",
+    )
     for plan in rows:
         there: tuple[str, ...] = ()
         if on_gpus:
@@ -500,8 +430,7 @@ def _stale_line(stale: dict[str, Any]) -> str:
 
 def sections_table(facts: ModelFacts) -> Table:
     """Return a table of a model's sections, one per row."""
-    names = ("SECTION", "PARAMETERS", "OPTIMIZER", "ACTIVATION/EXAMPLE")
-    table = _table(*names, right=set(names))
+    table = columns("r:SECTION", "r:PARAMETERS", "r:OPTIMIZER", "r:ACTIVATION/EXAMPLE")
     for section in facts.sections:
         table.add_row(
             str(section.index),
@@ -509,12 +438,4 @@ def sections_table(facts: ModelFacts) -> Table:
             fmt.size(section.optimizer_bytes),
             fmt.size(section.activation_bytes_per_example),
         )
-    return table
-
-
-def _table(*names: str, right: set[str]) -> Table:
-    """Return an empty table; columns in ``right`` are right-aligned."""
-    table = Table(box=None, title_justify="left", pad_edge=False, header_style="bold")
-    for name in names:
-        table.add_column(name, justify="right" if name in right else "left")
     return table

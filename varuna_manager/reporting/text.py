@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from spottrain.units import HOUR_S, counted
 from spottrain.varuna_manager.format import (
@@ -21,6 +21,17 @@ from spottrain.varuna_manager.watch import starts
 from spottrain.wire.model import ModelFacts
 
 Row = Sequence[str]
+
+
+class RowsTable(NamedTuple):
+    """A table of a report, for the terminal and for the page."""
+
+    title: str
+    columns: Sequence[str]
+    """Those that begin with ``r:`` are of numbers."""
+    rows: Sequence[Row]
+
+
 TIME_KINDS = {
     "productive": "training that is part of the final result",
     "morph": "changing plans: stopping, handing state over, forming, saving",
@@ -199,78 +210,110 @@ def _versus(share: float | None, what: str) -> str:
     return what if share is None else f"{what}: {saved(share)}"
 
 
-def plan_rows(report: Mapping[str, Any]) -> list[Row]:
-    """Return the plans that ran."""
-    submitted_s = report["submitted_at_s"]
-    return [
-        (
-            duration(plan["started_at_s"] - submitted_s),
-            f"{plan['pipeline_depth']}x{plan['data_parallel_width']}",
-            f"{plan['from_step']:,}",
-            duration(plan["ran_s"]),
-            step_time(plan["measured_step_s"]),
-            step_time(plan["predicted_step_s"]),
-            plan["reason"],
+def history_tables(report: Mapping[str, Any]) -> Iterator[RowsTable]:
+    """Yield what ran, what interrupted it, how VMs started and where the job moved."""
+    yield RowsTable(
+        "Plans, depth x width",
+        ("r:after", "plan", "r:from step", "r:for", "r:step time", "r:predicted", "why"),
+        [
+            (
+                duration(plan["started_at_s"] - report["submitted_at_s"]),
+                f"{plan['pipeline_depth']}x{plan['data_parallel_width']}",
+                f"{plan['from_step']:,}",
+                duration(plan["ran_s"]),
+                step_time(plan["measured_step_s"]),
+                step_time(plan["predicted_step_s"]),
+                plan["reason"],
+            )
+            for plan in report["plans"]
+        ],
+    )
+    yield RowsTable(
+        "Interruptions",
+        ("r:after", "what", "VM", "r:cost", "r:recomputed", "why"),
+        [
+            (
+                duration(hit["at_s"]),
+                LANES[hit["kind"]],
+                hit["vm_id"],
+                duration(hit["cost_s"]),
+                str(hit["minibatches_recomputed"]),
+                hit["reason"],
+            )
+            for hit in report["interruptions"]
+        ],
+    )
+    if report["starts"]:
+        yield _starts(report)
+    if report["moves"]:
+        yield RowsTable(
+            "Moves for money",
+            ("r:after", "from", "to", "r:took", "r:saves", "why"),
+            [
+                (
+                    duration(move["at_s"]),
+                    move["from"],
+                    move["to"],
+                    duration(move["took_s"]),
+                    dollars(move["saves_usd"]),
+                    move["given_up"] or move["why"],
+                )
+                for move in report["moves"]
+            ],
         )
-        for plan in report["plans"]
-    ]
 
 
-def interruption_rows(report: Mapping[str, Any]) -> list[Row]:
-    """Return the interruptions of the job, and what they cost."""
-    return [
-        (
-            duration(hit["at_s"]),
-            LANES[hit["kind"]],
-            hit["vm_id"],
-            duration(hit["cost_s"]),
-            str(hit["minibatches_recomputed"]),
-            hit["reason"],
-        )
-        for hit in report["interruptions"]
-    ]
+def _starts(report: Mapping[str, Any]) -> RowsTable:
+    return RowsTable(
+        "Starts of VMs, from their launch; of later ones the median",
+        ("step", "r:first VM", "r:received", "r:later VMs", "r:received", "from"),
+        [
+            (
+                row.name,
+                step_time(row.first_s),
+                size(row.first_bytes) if row.first_bytes else "",
+                step_time(row.later_s),
+                size(row.later_bytes) if row.later_bytes else "",
+                row.later_source,
+            )
+            for row in starts.start_rows(report["starts"])
+        ],
+    )
 
 
-def start_rows(report: Mapping[str, Any]) -> list[Row]:
-    """Return what the starts of VMs took, step by step."""
-    return [
-        (
-            row.name,
-            step_time(row.first_s),
-            size(row.first_bytes) if row.first_bytes else "",
-            step_time(row.later_s),
-            size(row.later_bytes) if row.later_bytes else "",
-            row.later_source,
-        )
-        for row in starts.start_rows(report["starts"])
-    ]
-
-
-def zone_rows(report: Mapping[str, Any]) -> list[Row]:
+def zones_table(report: Mapping[str, Any]) -> RowsTable:
     """Return the bill by zone."""
-    return [
-        (
-            row["zone"],
-            str(row["vms"]),
-            f"{row['billed'] / HOUR_S:,.2f}",
-            f"{row['productive'] / row['billed']:.0%}" if row["billed"] else NOTHING,
-            _usd(row["usd"]),
-        )
-        for row in report["cost"]["by_zone"]
-    ]
+    return RowsTable(
+        "By zone",
+        ("zone", "r:VMs", "r:VM-hours", "r:useful", "r:USD"),
+        [
+            (
+                row["zone"],
+                str(row["vms"]),
+                f"{row['billed'] / HOUR_S:,.2f}",
+                f"{row['productive'] / row['billed']:.0%}" if row["billed"] else NOTHING,
+                _usd(row["usd"]),
+            )
+            for row in report["cost"]["by_zone"]
+        ],
+    )
 
 
-def events_rows(report: Mapping[str, Any]) -> list[Row]:
+def events_table(report: Mapping[str, Any]) -> RowsTable:
     """Return the whole timeline."""
-    return [
-        (
-            duration(entry["at_s"]),
-            LANES[entry["kind"]],
-            entry["vm_id"] or "",
-            entry["text"],
-        )
-        for entry in report["timeline"]
-    ]
+    return RowsTable(
+        "All events",
+        ("r:after", "what", "VM", "why"),
+        [
+            (
+                duration(entry["at_s"]),
+                LANES[entry["kind"]],
+                entry["vm_id"] or "",
+                entry["text"],
+            )
+            for entry in report["timeline"]
+        ],
+    )
 
 
 def _usd(usd: float) -> str:

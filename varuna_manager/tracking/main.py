@@ -54,7 +54,7 @@ def open_sink(job: Path, name: str, uid: str) -> Sink:
 
 def follow(measurements: Measurements, sink: Sink, say: TextIO) -> None:
     """Write to a sink until stdin is closed and nothing is left."""
-    cursor, told, ends = sink.begin(), None, False
+    cursor, reported, ends = sink.begin(), None, False
     while True:
         before, page = cursor, measurements.changes(cursor)
         if page.rows or page.rewound_to is not None:
@@ -62,8 +62,8 @@ def follow(measurements: Measurements, sink: Sink, say: TextIO) -> None:
         cursor = Cursor(*page.cursor)
         if cursor != before:
             continue
-        if (trouble := sink.idle(ends=ends)) != told:
-            told = trouble
+        if (trouble := sink.idle(ends=ends)) != reported:
+            reported = trouble
             say.write(" ".join(trouble.split()) + "\n")
             say.flush()
         if ends:

@@ -9,6 +9,7 @@ accompanied by ``trained_again/from_step``.
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import time
 from collections.abc import Iterator
@@ -79,19 +80,22 @@ class JsonLines:
     def begin(self) -> Cursor:
         """Return where to read on: after the last line that is whole."""
         with open(self._path, "r+b") as file:
-            file.truncate(_whole_bytes(file))
+            end, line = next(_lines_from_end(file), (0, b""))
             try:
-                last = position_of(_last_line(file))
+                last = position_of(line)
             except ValueError:
                 file.truncate(0)
                 return Cursor()
+            file.truncate(end)
         return Cursor(int(_read(self._note).get("rewrite", 0)), last)
 
     def take(self, page: Page) -> None:
         """Write a page, over what it replaces."""
         with open(self._path, "r+b") as file:
             if page.rewound_to is not None:
-                file.truncate(_offset(file, page.rewound_to))
+                lines = _lines_from_end(file)
+                kept = (end for end, line in lines if position_of(line) < page.rewound_to)
+                file.truncate(next(kept, 0))
             file.seek(0, os.SEEK_END)
             file.write("".join(map(as_line, page.rows)).encode())
         self._copied_bytes = -1
@@ -353,53 +357,16 @@ class Mlflow:
 # --- Files ----------------------------------------------------------------------------
 
 
-def _whole_bytes(file: BinaryIO) -> int:
-    """Return the length of a file without a last line that is not finished."""
-    end = file.seek(0, os.SEEK_END)
-    while end:
-        begin = max(0, end - 65536)
-        file.seek(begin)
-        newline = file.read(end - begin).rfind(b"\n")
-        if newline >= 0:
-            return begin + newline + 1
-        end = begin
-    return 0
-
-
-def _last_line(file: BinaryIO) -> bytes:
-    """Return the last line of a file of whole lines; empty if there is none."""
-    end = file.seek(0, os.SEEK_END)
-    size = 4096
-    while True:
-        begin = max(0, end - size)
-        file.seek(begin)
-        tail = file.read(end - begin)
-        lines = tail.splitlines()
-        if begin == 0 or len(lines) > 1:
-            return lines[-1] if lines else b""
-        size *= 2
-
-
-def _offset(file: BinaryIO, position: int) -> int:
-    """Return where the first line of at least ``position`` begins, by bisection."""
-    low, high = 0, file.seek(0, os.SEEK_END)
-    while low < high:
-        middle = (low + high) // 2
-        file.seek(middle)
-        if middle > 0:
-            file.seek(middle - 1)
-            file.readline()
-        begin = file.tell()
-        if begin >= high:
-            high = middle
-            continue
-        line = file.readline()
-        if position_of(line) >= position:
-            high = middle
-        else:
-            low = begin + len(line)
-    file.seek(low)
-    return low
+def _lines_from_end(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Yield where the whole lines of a file end and what they are, the last first."""
+    if not os.fstat(file.fileno()).st_size:
+        return
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        end = data.rfind(b"\n") + 1
+        while end:
+            begin = data.rfind(b"\n", 0, end - 1) + 1
+            yield end, data[begin:end]
+            end = begin
 
 
 def _read(note: Path) -> dict[str, Any]:

@@ -98,7 +98,7 @@ class Watches:
             since_s = generation.started_at_s or generation.since_s
             due = self._throttle.is_due(progress.reported_s, since_s, at_s)
             if due or progress.is_urgent(state.job.stop_after_nonfinite):
-                events.append(progress.told(at_s))
+                events.append(progress.report(at_s))
         if state.preparation.profile is not None and self.timings is None:
             self.timings = RankTimings(state, generation, state.preparation.profile)
         timings = self.timings
@@ -107,7 +107,7 @@ class Watches:
                 before = progress.replica_bounds
                 progress.replica_bounds = timings.balancer.replica_bounds
                 if progress.replica_bounds != before:
-                    events.append(progress.told(at_s))
+                    events.append(progress.report(at_s))
             events += self._stragglers(state, generation, timings, progress, at_s)
         return events
 
@@ -119,7 +119,7 @@ class Watches:
         progress, generation = self.progress, state.training.generation
         if progress is None or generation is None or not progress.has_news:
             return []
-        return [progress.told(at_s)] if progress.number == generation.number else []
+        return [progress.report(at_s)] if progress.number == generation.number else []
 
     def stalled(self, state: State, at_s: float) -> list[e.Event]:
         """Return that the generation commits nothing any more, once."""
@@ -248,7 +248,7 @@ class ProgressWatch:
         newest = tuple(self._times_s)[-window:]
         return statistics.median(newest) if newest else 0.0
 
-    def told(self, at_s: float) -> e.ProgressMade:
+    def report(self, at_s: float) -> e.ProgressMade:
         """Return what the core is told, and note that it was."""
         made = e.ProgressMade(
             at_s=at_s,

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import fcntl
-import json
 import os
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import SshTarget, Vm, VmState
-from spottrain.cloud.port.stored import vm_from_data
+from spottrain.codec import decode, encode
 from spottrain.errors import WireError
 from spottrain.files import PRIVATE, write_whole
 
@@ -42,15 +40,15 @@ class HostVm:
 class HostRecord:
     """The content of the record."""
 
-    owner: str = field(default_factory=lambda: uuid.uuid4().hex)
+    owner: str
     """Distinguishes this job from others of its name; part of every claim."""
-    rented: dict[str, HostVm] = field(default_factory=dict)
+    rented: dict[str, HostVm]
     """By VM id, in order of launch."""
-    tokens: dict[str, list[str]] = field(default_factory=dict)
+    tokens: dict[str, list[str]]
     """Completed launches: token to VM ids."""
-    software: dict[str, str] = field(default_factory=dict)
+    software: dict[str, str]
     """Software versions of the fleet's first host."""
-    targets: dict[str, SshTarget] = field(default_factory=dict)
+    targets: dict[str, SshTarget]
     """How VMs were entered, by id."""
 
     def end(self, vm_id: str) -> None:
@@ -105,9 +103,9 @@ class HostMemory:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             before = self._path.read_text() if self._path.exists() else ""
-            record = self._parse(before) if before else HostRecord()
+            record = self._parse(before) if before else HostRecord(uuid.uuid4().hex, {}, {}, {}, {})
             yield record
-            after = json.dumps(dataclasses.asdict(record))
+            after = encode(record)
             if after != before:
                 write_whole(self._path, after, mode=PRIVATE)
             self._last = self._signature(), record
@@ -144,17 +142,8 @@ class HostMemory:
 
     def _parse(self, text: str) -> HostRecord:
         try:
-            data: dict[str, Any] = json.loads(text)
-            rented = {
-                vm_id: HostVm(vm_from_data(item["vm"]), item["host"], item["lease_s"])
-                for vm_id, item in data.pop("rented").items()
-            }
-            targets = {
-                vm_id: SshTarget(**{**item, "host_keys": tuple(item["host_keys"])})
-                for vm_id, item in data.pop("targets", {}).items()
-            }
-            return HostRecord(rented=rented, targets=targets, **data)
-        except (ValueError, KeyError, TypeError, WireError) as error:
+            return cast(HostRecord, decode(HostRecord, text))
+        except WireError as error:
             raise CloudError(
                 f"{self._path} is damaged ({error}); free the hosts by hand (remove "
                 ".spottrain in the home folders), then remove the file"

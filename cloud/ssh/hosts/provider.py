@@ -18,7 +18,6 @@ from concurrent.futures import wait as wait_for
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from spottrain.cloud.port import provider as port
 from spottrain.cloud.port.errors import CloudError, NoCapacityError, VmNotFoundError
@@ -26,7 +25,7 @@ from spottrain.cloud.ssh.hosts.bootstrap import bring_up
 from spottrain.cloud.ssh.hosts.memory import HostMemory, HostVm
 from spottrain.cloud.ssh.hosts.start_log import StartLog
 from spottrain.cloud.ssh.transport.connection import HostConnection
-from spottrain.cloud.ssh.transport.hosts import Host, Payload, UnfitHostError
+from spottrain.cloud.ssh.transport.hosts import Host, Payload, UnfitHostError, address_of
 from spottrain.cloud.ssh.transport.session import trusted_keys
 
 logger = logging.getLogger(__name__)
@@ -156,10 +155,7 @@ class SshProvider(port.CloudProvider):
 
     def serve(self, manager_url: str) -> None:
         """Forward agents' calls to the manager from now on; see ``CloudProvider``."""
-        parts = urlsplit(manager_url)
-        assert parts.hostname is not None
-        assert parts.port is not None
-        self._manager = (parts.hostname, parts.port)
+        self._manager = address_of(manager_url)
 
     def ssh_target(self, vm_id: str) -> port.SshTarget | None:
         """Return how to log in to a VM's host.
@@ -344,11 +340,8 @@ class SshProvider(port.CloudProvider):
     def _start(
         self, connection: HostConnection, vm_id: str, bootstrap: port.AgentBootstrap
     ) -> tuple[port.StartStep, ...]:
-        parts = urlsplit(bootstrap.manager_url)
-        manager = (parts.hostname or "", parts.port or 443)
-
         def announce() -> None:
-            connection.forward_calls(vm_id, manager)
+            connection.forward_calls(vm_id, address_of(bootstrap.manager_url))
 
         try:
             memory, log = self._memory, StartLog()

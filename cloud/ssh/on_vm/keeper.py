@@ -48,10 +48,7 @@ def main(folder: Path) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     process.wait()
     tree.kill_all([os.environ[tree.VARIABLE]], [process.pid])
-    # Imported late: it would take most of the keeper's start time.
-    from spottrain.cloud.port.stored import clear_vm_folder
-
-    clear_vm_folder(folder)
+    tree.clear_folder(folder)
 
 
 def interface_of(address: str) -> str:

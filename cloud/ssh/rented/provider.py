@@ -19,7 +19,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Concatenate
-from urllib.parse import urlsplit
 
 from spottrain.cloud.port import provider as port
 from spottrain.cloud.port import tags
@@ -32,9 +31,9 @@ from spottrain.cloud.port.errors import (
 from spottrain.cloud.port.wrapper import P, R, Wrapper
 from spottrain.cloud.ssh.hosts.bootstrap import bring_up
 from spottrain.cloud.ssh.hosts.memory import HostMemory
-from spottrain.cloud.ssh.rented.kept import ReservedVm, ReservedVms
-from spottrain.cloud.ssh.rented.moves import MoveWatch
+from spottrain.cloud.ssh.rented.own_address import OwnAddressWatch
 from spottrain.cloud.ssh.rented.relays import Relays
+from spottrain.cloud.ssh.rented.reserved import ReservedVm, ReservedVms
 from spottrain.cloud.ssh.rented.sharing import ArchiveSharing
 from spottrain.cloud.ssh.rented.vm import RentedVm, VmAccess
 from spottrain.cloud.ssh.transport import hosts
@@ -104,7 +103,7 @@ class RentedVmProvider(Wrapper):
         self._access = access
         self._dial, self._bastion = access.dial()
         self._memory = HostMemory(state_dir)
-        self._kept = ReservedVms(state_dir)
+        self._reserved = ReservedVms(state_dir)
         self._moves_at = moves_at
         self._threads = ThreadPoolExecutor(_THREADS, "rented")
         self._starters = ThreadPoolExecutor(_BOOTSTRAPS, "rented-start")
@@ -118,9 +117,9 @@ class RentedVmProvider(Wrapper):
         self._unreached: set[str] = set()
         self._relays = Relays(self._running, self._for_each, self._enter, self._note_unreachable)
         self._sharing = ArchiveSharing(self._relays.may_hang_up)
-        self._moves: MoveWatch | None = None
+        self._own_address: OwnAddressWatch | None = None
         if own_networks is not None and inner.can(port.CloudProvider.admit):
-            self._moves = MoveWatch(own_networks, partial(inner.admit, job))
+            self._own_address = OwnAddressWatch(own_networks, partial(inner.admit, job))
 
     def pass_on(
         self, method: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs
@@ -163,7 +162,7 @@ class RentedVmProvider(Wrapper):
         """Return the cloud's list; maintain the connections to running VMs."""
         vms = self._inner.list_vms(job)
         if job == self._job:
-            vms = self._kept.corrected(vms)
+            vms = self._reserved.corrected(vms)
             self._sync(vms)
         return vms
 
@@ -173,7 +172,7 @@ class RentedVmProvider(Wrapper):
         with self._lock:
             known = [self._vms[i] for i in vm_ids if i in self._vms]
         for rented_vm in known:
-            rented_vm.mark_returned()
+            rented_vm.mark_terminated()
         self._relays.sync()  # a relay may be one of them
         wait_for(self._for_each(known, self._fetch_logs), _LOGS_S)
         self._inner.terminate(vm_ids)
@@ -221,10 +220,10 @@ class RentedVmProvider(Wrapper):
 
         Its lease is that of its boot, and goes on: nobody renews it but who logs in.
         """
-        if self._kept.find(vm_id) is not None:
+        if self._reserved.find(vm_id) is not None:
             return
         rented_vm = self._vm(vm_id)
-        rented_vm.is_kept = True
+        rented_vm.is_reserved = True
         self._relays.leave(rented_vm)
         with rented_vm.in_use(lambda _: True):
             connection = self._enter(rented_vm)
@@ -232,7 +231,7 @@ class RentedVmProvider(Wrapper):
                 raise CloudError(f"{rented_vm.place}: its address is not known")
             self._memory.keep_logs(vm_id, connection.clear(vm_id))
             rented_vm.manager_address = ""
-        self._kept.put(ReservedVm(vm=rented_vm.vm))
+        self._reserved.put(ReservedVm(vm=rented_vm.vm))
         logger.info("%s: cleared for another job", rented_vm.place)
 
     def take(self, vm_id: str, giver: Path, order: str, until_s: float, image: str = "") -> port.Vm:
@@ -243,22 +242,24 @@ class RentedVmProvider(Wrapper):
         """
         theirs, name = ReservedVms(giver), f"{self._job} {order}"
         intent = tags.ordered(order)
-        with theirs.locked(vm_id) as kept:
+        with theirs.locked(vm_id) as reserved:
             now_s = time.time()
-            if kept is None or kept.is_returned:
+            if reserved is None or reserved.is_returned:
                 raise VmNotFoundError(f"VM {vm_id} is not there for others any more")
-            is_known = kept.order == name
+            is_known = reserved.order == name
             if now_s > until_s + (port.RECEIVE_S if is_known else 0.0):
                 vms = self._inner.list_vms(self._job) if is_known else ()
                 if all(vm.intent != intent for vm in vms):
                     raise VmNotFoundError(f"VM {vm_id} was asked for too late")
             if not is_known:
-                at_s = self._moves_at(kept.vm, now_s)
-                kept = replace(kept, order=name, moves_at_s=at_s)
-                theirs.put(kept)
-            copy_key(key_file(giver, kept.vm.intent), key_file(self._memory.folder, intent))
-            vm = self._inner.move(vm_id, kept.vm.uid, self._job, intent, kept.moves_at_s, image)
-            theirs.put(replace(kept, has_moved=True))
+                at_s = self._moves_at(reserved.vm, now_s)
+                reserved = replace(reserved, order=name, moves_at_s=at_s)
+                theirs.put(reserved)
+            copy_key(key_file(giver, reserved.vm.intent), key_file(self._memory.folder, intent))
+            vm = self._inner.move(
+                vm_id, reserved.vm.uid, self._job, intent, reserved.moves_at_s, image
+            )
+            theirs.put(replace(reserved, has_moved=True))
         target = HostMemory(giver).read().targets.get(vm_id)
         if target is not None:  # a console forgets host keys
             self._memory.keep_target(vm.vm_id, target)
@@ -272,23 +273,23 @@ class RentedVmProvider(Wrapper):
         Raises:
             CloudError: whether another job has it is not known.
         """
-        with self._kept.locked(vm_id) as kept:
-            if kept is None:
+        with self._reserved.locked(vm_id) as reserved:
+            if reserved is None:
                 return True
-            if kept.has_moved:
+            if reserved.has_moved:
                 return False
-            if kept.order and not kept.is_returned:
+            if reserved.order and not reserved.is_returned:
                 vms = self._inner.list_vms(self._job)
                 if all(vm.vm_id != vm_id for vm in vms):
                     return False  # whoever took it has died since
-            self._kept.put(replace(kept, is_returned=True))
+            self._reserved.put(replace(reserved, is_returned=True))
             return True
 
     # --- What else a manager needs --------------------------------------------------
 
     def serve(self, manager_url: str) -> None:
         """Forward agents' calls to the manager from now on; see ``CloudProvider``."""
-        self._relays.serve(_address(manager_url))
+        self._relays.serve(hosts.address_of(manager_url))
 
     def unreachable_vms(self) -> Collection[str]:
         """Return the VMs without a working relay; see ``CloudProvider``."""
@@ -335,7 +336,7 @@ class RentedVmProvider(Wrapper):
         rented_vm = self._vms.get(vm_id)
         if rented_vm is None:
             raise VmNotFoundError(f"VM {vm_id} is unknown or has ended")
-        rented_vm.check_not_given_back()
+        rented_vm.check_not_terminated()
         return rented_vm
 
     def _sync(self, vms: Sequence[port.Vm]) -> None:
@@ -345,20 +346,20 @@ class RentedVmProvider(Wrapper):
                 return
             ours = [vm for vm in vms if vm.intent != tags.MANAGER]  # runs no agent
             living = {vm.vm_id: vm for vm in ours if vm.state.is_alive}
-            kept = {each.vm.vm_id for each in self._kept.all()}
+            reserved = {each.vm.vm_id for each in self._reserved.all()}
             gone = [self._vms.pop(i) for i in self._vms.keys() - living.keys()]
             for rented_vm in gone:
-                rented_vm.mark_returned()
+                rented_vm.mark_terminated()
                 self._threads.submit(_hang_up, rented_vm)
             for vm_id, vm in living.items():
                 known = self._vms.setdefault(vm_id, RentedVm(vm))
-                known.vm, known.is_kept = vm, known.is_kept or vm_id in kept
+                known.vm, known.is_reserved = vm, known.is_reserved or vm_id in reserved
         self._relays.sync()
 
     def _running(self) -> list[RentedVm]:
         with self._lock:
             rented_vms = tuple(self._vms.values())
-        running = (x for x in rented_vms if not x.returned and not x.is_kept)
+        running = (x for x in rented_vms if not x.is_terminated and not x.is_reserved)
         return [each for each in running if each.vm.state is port.VmState.RUNNING]
 
     def _enter(self, rented_vm: RentedVm) -> HostConnection | None:
@@ -369,7 +370,7 @@ class RentedVmProvider(Wrapper):
             VmNotFoundError: the VM has ended.
             CloudError: the cloud does not answer.
         """
-        rented_vm.check_not_given_back()
+        rented_vm.check_not_terminated()
         vm_id = rented_vm.vm.vm_id
         target = self._inner.ssh_target(vm_id) or self._memory.read().targets.get(vm_id)
         if target is None:
@@ -401,11 +402,11 @@ class RentedVmProvider(Wrapper):
             with rented_vm.in_use(self._relays.may_hang_up):
                 started = self._bring_up(rented_vm, bootstrap)
         except hosts.UnreachableHostError:
-            rented_vm.check_not_given_back()
+            rented_vm.check_not_terminated()
             self._inner.ssh_target(rented_vm.vm.vm_id)  # raises if the VM has ended
             raise
         except (hosts.UnfitHostError, AuthError) as error:
-            self._give_back(rented_vm, error)
+            self._terminate_unfit(rented_vm, error)
             raise VmNotFoundError(str(error)) from error
         rented_vm.note_poll(runs=True)
         self._unfit_counts.pop(_kind(rented_vm.vm.offer), None)
@@ -416,7 +417,7 @@ class RentedVmProvider(Wrapper):
         connection = self._reach(rented_vm)
         rented_vm.log.waited(time.time() - rented_vm.vm.launched_at_s)
         self._claim(connection, rented_vm.vm.vm_id)
-        manager = _address(bootstrap.manager_url)
+        manager = hosts.address_of(bootstrap.manager_url)
 
         def announce() -> None:
             self._relays.announce_address(rented_vm, connection, manager)
@@ -458,7 +459,7 @@ class RentedVmProvider(Wrapper):
                     self._unreached.add(rented_vm.vm.vm_id)
                 raise last_error
             rented_vm.woken.wait(pause_s)
-            rented_vm.check_not_given_back()
+            rented_vm.check_not_terminated()
             if self._closing:
                 raise hosts.UnreachableHostError(f"{rented_vm.place}: the manager is shutting down")
             pause_s = min(2 * pause_s, _MAX_PAUSE_S)
@@ -492,8 +493,8 @@ class RentedVmProvider(Wrapper):
 
     def _note_unreachable(self) -> None:
         """Look whether this machine has moved: then VMs no longer let it in."""
-        if self._moves is not None:
-            self._moves.unreachable()
+        if self._own_address is not None:
+            self._own_address.unreachable()
 
     def _claim(self, connection: HostConnection, vm_id: str) -> None:
         """Write our claim on the VM; again after a restart of the manager."""
@@ -506,7 +507,7 @@ class RentedVmProvider(Wrapper):
         }
         connection.session().call("claim", claim=claim)
 
-    def _give_back(self, rented_vm: RentedVm, error: CloudError) -> None:
+    def _terminate_unfit(self, rented_vm: RentedVm, error: CloudError) -> None:
         """Terminate an unsuitable VM; after several, rent no more of the type.
 
         All VMs have one image and one setup. So where none was ever suitable, a first VM
@@ -535,11 +536,6 @@ def _near(payload: hosts.Payload, region: str) -> hosts.Payload:
         return payload
     there = parse_url(payload.wheels).options.get("region", region)
     return payload if there == region else replace(payload, wheels="")
-
-
-def _address(url: str) -> tuple[str, int]:
-    parts = urlsplit(url)
-    return parts.hostname or "", parts.port or 443
 
 
 def _hang_up(rented_vm: RentedVm) -> None:

@@ -58,12 +58,10 @@ class Region:
     @property
     def is_up(self) -> bool:
         """True if calls are forwarded, as far as is known."""
-        connection = (
-            None
-            if self.relay is None or self.relay.returned or self.relay.is_kept
-            else self.relay.connection
-        )
-        return connection is not None and connection.forwards_calls
+        relay = self.relay
+        if relay is None or relay.is_terminated or relay.is_reserved or relay.connection is None:
+            return False
+        return relay.connection.forwards_calls
 
     @property
     def silent_s(self) -> float:
@@ -140,7 +138,7 @@ class Relays:
                         region.ping = ping
 
     def leave(self, rented_vm: RentedVm) -> None:
-        """Return once nothing is asked of a VM that was just marked as kept.
+        """Return once nothing is asked of a VM that was just marked as reserved.
 
         Clearing holds the host's lock, and a ping that waits for that too long breaks the
         connection off.

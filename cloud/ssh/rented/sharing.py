@@ -64,7 +64,7 @@ class ArchiveSharing:
             copies = self._copies[rented_vm.vm.offer.region, digest]
         vm_id = rented_vm.vm.vm_id
         with copies.lock:
-            copies.vms = [vm for vm in copies.vms if not vm.returned]
+            copies.vms = [vm for vm in copies.vms if not vm.is_terminated]
             holders = [vm for vm in copies.vms if vm is not rented_vm]
             if not holders:
                 send(session, vm_id, name, archive, digest)

@@ -86,9 +86,9 @@ class RentedVm:
     poll: Future[None] | None = None
     log: StartLog = field(default_factory=StartLog)
     """Of its start."""
-    is_kept: bool = False
+    is_reserved: bool = False
     """True once it is cleared, for other jobs."""
-    returned: bool = False
+    is_terminated: bool = False
     """True once it has been terminated."""
     manager_address: str = ""
     """Address that its agent was given for calls; empty if none."""
@@ -111,18 +111,18 @@ class RentedVm:
             self.connection = HostConnection(host, dial)
         return self.connection
 
-    def check_not_given_back(self) -> None:
+    def check_not_terminated(self) -> None:
         """Check that it was not terminated meanwhile.
 
         Raises:
             VmNotFoundError: it was.
         """
-        if self.returned:
+        if self.is_terminated:
             raise VmNotFoundError(f"VM {self.vm.vm_id} was terminated")
 
-    def mark_returned(self) -> None:
+    def mark_terminated(self) -> None:
         """Mark it as terminated, and end all waits for it."""
-        self.returned = True
+        self.is_terminated = True
         self.woken.set()
 
     @contextlib.contextmanager

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from spottrain.cloud.port.errors import AuthError, CloudError
 from spottrain.errors import UserCodeError
@@ -42,6 +43,12 @@ class HostKeyError(AuthError):
 
 class SetupError(UserCodeError):
     """The user's setup failed on a host."""
+
+
+def address_of(manager_url: str) -> tuple[str, int]:
+    """Return where a manager listens: its address and port."""
+    parts = urlsplit(manager_url)
+    return parts.hostname or "", parts.port or 443
 
 
 FIND_PYTHON = "auto"

@@ -137,6 +137,11 @@ class Journal(ABC, Generic[S, E, C]):
         """Decide on an event: the state after it, and what is asked for."""
 
     @classmethod
+    def step_alone(cls, state: S, event: E) -> tuple[S, Sequence[C]]:
+        """Decide on an event while nothing runs that would perform commands."""
+        return cls.step(state, event)
+
+    @classmethod
     def asked(cls, commands: Sequence[C]) -> list[list[str]]:
         """Return what a row says of the commands that followed from its event."""
         return []
@@ -188,7 +193,7 @@ class Journal(ABC, Generic[S, E, C]):
         """
         state, steps = self.replay(), list[Step[S, E, C]]()
         for event in events:
-            after, _ = self.step(state, event)
+            after, _ = self.step_alone(state, event)
             steps.append(Step(state, event, after))
             state = after
         self.append(*steps)

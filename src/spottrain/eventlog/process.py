@@ -68,14 +68,14 @@ def bound(logs: Iterable[Path], max_bytes: int = LOG_BYTES) -> None:
             rotate(log, max_bytes)
 
 
-async def until_told(
-    work: Coroutine[object, object, T], told: Callable[[], object] = lambda: None
+async def until_terminated(
+    work: Coroutine[object, object, T], on_exit: Callable[[], object] = lambda: None
 ) -> T:
     """Return what ``work`` returns, or cancel it when this process is told to exit.
 
     Args:
         work: What to do.
-        told: Called when this process is told to exit.
+        on_exit: Called when this process is told to exit.
 
     Raises:
         CancelledError: It was told to exit.
@@ -84,7 +84,7 @@ async def until_told(
 
     def leave() -> None:
         running.cancel()
-        told()
+        on_exit()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, leave)

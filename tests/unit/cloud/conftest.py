@@ -1,4 +1,4 @@
-"""A real local cloud whose agents are stand-ins with unruly children."""
+"""Fakes of clouds, emptied; and a real local cloud whose agents have unruly children."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ from typing import Any
 
 import pytest
 from tests.builders import a_launch
+from tests.fakes.aws import FakeAws
+from tests.fakes.azure import FakeAzure
+from tests.fakes.gcp import FakeGcp
+from tests.local_cloud import inject
+from tests.tiers import first_always
 
 from spottrain.cloud.local.market import EventKind, MarketEvent, MarketSpec, ZoneSpec
 from spottrain.cloud.local.provider import LocalProvider
@@ -161,7 +166,7 @@ class Cloud:
     def hit(self, kind: EventKind, **fields: Any) -> tuple[str, ...]:
         """Let the market do something to zone a."""
         event = MarketEvent(at_s=0, kind=kind, zone="a", **fields)
-        return self.client().inject(event)
+        return inject(self.client(), event)
 
     def vm(self, vm: Vm) -> Vm:
         """The current state of the VM."""
@@ -194,3 +199,31 @@ def make_cloud(tmp_path: Path, machine: Machine) -> Iterator[Callable[..., Cloud
 def cloud(make_cloud: Callable[..., Cloud]) -> Cloud:
     """One local cloud with three machines."""
     return make_cloud()
+
+
+def emptied(fake: Any) -> Iterator[Any]:
+    """Empty a fake at a test's start; nothing may have drifted from its model at the end."""
+    fake.reset()
+    yield fake
+    assert fake.ask("drifts") == []
+
+
+@pytest.fixture
+def aws(fake_aws: FakeAws) -> Iterator[FakeAws]:
+    yield from emptied(fake_aws)
+
+
+@pytest.fixture
+def azure(fake_azure: FakeAzure) -> Iterator[FakeAzure]:
+    yield from emptied(fake_azure)
+
+
+@pytest.fixture
+def gcp(fake_gcp: FakeGcp) -> Iterator[FakeGcp]:
+    yield from emptied(fake_gcp)
+
+
+@pytest.fixture(params=first_always(["aws", "azure", "gcp"]))
+def fake(request: pytest.FixtureRequest) -> Any:
+    """Each of the clouds in turn."""
+    return request.getfixturevalue(request.param)

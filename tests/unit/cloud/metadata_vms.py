@@ -50,7 +50,7 @@ class Vms:
 
     def source(self, name: str) -> NoticeSource:
         """Return what a VM asks."""
-        self._patch.setenv(hear.URL_VARIABLE, self.fake.url(name))
+        self._patch.setenv(hear.URL_VARIABLE, self.fake.url_of(name))
         made = hear.open_source({"kind": self.cloud})
         made.every_s = 0.02
         return made

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 from tests.builders import a_launch
-from tests.fakes import aws, azure, gcp
 from tests.fakes.gcp_world import IMAGE_FAMILY
-from tests.tiers import first_always
+from tests.unit.cloud.renting import offer_in
 
 from spottrain.cloud.port.errors import CloudError
-from spottrain.cloud.port.provider import LaunchRequest, Vm
+from spottrain.cloud.port.provider import Vm
 
 AMI = "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.10 (Ubuntu 24.04) {}"
 URN = "microsoft-dsvm:ubuntu-hpc:2404"
@@ -50,32 +48,17 @@ class Images:
                 self.fake.ask("publish", name=name, state=new)
 
 
-@pytest.fixture(scope="module", params=first_always([aws, azure, gcp]), ids=["aws", "azure", "gcp"])
-def running(request: pytest.FixtureRequest) -> Iterator[Images]:
-    with request.param.running() as fake:
-        yield Images(fake, request.param.__name__.rpartition(".")[2])
-
-
 @pytest.fixture
-def images(running: Images) -> Iterator[Images]:
-    running.fake.reset()
-    running.publish(d20260901="there", d20261101="gone")
-    yield running
-    assert running.fake.ask("drifts") == []
-
-
-def wish(provider: Any) -> LaunchRequest:
-    return a_launch(
-        next(offer for offer in provider.offers() if offer.spot),
-        token="uid-intent-0",
-        intent="intent-0",
-    )
+def images(fake: Any) -> Images:
+    found = Images(fake, type(fake).__name__.removeprefix("Fake").lower())
+    found.publish(d20260901="there", d20261101="gone")
+    return found
 
 
 def rent(provider: Any, intent: str, image: str) -> Vm:
-    request = replace(wish(provider), intent=intent, image=image)
-    request = replace(request, token=f"{provider._settings.uid}-{intent}")
-    vm: Vm = provider.launch(request).vms[0]
+    token = f"{provider._settings.uid}-{intent}"
+    request = a_launch(offer_in(provider), token=token, intent=intent)
+    vm: Vm = provider.launch(replace(request, image=image)).vms[0]
     return vm
 
 

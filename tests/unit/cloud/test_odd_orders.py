@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from tests.builders import a_launch
 from tests.fakes import azure, gcp
 from tests.tiers import first_always
+from tests.unit.cloud.renting import launch_request, offer_in, rent
 
 from spottrain.cloud.port.errors import (
     AuthError,
@@ -17,7 +16,7 @@ from spottrain.cloud.port.errors import (
     NoCapacityError,
     ThrottledError,
 )
-from spottrain.cloud.port.provider import LaunchRequest, Vm, VmState
+from spottrain.cloud.port.provider import LaunchRequest, VmState
 from spottrain.pricing.prices.catalogue import catalogue
 
 EXPIRED = {
@@ -53,30 +52,13 @@ class Cloud:
         return sum(row["ended_at"] is None for row in self.fake.ask("bill"))
 
 
-@pytest.fixture(scope="module", params=first_always([azure, gcp]), ids=["azure", "gcp"])
-def running(request: pytest.FixtureRequest) -> Iterator[Cloud]:
-    with request.param.running() as fake:
-        yield Cloud(fake, request.param.__name__.rpartition(".")[2])
+@pytest.fixture(params=first_always(["azure", "gcp"]))
+def cloud(request: pytest.FixtureRequest) -> Cloud:
+    return Cloud(request.getfixturevalue(request.param), request.param)
 
 
-@pytest.fixture
-def cloud(running: Cloud) -> Iterator[Cloud]:
-    running.fake.reset()
-    yield running
-    assert running.fake.ask("drifts") == []
-
-
-def wish(provider: Any, count: int = 3) -> LaunchRequest:
-    return a_launch(
-        next(offer for offer in provider.offers() if offer.spot),
-        count,
-        token="uid-intent-0",
-        intent="intent-0",
-    )
-
-
-def rent(provider: Any, count: int = 3) -> list[Vm]:
-    return list(provider.launch(wish(provider, count)).vms)
+def wish(provider: Any) -> LaunchRequest:
+    return launch_request(offer_in(provider), 3)
 
 
 @pytest.mark.rotated
@@ -110,7 +92,7 @@ def test_vms_that_were_made_before_the_login_expired_are_kept(cloud: Cloud) -> N
 
 def test_throttling_in_the_middle_of_a_removal_stops_none_of_it(cloud: Cloud) -> None:
     provider = cloud.fake.provider()
-    vms = rent(provider)
+    vms = rent(provider, 3)
     cloud.fail(END, THROTTLED)
     with pytest.raises(ThrottledError):
         provider.terminate([vm.vm_id for vm in vms])
@@ -172,7 +154,7 @@ def test_a_vm_whose_end_takes_long_is_leaving_and_nothing_is_removed_under_it(
 def test_a_vm_that_is_listed_after_its_end_does_not_come_back(cloud: Cloud) -> None:
     provider = cloud.fake.provider()
     vms = rent(provider, 2)
-    cloud.fake.ask("lag", hide_s=0.0, linger_s=120.0)
+    cloud.fake.ask("lag", hide_s=0.0, linger_s=1200.0)
     provider.terminate([vms[0].vm_id])
     cloud.alive()
     states = {vm.vm_id: vm.state for vm in provider.list_vms("job")}

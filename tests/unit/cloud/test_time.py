@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 import pytest
 from tests.fakes import aws, azure, gcp
@@ -13,13 +12,6 @@ from spottrain.cloud.port.errors import CloudError
 
 Fake = aws.FakeAws | azure.FakeAzure | gcp.FakeGcp
 HOURS_S = 8 * 3600.0
-
-
-@pytest.fixture(scope="module", params=[aws, azure, gcp], ids=["aws", "azure", "gcp"])
-def fake(request: pytest.FixtureRequest) -> Iterator[Fake]:
-    with request.param.running() as fake:
-        fake.reset()
-        yield fake
 
 
 @pytest.mark.rotated

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from tests.builders import a_launch
 from tests.fakes import aws, azure, gcp
-from tests.tiers import first_always
+from tests.unit.cloud.renting import offer_in
 
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.facts import without_attached
@@ -19,24 +18,10 @@ ANN = {"uid": "a" * 32, "owner": "ann@example.org"}
 BEN = {"uid": "b" * 32, "owner": "ben@example.org"}
 
 
-@pytest.fixture(scope="module", params=first_always([aws, azure, gcp]), ids=["aws", "azure", "gcp"])
-def cloud(request: pytest.FixtureRequest) -> Iterator[Fake]:
-    with request.param.running() as fake:
-        yield fake
-
-
-@pytest.fixture
-def fake(cloud: Fake) -> Iterator[Fake]:
-    cloud.reset()
-    yield cloud
-    assert cloud.ask("drifts") == []
-
-
 def rent(provider: Any, intent: str = "intent-0") -> Vm:
     """Rent as managers do: intents are called the same for everybody."""
-    offer = next(offer for offer in provider.offers() if offer.spot)
     request = a_launch(
-        offer,
+        offer_in(provider),
         token=f"{provider._settings.uid}-{intent}",
         job="quickstart",
         intent=intent,

@@ -70,6 +70,9 @@ PROFILE = a_profile(
 
 OFFER = an_offer()
 
+FOUR = ("a", "b", "c", "d")
+"""VMs."""
+
 ON_DEMAND = replace(OFFER, spot=False, usd_per_hour=3.0)
 
 SETTINGS = JobSettings(uid="uid", spec=SPEC, facts=FACTS, max_vms=4, debounce_s=2.0)
@@ -126,7 +129,7 @@ class Story(View):
         before = self.state
         self.state, self.commands = core.step(before, event)
         check_invariants(self.state)
-        self._check_grant(event)
+        self._check_grant(before)
         step = Step(before, event, self.state, self.commands)
         replayed = decided(before, decision(before, self.state))
         # As data: prices that are not a number do not equal themselves.
@@ -135,19 +138,17 @@ class Story(View):
         self.steps.append(step)
         return self.commands
 
-    def _check_grant(self, event: e.Event) -> None:
+    def _check_grant(self, before: State) -> None:
         """Nothing is rented that the job's pool does not grant."""
         grant = None if self.state.settings is None else self.state.job.grant
         if grant is None:
             return
         granted, held = dict(grant.vms), held_by_kind(self.state)
         for command in self.commands:
-            if isinstance(command, c.IntendLaunch):
+            if isinstance(command, c.LaunchVms):
                 kind = kind_of(command.offer)
-                assert held[kind] + command.count <= granted.get(kind, 0)
-        if isinstance(event, e.LaunchIntended) and self.emitted(c.LaunchVms):
-            kind = kind_of(event.offer)
-            assert held[kind] <= granted.get(kind, 0)
+                again = command.intent in before.launches.intents
+                assert again or held[kind] <= granted.get(kind, 0)
 
     def report(self, vm_id: str, report: messages.Report) -> tuple[c.Command, ...]:
         """Let an agent report; return the commands that the core emits."""
@@ -204,16 +205,9 @@ class Story(View):
         vm = a_vm(vm_id, OFFER, intent=intent, launched_at_s=self.now_s)
         return replace(vm, **changes)
 
-    def intend(self) -> c.IntendLaunch:
-        """Journal the launch that the core asks for."""
-        (command,) = self.emitted(c.IntendLaunch)
-        self.tell(
-            e.LaunchIntended,
-            intent=command.intent,
-            token=command.token,
-            offer=command.offer,
-            count=command.count,
-        )
+    def launch(self) -> c.LaunchVms:
+        """Return the launch that the core asks for."""
+        (command,) = self.emitted(c.LaunchVms)
         return command
 
     def boot(self, *ids: str) -> None:
@@ -231,7 +225,6 @@ class Story(View):
         gpus: tuple[GpuFacts, ...] = (),
         torch_version: str = "2",
     ) -> None:
-        self.tell(e.AgentStarting, vm_id=vm_id, token_sha256=vm_id)
         self.tell(
             e.AgentRegistered,
             vm_id=vm_id,
@@ -343,7 +336,6 @@ class Story(View):
     def training(self, *ids: str, steps: int = 3) -> Story:
         """Up to a generation over ``ids`` that has committed ``steps``."""
         self.start()
-        self.intend()
         self.boot(*ids)
         self.prepare()
         self.plan(*ids)

@@ -76,7 +76,7 @@ def create(
     pid = start_daemon(pool)
     say(f"pool {pool.name} runs (pid {pid}): {counted(config.max_vms, 'VM')}, {config.policy}")
     try:
-        _submit_all(pool, config, time.monotonic())
+        _submit_all(pool, config)
         if until_done:
             _watch(pool, until_done=True)
     except KeyboardInterrupt:
@@ -88,11 +88,8 @@ def create(
         raise
     if until_done:
         take_down(pool)
-    document = read_status(pool)
-    if output is Output.JSON:
-        show_json(document)
-    elif until_done:
-        show(*parts(document))
+    if until_done or output is Output.JSON:
+        _show(pool, output)
 
 
 def _prices(config: PoolConfig) -> dict[str, float]:
@@ -131,15 +128,12 @@ def _warn_of_others(config: PoolConfig) -> None:
             )
 
 
-def _submit_all(pool: PoolDir, config: PoolConfig, began_s: float) -> None:
+def _submit_all(pool: PoolDir, config: PoolConfig) -> None:
     """Submit the jobs that the pool file names, each when it is due."""
-    prepared = [
-        prepare(pool, Path(job.file), job.priority, job.team, say)
-        for job in sorted(config.jobs, key=lambda job: job.after_s)
-    ]
-    if prepared:
-        began_s = time.monotonic()
-    for one, job in zip(prepared, sorted(config.jobs, key=lambda job: job.after_s), strict=True):
+    jobs = sorted(config.jobs, key=lambda job: job.after_s)
+    prepared = [prepare(pool, Path(job.file), job.priority, job.team, say) for job in jobs]
+    began_s = time.monotonic()
+    for one, job in zip(prepared, jobs, strict=True):
         time.sleep(max(0.0, began_s + job.after_s - time.monotonic()))
         submit_job(pool, one, say)
 
@@ -190,12 +184,8 @@ def status(
     pool = _the_pool(name)
     if watch and output is Output.TABLE:
         _watch(pool)
-        return
-    document = read_status(pool)
-    if output is Output.JSON:
-        show_json(document)
     else:
-        show(*parts(document))
+        _show(pool, output)
 
 
 def _the_pool(name: str | None) -> PoolDir:
@@ -211,14 +201,14 @@ def _the_pool(name: str | None) -> PoolDir:
 
 def _watch(pool: PoolDir, *, until_done: bool = False) -> None:
     """Show a pool until it is taken down, or its jobs have ended."""
-    screen, told_s = console(stderr=True), 0.0
+    screen, shown_at_s = console(stderr=True), 0.0
     with Live(console=screen, auto_refresh=False, transient=False) as live:
         while True:
             document = read_status(pool)
             if screen.is_terminal:
                 live.update(Group(*parts(document)), refresh=True)
-            elif time.monotonic() - told_s > PLAIN_S:
-                told_s = time.monotonic()
+            elif time.monotonic() - shown_at_s > PLAIN_S:
+                shown_at_s = time.monotonic()
                 say(_line(document))
             if document["state"] in ("down", "unserved"):
                 break

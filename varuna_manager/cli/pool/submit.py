@@ -110,7 +110,7 @@ def _checked(pool: PoolDir, file: Path, priority: float) -> tuple[JobConfig, flo
             f"{file.name}: slo.min_examples_per_s: a pool keeps deadlines only; remove it"
         )
     ask_pool(pool, "ping")
-    deadline_s = config.deadline_s(time.time())
+    deadline_s = config.slo.deadline_s(time.time())
     config = config.model_copy(update={"slo": SloConfig()})
     return config, deadline_s
 
@@ -177,7 +177,7 @@ def submit_job(pool: PoolDir, prepared: PreparedJob, say: Say) -> dict[str, Any]
     except SpottrainError:
         shutil.rmtree(job.path, ignore_errors=True)
         if (place := config.checkpoint.path) is not None:
-            with suppress(StorageError):  # why it is refused is told
+            with suppress(StorageError):  # the refusal is what is reported
                 ownership.unmark(place, uid)
         raise
     when = "starts" if answer["starts"] else "is queued"

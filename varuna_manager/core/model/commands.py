@@ -17,19 +17,6 @@ from spottrain.wire.model import Profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IntendLaunch:
-    """Journal a launch: feed ``LaunchIntended`` with the same fields at once.
-
-    Nothing is rented yet; ``LaunchVms`` follows from that event.
-    """
-
-    intent: str
-    token: str
-    offer: Offer
-    count: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchVms:
     """Rent VMs; answered by ``VmsLaunched`` or ``LaunchRefused``."""
 
@@ -43,7 +30,7 @@ class LaunchVms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartAgent:
-    """Mint a token, feed ``AgentStarting`` with its hash, then start the agent.
+    """Start a VM's agent.
 
     Answered by ``AgentRegistered`` in the end; by ``VmLost`` when the VM is gone, by
     ``CommandFailed`` on any other error.
@@ -152,8 +139,7 @@ class Finish:
 
 
 Command = (
-    IntendLaunch
-    | LaunchVms
+    LaunchVms
     | StartAgent
     | TerminateVms
     | ReserveVm

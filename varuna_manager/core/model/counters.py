@@ -37,21 +37,9 @@ def interrupted(
         generation=generation.number if generation and hit else None,
         cost_s=None if hit else 0.0,
     )
-    tally = state.history.tally
-    match kind:
-        case "notice":
-            tally = replace(tally, preemptions_noticed=tally.preemptions_noticed + 1)
-        case "kill":
-            count = tally.preemptions_unnoticed + 1
-            tally = replace(tally, preemptions_unnoticed=count)
-        case "silence":
-            tally = replace(tally, silent_losses=tally.silent_losses + 1)
-        case "worker_death":
-            tally = replace(tally, worker_deaths=tally.worker_deaths + 1)
-        case "sick_gpu":
-            tally = replace(tally, sick_gpus=tally.sick_gpus + 1)
-        case "hang":
-            tally = replace(tally, hangs=tally.hangs + 1)
+    counter = records.COUNTERS[kind]
+    before = state.history.tally
+    tally = replace(before, **{counter: getattr(before, counter) + 1})
     transition.put(
         replace(
             state.history,
@@ -233,7 +221,6 @@ def evaluated(transition: Transition, report: Evaluated) -> None:
             progress,
             heldout_first=first,
             heldout_last=report.loss,
-            heldout_step=report.step,
             heldout_set=name,
         )
     transition.put(replace(transition.state.history, progress=progress))

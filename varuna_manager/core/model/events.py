@@ -2,17 +2,14 @@
 
 Every event is journalled before the commands that follow from it run, and carries
 ``at_s``, the time at which the daemon learned it (seconds since the epoch): the core
-itself has no clock. A journal entry is the class name and the fields as JSON
-(``pydantic.TypeAdapter`` of the class reads them back).
+itself has no clock. A journal entry is the class name and the fields as JSON.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, get_args
-
-from pydantic import Field
+from typing import Literal, get_args
 
 from spottrain.cloud.port.provider import Offer, StartStep, Vm, VmState
 from spottrain.morphing.plan.candidates import Candidate
@@ -236,24 +233,12 @@ class FleetRated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchIntended:
-    """The daemon's answer to ``IntendLaunch``: the intent is in the journal."""
-
-    at_s: float
-    intent: str
-    token: str
-    offer: Offer
-    count: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class VmsLaunched:
     """The cloud gave these VMs for an intent, perhaps fewer than asked for."""
 
     at_s: float
     intent: str
     vms: tuple[Vm, ...]
-    refusal: str = ""
 
 
 RefusalKind = Refusal | Literal["throttled", "unknown"]
@@ -350,15 +335,6 @@ class JobReleased:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentStarting:
-    """A token was minted for a VM's agent, which is about to be started."""
-
-    at_s: float
-    vm_id: str
-    token_sha256: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentStarted:
     """A VM has all that it needs, and its agent was started; it has yet to call."""
 
@@ -393,8 +369,7 @@ class ReportReceived:
     at_s: float
     vm_id: str
     number: int
-    report: Annotated[messages.Report, Field(discriminator="kind")]
-    """Discriminated by kind: trying each class takes ten times as long."""
+    report: messages.Report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -559,7 +534,6 @@ Event = (
     | OffersSeen
     | OffersRanked
     | FleetRated
-    | LaunchIntended
     | VmsLaunched
     | LaunchRefused
     | VmsListed
@@ -569,7 +543,6 @@ Event = (
     | OrderAnswered
     | VmLost
     | JobReleased
-    | AgentStarting
     | AgentStarted
     | AgentRegistered
     | AgentRefused

@@ -62,10 +62,6 @@ class LaunchState:
     next_intent: int = 0
     takeover_epoch: int = 0
     """Epoch of the takeover by this machine; 0: the job began here."""
-    launch_pending: bool = False
-    """Whether ``LaunchIntended`` for the next intent is on its way."""
-    launch_choice: records.LaunchChoice | None = None
-    """What the newest launch was chosen from."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -78,11 +78,37 @@ class Doubt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PassedOver:
+    """An offer that was not rented, and why."""
+
+    instance_type: str
+    zone: str
+    spot: bool
+    usd_per_hour: float
+    examples_per_usd: float | None
+    """None: not ranked."""
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchChoice:
+    """What a launch was chosen from."""
+
+    examples_per_usd: float | None
+    """Of the offer that is rented; None: not ranked."""
+    is_ranked: bool
+    """False: nothing was known of what offers are worth."""
+    passed_over: tuple[PassedOver, ...]
+    """The best others."""
+    others: int
+    """Number of all others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Intent:
-    """A launch that was journalled and is not answered yet."""
+    """A launch that is not answered yet."""
 
     intent: str
-    token: str
     offer: Offer
     count: int
     arrived: int = 0
@@ -95,6 +121,7 @@ class Intent:
     """That its VMs are to have; empty: the newest."""
     is_abandoned: bool = False
     """It is not asked for again: ``retry_at_s`` is when no VM of it comes any more."""
+    choice: LaunchChoice
 
     @property
     def missing(self) -> int:
@@ -162,7 +189,6 @@ class VmRecord:
     known_at_s: float
     phase: VmPhase
     private_address: str
-    token_sha256s: tuple[str, ...] = ()
     start: tuple[StartStep, ...] = ()
     """What it took from its launch until its agent was started."""
     agent_version: str = ""
@@ -291,7 +317,7 @@ class Shortage:
     """Memory of slots of one kind of machine that was less than a plan needed."""
 
     machine: str
-    """Cloud and instance type."""
+    """As ``kind_of`` names it."""
     room_bytes: int
     """What plans may take of a slot's device from then on."""
     times: int
@@ -431,6 +457,15 @@ class GenerationSummary:
 
 
 InterruptionKind = Literal["notice", "kill", "silence", "worker_death", "sick_gpu", "hang"]
+COUNTERS: Mapping[InterruptionKind, str] = {
+    "notice": "preemptions_noticed",
+    "kill": "preemptions_unnoticed",
+    "silence": "silent_losses",
+    "worker_death": "worker_deaths",
+    "sick_gpu": "sick_gpus",
+    "hang": "hangs",
+}
+"""The field of ``Tally`` that counts each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -510,34 +545,6 @@ class MorphChoice:
     """When it pays; None: never."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PassedOver:
-    """An offer that was not rented, and why."""
-
-    instance_type: str
-    zone: str
-    spot: bool
-    usd_per_hour: float
-    examples_per_usd: float | None
-    """None: not ranked."""
-    why: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchChoice:
-    """What the newest launch was chosen from."""
-
-    intent: str
-    examples_per_usd: float | None
-    """Of the offer that is rented; None: not ranked."""
-    is_ranked: bool
-    """False: nothing was known of what offers are worth."""
-    passed_over: tuple[PassedOver, ...]
-    """The best others."""
-    others: int
-    """Number of all others."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Progress:
     """The progress of training."""
@@ -551,7 +558,6 @@ class Progress:
     loss_last: float | None = None
     heldout_first: float | None = None
     heldout_last: float | None = None
-    heldout_step: int | None = None
     heldout_set: str = ""
     """Which held-out set these losses are of: the first one."""
     best_step: int | None = None

@@ -58,8 +58,8 @@ def said(transition: Transition, vm_id: str, words: str) -> None:
     transition.put(replace(transition.state.launches, failing=replace(failing, reason=reason)))
     transition.log(f"{vm_id}: the last line of its log: {words}")
     if outcome is not None and outcome.reason.endswith(failing.reason):
-        told = outcome.reason.removesuffix(failing.reason) + reason
-        transition.state = replace(transition.state, outcome=replace(outcome, reason=told))
+        longer = outcome.reason.removesuffix(failing.reason) + reason
+        transition.state = replace(transition.state, outcome=replace(outcome, reason=longer))
 
 
 def ready(transition: Transition, vm: VmRecord) -> None:

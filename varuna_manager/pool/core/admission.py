@@ -37,16 +37,7 @@ def _objection(state: PoolState, request: JobRequest) -> tuple[str, RefusalKind]
     """Return why a job cannot be taken, empty if it can, and what is wrong."""
     if reason := _wrong(state, request):
         return reason, "request"
-    none = (0,) * len(state.supplies)
-    job = PoolJob(
-        request=request,
-        arrived_s=state.now_s,
-        heard_s=state.now_s,
-        target=none,
-        granted=none,
-        held_upper_bound=none,
-        held=none,
-    )
+    job = state.new_job(request)
     try:
         problem_of(state, [job])
     except ConfigError as error:

@@ -46,8 +46,13 @@ def with_time(state: PoolState, now_s: float) -> PoolState:
     return replace(state, now_s=now_s, jobs=jobs)
 
 
-def decided(state: PoolState) -> PoolState:
-    """Return the state with new targets, if they are worth the change."""
+def decided(state: PoolState, *, is_wanted: bool = False) -> PoolState:
+    """Return the state with new targets, if they are worth the change.
+
+    Args:
+        state: Of the pool.
+        is_wanted: A person has changed what they follow from: they are the targets now.
+    """
     state = replace(state, considered_s=state.now_s)
     taking_part = [job for job in state.jobs.values() if state.takes_part(job)]
     problem, jobs = problem_of(state, taking_part)
@@ -71,7 +76,7 @@ def decided(state: PoolState) -> PoolState:
     sizes = round_to_vms(problem, allocation, jobs, keeps, owed, starved_s)
     if state.settings.policy != "cheapest":  # there what is idle is idle for its price
         sizes = fill_leftover(problem, sizes, jobs, order)
-    if not _is_worth_it(state, problem, jobs, sizes):
+    if not is_wanted and not _is_worth_it(state, problem, jobs, sizes):
         sizes = [job.target for job in jobs]
     changed = any(job.target != size for job, size in zip(jobs, sizes, strict=True))
     found = dict(state.jobs)

@@ -300,7 +300,21 @@ class PoolState:
     considered_s: float = -math.inf
     """When shares were last computed."""
     timer_s: float = math.inf
+    """When the core is to be woken."""
     is_closed: bool = False
+
+    def new_job(self, request: JobRequest) -> PoolJob:
+        """Return a job that arrives now."""
+        none = (0,) * len(self.supplies)
+        return PoolJob(
+            request=request,
+            arrived_s=self.now_s,
+            heard_s=self.now_s,
+            target=none,
+            granted=none,
+            held_upper_bound=none,
+            held=none,
+        )
 
     def with_job(self, job: PoolJob) -> PoolState:
         """Return the state with a job in place of the one of its name."""
@@ -481,11 +495,4 @@ class Refuse:
     kind: RefusalKind = "request"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SetPoolTimer:
-    """Wake the core then."""
-
-    at_s: float
-
-
-PoolCommand = Grant | ReturnVms | Refuse | SetPoolTimer
+PoolCommand = Grant | ReturnVms | Refuse

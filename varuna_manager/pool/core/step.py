@@ -13,7 +13,6 @@ are requests that may be performed twice. And those of a pool:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import assert_never
 
@@ -43,7 +42,6 @@ from spottrain.varuna_manager.pool.core.model import (
     PoolTimerFired,
     PriorityChanged,
     ReturnVms,
-    SetPoolTimer,
     SuppliesChanged,
     Vms,
 )
@@ -54,14 +52,12 @@ def step(state: PoolState, event: PoolEvent) -> tuple[PoolState, tuple[PoolComma
     state = decide.with_time(state, event.at_s)
     state, is_reset, commands = _fold(state, event)
     if is_reset or decide.is_due(state):
-        state = decide.decided(state)
+        is_wanted = isinstance(event, PriorityChanged | PoolSettingsChanged)
+        state = decide.decided(state, is_wanted=is_wanted)
     state, granted = regrant(state)
     state = decide.with_shortages(state)
-    commands = (*commands, *granted, *_returns(state))
-    timer_s = decide.next_s(state)
-    if timer_s < math.inf and (timer_s != state.timer_s or commands):
-        commands = (*commands, SetPoolTimer(at_s=timer_s))
-    return replace(state, timer_s=timer_s), commands
+    state = replace(state, timer_s=decide.next_s(state))
+    return state, (*commands, *granted, *_returns(state))
 
 
 def _fold(state: PoolState, event: PoolEvent) -> tuple[PoolState, bool, tuple[PoolCommand, ...]]:
@@ -72,7 +68,7 @@ def _fold(state: PoolState, event: PoolEvent) -> tuple[PoolState, bool, tuple[Po
     """
     match event:
         case PoolTimerFired():
-            return replace(state, timer_s=math.inf), False, ()
+            return state, False, ()
         case PoolCreated():
             settings, supplies = event.settings, event.supplies
             return replace(state, settings=settings, supplies=supplies), False, ()
@@ -109,17 +105,7 @@ def _requested(
     if refusal := objection(state, request):
         return state, False, (refusal,)
     state = _with_free_name(state, request.name)
-    none = (0,) * len(state.supplies)
-    job = PoolJob(
-        request=request,
-        arrived_s=state.now_s,
-        heard_s=state.now_s,
-        target=none,
-        granted=none,
-        held_upper_bound=none,
-        held=none,
-    )
-    return state.with_job(job), True, ()
+    return state.with_job(state.new_job(request)), True, ()
 
 
 def _with_free_name(state: PoolState, name: str) -> PoolState:

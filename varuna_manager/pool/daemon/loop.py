@@ -31,7 +31,6 @@ from spottrain.varuna_manager.pool.core.model import (
     PriorityChanged,
     Refuse,
     ReturnVms,
-    SetPoolTimer,
     SuppliesChanged,
     Supply,
 )
@@ -110,8 +109,8 @@ class PoolLoop(Loop[PoolState, PoolEvent, PoolCommand]):
                 self._wake.set()
             case ReturnVms(job=name):
                 self._begin(name, self._return_vms(name))
-            case Refuse() | SetPoolTimer():
-                pass  # who asked looks at it; a tick looks at ``state.timer_s``
+            case Refuse():
+                pass  # who asked looks at it
 
     def _note(self, step: PoolStep) -> None:
         for name, job in step.after.jobs.items():

@@ -16,7 +16,7 @@ from pathlib import Path
 import uvloop
 
 from spottrain.eventlog.journal import JournalError
-from spottrain.eventlog.process import TERMINATED, run_process, until_told
+from spottrain.eventlog.process import TERMINATED, run_process, until_terminated
 from spottrain.machine import OWNER_VARIABLE
 from spottrain.varuna_manager.pool.daemon.loop import PoolLoop
 from spottrain.varuna_manager.pool.daemon.server import listen, make_server
@@ -37,7 +37,7 @@ async def serve(pool: PoolDir) -> bool:
     listener, server = listen(pool), make_server(loop)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
-        await until_told(loop.run())
+        await until_terminated(loop.run())
         return True
     except asyncio.CancelledError:
         logger.info("exiting on request: jobs go on within their grants")

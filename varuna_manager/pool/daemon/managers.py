@@ -294,7 +294,7 @@ class JobManagers:
     def give(self, grant: Grant) -> bool:
         """Tell a job what it is granted; return whether it knows."""
         watched = self.of(grant.job)
-        told = PoolGrant(
+        pool_grant = PoolGrant(
             pool=self._pool,
             serial=grant.serial,
             vms=tuple(zip(self._kinds, grant.vms, strict=True)),
@@ -313,7 +313,7 @@ class JobManagers:
             reservation_s=grant.reservation_s,
         )
         try:
-            watched.tell(told)
+            watched.tell(pool_grant)
         except SpottrainError as error:
             logger.warning("%s: %s", grant.job, error)
             return False

@@ -76,8 +76,8 @@ def _answering(handler: Callable[[dict[str, Any]], Awaitable[Any]]) -> Any:
         try:
             return JSONResponse(await handler(body) or {})
         except SpottrainError as error:
-            told = {"error": type(error).__name__, "reason": str(error)}
-            return JSONResponse(told, status_code=409)
+            refusal = {"error": type(error).__name__, "reason": str(error)}
+            return JSONResponse(refusal, status_code=409)
 
     return answer
 

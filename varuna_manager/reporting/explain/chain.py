@@ -54,13 +54,10 @@ def cause(journal: Journal, seq: int) -> int | None:
     match event:
         case e.TimerFired():
             return _timer_set(journal, seq)
-        case e.LaunchIntended(intent=intent):
-            return _asked(journal, seq, "IntendLaunch", intent)
         case e.VmsLaunched(intent=intent) | e.LaunchRefused(intent=intent):
             return _asked(journal, seq, "LaunchVms", intent)
         case (
-            e.AgentStarting(vm_id=vm_id)
-            | e.AgentStarted(vm_id=vm_id)
+            e.AgentStarted(vm_id=vm_id)
             | e.AgentRegistered(vm_id=vm_id)
             | e.AgentRefused(vm_id=vm_id)
         ):
@@ -139,8 +136,8 @@ def left(journal: Journal, vm_id: str) -> int | None:
     return gone if asked is None else asked
 
 
-def newest_news(journal: Journal) -> int | None:
-    """Return the newest event that was news for people."""
+def newest_message(journal: Journal) -> int | None:
+    """Return the newest event that has a message for people."""
     return next((row.seq for row in journal.search('"last_message":')), None)
 
 

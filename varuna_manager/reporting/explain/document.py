@@ -22,7 +22,7 @@ def explanation(job: JobDir, about: str | None) -> dict[str, Any]:
 
     Args:
         job: Whose journal is read; no manager is needed.
-        about: The number of an event, the id of a VM, ``last`` for the newest news; None:
+        about: The number of an event, the id of a VM, ``last`` for the newest message; None:
             what the job does now, or why it ended.
 
     Returns:
@@ -71,7 +71,7 @@ def _numbers(journal: Journal, job: JobDir, about: str | None, state: State | No
             newest = chain.newest_change(journal, "activity")
         return set() if newest is None else set(chain.chain(journal, newest))
     if about == LAST:
-        newest = chain.newest_news(journal) or journal.last_seq()
+        newest = chain.newest_message(journal) or journal.last_seq()
         return set(chain.chain(journal, newest)) if newest else set()
     if about.isdigit():
         seq, last = int(about), journal.last_seq()

@@ -12,6 +12,7 @@ from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import (
     Generation,
     GenerationPhase,
+    Intent,
     MorphChoice,
     Move,
     PassedOver,
@@ -51,8 +52,6 @@ def happened(event: e.Event) -> str:
             return (
                 f"{counted(len(worths), 'offer was', 'offers were')} ranked by examples per dollar"
             )
-        case e.LaunchIntended(intent=intent, offer=offer, count=count):
-            return f"{intent}: {count} x {offer_name(offer)} to be rented"
         case e.VmsLaunched(intent=intent, vms=vms):
             where = f" in {vms[0].offer.zone}" if vms else ""
             return f"{intent}: the cloud gave {ids(vm.vm_id for vm in vms)}{where}"
@@ -119,7 +118,7 @@ def decided(step: Step, asked: Asked) -> Iterator[str]:
     """
     before, after = step.before, step.after
     for entry in asked:
-        yield from _asked(entry, after)
+        yield from _asked(entry, before, after)
     yield from _of_vms(before, after)
     yield from _of_move(before.fleet.move, after.fleet.move)
     yield from _of_generations(before, after)
@@ -141,15 +140,16 @@ def _spent(state: State) -> str:
     return f"${spent:.2f}" + ("" if cap is None else f" of ${cap:g}")
 
 
-def _asked(entry: Sequence[str], after: State) -> Iterator[str]:
+def _asked(entry: Sequence[str], before: State, after: State) -> Iterator[str]:
     match entry:
-        case ["IntendLaunch", intent, count, *_]:
-            have = sum(vm.counts for vm in after.fleet.vms.values())
-            yield f"{intent}: rent {count} more, as {have} of {counted(after.most_vms, 'VM')} are there"
-        case ["LaunchVms", intent, count, *_]:
-            if intent in after.launches.intents:
-                offer = after.launches.intents[intent].offer
-                yield from why_rented(after, intent, offer, int(count))
+        case ["LaunchVms", name, count, *_]:
+            if (intent := after.launches.intents.get(name)) is not None:
+                if name not in before.launches.intents:
+                    have = sum(vm.counts for vm in after.fleet.vms.values())
+                    yield f"{name}: rent {count} more, as {have} of {counted(after.most_vms, 'VM')} are there"
+                    yield from why_rented(intent)
+                else:
+                    yield f"ask again for {count} x {offer_name(intent.offer)}"
         case ["TerminateVms", *names]:
             reasons: dict[str, list[str]] = {}
             for name in names:
@@ -320,21 +320,10 @@ def offer_name(offer: Offer | PassedOver) -> str:
     return f"{offer.instance_type} in {offer.zone}, {market}, ${offer.usd_per_hour:g}/hour"
 
 
-def why_rented(state: State, intent: str, offer: Offer, count: int) -> Iterator[str]:
-    """Yield why an offer was rented, and why others were not.
-
-    Args:
-        state: In which it was asked for.
-        intent: Of the launch.
-        offer: As it was asked for.
-        count: Number of VMs.
-    """
-    choice = state.launches.launch_choice
-    if choice is None or choice.intent != intent:
-        # Asked for again, or by a version that did not keep it.
-        yield f"rent {count} x {offer_name(offer)}"
-        return
-    yield f"rent {count} x {offer_name(offer)}{_worth(choice.examples_per_usd)}"
+def why_rented(intent: Intent) -> Iterator[str]:
+    """Yield why an offer was rented, and why others were not."""
+    choice = intent.choice
+    yield f"rent {intent.count} x {offer_name(intent.offer)}{_worth(choice.examples_per_usd)}"
     rule = (
         "most examples per dollar first, interruptions counted"
         if choice.is_ranked

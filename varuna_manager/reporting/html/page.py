@@ -223,35 +223,16 @@ def _swatch(css: str) -> str:
     return f'<svg viewBox="0 0 26 8" aria-hidden="true"><path class="{css}" d="{data}"/></svg>'
 
 
-STARTS = ("step", "r:first VM", "r:received", "r:later VMs", "r:received", "from")
-
-
 def _tables(report: Mapping[str, Any]) -> str:
-    plans = "r:after", "plan", "r:from step", "r:for", "r:step", "r:predicted", "why"
-    hits = "r:after", "what", "VM", "r:cost", "r:recomputed", "why"
-    zones = "zone", "r:VMs", "r:VM-hours", "r:useful", "r:USD"
-    events = "r:after", "what", "VM", "why"
-    begun = text.start_rows(report)
-    return (
-        _section("Plans", plans, text.plan_rows(report))
-        + _section("Interruptions", hits, text.interruption_rows(report))
-        + (_section("Starts of VMs", STARTS, begun) if begun else "")
-        + _section("By zone", zones, text.zone_rows(report))
-        + _section("All events", events, text.events_rows(report), is_open=False)
-    )
+    shown = [*text.history_tables(report), text.zones_table(report)]
+    return "".join(map(_section, shown)) + _section(text.events_table(report), is_open=False)
 
 
-def _section(
-    title: str,
-    names: Sequence[str],
-    rows: Sequence[text.Row],
-    *,
-    is_open: bool = True,
-) -> str:
-    opened = " open" if is_open and len(rows) <= MAX_OPEN_ROWS else ""
+def _section(one: text.RowsTable, *, is_open: bool = True) -> str:
+    opened = " open" if is_open and len(one.rows) <= MAX_OPEN_ROWS else ""
     return (
-        f"<details{opened}><summary>{title} ({len(rows)})</summary>"
-        f"{table(names, rows) if rows else '<p>None.</p>'}</details>"
+        f"<details{opened}><summary>{one.title} ({len(one.rows)})</summary>"
+        f"{table(one.columns, one.rows) if one.rows else '<p>None.</p>'}</details>"
     )
 
 

@@ -20,13 +20,13 @@ def rent(provider: AwsProvider) -> list[Vm]:
 def test_a_vm_that_the_cloud_does_not_know_yet_has_not_ended(
     aws: FakeAws,
 ) -> None:
-    aws.ask("lag", hide_s=30, linger_s=0)
+    aws.ask("lag", hide_s=600, linger_s=0)
     provider = aws.provider()
     (vm,) = rent(provider)
     with pytest.raises(CloudError, match=r"does not know .* yet; will be") as raised:
         provider.ssh_target(vm.vm_id)
     assert not isinstance(raised.value, VmNotFoundError)
-    aws.ask("pass_time", seconds=31)
+    aws.ask("pass_time", seconds=601)
     assert provider.ssh_target(vm.vm_id) is None
     aws.ask(
         "fail",

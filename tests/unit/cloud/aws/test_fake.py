@@ -14,7 +14,7 @@ from tests.fakes.aws_model import (
     is_checked,
     read_form,
 )
-from tests.unit.cloud.aws.test_provider import rent
+from tests.unit.cloud.renting import rent
 
 
 def recorded(fake_aws: FakeAws) -> dict[str, str]:

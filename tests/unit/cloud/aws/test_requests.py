@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.builders import a_launch
-from tests.fakes.aws import FakeFacts
+from tests.fakes.aws import FACTS
 
 from spottrain.cloud.aws import requests
 from spottrain.cloud.aws.requests import AwsPlacement
@@ -18,7 +18,6 @@ from spottrain.cloud.port import lease, tags
 from spottrain.cloud.port.facts import make_offer
 from spottrain.cloud.port.provider import LaunchRequest, VmState, cloud_of
 
-FACTS = FakeFacts()
 SETTINGS = AwsSettings(instance_types=("g5.xlarge",))
 PLACE = AwsPlacement("subnet-1", ("sg-1",), "key", "ami-1", "/dev/sda1")
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 from tests.fakes.aws import KIND, ZONE, FakeAws
-from tests.unit.cloud.aws.test_provider import launch_request, spot
+from tests.unit.cloud.renting import launch_request, offer_in
 
 from spottrain.cloud.aws.provider import AwsProvider
 from spottrain.cloud.port.errors import CloudError
@@ -36,7 +36,7 @@ def test_after_many_faults_the_cloud_is_empty_and_the_bill_agrees(aws: FakeAws, 
     chance = random.Random(seed)
     aws.ask("stock", zone=ZONE, instance_type=KIND, count=6)
     provider = aws.provider()
-    offer = spot(provider)
+    offer = offer_in(provider)
     launched: dict[str, str] = {}
     for number in range(20):
         aws.ask("fail", operation="*", times=chance.randint(0, 2), **chance.choice(FAULTS))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.azure import ZONE, FakeAzure
-from tests.unit.cloud.azure.renting import launch_request, offer_in, rent, sent
+from tests.unit.cloud.renting import launch_request, offer_in, rent, sent
 
 from spottrain.cloud.azure.activity import (
     ActivityEvent,

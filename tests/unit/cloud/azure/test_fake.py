@@ -14,7 +14,7 @@ from tests.fakes.azure_arm import Arm
 from tests.fakes.azure_http import Call
 from tests.fakes.azure_model import DriftError, check
 from tests.fakes.azure_world import World
-from tests.unit.cloud.azure.renting import rent
+from tests.unit.cloud.renting import rent
 
 MISTYPED: tuple[Any, ...] = (7, "perhaps", ["perhaps"], {"perhaps": 1})
 

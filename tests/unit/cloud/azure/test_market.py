@@ -14,7 +14,7 @@ from tests.fakes.azure import (
     ZONE,
     FakeAzure,
 )
-from tests.unit.cloud.azure.renting import launch_request, offer_in, rent, sent
+from tests.unit.cloud.renting import launch_request, offer_in, rent, sent
 
 from spottrain.cloud.azure.market import eviction_query
 from spottrain.cloud.port.errors import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.fakes.azure import FakeAzure
-from tests.unit.cloud.azure.renting import rent
+from tests.unit.cloud.renting import rent
 
 from spottrain.cloud.azure import requests
 from spottrain.cloud.port.errors import AuthError, CloudError

@@ -10,7 +10,7 @@ from tests.fakes.azure import (
     REGION,
     FakeAzure,
 )
-from tests.unit.cloud.azure.renting import alive, launch_request, offer_in, rent, sent
+from tests.unit.cloud.renting import alive, launch_request, offer_in, rent, sent
 
 from spottrain.cloud.port.errors import CloudError, MisconfiguredError, VmNotFoundError
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.fakes.azure import FakeAzure
 from tests.fakes.sshd import WHY_NOT
-from tests.unit.cloud.azure.renting import rent
+from tests.unit.cloud.renting import rent
 
 from spottrain.cloud.port.provider import SshTarget
 from spottrain.cloud.ssh.transport.hosts import Host, HostKeyError, UnreachableHostError

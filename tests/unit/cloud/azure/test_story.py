@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import pytest
 from tests.fakes.azure import KIND, ZONE, FakeAzure
-from tests.unit.cloud.azure.renting import launch_request, offer_in
+from tests.unit.cloud.renting import launch_request, offer_in
 
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import Vm

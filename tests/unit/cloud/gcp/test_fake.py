@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 import pytest
 from tests.fakes.gcp import ATTACHED, KIND, ZONE, FakeGcp
 from tests.fakes.gcp_schema import DriftError, check
-from tests.unit.cloud.gcp.test_provider import rent
+from tests.unit.cloud.renting import rent
 
 
 def recorded(fake_gcp: FakeGcp) -> list[dict[str, Any]]:

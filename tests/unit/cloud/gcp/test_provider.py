@@ -8,19 +8,19 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from tests.builders import a_launch
 from tests.fakes.gcp import (
     ATTACHED,
+    FACTS,
     KIND,
     ON_DEMAND_USD,
     PROJECT,
     REGION,
     SPOT_USD,
     ZONE,
-    FakeFacts,
     FakeGcp,
     FakePrices,
 )
+from tests.unit.cloud.renting import launch_request, offer_in, rent, sent
 
 from spottrain.cloud.gcp.answers import RETURNED_PER_HOUR
 from spottrain.cloud.gcp.provider import GcpProvider
@@ -34,31 +34,8 @@ from spottrain.cloud.port.errors import (
 from spottrain.cloud.port.provider import (
     ANY_FAMILY,
     CloudProvider,
-    LaunchRequest,
-    Offer,
-    Vm,
     VmState,
 )
-
-
-def spot(provider: GcpProvider) -> Offer:
-    return next(offer for offer in provider.offers() if offer.spot)
-
-
-def launch_request(offer: Offer, count: int = 1, intent: str = "intent-1") -> LaunchRequest:
-    return a_launch(offer, count, token=f"uid-{intent}", intent=intent)
-
-
-def rent(provider: GcpProvider, count: int = 1, intent: str = "intent-1") -> list[Vm]:
-    return list(provider.launch(launch_request(spot(provider), count, intent)).vms)
-
-
-def alive(gcp: FakeGcp) -> int:
-    return sum(vm["ended_at"] is None for vm in gcp.ask("bill"))
-
-
-def sent(gcp: FakeGcp) -> list[str]:
-    return [r["operation"] for r in gcp.ask("requests")]
 
 
 def finish(gcp: FakeGcp) -> None:
@@ -109,7 +86,7 @@ def test_only_the_configured_endpoint_is_called(
         public_key="ssh-ed25519 AAAA",
         ssh_from=("192.0.2.1/32",),
     )
-    provider = GcpProvider(settings, FakeFacts(), FakePrices())
+    provider = GcpProvider(settings, FACTS, FakePrices())
     (vm,) = rent(provider)
     provider.terminate([vm.vm_id])
     provider.release("job")
@@ -154,7 +131,7 @@ def test_availability_is_cached_between_polls(gcp: FakeGcp) -> None:
 
 def test_a_machine_without_a_price_is_not_offered(gcp: FakeGcp) -> None:
     settings = GcpSettings(project=PROJECT, instance_types=(KIND,), endpoint=gcp.url)
-    provider = GcpProvider(settings, FakeFacts(), FakePrices("none"))
+    provider = GcpProvider(settings, FACTS, FakePrices("none"))
     assert provider.offers() == ()
 
 
@@ -259,7 +236,7 @@ def test_vms_of_all_regions_and_jobs_are_found(gcp: FakeGcp) -> None:
 
 def test_launches_at_the_same_time_share_one_network(gcp: FakeGcp) -> None:
     provider = gcp.provider()
-    offer = spot(provider)
+    offer = offer_in(provider)
     with ThreadPoolExecutor(3) as pool:
         launch_requests = [launch_request(offer, intent=f"intent-{n}") for n in range(3)]
         results = list(pool.map(provider.launch, launch_requests))

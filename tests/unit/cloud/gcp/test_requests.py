@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.builders import a_launch
-from tests.fakes.gcp import ATTACHED, KIND, PROJECT, PUBLIC_KEY, ZONE, FakeFacts
+from tests.fakes.gcp import ATTACHED, FACTS, KIND, PROJECT, PUBLIC_KEY, ZONE
 
 from spottrain.cloud.gcp import answers, requests
 from spottrain.cloud.gcp.requests import GcpPlacement
@@ -37,7 +37,7 @@ def launch_request(
     intent: str = "intent-1",
 ) -> LaunchRequest:
     offer = make_offer(
-        FakeFacts(),
+        FACTS,
         cloud="gcp",
         region=requests.region_of(ZONE),
         family=answers.family_of(kind),
@@ -92,7 +92,7 @@ def test_job_and_intent_are_read_back_from_a_vm(job: str, intent: str, usd: floa
         "creation_timestamp": "2026-11-20T12:00:00.000-07:00",
         "status": "RUNNING",
     }
-    vm = answers.vm_of(instance, FakeFacts())
+    vm = answers.vm_of(instance, FACTS)
     assert (vm.job, vm.intent, vm.offer.usd_per_hour) == (job, intent, usd)
     assert (vm.offer.instance_type, vm.offer.zone) == (ATTACHED, ZONE)
     assert vm.launched_at_s == 1795201200.0
@@ -197,7 +197,7 @@ def test_a_vm_of_an_unknown_type_is_still_listed() -> None:
         "status": "TERMINATED",
         "labels": {tags.JOB: "theirs"},
     }
-    vm = answers.vm_of(instance, FakeFacts())
+    vm = answers.vm_of(instance, FACTS)
     assert (vm.job, vm.offer.gpus, vm.offer.instance_type) == ("theirs", 0, "x9-huge")
 
 

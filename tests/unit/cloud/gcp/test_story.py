@@ -7,7 +7,7 @@ import random
 
 import pytest
 from tests.fakes.gcp import KIND, ZONE, FakeGcp
-from tests.unit.cloud.gcp.test_provider import launch_request, spot
+from tests.unit.cloud.renting import launch_request, offer_in
 
 from spottrain.cloud.gcp.provider import GcpProvider
 from spottrain.cloud.port.errors import CloudError
@@ -36,7 +36,7 @@ def test_after_many_faults_the_cloud_is_empty_and_the_bill_agrees(gcp: FakeGcp, 
     chance = random.Random(seed)
     gcp.ask("stock", zone=ZONE, kind=KIND, count=6)
     provider = gcp.provider()
-    offer = spot(provider)
+    offer = offer_in(provider)
     launched: dict[str, str] = {}
     for number in range(20):
         gcp.ask("fail", operation="*", times=chance.randint(0, 2), **chance.choice(FAULTS))

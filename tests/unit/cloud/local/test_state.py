@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
@@ -13,7 +13,6 @@ from spottrain.cloud.local.market import EventKind, MarketEvent, MarketSpec, Zon
 from spottrain.cloud.local.state import LocalCloud, LocalSettings
 from spottrain.cloud.port.errors import CloudError, NoCapacityError, VmNotFoundError
 from spottrain.cloud.port.provider import LaunchResult, VmState
-from spottrain.cloud.port.stored import vm_from_data
 
 ZONE = ZoneSpec(
     name="a",
@@ -176,11 +175,6 @@ def test_an_ended_vm_is_not_found() -> None:
 def test_an_event_for_an_unknown_zone_is_refused() -> None:
     with pytest.raises(CloudError, match="moon"):
         Driver().apply("kill", zone="moon")
-
-
-def test_a_vm_survives_being_written_as_data() -> None:
-    (vm,) = Driver().launch().vms
-    assert vm_from_data(asdict(vm)) == vm
 
 
 class Market(RuleBasedStateMachine):

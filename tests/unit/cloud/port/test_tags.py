@@ -23,7 +23,8 @@ def test_a_resource_is_the_jobs_whose_uid_it_has(uid: str, ours: str) -> None:
     assert found[tags.JOB] == "job"
     assert found["team"] == "x"
     mine = AwsSettings(instance_types=(), uid=ours)
-    assert tags.is_ours(found, mine) == (uid == ours)
+    assert tags.is_ours(found, "job", mine) == (uid == ours)
+    assert not tags.is_ours(found, "another", mine)
 
 
 @given(st.dictionaries(WORDS, WORDS, max_size=2))

@@ -333,7 +333,7 @@ def test_a_notice_reaches_the_manager_and_is_acknowledged_once_nothing_is_left(
     manager: Manager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with metadata_service("azure") as service:
-        monkeypatch.setenv(URL_VARIABLE, service.url("x"))
+        monkeypatch.setenv(URL_VARIABLE, service.url_of("x"))
         vm = VmUnderTest(manager, tmp_path / "vm", {"kind": "azure"})
         try:
             manager.handler.wait_for(lambda: manager.handler.reports)

@@ -25,7 +25,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     job = job_dir("job")
     job.path.mkdir(parents=True)
     journal = Journal(job.journal)
-    journal.record(*told().events)
+    journal.append(*told().steps)
     journal.close()
     Measurements(job.measurements).close()
 

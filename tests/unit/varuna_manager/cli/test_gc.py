@@ -62,7 +62,7 @@ def test_a_vm_that_switched_itself_off_is_returned_with_its_disk(gcp: FakeGcp) -
 
 def test_what_vms_shared_is_removed_though_lists_still_have_them(aws: FakeAws) -> None:
     vm_id = rent(aws.provider())
-    aws.ask("lag", hide_s=0, linger_s=60)
+    aws.ask("lag", hide_s=0, linger_s=15)
     config = AwsConfig(instance_types=(AWS_KIND,), endpoint_url=aws.url)
     (vm,), failed = sweep(config, LOST, yes=True)
     assert (vm.vm_id, failed) == (vm_id, [])

@@ -35,7 +35,6 @@ def booted(
     """VMs of one computer, and the first weights written."""
     story = Story(max_vms=max(4, len(ids)), facts=facts, **changes)
     story.start()
-    story.intend()
     story.tell(e.ProfilesListed, profiles=known)
     (intent,) = story.intents
     vms = tuple(story.listed(vm_id, intent) for vm_id in ids)
@@ -300,7 +299,6 @@ def test_a_profile_that_the_user_gives_is_taken() -> None:
     given = replace(PROFILE, origin="written", sources=("a book",))
     story = Story(profile=given)
     story.start()
-    story.intend()
     story.boot("a", "b")
     story.report("a", checkpoint_saved(0))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.builders import minibatch_committed
-from tests.unit.varuna_manager.story import OFFER, ON_DEMAND, Story
+from tests.unit.varuna_manager.story import FOUR, OFFER, ON_DEMAND, Story
 
 from spottrain.pricing.deadline.model import Fleet
 from spottrain.pricing.prices.place import offer_key
@@ -19,7 +19,6 @@ from spottrain.varuna_manager.core.model.settings import Limit
 from spottrain.varuna_manager.core.model.state import JobPhase
 from spottrain.varuna_manager.reporting.deadline import deadline_line, deadline_view
 
-FOUR = ("a", "b", "c", "d")
 SPOT_KEY, DEMAND_KEY = offer_key(OFFER), offer_key(ON_DEMAND)
 TERMS = FleetTerms(
     cloud=OFFER.cloud,
@@ -54,7 +53,7 @@ def test_without_deadline_or_throughput_nothing_is_decided() -> None:
 def test_before_throughputs_are_known_on_demand_vms_are_rented_only_to_start() -> None:
     job = Story(deadline_s=9000.0, allow_on_demand=True, min_vms=2)
     job.start(replace(OFFER, available=0), ON_DEMAND)
-    wish = job.intend()
+    wish = job.launch()
     assert (wish.offer.spot, wish.count) == (False, 2)
 
 
@@ -64,7 +63,7 @@ def test_with_time_to_spare_there_are_spot_vms_only() -> None:
     decision = job.decision
     assert decision is not None
     assert dict(decision.wanted) == {SPOT_KEY: 4}
-    assert job.emitted(c.IntendLaunch) == []
+    assert job.emitted(c.LaunchVms) == []
 
 
 def test_a_slow_vm_may_be_replaced_though_no_more_are_wanted() -> None:
@@ -80,7 +79,7 @@ def test_what_spot_does_not_give_is_not_rented_on_demand_with_time_to_spare() ->
     rate(job)
     job.tell(e.OffersSeen, offers=(replace(OFFER, available=0), ON_DEMAND))
     job.tell(e.VmLost, vm_id="a", reason="taken")
-    assert job.emitted(c.IntendLaunch) == []
+    assert job.emitted(c.LaunchVms) == []
 
 
 def test_an_on_demand_vm_is_rented_where_spot_is_as_expensive() -> None:
@@ -89,7 +88,7 @@ def test_an_on_demand_vm_is_rented_where_spot_is_as_expensive() -> None:
     expensive = replace(OFFER, usd_per_hour=ON_DEMAND.usd_per_hour)
     job.tell(e.OffersSeen, offers=(expensive, ON_DEMAND))
     job.tell(e.VmLost, vm_id="a", reason="taken")
-    wish = job.intend()
+    wish = job.launch()
     assert (wish.offer.spot, wish.count) == (False, 1)
 
 
@@ -99,13 +98,13 @@ def test_a_cost_optimal_job_rents_no_spot_vm_at_the_on_demand_price() -> None:
     expensive = replace(OFFER, usd_per_hour=ON_DEMAND.usd_per_hour)
     job.tell(e.OffersSeen, offers=(expensive, ON_DEMAND))
     job.tell(e.VmLost, vm_id="a", reason="taken")
-    assert not any(wish.offer.spot for wish in job.emitted(c.IntendLaunch))
+    assert not any(wish.offer.spot for wish in job.emitted(c.LaunchVms))
 
 
 def test_when_time_grows_short_on_demand_vms_take_the_places_of_spot_vms() -> None:
     job = story(TRAIN_S + 35.0)
     rate(job)
-    wish = job.intend()
+    wish = job.launch()
     assert not wish.offer.spot
     assert job.decision is not None
     assert job.decision.mode in ("edge", "fallback")
@@ -124,8 +123,8 @@ def test_when_time_grows_short_on_demand_vms_take_the_places_of_spot_vms() -> No
 
 def test_a_deadline_that_cannot_be_met_ends_the_job_before_it_trains() -> None:
     job = Story(deadline_s=1000.0 + 100.0, allow_on_demand=True)
-    job.start()
     rate(job)
+    job.start()
     assert job.state.outcome is not None
     assert (job.state.outcome.kind, job.state.outcome.exit_code) == ("deadline", 4)
     assert "deadline" in job.state.outcome.reason
@@ -166,7 +165,7 @@ def test_a_job_below_its_minimum_throughput_gets_on_demand_vms() -> None:
     job.plan("a", "b")
     job.open()
     job.begin(3)
-    assert job.emitted(c.IntendLaunch) == [], "nothing was measured yet"
+    assert job.emitted(c.LaunchVms) == [], "nothing was measured yet"
     for step in range(4, 10):
         job.now_s += 4.0
         for slot in job.generation.plan.slots:
@@ -180,7 +179,7 @@ def test_a_job_below_its_minimum_throughput_gets_on_demand_vms() -> None:
                 ),
             )
     job.wait(120.0)
-    (wish,) = job.emitted(c.IntendLaunch)
+    (wish,) = job.emitted(c.LaunchVms)
     assert not wish.offer.spot
 
 
@@ -275,8 +274,8 @@ def test_spot_vms_that_miss_the_limits_without_interruptions_are_not_rented(
     limits: dict[str, Any], reason: str
 ) -> None:
     job = Story(**limits)
-    job.start()
     rate(job)
+    job.start()
     assert job.state.outcome is not None
     assert job.state.outcome.exit_code == 4
     assert reason in job.state.outcome.reason

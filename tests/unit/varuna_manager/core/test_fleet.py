@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from tests.builders import checkpoint_saved
 from tests.fakes.gpus import facts as gpu_facts
-from tests.unit.varuna_manager.story import OFFER, ON_DEMAND, SPEC, Story
+from tests.unit.varuna_manager.story import FOUR, OFFER, ON_DEMAND, SPEC, Story
 
 from spottrain.cloud.port.provider import Offer, VmState
 from spottrain.varuna_manager.core import allocation
@@ -20,62 +20,40 @@ from spottrain.varuna_manager.core.model.state import MAX_UNFIT
 from spottrain.wire import messages
 from spottrain.wire.model import Reduction
 
-FOUR = ("a", "b", "c", "d")
-
-
 # --- Launches -------------------------------------------------------------------------------
 
 
 def test_an_intent_is_journalled_before_anything_is_rented() -> None:
     story = Story()
     story.start()
-    assert story.emitted(c.LaunchVms) == []
-    command = story.intend()
     launch = c.LaunchVms(intent="intent-0", token="uid-intent-0", offer=OFFER, count=4)
     assert story.emitted(c.LaunchVms) == [launch]
-    assert command.token == launch.token
-
-
-def test_an_intent_that_is_journalled_twice_rents_once() -> None:
-    story = Story()
-    story.start()
-    command = story.intend()
-    story.tell(
-        e.LaunchIntended,
-        intent=command.intent,
-        token=command.token,
-        offer=command.offer,
-        count=command.count,
-    )
-    assert story.emitted(c.LaunchVms) == []
-    assert len(story.intents) == 1
 
 
 def test_the_cheapest_work_comes_first_and_on_demand_only_if_allowed() -> None:
     fast = replace(OFFER, zone="fast", usd_per_hour=1.5, gpu_speed=2.0)
     story = Story(allow_on_demand=True)
     story.start(OFFER, fast, replace(ON_DEMAND, usd_per_hour=0.1))
-    assert story.emitted(c.IntendLaunch)[0].offer.zone == "fast"
+    assert story.emitted(c.LaunchVms)[0].offer.zone == "fast"
     none_left = (replace(OFFER, available=0), ON_DEMAND)
     story = Story(allow_on_demand=True)
     story.start(*none_left)
-    assert not story.emitted(c.IntendLaunch)[0].offer.spot
+    assert not story.emitted(c.LaunchVms)[0].offer.spot
     story = Story()
     story.start(*none_left)
-    assert story.emitted(c.IntendLaunch) == []
+    assert story.emitted(c.LaunchVms) == []
     assert story.state.activity == "waiting for capacity"
 
 
 def test_the_hourly_cap_bounds_a_launch() -> None:
     story = Story(max_usd_per_hour=2.5)
     story.start()
-    assert story.intend().count == 2
+    assert story.launch().count == 2
 
 
 def test_a_vm_that_is_not_ready_in_time_goes_back_data_and_setup_aside() -> None:
     story = Story(busy_s=3600.0)
     story.start()
-    story.intend()
     (intent,) = story.intents
     story.tell(e.VmsLaunched, intent=intent, vms=(story.listed("a"),))
     story.wait(BOOT_BOUND_S + 3599.0)
@@ -89,34 +67,31 @@ def test_nothing_is_rented_before_the_provider_has_listed_its_vms() -> None:
     story = Story()
     story.tell(e.ManagerStarted, software_version="1", pid=1)
     story.tell(e.OffersSeen, offers=(OFFER,))
-    assert story.emitted(c.IntendLaunch) == []
+    assert story.emitted(c.LaunchVms) == []
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=())
-    assert len(story.emitted(c.IntendLaunch)) == 1
+    assert len(story.emitted(c.LaunchVms)) == 1
 
 
 def test_a_refused_offer_is_in_cooldown() -> None:
     story = Story(cooldown_s=30.0)
     story.start()
-    story.intend()
     story.tell(e.LaunchRefused, intent="intent-0", reason="sold out", refusal="no_capacity")
-    assert story.emitted(c.IntendLaunch) == []
+    assert story.emitted(c.LaunchVms) == []
     story.wait(30.0)
-    assert story.intend().intent == "intent-1"
+    assert story.launch().intent == "intent-1"
 
 
 def test_capacity_that_returns_ends_the_cooldown() -> None:
     story = Story()
     story.start()
-    story.intend()
     story.tell(e.LaunchRefused, intent="intent-0", reason="sold out", refusal="no_capacity")
     story.tell(e.OffersSeen, offers=(replace(OFFER, available=1), ON_DEMAND))
-    assert story.intend().count == 1
+    assert story.launch().count == 1
 
 
 def test_an_answer_that_leaves_it_open_is_asked_again_with_the_same_token() -> None:
     story = Story()
     story.start()
-    story.intend()
     story.tell(e.LaunchRefused, intent="intent-0", reason="timeout", refusal="unknown")
     assert story.emitted(c.LaunchVms) == []
     story.wait(5.0)
@@ -127,7 +102,6 @@ def test_an_answer_that_leaves_it_open_is_asked_again_with_the_same_token() -> N
 def test_refused_credentials_fail_a_job_that_has_nothing() -> None:
     story = Story()
     story.start()
-    story.intend()
     story.tell(e.LaunchRefused, intent="intent-0", reason="403", refusal="auth")
     assert story.state.outcome is not None
     assert story.state.outcome.exit_code == 6
@@ -139,7 +113,6 @@ def test_refused_credentials_fail_a_job_that_has_nothing() -> None:
 def test_a_crash_after_the_create_call_adopts_the_vms_and_rents_no_more() -> None:
     story = Story()
     story.start()
-    story.intend()
     story.tell(e.ManagerStarted, software_version="1", pid=2)
     assert [command.token for command in story.emitted(c.LaunchVms)] == ["uid-intent-0"]
     vms = tuple(story.listed(vm_id) for vm_id in FOUR)
@@ -147,7 +120,7 @@ def test_a_crash_after_the_create_call_adopts_the_vms_and_rents_no_more() -> Non
     assert [command.vm_id for command in story.emitted(c.StartAgent)] == list(FOUR)
     story.tell(e.VmsLaunched, intent="intent-0", vms=vms)
     assert story.emitted(c.StartAgent) == []
-    assert story.emitted(c.IntendLaunch) == []
+    assert story.emitted(c.LaunchVms) == []
     assert len(story.vms) == 4
 
 
@@ -162,7 +135,6 @@ def test_a_vm_that_nobody_asked_for_is_returned() -> None:
 def test_a_vm_that_the_list_does_not_have_yet_is_not_lost() -> None:
     story = Story()
     story.start()
-    story.intend()
     asked_at_s = story.now_s
     story.now_s += 1.0
     vms = (story.listed("a"),)
@@ -176,7 +148,6 @@ def test_a_vm_that_the_list_does_not_have_yet_is_not_lost() -> None:
 def test_a_vm_that_never_gets_ready_is_returned() -> None:
     story = Story()
     story.start()
-    story.intend()
     story.tell(e.VmsLaunched, intent="intent-0", vms=(story.listed("a"),))
     story.wait(900.0)
     assert c.TerminateVms(vm_ids=("a",)) in story.commands
@@ -195,7 +166,6 @@ def test_a_failed_return_is_repeated_until_it_works() -> None:
 def test_a_vm_that_starts_slowly_gets_its_agent_once_it_runs() -> None:
     story = Story()
     story.start()
-    story.intend()
     slow = story.listed("a", state=VmState.STARTING)
     story.tell(e.VmsLaunched, intent="intent-0", vms=(slow,))
     assert story.emitted(c.StartAgent) == []
@@ -210,7 +180,7 @@ def test_a_vm_that_starts_slowly_gets_its_agent_once_it_runs() -> None:
 def test_a_noticed_vm_hands_over_and_is_returned() -> None:
     story = Story(debounce_s=2.0).training(*FOUR)
     story.notice("d", lead_s=120.0)
-    assert len(story.emitted(c.IntendLaunch)) == 1, "a replacement is rented at once"
+    assert len(story.emitted(c.LaunchVms)) == 1, "a replacement is rented at once"
     story.wait(2.0)
     story.plan("a", "b")
     stop = messages.StopGeneration(generation=1, checkpoint=False)
@@ -288,6 +258,7 @@ def test_a_spare_that_is_noticed_is_returned_at_once() -> None:
 
 def test_a_vm_whose_notice_is_cancelled_in_time_goes_on_as_before() -> None:
     story = Story(debounce_s=60.0).training(*FOUR)
+    story.tell(e.OffersSeen, offers=())
     story.notice("d", lead_s=120.0)
     story.report("d", messages.InterruptionCancelled())
     vm = story.vm("d")
@@ -304,6 +275,7 @@ def test_a_vm_whose_notice_is_cancelled_in_time_goes_on_as_before() -> None:
 
 def test_a_vm_whose_notice_is_cancelled_late_is_planned_with_again() -> None:
     story = Story(debounce_s=2.0).training(*FOUR)
+    story.tell(e.OffersSeen, offers=())
     story.notice("d", lead_s=120.0)
     story.wait(2.0)
     story.plan("a", "b")
@@ -317,7 +289,6 @@ def test_a_vm_whose_notice_is_cancelled_late_is_planned_with_again() -> None:
 def test_a_vm_that_was_replaced_before_its_notice_was_cancelled_leaves() -> None:
     story = Story(debounce_s=60.0).training(*FOUR)
     story.notice("d", lead_s=120.0)
-    story.intend()
     story.report("d", messages.InterruptionCancelled())
     (intent,) = story.intents
     story.tell(e.VmsLaunched, intent=intent, vms=(story.listed("x", intent),))
@@ -328,6 +299,7 @@ def test_a_vm_that_was_replaced_before_its_notice_was_cancelled_leaves() -> None
 
 def test_a_cancelled_notice_may_come_again_and_only_once_is_one_cancelled() -> None:
     story = Story(debounce_s=60.0).training(*FOUR)
+    story.tell(e.OffersSeen, offers=())
     story.report("d", messages.InterruptionCancelled())
     assert story.tally.preemptions_noticed == 0
     for _ in range(2):
@@ -361,7 +333,6 @@ def test_a_vm_that_is_likely_to_be_preempted_is_logged_and_trains_on() -> None:
 def _grow(story: Story, *, to: tuple[str, ...], step_s: float) -> None:
     """Let VMs come to a job that trains, and the planner answer."""
     story.tell(e.OffersSeen, offers=(OFFER,))
-    story.intend()
     story.boot(*(vm_id for vm_id in to if vm_id not in story.vms))
     assert story.plan_asked is None, "the fleet is not quiet yet"
     story.wait(2.0)
@@ -400,9 +371,9 @@ def test_growth_that_does_not_pay_is_declined() -> None:
 
 def launch(story: Story, vm_id: str) -> Offer:
     """Let the VM come that the core asks for, once it does."""
-    if not story.emitted(c.IntendLaunch) and story.state.timer_at_s is not None:
+    if not story.emitted(c.LaunchVms) and story.state.timer_at_s is not None:
         story.wait(story.state.timer_at_s - story.now_s)
-    command = story.intend()
+    command = story.launch()
     vm = story.listed(vm_id, command.intent, offer=command.offer)
     story.tell(e.VmsLaunched, intent=command.intent, vms=(vm,))
     return command.offer
@@ -443,7 +414,7 @@ def test_a_vm_that_is_fit_absolves_its_type() -> None:
 def two_booting(reduction: Reduction = "exact") -> Story:
     story = Story(max_vms=2, spec=replace(SPEC, reduction=reduction))
     story.start(OFFER)
-    intent = story.intend().intent
+    intent = story.launch().intent
     vms = tuple(story.listed(vm_id, intent, offer=OFFER) for vm_id in ("a", "b"))
     story.tell(e.VmsLaunched, intent=intent, vms=vms)
     return story
@@ -497,7 +468,7 @@ def test_a_vm_with_a_sick_gpu_is_returned_and_replaced_elsewhere() -> None:
     assert story.emitted(c.TerminateVms) == [c.TerminateVms(vm_ids=("b",))]
     # The cloud may take a while, and b could train on by itself.
     assert set(story.sent(messages.AbandonGeneration)) == {"b"}
-    assert story.emitted(c.IntendLaunch)[0].offer == other
+    assert story.emitted(c.LaunchVms)[0].offer == other
     assert story.tally.sick_gpus == 1
     assert story.interruptions[-1].reason == reason
     assert story.generation.phase is GenerationPhase.BREAKING
@@ -513,5 +484,5 @@ def test_clouds_machines_are_rented_only_for_what_the_job_computes_on() -> None:
     for choice, wanted in choices.items():
         story = Story(spec=replace(SPEC, device=choice))
         story.start(gpu, cpu)
-        (command,) = story.emitted(c.IntendLaunch)
+        (command,) = story.emitted(c.LaunchVms)
         assert command.offer == wanted, choice

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from tests.builders import checkpoint_saved
-from tests.unit.varuna_manager.story import OFFER, Story
+from tests.unit.varuna_manager.story import FOUR, OFFER, Story
 
 from spottrain.pricing.billing.budget import reserve_s
 from spottrain.varuna_manager.core.model import commands as c
@@ -15,7 +15,6 @@ from spottrain.varuna_manager.core.model.settings import PoolGrant
 from spottrain.varuna_manager.core.model.state import JobPhase, held_by_kind
 from spottrain.wire import messages
 
-FOUR = ("a", "b", "c", "d")
 GRANT = PoolGrant(
     pool="lab",
     serial=1,
@@ -65,7 +64,7 @@ def test_a_job_that_is_granted_nothing_checkpoints_waits_and_goes_on_later() -> 
     grant(story, 3)
     story.tell(e.ManagerStarted, software_version="1", pid=2)
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=())
-    assert story.intend().count == 3
+    assert story.launch().count == 3
 
 
 def test_a_grant_that_is_not_renewed_ends_early_enough_for_its_vms_to_be_gone() -> None:
@@ -91,34 +90,17 @@ def test_an_older_grant_that_comes_late_changes_nothing() -> None:
 def test_a_vm_that_leaves_is_replaced_once_it_is_gone() -> None:
     story = Story(grant=GRANT).training(*FOUR)
     story.report("a", messages.InterruptionNoticed(lead_s=100.0))
-    assert story.emitted(c.IntendLaunch) == [], "it may be billed still"
+    assert story.emitted(c.LaunchVms) == [], "it may be billed still"
     story.tell(e.VmLost, vm_id="a", reason="taken")
-    assert [one.count for one in story.emitted(c.IntendLaunch)] == [1]
+    assert [one.count for one in story.emitted(c.LaunchVms)] == [1]
 
 
 def test_only_granted_kinds_are_rented() -> None:
     other = replace(OFFER, instance_type="u", usd_per_hour=0.01)
     story = Story(grant=replace(GRANT, vms=(("local/t", 1),)))
     story.start(other, OFFER)
-    (wanted,) = story.emitted(c.IntendLaunch)
+    (wanted,) = story.emitted(c.LaunchVms)
     assert (wanted.offer.instance_type, wanted.count) == ("t", 1)
-
-
-def test_a_launch_that_a_smaller_grant_overtakes_is_given_up() -> None:
-    story = Story(grant=GRANT)
-    story.start()
-    (wanted,) = story.emitted(c.IntendLaunch)
-    assert wanted.count == 4
-    grant(story, 1)
-    story.tell(
-        e.LaunchIntended,
-        intent=wanted.intent,
-        token=wanted.token,
-        offer=wanted.offer,
-        count=wanted.count,
-    )
-    assert story.emitted(c.LaunchVms) == []
-    assert [one.count for one in story.emitted(c.IntendLaunch)] == [1]
 
 
 def test_money_that_the_pool_allows_ends_as_waiting_and_its_own_as_the_budget() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tests.unit.varuna_manager.story import Story
+from tests.unit.varuna_manager.story import FOUR, Story
 
 from spottrain.varuna_manager.core.hangs import quiet_line
 from spottrain.varuna_manager.core.model import commands as c
@@ -13,7 +13,6 @@ from spottrain.varuna_manager.core.model.records import GenerationPhase
 from spottrain.wire import messages
 from spottrain.wire.model import ALL_RANKS, WorkerState
 
-FOUR = ("a", "b", "c", "d")
 WAITS = WorkerState(
     slot=0, tasks=9, doing="wait", waits_for=ALL_RANKS, still_s=40.0, process="idle"
 )

@@ -35,33 +35,31 @@ def refuse(story: Story, refusal: e.RefusalKind) -> None:
 def test_half_as_many_are_asked_for_within_a_quota_until_its_family_closes() -> None:
     story = begun(SMALL, BIG)
     for count in (4, 2, 1):
-        launch = story.intend()
+        launch = story.launch()
         assert (launch.offer, launch.count) == (SMALL, count)
         refuse(story, "quota")
-    assert story.emitted(c.IntendLaunch) == []
+    assert story.emitted(c.LaunchVms) == []
 
 
 def test_what_a_quota_may_not_give_is_asked_for_in_another_family() -> None:
     story = begun(SMALL, BIG, OTHER, FAR)
-    assert story.intend().offer == SMALL
+    assert story.launch().offer == SMALL
     refuse(story, "quota")
-    first, second = story.intend(), story.intend()
+    first, second = story.emitted(c.LaunchVms)
     assert (first.offer, first.count) == (SMALL, 2)
     assert (second.offer, second.count) == (OTHER, 2)
 
 
 def test_no_capacity_closes_one_type_in_one_zone() -> None:
     story = begun(SMALL, BIG, OTHER)
-    story.intend()
     refuse(story, "no_capacity")
-    assert story.intend().offer == BIG
+    assert story.launch().offer == BIG
 
 
 def test_a_type_that_does_not_fit_closes_itself_and_fails_no_job_yet() -> None:
     story = begun(SMALL, BIG)
-    story.intend()
     refuse(story, "misconfigured")
-    assert story.intend().offer == BIG
+    assert story.launch().offer == BIG
     refuse(story, "misconfigured")
     assert story.state.outcome is not None
     assert story.state.outcome.exit_code == 6
@@ -70,60 +68,54 @@ def test_a_type_that_does_not_fit_closes_itself_and_fails_no_job_yet() -> None:
 def test_refused_credentials_close_the_whole_cloud() -> None:
     elsewhere = replace(FAR, cloud="another")
     story = begun(SMALL, BIG, elsewhere)
-    story.intend()
     refuse(story, "auth")
-    assert story.intend().offer == elsewhere
+    assert story.launch().offer == elsewhere
 
 
 def test_the_cool_down_grows_with_repeats_and_success_forgets_it() -> None:
     story = begun(SMALL, cooldown_s=30.0)
     for pause_s in (30.0, 60.0):
-        story.intend()
         refuse(story, "no_capacity")
         story.wait(pause_s - 1.0)
-        assert story.emitted(c.IntendLaunch) == []
+        assert story.emitted(c.LaunchVms) == []
         story.wait(1.0)
-    wish = story.intend()
+    wish = story.launch()
     vms = (story.listed("a", wish.intent, offer=SMALL),)
     story.tell(e.VmsLaunched, intent=wish.intent, vms=vms)
     story.wait(30.0)
-    assert story.intend().count == 3
+    assert story.launch().count == 3
 
 
 def test_zones_with_alike_prices_share_the_vms() -> None:
     zones = [replace(SMALL, zone=zone) for zone in ("a", "b")]
     story = begun(*zones)
-    first = story.intend()
-    second = story.intend()
+    first, second = story.emitted(c.LaunchVms)
     assert {(w.offer.zone, w.count) for w in (first, second)} == {("a", 2), ("b", 2)}
 
 
 def test_vms_come_from_the_region_where_the_others_are() -> None:
     near = replace(SMALL, usd_per_hour=3.0)
     story = begun(near, replace(FAR, usd_per_hour=2.0, available=1))
-    assert story.intend().offer.region == "far"
-    assert story.emitted(c.IntendLaunch) == []  # it is enough to train
+    assert story.launch().offer.region == "far"  # it is enough to train
     story.now_s += 1.0
     story.tell(
         e.VmsLaunched,
         intent="intent-0",
         vms=(story.listed("a", "intent-0", offer=FAR),),
     )
-    assert story.emitted(c.IntendLaunch) == []
+    assert story.emitted(c.LaunchVms) == []
 
 
 def test_with_a_wider_span_they_may_come_from_anywhere() -> None:
     near = replace(SMALL, usd_per_hour=3.0)
     story = begun(near, replace(FAR, usd_per_hour=2.0, available=1), span="cloud")
-    story.intend()
-    assert story.intend().offer == near
+    assert [wish.offer.region for wish in story.emitted(c.LaunchVms)] == ["far", near.region]
 
 
 def test_a_region_that_cannot_give_enough_is_left_for_another() -> None:
     near = replace(SMALL, usd_per_hour=3.0)
     story = begun(near, replace(FAR, available=1), min_vms=2)
-    story.intend()
-    wish = story.intend()
+    _, wish = story.emitted(c.LaunchVms)
     assert wish.offer == near
     story.tell(
         e.VmsLaunched,
@@ -142,19 +134,20 @@ def test_a_region_that_cannot_give_enough_is_left_for_another() -> None:
 def test_none_are_rented_where_the_caps_leave_too_few_to_train() -> None:
     dear = replace(SMALL, zone="dear", usd_per_hour=3.0)
     story = begun(dear, min_vms=4, max_usd_per_hour=7.0)
-    assert story.emitted(c.IntendLaunch) == []
+    assert story.emitted(c.LaunchVms) == []
     assert story.state.activity == "waiting for a price within the caps"
     story.tell(e.OffersSeen, offers=(replace(dear, usd_per_hour=1.75),))
-    assert story.intend().count == 4
+    assert story.launch().count == 4
 
 
 def test_a_dear_offer_fills_up_beside_cheap_ones_if_the_cap_bears_it() -> None:
     dear = replace(SMALL, zone="dear", usd_per_hour=3.0)
     cheap = replace(SMALL, available=2)
     story = begun(dear, cheap, min_vms=4, max_usd_per_hour=8.0)
-    assert [story.intend().offer.zone, story.intend().count] == [cheap.zone, 2]
+    wishes = [(wish.offer.zone, wish.count) for wish in story.emitted(c.LaunchVms)]
+    assert wishes == [(cheap.zone, 2), (dear.zone, 2)]
     assert story.state.activity.startswith("waiting for")
-    assert begun(dear, cheap, min_vms=4, max_usd_per_hour=7.0).intend().count == 2
+    assert begun(dear, cheap, min_vms=4, max_usd_per_hour=7.0).launch().count == 2
 
 
 def test_a_budget_that_pays_for_too_few_to_train_ends_the_job() -> None:
@@ -170,7 +163,6 @@ def test_a_budget_that_pays_for_too_few_to_train_ends_the_job() -> None:
 def over(**settings: Any) -> Story:
     """A job without VMs that was told to end."""
     story = begun(**settings)
-    story.intend()
     refuse(story, "no_capacity")
     story.tell(e.StopRequested, by="x", now=True, checkpoint=False)
     return story
@@ -215,14 +207,12 @@ def test_a_new_manager_asks_for_the_removal_again() -> None:
 @pytest.mark.parametrize("refusal", ["throttled", "unknown"])
 def test_an_answer_that_leaves_it_open_closes_nothing(refusal: e.RefusalKind) -> None:
     story = begun(SMALL)
-    story.intend()
     refuse(story, refusal)
     assert story.cooldowns == {}
 
 
 def launch_with(story: Story, image: str) -> str:
     """Rent one VM that has an image; return which one was asked for."""
-    story.intend()
     (command,) = story.emitted(c.LaunchVms)
     vm = story.listed(command.intent, command.intent, offer=command.offer, image=image)
     story.tell(e.VmsLaunched, intent=command.intent, vms=(vm,))
@@ -245,9 +235,8 @@ def test_all_vms_of_a_cloud_have_the_image_of_its_first_until_it_is_withdrawn() 
 
 def test_of_two_first_launches_the_one_that_answers_first_settles_the_image() -> None:
     story = begun(SMALL, OTHER)
-    story.intend()
     refuse(story, "quota")
-    first, second = story.intend(), story.intend()
+    first, second = story.emitted(c.LaunchVms)
     for number, one in enumerate((first, second)):
         vm = story.listed(f"vm-{number}", one.intent, offer=one.offer, image=f"{number}")
         story.tell(e.VmsLaunched, intent=one.intent, vms=(vm,))
@@ -256,9 +245,8 @@ def test_of_two_first_launches_the_one_that_answers_first_settles_the_image() ->
 
 def test_a_launch_that_is_repeated_asks_for_the_image_that_it_asked_for() -> None:
     story = begun(SMALL, OTHER)
-    story.intend()
     refuse(story, "quota")
-    first, second = story.intend(), story.intend()
+    first, second = story.emitted(c.LaunchVms)
     vm = story.listed("vm-0", first.intent, offer=first.offer, image="image 1")
     story.tell(e.VmsLaunched, intent=first.intent, vms=(vm,))
     story.tell(e.LaunchRefused, intent=second.intent, reason="no answer", refusal="unknown")

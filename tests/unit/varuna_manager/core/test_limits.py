@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.builders import checkpoint_saved
-from tests.unit.varuna_manager.story import FACTS, OFFER, PROFILE, Story
+from tests.unit.varuna_manager.story import FACTS, FOUR, OFFER, PROFILE, Story
 
 from spottrain.varuna_manager.core import step
 from spottrain.varuna_manager.core.limits import DRAIN_S
@@ -17,7 +17,6 @@ from spottrain.varuna_manager.core.model.settings import Limit
 from spottrain.varuna_manager.core.model.state import JobPhase, State, rate_usd_per_hour
 from spottrain.wire import messages
 
-FOUR = ("a", "b", "c", "d")
 SHARES = (0.5, 0.8, 0.95)
 
 
@@ -88,7 +87,7 @@ def test_a_job_whose_budget_was_used_up_continues_with_a_higher_one() -> None:
     assert story.state.now_s == ended_at_s, "time stands still after the end"
     story.tell(e.ManagerStarted, software_version="1", pid=2)
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=())
-    assert story.intend().count == 4
+    assert story.launch().count == 4
 
 
 def test_a_deadline_that_is_moved_away_is_kept() -> None:
@@ -110,7 +109,7 @@ def test_a_lower_hourly_cap_drains_vms_once_others_have_their_sections() -> None
     going = {k for k, vm in story.vms.items() if vm.leaves_at_s is not None}
     assert going == {"a", "b"}
     assert story.emitted(c.TerminateVms) == []
-    assert story.emitted(c.IntendLaunch) == [], "nothing is rented in their place"
+    assert story.emitted(c.LaunchVms) == [], "nothing is rented in their place"
     while story.plan_asked is None:
         assert story.state.timer_at_s is not None
         story.wait(story.state.timer_at_s - story.now_s)
@@ -136,7 +135,6 @@ def test_vms_that_do_not_train_are_returned_first_and_at_once() -> None:
     offer = replace(OFFER, usd_per_hour=0.5)
     story.now_s += story.state.job.cooldown_s
     story.tell(e.OffersSeen, offers=(offer,))
-    story.intend()
     (intent,) = story.intents
     story.tell(e.VmsLaunched, intent=intent, vms=(story.listed("e", intent, offer=offer),))
     change(story, max_usd_per_hour=4.2)

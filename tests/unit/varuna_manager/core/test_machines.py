@@ -80,7 +80,6 @@ def bases() -> Iterator[Watched]:
     yield story
     story.start()
     yield fork(story)
-    story.intend()
     yield fork(story)
     (intent,) = story.intents
     early = fork(story)
@@ -245,7 +244,6 @@ def everything(story: Watched) -> Iterator[Callable[[Watched], object]]:
     yield told(e.ProfilesListed, profiles=())
     yield told(e.OffersSeen, offers=(OFFER,))
     yield told(e.OffersRanked, worths=())
-    yield told(e.LaunchIntended, intent="intent-0", token="t", offer=OFFER, count=1)
     for state in VmState:
         vms = (story.listed("a", state=state), story.listed("e", state=state))
         yield told(e.VmsLaunched, intent="intent-0", vms=vms)
@@ -260,7 +258,6 @@ def everything(story: Watched) -> Iterator[Callable[[Watched], object]]:
     yield told(e.VmReserved, vm_id="a")
     yield told(e.VmLost, vm_id="a", reason="gone")
     yield told(e.JobReleased)
-    yield told(e.AgentStarting, vm_id="a", token_sha256="t")
     yield told(e.AgentStarted, vm_id="a", steps=())
     yield told(e.AgentRegistered, vm_id="a", num_slots=1, private_address="h")
     yield told(e.AgentRefused, vm_id="a", reason="other software")

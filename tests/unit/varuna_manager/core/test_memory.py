@@ -12,11 +12,11 @@ from spottrain.varuna_manager.core.memory import MARGIN, MAX_MARGIN
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import GenerationPhase
-from spottrain.varuna_manager.core.model.state import JobPhase
+from spottrain.varuna_manager.core.model.state import JobPhase, kind_of
 from spottrain.wire import messages
 from spottrain.wire.model import GpuFacts
 
-MACHINE = f"{OFFER.cloud} {OFFER.instance_type}"
+MACHINE = kind_of(OFFER)
 
 
 def run_out(
@@ -134,7 +134,6 @@ def test_a_job_that_is_resumed_tries_the_whole_memory_again() -> None:
 def test_slots_are_what_their_supervisor_has_found() -> None:
     story = Story(max_vms=2)
     story.start()
-    story.intend()
     (intent,) = story.intents
     vms = tuple(story.listed(vm_id, intent) for vm_id in ("a", "b"))
     story.tell(e.VmsLaunched, intent=intent, vms=vms)
@@ -158,7 +157,6 @@ def test_slots_are_what_their_supervisor_has_found() -> None:
         locked_memory_bytes=10**7,
     )
     for vm_id in ("a", "b"):
-        story.tell(e.AgentStarting, vm_id=vm_id, token_sha256=vm_id)
         story.tell(e.AgentRegistered, vm_id=vm_id, num_slots=1, private_address="10.0.0.1")
         story.report(vm_id, ready)
     story.prepare()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.builders import checkpoint_saved
-from tests.unit.varuna_manager.story import OFFER, ON_DEMAND, Story
+from tests.unit.varuna_manager.story import FOUR, OFFER, ON_DEMAND, Story
 
 from spottrain.pricing.billing.budget import LAST_CHECKPOINT_S, reserve_s
 from spottrain.varuna_manager.core import step
@@ -25,16 +25,12 @@ from spottrain.varuna_manager.core.model.state import (
 )
 from spottrain.wire import messages
 
-FOUR = ("a", "b", "c", "d")
-
-
 # --- Money and time -----------------------------------------------------------------------------
 
 
 def test_spending_is_price_at_launch_times_time() -> None:
     story = Story()
     story.start()
-    story.intend()
     story.boot(*FOUR)
     story.tell(e.OffersSeen, offers=(replace(OFFER, usd_per_hour=9.0), ON_DEMAND))
     assert story.tally.price_changes == 1
@@ -63,7 +59,7 @@ def test_a_budget_ends_the_job_while_the_lease_is_still_paid_for() -> None:
 def test_a_budget_below_one_lease_ends_the_job_before_anything_is_rented() -> None:
     story = Story(max_usd=0.01)
     story.start()
-    assert story.emitted(c.IntendLaunch) == []
+    assert story.emitted(c.LaunchVms) == []
     (finish,) = story.emitted(c.Finish)
     assert finish.outcome.exit_code == 4
 
@@ -88,7 +84,6 @@ def test_a_job_without_capacity_gives_up_after_its_wait() -> None:
 def test_a_job_with_too_few_vms_to_train_gives_up_after_its_wait(min_vms: int) -> None:
     story = Story(capacity_wait_s=600.0, min_vms=min_vms)
     story.start()
-    story.intend()
     story.boot("a", "b")
     if min_vms == 1:
         story.prepare()
@@ -104,7 +99,6 @@ def test_a_job_with_too_few_vms_to_train_gives_up_after_its_wait(min_vms: int) -
 def test_a_model_that_fits_no_fleet_ends_the_job() -> None:
     story = Story()
     story.start()
-    story.intend()
     story.boot(*FOUR)
     story.prepare()
     story.plan()
@@ -138,7 +132,7 @@ def test_a_stop_at_once_does_not_wait_for_a_checkpoint() -> None:
 def test_a_stop_at_once_waits_for_vms_that_an_unanswered_launch_may_still_bring() -> None:
     story = Story()
     story.start()
-    intent = story.intend().intent
+    intent = story.launch().intent
     story.tell(e.LaunchRefused, intent=intent, reason="cut off", refusal="unknown")
     story.tell(e.StopRequested, by="a person", now=True)
     story.wait(SETTLE_S - 1.0)
@@ -156,7 +150,7 @@ def test_a_stop_at_once_waits_for_vms_that_an_unanswered_launch_may_still_bring(
 def test_a_stop_at_once_asks_no_cloud_again_that_answers_only_then() -> None:
     story = Story()
     story.start()
-    intent = story.intend().intent
+    intent = story.launch().intent
     story.tell(e.StopRequested, by="a person", now=True)
     story.tell(e.LaunchRefused, intent=intent, reason="cut off", refusal="unknown")
     story.wait(SETTLE_S)
@@ -179,7 +173,7 @@ def test_a_stopped_job_resumes_from_its_newest_checkpoint() -> None:
     story.tell(e.ManagerStarted, software_version="1", pid=2)
     assert story.state.phase is JobPhase.ACTIVE
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=())
-    assert story.intend().intent == "intent-1"
+    assert story.launch().intent == "intent-1"
 
 
 def test_a_job_whose_last_weights_were_not_written_has_failed() -> None:
@@ -223,7 +217,6 @@ def test_a_manager_that_comes_back_repeats_what_is_not_answered(
 ) -> None:
     story = Story()
     story.start()
-    story.intend()
     story.boot(*FOUR)
     story.prepare()
     story.plan(*FOUR)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.builders import section_facts
-from tests.unit.varuna_manager.story import OFFER, ON_DEMAND, SPEC, Story
+from tests.unit.varuna_manager.story import FOUR, OFFER, ON_DEMAND, SPEC, Story
 
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.provider import Offer, Vm, VmState
@@ -17,13 +17,10 @@ from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.state import JobPhase, budget, spent_usd
 
-FOUR = ("a", "b", "c", "d")
-
 
 def test_boot_time_is_billed_apart() -> None:
     story = Story()
     story.start()
-    story.intend()
     (intent,) = story.intents
     story.tell(e.VmsLaunched, intent=intent, vms=(story.listed("a", intent),))
     story.now_s += 36.0
@@ -72,7 +69,6 @@ def test_what_is_returned_is_billed_until_the_cloud_ended_it() -> None:
 def test_a_vm_that_started_and_ended_between_two_polls_is_billed() -> None:
     story = Story()
     story.start()
-    story.intend()
     (intent,) = story.intents
     dead = story.listed("a", intent, state=VmState.TERMINATED, ended_at_s=story.now_s + 36.0)
     story.now_s += 100.0
@@ -105,7 +101,6 @@ def test_a_vm_that_was_believed_gone_is_never_billed_twice() -> None:
 def test_a_vm_without_a_price_is_billed_at_the_highest_known(price: float) -> None:
     story = Story()
     story.start()
-    story.intend()
     (intent,) = story.intents
     vm = story.listed("a", intent, offer=replace(OFFER, usd_per_hour=price))
     story.tell(e.VmsLaunched, intent=intent, vms=(vm,))
@@ -118,14 +113,12 @@ def test_an_offer_without_a_price_is_not_rented(price: float) -> None:
     story = Story()
     story.start(replace(OFFER, usd_per_hour=price))
     assert story.intents == {}
-    assert not story.launch_pending
 
 
 def test_a_price_change_is_billed_where_the_cloud_follows_the_market() -> None:
     offer = replace(OFFER, cloud="aws")
     story = Story()
     story.start(offer)
-    story.intend()
     (intent,) = story.intents
     story.tell(e.VmsLaunched, intent=intent, vms=(story.listed("a", intent, offer=offer),))
     story.now_s += 3600.0
@@ -139,7 +132,6 @@ def test_a_price_change_while_a_launch_was_open_is_billed() -> None:
     offer = replace(OFFER, cloud="aws")
     story = Story()
     story.start(offer)
-    story.intend()
     (intent,) = story.intents
     story.now_s += 1.0
     story.tell(e.OffersSeen, offers=(replace(offer, usd_per_hour=3.0),))
@@ -153,7 +145,6 @@ def test_a_price_that_falls_back_while_time_stands_still_is_seen_again() -> None
     offer = replace(OFFER, cloud="aws")
     story = Story()
     story.start(offer)
-    story.intend()
     (intent,) = story.intents
     story.tell(e.VmsLaunched, intent=intent, vms=(story.listed("a", intent, offer=offer),))
     for usd_per_hour in (3.0, 1.0):
@@ -201,7 +192,6 @@ def apart(here: Offer, there: Offer, **settings: Any) -> Story:
     facts = replace(Story().state.job.facts, sections=(section, section))
     story = Story(facts=facts, span="any", **settings)
     story.start(here)
-    story.intend()
     (intent,) = story.intents
     vms = [story.listed(v, intent, offer=there if v in "cd" else here) for v in ("abcd")]
     story.tell(e.VmsLaunched, intent=intent, vms=tuple(vms))
@@ -276,7 +266,6 @@ def test_what_a_vm_fetches_from_other_clouds_is_billed_when_it_boots(
 ) -> None:
     story = Story(data_bytes=CORPUS, max_usd=1000.0)
     story.start(replace(OFFER, cloud=cloud))
-    story.intend()
     (intent,) = story.intents
     assert budget(story.state).pending.usd == usd * story.intents[intent].count
     offer = replace(OFFER, cloud=cloud)
@@ -294,7 +283,7 @@ def test_what_a_vm_fetches_from_other_clouds_is_billed_when_it_boots(
 def test_no_more_vms_are_rented_than_the_budget_can_fetch_data_for() -> None:
     story = Story(data_bytes=CORPUS, max_usd=300.0)
     story.start(replace(OFFER, cloud="azure"))
-    assert story.intend().count == 2
+    assert story.launch().count == 2
 
 
 def manager_vm(story: Story, **what: Any) -> Vm:

@@ -20,12 +20,12 @@ HOURS_S = 6 * 3600.0
 
 def rent(story: Story, until_s: float) -> tuple[str, ...]:
     """Let time pass until VMs are rented; none if they are not, or the job ends."""
-    while not story.emitted(c.IntendLaunch):
+    while not story.emitted(c.LaunchVms):
         due_s = story.state.timer_at_s
         if due_s is None or due_s > until_s or story.state.phase is not JobPhase.ACTIVE:
             return ()
         story.wait(due_s - story.now_s)
-    asked = story.intend()
+    asked = story.launch()
     number = len(story.vms) + story.state.launches.next_intent
     ids = tuple(f"vm-{number}-{index}" for index in range(asked.count))
     vms = tuple(story.listed(vm_id, asked.intent, offer=asked.offer) for vm_id in ids)
@@ -194,9 +194,9 @@ def test_a_vm_that_is_ready_lets_the_others_be_rented_together() -> None:
         story.now_s += 1.0
         falls_silent(story, vm_id)
     (probe,) = rent(story, story.now_s + HOURS_S)
-    assert story.emitted(c.IntendLaunch) == []
+    assert story.emitted(c.LaunchVms) == []
     story.ready(probe)
-    (asked,) = story.emitted(c.IntendLaunch)
+    (asked,) = story.emitted(c.LaunchVms)
     assert asked.count == 3
 
 
@@ -233,13 +233,13 @@ def test_a_vm_that_trains_for_the_first_time_ends_the_row_of_failures() -> None:
     falls_silent(story, probe)
     story.now_s += 1.0
     story.commit(1)
-    assert story.emitted(c.IntendLaunch), story.state.activity
+    assert story.emitted(c.LaunchVms), story.state.activity
 
 
 def test_a_vm_that_has_trained_is_replaced_at_once_however_often_it_is_taken() -> None:
     story = Story(max_vms=2).training("a", "b")
     story.tell(e.VmLost, vm_id="a", reason="taken")
-    assert story.emitted(c.IntendLaunch)
+    assert story.emitted(c.LaunchVms)
 
 
 # --- The job's folder ------------------------------------------------------------------------
@@ -250,9 +250,9 @@ def test_nothing_is_rented_while_the_folder_cannot_be_used() -> None:
     story.tell(e.FolderSeen, trouble="it is read-only")
     assert "read-only" in story.state.last_message
     story.tell(e.VmLost, vm_id="a", reason="taken")
-    assert story.emitted(c.IntendLaunch) == []
+    assert story.emitted(c.LaunchVms) == []
     story.tell(e.FolderSeen, trouble="")
-    assert story.emitted(c.IntendLaunch)
+    assert story.emitted(c.LaunchVms)
 
 
 def test_a_folder_that_stays_unusable_ends_the_job_with_its_state_saved() -> None:

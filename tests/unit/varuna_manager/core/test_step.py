@@ -12,7 +12,7 @@ from tests.builders import (
     slots_of,
 )
 from tests.fakes.gpus import facts
-from tests.unit.varuna_manager.story import PROFILE, Story
+from tests.unit.varuna_manager.story import FOUR, PROFILE, Story
 from tests.view import changed
 
 from spottrain.cloud.port.provider import VmState
@@ -26,16 +26,12 @@ from spottrain.varuna_manager.core.model.state import JobPhase
 from spottrain.wire import messages
 from spottrain.wire.model import StateHome
 
-FOUR = ("a", "b", "c", "d")
-
-
 # --- From nothing to training ---------------------------------------------------------------
 
 
 def test_the_first_ready_vm_writes_the_weights_and_then_all_measure() -> None:
     story = Story()
     story.start()
-    story.intend()
     story.boot("a", "b")
     assert story.initialiser == "a"
     story.report("a", checkpoint_saved(0))
@@ -49,7 +45,6 @@ def test_the_first_ready_vm_writes_the_weights_and_then_all_measure() -> None:
 def test_preparation_moves_to_another_vm_when_its_vm_is_lost() -> None:
     story = Story()
     story.start()
-    story.intend()
     story.boot("a", "b")
     story.tell(e.VmLost, vm_id="a", reason="killed")
     assert list(story.sent(messages.Initialise)) == ["b"]
@@ -58,7 +53,6 @@ def test_preparation_moves_to_another_vm_when_its_vm_is_lost() -> None:
 def test_a_preparation_that_fails_three_times_fails_the_job() -> None:
     story = Story()
     story.start()
-    story.intend()
     story.boot("a")
     for _ in range(3):
         story.report("a", messages.WorkerDied(generation=0, slot=0, reason="SIGKILL"))
@@ -70,11 +64,10 @@ def test_a_preparation_that_fails_three_times_fails_the_job() -> None:
 def test_no_weights_are_written_when_a_checkpoint_exists() -> None:
     story = Story()
     story.start()
-    launch = story.emitted(c.IntendLaunch)
+    launch = story.emitted(c.LaunchVms)
     found = (e.CheckpointRef(name=checkpoint_name(7), step=7),)
     story.tell(e.CheckpointsListed, checkpoints=found)
     story.commands = tuple(launch)
-    story.intend()
     story.boot("a", "b")
     assert story.initialiser is None
     assert story.calibration is not None
@@ -83,7 +76,6 @@ def test_no_weights_are_written_when_a_checkpoint_exists() -> None:
 def three_of_four_ready() -> Story:
     story = Story(boot_wait_s=30.0)
     story.start()
-    story.intend()
     vms = tuple(story.listed(vm_id) for vm_id in FOUR)
     story.tell(e.VmsLaunched, intent="intent-0", vms=vms)
     for vm_id in ("a", "b", "c"):
@@ -110,7 +102,6 @@ def test_measuring_and_the_first_plan_begin_when_nobody_boots_any_more() -> None
 def test_a_generation_goes_through_store_and_hand_over_to_training() -> None:
     story = Story()
     story.start()
-    story.intend()
     story.boot(*FOUR)
     story.prepare()
     story.plan(*FOUR)
@@ -131,7 +122,6 @@ def test_a_generation_goes_through_store_and_hand_over_to_training() -> None:
 def test_a_stale_plan_is_ignored() -> None:
     story = Story()
     story.start()
-    story.intend()
     story.boot(*FOUR)
     story.prepare()
     assert story.tell(e.PlanComputed, inputs_hash="stale", plan=None) == ()
@@ -301,7 +291,6 @@ def forming(state: StateHome | None = None, *, on_gpus: bool = False) -> Story:
     """Return a story in which one rank has its sections, and the others wait for it."""
     story = Story(state=state)
     story.start()
-    story.intend()
     story.boot(*FOUR)
     story.prepare()
     story.plan(*FOUR)
@@ -540,7 +529,7 @@ def test_nothing_is_rented_for_a_store_that_is_away_and_the_job_ends() -> None:
     story = resumed_without_checkpoints()
     story.tell(e.StoreUnreachable, reason="not mounted")
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=())
-    assert not story.emitted(c.IntendLaunch)
+    assert not story.emitted(c.LaunchVms)
     assert "not mounted" in story.state.activity
     story.wait(planning.STORE_WAIT_S)
     assert story.state.outcome is not None
@@ -553,10 +542,10 @@ def test_a_job_that_has_trained_never_begins_again_by_itself() -> None:
     story.state = changed(story.state, checkpoints=())
     story.tell(e.StoreUnreachable, reason="not mounted")
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=())
-    assert not story.emitted(c.IntendLaunch), "nothing is rented meanwhile"
+    assert not story.emitted(c.LaunchVms), "nothing is rented meanwhile"
     assert "not mounted" in story.state.activity
     story.tell(e.CheckpointsListed, checkpoints=(), asked_at_s=story.now_s)
-    assert not story.emitted(c.IntendLaunch)
+    assert not story.emitted(c.LaunchVms)
     assert story.state.outcome is not None
     assert story.state.outcome.exit_code == 1
     assert "--from-scratch" in story.state.outcome.reason

@@ -170,14 +170,6 @@ EVENTS: st.SearchStrategy[e.Event] = st.one_of(
         at_s=AT,
         offers=st.sampled_from([(), (OFFER,), (OFFER, ON_DEMAND)]),
     ),
-    st.builds(
-        e.LaunchIntended,
-        at_s=AT,
-        intent=INTENTS,
-        token=st.just("t"),
-        offer=st.just(OFFER),
-        count=st.integers(1, 5),
-    ),
     st.builds(e.VmsLaunched, at_s=AT, intent=INTENTS, vms=VM_TUPLES),
     st.builds(
         e.LaunchRefused,
@@ -195,7 +187,6 @@ EVENTS: st.SearchStrategy[e.Event] = st.one_of(
     ),
     st.builds(e.VmsReturned, at_s=AT, vm_ids=st.tuples(VM_IDS)),
     st.builds(e.VmLost, at_s=AT, vm_id=VM_IDS, reason=REASONS),
-    st.builds(e.AgentStarting, at_s=AT, vm_id=VM_IDS, token_sha256=st.just("t")),
     st.builds(
         e.AgentRegistered,
         at_s=AT,

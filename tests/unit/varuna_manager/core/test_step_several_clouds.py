@@ -38,7 +38,7 @@ def no_answer(story: Story, intent: str) -> None:
 
 def unanswered(story: Story) -> str:
     """Ask for VMs of a cloud that does not answer until it is given up."""
-    intent = story.intend().intent
+    intent = story.launch().intent
     no_answer(story, intent)
     story.wait(RETRY_S)
     assert [command.intent for command in story.emitted(c.LaunchVms)] == [intent]
@@ -49,7 +49,7 @@ def unanswered(story: Story) -> str:
 
 def trained(story: Story, offer: Offer) -> tuple[str, ...]:
     """Rent VMs of one offer that get ready; return their ids."""
-    command = story.intend()
+    command = story.launch()
     ids = tuple(f"{offer.cloud}.{n}" for n in range(command.count))
     vms = tuple(story.listed(vm_id, command.intent, offer=offer) for vm_id in ids)
     story.tell(e.VmsLaunched, intent=command.intent, vms=vms)
@@ -70,9 +70,9 @@ def test_a_list_of_one_cloud_says_nothing_of_another() -> None:
 
 def test_a_launch_that_a_cloud_does_not_answer_is_launched_elsewhere() -> None:
     story = begun(EAST, WEST)
-    unanswered(story)
-    assert story.intents == {}
-    command = story.intend()
+    given_up = unanswered(story)
+    command = story.launch()
+    assert set(story.intents) == {command.intent} != {given_up}
     assert (command.offer, command.count) == (WEST, 4)
 
 
@@ -136,15 +136,15 @@ def test_too_few_vms_in_two_places_are_given_up_for_one_place() -> None:
     story = begun(EAST, WEST, min_vms=2, max_vms=2)
     first, second = trained(story, EAST)
     story.tell(e.VmLost, vm_id=first, reason="killed")
-    command = story.intend()
+    command = story.launch()
     assert (command.offer, command.count) == (EAST, 1)
     story.tell(e.LaunchRefused, intent=command.intent, reason="no", refusal="no_capacity")
-    command = story.intend()
+    command = story.launch()
     assert (command.offer, command.count) == (WEST, 1)
     vms = (story.listed("west.0", command.intent, offer=WEST),)
     story.tell(e.VmsLaunched, intent=command.intent, vms=vms)
     assert story.vm(second).phase is VmPhase.RETURNING
-    assert story.intend().offer == WEST
+    assert story.launch().offer == WEST
 
 
 @pytest.mark.parametrize(("refusal", "fails"), [("auth", True), ("quota", False)])
@@ -153,7 +153,7 @@ def test_a_job_fails_only_where_each_cloud_needs_a_person(
 ) -> None:
     story = begun(EAST, WEST)
     for kind in (refusal, "auth"):
-        command = story.intend()
+        command = story.launch()
         story.tell(e.LaunchRefused, intent=command.intent, reason="no", refusal=kind)
     assert (story.state.outcome is not None) is fails
 
@@ -162,12 +162,7 @@ def test_a_job_fails_only_where_each_cloud_needs_a_person(
 def test_the_span_says_whether_clouds_mix(span: str, clouds: int) -> None:
     near = replace(EAST, region="east-2", zone="east-2z", usd_per_hour=1.5, available=1)
     story = begun(replace(EAST, available=1), near, WEST, span=span)
-    regions, asked = set(), set()
-    for _ in range(3):
-        if not story.emitted(c.IntendLaunch):
-            break
-        command = story.intend()
-        regions.add(command.offer.region)
-        asked.add(command.offer.cloud)
-    assert len(asked) == clouds
+    asked = story.emitted(c.LaunchVms)
+    regions = {command.offer.region for command in asked}
+    assert len({command.offer.cloud for command in asked}) == clouds
     assert len(regions) == {"region": 1, "cloud": 2, "any": 3}[span]

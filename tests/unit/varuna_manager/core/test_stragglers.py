@@ -12,7 +12,7 @@ from tests.builders import (
     minibatch_committed,
     section_profile,
 )
-from tests.unit.varuna_manager.story import EACH, OFFER, PROFILE, Story
+from tests.unit.varuna_manager.story import EACH, FOUR, OFFER, PROFILE, Story
 from tests.view import changed
 
 from spottrain.morphing.adapt.stragglers import OUTLYING, WINDOW
@@ -22,7 +22,6 @@ from spottrain.varuna_manager.watch.timings import HOT_WINDOW, RankTimings
 from spottrain.varuna_manager.watch.watches import Watches
 from spottrain.wire import messages
 
-FOUR = ("a", "b", "c", "d")
 SECTION = section_profile(forward_s=0.1, backward_s=0.1, saved_bytes=1, output_bytes=1)
 TIMED = replace(
     PROFILE,
@@ -146,7 +145,7 @@ def test_a_slow_vm_is_only_marked_if_a_replacement_can_be_had(available: int) ->
     evidence = f"d is 3.0x slower than the others of its stage in {OUTLYING} of "
     assert evidence in story.state.last_message
     assert news in story.state.last_message
-    assert bool(story.emitted(c.IntendLaunch)) == bool(available)
+    assert bool(story.emitted(c.LaunchVms)) == bool(available)
 
 
 @pytest.mark.parametrize("machines", ["hhxx", "hhhh"])
@@ -170,7 +169,6 @@ def test_a_slow_vm_is_returned_once_a_generation_without_it_trains() -> None:
     story.now_s += 100.0
     story.tell(e.OffersSeen, offers=(replace(OFFER, available=1),))
     found_slow(story)
-    story.intend()
     assert story.generation.phase.value == "running"
     story.boot("e")
     slow = story.vm("d").slow
@@ -196,7 +194,6 @@ def test_a_fleet_never_falls_below_its_minimum_for_a_slow_vm() -> None:
     story.now_s += 100.0
     story.tell(e.OffersSeen, offers=(replace(OFFER, available=1),))
     found_slow(story)
-    story.intend()
     story.boot("e")
     slow = story.vm("d").slow
     assert slow is not None
@@ -230,7 +227,6 @@ def test_a_slow_vm_of_an_interleaved_plan_is_replaced_though_not_rebalanced() ->
     slow = story.vm("d").slow
     assert slow is not None
     assert slow.slowness == pytest.approx(3.0)
-    story.intend()
     story.boot("e")
     slow = story.vm("d").slow
     assert slow is not None

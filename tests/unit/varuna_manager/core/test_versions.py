@@ -95,7 +95,6 @@ def test_without_a_plan_for_what_they_hold_they_are_replaced() -> None:
 def test_agents_that_hold_nothing_are_replaced_at_once() -> None:
     story = Story()
     story.start()
-    story.intend()
     story.boot(*VMS)
     assert story.initialiser == "a"
     upgraded(story)
@@ -113,7 +112,6 @@ def test_agents_that_hold_nothing_are_replaced_at_once() -> None:
 def test_an_agent_that_is_being_replaced_is_not_silent() -> None:
     story = Story()
     story.start()
-    story.intend()
     story.boot(*VMS)
     upgraded(story)
     story.tell(e.VmSilent, vm_id="a")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.builders import a_vm
-from tests.unit.varuna_manager.core.test_grants import FOUR, GRANT, grant
-from tests.unit.varuna_manager.story import OFFER, Story
+from tests.unit.varuna_manager.core.test_grants import GRANT, grant
+from tests.unit.varuna_manager.story import FOUR, OFFER, Story
 
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.provider import Vm, VmState
@@ -106,13 +106,13 @@ def test_kept_vms_go_back_at_once_when_nobody_has_use_for_them() -> None:
 
 def test_a_place_of_an_order_is_for_that_vm_alone() -> None:
     story = waiting()
-    assert story.emitted(c.IntendLaunch) == []
+    assert story.emitted(c.LaunchVms) == []
     assert story.orders[ORDER.name].phase is OrderPhase.ASKED
     story.tell(e.OrderAnswered, order=ORDER.name, reason="it has ended")
     assert story.orders[ORDER.name].phase is OrderPhase.FAILED
-    assert story.emitted(c.IntendLaunch) == [], "the pool has to say so first"
+    assert story.emitted(c.LaunchVms) == [], "the pool has to say so first"
     grant(story, 1)
-    assert [one.count for one in story.emitted(c.IntendLaunch)] == [1]
+    assert [one.count for one in story.emitted(c.LaunchVms)] == [1]
     assert story.orders == {}
 
 
@@ -125,7 +125,7 @@ def test_a_vm_that_comes_gets_this_jobs_agent_and_is_billed_from_then() -> None:
     story.tell(e.VmLost, vm_id=vm.vm_id, reason="taken")
     assert story.state.timer_at_s is not None
     story.wait(story.state.timer_at_s - story.now_s)  # it never trained
-    assert [one.count for one in story.emitted(c.IntendLaunch)] == [1]
+    assert [one.count for one in story.emitted(c.LaunchVms)] == [1]
 
 
 def test_a_vm_that_is_listed_before_the_answer_comes_once() -> None:

@@ -22,7 +22,6 @@ from tests.unit.varuna_manager.story import OFFER
 
 from spottrain.cloud.port.provider import CloudProvider, LaunchRequest, LaunchResult, Offer, Vm
 from spottrain.varuna_manager.core.model.events import (
-    LaunchIntended,
     LaunchRefused,
     TimerFired,
     VmsListed,
@@ -53,12 +52,9 @@ class Cloud(CloudProvider):
         return [OFFER]
 
     def launch(self, request: LaunchRequest) -> LaunchResult:
-        seen = events(self._job)
-        self.journalled = next(
-            number
-            for number, event in enumerate(seen, 1)
-            if isinstance(event, LaunchIntended) and event.intent == request.intent
-        )
+        with closing(Journal(self._job.journal, read_only=True)) as journal:
+            asked = journal.search(f'"LaunchVms","{request.intent}"')
+            self.journalled = next(row.seq for row in asked)
         self.copied = copied(self._job)
         self.asked.set()
         return LaunchResult(vms=(), refusal="no_capacity")

@@ -198,7 +198,7 @@ def test_an_unknown_job_is_refused_with_a_list_of_known_ones(workdir: Path) -> N
 
 def test_an_unwritable_checkpoint_path_is_refused(workdir: Path, tmp_path: Path) -> None:
     def check(path: Path) -> None:
-        submit.check_checkpoint_path(config_for(workdir, checkpoint={"path": str(path)}))
+        submit.check_store(config_for(workdir, checkpoint={"path": str(path)}))
 
     check(tmp_path / "new" / "folder")
     with pytest.raises(ConfigError, match=r"checkpoint\.path: cannot write "):
@@ -209,7 +209,7 @@ def test_an_unwritable_checkpoint_path_is_refused(workdir: Path, tmp_path: Path)
 
 def test_a_bucket_for_checkpoints_is_tried_before_anything_is_rented(workdir: Path, s3: S3) -> None:
     def check(path: str) -> None:
-        submit.check_checkpoint_path(config_for(workdir, checkpoint={"path": path}))
+        submit.check_store(config_for(workdir, checkpoint={"path": path}))
 
     check(s3.url("jobs"))
     assert open_store(s3.url()).list() == []

@@ -5,12 +5,11 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
-from itertools import groupby
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from tests.unit.varuna_manager.story import Story
+from tests.unit.varuna_manager.story import FOUR, Story
 
 from spottrain.eventlog.journal import JournalError
 from spottrain.varuna_manager.core.model import events as e
@@ -18,8 +17,6 @@ from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.reporting.documents import report
 from spottrain.varuna_manager.reporting.history import JobHistory, replay
-
-FOUR = ("a", "b", "c", "d")
 
 
 def told() -> Story:
@@ -68,9 +65,6 @@ def test_a_journal_is_replayed_without_a_decision(
         state, history = replay(journal)
         assert state == story.state
         assert report(state, history, True, state.now_s)["steps"] == 100
-        said = [line for _, _, line in journal.with_messages() if line]
-    news = [one.after.last_message for one in story.steps if one.after.last_message]
-    assert said == [line for line, _ in groupby(news)]
 
 
 def test_what_a_command_records_is_decided_on_once(
@@ -160,5 +154,5 @@ def test_a_decision_of_another_version_is_refused(
 def test_a_decision_names_what_it_asks_for(story: Story) -> None:
     asked = [one for s in story.steps for one in Journal.asked(s.commands)]
     kinds = {one[0] for one in asked}
-    assert {"IntendLaunch", "LaunchVms", "StartAgent", "ComputePlan", "Send"} <= kinds
+    assert {"LaunchVms", "StartAgent", "ComputePlan", "Send"} <= kinds
     assert ["Send", "RunGeneration", "1", *FOUR] in asked

@@ -32,7 +32,7 @@ def journal(story: Story, name: str = "job") -> Journal:
     folder = home() / "jobs" / name
     folder.mkdir(parents=True, exist_ok=True)
     journal = Journal(folder / "journal.sqlite")
-    journal.record(*story.events)
+    journal.append(*story.steps)
     return journal
 
 
@@ -107,9 +107,9 @@ def test_journals_are_read_once_and_again_when_they_grow() -> None:
         before = history.exposures()
         assert ingest_journals(history) == ()
         assert history.exposures() == before
-        count = len(story.events)
+        count = len(story.steps)
         gone(story, "a", after_s=3600.0)
-        written.record(*story.events[count:])
+        written.append(*story.steps[count:])
         written.close()
         assert ingest_journals(history) == ()
         hours = before[0].vm_hours + 2.0

@@ -27,12 +27,13 @@ from spottrain.cloud.port.provider import (
     VmState,
 )
 from spottrain.errors import ConfigError
-from spottrain.varuna_manager.core.model.events import LaunchIntended, OffersSeen
+from spottrain.varuna_manager.core.model.events import OffersSeen, VmsListed
+from spottrain.varuna_manager.core.step import step
 from spottrain.varuna_manager.jobs import manager_location
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.follow import lag_line, read_state
 from spottrain.varuna_manager.jobs.identity import ensure_identity
-from spottrain.varuna_manager.jobs.journal import Journal
+from spottrain.varuna_manager.jobs.journal import Journal, Step
 from spottrain.varuna_manager.launch import control, submit
 from spottrain.varuna_manager.launch.control import ManagerUnreachableError, end_job
 
@@ -135,16 +136,13 @@ def test_down_returns_vms_of_a_launch_that_was_never_answered(
     job: JobDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with closing(Journal(job.journal)) as journal:
-        journal.record(
+        state = journal.replay()
+        for event in (
+            VmsListed(at_s=time.time(), asked_at_s=time.time(), vms=()),
             OffersSeen(at_s=time.time(), offers=(an_offer(),)),
-            LaunchIntended(
-                at_s=time.time(),
-                intent="intent-0",
-                token="token",
-                offer=an_offer(),
-                count=1,
-            ),
-        )
+        ):
+            before, (state, commands) = state, step(state, event)
+            journal.append(Step(before, event, state, commands))
         assert journal.replay().launches.intents
     monkeypatch.setattr(control, "SETTLE_S", 0.0)
     monkeypatch.setattr(control, "LIST_S", 0.0)

@@ -319,7 +319,7 @@ def test_a_store_of_a_newer_version_is_refused(
     newest = tmp_path / "store" / "job" / "newest.json"
     newest.write_text('{"schema_version": 9, "uid": "x", "name": "demo"}')
     elsewhere(monkeypatch, tmp_path)
-    with pytest.raises(StoredJobError, match="has version 9, this spottrain reads 1"):
+    with pytest.raises(StoredJobError, match="schema_version must be 1: got 9"):
         take_over(place)
 
 

@@ -80,7 +80,7 @@ def test_whose_a_place_is_leads_nowhere_but_to_the_jobs_folder(
     assert list(precious.iterdir()) == []
 
 
-@pytest.mark.parametrize("key", ["name", "uid", "schema_version"])
+@pytest.mark.parametrize("key", ["name", "uid"])
 def test_a_store_must_name_its_job_completely(job: JobDir, place: str, key: str) -> None:
     told = kept(job, "../newest.json")
     content = json.loads(told.read_text())
@@ -167,7 +167,7 @@ def test_an_unknown_event_ends_what_is_used(
     found = take_over(place, told.append)
     assert len(events(found)) == 4 + 1
     (line,) = (line for line in told if line.startswith("warning: "))
-    assert "000000000005-000000000006-000002.jsonl.gz: event 6 is not a valid Marvel" in line
+    assert "000000000005-000000000006-000002.json.gz: event 6 is not a valid Marvel" in line
     assert str(tmp_path / "other") not in line
 
 

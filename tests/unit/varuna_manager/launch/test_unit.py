@@ -25,7 +25,7 @@ def job(tmp_path: Path) -> JobDir:
 
 def journalled(job: JobDir, story: Story) -> None:
     journal = Journal(job.journal)
-    journal.record(*story.events)
+    journal.append(*story.steps)
     journal.close()
 
 
@@ -67,10 +67,10 @@ def test_a_job_that_has_ended_does_not_begin_anew_with_the_machine(job: JobDir) 
     story = Story().training("a", "b")
     journalled(job, story)
     assert unit.main([str(job.path)]) == 0
-    told = len(story.events)
+    told = len(story.steps)
     story.tell(e.StopRequested, by="me", now=True)
     story.tell(e.VmsReturned, vm_ids=("a", "b"))
-    del story.events[:told]
+    del story.steps[:told]
     journalled(job, story)
     assert unit.main([str(job.path)]) == 1
 

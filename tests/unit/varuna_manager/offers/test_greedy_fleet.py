@@ -14,7 +14,7 @@ from tests.view import View, changed
 from spottrain.pricing.prices.place import offer_key
 from spottrain.pricing.ranking.order import OfferWorth
 from spottrain.pricing.ranking.rank import greedy_fleet, rank
-from spottrain.varuna_manager.core.allocation import next_launch
+from spottrain.varuna_manager.core.allocation import choice_of, next_launch
 from spottrain.varuna_manager.core.model.records import Intent
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.offers.ranker import ranking_terms
@@ -73,10 +73,10 @@ def test_the_fleet_is_the_one_that_the_core_rents_launch_by_launch(
         name = f"intent-{len(intents)}"
         intent = Intent(
             intent=name,
-            token=name,
             offer=launch.offer,
             count=launch.count,
             asked_at_s=0.0,
+            choice=choice_of(state, launch.offer),
         )
         state = changed(state, intents={**intents, name: intent})
     assert rented == fleet

@@ -48,7 +48,7 @@ def test_the_offer_with_most_examples_per_dollar_is_rented_whatever_its_market()
     worths = (worth(OFFER, 5.0), worth(ON_DEMAND, 9.0))
     story.tell(e.OffersRanked, worths=worths)
     story.start()
-    assert story.emitted(c.IntendLaunch)[0].offer == ON_DEMAND
+    assert story.emitted(c.LaunchVms)[0].offer == ON_DEMAND
 
 
 def test_a_new_price_counts_at_once() -> None:

@@ -14,6 +14,7 @@ from spottrain.pricing.sharing.policies import POLICIES
 from spottrain.varuna_manager.pool.core.decide import decided
 from spottrain.varuna_manager.pool.core.grants import regrant
 from spottrain.varuna_manager.pool.core.model import (
+    HoldingsReported,
     JobRequest,
     JobRequested,
     Limits,
@@ -21,6 +22,7 @@ from spottrain.varuna_manager.pool.core.model import (
     PoolSettings,
     PoolState,
     PoolTimerFired,
+    PriorityChanged,
     Supply,
     Team,
 )
@@ -166,3 +168,29 @@ def test_a_job_that_goes_to_another_kind_does_not_begin_anew(holds: bool) -> Non
     after = regrant(state)[0].jobs["j"]
     assert after.granted == (1, 0)
     assert after.began_s == (900.0 if holds else 1000.0)
+
+
+@pytest.mark.parametrize("policy", ["fair", "priority"])
+def test_a_new_priority_moves_vms_although_no_more_is_trained_by_it(policy: str) -> None:
+    state = PoolState(
+        settings=PoolSettings(policy=policy),
+        supplies=(Supply(name="k", vms=4, microusd_per_hour=1_000_000),),
+    )
+    for m, name in enumerate(("first", "second")):
+        job = JobRequest(
+            name=name, throughputs=(tuple((n, float(n)) for n in (1, 2, 3, 4)),), examples=1e9
+        )
+        state, _ = step(state, JobRequested(at_s=float(m), request=job))
+        first = state.jobs["first"]
+        obeyed = HoldingsReported(
+            at_s=float(m),
+            job="first",
+            serial=first.serial,
+            held=first.granted,
+            spent=0,
+            examples_done=0.0,
+        )
+        state, _ = step(state, obeyed)
+    assert [job.target for job in state.jobs.values()] == [(2,), (2,)]
+    state, _ = step(state, PriorityChanged(at_s=60.0, job="first", weight=99.0))
+    assert [job.target for job in state.jobs.values()] == [(3,), (1,)]

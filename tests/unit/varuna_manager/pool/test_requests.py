@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.simulation.market import offer
 from tests.simulation.test_simulation import settings
 
 from spottrain.errors import SpottrainError
@@ -19,7 +18,6 @@ from spottrain.varuna_manager.config.pool import parse_pool
 from spottrain.varuna_manager.core.model.events import (
     CommandFailed,
     JobSubmitted,
-    LaunchIntended,
     ManagerStarted,
 )
 from spottrain.varuna_manager.core.model.settings import PoolGrant
@@ -286,8 +284,7 @@ class NotedJob(WatchedJob):
 def test_a_manager_that_died_before_it_could_say_what_it_holds_is_started(
     loop: Served,
 ) -> None:
-    rented = LaunchIntended(at_s=2.0, intent="i", token="t", offer=offer("a", 1.0), count=2)
-    write_job(ManagerStarted(at_s=1.0, software_version="1", pid=1), rented)
+    write_job(ManagerStarted(at_s=1.0, software_version="1", pid=1))
     loop.submit(request())
     unheard = replace(
         loop.state.jobs["job"],

@@ -33,7 +33,6 @@ def test_a_job_without_vms_computes_on_nothing_yet() -> None:
 def test_gpus_are_counted_once_however_many_workers_share_them() -> None:
     story = Story(max_vms=3)
     story.start()
-    story.intend()
     (intent,) = story.intents
     vms = tuple(story.listed(vm_id, intent) for vm_id in "abc")
     story.tell(VmsLaunched, intent=intent, vms=vms)

@@ -416,7 +416,7 @@ def test_the_live_panel_shows_everything() -> None:
 def test_the_summary_lists_plans_interruptions_and_money() -> None:
     text = text_of(*tables.summary(documents.report(ENDED, JobHistory(), False, 0.0)))
     for part in (
-        "killed without notice",
+        "killed",
         "3.2 s",
         "2x1",
         "500 ms",
@@ -436,7 +436,7 @@ def test_a_job_that_has_just_begun_can_be_shown() -> None:
         *tables.summary(documents.report(new, JobHistory(), True, 2.0)),
     )
     assert "plan         none" in text
-    assert "No interruptions" in text
+    assert "Interruptions: none" in text
     assert "step 0/200" in tables.plain_line(status)
 
 

@@ -53,7 +53,6 @@ def test_training_counts_from_its_first_second_to_its_last_commit() -> None:
 def test_booting_and_measuring_come_before() -> None:
     story = Story()
     story.start()
-    story.intend()
     story.now_s += 3.0
     story.boot("a", "b")
     story.now_s += 2.0

@@ -61,7 +61,6 @@ def trained() -> Story:
     """A job of two VMs, of which the first began alone."""
     story = Story()
     story.start()
-    story.intend()
     launched(story, {"a": SENT, "b": SHARED})
     story.prepare()
     story.plan("a", "b")

@@ -9,14 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.builders import minibatch_committed
-from tests.unit.varuna_manager.story import Story
+from tests.unit.varuna_manager.story import FOUR, Story
 
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.watch.watches import STALL_S, ReportThrottle, Watches
 from spottrain.wire import messages
 
 START_S = 2000.0
-FOUR = ("a", "b", "c", "d")
 
 
 def committed(step: int, section: int, **changes: object) -> messages.MinibatchCommitted:

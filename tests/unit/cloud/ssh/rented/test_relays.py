@@ -37,13 +37,13 @@ def test_a_vm_is_left_once_nothing_is_asked_of_it_any_more() -> None:
 
     with ThreadPoolExecutor(2) as threads:
         relays = Relays(
-            lambda: [] if rented_vm.is_kept else [rented_vm],
+            lambda: [] if rented_vm.is_reserved else [rented_vm],
             lambda vms, do: [threads.submit(do, each) for each in vms],
             enter,
         )
         relays.serve(("127.0.0.1", 1))
         assert is_polled.wait(600)
-        rented_vm.is_kept = True
+        rented_vm.is_reserved = True
         leaving = threads.submit(relays.leave, rented_vm)
         assert not wait_for([leaving], 0.2).done
         may_end.set()

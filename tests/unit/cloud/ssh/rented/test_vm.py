@@ -58,11 +58,11 @@ def test_the_connection_is_kept_while_the_address_is_the_same() -> None:
 
 def test_a_terminated_vm_is_not_found() -> None:
     rented_vm = RentedVm(VM)
-    rented_vm.check_not_given_back()
-    rented_vm.mark_returned()
+    rented_vm.check_not_terminated()
+    rented_vm.mark_terminated()
     assert rented_vm.woken.is_set()
     with pytest.raises(VmNotFoundError, match="was terminated"):
-        rented_vm.check_not_given_back()
+        rented_vm.check_not_terminated()
 
 
 def test_polls_back_off_and_pause_during_a_start() -> None:

@@ -39,7 +39,6 @@ def grown() -> Story:
     """Two VMs train, two more come, and the job morphs."""
     story = Story(debounce_s=2.0).training("a", "b", steps=30)
     story.tell(e.OffersSeen, offers=(OFFER,))
-    story.intend()
     story.boot("c", "d")
     story.wait(2.0)
     story.plan("a", "b", "c", "d")
@@ -85,12 +84,12 @@ def test_a_vm_is_explained_by_price_rule_and_what_others_cost(
 
     monkeypatch.setattr(allocation, "why_not", otherwise)
     document = explanation(job, "a")
-    launch = next(x for x in document["chain"] if x["kind"] == "LaunchIntended")
+    launch = next(x for x in document["chain"] if x["kind"] == "OffersSeen")
     told = "\n".join(launch["decided"])
     assert f"${OFFER.usd_per_hour:g}/hour" in told
     assert f"${ON_DEMAND.usd_per_hour:g}/hour: on-demand VMs are not allowed" in told
     assert "rule: " in told
-    assert launch["because"] == seq_of(story, e.OffersSeen)
+    assert launch["seq"] == seq_of(story, e.OffersSeen)
     ready = document["chain"][-1]
     assert ready["what"] == "a reported: supervisor ready"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from spottrain.cloud.port.errors import CloudError
-from spottrain.cloud.ssh.rented.moves import CHECK_S, MoveWatch
+from spottrain.cloud.ssh.rented.own_address import CHECK_S, OwnAddressWatch
 from spottrain.errors import ConfigError
 
 HOME, CAFE = ("192.0.2.1/32",), ("198.51.100.7/32",)
@@ -19,7 +19,7 @@ class Laptop:
         self.offline = self.cloud_down = False
         self.admitted: list[tuple[str, ...]] = []
         self.looks = 0
-        self.watch = MoveWatch(self.own, self.admit, lambda: self.now_s)
+        self.watch = OwnAddressWatch(self.own, self.admit, lambda: self.now_s)
 
     def own(self) -> tuple[str, ...]:
         self.looks += 1

@@ -1,6 +1,6 @@
-"""VMs that a job keeps for others, and to whom they went: files of the job that keeps them.
+"""VMs that a job reserves for others, and who took them: files of the job that reserves them.
 
-``<folder>/kept/<vm_id>.json``. Tags cannot be changed on a condition, so a lock of the same
+``<folder>/reserved/<vm_id>.json``. Tags cannot be changed on a condition, so a lock of the same
 name makes those who move a VM and those who end it wait for each other: whoever dies lets go
 of it. Tags say whose a VM is. The file says since when, before they do: what is asked again
 finds the same moment, at which the one's bill ends and the other's begins.
@@ -9,17 +9,16 @@ finds the same moment, at which the one's bill ends and the other's begins.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import fcntl
-import json
 import os
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import Vm, VmState
-from spottrain.cloud.port.stored import vm_from_data
+from spottrain.codec import decode, encode
 from spottrain.errors import WireError
 from spottrain.files import PRIVATE, write_whole
 
@@ -32,7 +31,7 @@ class ReservedVm:
     """A VM with nothing of its job on it."""
 
     vm: Vm
-    """As the job that keeps it has it."""
+    """As the job that reserves it has it."""
     order: str = ""
     """To which it goes: the name of the other job, and of its order."""
     moves_at_s: float = 0.0
@@ -44,18 +43,18 @@ class ReservedVm:
 
 
 class ReservedVms:
-    """The VMs that a job keeps, and kept; several processes may share them.
+    """The VMs that a job reserves, or once reserved; several processes may share them.
 
     Args:
         folder: The job's cloud folder.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder / "kept"
+        self._folder = folder / "reserved"
         self._known: dict[str, tuple[tuple[int, int], ReservedVm]] = {}
 
     def find(self, vm_id: str) -> ReservedVm | None:
-        """Return what is known of a VM, None if it was never kept.
+        """Return what is known of a VM, None if it was never reserved.
 
         Raises:
             CloudError: its file is damaged.
@@ -66,19 +65,19 @@ class ReservedVms:
             version = status.st_ino, status.st_mtime_ns
             known = self._known.get(vm_id)
             if known is None or known[0] != version:
-                known = version, _parse(path.read_text())
+                known = version, cast(ReservedVm, decode(ReservedVm, path.read_text()))
                 self._known[vm_id] = known
         except FileNotFoundError:
             return None
-        except (ValueError, KeyError, TypeError, WireError) as error:
+        except (UnicodeError, WireError) as error:
             raise CloudError(f"{path} is damaged ({error}); remove it") from error
         return known[1]
 
-    def put(self, kept: ReservedVm) -> None:
+    def put(self, reserved: ReservedVm) -> None:
         """Write down what is known of a VM."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = self._folder / f"{kept.vm.vm_id}.json"
-        write_whole(path, json.dumps(dataclasses.asdict(kept)), mode=PRIVATE)
+        path = self._folder / f"{reserved.vm.vm_id}.json"
+        write_whole(path, encode(reserved), mode=PRIVATE)
 
     def all(self) -> list[ReservedVm]:
         """Return all of them; forget the oldest of too many."""
@@ -89,7 +88,7 @@ class ReservedVms:
             old.unlink(missing_ok=True)
             old.with_suffix(".lock").unlink(missing_ok=True)
         found = (self.find(path.stem) for path in paths[-_FILES:])
-        return [kept for kept in found if kept is not None]
+        return [reserved for reserved in found if reserved is not None]
 
     @contextlib.contextmanager
     def locked(self, vm_id: str) -> Iterator[ReservedVm | None]:
@@ -107,15 +106,11 @@ class ReservedVms:
     def corrected(self, listed: Collection[Vm]) -> Sequence[Vm]:
         """Return the cloud's list with the VMs that have gone to others, as terminated."""
         vms = {vm.vm_id: vm for vm in listed}
-        for kept in self.all():
-            went = kept.order and not kept.is_returned and kept.vm.vm_id not in vms
-            if kept.has_moved or went:
-                vms[kept.vm.vm_id] = replace(
-                    kept.vm, state=VmState.TERMINATED, ended_at_s=kept.moves_at_s
+        for reserved in self.all():
+            vm = reserved.vm
+            went = reserved.order and not reserved.is_returned and vm.vm_id not in vms
+            if reserved.has_moved or went:
+                vms[vm.vm_id] = replace(
+                    vm, state=VmState.TERMINATED, ended_at_s=reserved.moves_at_s
                 )
         return tuple(vms.values())
-
-
-def _parse(text: str) -> ReservedVm:
-    data = json.loads(text)
-    return ReservedVm(vm=vm_from_data(data.pop("vm")), **data)

@@ -16,7 +16,7 @@ CHECK_S = 30.0
 Networks = tuple[str, ...]
 
 
-class MoveWatch:
+class OwnAddressWatch:
     """The networks from which VMs let this machine in; a laptop moves between them.
 
     Which those are is not known at first: VMs may be of an earlier process, elsewhere.
