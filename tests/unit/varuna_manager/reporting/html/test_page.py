@@ -79,6 +79,7 @@ def eventful() -> Story:
     story.tell(e.OffersSeen, offers=(replace(OFFER, usd_per_hour=2.0),))
     story.now_s += 0.4
     story.tell(e.VmLost, vm_id="d", reason="gone")
+    story.tell(e.LaunchRefused, intent="intent-1", reason="none", refusal="no_capacity")
     story.broken("a", "b", "c")
     story.plan("a", "b")
     story.open()
