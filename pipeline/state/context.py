@@ -82,9 +82,8 @@ class StageHistory:
 class FrozenFiles:
     """The files of parameters that are not trained, as every manifest names them."""
 
-    files: tuple[FileRecord, ...]
-    """None: the checkpoints themselves hold these parameters."""
-    base: str
+    files: tuple[FileRecord, ...] = ()
+    base: str = ""
     """As in ``Manifest``."""
 
 

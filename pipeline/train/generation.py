@@ -40,7 +40,7 @@ from spottrain.pipeline.state.context import StopRequest, WorkerContext
 from spottrain.pipeline.state.copies import PeerCopies
 from spottrain.pipeline.state.evacuation import end_worker
 from spottrain.pipeline.state.handover import HandoverResult, hand_over
-from spottrain.pipeline.state.saving import CheckpointRound, check_fits
+from spottrain.pipeline.state.saving import CheckpointRound
 from spottrain.pipeline.train.evaluation import LOSS, Evaluation, weighted_means
 from spottrain.pipeline.train.lanes import (
     Computed,
@@ -81,7 +81,11 @@ def run_generation(context: WorkerContext, command: RunGeneration, pid: int) -> 
     versions = (arena.version for arena in context.memory.arenas.values())
     context.faults.step = max(versions, default=0)
     store = connect_rendezvous(command.store_host, command.store_port, timeout_s)
-    result = _hand_over(context, command, rank, store)
+    try:
+        result = hand_over(context, command, rank, store)
+    except torch.OutOfMemoryError as error:
+        _report_out_of_memory(context, command, error, "handover", None)
+        raise
     if rank >= len(command.plan.slots):
         release_rendezvous(store, len(command.participants))
         _report_stop(context, command, result.agreement.step)
@@ -115,21 +119,6 @@ def run_generation(context: WorkerContext, command: RunGeneration, pid: int) -> 
         if training is not None:
             training.close()
         leave()
-
-
-def _hand_over(
-    context: WorkerContext, command: RunGeneration, rank: int, store: RendezvousStore
-) -> HandoverResult:
-    """Bring every section to where the plan has it."""
-    sources = (context.memory, context.checkpoints)
-    mine = (Endpoint.of(context.device), context.loaded.datasets)
-    bounds = (context.loaded.spec.communication_timeout_s, context.faults)
-    check = partial(check_fits, context.loaded, command)
-    try:
-        return hand_over(command, rank, store, *sources, *bounds, *mine, check)
-    except torch.OutOfMemoryError as error:
-        _report_out_of_memory(context, command, error, "handover", None)
-        raise
 
 
 def _save(

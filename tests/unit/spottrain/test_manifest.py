@@ -27,7 +27,6 @@ from spottrain.manifest import (
     FileRecord,
     Manifest,
     Owner,
-    TensorRecord,
     config_fingerprint,
     list_checkpoints,
     misfit,
@@ -61,14 +60,12 @@ def put_files(store: Store, step: int, generation: int = 0, uid: str = "") -> Ma
     for section in range(NUM_SECTIONS):
         file, data = f"section-{section}.safetensors", bytes([step, section]) * 50
         store.put(f"{name}/{file}", data)
-        tensor = TensorRecord(name="w", shape=(5, 5), dtype="float32")
         files.append(
             FileRecord(
                 section=section,
                 file=file,
                 num_bytes=100,
                 sha256=hashlib.sha256(data).hexdigest(),
-                tensors=(tensor,),
             )
         )
     return a_manifest(name, step, tuple(files), uid=uid)
