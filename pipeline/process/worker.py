@@ -17,7 +17,7 @@ from functools import partial
 from spottrain.activity import Activity
 from spottrain.codec import decode, encode
 from spottrain.errors import UserCodeError
-from spottrain.pipeline.base.faults import FaultScript
+from spottrain.pipeline.base.faults import open_faults
 from spottrain.pipeline.base.output import label_output
 from spottrain.pipeline.comm.device_group import NetworkRefusedError
 from spottrain.pipeline.devices.port import Device
@@ -192,7 +192,7 @@ def run_worker(
         memory=SlotMemory(link, loaded.job, loaded.specs, device, scales_loss=scales_loss),
         checkpoints=open_store(loaded.spec.checkpoint_path),
         supervisor=link,
-        faults=FaultScript.from_environment(),
+        faults=open_faults(),
         batches=Prefetcher(loaded.job, loaded.spec.seed, loaded.spec.loader, link.open_loader),
         activity=activity,
     )
