@@ -14,7 +14,6 @@ and ``"activity_fd"`` where the agent asks what workers do.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import gc
 import json
@@ -56,12 +55,12 @@ from spottrain.pipeline.process.worker import (
     user_code_failed,
 )
 from spottrain.redaction import hide
+from spottrain.spawn import die_with_parent
 from spottrain.wire import messages
 
 _LOAD_IN_WORKERS = "--load-in-workers"
 _STDERR_FD = 2
 _CALIBRATION, _STORE = "calibration", "store"
-_PR_SET_PDEATHSIG = 1
 
 _Body = Callable[[socket.socket], None]
 """Function that a child runs, given its end of the socket to the supervisor."""
@@ -525,17 +524,20 @@ def _fork_child(what: str, slot: int | None, body: _Body, parent_fds: Sequence[i
         parent_fds: File descriptors of this process, which it closes first.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    parent = os.getpid()
     pid = os.fork()
     if pid == 0:
-        _run_child(theirs, body, [ours.fileno(), *parent_fds])
+        _run_child(parent, theirs, body, [ours.fileno(), *parent_fds])
     theirs.close()
     return _Child(pid, os.pidfd_open(pid), ours, slot, what)
 
 
-def _run_child(connection: socket.socket, body: _Body, parent_fds: Sequence[int]) -> NoReturn:
+def _run_child(
+    parent: int, connection: socket.socket, body: _Body, parent_fds: Sequence[int]
+) -> NoReturn:
     code = 1
     try:
-        _die_with_parent()
+        die_with_parent(parent)
         for fd in parent_fds:
             os.close(fd)
         os.dup2(os.open(os.devnull, os.O_RDONLY), sys.stdin.fileno())
@@ -546,14 +548,6 @@ def _run_child(connection: socket.socket, body: _Body, parent_fds: Sequence[int]
     finally:
         finish_output()
         os._exit(code)
-
-
-def _die_with_parent() -> None:
-    """Have the kernel kill this process when the one that forked it dies."""
-    parent = os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(0)
 
 
 def main() -> None:
