@@ -133,7 +133,7 @@ def gather_parameters(
     if ema and not averaged:
         raise UserCodeError(
             f"checkpoint {manifest.name} has no moving average of the weights: have the "
-            "optimizer keep one, by spottrain.optim.keep_ema, or leave --ema out"
+            "optimizer keep one, by spottrain.optim.keep_ema, or omit --ema"
         )
     return values
 
