@@ -6,9 +6,7 @@ come in on stdin, a line each; reports go out on stdout.
 
     python -m spottrain.pipeline.process.supervisor < commands > reports
 
-The first line is ``{"spec", "workdir", "num_slots", "private_address", "vm_id"}``, and for
-slots on GPUs ``{"devices", "memory_shares", "threads", "gpus"}``,
-and ``"activity_fd"`` where the agent asks what workers do.
+The first line is a ``Greeting``.
 """
 
 from __future__ import annotations
@@ -24,6 +22,7 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -309,7 +308,7 @@ class Supervisor:
             except UnusableDeviceError as error:
                 link.report(messages.VmUnfit(reason=str(error)))
 
-        spec, workdir = self._greeting.spec, self._greeting.workdir
+        spec, workdir = self._greeting.spec, Path(self._greeting.workdir)
         return self._fork(what, body, None if slot is None else slot.index)
 
     def _open_store(self, generation: int) -> None:
@@ -364,7 +363,7 @@ class Supervisor:
         """Return the user's job, in a process that may load it."""
         if self._loaded is not None:
             return self._loaded.job
-        return load_job(self._greeting.spec.entrypoint, self._greeting.workdir)
+        return load_job(self._greeting.spec.entrypoint, Path(self._greeting.workdir))
 
     def _end_loaders(self, owner: int, number: int | None = None) -> None:
         """Kill a process's loaders, or one of them."""
@@ -559,7 +558,7 @@ def main() -> None:
     label_output("")
     load_in_workers = _LOAD_IN_WORKERS in sys.argv
     line = sys.argv[-1] if load_in_workers else first_line()
-    greeting = Greeting.parse(line)
+    greeting: Greeting = decode(Greeting, line)
     # A lost DNS query must not stall a connection to a store for 5 s.
     os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
     if greeting.private_address.startswith("127."):
@@ -572,7 +571,7 @@ def main() -> None:
     failure: messages.Report | None = unfit(greeting.gpus)
     if failure is None and not load_in_workers:
         try:
-            loaded = load(greeting.spec, greeting.workdir)
+            loaded = load(greeting.spec, Path(greeting.workdir))
             check_no_cuda()
         except UserCodeError as error:
             failure = user_code_failed(error)

@@ -54,6 +54,8 @@ def to_data(value: Any) -> Any:
         return sorted(map(to_data, value))
     if isinstance(value, (tuple, list, deque)):
         return [to_data(one) for one in value]
+    if isinstance(value, (str, int, float)):  # of a class of its own, such as numpy's
+        return value
     raise TypeError(f"{cls.__name__} cannot be JSON: got {shortened(value)}")
 
 
