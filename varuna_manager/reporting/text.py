@@ -11,6 +11,7 @@ from spottrain.varuna_manager.format import (
     dollars,
     duration,
     number,
+    predicted_time,
     saved,
     size,
     step_time,
@@ -209,7 +210,7 @@ def plan_rows(report: Mapping[str, Any]) -> list[Row]:
             f"{plan['from_step']:,}",
             duration(plan["ran_s"]),
             step_time(plan["measured_step_s"]),
-            step_time(plan["predicted_step_s"]),
+            predicted_time(plan["predicted_step_s"], plan["predicted_max_s"]),
             plan["reason"],
         )
         for plan in report["plans"]
