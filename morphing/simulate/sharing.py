@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 OWN_CORE = -1
 """Instead of a computer's number: a slot that shares its core with no other."""
-MAX_CROWDING = 1.6
+MAX_CROWDING = 1.75
 """Mini-batches on shared cores take up to this many times their work over the cores
 (docs/decisions.md)."""
 
