@@ -379,9 +379,9 @@ class Raises(Base):
 REFUSED: dict[type[Base], str] = {
     OwnCounter: "OwnCounter changes its attribute 'steps' from step to step",
     HelperCounter: "HelperCounter changes its attribute 'helper' from step to step",
-    SchedulerCounter: "SchedulerCounter updates .* built again .* attribute '_step_count'",
-    HiddenCounter: "HiddenCounter updates .* built again",
-    FirstTime: "FirstTime updates .* built again .* attribute 'started'",
+    SchedulerCounter: "SchedulerCounter updates .* rebuilt .* attribute '_step_count'",
+    HiddenCounter: "HiddenCounter updates .* rebuilt",
+    FirstTime: "FirstTime updates .* rebuilt .* attribute 'started'",
     SetsRate: "SetsRate sets 'lr' of its param_groups",
     ObjectInGroup: "changes 'odd' of its param_groups, a object",
     GlobalNorm: "GlobalNorm looks across sections",

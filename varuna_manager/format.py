@@ -38,6 +38,13 @@ def step_time(seconds: float | None) -> str:
     return f"{seconds * 1000:.0f} ms" if seconds < 10 else duration(seconds)
 
 
+def predicted_time(step_s: float | None, max_step_s: float | None) -> str:
+    """Return how long a step is to take: a range, such as ``412 ms to 659 ms``, where slots
+    share cores, of which ``max_step_s`` is the end."""
+    most = "" if max_step_s is None else f" to {step_time(max_step_s)}"
+    return step_time(step_s) + most
+
+
 def dollars(usd: float | None) -> str:
     """Return dollars, with more digits for small amounts."""
     if usd is None:

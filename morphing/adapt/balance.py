@@ -15,11 +15,15 @@ from dataclasses import dataclass, replace
 from spottrain.morphing.adapt.shares import share_virtual_nodes
 from spottrain.morphing.errors import PlanError
 
+DEAD_BAND = 0.05
+"""Minimum share of the slowest replica's time that a change must save."""
+SMOOTHING = 0.1
+"""Weight of the newest time in the moving average."""
 MIN_OBSERVATIONS = 3
 """Minimum number of mini-batches before a change: fewer do not show the noise."""
 PRECISION = 0.5
 """Standard error of a time that is good enough for a change, in dead-bands; where noise is
-greater, a change waits until its average spans ``1 / smoothing`` mini-batches."""
+greater, a change waits until its average spans ``1 / SMOOTHING`` mini-batches."""
 NOISE_BAND = 4.0
 """Standard errors by which the dead-band is widened: chance exceeds them once in some ten
 thousand mini-batches."""
@@ -29,17 +33,13 @@ thousand mini-batches."""
 class ShareBalancer:
     """State of the controller of one generation; ``observe`` returns the next state.
 
-    Make one with ``start``. The fields below ``smoothing`` are its history.
+    Make one with ``start``. The fields from ``observations`` on are its history.
     """
 
     shares: tuple[int, ...]
     """Virtual nodes of each replica, to be used from the next mini-batch on."""
     limits: tuple[int, ...]
     """Upper limit of each: what fits in memory, or what was seen to slow it down."""
-    dead_band: float = 0.05
-    """Minimum share of the slowest replica's time that a change must save."""
-    smoothing: float = 0.1
-    """Weight of the newest time in the moving average."""
     observations: int = 0
     """Since the last change."""
     smoothed_s: tuple[float, ...] = ()
@@ -84,7 +84,7 @@ class ShareBalancer:
         now_s = max(seen.smoothed_s)
         rated = zip(proposal, _throughput(seen), strict=True)
         then_s = max(share / rate for share, rate in rated)
-        if 1 - then_s / now_s <= seen.dead_band + NOISE_BAND * _standard_error(seen):
+        if 1 - then_s / now_s <= DEAD_BAND + NOISE_BAND * _standard_error(seen):
             return seen
         return replace(
             seen,
@@ -101,53 +101,38 @@ def start(
     shares: Sequence[int],
     *,
     limits: Sequence[int] | None = None,
-    dead_band: float = 0.05,
-    smoothing: float = 0.1,
 ) -> ShareBalancer:
     """Return the controller of a generation that begins.
 
     Args:
         shares: Virtual nodes of each replica.
         limits: The most that each can hold; any number if not given.
-        dead_band: See ``ShareBalancer``.
-        smoothing: See ``ShareBalancer``.
 
     Raises:
-        PlanError: A share is below 1 or above the most, or a number out of its range.
+        PlanError: A share is below 1 or above the most.
     """
     limits = [sum(shares)] * len(shares) if limits is None else limits
-    good = (
-        len(shares) == len(limits) >= 1
-        and all(1 <= b <= top for b, top in zip(shares, limits, strict=True))
-        and 0 <= dead_band < 1
-        and 0 < smoothing <= 1
-    )
-    if not good:
+    if not len(shares) == len(limits) >= 1 or not all(
+        1 <= b <= top for b, top in zip(shares, limits, strict=True)
+    ):
         raise PlanError(
-            "shares must be 1 up to their limits, dead_band 0 up to 1, smoothing "
-            f"above 0 and at most 1: got {list(shares)}, {list(limits)}, {dead_band} "
-            f"and {smoothing}"
+            f"shares must be 1 up to their limits: got {list(shares)} and {list(limits)}"
         )
-    return ShareBalancer(
-        shares=tuple(shares),
-        limits=tuple(limits),
-        dead_band=dead_band,
-        smoothing=smoothing,
-    )
+    return ShareBalancer(shares=tuple(shares), limits=tuple(limits))
 
 
 def _smoothed(old: ShareBalancer, times_s: tuple[float, ...]) -> ShareBalancer:
     """Return ``old`` with updated moving averages.
 
-    They are plain means as long as that weighs the newest more than ``smoothing``.
+    They are plain means as long as that weighs the newest more than ``SMOOTHING``.
     """
     count = old.observations + 1
     noise, noise_count = old.noise, old.noise_observations
     if old.latest_s:
         noise_count += 1
-        weight = max(1 / noise_count, old.smoothing)
+        weight = max(1 / noise_count, SMOOTHING)
         noise += weight * (_variance(old.latest_s, times_s) - noise)
-    weight = max(1 / count, old.smoothing)
+    weight = max(1 / count, SMOOTHING)
     before = old.smoothed_s or times_s
     return replace(
         old,
@@ -177,14 +162,13 @@ def _standard_error(seen: ShareBalancer) -> float:
     The mean of n has a variance of 1/n of the single one's, a moving average that gives
     the newest the weight w one of w / (2 - w).
     """
-    w = seen.smoothing
-    return math.sqrt(seen.noise * max(1 / seen.observations, w / (2 - w)))
+    return math.sqrt(seen.noise * max(1 / seen.observations, SMOOTHING / (2 - SMOOTHING)))
 
 
 def _is_settled(seen: ShareBalancer) -> bool:
     """Return whether the average is precise enough, or will not get more precise."""
-    precise = _standard_error(seen) <= PRECISION * seen.dead_band
-    settled = precise or seen.observations * seen.smoothing >= 1
+    precise = _standard_error(seen) <= PRECISION * DEAD_BAND
+    settled = precise or seen.observations * SMOOTHING >= 1
     return settled and seen.observations >= MIN_OBSERVATIONS
 
 
@@ -195,15 +179,15 @@ def _throughput(seen: ShareBalancer) -> tuple[float, ...]:
 def _with_bounds_learned(seen: ShareBalancer) -> ShareBalancer:
     """Limit a replica that got more and became slower: it does not get that much again.
 
-    A replica that becomes slower later than ``1 / smoothing`` mini-batches after the
+    A replica that becomes slower later than ``1 / SMOOTHING`` mini-batches after the
     change has another reason. A limit is left out if the mini-batch would no longer fit
     under all of them.
     """
-    last = max(MIN_OBSERVATIONS, 1 / seen.smoothing)
+    last = max(MIN_OBSERVATIONS, 1 / SMOOTHING)
     first = MIN_OBSERVATIONS <= seen.observations <= last
     if not seen.shares_before or not first:
         return seen
-    slack = seen.dead_band + NOISE_BAND * _standard_error(seen)
+    slack = DEAD_BAND + NOISE_BAND * _standard_error(seen)
     limits = list(seen.limits)
     for k, rate in enumerate(_throughput(seen)):
         earlier = seen.shares_before[k]

@@ -29,20 +29,17 @@ class ReplicaSpeed:
     per_virtual_node_s: float
 
 
-def replica_speed(stage_s: Sequence[float], link_s: Sequence[float] = ()) -> ReplicaSpeed:
+def replica_speed(stage_s: Sequence[float]) -> ReplicaSpeed:
     """Return the speed of a pipeline whose stages wait for the slowest only.
 
-    The first micro-batch passes all stages and links, every further one follows after
+    The first micro-batch passes all stages, every further one follows after
     what the slowest stage takes (GPipe, section 2: ``(M + P - 1) t`` of even stages).
 
     Args:
         stage_s: What a micro-batch takes on each stage, forward to backward.
-        link_s: What it takes between two neighbouring stages, there and back.
     """
     slowest_s = max(stage_s)
-    return ReplicaSpeed(
-        fixed_s=math.fsum([*stage_s, *link_s]) - slowest_s, per_virtual_node_s=slowest_s
-    )
+    return ReplicaSpeed(fixed_s=math.fsum(stage_s) - slowest_s, per_virtual_node_s=slowest_s)
 
 
 def share_virtual_nodes(

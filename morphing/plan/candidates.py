@@ -26,6 +26,8 @@ class Candidate:
     step_s: float | None
     """Predicted, or where ``why_not`` says "at least" a bound that was enough to rule
     it out; ``None`` if the candidate cannot run."""
+    max_step_s: float | None
+    """As ``Plan.predicted_max_s``."""
     examples_per_s: float | None
     usd_per_million_examples: float | None
     """``None`` where prices are not known."""

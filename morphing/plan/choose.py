@@ -456,11 +456,12 @@ class Search:
         sums_s: dict[Network, float] = {}
         step_s: float | None = scored.min_s
         usd = self.layouts.cuts.fleet.min_usd_per_hour[draft.depth * draft.width]
-        needed = room = update_s = None
+        needed = room = update_s = max_step_s = None
         if isinstance(outcome, Refusal):
             step_s, needed, room = None, outcome.needed, outcome.room
         elif outcome is not None and plan is not None:
-            step_s, usd = plan.predicted_step_s, outcome.usd_per_hour
+            step_s, max_step_s = plan.predicted_step_s, plan.predicted_max_s
+            usd = outcome.usd_per_hour
             needed, room = outcome.needed, outcome.room
             update_s = self.layouts.update_s(outcome)
             sums_s = self.layouts.sums_s(plan)
@@ -481,6 +482,7 @@ class Search:
             stage_bytes=None if needed is None else needed.device,
             device_bytes=None if room is None else room.device,
             step_s=step_s,
+            max_step_s=max_step_s,
             examples_per_s=examples_per_s,
             usd_per_million_examples=each,
             why_not=self._why_not(scored),

@@ -135,7 +135,7 @@ class Cuts:
     def _shared_s(self, pipe: Pipe, widths: NDArray[np.int64]) -> Array | None:
         """Return the time of all tasks on the cores there are, where slots share them."""
         cores = self.fleet.cores
-        if cores is None:
+        if cores is None or not self.inputs.counts_cores:
             return None
         work_s = self.virtual_nodes * pipe.busy_s.sum()
         rounded_s = 3 * NANOSECOND * self.virtual_nodes * pipe.depth**2

@@ -77,6 +77,12 @@ class PlanInputs:
         )
 
     @property
+    def counts_cores(self) -> bool:
+        """Whether slots may have to share cores: a written profile says how long tasks take,
+        be it that they only wait."""
+        return self.profile.origin != "written"
+
+    @property
     def homes(self) -> tuple[StateHome, ...]:
         """Homes of committed state to choose from, the safer one first."""
         if not self.compute.on_gpu:

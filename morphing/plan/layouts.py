@@ -22,7 +22,7 @@ from spottrain.morphing.plan.cuts import MAX_UNEVEN, Cuts
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.modes import DeviceFleet, Draft
 from spottrain.morphing.plan.placement import Device, place
-from spottrain.morphing.simulate.sharing import SharedCores, shared_cores
+from spottrain.morphing.simulate.sharing import MAX_CROWDING, SharedCores, shared_cores
 from spottrain.morphing.simulate.simulator import (
     expect_step,
     slowest_sums_s,
@@ -159,9 +159,8 @@ class Layouts:
         )
 
     def _sharing(self, placed: Sequence[Device]) -> SharedCores | None:
-        """Return how ranks share cores; a written profile says how long tasks take, be it
-        that they only wait."""
-        if self.inputs.profile.origin == "written":
+        """Return how ranks share cores."""
+        if not self.inputs.counts_cores:
             return None
         return shared_cores(
             ((device.machine, device.cores) for device in placed),
@@ -284,7 +283,7 @@ class Layouts:
         )
 
     def simulate(self, layout: PlanLayout) -> Plan:
-        """Return the plan of ``layout`` with its predicted time."""
+        """Return the plan of ``layout`` with its predicted times."""
         expect = stale_step if self.inputs.semantics == "stale_by_one" else expect_step
         step = expect(
             layout.plan,
@@ -295,7 +294,12 @@ class Layouts:
             compute=self.cuts.compute,
             sharing=layout.sharing,
         )
-        return replace(layout.plan, predicted_step_s=step.step_s, network=step.network)
+        return replace(
+            layout.plan,
+            predicted_step_s=step.step_s,
+            predicted_max_s=None if layout.sharing is None else MAX_CROWDING * step.step_s,
+            network=step.network,
+        )
 
 
 def choose_layouts(inputs: PlanInputs) -> Layouts:

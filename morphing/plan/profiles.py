@@ -21,7 +21,6 @@ from spottrain.wire.model import (
 BETWEEN_AS_WITHIN = "between_vms: taken from within_vm, for there was one VM"
 WITHIN_AS_BETWEEN = "within_vm: taken from between_vms, for VMs had one slot each"
 LINKS_ASSUMED = "links: assumed, for a process alone has nobody to send to"
-CROWD_SKIPPED = "crowding: not measured, mini-batches of more slots take too long"
 SIZES_ENDED = "microbatches: larger ones take too long, or too much memory"
 
 MAX_SPREAD = 0.25
@@ -113,14 +112,6 @@ def _numbers(profile: Profile) -> Iterator[tuple[str, float, float, bool]]:
             for field in fields(one.overheads):
                 value = getattr(one.overheads, field.name)
                 yield f"{place}.overheads.{field.name}", value, 0, False
-    if (crowding := profile.crowding) is not None:
-        yield "crowding.ranks", crowding.ranks, 1, False
-        yield "crowding.cores", crowding.cores, 1, False
-        yield "crowding.task_growth", crowding.task_growth, 1, False
-        yield "crowding.core_growth", crowding.core_growth, 1, False
-        yield "crowding.commit_s_per_byte", crowding.commit_s_per_byte, 0, False
-        yield "crowding.commit_s", crowding.commit_s, 0, False
-        yield "crowding.step_growth", crowding.step_growth, 1, False
     for name in _MAY_BE_ZERO:
         yield name, getattr(profile, name), 0, False
     links: Mapping[str, LinkProfile | RingProfile] = {
@@ -180,11 +171,6 @@ def knows_sizes(profile: Profile, sizes: Iterable[int]) -> bool:
     return not missing or (ended and min(missing) > max(known))
 
 
-def knows_crowds(profile: Profile) -> bool:
-    """Return whether measuring on shared cores again would give nothing new."""
-    return profile.crowding is not None or CROWD_SKIPPED in profile.sources
-
-
 def is_noisy(profile: Profile) -> bool:
     """Return whether times varied so much that the machine must have been busy."""
     return spread_of(profile) > MAX_SPREAD
@@ -232,10 +218,6 @@ def derive_profile(profile: Profile, device: str, ratio: float) -> Profile:
         times_s = {name: getattr(section, name) / ratio for name in _SECTION_TIMES}
         return replace(section, **times_s)
 
-    crowding = profile.crowding
-    if crowding is not None:
-        s_per_byte = crowding.commit_s_per_byte / ratio
-        crowding = replace(crowding, commit_s_per_byte=s_per_byte)
     source = f"derived: times of {profile.device} ({profile.origin}) / {ratio:g}"
     derived = replace(
         profile,
@@ -245,7 +227,6 @@ def derive_profile(profile: Profile, device: str, ratio: float) -> Profile:
         ),
         optimizer_s_per_byte=profile.optimizer_s_per_byte / ratio,
         quantise_s_per_byte=profile.quantise_s_per_byte / ratio,
-        crowding=crowding,
         origin="derived",
         sources=(*profile.sources, source),
     )

@@ -32,7 +32,6 @@ from spottrain.morphing.simulate.loops.play import (
     Records,
     play,
 )
-from spottrain.morphing.simulate.sharing import OWN_CORE, Shares
 
 NANOSECONDS = 10**9
 MAX_NANOSECONDS = 1 << 58
@@ -143,14 +142,13 @@ def simulate_pipeline(
     bound: int | None = None,
     conditions: Conditions = Conditions.RUNTIME,
     jitter: Jitter | None = None,
-    shares: Shares | None = None,
     fast_forward: bool = True,
 ) -> PipelineRun:
     """Simulate one replica's mini-batch.
 
     The steady state is fast-forwarded, so that millions of micro-batches take no longer
-    than hundreds; the result is the same to the nanosecond. (Not with jitter or shared
-    cores, which have no steady state.)
+    than hundreds; the result is the same to the nanosecond. (Not with jitter, which
+    has no steady state.)
 
     Args:
         lists: Of all stages: ``compact_schedule`` or, at length, ``make_schedule``.
@@ -163,7 +161,6 @@ def simulate_pipeline(
         conditions: Rules of the simulation; an interleaved schedule is played in order
             in the runtime's conditions too, as the runtime does.
         jitter: None if not given.
-        shares: Cores that stages share; not given: each has one of its own.
         fast_forward: Whether to skip the steady state; ``False`` for comparison.
 
     Raises:
@@ -171,7 +168,7 @@ def simulate_pipeline(
             negative or not finite.
     """
     schedule = lists if isinstance(lists, Schedule) else _packed(lists)
-    if not jitter and not shares and _never_waits(schedule):
+    if not jitter and _never_waits(schedule):
         parts = [_parts(stage, schedule.chunks) for stage in stages]
         _check(schedule, parts, links)
         return _run_alone(schedule, parts[0][0], bound, conditions)
@@ -187,7 +184,6 @@ def simulate_pipeline(
         bound=bound,
         conditions=conditions,
         jitter=jitter,
-        shares=shares,
         fast_forward=fast_forward,
     )
 
@@ -224,7 +220,6 @@ def trace_pipeline(
         bound=bound,
         conditions=conditions,
         jitter=jitter,
-        shares=None,
         fast_forward=False,
     )
     return PipelineTrace(
@@ -269,13 +264,11 @@ def _play(
     bound: int | None,
     conditions: Conditions,
     jitter: Jitter | None,
-    shares: Shares | None,
     fast_forward: bool,
 ) -> PipelineRun:
     """Play a mini-batch event by event; see ``simulate_pipeline``."""
     parts = [_parts(stage, schedule.chunks) for stage in stages]
     _check(schedule, parts, links)
-    computers, cores = shares or ((OWN_CORE,) * len(stages), ())
     around = _around(links, len(stages))
     durations, transfer, latency = _times(schedule, parts, around, jitter)
     free = conditions is Conditions.RUNTIME and schedule.chunks == 1
@@ -286,10 +279,9 @@ def _play(
         bound or 0,
         durations,
         (transfer, latency, _carriers(around)),
-        (np.array(computers, np.int64), np.array(cores, np.float64)),
         schedule.num_microbatches,
         rule.OPPORTUNISTIC if free else rule.STRICT,
-        -1 if jitter or shares or not fast_forward else slowest,
+        -1 if jitter or not fast_forward else slowest,
         records,
     )
     return _run(rows)

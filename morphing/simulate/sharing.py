@@ -1,10 +1,9 @@
 """Cores that the slots of one computer share.
 
 VMs of the local provider are processes of one computer, and a host may have more CPU slots
-than cores. Workers that compute at the same time then get equal parts of the cores
-(processor sharing: Kleinrock, Queueing Systems II, section 4.4): n of them on c < n cores
-run at c / n of the speed of a worker with a core of its own. What they lose beyond that
-is measured (``wire.Crowding``).
+than cores. Together they take at least the sum of their work over its cores. What they lose
+beyond that, in caches, threads that receive and cores that wait, is not simulated:
+predictions are a range there (``MAX_CROWDING``).
 """
 
 from __future__ import annotations
@@ -13,13 +12,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from spottrain.wire.model import Crowding
-
 OWN_CORE = -1
 """Instead of a computer's number: a slot that shares its core with no other."""
-
-Shares = tuple[tuple[int, ...], tuple[float, ...]]
-"""Of one replica: by stage the number of its computer, and by computer the cores."""
+MAX_CROWDING = 1.75
+"""Mini-batches on shared cores take up to this many times their work over the cores
+(docs/decisions.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,94 +28,17 @@ class SharedCores:
     cores: tuple[int, ...]
     """Of each computer."""
 
-    def of_replicas(self, depth: int, counts: Sequence[int]) -> list[Shares]:
-        """Divide the cores over the replicas, by the work that each has on a computer.
-
-        Replicas run the same at the same time, so that each gets that part of the cores
-        at any moment.
+    def least_s(self, works_s: Sequence[float]) -> float:
+        """Return the time in which no computer can have done less than its ranks' work.
 
         Args:
-            depth: Ranks of a replica.
-            counts: Micro-batches of each replica.
-        """
-        work: Counter[tuple[int, int]] = Counter()
-        totals: Counter[int] = Counter()
-        for rank, computer in enumerate(self.computers):
-            work[computer, rank // depth] += counts[rank // depth]
-            totals[computer] += counts[rank // depth]
-        return [
-            (
-                self.computers[replica * depth : (replica + 1) * depth],
-                tuple(
-                    cores * work[computer, replica] / totals[computer]
-                    for computer, cores in enumerate(self.cores)
-                ),
-            )
-            for replica in range(len(counts))
-        ]
-
-    def task_growth(self, rank: int, crowding: Crowding | None) -> float:
-        """Return by how much longer tasks of a rank take than its profile's sections do.
-
-        Between as many ranks as cores and what was measured it grows by the ranks per
-        core; beyond, where caches can hardly get colder, it stays.
-        """
-        computer = self.computers[rank]
-        if computer == OWN_CORE or crowding is None or crowding.ranks <= crowding.cores:
-            return 1.0
-        more = self.computers.count(computer) / self.cores[computer] - 1
-        share = max(0.0, min(1.0, more / (crowding.ranks / crowding.cores - 1)))
-        least = crowding.core_growth
-        return least + share * (crowding.task_growth - least)
-
-    def step_growth(self, crowding: Crowding | None) -> float:
-        """Return by how much longer a mini-batch takes than its simulation, which takes
-        cores as never idle while there is work."""
-        if crowding is None or set(self.computers) <= {OWN_CORE}:
-            return 1.0
-        return crowding.step_growth
-
-    def finish_s(self, ready_s: Sequence[float], works_s: Sequence[float]) -> list[float]:
-        """Return when each rank has done work for which it is ready at a certain time.
-
-        Args:
-            ready_s: Of each rank.
             works_s: Of each rank, on a core of its own.
         """
-        done_s = [at + work for at, work in zip(ready_s, works_s, strict=True)]
-        for computer, cores in enumerate(self.cores):
-            ranks = [r for r, own in enumerate(self.computers) if own == computer]
-            finished = _share([ready_s[r] for r in ranks], [works_s[r] for r in ranks], cores)
-            for rank, at in zip(ranks, finished, strict=True):
-                done_s[rank] = max(done_s[rank], at)
-        return done_s
-
-
-def _share(ready_s: Sequence[float], works_s: Sequence[float], cores: int) -> list[float]:
-    """Return when works on one computer are done that share its cores."""
-    left = list(works_s)
-    done_s = list(ready_s)
-    waiting = sorted(range(len(left)), key=lambda i: -ready_s[i])
-    active: list[int] = []
-    now_s = 0.0
-    while active or waiting:
-        if not active:
-            now_s = max(now_s, ready_s[waiting[-1]])
-        while waiting and ready_s[waiting[-1]] <= now_s:
-            active.append(waiting.pop())
-        stretch = max(1.0, len(active) / cores)
-        first = min(active, key=left.__getitem__)
-        until_s = now_s + left[first] * stretch
-        ends = not waiting or until_s <= ready_s[waiting[-1]]
-        if not ends:
-            until_s = ready_s[waiting[-1]]
-        for i in active:
-            left[i] = max(0.0, left[i] - (until_s - now_s) / stretch)
-        now_s = until_s
-        if ends:
-            active.remove(first)
-            done_s[first] = now_s
-    return done_s
+        totals_s = [0.0] * len(self.cores)
+        for computer, work_s in zip(self.computers, works_s, strict=True):
+            if computer != OWN_CORE:
+                totals_s[computer] += work_s
+        return max(work_s / cores for work_s, cores in zip(totals_s, self.cores, strict=True))
 
 
 def shared_cores(
@@ -135,11 +55,11 @@ def shared_cores(
     """
     ranks = list(machines)
     slots = Counter(ranks) | Counter(fleet)
-    crowded = [at for at in dict.fromkeys(ranks) if 0 < at[1] <= slots[at] > 1]
-    if not crowded:
+    shared = [at for at in dict.fromkeys(ranks) if 0 < at[1] <= slots[at] > 1]
+    if not shared:
         return None
-    numbers = {at: number for number, at in enumerate(crowded)}
+    numbers = {at: number for number, at in enumerate(shared)}
     return SharedCores(
         computers=tuple(numbers.get(at, OWN_CORE) for at in ranks),
-        cores=tuple(cores for _, cores in crowded),
+        cores=tuple(cores for _, cores in shared),
     )

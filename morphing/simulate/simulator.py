@@ -24,7 +24,7 @@ from spottrain.morphing.simulate.replica import (
     StageTimes,
     simulate_pipeline,
 )
-from spottrain.morphing.simulate.sharing import OWN_CORE, SharedCores, Shares
+from spottrain.morphing.simulate.sharing import SharedCores
 from spottrain.morphing.simulate.wiring import wire_replicas
 from spottrain.wire.model import (
     ModelFacts,
@@ -46,9 +46,6 @@ stage, from which on jitter is simulated. Below, it hardly slows pipelines down.
 MAX_PLAYED_MICROBATCHES = 256
 """Maximum micro-batches per replica that are simulated with jitter; more are slowed
 down as these are."""
-MAX_SHARED_MICROBATCHES = 64
-"""The same on shared cores, or two for each stage; each further one takes as long as one
-of the last half of these."""
 MAX_PLAYED_REPLICAS = 4
 """Maximum number of replicas with random numbers of their own; more reuse those of the
 first."""
@@ -81,9 +78,10 @@ def simulate_step(
 ) -> StepTime:
     """Return the times of one mini-batch under ``plan``.
 
-    If the plan leaves open what sums gradients, the fastest of what may do so. A stage's replicas reduce as soon as they have drained; tied parameters are summed
-    once their stages have reduced. When all ranks are prepared they gather, then
-    apply (design: Commit).
+    If the plan leaves open what sums gradients, the fastest of what may do so. A stage's
+    replicas reduce as soon as they have drained; tied parameters are summed once their
+    stages have reduced. When all ranks are prepared they gather, then apply (design:
+    Commit).
 
     Args:
         plan: Its ``predicted_step_s`` is not read.
@@ -94,7 +92,8 @@ def simulate_step(
         seed: If given, tasks and messages vary at random as they did when measured,
             equally for the same seed; see ``expect_step``.
         compute: What workers compute on: it decides where updates are made.
-        sharing: Cores that ranks share; not given: each has one of its own.
+        sharing: Cores that ranks share: tasks, sums and updates take at least their work
+            over the cores, which is a lower bound; not given: each has a core of its own.
     """
     depth, width = plan.pipeline_depth, plan.data_parallel_width
     speeds = [1.0] * (depth * width) if speeds is None else speeds
@@ -103,7 +102,7 @@ def simulate_step(
             f"a plan of {depth * width} slots needs as many speeds above 0: got {list(speeds)}"
         )
     measured = reducing.sections_at(profile, plan.microbatch_size, facts, reduction)
-    runs = _run_replicas(plan, profile, compute, measured, speeds, seed, sharing)
+    runs = _run_replicas(plan, profile, compute, measured, speeds, seed)
     prepared_s: dict[Network, float] = {
         network: _prepared_s(plan, facts, profile, reducer, runs, sharing)
         for network, reducer in _reducers(plan, profile, reduction, compute)
@@ -115,11 +114,12 @@ def simulate_step(
     step_s += slowest_update_s(
         plan, profile, facts, speeds, compute, reduction=reduction, sharing=sharing
     )
+    pipeline_s = max(max(run.finish_s) for run in runs)
     if sharing is not None:
-        step_s *= sharing.step_growth(profile.crowding)
+        pipeline_s = max(pipeline_s, sharing.least_s(_task_works_s(runs)))
     return StepTime(
         step_s=step_s,
-        pipeline_s=max(max(run.finish_s) for run in runs),
+        pipeline_s=pipeline_s,
         busy_s=tuple(max(run.busy_s[p] for run in runs) for p in range(depth)),
         peak_in_flight=tuple(max(run.peak_in_flight[p] for run in runs) for p in range(depth)),
         network=network,
@@ -158,14 +158,16 @@ def _prepared_s(
     sums = [reducer.sum_s(p, size) for p, size in enumerate(_stage_bytes(plan, facts))]
     reduced = [at_s + sum_s for at_s, sum_s in zip(drained, sums, strict=True)]
     if sharing is not None:
-        width = plan.data_parallel_width
-        works = [
-            sharing.task_growth(rank, profile.crowding) * sums[rank % len(sums)]
-            for rank in range(len(sums) * width)
-        ]
-        summed = sharing.finish_s(drained * width, works)
-        reduced = [max(summed[p :: len(sums)]) for p in range(len(sums))]
+        every = sums * plan.data_parallel_width
+        works = [task + own for task, own in zip(_task_works_s(runs), every, strict=True)]
+        least_s = sharing.least_s(works)
+        reduced = [max(at_s, least_s) for at_s in reduced]
     return _tied_s(plan, facts, profile, reduced)
+
+
+def _task_works_s(runs: Sequence[PipelineRun]) -> list[float]:
+    """Return the time of all tasks of each rank."""
+    return [busy_s for run in runs for busy_s in run.busy_s]
 
 
 def slowest_sums_s(
@@ -213,15 +215,7 @@ def slowest_update_s(
     updates = list(map(one_s, range(depth)))
     if sharing is None:
         return max(updates)
-    works = updates * width
-    if (crowding := profile.crowding) is not None:
-        stage_bytes = _stage_bytes(plan, facts)
-        for rank, computer in enumerate(sharing.computers):
-            if computer != OWN_CORE:
-                commit_s = crowding.commit_s_per_byte * stage_bytes[rank % depth]
-                works[rank] = max(works[rank], commit_s / speeds[rank])
-                works[rank] += crowding.commit_s
-    return max(sharing.finish_s([0.0] * (depth * width), works))
+    return max(*updates, sharing.least_s(updates * width))
 
 
 def expect_step(
@@ -409,7 +403,6 @@ def _run_replicas(
     measured: Sequence[SectionProfile],
     speeds: Sequence[float],
     seed: int | None,
-    sharing: SharedCores | None,
 ) -> list[PipelineRun]:
     """Simulate every replica, equal ones once (with jitter: a few times)."""
     depth = plan.pipeline_depth
@@ -418,14 +411,13 @@ def _run_replicas(
     lists: dict[int, Schedule] = {}
     runs = []
     counts = [len(plan.virtual_nodes_of(d)) for d in range(plan.data_parallel_width)]
-    every = None if sharing is None else sharing.of_replicas(depth, counts)
     for replica, links in enumerate(wire_replicas(plan, profile, compute)):
-        count, shares = counts[replica], None if every is None else every[replica]
+        count = counts[replica]
         own = tuple(speeds[replica * depth : (replica + 1) * depth])
         chance = seed
         if seed is not None:
             chance = seed + SEEDS.stop * (replica % MAX_PLAYED_REPLICAS)
-        key = count, own, id(links), chance, shares  # equal links are one tuple
+        key = count, own, id(links), chance  # equal links are one tuple
         if key not in known:
             stages = [
                 [
@@ -443,28 +435,9 @@ def _run_replicas(
             ]
             if overheads.fetch_s:
                 stages = [_waiting(runs, overheads, plan.recompute) for runs in stages]
-            if sharing is not None:
-                first = replica * depth
-                stages = [
-                    _crowded(runs, sharing.task_growth(first + p, profile.crowding))
-                    for p, runs in enumerate(stages)
-                ]
-            known[key] = _play(plan, count, stages, links, chance, shares, lists)
+            known[key] = _play(plan, count, stages, links, chance, lists)
         runs.append(known[key])
     return runs
-
-
-def _crowded(stage: Sequence[StageTimes], growth: float) -> list[StageTimes]:
-    """Return a stage whose tasks take ``growth`` times as long."""
-    return [
-        replace(
-            run,
-            forward_s=growth * run.forward_s,
-            recompute_s=growth * run.recompute_s,
-            backward_s=growth * run.backward_s,
-        )
-        for run in stage
-    ]
 
 
 def _waiting(
@@ -485,7 +458,6 @@ def _play(
     stages: Sequence[Sequence[StageTimes]],
     links: Sequence[Link],
     seed: int | None,
-    shares: Shares | None,
     lists: dict[int, Schedule],
 ) -> PipelineRun:
     """Play a replica of ``count`` micro-batches; ``lists`` are those known so far."""
@@ -506,53 +478,16 @@ def _play(
             links,
             bound=plan.in_flight_bound,
             jitter=jitter,
-            shares=shares,
         )
 
     depth = plan.pipeline_depth
-    most = MAX_PLAYED_MICROBATCHES if shares is None else MAX_SHARED_MICROBATCHES
-    brief = max(1 if shares is None else 2, most // depth) * depth
-    if count <= brief or (jitter is None and shares is None):
+    brief = max(1, MAX_PLAYED_MICROBATCHES // depth) * depth
+    if count <= brief or jitter is None:
         return run(count, jitter)
-    short = run(brief, None)
-    if shares is None:
-        calm = run(count, None)
-    else:
-        half = brief // depth // 2 * depth
-        times = (count - brief) / (brief - half)
-        calm = _prolonged(run(half, None), short, times, shares)
-    if jitter is None:
-        return calm
-    shaken = zip(run(brief, jitter).finish_s, short.finish_s, strict=True)
+    calm = run(count, None)
+    shaken = zip(run(brief, jitter).finish_s, run(brief, None).finish_s, strict=True)
     slower = max(late_s / early_s for late_s, early_s in shaken)
     return replace(calm, finish_s=tuple(slower * at_s for at_s in calm.finish_s))
-
-
-def _prolonged(half: PipelineRun, short: PipelineRun, times: float, shares: Shares) -> PipelineRun:
-    """Return a run as ``short`` that goes on ``times`` as long as it is beyond ``half``.
-
-    It takes at least all its work over the cores: deep pipelines may still fill then.
-    """
-
-    def prolonged(before: Sequence[float], then: Sequence[float]) -> tuple[float, ...]:
-        pairs = zip(before, then, strict=True)
-        return tuple(later + times * (later - early) for early, later in pairs)
-
-    finish_s = prolonged(half.finish_s, short.finish_s)
-    busy_s = prolonged(half.busy_s, short.busy_s)
-    computers, cores = shares
-    work_s = [0.0] * len(cores)
-    for computer, time_s in zip(computers, busy_s, strict=True):
-        if computer != OWN_CORE:
-            work_s[computer] += time_s
-    pairs = zip(work_s, cores, strict=True)
-    least_s = max((work / most for work, most in pairs if most), default=0.0)
-    late_s = max(0.0, least_s - max(finish_s))
-    return PipelineRun(
-        finish_s=tuple(at_s + late_s for at_s in finish_s),
-        busy_s=busy_s,
-        peak_in_flight=short.peak_in_flight,
-    )
 
 
 def _tied_s(plan: Plan, facts: ModelFacts, profile: Profile, reduced_s: Sequence[float]) -> float:

@@ -18,7 +18,7 @@ from spottrain import machine
 from spottrain.errors import UserCodeError
 from spottrain.morphing.plan import profiles
 from spottrain.morphing.simulate.reducing import NCCL_FAILED
-from spottrain.pipeline.calibrate import crowd, tasks
+from spottrain.pipeline.calibrate import tasks
 from spottrain.pipeline.calibrate.links import (
     MessageTimes,
     measure_rings,
@@ -45,16 +45,13 @@ from spottrain.pipeline.comm.groups import (
 )
 from spottrain.pipeline.comm.p2p import Direction, PipelineLinks
 from spottrain.pipeline.devices.port import Device
-from spottrain.pipeline.model.inspect import model_facts
 from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.units import counted
 from spottrain.wire import messages
 from spottrain.wire.messages import Calibrate
 from spottrain.wire.model import (
-    Crowding,
     LinkProfile,
     MicrobatchProfile,
-    Plan,
     Profile,
     RingProfile,
     SectionProfile,
@@ -207,10 +204,8 @@ class _Round:
         self._loaded, self._command, self._rank = loaded, command, rank
         self._report, self._device = report, device
         self._device_name = device_name
-        every = command.participants or (Slot(vm_id="", index=0),)
-        self._slots = every[: command.num_measuring or len(every)]
+        self._slots = command.participants or (Slot(vm_id="", index=0),)
         shares = section_shares(self._slots, loaded.layout.num_sections)
-        shares += [range(0)] * (len(every) - len(shares))
         self._computing = [r for r, share in enumerate(shares) if share]
         self._sizes = command.microbatch_sizes or (loaded.spec.microbatch_size,)
         self._bench = SectionBench(loaded, shares[rank], command.checkpoint, device)
@@ -219,8 +214,6 @@ class _Round:
         self.is_free = True
         """False if something is under way on the device that could not be ended."""
         self._done = 0
-        self._core_shares: list[float] = []
-        """At each micro-batch size, processor time of sections over their time."""
 
     def run(self) -> Profile | None:
         """Measure everything; return the profile at rank 0."""
@@ -231,7 +224,9 @@ class _Round:
         costs = self._measure_device()
         self._progress("optimizer")
         microbatches = _with_posting(microbatches, links.posting_s)
-        profile = Profile(
+        if self._rank:
+            return None
+        return Profile(
             fingerprint=self._loaded.fingerprint,
             device=self._device_name,
             software=machine.software(),
@@ -249,10 +244,6 @@ class _Round:
             loader=self._loaded.spec.loader,
             sources=links.assumed + ended,
         )
-        if self._command.num_measuring:
-            profile = self._measure_crowd(profile)
-            self._progress("slots that share cores")
-        return None if self._rank else profile
 
     def close(self) -> None:
         """End the threads; after an error the connections must have been cut."""
@@ -268,10 +259,7 @@ class _Round:
                 messages.CalibrationProgress(
                     generation=self._command.generation,
                     done=self._done,
-                    total=max(
-                        self._done,
-                        len(self._sizes) + 2 + bool(self._command.num_measuring),
-                    ),
+                    total=max(self._done, len(self._sizes) + 2),
                     what=what,
                 )
             )
@@ -292,10 +280,6 @@ class _Round:
                     overheads=self._measure_tasks(size, every),
                 )
             )
-            took_s, processor_s = (
-                sum(one[name] for one in every) for name in ("round_s", "processor_s")
-            )
-            self._core_shares.append(processor_s / took_s)
             self._progress(f"sections with {counted(size, 'example')}")
             if not self._may_grow(size, every):
                 break
@@ -371,64 +355,6 @@ class _Round:
             own = machine.available_bytes() // len(self._slots)
         least: int = min(_gather(own))
         return least / 2
-
-    def _measure_crowd(self, profile: Profile) -> Profile:
-        """Return the profile with what it costs to share cores.
-
-        Those that measured train with a core each, then all participants together.
-        """
-        loaded, every = self._loaded, self._command.participants
-        facts, cores = model_facts(loaded.job, loaded.layout), len(self._slots)
-        size = profile.microbatch_sizes[0]
-        count = min(crowd.MAX_MICROBATCHES, loaded.spec.minibatch_size // size)
-        alone, crowded = (
-            crowd.crowded_plan(slots, loaded.layout.num_sections, size, count)
-            for slots in (self._slots, every)
-        )
-        again = dict.fromkeys(range(len(every)), count)
-        reduction = loaded.spec.reduction
-        works_s = crowd.stage_works_s(crowded, profile, facts, reduction, again)
-        # All ranks have the same profile here, so all find the same.
-        minibatches = crowd.minibatches_for(sum(works_s), cores)
-        held = sum(one.param_bytes + one.optimizer_bytes for one in facts.sections)
-        if not minibatches or held > self._room_bytes():
-            return replace(profile, sources=(*profile.sources, profiles.CROWD_SKIPPED))
-        share = self._core_shares[0]
-        before = self._train(alone, minibatches, commits=False)
-        own = crowded.sections_of(self._rank)
-        run = range(own[0], own[-1] + 1)
-        self._bench = SectionBench(loaded, run, self._command.checkpoint, self._device)
-        after = self._train(crowded, minibatches, commits=True)
-        s_per_byte, exchange_s = crowd.commit_times(after, facts, share)
-        least = crowd.growth(before, alone, profile, facts, reduction, share)
-        most = crowd.growth(after, crowded, profile, facts, reduction, share)
-        crowding = Crowding(
-            ranks=len(every),
-            cores=cores,
-            core_growth=least,
-            task_growth=max(least, most),
-            commit_s_per_byte=s_per_byte,
-            commit_s=exchange_s,
-        )
-        profile = replace(profile, crowding=crowding)
-        longer = crowd.step_growth(after, crowded, profile, facts, reduction, cores)
-        return replace(profile, crowding=replace(crowding, step_growth=longer))
-
-    def _train(self, plan: Plan, minibatches: int, *, commits: bool) -> list[crowd.CrowdTimes]:
-        """Train under ``plan``, whose ranks are the first; return the times of all."""
-        _gather(None)
-        times = None
-        if self._rank < plan.pipeline_depth:
-            found = crowd.time_minibatches(
-                self._loaded,
-                self._bench,
-                plan,
-                self._rank,
-                minibatches,
-                commits=commits,
-            )
-            times = asdict(found)
-        return [crowd.CrowdTimes(**one) for one in _gather(times) if one is not None]
 
     # --- updates, and the way between host and device ----------------------------------
 

@@ -81,8 +81,6 @@ class MeasuredSections:
     """From the call of the user's code to the stage's first section."""
     round_s: float
     """One repetition of everything."""
-    processor_s: float
-    """Processor time of the same."""
 
 
 class SectionBench:
@@ -170,7 +168,6 @@ class SectionBench:
             sections=[run.profile() for run in self._runs],
             reaching_s=statistics.median(reaching_s) if reaching_s else 0.0,
             round_s=sum(run.round_s for run in self._runs),
-            processor_s=sum(run.processor_s for run in self._runs),
         )
 
     def update_s(self, home: StateHome) -> float:
@@ -259,7 +256,6 @@ class _SectionRun:
         """Run once, counting bytes; return what is sent to the next section."""
         self._input = activation
         self._times: dict[str, list[float]] = {w: [] for w in ("f", "r", "b")}
-        self._processor_s: dict[str, list[float]] = {w: [] for w in self._times}
         self._pending: list[tuple[list[float], Any, Any]] = []
         """Where a time belongs, and its beginning and end on the device."""
         self.reaching_s: list[float] = []
@@ -283,12 +279,11 @@ class _SectionRun:
         """Take the time of a backward once more."""
         end = out if isinstance(out, torch.Tensor) else out[0]
         gradient = torch.ones_like(end)
-        began, ran_s = self._device.mark(), time.process_time()
+        began = self._device.mark()
         if end.requires_grad:  # else all so far is frozen
             with user_code("backward"):
                 torch.autograd.backward(end, gradient)
         self._pending.append((self._times["b"], began, self._device.mark()))
-        self._processor_s["b"].append(time.process_time() - ran_s)
 
     def quantise(self) -> None:
         """Add the gradients that the last backward has left to integers, and their
@@ -322,11 +317,6 @@ class _SectionRun:
         """One forward, recompute and backward."""
         return sum(statistics.median(times) for times in self._times.values())
 
-    @property
-    def processor_s(self) -> float:
-        """Processor time of the same."""
-        return sum(statistics.median(times) for times in self._processor_s.values())
-
     def profile(self) -> SectionProfile:
         """Return the medians, and how far the times lie around them."""
         median = {w: statistics.median(times) for w, times in self._times.items()}
@@ -356,7 +346,7 @@ class _SectionRun:
         """Note when the user's code has reached the section."""
         seed = random_seed(self._seed, 0, 0, section)
         if section == self.section:
-            self._entered, self._ran_s = self._device.mark(), time.process_time()
+            self._entered = self._device.mark()
         return seed
 
     def _run(self, batch: Batch, how: AbstractContextManager[None], kind: str) -> StageOutput:
@@ -365,7 +355,6 @@ class _SectionRun:
         with user_code("model"), how:
             out = self._stage.forward(batch, received, self._entered_section)
         ended = self._device.mark()
-        self._processor_s[kind].append(time.process_time() - self._ran_s)
         self._pending.append((self.reaching_s, began, self._entered))
         self._pending.append((self._times[kind], self._entered, ended))
         return out

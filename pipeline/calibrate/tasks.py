@@ -30,10 +30,10 @@ from spottrain.pipeline.model.job import Batch
 from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.pipeline.model.stage import StageModel
 from spottrain.pipeline.train.executor import StageExecutor, StagePlace
-from spottrain.pipeline.train.reduction import REDUCTIONS, GradientReduction
+from spottrain.pipeline.train.reduction import REDUCTIONS
 from spottrain.pipeline.train.sums import Replicas
 from spottrain.pipeline.train.working import WorkingSection
-from spottrain.wire.model import LoaderSpec, Reduction, TaskOverheads
+from spottrain.wire.model import LoaderSpec, TaskOverheads
 
 T = TypeVar("T")
 
@@ -104,59 +104,11 @@ def time_tasks(
         UserCodeError: The user's code raised.
         GenerationBrokenError, RuntimeError: A neighbour is gone.
     """
-    clock = links.clock
+    spec, clock = loaded.spec, links.clock
     tracker = _TimedTracker(bench.memory.num_bytes, clock)
-    executor, sums = make_stage(
-        loaded,
-        bench,
-        chain,
-        links,
-        _timed_source(loaded, microbatch_size, clock),
-        num_microbatches,
-        tracker,
-        "fast",
-        _TaskMarks(clock),
-    )
-    for step in range(_MINIBATCHES):
-        clock.clear()
-        sums.begin(0, 0, 0)
-        executor.train(step)
-        clock.end_task()
-        sums.reduce()
-        tracker.settle()
-    links.flush()
-    return clock.samples
-
-
-def make_stage(
-    loaded: LoadedJob,
-    bench: SectionBench,
-    chain: Chain,
-    links: PipelineLinks,
-    source: MicrobatchSource,
-    num_microbatches: int,
-    tracker: TensorTracker,
-    reduction: Reduction,
-    faults: FaultScript,
-) -> tuple[StageExecutor, GradientReduction]:
-    """Return what trains a stage of ``chain`` as the product does.
-
-    Args:
-        loaded: The job.
-        bench: Has this rank's sections.
-        chain: The ranks that take part.
-        links: To the neighbours.
-        source: Of micro-batches.
-        num_microbatches: Of a mini-batch.
-        tracker: Counts bytes.
-        reduction: What sums gradients up.
-        faults: Is told of tasks.
-    """
-    spec = loaded.spec
-    arenas = {k: bench.memory.arenas[k] for k in bench.sections}
     sections = [
-        WorkingSection(arena, bench.device, sums_gradients=reduction == "fast")
-        for arena in arenas.values()
+        WorkingSection(bench.memory.arenas[k], bench.device, sums_gradients=True)
+        for k in bench.sections
     ]
     for section in sections:
         section.refresh()
@@ -175,20 +127,28 @@ def make_stage(
         has_loss=chain.neighbours[1] is None,
         num_metrics=len(loaded.layout.metrics),
     )
-    named = {k: stage.parameters_of(k) for k in arenas}
-    sums = REDUCTIONS[reduction](named, sections, alone, bench.device, tracker)
+    named = {k: stage.parameters_of(k) for k in bench.sections}
+    sums = REDUCTIONS["fast"](named, sections, alone, bench.device, tracker)
     executor = StageExecutor(
         [[stage]],
         _place(chain, num_microbatches),
-        source,
+        _timed_source(loaded, microbatch_size, clock),
         links,
         spec.seed,
-        faults,
+        _TaskMarks(clock),
         tracker,
         bench.device,
         metrics=loaded.layout.metrics,
     )
-    return executor, sums
+    for step in range(_MINIBATCHES):
+        clock.clear()
+        sums.begin(0, 0, 0)
+        executor.train(step)
+        clock.end_task()
+        sums.reduce()
+        tracker.settle()
+    links.flush()
+    return clock.samples
 
 
 def _timed_source(

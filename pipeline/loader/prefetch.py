@@ -239,5 +239,5 @@ def _death(name: Microbatch) -> UserCodeError:
     return UserCodeError(
         f"dataset in {what} ended its loader process {_MAX_DEATHS} times: it crashed, or "
         "memory ran out (logs of the VM have the signal); use fewer loader.workers, or "
-        "mend the example"
+        "fix the example"
     )

@@ -18,7 +18,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -198,12 +197,9 @@ class MicrobatchSource:
 # --- Checks of the user's data sets ----------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Digests:
-    """Hashes of batches of a few examples each, as one process has made them."""
-
-    hashes: dict[str, str]
-    """By the name of the example; empty: it cannot be compared."""
+Digests = dict[str, str]
+"""Hashes of batches of a few examples each, as one process has made them, by the name of the
+example; empty: it cannot be compared."""
 
 
 def check_datasets(job: TrainingJob) -> None:
@@ -266,7 +262,7 @@ def digests(job: TrainingJob, *, backwards: bool = False) -> Digests:
         for name, index in (reversed(places) if backwards else places)
     }
     lengths = {f"length of {x.name}": str(x.length) for x in dataset_lengths(job)}
-    return Digests(hashes | lengths)
+    return hashes | lengths
 
 
 def helper_digests(helpers: Sequence[torch.Tensor]) -> Digests:
@@ -275,7 +271,7 @@ def helper_digests(helpers: Sequence[torch.Tensor]) -> Digests:
     for tensor in helpers:
         plain = tensor.detach().cpu().contiguous().flatten()
         found.update(plain.view(torch.uint8).numpy().tobytes())
-    return Digests({"helper models": found.hexdigest()})
+    return {"helper models": found.hexdigest()}
 
 
 def refuse_differing(here: Digests, there: Digests) -> None:
@@ -284,8 +280,8 @@ def refuse_differing(here: Digests, there: Digests) -> None:
     Raises:
         UserCodeError: They did.
     """
-    for what, digest in here.hashes.items():
-        if there.hashes.get(what, digest) != digest:
+    for what, digest in here.items():
+        if there.get(what, digest) != digest:
             raise UserCodeError(
                 f"{what} differs between processes: the stages of a pipeline would "
                 "train on different data; take an example's random numbers from torch, "
@@ -338,7 +334,8 @@ def digests_of(process: subprocess.Popen[bytes]) -> Digests:
     line = process.stdout.readline()  # what user code has started may hold the pipe
     code = process.wait()
     if code == 0:
-        return Digests(**json.loads(line))
+        found: Digests = json.loads(line)
+        return found
     if code == UserCodeError.exit_code:
         failure = json.loads(line)
         raise UserCodeError(

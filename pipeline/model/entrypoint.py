@@ -36,7 +36,7 @@ _LEAVE_INPUTS = (
 _MAX_REASON = 500
 """Characters of what user code raises: it may hold a whole tensor."""
 _LEAVE_DEVICES = (
-    "; leave .to(device), .cuda() and device= away: every machine moves its part of the "
+    "; remove .to(device), .cuda() and device=: every machine moves its part of the "
     "model, and batches, to its device"
 )
 

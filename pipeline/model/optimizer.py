@@ -171,9 +171,9 @@ def build_optimizer(
         if "empty parameter list" not in str(error):
             raise
         raise UserCodeError(
-            f"{error}: every section of the model has an optimizer of its own, and it chose "
-            f"none of the section with {wanted[0][0]}; give it all that it is given, and "
-            "set requires_grad=False in model for what is not trained",
+            f"{error}: every section of the model has an optimizer of its own, and this one "
+            f"ignored all parameters of the section with {wanted[0][0]}; pass every parameter "
+            "that it receives, and set requires_grad=False in model for what is not trained",
             error.traceback,
         ) from error
     if not isinstance(optimizer, torch.optim.Optimizer):

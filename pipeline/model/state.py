@@ -98,7 +98,7 @@ def flatten(name: str, state: Mapping[str, object]) -> FlatState:
             elif at in leaves:
                 raise UserCodeError(
                     f"optimizer state {at!r} of {name} is there twice, by itself and "
-                    "within a list or a dictionary: name the keys of the state otherwise"
+                    "within a list or a dictionary: rename one of the keys"
                 )
             else:
                 names.append(at)
@@ -108,7 +108,7 @@ def flatten(name: str, state: Mapping[str, object]) -> FlatState:
 
 
 def check_forms(name: str, kept: Forms, made: Forms) -> None:
-    """Refuse state that is nested otherwise than after the first step.
+    """Refuse state that is nested differently from after the first step.
 
     Raises:
         UserCodeError: It is.

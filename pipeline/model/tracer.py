@@ -92,7 +92,7 @@ class _DryRun:
             result = self._job.loss(self._model, batch)
         if any(parameter.grad is not None for parameter in self._model.parameters()):
             raise UserCodeError(
-                "loss calls backward, which would count its gradients twice: leave it away; "
+                "loss calls backward, so that gradients would count twice: remove the call, and "
                 "return the sum of losses, whose backward runs stage by stage"
             )
         facts, number = self._recorder.facts, len(self._cut_names)

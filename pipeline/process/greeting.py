@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
 from spottrain import machine
-from spottrain.codec import from_data
 from spottrain.errors import UserCodeError
 from spottrain.gpus.builds import (
     UnfitBuildError,
@@ -38,38 +35,20 @@ class Greeting:
     """First line of stdin, from the agent."""
 
     spec: JobSpec
-    workdir: Path
+    workdir: str
     num_slots: int
     private_address: str
     vm_id: str
-    devices: tuple[str, ...]
+    devices: tuple[str, ...] = (CPU,)
     """Of each slot: ``cpu`` or ``cuda:<UUID>``."""
-    memory_shares: tuple[float, ...]
+    memory_shares: tuple[float, ...] = (1.0,)
     """Of each slot: its share of its GPU's memory; 1 on CPUs."""
-    threads: int
+    threads: int = 1
     """CPU threads of a worker."""
-    gpus: tuple[GpuFacts, ...]
+    gpus: tuple[GpuFacts, ...] = ()
     """The GPUs that slots drive."""
-    activity_fd: int | None
+    activity_fd: int | None = None
     """Memory in which workers tell the agent what they do; ``None``: nobody asks."""
-
-    @classmethod
-    def parse(cls, line: str) -> Greeting:
-        """Read the first line of stdin."""
-        data: dict[str, Any] = json.loads(line)
-        num_slots: int = data["num_slots"]
-        return cls(
-            spec=from_data(JobSpec, data["spec"]),
-            workdir=Path(data["workdir"]),
-            num_slots=num_slots,
-            private_address=data["private_address"],
-            vm_id=data["vm_id"],
-            devices=tuple(data.get("devices", (CPU,) * num_slots)),
-            memory_shares=tuple(data.get("memory_shares", (1.0,) * num_slots)),
-            threads=data.get("threads", 1),
-            gpus=tuple(from_data(GpuFacts, gpu) for gpu in data.get("gpus", ())),
-            activity_fd=data.get("activity_fd"),
-        )
 
     def device_name(self) -> str:
         """Return what the slots compute on, as in ``Profile``."""

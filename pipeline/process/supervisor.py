@@ -6,15 +6,12 @@ come in on stdin, a line each; reports go out on stdout.
 
     python -m spottrain.pipeline.process.supervisor < commands > reports
 
-The first line is ``{"spec", "workdir", "num_slots", "private_address", "vm_id"}``, and for
-slots on GPUs ``{"devices", "memory_shares", "threads", "gpus"}``,
-and ``"activity_fd"`` where the agent asks what workers do.
+The first line is a ``Greeting``.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import gc
 import json
@@ -25,6 +22,7 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -56,12 +54,12 @@ from spottrain.pipeline.process.worker import (
     user_code_failed,
 )
 from spottrain.redaction import hide
+from spottrain.spawn import die_with_parent
 from spottrain.wire import messages
 
 _LOAD_IN_WORKERS = "--load-in-workers"
 _STDERR_FD = 2
 _CALIBRATION, _STORE = "calibration", "store"
-_PR_SET_PDEATHSIG = 1
 
 _Body = Callable[[socket.socket], None]
 """Function that a child runs, given its end of the socket to the supervisor."""
@@ -310,7 +308,7 @@ class Supervisor:
             except UnusableDeviceError as error:
                 link.report(messages.VmUnfit(reason=str(error)))
 
-        spec, workdir = self._greeting.spec, self._greeting.workdir
+        spec, workdir = self._greeting.spec, Path(self._greeting.workdir)
         return self._fork(what, body, None if slot is None else slot.index)
 
     def _open_store(self, generation: int) -> None:
@@ -365,7 +363,7 @@ class Supervisor:
         """Return the user's job, in a process that may load it."""
         if self._loaded is not None:
             return self._loaded.job
-        return load_job(self._greeting.spec.entrypoint, self._greeting.workdir)
+        return load_job(self._greeting.spec.entrypoint, Path(self._greeting.workdir))
 
     def _end_loaders(self, owner: int, number: int | None = None) -> None:
         """Kill a process's loaders, or one of them."""
@@ -525,17 +523,20 @@ def _fork_child(what: str, slot: int | None, body: _Body, parent_fds: Sequence[i
         parent_fds: File descriptors of this process, which it closes first.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    parent = os.getpid()
     pid = os.fork()
     if pid == 0:
-        _run_child(theirs, body, [ours.fileno(), *parent_fds])
+        _run_child(parent, theirs, body, [ours.fileno(), *parent_fds])
     theirs.close()
     return _Child(pid, os.pidfd_open(pid), ours, slot, what)
 
 
-def _run_child(connection: socket.socket, body: _Body, parent_fds: Sequence[int]) -> NoReturn:
+def _run_child(
+    parent: int, connection: socket.socket, body: _Body, parent_fds: Sequence[int]
+) -> NoReturn:
     code = 1
     try:
-        _die_with_parent()
+        die_with_parent(parent)
         for fd in parent_fds:
             os.close(fd)
         os.dup2(os.open(os.devnull, os.O_RDONLY), sys.stdin.fileno())
@@ -548,14 +549,6 @@ def _run_child(connection: socket.socket, body: _Body, parent_fds: Sequence[int]
         os._exit(code)
 
 
-def _die_with_parent() -> None:
-    """Have the kernel kill this process when the one that forked it dies."""
-    parent = os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(0)
-
-
 def main() -> None:
     """Serve one VM."""
     torch.set_num_threads(1)
@@ -565,7 +558,7 @@ def main() -> None:
     label_output("")
     load_in_workers = _LOAD_IN_WORKERS in sys.argv
     line = sys.argv[-1] if load_in_workers else first_line()
-    greeting = Greeting.parse(line)
+    greeting: Greeting = decode(Greeting, line)
     # A lost DNS query must not stall a connection to a store for 5 s.
     os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
     if greeting.private_address.startswith("127."):
@@ -578,7 +571,7 @@ def main() -> None:
     failure: messages.Report | None = unfit(greeting.gpus)
     if failure is None and not load_in_workers:
         try:
-            loaded = load(greeting.spec, greeting.workdir)
+            loaded = load(greeting.spec, Path(greeting.workdir))
             check_no_cuda()
         except UserCodeError as error:
             failure = user_code_failed(error)

@@ -17,7 +17,7 @@ from functools import partial
 from spottrain.activity import Activity
 from spottrain.codec import decode, encode
 from spottrain.errors import UserCodeError
-from spottrain.pipeline.base.faults import FaultScript
+from spottrain.pipeline.base.faults import open_faults
 from spottrain.pipeline.base.output import label_output
 from spottrain.pipeline.comm.device_group import NetworkRefusedError
 from spottrain.pipeline.devices.port import Device
@@ -61,7 +61,7 @@ class SupervisorLink:
         self._commands: deque[messages.RunGeneration] = deque()
         self._stops: dict[int, int] = {}
         self._shares: dict[int, messages.ShareMinibatch] = {}
-        self._profiles: dict[int, messages.TraceMinibatches] = {}
+        self._traces: dict[int, messages.TraceMinibatches] = {}
         self._generation = 0
         self._lock = threading.RLock()
         """Threads take turns, but for ``next_command``: between generations there is
@@ -87,8 +87,8 @@ class SupervisorLink:
         return self._shares.get(self._generation)
 
     def newest_trace(self) -> messages.TraceMinibatches | None:
-        """Return the newest profile asked of this generation, as ``newest_share``."""
-        return self._profiles.get(self._generation)
+        """Return the newest trace asked of this generation, as ``newest_share``."""
+        return self._traces.get(self._generation)
 
     def report(self, report: messages.SupervisorReport) -> None:
         """Send a report to the manager; in pieces if it is too long for a message."""
@@ -156,9 +156,9 @@ class SupervisorLink:
                 if known is None or known.number < command.number:
                     self._shares[generation] = command
             case messages.TraceMinibatches(generation=generation):
-                asked = self._profiles.get(generation)
+                asked = self._traces.get(generation)
                 if asked is None or asked.number < command.number:
-                    self._profiles[generation] = command
+                    self._traces[generation] = command
         return []
 
 
@@ -192,7 +192,7 @@ def run_worker(
         memory=SlotMemory(link, loaded.job, loaded.specs, device, scales_loss=scales_loss),
         checkpoints=open_store(loaded.spec.checkpoint_path),
         supervisor=link,
-        faults=FaultScript.from_environment(),
+        faults=open_faults(),
         batches=Prefetcher(loaded.job, loaded.spec.seed, loaded.spec.loader, link.open_loader),
         activity=activity,
     )

@@ -10,15 +10,12 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -30,7 +27,6 @@ from spottrain.manifest import (
     DamagedError,
     FileRecord,
     Manifest,
-    TensorRecord,
     hash_file,
     own_uids,
     verified,
@@ -49,23 +45,14 @@ def state_name(parameter: str, key: str) -> str:
     return f"{parameter}{STATE_SEPARATOR}{key}"
 
 
-def section_file(section: int, part: int | None = None) -> str:
-    """Return the file name of a section, or of the share of it one replica writes."""
-    suffix = "" if part is None else f".part-{part}"
-    return f"section-{section}{suffix}.safetensors"
-
-
-def save_section(
-    store: Store, name: str, section: int, tensors: Tensors, part: int | None = None
-) -> FileRecord:
-    """Write one section, or a share of it, to a fresh file that survives power loss.
+def save_section(store: Store, name: str, section: int, tensors: Tensors) -> FileRecord:
+    """Write one section to a fresh file that survives power loss.
 
     Args:
         store: Where the job's checkpoints are.
         name: Of the checkpoint.
         section: Index of the section.
         tensors: By plain name; must not change until this returns.
-        part: Which share, when several replicas write one section.
 
     Returns:
         What the manifest says of the file.
@@ -73,7 +60,7 @@ def save_section(
     Raises:
         CheckpointError: The store refused, or the file exists.
     """
-    file = section_file(section, part)
+    file = f"section-{section}.safetensors"
     where = f"{name}/{file}"
     with _translating(f"{store.place}/{where}"), store.writing(where) as path:
         return _write(path, section, file, tensors)
@@ -95,7 +82,7 @@ def save_frozen(store: Store, section: int, tensors: Tensors) -> FileRecord:
         tempfile.TemporaryDirectory(prefix="spottrain-") as scratch,
     ):
         path = Path(scratch, "frozen")
-        record = _write(path, section, section_file(section), tensors)
+        record = _write(path, section, f"section-{section}.safetensors", tensors)
         file = f"section-{section}-{record.sha256[:16]}.safetensors"
         store.put(f"{FROZEN_FOLDER}/{file}", path)
         return dataclasses.replace(record, file=file)
@@ -118,7 +105,6 @@ def _write(path: Path, section: int, file: str, tensors: Tensors) -> FileRecord:
         file=file,
         num_bytes=path.stat().st_size,
         sha256=hash_file(path),
-        tensors=_records(tensors),
     )
 
 
@@ -144,9 +130,6 @@ def load_section(store: Store, manifest: Manifest, section: int) -> dict[str, to
                 raise DamagedError(f"{where} is damaged: {error}", file) from error
             except OSError as error:
                 raise UnreachableError(f"cannot read {where}: {error}") from error
-        if _records(found) != record.tensors:
-            reason = "tensors are not the manifest's"
-            raise DamagedError(f"{where} is damaged: {reason}", file)
         if twice := sorted(set(found) & set(tensors)):
             reason = f"{twice[0]} is in two files"
             raise DamagedError(f"{where} is damaged: {reason}", file)
@@ -159,26 +142,13 @@ def _read(path: Path) -> dict[str, torch.Tensor]:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
-def _records(tensors: Tensors) -> tuple[TensorRecord, ...]:
-    return tuple(
-        TensorRecord(
-            name=name,
-            shape=tuple(tensor.shape),
-            dtype=str(tensor.dtype).removeprefix("torch."),
-        )
-        for name, tensor in sorted(tensors.items())
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class SnapshotOutcome:
-    """Outcome of one snapshot."""
+    """What has become of one rank's share of a checkpoint."""
 
-    name: str
-    """The checkpoint it is part of."""
-    files: tuple[FileRecord, ...]
+    files: tuple[FileRecord, ...] = ()
     """Written files, empty when it failed."""
-    error: str | None
+    error: str = ""
     """One line if it failed; then the checkpoint must not get a manifest."""
 
 
@@ -202,101 +172,33 @@ class Background:
         return future
 
 
-class SnapshotWriter:
-    """Writes snapshots to the store in a background thread, in the order given.
+def write_snapshot(
+    store: Store,
+    uid: str,
+    name: str,
+    sections: Mapping[int, Tensors],
+    abandoned: threading.Event,
+) -> SnapshotOutcome:
+    """Write sections into checkpoint ``name``.
 
-    A failure, such as a full disk or no network, is an outcome and never an exception
-    in training. Used as a context manager, or ended by ``close``.
+    A failure, such as a full disk or no network, is an outcome and never an exception in
+    training.
 
     Args:
         store: Where the job's checkpoints are.
         uid: Of the job, whose store it must be; empty: that is not looked at.
-        thread: Does the work, of earlier writers too; by default one of its own.
+        name: From ``manifest.new_name``.
+        sections: Tensors of each section.
+        abandoned: Once set, no further file is written: the checkpoint will have no
+            manifest.
     """
-
-    def __init__(self, store: Store, uid: str = "", thread: Background | None = None) -> None:
-        self._store, self._uid = store, uid
-        self._thread = thread or Background()
-        self._pending: deque[Future[SnapshotOutcome]] = deque()
-        self._is_abandoned = threading.Event()
-        self._earlier = self._thread.unfinished
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    @property
-    def is_free(self) -> bool:
-        """Whether the thread does no task of an earlier writer any more."""
-        return all(task.done() for task in self._earlier)
-
-    def run(self, task: Callable[[], T]) -> Future[T]:
-        """Run something in the thread."""
-        return self._thread.submit(task)
-
-    def submit(
-        self,
-        name: str,
-        sections: Mapping[int, Tensors],
-        part: int | None = None,
-        wait: Callable[[], None] = lambda: None,
-    ) -> Future[SnapshotOutcome]:
-        """Have ``sections`` written into checkpoint ``name``; returns at once.
-
-        Args:
-            name: From ``manifest.new_name``.
-            sections: Tensors of each section, owned by the writer from now on.
-            part: Which share of the sections, when several replicas write them.
-            wait: Called in the thread, returns once the tensors are there.
-        """
-        future = self._thread.submit(self._write, name, sections, part, wait)
-        self._pending.append(future)
-        return future
-
-    def poll(self) -> SnapshotOutcome | None:
-        """Return the outcome of the oldest snapshot if there is one already."""
-        if self._pending and self._pending[0].done():
-            return self._pending.popleft().result()
-        return None
-
-    def wait(self) -> SnapshotOutcome | None:
-        """Return the outcome of the oldest snapshot, or None if none is pending."""
-        return self._pending.popleft().result() if self._pending else None
-
-    def abandon(self) -> None:
-        """Drop what was submitted, without waiting for a file that is on its way: it is
-        of a checkpoint that will have no manifest."""
-        self._is_abandoned.set()
-        for future in self._pending:
-            future.cancel()
-        self._pending.clear()
-
-    def close(self) -> None:
-        """Write what was submitted; safe to call twice."""
-        futures.wait(self._pending)
-
-    def _write(
-        self,
-        name: str,
-        sections: Mapping[int, Tensors],
-        part: int | None,
-        wait: Callable[[], None],
-    ) -> SnapshotOutcome:
-        wait()
-        files = []
-        try:
-            own_uids(self._store, self._uid)
-            for section, tensors in sorted(sections.items()):
-                if self._is_abandoned.is_set():
-                    return SnapshotOutcome(name, (), "it was abandoned")
-                files.append(save_section(self._store, name, section, tensors, part))
-        except (CheckpointError, StorageError) as error:
-            return SnapshotOutcome(name, (), str(error))
-        return SnapshotOutcome(name, tuple(files), None)
+    files = []
+    try:
+        own_uids(store, uid)
+        for section, tensors in sorted(sections.items()):
+            if abandoned.is_set():
+                return SnapshotOutcome(error="it was abandoned")
+            files.append(save_section(store, name, section, tensors))
+    except (CheckpointError, StorageError) as error:
+        return SnapshotOutcome(error=str(error))
+    return SnapshotOutcome(tuple(files))

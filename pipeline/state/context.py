@@ -50,7 +50,7 @@ class SupervisorPort(Protocol):
         """Return the newest share that had come in by the last ``stop_request``."""
 
     def newest_trace(self) -> messages.TraceMinibatches | None:
-        """Return the newest profile asked for by the last ``stop_request``."""
+        """Return the newest trace asked for by the last ``stop_request``."""
 
 
 @dataclass(slots=True)
@@ -82,9 +82,8 @@ class StageHistory:
 class FrozenFiles:
     """The files of parameters that are not trained, as every manifest names them."""
 
-    files: tuple[FileRecord, ...]
-    """None: the checkpoints themselves hold these parameters."""
-    base: str
+    files: tuple[FileRecord, ...] = ()
+    base: str = ""
     """As in ``Manifest``."""
 
 

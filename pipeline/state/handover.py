@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -20,15 +20,17 @@ from spottrain.manifest import (
     DatasetLength,
     Manifest,
     damage_of,
+    misfit,
     other_length,
     parse_name,
     read_manifest,
 )
-from spottrain.pipeline.base.faults import FaultScript, Hook
+from spottrain.pipeline.base.faults import Hook
 from spottrain.pipeline.comm.collectives import gather_json
 from spottrain.pipeline.comm.device_group import Endpoint
 from spottrain.pipeline.comm.groups import Connections, join, leave, world
 from spottrain.pipeline.comm.ranks import stage_ranks
+from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.pipeline.state.agreement import (
     Agreement,
     Move,
@@ -40,8 +42,9 @@ from spottrain.pipeline.state.agreement import (
 )
 from spottrain.pipeline.state.arena import SectionArena
 from spottrain.pipeline.state.checkpoint import load_section, state_name
-from spottrain.pipeline.state.slot import SlotMemory, copy_state
-from spottrain.storage.store import StorageError, Store
+from spottrain.pipeline.state.context import WorkerContext
+from spottrain.pipeline.state.slot import copy_state
+from spottrain.storage.store import StorageError
 from spottrain.units import counted
 from spottrain.wire import messages
 from spottrain.wire.messages import RunGeneration
@@ -102,38 +105,26 @@ def owners_of(plan: Plan) -> dict[int, tuple[int, ...]]:
 
 
 def hand_over(
-    command: RunGeneration,
-    rank: int,
-    store: RendezvousStore,
-    memory: SlotMemory,
-    checkpoints: Store,
-    timeout_s: float,
-    faults: FaultScript,
-    endpoint: Endpoint,
-    datasets: tuple[DatasetLength, ...],
-    check: Callable[[Manifest], None],
+    context: WorkerContext, command: RunGeneration, rank: int, store: RendezvousStore
 ) -> HandoverResult:
     """Bring every section to the ranks that own it under the new plan.
 
     All participants call this, donors too, and form a group; where there are no donors it
-    is left open for training, as to form another takes a good part of a recovery. Only sections whose owner changes move; a
-    checkpoint is opened only when a section has no copy left in any memory.
-
-    Args:
-        datasets: As this process has them.
-        check: Raises ``MisfitError`` if a checkpoint is not one of the job as it is now.
+    is left open for training, as to form another takes a good part of a recovery. Only
+    sections whose owner changes move; a checkpoint is opened only when a section has no
+    copy left in any memory.
 
     Raises:
         GenerationBrokenError: A participant left.
         UserCodeError: Ranks have data sets of different lengths.
         UnreadableCheckpointError: The checkpoint could not be read.
-        MisfitError: Its tensors are not those of the model.
+        MisfitError: It is not one of the job as it is now.
     """
+    timeout_s = context.loaded.spec.communication_timeout_s
     connections = join(store, "handover", rank, len(command.participants), timeout_s)
     connections.seal()  # what is opened to read a checkpoint is none of them
     try:
-        handover = _Handover(command, rank, memory, checkpoints, faults, endpoint, datasets, check)
-        result = handover.run()
+        result = _Handover(context, command, rank).run()
     except BaseException:
         connections.cut()
         leave()
@@ -146,25 +137,9 @@ def hand_over(
 
 
 class _Handover:
-    def __init__(
-        self,
-        command: RunGeneration,
-        rank: int,
-        memory: SlotMemory,
-        checkpoints: Store,
-        faults: FaultScript,
-        endpoint: Endpoint,
-        datasets: tuple[DatasetLength, ...],
-        check: Callable[[Manifest], None],
-    ) -> None:
-        self._check = check
-        self._endpoint = endpoint
-        self._datasets = datasets
-        self._command = command
-        self._rank = rank
-        self._memory = memory
-        self._checkpoints = checkpoints
-        self._faults = faults
+    def __init__(self, context: WorkerContext, command: RunGeneration, rank: int) -> None:
+        self._context, self._command, self._rank = context, command, rank
+        self._memory = context.memory
         self._num_sections = command.plan.num_sections
         self._mine = (
             command.plan.sections_of(rank % command.plan.pipeline_depth)
@@ -173,7 +148,7 @@ class _Handover:
         )
 
     def run(self) -> HandoverResult:
-        self._faults.at(Hook.JOINED)
+        self._context.faults.at(Hook.JOINED)
         records, endpoints = self._exchange()
         entry = parse_name(self._command.checkpoint)
         step, generation = entry.step if entry else 0, self._command.generation
@@ -184,7 +159,7 @@ class _Handover:
             step,
             saves_only=self._command.save_only,
         )
-        self._faults.at(Hook.AGREED)
+        self._context.faults.at(Hook.AGREED)
         self._adopt(agreement, records[self._rank])
         owners = owners_of(self._command.plan)
         moving = moves(self._num_sections, records, agreement, owners)
@@ -196,7 +171,7 @@ class _Handover:
         mine = [move for move in moving if move.target == self._rank]
         loads = [move.section for move in mine if move.source is None]
         self._load(loads, agreement)
-        self._faults.at(Hook.MOVED)
+        self._context.faults.at(Hook.MOVED)
         world().barrier()
         # From here on every section is where it belongs: other copies may be released.
         self._memory.keep_only(self._mine)
@@ -211,8 +186,9 @@ class _Handover:
         memory.undo_unfinished()
         memory.move_home(self._command.plan.state)
         mine = RankRecord(self._rank, memory.records(), memory.control.decision)
-        datasets = [dataclasses.asdict(one) for one in self._datasets]
-        parts = dataclasses.asdict(mine), dataclasses.asdict(self._endpoint), datasets
+        datasets = [dataclasses.asdict(one) for one in self._context.loaded.datasets]
+        endpoint = dataclasses.asdict(Endpoint.of(self._context.device))
+        parts = dataclasses.asdict(mine), endpoint, datasets
         rows = gather_json(parts)
         self._check_lengths([[DatasetLength(**one) for one in row[2]] for row in rows])
         records = [from_data(RankRecord, record) for record, _, _ in rows]
@@ -241,7 +217,7 @@ class _Handover:
         if agreement.decision is None:
             return
         self._memory.control.decision = agreement.decision
-        self._memory.apply(agreement.decision, applies(mine, agreement), self._faults)
+        self._memory.apply(agreement.decision, applies(mine, agreement), self._context.faults)
 
     def _take_back(self, agreement: Agreement) -> None:
         """Go back to the agreed state where only a copy on this VM has it."""
@@ -277,19 +253,41 @@ class _Handover:
     def _load(self, sections: Sequence[int], agreement: Agreement) -> None:
         if not sections:
             return
-        name = self._command.checkpoint
+        name, store = self._command.checkpoint, self._context.checkpoints
         try:
-            manifest = read_manifest(self._checkpoints, name)
-            self._check(manifest)
+            manifest = read_manifest(store, name)
+            check_fits(self._context.loaded, self._command, manifest)
             for section in sections:
                 arena = self._memory.arenas[section]
                 arena.invalidate()
-                tensors = load_section(self._checkpoints, manifest, section)
+                tensors = load_section(store, manifest, section)
                 fill(arena, tensors, manifest.step)
                 arena.synchronise()
                 arena.set_version(agreement.step, agreement.origin)
         except (CheckpointError, StorageError) as error:
             raise UnreadableCheckpointError.of(name, error) from error
+
+
+def check_fits(loaded: LoadedJob, command: RunGeneration, manifest: Manifest) -> None:
+    """Check that a checkpoint is of the job as it is now.
+
+    Raises:
+        MisfitError: It is not.
+    """
+    other = other_length(manifest.datasets, loaded.datasets)
+    if other and manifest.code == command.code and not command.save_only:
+        name, was, now = other
+        raise MisfitError(
+            f"{name} had {counted(was, 'example')} when {manifest.name} was saved: it has "
+            f"{now} now, so that mini-batches would be of others; bring the data back to "
+            "what they were, or launch a new job with init_from"
+        )
+    why = misfit(manifest, loaded.spec, {loaded.fingerprint, *command.known_models})
+    if why:
+        raise MisfitError(
+            f"checkpoint {manifest.name} in {loaded.spec.checkpoint_path} is of {why}: go "
+            "back to what it was saved with, or launch a new job with init_from"
+        )
 
 
 def _on_host(arena: SectionArena, span: torch.Tensor) -> torch.Tensor:

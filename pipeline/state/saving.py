@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
@@ -29,9 +30,7 @@ from spottrain.manifest import (
     config_fingerprint,
     discard,
     discard_cut_short,
-    misfit,
     new_name,
-    other_length,
     own_uids,
     read_manifest,
     retain,
@@ -48,9 +47,9 @@ from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.pipeline.state.arena import SectionArena
 from spottrain.pipeline.state.checkpoint import (
     SnapshotOutcome,
-    SnapshotWriter,
     save_frozen,
     save_section,
+    write_snapshot,
 )
 from spottrain.pipeline.state.context import (
     FrozenFiles,
@@ -65,7 +64,6 @@ from spottrain.pipeline.state.handover import (
 )
 from spottrain.storage.store import StorageError
 from spottrain.storage.store import Store as CheckpointStore
-from spottrain.units import counted
 from spottrain.wire import messages
 from spottrain.wire.messages import RunGeneration
 
@@ -112,13 +110,19 @@ class CheckpointRound:
         self._tracker = tracker
         width = command.plan.data_parallel_width
         self._share = [section for section in arenas if section % width == replica]
-        self._writer = SnapshotWriter(context.checkpoints, context.loaded.spec.uid, context.uploads)
+        self._uploads = context.uploads
+        self._earlier = self._uploads.unfinished
+        """What a generation before has left under way."""
         self._written: Future[SnapshotOutcome] | None = None
+        """This rank's share of the pending checkpoint, if there is one."""
+        self._abandoned = threading.Event()
         self._copying: list[Transfer] = []
         """Copies under way from the device."""
-        self._left_out = self._agree_on_frozen(store)
-        """Parameters that every checkpoint names, but does not hold."""
-        self._rooms = self._writer.run(self._make_rooms)
+        self._left_out = context.loaded.layout.frozen
+        """Parameters whose files every manifest names: they are written once."""
+        if self._left_out:
+            self._agree_on_frozen(store)
+        self._rooms = self._uploads.submit(self._make_rooms)
         """Room for copies, kept: to get it takes longer than to copy."""
         records = (arena.numbers.evaluation for arena in arenas.values())
         self.best_step = max(records, key=lambda record: record.step).best_step
@@ -126,7 +130,6 @@ class CheckpointRound:
         self._tries = 0
         """Checkpoints begun: no name is used twice, as half of one may be left there."""
         self._pending: int | None = None
-        self._outcome: SnapshotOutcome | None = None
         self._saved = self._begun = self._step_of(command.checkpoint)
         self._completing: Future[bool] | None = None
         """The newest manifest at rank 0, under way or done."""
@@ -153,8 +156,8 @@ class CheckpointRound:
         except StorageError as error:
             sys.stderr.write(f"{error}; it is tried again later\n")
 
-    def _agree_on_frozen(self, store: Store) -> frozenset[str]:
-        """Return the parameters to leave out, as the checkpoint before has left them.
+    def _agree_on_frozen(self, store: Store) -> None:
+        """Learn of the files of frozen parameters, as the checkpoint before names them.
 
         Its manifest is read by rank 0 of the job's first generation here; later ones ask
         a rank that knows, as the store may take its time. Whatever happens to that, no
@@ -164,25 +167,21 @@ class CheckpointRound:
             UnreadableCheckpointError: The manifest cannot be read.
             MisfitError: The model now begins with other frozen weights.
         """
-        layout, knows = self._context.loaded.layout, self._context.frozen
-        if not layout.frozen:
-            return frozenset()
+        knows = self._context.frozen
         with self._context.activity.waiting():
             rows = gather_json(bool(knows))
         teacher = rows.index(True) if any(rows) else 0
         if world().rank == teacher:
             text = ""
             try:
-                knows[:] = knows or [self._read_before(layout.base)]
+                knows[:] = knows or [self._read_before(self._context.loaded.layout.base)]
                 text = encode(knows[0])
             finally:
                 store.set("frozen", text)
         elif not knows and (text := store.get("frozen").decode()):
             knows[:] = [decode(FrozenFiles, text)]
-        return layout.frozen if knows and knows[0].files else frozenset()
 
     def _read_before(self, base: str) -> FrozenFiles:
-        """Return what the checkpoint before leaves out."""
         name = self._command.checkpoint
         try:
             manifest = read_manifest(self._context.checkpoints, name)
@@ -190,7 +189,7 @@ class CheckpointRound:
             raise UnreadableCheckpointError.of(name, error) from error
         names = manifest.base, base
         other = names[0] != names[1] and not any(map(os.path.isabs, names))
-        if manifest.frozen and other:
+        if other:
             raise MisfitError(
                 f"the frozen parameters of {name} are those of {names[0] or 'a model'}, "
                 f"but model() now begins with {names[1] or 'others'}; go back, or launch "
@@ -239,11 +238,12 @@ class CheckpointRound:
         There is none while the upload of a generation before goes on.
         """
         began_s = time.monotonic()
-        if not self._writer.is_free:
+        if not all(task.done() for task in self._earlier):
             self._pending = self._begun = step
             self._tries += 1
             reason = "a checkpoint of an earlier generation is still being uploaded"
-            self._outcome = SnapshotOutcome(self._name(step), (), reason)
+            self._written = Future()
+            self._written.set_result(SnapshotOutcome(error=reason))
             return
         copies = {
             section: {name: self._copy(section, name, tensor) for name, tensor in tensors.items()}
@@ -271,11 +271,9 @@ class CheckpointRound:
 
     def settled_step(self) -> int:
         """Return the step of the pending checkpoint if this rank's share is settled."""
-        if self._pending is None:
+        if self._pending is None or self._written is None or not self._written.done():
             return NOT_SETTLED
-        if self._outcome is None:
-            self._outcome = self._writer.poll()
-        return NOT_SETTLED if self._outcome is None else self._pending
+        return self._pending
 
     def settle(self, common_step: int) -> None:
         """Complete the pending checkpoint if all ranks have settled their shares.
@@ -299,7 +297,6 @@ class CheckpointRound:
             if not self._wait(self._written, stop_request):
                 self.abandon()
                 return False
-            self.settled_step()
             self._complete(step)
         if self._unconfirmed is not None:
             if not self._wait(self._completing, stop_request):
@@ -395,17 +392,24 @@ class CheckpointRound:
         self._pending = self._begun = step
         self._tries += 1
         device, copying = self._context.device, tuple(self._copying)
+        store, uid = self._context.checkpoints, self._context.loaded.spec.uid
+        name, abandoned = self._name(step), self._abandoned
 
-        def wait() -> None:
+        def write() -> SnapshotOutcome:
             for transfer in copying:
                 device.finish(transfer)
+            return write_snapshot(store, uid, name, share, abandoned)
 
-        self._written = self._writer.submit(self._name(step), share, wait=wait)
+        self._written = self._uploads.submit(write)
 
     def abandon(self) -> None:
-        """Drop the pending checkpoint: nobody waits for it any more."""
-        self._writer.abandon()
-        self._pending = self._outcome = self._written = None
+        """Drop the pending checkpoint: nobody waits for it, nor for a file of it that is on
+        its way."""
+        self._abandoned.set()
+        self._abandoned = threading.Event()
+        if self._written is not None:
+            self._written.cancel()
+        self._pending = self._written = None
 
     def _name(self, step: int) -> str:
         nonce = (self._nonce + self._tries) % (1 << 32)
@@ -416,9 +420,9 @@ class CheckpointRound:
         return int(checkpoint.split("-")[1]) if checkpoint else NOT_SETTLED
 
     def _complete(self, step: int) -> None:
-        outcome = self._outcome
-        assert outcome is not None
-        self._pending = self._outcome = self._written = None
+        assert self._written is not None
+        outcome = self._written.result()
+        self._pending = self._written = None
         trim_heap()
         self._context.faults.at(Hook.CHECKPOINT_WRITTEN)
         with self._context.activity.waiting():
@@ -430,12 +434,12 @@ class CheckpointRound:
             )
         self._unconfirmed = step
         if world().rank == 0:
-            errors = [row["error"] for row in rows if row["error"] is not None]
+            errors = [row["error"] for row in rows if row["error"]]
             files = [from_data(FileRecord, x) for row in rows for x in row["files"]]
             name, best = self._name(step), self.best_step
             # The store may take its time: nobody waits for it here.
             finish = functools.partial(self._finish, name, step, files, errors, best)
-            self._completing = self._writer.run(finish)
+            self._completing = self._uploads.submit(finish)
 
     def _finish(
         self,
@@ -462,15 +466,16 @@ class CheckpointRound:
         self, name: str, step: int, files: list[FileRecord], best_step: int
     ) -> list[str]:
         """Make a checkpoint complete; return why it is not."""
-        size = self._command.plan.microbatch_size
-        loaded = self._context.loaded
-        spec = dataclasses.replace(loaded.spec, microbatch_size=size)
-        loaded = dataclasses.replace(loaded, spec=spec)
-        manifest = make_manifest(loaded, name, step, files, best_step)
-        manifest = dataclasses.replace(manifest, code=self._command.code)
-        if self._left_out:
-            frozen = self._context.frozen[0]
-            manifest = dataclasses.replace(manifest, frozen=frozen.files, base=frozen.base)
+        manifest = make_manifest(
+            self._context.loaded,
+            name,
+            step,
+            files,
+            self._context.frozen[0] if self._left_out else FrozenFiles(),
+            microbatch_size=self._command.plan.microbatch_size,
+            best_step=best_step,
+            code=self._command.code,
+        )
         try:
             write_manifest(self._context.checkpoints, manifest)
         except CheckpointError as error:
@@ -520,11 +525,9 @@ def write_first(
             files.append(save_section(store, name, section, trained))
             if left_out := {n: values[n] for n in names if n in layout.frozen}:
                 frozen.append(save_frozen(store, section, left_out))
-        manifest = dataclasses.replace(
-            make_manifest(loaded, name, 0, files),
-            frozen=tuple(frozen),
-            base=layout.base if frozen else "",
-        )
+        named = FrozenFiles(tuple(frozen), layout.base if frozen else "")
+        size = loaded.spec.microbatch_size
+        manifest = make_manifest(loaded, name, 0, files, named, microbatch_size=size)
         write_manifest(store, manifest)
     except CheckpointError:
         with contextlib.suppress(StorageError):  # the reason above is told
@@ -538,11 +541,15 @@ def make_manifest(
     name: str,
     step: int,
     files: list[FileRecord],
+    frozen: FrozenFiles,
+    *,
+    microbatch_size: int,
     best_step: int = 0,
+    code: str = "",
 ) -> Manifest:
     """Return the manifest of a checkpoint whose files are all written."""
-    spec = loaded.spec
-    ordered = sorted(files, key=lambda file: (file.section, file.file))
+    spec = dataclasses.replace(loaded.spec, microbatch_size=microbatch_size)
+    ordered = sorted(files, key=lambda file: file.section)
     return Manifest(
         name=name,
         step=step,
@@ -554,33 +561,9 @@ def make_manifest(
         microbatch_size=spec.microbatch_size,
         files=tuple(ordered),
         best_step=best_step,
+        frozen=frozen.files,
+        base=frozen.base,
         uid=spec.uid,
         datasets=loaded.datasets,
+        code=code,
     )
-
-
-def check_fits(loaded: LoadedJob, command: RunGeneration, manifest: Manifest) -> None:
-    """Check that a checkpoint is of the job as it is now.
-
-    Args:
-        loaded: The job.
-        command: The generation's.
-        manifest: Of the checkpoint.
-
-    Raises:
-        MisfitError: It is not.
-    """
-    other = other_length(manifest.datasets, loaded.datasets)
-    if other and manifest.code == command.code and not command.save_only:
-        name, was, now = other
-        raise MisfitError(
-            f"{name} had {counted(was, 'example')} when {manifest.name} was saved: it has {now} now, "
-            "so that mini-batches would be of others; bring the data back to what they "
-            "were, or launch a new job with init_from"
-        )
-    why = misfit(manifest, loaded.spec, {loaded.fingerprint, *command.known_models})
-    if why:
-        raise MisfitError(
-            f"checkpoint {manifest.name} in {loaded.spec.checkpoint_path} is of {why}: go "
-            "back to what it was saved with, or launch a new job with init_from"
-        )

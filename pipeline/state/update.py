@@ -89,7 +89,7 @@ class ExchangeResult:
     """Step of the newest checkpoint whose shares every rank has settled."""
     share: int
     """Number of the newest ``ShareMinibatch`` if all ranks know the same, else 0."""
-    profile: int
+    trace: int
     """Number of the newest ``TraceMinibatches`` if all ranks know the same, else 0."""
     save: bool
     """True if a checkpoint is due after this mini-batch, by rank 0's word."""
@@ -127,7 +127,7 @@ class Gatherer:
         stop: int,
         checkpoint: int,
         share: int,
-        profile: int,
+        trace: int,
         *,
         save: bool,
         copied: int = 0,
@@ -140,7 +140,7 @@ class Gatherer:
             stop: Its ``StopRequest``.
             checkpoint: Step of the newest checkpoint that it has settled.
             share: Number of the newest ``ShareMinibatch`` that it knows, or 0.
-            profile: Number of the newest ``TraceMinibatches`` that it knows, or 0.
+            trace: Number of the newest ``TraceMinibatches`` that it knows, or 0.
             save: True if it finds a checkpoint due after this mini-batch.
             copied: Step of the newest copies that it has sent and received.
             copy: True if it finds copies due after this mini-batch.
@@ -153,10 +153,10 @@ class Gatherer:
             if c.metrics:
                 metrics = torch.tensor(c.metrics, dtype=torch.float64)
                 row[self._metrics_at : self._extras_at] = metrics
-        extras = copy, copied, save, profile, share, stop, checkpoint
+        extras = copy, copied, save, trace, share, stop, checkpoint
         row[-self._EXTRAS :] = torch.tensor(extras)
         everything = gather_rows(row)
-        copies, copied_steps, saves, profiles, shares, stops, settled_steps = everything[
+        copies, copied_steps, saves, traces, shares, stops, settled_steps = everything[
             :, -self._EXTRAS :
         ].unbind(1)
         return ExchangeResult(
@@ -164,7 +164,7 @@ class Gatherer:
             stop=int(stops.max()),
             settled_step=int(settled_steps.min()),
             share=share if _all_equal(shares, share) else 0,
-            profile=profile if _all_equal(profiles, profile) else 0,
+            trace=trace if _all_equal(traces, trace) else 0,
             save=bool(saves[0]),
             copied_step=int(copied_steps.min()),
             copy=bool(copies[0]),

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -32,13 +31,9 @@ from spottrain.wire.messages import EvaluationSpec, RunGeneration
 LOSS = "loss"
 
 
-@dataclass(frozen=True, slots=True)
-class SetResult:
-    """What was measured over one held-out set."""
-
-    name: str
-    means: Mapping[str, float]
-    """Weighted means by name, the loss among them; empty where nothing had weight."""
+Means = Mapping[str, float]
+"""What was measured over one held-out set: weighted means by name, the loss among them; empty
+where nothing had weight."""
 
 
 class Evaluation:
@@ -84,12 +79,12 @@ class Evaluation:
         that did not all live to remember it, comes to the same conclusion again.
         """
         self._evaluated = step
-        results = [self._evaluate(name, executor) for name in self._sets]
+        results = {name: self._evaluate(name, executor) for name in self._sets}
         record = self._remember(step, results)
         if self._rank == 0:
-            for result in results:
-                if LOSS in result.means:
-                    self._report(step, result, record)
+            for name, means in results.items():
+                if LOSS in means:
+                    self._report(step, name, means, record)
         return record
 
     def stops_early(self) -> str:
@@ -102,11 +97,8 @@ class Evaluation:
             f"{counted(record.without_improvement, 'evaluation')} since step {record.best_step}"
         )
 
-    def _evaluate(self, name: str, executor: StageExecutor) -> SetResult:
-        count, width = (
-            self._source.num_heldout(name),
-            self._command.plan.data_parallel_width,
-        )
+    def _evaluate(self, name: str, executor: StageExecutor) -> Means:
+        count, width = self._source.num_heldout(name), self._command.plan.data_parallel_width
         replica = self._rank // self._command.plan.pipeline_depth
         share = [count * d // width for d in range(width + 1)]
         mine = range(share[replica], share[replica + 1])
@@ -123,13 +115,13 @@ class Evaluation:
         with self._context.activity.waiting():
             world().sum(table)
         sums = add_up(table.tolist(), table.shape[1])
-        return SetResult(name, weighted_means([LOSS, *metrics], sums))
+        return weighted_means([LOSS, *metrics], sums)
 
     def _newest(self) -> EvaluationRecord:
         records = (arena.numbers.evaluation for arena in self._arenas.values())
         return max(records, key=lambda record: record.step)
 
-    def _remember(self, step: int, results: Sequence[SetResult]) -> EvaluationRecord:
+    def _remember(self, step: int, results: Mapping[str, Means]) -> EvaluationRecord:
         """Have every section remember what the evaluation has shown."""
         if not step:
             return EvaluationRecord()
@@ -146,20 +138,20 @@ class Evaluation:
                 arena.numbers.evaluation = record
         return record
 
-    def _report(self, step: int, result: SetResult, record: EvaluationRecord) -> None:
+    def _report(self, step: int, name: str, means: Means, record: EvaluationRecord) -> None:
         decisive = decisive_metric(self._spec, self._sets).rpartition("/")[0]
         self._context.supervisor.report(
             messages.Evaluated(
                 generation=self._command.generation,
                 step=step,
-                loss=result.means[LOSS],
-                name=result.name,
+                loss=means[LOSS],
+                name=name,
                 metrics=tuple(
-                    messages.Metric(name=name, value=value)
-                    for name, value in result.means.items()
-                    if name != LOSS
+                    messages.Metric(name=metric, value=value)
+                    for metric, value in means.items()
+                    if metric != LOSS
                 ),
-                is_best=bool(step) and record.best_step == step and result.name == decisive,
+                is_best=bool(step) and record.best_step == step and name == decisive,
             )
         )
 
@@ -180,12 +172,10 @@ def decisive_metric(spec: EvaluationSpec, sets: Sequence[str]) -> str:
     return spec.metric or f"{sets[0]}/{LOSS}"
 
 
-def decisive_value(spec: EvaluationSpec, results: Sequence[SetResult]) -> float:
+def decisive_value(spec: EvaluationSpec, results: Mapping[str, Means]) -> float:
     """Return the value of the decisive metric; not a number where it has none."""
-    names = [result.name for result in results]
-    name, _, metric = decisive_metric(spec, names).rpartition("/")
-    (means,) = [result.means for result in results if result.name == name]
-    return means.get(metric, math.nan)
+    name, _, metric = decisive_metric(spec, list(results)).rpartition("/")
+    return results[name].get(metric, math.nan)
 
 
 def after(

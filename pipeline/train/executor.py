@@ -131,23 +131,16 @@ class StageExecutor:
         """Micro-batches of every mini-batch."""
         return len(self.place.virtual_nodes)
 
-    def train(self, step: int, scale_exponent: int = 0) -> list[list[float]]:
-        """Run forwards and backwards of mini-batch ``step``.
-
-        Args:
-            step: Mini-batches applied before it.
-            scale_exponent: Losses are multiplied by two to it before they go backward.
-
-        Returns:
-            ``LossSums.values`` of every virtual node, in order; empty on every stage
-            but the last.
-        """
-        return self.finish(self.open(step, scale_exponent))
+    def train(self, step: int) -> list[list[float]]:
+        """Run forwards and backwards of mini-batch ``step``; returns as ``finish``."""
+        return self.finish(self.open(step))
 
     def open(self, step: int, scale_exponent: int = 0) -> Minibatch:
         """Let what belongs to mini-batch ``step`` come in, after what came before.
 
-        Arguments are those of ``train``.
+        Args:
+            step: Mini-batches applied before it.
+            scale_exponent: Losses are multiplied by two to it before they go backward.
         """
         return Minibatch(self, step, scale_exponent)
 
@@ -164,7 +157,8 @@ class StageExecutor:
                 may begin; asked whenever there is nothing else to do.
 
         Returns:
-            As ``train``.
+            ``LossSums.values`` of every virtual node, in order; empty on every stage
+            but the last.
         """
         losses = minibatch.run(follow)
         self.recomputes = minibatch.recomputes

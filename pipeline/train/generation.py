@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -40,13 +40,12 @@ from spottrain.pipeline.state.context import StopRequest, WorkerContext
 from spottrain.pipeline.state.copies import PeerCopies
 from spottrain.pipeline.state.evacuation import end_worker
 from spottrain.pipeline.state.handover import HandoverResult, hand_over
-from spottrain.pipeline.state.saving import CheckpointRound, check_fits
+from spottrain.pipeline.state.saving import CheckpointRound
 from spottrain.pipeline.train.evaluation import LOSS, Evaluation, weighted_means
 from spottrain.pipeline.train.lanes import (
     Computed,
     Lanes,
-    StageNetwork,
-    stage_group,
+    Network,
 )
 from spottrain.pipeline.train.overlap import Committed, Overlap
 from spottrain.pipeline.train.profiling import RankProfiler
@@ -81,7 +80,11 @@ def run_generation(context: WorkerContext, command: RunGeneration, pid: int) -> 
     versions = (arena.version for arena in context.memory.arenas.values())
     context.faults.step = max(versions, default=0)
     store = connect_rendezvous(command.store_host, command.store_port, timeout_s)
-    result = _hand_over(context, command, rank, store)
+    try:
+        result = hand_over(context, command, rank, store)
+    except torch.OutOfMemoryError as error:
+        _report_out_of_memory(context, command, error, "handover", None)
+        raise
     if rank >= len(command.plan.slots):
         release_rendezvous(store, len(command.participants))
         _report_stop(context, command, result.agreement.step)
@@ -99,7 +102,7 @@ def run_generation(context: WorkerContext, command: RunGeneration, pid: int) -> 
             groups = _form_groups(
                 context, command, rank, result.endpoints, connections, device_groups
             )
-            network = _Network(store, connections, groups, device_groups)
+            network = Network(store, connections, groups, device_groups)
             training = _Training(context, command, rank, network)
             release_rendezvous(store, len(command.participants))
             training.begin(result, pid)
@@ -115,21 +118,6 @@ def run_generation(context: WorkerContext, command: RunGeneration, pid: int) -> 
         if training is not None:
             training.close()
         leave()
-
-
-def _hand_over(
-    context: WorkerContext, command: RunGeneration, rank: int, store: RendezvousStore
-) -> HandoverResult:
-    """Bring every section to where the plan has it."""
-    sources = (context.memory, context.checkpoints)
-    mine = (Endpoint.of(context.device), context.loaded.datasets)
-    bounds = (context.loaded.spec.communication_timeout_s, context.faults)
-    check = partial(check_fits, context.loaded, command)
-    try:
-        return hand_over(command, rank, store, *sources, *bounds, *mine, check)
-    except torch.OutOfMemoryError as error:
-        _report_out_of_memory(context, command, error, "handover", None)
-        raise
 
 
 def _save(
@@ -294,17 +282,6 @@ def _rank_of(context: WorkerContext, command: RunGeneration) -> int:
     return ranks[0]
 
 
-@dataclass(frozen=True, slots=True)
-class _Network:
-    """A rank's connections to its peers in one generation."""
-
-    store: RendezvousStore
-    connections: Connections
-    groups: Mapping[tuple[int, ...], dist.ProcessGroup]
-    """Of the host, those that this rank is in."""
-    device_groups: DeviceGroups
-
-
 class _Training:
     """The training loop of one rank of a plan."""
 
@@ -313,7 +290,7 @@ class _Training:
         context: WorkerContext,
         command: RunGeneration,
         rank: int,
-        network: _Network,
+        network: Network,
     ) -> None:
         plan, spec = command.plan, context.loaded.spec
         self._network = network
@@ -327,7 +304,7 @@ class _Training:
         """Of the thread that commits."""
         self._copies = PeerCopies(behind, command, rank, self._arenas)
         self._tracker = TensorTracker(context.memory.num_bytes, context.stages.known)
-        self._lanes = self._make_lanes()
+        self._lanes = Lanes(context, plan, rank, self._arenas, network, self._tracker)
         self._ties = _trainable_ties(context.loaded.layout)
         self._updater = context.memory.updater(self._arenas, behind.faults)
         self._gatherer = update.Gatherer(plan, len(context.loaded.layout.metrics))
@@ -355,23 +332,11 @@ class _Training:
         self._profiler = RankProfiler(context, plan, rank)
         self._since_s = time.monotonic()
         """When the newest commit has ended, or the pipeline was begun to be filled."""
-        self._overlap = self._make_overlap()
-
-    def _make_lanes(self) -> Lanes:
-        network = StageNetwork(
-            stage_group(self._plan, self._rank, self._network.groups),
-            self._network.device_groups.mine,
-            self._network.connections.check,
-        )
-        context, tracker = self._context, self._tracker
-        return Lanes(context, self._plan, self._rank, self._arenas, network, tracker)
-
-    def _make_overlap(self) -> Overlap:
-        return Overlap(
-            self._context,
+        self._overlap = Overlap(
+            context,
             self._lanes,
             self._links,
-            self._network.connections,
+            network.connections,
             self._commit,
             self._keep,
             self._drains,
@@ -550,8 +515,8 @@ class _Training:
         faults.at(Hook.PREPARED)
         stop = self._context.supervisor.stop_request()
         share = self._context.supervisor.newest_share()
-        profile = self._context.supervisor.newest_trace()
-        numbers = (0 if one is None else one.number for one in (share, profile))
+        trace = self._context.supervisor.newest_trace()
+        numbers = (0 if one is None else one.number for one in (share, trace))
         settled, save = self._saving.settled_step(), self._saving.is_due(step + 1)
         with activity.waiting(), self._profiler.phase("commit"):
             all_ranks = self._gatherer.exchange(
@@ -581,8 +546,8 @@ class _Training:
         self._is_copy_due = all_ranks.copy
         shares = share is not None and all_ranks.share > self._share
         self._agreed_share = share if shares else None
-        if all_ranks.profile:
-            self._profiler.wanted = profile
+        if all_ranks.trace:
+            self._profiler.wanted = trace
         self._report(computed, decision)
         faults.at(Hook.REPORTED)
         drains = shares or self._profiler.is_busy

@@ -14,9 +14,12 @@ from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
 
 from spottrain.morphing.schedules.schedule import make_schedule, max_in_flight
 from spottrain.pipeline.base.tracking import TensorTracker
+from spottrain.pipeline.comm.device_group import DeviceGroups
+from spottrain.pipeline.comm.groups import Connections
 from spottrain.pipeline.comm.p2p import PipelineLinks
 from spottrain.pipeline.comm.ranks import stage_ranks
 from spottrain.pipeline.model.data import MicrobatchSource
@@ -33,15 +36,14 @@ from spottrain.wire.model import Plan, segments_of
 
 
 @dataclass(frozen=True, slots=True)
-class StageNetwork:
-    """What a rank computes a stage with others by."""
+class Network:
+    """A rank's connections to its peers in one generation."""
 
-    group: dist.ProcessGroup | None
-    """Of the stage's ranks, on the host; ``None``: there is one."""
-    device_group: dist.ProcessGroup | None
-    """The same on their devices, if these can sum."""
-    check: Callable[[], None]
-    """As for ``StageModel``."""
+    store: Store
+    connections: Connections
+    groups: Mapping[tuple[int, ...], dist.ProcessGroup]
+    """Of the host, those that this rank is in."""
+    device_groups: DeviceGroups
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ class Lanes:
         plan: Of the generation.
         rank: Of this worker.
         arenas: Its sections.
-        network: To the ranks of its stage.
+        network: To its peers.
         tracker: Counts bytes.
     """
 
@@ -86,7 +88,7 @@ class Lanes:
         plan: Plan,
         rank: int,
         arenas: Mapping[int, SectionArena],
-        network: StageNetwork,
+        network: Network,
         tracker: TensorTracker,
     ) -> None:
         self._context, self._plan = context, plan
@@ -133,7 +135,7 @@ class Lanes:
                     device.torch_device,
                     spec.precision,
                     buffers,
-                    self._network.check,
+                    self._network.connections.check,
                 )
                 for run in segments_of(runs, self._plan.segments)
             ]
@@ -146,8 +148,8 @@ class Lanes:
     ) -> GradientReduction:
         plan, loaded = self._plan, self._context.loaded
         replicas = Replicas(
-            group=self._network.group,
-            device_group=self._network.device_group,
+            group=self._network.groups.get(stage_ranks(plan, self._stage)),
+            device_group=self._network.device_groups.mine,
             virtual_nodes=plan.virtual_nodes_of(self._replica),
             num_virtual_nodes=plan.replica_bounds[-1],
             has_loss=self._stage == plan.pipeline_depth - 1,
@@ -293,13 +295,6 @@ class Lanes:
         """Let go of the parameters."""
         for lane in self._lanes:
             lane.reduction.close()
-
-
-def stage_group(
-    plan: Plan, rank: int, groups: Mapping[tuple[int, ...], dist.ProcessGroup]
-) -> dist.ProcessGroup | None:
-    """Return the group of the ranks that hold the same stage as ``rank``."""
-    return groups.get(stage_ranks(plan, rank % plan.pipeline_depth))
 
 
 def _parameters_of(chunks: list[list[StageModel]]) -> dict[int, NamedParameters]:

@@ -9,6 +9,7 @@ sums of losses, fp16's loss scale taken out: nothing is averaged before the appl
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -26,6 +27,7 @@ from spottrain.pipeline.train.sums import (
     Replicas,
     SectionIntegers,
     SectionRuns,
+    SectionSums,
     wait_for,
 )
 from spottrain.pipeline.train.working import WorkingSection
@@ -39,6 +41,7 @@ class GradientReduction:
     """The gradients of one stage from the first backward to the last sum.
 
     Args:
+        kind: How the gradients of a section are added up.
         parameters: Of each section, on the device.
         sections: Where sums are kept, and where they go.
         replicas: The ranks of the stage.
@@ -48,22 +51,18 @@ class GradientReduction:
 
     def __init__(
         self,
+        kind: Callable[..., SectionSums],
         parameters: Mapping[int, NamedParameters],
         sections: Sequence[WorkingSection],
         replicas: Replicas,
         device: Device,
         tracker: TensorTracker,
     ) -> None:
-        self._parameters = parameters
-        self._sections = sections
-        self._replicas = replicas
-        self._device = device
-        self._tracker = tracker
-        self._set_up()
-
-    def _set_up(self) -> None:
-        """Hook into the parameters."""
-        raise NotImplementedError
+        self._replicas, self._device = replicas, device
+        self._sums = [kind(parameters, section, replicas, device) for section in sections]
+        for one in self._sums:
+            if one.total is not None:
+                tracker.adopt(one.total)
 
     def begin(self, step: int, attempt: int, scale_exponent: int) -> None:
         """Prepare for the backwards of a mini-batch.
@@ -73,92 +72,26 @@ class GradientReduction:
             attempt: From 0; another one only follows gradients out of range.
             scale_exponent: Losses of this mini-batch are multiplied by two to it.
         """
-        raise NotImplementedError
-
-    def reduce(self) -> Mapping[int, GradientFit]:
-        """Sum over replicas; afterwards the arenas hold the whole mini-batch's sum."""
-        raise NotImplementedError
-
-    def total_loss(self, losses: Losses) -> list[float]:
-        """Return the sums of the mini-batch; zeros but on the last stage."""
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Let go of the parameters."""
-
-
-class FastReduction(GradientReduction):
-    """Backwards add up in place; an all-reduce adds up replicas."""
-
-    def _set_up(self) -> None:
-        self._sums = [
-            SectionRuns(self._parameters, section, self._replicas, self._device)
-            for section in self._sections
-        ]
-
-    def begin(self, step: int, attempt: int, scale_exponent: int) -> None:
-        """Clear the sums of the mini-batch before."""
-        for one in self._sums:
-            one.begin(scale_exponent, len(self._replicas.virtual_nodes))
-
-    def close(self) -> None:
-        """Take the hooks away."""
-        for one in self._sums:
-            one.close()
-
-    def reduce(self) -> Mapping[int, GradientFit]:
-        """Sum over replicas by all-reduce."""
-        sums = self._sums[::-1]  # backwards come to the last section first
-        for one in sums:
-            one.completion.force()
-        given = _given(sums)
-        flags = self._replicas.begin_maximum(given)
-        works = [self._replicas.begin_sum(one.addends()) for one in sums]
-        for one, mine in zip(sums, works, strict=True):
-            wait_for(mine)
-            one.take_sum()
-        for one in sums:
-            one.arrive()
-        wait_for(flags)
-        _note_lacking(sums, given)
-        return {one.section.arena.section: GradientFit() for one in sums}
-
-    def total_loss(self, losses: Losses) -> list[float]:
-        """Add up in the order of virtual nodes here, then over replicas."""
-        totals = torch.tensor(add_up(losses, self._replicas.num_sums), dtype=torch.float64)
-        if self._replicas.has_loss:
-            self._replicas.sum([totals])
-        return list(totals.tolist())
-
-
-class ExactReduction(GradientReduction):
-    """Sums integers, which any order of additions leaves the same."""
-
-    def _set_up(self) -> None:
-        self._sums = [
-            SectionIntegers(self._parameters, section, self._replicas, self._device)
-            for section in self._sections
-        ]
-        for one in self._sums:
-            self._tracker.adopt(one.total)
-
-    def begin(self, step: int, attempt: int, scale_exponent: int) -> None:
-        """Clear the sums, and choose the exponents of this attempt."""
         for one in self._sums:
             one.begin(step, attempt, scale_exponent, self._replicas)
 
     def reduce(self) -> Mapping[int, GradientFit]:
-        """Sum integers over replicas, then round sums to the gradients' types.
+        """Sum over replicas; afterwards the arenas hold the whole mini-batch's sum.
 
         Integers out of range are summed, too, and their sums of no use: to wait for what
         all ranks have found would cost each mini-batch more.
         """
-        device, sums = self._device, self._sums[::-1]  # as backwards come to them
+        device, sums = self._device, self._sums[::-1]  # backwards come to the last section first
         for one in sums:
             one.completion.force()
-        peaks = device.download(torch.cat([one.peaks for one in self._sums]))
+        found = [one.peaks for one in self._sums if one.peaks is not None]
+        peaks = device.download(torch.cat(found)) if found else None
         works = [self._replicas.begin_sum(one.addends()) for one in sums]
-        fits = self._settle(fixed_point.magnitudes(device.finish(peaks)))
+        fits = self._settle(
+            torch.zeros(0, dtype=torch.int64)
+            if peaks is None
+            else fixed_point.magnitudes(device.finish(peaks))
+        )
         for one, mine in zip(sums, works, strict=True):
             wait_for(mine)
             one.take_sum()
@@ -167,19 +100,24 @@ class ExactReduction(GradientReduction):
         return fits
 
     def _settle(self, magnitudes: torch.Tensor) -> Mapping[int, GradientFit]:
-        """Return whether gradients fit, given the magnitudes of this rank's."""
-        both = torch.cat([magnitudes, _given(self._sums)])
+        """Return whether gradients fit, given the magnitudes of this rank's; note which
+        gradients no backward of any rank has given."""
+        given = itertools.chain.from_iterable(one.given for one in self._sums)
+        both = torch.cat([magnitudes, torch.tensor([*given], dtype=torch.int64)])
         wait_for(self._replicas.begin_maximum(both))
-        _note_lacking(self._sums, both[len(magnitudes) :])
-        rest, fits = iter(both[: len(magnitudes)].tolist()), {}
+        rest = iter(both[: len(magnitudes)].tolist())
+        flags = iter(both[len(magnitudes) :].tolist())
+        fits, nodes = {}, self._replicas.num_virtual_nodes
         for one in self._sums:
-            found = list(itertools.islice(rest, one.peaks.numel()))
-            nodes = self._replicas.num_virtual_nodes
-            fits[one.section.arena.section] = one.settle(found, nodes)
+            arena = one.section.arena
+            arena.lacking = frozenset(name for name in arena.gradients if not next(flags))
+            count = 0 if one.peaks is None else one.peaks.numel()
+            fits[arena.section] = one.settle(list(itertools.islice(rest, count)), nodes)
         return fits
 
     def total_loss(self, losses: Losses) -> list[float]:
-        """Add up in the order of virtual nodes, whoever computed them."""
+        """Return the sums of the mini-batch, added up in the order of virtual nodes, whoever
+        computed them; zeros but on the last stage."""
         replicas, width = self._replicas, self._replicas.num_sums
         if not replicas.has_loss:
             return [0.0] * width
@@ -190,34 +128,15 @@ class ExactReduction(GradientReduction):
         return add_up(table.tolist(), width)
 
     def close(self) -> None:
-        """Take the hooks away."""
+        """Let go of the parameters."""
         for one in self._sums:
             one.close()
 
 
 REDUCTIONS: Mapping[Reduction, Callable[..., GradientReduction]] = {
-    "fast": FastReduction,
-    "exact": ExactReduction,
+    "fast": functools.partial(GradientReduction, SectionRuns),
+    "exact": functools.partial(GradientReduction, SectionIntegers),
 }
-
-
-def _given(sums: Sequence[SectionRuns | SectionIntegers]) -> torch.Tensor:
-    """Return 1 for each gradient that a backward of this rank has given, else 0."""
-    flags = itertools.chain.from_iterable(one.given for one in sums)
-    return torch.tensor([*flags], dtype=torch.int64)
-
-
-def _note_lacking(sums: Sequence[SectionRuns | SectionIntegers], given: torch.Tensor) -> None:
-    """Note which gradients no backward of any rank has given.
-
-    Args:
-        sums: Of this rank's sections.
-        given: The maximum over ranks of ``_given``.
-    """
-    flags = iter(given.tolist())
-    for one in sums:
-        arena = one.section.arena
-        arena.lacking = frozenset(name for name in arena.gradients if not next(flags))
 
 
 def add_up(rows: Iterable[Sequence[float]], width: int) -> list[float]:

@@ -7,6 +7,7 @@ before it; its sum over replicas runs beside the transfers of others.
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -139,11 +140,60 @@ class _Completion:
             self._act()
 
 
-class SectionRuns:
-    """The gradients of one section that autograd adds up in place."""
+class SectionSums(abc.ABC):
+    """The gradients of one section, added up: over virtual nodes, then over replicas."""
 
-    given: list[bool]
-    """Which gradients backwards of the mini-batch have given so far."""
+    total: torch.Tensor | None = None
+    """Memory of its own for sums, on the device."""
+    peaks: torch.Tensor | None = None
+    """Largest absolute value of every gradient, of all virtual nodes so far, if that is
+    looked at."""
+
+    def __init__(self, section: WorkingSection, device: Device) -> None:
+        self.section = section
+        self.completion = _Completion(section.target_gradients, self._complete)
+        self.given: list[bool] = []
+        """Which gradients backwards of the mini-batch have given so far."""
+        self._device = device
+        self._transfers: list[Transfer] = []
+        """On their way to where sums are made, or to the arena."""
+        self._hooks: list[RemovableHandle] = []
+
+    def begin(self, step: int, attempt: int, scale_exponent: int, replicas: Replicas) -> None:
+        """Prepare for an attempt at mini-batch ``step``."""
+        self._scale_exponent = scale_exponent
+        self._transfers.clear()
+        self.given = [False] * len(self.section.target_gradients)
+        self.completion.begin(len(replicas.virtual_nodes))
+
+    @abc.abstractmethod
+    def _complete(self) -> None:
+        """All backwards have been through the section: begin to move what can leave."""
+
+    @abc.abstractmethod
+    def addends(self) -> Sequence[torch.Tensor]:
+        """Return what is to be summed over replicas, once it is there."""
+
+    @abc.abstractmethod
+    def take_sum(self) -> None:
+        """Take over the sum over replicas, which is in the ``addends``."""
+
+    @abc.abstractmethod
+    def arrive(self) -> None:
+        """Wait until the arena has the gradients."""
+
+    def settle(self, magnitudes: Sequence[int], virtual_nodes: int) -> GradientFit:
+        """Return what the magnitudes of the gradients, over all replicas, say of them."""
+        return GradientFit()
+
+    def close(self) -> None:
+        """Take the hooks away."""
+        for hook in self._hooks:
+            hook.remove()
+
+
+class SectionRuns(SectionSums):
+    """Autograd adds gradients up in place; an all-reduce adds up replicas."""
 
     def __init__(
         self,
@@ -152,17 +202,13 @@ class SectionRuns:
         replicas: Replicas,
         device: Device,
     ) -> None:
-        self.section = section
-        self.completion = _Completion(section.gradients, self._complete)
-        self._device = device
+        super().__init__(section, device)
         self._runs = section.gradient_runs
         self._targets = section.target_runs
         self._sums_on_host = replicas.sum_on_host and not device.is_host
         self._sums_on_device = replicas.device_group is not None
-        self._transfers: list[Transfer] = []
         # Autograd adds in place to a gradient of the parameter's own type.
         self._in_place: list[tuple[nn.Parameter, torch.Tensor]] = []
-        self._hooks: list[RemovableHandle] = []
         self._leaves_early = section.is_copy or self._sums_on_host
         trained = dict(parameters[section.arena.section])
         for number, (name, total) in enumerate(section.gradients.items()):
@@ -174,12 +220,9 @@ class SectionRuns:
             note = partial(self._note, number)
             self._hooks.append(add_hook(trained[name], note))
 
-    def begin(self, scale_exponent: int, backwards: int) -> None:
-        """Prepare for the backwards of a mini-batch."""
-        self._scale_exponent = scale_exponent
-        self._transfers.clear()
-        self.given = [False] * len(self.section.gradients)
-        self.completion.begin(backwards)
+    def begin(self, step: int, attempt: int, scale_exponent: int, replicas: Replicas) -> None:
+        """Clear the sums of the mini-batch before."""
+        super().begin(step, attempt, scale_exponent, replicas)
         for run in self._runs:
             run.zero_()
         for parameter, total in self._in_place:
@@ -206,13 +249,13 @@ class SectionRuns:
         self._transfers = [self._device.download(run, target) for run, target in pairs]
 
     def addends(self) -> Sequence[torch.Tensor]:
-        """Return what is to be summed over replicas, once it is there."""
+        """See ``SectionSums``."""
         if self._sums_on_host:
             return [self._device.finish(transfer) for transfer in self._transfers]
         return self._runs
 
     def take_sum(self) -> None:
-        """Take over the sum over replicas, which is in the ``addends``."""
+        """See ``SectionSums``."""
         if self.section.is_copy:
             if self._sums_on_device:
                 self._go_down()
@@ -221,14 +264,9 @@ class SectionRuns:
                 self._device.wait(self._device.upload(transfer.target, run))
 
     def arrive(self) -> None:
-        """Wait until the arena has the gradients."""
+        """See ``SectionSums``."""
         for transfer in self._transfers:
             self._device.finish(transfer)
-
-    def close(self) -> None:
-        """Take the hooks away."""
-        for hook in self._hooks:
-            hook.remove()
 
 
 def _add_converted(total: torch.Tensor, parameter: torch.Tensor) -> None:
@@ -237,11 +275,11 @@ def _add_converted(total: torch.Tensor, parameter: torch.Tensor) -> None:
     total.add_(gradient)
 
 
-class SectionIntegers:
-    """The integers of one section: its gradients one after the other."""
+class SectionIntegers(SectionSums):
+    """Gradients become integers, one after the other, whose sum no order changes."""
 
-    given: list[bool]
-    """Which gradients backwards of the mini-batch have given so far."""
+    total: torch.Tensor
+    peaks: torch.Tensor
 
     def __init__(
         self,
@@ -250,33 +288,28 @@ class SectionIntegers:
         replicas: Replicas,
         device: Device,
     ) -> None:
-        self.section = section
+        super().__init__(section, device)
         gradients = section.target_gradients
-        self.completion = _Completion(gradients, self._complete)
-        self._device = device
         self._targets = list(gradients.values())
         trained = dict(parameters[section.arena.section])
         self._sizes = [target.numel() for target in self._targets]
         where = device.torch_device
         self.total = torch.zeros(sum(self._sizes), dtype=torch.int64, device=where)
         self.peaks = torch.zeros(len(self._sizes), dtype=torch.float64, device=where)
-        """Largest absolute value of every gradient, of all virtual nodes so far."""
         self._parts = torch.split(self.total, self._sizes)
         self._sums_on_host = replicas.sum_on_host and not device.is_host
         self._is_alone = replicas.group is None
         self._leaves_early = self._sums_on_host or (self._is_alone and section.is_copy)
         self._staged: Transfer | None = None
         """The integers, on their way to where they are summed."""
-        self._transfers: list[Transfer] = []
-        """Rounded sums on their way to the arena."""
         self._hooks = [
             add_hook(trained[name], partial(self._add, number))
             for number, name in enumerate(gradients)
         ]
 
     def begin(self, step: int, attempt: int, scale_exponent: int, replicas: Replicas) -> None:
-        """Prepare for an attempt at mini-batch ``step``."""
-        self._scale_exponent = scale_exponent
+        """Clear the sums, and choose the exponents of this attempt."""
+        super().begin(step, attempt, scale_exponent, replicas)
         nodes = replicas.num_virtual_nodes
         self._used = [
             fixed_point.exponent(committed, attempt, nodes, target.dtype)
@@ -284,9 +317,6 @@ class SectionIntegers:
                 self.section.arena.exponents_of(step), self._targets, strict=True
             )
         ]
-        self._transfers.clear()
-        self.given = [False] * len(self._targets)
-        self.completion.begin(len(replicas.virtual_nodes))
         self.total.zero_()
         self.peaks.zero_()
 
@@ -310,7 +340,7 @@ class SectionIntegers:
             self._round(self.total)
 
     def addends(self) -> list[torch.Tensor]:
-        """Return what is to be summed over replicas, once it is there."""
+        """See ``SectionSums``."""
         if self._staged is not None:
             return [self._device.finish(self._staged)]
         return [self.total]
@@ -336,7 +366,7 @@ class SectionIntegers:
         )
 
     def take_sum(self) -> None:
-        """Take over the sum over replicas, which is in the ``addends``."""
+        """See ``SectionSums``."""
         if self._staged is not None:
             self._round(self._staged.target)
             self._staged = None
@@ -361,14 +391,9 @@ class SectionIntegers:
             self._transfers.append(move(rounded, target))
 
     def arrive(self) -> None:
-        """Wait until the arena has the gradients."""
+        """See ``SectionSums``."""
         for transfer in self._transfers:
             if self.section.arena.device is None:
                 self._device.finish(transfer)
             else:
                 self._device.wait(transfer)
-
-    def close(self) -> None:
-        """Take the hooks away."""
-        for hook in self._hooks:
-            hook.remove()

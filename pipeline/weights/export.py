@@ -13,7 +13,6 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -41,28 +40,30 @@ from spottrain.wire.model import ExportedWeights, ExportFormat
 _TEXTS = (".json", ".md", ".txt", ".yaml", ".yml")
 
 
-@dataclass(frozen=True)
-class Request:
-    """What to export, and where to."""
-
-    store: Store
-    checkpoint: str
-    """Name of a complete checkpoint."""
-    format: ExportFormat
-    folder: Path
-    """Exists; written to."""
-    full: bool = False
-    """Frozen parameters too, where by themselves only trained ones are written."""
-    ema: bool = False
-    """The moving average of the weights (``spottrain.optim.keep_ema``) instead."""
-    code: Path | None = None
-    """Where this process reads the user's code: a copy that goes away."""
-    origin: str = ""
-    """The folder that it is a copy of; empty: not on this machine."""
-
-
-def export(job: TrainingJob, request: Request) -> ExportedWeights:
+def export(
+    job: TrainingJob,
+    store: Store,
+    checkpoint: str,
+    format: ExportFormat,
+    folder: Path,
+    *,
+    full: bool = False,
+    ema: bool = False,
+    code: Path | None = None,
+    origin: str = "",
+) -> ExportedWeights:
     """Write the weights of a checkpoint into a folder.
+
+    Args:
+        job: The user's.
+        store: Where its checkpoints are.
+        checkpoint: Name of a complete one.
+        format: To write.
+        folder: Exists; written to.
+        full: Frozen parameters too, where by themselves only trained ones are written.
+        ema: The moving average of the weights (``spottrain.optim.keep_ema``) instead.
+        code: Where this process reads the user's code: a copy that goes away.
+        origin: The folder that it is a copy of; empty: not on this machine.
 
     Raises:
         UserCodeError: The user's model cannot be built, or does not suit the format.
@@ -70,18 +71,17 @@ def export(job: TrainingJob, request: Request) -> ExportedWeights:
         UnreachableError: The store cannot be asked.
         SpottrainError: The folder cannot be written to, e.g. as the disk is full.
     """
-    manifest = read_manifest(request.store, request.checkpoint)
+    manifest = read_manifest(store, checkpoint)
     model = build_skeleton(job.model)
     with (
-        tempfile.TemporaryDirectory(dir=request.folder, prefix=".parts-") as parts,
-        _writing(request.folder),
+        tempfile.TemporaryDirectory(dir=folder, prefix=".parts-") as parts,
+        _writing(folder),
     ):
-        values = gather_parameters(request.store, manifest, Path(parts), ema=request.ema)
+        values = gather_parameters(store, manifest, Path(parts), ema=ema)
         check_values(model, values, manifest.name)
-        state = StateDict.of(model, values)
-        written = WRITERS[request.format](state, request.folder, full=request.full)
-        if request.code is not None:
-            name_origin(request.folder, request.code, request.origin)
+        written = WRITERS[format](StateDict.of(model, values), folder, full=full)
+        if code is not None:
+            name_origin(folder, code, origin)
         return written
 
 
@@ -133,7 +133,7 @@ def gather_parameters(
     if ema and not averaged:
         raise UserCodeError(
             f"checkpoint {manifest.name} has no moving average of the weights: have the "
-            "optimizer keep one, by spottrain.optim.keep_ema, or leave --ema out"
+            "optimizer keep one, by spottrain.optim.keep_ema, or omit --ema"
         )
     return values
 
@@ -183,20 +183,16 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
 
     def run() -> ExportedWeights:
-        store = open_store(chosen.store)
-        job = load_job(chosen.entrypoint, chosen.workdir)
         return export(
-            job,
-            Request(
-                store,
-                chosen.checkpoint,
-                chosen.format,
-                chosen.folder,
-                full=chosen.full,
-                ema=chosen.ema,
-                code=chosen.workdir,
-                origin=chosen.origin,
-            ),
+            load_job(chosen.entrypoint, chosen.workdir),
+            open_store(chosen.store),
+            chosen.checkpoint,
+            chosen.format,
+            chosen.folder,
+            full=chosen.full,
+            ema=chosen.ema,
+            code=chosen.workdir,
+            origin=chosen.origin,
         )
 
     return answer(run)

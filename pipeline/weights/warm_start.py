@@ -87,7 +87,7 @@ def fit(model: nn.Module, given: Tensors) -> Fit:
         if (wrong := _misfit(present[0], values[0], wanted)) is not None:
             found.add(*wrong)
         elif any(not torch.equal(values[0], value) for value in values[1:]):
-            found.add("tied here, but not there:", " and ".join(present))
+            found.add("tied in the model, but given with different values:", " and ".join(present))
         else:
             found.taken[first] = present[0]
     _compare_others(found, model, given, {n for ns in all_names.values() for n in ns})
@@ -113,7 +113,7 @@ def _compare_others(found: Fit, model: nn.Module, given: Tensors, parameters: se
         if (own := buffers.get(name)) is None:
             found.add("unexpected", name)
         elif not torch.equal(own, given[name].to(own.dtype)):
-            found.add("a buffer that model() makes otherwise:", name)
+            found.add("a buffer to which model() gives another value:", name)
 
 
 def take(model: nn.Module, given: Tensors, *, strict: bool, source: str) -> tuple[Fit, list[str]]:

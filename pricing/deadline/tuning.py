@@ -1,6 +1,6 @@
 """Constants of the deadline policy, and what they were chosen on.
 
-All were chosen on synthetic markets of ``simulation.scenarios``: seeds 20000 to 20199 and
+All were chosen on synthetic markets of ``spottrain_lab.markets.scenarios``: seeds 20000 to 20199 and
 10000 to 12999. The results in docs/deadlines.md are of other seeds, 1 to 200 and 5000 to
 6999, and of recorded traces, on which nothing was tuned.
 """

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,23 +72,13 @@ def isolated_rates(problem: AllocationProblem) -> Floats:
     return reached
 
 
-def fair(
-    problem: AllocationProblem, *, against: Literal["isolated", "equal"] = "isolated"
-) -> Allocation:
+def fair(problem: AllocationProblem) -> Allocation:
     """Return weighted max-min fair shares of effective throughput (section 5.4.1).
 
-    Args:
-        problem: The pool and its jobs.
-        against: What a job's throughput is compared with. ``isolated``: what it would train
-            on its weight's part of the pool, so that no job is below that; for jobs of fixed
-            sizes and parts in which they cannot run all the time, it is the same as the other.
-            ``equal``: Gavel's form, its weight times what one VM trains.
+    A job's throughput is compared with what it would train on its weight's part of the pool,
+    so that no job is below that.
     """
-    if against == "isolated":
-        per_level = isolated_rates(problem)
-    else:
-        per_level = equal_rates(problem) * problem.weights
-    slope = per_level / problem.best
+    slope = isolated_rates(problem) / problem.best
     return water_fill(AllocationProgram(problem), lambda _: slope)
 
 
@@ -141,30 +131,21 @@ def cheapest(problem: AllocationProblem) -> Allocation:
     return program.most(value / best, program.floors())
 
 
-def hierarchical(
-    problem: AllocationProblem, *, inside: Literal["fair", "fifo"] = "fair"
-) -> Allocation:
+def hierarchical(problem: AllocationProblem) -> Allocation:
     """Return shares that are fair to teams by their weights (section 5.4.3).
 
-    Args:
-        problem: The pool, its jobs and teams.
-        inside: How a team's weight goes to its jobs that can still gain: by their own
-            weights, or all of it to the one that arrived first.
+    A team's weight goes to its jobs that can still gain, by their own weights.
     """
     equal = equal_rates(problem) / problem.best
     weights = problem.teams or {}
     members: dict[str, list[int]] = {}
     for m, demand in enumerate(problem.demands):
         members.setdefault(demand.team, []).append(m)
-    for jobs in members.values():
-        jobs.sort(key=lambda m: (problem.demands[m].arrived_s, problem.demands[m].name))
 
     def slopes(active: NDArray[np.bool_]) -> Floats:
         slope = np.zeros(len(problem.demands))
         for team, jobs in members.items():
             gaining = [m for m in jobs if active[m]]
-            if inside == "fifo":
-                gaining = gaining[:1]
             total = sum(problem.demands[m].weight for m in gaining)
             for m in gaining:
                 slope[m] = weights.get(team, 1.0) * problem.demands[m].weight / total

@@ -229,8 +229,8 @@ def hull(throughputs: Mapping[int, float]) -> list[tuple[int, float]]:
     return corners
 
 
-def thinned(corners: Sequence[tuple[int, float]], within: float = THIN) -> list[tuple[int, float]]:
-    """Return as few of a hull's corners as leave no size more than a part ``within`` lower."""
+def thinned(corners: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Return as few of a hull's corners as leave no size more than ``THIN`` lower."""
     if len(corners) < 3:
         return list(corners)
     sizes, rates = np.array(corners, dtype=float).T
@@ -243,7 +243,7 @@ def thinned(corners: Sequence[tuple[int, float]], within: float = THIN) -> list[
                 sizes[[first, last + 1]],
                 rates[[first, last + 1]],
             )
-            if (chord < rates[first : last + 1] * (1 - within)).any():
+            if (chord < rates[first : last + 1] * (1 - THIN)).any():
                 break
             last += 1
         kept.append(last)

@@ -32,9 +32,9 @@ _PLAIN = (str, int, float, bool, type(None))
 # --- To data --------------------------------------------------------------------------
 
 
-def encode(message: Any) -> str:
-    """Return a value as one line of JSON; all keys of its mappings are texts."""
-    return _ENCODER.encode(message)
+def encode(value: Any) -> str:
+    """Return a value as one line of JSON."""
+    return json.dumps(to_data(value), separators=(",", ":"))
 
 
 def to_data(value: Any) -> Any:
@@ -54,26 +54,9 @@ def to_data(value: Any) -> Any:
         return sorted(map(to_data, value))
     if isinstance(value, (tuple, list, deque)):
         return [to_data(one) for one in value]
-    raise _no_data(value)
-
-
-def _encode_one(value: Any) -> Any:
-    """Return what the encoder does not know by itself, one level of it."""
-    cls: Any = type(value)
-    if hasattr(cls, "__dataclass_fields__"):
-        return {name: getattr(value, name) for name in kept_fields(cls)}
-    if isinstance(value, frozenset):
-        return sorted(value)
-    if isinstance(value, Mapping):
-        return dict(value)
-    raise _no_data(value)
-
-
-_ENCODER = json.JSONEncoder(default=_encode_one, separators=(",", ":"))
-
-
-def _no_data(value: Any) -> TypeError:
-    return TypeError(f"{type(value).__name__} cannot be JSON: got {shortened(value)}")
+    if isinstance(value, (str, int, float)):  # of a class of its own, such as numpy's
+        return value
+    raise TypeError(f"{cls.__name__} cannot be JSON: got {shortened(value)}")
 
 
 @functools.cache

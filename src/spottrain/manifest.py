@@ -2,7 +2,7 @@
 
 Standard library only; manager and workers share it. Names in a store (design: section 7)::
 
-    step-<n>-g<generation>-<nonce>/section-<k>[.part-<j>].safetensors
+    step-<n>-g<generation>-<nonce>/section-<k>.safetensors
     step-<n>-g<generation>-<nonce>/manifest.json
     frozen/section-<k>-<sha256>.safetensors
     owner.json                                  the job whose store it is
@@ -45,7 +45,7 @@ MANIFEST_FILE = "manifest.json"
 OWNER_FILE = "owner.json"
 _NAME = re.compile(r"step-(\d{1,18})-g(\d{1,18})-[0-9a-f]{8}")
 FROZEN_FOLDER = "frozen"
-_FILE = re.compile(r"section-\d+(\.part-\d+|-[0-9a-f]{16})?\.safetensors")
+_FILE = re.compile(r"section-\d+(-[0-9a-f]{16})?\.safetensors")
 
 
 class CheckpointError(SpottrainError):
@@ -66,16 +66,6 @@ class DamagedError(CheckpointError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TensorRecord:
-    """One tensor of a file: a parameter, or one value of its optimizer state."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    """As torch spells it, such as float32."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FileRecord:
     """One file of a checkpoint, as it was written."""
 
@@ -83,7 +73,6 @@ class FileRecord:
     file: str
     num_bytes: int
     sha256: str
-    tensors: tuple[TensorRecord, ...]
 
     def __post_init__(self) -> None:
         if not _FILE.fullmatch(self.file):
@@ -129,12 +118,11 @@ class Manifest:
     minibatch_size: int
     microbatch_size: int
     files: tuple[FileRecord, ...]
-    """In the order of sections, then parts."""
+    """In the order of sections."""
     best_step: int = 0
     """Step of the best weights up to here, by evaluation; 0: unknown."""
     frozen: tuple[FileRecord, ...] = ()
-    """Files in ``FROZEN_FOLDER`` with parameters that are not trained. None at all:
-    there are no such parameters, or ``files`` hold them, as they did once."""
+    """Files in ``FROZEN_FOLDER`` with the parameters that are not trained."""
     base: str = ""
     """What transformers calls the weights that the model began with; empty: unknown."""
     uid: str = ""
@@ -172,9 +160,9 @@ def config_fingerprint(spec: JobSpec) -> str:
         spec.minibatch_size,
         spec.microbatch_size,
         spec.reduction,
-        *(() if spec.precision == "fp32" else (spec.precision,)),  # as it was before
-        *((spec.init_from,) if spec.init_from else ()),  # likewise
-        *(() if spec.semantics == "synchronous" else (spec.semantics,)),
+        spec.precision,
+        spec.init_from,
+        spec.semantics,
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 

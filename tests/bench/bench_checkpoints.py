@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from tests.builders import a_manifest
 from tests.fakes.object_store import bucket
 
 from spottrain.manifest import new_name, read_manifest, write_manifest
-from spottrain.pipeline.state.checkpoint import SnapshotWriter, load_section
+from spottrain.pipeline.state.checkpoint import load_section, write_snapshot
 from spottrain.storage.open import open_store
 from spottrain.storage.store import Store
 
@@ -36,18 +37,12 @@ def main() -> None:
 def _trial(store: Store) -> tuple[float, float, float]:
     weights = [torch.randn(SECTION_BYTES // 4) for _ in range(SECTIONS)]
     name, step = new_name(1, 1), 1
-    with SnapshotWriter(store) as writer:
-        with _timed() as stall:
-            copies = {k: {"w": tensor.clone()} for k, tensor in enumerate(weights)}
-        with _timed() as written:
-            writer.submit(name, copies)
-            outcome = writer.wait()
-            assert outcome is not None
-            assert outcome.error is None, outcome.error
-            write_manifest(
-                store,
-                a_manifest(name, step, outcome.files),
-            )
+    with _timed() as stall:
+        copies = {k: {"w": tensor.clone()} for k, tensor in enumerate(weights)}
+    with _timed() as written:
+        outcome = write_snapshot(store, "", name, copies, threading.Event())
+        assert not outcome.error, outcome.error
+        write_manifest(store, a_manifest(name, step, outcome.files))
     with _timed() as read:
         manifest = read_manifest(store, name)
         for k, tensor in enumerate(weights):

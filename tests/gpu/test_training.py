@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.faults import Action, environment_of
 from tests.gpu import runs
 from tests.integration.fleet import Fleet, Zygote
 from tests.integration.struck_runs import STEP_OF, can_reach
 
-from spottrain.pipeline.base.faults import ENVIRONMENT_VARIABLE, Action, Hook
+from spottrain.pipeline.base.faults import Hook
 from spottrain.wire import messages
 from spottrain.wire.model import Plan, StateHome
 
@@ -58,7 +58,7 @@ def train(
         return runs.plan_for(spec, shape, vms, state=state)
 
     vms = runs.VMS[: shape[0] * shape[1]]
-    environment = {ENVIRONMENT_VARIABLE: json.dumps(script)}
+    environment = environment_of(script)
     with runs.start(spec, vms, folder, zygote, environment) as fleet:
         weights = fleet.train(choose, fleet.initialise())
     assert blow is None or (folder / "mark").exists(), f"{blow} did not strike"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,12 +11,13 @@ from pathlib import Path
 import torch
 from tests.chains import batch_of, run_chain, same_bits, tensors_of
 from tests.families import FAMILIES
+from tests.faults import Action, environment_of
 from tests.integration.family_jobs import entrypoint
 from tests.integration.fleet import Fleet, Zygote, make_plan
 from tests.integration.struck_runs import job_spec
 
 from spottrain.errors import UserCodeError
-from spottrain.pipeline.base.faults import ENVIRONMENT_VARIABLE, Action, Hook
+from spottrain.pipeline.base.faults import Hook
 from spottrain.pipeline.model.checks.rehearsal import rehearse
 from spottrain.pipeline.model.checks.repetition import try_loss
 from spottrain.pipeline.model.checks.trial import try_optimizer
@@ -26,7 +26,7 @@ from spottrain.pipeline.model.job import TrainingJob
 from spottrain.pipeline.model.sections import ModelLayout
 from spottrain.pipeline.model.skeleton import materialise
 from spottrain.pipeline.model.tracer import trace
-from spottrain.pipeline.weights.export import Request, export
+from spottrain.pipeline.weights.export import export
 from spottrain.storage.open import open_store
 from spottrain.wire.model import Plan
 
@@ -121,7 +121,7 @@ def _train(
         "step": STRUCK,
         "mark": str(mark),
     }
-    environment = {ENVIRONMENT_VARIABLE: json.dumps([blow])} if depth > 1 else {}
+    environment = environment_of([blow]) if depth > 1 else {}
 
     def choose(machines: Sequence[str]) -> Plan:
         return make_plan(spec, depth, 1, machines, num_sections)
@@ -135,8 +135,7 @@ def _train(
 
 def _export(job: TrainingJob, store: Path, checkpoint: str, folder: Path) -> str:
     """Return whether a new model loads what is exported, all of it and no more."""
-    request = Request(open_store(store), checkpoint, "torch", folder, full=True)
-    written = export(job, request)
+    written = export(job, open_store(store), checkpoint, "torch", folder, full=True)
     state = torch.load(folder / written.files[0], weights_only=True)
     model = materialise(job, seed=9)
     model.load_state_dict(state, strict=True)

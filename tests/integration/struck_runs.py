@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from tests.builders import a_spec
+from tests.faults import Action, environment_of
 from tests.integration.fleet import Fleet, Host, Zygote, make_plan
 
-from spottrain.pipeline.base.faults import ENVIRONMENT_VARIABLE, Action, Hook
+from spottrain.pipeline.base.faults import Hook
 from spottrain.wire.messages import JobSpec
 from spottrain.wire.model import Network, Plan, Precision, Reduction, StateHome
 
@@ -129,7 +129,7 @@ def train(
 
     # One machine more than the plan takes, so that losing one leaves somebody.
     names = NAMES[: depth * width + (1 if depth * width == 1 else 0)]
-    environment = {ENVIRONMENT_VARIABLE: json.dumps(script)}
+    environment = environment_of(script)
     hosts = {name: Host(device=runtime.device) for name in names}
     with Fleet(spec, names, folder / "log", zygote, environment, hosts=hosts) as fleet:
         fleet.ready()

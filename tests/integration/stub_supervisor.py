@@ -81,7 +81,6 @@ class Stub:
             file=file.name,
             num_bytes=7,
             sha256=manifest.hash_file(file),
-            tensors=(),
         )
         manifest.write_manifest(
             open_store(self.store),

@@ -37,7 +37,6 @@ def begin(
     number: int = -1,
     sizes: Sequence[int] = (),
     checkpoint: str = "",
-    num_measuring: int = 0,
 ) -> messages.Calibrate:
     """Tell all what a manager would tell them."""
     fleet.generation = number
@@ -49,7 +48,6 @@ def begin(
         store_port=port,
         microbatch_sizes=tuple(sizes),
         checkpoint=checkpoint,
-        num_measuring=num_measuring,
     )
     for name in dict.fromkeys(names):
         fleet.machines[name].send(command)
@@ -82,27 +80,6 @@ def test_two_vms_measure_everything_together(fleet: Fleet) -> None:
         assert min(*times_s, beside.posting_s) > 0
     progress = [r for _, r in fleet.history if isinstance(r, messages.CalibrationProgress)]
     assert [(p.done, p.total) for p in progress] == [(n, 4) for n in (1, 2, 3, 4)]
-
-
-@pytest.mark.rotated
-def test_slots_beyond_the_cores_train_with_the_others_in_the_end(
-    zygote: Zygote, tmp_path: Path
-) -> None:
-    spec = replace(job_spec(tmp_path), reduction="exact")
-    with Fleet(spec, "abc", tmp_path / "log", zygote) as fleet:
-        fleet.ready()
-        checkpoint = fleet.initialise()
-        begin(fleet, "abc", checkpoint=checkpoint, num_measuring=2)
-
-        profile = end(fleet)
-
-    check_profile(profile)
-    assert profile.crowding is not None
-    assert (profile.crowding.ranks, profile.crowding.cores) == (3, 2)
-    assert profile.crowding.commit_s > 0
-    assert profile.crowding.commit_s_per_byte > 0
-    assert profile.crowding.step_growth >= 1
-    assert [ring.ranks for ring in profile.rings] == [2]
 
 
 @pytest.mark.rotated

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.faults import Action, environment_of
 from tests.integration.fleet import Fleet, Zygote, make_plan, read_weights
 from tests.integration.struck_runs import NUM_SECTIONS, job_spec
 
 from spottrain.manifest import list_checkpoints, read_manifest
-from spottrain.pipeline.base.faults import ENVIRONMENT_VARIABLE, Action, Hook
+from spottrain.pipeline.base.faults import Hook
 from spottrain.storage.open import open_store
 from spottrain.wire import messages
 from spottrain.wire.messages import EvaluationSpec, JobSpec
@@ -41,7 +41,7 @@ def train(
         {"action": Action.KILL_WORKER, "mark": str(folder / f"mark-{n}"), **kill}
         for n, kill in enumerate(kills)
     ]
-    environment = {ENVIRONMENT_VARIABLE: json.dumps(script), **(environment or {})}
+    environment = environment_of(script) | (environment or {})
     with Fleet(spec, names, folder / "log", zygote, environment) as fleet:
         fleet.ready()
         plan = make_plan(spec, *shape, names, NUM_SECTIONS)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from tests.faults import Action, environment_of
 from tests.integration.fleet import Fleet, Zygote, make_plan
 from tests.integration.struck_runs import NUM_SECTIONS, job_spec
 
-from spottrain.pipeline.base.faults import ENVIRONMENT_VARIABLE, Action, Hook
+from spottrain.pipeline.base.faults import Hook
 from spottrain.pipeline.model.checks.trial import try_optimizer
 from spottrain.pipeline.model.entrypoint import load_job
 from spottrain.pipeline.model.inspect import model_facts
@@ -92,7 +92,7 @@ def test_the_fine_tune_in_bf16_ends_with_the_same_bits_at_2x1_with_a_kill(
             "step": 3,
             "mark": str(folder / "mark"),
         }
-        environment = {ENVIRONMENT_VARIABLE: json.dumps([fault])}
+        environment = environment_of([fault])
         names = "ab"[:depth]
         with Fleet(*(spec, names, folder / "log", zygote, environment), workdir=EXAMPLES) as fleet:
             fleet.ready()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from tests.faults import Action
 from tests.integration.fleet import (
     Zygote,
 )
@@ -16,7 +17,7 @@ from tests.integration.struck_runs import (
     train,
 )
 
-from spottrain.pipeline.base.faults import Action, Hook
+from spottrain.pipeline.base.faults import Hook
 from spottrain.wire import messages
 from spottrain.wire.model import StateHome
 

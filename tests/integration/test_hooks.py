@@ -10,11 +10,11 @@ every hook strikes every shape with all of them, and VMs are lost in every shape
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from tests.faults import Action, environment_of
 from tests.integration.fleet import (
     Fleet,
     Zygote,
@@ -34,7 +34,7 @@ from tests.integration.struck_runs import (
     train,
 )
 
-from spottrain.pipeline.base.faults import ENVIRONMENT_VARIABLE, Action, Hook
+from spottrain.pipeline.base.faults import Hook
 from spottrain.wire import messages
 
 SHAPES = ((1, 1), (2, 1), (1, 2), (3, 1), (2, 2), (1, 3))
@@ -231,8 +231,8 @@ def test_a_death_in_the_first_evaluation_changes_neither_its_loss_nor_the_weight
     spec = job_spec(tmp_path)
     mark = str(tmp_path / "mark")
     blow = {"hook": "evaluated", "rank": 1, "step": 0, "action": "kill_worker"}
-    script = json.dumps([{**blow, "mark": mark}])
-    environment = {ENVIRONMENT_VARIABLE: script}
+    script = [{**blow, "mark": mark}]
+    environment = environment_of(script)
     with Fleet(spec, "ab", tmp_path / "log", zygote, environment) as fleet:
         fleet.ready()
         checkpoint = fleet.initialise()

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.faults import environment_of
 from tests.integration.fleet import Fleet, Zygote, make_plan, read_weights
 from tests.integration.struck_runs import NUM_SECTIONS, Undisturbed, job_spec
 
-from spottrain.pipeline.base.faults import ENVIRONMENT_VARIABLE
 from spottrain.wire import messages
 from spottrain.wire.messages import JobSpec
 from spottrain.wire.model import Plan, Reduction
@@ -186,7 +185,7 @@ def test_deaths_and_morphs_between_layouts_open_no_checkpoint(
     ]
     for blow, mark in zip(script, marks, strict=True):
         blow["mark"] = str(mark)
-    environment = {ENVIRONMENT_VARIABLE: json.dumps(script)}
+    environment = environment_of(script)
     shapes: list[tuple[int, int, dict[str, Any]]] = [
         (2, 2, INTERLEAVED),
         (3, 1, {"segments": 2}),

@@ -8,11 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.faults import Action
 from tests.integration.fleet import Zygote
 from tests.integration.optimizer_runs import outcome_of
 from tests.integration.struck_runs import Blow, Runtime, train
 
-from spottrain.pipeline.base.faults import Action, Hook
+from spottrain.pipeline.base.faults import Hook
 
 ENTRYPOINT = "optimizer_jobs:Nested"
 

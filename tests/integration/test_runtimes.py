@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.faults import Action
 from tests.integration.fleet import (
     Fleet,
     FleetError,
@@ -25,7 +26,7 @@ from tests.integration.struck_runs import (
     train,
 )
 
-from spottrain.pipeline.base.faults import Action, Hook
+from spottrain.pipeline.base.faults import Hook
 from spottrain.wire import messages
 from spottrain.wire.model import Precision, WireType
 

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from tests.faults import Action, environment_of
 from tests.integration.fleet import Fleet, Zygote, make_plan, read_weights
 from tests.integration.struck_runs import NUM_SECTIONS, job_spec
 
 from spottrain.codec import decode
-from spottrain.pipeline.base.faults import ENVIRONMENT_VARIABLE, Action, Hook
+from spottrain.pipeline.base.faults import Hook
 from spottrain.varuna_manager.cli.traces.timeline import merge
 from spottrain.wire import messages
 from spottrain.wire.messages import ShareMinibatch, TraceMinibatches
@@ -222,7 +223,7 @@ def test_a_rank_that_is_killed_around_the_change_over_costs_nothing(
     spec = job_spec(tmp_path)
     mark = tmp_path / "mark"
     blow = {"hook": hook, "rank": 2, "action": action, "step": step, "mark": str(mark)}
-    environment = {ENVIRONMENT_VARIABLE: json.dumps([blow])}
+    environment = environment_of([blow])
 
     def choose(machines: Sequence[str]) -> Plan:
         shape = (2, 2) if len(machines) == 4 else (1, 3)

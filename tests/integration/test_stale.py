@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -12,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 from tests.builders import slots_of
+from tests.faults import environment_of
 from tests.integration import stale_jobs
 from tests.integration.fleet import Fleet, Host, Zygote, make_plan, read_weights
 from tests.integration.struck_runs import job_spec
 from tests.integration.test_shares import SharingFleet
 
 from spottrain.pipeline.base import fixed_point
-from spottrain.pipeline.base.faults import ENVIRONMENT_VARIABLE
 from spottrain.pipeline.model.data import MicrobatchSource
 from spottrain.pipeline.model.job import TrainingJob
 from spottrain.pipeline.model.optimizer import use_fused_kernels
@@ -194,7 +193,7 @@ def test_deaths_anywhere_change_no_bit_and_lose_no_committed_mini_batch(
     ]
     for number, blow in enumerate(script):
         blow["mark"] = str(tmp_path / f"mark-{number}")
-    environment = {ENVIRONMENT_VARIABLE: json.dumps(script)}
+    environment = environment_of(script)
 
     weights, fleet = train(zygote, stale_spec(tmp_path), 3, shape, environment)
 
@@ -214,7 +213,7 @@ def test_a_lost_vm_changes_no_bit(
     size = shape[0] * shape[1]
     blow = {"hook": "backward", "step": 4, "rank": size - 1, "action": "kill_vm"}
     blow["mark"] = str(tmp_path / "mark")
-    environment = {ENVIRONMENT_VARIABLE: json.dumps([blow])}
+    environment = environment_of([blow])
     spec = replace(stale_spec(tmp_path), checkpoint_every_steps=100)
 
     weights, fleet = train(zygote, spec, 3, shape, environment, **changes)

@@ -161,7 +161,7 @@ import json, os, select, signal, sys
 from spottrain.pipeline.process.greeting import Greeting
 from spottrain.pipeline.process.supervisor import Supervisor
 from spottrain.wire import messages
-from spottrain.codec import encode
+from spottrain.codec import decode, encode
 
 def worker(connection):
     select.select([connection], [], [])  # a command that nobody will read
@@ -170,7 +170,7 @@ def worker(connection):
     connection.sendall(json.dumps({"open": "control", "bytes": 8}).encode())
     os.kill(os.getpid(), signal.SIGKILL)
 
-supervisor = Supervisor(Greeting.parse(sys.argv[1]), 1, None)
+supervisor = Supervisor(decode(Greeting, sys.argv[1]), 1, None)
 child = supervisor._fork("worker of slot 0", worker, 0)
 child.connection.sendall(b"{}")
 select.select([child.pidfd], [], [])
@@ -280,7 +280,7 @@ def test_a_torch_for_cpus_makes_a_vm_with_gpus_unfit(tmp_path: Path) -> None:
 @pytest.mark.rotated
 def test_a_greeting_says_what_each_slot_drives(tmp_path: Path) -> None:
     spec = job_spec(tmp_path)
-    plain = Greeting.parse(greeting_of(spec))
+    plain = decode(Greeting, greeting_of(spec))
     assert (plain.devices, plain.memory_shares, plain.threads) == (("cpu",), (1.0,), 1)
     assert plain.slot_memory_bytes() == 0
     gpu = facts(memory_bytes=1000)
@@ -291,7 +291,7 @@ def test_a_greeting_says_what_each_slot_drives(tmp_path: Path) -> None:
         threads=4,
         gpus=[asdict(gpu)],
     )
-    greeting = Greeting.parse(text)
+    greeting = decode(Greeting, text)
     assert (greeting.gpus, greeting.threads) == ((gpu,), 4)
     assert greeting.slot_memory_bytes() == 250
 

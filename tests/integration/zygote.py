@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from spottrain.codec import decode
 from spottrain.pipeline.model.data import dataset_lengths
 from spottrain.pipeline.model.loaded import LoadedJob, load
 from spottrain.pipeline.process.greeting import Greeting
@@ -40,7 +41,7 @@ def main() -> None:
         if not data:
             return
         request = json.loads(data)
-        greeting = Greeting.parse(request["greeting"])
+        greeting: Greeting = decode(Greeting, request["greeting"])
         spec = greeting.spec
         key = spec.entrypoint, spec.semantics
         if key not in cache:

@@ -29,8 +29,6 @@ RETRY_PAUSE_S = 2.0
 """Between a failed round and the next: lost VMs are known by then."""
 MAX_PARTICIPANTS = 128
 """More would only measure the same again."""
-MAX_SLOTS_PER_CORE = 4
-"""That train at once to find out what sharing cores costs."""
 
 
 def get_profile(transition: Transition, vms: Sequence[VmRecord]) -> None:
@@ -64,17 +62,10 @@ def _reusable(state: State, vms: Sequence[VmRecord]) -> KnownProfile | None:
             if (known.profile.device, known.profile.software) == _kind_of(vms[0])
             and profiles.knows_sizes(known.profile, sizes_of(state))
             and (len(vms) == 1 or not profiles.assumes_links(known.profile))
-            and (profiles.knows_crowds(known.profile) or not _crowds(state, vms))
             and _fits(state, known.profile)
         ),
         None,
     )
-
-
-def _crowds(state: State, vms: Sequence[VmRecord]) -> bool:
-    """Return whether measuring would find out what it costs to share cores."""
-    num_sections = len(state.job.facts.sections)
-    return bool(crowd_of(vms, participants_of(vms), num_sections))
 
 
 def _fits(state: State, profile: Profile) -> bool:
@@ -106,36 +97,11 @@ def participants_of(vms: Sequence[VmRecord]) -> tuple[Slot, ...]:
     return tuple(sorted(slots)) if len(slots) > 1 else (slots[0], slots[0])
 
 
-def crowd_of(
-    vms: Sequence[VmRecord], measuring: Sequence[Slot], num_sections: int
-) -> tuple[Slot, ...]:
-    """Return the slots that only train beside those that measure, at the end.
-
-    These are further slots of the computer whose cores all slots share, so many that each
-    has a section; none where slots have cores of their own, or one is listed twice.
-    """
-    computers = {(vm.machine, vm.cores, bool(vm.gpus)) for vm in vms}
-    (machine, cores, on_gpu), *others = computers
-    listed_twice = len(set(measuring)) < len(measuring)
-    if others or on_gpu or not machine or not cores or listed_twice:
-        return ()
-    every = sorted(Slot(vm_id=vm.vm_id, index=i) for vm in vms for i in range(vm.num_slots))
-    further = [slot for slot in every if slot not in measuring]
-    most = min(MAX_SLOTS_PER_CORE * cores, num_sections)
-    return tuple(further[: max(0, most - len(measuring))])
-
-
 def _begin(transition: Transition, vms: Sequence[VmRecord]) -> None:
     """Open the store of the next round."""
     state = transition.state
     number = state.preparation.next_round
-    measuring = participants_of(vms)
-    crowd = crowd_of(vms, measuring, len(state.job.facts.sections))
-    calibration = Calibration(
-        number=number,
-        participants=measuring + crowd,
-        num_measuring=len(measuring) if crowd else 0,
-    )
+    calibration = Calibration(number=number, participants=participants_of(vms))
     transition.put(
         replace(
             state.preparation,
@@ -157,7 +123,6 @@ def send(transition: Transition, calibration: Calibration) -> None:
     command = Calibrate(
         generation=calibration.number,
         participants=slots,
-        num_measuring=calibration.num_measuring,
         store_host=calibration.store_host,
         store_port=calibration.store_port,
         microbatch_sizes=sizes_of(transition.state),

@@ -22,12 +22,12 @@ import time
 import uuid
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import spottrain
-from spottrain.codec import SCHEMA_VERSION, decode, encode
+from spottrain.codec import SCHEMA_VERSION, encode, from_data
 from spottrain.errors import ConfigError, SpottrainError, WireError
 from spottrain.eventlog.journal import JournalError, Row
 from spottrain.storage.open import open_store
@@ -376,14 +376,16 @@ def _read_newest(store: Store) -> Newest | None:
 
 
 def _read(kind: type[Claim | Newest], name: str, data: bytes) -> Any:
-    """Return the contents of a JSON file.
+    """Return the contents of a JSON file, which may have more fields than are known here.
 
     Raises:
         StoredJobError: It is damaged or of another version.
     """
     try:
-        return decode(kind, data)
-    except WireError as error:
+        document = json.loads(data)
+        names = [one.name for one in fields(kind)]
+        return from_data(kind, {name: document[name] for name in names if name in document})
+    except (ValueError, TypeError, RecursionError, WireError) as error:
         raise StoredJobError(f"{name} is damaged or of another version: {error}") from error
 
 

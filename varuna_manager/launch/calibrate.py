@@ -54,8 +54,6 @@ def measure_here(
     config: JobConfig,
     on_progress: OnProgress = lambda progress: None,
     supervisor: Sequence[str] = SUPERVISOR,
-    *,
-    num_slots: int = 0,
 ) -> Profile:
     """Return the profile of the job's model, measured now.
 
@@ -63,19 +61,14 @@ def measure_here(
         config: The job; nothing is rented for it.
         on_progress: Called after each step.
         supervisor: The command that starts a supervisor.
-        num_slots: CPU slots that may train here at once: what it costs them to share
-            cores is measured too, if these are more than measure.
 
     Raises:
         UserCodeError: The user's code is missing, raised or returned the wrong thing.
         MeasuringError: A process died, it took too long, or a GPU here cannot be used.
     """
     devices = devices_here(config)
-    measuring = len(devices.slots.devices)
-    if num_slots > 2 * measuring and not devices.gpus:
-        devices = _found(config, -(-num_slots // 2))
     with tempfile.TemporaryDirectory(prefix="spottrain-") as folder:
-        fleet = _Fleet(config, devices, Path(folder), supervisor, measuring)
+        fleet = _Fleet(config, devices, Path(folder), supervisor)
         with contextlib.closing(fleet):
             return fleet.measure(config.microbatch_sizes, on_progress)
 
@@ -86,7 +79,15 @@ def devices_here(config: JobConfig) -> VmDevices:
     Raises:
         MeasuringError: A GPU here cannot be used.
     """
-    found = _found(config, min(max(1, machine.cores() // 2), _MAX_SLOTS))
+    found = find_devices(
+        config.resources.device,
+        "vm-1",
+        min(max(1, machine.cores() // 2), _MAX_SLOTS),
+        job=config.name,
+        precision=config.precision,
+    )
+    if not isinstance(found, VmDevices):
+        raise MeasuringError(f"this machine: {found.reason}")
     if not found.gpus:
         return found
     halves = SlotDevices(
@@ -95,24 +96,6 @@ def devices_here(config: JobConfig) -> VmDevices:
         threads=max(1, machine.cores() // 2),
     )
     return VmDevices(slots=halves, gpus=found.gpus[:1])
-
-
-def _found(config: JobConfig, num_slots: int) -> VmDevices:
-    """Return what a simulated VM with so many slots has here.
-
-    Raises:
-        MeasuringError: A GPU here cannot be used.
-    """
-    found = find_devices(
-        config.resources.device,
-        "vm-1",
-        num_slots,
-        job=config.name,
-        precision=config.precision,
-    )
-    if not isinstance(found, VmDevices):
-        raise MeasuringError(f"this machine: {found.reason}")
-    return found
 
 
 class _Fleet:
@@ -124,10 +107,7 @@ class _Fleet:
         devices: VmDevices,
         folder: Path,
         supervisor: Sequence[str],
-        measuring: int,
     ) -> None:
-        self._measuring = measuring
-        """Slots of each VM that measure; the others only train beside them."""
         self._log = folder / "log"
         self._devices = devices
         self._slots = len(devices.slots.devices)
@@ -175,17 +155,13 @@ class _Fleet:
                     if not waiting:
                         _write(self._vms[first], encode(_OPEN))
                 case messages.StoreOpened(host=host, port=port):
-                    ones = range(self._measuring)
-                    others = range(self._measuring, self._slots)
                     command = messages.Calibrate(
                         generation=_ROUND,
                         participants=tuple(
                             Slot(vm_id=vm_id, index=index)
-                            for indices in (ones, others)
                             for vm_id in self._vms
-                            for index in indices
+                            for index in range(self._slots)
                         ),
-                        num_measuring=len(self._vms) * len(ones) if others else 0,
                         store_host=host,
                         store_port=port,
                         microbatch_sizes=sizes,

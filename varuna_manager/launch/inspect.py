@@ -22,11 +22,9 @@ from spottrain.codec import decode, encode
 from spottrain.errors import ConfigError, SpottrainError, UserCodeError, WireError
 from spottrain.eventlog.folder import home
 from spottrain.machine import OUTPUT_VARIABLES
-from spottrain.morphing.plan.profiles import knows_crowds
 from spottrain.redaction import VARIABLE, redacted
 from spottrain.units import counted
 from spottrain.varuna_manager.config.job import EvaluationConfig, JobConfig
-from spottrain.varuna_manager.core.calibration import MAX_SLOTS_PER_CORE
 from spottrain.varuna_manager.jobs import profiles
 from spottrain.varuna_manager.launch import data
 from spottrain.varuna_manager.launch.calibrate import (
@@ -159,7 +157,6 @@ def calibrate(
     on_progress: OnProgress = lambda progress: None,
     *,
     again: bool = False,
-    num_slots: int = 0,
 ) -> Profile:
     """Return a profile of the user's model for this machine.
 
@@ -170,8 +167,6 @@ def calibrate(
         config: The job.
         on_progress: Called after each step of measuring.
         again: Measure although a profile is kept.
-        num_slots: CPU slots of this machine that may train at once; more than it has cores
-            share them, and what that costs is measured, too.
 
     Raises:
         ConfigError: The profile that the job file names does not fit; it cannot be kept.
@@ -180,19 +175,15 @@ def calibrate(
         MeasuringError: Measuring failed.
     """
     facts = inspect_model(config)
-    most = min(MAX_SLOTS_PER_CORE * machine.cores(), len(facts.sections))
-    num_slots = min(num_slots, most)
-    shares = num_slots > machine.cores()
     if not again:
         if (given := profiles.given_profile(config, facts)) is not None:
             return given
         here = devices_here(config).name, machine.software()
         known = profiles.find(facts, config.loader_spec, *here, config.microbatch_sizes)
-        if known is not None and (not shares or knows_crowds(known.profile)):
+        if known is not None:
             return known.profile
     data.ensure_data(config)
-    crowd = num_slots if shares else 0
-    profile = measure_here(config, on_progress, num_slots=crowd)
+    profile = measure_here(config, on_progress)
     profiles.keep(profile)
     return profile
 

@@ -215,7 +215,10 @@ def _preview(
     gpus = {f"vm-{number}": name for number, name in names if name is not None}
     usd_per_hour = total_rate(Rate.of(row.priced.offer.usd_per_hour) for row in fleet).usd_per_hour
     plan = choice.plan
-    train_s = None if plan is None else plan.predicted_step_s * config.steps
+    train_s = train_max_s = None
+    if plan is not None:
+        train_s = plan.predicted_step_s * config.steps
+        train_max_s = plan.predicted_max_s and plan.predicted_max_s * config.steps
     return {
         "schema_version": SCHEMA_VERSION,
         "name": config.name,
@@ -225,7 +228,9 @@ def _preview(
         **_stale_view(inputs, choice, scope),
         "usd_per_hour": usd_per_hour,
         "train_s": train_s,
+        "train_max_s": train_max_s,
         "usd": None if train_s is None else cost_usd(usd_per_hour, train_s),
+        "usd_max": None if train_max_s is None else cost_usd(usd_per_hour, train_max_s),
         "usd_budget": config.budget.max_usd,
     }
 

@@ -289,11 +289,16 @@ def _examples_per_s(state: states.State) -> float | None:
 
 
 def _time_left_s(state: states.State) -> float | None:
-    """Return the time for the remaining steps at the present plan's speed."""
-    if state.training.generation is None or state.phase is not states.JobPhase.ACTIVE:
-        return None
+    """Return the time for the remaining steps at the present plan's speed, once that is
+    known: a range says too little of it."""
     generation = state.training.generation
-    step_s = generation.measured_step_s or generation.plan.predicted_step_s
+    if generation is None or state.phase is not states.JobPhase.ACTIVE:
+        return None
+    step_s = generation.measured_step_s
+    if step_s is None and generation.plan.predicted_max_s is None:
+        step_s = generation.plan.predicted_step_s
+    if step_s is None:
+        return None
     return (state.job.spec.steps - state.history.progress.step) * step_s
 
 
@@ -308,6 +313,7 @@ def _present_plan(state: states.State) -> dict[str, Any] | None:
         "reason": generation.reason,
         "from_step": generation.from_step,
         "predicted_step_s": generation.plan.predicted_step_s,
+        "predicted_max_s": generation.plan.predicted_max_s,
         "measured_step_s": generation.measured_step_s,
         "schedule": generation.plan.schedule,
         "recompute": generation.plan.recompute,
@@ -394,6 +400,7 @@ def _plan_run(job: JobSettings, plan: records.GenerationSummary, at_s: float) ->
         "to_step": plan.to_step,
         "reason": plan.reason,
         "predicted_step_s": plan.predicted_step_s,
+        "predicted_max_s": plan.predicted_max_s,
         "measured_step_s": plan.measured_step_s,
         **use_view(plan_use(job, plan)),
         "started_at_s": plan.started_at_s,

@@ -305,6 +305,7 @@ def candidates_table(candidates: Iterable[dict[str, Any]]) -> Table:
         "",
     )
     for plan in rows:
+        most, least = ("", "") if plan["max_step_s"] is None else ("≤ ", "≥ ")
         there: tuple[str, ...] = ()
         if on_gpus:
             there = (
@@ -318,9 +319,9 @@ def candidates_table(candidates: Iterable[dict[str, Any]]) -> Table:
             execution_line(plan),
             str(plan["microbatch_size"]),
             str(plan["unused_slots"]),
-            fmt.step_time(plan["step_s"]),
-            fmt.number(plan["examples_per_s"], 1),
-            fmt.dollars(plan["usd_per_million_examples"]),
+            fmt.predicted_time(plan["step_s"], plan["max_step_s"]),
+            most + fmt.number(plan["examples_per_s"], 1),
+            least + fmt.dollars(plan["usd_per_million_examples"]),
             _of(plan["stage_bytes"], plan["device_bytes"]),
             *there,
             Text(plan["why_not"] or "chosen"),
@@ -397,14 +398,19 @@ def preview_parts(preview: dict[str, Any], explain: bool) -> Iterator[Renderable
     if "train_s" in preview:
         budget = preview["usd_budget"]
         of = "" if budget is None else f" of {fmt.dollars(budget)}"
+        longer = more = ""
+        if preview["train_max_s"] is not None:
+            longer = f" to {fmt.duration(preview['train_max_s'])}"
+            more = f" to {fmt.dollars(preview['usd_max'])}"
         words += (
-            f": without interruptions {fmt.duration(preview['train_s'])} and "
-            f"{fmt.dollars(preview['usd'])}{of} at {fmt.dollars(preview['usd_per_hour'])}/hour"
+            f": without interruptions {fmt.duration(preview['train_s'])}{longer} and "
+            f"{fmt.dollars(preview['usd'])}{more}{of} at {fmt.dollars(preview['usd_per_hour'])}/hour"
         )
     yield words
     if (spread := preview["profile_spread"]) is not None:
-        step_s = candidates[0]["step_s"]
-        least, most = (fmt.step_time(step_s * (1 + way * min(spread, 1.0))) for way in (-1, 1))
+        step_s, max_step_s = candidates[0]["step_s"], candidates[0]["max_step_s"]
+        least = fmt.step_time(step_s * (1 - min(spread, 1.0)))
+        most = fmt.step_time((max_step_s or step_s) * (1 + min(spread, 1.0)))
         yield (
             f"         a mini-batch takes {least} to {most}: the machine was busy when the model "
             f"was measured, and times varied by {spread:.0%}"

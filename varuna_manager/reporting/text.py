@@ -11,6 +11,7 @@ from spottrain.varuna_manager.format import (
     dollars,
     duration,
     number,
+    predicted_time,
     saved,
     size,
     step_time,
@@ -222,7 +223,7 @@ def history_tables(report: Mapping[str, Any]) -> Iterator[RowsTable]:
                 f"{plan['from_step']:,}",
                 duration(plan["ran_s"]),
                 step_time(plan["measured_step_s"]),
-                step_time(plan["predicted_step_s"]),
+                predicted_time(plan["predicted_step_s"], plan["predicted_max_s"]),
                 plan["reason"],
             )
             for plan in report["plans"]

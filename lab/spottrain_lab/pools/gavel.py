@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from spottrain.errors import ConfigError
-from spottrain.pricing.sharing.policies import POLICIES, fair
+from spottrain.pricing.sharing.filling import AllocationProgram, water_fill
+from spottrain.pricing.sharing.policies import POLICIES, equal_rates
 from spottrain.pricing.sharing.problem import (
     Allocation,
     AllocationProblem,
@@ -123,9 +124,16 @@ def _of_kinds(
     return Allocation(shares, tuple(rates))
 
 
+def fair(problem: AllocationProblem) -> Allocation:
+    """Return weighted max-min fair shares of throughput, each job's against its weight times
+    what one VM trains (section 5.4.1)."""
+    slope = equal_rates(problem) * problem.weights / problem.best
+    return water_fill(AllocationProgram(problem), lambda _: slope)
+
+
 _SHARES: Mapping[str, Shared] = {
     **POLICIES,
-    "fair": lambda problem: fair(problem, against="equal"),
+    "fair": fair,
     "max_throughput": max_throughput,
     "min_cost": min_cost,
     "isolated": isolated,

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.tiers import costly
-from tests.unit.pricing.sharing.test_policies import fixed
+from tests.unit.pricing.sharing.test_policies import CLOSE, fixed, four, toy
 
-from spottrain.pricing.sharing.policies import fair
 from spottrain.pricing.sharing.problem import Allocation, AllocationProblem, Configuration
+from spottrain_lab.pools.gavel import fair
 from spottrain_lab.pools.rounds import RoundScheduler
 
 EXAMPLE = ((0.6, 0.4, 0.0), (0.2, 0.6, 0.2), (0.2, 0.0, 0.8))
@@ -21,6 +21,13 @@ ON_KIND = (
     Configuration((0, 1, 0), 2.0),
     Configuration((0, 0, 1), 1.0),
 )
+
+
+def test_max_min_fairness_against_equal_time() -> None:
+    found = fair(toy())
+    assert found.levels[0] == pytest.approx(8 / 11, abs=CLOSE)
+    assert found.examples_per_s == pytest.approx((200 / 11, 64 / 11, 600 / 11), rel=CLOSE)
+    assert fair(four((3, 1, 1, 1))).levels[0] == pytest.approx(1 / 3, rel=CLOSE)
 
 
 def shares(rows: tuple[tuple[float, ...], ...]) -> Allocation:
@@ -61,7 +68,7 @@ def test_a_round_has_nobody_twice_and_no_vm_twice(
     problem: AllocationProblem, has_spare: bool
 ) -> None:
     spare = dict(enumerate(problem.options_of)) if has_spare else None
-    scheduler = RoundScheduler(problem.vms, fair(problem, against="equal"), spare)
+    scheduler = RoundScheduler(problem.vms, fair(problem), spare)
     active = list(range(len(problem.demands)))
     for _ in range(10):
         chosen = scheduler.next_round(active)
@@ -84,7 +91,7 @@ def test_single_vms_get_their_shares_in_the_long_run(problem: AllocationProblem)
             for demand in problem.demands
         ),
     )
-    allocation, rounds = fair(problem, against="equal"), 400
+    allocation, rounds = fair(problem), 400
     scheduler = RoundScheduler(problem.vms, allocation)
     got: Counter[int] = Counter()
     for _ in range(rounds):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from spottrain.morphing.schedules.compiled import jitable
 from spottrain.morphing.schedules.rule import BACKWARD, FORWARD, NOTHING, RECOMPUTE
@@ -37,9 +36,6 @@ Wires: TypeAlias = tuple[Numbers, Numbers, Numbers]
 """Times of transfers and latencies by link, way (forward, backward) and micro-batch (or
 one for all). And by link and way the two that carry its messages, such as the sending and
 the receiving VM's NIC, or twice the same. A carrier takes a message at a time."""
-Sharing: TypeAlias = tuple[Numbers, NDArray[np.float64]]
-"""By stage the number of its computer, negative for one with a core of its own; and by
-computer the cores that these stages share, none if all have one."""
 Records: TypeAlias = tuple[Numbers, Numbers]
 """Tasks: stage, code, micro-batch, begin, end. Messages: sending stage, receiving stage,
 way, micro-batch, begin of the transfer, arrival. One a row, from the second on."""
@@ -114,53 +110,12 @@ def send(
     return push(heap, latest[link, way], what)
 
 
-@jitable
-def share(
-    stages: Numbers,
-    sharing: Sharing,
-    paces: NDArray[np.float64],
-    heap: Numbers,
-    now: int,
-) -> Numbers:
-    """Let the tasks that run share the cores from now on; return the heap.
-
-    The event of a task whose end has moved stays in the heap: it is known by its time.
-
-    Args:
-        stages: Their rows.
-        sharing: Computers and cores.
-        paces: By stage, the factor by which its task took longer so far; 1 for a task that
-            begins.
-        heap: Of events.
-        now: The time.
-    """
-    computers, cores = sharing
-    for computer in range(len(cores)):
-        active = 0
-        for p in range(len(stages)):
-            if computers[p] == computer and stages[p, RUNNING] != NOTHING:
-                active += 1
-        if active == 0:
-            continue
-        pace = max(1.0, active / cores[computer])
-        for p in range(len(stages)):
-            if computers[p] != computer or stages[p, RUNNING] == NOTHING:
-                continue
-            if paces[p] != pace:
-                left = (stages[p, UNTIL] - now) * (pace / paces[p])
-                stages[p, UNTIL] = now + round(left)
-                paces[p] = pace
-                heap = push(heap, stages[p, UNTIL], DONE + KINDS * p)
-    return heap
-
-
 def play(
     codes: Codes,
     runs: Numbers,
     bound: int,
     durations: Numbers,
     wires: Wires,
-    sharing: Sharing,
     num_microbatches: int,
     order_policy: int,
     watched: int,
@@ -176,12 +131,11 @@ def play(
         bound: Maximum micro-batches in flight on any stage; 0 for that of each list.
         durations: By stage, code and micro-batch (or one for all micro-batches).
         wires: Times and carriers of links.
-        sharing: The computers that the stages are on, and their cores.
         num_microbatches: Of the replica.
         order_policy: ``OPPORTUNISTIC`` or ``STRICT``.
         watched: Stage after whose tasks the steady state is looked for and
             fast-forwarded, best the slowest; -1 to play every micro-batch, as is
-            necessary where they differ, or share cores.
+            necessary where they differ.
         records: Empty arrays, or ones to be filled, of a row more than there are tasks and
             messages; their first number is how many there are.
 
@@ -191,8 +145,6 @@ def play(
     depth, chunks = len(runs), durations.shape[1] // 3
     stages = make_stages(codes, runs, bound)
     counts = make_counts(depth, chunks, num_microbatches)
-    shares = len(sharing[1]) > 0
-    paces = np.ones(depth)
     free = np.zeros(wires[2].max() + 1, np.int64)
     latest = np.zeros((depth, 2), np.int64)
     heap = make_heap(8 * depth)
@@ -209,10 +161,7 @@ def play(
                 order_policy, stages[p], counts[p], durations[p], now
             ):
                 heap = push(heap, stages[p, UNTIL], DONE + KINDS * p)
-                paces[p] = 1.0
                 begun[p] = now
-        if shares:
-            heap = share(stages, sharing, paces, heap, now)
         num_touched = 0
         if heap[0, 0] == 0:
             return stages, instants
@@ -223,9 +172,6 @@ def play(
             what = pop(heap)
             to = what // KINDS
             p = to % depth
-            moved = stages[p, RUNNING] == NOTHING or stages[p, UNTIL] != now
-            if what % KINDS == DONE and moved:
-                continue
             if num_touched == len(touched):
                 touched = np.append(touched, touched)
             touched[num_touched] = p

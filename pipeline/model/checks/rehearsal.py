@@ -8,7 +8,7 @@ gradient is dropped as soon as autograd has it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -21,7 +21,7 @@ from spottrain.pipeline.model.checks.python_state import snapshot
 from spottrain.pipeline.model.data import collated
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import Batch, TrainingJob
-from spottrain.pipeline.model.loss import check_leads_back
+from spottrain.pipeline.model.loss import LossSums, check_leads_back
 from spottrain.pipeline.model.optimizer import rate_factor
 from spottrain.pipeline.model.recorder import KnownValues
 from spottrain.pipeline.model.sections import ModelLayout, TensorSpec
@@ -156,7 +156,7 @@ class _Rehearsal:
         found: list[str] = []
         with torch.random.fork_rng(devices=[]), self._mode():
             with at_step(0):
-                self._train(self._batch("data set", self._job.dataset))
+                train_once(self._stages, self._batch("data set", self._job.dataset))
             for name, heldout in self._job.heldout_sets.items():
                 if len(heldout) > 0:
                     batch = self._batch(f"held-out set {name}", heldout)
@@ -194,28 +194,6 @@ class _Rehearsal:
             batch = collated(self._job, [dataset[0]])
         return tree_map_only(torch.Tensor, lambda t: t.to(self._device), batch)
 
-    def _train(self, batch: Batch) -> None:
-        outputs: list[torch.Tensor] = []
-        inputs: list[torch.Tensor] = []
-        for stage in self._stages[:-1]:
-            stage.train()
-            output = stage.forward(batch, inputs[-1] if inputs else None, int)
-            assert isinstance(output, torch.Tensor)
-            outputs.append(output)
-            inputs.append(output.detach().clone().requires_grad_())
-        self._stages[-1].train()
-        sums = self._stages[-1].forward(batch, inputs[-1] if inputs else None, int)
-        assert not isinstance(sums, torch.Tensor)
-        check_leads_back(sums.loss)
-        with user_code("backward"):
-            torch.autograd.backward(sums.loss)
-            for output, received in zip(reversed(outputs), reversed(inputs), strict=True):
-                if output.requires_grad:  # else all so far is frozen
-                    torch.autograd.backward(
-                        output,
-                        torch.zeros_like(output) if received.grad is None else received.grad,
-                    )
-
     def _evaluate(self, batch: Batch) -> Iterable[str]:
         """Return the names of the metrics of one example."""
         activation = None
@@ -229,6 +207,39 @@ class _Rehearsal:
                 else:
                     metrics = output.metrics
         return metrics
+
+
+def train_once(stages: Sequence[StageModel], batch: Batch, forwards: int = 1) -> LossSums:
+    """Go forward and back through stages with one micro-batch, as workers do.
+
+    Args:
+        stages: From the first to the last.
+        batch: The micro-batch.
+        forwards: How often each stage runs forward: twice as where it is recomputed.
+
+    Raises:
+        UserCodeError: The user's code raised, or the loss has no gradient.
+    """
+    outputs: list[torch.Tensor] = []
+    inputs: list[torch.Tensor | None] = [None]
+    for stage in stages:
+        stage.train()
+        for _ in range(forwards - 1):
+            with torch.no_grad():
+                stage.forward(batch, inputs[-1], int)
+        output = stage.forward(batch, inputs[-1], int)
+        if isinstance(output, torch.Tensor):
+            outputs.append(output)
+            inputs.append(output.detach().clone().requires_grad_())
+    assert not isinstance(output, torch.Tensor)
+    check_leads_back(output.loss)
+    with user_code("backward"):
+        torch.autograd.backward(output.loss)
+        for sent, received in zip(reversed(outputs), reversed(inputs), strict=False):
+            # Else all so far is frozen, or the loss does not depend on it.
+            if sent.requires_grad and received is not None and received.grad is not None:
+                torch.autograd.backward(sent, received.grad)
+    return output
 
 
 def _stand_in(spec: TensorSpec, device: str) -> torch.Tensor:

@@ -22,7 +22,7 @@ import torch
 
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.model.checks.python_state import Snapshot, snapshot
-from spottrain.pipeline.model.checks.rehearsal import MAX_STAGES, MOST_NAMES
+from spottrain.pipeline.model.checks.rehearsal import MAX_STAGES, MOST_NAMES, train_once
 from spottrain.pipeline.model.checks.trial import same_bits
 from spottrain.pipeline.model.data import (
     batch_digest,
@@ -240,30 +240,15 @@ def _example(job: TrainingJob, index: int) -> Any:
     return job.dataset[index % len(job.dataset)]
 
 
-def _train(stages: Sequence[StageModel], batch: Batch, times: int) -> Result:
+def _train(stages: Sequence[StageModel], batch: Batch, forwards: int) -> Result:
     """Train one micro-batch, each stage's forward so many times, as in a recompute."""
-    outputs: list[torch.Tensor] = []
-    inputs: list[torch.Tensor | None] = [None]
-    for stage in stages:
-        stage.train()
-        for _, parameter in _trained(stage):
-            parameter.grad = None
-        for _ in range(times - 1):
-            with torch.no_grad():
-                stage.forward(batch, inputs[-1], int)
-        output = stage.forward(batch, inputs[-1], int)
-        if isinstance(output, torch.Tensor):
-            outputs.append(output)
-            inputs.append(output.detach().clone().requires_grad_())
-    assert not isinstance(output, torch.Tensor)
-    with user_code("backward"):
-        torch.autograd.backward(output.loss)
-        for sent, received in zip(reversed(outputs), reversed(inputs), strict=False):
-            if sent.requires_grad and received is not None and received.grad is not None:
-                torch.autograd.backward(sent, received.grad)
-    values = output.values(sorted(output.metrics))
+    trained = [p for stage in stages for _, p in _trained(stage)]
+    for parameter in trained:
+        parameter.grad = None
+    sums = train_once(stages, batch, forwards)
+    values = sums.values(sorted(sums.metrics))
     numbers = [torch.as_tensor(value).detach().clone() for value in values]
-    gradients = [p.grad for stage in stages for _, p in _trained(stage)]
+    gradients = [parameter.grad for parameter in trained]
     return [*numbers, *(None if g is None else g.to_dense().clone() for g in gradients)]
 
 

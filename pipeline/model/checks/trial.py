@@ -63,12 +63,12 @@ def _try_sections(job: TrainingJob, sections: Sequence[Named], num_steps: int) -
     if _compare(job, sections, num_steps, rebuild=False) is None:
         hint = f" (it sets its attribute {changed[0]!r})" if changed else ""
         raise UserCodeError(
-            f"optimizer {kind} {what} otherwise when it is built again between steps, "
-            f"as by a machine that takes over{hint}: keep all it needs in "
+            f"optimizer {kind} {what} differently when it is rebuilt between steps, "
+            f"as on a machine that takes over{hint}: keep all it needs in "
             "optimizer.state or param_groups"
         )
     raise UserCodeError(
-        f"optimizer {kind} looks across sections: it {what} otherwise where it sees more "
+        f"optimizer {kind} looks across sections: it {what} differently where it sees more "
         "parameters, and here every section has an optimizer of its own; use one that "
         "treats parameters apart, without a norm, count or list over all of them: "
         "clip_grad_norm of TrainingJob is global already"
@@ -191,7 +191,7 @@ class _Trial:
         if _generators() != before:
             raise UserCodeError(
                 f"optimizer {type(self.optimizer).__name__} draws random numbers in its "
-                "step, which machines that hold one section would draw otherwise: use "
+                "step, which differ on machines that hold one section: use "
                 "one without, or with a generator of each step's own seed"
             )
 
@@ -209,7 +209,7 @@ class _Trial:
 
 
 def _first_difference(part: _Trial, whole: _Trial) -> str | None:
-    """Return what ``part`` has done otherwise than ``whole``, if anything."""
+    """Return what ``part`` has done differently from ``whole``, if anything."""
     for name, key, tensor in part.contents():
         other = whole.state.get(name, {}).get(key) if key else whole.parameters[name]
         if other is None or not same_bits(tensor, other):

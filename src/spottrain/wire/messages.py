@@ -107,9 +107,6 @@ class Calibrate:
     """Ranks. A slot that comes twice computes once, but sends and receives as two. None
     at all: the first slot of the VM that gets the command, alone and without a
     store."""
-    num_measuring: int = 0
-    """The first so many measure; the others train with them at the end, to find out what
-    it costs to share cores. 0: all measure, and no cores are shared."""
     store_host: str = ""
     store_port: int = 0
     microbatch_sizes: tuple[int, ...] = ()

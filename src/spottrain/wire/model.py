@@ -350,29 +350,6 @@ class RingProfile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Crowding:
-    """What training takes where more slots of one computer train than it has cores."""
-
-    ranks: int
-    """Slots that trained at once."""
-    cores: int
-    """That they shared."""
-    task_growth: float
-    """Time on a core of a task over its sections' and its overhead: a process that others
-    have taken the core from finds less in the processor's caches."""
-    core_growth: float
-    """The same where as many slots train as there are cores."""
-    commit_s_per_byte: float
-    """Time on a core from the backwards to updated parameters, over the parameters' bytes;
-    in place of ``optimizer_s_per_byte``."""
-    commit_s: float
-    """Of each rank beside that: the gather, the decision, bookkeeping."""
-    step_growth: float = 1.0
-    """Time of a mini-batch over what its simulation gives with all of the above: cores
-    wait for moments, or work for other processes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """Primitives that depend on neither P, D nor the number of GPUs (Varuna, 4.3)."""
 
@@ -405,8 +382,6 @@ class Profile:
     """Time of quantising the gradients of a virtual node over their bytes."""
     context_bytes: int = 0
     """Device memory that is taken before the first tensor."""
-    crowding: Crowding | None = None
-    """``None``: not measured, as where each slot has a core of its own."""
     loader: LoaderSpec = AUTO_LOADER
     """The loader processes that workers were to have when it was measured."""
     origin: Literal["measured", "derived", "written"] = "measured"
@@ -514,6 +489,10 @@ class Plan:
     replica_bounds: tuple[int, ...]
     slots: tuple[Slot, ...]
     predicted_step_s: float
+    """Where slots share cores: a lower bound."""
+    predicted_max_s: float | None = None
+    """Where slots share cores: what a mini-batch may take instead; ``None``: each slot has
+    a core of its own, and ``predicted_step_s`` is expected."""
     in_flight_bound: int | None = None
     """Maximum micro-batches in flight on any stage; ``None``: as its schedule needs."""
     chunks: int = 1

@@ -18,7 +18,7 @@ from tests.builders import a_manifest
 from tests.checkpoints import newest_valid, verify
 from tests.fakes.object_store import S3
 
-from spottrain.errors import SpottrainError, WireError
+from spottrain.errors import WireError
 from spottrain.manifest import (
     MANIFEST_FILE,
     OWNER_FILE,
@@ -27,7 +27,6 @@ from spottrain.manifest import (
     FileRecord,
     Manifest,
     Owner,
-    TensorRecord,
     config_fingerprint,
     list_checkpoints,
     misfit,
@@ -38,7 +37,6 @@ from spottrain.manifest import (
     recheck,
     retain,
     scan,
-    verified,
     write_manifest,
     write_owner,
 )
@@ -61,14 +59,12 @@ def put_files(store: Store, step: int, generation: int = 0, uid: str = "") -> Ma
     for section in range(NUM_SECTIONS):
         file, data = f"section-{section}.safetensors", bytes([step, section]) * 50
         store.put(f"{name}/{file}", data)
-        tensor = TensorRecord(name="w", shape=(5, 5), dtype="float32")
         files.append(
             FileRecord(
                 section=section,
                 file=file,
                 num_bytes=100,
                 sha256=hashlib.sha256(data).hexdigest(),
-                tensors=(tensor,),
             )
         )
     return a_manifest(name, step, tuple(files), uid=uid)
@@ -116,15 +112,6 @@ def test_files_without_a_manifest_are_no_checkpoint(store: Store) -> None:
     assert newest_valid(store) == (old.name, 1)
 
 
-def test_a_manifest_that_was_never_renamed_does_not_count(store: Store) -> None:
-    manifest = put_files(store, 2)
-    data = json.dumps(dataclasses.asdict(manifest)).encode()
-    store.put(f"{manifest.name}/{MANIFEST_FILE}.01234567", data)
-    assert list_checkpoints(store) == []
-    write_manifest(store, manifest)
-    assert list_checkpoints(store) == [(manifest.name, 2)]
-
-
 def damaged_manifests() -> dict[str, str]:
     """Return manifests that were damaged into something that is hard to read."""
     name = "step-{}-g1-00000000"
@@ -139,7 +126,9 @@ def damaged_manifests() -> dict[str, str]:
                 '{"seed": ' + "9" * 5000 + "}",
                 '{"step": 1e999}',
                 "\0\0\0",
-                "{}",
+                "",
+                "[]",
+                '{"schema_version": 9}',
             )
         )
     }
@@ -155,7 +144,7 @@ def test_a_damaged_manifest_is_passed_over(tmp_path: Path) -> None:
             changed = json.dumps(data).removesuffix("}")
             text = f"{changed}, {text.removeprefix('{')}"  # the last of two keys counts
         store.put(f"{name}/{MANIFEST_FILE}", text.encode())
-        with pytest.raises(CheckpointError, match="damaged"):
+        with pytest.raises(DamagedError, match=rf"{name}/{MANIFEST_FILE} is damaged"):
             read_manifest(store, name)
 
     assert list_checkpoints(store) == [(whole.name, 100)]
@@ -241,30 +230,25 @@ def test_a_store_that_is_down_is_not_taken_for_empty_or_damaged(s3: S3, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    ("damage", "kind", "message"),
     [
-        (flip_a_bit, "section-1.safetensors is damaged: sha256"),
-        (shorten, "must be 100 bytes, got 99"),
-        (remove, "cannot read .*section-1.safetensors: (No such file|there is no)"),
+        (flip_a_bit, DamagedError, "section-1.safetensors is damaged: sha256"),
+        (shorten, DamagedError, "must be 100 bytes, got 99"),
+        (remove, CheckpointError, "cannot read .*section-1.safetensors"),
     ],
 )
-def test_a_damaged_file_is_named_and_the_checkpoint_before_is_taken(
-    store: Store, damage: Callable[[Store, str], None], message: str
+def test_only_what_is_there_and_not_as_it_was_written_is_damaged(
+    store: Store,
+    damage: Callable[[Store, str], None],
+    kind: type[CheckpointError],
+    message: str,
 ) -> None:
     old, new = put_checkpoint(store, 1), put_checkpoint(store, 2)
     damage(store, f"{new.name}/section-1.safetensors")
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(CheckpointError, match=message) as caught:
         verify(store, new.name)
+    assert type(caught.value) is kind
     assert newest_valid(store) == (old.name, 1)
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"schema_version":9}', "\x00" * 64])
-def test_a_damaged_manifest_is_named_and_skipped(store: Store, text: str) -> None:
-    old, new = put_checkpoint(store, 1), put_checkpoint(store, 2)
-    store.put(f"{new.name}/{MANIFEST_FILE}", text.encode())
-    with pytest.raises(CheckpointError, match=rf"{new.name}/{MANIFEST_FILE}"):
-        read_manifest(store, new.name)
-    assert list_checkpoints(store) == [(old.name, 1)]
 
 
 def test_a_manifest_of_another_checkpoint_is_refused(store: Store) -> None:
@@ -328,35 +312,15 @@ def report_of(name: str, file: str) -> CheckpointDamaged:
     return CheckpointDamaged(name=name, file=f"{name}/{file}", reason="as a VM says")
 
 
-@pytest.mark.parametrize(
-    ("damage", "kind"),
-    [(flip_a_bit, DamagedError), (shorten, DamagedError), (remove, CheckpointError)],
-)
-def test_only_what_is_there_and_not_as_it_was_written_is_damaged(
-    store: Store,
-    damage: Callable[[Store, str], None],
-    kind: type[CheckpointError],
-) -> None:
-    manifest = put_checkpoint(store, 1)
-    damage(store, f"{manifest.name}/section-1.safetensors")
-    with (
-        pytest.raises(CheckpointError) as caught,
-        verified(store, manifest.name, manifest.files[1]),
-    ):
-        pass
-    assert type(caught.value) is kind
-
-
-@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ENOTCONN])
 @pytest.mark.parametrize("function", ["stat", "open", "scandir"])
 def test_a_file_system_that_fails_is_not_taken_for_damage_or_absence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, number: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str
 ) -> None:
     store = open_store(tmp_path)
     manifest = put_checkpoint(store, 1)
 
     def fails(*_: object, **__: object) -> object:
-        raise OSError(number, os.strerror(number))
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     def look() -> None:
         scan(store)
@@ -488,8 +452,3 @@ def test_a_job_goes_on_only_from_checkpoints_of_the_same_model_and_settings(
     found = misfit(manifest, dataclasses.replace(SPEC, **change), {models})
     assert says in found
     assert bool(found) is bool(says)
-
-
-def test_a_checkpoint_error_is_something_the_user_can_act_on() -> None:
-    assert issubclass(CheckpointError, SpottrainError)
-    assert CheckpointError.exit_code == 1

@@ -304,12 +304,6 @@ def test_segments_that_cannot_be_recomputed_are_refused(
         a_plan(**changes)
 
 
-def test_a_plan_stored_before_there_were_segments_recomputes_runs_as_a_whole() -> None:
-    stored = json.loads(encode(a_plan()))
-    del stored["segments"]
-    assert decode(Plan, json.dumps(stored)).segments == 1
-
-
 @given(st.integers(0, 9), st.integers(1, 60), st.integers(1, 70))
 def test_segments_are_even_and_cover_their_run(start: int, length: int, segments: int) -> None:
     run = range(start, start + length)

@@ -75,8 +75,7 @@ def prepare(
     profile = None
     if not config.clouds:
         say(f"measuring {config.entrypoint} on this machine, unless it was before")
-        slots = max(zone.slots for zone in config.zones) * config.resources.max_vms
-        profile = inspect.calibrate(config, num_slots=slots)
+        profile = inspect.calibrate(config)
         offers = own_offers(config, time.time())
     kinds = [supply.name for supply in read_pool(pool).supplies]
     throughputs = first_throughputs(config, facts, kinds, offers or (), profile, data_bytes)

@@ -344,8 +344,6 @@ class Calibration:
     number: int
     """Negative, see ``messages.Calibrate``."""
     participants: tuple[Slot, ...]
-    num_measuring: int = 0
-    """As in ``messages.Calibrate``."""
     store_host: str = ""
     """Empty: the store is being opened."""
     store_port: int = 0
@@ -441,6 +439,8 @@ class GenerationSummary:
     to_step: int
     reason: str
     predicted_step_s: float
+    predicted_max_s: float | None = None
+    """As in ``Plan``, like the one before."""
     measured_step_s: float | None
     started_at_s: float
     ended_at_s: float | None

@@ -247,6 +247,7 @@ def summary_of(
         to_step=step,
         reason=generation.reason,
         predicted_step_s=plan.predicted_step_s,
+        predicted_max_s=plan.predicted_max_s,
         measured_step_s=generation.measured_step_s,
         started_at_s=generation.started_at_s or generation.opened_at_s,
         ended_at_s=ended_at_s,

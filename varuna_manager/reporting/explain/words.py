@@ -19,7 +19,7 @@ from spottrain.varuna_manager.core.model.records import (
     VmPhase,
 )
 from spottrain.varuna_manager.core.model.state import JobPhase, State
-from spottrain.varuna_manager.format import clock, duration, step_time
+from spottrain.varuna_manager.format import clock, duration, predicted_time, step_time
 from spottrain.varuna_manager.jobs.journal import Step
 from spottrain.wire import messages
 
@@ -241,8 +241,9 @@ def why_plan(generation: Generation, state: State) -> Iterator[str]:
     plan = generation.plan
     each_s = plan.minibatch_size / plan.predicted_step_s
     yield (
-        f"{plan.shape} predicted: {step_time(plan.predicted_step_s)} a mini-batch, "
-        f"{each_s:.3g} examples/s on {counted(len(plan.slots), 'slot')}"
+        f"{plan.shape} predicted: "
+        f"{predicted_time(plan.predicted_step_s, plan.predicted_max_s)} a mini-batch, "
+        f"{'' if plan.predicted_max_s is None else 'at most '}{each_s:.3g} examples/s on {counted(len(plan.slots), 'slot')}"
     )
     for one in generation.candidates:
         if one.why_not:
@@ -252,9 +253,10 @@ def why_plan(generation: Generation, state: State) -> Iterator[str]:
 def _candidate(one: Candidate) -> str:
     if one.examples_per_s is None:
         return one.shape
-    speed = f"{one.examples_per_s:.3g} examples/s"
+    most, least = ("", "") if one.max_step_s is None else ("at most ", "at least ")
+    speed = f"{most}{one.examples_per_s:.3g} examples/s"
     if one.usd_per_million_examples is not None:
-        speed += f", ${one.usd_per_million_examples:.3g} per million"
+        speed += f", {least}${one.usd_per_million_examples:.3g} per million"
     return f"{one.shape} with {one.microbatch_size} a micro-batch ({speed})"
 
 

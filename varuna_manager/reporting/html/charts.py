@@ -12,7 +12,7 @@ from typing import Any
 
 from spottrain.cloud.port.provider import Offer
 from spottrain.units import counted
-from spottrain.varuna_manager.format import dollars, duration, step_time
+from spottrain.varuna_manager.format import dollars, duration, predicted_time, step_time
 from spottrain.varuna_manager.reporting.history import JobHistory, PriceSeries
 from spottrain.varuna_manager.reporting.html import plot
 from spottrain.varuna_manager.reporting.html.plot import Frame, Point
@@ -78,18 +78,19 @@ def throughput(scene: Scene) -> str:
     width_s = scene.history.throughput.width_s
     plans = [(plan, _predicted(scene, plan)) for plan in scene.plans]
     top = max((mean for _, mean, _, _ in bins), default=1.0)
-    top = plot.nice_top(1.05 * max([top, *(speed for _, speed in plans)]))
+    top = plot.nice_top(1.05 * max([top, *(max(speeds) for _, speeds in plans)]))
     frame = scene.frame(top, height=190, above=26)
     means = _with_gaps(_means(bins, width_s, scene.to_s), width_s)
     parts = [plot.axes(frame, _halves(top, _plain)), scene.hits(frame)]
     parts.append(plot.path(_band(frame, bins, width_s), "band"))
-    for plan, speed in plans:
+    for plan, speeds in plans:
         begin_s = scene.from_s + _since(scene, plan)
-        y = frame.y(speed)
         end = frame.x(begin_s + plan["ran_s"])
-        dash = f"M{frame.x(begin_s):.1f} {y:.1f}H{end:.1f}"
-        title = f"{_shape(plan)}: predicted {speed:.1f} examples/s"
-        parts.append(plot.path(dash, "predicted", title))
+        words = " to ".join(f"{speed:.1f}" for speed in speeds)
+        title = f"{_shape(plan)}: predicted {words} examples/s"
+        for speed in speeds:
+            dash = f"M{frame.x(begin_s):.1f} {frame.y(speed):.1f}H{end:.1f}"
+            parts.append(plot.path(dash, "predicted", title))
     if bins:
         end_s = bins[-1][0] + width_s
         parts.append(plot.path(plot.step_path(frame, means, end_s), "line c0"))
@@ -97,7 +98,7 @@ def throughput(scene: Scene) -> str:
     what = (
         f"Examples per second over {duration(scene.to_s - scene.from_s)}, at most "
         f"{top:g}; the band spans the slowest to the fastest mini-batch, dashes are "
-        "each plan's prediction."
+        "each plan's prediction, two where it is a range."
     )
     return plot.picture(frame, "throughput", "Throughput", what, parts)
 
@@ -382,7 +383,7 @@ def _plan_words(plan: Mapping[str, Any]) -> str:
     return (
         f"{_shape(plan)} from step {plan['from_step']} for {duration(plan['ran_s'])}: "
         f"{plan['reason']}; a step took {step_time(plan['measured_step_s'])}, predicted "
-        f"{step_time(plan['predicted_step_s'])}"
+        f"{predicted_time(plan['predicted_step_s'], plan['predicted_max_s'])}"
     )
 
 
@@ -401,10 +402,11 @@ def _since(scene: Scene, plan: Mapping[str, Any]) -> float:
     return float(plan["started_at_s"]) - scene.from_s
 
 
-def _predicted(scene: Scene, plan: Mapping[str, Any]) -> float:
-    report = scene.report
-    step_s = float(plan["predicted_step_s"])
-    return report["minibatch_size"] / step_s if step_s > 0 else 0.0
+def _predicted(scene: Scene, plan: Mapping[str, Any]) -> list[float]:
+    """Return the examples per second that were predicted: one value, or the ends of a range."""
+    ends_s = (plan["predicted_max_s"], plan["predicted_step_s"])
+    size = scene.report["minibatch_size"]
+    return [size / step_s if step_s > 0 else 0.0 for step_s in ends_s if step_s is not None]
 
 
 def _plan_names(scene: Scene, frame: Frame) -> Iterable[str]:

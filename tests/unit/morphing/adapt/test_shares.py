@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spottrain.morphing.adapt.shares import (
-    ReplicaSpeed,
     replica_speed,
     share_virtual_nodes,
 )
@@ -124,8 +123,3 @@ def test_the_pace_of_a_pipeline_is_that_of_its_simulation(
     run = simulate_pipeline(lists, stages, [Link(), Link()])
     took_s = pace.fixed_s + 40 * pace.per_virtual_node_s
     assert max(run.finish_s) == pytest.approx(took_s, rel=0.02)
-
-
-def test_links_lengthen_the_way_but_not_the_pace() -> None:
-    pace = replica_speed([2.0, 3.0], [0.5])
-    assert pace == ReplicaSpeed(fixed_s=2.5, per_virtual_node_s=3.0)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
+import pytest
 from tests.unit.morphing.plan.test_choose import inputs, plan_of
 
 from spottrain.morphing.plan.choose import choose_plan
+from spottrain.morphing.simulate.sharing import MAX_CROWDING
 from spottrain.wire.model import Slot
 
 
@@ -45,6 +48,26 @@ def test_replicas_of_a_stage_are_never_all_on_one_vm() -> None:
     assert choice.plan is not None
     assert choice.plan.shape == "4x1"
     assert all(c.data_parallel_width == 1 for c in choice.candidates)
+
+
+@pytest.mark.parametrize(
+    ("origin", "cores", "is_range"),
+    [("measured", 8, False), ("measured", 4, True), ("measured", 2, True), ("written", 2, False)],
+)
+def test_where_slots_share_cores_a_prediction_is_a_range(
+    origin: Literal["measured", "written"], cores: int, is_range: bool
+) -> None:
+    case = inputs(vms=4)
+    profile = replace(case.profile, origin=origin)
+    slots = tuple(replace(device, machine="pc", cores=cores) for device in case.slots)
+    alone = plan_of(replace(case, profile=profile))
+    choice = choose_plan(replace(case, profile=profile, slots=slots))
+    plan = choice.plan
+    assert plan is not None
+    most_s = MAX_CROWDING * plan.predicted_step_s if is_range else None
+    assert plan.predicted_max_s == choice.candidates[0].max_step_s == most_s
+    slower = plan.predicted_step_s > alone.predicted_step_s
+    assert slower == (is_range and cores < len(plan.slots))
 
 
 def test_for_examples_per_dollar_machines_may_be_left_unused() -> None:

@@ -32,7 +32,6 @@ from spottrain.morphing.simulate.replica import (
     StageTimes,
     simulate_pipeline,
 )
-from spottrain.morphing.simulate.sharing import OWN_CORE
 from spottrain.wire.model import ScheduleKind
 
 # --- The executor's rule ----------------------------------------------------------------
@@ -237,7 +236,6 @@ def test_compiled_loops_give_the_same_result_as_plain_ones() -> None:
             np.full((3, 2, 1), 100),
             np.arange(12).reshape(3, 2, 2),
         ),
-        (np.array([0, 0, OWN_CORE]), np.array([1.5])),
         40,
         STRICT,
         -1,

@@ -151,7 +151,7 @@ def test_nothing_to_train_needs_no_optimizer() -> None:
         ),
         (
             lambda named: torch.optim.SGD(p for name, p in named if name == "head"),
-            "empty parameter list: .* none of the section with weight; .*=False in model",
+            "empty parameter list: .* all parameters of the section with weight; .*=False in model",
         ),
     ],
 )

@@ -6,16 +6,12 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.builders import a_manifest
 from tests.checkpoints import newest_valid, verify
-from tests.tiers import costly
 
 from spottrain.manifest import (
     FROZEN_FOLDER,
@@ -29,11 +25,12 @@ from spottrain.manifest import (
 )
 from spottrain.pipeline.state.checkpoint import (
     Background,
-    SnapshotWriter,
+    SnapshotOutcome,
     load_section,
     save_frozen,
     save_section,
     state_name,
+    write_snapshot,
 )
 from spottrain.storage.open import open_store
 from spottrain.storage.store import Store
@@ -86,21 +83,6 @@ def test_every_section_reads_back_bit_for_bit_whoever_asks(store: Store) -> None
         assert_equal(found, section_tensors(section))
 
 
-@costly
-@given(st.integers(1, 4))
-def test_replicas_may_write_a_section_in_any_number_of_shares(
-    tmp_path_factory: pytest.TempPathFactory, num_parts: int
-) -> None:
-    store, name = open_store(tmp_path_factory.mktemp("store")), new_name(1, 1)
-    tensors = list(section_tensors(0).items())
-    files = [
-        save_section(store, name, 0, dict(tensors[part::num_parts]), part)
-        for part in range(num_parts)
-    ]
-    manifest = complete(store, name, files)
-    assert_equal(load_section(store, manifest, 0), section_tensors(0))
-
-
 def test_writing_into_loaded_tensors_leaves_the_checkpoint_as_it_is(
     store: Store,
 ) -> None:
@@ -116,52 +98,18 @@ def test_a_file_is_never_written_twice(store: Store) -> None:
         save_section(store, "x", 0, section_tensors(0))
 
 
-def truncate(store: Store, name: str) -> None:
-    store.put(name, store.get(name)[:-1])
-
-
 def flip_a_bit(store: Store, name: str) -> None:
     content = bytearray(store.get(name))
     content[-3] ^= 16
     store.put(name, bytes(content))
 
 
-def remove(store: Store, name: str) -> None:
-    store.delete([name])
-
-
-@pytest.mark.parametrize("damage", [truncate, flip_a_bit, remove])
-def test_a_damaged_file_is_named_and_never_used(
-    store: Store, damage: Callable[[Store, str], None]
-) -> None:
-    old, new = save(store, 1), save(store, 2)
-    damage(store, f"{new.name}/section-1.safetensors")
-    with pytest.raises(CheckpointError, match=f"{new.name}/section-1.safetensors"):
-        load_section(store, new, 1)
-    assert_equal(load_section(store, new, 0), section_tensors(0))
-    assert newest_valid(store) == (old.name, 1)
-
-
-def test_tensors_must_be_those_of_the_manifest(store: Store) -> None:
-    name = new_name(1, 1)
-    right = save_section(store, name, 0, section_tensors(0))
-    renamed = FileRecord(
-        section=0,
-        file=right.file,
-        num_bytes=right.num_bytes,
-        sha256=right.sha256,
-        tensors=right.tensors[1:],
-    )
-    manifest = complete(store, name, [renamed])
-    with pytest.raises(CheckpointError, match="tensors are not the manifest's"):
-        load_section(store, manifest, 0)
-
-
 def test_a_tensor_may_not_come_twice(store: Store) -> None:
     name = new_name(1, 1)
-    files = [save_section(store, name, 0, section_tensors(0), part) for part in (0, 1)]
+    file = save_section(store, name, 0, section_tensors(0))
+    frozen = save_frozen(store, 0, section_tensors(0))
     with pytest.raises(CheckpointError, match="is in two files"):
-        load_section(store, complete(store, name, files), 0)
+        load_section(store, complete(store, name, [file], frozen=(frozen,)), 0)
 
 
 def test_frozen_tensors_are_written_once_for_all_checkpoints(store: Store) -> None:
@@ -211,71 +159,44 @@ def test_a_process_killed_between_files_and_manifest_leaves_the_one_before(
     assert newest_valid(store) == (old.name, 1)
 
 
-# --- In the background ----------------------------------------------------------------------
+# --- Snapshots ------------------------------------------------------------------------------
 
 
-def test_a_snapshot_is_written_while_its_owner_goes_on(store: Store) -> None:
+def snapshot(store: Store, name: str, sections: dict[int, Tensors]) -> SnapshotOutcome:
+    return write_snapshot(store, "", name, sections, threading.Event())
+
+
+def test_a_snapshot_is_what_the_manifest_must_say_of_it(store: Store) -> None:
     name = new_name(4, 1)
-    with SnapshotWriter(store) as writer:
-        assert writer.poll() is None
-        assert writer.wait() is None
-        writer.submit(name, {k: section_tensors(k) for k in (1, 0)})
-        outcome = writer.wait()
-    assert outcome is not None
-    assert (outcome.name, outcome.error) == (name, None)
+    outcome = snapshot(store, name, {k: section_tensors(k) for k in (1, 0)})
+    assert outcome.error == ""
     manifest = complete(store, name, list(outcome.files))
     assert_equal(load_section(store, manifest, 1), section_tensors(1))
 
 
-def test_outcomes_come_in_the_order_of_snapshots_also_after_the_end(
-    store: Store,
-) -> None:
-    names = [new_name(step, 1) for step in range(3)]
-    writer = SnapshotWriter(store)
-    for name in names:
-        writer.submit(name, {0: section_tensors(0)}, part=1)
-    writer.close()
-    writer.close()
-    outcomes = [writer.poll() for _ in names]
-    assert [outcome.name for outcome in outcomes if outcome] == names
-    assert writer.poll() is None
+def test_an_abandoned_snapshot_writes_no_further_file(store: Store) -> None:
+    name, abandoned = new_name(4, 1), threading.Event()
+    abandoned.set()
+    outcome = write_snapshot(store, "", name, {0: section_tensors(0)}, abandoned)
+    assert outcome == SnapshotOutcome(error="it was abandoned")
+    assert store.list(name) == []
 
 
-def test_only_what_an_earlier_writer_has_left_keeps_a_writer_waiting(
-    store: Store,
-) -> None:
-    thread, stuck, goes_on = Background(), threading.Event(), threading.Event()
-    earlier = SnapshotWriter(store, thread=thread)
-
-    def hang() -> None:
-        stuck.set()
-        assert goes_on.wait(600)
-
-    with SnapshotWriter(store, thread=thread) as alone:
-        alone.submit(new_name(1, 1), {0: section_tensors(0)}, wait=hang)
-        stuck.wait(600)
-        assert alone.is_free  # its own tasks do not count
-        assert earlier.is_free
-        later = SnapshotWriter(store, thread=thread)
-        assert not later.is_free
-        goes_on.set()
-    later.run(bool).result()
-    assert later.is_free
+def test_a_thread_knows_which_of_its_tasks_are_unfinished() -> None:
+    thread, goes_on = Background(), threading.Event()
+    task = thread.submit(goes_on.wait, 600)
+    assert [*thread.unfinished] == [task]
+    goes_on.set()
+    thread.submit(bool).result()
+    assert [*thread.unfinished] == []
 
 
-def test_trouble_with_one_snapshot_does_not_touch_the_next(tmp_path: Path) -> None:
-    good, bad = new_name(2, 1), new_name(1, 1)
+def test_trouble_with_a_snapshot_is_an_outcome(tmp_path: Path) -> None:
+    bad = new_name(1, 1)
     (tmp_path / bad).write_text("a file where a folder must be")
-    with SnapshotWriter(open_store(tmp_path)) as writer:
-        writer.submit(bad, {0: section_tensors(0)})
-        writer.submit(good, {0: section_tensors(0)})
-        failed, written = writer.wait(), writer.wait()
-    assert failed is not None
-    assert failed.error is not None
+    failed = snapshot(open_store(tmp_path), bad, {0: section_tensors(0)})
     assert failed.error.startswith(f"cannot write {tmp_path / bad}")
     assert failed.files == ()
-    assert written is not None
-    assert written.error is None
 
 
 def test_a_full_disk_is_an_outcome_and_the_checkpoint_before_stays(
@@ -283,12 +204,8 @@ def test_a_full_disk_is_an_outcome_and_the_checkpoint_before_stays(
 ) -> None:
     store = open_store(small_disk)
     old, name = save(store, 1), new_name(2, 1)
-    with SnapshotWriter(store) as writer:
-        writer.submit(name, {0: section_tensors(0), 1: section_tensors(1, 100_000)})
-        outcome = writer.wait()
-    assert outcome is not None
+    outcome = snapshot(store, name, {0: section_tensors(0), 1: section_tensors(1, 100_000)})
     assert outcome.files == ()
-    assert outcome.error is not None
     assert os.strerror(errno.ENOSPC) in outcome.error
     assert "\n" not in outcome.error
     assert newest_valid(store) == (old.name, 1)

@@ -9,19 +9,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.faults import Action, Fault, InjectedFaultError, Script
 from tests.optimizers import ACCEPTED, StepMadeByFirstStep
 from tests.tiers import costly
 from tests.unit.pipeline.memory import LocalHolder
 from torch import nn
 
 from spottrain.errors import UserCodeError
-from spottrain.pipeline.base.faults import (
-    Action,
-    Fault,
-    FaultScript,
-    Hook,
-    InjectedFaultError,
-)
+from spottrain.pipeline.base.faults import FaultScript, Hook
 from spottrain.pipeline.devices.host import HostDevice
 from spottrain.pipeline.model.job import NamedParameters, TrainingJob
 from spottrain.pipeline.model.loaded import ParameterSpec
@@ -174,7 +169,7 @@ def test_an_optimizer_restored_from_memory_goes_on_as_if_it_had_never_stopped(
         assert torch.equal(arena.parameters[name], parameter.detach())
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", sorted({*OPTIMIZERS} - {*ACCEPTED}))
 def test_an_optimizer_whose_first_minibatch_changed_nothing_begins_at_the_next(
     holder: LocalHolder, optimizer: str
 ) -> None:
@@ -318,7 +313,7 @@ def test_a_successor_finds_a_section_before_or_after_an_update_never_within(
     fault = Fault(hook, 0, 0, Action.RAISE, str(tmp_path / "mark"))
 
     with pytest.raises(InjectedFaultError):
-        memory.apply(decision(version), [0], FaultScript((fault,), rank=0, step=9))
+        memory.apply(decision(version), [0], Script(faults=(fault,), rank=0, step=9))
     successor = open_memory(holder, job)
 
     arena = successor.arenas[0]
@@ -342,7 +337,7 @@ def test_values_of_groups_are_undone_with_their_section(
     fault = Fault(hook, 0, 0, Action.RAISE, str(tmp_path / "mark"))
 
     with pytest.raises(InjectedFaultError):
-        memory.apply(decision(1), [0], FaultScript((fault,), rank=0, step=9))
+        memory.apply(decision(1), [0], Script(faults=(fault,), rank=0, step=9))
 
     steps = 2 if hook is Hook.FLIPPED else 1
     found = open_memory(holder, job).arenas[0].numbers.group_values
@@ -489,7 +484,7 @@ def test_an_interrupted_update_gives_both_versions_back(
     kept = [tensor.clone() for tensor in arena.undoable]
     fault = Fault(Hook.UPDATED, 0, 0, Action.RAISE, str(tmp_path / "mark"))
     with pytest.raises(InjectedFaultError):
-        memory.apply(decision(1), [0], FaultScript((fault,), rank=0, step=0))
+        memory.apply(decision(1), [0], Script(faults=(fault,), rank=0, step=0))
     assert not same(arena.undoable, kept)
 
     assert same(open_memory(holder, job, versions=2).arenas[0].undoable, kept)

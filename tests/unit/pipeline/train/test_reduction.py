@@ -22,13 +22,10 @@ from spottrain.pipeline.devices.host import HostDevice
 from spottrain.pipeline.devices.port import Device, Transfer
 from spottrain.pipeline.model.loaded import ParameterSpec
 from spottrain.pipeline.state.arena import SectionArena
-from spottrain.pipeline.train.reduction import (
-    ExactReduction,
-    FastReduction,
-    GradientReduction,
-)
-from spottrain.pipeline.train.sums import Replicas
+from spottrain.pipeline.train.reduction import REDUCTIONS
+from spottrain.pipeline.train.sums import Replicas, SectionRuns
 from spottrain.pipeline.train.working import WorkingSection
+from spottrain.wire.model import Reduction
 
 SHAPES = {"weight": (2, 3), "bias": (2,), "unused": (4,)}
 SPECS = tuple(ParameterSpec(name, shape, torch.float32, True, {}) for name, shape in SHAPES.items())
@@ -40,7 +37,7 @@ class Stage:
 
     def __init__(
         self,
-        kind: type[GradientReduction],
+        kind: Reduction,
         home: str,
         virtual_nodes: int,
         seed: int = 0,
@@ -51,7 +48,7 @@ class Stage:
         self.arena = SectionArena(self.holder, 0, SPECS, on_device)
         if on_device is None:
             self.device.lock_pages(self.arena.payload)
-        working = WorkingSection(self.arena, self.device, sums_gradients=kind is FastReduction)
+        working = WorkingSection(self.arena, self.device, sums_gradients=kind == "fast")
         working.refresh()
         working.wait()
         self.parameters = {
@@ -61,7 +58,7 @@ class Stage:
         tracker = TensorTracker(0)
         named = {0: list(self.parameters.items())}
         arguments: tuple[Any, ...] = (named, [working], replicas, self.device, tracker)
-        self.reduction = kind(*arguments)
+        self.reduction = REDUCTIONS[kind](*arguments)
 
     def backward(self, weight: torch.Tensor, bias: torch.Tensor) -> None:
         """Leave these gradients, as the backward of a virtual node does."""
@@ -98,7 +95,7 @@ def plain(tensors: list[torch.Tensor], used: int) -> torch.Tensor:
 def test_exact_sums_are_quantise_and_sum(
     home: str, seed: int, nodes: int, magnitude: int, order: int
 ) -> None:
-    stage = Stage(ExactReduction, home, nodes, order)
+    stage = Stage("exact", home, nodes, order)
     given_ones = gradients(seed, nodes, 2.0**magnitude / 8)
     with stage.device.using():
         stage.reduction.begin(0, 0, 0)
@@ -119,7 +116,7 @@ def test_exact_sums_are_quantise_and_sum(
 
 
 def test_exponents_follow_the_gradients_when_they_are_committed(home: str) -> None:
-    stage, nodes = Stage(ExactReduction, home, 2), 2
+    stage, nodes = Stage("exact", home, 2), 2
     with stage.device.using():
         stage.reduction.begin(0, 0, 0)
         stage.backward(torch.full((2, 3), 3.0), torch.zeros(2))
@@ -136,7 +133,7 @@ def test_exponents_follow_the_gradients_when_they_are_committed(home: str) -> No
 
 
 def test_gradients_out_of_range_fit_at_a_later_attempt(home: str) -> None:
-    stage = Stage(ExactReduction, home, 1)
+    stage = Stage("exact", home, 1)
     huge = torch.full((2, 3), 2.0**30)
     fits = []
     with stage.device.using():
@@ -156,7 +153,7 @@ def test_gradients_out_of_range_fit_at_a_later_attempt(home: str) -> None:
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
 def test_gradients_that_are_not_finite_are_in_range_but_said(home: str, value: float) -> None:
-    stage = Stage(ExactReduction, home, 1)
+    stage = Stage("exact", home, 1)
     with stage.device.using():
         stage.reduction.begin(0, 0, 0)
         stage.backward(torch.full((2, 3), value), torch.ones(2))
@@ -166,8 +163,8 @@ def test_gradients_that_are_not_finite_are_in_range_but_said(home: str, value: f
     stage.holder.close()
 
 
-@pytest.mark.parametrize("kind", [FastReduction, ExactReduction])
-def test_the_loss_scale_is_taken_out(kind: type[GradientReduction], home: str) -> None:
+@pytest.mark.parametrize("kind", REDUCTIONS)
+def test_the_loss_scale_is_taken_out(kind: Reduction, home: str) -> None:
     stage = Stage(kind, home, 1)
     with stage.device.using():
         stage.reduction.begin(0, 0, 10)
@@ -179,9 +176,9 @@ def test_the_loss_scale_is_taken_out(kind: type[GradientReduction], home: str) -
     stage.holder.close()
 
 
-@pytest.mark.parametrize("kind", [FastReduction, ExactReduction])
+@pytest.mark.parametrize("kind", REDUCTIONS)
 def test_a_parameter_lacks_a_gradient_if_no_virtual_node_gave_one(
-    kind: type[GradientReduction], home: str
+    kind: Reduction, home: str
 ) -> None:
     stage = Stage(kind, home, 2)
     lacking = []
@@ -199,8 +196,8 @@ def test_a_parameter_lacks_a_gradient_if_no_virtual_node_gave_one(
     stage.holder.close()
 
 
-@pytest.mark.parametrize("kind", [FastReduction, ExactReduction])
-def test_sums_begin_anew_with_every_minibatch(kind: type[GradientReduction], home: str) -> None:
+@pytest.mark.parametrize("kind", REDUCTIONS)
+def test_sums_begin_anew_with_every_minibatch(kind: Reduction, home: str) -> None:
     stage = Stage(kind, home, 2)
     with stage.device.using():
         for _ in range(2):
@@ -216,7 +213,7 @@ def test_sums_begin_anew_with_every_minibatch(kind: type[GradientReduction], hom
 
 def test_losses_are_added_up_in_the_order_of_virtual_nodes() -> None:
     losses = [(0.1, 1.0), (1e16, 2.0), (-1e16, 3.0)]
-    for kind in (FastReduction, ExactReduction):
+    for kind in REDUCTIONS:
         stage = Stage(kind, "cpu", 3)
         assert stage.reduction.total_loss(losses) == [(0.1 + 1e16) - 1e16, 6.0]
         stage.holder.close()
@@ -240,7 +237,7 @@ class Watched(DeferredDevice):
 class Chain:
     """Two sections without a loss between them, and their reduction."""
 
-    def __init__(self, kind: type[GradientReduction], on_device: bool, replicas: Replicas) -> None:
+    def __init__(self, kind: Reduction, on_device: bool, replicas: Replicas) -> None:
         self.log: list[str] = []
         self._names: dict[int, str] = {}
         self.holder = LocalHolder()
@@ -251,7 +248,7 @@ class Chain:
         for arena in self.arenas if home is None else ():
             self.device.lock_pages(arena.payload)
         working = [
-            WorkingSection(arena, self.device, sums_gradients=kind is FastReduction)
+            WorkingSection(arena, self.device, sums_gradients=kind == "fast")
             for arena in self.arenas
         ]
         for section in working:
@@ -260,9 +257,10 @@ class Chain:
         self.weights = [nn.Parameter(one.parameters["weight"]) for one in working]
         named = {k: [("weight", weight)] for k, weight in enumerate(self.weights)}
         tracker = TensorTracker(0)
-        self.reduction = kind(named, working, replicas, self.device, tracker)
-        for one in self.reduction._sums:  # type: ignore[attr-defined]
-            memory = one._runs[0] if kind is FastReduction else one.total
+        self.reduction = REDUCTIONS[kind](named, working, replicas, self.device, tracker)
+        for one in self.reduction._sums:
+            memory = one._runs[0] if isinstance(one, SectionRuns) else one.total
+            assert memory is not None
             key = memory.untyped_storage()._cdata
             self._names[key] = f"section {one.section.arena.section}"
 
@@ -286,9 +284,9 @@ def world() -> Iterator[dist.ProcessGroup]:
 
 @pytest.mark.parametrize("summed", ["alone", "on the host"])
 @pytest.mark.parametrize("on_device", [False, True], ids=["host", "device"])
-@pytest.mark.parametrize("kind", [FastReduction, ExactReduction])
+@pytest.mark.parametrize("kind", REDUCTIONS)
 def test_a_section_comes_down_beside_the_backward_of_the_ones_before_it(
-    kind: type[GradientReduction],
+    kind: Reduction,
     on_device: bool,
     summed: str,
     world: dist.ProcessGroup,
@@ -319,9 +317,9 @@ def test_a_section_comes_down_beside_the_backward_of_the_ones_before_it(
     chain.holder.close()
 
 
-@pytest.mark.parametrize("kind", [FastReduction, ExactReduction])
+@pytest.mark.parametrize("kind", REDUCTIONS)
 def test_a_section_comes_down_beside_the_sums_of_the_ones_before_it(
-    kind: type[GradientReduction],
+    kind: Reduction,
     world: dist.ProcessGroup,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -364,9 +362,9 @@ def test_a_section_comes_down_beside_the_sums_of_the_ones_before_it(
     chain.holder.close()
 
 
-@pytest.mark.parametrize("kind", [FastReduction, ExactReduction])
+@pytest.mark.parametrize("kind", REDUCTIONS)
 def test_a_gradient_that_comes_after_its_section_has_left_is_refused(
-    kind: type[GradientReduction],
+    kind: Reduction,
 ) -> None:
     chain = Chain(kind, False, Replicas())
     with chain.device.using():

@@ -26,7 +26,7 @@ from spottrain.pipeline.model.sections import parameter_slots
 from spottrain.pipeline.model.skeleton import materialise
 from spottrain.pipeline.state.checkpoint import save_section
 from spottrain.pipeline.weights import formats
-from spottrain.pipeline.weights.export import Request, export
+from spottrain.pipeline.weights.export import export
 from spottrain.storage.open import open_store
 from spottrain.storage.store import Store
 from spottrain.wire.model import ExportedWeights, ExportFormat
@@ -132,8 +132,7 @@ def run(
     store, model = open_store(folder / "checkpoints"), trained(factory)
     target = folder / "export"
     target.mkdir()
-    request = Request(store, save(store, model), kind, target, **options)
-    written = export(job_of(factory), request)
+    written = export(job_of(factory), store, save(store, model), kind, target, **options)
     found = [p.relative_to(target) for p in target.rglob("*") if p.is_file()]
     assert sorted(str(p) for p in found) == sorted(written.files)
     return model, target, written
@@ -252,8 +251,7 @@ def test_the_moving_average_in_place_of_the_weights(tmp_path: Path) -> None:
     store, model = open_store(tmp_path / "checkpoints"), trained(Buffered)
     (tmp_path / "out").mkdir()
     name = save(store, model, ema=True)
-    request = Request(store, name, "safetensors", tmp_path / "out", ema=True)
-    export(job_of(Buffered), request)
+    export(job_of(Buffered), store, name, "safetensors", tmp_path / "out", ema=True)
     found = load_file(tmp_path / "out" / "model.safetensors")
     for key, value in model.named_parameters():
         assert torch.equal(found[key], value / 2)
@@ -272,8 +270,7 @@ def test_a_tied_tensor_is_written_once_by_torch(tmp_path: Path) -> None:
 def test_from_a_bucket(tmp_path: Path, s3: S3) -> None:
     model, store = trained(Buffered), open_store(s3.url("job"))
     (tmp_path / "out").mkdir()
-    request = Request(store, save(store, model), "safetensors", tmp_path / "out")
-    export(job_of(Buffered), request)
+    export(job_of(Buffered), store, save(store, model), "safetensors", tmp_path / "out")
     fresh = Buffered()
     fresh.load_state_dict(load_file(tmp_path / "out" / "model.safetensors"))
     assert_same(fresh, model)
@@ -289,7 +286,7 @@ def test_a_damaged_section_is_named(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     (tmp_path / "out").mkdir()
     with pytest.raises(CheckpointError, match=r"section-1\.safetensors"):
-        export(job_of(Buffered), Request(store, name, "torch", tmp_path / "out"))
+        export(job_of(Buffered), store, name, "torch", tmp_path / "out")
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
@@ -307,9 +304,8 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
         (gpt2, r"transformer.wte.weight must be \(16, 8\), got nothing"),
         (Extra, r"extra must be \(2,\), got nothing"),
     ):
-        request = Request(store, name, "torch", tmp_path / "out")
         with pytest.raises(CheckpointError, match=reason):
-            export(job_of(factory), request)
+            export(job_of(factory), store, name, "torch", tmp_path / "out")
 
 
 class Extra(Buffered):
@@ -345,7 +341,7 @@ def test_a_full_disk_is_one_line(tmp_path: Path, kind: ExportFormat, small_disk:
     filler = (room.f_bavail - 4) * room.f_bsize
     (small_disk / "fill").write_bytes(b"0" * filler)
     with pytest.raises(SpottrainError, match="cannot write to") as caught:
-        export(job_of(gpt2), Request(store, name, kind, small_disk))
+        export(job_of(gpt2), store, name, kind, small_disk)
     assert "\n" not in str(caught.value)
     assert not isinstance(caught.value, UserCodeError)
 

@@ -13,13 +13,12 @@ from tests.builders import (
 )
 from tests.unit.varuna_manager.story import FACTS, PROFILE, Story
 
-from spottrain.morphing.plan.profiles import BETWEEN_AS_WITHIN, CROWD_SKIPPED
+from spottrain.morphing.plan.profiles import BETWEEN_AS_WITHIN
 from spottrain.varuna_manager.core.calibration import RETRY_PAUSE_S
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import Calibration
 from spottrain.wire import messages
-from spottrain.wire.model import Crowding, ModelFacts, Profile
 
 KNOWN = e.KnownProfile(profile=PROFILE, measured_at_s=400.0)
 
@@ -29,11 +28,10 @@ def booted(
     slots: int = 1,
     cores: int = 0,
     known: tuple[e.KnownProfile, ...] = (),
-    facts: ModelFacts = FACTS,
     **changes: Any,
 ) -> Story:
     """VMs of one computer, and the first weights written."""
-    story = Story(max_vms=max(4, len(ids)), facts=facts, **changes)
+    story = Story(max_vms=max(4, len(ids)), **changes)
     story.start()
     story.tell(e.ProfilesListed, profiles=known)
     (intent,) = story.intents
@@ -60,15 +58,6 @@ def booted(
     return story
 
 
-def three_sections() -> tuple[ModelFacts, Profile]:
-    """A model that three slots can train in a crowd, and its profile."""
-    third = replace(FACTS.sections[0], index=2)
-    facts = replace(FACTS, sections=(*FACTS.sections, third))
-    (measured,) = PROFILE.microbatches
-    sections = (*measured.sections, replace(measured.sections[0], index=2))
-    return facts, replace(PROFILE, microbatches=(replace(measured, sections=sections),))
-
-
 def round_of(story: Story) -> Calibration:
     assert story.calibration is not None, story.state.activity
     return story.calibration
@@ -85,53 +74,20 @@ def test_every_slot_takes_part() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ids", "slots", "cores", "measuring", "all_slots"),
+    ("ids", "slots", "cores", "measuring"),
     [
-        ("abc", 1, 2, "a0 b0", "a0 b0 c0"),
-        ("abc", 1, 3, "a0 b0 c0", "a0 b0 c0"),
-        ("ab", 2, 3, "a0 a1 b0", "a0 a1 b0"),  # the model has three sections
-        ("ab", 1, 1, "a0 a0", "a0 a0"),
+        ("abc", 1, 2, "a0 b0"),
+        ("abc", 1, 3, "a0 b0 c0"),
+        ("ab", 2, 3, "a0 a1 b0"),
+        ("ab", 1, 1, "a0 a0"),
     ],
 )
-def test_as_many_slots_measure_as_cores_and_others_train_with_them_in_the_end(
-    ids: str, slots: int, cores: int, measuring: str, all_slots: str
+def test_no_more_slots_of_a_computer_measure_than_it_has_cores(
+    ids: str, slots: int, cores: int, measuring: str
 ) -> None:
-    facts, _ = three_sections()
-    story = booted(*ids, slots=slots, cores=cores, facts=facts)
+    story = booted(*ids, slots=slots, cores=cores)
 
-    told = round_of(story)
-
-    part = [f"{vm_id}{index}" for vm_id, index in taking_part(story)]
-    assert part == all_slots.split()
-    count = told.num_measuring or len(told.participants)
-    assert count == len(measuring.split())
-    assert (told.num_measuring > 0) == (measuring != all_slots)
-
-
-def test_a_profile_that_knows_no_crowd_is_not_reused_where_cores_are_shared() -> None:
-    facts, profile = three_sections()
-    crowded = replace(
-        profile,
-        crowding=Crowding(
-            ranks=3,
-            cores=2,
-            task_growth=1.2,
-            core_growth=1.1,
-            commit_s_per_byte=1e-9,
-            commit_s=0.001,
-        ),
-    )
-
-    def reused(one: Profile, cores: int) -> bool:
-        known = (e.KnownProfile(profile=one, measured_at_s=400.0),)
-        story = booted("a", "b", "c", cores=cores, known=known, facts=facts)
-        return story.profile == one
-
-    skipped = replace(profile, sources=(CROWD_SKIPPED,))
-    assert reused(profile, cores=3)
-    assert not reused(profile, cores=2)
-    assert reused(crowded, cores=2)
-    assert reused(skipped, cores=2)
+    assert [f"{vm_id}{index}" for vm_id, index in taking_part(story)] == measuring.split()
 
 
 def test_a_single_slot_measures_a_link_to_itself() -> None:

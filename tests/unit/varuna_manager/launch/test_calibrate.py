@@ -168,8 +168,6 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[Profile]:
     def measure(
         config: JobConfig,
         on_progress: Callable[[CalibrationProgress], None],
-        *,
-        num_slots: int,
     ) -> Profile:
         on_progress(PROGRESS)
         return found.pop(0)

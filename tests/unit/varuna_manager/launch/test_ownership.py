@@ -37,7 +37,7 @@ def place(tmp_path: Path) -> str:
 
 def save(place: str, step: int, uid: str) -> None:
     """Write the manifest of a checkpoint of the job."""
-    file = FileRecord(section=0, file="section-0.safetensors", num_bytes=0, sha256="", tensors=())
+    file = FileRecord(section=0, file="section-0.safetensors", num_bytes=0, sha256="")
     manifest = Manifest(
         name=f"step-{step}-g1-00000000",
         step=step,

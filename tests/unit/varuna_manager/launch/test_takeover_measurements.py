@@ -185,14 +185,15 @@ def test_measurements_are_filled_in_whenever_a_manager_dies(
 def test_a_damaged_block_is_passed_over(
     job: JobDir, other: JobDir, caplog: pytest.LogCaptureFixture
 ) -> None:
-    damaged, *_ = files(job, "measurements")
-    damaged.write_bytes(damaged.read_bytes()[:-9])
+    first = [one for one in files(job, "measurements") if one.name.startswith("000000000000-")]
+    for damaged in first:
+        damaged.write_bytes(damaged.read_bytes()[:-9])
     copying = begun(other)
     with closing(Measurements(other.measurements)) as measured:
         asyncio.run(backfill(measured, copying))
         assert not measured.pending()
     copying.close()
-    assert f"{damaged.name} are damaged" in caplog.text
+    assert f"{first[-1].name} are damaged" in caplog.text
     rows = [row for row in contents(job)["minibatches"] if row.step >= STEPS]
     assert contents(other)["minibatches"] == rows
 

@@ -26,7 +26,7 @@ from spottrain.varuna_manager.config.job import JobConfig, parse_config
 from spottrain.varuna_manager.launch import weights
 from spottrain.varuna_manager.launch.inspect import ToolError
 
-FILE = FileRecord(section=0, file="section-0.safetensors", num_bytes=0, sha256="", tensors=())
+FILE = FileRecord(section=0, file="section-0.safetensors", num_bytes=0, sha256="")
 NAME = "step-{}-g1-00000000"
 
 

@@ -12,12 +12,14 @@ import pytest
 from tests.unit.pricing.ranked import FACTS, PROFILE
 
 from spottrain.errors import BudgetError, CapacityError, ConfigError
+from spottrain.morphing.simulate.sharing import MAX_CROWDING
 from spottrain.pricing.prices.history import History
 from spottrain.pricing.prices.price import Price
 from spottrain.varuna_manager.cli import plan
 from spottrain.varuna_manager.cli.console import Output
 from spottrain.varuna_manager.config.job import JobConfig, parse_config
 from spottrain.varuna_manager.jobs import profiles
+from spottrain.varuna_manager.offers import market
 from spottrain.varuna_manager.offers.checks import Checked
 from spottrain.varuna_manager.offers.preview import (
     SearchScope,
@@ -25,6 +27,7 @@ from spottrain.varuna_manager.offers.preview import (
     preview_job,
     profile_on_known_device,
 )
+from spottrain.varuna_manager.reporting.tables import preview_parts
 from spottrain.wire.model import AUTO_LOADER
 
 OFFLINE = SearchScope(offline=True)
@@ -194,6 +197,17 @@ def test_utilisation_is_of_the_gpus_that_would_be_rented(
     assert document["tflops_per_gpu"] == pytest.approx(flops_per_s / 1e12)
     expected = peak and pytest.approx(flops_per_s / peak)
     assert document["mfu"] == expected
+
+
+def test_of_a_job_whose_slots_share_cores_time_and_money_are_ranges(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(market, "cores", lambda: 2)
+    document = preview_job(job(), FACTS, replace(PROFILE, origin="measured"), OFFLINE)
+    most = document["train_max_s"] / document["train_s"]
+    assert document["usd_max"] / document["usd"] == pytest.approx(most) == MAX_CROWDING
+    text = "".join(map(str, preview_parts(document, explain=False)))
+    assert text.count(" to ") == 2
 
 
 def test_a_cloud_s_machines_are_predicted_from_a_profile_of_a_known_gpu() -> None:

@@ -27,7 +27,7 @@ from spottrain.varuna_manager.core.model.records import (
 )
 from spottrain.varuna_manager.core.model.settings import JobSettings
 from spottrain.varuna_manager.core.model.state import JobPhase, State
-from spottrain.varuna_manager.format import dollars, duration, size, step_time
+from spottrain.varuna_manager.format import dollars, duration, predicted_time, size, step_time
 from spottrain.varuna_manager.reporting import documents, tables
 from spottrain.varuna_manager.reporting.history import JobHistory
 from spottrain.wire.model import Plan
@@ -266,6 +266,16 @@ def test_status_shows_the_state_of_a_job() -> None:
     assert json.loads(json.dumps(status)) == status
 
 
+def test_a_range_says_too_little_of_the_time_that_is_left() -> None:
+    plan = replace(plan_on("a", "b"), predicted_max_s=1.6)
+    shared = changed(RUNNING, current_generation=replace(generation_of(plan), measured_step_s=None))
+    assert documents.status(shared, True, 1100.0)["time_left_s"] is None
+    assert documents.status(shared, True, 1100.0)["plan"]["predicted_max_s"] == 1.6
+    known = replace(generation_of(plan), measured_step_s=0.5)
+    status = documents.status(changed(RUNNING, current_generation=known), True, 1100.0)
+    assert status["time_left_s"] == pytest.approx(139 * 0.5)
+
+
 def safety_of(state: State) -> tuple[dict[str, Any], str]:
     """What a state's status says of losses, as data and as a line."""
     status = documents.status(state, True, 1100.0)
@@ -470,6 +480,8 @@ def test_a_vm_that_the_plan_leaves_out_is_a_spare() -> None:
         (duration(None), "-"),
         (step_time(0.4123), "412 ms"),
         (step_time(65), "1 min 05 s"),
+        (predicted_time(0.4123, None), "412 ms"),
+        (predicted_time(7.5, 12.0), "7500 ms to 12 s"),
         (dollars(0.01234), "$0.0123"),
         (dollars(1234.5), "$1,234.50"),
         (dollars(0), "$0.00"),

@@ -79,6 +79,7 @@ def eventful() -> Story:
     story.tell(e.OffersSeen, offers=(replace(OFFER, usd_per_hour=2.0),))
     story.now_s += 0.4
     story.tell(e.VmLost, vm_id="d", reason="gone")
+    story.tell(e.LaunchRefused, intent="intent-1", reason="none", refusal="no_capacity")
     story.broken("a", "b", "c")
     story.plan("a", "b")
     story.open()
@@ -216,7 +217,7 @@ def plans_and_hits(
             generation=i, pipeline_depth=2 + i % 5, data_parallel_width=1 + i % 4,
             num_slots=8, from_step=i * 100, to_step=i * 100 + 100,
             reason="killed without notice, and then some more words " * 2,
-            predicted_step_s=0.39, measured_step_s=0.4,
+            predicted_step_s=0.39, predicted_max_s=0.5 if i % 2 else None, measured_step_s=0.4,
             started_at_s=1000.0 + i * each_s, ended_at_s=1000.0 + (i + 1) * each_s,
         )
         for i in range(count)
@@ -236,6 +237,7 @@ def test_a_very_long_job_has_a_page_of_less_than_two_megabytes() -> None:
     text = page_of(state, history)
     Structure(text)
     assert len(text.encode()) < 2_000_000
+    assert "predicted 390 ms to 500 ms" in text
 
 
 def test_the_page_is_written_whole_or_an_error_says_why(tmp_path: Path) -> None:
