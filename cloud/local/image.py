@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 from spottrain import spawn
 from spottrain.cloud.process import die_with_parent
-from spottrain.machine import OWNER_VARIABLE, SUPERVISOR_VARIABLES, owner
+from spottrain.machine import OWNER_VARIABLE, owner, supervisor_environment
 
 _log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class VmImage:
             self._process = subprocess.Popen(
                 [*shim, *_IMAGE_ARGV],
                 stdin=theirs.fileno(),
-                env={**os.environ, **SUPERVISOR_VARIABLES, **self._owner},
+                env=supervisor_environment(os.environ) | self._owner,
             )
         return ours
 

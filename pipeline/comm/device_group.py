@@ -39,9 +39,10 @@ from spottrain.wire.model import Network
 LEAVE_BOUND_S = 2.5
 """From a broken connection to the end of the communicator, and of all that waits for
 it. The manager has workers killed that are still there after three seconds."""
-TRIAL_BOUND_S = 20.0
-"""For all communicators of a calibration to connect and sum once. NCCL has no bound of its
-own: it waits for a rank whose start has failed."""
+TRIAL_BOUND_S, EACH_TRIAL_S = 60.0, 10.0
+"""For the communicators of a calibration to connect and sum once: for all, and more for
+each. NCCL has no bound of its own: it waits for a rank whose start has failed. Seven took 31 to
+41 s (nccl, issue 534), the first alone 55 s on B200s (issue 1646)."""
 _NCCL_ENVIRONMENT: Mapping[str, str] = {
     # 0: torch's watchdog neither aborts communicators nor ends the process, as
     # ``torch.distributed``'s ``_abort_process_group`` asks for in its docstring.
@@ -52,6 +53,9 @@ _NCCL_ENVIRONMENT: Mapping[str, str] = {
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
     # Waiting for a sum is the device's matter; an image may have set this for others.
     "TORCH_NCCL_BLOCKING_WAIT": "0",
+    # What large sums need is connected by the first, small one: from NCCL 2.22 on it would
+    # be by the first large one, in the middle of a commit (NCCL's environment variables).
+    "NCCL_RUNTIME_CONNECT": "0",
 }
 """The worker decides alone when it ends: its state must be safe before. Names and meanings
 are those of ProcessGroupNCCL.hpp in 2.13."""
@@ -347,8 +351,9 @@ class TrialGroups:
             daemon=True,
         )
         starting.start()
-        starting.join(TRIAL_BOUND_S)
-        late = f"no answer in {TRIAL_BOUND_S:g} s" if starting.is_alive() else ""
+        bound_s = TRIAL_BOUND_S + EACH_TRIAL_S * len(memberships)
+        starting.join(bound_s)
+        late = f"no answer in {bound_s:g} s" if starting.is_alive() else ""
         found = gather_json([self._error, late])
         errors = [error for error, _ in found] + [late for _, late in found]
         self.failure = next(filter(None, errors), "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -206,6 +207,11 @@ class CudaDevice:
     def peak_bytes(self) -> int | None:
         """Return the maximum that torch's allocator has given out."""
         return torch.cuda.max_memory_allocated(self.torch_device)
+
+    def free_cached(self) -> None:
+        """See ``Device``; NCCL allocates beside torch's cache."""
+        gc.collect()  # what an error's frames hold in circles
+        torch.cuda.empty_cache()
 
     @contextmanager
     def using(self) -> Iterator[None]:

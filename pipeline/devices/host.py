@@ -89,6 +89,9 @@ class HostDevice:
         """Return ``None``: ``TensorTracker`` counts."""
         return None
 
+    def free_cached(self) -> None:
+        """Do nothing: the allocator returns what is large by itself."""
+
     def using(self) -> AbstractContextManager[None]:
         """Return a context that does nothing."""
         return nullcontext()

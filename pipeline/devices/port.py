@@ -120,5 +120,8 @@ class Device(Protocol):
     def peak_bytes(self) -> int | None:
         """Return the maximum of allocated memory; ``None``: it is not counted."""
 
+    def free_cached(self) -> None:
+        """Return memory that no tensor uses to the device, where others may need it."""
+
     def using(self) -> AbstractContextManager[None]:
         """Return the context in which a thread computes on the device."""

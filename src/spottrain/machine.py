@@ -11,7 +11,7 @@ import platform
 import re
 import resource
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -28,6 +28,9 @@ SUPERVISOR_VARIABLES = {
 }
 """Set before a supervisor imports torch: it must stay safe to fork. Threads of its own
 would forbid that, as would CUDA, which ``torch.cuda.is_available()`` would initialise."""
+_ALLOCATOR_VARIABLES = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+"""Set for supervisors unless the user has: a GPU's memory is less broken up by stages of
+changing sizes (torch documentation, CUDA semantics, memory management)."""
 OWNER_VARIABLE = "SPOTTRAIN_JOB"
 """In the environment of a supervisor and its workers: whose GPUs they compute on. The
 kernel shows a forked process's as it was when the process it comes from was started."""
@@ -38,8 +41,14 @@ _CPU_INFO = Path("/proc/cpuinfo")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _MEMORY_INFO = Path("/proc/meminfo")
 _GROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+_GROUP_CORES = Path("/sys/fs/cgroup/cpu.max")
 _STATUS = Path("/proc/self/status")
 _CAP_IPC_LOCK = 14
+
+
+def supervisor_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a supervisor, given that of its VM."""
+    return {**_ALLOCATOR_VARIABLES, **environment, **SUPERVISOR_VARIABLES}
 
 
 def owner(job: str) -> str:
@@ -107,9 +116,14 @@ def machine_id() -> str:
 
 def cores() -> int:
     """Return how many cores this process may use."""
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    if sys.platform != "linux":
+        return os.cpu_count() or 1
+    allowed = len(os.sched_getaffinity(0))
+    try:  # a container's share (kernel documentation, cgroup-v2, cpu.max)
+        quota, period = _GROUP_CORES.read_text().split()
+    except (OSError, ValueError):
+        return allowed
+    return min(allowed, max(1, int(quota) // int(period))) if quota.isdigit() else allowed
 
 
 def memory_bytes() -> int:

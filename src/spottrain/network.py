@@ -17,14 +17,16 @@ def network_environment(cloud: str, address: str, interface: str) -> Mapping[str
 
     NCCL itself knows how many sockets AWS and GCP need; anywhere else it takes one, which
     fills no fast network (``net_socket.cc``), hence what its documentation names for
-    networks of 100 Gb/s (NCCL_SOCKET_NTHREADS, NCCL_NSOCKS_PERTHREAD).
+    networks of 100 Gb/s (NCCL_SOCKET_NTHREADS, NCCL_NSOCKS_PERTHREAD). It would choose
+    RDMA where it sees a device of it, as on Azure's VMs with accelerated networking, whose
+    network carries none (NCCL_IB_DISABLE).
 
     Args:
         cloud: The VM's; ``local`` for the local provider, empty for own hosts.
         address: Of the VM for the other VMs.
         interface: The network interface with that address; empty: not known.
     """
-    names: dict[str, str] = {}
+    names = {"NCCL_IB_DISABLE": "1"}
     if address.startswith("127."):
         interface = "lo"
     if interface:

@@ -21,7 +21,7 @@ from pathlib import Path
 from spottrain import spawn
 from spottrain.codec import decode, encode
 from spottrain.errors import WireError
-from spottrain.machine import SUPERVISOR_VARIABLES
+from spottrain.machine import supervisor_environment
 from spottrain.spawn import Program
 from spottrain.wire import messages
 
@@ -223,7 +223,7 @@ class SupervisorProcess:
         self._changed = threading.Condition()
         self._generation = -1
         self._running: set[int] = set()
-        environment = {**environment, **SUPERVISOR_VARIABLES}
+        environment = supervisor_environment(environment)
         self._process: subprocess.Popen[bytes] | _Waiting
         with open(folder / LOG, "ab") as log:
             if waiting is not None:

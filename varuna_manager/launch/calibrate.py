@@ -24,7 +24,7 @@ from spottrain.codec import decode, encode
 from spottrain.errors import SpottrainError, UserCodeError
 from spottrain.gpus.find import VmDevices, find_devices
 from spottrain.gpus.slots import SlotDevices
-from spottrain.machine import SUPERVISOR_VARIABLES
+from spottrain.machine import supervisor_environment
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.wire import messages
 from spottrain.wire.model import Profile, Slot
@@ -127,7 +127,7 @@ class _Fleet:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env={**os.environ, **SUPERVISOR_VARIABLES},
+                env=supervisor_environment(os.environ),
                 start_new_session=True,
             )
         self._selector.register(_pipe(process.stdout), selectors.EVENT_READ, vm_id)

@@ -73,6 +73,32 @@ def test_memory_is_that_of_the_computer_or_of_its_container(
         assert machine.memory_bytes() == have
 
 
+def test_cores_are_those_of_the_computer_or_of_its_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = tmp_path / "cpu.max"
+    monkeypatch.setattr(machine, "_GROUP_CORES", limit)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    assert machine.cores() == 8
+    for text, have in (
+        ("max 100000", 8),
+        ("200000 100000", 2),
+        ("50000 100000", 1),
+        ("1600000 100000", 8),
+        ("", 8),
+    ):
+        limit.write_text(f"{text}\n")
+        assert machine.cores() == have
+
+
+def test_a_user_s_allocator_settings_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "PYTORCH_ALLOC_CONF"
+    assert machine.supervisor_environment({})[name] == "expandable_segments:True"
+    own = {name: "backend:cudaMallocAsync", "OMP_NUM_THREADS": "7"}
+    made = machine.supervisor_environment(own)
+    assert (made[name], made["OMP_NUM_THREADS"]) == (own[name], "1")
+
+
 def test_jobs_of_a_pool_share_a_gpu_and_others_do_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -21,8 +21,9 @@ def test_nccl_knows_the_sockets_of_two_clouds_by_itself(cloud: str) -> None:
 
 
 def test_an_unknown_interface_is_left_to_the_libraries() -> None:
-    assert network_environment("aws", "10.0.0.4", "") == {}
+    assert network_environment("aws", "10.0.0.4", "") == {"NCCL_IB_DISABLE": "1"}
     assert network_environment("local", "127.3.0.1", "") == {
+        "NCCL_IB_DISABLE": "1",
         "NCCL_SOCKET_IFNAME": "=lo",
         "GLOO_SOCKET_IFNAME": "lo",
     }

@@ -107,7 +107,7 @@ def end_all(aws: FakeAws, job: JobDir) -> None:
 def test_while_its_vm_runs_a_job_is_there_though_it_does_not_answer(job: JobDir, run: Run) -> None:
     code, out, err = run("status", "job")
     assert (code, out) == (1, "")
-    assert "its manager's VM (i-" in err
+    assert "its manager's VM (aws.i-" in err
     assert "runs but does not answer" in err
     assert job.remote_manager_file.exists()
 
