@@ -28,6 +28,8 @@ class Fault:
     (done and answered after ``seconds``), or ``kill`` and ``late kill``: whoever asks dies
     before or after it is done."""
     times: int = 1
+    after: int = 0
+    """Calls of the operation that pass before that."""
     code: str = ""
     status: int = 400
     seconds: float = 0.0
@@ -153,9 +155,13 @@ class Script:
     def fault(self, operation: str) -> Fault | None:
         """Return what goes wrong with a request, once for each time it was scripted."""
         for fault in self.faults:
-            if fault.operation in (operation, "*") and fault.times > 0:
-                fault.times -= 1
-                return fault
+            if fault.operation not in (operation, "*") or fault.times < 1:
+                continue
+            if fault.after > 0:
+                fault.after -= 1
+                continue
+            fault.times -= 1
+            return fault
         return None
 
 
