@@ -67,6 +67,10 @@ class NetworkRefusedError(SpottrainError):
     """The job file asks for a library that this fleet cannot sum with."""
 
 
+class NcclFailedError(GenerationBrokenError):
+    """NCCL did not start, though no peer is known to be gone."""
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """What a rank could sum its device's tensors with."""
@@ -203,6 +207,7 @@ class DeviceGroups:
 
         Raises:
             NetworkRefusedError: See ``choose_library``.
+            NcclFailedError: NCCL did not start.
             GenerationBrokenError, RuntimeError: A peer is gone.
         """
         library = choose_library(network, endpoints, stages, planned)
@@ -217,7 +222,12 @@ class DeviceGroups:
         self._watcher = threading.Thread(target=self._watch, name="watch", daemon=True)
         self._watcher.start()
         with self.bounded():
-            self._form(library, stages, rank, timeout_s)
+            try:
+                self._form(library, stages, rank, timeout_s)
+            except dist.DistBackendError as error:  # of NCCL's alone
+                self.check()
+                line = (str(error).splitlines() or [""])[0]
+                raise NcclFailedError(f"NCCL did not start: {line}") from error
 
     def _form(
         self,

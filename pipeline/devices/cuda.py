@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -210,7 +209,6 @@ class CudaDevice:
 
     def free_cached(self) -> None:
         """See ``Device``; NCCL allocates beside torch's cache."""
-        gc.collect()  # what an error's frames hold in circles
         torch.cuda.empty_cache()
 
     @contextmanager

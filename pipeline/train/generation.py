@@ -74,7 +74,6 @@ def run_generation(context: WorkerContext, command: RunGeneration, pid: int) -> 
     """
     rank = _rank_of(context, command)
     context.activity.begin(command.generation)
-    context.device.free_cached()  # of the generation before
     context.stages.enter(_stage_of(command, rank))
     timeout_s = context.loaded.spec.communication_timeout_s
     context.faults.rank = rank

@@ -12,6 +12,7 @@ from typing import assert_never
 from spottrain.eventlog.changed import replace
 from spottrain.morphing.adapt.checkpointing import state_losses_per_s
 from spottrain.morphing.adapt.traffic import sent_bytes
+from spottrain.morphing.simulate.reducing import NCCL_FAILED
 from spottrain.pricing.billing import egress
 from spottrain.pricing.prices.place import place_of
 from spottrain.units import counted
@@ -48,6 +49,8 @@ MAX_FRUITLESS = 8
 """Generations in a row that may break before a commit. Those that broke because a VM was
 lost do not count: preemptions are no fault of the job. Nor do those that ran out of
 memory: each lets the next plan take less, until there is none."""
+MAX_NCCL_FAILURES = 2
+"""Generations in which NCCL did not start before gloo sums gradients."""
 
 _UNNOTICED = ("kill", "silence", "sick_gpu")
 
@@ -466,6 +469,8 @@ def close(transition: Transition, ended_by: str) -> None:
         ),
     )
     transition.note_phase(generation.phase, None)
+    if broke and not lost and generation.nccl_failed:
+        _nccl_failed(transition, generation.nccl_failed)
     finished = all(rank in _FINISHED for rank in generation.ranks.values())
     if generation.done and finished and not broke:
         # To save was tried for long already.
@@ -473,6 +478,19 @@ def close(transition: Transition, ended_by: str) -> None:
     elif fruitless >= MAX_FRUITLESS:
         reason = f"{fruitless} generations in a row broke before a commit: {ended_by}"
         transition.fail(reason)
+
+
+def _nccl_failed(transition: Transition, reason: str) -> None:
+    """Have gloo sum gradients once NCCL has not started twice; the first time may have been
+    an accident. A profile measured anew says anew which of them can be had."""
+    preparation = transition.state.preparation
+    failures, profile = preparation.nccl_failures + 1, preparation.profile
+    if failures >= MAX_NCCL_FAILURES and profile is not None:
+        rings = tuple(ring for ring in profile.rings if not ring.on_device)
+        sources = (*profile.sources, f"{NCCL_FAILED}{reason}")
+        profile, failures = replace(profile, rings=rings, sources=sources), 0
+        transition.log(f"{sources[-1]} ({MAX_NCCL_FAILURES} times)")
+    transition.put(replace(preparation, nccl_failures=failures, profile=profile))
 
 
 def _outcome_of_done(state: State, early: str) -> Outcome:

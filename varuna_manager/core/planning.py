@@ -15,6 +15,7 @@ from spottrain.eventlog.changed import replace
 from spottrain.morphing.adapt import checkpointing, policy
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.placement import Device
+from spottrain.morphing.simulate.reducing import NCCL_FAILED
 from spottrain.varuna_manager.core import allocation, calibration, fleet, memory
 from spottrain.varuna_manager.core import generation as generations
 from spottrain.varuna_manager.core.model import records
@@ -538,6 +539,7 @@ def _hash(state: State, vms: Sequence[records.VmRecord], profile: Profile) -> st
     """Return a hash of what a plan depends on: slots, their memory and the profile."""
     parts = [profile.fingerprint, *(f"{vm.vm_id}:{vm.num_slots}" for vm in vms)]
     parts += sorted(f"{one.machine}:{one.room_bytes}" for one in state.fleet.shortages.values())
+    parts += (source for source in profile.sources if source.startswith(NCCL_FAILED))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 

@@ -72,6 +72,10 @@ def report_received(transition: Transition, event: e.ReportReceived) -> None:
         case messages.OutOfMemory(generation=number, slot=index):
             if slot := _rank_of(state, number, vm_id, index):
                 memory.out_of_memory(transition, slot, report)
+        case messages.NcclFailed(generation=number, slot=index, reason=reason):
+            if _rank_of(state, number, vm_id, index):
+                failed = f"{vm_id}[{index}]: {reason}"
+                transition.put_generation(replace(transition.generation, nccl_failed=failed))
         case messages.MinibatchCommitted() | messages.MinibatchAdopted():
             pass  # measurements: the watches look at them
         case messages.Evaluated():

@@ -496,6 +496,17 @@ class OutOfMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NcclFailed:
+    """NCCL did not start in a slot, and no peer was known to be gone; that the slot is out
+    is reported besides."""
+
+    generation: int
+    slot: int
+    reason: str
+    kind: Literal["nccl_failed"] = "nccl_failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UserCodeFailed:
     """The user's own code raised: the job cannot go on."""
 
@@ -611,6 +622,7 @@ Report = (
     | WorkerDied
     | WorkersInspected
     | OutOfMemory
+    | NcclFailed
     | UserCodeFailed
     | CheckpointSaved
     | CheckpointFailed

@@ -241,14 +241,14 @@ class Story(View):
             ),
         )
 
-    def prepare(self) -> None:
+    def prepare(self, profile: Profile = PROFILE) -> None:
         """Write the first weights and measure, once no VM boots any more."""
         (initialiser,) = self.sent(messages.Initialise) or [self.initialiser]
         assert initialiser is not None
         self.report(initialiser, checkpoint_saved(0))
         if self.calibration is None:
             self.wait(self.state.job.boot_wait_s)
-        self.measure()
+        self.measure(profile)
 
     def open_round(self) -> Calibration:
         """Open the store of the round of measuring that the core wants."""

@@ -404,6 +404,8 @@ class Generation:
     break_reason: str = ""
     out_of_memory: bool = False
     """Whether it broke because a device had no memory left."""
+    nccl_failed: str = ""
+    """Why NCCL did not start in one of its ranks; empty: it did, as far as is known."""
     abandoned: bool = False
     """Whether its last ranks were told to give up."""
     measured_step_s: float | None = None
