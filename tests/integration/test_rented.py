@@ -330,9 +330,9 @@ def test_other_software_than_the_fleets_is_refused(cloud: AwsVms) -> None:
     memory = cloud.folder / "cloud" / "ssh.json"
     first = rent(provider)
     provider.start_agent(first.vm_id, NOBODY)
-    text = memory.read_text()
-    version = text.split('"torch": "')[1].split('"')[0]
-    memory.write_text(text.replace(f'"{version}"', '"0.1"'))
+    found = json.loads(memory.read_text())
+    found["software"]["torch"] = "0.1"
+    memory.write_text(json.dumps(found))
     with pytest.raises(VmNotFoundError, match=r"torch .* 0\.1"):
         provider.start_agent(rent(provider).vm_id, NOBODY)
     assert live(provider) == [first.vm_id]
