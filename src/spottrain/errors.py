@@ -80,10 +80,12 @@ def causes(error: BaseException) -> Iterator[str]:
     Causes in another process are notes of the error that came from there.
     """
     at: BaseException | None = error
-    while at is not None:
+    seen = []  # an error that is raised from itself, or from what it has caused, ends it
+    while at is not None and at not in seen:
+        seen.append(at)
         yield from getattr(at, "__notes__", ())
         at = at.__cause__ or (None if at.__suppress_context__ else at.__context__)
-        if at is not None:
+        if at is not None and at not in seen:
             kind = type(at)
             module = kind.__module__
             ours = module == "builtins" or module.startswith("spottrain.")

@@ -46,6 +46,14 @@ def test_an_error_in_the_handling_of_another_has_that_as_its_cause() -> None:
     assert list(causes(raised.value)) == ["caused by: OSError: first"]
 
 
+def test_an_error_that_is_its_own_cause_has_an_end_of_causes() -> None:
+    first, second = OSError("first"), ConfigError("second")
+    first.__cause__, second.__cause__ = second, first
+    assert list(causes(first)) == ["caused by: ConfigError: second"]
+    first.__cause__ = first
+    assert list(causes(first)) == []
+
+
 def test_an_error_from_another_process_brings_its_causes() -> None:
     packed = json.loads(json.dumps(pack_error(raised())))
     received = unpack_error(packed)

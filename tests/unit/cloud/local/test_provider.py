@@ -353,11 +353,11 @@ def test_the_cloud_ends_with_its_last_vm(make_cloud: MakeCloud, machine: Machine
 def test_calls_to_an_ending_cloud_process_reach_the_next_one(
     make_cloud: MakeCloud,
 ) -> None:
-    cloud = make_cloud(idle_s=0.05)
+    cloud = make_cloud(idle_s=0.3)
     for round_ in range(4):
         (vm,) = cloud.launch()
         cloud.client().terminate([vm.vm_id])
-        time.sleep(0.03 + 0.03 * round_)  # from before its end to after it
+        time.sleep(0.2 + 0.1 * round_)  # from before its end to after it
     assert len(cloud.client().list_vms(cloud.job)) == 4
 
 
