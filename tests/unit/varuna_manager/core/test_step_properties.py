@@ -77,6 +77,7 @@ REPORTS: st.SearchStrategy[messages.Report] = st.one_of(
         device_bytes=st.just(1 << 30),
         during=st.sampled_from(get_args(messages.MemoryUse)),
     ),
+    st.builds(messages.NcclFailed, generation=NUMBERS, slot=SLOTS, reason=REASONS),
     st.builds(messages.Evaluated, generation=NUMBERS, step=STEPS, loss=st.just(1.0)),
     st.builds(
         messages.GenerationStopped,
