@@ -63,6 +63,8 @@ class Layer:
         if target == "/fake":
             with self._world.lock:
                 return Answer(200, getattr(self._world, told["call"])(**told["arguments"]))
+        if target == "/":  # asked for the time that every answer tells
+            return refusal(404, "notFound", "Nothing is here.")
         try:
             route, _ = find_route(self._routes, method, target)
         except DriftError as error:
