@@ -238,13 +238,19 @@ def _run_one(context: WorkerContext, link: SupervisorLink, command: messages.Run
             generation=command.generation, slot=context.slot, reason=str(error)
         )
         link.report(report)
+        _end_if_unusable(context, str(error))
         return str(error)
     except Exception as error:  # noqa: BLE001  whatever it is, memory stays as it is
         traceback.print_exc(file=sys.stderr)
-        if not context.device.is_usable():
-            end_worker(context, f"the device is unusable after {reason_of(error)}")
+        _end_if_unusable(context, reason_of(error))
         return reason_of(error)
     return ""
+
+
+def _end_if_unusable(context: WorkerContext, reason: str) -> None:
+    """End this process if an error left its device unusable, as CUDA's sticky errors do."""
+    if not context.device.is_usable():
+        end_worker(context, f"the device is unusable after {reason}")
 
 
 def reason_of(error: Exception) -> str:
