@@ -97,10 +97,10 @@ def _node(text: str) -> ast.AST:
 
 MUTATIONS = (
     Mutation(
-        "a launch uses the name of the one before",
-        launches._intend,
-        "state.launches.next_intent + 1",
-        "state.launches.next_intent",
+        "all launches have one token",
+        launches.launch,
+        "f'{transition.state.job.uid}-{intent.intent}'",
+        "transition.state.job.uid",
     ),
     Mutation(
         "an answered launch stays open",
