@@ -23,7 +23,9 @@ BLOCK_BYTES, BLOCKS = 4 * 1024**2, 32
 
 
 def resident_bytes():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+    "Of memory alone: pages of files come and go as the whole machine needs room."
+    _, resident, of_files, *_ = Path("/proc/self/statm").read_text().split()
+    return (int(resident) - int(of_files)) * 4096
 
 
 def small_things_left_behind(building):
