@@ -22,7 +22,7 @@ from spottrain.cloud.port.errors import CloudError
 VARIABLE = "SPOTTRAIN_VM"
 """Environment variable that marks the processes of a VM."""
 
-_PATIENCE_S = 10.0
+_PATIENCE_S = 60.0
 """A process in a system call may take a while to react to a signal."""
 
 
@@ -44,7 +44,7 @@ def kill_all(markers: Collection[str], sessions: Collection[int] = ()) -> None:
         sessions: Session ids of the VMs' agents, as far as known.
 
     Raises:
-        CloudError: a process is still there after 10 s.
+        CloudError: a process is still there after a minute.
     """
     deadline = time.monotonic() + _PATIENCE_S
     # A fork may slip between the scan and the kill: scan until nothing is found.
@@ -71,7 +71,7 @@ def stop_all(markers: Collection[str], sessions: Collection[int] = ()) -> None:
     """SIGSTOP all processes of some VMs; return when all are stopped.
 
     Raises:
-        CloudError: a process still runs after 10 s.
+        CloudError: a process still runs after a minute.
     """
     deadline = time.monotonic() + _PATIENCE_S
     while found := [p for p in _members(markers, sessions) if p.state not in "Tt"]:

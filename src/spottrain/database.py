@@ -12,7 +12,8 @@ from spottrain.errors import SpottrainError
 
 FORMAT = 1
 """Of all kinds; what is released stays readable."""
-_BUSY_S = 5.0
+_BUSY_S = 60.0
+"""How long another process may take to write; what dies releases the file."""
 
 
 class Kind(IntEnum):

@@ -27,8 +27,6 @@ _GIT_FILE = ".gitignore"
 _STARS = re.compile(rb"(?<![^/])\*{3,}(?![^/])")
 """For Git the same as two."""
 _BOM = b"\xef\xbb\xbf"
-_GIT_S = 10.0
-"""Bound on a call of git."""
 _CLASSES = {
     b"[:alnum:]": b"0-9A-Za-z",
     b"[:alpha:]": b"A-Za-z",
@@ -274,7 +272,6 @@ def _git(folder: Path, *arguments: str) -> str:
         check=False,
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        timeout=_GIT_S,
         env=environment,
     )
     return os.fsdecode(done.stdout) if done.returncode == 0 else ""

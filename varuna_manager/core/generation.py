@@ -39,7 +39,7 @@ waits on when a third rank is gone, and a kill loses nothing that is not committ
 FENCE_AFTER_S = 20.0
 """A VM whose ranks are not out by then is suspected to hang."""
 OPEN_BOUND_S = 60.0
-START_BOUND_S = 300.0
+START_BOUND_S = 900.0
 STOP_BOUND_S = 900.0
 """Bound on one mini-batch and a checkpoint."""
 STOP_SHARE = 0.5

@@ -34,7 +34,7 @@ from spottrain.wire.model import Plan, Profile
 
 MORPH_COST_S = 5.0
 """Assumed cost of a planned morph until one was measured."""
-PREPARE_BOUND_S = 300.0
+PREPARE_BOUND_S = 900.0
 """Time limit for writing the first weights, and for measuring the sections."""
 MAX_FAILED_PREPARATIONS = 3
 STORE_WAIT_S = 300.0

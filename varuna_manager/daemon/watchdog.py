@@ -53,7 +53,8 @@ _END_S = 600.0
 """How long the cloud is asked to end the VM; after that its lease runs out."""
 _FAREWELL_S = 2.0
 """Before the VM ends: a person watching on this VM may see how the job has ended."""
-_START_S = 120.0
+_START_S = 600.0
+"""A manager that ends as it starts says so at once: only one that hangs takes so long."""
 _POLL_S = 0.1
 
 

@@ -48,7 +48,8 @@ ANSWER_S = 600.0
 """How long the VM may take from its launch until it accepts SSH."""
 _PREPARE_S = 900.0
 _SEND_S = 300.0
-_START_S = 480.0
+_START_S = 960.0
+"""The VM's lease is waited for, then its manager's start."""
 _MIN_PAUSE_S, _MAX_PAUSE_S = 0.5, 5.0
 _LONGEST_RUN = {"gcp": {"max_run_s": 120 * DAY_S}}
 """Google limits how long any VM runs; a manager's VM gets the largest limit."""

@@ -29,7 +29,6 @@ _CONDITION_ARGV = (
     "spottrain.varuna_manager.launch.unit",
 )
 _LINGERING = Path("/var/lib/systemd/linger")
-_COMMAND_S = 30.0
 
 
 class UnitError(SpottrainError):
@@ -147,7 +146,6 @@ def _systemctl(*arguments: str) -> None:
         capture_output=True,
         encoding="utf-8",
         errors="replace",
-        timeout=_COMMAND_S,
         check=False,
     )
     if done.returncode:

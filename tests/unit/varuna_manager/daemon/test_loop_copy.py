@@ -33,6 +33,7 @@ from spottrain.varuna_manager.jobs.identity import ensure_identity
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.measurements import Measurements
 from spottrain.varuna_manager.jobs.replication import begin_replication
+from spottrain.wire.messages import LogTail, LogTails
 
 LONG_S = 600.0
 
@@ -195,3 +196,15 @@ def test_a_vm_that_is_gone_is_told_with_the_last_line_of_its_log(job: JobDir) ->
         assert failing.reason.endswith("its log: no route to 10.0.0.1")
 
     asyncio.run(run(job, Vanishing(job), story=story))
+
+
+def test_what_a_vm_sends_as_its_logs_takes_little_room(job: JobDir) -> None:
+    """Its token may be in other hands, and the disk is for the journal."""
+    logs = tuple(LogTail(name=f"{n}.log", text="x" * 200_000) for n in range(100))
+
+    async def story(loop: ManagerLoop) -> None:
+        await loop.receive_logs(LogTails(vm_id="vm-1", logs=logs))
+
+    asyncio.run(run(job, Cloud(job), story=story))
+    kept = (job.cloud / "vms" / "vm-1").iterdir()
+    assert 0 < sum(log.stat().st_size for log in kept) <= 32 * 64 * 1024
