@@ -23,6 +23,7 @@ from typer.exceptions import TyperException
 
 import spottrain
 from spottrain.errors import ConfigError, SpottrainError, UserCodeError
+from spottrain.eventlog.folder import home
 from spottrain.varuna_manager.cli.console import is_debugging, say, say_error, show
 from spottrain.varuna_manager.format import utc
 
@@ -207,7 +208,7 @@ _CREDIBLE_S = range(1_700_000_000, 7_300_000_000)
 
 def trouble_of_machine(error: Exception) -> str:
     """Return what is wrong with this machine if that is why something failed, else empty."""
-    if isinstance(error, OSError) and error.errno in _NO_STATE:
+    if isinstance(error, OSError) and (error.errno in _NO_STATE or error.filename == str(home())):
         return f"{error.filename or 'a file'}: {error.strerror}; {_ELSEWHERE}"
     if int(now_s := time.time()) not in _CREDIBLE_S:
         return (

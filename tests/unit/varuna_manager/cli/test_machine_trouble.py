@@ -7,6 +7,7 @@ import os
 
 import pytest
 
+from spottrain.eventlog.folder import home
 from spottrain.varuna_manager.cli.main import trouble_of_machine
 
 
@@ -15,6 +16,13 @@ def test_files_that_cannot_be_written_are_named_with_the_way_out(number: int) ->
     trouble = trouble_of_machine(OSError(number, os.strerror(number), "/state/jobs"))
     assert "/state/jobs" in trouble
     assert "SPOTTRAIN_HOME" in trouble
+
+
+def test_a_state_directory_that_cannot_be_made_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPOTTRAIN_HOME", "/proc/nowhere")
+    with pytest.raises(FileNotFoundError) as raised:
+        home().mkdir(parents=True)
+    assert "/proc/nowhere" in trouble_of_machine(raised.value)
 
 
 def test_other_errors_are_bugs() -> None:
