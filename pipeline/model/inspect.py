@@ -87,6 +87,7 @@ def facts_of(job: TrainingJob, derived: Derived) -> ModelFacts:
             gradient_bytes=layout.gradient_bytes(k),
             lowered_bytes=layout.lowered_bytes(k),
             flops_per_example=layout.flops_per_example[k],
+            saved_bytes_per_example=layout.saved_bytes_per_example[k],
         )
         for k, kept in enumerate(derived.states)
     )

@@ -86,6 +86,7 @@ class _DryRun:
             torch.random.fork_rng(devices=[]),
             torch.set_grad_enabled(training),
             run_eagerly(),
+            torch.autograd.graph.saved_tensors_hooks(self._recorder.saved, lambda kept: kept),
             self._recorder,
             user_code("loss"),
         ):
@@ -355,6 +356,7 @@ def _layout(
             TensorSpec(shape=tuple(t.shape), dtype=t.dtype) for t in strided_tensors(batch)
         ),
         flops_per_example=tuple(first.flops[k] for k in range(len(cuts) + 1)),
+        saved_bytes_per_example=tuple(first.saved_bytes[k] for k in range(len(cuts) + 1)),
         metrics=tuple(sorted({*first.metrics, *second.metrics})),
         base=base_name(run._model),
         helpers=tuple(first.helpers.values()),

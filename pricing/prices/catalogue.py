@@ -53,6 +53,11 @@ class GpuType:
     """Share of the peak that large matrix multiplications sustain within that power."""
     share_source: FactSource | None = None
     """Where that share was measured, or by which class of power it is assumed."""
+    training_share: float = 1.0
+    """Share of its roofline that whole training steps reach, see ``gpu_speed.seconds``; one
+    figure for each compute capability."""
+    training_source: FactSource | None = None
+    """The published run that it is from, or why it is assumed."""
     source: FactSource
 
 
@@ -115,7 +120,11 @@ class Catalogue:
             row["source"]: FactSource(title=row["title"], date=row["date"])
             for row in self._rows("sources")
         }
-        self.gpus = {row["gpu"]: self._gpu(row) for row in self._rows("gpus")}
+        classes = {row["compute_capability"]: row for row in self._rows("training")}
+        self.gpus = {
+            row["gpu"]: self._gpu(row, classes[row["compute_capability"]])
+            for row in self._rows("gpus")
+        }
         self.cpus = {row["cpu"]: self._core(row) for row in self._rows("cpus")}
         types = (
             *map(self._type, self._rows("instances")),
@@ -224,7 +233,7 @@ class Catalogue:
         with path.open(encoding="utf-8", newline="") as file:
             yield from csv.DictReader(file)
 
-    def _gpu(self, row: Mapping[str, str]) -> GpuType:
+    def _gpu(self, row: Mapping[str, str], training: Mapping[str, str]) -> GpuType:
         peaks = {name: row[f"{name}_tflops"] for name in PRECISIONS}
         return GpuType(
             name=row["gpu"],
@@ -235,6 +244,8 @@ class Catalogue:
             tdp_w=float(row["tdp_w"]),
             matmul_share=float(row["matmul_share"]),
             share_source=self.sources[row["share_source"]],
+            training_share=float(training["share"]),
+            training_source=self.sources[training["source"]],
             source=self.sources[row["source"]],
         )
 
