@@ -1,7 +1,8 @@
 """Step times of published runs beside what is estimated of them: docs/estimates.md.
 
 Nothing in the estimates is fitted to these rows. ``expected`` is what was written down
-before any of them was computed.
+before any of them was computed. Each is planned as it ran: pipelines at their published
+depth, data parallel runs, FSDP too, as one stage, whatever memory that would take.
 """
 
 from __future__ import annotations
@@ -10,16 +11,18 @@ from dataclasses import dataclass, replace
 
 from spottrain.morphing.plan.choose import choose_plan
 from spottrain.morphing.plan.inputs import PlanInputs
+from spottrain.morphing.plan.profiles import on_network
 from spottrain.morphing.plan.transformer import TransformerShape
 from spottrain.pricing.prices.catalogue import catalogue
 from spottrain.pricing.ranking.estimate import estimated_profile
 from spottrain.pricing.ranking.machine import MachineShape
 from spottrain.pricing.ranking.throughput import like_devices
-from spottrain.morphing.plan.profiles import on_network
 from spottrain.wire.model import Precision
 
-GIB = 1 << 30
-TEN_GBIT_S, EFA_BYTES_PER_S = 1.25e9, 50e9
+GIB, ENDLESS_BYTES = 1 << 30, 1 << 50
+TEN_GBIT_S = 1.25e9
+NVLINK_BYTES_PER_S = {"A100-80GB": 300e9, "H100": 450e9}
+"""Each way, by their data sheets."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,18 +33,17 @@ class Run:
     shape: TransformerShape
     gpu: str
     gpus: int
-    gpus_per_vm: int
     minibatch_size: int
     step_s: float
     expected: tuple[float, float]
     """Of the estimated step time over the published one."""
     precision: Precision = "bf16"
-    network_bytes_per_s: float = EFA_BYTES_PER_S
+    network_bytes_per_s: float
+    """Between any two GPUs: each counts as a VM."""
     host_bytes: int = 0
     """Of one VM; 0: no limit."""
     microbatch_sizes: tuple[int, ...] = (1, 2, 4, 8, 16)
-    depth: int | None = None
-    """Of a run that had a pipeline; None: the best."""
+    depth: int = 1
 
 
 def gpt(layers: int, hidden: int, heads: int, *, keeps_scores: bool = False) -> TransformerShape:
@@ -106,7 +108,6 @@ def varuna(name: str, depth: int, width: int, step_s: float) -> Run:
         shape=shape,
         gpu="V100-PCIE",
         gpus=depth * width,
-        gpus_per_vm=1,
         minibatch_size=8192,
         step_s=step_s,
         expected=(0.6, 1.0),
@@ -125,7 +126,7 @@ def llm_c(name: str, shape: TransformerShape, gpu: str, examples: int, step_s: f
         shape=shape,
         gpu=gpu,
         gpus=8,
-        gpus_per_vm=8,
+        network_bytes_per_s=NVLINK_BYTES_PER_S[gpu],
         minibatch_size=examples,
         step_s=step_s,
         expected=(0.8, 1.2),
@@ -141,7 +142,7 @@ def torchtitan(
         shape=LLAMA_3_8B,
         gpu=gpu,
         gpus=gpus,
-        gpus_per_vm=8,
+        network_bytes_per_s=NVLINK_BYTES_PER_S[gpu],
         minibatch_size=batch * gpus,
         step_s=batch * LLAMA_3_8B.context / tokens,
         expected=expected,
@@ -166,24 +167,28 @@ def estimate(run: Run) -> tuple[str, float]:
     gpu = catalogue().gpus[run.gpu]
     facts = run.shape.facts(run.name)
     profile = estimated_profile(facts, gpu, run.precision, run.microbatch_sizes)
+    has_pipeline = run.depth > 1
     machine = MachineShape(
-        gpus=run.gpus_per_vm,
-        gpu_memory_bytes=gpu.memory_bytes,
+        gpus=1,
+        gpu_memory_bytes=gpu.memory_bytes if has_pipeline else ENDLESS_BYTES,
         is_gpu=True,
         memory_bytes=run.host_bytes,
     )
+    if not has_pipeline:
+        profile = replace(profile, between_vms=profile.within_vm)
     inputs = PlanInputs(
         facts=facts,
         profile=on_network(profile, run.network_bytes_per_s),
-        slots=like_devices(machine, run.gpus // run.gpus_per_vm, 1.0),
+        slots=like_devices(machine, run.gpus, 1.0),
         minibatch_size=run.minibatch_size,
         microbatch_size=None,
         reduction="fast",
         precision=run.precision,
         wire="own" if run.precision == "fp32" else "bf16",
     )
-    if run.depth is not None:
-        inputs = replace(inputs, pipeline_depth=run.depth, schedule="varuna", recompute=True)
+    inputs = replace(inputs, pipeline_depth=run.depth, recompute=has_pipeline)
+    if has_pipeline:
+        inputs = replace(inputs, schedule="varuna")
     choice = choose_plan(inputs)
     assert choice.plan is not None, choice.why_not
     return choice.plan.shape, choice.plan.predicted_step_s

@@ -90,10 +90,6 @@ CloudsOption = Annotated[
     ),
 ]
 OfflineOption = Annotated[bool, typer.Option("--offline", help="Do not refresh the best offers.")]
-MeasuredOnOption = Annotated[
-    str | None,
-    typer.Option(help="GPU that the profile's GPU resembles, such as T4; to estimate others."),
-]
 TopOption = Annotated[int, typer.Option(min=1, help="Number of offers to evaluate exactly.")]
 RecomputeOption = Annotated[
     bool | None,
@@ -145,7 +141,6 @@ def plan(
     precision: PrecisionOption = None,
     clouds: CloudsOption = None,
     offline: OfflineOption = False,
-    measured_on: MeasuredOnOption = None,
     top: TopOption = EXACT,
     pool: PoolOption = None,
     output: OutputOption = Output.TABLE,
@@ -166,7 +161,6 @@ def plan(
     scope = SearchScope(
         clouds=tuple(clouds.split(",")) if clouds else (),
         offline=offline,
-        measured_on=measured_on,
         exact=top,
         stale=explain,
     )
@@ -276,7 +270,7 @@ def preview(
         for line in weights.describe(first):
             say(line)
     scope = scope or SearchScope()
-    profile = _profile(config, facts, scope)
+    profile = _profile(config, facts)
     document = previews.preview_job(config, facts, profile, scope, checked.data_bytes)
     forecast = None
     if config.cloud is None or checked.offers is not None:
@@ -291,15 +285,16 @@ def preview(
         raise BudgetError(document["exceeds"][0])
 
 
-def _profile(config: JobConfig, facts: ModelFacts, scope: SearchScope) -> Profile:
-    """Return the profile to plan with, measured here if there is none."""
+def _profile(config: JobConfig, facts: ModelFacts) -> Profile:
+    """Return the profile to plan with: a measured one, or if this machine cannot measure for
+    the job's, an estimated one."""
     if config.cloud is not None and config.profile is None:
         on_cpus = config.device == "cpu"
         profile = previews.profile_on_known_device(facts, config.loader_spec, on_cpus)
         if profile is not None:
             return profile
-        if not on_cpus:
-            preflight.check_measuring(config, scope.measured_on)
+        if not on_cpus and not preflight.has_known_gpu(config):
+            return previews.estimate(config, facts)
     if config.profile is None:
         say(f"measuring {config.entrypoint} on this machine, unless it was before")
     return inspect.calibrate(config)

@@ -248,39 +248,31 @@ def priced_offer(offer: Offer, base: MeasuredOn, hazards: Hazards, facts: Catalo
 def base_of(
     profile: Profile,
     facts: ModelFacts,
-    measured_on: str | None = None,
     precision: Precision = "fp32",
     *,
     on_cpus: bool = False,
     others: tuple[Profile, ...] = (),
 ) -> MeasuredOn:
-    """Return what a job was measured on.
+    """Return what a job was measured on, or estimated on.
 
     Args:
         profile: Names the device.
         facts: The model.
-        measured_on: The GPU of the catalogue that the device equals, if its name is none.
         precision: Of the job's matrix multiplications.
         on_cpus: The job trains on CPUs: one that the catalogue does not know is taken for
             the slowest that it knows.
         others: Further profiles of the model.
 
     Raises:
-        ConfigError: There is no such GPU; or the device cannot be compared with others.
+        ConfigError: The device cannot be compared with others.
     """
     known = catalogue()
-    gpu = known.gpu_of(measured_on or profile.device)
-    if gpu is None and measured_on is not None:
-        raise ConfigError(
-            f"--measured-on: no such GPU: got {measured_on}; take one of {', '.join(known.gpus)}"
-        )
-    named = known.gpu_of(profile.device)
-    on_cpu = is_cpu(profile.device) if named is None else not named.compute_capability
+    gpu = known.gpu_of(profile.device)
+    on_cpu = is_cpu(profile.device) if gpu is None else not gpu.compute_capability
     if on_cpu and not on_cpus:
-        option = "" if measured_on is None else "--measured-on: "
         raise ConfigError(
-            f"{option}the profile was measured on a CPU, {profile.device}, which says "
-            "nothing about GPUs; give a profile that was measured on a GPU"
+            f"the profile was measured on a CPU, {profile.device}, which says nothing about "
+            "GPUs; give one that was measured on a GPU, or none: then it is estimated"
         )
     if gpu is not None and bool(gpu.compute_capability) == on_cpus:
         gpu = None
@@ -289,7 +281,8 @@ def base_of(
     if gpu is None:
         raise ConfigError(
             f"the profile was measured on {profile.device}, which has no published peak "
-            "to compare clouds' GPUs with; name the GPU that it equals with --measured-on"
+            "to compare clouds' GPUs with; give one that was measured on one of "
+            f"{', '.join(known.gpus)}"
         )
     work = work_of(facts, precision, profile)
     return MeasuredOn(gpu=gpu, work=work, profile=profile, others=others)

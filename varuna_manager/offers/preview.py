@@ -24,7 +24,8 @@ from spottrain.pricing.billing.money import Rate, cost_usd, total_rate
 from spottrain.pricing.prices.catalogue import CLOUDS, catalogue
 from spottrain.pricing.prices.history import History
 from spottrain.pricing.ranking import throughput
-from spottrain.pricing.ranking.gpu_speed import gpu_of, gpu_speed
+from spottrain.pricing.ranking.estimate import estimated_profile
+from spottrain.pricing.ranking.gpu_speed import gpu_of, gpu_speed, peak_flops
 from spottrain.pricing.ranking.machine import MachineShape
 from spottrain.pricing.ranking.rank import (
     CAP,
@@ -76,8 +77,6 @@ class SearchScope:
     clouds: tuple[str, ...] = ()
     offline: bool = False
     """Do not ask clouds for the current prices of the best offers."""
-    measured_on: str | None = None
-    """The GPU of the catalogue that the profile's device equals."""
     exact: int = EXACT
     """Offers whose plan is computed, see ``rank``."""
     stale: bool = False
@@ -506,6 +505,21 @@ def profile_on_known_device(facts: ModelFacts, loader: LoaderSpec, on_cpus: bool
     )
 
 
+def estimate(config: JobConfig, facts: ModelFacts) -> Profile:
+    """Return the estimated profile of a model on the GPUs that its job may rent.
+
+    On any of them: ``priced_offer`` knows how fast the others are.
+
+    Raises:
+        ConfigError: The peak of none is published at the job's precision.
+    """
+    gpus = [kind.gpu for cloud in config.clouds for kind in cloud.machines()]
+    known = [gpu for gpu in gpus if peak_flops(gpu, facts, config.precision)]
+    return estimated_profile(
+        facts, (known or gpus)[0], config.precision, config.microbatch_sizes, config.loader_spec
+    )
+
+
 def _own(
     config: JobConfig,
     facts: ModelFacts,
@@ -527,7 +541,6 @@ def _own(
     base = base_of(
         profile,
         facts,
-        scope.measured_on,
         config.precision,
         on_cpus=config.device == "cpu",
         others=_measured(facts, config.loader_spec),
@@ -568,7 +581,6 @@ def _others(
     base = base_of(
         inputs.profile,
         inputs.facts,
-        scope.measured_on,
         precision,
         others=_measured(inputs.facts, inputs.profile.loader),
     )
