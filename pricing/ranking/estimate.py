@@ -7,7 +7,8 @@ a profile is from published runs: docs/estimates.md.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 
 from spottrain.errors import ConfigError
 from spottrain.morphing.simulate.compute import BUS_BYTES_PER_S
@@ -39,6 +40,7 @@ FORWARD_PASSES = 2.0
 """Of ``SAVED_PASSES`` those of a forward: each saved byte is written and read."""
 AUTOCAST_SHARE = 0.5
 """Bytes of what a forward saves in two-byte types, over those in float32."""
+_NO_GAIN = 0.01
 ADAM_PASSES = 15.0
 """Bytes that an update moves, over those of the parameters: 28 for each of 4 bytes, and 32
 of the undo copy."""
@@ -79,17 +81,18 @@ def estimated_profile(
             "estimated on it; take another GPU or precision"
         )
     narrow = precision != "fp32"
+    microbatches = [
+        MicrobatchProfile(
+            microbatch_size=size,
+            sections=tuple(_section(s, size, gpu, known, narrow) for s in facts.sections),
+        )
+        for size in microbatch_sizes
+    ]
     return Profile(
         fingerprint=facts.fingerprint,
         device=gpu.name,
         software="not measured",
-        microbatches=tuple(
-            MicrobatchProfile(
-                microbatch_size=size,
-                sections=tuple(_section(s, size, gpu, known, narrow) for s in facts.sections),
-            )
-            for size in microbatch_sizes
-        ),
+        microbatches=tuple(_worthwhile(microbatches)),
         optimizer_s_per_byte=ADAM_PASSES / (MEMORY_SHARE * gpu.memory_bytes_per_s),
         within_vm=WITHIN_VM,
         between_vms=BETWEEN_VMS,
@@ -99,6 +102,18 @@ def estimated_profile(
         origin="estimated",
         sources=_sources(gpu),
     )
+
+
+def _worthwhile(microbatches: Sequence[MicrobatchProfile]) -> Iterator[MicrobatchProfile]:
+    """Yield sizes up to the first than which no larger one takes less time an example."""
+    each_s = [
+        math.fsum(s.forward_s + s.backward_s for s in one.sections) / one.microbatch_size
+        for one in microbatches
+    ]
+    for one, own_s in zip(microbatches, each_s, strict=True):
+        yield one
+        if own_s <= each_s[-1] * (1 + _NO_GAIN):
+            return
 
 
 def _section(

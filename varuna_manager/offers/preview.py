@@ -79,6 +79,8 @@ class SearchScope:
     """Do not ask clouds for the current prices of the best offers."""
     exact: int = EXACT
     """Offers whose plan is computed, see ``rank``."""
+    gpus: int | None = None
+    """Kinds of GPU whose best offer is planned, the most promising ones; None: all."""
     stale: bool = False
     """Also compare the plan with that of gradients that are stale by one mini-batch."""
 
@@ -167,7 +169,7 @@ def preview_job(
     ours = [r.priced for r in ranking.rows if r.priced.offer.cloud in clouds]
     best = rank(ours, throughputs, terms, exact=scope.exact)
     document = _preview(config, inputs, best, terms, scope)
-    bests = _bests(ranking, throughputs, terms)
+    bests = _bests(ranking, throughputs, terms, scope)
     return document | ranking_view(ranking, now_s, warnings, bests, terms.examples)
 
 
@@ -294,12 +296,15 @@ def _is_capped(ranking: Ranking, terms: RankingTerms) -> bool:
 
 
 def _bests(
-    ranking: Ranking, throughputs: throughput.ThroughputCache, terms: RankingTerms
+    ranking: Ranking,
+    throughputs: throughput.ThroughputCache,
+    terms: RankingTerms,
+    scope: SearchScope,
 ) -> tuple[tuple[str, RankedOffer], ...]:
     """Return the best offer of each kind of GPU, if clouds are among the offers."""
     if not any(row.priced.offer.cloud in CLOUDS for row in ranking.rows):
         return ()
-    return best_of_each(ranking, _gpu_name, throughputs, terms)
+    return best_of_each(ranking, _gpu_name, throughputs, terms, scope.gpus)
 
 
 def _gpu_name(priced: Priced) -> str:
@@ -370,7 +375,7 @@ def preview_workload(
         warnings = list(ingest_journals(history))
         market = _others(job, history, now_s, scope, precision or "fp32")
         ranking, more = _rank(market.offers, throughputs, terms, history, now_s, scope)
-    bests = _bests(ranking, throughputs, terms)
+    bests = _bests(ranking, throughputs, terms, scope)
     names: dict[str, str] = {}
     if bests:
         gpu, best = bests[0]
