@@ -100,7 +100,7 @@ def estimated_profile(
         download_bytes_per_s=BUS_BYTES_PER_S,
         loader=loader,
         origin="estimated",
-        sources=_sources(gpu),
+        sources=rests_on(gpu),
     )
 
 
@@ -147,17 +147,19 @@ def _saved_bytes(section: SectionFacts, narrow: bool) -> int:
     return round(AUTOCAST_SHARE * saved) if narrow else saved
 
 
-def _sources(gpu: GpuType) -> tuple[str, ...]:
+def rests_on(gpu: GpuType) -> tuple[str, ...]:
+    """Return what estimates on a GPU rest on, a line each."""
     share, training = gpu.share_source, gpu.training_source
     assert share is not None
     assert training is not None
     return (
-        f"nothing was measured: FLOPs and bytes of the model on the roofline of {gpu.name}; "
-        "docs/estimates.md says how far that is from published runs",
-        f"{gpu.matmul_share:.0%} of its peak in matrix multiplications ({share.title}, "
-        f"{share.date}), {MEMORY_SHARE:.0%} of its memory's bandwidth, {SAVED_PASSES:g} times "
-        "what a forward saves",
-        f"{gpu.training_share:.0%} of that roofline ({training.title}, {training.date})",
-        f"assumed: {WITHIN_VM.bandwidth_bytes_per_s / 1e9:g} GB/s between GPUs of a VM; "
+        f"nothing was measured: the model's FLOPs and bytes on the roofline of {gpu.name}",
+        f"{gpu.matmul_share:.0%} of its peak in matrix multiplications ({share.date}: "
+        f"{share.title})",
+        f"{SAVED_PASSES:g} times what a forward saves at {MEMORY_SHARE:.0%} of its memory's "
+        "bandwidth (assumed)",
+        f"{gpu.training_share:.0%} of that roofline in whole steps ({training.date}: "
+        f"{training.title})",
+        f"{WITHIN_VM.bandwidth_bytes_per_s / 1e9:g} GB/s between GPUs of a VM (assumed), "
         "published networks between VMs",
     )

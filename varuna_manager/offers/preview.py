@@ -24,7 +24,7 @@ from spottrain.pricing.billing.money import Rate, cost_usd, total_rate
 from spottrain.pricing.prices.catalogue import CLOUDS, catalogue
 from spottrain.pricing.prices.history import History
 from spottrain.pricing.ranking import throughput
-from spottrain.pricing.ranking.estimate import estimated_profile
+from spottrain.pricing.ranking.estimate import estimated_profile, rests_on
 from spottrain.pricing.ranking.gpu_speed import gpu_of, gpu_speed, peak_flops
 from spottrain.pricing.ranking.machine import MachineShape
 from spottrain.pricing.ranking.rank import (
@@ -37,11 +37,12 @@ from spottrain.pricing.ranking.rank import (
     best_of_each,
     greedy_fleet,
     rank,
+    worth_of,
 )
-from spottrain.units import counted
+from spottrain.units import HOUR_S, counted
 from spottrain.varuna_manager.config.clouds import DISK_GIB
 from spottrain.varuna_manager.config.job import JobConfig
-from spottrain.varuna_manager.core.planning import plan_inputs
+from spottrain.varuna_manager.core.planning import MORPH_COST_S, plan_inputs
 from spottrain.varuna_manager.format import dollars, duration, number
 from spottrain.varuna_manager.jobs.folder import job_dir
 from spottrain.varuna_manager.jobs.profiles import known_profiles
@@ -66,6 +67,11 @@ NO_END = 1e15
 """Examples of a job without an end: what is paid once does not count."""
 SHOWN_EXAMPLES = 1e6
 """Examples that time and cost are shown for, of a job without an end."""
+ERROR = 1.3
+"""By how much published runs took longer or shorter than estimated, at most but for a few:
+docs/estimates.md."""
+MORE_LOSSES = 10
+"""How many times as often an offer may be lost, to show what its losses matter."""
 DEFAULT_GPUS = 64
 """Fleets of a workload as JSON have up to so many GPUs, unless more are asked for."""
 
@@ -83,6 +89,43 @@ class SearchScope:
     """Kinds of GPU whose best offer is planned, the most promising ones; None: all."""
     stale: bool = False
     """Also compare the plan with that of gradients that are stale by one mini-batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What training may cost and take; None: no limit."""
+
+    max_usd: float | None = None
+    max_hours: float | None = None
+
+    def exceeded(self, usd: float, hours: float, steps: int) -> list[str]:
+        """Return which of them something exceeds, each in one line.
+
+        Args:
+            usd: What it costs.
+            hours: What it takes.
+            steps: Mini-batches of the whole job.
+        """
+        found = []
+        if self.max_usd is not None and usd > self.max_usd:
+            found.append(
+                f"{_money_ends(self.max_usd, usd, steps)}; spend more or train fewer steps"
+            )
+        if self.max_hours is not None and hours > self.max_hours:
+            found.append(
+                f"time ends at step {int(steps * self.max_hours / hours):,} of {steps:,}: it takes "
+                f"{duration(hours * HOUR_S)}, longer than {duration(self.max_hours * HOUR_S)}; give "
+                "it more time, more GPUs or fewer steps"
+            )
+        return found
+
+
+def _money_ends(max_usd: float, usd: float, steps: int) -> str:
+    """Return in words at which step a budget is spent."""
+    return (
+        f"the money ends at step {int(steps * max_usd / usd):,} of {steps:,}: the plan costs "
+        f"{dollars(usd)}, more than {dollars(max_usd)}"
+    )
 
 
 def check_capacity(config: JobConfig) -> None:
@@ -170,6 +213,8 @@ def preview_job(
     best = rank(ours, throughputs, terms, exact=scope.exact)
     document = _preview(config, inputs, best, terms, scope)
     bests = _bests(ranking, throughputs, terms, scope)
+    if best.best is not None and (known := gpu_of(best.best.priced.offer)) is not None:
+        document |= _doubts(profile, known.name, best.best, ranking, throughputs, terms)
     return document | ranking_view(ranking, now_s, warnings, bests, terms.examples)
 
 
@@ -249,10 +294,8 @@ def exceeded(config: JobConfig, document: Mapping[str, Any], now_s: float) -> li
     usd, train_s = document["usd"], document["train_s"]
     found = []
     if config.budget.max_usd is not None and usd > config.budget.max_usd:
-        found.append(
-            f"budget.max_usd: the plan costs {dollars(usd)}, more than "
-            f"{dollars(config.budget.max_usd)}; raise it or train fewer steps"
-        )
+        ends = _money_ends(config.budget.max_usd, usd, config.steps)
+        found.append(f"budget.max_usd: {ends}; raise it or train fewer steps")
     deadline_s = config.slo.deadline_s(now_s)
     if deadline_s is not None and now_s + train_s > deadline_s:
         key = "slo.deadline" if config.slo.max_hours is None else "slo.max_hours"
@@ -339,11 +382,12 @@ def preview_workload(
     scope: SearchScope,
     precision: Precision | None,
     steps: int | None = None,
+    limits: Limits = Limits(),
 ) -> dict[str, Any]:
     """Return the plan for a workload on hypothetical machines, and what it beat.
 
     With clouds in ``scope``: the ranking of all their offers on fleets of up to as many
-    GPUs, and the plan of the best of these fleets.
+    GPUs, and the plan of the best of these fleets that is within the limits, if one is.
 
     Args:
         name: Of the workload's file.
@@ -352,6 +396,7 @@ def preview_workload(
         scope: Which clouds to ask.
         precision: Of its matrix multiplications; None: unknown.
         steps: Length of the job; None: it has no end.
+        limits: Of a job that has an end.
 
     Raises:
         ConfigError: A cloud or GPU that the catalogue does not know.
@@ -368,7 +413,9 @@ def preview_workload(
         return document | _stale_view(inputs, choice, scope)
     job, gpus = replace(inputs, slots=()), len(inputs.slots)
     examples = NO_END if steps is None else float(steps * inputs.minibatch_size)
-    terms = RankingTerms(examples=examples, max_vms=gpus, max_gpus=gpus)
+    terms = RankingTerms(
+        examples=examples, max_vms=gpus, max_gpus=gpus, morph_s=MORPH_COST_S, lag_steps=None
+    )
     throughputs = throughput.ThroughputCache(job)
     now_s = time.time()
     with open_history() as history:
@@ -378,7 +425,8 @@ def preview_workload(
     bests = _bests(ranking, throughputs, terms, scope)
     names: dict[str, str] = {}
     if bests:
-        gpu, best = bests[0]
+        gpu, best = next((one for one in bests if _keeps(one[1], examples, limits)), bests[0])
+        document |= _doubts(inputs.profile, gpu, best, ranking, throughputs, terms)
         offer, machine = best.priced.offer, best.priced.machine
         assert machine is not None
         inputs = throughputs.inputs_of(machine, best.vms, offer.usd_per_hour)
@@ -393,6 +441,73 @@ def preview_workload(
         | _stale_view(inputs, choice, scope)
         | ranking_view(ranking, now_s, lines, bests, shown)
     )
+
+
+def _keeps(row: RankedOffer, examples: float, limits: Limits) -> bool:
+    assert row.worth is not None
+    hours = examples / row.worth.net_examples_per_s / HOUR_S
+    return not limits.exceeded(examples / row.worth.examples_per_usd, hours, 1)
+
+
+def _doubts(
+    profile: Profile,
+    gpu: str,
+    best: RankedOffer,
+    ranking: Ranking,
+    throughputs: throughput.ThroughputCache,
+    terms: RankingTerms,
+) -> dict[str, Any]:
+    """Return what an estimate rests on, and what would change it; nothing if measured.
+
+    Args:
+        profile: Of the model.
+        gpu: What the best offer computes on.
+        best: Its row.
+        ranking: All offers.
+        throughputs: Of fleets.
+        terms: What they were ranked by.
+    """
+    if profile.origin != "estimated" or terms.examples >= NO_END:
+        return {}
+    assert best.priced.machine is not None
+    assert best.throughput is not None
+    priced, fleet = best.priced, best.throughput
+    kind = priced.offer.cloud, priced.offer.instance_type
+    slower = replace(terms, corrections={kind: 1 / ERROR})
+    cases = [
+        (f"{ERROR - 1:.0%} slower than estimated", fleet, priced, slower),
+        (
+            f"{MORE_LOSSES} times as many losses",
+            fleet,
+            replace(priced, losses_per_hour=MORE_LOSSES * priced.losses_per_hour),
+            terms,
+        ),
+    ]
+    on_demand = [
+        row.priced
+        for row in ranking.rows
+        if (row.priced.offer.cloud, row.priced.offer.instance_type) == kind
+        and not row.priced.offer.spot
+    ]
+    if priced.offer.spot and on_demand:
+        cheapest = min(on_demand, key=lambda one: one.offer.usd_per_hour)
+        cases.append(("on demand", fleet, cheapest, terms))
+    for name, vms in (("half", best.vms // 2), ("twice", 2 * best.vms)):
+        larger = throughputs.of(priced.machine, vms) if vms else None
+        if larger is not None and not larger.why_not and larger.examples_per_s:
+            cases.append((f"{name} as many VMs ({vms})", larger, priced, terms))
+    rows = [(words, worth_of(of, at, by)) for words, of, at, by in cases]
+    return {
+        "rests_on": list(rests_on(catalogue().gpus[gpu])),
+        "changes": [
+            {
+                "change": words,
+                "hours": terms.examples / worth.net_examples_per_s / HOUR_S,
+                "usd": worth.usd,
+            }
+            for words, worth in rows
+        ],
+    }
 
 
 def _choice_view(

@@ -212,8 +212,8 @@ def _gpu_table(rows: Sequence[dict[str, Any]]) -> Table:
             _figure(row, "examples_per_s"),
             _figure(row, "examples_per_usd"),
             f"{mark}{dollars(row['fleet_usd_per_hour'])}",
-            duration(row["hours"] * HOUR_S),
-            f"{mark}{dollars(total)}",
+            f"{'~' if row['is_estimate'] else ''}{duration(row['hours'] * HOUR_S)}",
+            f"{'~' if row['is_estimate'] else mark}{dollars(total)}",
             losses_text(row["losses"], row["losses_known"]),
             age(row["age_s"]),
         )
