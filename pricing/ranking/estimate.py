@@ -8,11 +8,12 @@ a profile is from published runs: docs/estimates.md.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 
 from spottrain.errors import ConfigError
 from spottrain.morphing.simulate.compute import BUS_BYTES_PER_S
-from spottrain.pricing.prices.catalogue import GpuType
+from spottrain.pricing.prices.catalogue import FactSource, GpuType
 from spottrain.pricing.ranking.gpu_speed import (
     MEMORY_SHARE,
     SAVED_PASSES,
@@ -154,12 +155,15 @@ def rests_on(gpu: GpuType) -> tuple[str, ...]:
     assert training is not None
     return (
         f"nothing was measured: the model's FLOPs and bytes on the roofline of {gpu.name}",
-        f"{gpu.matmul_share:.0%} of its peak in matrix multiplications ({share.date}: "
-        f"{share.title})",
+        f"{gpu.matmul_share:.0%} of its peak in matrix multiplications ({_short(share)})",
         f"{SAVED_PASSES:g} times what a forward saves at {MEMORY_SHARE:.0%} of its memory's "
         "bandwidth (assumed)",
-        f"{gpu.training_share:.0%} of that roofline in whole steps ({training.date}: "
-        f"{training.title})",
+        f"{gpu.training_share:.0%} of that roofline in whole steps ({_short(training)})",
         f"{WITHIN_VM.bandwidth_bytes_per_s / 1e9:g} GB/s between GPUs of a VM (assumed), "
         "published networks between VMs",
     )
+
+
+def _short(source: FactSource) -> str:
+    """Return a source's name without what it says in full."""
+    return f"{re.split('[,:(]', source.title)[0].strip()}, {source.date}"

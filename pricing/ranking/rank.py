@@ -20,6 +20,7 @@ from spottrain.pricing.billing import egress
 from spottrain.pricing.billing.money import FREE, Rate, is_amount
 from spottrain.pricing.billing.terms import EXACT as EXACT_BILLING
 from spottrain.pricing.billing.terms import TERMS
+from spottrain.pricing.prices.hazard import Basis
 from spottrain.pricing.prices.place import Place, offer_key, place_of
 from spottrain.pricing.ranking.machine import MachineShape
 from spottrain.pricing.ranking.order import preference
@@ -45,8 +46,8 @@ class Priced:
     """None: its speed is unknown."""
     losses_per_hour: float = 0.0
     """Interruptions of one VM to expect."""
-    losses_known: bool = True
-    """False if nothing was published or observed: they are only planned with."""
+    losses_basis: Basis = "assumed"
+    """What they rest on."""
     obtainability: float | None = None
     """Likelihood that a request for it is fulfilled, from 0 to 1; None: not known."""
     boot_s: float = 0.0

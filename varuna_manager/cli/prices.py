@@ -286,7 +286,7 @@ def _table(rows: Sequence[_Row], from_s: float, now_s: float, *, with_rates: boo
             *(figures if with_rates else ()),
             NOTHING
             if (at := row.hazard) is None
-            else losses_text(24 * at.losses_per_hour, at.is_known),
+            else losses_text(24 * at.losses_per_hour, at.basis),
             age(price.age_s(now_s)) + stale,
             sparkline(row.series, from_s, now_s),
         )
@@ -340,7 +340,7 @@ def _offer(row: _Row, now_s: float) -> dict[str, Any]:
             "vm_hours": hazard.vm_hours,
             "losses": hazard.losses,
             "published_per_hour": hazard.published_per_hour,
-            "is_known": hazard.is_known,
+            "basis": hazard.basis,
         },
         "history": [
             {"since": p.since_s, "seen": p.seen_s, "usd_per_hour": p.usd_per_hour}

@@ -13,7 +13,7 @@ from spottrain.cloud.port.provider import Offer
 from spottrain.errors import ConfigError
 from spottrain.machine import cores, is_cpu
 from spottrain.pricing.prices.catalogue import Catalogue, GpuType, catalogue
-from spottrain.pricing.prices.hazard import Hazards
+from spottrain.pricing.prices.hazard import Basis, Hazards
 from spottrain.pricing.prices.history import History
 from spottrain.pricing.prices.place import place_of
 from spottrain.pricing.prices.price import fresh, offers
@@ -81,9 +81,10 @@ def obtainability(offer: Offer, hazards: Hazards) -> float | None:
     return hazards.obtainability(place_of(offer)) if offer.spot else None
 
 
-def losses_known(offer: Offer, hazards: Hazards) -> bool:
-    """Return whether interruptions of an offer were published or observed."""
-    return not offer.spot or hazards.of(place_of(offer)).is_known
+def losses_basis(offer: Offer, hazards: Hazards) -> Basis:
+    """Return what the interruptions of an offer rest on; that on-demand VMs have none is
+    assumed."""
+    return hazards.of(place_of(offer)).basis if offer.spot else "assumed"
 
 
 def own_market(
@@ -134,7 +135,7 @@ def own_market(
                 offer=offer,
                 machine=replace(shape, is_gpu=on_gpus or shape.is_gpu),
                 losses_per_hour=losses_per_hour(offer, hazards),
-                losses_known=losses_known(offer, hazards),
+                losses_basis=losses_basis(offer, hazards),
                 boot_s=zone.boot_s,
                 max_vms=zone.capacity if spot else None,
                 is_estimate=shape.speed != 1.0 or not is_measured,
@@ -238,7 +239,7 @@ def priced_offer(offer: Offer, base: MeasuredOn, hazards: Hazards, facts: Catalo
         offer=offer,
         machine=machine,
         losses_per_hour=losses_per_hour(offer, hazards),
-        losses_known=losses_known(offer, hazards),
+        losses_basis=losses_basis(offer, hazards),
         obtainability=obtainability(offer, hazards),
         boot_s=BOOT_S,
         is_estimate=measured is None,
