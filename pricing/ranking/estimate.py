@@ -156,11 +156,9 @@ def rests_on(gpu: GpuType) -> tuple[str, ...]:
     return (
         f"nothing was measured: the model's FLOPs and bytes on the roofline of {gpu.name}",
         f"{gpu.matmul_share:.0%} of its peak in matrix multiplications ({_short(share)})",
-        f"{SAVED_PASSES:g} times what a forward saves at {MEMORY_SHARE:.0%} of its memory's "
-        "bandwidth (assumed)",
+        f"{SAVED_PASSES:g} times what forwards save at {MEMORY_SHARE:.0%} of its bandwidth (assumed)",
         f"{gpu.training_share:.0%} of that roofline in whole steps ({_short(training)})",
-        f"{WITHIN_VM.bandwidth_bytes_per_s / 1e9:g} GB/s between GPUs of a VM (assumed), "
-        "published networks between VMs",
+        f"{WITHIN_VM.bandwidth_bytes_per_s / 1e9:g} GB/s within VMs (assumed), published networks",
     )
 
 

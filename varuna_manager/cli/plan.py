@@ -239,9 +239,7 @@ def plan(
     _show(document, output, explain, every)
 
 
-def _shape(
-    file: Path | None, params: float | None, context: int | None
-) -> TransformerShape | None:
+def _shape(file: Path | None, params: float | None, context: int | None) -> TransformerShape | None:
     """Return the shape of a model without a profile; None: another kind of file is given."""
     if params is not None:
         if file is not None:

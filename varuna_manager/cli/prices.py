@@ -339,7 +339,7 @@ def _offer(row: _Row, now_s: float) -> dict[str, Any]:
             "high": hazard.high,
             "vm_hours": hazard.vm_hours,
             "losses": hazard.losses,
-            "published_per_hour": hazard.published_per_hour,
+            "prior_per_hour": hazard.prior_per_hour,
             "basis": hazard.basis,
         },
         "history": [

@@ -18,6 +18,7 @@ from spottrain.pricing.prices.catalogue import CLOUDS, catalogue
 from spottrain.pricing.ranking.estimate import estimated_profile
 from spottrain.pricing.ranking.gpu_speed import peak_flops
 from spottrain.varuna_manager.offers.preview import (
+    NO_LIMITS,
     Limits,
     SearchScope,
     preview_workload,
@@ -26,14 +27,44 @@ from spottrain.varuna_manager.offers.preview import (
 from spottrain.wire.model import Precision, WireType
 
 GATED = frozenset(
-    "llama mistral mixtral qwen2 qwen3 gemma gemma2 phi3 olmo olmo2 smollm3 granite stablelm "
-    "starcoder cohere".split()
+    [
+        "llama",
+        "mistral",
+        "mixtral",
+        "qwen2",
+        "qwen3",
+        "gemma",
+        "gemma2",
+        "phi3",
+        "olmo",
+        "olmo2",
+        "smollm3",
+        "granite",
+        "stablelm",
+        "starcoder",
+        "cohere",
+    ]
 ) - {"starcoder"}
 """``model_type`` of families whose feed-forward has a gate."""
-PLAIN = frozenset("gpt2 gpt_neo gpt_neox opt bloom bert roberta gpt_bigcode phi".split())
+PLAIN = frozenset(
+    ["gpt2", "gpt_neo", "gpt_neox", "opt", "bloom", "bert", "roberta", "gpt_bigcode", "phi"]
+)
 """Of families whose feed-forward has two matrices, 4 times as wide where nothing is said."""
-LEARNED_POSITIONS = frozenset("gpt2 gpt_neo opt bert roberta gpt_bigcode".split())
-TIED = frozenset("gpt2 gpt_neo opt bloom bert roberta gpt_bigcode gemma gemma2 cohere".split())
+LEARNED_POSITIONS = frozenset(["gpt2", "gpt_neo", "opt", "bert", "roberta", "gpt_bigcode"])
+TIED = frozenset(
+    [
+        "gpt2",
+        "gpt_neo",
+        "opt",
+        "bloom",
+        "bert",
+        "roberta",
+        "gpt_bigcode",
+        "gemma",
+        "gemma2",
+        "cohere",
+    ]
+)
 """Families whose head is the embedding where nothing is said."""
 NAMES = {
     "layers": ("num_hidden_layers", "n_layer", "num_layers"),
@@ -67,9 +98,7 @@ def is_hub_config(data: object) -> bool:
     return isinstance(data, dict) and "model_type" in data
 
 
-def shape_of(
-    data: Mapping[str, Any], source: str, context: int | None = None
-) -> TransformerShape:
+def shape_of(data: Mapping[str, Any], source: str, context: int | None = None) -> TransformerShape:
     """Return the shape that a model's config.json describes.
 
     Args:
@@ -151,7 +180,7 @@ class ModelRequest:
         tokens: float | None = None,
         minibatch_size: int | None = None,
         precision: Precision = "bf16",
-        limits: Limits = Limits(),
+        limits: Limits = NO_LIMITS,
     ) -> ModelRequest:
         """Return a request of which some things are left open.
 
@@ -167,7 +196,9 @@ class ModelRequest:
             ConfigError: The number of tokens is not above 0.
         """
         if tokens is not None and not 0 < tokens < 1e18:
-            raise ConfigError(f"--tokens must be above 0 and below 1e18: got {tokens:g}; correct it")
+            raise ConfigError(
+                f"--tokens must be above 0 and below 1e18: got {tokens:g}; correct it"
+            )
         size = minibatch_size or minibatch_size_of(shape)
         wanted = tokens or TOKENS_PER_PARAMETER * shape.num_parameters
         return cls(

@@ -128,6 +128,9 @@ def _money_ends(max_usd: float, usd: float, steps: int) -> str:
     )
 
 
+NO_LIMITS = Limits()
+
+
 def check_capacity(config: JobConfig) -> None:
     """Check that the job file's own machines are enough, before anything is measured.
 
@@ -382,7 +385,7 @@ def preview_workload(
     scope: SearchScope,
     precision: Precision | None,
     steps: int | None = None,
-    limits: Limits = Limits(),
+    limits: Limits = NO_LIMITS,
 ) -> dict[str, Any]:
     """Return the plan for a workload on hypothetical machines, and what it beat.
 
@@ -469,9 +472,9 @@ def _doubts(
     """
     if profile.origin != "estimated" or terms.examples >= NO_END:
         return {}
-    assert best.priced.machine is not None
-    assert best.throughput is not None
-    priced, fleet = best.priced, best.throughput
+    priced, fleet, machine = best.priced, best.throughput, best.priced.machine
+    assert machine is not None
+    assert fleet is not None
     kind = priced.offer.cloud, priced.offer.instance_type
     slower = replace(terms, corrections={kind: 1 / ERROR})
     cases = [
@@ -493,7 +496,7 @@ def _doubts(
         cheapest = min(on_demand, key=lambda one: one.offer.usd_per_hour)
         cases.append(("on demand", fleet, cheapest, terms))
     for name, vms in (("half", best.vms // 2), ("twice", 2 * best.vms)):
-        larger = throughputs.of(priced.machine, vms) if vms else None
+        larger = throughputs.of(machine, vms) if vms else None
         if larger is not None and not larger.why_not and larger.examples_per_s:
             cases.append((f"{name} as many VMs ({vms})", larger, priced, terms))
     rows = [(words, worth_of(of, at, by)) for words, of, at, by in cases]

@@ -158,7 +158,8 @@ def test_a_ratio_lies_between_those_of_compute_and_of_memory(
     compute = speed_ratio(gpu, base, Work(1e12, 0.0, NARROW))
     assert ratio is not None
     assert compute is not None
-    bounds = compute, gpu.memory_bytes_per_s / base.memory_bytes_per_s
+    memory = gpu.memory_bytes_per_s / base.memory_bytes_per_s
+    bounds = compute, memory * gpu.training_share / base.training_share
     assert min(bounds) * (1 - 1e-9) <= ratio <= max(bounds) * (1 + 1e-9)
 
 
