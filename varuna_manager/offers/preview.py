@@ -68,7 +68,7 @@ NO_END = 1e15
 SHOWN_EXAMPLES = 1e6
 """Examples that time and cost are shown for, of a job without an end."""
 ERROR = 1.3
-"""By how much published runs took longer or shorter than estimated, at most but for a few:
+"""By how much published runs took longer or shorter than estimated, at most:
 docs/estimates.md."""
 MORE_LOSSES = 10
 """How many times as often an offer may be lost, to show what its losses matter."""

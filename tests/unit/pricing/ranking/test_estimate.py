@@ -16,6 +16,7 @@ from spottrain.morphing.plan.transformer import TransformerShape
 from spottrain.pricing.prices.catalogue import catalogue
 from spottrain.pricing.ranking.estimate import LAUNCH_S, estimated_profile
 from spottrain.pricing.ranking.gpu_speed import example_s, seconds, work_of
+from spottrain.wire.model import Precision
 
 GPUS = catalogue().gpus
 H100, A100 = GPUS["H100"], GPUS["A100-80GB"]
@@ -40,7 +41,7 @@ def test_classes_without_a_run_take_the_mean_of_those_that_have_one() -> None:
 @given(st.sampled_from(sorted(GPUS)), st.sampled_from([1, 2, 8]))
 def test_a_large_model_takes_what_its_work_does_on_any_gpu(name: str, size: int) -> None:
     gpu = GPUS[name]
-    precision = "fp16" if gpu.peak_flops.get("fp16") else "fp32"
+    precision: Precision = "fp16" if gpu.peak_flops.get("fp16") else "fp32"
     if seconds(gpu, work_of(FACTS, precision)) is None:
         return
     profile = estimated_profile(FACTS, gpu, precision, [size])
