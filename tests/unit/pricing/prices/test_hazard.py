@@ -96,7 +96,8 @@ def test_a_few_losses_of_our_own_outweigh_the_published_rate() -> None:
 
 def test_losses_of_a_zone_count_for_other_zones_of_its_region_only() -> None:
     hazards = Hazards([seen(HERE, 100.0, 10)], BANDED)
-    assert hazards.of(BESIDE).losses_per_hour == pytest.approx(10 / 124, rel=0.01)
+    before = PRIOR_VM_HOURS * usual_per_hour(HERE)
+    assert hazards.of(BESIDE).losses_per_hour == pytest.approx((10 + before) / 124)
     assert hazards.of(FAR) == Hazards([], BANDED).of(FAR)
 
 
