@@ -26,11 +26,11 @@ from spottrain.varuna_manager.cli.pool import commands
 from spottrain.varuna_manager.cli.workload import read_json, read_workload, size_bytes
 from spottrain.varuna_manager.config.job import JobConfig, load_config
 from spottrain.varuna_manager.launch import inspect, preflight, weights
-from spottrain.varuna_manager.offers import models
+from spottrain.varuna_manager.offers import estimates, models
 from spottrain.varuna_manager.offers import preview as previews
 from spottrain.varuna_manager.offers.checks import Checked, check_all
 from spottrain.varuna_manager.offers.feasibility import predict
-from spottrain.varuna_manager.offers.preview import DEFAULT_GPUS, Limits, SearchScope
+from spottrain.varuna_manager.offers.preview import DEFAULT_GPUS, SearchScope
 from spottrain.varuna_manager.offers.table import ranking_parts
 from spottrain.varuna_manager.reporting.tables import preview_parts
 from spottrain.wire.model import (
@@ -209,7 +209,7 @@ def plan(
             tokens=tokens,
             minibatch_size=minibatch_size,
             precision=_precision(precision) or "bf16",
-            limits=Limits(max_usd=max_usd, max_hours=max_hours),
+            limits=estimates.PlanLimits(max_usd=max_usd, max_hours=max_hours),
         )
         changes |= {} if depth is None else {"pipeline_depth": depth}
         document = models.preview_model(request, gpus or DEFAULT_GPUS, changes, scope, every=every)
@@ -375,7 +375,7 @@ def _profile(config: JobConfig, facts: ModelFacts) -> Profile:
         if profile is not None:
             return profile
         if not on_cpus and not preflight.has_known_gpu(config):
-            return previews.estimate(config, facts)
+            return estimates.estimate(config, facts)
     if config.profile is None:
         say(f"measuring {config.entrypoint} on this machine, unless it was before")
     return inspect.calibrate(config)

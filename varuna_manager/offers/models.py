@@ -17,9 +17,8 @@ from spottrain.morphing.plan.workload import Workload
 from spottrain.pricing.prices.catalogue import CLOUDS, catalogue
 from spottrain.pricing.ranking.estimate import estimated_profile
 from spottrain.pricing.ranking.gpu_speed import peak_flops
+from spottrain.varuna_manager.offers.estimates import NO_LIMITS, PlanLimits
 from spottrain.varuna_manager.offers.preview import (
-    NO_LIMITS,
-    Limits,
     SearchScope,
     preview_workload,
     workload_inputs,
@@ -169,7 +168,7 @@ class ModelRequest:
     minibatch_size: int
     steps: int
     precision: Precision
-    limits: Limits
+    limits: PlanLimits
 
     @classmethod
     def of(
@@ -180,7 +179,7 @@ class ModelRequest:
         tokens: float | None = None,
         minibatch_size: int | None = None,
         precision: Precision = "bf16",
-        limits: Limits = NO_LIMITS,
+        limits: PlanLimits = NO_LIMITS,
     ) -> ModelRequest:
         """Return a request of which some things are left open.
 

@@ -24,8 +24,7 @@ from spottrain.pricing.billing.money import Rate, cost_usd, total_rate
 from spottrain.pricing.prices.catalogue import CLOUDS, catalogue
 from spottrain.pricing.prices.history import History
 from spottrain.pricing.ranking import throughput
-from spottrain.pricing.ranking.estimate import estimated_profile, rests_on
-from spottrain.pricing.ranking.gpu_speed import gpu_of, gpu_speed, peak_flops
+from spottrain.pricing.ranking.gpu_speed import gpu_of, gpu_speed
 from spottrain.pricing.ranking.machine import MachineShape
 from spottrain.pricing.ranking.rank import (
     CAP,
@@ -37,17 +36,23 @@ from spottrain.pricing.ranking.rank import (
     best_of_each,
     greedy_fleet,
     rank,
-    worth_of,
 )
 from spottrain.units import HOUR_S, counted
 from spottrain.varuna_manager.config.clouds import DISK_GIB
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.core.planning import MORPH_COST_S, plan_inputs
-from spottrain.varuna_manager.format import dollars, duration, number
+from spottrain.varuna_manager.format import duration, number
 from spottrain.varuna_manager.jobs.folder import job_dir
 from spottrain.varuna_manager.jobs.profiles import known_profiles
 from spottrain.varuna_manager.jobs.vm_history import ingest_journals, open_history
 from spottrain.varuna_manager.launch.submit import check_budget, job_settings
+from spottrain.varuna_manager.offers.estimates import (
+    NO_END,
+    NO_LIMITS,
+    PlanLimits,
+    doubts,
+    money_ends,
+)
 from spottrain.varuna_manager.offers.live import rank_live
 from spottrain.varuna_manager.offers.market import (
     JobMarket,
@@ -63,15 +68,8 @@ from spottrain.varuna_manager.reporting.documents import SCHEMA_VERSION, candida
 from spottrain.varuna_manager.reporting.utilisation import minibatch_use, use_view
 from spottrain.wire.model import LoaderSpec, ModelFacts, Precision, Profile
 
-NO_END = 1e15
-"""Examples of a job without an end: what is paid once does not count."""
 SHOWN_EXAMPLES = 1e6
 """Examples that time and cost are shown for, of a job without an end."""
-ERROR = 1.3
-"""By how much published runs took longer or shorter than estimated, at most:
-docs/estimates.md."""
-MORE_LOSSES = 10
-"""How many times as often an offer may be lost, to show what its losses matter."""
 DEFAULT_GPUS = 64
 """Fleets of a workload as JSON have up to so many GPUs, unless more are asked for."""
 
@@ -89,46 +87,6 @@ class SearchScope:
     """Kinds of GPU whose best offer is planned, the most promising ones; None: all."""
     stale: bool = False
     """Also compare the plan with that of gradients that are stale by one mini-batch."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What training may cost and take; None: no limit."""
-
-    max_usd: float | None = None
-    max_hours: float | None = None
-
-    def exceeded(self, usd: float, hours: float, steps: int) -> list[str]:
-        """Return which of them something exceeds, each in one line.
-
-        Args:
-            usd: What it costs.
-            hours: What it takes.
-            steps: Mini-batches of the whole job.
-        """
-        found = []
-        if self.max_usd is not None and usd > self.max_usd:
-            found.append(
-                f"{_money_ends(self.max_usd, usd, steps)}; spend more or train fewer steps"
-            )
-        if self.max_hours is not None and hours > self.max_hours:
-            found.append(
-                f"time ends at step {int(steps * self.max_hours / hours):,} of {steps:,}: it takes "
-                f"{duration(hours * HOUR_S)}, longer than {duration(self.max_hours * HOUR_S)}; give "
-                "it more time, more GPUs or fewer steps"
-            )
-        return found
-
-
-def _money_ends(max_usd: float, usd: float, steps: int) -> str:
-    """Return in words at which step a budget is spent."""
-    return (
-        f"the money ends at step {int(steps * max_usd / usd):,} of {steps:,}: the plan costs "
-        f"{dollars(usd)}, more than {dollars(max_usd)}"
-    )
-
-
-NO_LIMITS = Limits()
 
 
 def check_capacity(config: JobConfig) -> None:
@@ -217,7 +175,7 @@ def preview_job(
     document = _preview(config, inputs, best, terms, scope)
     bests = _bests(ranking, throughputs, terms, scope)
     if best.best is not None and (known := gpu_of(best.best.priced.offer)) is not None:
-        document |= _doubts(profile, known.name, best.best, ranking, throughputs, terms)
+        document |= doubts(profile, known.name, best.best, ranking, throughputs, terms)
     return document | ranking_view(ranking, now_s, warnings, bests, terms.examples)
 
 
@@ -297,7 +255,7 @@ def exceeded(config: JobConfig, document: Mapping[str, Any], now_s: float) -> li
     usd, train_s = document["usd"], document["train_s"]
     found = []
     if config.budget.max_usd is not None and usd > config.budget.max_usd:
-        ends = _money_ends(config.budget.max_usd, usd, config.steps)
+        ends = money_ends(config.budget.max_usd, usd, config.steps)
         found.append(f"budget.max_usd: {ends}; raise it or train fewer steps")
     deadline_s = config.slo.deadline_s(now_s)
     if deadline_s is not None and now_s + train_s > deadline_s:
@@ -385,7 +343,7 @@ def preview_workload(
     scope: SearchScope,
     precision: Precision | None,
     steps: int | None = None,
-    limits: Limits = NO_LIMITS,
+    limits: PlanLimits = NO_LIMITS,
 ) -> dict[str, Any]:
     """Return the plan for a workload on hypothetical machines, and what it beat.
 
@@ -429,7 +387,7 @@ def preview_workload(
     names: dict[str, str] = {}
     if bests:
         gpu, best = next((one for one in bests if _keeps(one[1], examples, limits)), bests[0])
-        document |= _doubts(inputs.profile, gpu, best, ranking, throughputs, terms)
+        document |= doubts(inputs.profile, gpu, best, ranking, throughputs, terms)
         offer, machine = best.priced.offer, best.priced.machine
         assert machine is not None
         inputs = throughputs.inputs_of(machine, best.vms, offer.usd_per_hour)
@@ -446,71 +404,10 @@ def preview_workload(
     )
 
 
-def _keeps(row: RankedOffer, examples: float, limits: Limits) -> bool:
+def _keeps(row: RankedOffer, examples: float, limits: PlanLimits) -> bool:
     assert row.worth is not None
     hours = examples / row.worth.net_examples_per_s / HOUR_S
     return not limits.exceeded(examples / row.worth.examples_per_usd, hours, 1)
-
-
-def _doubts(
-    profile: Profile,
-    gpu: str,
-    best: RankedOffer,
-    ranking: Ranking,
-    throughputs: throughput.ThroughputCache,
-    terms: RankingTerms,
-) -> dict[str, Any]:
-    """Return what an estimate rests on, and what would change it; nothing if measured.
-
-    Args:
-        profile: Of the model.
-        gpu: What the best offer computes on.
-        best: Its row.
-        ranking: All offers.
-        throughputs: Of fleets.
-        terms: What they were ranked by.
-    """
-    if profile.origin != "estimated" or terms.examples >= NO_END:
-        return {}
-    priced, fleet, machine = best.priced, best.throughput, best.priced.machine
-    assert machine is not None
-    assert fleet is not None
-    kind = priced.offer.cloud, priced.offer.instance_type
-    slower = replace(terms, corrections={kind: 1 / ERROR})
-    cases = [
-        (f"{ERROR - 1:.0%} slower than estimated", fleet, priced, slower),
-        (
-            f"{MORE_LOSSES} times as many losses",
-            fleet,
-            replace(priced, losses_per_hour=MORE_LOSSES * priced.losses_per_hour),
-            terms,
-        ),
-    ]
-    on_demand = [
-        row.priced
-        for row in ranking.rows
-        if (row.priced.offer.cloud, row.priced.offer.instance_type) == kind
-        and not row.priced.offer.spot
-    ]
-    if priced.offer.spot and on_demand:
-        cheapest = min(on_demand, key=lambda one: one.offer.usd_per_hour)
-        cases.append(("on demand", fleet, cheapest, terms))
-    for name, vms in (("half", best.vms // 2), ("twice", 2 * best.vms)):
-        larger = throughputs.of(machine, vms) if vms else None
-        if larger is not None and not larger.why_not and larger.examples_per_s:
-            cases.append((f"{name} as many VMs ({vms})", larger, priced, terms))
-    rows = [(words, worth_of(of, at, by)) for words, of, at, by in cases]
-    return {
-        "rests_on": list(rests_on(catalogue().gpus[gpu])),
-        "changes": [
-            {
-                "change": words,
-                "hours": terms.examples / worth.net_examples_per_s / HOUR_S,
-                "usd": worth.usd,
-            }
-            for words, worth in rows
-        ],
-    }
 
 
 def _choice_view(
@@ -625,21 +522,6 @@ def profile_on_known_device(facts: ModelFacts, loader: LoaderSpec, on_cpus: bool
             if device is not None and bool(device.compute_capability) != on_cpus
         ),
         None,
-    )
-
-
-def estimate(config: JobConfig, facts: ModelFacts) -> Profile:
-    """Return the estimated profile of a model on the GPUs that its job may rent.
-
-    On any of them: ``priced_offer`` knows how fast the others are.
-
-    Raises:
-        ConfigError: The peak of none is published at the job's precision.
-    """
-    gpus = [kind.gpu for cloud in config.clouds for kind in cloud.machines()]
-    known = [gpu for gpu in gpus if peak_flops(gpu, facts, config.precision)]
-    return estimated_profile(
-        facts, (known or gpus)[0], config.precision, config.microbatch_sizes, config.loader_spec
     )
 
 

@@ -180,7 +180,8 @@ def ranking_parts(
     usable = [row for row in view["offers"] if not row["why_not"]]
     if "by_gpu" in view and not (explain or every):
         yield _gpu_table(view["by_gpu"])
-        yield f"         for {view['examples']:,.0f} examples; ~ marks estimates"
+        of = f"{view['tokens']:,} tokens in " if "tokens" in view else ""
+        yield f"         for {of}{view['examples']:,.0f} examples; ~ marks estimates"
         yield f"         every usable offer ({len(usable)}) with --all"
     else:
         shown = view["offers"] if explain else usable

@@ -95,9 +95,10 @@ def test_what_a_forward_saves_is_counted_once_without_parameters() -> None:
             self.blocks = nn.ModuleList(Block() for _ in range(3))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
+            passed: torch.Tensor = x
             for block in self.blocks:
-                x = block(x)
-            return x
+                passed = block(passed)
+            return passed
 
     job = TrainingJob(
         model=Model,

@@ -8,6 +8,7 @@ import pytest
 
 from spottrain.errors import ConfigError
 from spottrain.morphing.plan.transformer import TransformerShape
+from spottrain.varuna_manager.offers.estimates import PlanLimits
 from spottrain.varuna_manager.offers.models import (
     GATED,
     PLAIN,
@@ -17,7 +18,6 @@ from spottrain.varuna_manager.offers.models import (
     shape_of,
     workload_of,
 )
-from spottrain.varuna_manager.offers.preview import Limits
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -74,7 +74,7 @@ def test_what_is_left_open_is_as_usual() -> None:
 
 
 def test_limits_say_at_which_step_they_are_reached() -> None:
-    limits = Limits(max_usd=5.0, max_hours=10.0)
+    limits = PlanLimits(max_usd=5.0, max_hours=10.0)
     assert limits.exceeded(4.0, 9.0, 2000) == []
     money, time = limits.exceeded(20.0, 40.0, 2000)
     assert money.startswith("the money ends at step 500 of 2,000: ")
