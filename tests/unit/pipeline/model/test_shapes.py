@@ -86,8 +86,8 @@ def test_what_a_forward_saves_is_counted_once_without_parameters() -> None:
             self.linear = nn.Linear(16, 16, bias=False)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            product: torch.Tensor = self.linear(x)
-            return product.exp() + self.linear(x)
+            result: torch.Tensor = self.linear(x).exp() + self.linear(x)
+            return result
 
     class Model(nn.Module):
         def __init__(self) -> None:
