@@ -203,6 +203,9 @@ def plan(
     changes = _changes(objective, schedule, recompute, state)
     shape = _shape(file, params, context)
     if shape is not None:
+        _refuse_of_profiles(
+            steps, facts, gpu_memory_gib, usd_per_hour, host_memory_gib, gpus_per_vm
+        )
         request = models.ModelRequest.of(
             f"{params:.3g} parameters" if file is None else file.name,
             shape,
@@ -254,7 +257,17 @@ def _shape(file: Path | None, params: float | None, context: int | None) -> Tran
     return models.shape_of(data, file.name, context) if models.is_hub_config(data) else None
 
 
+def _refuse_of_profiles(*values: Any) -> None:
+    """Refuse options that a model without a profile has no use for."""
+    if any(values):
+        raise ConfigError(
+            "--steps, --facts, --gpu-memory-gib, --usd-per-hour, --host-memory-gib and "
+            "--gpus-per-vm need a profile as JSON; remove them, --tokens says how long to train"
+        )
+
+
 def _refuse_of_models(*values: Any) -> None:
+    """Refuse options that only a model without a job file has a use for."""
     if any(values):
         raise ConfigError(
             "--tokens, --context, --max-usd and --max-hours belong to --params or a model's "

@@ -26,24 +26,9 @@ from spottrain.varuna_manager.offers.preview import (
 from spottrain.wire.model import Precision, WireType
 
 GATED = frozenset(
-    [
-        "llama",
-        "mistral",
-        "mixtral",
-        "qwen2",
-        "qwen3",
-        "gemma",
-        "gemma2",
-        "phi3",
-        "olmo",
-        "olmo2",
-        "smollm3",
-        "granite",
-        "stablelm",
-        "starcoder",
-        "cohere",
-    ]
-) - {"starcoder"}
+    "llama mistral mixtral qwen2 qwen3 gemma gemma2 phi3 olmo olmo2 smollm3 granite stablelm "
+    "cohere".split()
+)
 """``model_type`` of families whose feed-forward has a gate."""
 PLAIN = frozenset(
     ["gpt2", "gpt_neo", "gpt_neox", "opt", "bloom", "bert", "roberta", "gpt_bigcode", "phi"]
