@@ -26,8 +26,22 @@ from spottrain.varuna_manager.offers.preview import (
 from spottrain.wire.model import Precision, WireType
 
 GATED = frozenset(
-    "llama mistral mixtral qwen2 qwen3 gemma gemma2 phi3 olmo olmo2 smollm3 granite stablelm "
-    "cohere".split()
+    [
+        "llama",
+        "mistral",
+        "mixtral",
+        "qwen2",
+        "qwen3",
+        "gemma",
+        "gemma2",
+        "phi3",
+        "olmo",
+        "olmo2",
+        "smollm3",
+        "granite",
+        "stablelm",
+        "cohere",
+    ]
 )
 """``model_type`` of families whose feed-forward has a gate."""
 PLAIN = frozenset(
