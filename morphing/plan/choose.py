@@ -188,12 +188,12 @@ class _Scored:
     plan: Plan | None = None
     """With its predicted time, once it is simulated."""
     cost: float = math.inf
+    survives: bool = False
+    """Whether the plan may lose any one VM without a section."""
 
 
-def _survives(plan: Plan | None) -> bool:
+def _survives(plan: Plan) -> bool:
     """Return whether any one VM may be lost without a section."""
-    if plan is None:
-        return False
     depth = plan.pipeline_depth
     stages = (plan.slots[p::depth] for p in range(depth))
     return all(len({slot.vm_id for slot in stage}) > 1 for stage in stages)
@@ -294,7 +294,7 @@ class Search:
         """Return the cost of the best beyond which no plan can be chosen."""
         assert self.best is not None
         assert self.chosen is not None
-        bound = NOISE if _survives(self.chosen.plan) else MEASURED
+        bound = NOISE if self.chosen.survives else MEASURED
         return self.best.cost * (1 + bound)
 
     def _may_be_chosen(self, scored: _Scored) -> bool:
@@ -303,7 +303,7 @@ class Search:
         chosen = self.chosen
         if chosen is None or scored.min_cost * (1 + NOISE) < chosen.cost:
             return True
-        if scored.draft.width > 1 and not _survives(chosen.plan):
+        if scored.draft.width > 1 and not chosen.survives:
             return True
         return self._preference(scored.draft) < self._preference(chosen.draft)
 
@@ -324,13 +324,14 @@ class Search:
 
     def _simulate(self, scored: _Scored, layout: PlanLayout) -> None:
         plan = scored.plan = self.layouts.simulate(layout)
+        scored.survives = _survives(plan)
         draft = scored.draft
         step_s, usd_per_hour = plan.predicted_step_s, layout.usd_per_hour
         scored.cost = self._cost(draft.depth, draft.width, step_s, usd_per_hour)
         if self.best is None or scored.cost < self.best.cost:
             self.best = scored
         known = [w for w in self._seen if w.plan is not None]
-        safe = [w for w in known if _survives(w.plan)]
+        safe = [w for w in known if w.survives]
         least = min(safe, key=lambda w: w.cost, default=self.best)
         if least.cost <= self.best.cost * (1 + MEASURED):
             known = safe or known

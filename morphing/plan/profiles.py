@@ -7,6 +7,7 @@ import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, replace
+from typing import Literal
 
 from spottrain.morphing.errors import PlanError
 from spottrain.units import counted
@@ -196,6 +197,11 @@ def spread_of(profile: Profile) -> float:
     return statistics.median(spreads)
 
 
+def _derived(profile: Profile) -> Literal["derived", "estimated"]:
+    """Return the origin of what is derived from a profile: an estimate remains one."""
+    return "estimated" if profile.origin == "estimated" else "derived"
+
+
 def derive_profile(profile: Profile, device: str, ratio: float) -> Profile:
     """Return the profile of a device that is ``ratio`` times as fast.
 
@@ -227,7 +233,7 @@ def derive_profile(profile: Profile, device: str, ratio: float) -> Profile:
         ),
         optimizer_s_per_byte=profile.optimizer_s_per_byte / ratio,
         quantise_s_per_byte=profile.quantise_s_per_byte / ratio,
-        origin="derived",
+        origin=_derived(profile),
         sources=(*profile.sources, source),
     )
     check_profile(derived, source=f"a ratio of {ratio:g}")
@@ -257,7 +263,7 @@ def on_network(profile: Profile, bandwidth_bytes_per_s: float) -> Profile:
             else ring
             for ring in profile.rings
         ),
-        origin="derived",
+        origin=_derived(profile),
         sources=(
             *profile.sources,
             f"derived: {bandwidth_bytes_per_s:g} bytes/s between VMs, as published",

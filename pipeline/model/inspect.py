@@ -76,6 +76,7 @@ def model_facts(job: TrainingJob, layout: ModelLayout) -> ModelFacts:
 def facts_of(job: TrainingJob, derived: Derived) -> ModelFacts:
     """Return ``model_facts`` of what has been derived from a job."""
     layout = derived.layout
+    saved = layout.saved_bytes_per_example
     sections = tuple(
         SectionFacts(
             index=k,
@@ -87,6 +88,7 @@ def facts_of(job: TrainingJob, derived: Derived) -> ModelFacts:
             gradient_bytes=layout.gradient_bytes(k),
             lowered_bytes=layout.lowered_bytes(k),
             flops_per_example=layout.flops_per_example[k],
+            saved_bytes_per_example=None if saved is None else saved[k],
         )
         for k, kept in enumerate(derived.states)
     )

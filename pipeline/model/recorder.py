@@ -86,6 +86,8 @@ class TraceFacts:
     """Sections that change the activation in place that they begin with."""
     flops: Counter[int] = field(default_factory=Counter)
     """Of each section's matrix multiplications, as ``morphing.plan.flops`` counts."""
+    saved_bytes: Counter[int] = field(default_factory=Counter)
+    """Of each section: storages that autograd keeps for the backward, but parameters."""
     metrics: tuple[str, ...] = ()
     """Names of what the loss has measured."""
     helpers: dict[int, torch.Tensor] = field(default_factory=dict)
@@ -107,11 +109,24 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.stack: list[str] = []
         self._values: dict[int, _Value] = {}
         self.known = KnownValues()
+        self._saved: dict[int, torch.UntypedStorage] = {}
+        """Kept, so that their addresses are not used again during the run."""
 
     def register(self, tensor: torch.Tensor, **what: Any) -> None:
         """Register the facts about a tensor."""
         storage = tensor.untyped_storage()
         self._values[storage._cdata] = _Value(storage, **what)
+
+    def saved(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Count a tensor that autograd keeps for the backward, and return it."""
+        for part in strided_tensors(tensor):
+            storage = part.untyped_storage()
+            value = self._values.get(storage._cdata)
+            is_models = value is not None and (value.parameter or value.buffer)
+            if storage._cdata not in self._saved and not is_models:
+                self._saved[storage._cdata] = storage
+                self.facts.saved_bytes[self.section] += storage.nbytes()
+        return tensor
 
     def where(self) -> str:
         """Name the module that runs."""

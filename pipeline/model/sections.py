@@ -119,6 +119,8 @@ class ModelLayout:
     """The tensors of a micro-batch of one example."""
     flops_per_example: tuple[int, ...]
     """Of each section's forward, see ``morphing.plan.flops``."""
+    saved_bytes_per_example: tuple[int, ...] | None
+    """What each section's forward saves, see ``SectionFacts``; ``None``: unknown."""
     needs_values: bool = False
     """The user's code reads values of tensors: it does not run on the meta device."""
     metrics: tuple[str, ...] = ()

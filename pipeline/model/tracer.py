@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import nn
@@ -51,6 +51,9 @@ from spottrain.pipeline.model.stage import first_tensor, split_output
 from spottrain.steps import at_step
 from spottrain.wire.model import TiedParameter
 
+_NO_HOOKS = "saved tensor hooks"
+"""In what torch says where they are not permitted."""
+
 
 class _DryRun:
     """The loss, run once over a model whose modules report when they are called."""
@@ -62,8 +65,9 @@ class _DryRun:
         *,
         on_meta: bool,
         tied: frozenset[str],
+        counts_saved: bool = False,
     ) -> None:
-        self._job = job
+        self._job, self._counts_saved = job, counts_saved
         self._device = torch.device("meta" if on_meta else "cpu")
         self._model = build_skeleton(job.model)
         self._slots = parameter_slots(self._model)
@@ -86,6 +90,7 @@ class _DryRun:
             torch.random.fork_rng(devices=[]),
             torch.set_grad_enabled(training),
             run_eagerly(),
+            self._counting(),
             self._recorder,
             user_code("loss"),
         ):
@@ -106,6 +111,13 @@ class _DryRun:
             if buffers.get(name) != id(buffer):
                 refuse_change(name, "replaced")
         return facts
+
+    def _counting(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which what autograd saves is counted, if it is to be."""
+        if not self._counts_saved:
+            return contextlib.nullcontext()
+        hooks = torch.autograd.graph.saved_tensors_hooks(self._recorder.saved, lambda kept: kept)
+        return cast("contextlib.AbstractContextManager[None]", hooks)
 
     def _fill(self) -> None:
         """Move the model's tensors to the run's device, and register them."""
@@ -309,16 +321,22 @@ def _heldout_reads(job: TrainingJob, places: CutPlaces) -> frozenset[int] | None
 
 
 def _first_run(
-    job: TrainingJob, places: CutPlaces, batch: Batch
+    job: TrainingJob, places: CutPlaces, batch: Batch, *, counts_saved: bool = True
 ) -> tuple[_DryRun, TraceFacts, bool]:
-    """Run on the meta device if the user's code permits it, else on the CPU."""
-    run = _DryRun(job, places, on_meta=True, tied=frozenset())
+    """Run on the meta device if the user's code permits it, else on the CPU.
+
+    What autograd saves is counted unless the code takes gradients by ``torch.func``, which
+    permits no hooks.
+    """
+    run = _DryRun(job, places, on_meta=True, tied=frozenset(), counts_saved=counts_saved)
     try:
         return run, run.run(batch), True
     except UserCodeError as error:
         if error.__cause__ is None:
             raise
-    run = _DryRun(job, places, on_meta=False, tied=frozenset())
+        if counts_saved and _NO_HOOKS in str(error.__cause__):
+            return _first_run(job, places, batch, counts_saved=False)
+    run = _DryRun(job, places, on_meta=False, tied=frozenset(), counts_saved=counts_saved)
     return run, run.run(batch), False
 
 
@@ -355,6 +373,9 @@ def _layout(
             TensorSpec(shape=tuple(t.shape), dtype=t.dtype) for t in strided_tensors(batch)
         ),
         flops_per_example=tuple(first.flops[k] for k in range(len(cuts) + 1)),
+        saved_bytes_per_example=(
+            tuple(first.saved_bytes[k] for k in range(len(cuts) + 1)) if first.saved_bytes else None
+        ),
         metrics=tuple(sorted({*first.metrics, *second.metrics})),
         base=base_name(run._model),
         helpers=tuple(first.helpers.values()),

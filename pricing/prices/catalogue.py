@@ -22,6 +22,9 @@ DATA = Path(__file__).parent / "data"
 MIB_BYTES, GIB_BYTES = 2**20, 2**30
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8")
 CLOUDS = ("aws", "azure", "gcp")
+LOSSES_PER_DAY = 1.2
+"""Interruptions of one spot VM that are planned with where even its GPU is not known, and
+by replays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +56,16 @@ class GpuType:
     """Share of the peak that large matrix multiplications sustain within that power."""
     share_source: FactSource | None = None
     """Where that share was measured, or by which class of power it is assumed."""
+    training_share: float = 1.0
+    """Share of its roofline that whole training steps reach, see ``gpu_speed.seconds``; one
+    figure for each compute capability."""
+    training_source: FactSource | None = None
+    """The published run that it is from, or why it is assumed."""
+    losses_per_day: float = LOSSES_PER_DAY
+    """Interruptions of one spot VM to expect where nothing else is known; one figure for each
+    compute capability."""
+    losses_source: FactSource | None = None
+    """Where that is from."""
     source: FactSource
 
 
@@ -115,7 +128,14 @@ class Catalogue:
             row["source"]: FactSource(title=row["title"], date=row["date"])
             for row in self._rows("sources")
         }
-        self.gpus = {row["gpu"]: self._gpu(row) for row in self._rows("gpus")}
+        by_class = [
+            {row["compute_capability"]: row for row in self._rows(name)}
+            for name in ("training", "losses")
+        ]
+        self.gpus = {
+            row["gpu"]: self._gpu(row, *(rows[row["compute_capability"]] for rows in by_class))
+            for row in self._rows("gpus")
+        }
         self.cpus = {row["cpu"]: self._core(row) for row in self._rows("cpus")}
         types = (
             *map(self._type, self._rows("instances")),
@@ -224,7 +244,9 @@ class Catalogue:
         with path.open(encoding="utf-8", newline="") as file:
             yield from csv.DictReader(file)
 
-    def _gpu(self, row: Mapping[str, str]) -> GpuType:
+    def _gpu(
+        self, row: Mapping[str, str], training: Mapping[str, str], losses: Mapping[str, str]
+    ) -> GpuType:
         peaks = {name: row[f"{name}_tflops"] for name in PRECISIONS}
         return GpuType(
             name=row["gpu"],
@@ -235,6 +257,10 @@ class Catalogue:
             tdp_w=float(row["tdp_w"]),
             matmul_share=float(row["matmul_share"]),
             share_source=self.sources[row["share_source"]],
+            training_share=float(training["share"]),
+            training_source=self.sources[training["source"]],
+            losses_per_day=float(losses["losses_per_day"]),
+            losses_source=self.sources[losses["source"]],
             source=self.sources[row["source"]],
         )
 

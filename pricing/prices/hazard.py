@@ -1,8 +1,12 @@
-"""Preemption hazard: observed losses over a prior from published rates.
+"""Preemption hazard: observed losses over a prior by the GPU, which published rates adjust.
+
+Clouds publish rates that differ by orders of magnitude in what they count, or none. So they
+only say which places of a cloud are interrupted more than its others; how often VMs with a
+GPU are interrupted at all is the same on every cloud until jobs have seen otherwise.
 
 Losses of each place (cloud, zone, instance type) are Poisson counts whose rate has a Gamma
-prior: published rates count as if observed over some VM-hours of ours, so that a few losses
-of our own soon outweigh them. VMs are lost in bursts, so counts scatter more than Poisson
+prior, which counts as if observed over some VM-hours of ours, so that a few losses of our
+own soon outweigh it. VMs are lost in bursts, so counts scatter more than Poisson
 counts do: the expected rate is the same, its bounds are wider (quasi-likelihood; McCullagh
 and Nelder, "Generalized Linear Models", 1989, section 6.2.3).
 """
@@ -11,28 +15,35 @@ from __future__ import annotations
 
 import functools
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from spottrain.cloud.port.provider import SpotPool
+from spottrain.pricing.prices.catalogue import LOSSES_PER_DAY, catalogue
 from spottrain.pricing.prices.place import Place
-from spottrain.units import MONTH_H
+from spottrain.units import DAY_S, HOUR_S, MONTH_H
 
+DAY_H = DAY_S / HOUR_S
 BANDS = (0.025, 0.075, 0.125, 0.175, 0.25)
 """Share of VMs preempted within a month, by AWS's bands (under 5 %, 5 to 10, 10 to 15, 15
 to 20, over 20): the middles, and 25 % for the open one."""
-UNKNOWN_PER_HOUR = 0.05
-"""Planned with where nothing is published, by jobs and by replays: 1.2 losses a day. Groups
-of which traces were recorded lost 1.4 to 14.6 a VM-day, but were recorded since they lost
-many."""
+UNKNOWN_PER_HOUR = LOSSES_PER_DAY / DAY_H
+"""Planned with by replays. Groups of which traces were recorded lost 1.4 to 14.6 a VM-day,
+but were recorded since they lost many."""
+MOST_APART = 4.0
+"""Factor by which published rates move the prior, at most, either way."""
 DISPERSION = 7.0
 """Variance over mean of the losses of an hour. In four recorded groups it was 1.3, 4.7, 19.8
 and 23.8; this is about their geometric mean."""
 PRIOR_VM_HOURS = 24.0
-"""Weight of published rates, and of the region's other zones: a day of one VM of ours, since
-they are averages over a month and over everybody."""
+"""Weight of the prior, and of the region's other zones: a day of one VM of ours."""
 _CONFIDENCE = 0.95
+
+Basis = Literal["measured", "published", "assumed"]
+"""What a rate rests on besides the prior: VM-hours of ours in the region, what the cloud
+says of the place, or nothing."""
 
 
 _Key = TypeVar("_Key")
@@ -60,10 +71,9 @@ class Hazard:
     vm_hours: float
     losses: int
     """Observed in the place itself."""
-    published_per_hour: float
-    """Published for the type in the region, or what is planned with."""
-    is_known: bool
-    """False where nothing is published, and nothing was observed in the region."""
+    prior_per_hour: float
+    """Expected before anything was observed."""
+    basis: Basis
 
 
 def band_per_hour(band: int) -> float:
@@ -80,6 +90,12 @@ def band_per_hour(band: int) -> float:
     if not 0 <= band < len(BANDS):
         raise ValueError(f"band: got {band}; give 0 to {len(BANDS) - 1}")
     return -math.log1p(-BANDS[band]) / MONTH_H
+
+
+def usual_per_hour(place: Place) -> float:
+    """Return the losses per hour of one spot VM of a type, by its GPU alone."""
+    kind = catalogue().find(place.cloud, place.instance_type)
+    return (LOSSES_PER_DAY if kind is None else kind.gpu.losses_per_day) / DAY_H
 
 
 class Hazards:
@@ -103,6 +119,14 @@ class Hazards:
             (pool.cloud, pool.zone, pool.instance_type): pool
             for pool in (*_whole_regions(known), *known)
         }
+        said: dict[str, list[float]] = {}
+        for (cloud, _, _), band in bands.items():
+            said.setdefault(cloud, []).append(band_per_hour(band))
+        for pool in known:
+            if pool.losses_per_hour is not None:
+                said.setdefault(pool.cloud, []).append(pool.losses_per_hour)
+        self._typical = {cloud: statistics.median(rates) for cloud, rates in said.items()}
+        """The median of what a cloud publishes."""
         self._zones: dict[Place, tuple[float, int]] = {}
         self._regions: dict[tuple[str, str, str], tuple[float, int]] = {}
         for seen in exposures:
@@ -112,17 +136,17 @@ class Hazards:
     def of(self, place: Place) -> Hazard:
         """Return the hazard of one place.
 
-        The prior of a zone comes from the region's other zones, and theirs from published
-        rates. The bounds are Garwood's for a Poisson rate, with the prior's VM-hours and
+        The prior of a zone comes from the region's other zones, and theirs from the GPU and
+        what the cloud publishes. The bounds are Garwood's for a Poisson rate, with the prior's VM-hours and
         losses counted as observed and as many bursts as there may have been: wide where
         little was observed.
         """
         hours, losses = self._zones.get(place, (0.0, 0))
         region = self._regions.get(_region(place), (0.0, 0))
         said = self._published(place)
-        published = UNKNOWN_PER_HOUR if said is None else said
+        before = usual_per_hour(place) * self._relative(place.cloud, said)
         elsewhere_h = max(0.0, region[0] - hours)
-        prior = _mean(published, elsewhere_h, region[1] - losses)
+        prior = _mean(before, elsewhere_h, region[1] - losses)
         shape = PRIOR_VM_HOURS * prior + losses
         rate_h = PRIOR_VM_HOURS + hours
         low, high = _bounds(shape / DISPERSION)
@@ -132,9 +156,16 @@ class Hazards:
             high=DISPERSION * high / rate_h,
             vm_hours=hours,
             losses=losses,
-            published_per_hour=published,
-            is_known=said is not None or region[0] > 0,
+            prior_per_hour=before,
+            basis="measured" if region[0] > 0 else "assumed" if said is None else "published",
         )
+
+    def _relative(self, cloud: str, said: float | None) -> float:
+        """Return how much more often a place is interrupted than its cloud's others."""
+        typical = self._typical.get(cloud, 0.0)
+        if said is None or typical <= 0:
+            return 1.0
+        return min(MOST_APART, max(1 / MOST_APART, said / typical))
 
     def obtainability(self, place: Place) -> float | None:
         """Return how likely a request is fulfilled there, from 0 to 1; None: unknown."""

@@ -2,9 +2,9 @@
 
 Of a GPU that the model was measured on too: the ratio of the measured times. Of others a
 roofline: matrix multiplications at the share of the published peak that the GPU sustains
-within its power, then everything between them at the bandwidth of its memory. Such a ratio
-is an estimate, and marked as one until the job has run there. Checked against public
-throughputs in docs/pricing.md.
+within its power, then everything between them at the bandwidth of its memory; and of that
+the share that whole training steps reach. Such a ratio is an estimate, and marked as one
+until the job has run there. Checked against public throughputs in docs/pricing.md.
 """
 
 from __future__ import annotations
@@ -110,7 +110,8 @@ def _peak(gpu: GpuType, known: Iterable[str]) -> float | None:
 def seconds(gpu: GpuType, work: Work) -> float | None:
     """Return how long a GPU takes for some work by its roofline; None: no published peak.
 
-    The sum, not the larger: kernels run one after the other. Of a core, its peak alone.
+    The sum, not the larger: kernels run one after the other. Training takes longer by
+    ``GpuType.training_share``. Of a core, its peak alone.
     """
     if not gpu.compute_capability:
         return work.flops / gpu.peak_flops["fp32"]
@@ -118,7 +119,7 @@ def seconds(gpu: GpuType, work: Work) -> float | None:
     if peak is None:
         return None
     moving_s = work.moved_bytes / (MEMORY_SHARE * gpu.memory_bytes_per_s)
-    return work.flops / (gpu.matmul_share * peak) + moving_s
+    return (work.flops / (gpu.matmul_share * peak) + moving_s) / gpu.training_share
 
 
 def speed_ratio(gpu: GpuType, base: GpuType, work: Work) -> float | None:

@@ -8,6 +8,7 @@ until the job is done: boot, work that interruptions waste, storage and egress i
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from spottrain.pricing.billing import egress
 from spottrain.pricing.billing.money import FREE, Rate, is_amount
 from spottrain.pricing.billing.terms import EXACT as EXACT_BILLING
 from spottrain.pricing.billing.terms import TERMS
+from spottrain.pricing.prices.hazard import Basis
 from spottrain.pricing.prices.place import Place, offer_key, place_of
 from spottrain.pricing.ranking.machine import MachineShape
 from spottrain.pricing.ranking.order import preference
@@ -44,8 +46,8 @@ class Priced:
     """None: its speed is unknown."""
     losses_per_hour: float = 0.0
     """Interruptions of one VM to expect."""
-    losses_known: bool = True
-    """False if nothing was published or observed: they are only planned with."""
+    losses_basis: Basis = "assumed"
+    """What they rest on."""
     obtainability: float | None = None
     """Likelihood that a request for it is fulfilled, from 0 to 1; None: not known."""
     boot_s: float = 0.0
@@ -217,6 +219,7 @@ def best_of_each(
     group_of: Callable[[Priced], str],
     throughputs: ThroughputCache,
     terms: RankingTerms,
+    most: int | None = None,
 ) -> tuple[tuple[str, RankedOffer], ...]:
     """Return the best offer of each group that has one, with its own plan; the best first.
 
@@ -225,17 +228,18 @@ def best_of_each(
         group_of: Returns the group of an offer.
         throughputs: As in ``rank``.
         terms: As in ``rank``.
+        most: Of the groups only so many, the most promising ones; None: all.
     """
     groups: dict[str, list[Priced]] = {}
     for row in ranking.rows:
         if not row.why_not:
             groups.setdefault(group_of(row.priced), []).append(row.priced)
-    found = [
+    bests = (
         (name, best)
         for name, offers in groups.items()
         if (best := rank(offers, throughputs, terms, exact=1).best) is not None
-    ]
-    return tuple(sorted(found, key=lambda one: _order(one[1])))
+    )
+    return tuple(sorted(itertools.islice(bests, most), key=lambda one: _order(one[1])))
 
 
 def _order(row: RankedOffer) -> tuple[object, ...]:

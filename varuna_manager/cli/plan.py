@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, cast, get_args
 
 import typer
 
 from spottrain.errors import BudgetError, CapacityError, ConfigError
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.plan.inputs import Objective, PlanInputs
+from spottrain.morphing.plan.transformer import TransformerShape
 from spottrain.morphing.plan.workload import Workload
 from spottrain.pricing.ranking.rank import EXACT
 from spottrain.varuna_manager.cli.console import (
@@ -22,9 +23,10 @@ from spottrain.varuna_manager.cli.console import (
     show_json,
 )
 from spottrain.varuna_manager.cli.pool import commands
-from spottrain.varuna_manager.cli.workload import read_workload, size_bytes
+from spottrain.varuna_manager.cli.workload import read_json, read_workload, size_bytes
 from spottrain.varuna_manager.config.job import JobConfig, load_config
 from spottrain.varuna_manager.launch import inspect, preflight, weights
+from spottrain.varuna_manager.offers import estimates, models
 from spottrain.varuna_manager.offers import preview as previews
 from spottrain.varuna_manager.offers.checks import Checked, check_all
 from spottrain.varuna_manager.offers.feasibility import predict
@@ -40,8 +42,33 @@ from spottrain.wire.model import (
 )
 
 FileArgument = Annotated[
-    Path,
-    typer.Argument(help="Job file; or a model and its profile as JSON (see examples/profiles)."),
+    Path | None,
+    typer.Argument(
+        help="Job file; a model's config.json, as on the Hugging Face Hub; or a model and its "
+        "profile as JSON (see examples/profiles)."
+    ),
+]
+ParamsOption = Annotated[
+    float | None,
+    typer.Option(help="Without a file: parameters of a model like Llama, such as 7e9."),
+]
+TokensOption = Annotated[
+    float | None,
+    typer.Option(
+        help="With --params or config.json: tokens to train on; by default 20 for each parameter."
+    ),
+]
+ContextOption = Annotated[
+    int | None,
+    typer.Option(min=1, help="With --params or config.json: tokens of an example."),
+]
+MaxUsdOption = Annotated[
+    float | None,
+    typer.Option(min=0.01, help="With --params or config.json: dollars that may be spent."),
+]
+MaxHoursOption = Annotated[
+    float | None,
+    typer.Option(min=0.01, help="With --params or config.json: time that it may take."),
 ]
 ExplainOption = Annotated[
     bool,
@@ -90,10 +117,6 @@ CloudsOption = Annotated[
     ),
 ]
 OfflineOption = Annotated[bool, typer.Option("--offline", help="Do not refresh the best offers.")]
-MeasuredOnOption = Annotated[
-    str | None,
-    typer.Option(help="GPU that the profile's GPU resembles, such as T4; to estimate others."),
-]
 TopOption = Annotated[int, typer.Option(min=1, help="Number of offers to evaluate exactly.")]
 RecomputeOption = Annotated[
     bool | None,
@@ -126,7 +149,12 @@ PoolOption = Annotated[
 
 
 def plan(
-    file: FileArgument,
+    file: FileArgument = None,
+    params: ParamsOption = None,
+    tokens: TokensOption = None,
+    context: ContextOption = None,
+    max_usd: MaxUsdOption = None,
+    max_hours: MaxHoursOption = None,
     explain: ExplainOption = False,
     every: AllOption = False,
     gpus: GpusOption = None,
@@ -145,7 +173,6 @@ def plan(
     precision: PrecisionOption = None,
     clouds: CloudsOption = None,
     offline: OfflineOption = False,
-    measured_on: MeasuredOnOption = None,
     top: TopOption = EXACT,
     pool: PoolOption = None,
     output: OutputOption = Output.TABLE,
@@ -155,22 +182,50 @@ def plan(
     Offers are ranked by examples per dollar, including boot time, interruptions and
     storage: < marks bounds, ~ marks estimates from the rooflines of GPUs.
 
+    A model that was never measured is estimated: one of a job file (which needs the extra
+    'train'), of a size (--params 7e9 --tokens 2e10 --context 4096), or of a config.json;
+    the last two need neither torch nor a network.
+
     --clouds also ranks what these clouds offer: the best offer of each GPU, and what a fleet
     of it costs. Without credentials or network, it uses prices that ship with spottrain, and
     says how old they are. Given a model and its profile as JSON, which need no machine, it
     plans the best fleet of those clouds, or --gpus of the profile's own GPUs.
     """
-    if pool is not None:
+    if pool is not None and file is not None:
         commands.launch(commands.SubmitOptions(file, pool), output, is_dry=True)
         return
     scope = SearchScope(
         clouds=tuple(clouds.split(",")) if clouds else (),
         offline=offline,
-        measured_on=measured_on,
         exact=top,
         stale=explain,
     )
     changes = _changes(objective, schedule, recompute, state)
+    shape = _shape(file, params, context)
+    if shape is not None:
+        _refuse_of_profiles(
+            steps, facts, gpu_memory_gib, usd_per_hour, host_memory_gib, gpus_per_vm
+        )
+        request = models.ModelRequest.of(
+            f"{params:.3g} parameters" if file is None else file.name,
+            shape,
+            tokens=tokens,
+            minibatch_size=minibatch_size,
+            precision=_precision(precision) or "bf16",
+            limits=estimates.PlanLimits(max_usd=max_usd, max_hours=max_hours),
+        )
+        changes |= {} if depth is None else {"pipeline_depth": depth}
+        document = models.preview_model(request, gpus or DEFAULT_GPUS, changes, scope, every=every)
+        _show(document, output, explain, every)
+        if document["exceeds"]:
+            raise BudgetError(document["exceeds"][0])
+        return
+    _refuse_of_models(tokens, context, max_usd, max_hours)
+    if file is None:
+        raise ConfigError(
+            "plan needs a job file, a model's config.json, or the size of a model as "
+            "--params 7e9; give one"
+        )
     if file.suffix != ".json":
         of_json = (gpus, steps, minibatch_size, facts, gpu_memory_gib, usd_per_hour)
         _refuse(file, *of_json, depth, host_memory_gib, precision, gpus_per_vm)
@@ -185,6 +240,39 @@ def plan(
     inputs = replace(inputs, **changes)
     document = _workload_document(file.name, workload, inputs, scope, steps)
     _show(document, output, explain, every)
+
+
+def _shape(file: Path | None, params: float | None, context: int | None) -> TransformerShape | None:
+    """Return the shape of a model without a profile; None: another kind of file is given."""
+    if params is not None:
+        if file is not None:
+            raise ConfigError(f"--params and {file.name} both describe a model; give one of them")
+        try:
+            return TransformerShape.of_size(params, context or models.USUAL_CONTEXT)
+        except PlanError as error:
+            raise ConfigError(f"--params: {error}") from error
+    if file is None or file.suffix != ".json":
+        return None
+    data = read_json(file)
+    return models.shape_of(data, file.name, context) if models.is_hub_config(data) else None
+
+
+def _refuse_of_profiles(*values: Any) -> None:
+    """Refuse options that a model without a profile has no use for."""
+    if any(values):
+        raise ConfigError(
+            "--steps, --facts, --gpu-memory-gib, --usd-per-hour, --host-memory-gib and "
+            "--gpus-per-vm need a profile as JSON; remove them, --tokens says how long to train"
+        )
+
+
+def _refuse_of_models(*values: Any) -> None:
+    """Refuse options that only a model without a job file has a use for."""
+    if any(values):
+        raise ConfigError(
+            "--tokens, --context, --max-usd and --max-hours belong to --params or a model's "
+            "config.json; a job file says these itself: remove them"
+        )
 
 
 def _refuse(file: Path, *values: Any) -> None:
@@ -214,7 +302,7 @@ def _workload_document(
 
 def _on_gpu(workload: Workload, host_memory_gib: float | None, precision: str | None) -> Workload:
     """Return the workload with the command line's changes that only GPUs know."""
-    known = _one_of("--precision", precision, get_args(Precision))
+    known = _precision(precision)
     changes: dict[str, Any] = {} if known is None else {"precision": known}
     if host_memory_gib is not None:
         memory_bytes = size_bytes("--host-memory-gib", host_memory_gib)
@@ -276,7 +364,7 @@ def preview(
         for line in weights.describe(first):
             say(line)
     scope = scope or SearchScope()
-    profile = _profile(config, facts, scope)
+    profile = _profile(config, facts)
     document = previews.preview_job(config, facts, profile, scope, checked.data_bytes)
     forecast = None
     if config.cloud is None or checked.offers is not None:
@@ -291,15 +379,16 @@ def preview(
         raise BudgetError(document["exceeds"][0])
 
 
-def _profile(config: JobConfig, facts: ModelFacts, scope: SearchScope) -> Profile:
-    """Return the profile to plan with, measured here if there is none."""
+def _profile(config: JobConfig, facts: ModelFacts) -> Profile:
+    """Return the profile to plan with: a measured one, or if this machine cannot measure for
+    the job's, an estimated one."""
     if config.cloud is not None and config.profile is None:
         on_cpus = config.device == "cpu"
         profile = previews.profile_on_known_device(facts, config.loader_spec, on_cpus)
         if profile is not None:
             return profile
-        if not on_cpus:
-            preflight.check_measuring(config, scope.measured_on)
+        if not on_cpus and not preflight.has_known_gpu(config):
+            return estimates.estimate(config, facts)
     if config.profile is None:
         say(f"measuring {config.entrypoint} on this machine, unless it was before")
     return inspect.calibrate(config)
@@ -319,6 +408,11 @@ def _show(document: dict[str, Any], output: Output, explain: bool, every: bool) 
         show(*preview_parts(document, explain))
     if document["plan"] is None:
         raise CapacityError(f"{document['name']}: no plan: {document['why_not']}")
+
+
+def _precision(precision: str | None) -> Precision | None:
+    _one_of("--precision", precision, get_args(Precision))
+    return cast("Precision | None", precision)
 
 
 def _one_of(option: str, value: str | None, known: tuple[str, ...]) -> str | None:

@@ -72,10 +72,6 @@ ProfileOption = Annotated[
         "second of one GPU and per dollar, and sorts by these."
     ),
 ]
-MeasuredOnOption = Annotated[
-    str | None,
-    typer.Option(help="GPU that the profile's device resembles, such as T4."),
-]
 DaysOption = Annotated[float, typer.Option(min=0.01, help="Length of the history, in days.")]
 OfflineOption = Annotated[
     bool, typer.Option("--offline", help="Show the last known prices; ask no cloud.")
@@ -119,7 +115,6 @@ def prices(
     top: TopOption = None,
     every: AllOption = False,
     profile: ProfileOption = None,
-    measured_on: MeasuredOnOption = None,
     days: DaysOption = 7.0,
     offline: OfflineOption = False,
     picture: SvgOption = None,
@@ -134,7 +129,7 @@ def prices(
     and what the clouds publish.
     """
     facts = catalogue()
-    rate_of = _rates(profile, measured_on)
+    rate_of = _rates(profile)
     kinds = facts.matching(gpus=gpu or (), clouds=cloud or (), names=kind or ())
     request = PriceRequest(kinds=kinds, regions=region or ())
     now_s = time.time()
@@ -195,7 +190,7 @@ def _ask(
     return [f"prices not refreshed, showing the last known: {why}", *answers.warnings]
 
 
-def _rates(profile: Path | None, measured_on: str | None) -> Callable[[InstanceType], float | None]:
+def _rates(profile: Path | None) -> Callable[[InstanceType], float | None]:
     """Return a function of a machine: examples per second of one of its GPUs, alone.
 
     Raises:
@@ -204,7 +199,7 @@ def _rates(profile: Path | None, measured_on: str | None) -> Callable[[InstanceT
     if profile is None:
         return lambda _: None
     workload = read_workload(profile, None, None, None, None)
-    base = base_of(workload.profile, workload.facts, measured_on, workload.precision or "fp32")
+    base = base_of(workload.profile, workload.facts, workload.precision or "fp32")
     own = 1.0 / example_s(workload.profile)
 
     def rate_of(kind: InstanceType) -> float | None:
@@ -291,7 +286,7 @@ def _table(rows: Sequence[_Row], from_s: float, now_s: float, *, with_rates: boo
             *(figures if with_rates else ()),
             NOTHING
             if (at := row.hazard) is None
-            else losses_text(24 * at.losses_per_hour, at.is_known),
+            else losses_text(24 * at.losses_per_hour, at.basis),
             age(price.age_s(now_s)) + stale,
             sparkline(row.series, from_s, now_s),
         )
@@ -344,8 +339,8 @@ def _offer(row: _Row, now_s: float) -> dict[str, Any]:
             "high": hazard.high,
             "vm_hours": hazard.vm_hours,
             "losses": hazard.losses,
-            "published_per_hour": hazard.published_per_hour,
-            "is_known": hazard.is_known,
+            "prior_per_hour": hazard.prior_per_hour,
+            "basis": hazard.basis,
         },
         "history": [
             {"since": p.since_s, "seen": p.seen_s, "usd_per_hour": p.usd_per_hour}

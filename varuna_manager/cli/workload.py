@@ -56,6 +56,18 @@ def read_workload(
     return replace(workload, **changes)
 
 
+def read_json(path: Path) -> Any:
+    """Return what a JSON file holds.
+
+    Raises:
+        ConfigError: It cannot be read, or is not JSON.
+    """
+    try:
+        return json.loads(read_text(path))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path.name}: is not JSON: {error}; fix the file") from error
+
+
 def size_bytes(option: str, gib: float) -> int:
     """Return the bytes of an option in GiB.
 

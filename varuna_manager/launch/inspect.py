@@ -252,7 +252,10 @@ def run_tool(
             raise ConfigError(failure["error"])
         raise ToolError(failure["error"])
     if "No module named 'torch'" in stderr:
-        raise ToolError(f"{name} needs torch here; pip install 'spottrain[train]'")
+        raise ToolError(
+            f"{name}: job files need torch here: pip install 'spottrain[train]'; 'spottrain plan' "
+            "takes a model's --params or config.json without it"
+        )
     last = (stderr.strip().splitlines() or ["no message"])[-1]
     raise ToolError(f"{name}: ended with {done.returncode}: {last}")
 

@@ -34,7 +34,6 @@ from spottrain.gpus.builds import (
     choose_build,
 )
 from spottrain.gpus.find import VmDevices, find_devices
-from spottrain.machine import is_cpu
 from spottrain.pricing.prices.catalogue import catalogue
 from spottrain.pricing.prices.history import HistoryError
 from spottrain.pricing.ranking.quotas import with_quotas
@@ -137,30 +136,11 @@ def check_here(config: JobConfig) -> str:
     return f"computes on {found.name}"
 
 
-def check_measuring(config: JobConfig, measured_on: str | None) -> None:
-    """Check that a profile of this machine says something about a cloud's GPUs.
-
-    Args:
-        config: The job.
-        measured_on: The GPU of the catalogue that this machine's GPU equals, if the user
-            says so.
-
-    Raises:
-        ConfigError: This machine has no GPU, or none that the catalogue knows.
-    """
+def has_known_gpu(config: JobConfig) -> bool:
+    """Return whether measuring a job here says something about a cloud's GPUs."""
     found = find_devices(config.device, "", 1, job=config.name, precision=config.precision)
-    how = (
-        "a launch measures on the first VM; to plan before, name a profile of a GPU as "
-        "'profile' in the job file"
-    )
-    if not isinstance(found, VmDevices) or is_cpu(found.name):
-        raise ConfigError(f"{config.name} trains on GPUs, and this machine has none: {how}")
-    known = catalogue().gpu_of(found.name)
-    if measured_on is None and (known is None or not known.compute_capability):
-        raise ConfigError(
-            f"{config.name} trains on GPUs, and none is known by the name of this "
-            f"machine's, {found.name}: {how}, or with --measured-on the GPU that it equals"
-        )
+    known = catalogue().gpu_of(found.name) if isinstance(found, VmDevices) else None
+    return known is not None and known.compute_capability > 0
 
 
 def check_build(config: JobConfig) -> list[str]:

@@ -13,7 +13,7 @@ from spottrain.cloud.port.provider import Offer
 from spottrain.errors import ConfigError
 from spottrain.machine import cores, is_cpu
 from spottrain.pricing.prices.catalogue import Catalogue, GpuType, catalogue
-from spottrain.pricing.prices.hazard import Hazards
+from spottrain.pricing.prices.hazard import Basis, Hazards
 from spottrain.pricing.prices.history import History
 from spottrain.pricing.prices.place import place_of
 from spottrain.pricing.prices.price import fresh, offers
@@ -81,9 +81,10 @@ def obtainability(offer: Offer, hazards: Hazards) -> float | None:
     return hazards.obtainability(place_of(offer)) if offer.spot else None
 
 
-def losses_known(offer: Offer, hazards: Hazards) -> bool:
-    """Return whether interruptions of an offer were published or observed."""
-    return not offer.spot or hazards.of(place_of(offer)).is_known
+def losses_basis(offer: Offer, hazards: Hazards) -> Basis:
+    """Return what the interruptions of an offer rest on; that on-demand VMs have none is
+    assumed."""
+    return hazards.of(place_of(offer)).basis if offer.spot else "assumed"
 
 
 def own_market(
@@ -134,7 +135,7 @@ def own_market(
                 offer=offer,
                 machine=replace(shape, is_gpu=on_gpus or shape.is_gpu),
                 losses_per_hour=losses_per_hour(offer, hazards),
-                losses_known=losses_known(offer, hazards),
+                losses_basis=losses_basis(offer, hazards),
                 boot_s=zone.boot_s,
                 max_vms=zone.capacity if spot else None,
                 is_estimate=shape.speed != 1.0 or not is_measured,
@@ -238,7 +239,7 @@ def priced_offer(offer: Offer, base: MeasuredOn, hazards: Hazards, facts: Catalo
         offer=offer,
         machine=machine,
         losses_per_hour=losses_per_hour(offer, hazards),
-        losses_known=losses_known(offer, hazards),
+        losses_basis=losses_basis(offer, hazards),
         obtainability=obtainability(offer, hazards),
         boot_s=BOOT_S,
         is_estimate=measured is None,
@@ -248,39 +249,31 @@ def priced_offer(offer: Offer, base: MeasuredOn, hazards: Hazards, facts: Catalo
 def base_of(
     profile: Profile,
     facts: ModelFacts,
-    measured_on: str | None = None,
     precision: Precision = "fp32",
     *,
     on_cpus: bool = False,
     others: tuple[Profile, ...] = (),
 ) -> MeasuredOn:
-    """Return what a job was measured on.
+    """Return what a job was measured on, or estimated on.
 
     Args:
         profile: Names the device.
         facts: The model.
-        measured_on: The GPU of the catalogue that the device equals, if its name is none.
         precision: Of the job's matrix multiplications.
         on_cpus: The job trains on CPUs: one that the catalogue does not know is taken for
             the slowest that it knows.
         others: Further profiles of the model.
 
     Raises:
-        ConfigError: There is no such GPU; or the device cannot be compared with others.
+        ConfigError: The device cannot be compared with others.
     """
     known = catalogue()
-    gpu = known.gpu_of(measured_on or profile.device)
-    if gpu is None and measured_on is not None:
-        raise ConfigError(
-            f"--measured-on: no such GPU: got {measured_on}; take one of {', '.join(known.gpus)}"
-        )
-    named = known.gpu_of(profile.device)
-    on_cpu = is_cpu(profile.device) if named is None else not named.compute_capability
+    gpu = known.gpu_of(profile.device)
+    on_cpu = is_cpu(profile.device) if gpu is None else not gpu.compute_capability
     if on_cpu and not on_cpus:
-        option = "" if measured_on is None else "--measured-on: "
         raise ConfigError(
-            f"{option}the profile was measured on a CPU, {profile.device}, which says "
-            "nothing about GPUs; give a profile that was measured on a GPU"
+            f"the profile was measured on a CPU, {profile.device}, which says nothing about "
+            "GPUs; give one that was measured on a GPU, or none: then it is estimated"
         )
     if gpu is not None and bool(gpu.compute_capability) == on_cpus:
         gpu = None
@@ -289,7 +282,8 @@ def base_of(
     if gpu is None:
         raise ConfigError(
             f"the profile was measured on {profile.device}, which has no published peak "
-            "to compare clouds' GPUs with; name the GPU that it equals with --measured-on"
+            "to compare clouds' GPUs with; give one that was measured on one of "
+            f"{', '.join(known.gpus)}"
         )
     work = work_of(facts, precision, profile)
     return MeasuredOn(gpu=gpu, work=work, profile=profile, others=others)

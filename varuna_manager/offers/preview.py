@@ -37,15 +37,22 @@ from spottrain.pricing.ranking.rank import (
     greedy_fleet,
     rank,
 )
-from spottrain.units import counted
+from spottrain.units import HOUR_S, counted
 from spottrain.varuna_manager.config.clouds import DISK_GIB
 from spottrain.varuna_manager.config.job import JobConfig
-from spottrain.varuna_manager.core.planning import plan_inputs
-from spottrain.varuna_manager.format import dollars, duration, number
+from spottrain.varuna_manager.core.planning import MORPH_COST_S, plan_inputs
+from spottrain.varuna_manager.format import duration, number
 from spottrain.varuna_manager.jobs.folder import job_dir
 from spottrain.varuna_manager.jobs.profiles import known_profiles
 from spottrain.varuna_manager.jobs.vm_history import ingest_journals, open_history
 from spottrain.varuna_manager.launch.submit import check_budget, job_settings
+from spottrain.varuna_manager.offers.estimates import (
+    NO_END,
+    NO_LIMITS,
+    PlanLimits,
+    doubts,
+    money_ends,
+)
 from spottrain.varuna_manager.offers.live import rank_live
 from spottrain.varuna_manager.offers.market import (
     JobMarket,
@@ -61,8 +68,6 @@ from spottrain.varuna_manager.reporting.documents import SCHEMA_VERSION, candida
 from spottrain.varuna_manager.reporting.utilisation import minibatch_use, use_view
 from spottrain.wire.model import LoaderSpec, ModelFacts, Precision, Profile
 
-NO_END = 1e15
-"""Examples of a job without an end: what is paid once does not count."""
 SHOWN_EXAMPLES = 1e6
 """Examples that time and cost are shown for, of a job without an end."""
 DEFAULT_GPUS = 64
@@ -76,10 +81,10 @@ class SearchScope:
     clouds: tuple[str, ...] = ()
     offline: bool = False
     """Do not ask clouds for the current prices of the best offers."""
-    measured_on: str | None = None
-    """The GPU of the catalogue that the profile's device equals."""
     exact: int = EXACT
     """Offers whose plan is computed, see ``rank``."""
+    gpus: int | None = None
+    """Kinds of GPU whose best offer is planned, the most promising ones; None: all."""
     stale: bool = False
     """Also compare the plan with that of gradients that are stale by one mini-batch."""
 
@@ -168,7 +173,9 @@ def preview_job(
     ours = [r.priced for r in ranking.rows if r.priced.offer.cloud in clouds]
     best = rank(ours, throughputs, terms, exact=scope.exact)
     document = _preview(config, inputs, best, terms, scope)
-    bests = _bests(ranking, throughputs, terms)
+    bests = _bests(ranking, throughputs, terms, scope)
+    if best.best is not None and (known := gpu_of(best.best.priced.offer)) is not None:
+        document |= doubts(profile, known.name, best.best, ranking, throughputs, terms)
     return document | ranking_view(ranking, now_s, warnings, bests, terms.examples)
 
 
@@ -248,10 +255,8 @@ def exceeded(config: JobConfig, document: Mapping[str, Any], now_s: float) -> li
     usd, train_s = document["usd"], document["train_s"]
     found = []
     if config.budget.max_usd is not None and usd > config.budget.max_usd:
-        found.append(
-            f"budget.max_usd: the plan costs {dollars(usd)}, more than "
-            f"{dollars(config.budget.max_usd)}; raise it or train fewer steps"
-        )
+        ends = money_ends(config.budget.max_usd, usd, config.steps)
+        found.append(f"budget.max_usd: {ends}; raise it or train fewer steps")
     deadline_s = config.slo.deadline_s(now_s)
     if deadline_s is not None and now_s + train_s > deadline_s:
         key = "slo.deadline" if config.slo.max_hours is None else "slo.max_hours"
@@ -295,12 +300,15 @@ def _is_capped(ranking: Ranking, terms: RankingTerms) -> bool:
 
 
 def _bests(
-    ranking: Ranking, throughputs: throughput.ThroughputCache, terms: RankingTerms
+    ranking: Ranking,
+    throughputs: throughput.ThroughputCache,
+    terms: RankingTerms,
+    scope: SearchScope,
 ) -> tuple[tuple[str, RankedOffer], ...]:
     """Return the best offer of each kind of GPU, if clouds are among the offers."""
     if not any(row.priced.offer.cloud in CLOUDS for row in ranking.rows):
         return ()
-    return best_of_each(ranking, _gpu_name, throughputs, terms)
+    return best_of_each(ranking, _gpu_name, throughputs, terms, scope.gpus)
 
 
 def _gpu_name(priced: Priced) -> str:
@@ -335,11 +343,12 @@ def preview_workload(
     scope: SearchScope,
     precision: Precision | None,
     steps: int | None = None,
+    limits: PlanLimits = NO_LIMITS,
 ) -> dict[str, Any]:
     """Return the plan for a workload on hypothetical machines, and what it beat.
 
     With clouds in ``scope``: the ranking of all their offers on fleets of up to as many
-    GPUs, and the plan of the best of these fleets.
+    GPUs, and the plan of the best of these fleets that is within the limits, if one is.
 
     Args:
         name: Of the workload's file.
@@ -348,6 +357,7 @@ def preview_workload(
         scope: Which clouds to ask.
         precision: Of its matrix multiplications; None: unknown.
         steps: Length of the job; None: it has no end.
+        limits: Of a job that has an end.
 
     Raises:
         ConfigError: A cloud or GPU that the catalogue does not know.
@@ -364,17 +374,20 @@ def preview_workload(
         return document | _stale_view(inputs, choice, scope)
     job, gpus = replace(inputs, slots=()), len(inputs.slots)
     examples = NO_END if steps is None else float(steps * inputs.minibatch_size)
-    terms = RankingTerms(examples=examples, max_vms=gpus, max_gpus=gpus)
+    terms = RankingTerms(
+        examples=examples, max_vms=gpus, max_gpus=gpus, morph_s=MORPH_COST_S, lag_steps=None
+    )
     throughputs = throughput.ThroughputCache(job)
     now_s = time.time()
     with open_history() as history:
         warnings = list(ingest_journals(history))
         market = _others(job, history, now_s, scope, precision or "fp32")
         ranking, more = _rank(market.offers, throughputs, terms, history, now_s, scope)
-    bests = _bests(ranking, throughputs, terms)
+    bests = _bests(ranking, throughputs, terms, scope)
     names: dict[str, str] = {}
     if bests:
-        gpu, best = bests[0]
+        gpu, best = next((one for one in bests if _keeps(one[1], examples, limits)), bests[0])
+        document |= doubts(inputs.profile, gpu, best, ranking, throughputs, terms)
         offer, machine = best.priced.offer, best.priced.machine
         assert machine is not None
         inputs = throughputs.inputs_of(machine, best.vms, offer.usd_per_hour)
@@ -389,6 +402,12 @@ def preview_workload(
         | _stale_view(inputs, choice, scope)
         | ranking_view(ranking, now_s, lines, bests, shown)
     )
+
+
+def _keeps(row: RankedOffer, examples: float, limits: PlanLimits) -> bool:
+    assert row.worth is not None
+    hours = examples / row.worth.net_examples_per_s / HOUR_S
+    return not limits.exceeded(examples / row.worth.examples_per_usd, hours, 1)
 
 
 def _choice_view(
@@ -527,7 +546,6 @@ def _own(
     base = base_of(
         profile,
         facts,
-        scope.measured_on,
         config.precision,
         on_cpus=config.device == "cpu",
         others=_measured(facts, config.loader_spec),
@@ -568,7 +586,6 @@ def _others(
     base = base_of(
         inputs.profile,
         inputs.facts,
-        scope.measured_on,
         precision,
         others=_measured(inputs.facts, inputs.profile.loader),
     )

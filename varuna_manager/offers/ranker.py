@@ -215,7 +215,7 @@ class OfferRanker:
                 offer=offer,
                 machine=machine_as_offered(offer, offer.gpus, speed),
                 losses_per_hour=market.losses_per_hour(offer, hazards),
-                losses_known=market.losses_known(offer, hazards),
+                losses_basis=market.losses_basis(offer, hazards),
                 obtainability=market.obtainability(offer, hazards),
                 boot_s=market.BOOT_S if offer.cloud in CLOUDS else 0.0,
             )

@@ -10,6 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from spottrain.pricing.prices.hazard import Basis
 from spottrain.pricing.ranking.rank import OfferScore, RankedOffer, Ranking
 from spottrain.units import HOUR_S, counted
 from spottrain.varuna_manager.format import NOTHING, age, dollars, duration, number
@@ -81,7 +82,7 @@ def _row_view(row: RankedOffer, now_s: float) -> dict[str, Any]:
         "observed_at": offer.observed_at_s,
         "age_s": max(0.0, now_s - offer.observed_at_s),
         "losses_per_hour": _finite(row.priced.losses_per_hour),
-        "losses_known": row.priced.losses_known,
+        "losses_basis": row.priced.losses_basis,
         "obtainability": row.priced.obtainability,
         "lost_share": worth and _lost_share(worth),
         "vms": row.vms,
@@ -179,7 +180,8 @@ def ranking_parts(
     usable = [row for row in view["offers"] if not row["why_not"]]
     if "by_gpu" in view and not (explain or every):
         yield _gpu_table(view["by_gpu"])
-        yield f"         for {view['examples']:,.0f} examples; ~ marks estimates"
+        of = f"{view['tokens']:,} tokens in " if "tokens" in view else ""
+        yield f"         for {of}{view['examples']:,.0f} examples; ~ marks estimates"
         yield f"         every usable offer ({len(usable)}) with --all"
     else:
         shown = view["offers"] if explain else usable
@@ -212,19 +214,19 @@ def _gpu_table(rows: Sequence[dict[str, Any]]) -> Table:
             _figure(row, "examples_per_s"),
             _figure(row, "examples_per_usd"),
             f"{mark}{dollars(row['fleet_usd_per_hour'])}",
-            duration(row["hours"] * HOUR_S),
-            f"{mark}{dollars(total)}",
-            losses_text(row["losses"], row["losses_known"]),
+            f"{'~' if row['is_estimate'] else ''}{duration(row['hours'] * HOUR_S)}",
+            f"{'~' if row['is_estimate'] else mark}{dollars(total)}",
+            losses_text(row["losses"], row["losses_basis"]),
             age(row["age_s"]),
         )
     return table
 
 
-def losses_text(losses: float, is_known: bool) -> str:
-    """Return expected interruptions for people, and whether anything is known of them."""
-    # A published rate of one loss in two years is not none.
-    figure = f"{losses:.1g}" if 0 < losses < 0.05 else number(losses, 2)
-    return figure if is_known else f"unknown: planned with {figure}"
+def losses_text(losses: float, basis: Basis) -> str:
+    """Return expected interruptions for people, and what they rest on."""
+    if not losses:
+        return NOTHING
+    return f"{number(losses, 2)} {basis}"
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> Table:
@@ -239,7 +241,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> Table:
             "spot" if row["spot"] else "on demand",
             dollars(row["usd_per_hour"]),
             age(row["age_s"]),
-            NOTHING if losses is None else losses_text(24 * losses, row["losses_known"]),
+            NOTHING if losses is None else losses_text(24 * losses, row["losses_basis"]),
             _percent(row["lost_share"]),
             _percent(row["obtainability"]),
             str(row["vms"]),

@@ -292,8 +292,13 @@ def merged(candidates: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(rows.values())
 
 
-def candidates_table(candidates: Iterable[dict[str, Any]]) -> Table:
-    """Return a table of candidate plans from ``documents.candidate_view``."""
+def candidates_table(candidates: Iterable[dict[str, Any]], mark: str = "") -> Table:
+    """Return a table of candidate plans from ``documents.candidate_view``.
+
+    Args:
+        candidates: The plans.
+        mark: Before figures that rest on the profile: ``~`` if it is an estimate.
+    """
     rows = list(candidates)
     # Columns of GPUs, which have a memory of their own beside their VM's.
     on_gpus = any(plan.get("host_stage_bytes") for plan in rows)
@@ -319,9 +324,9 @@ def candidates_table(candidates: Iterable[dict[str, Any]]) -> Table:
             execution_line(plan),
             str(plan["microbatch_size"]),
             str(plan["unused_slots"]),
-            fmt.predicted_time(plan["step_s"], plan["max_step_s"]),
-            most + fmt.number(plan["examples_per_s"], 1),
-            least + fmt.dollars(plan["usd_per_million_examples"]),
+            mark + fmt.predicted_time(plan["step_s"], plan["max_step_s"]),
+            mark + most + fmt.number(plan["examples_per_s"], 1),
+            mark + least + fmt.dollars(plan["usd_per_million_examples"]),
             _of(plan["stage_bytes"], plan["device_bytes"]),
             *there,
             Text(plan["why_not"] or "chosen"),
@@ -384,9 +389,11 @@ def preview_parts(preview: dict[str, Any], explain: bool) -> Iterator[Renderable
         f"{preview['microbatch_size']}"
     )
     candidates = merged(preview["candidates"])
-    yield candidates_table(candidates if explain else candidates[:SHORT_TABLE])
-    if not explain and len(candidates) > SHORT_TABLE:
-        yield f"         {len(candidates) - SHORT_TABLE} more with --explain"
+    is_estimate = preview["profile_origin"] == "estimated"
+    mark, few = ("~", 1) if is_estimate else ("", SHORT_TABLE)
+    yield candidates_table(candidates if explain else candidates[:few], mark)
+    if not explain and len(candidates) > few:
+        yield f"         {len(candidates) - few} more with --explain"
     if preview["plan"] is None:
         yield f"plan     none: {preview['why_not']}"
         return
@@ -403,8 +410,8 @@ def preview_parts(preview: dict[str, Any], explain: bool) -> Iterator[Renderable
             longer = f" to {fmt.duration(preview['train_max_s'])}"
             more = f" to {fmt.dollars(preview['usd_max'])}"
         words += (
-            f": without interruptions {fmt.duration(preview['train_s'])}{longer} and "
-            f"{fmt.dollars(preview['usd'])}{more}{of} at {fmt.dollars(preview['usd_per_hour'])}/hour"
+            f": without interruptions {mark}{fmt.duration(preview['train_s'])}{longer} and "
+            f"{mark}{fmt.dollars(preview['usd'])}{more}{of} at {fmt.dollars(preview['usd_per_hour'])}/hour"
         )
     yield words
     if (spread := preview["profile_spread"]) is not None:
@@ -416,11 +423,23 @@ def preview_parts(preview: dict[str, Any], explain: bool) -> Iterator[Renderable
             f"was measured, and times varied by {spread:.0%}"
         )
     if compute := use_line(preview):
-        yield f"compute  {compute}"
+        yield f"compute  {mark}{compute}"
+    for number, line in enumerate(preview.get("rests_on", ())):
+        yield f"{'' if number else 'rests on':9}{line}"
+    if changes := preview.get("changes"):
+        yield _changes_table(changes)
     if (forecast := preview.get("forecast")) is not None:
         yield f"forecast {forecast['reason']}"
     if "stale_by_one" in preview:
         yield _stale_line(preview["stale_by_one"])
+
+
+def _changes_table(changes: Iterable[dict[str, Any]]) -> Table:
+    table = columns("WHAT WOULD CHANGE IT", "r:TIME", "r:COST")
+    for row in changes:
+        time, cost = fmt.duration(row["hours"] * HOUR_S), fmt.dollars(row["usd"])
+        table.add_row(row["change"], f"~{time}", f"~{cost}")
+    return table
 
 
 def _stale_line(stale: dict[str, Any]) -> str:

@@ -78,6 +78,9 @@ class SectionFacts:
     flops_per_example: int | None = None
     """Matrix multiplications of one forward over one example, see
     ``morphing.plan.flops``; ``None``: unknown, as in facts written before it was kept."""
+    saved_bytes_per_example: int | None = None
+    """Tensors that autograd keeps from a forward over one example for its backward, without
+    parameters, in the types in which the model is built; ``None``: unknown."""
 
     @property
     def trained_bytes(self) -> int:
@@ -384,10 +387,11 @@ class Profile:
     """Device memory that is taken before the first tensor."""
     loader: LoaderSpec = AUTO_LOADER
     """The loader processes that workers were to have when it was measured."""
-    origin: Literal["measured", "derived", "written"] = "measured"
-    """``derived``: from a measured one by a declared ratio; ``written``: by hand."""
+    origin: Literal["measured", "derived", "written", "estimated"] = "measured"
+    """``derived``: from a measured one by a declared ratio; ``written``: by hand;
+    ``estimated``: from the model's facts and the roofline of a GPU."""
     sources: tuple[str, ...] = ()
-    """Sources of the numbers of a derived or written profile."""
+    """Sources of the numbers of a profile that was not measured."""
     schema_version: int = SCHEMA_VERSION
 
     @property

@@ -9,14 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spottrain.cloud.port.provider import SpotPool
+from spottrain.pricing.prices.catalogue import catalogue
 from spottrain.pricing.prices.hazard import (
     BANDS,
+    MOST_APART,
     PRIOR_VM_HOURS,
     UNKNOWN_PER_HOUR,
     Hazards,
     ObservedHours,
     _bounds,
     band_per_hour,
+    usual_per_hour,
 )
 from spottrain.pricing.prices.place import Place
 
@@ -40,19 +43,39 @@ def test_a_band_is_a_share_lost_in_a_month() -> None:
         band_per_hour(len(BANDS))
 
 
-def test_without_observations_the_published_rate_counts() -> None:
-    hazard = Hazards([], BANDED).of(HERE)
-    assert hazard.losses_per_hour == pytest.approx(band_per_hour(1))
+def expected(place: Place, bands: dict[tuple[str, str, str], int] = BANDED) -> float:
+    return Hazards([], bands).of(place).losses_per_hour
+
+
+def test_without_observations_the_gpu_counts() -> None:
+    hazard = Hazards([], {}).of(HERE)
+    assert hazard.losses_per_hour == pytest.approx(usual_per_hour(HERE))
+    assert 24 * usual_per_hour(HERE) == catalogue().gpus["A100"].losses_per_day
+    assert usual_per_hour(HERE._replace(instance_type="own")) == UNKNOWN_PER_HOUR
     assert (hazard.vm_hours, hazard.losses) == (0.0, 0)
 
 
-def test_where_nothing_is_known_more_is_planned_with_than_the_worst_published() -> None:
-    hazard = Hazards([], BANDED).of(FAR)
-    assert hazard.losses_per_hour == pytest.approx(UNKNOWN_PER_HOUR)
-    assert hazard.losses_per_hour > band_per_hour(4)
-    assert not hazard.is_known
-    assert Hazards([], BANDED).of(HERE).is_known
-    assert Hazards([seen(FAR, 1.0, 0)], BANDED).of(FAR).is_known
+def test_a_cloud_s_bands_say_which_of_its_places_are_interrupted_more() -> None:
+    bands = {**BANDED, ("aws", "us-west-2", "p4d.24xlarge"): 3, ("aws", "x", "p4d.24xlarge"): 2}
+    assert expected(HERE, bands) < usual_per_hour(HERE) < expected(FAR, bands)
+    ratio = band_per_hour(3) / band_per_hour(1)
+    assert expected(FAR, bands) / expected(HERE, bands) == pytest.approx(ratio)
+
+
+@given(st.dictionaries(st.sampled_from(["us-east-1", "us-west-2", "a", "b"]), st.integers(0, 4)))
+def test_publishing_moves_an_estimate_by_no_more_than_a_bound(bands: dict[str, int]) -> None:
+    """So clouds that publish and clouds that do not are comparable."""
+    rate = expected(HERE, {("aws", region, HERE.instance_type): b for region, b in bands.items()})
+    usual = usual_per_hour(HERE)
+    assert usual / MOST_APART <= rate * (1 + 1e-9)
+    assert rate <= usual * MOST_APART * (1 + 1e-9)
+
+
+def test_a_rate_says_what_it_rests_on() -> None:
+    assert Hazards([], BANDED).of(FAR).basis == "assumed"
+    assert Hazards([], BANDED).of(HERE).basis == "published"
+    assert Hazards([seen(FAR, 1.0, 0)], BANDED).of(FAR).basis == "measured"
+    assert Hazards([seen(FAR, 1.0, 0)], BANDED).of(FAR._replace(zone="b")).basis == "measured"
 
 
 def test_bounds_hold_the_rates_of_recorded_groups_until_there_are_observations() -> None:
@@ -64,15 +87,17 @@ def test_bounds_hold_the_rates_of_recorded_groups_until_there_are_observations()
 
 
 def test_a_few_losses_of_our_own_outweigh_the_published_rate() -> None:
-    """20 losses in 200 VM-hours, as in traces of 2021; published: one in 9,400."""
+    """20 losses in 200 VM-hours, as in traces of 2021."""
     hazard = Hazards([seen(HERE, 200.0, 20)], BANDED).of(HERE)
-    assert hazard.losses_per_hour == pytest.approx(20 / 224, rel=0.01)
+    before = PRIOR_VM_HOURS * usual_per_hour(HERE)
+    assert hazard.losses_per_hour == pytest.approx((20 + before) / 224)
     assert hazard.low < 0.1 < hazard.high
 
 
 def test_losses_of_a_zone_count_for_other_zones_of_its_region_only() -> None:
     hazards = Hazards([seen(HERE, 100.0, 10)], BANDED)
-    assert hazards.of(BESIDE).losses_per_hour == pytest.approx(10 / 124, rel=0.01)
+    before = PRIOR_VM_HOURS * usual_per_hour(HERE)
+    assert hazards.of(BESIDE).losses_per_hour == pytest.approx((10 + before) / 124)
     assert hazards.of(FAR) == Hazards([], BANDED).of(FAR)
 
 
@@ -134,13 +159,17 @@ def said(zone: str, losses_per_hour: float | None, score: float | None) -> SpotP
     )
 
 
-def test_what_a_cloud_says_of_a_zone_or_region_is_the_prior() -> None:
-    pools = [said(HERE.zone, 0.02, 0.4), said(HERE.region, 0.07, None)]
-    hazards = Hazards([], BANDED, pools)
-    assert hazards.of(HERE).losses_per_hour == pytest.approx(0.02)
-    assert hazards.of(BESIDE).losses_per_hour == pytest.approx(0.07)
-    assert hazards.of(FAR).losses_per_hour == pytest.approx(UNKNOWN_PER_HOUR)
-    assert hazards.of(HERE).is_known
+def prior(hazards: Hazards, place: Place) -> float:
+    return hazards.of(place).losses_per_hour / usual_per_hour(place)
+
+
+def test_what_a_cloud_says_of_a_zone_or_region_moves_the_prior() -> None:
+    pools = [said(HERE.zone, 0.02, 0.4), said(HERE.region, 0.06, None)]
+    hazards = Hazards([], {}, pools)
+    assert prior(hazards, HERE) == pytest.approx(0.02 / 0.04)
+    assert prior(hazards, BESIDE) == pytest.approx(0.06 / 0.04)
+    assert prior(hazards, FAR) == pytest.approx(1.0)
+    assert hazards.of(HERE).basis == "published"
     assert hazards.obtainability(HERE) == 0.4
     assert hazards.obtainability(BESIDE) is None
 
@@ -148,15 +177,15 @@ def test_what_a_cloud_says_of_a_zone_or_region_is_the_prior() -> None:
 def test_of_a_region_as_a_whole_the_mean_of_its_zones_is_known() -> None:
     pools = [said(HERE.zone, 0.02, 0.4), said(BESIDE.zone, 0.04, None)]
     region = HERE._replace(zone=HERE.region)
-    hazards = Hazards([], BANDED, pools)
-    assert hazards.of(region).losses_per_hour == pytest.approx(0.03)
+    hazards = Hazards([], {}, pools)
+    assert prior(hazards, region) == pytest.approx(0.03 / 0.03)
     assert hazards.obtainability(region) == 0.4
-    assert hazards.of(BESIDE).losses_per_hour == pytest.approx(0.04)
-    whole = said(HERE.region, 0.07, None)  # what is said of it outdoes the mean
-    stated = Hazards([], BANDED, [*pools, whole]).of(region)
-    assert stated.losses_per_hour == pytest.approx(0.07)
+    assert prior(hazards, BESIDE) == pytest.approx(0.04 / 0.03)
+    whole = said(HERE.region, 0.08, None)  # what is said of it outdoes the mean
+    assert prior(Hazards([], {}, [*pools, whole]), region) == pytest.approx(0.08 / 0.04)
 
 
 def test_a_score_alone_leaves_the_published_band() -> None:
-    hazard = Hazards([], BANDED, [said(HERE.zone, None, 0.4)]).of(HERE)
-    assert hazard.losses_per_hour == pytest.approx(band_per_hour(1))
+    hazards = Hazards([], BANDED, [said(HERE.zone, None, 0.4)])
+    assert hazards.of(HERE).basis == "published"
+    assert prior(hazards, HERE) == pytest.approx(1.0)  # the only band is the median

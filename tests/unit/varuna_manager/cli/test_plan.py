@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -259,13 +260,25 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
+@pytest.fixture
+def on_v100(tmp_path: Path) -> Path:
+    """A stated profile, as if of a GPU that the catalogue knows."""
+    workload = json.loads(SLOW.read_text())
+    workload["profile"]["device"] = "V100"
+    path = tmp_path / "v100.json"
+    path.write_text(json.dumps(workload))
+    return path
+
+
 def remember(home: Path, *prices: Price) -> None:
     with History(home / "market.sqlite") as history:
         history.record_prices(prices)
 
 
 @pytest.mark.rotated
-def test_clouds_offers_are_ranked_by_what_a_dollar_trains(run: Run, home: Path) -> None:
+def test_clouds_offers_are_ranked_by_what_a_dollar_trains(
+    run: Run, home: Path, on_v100: Path
+) -> None:
     now_s = time.time()
     spot = Price(
         cloud="aws",
@@ -280,8 +293,7 @@ def test_clouds_offers_are_ranked_by_what_a_dollar_trains(run: Run, home: Path) 
     )
     old = replace(spot, zone="us-east-1c", seen_s=now_s - 3e5, since_s=now_s - 3e5)
     remember(home, spot, replace(spot, zone="us-east-1b", usd_per_hour=1.125), old)
-    beside = ("--offline", "--measured-on", "V100")
-    asked = (SLOW, "--gpus", "16", "--clouds", "aws", *beside)
+    asked = (on_v100, "--gpus", "16", "--clouds", "aws", "--offline")
     code, out, err = run(*asked, "-o", "json")
     assert code == 0
     document = json.loads(out)
@@ -303,19 +315,67 @@ def test_clouds_offers_are_ranked_by_what_a_dollar_trains(run: Run, home: Path) 
 
 
 @pytest.mark.rotated
-def test_a_machine_without_a_gpu_is_not_measured_for_jobs_on_gpus(run: Run, home: Path) -> None:
-    code, _, err = run(PROFILES.parent / "gcp.yaml", "--offline")
-    assert code == 2
-    assert "a launch measures on the first VM" in " ".join(err.split())
+def test_a_job_on_gpus_is_estimated_where_this_machine_has_none(run: Run, home: Path) -> None:
+    code, out, err = run(PROFILES.parent / "aws.yaml", "--offline", "-o", "json")
+    assert code == 0
     assert "measuring" not in err
+    document = json.loads(out)
+    assert document["profile_origin"] == "estimated"
+    assert document["rests_on"]
+    assert document["exceeds"] == []
+    assert all(row["is_estimate"] for row in document["offers"])
+    assert list((home / "profiles").glob("*")) == []  # a launch measures
+
+
+def test_a_size_alone_is_planned_without_torch_and_checked_against_limits(home: Path) -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None; sys.argv[0] = 'spottrain'\n"
+        "from spottrain.varuna_manager.cli.main import main; main()"
+    )
+    asked = ["plan", "--params", "1e8", "--tokens", "1e9", "--gpus", "1", "--clouds", "gcp"]
+
+    def answer(*more: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", code, *asked, "--offline", *more]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    document = json.loads(answer("-o", "json").stdout)
+    best = document["by_gpu"][0]
+    assert document["profile_origin"] == "estimated"
+    assert document["tokens"] >= 1e9 > document["tokens"] - document["minibatch_size"] * 4096
+    assert {row["losses_basis"] for row in document["by_gpu"]} == {"assumed"}
+    assert "on demand" not in document["changes"][0]["change"]
+    short = answer("--max-usd", f"{best['total_usd'] / 4:.4f}")
+    assert short.returncode == 4
+    ends = re.search(r"the money ends at step ([\d,]+) of ([\d,]+)", short.stdout)
+    assert ends is not None
+    step, steps = (int(number.replace(",", "")) for number in ends.groups())
+    assert step == pytest.approx(steps / 4, abs=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "plan needs a job file, a model's config.json, or the size"),
+        (("--params", "7"), "--params: a model has 1e6 to 1e13 parameters: got 7"),
+        (("--params", "1e9", SLOW), "both describe a model"),
+        (("--params", "1e9", "--tokens", "-1"), "--tokens must be above 0"),
+        (("--params", "1e9", "--steps", "10"), "--steps, --facts, .* need a profile as JSON"),
+        ((SLOW, "--tokens", "1e9"), "belong to --params or a model's config.json"),
+    ],
+)
+def test_a_model_is_described_once(
+    run: Run, home: Path, arguments: tuple[str | Path, ...], message: str
+) -> None:
+    code, _, err = run(*arguments)
+    assert code == 2
+    assert re.search(message, " ".join(err.split()))
 
 
 @pytest.mark.rotated
 def test_without_credentials_dated_prices_serve_and_the_best_fleet_is_planned(
-    run: Run, home: Path
+    run: Run, home: Path, on_v100: Path
 ) -> None:
-    beside = ("--offline", "--measured-on", "V100", "--gpus", "8", "--steps", "1000")
-    asked = (SLOW, "--clouds", "aws,azure,gcp", *beside)
+    asked = (on_v100, "--clouds", "aws,azure,gcp", "--offline", "--gpus", "8", "--steps", "1000")
     code, out, _ = run(*asked, "-o", "json")
     assert code == 0
     document = json.loads(out)
@@ -343,14 +403,13 @@ def test_without_credentials_dated_prices_serve_and_the_best_fleet_is_planned(
     ("arguments", "message"),
     [
         (("--clouds", "aws,lunar"), "no such cloud: got lunar"),
-        (("--clouds", "aws", "--measured-on", "Z80"), "no such GPU: got Z80"),
         (("--clouds", "aws"), "which has no published peak"),
     ],
 )
 def test_clouds_that_cannot_be_compared_are_refused(
-    run: Run, home: Path, arguments: tuple[str, ...], message: str
+    run: Run, home: Path, on_v100: Path, arguments: tuple[str, ...], message: str
 ) -> None:
-    known = () if "no such cloud" not in message else ("--measured-on", "T4")
-    code, _, err = run(SLOW, "--gpus", "4", "--offline", *arguments, *known)
+    file = on_v100 if "no such cloud" in message else SLOW
+    code, _, err = run(file, "--gpus", "4", "--offline", *arguments)
     assert code == 2
     assert message in " ".join(err.split())

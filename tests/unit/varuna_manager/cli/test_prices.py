@@ -166,7 +166,8 @@ def test_losses_that_jobs_have_seen_count(run: Run, clouds: FakePrices) -> None:
     (offer,) = json.loads(out)["offers"]
     hazard = offer["hazard"]
     assert (hazard["losses"], hazard["vm_hours"]) == (10, pytest.approx(100))
-    assert hazard["losses_per_hour"] == pytest.approx(10 / 124, rel=0.01)
+    before = 24 * hazard["prior_per_hour"]
+    assert hazard["losses_per_hour"] == pytest.approx((10 + before) / 124)
     assert hazard["low"] < hazard["losses_per_hour"] < hazard["high"]
 
 

@@ -1,0 +1,211 @@
+"""Step times of published runs beside what is estimated of them: docs/estimates.md.
+
+Nothing in the estimates is fitted to these rows. ``expected`` is what was written down
+before any of them was computed. Each is planned as it ran: pipelines at their published
+depth, data parallel runs, FSDP too, as one stage, whatever memory that would take.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from spottrain.morphing.plan.choose import choose_plan
+from spottrain.morphing.plan.inputs import PlanInputs
+from spottrain.morphing.plan.profiles import on_network
+from spottrain.morphing.plan.transformer import TransformerShape
+from spottrain.pricing.prices.catalogue import catalogue
+from spottrain.pricing.ranking.estimate import estimated_profile
+from spottrain.pricing.ranking.machine import MachineShape
+from spottrain.pricing.ranking.throughput import like_devices
+from spottrain.wire.model import Precision
+
+GIB, ENDLESS_BYTES = 1 << 30, 1 << 50
+TEN_GBIT_S = 1.25e9
+NVLINK_BYTES_PER_S = {"A100-80GB": 300e9, "H100": 450e9}
+"""Each way, by their data sheets."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A published run."""
+
+    name: str
+    shape: TransformerShape
+    gpu: str
+    gpus: int
+    minibatch_size: int
+    step_s: float
+    expected: tuple[float, float]
+    """Of the estimated step time over the published one."""
+    precision: Precision = "bf16"
+    network_bytes_per_s: float
+    """Between any two GPUs: each counts as a VM."""
+    host_bytes: int = 0
+    """Of one VM; 0: no limit."""
+    microbatch_sizes: tuple[int, ...] = (1, 2, 4, 8, 16)
+    depth: int = 1
+
+
+def gpt(layers: int, hidden: int, heads: int, *, keeps_scores: bool = False) -> TransformerShape:
+    """Return a GPT-2 of 1,024 tokens, its vocabulary padded."""
+    return TransformerShape(
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        key_value_heads=heads,
+        head_size=hidden // heads,
+        feed_forward=4 * hidden,
+        is_gated=False,
+        vocabulary=50304,
+        context=1024,
+        is_tied=True,
+        has_positions=True,
+        has_biases=True,
+        keeps_scores=keeps_scores,
+    )
+
+
+LLAMA_3_8B = TransformerShape(
+    layers=32,
+    hidden=4096,
+    heads=32,
+    key_value_heads=8,
+    head_size=128,
+    feed_forward=14336,
+    is_gated=True,
+    vocabulary=128256,
+    context=8192,
+)
+VARUNA = {
+    "2.5B": (gpt(54, 1920, 20, keeps_scores=True), 2),
+    "8.3B": (gpt(72, 3072, 32, keeps_scores=True), 2),
+    "20B": (gpt(96, 4160, 40, keeps_scores=True), 1),
+}
+"""Shapes and micro-batches as in scripts/published_profiles.py."""
+TABLE_7 = {
+    ("2.5B", 27, 2): 116.8,
+    ("2.5B", 18, 3): 96.6,
+    ("2.5B", 9, 7): 70.1,
+    ("2.5B", 6, 10): 75.2,
+    ("8.3B", 36, 3): 140.3,
+    ("8.3B", 36, 2): 201.3,
+    ("8.3B", 36, 1): 390.0,
+    ("8.3B", 24, 4): 149.9,
+    ("8.3B", 24, 2): 280.4,
+    ("8.3B", 18, 6): 139.1,
+    ("8.3B", 18, 4): 203.1,
+    ("8.3B", 18, 3): 263.8,
+    ("20B", 49, 6): 139.3,
+}
+"""Varuna (EuroSys 2022), table 7, seconds by model, depth and width; of 20B: table 4."""
+
+
+def varuna(name: str, depth: int, width: int, step_s: float) -> Run:
+    """Return a run of Varuna: VMs with one V100 (PCIe) each, recompute, mini-batches of 8192."""
+    shape, microbatch_size = VARUNA[name]
+    return Run(
+        name=f"Varuna {name}, {depth}x{width}",
+        shape=shape,
+        gpu="V100-PCIE",
+        gpus=depth * width,
+        minibatch_size=8192,
+        step_s=step_s,
+        expected=(0.6, 1.0),
+        precision="fp16",
+        network_bytes_per_s=TEN_GBIT_S,
+        host_bytes=112 * GIB,
+        microbatch_sizes=(microbatch_size,),
+        depth=depth,
+    )
+
+
+def llm_c(name: str, shape: TransformerShape, gpu: str, examples: int, step_s: float) -> Run:
+    """Return a run of karpathy/llm.c: one machine of 8 GPUs; step times of its scripts."""
+    return Run(
+        name=f"llm.c GPT-2 {name}",
+        shape=shape,
+        gpu=gpu,
+        gpus=8,
+        network_bytes_per_s=NVLINK_BYTES_PER_S[gpu],
+        minibatch_size=examples,
+        step_s=step_s,
+        expected=(0.8, 1.2),
+    )
+
+
+def torchtitan(
+    name: str, gpu: str, gpus: int, batch: int, tokens: float, expected: tuple[float, float]
+) -> Run:
+    """Return a run of torchtitan: FSDP, tokens per second and GPU."""
+    return Run(
+        name=f"torchtitan Llama 3 8B, {name}",
+        shape=LLAMA_3_8B,
+        gpu=gpu,
+        gpus=gpus,
+        network_bytes_per_s=NVLINK_BYTES_PER_S[gpu],
+        minibatch_size=batch * gpus,
+        step_s=batch * LLAMA_3_8B.context / tokens,
+        expected=expected,
+    )
+
+
+RUNS = (
+    *(varuna(*key, step_s) for key, step_s in TABLE_7.items()),
+    llm_c("124M, 8 A100", gpt(12, 768, 12), "A100-80GB", 512, 0.300),
+    llm_c("350M, 8 A100", gpt(24, 1024, 16), "A100-80GB", 512, 0.820),
+    llm_c("774M, 8 A100", gpt(36, 1280, 20), "A100-80GB", 512, 1.7),
+    llm_c("1558M, 8 H100", gpt(48, 1600, 25), "H100", 1024, 2.80),
+    torchtitan("64 A100", "A100-80GB", 64, 1, 2973, (0.8, 1.3)),
+    # Its H100s have slower memory and 500 W instead of 700.
+    torchtitan("8 H100 at 500 W", "H100", 8, 2, 5762, (0.6, 1.0)),
+    torchtitan("8 H100 at 500 W, compiled", "H100", 8, 2, 6667, (0.7, 1.1)),
+)
+
+
+def estimate(run: Run) -> tuple[str, float]:
+    """Return the plan for a run, and its estimated step time."""
+    gpu = catalogue().gpus[run.gpu]
+    facts = run.shape.facts(run.name)
+    profile = estimated_profile(facts, gpu, run.precision, run.microbatch_sizes)
+    has_pipeline = run.depth > 1
+    machine = MachineShape(
+        gpus=1,
+        gpu_memory_bytes=gpu.memory_bytes if has_pipeline else ENDLESS_BYTES,
+        is_gpu=True,
+        memory_bytes=run.host_bytes,
+    )
+    if not has_pipeline:
+        profile = replace(profile, between_vms=profile.within_vm)
+    inputs = PlanInputs(
+        facts=facts,
+        profile=on_network(profile, run.network_bytes_per_s),
+        slots=like_devices(machine, run.gpus, 1.0),
+        minibatch_size=run.minibatch_size,
+        microbatch_size=None,
+        reduction="fast",
+        precision=run.precision,
+        wire="own" if run.precision == "fp32" else "bf16",
+    )
+    inputs = replace(inputs, pipeline_depth=run.depth, recompute=has_pipeline)
+    if has_pipeline:
+        inputs = replace(inputs, schedule="varuna")
+    choice = choose_plan(inputs)
+    assert choice.plan is not None, choice.why_not
+    return choice.plan.shape, choice.plan.predicted_step_s
+
+
+def main() -> None:
+    """Print a row for each run."""
+    print("| run | plan | published | estimated | ratio | expected |")
+    print("|---|---|---|---|---|---|")
+    for run in RUNS:
+        shape, step_s = estimate(run)
+        low, high = run.expected
+        print(
+            f"| {run.name} | {shape} | {run.step_s:.3g} s | {step_s:.3g} s | "
+            f"{step_s / run.step_s:.2f} | {low:g} to {high:g} |"
+        )
+
+
+if __name__ == "__main__":
+    main()
