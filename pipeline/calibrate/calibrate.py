@@ -155,15 +155,16 @@ def _user_code_failed(store: Store) -> bool:
 def section_shares(slots: Sequence[Slot], num_sections: int) -> list[range]:
     """Return the sections that each rank measures: even runs, none for a slot's second
     process."""
-    seen: set[Slot] = set()
-    computes = [not (slot in seen or seen.add(slot)) for slot in slots]  # type: ignore[func-returns-value]
-    count, shares, number = sum(computes), [], 0
-    for one in computes:
-        end = number + one
-        start = num_sections * number // count
-        shares.append(range(start, num_sections * end // count))
-        number = end
-    return shares
+    shares = iter(even_shares(num_sections, len(set(slots))))
+    return [range(0) if slot in slots[:rank] else next(shares) for rank, slot in enumerate(slots)]
+
+
+def even_shares(num_sections: int, count: int) -> list[range]:
+    """Divide sections into ``count`` runs that are as even as possible."""
+    return [
+        range(num_sections * rank // count, num_sections * (rank + 1) // count)
+        for rank in range(count)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
