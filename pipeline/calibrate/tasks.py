@@ -3,7 +3,8 @@
 The product's own executor trains mini-batches over the sections at hand, with the
 product's links to the neighbours. Every moment of a task that is not inside the user's
 forward or backward counts: fetching examples, counting bytes, bookkeeping, posting
-messages, being held up by receivers. Waiting for what has not arrived does not.
+messages, being held up by receivers. Waiting for what has not arrived does not, nor for the
+device, of which the host runs ahead.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -23,7 +24,7 @@ from spottrain.pipeline.base.tracking import TensorTracker
 from spottrain.pipeline.calibrate.sections import SectionBench
 from spottrain.pipeline.calibrate.statistics import sigma
 from spottrain.pipeline.comm.p2p import Arrival, Direction, PipelineLinks
-from spottrain.pipeline.devices.port import Device
+from spottrain.pipeline.devices.port import Device, Transfer
 from spottrain.pipeline.loader.prefetch import loaders_for
 from spottrain.pipeline.model.data import Microbatch, MicrobatchSource, make_batch
 from spottrain.pipeline.model.job import Batch
@@ -137,7 +138,7 @@ def time_tasks(
         spec.seed,
         _TaskMarks(clock),
         tracker,
-        bench.device,
+        cast(Device, _TimedDevice(bench.device, clock)),
         metrics=loaded.layout.metrics,
     )
     for step in range(_MINIBATCHES):
@@ -275,6 +276,24 @@ class _TimedTracker(TensorTracker):
 
     def backward(self, unit: Unit, run: Callable[[], None]) -> None:
         super().backward(unit, partial(self._clock.exclude, run))
+
+
+class _TimedDevice:
+    """A device whose clock excludes that the host waits for it."""
+
+    def __init__(self, device: Device, clock: _OverheadClock) -> None:
+        self._device, self._clock = device, clock
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._device, name)
+
+    def reach(self, mark: Any) -> None:
+        """Hold the host, as the device does."""
+        self._clock.exclude(partial(self._device.reach, mark))
+
+    def finish(self, transfer: Transfer) -> torch.Tensor:
+        """Hold the host, as the device does."""
+        return self._clock.exclude(partial(self._device.finish, transfer))
 
 
 class TimedLinks(PipelineLinks):

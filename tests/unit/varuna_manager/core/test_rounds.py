@@ -1,4 +1,4 @@
-"""Rounds of measuring, event by event; profiles that make them needless."""
+"""Rounds of preparation, event by event; profiles that make them needless."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ import pytest
 from tests.builders import (
     checkpoint_name,
     checkpoint_saved,
+    model_facts,
+    section_facts,
     slots_of,
 )
 from tests.unit.varuna_manager.story import FACTS, PROFILE, Story
 
 from spottrain.morphing.plan.profiles import BETWEEN_AS_WITHIN
+from spottrain.varuna_manager.core.generation import SILENCE_BOUND_S, SLOWEST_BYTES_PER_S
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
-from spottrain.varuna_manager.core.model.records import Round
+from spottrain.varuna_manager.core.model.records import GenerationPhase, Round
 from spottrain.varuna_manager.core.rounds import RETRY_PAUSE_S
 from spottrain.wire import messages
 
@@ -277,3 +280,71 @@ def test_a_job_that_only_measures_writes_no_weights_and_ends_with_its_profile() 
     assert story.state.outcome is not None
     assert story.state.outcome.kind == "succeeded"
     assert story.emitted(c.TerminateVms)
+
+
+# --- First weights, and limits that know the size -------------------------------------------
+
+LARGE = model_facts(section_facts(k, param_bytes=2 * 10**9) for k in range(16))
+"""8 billion parameters."""
+
+
+def test_every_vm_writes_its_share_of_a_large_models_first_weights() -> None:
+    story = Story(facts=LARGE, boot_wait_s=30.0)
+    story.start()
+    story.boot("a", "b", "c", "d")
+
+    assert taking_part(story) == [("a", 0), ("b", 0), ("c", 0), ("d", 0)]
+    assert story.state.activity == "writing the first weights"
+    story.open_round()
+    assert set(story.sent(messages.Initialise)) == set("abcd")
+    story.report("c", messages.SectionPrepared(generation=-1, section=8))
+    assert story.state.activity == "writing the first weights (1 of 16)"
+    story.report("a", checkpoint_saved(0))
+    assert round_of(story).purpose == "measurement"
+
+
+@pytest.mark.parametrize("purpose", ["first weights", "measurement"])
+def test_a_round_may_take_any_time_as_long_as_it_gets_on(purpose: str) -> None:
+    story = Story(facts=LARGE)
+    story.start()
+    story.boot("a", "b", "c", "d")
+    if purpose == "measurement":
+        story.write_first_weights()
+    number = story.open_round().number
+
+    for section in range(16):
+        story.wait(SILENCE_BOUND_S)
+        story.report("b", messages.SectionPrepared(generation=number, section=section))
+
+    assert (round_of(story).number, story.failed_preparations) == (number, 0)
+    assert round_of(story).purpose == purpose
+
+
+def test_a_round_that_is_silent_for_longer_than_its_largest_section_takes_fails() -> None:
+    story = Story(facts=LARGE)
+    story.start()
+    story.boot("a", "b", "c", "d")
+    story.open_round()
+    bound_s = SILENCE_BOUND_S + (2 * 10**9 + 8) / SLOWEST_BYTES_PER_S
+
+    story.wait(bound_s - 1)
+    assert story.failed_preparations == 0
+    story.wait(1)
+    assert story.failed_preparations == 1
+    assert "the first weights failed: no sign of progress in 500 s" in story.state.last_message
+
+
+def test_a_start_may_take_any_time_as_long_as_a_rank_gets_on() -> None:
+    story = booted("a", "b", facts=LARGE)
+    story.measure()
+    story.plan("a", "b")
+    story.open()
+
+    for section in range(4):
+        story.wait(SILENCE_BOUND_S)
+        story.report("b", messages.SectionPrepared(generation=1, section=section))
+    assert story.generation.phase is GenerationPhase.STARTING
+
+    story.wait(2 * SILENCE_BOUND_S)
+    assert story.generation.phase is GenerationPhase.BREAKING
+    assert story.generation.break_reason == "its start showed no sign of progress in 500 s"
