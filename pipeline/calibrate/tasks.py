@@ -30,6 +30,7 @@ from spottrain.pipeline.model.data import Microbatch, MicrobatchSource, make_bat
 from spottrain.pipeline.model.job import Batch
 from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.pipeline.model.stage import StageModel
+from spottrain.pipeline.state.slot import SlotMemory
 from spottrain.pipeline.train.executor import StageExecutor, StagePlace
 from spottrain.pipeline.train.reduction import REDUCTIONS
 from spottrain.pipeline.train.sums import Replicas
@@ -86,6 +87,7 @@ def microbatches_for(depth: int, slowest_s: float) -> int:
 def time_tasks(
     loaded: LoadedJob,
     bench: SectionBench,
+    memory: SlotMemory,
     chain: Chain,
     links: TimedLinks,
     microbatch_size: int,
@@ -95,7 +97,8 @@ def time_tasks(
 
     Args:
         loaded: The job.
-        bench: Has this rank's sections; their gradients are overwritten.
+        bench: Knows this rank's sections.
+        memory: Holds them; their gradients are overwritten.
         chain: The ranks that take part.
         links: To the neighbours; the caller closes them.
         microbatch_size: Examples of a micro-batch.
@@ -106,10 +109,9 @@ def time_tasks(
         GenerationBrokenError, RuntimeError: A neighbour is gone.
     """
     spec, clock = loaded.spec, links.clock
-    tracker = _TimedTracker(bench.memory.num_bytes, clock)
+    tracker = _TimedTracker(memory.num_bytes, clock)
     sections = [
-        WorkingSection(bench.memory.arenas[k], bench.device, sums_gradients=True)
-        for k in bench.sections
+        WorkingSection(memory.arenas[k], bench.device, sums_gradients=True) for k in bench.sections
     ]
     for section in sections:
         section.refresh()

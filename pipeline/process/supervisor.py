@@ -207,10 +207,11 @@ class Supervisor:
             for rank, slot in enumerate(command.participants)
             if slot.vm_id == self._greeting.vm_id
         }
-        if command.participants and command.generation >= self._round:
-            return
-        self._round = min(self._round, command.generation)
-        self._end_rounds(before=command.generation)
+        if command.participants:
+            if command.generation >= self._round:
+                return
+            self._round = command.generation
+            self._end_rounds(before=command.generation)
         for rank, slot in ranks.items() if command.participants else ((0, 0),):
             if isinstance(command, messages.Initialise):
                 task = functools.partial(initialise_and_report, command, rank, slot)

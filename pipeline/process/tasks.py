@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from spottrain.manifest import CheckpointError
 from spottrain.pipeline.base.output import label_output
-from spottrain.pipeline.calibrate.calibrate import calibrate, even_shares
+from spottrain.pipeline.calibrate.calibrate import NoRoomError, calibrate, even_shares
 from spottrain.pipeline.comm.device_group import NetworkRefusedError
 from spottrain.pipeline.comm.groups import GenerationBrokenError
 from spottrain.pipeline.devices.open import open_device
@@ -121,7 +121,7 @@ def measure_and_report(
             device_name,
             lambda error: link.report(user_code_failed(error)),
         )
-    except NetworkRefusedError as error:
+    except (NetworkRefusedError, NoRoomError) as error:
         link.report(messages.UserCodeFailed(message=str(error), traceback=""))
     except (
         GenerationBrokenError,

@@ -128,7 +128,8 @@ def _stage(folder: Path, rank: int, size: int, port: int, say: Say) -> None:
     bench = SectionBench(loaded, share, "", device)
     chain = Chain(tuple(range(size)), rank)
     links = TimedLinks(*chain.neighbours, device)
-    samples = time_tasks(loaded, bench, chain, links, microbatch_size=2, num_microbatches=8)
+    with bench.training() as memory:
+        samples = time_tasks(loaded, bench, memory, chain, links, 2, 8)
     links.close()
     every = gather_json(samples)
     found = summarise_overheads(every, 0.0, LoaderSpec(workers=0))

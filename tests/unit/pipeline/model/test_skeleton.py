@@ -191,5 +191,6 @@ def test_a_factory_that_raises_while_a_part_is_built_is_told() -> None:
 
 
 def test_layers_of_one_shape_begin_differently() -> None:
-    first, second = materialise(job_of(lambda: nn.ModuleList(nn.Linear(3, 3) for _ in "ab")), 1)
-    assert not torch.equal(first.weight, second.weight)
+    layers = materialise(job_of(lambda: nn.ModuleList(nn.Linear(3, 3) for _ in "ab")), 1)
+    first, second = (layers.get_parameter(f"{number}.weight") for number in range(2))
+    assert not torch.equal(first, second)
