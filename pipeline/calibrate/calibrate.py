@@ -78,9 +78,11 @@ LOOPBACK = LinkProfile(latency_s=3e-4, bandwidth_bytes_per_s=1e9)
 _RING_BYTES = range(1 << 14, 1 << 25)
 """Tensors of all-reduces are about as large as a section, but within this range."""
 
+_OPEN_SIZE = 16
+"""Up to where a job that leaves the micro-batch size open has sizes measured; larger ones are
+tried as long as"""
 _PAYS = 0.1
-"""What a larger micro-batch size must save of an example's time, or no more are measured
-than were asked for."""
+"""of an example's time is saved by each."""
 
 Report = Callable[[messages.CalibrationProgress | messages.SectionPrepared], None]
 
@@ -329,8 +331,9 @@ class _Round:
 
     def _pays_to_grow(self, size: int, times_s: Sequence[float]) -> bool:
         """Return whether a job that leaves the size open would gain by twice the largest."""
-        is_open = len(self._sizes) > 1 and self._loaded.spec.minibatch_size % (2 * size) == 0
-        return is_open and len(times_s) > 1 and times_s[-1] < (1 - _PAYS) * times_s[-2]
+        is_open = size >= _OPEN_SIZE and len(times_s) > 1
+        divides = self._loaded.spec.minibatch_size % (2 * size) == 0
+        return is_open and divides and times_s[-1] < (1 - _PAYS) * times_s[-2]
 
     def _measure_sections(self, size: int) -> dict[str, Any] | None:
         """Pass real activations through all ranks, then measure all shares at once.

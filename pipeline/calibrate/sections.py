@@ -333,14 +333,16 @@ class SectionBench:
 
     def transfer_bytes_per_s(self) -> tuple[float, float]:
         """Return how fast tensors come up to the device, and down from it."""
-        host = self.device.allocate_host((_TRANSFER_BYTES,), torch.uint8)
-        there = self.device.allocate(_TRANSFER_BYTES)
+        memory = self.device.memory_bytes()
+        num_bytes = _TRANSFER_BYTES if memory is None else min(_TRANSFER_BYTES, memory // 8)
+        host = self.device.allocate_host((num_bytes,), torch.uint8)
+        there = self.device.allocate(num_bytes)
 
         def repeat(copy: Callable[[], Transfer]) -> float:
             times: list[float] = []
             for _ in range(1 + _OPTIMIZER_STEPS):
                 _timed(times, lambda: self.device.finish(copy()))
-            return _TRANSFER_BYTES / statistics.median(times[1:])
+            return num_bytes / statistics.median(times[1:])
 
         return (
             repeat(lambda: self.device.upload(host, there)),
