@@ -265,10 +265,12 @@ class SectionBench:
         num_bytes = {k: self._loaded.layout.param_bytes(k) for k in self.sections}
         if not num_bytes:
             return []
+        memory = self.device.memory_bytes()
+        enough = _SAMPLE_BYTES if memory is None else min(_SAMPLE_BYTES, memory // 16)
         middle = statistics.median_low(num_bytes.values())
         taken, total = [], 0
         for section in sorted(self.sections, key=lambda k: abs(num_bytes[k] - middle)):
-            if total < _SAMPLE_BYTES:
+            if total < enough:
                 taken.append(section)
                 total += num_bytes[section]
         return sorted(taken)
