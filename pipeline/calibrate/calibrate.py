@@ -222,7 +222,11 @@ class _Round:
         shares = section_shares(self._slots, loaded.layout.num_sections)
         self._computing = [r for r, share in enumerate(shares) if share]
         self._sizes = command.microbatch_sizes or (loaded.spec.microbatch_size,)
-        self._bench = SectionBench(loaded, shares[rank], command.checkpoint, device, self._prepared)
+        read = command.checkpoint
+        try:
+            self._bench = SectionBench(loaded, shares[rank], read, device, self._prepared)
+        except torch.OutOfMemoryError as error:
+            raise self._no_room("no example") from error
         self._links: PipelineLinks | None = None
         """The open links."""
         self.is_free = True
