@@ -76,8 +76,7 @@ class View:
 
     # Before training.
     profile = Field[Profile | None]("preparation.profile")
-    calibration = Field[records.Calibration | None]("preparation.calibration")
-    initialiser = Field[str | None]("preparation.initialiser")
+    round = Field[records.Round | None]("preparation.round")
     failed_preparations = Field[int]("preparation.failed_preparations")
     checkpoints = Field[tuple[CheckpointRef, ...]]("preparation.checkpoints")
     damaged = Field[tuple[CheckpointDamaged, ...]]("preparation.damaged")

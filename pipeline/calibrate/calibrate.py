@@ -8,14 +8,16 @@ it depends on how a job will be planned: see ``docs/calibration.md``.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import torch
 from torch.distributed.distributed_c10d import Store
 
 from spottrain import machine
-from spottrain.errors import UserCodeError
+from spottrain.errors import SpottrainError, UserCodeError
 from spottrain.morphing.plan import profiles
 from spottrain.morphing.simulate.reducing import NCCL_FAILED
 from spottrain.pipeline.calibrate import tasks
@@ -29,7 +31,6 @@ from spottrain.pipeline.calibrate.links import (
 )
 from spottrain.pipeline.calibrate.sections import (
     Activation,
-    MeasuredSections,
     SectionBench,
 )
 from spottrain.pipeline.comm.collectives import gather_json
@@ -42,6 +43,7 @@ from spottrain.pipeline.comm.groups import (
     leave,
     new_groups,
     release_rendezvous,
+    world,
 )
 from spottrain.pipeline.comm.p2p import Direction, PipelineLinks
 from spottrain.pipeline.devices.port import Device
@@ -76,7 +78,17 @@ LOOPBACK = LinkProfile(latency_s=3e-4, bandwidth_bytes_per_s=1e9)
 _RING_BYTES = range(1 << 14, 1 << 25)
 """Tensors of all-reduces are about as large as a section, but within this range."""
 
-Report = Callable[[messages.CalibrationProgress], None]
+_OPEN_SIZE = 16
+"""Up to where a job that leaves the micro-batch size open has sizes measured; larger ones are
+tried as long as"""
+_PAYS = 0.1
+"""of an example's time is saved by each."""
+
+Report = Callable[[messages.CalibrationProgress | messages.SectionPrepared], None]
+
+
+class NoRoomError(SpottrainError):
+    """A device has no memory for the smallest thing that is to be measured."""
 
 
 def calibrate(
@@ -108,6 +120,7 @@ def calibrate(
         UserCodeError: The user's code raised.
         UnreadableCheckpointError: The checkpoint cannot be read.
         NetworkRefusedError: The job file asks for NCCL, which cannot start.
+        NoRoomError: A device has no memory for a single section.
         GenerationBrokenError, RuntimeError: Another participant is gone.
     """
     if len(command.participants) < 2:
@@ -155,15 +168,16 @@ def _user_code_failed(store: Store) -> bool:
 def section_shares(slots: Sequence[Slot], num_sections: int) -> list[range]:
     """Return the sections that each rank measures: even runs, none for a slot's second
     process."""
-    seen: set[Slot] = set()
-    computes = [not (slot in seen or seen.add(slot)) for slot in slots]  # type: ignore[func-returns-value]
-    count, shares, number = sum(computes), [], 0
-    for one in computes:
-        end = number + one
-        start = num_sections * number // count
-        shares.append(range(start, num_sections * end // count))
-        number = end
-    return shares
+    shares = iter(even_shares(num_sections, len(set(slots))))
+    return [range(0) if slot in slots[:rank] else next(shares) for rank, slot in enumerate(slots)]
+
+
+def even_shares(num_sections: int, count: int) -> list[range]:
+    """Divide sections into ``count`` runs that are as even as possible."""
+    return [
+        range(num_sections * rank // count, num_sections * (rank + 1) // count)
+        for rank in range(count)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,17 +222,35 @@ class _Round:
         shares = section_shares(self._slots, loaded.layout.num_sections)
         self._computing = [r for r, share in enumerate(shares) if share]
         self._sizes = command.microbatch_sizes or (loaded.spec.microbatch_size,)
-        self._bench = SectionBench(loaded, shares[rank], command.checkpoint, device)
+        read = command.checkpoint
+        try:
+            self._bench = SectionBench(loaded, shares[rank], read, device, self._prepared)
+        except torch.OutOfMemoryError as error:
+            raise self._no_room("no example") from error
         self._links: PipelineLinks | None = None
         """The open links."""
         self.is_free = True
         """False if something is under way on the device that could not be ended."""
         self._done = 0
 
+    def _no_room(self, examples: str) -> NoRoomError:
+        return NoRoomError(
+            f"{self._device_name} has no memory for one section with a micro-batch of {examples}: "
+            "take a smaller microbatch_size, cut the model into more sections, or rent larger "
+            "devices"
+        )
+
+    def _prepared(self, section: int) -> None:
+        number = self._command.generation
+        self._report(messages.SectionPrepared(generation=number, section=section))
+
     def run(self) -> Profile | None:
         """Measure everything; return the profile at rank 0."""
+        if is_joined():
+            world().barrier()  # some read more of the model than others
         microbatches = self._measure_sizes()
-        ended = (profiles.SIZES_ENDED,) * (len(microbatches) < len(self._sizes))
+        is_whole = {one.microbatch_size for one in microbatches} >= set(self._sizes)
+        ended = () if is_whole else (profiles.SIZES_ENDED,)
         links = self._measure_links(microbatches[-1])
         self._progress("links and all-reduces")
         costs = self._measure_device()
@@ -267,33 +299,65 @@ class _Round:
     # --- sections -----------------------------------------------------------------------
 
     def _measure_sizes(self) -> list[MicrobatchProfile]:
-        """Measure one micro-batch size after the other, as time and memory permit."""
+        """Measure one micro-batch size after the other, as time and memory permit.
+
+        Raises:
+            NoRoomError: There is no memory for the smallest one.
+        """
         microbatches: list[MicrobatchProfile] = []
-        for size in self._sizes:
-            measured = self._measure_sections(size)
-            every: list[dict[str, Any]] = _gather(asdict(measured))
-            sections = [SectionProfile(**s) for one in every for s in one["sections"]]
+        times_s: list[float] = []
+        """Of an example, at each size."""
+        sizes = deque(self._sizes)
+        while sizes:
+            size = sizes.popleft()
+            every: list[dict[str, Any] | None] = _gather(self._measure_sections(size))
+            self._bench.forget()
+            found = [one for one in every if one is not None]
+            if len(found) < len(every):
+                break
+            sections = [SectionProfile(**s) for one in found for s in one["sections"]]
             microbatches.append(
                 MicrobatchProfile(
                     microbatch_size=size,
                     sections=tuple(sections),
-                    overheads=self._measure_tasks(size, every),
+                    overheads=self._measure_tasks(size, found),
                 )
             )
             self._progress(f"sections with {counted(size, 'example')}")
-            if not self._may_grow(size, every):
+            times_s.append(sum(one["round_s"] for one in found) / size)
+            if not sizes and self._pays_to_grow(size, times_s):
+                sizes.append(2 * size)
+            if sizes and not self._may_grow(sizes[0] / size, found):
                 break
+        if not microbatches:
+            raise self._no_room(counted(self._sizes[0], "example"))
         return microbatches
 
-    def _measure_sections(self, size: int) -> MeasuredSections:
-        """Pass real activations through all ranks, then measure all shares at once."""
-        if self._rank in self._computing:
-            self._relay(size)
-        _gather(None)
-        share_s = SECTIONS_BUDGET_S / len(self._sizes)
-        return self._bench.measure(size, max(MIN_SECTIONS_BUDGET_S, share_s))
+    def _pays_to_grow(self, size: int, times_s: Sequence[float]) -> bool:
+        """Return whether a job that leaves the size open would gain by twice the largest."""
+        is_open = size >= _OPEN_SIZE and len(times_s) > 1
+        divides = self._loaded.spec.minibatch_size % (2 * size) == 0
+        return is_open and divides and times_s[-1] < (1 - _PAYS) * times_s[-2]
 
-    def _relay(self, size: int) -> None:
+    def _measure_sections(self, size: int) -> dict[str, Any] | None:
+        """Pass real activations through all ranks, then measure all shares at once.
+
+        Returns:
+            ``None``: a device has no memory for that.
+        """
+        fits = self._rank not in self._computing or self._relay(size)
+        if not all(_gather(fits)):
+            return None
+        share_s = SECTIONS_BUDGET_S / len(self._sizes)
+        budget_s = max(MIN_SECTIONS_BUDGET_S, share_s)
+        try:
+            measured = self._bench.measure(size, budget_s)
+        except torch.OutOfMemoryError:
+            return None
+        return {**asdict(measured), "training_bytes": self._bench.training_bytes}
+
+    def _relay(self, size: int) -> bool:
+        """Warm up; return whether this rank and those before it have memory for that."""
         batch, place = self._bench.batch(size), self._computing.index(self._rank)
         before = self._computing[place - 1] if place else None
         last = place + 1 == len(self._computing)
@@ -305,19 +369,28 @@ class _Round:
             arrival = links.arrival(wait=True)
             assert arrival is not None
             activation = arrival.on(self._device)
-        sent = self._bench.warm_up(batch, activation)
+        fits, sent = activation is None or activation.numel() > 0, None
+        try:
+            if fits:
+                sent = self._bench.warm_up(batch, activation)
+        except torch.OutOfMemoryError:
+            fits = False
+        if not fits:
+            sent = torch.zeros(0, device=self._device.torch_device)
         if after is not None:
             assert sent is not None
             links.send(Direction.ACTIVATION, sent)
             links.flush()
         self.close()
+        return fits
 
     def _measure_tasks(self, size: int, every: Sequence[dict[str, Any]]) -> TaskOverheads | None:
         """Let the executor run over all shares; ``None``: it would take too much."""
         slowest_s = max(one["round_s"] for one in every)
         count = tasks.microbatches_for(len(self._computing), slowest_s)
         needed = [
-            sum(s["saved_bytes"] for s in one["sections"])
+            one["training_bytes"]
+            + sum(s["saved_bytes"] for s in one["sections"])
             + count * sum(s["output_bytes"] for s in one["sections"][-1:])
             for one in every
         ]
@@ -328,25 +401,24 @@ class _Round:
             place = self._computing.index(self._rank)
             chain = tasks.Chain(tuple(self._computing), place)
             self._links = links = tasks.TimedLinks(*chain.neighbours, self._device)
-            loaded, bench = self._loaded, self._bench
-            samples = tasks.time_tasks(loaded, bench, chain, links, size, count)
+            bench = self._bench
+            with bench.training() as memory:
+                samples = tasks.time_tasks(self._loaded, bench, memory, chain, links, size, count)
             self.close()
+            del memory
+            bench.forget()
         own_s = (every[rank]["reaching_s"] for rank in self._computing)
         reaching_s = statistics.median(own_s)
         spec = self._loaded.spec
         microbatches = spec.minibatch_size // size
         return tasks.summarise_overheads(_gather(samples), reaching_s, spec.loader, microbatches)
 
-    def _may_grow(self, size: int, every: Sequence[dict[str, Any]]) -> bool:
-        """Return whether the next size may be measured too, the same at all ranks."""
-        larger = [s for s in self._sizes if s > size]
-        if not larger:
-            return False
-        factor = larger[0] / size
+    def _may_grow(self, factor: float, every: Sequence[dict[str, Any]]) -> bool:
+        """Return whether a size larger by ``factor`` may be measured too, as all ranks do."""
         slowest_s = max(one["round_s"] for one in every)
         saved = [s["saved_bytes"] for one in every for s in one["sections"]]
         room = self._room_bytes()
-        return bool(slowest_s * factor < MAX_ROUND_S and max(saved) * factor < room)
+        return bool(slowest_s * factor < MAX_ROUND_S and max(saved, default=0) * factor < room)
 
     def _room_bytes(self) -> float:
         """Return the bytes that each rank may use for tensors, equal at all ranks."""
@@ -359,24 +431,22 @@ class _Round:
     # --- updates, and the way between host and device ----------------------------------
 
     def _measure_device(self) -> _DeviceCosts:
-        layout, bench = self._loaded.layout, self._bench
-        sections = range(layout.num_sections)
-        param_bytes = sum(layout.param_bytes(k) for k in sections)
-        gradient_bytes = sum(layout.gradient_bytes(k) for k in sections)
-        quantise_s = sum(_gather(bench.quantise_s()))
-        host_s = sum(_gather(bench.update_s("host")))
+        bench = self._bench
+        quantise = _per_byte(_gather(bench.quantise_s()))
+        on_host = _per_byte(_gather(bench.update_s("host")))
         upload = download = 0.0
-        device_s, context_bytes = host_s, 0
+        on_device, context_bytes = 0.0, 0
         if not self._device.is_host:
             upload, download = map(min, zip(*_gather(bench.transfer_bytes_per_s()), strict=True))
-            device_s = sum(_gather(bench.update_s("device")))
+            on_device = _per_byte(_gather(bench.update_s("device")))
             context_bytes = max(_gather(self._device.context_bytes()))
         return _DeviceCosts(
-            optimizer_s_per_byte=device_s / param_bytes,
-            host_optimizer_s_per_byte=0.0 if self._device.is_host else host_s / param_bytes,
+            # Where the device has no memory for one section's update, no plan has it there.
+            optimizer_s_per_byte=on_device or on_host,
+            host_optimizer_s_per_byte=0.0 if self._device.is_host else on_host,
             upload_bytes_per_s=upload,
             download_bytes_per_s=download,
-            quantise_s_per_byte=quantise_s / gradient_bytes if gradient_bytes else 0.0,
+            quantise_s_per_byte=quantise,
             context_bytes=context_bytes,
         )
 
@@ -459,6 +529,12 @@ class _Round:
         names = every[0][0]
         link = {k: statistics.median(one[k] for one, _ in every) for k in names}
         return LinkProfile(**link), statistics.median(posted for _, posted in every)
+
+
+def _per_byte(measured: Iterable[tuple[float, int]]) -> float:
+    """Return seconds per byte, over what all ranks have measured of both."""
+    seconds, num_bytes = map(sum, zip(*measured, strict=True))
+    return seconds / num_bytes if num_bytes else 0.0
 
 
 def _with_posting(

@@ -1,18 +1,21 @@
 """Measures sections one at a time, as workers run them (Varuna, table 2: F_i, B_i).
 
 Each section is a stage of its own over memory of its own, filled like a worker's; its
-input is what the section before really sends. Repetitions go round all sections, so
-that a slow moment of the machine affects all of them equally.
+input is what the section before really sends. On the CPU repetitions go round all sections,
+so that a slow moment of the machine affects all of them equally. On a GPU, whose memory
+training may need all of, one section is there at a time.
 """
 
 from __future__ import annotations
 
 import functools
+import gc
+import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -30,28 +33,30 @@ from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import Batch, NamedParameters, TrainingJob
 from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.pipeline.model.optimizer import build_optimizer, use_fused_kernels
-from spottrain.pipeline.model.sections import Attached, parameter_slots
-from spottrain.pipeline.model.skeleton import materialise
-from spottrain.pipeline.model.stage import StageModel, StageOutput
+from spottrain.pipeline.model.sections import Attached
+from spottrain.pipeline.model.stage import AUTOCAST_TYPES, StageModel, StageOutput
 from spottrain.pipeline.state.agreement import MinibatchDecision
-from spottrain.pipeline.state.arena import SectionArena
+from spottrain.pipeline.state.arena import SectionArena, payload_bytes
 from spottrain.pipeline.state.checkpoint import load_section
-from spottrain.pipeline.state.handover import UnreadableCheckpointError, fill
+from spottrain.pipeline.state.handover import UnreadableCheckpointError
 from spottrain.pipeline.state.slot import SlotMemory
 from spottrain.pipeline.state.update import Updater, contribution
 from spottrain.pipeline.train.executor import on_device, saving_nothing
-from spottrain.pipeline.train.working import WorkingSection
+from spottrain.pipeline.weights.first import values_of_sections
 from spottrain.storage.open import open_store
 from spottrain.storage.store import StorageError
 from spottrain.wire.model import SectionProfile, StateHome
 
 T = TypeVar("T")
 Activation = torch.Tensor | None
+Tensors = Mapping[str, torch.Tensor]
 
 _MIN_ROUNDS, _MAX_ROUNDS = 3, 60
 _SECTIONS_TOGETHER = 8
 """Sections whose graphs of one micro-batch are held together."""
 _OPTIMIZER_STEPS = 8
+_SAMPLE_BYTES = 64 << 20
+"""Of parameters whose update is measured: more than what caches hold."""
 _TRANSFER_BYTES = 64 << 20
 
 
@@ -89,43 +94,118 @@ class SectionBench:
     Args:
         loaded: The job.
         sections: Those of this rank.
-        checkpoint: Where parameters are read from; empty: the whole model is built.
+        checkpoint: Where parameters are read from; empty: they are made.
         device: What computes.
+        prepared: Called with each section that is ready.
 
     Raises:
         UserCodeError: The user's code raised, or the checkpoint is of another model.
         UnreadableCheckpointError: The checkpoint cannot be read.
     """
 
-    def __init__(self, loaded: LoadedJob, sections: range, checkpoint: str, device: Device) -> None:
+    def __init__(
+        self,
+        loaded: LoadedJob,
+        sections: range,
+        checkpoint: str,
+        device: Device,
+        prepared: Callable[[int], None] = lambda section: None,
+    ) -> None:
         self._loaded = loaded
         self.sections = sections
         self.device = device
-        self.memory = SlotMemory(PrivateMemory(), loaded.job, loaded.specs, device)
-        self.memory.hold(sections)
-        if checkpoint:
-            self._fill_from_checkpoint(checkpoint)
-        elif sections:
-            self._fill_from_model(sections)
-        self._runs = [_SectionRun(loaded, self.memory.arenas[k], device) for k in sections]
+        self._values = dict[int, Mapping[str, torch.Tensor]]()
+        """Of parameters, on their way to a GPU; of a checkpoint they are in the page cache."""
+        self._memory: SlotMemory | None = None
+        """Of all sections, on the CPU."""
+        if device.is_host:
+            self._memory = self._new_memory()
+            self._memory.hold(sections)
+        self._runs: list[_SectionRun] = []
+        update_bytes = dict[object, int]()
+        read = self._read(checkpoint) if checkpoint else values_of_sections(loaded, sections)
+        for section, values in read:
+            if self._memory is None:
+                self._values[section] = dict(values)
+            else:
+                _copy_parameters(values, self._memory.arenas[section])
+            run = _SectionRun(loaded, section, device, functools.partial(self._fetch, section))
+            kind = tuple((spec.shape, spec.dtype, spec.trainable) for spec in loaded.specs[section])
+            if kind not in update_bytes:
+                update_bytes[kind] = run.first_update_bytes(self._may_live_on_device(section))
+            run.update_bytes = update_bytes[kind]
+            run.leave()
+            self._runs.append(run)
+            prepared(section)
         tune_for_activations(0)
 
-    def _fill_from_checkpoint(self, name: str) -> None:
+    def _new_memory(self) -> SlotMemory:
+        return SlotMemory(PrivateMemory(), self._loaded.job, self._loaded.specs, self.device)
+
+    def _read(self, name: str) -> Iterator[tuple[int, Mapping[str, torch.Tensor]]]:
         store = open_store(self._loaded.spec.checkpoint_path)
         try:
             manifest = read_manifest(store, name)
             for k in self.sections:
-                tensors = load_section(store, manifest, k)
-                fill(self.memory.arenas[k], tensors, manifest.step)
+                yield k, load_section(store, manifest, k)
         except (CheckpointError, StorageError) as error:
             raise UnreadableCheckpointError.of(name, error) from error
 
-    def _fill_from_model(self, sections: Iterable[int]) -> None:
-        slots = parameter_slots(materialise(self._loaded.job, self._loaded.spec.seed))
-        with torch.no_grad():
-            for k in sections:
-                for name, tensor in self.memory.arenas[k].parameters.items():
-                    tensor.copy_(getattr(*slots[name][0]))
+    def _fetch(self, section: int) -> tuple[Tensors, Tensors]:
+        """Return a section's parameters and gradients in memory that a stage computes with."""
+        if self._memory is not None:
+            arena = self._memory.arenas[section]
+            return arena.parameters, arena.gradients
+        lowered = None
+        if not self._may_live_on_device(section):
+            lowered = AUTOCAST_TYPES[self._loaded.spec.precision]
+        parameters, gradients = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
+        for spec in self._loaded.specs[section]:
+            name, dtype = spec.name, spec.dtype
+            if spec.trainable:
+                gradients[name] = self._room(spec.shape, dtype)
+            if lowered and name in self._loaded.layout.matrices and dtype is torch.float32:
+                dtype = lowered
+            target = parameters[name] = self._room(spec.shape, dtype)
+            if target.numel():
+                source = self.device.allocate_host(spec.shape, dtype)
+                upload = self.device.upload(source.copy_(self._values[section][name]), target)
+                self.device.wait(upload)
+        return parameters, gradients
+
+    def _room(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        memory = self.device.allocate(math.prod(shape) * dtype.itemsize)
+        return memory.view(dtype).view(tuple(shape))
+
+    def _may_live_on_device(self, section: int) -> bool:
+        """Return whether a plan could keep a section's state, and its undo copy, there."""
+        room = self.device.memory_bytes()
+        return room is None or 2 * payload_bytes(self._loaded.specs[section]) <= room
+
+    @contextmanager
+    def training(self) -> Iterator[SlotMemory]:
+        """Hold all sections inside, as a worker does that trains them."""
+        if self._memory is not None:
+            yield self._memory
+            return
+        memory = self._new_memory()
+        memory.move_home("device")
+        memory.hold(self.sections)
+        for section, values in self._values.items():
+            _copy_parameters(values, memory.arenas[section])
+        yield memory
+
+    @property
+    def training_bytes(self) -> int:
+        """What ``training`` takes beside what is there already."""
+        if self._memory is not None:
+            return 0
+        return sum(payload_bytes(self._loaded.specs[k]) for k in self.sections)
+
+    def forget(self) -> None:
+        """Give memory back that nothing uses any more: models hold cycles."""
+        gc.collect()
+        self.device.free_cached()
 
     def batch(self, microbatch_size: int) -> Batch:
         """Return the first micro-batch of the job."""
@@ -145,7 +225,8 @@ class SectionBench:
             What the last of them sends on; ``None`` from the model's last section.
         """
         for run in self._runs:
-            activation = run.warm_up(batch, activation)
+            with run.present():
+                activation = run.warm_up(batch, activation)
         largest = (run.largest_saved_bytes for run in self._runs)
         tune_for_activations(max(largest, default=0))
         return activation
@@ -153,16 +234,12 @@ class SectionBench:
     def measure(self, microbatch_size: int, budget_s: float) -> MeasuredSections:
         """Repeat until the medians are steady, or ``budget_s`` is over."""
         batch = self.batch(microbatch_size)
-        end_s = time.perf_counter() + budget_s
-        rounds = 0
-        while self._runs and rounds < _MAX_ROUNDS:
-            for first in range(0, len(self._runs), _SECTIONS_TOGETHER):
-                _repeat(self._runs[first : first + _SECTIONS_TOGETHER], batch)
-            rounds += 1
-            if all(run.is_steady for run in self._runs):
-                break
-            if rounds >= _MIN_ROUNDS and time.perf_counter() > end_s:
-                break
+        if self.device.is_host:
+            self._repeat_all(self._runs, batch, budget_s)
+        else:
+            for run in self._runs:
+                with run.present():
+                    self._repeat_all([run], batch, budget_s / len(self._runs))
         reaching_s = [s for run in self._runs for s in run.reaching_s]
         return MeasuredSections(
             sections=[run.profile() for run in self._runs],
@@ -170,8 +247,37 @@ class SectionBench:
             round_s=sum(run.round_s for run in self._runs),
         )
 
-    def update_s(self, home: StateHome) -> float:
-        """Return the time of the update of all sections in a mini-batch.
+    def _repeat_all(self, runs: Sequence[_SectionRun], batch: Batch, budget_s: float) -> None:
+        end_s = time.perf_counter() + budget_s
+        rounds = 0
+        while runs and rounds < _MAX_ROUNDS:
+            for first in range(0, len(runs), _SECTIONS_TOGETHER):
+                _repeat(runs[first : first + _SECTIONS_TOGETHER], batch)
+            rounds += 1
+            if all(run.is_steady for run in runs):
+                break
+            if rounds >= _MIN_ROUNDS and time.perf_counter() > end_s:
+                break
+
+    @property
+    def sample(self) -> list[int]:
+        """Sections whose update stands for that of all: typical ones, not many at a time."""
+        num_bytes = {k: self._loaded.layout.param_bytes(k) for k in self.sections}
+        if not num_bytes:
+            return []
+        memory = self.device.memory_bytes()
+        enough = _SAMPLE_BYTES if memory is None else min(_SAMPLE_BYTES, memory // 16)
+        middle = statistics.median_low(num_bytes.values())
+        taken, total = [], 0
+        for section in sorted(self.sections, key=lambda k: abs(num_bytes[k] - middle)):
+            if total < enough:
+                taken.append(section)
+                total += num_bytes[section]
+        return sorted(taken)
+
+    def update_s(self, home: StateHome) -> tuple[float, int]:
+        """Return the time of the update of some sections in a mini-batch, and the bytes of
+        their parameters; zeros where it is not known: the device has no memory for one.
 
         Gradients are zeroed, their norm is taken, the optimizer's step is done with its
         undo copies. Invalidates the parameters: later measurements are of no use.
@@ -179,82 +285,157 @@ class SectionBench:
         Args:
             home: Where state is kept meanwhile.
         """
-        self.memory.move_home(home)
-        if not self._runs:
-            return 0.0
-        updater = self.memory.updater([r.section for r in self._runs], FaultScript())
+        sections = self.sample
+        if home == "device" and not all(map(self._may_live_on_device, sections)):
+            sections = []
+        if not sections:
+            return 0.0, 0
+        try:
+            seconds = self._time_update(home, sections)
+        except torch.OutOfMemoryError:
+            return 0.0, 0
+        finally:
+            self.forget()
+        return seconds, sum(map(self._loaded.layout.param_bytes, sections))
+
+    def _time_update(self, home: StateHome, sections: Sequence[int]) -> float:
+        memory = self._memory
+        if memory is None:
+            memory = self._new_memory()
+            memory.move_home(home)
+            memory.hold(sections)
+        updater = memory.updater(sections, FaultScript())
+        arenas = [memory.arenas[k] for k in sections]
         times: list[float] = []
         for step in range(1 + _OPTIMIZER_STEPS):
             decision = MinibatchDecision(0, step, 1.0, 1.0, 1.0, overflow=False, stop=False)
-            _timed(times, functools.partial(self._update, updater, decision))
+            _timed(times, functools.partial(self._update, updater, decision, arenas))
+        if memory is not self._memory:
+            memory.keep_only(())
         return statistics.median(times[1:])
 
-    def quantise_s(self) -> float:
-        """Return the time in which a virtual node's gradients become integers."""
+    def quantise_s(self) -> tuple[float, int]:
+        """Return the time in which gradients of some sections become integers in one virtual
+        node, and the bytes of these gradients."""
+        sample = self.sample
+        runs = [run for run in self._runs if run.section in sample]
         times: list[float] = []
-        for _ in range(1 + _OPTIMIZER_STEPS):
-            _timed(times, self._quantise)
-        return statistics.median(times[1:])
+        with ExitStack() as stack:
+            for run in runs:
+                stack.enter_context(run.present())
+            for _ in range(1 + _OPTIMIZER_STEPS):
+                _timed(times, functools.partial(self._quantise, runs))
+        num_bytes = sum(map(self._loaded.layout.gradient_bytes, sample))
+        return statistics.median(times[1:]), num_bytes
 
-    def _quantise(self) -> None:
-        for run in self._runs:
+    def _quantise(self, runs: Sequence[_SectionRun]) -> None:
+        for run in runs:
             run.quantise()
         self.device.synchronise()
 
     def transfer_bytes_per_s(self) -> tuple[float, float]:
         """Return how fast tensors come up to the device, and down from it."""
-        host = self.device.allocate_host((_TRANSFER_BYTES,), torch.uint8)
-        there = self.device.allocate(_TRANSFER_BYTES)
+        memory = self.device.memory_bytes()
+        num_bytes = _TRANSFER_BYTES if memory is None else min(_TRANSFER_BYTES, memory // 8)
+        host = self.device.allocate_host((num_bytes,), torch.uint8)
+        there = self.device.allocate(num_bytes)
 
         def repeat(copy: Callable[[], Transfer]) -> float:
             times: list[float] = []
             for _ in range(1 + _OPTIMIZER_STEPS):
                 _timed(times, lambda: self.device.finish(copy()))
-            return _TRANSFER_BYTES / statistics.median(times[1:])
+            return num_bytes / statistics.median(times[1:])
 
         return (
             repeat(lambda: self.device.upload(host, there)),
             repeat(lambda: self.device.download(there, host)),
         )
 
-    def _update(self, updater: Updater, decision: MinibatchDecision) -> None:
-        for run in self._runs:
-            arena = self.memory.arenas[run.section]
+    def _update(
+        self, updater: Updater, decision: MinibatchDecision, arenas: Sequence[SectionArena]
+    ) -> None:
+        for arena in arenas:
             for gradients in arena.gradient_runs:
                 gradients.zero_()
             contribution(arena, self._loaded.layout.tied, (0.0, 0.0))
-        updater.apply(decision, [run.section for run in self._runs])
+        updater.apply(decision, [arena.section for arena in arenas])
         self.device.synchronise()
+
+
+def _copy_parameters(values: Tensors, arena: SectionArena) -> None:
+    with torch.no_grad():
+        for name, parameter in arena.parameters.items():
+            parameter.copy_(values[name])
 
 
 class _SectionRun:
     """One section at one micro-batch size after the other."""
 
-    def __init__(self, loaded: LoadedJob, arena: SectionArena, device: Device) -> None:
-        self.section = section = arena.section
+    def __init__(
+        self,
+        loaded: LoadedJob,
+        section: int,
+        device: Device,
+        fetch: Callable[[], tuple[Tensors, Tensors]],
+    ) -> None:
+        self.section = section
         self._device = device
-        self._seed = loaded.spec.seed
-        working = WorkingSection(arena, device, sums_gradients=True)
-        working.refresh()
-        working.wait()
+        self._job, self._seed = loaded.job, loaded.spec.seed
+        self._fetch = fetch
+        parameters, gradients = fetch()
         self._stage = StageModel(
             loaded.job,
             loaded.layout,
             range(section, section + 1),
-            {section: working.parameters},
+            {section: parameters},
             device.torch_device,
             loaded.spec.precision,
         )
-        named = self._stage.parameters_of(section)
-        self._update_bytes = _first_update_bytes(loaded.job, named)
-        for name, parameter in named:
-            parameter.grad = working.gradients.get(name)
-        self._trained = [p for _, p in named if p.grad is not None]
+        self._named = self._stage.parameters_of(section)
+        self._set_gradients(gradients)
+        self.update_bytes = 0
         self.largest_saved_bytes = 0
+
+    def _set_gradients(self, gradients: Tensors) -> None:
+        for name, parameter in self._named:
+            parameter.grad = gradients.get(name)
+        self._trained = [p for _, p in self._named if p.grad is not None]
+
+    def leave(self) -> None:
+        """Give a GPU's memory to others; on the CPU sections stay."""
+        if not self._device.is_host:
+            for _, parameter in self._named:
+                parameter.grad = None
+                parameter.data = parameter.data.new_empty(0)
+            self._trained = []
+            self.__dict__.pop("_integers", None)
+
+    @contextmanager
+    def present(self) -> Iterator[None]:
+        """Have parameters and gradients in memory inside."""
+        if not self._device.is_host:
+            parameters, gradients = self._fetch()
+            for name, parameter in self._named:
+                parameter.data = parameters[name]
+            self._set_gradients(gradients)
+            del parameters, gradients
+        try:
+            yield
+        finally:
+            self.leave()
+
+    def first_update_bytes(self, on_device: bool) -> int:
+        """Return the bytes of an optimizer's first step, taken by copies."""
+        try:
+            return _first_update_bytes(self._job, self._named, "cpu" if not on_device else None)
+        except torch.OutOfMemoryError:
+            return _first_update_bytes(self._job, self._named, "cpu")
 
     def warm_up(self, batch: Batch, activation: Activation) -> Activation:
         """Run once, counting bytes; return what is sent to the next section."""
         self._input = activation
+        if activation is not None and not self._device.is_host:
+            self._input = self._device.finish(self._device.download(activation))
         self._times: dict[str, list[float]] = {w: [] for w in ("f", "r", "b")}
         self._pending: list[tuple[list[float], Any, Any]] = []
         """Where a time belongs, and its beginning and end on the device."""
@@ -336,11 +517,14 @@ class _SectionRun:
             forward_bytes=self._bytes.forward_bytes,
             recompute_bytes=self._bytes.recompute_bytes,
             backward_bytes=self._bytes.backward_bytes,
-            update_bytes=self._update_bytes,
+            update_bytes=self.update_bytes,
         )
 
     def _received(self) -> Activation:
-        return None if self._input is None else self._input.detach().requires_grad_()
+        received = self._input
+        if received is not None and not self._device.is_host:
+            received = self._device.wait(self._device.upload(received))
+        return None if received is None else received.detach().requires_grad_()
 
     def _entered_section(self, section: int) -> int:
         """Note when the user's code has reached the section."""
@@ -375,12 +559,13 @@ def _repeat(runs: Sequence[_SectionRun], batch: Batch) -> None:
         run.settle()
 
 
-def _first_update_bytes(job: TrainingJob, named: NamedParameters) -> int:
-    """Return the bytes of an optimizer's first step, taken by copies."""
+def _first_update_bytes(job: TrainingJob, named: NamedParameters, where: str | None) -> int:
     copies = [
         (
             name,
-            Attached.of(parameter).parameter(parameter.detach().clone(), parameter.requires_grad),
+            Attached.of(parameter).parameter(
+                parameter.detach().to(where, copy=True), parameter.requires_grad
+            ),
         )
         for name, parameter in named
     ]

@@ -3,7 +3,8 @@
 The product's own executor trains mini-batches over the sections at hand, with the
 product's links to the neighbours. Every moment of a task that is not inside the user's
 forward or backward counts: fetching examples, counting bytes, bookkeeping, posting
-messages, being held up by receivers. Waiting for what has not arrived does not.
+messages, being held up by receivers. Waiting for what has not arrived does not, nor for the
+device, of which the host runs ahead.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -23,12 +24,13 @@ from spottrain.pipeline.base.tracking import TensorTracker
 from spottrain.pipeline.calibrate.sections import SectionBench
 from spottrain.pipeline.calibrate.statistics import sigma
 from spottrain.pipeline.comm.p2p import Arrival, Direction, PipelineLinks
-from spottrain.pipeline.devices.port import Device
+from spottrain.pipeline.devices.port import Device, Transfer
 from spottrain.pipeline.loader.prefetch import loaders_for
 from spottrain.pipeline.model.data import Microbatch, MicrobatchSource, make_batch
 from spottrain.pipeline.model.job import Batch
 from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.pipeline.model.stage import StageModel
+from spottrain.pipeline.state.slot import SlotMemory
 from spottrain.pipeline.train.executor import StageExecutor, StagePlace
 from spottrain.pipeline.train.reduction import REDUCTIONS
 from spottrain.pipeline.train.sums import Replicas
@@ -85,6 +87,7 @@ def microbatches_for(depth: int, slowest_s: float) -> int:
 def time_tasks(
     loaded: LoadedJob,
     bench: SectionBench,
+    memory: SlotMemory,
     chain: Chain,
     links: TimedLinks,
     microbatch_size: int,
@@ -94,7 +97,8 @@ def time_tasks(
 
     Args:
         loaded: The job.
-        bench: Has this rank's sections; their gradients are overwritten.
+        bench: Knows this rank's sections.
+        memory: Holds them; their gradients are overwritten.
         chain: The ranks that take part.
         links: To the neighbours; the caller closes them.
         microbatch_size: Examples of a micro-batch.
@@ -105,10 +109,9 @@ def time_tasks(
         GenerationBrokenError, RuntimeError: A neighbour is gone.
     """
     spec, clock = loaded.spec, links.clock
-    tracker = _TimedTracker(bench.memory.num_bytes, clock)
+    tracker = _TimedTracker(memory.num_bytes, clock)
     sections = [
-        WorkingSection(bench.memory.arenas[k], bench.device, sums_gradients=True)
-        for k in bench.sections
+        WorkingSection(memory.arenas[k], bench.device, sums_gradients=True) for k in bench.sections
     ]
     for section in sections:
         section.refresh()
@@ -137,7 +140,7 @@ def time_tasks(
         spec.seed,
         _TaskMarks(clock),
         tracker,
-        bench.device,
+        cast(Device, _TimedDevice(bench.device, clock)),
         metrics=loaded.layout.metrics,
     )
     for step in range(_MINIBATCHES):
@@ -275,6 +278,24 @@ class _TimedTracker(TensorTracker):
 
     def backward(self, unit: Unit, run: Callable[[], None]) -> None:
         super().backward(unit, partial(self._clock.exclude, run))
+
+
+class _TimedDevice:
+    """A device whose clock excludes that the host waits for it."""
+
+    def __init__(self, device: Device, clock: _OverheadClock) -> None:
+        self._device, self._clock = device, clock
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._device, name)
+
+    def reach(self, mark: Any) -> None:
+        """Hold the host, as the device does."""
+        self._clock.exclude(partial(self._device.reach, mark))
+
+    def finish(self, transfer: Transfer) -> torch.Tensor:
+        """Hold the host, as the device does."""
+        return self._clock.exclude(partial(self._device.finish, transfer))
 
 
 class TimedLinks(PipelineLinks):

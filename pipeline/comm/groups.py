@@ -194,8 +194,10 @@ class World:
         dist.all_reduce(tensor, group=self.group)
 
     def barrier(self) -> None:
-        """Wait for all ranks."""
-        self.group.barrier().wait()
+        """Wait for all ranks, for however long: the manager ends what gets nowhere."""
+        options = dist.BarrierOptions()
+        options.timeout = _EVER
+        self.group.barrier(options).wait()
 
 
 _world: World | None = None

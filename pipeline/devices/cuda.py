@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from spottrain.errors import UserCodeError
+from spottrain.gpus.nvml import GpuLostError, NoNvmlError, open_nvml
 from spottrain.pipeline.devices.port import Transfer, UnusableDeviceError
 
 
@@ -72,6 +73,7 @@ class CudaDevice:
             # Of what torch allocates; a context takes some hundred MB more.
             torch.cuda.set_per_process_memory_fraction(memory_share)
         self._memory_share = memory_share
+        self._uuid = uuid
         self.identity = f"cuda:{uuid}"
         self._up = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._down = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -196,12 +198,16 @@ class CudaDevice:
         return int(total * self._memory_share)
 
     def context_bytes(self) -> int:
-        """Return what is taken beside torch's allocator.
+        """Return what this process has taken beside torch's allocator.
 
-        The driver counts all processes of a GPU: that of others counts too.
+        Where NVML does not know this process, as in a container, that of others counts, too.
         """
+        reserved = torch.cuda.memory_reserved(self.torch_device)
+        with suppress(NoNvmlError, GpuLostError), open_nvml() as nvml:
+            if own := nvml.memory_of(self._uuid, os.getpid()):
+                return max(0, own - reserved)
         free, total = torch.cuda.mem_get_info(self.torch_device)
-        return total - free - torch.cuda.memory_reserved(self.torch_device)
+        return total - free - reserved
 
     def peak_bytes(self) -> int | None:
         """Return the maximum that torch's allocator has given out."""

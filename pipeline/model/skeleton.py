@@ -1,20 +1,31 @@
-"""Builds the user's model: without memory for its parameters, or whole."""
+"""Builds the user's model: without memory for its parameters, whole, or some of them at a
+time.
+
+What the model's code draws at random follows from the seed and from how often it has drawn
+before, not from what was drawn. So nothing has to be drawn for a parameter that is left out,
+and a parameter has the same bits whichever others are built beside it.
+"""
 
 from __future__ import annotations
 
 import functools
+import gc
+import itertools
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeGuard
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.base.heap import mmap_large_blocks
+from spottrain.pipeline.model.data import random_seed
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import CutPoint, TrainingJob
 from spottrain.pipeline.model.sections import Attached
@@ -36,14 +47,7 @@ def build_skeleton(factory: Callable[[], nn.Module], seed: int = 0) -> nn.Module
     """
     what = "model, built without parameters,"
     try:
-        with (
-            _seeded(seed),
-            user_code(what),
-            _on_meta(),
-            mmap_large_blocks(),
-            _compiling_later(),
-        ):
-            return _checked(factory())
+        return _build(factory, seed, what, _Registrations())
     except UserCodeError as error:
         reason = str(error.__cause__)
         if "Cannot copy" in reason or not any(part in reason for part in _READ):
@@ -62,8 +66,77 @@ def materialise(job: TrainingJob, seed: int) -> nn.Module:
     Raises:
         UserCodeError: The factory raised or does not return a module.
     """
-    with _seeded(seed), user_code("model"), _compiling_later():
-        return _checked(job.model())
+    with _Draws():
+        return _build(job.model, seed, "model")
+
+
+def first_values(
+    job: TrainingJob, seed: int, parts: Iterable[Collection[str]]
+) -> Iterator[dict[str, torch.Tensor]]:
+    """Yield parameters with their first values, those of one part after the other.
+
+    No more than a part is in memory at a time: what was yielded is gone once the next one is
+    asked for. Parameters have the bits that ``materialise``
+    gives them. The model's code runs once for each part; where it computes one part from
+    another, the whole model is built instead.
+
+    Args:
+        job: Of the user.
+        seed: Of the job.
+        parts: Names of parameters; of tied ones, that under which they come first.
+
+    Raises:
+        UserCodeError: The factory raised or does not return a module.
+    """
+    numbers = _numbers(job, seed)
+    whole: nn.Module | None = None
+    for names in parts:
+        values = None
+        if whole is None:
+            kept = {numbers[name] for name in names if name in numbers}
+            values = _values_of_some(job, seed, names, kept)
+        if values is None:
+            whole = whole or materialise(job, seed)
+            values = {name: whole.get_parameter(name).detach() for name in names}
+        yield values
+        values.clear()
+        gc.collect()  # models hold cycles
+
+
+def _numbers(job: TrainingJob, seed: int) -> dict[str, int]:
+    """Return which registration gives each parameter, as far as one does."""
+    taken = _Registrations()
+    try:
+        with _Draws(), _Disguise():
+            model = _build(job.model, seed, "model", taken)
+    except UserCodeError:  # that building the whole model raises, too, or does not
+        return {}
+    return {n: taken.numbers[one] for n, one in model.named_parameters() if one in taken.numbers}
+
+
+def _values_of_some(
+    job: TrainingJob, seed: int, names: Collection[str], kept: Collection[int]
+) -> dict[str, torch.Tensor] | None:
+    """Return the values of parameters; ``None``: they follow from those of others."""
+    try:
+        with _Draws(), _Disguise():
+            model = _build(job.model, seed, "model", _Registrations(kept))
+    except UserCodeError:  # as above
+        return None
+    values = {name: model.get_parameter(name).detach() for name in names}
+    return None if any(value.is_meta for value in values.values()) else values
+
+
+def _build(
+    factory: Callable[[], nn.Module],
+    seed: int,
+    what: str,
+    registrations: _Registrations | None = None,
+) -> nn.Module:
+    """Build the model, with the values of all parameters or of those that are kept."""
+    on_meta = _on_meta(registrations) if registrations else nullcontext()
+    with _seeded(seed), user_code(what), on_meta, mmap_large_blocks(), _compiling_later():
+        return _checked(factory())
 
 
 def _checked(model: object) -> nn.Module:
@@ -159,18 +232,97 @@ def _seeded(seed: int) -> Iterator[None]:
         yield
 
 
+class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Seeds a generator anew before each operation that draws from it.
+
+    With what follows from the last seed that the model's code or ``_seeded`` gave it, and
+    from the number of operations since: not from what these have drawn.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._seeds: dict[torch.Generator, tuple[int, int, int]] = {}
+        """The seed that was given, the operations since, and the seed for the last one."""
+
+    def __torch_dispatch__(
+        self,
+        operation: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run an operation."""
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded in operation.tags:
+            self._seed(kwargs.get("generator") or torch.default_generator)
+        return operation(*args, **kwargs)
+
+    def _seed(self, generator: torch.Generator) -> None:
+        present = generator.initial_seed()
+        given, count, last = self._seeds.get(generator, (present, 0, present))
+        if present != last:  # given since
+            given, count = present, 0
+        seed = random_seed(given, count)
+        generator.manual_seed(seed)
+        self._seeds[generator] = given, count + 1, seed
+
+
+class _Disguise(TorchFunctionMode):
+    """Lets parameters without memory say that they are the CPU's.
+
+    Code that treats them otherwise, as ``nn.init.orthogonal_`` does, would draw less often.
+    """
+
+    def __torch_function__(
+        self,
+        function: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run a function of torch's."""
+        if function == _IS_META:
+            return False
+        result = function(*args, **(kwargs or {}))
+        return torch.device("cpu") if function == _DEVICE and result.type == "meta" else result
+
+
+_IS_META, _DEVICE = (getattr(torch.Tensor, name).__get__ for name in ("is_meta", "device"))
+
+
+class _Registrations:
+    """Parameters in the order in which modules take them.
+
+    Args:
+        kept: Numbers of those that keep their values; others go to the meta device.
+    """
+
+    def __init__(self, kept: Collection[int] = ()) -> None:
+        self._kept = kept
+        self._next = itertools.count()
+        self._given = WeakIdKeyDictionary()  # one parameter in two modules stays one
+        self.numbers: MutableMapping[nn.Parameter, int] = WeakIdKeyDictionary()
+        """Of the parameters that modules have."""
+
+    def take(self, parameter: nn.Parameter) -> nn.Parameter:
+        """Return what a module is to have in place of a parameter."""
+        if parameter not in self._given:
+            number = next(self._next)
+            given = parameter if number in self._kept else _twin_of(parameter)
+            self._given[parameter] = given
+            self.numbers[given] = number
+        given_before: nn.Parameter = self._given[parameter]
+        return given_before
+
+
 @contextmanager
-def _on_meta() -> Iterator[None]:
-    """Put every parameter on the meta device as it is registered with a module."""
+def _on_meta(registrations: _Registrations) -> Iterator[None]:
+    """Put parameters on the meta device as they are registered with a module."""
     plain = nn.Module.register_parameter
-    twins = WeakIdKeyDictionary()  # one parameter in two modules stays one
 
     def register(module: nn.Module, name: str, param: nn.Parameter | None = None) -> None:
-        if param is not None and not param.is_meta:
-            if param not in twins:
-                twins[param] = _twin_of(param)
-            twin: nn.Parameter = twins[param]
-            param = twin
+        if param is not None and param.untyped_storage().device.type != "meta":
+            param = registrations.take(param)
         plain(module, name, param)
 
     with replaced(nn.Module, "register_parameter", register):

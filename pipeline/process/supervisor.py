@@ -59,7 +59,8 @@ from spottrain.wire import messages
 
 _LOAD_IN_WORKERS = "--load-in-workers"
 _STDERR_FD = 2
-_CALIBRATION, _STORE = "calibration", "store"
+_CALIBRATION, _FIRST_WEIGHTS, _STORE = "calibration", "writing of first weights", "store"
+_ROUNDS = (_CALIBRATION, _FIRST_WEIGHTS)
 
 _Body = Callable[[socket.socket], None]
 """Function that a child runs, given its end of the socket to the supervisor."""
@@ -135,7 +136,7 @@ class Supervisor:
         self._children: dict[int, _Child] = {}
         self._generation = 0
         self._round = 0
-        """Number of the newest calibration round; they count down."""
+        """Number of the newest round of preparation; they count down."""
         self._spare_store: _Child | None = None
         """Forked ahead for the next generation; it does not listen yet."""
         self._stores: dict[int, str] = {}
@@ -178,10 +179,8 @@ class Supervisor:
 
     def _perform(self, command: messages.Command) -> None:
         match command:
-            case messages.Initialise():
-                self._fork_with_job("initialisation", initialise_and_report)
-            case messages.Calibrate():
-                self._calibrate(command)
+            case messages.Initialise() | messages.Calibrate():
+                self._begin_round(command)
             case messages.OpenStore(generation=generation):
                 self._open_store(generation)
             case messages.RunGeneration():
@@ -201,28 +200,33 @@ class Supervisor:
             case messages.Retire() | messages.InspectWorkers():
                 raise AssertionError("handled before commands are performed")
 
-    def _calibrate(self, command: messages.Calibrate) -> None:
-        """Start this VM's processes of a calibration round."""
+    def _begin_round(self, command: messages.Initialise | messages.Calibrate) -> None:
+        """Start this VM's processes of a round."""
         ranks = {
             rank: slot.index
             for rank, slot in enumerate(command.participants)
             if slot.vm_id == self._greeting.vm_id
         }
-        if command.participants and command.generation >= self._round:
-            return
-        self._round = min(self._round, command.generation)
-        self._end_rounds(before=command.generation)
+        if command.participants:
+            if command.generation >= self._round:
+                return
+            self._round = command.generation
+            self._end_rounds(before=command.generation)
         for rank, slot in ranks.items() if command.participants else ((0, 0),):
-            mine = self._slots[slot]
-            where = mine.device, mine.memory_share, self._greeting.device_name()
-            task = functools.partial(measure_and_report, command, rank, slot, *where)
-            child = self._fork_with_job(_CALIBRATION, task)
+            if isinstance(command, messages.Initialise):
+                task = functools.partial(initialise_and_report, command, rank, slot)
+                child = self._fork_with_job(_FIRST_WEIGHTS, task)
+            else:
+                mine = self._slots[slot]
+                where = mine.device, mine.memory_share, self._greeting.device_name()
+                task = functools.partial(measure_and_report, command, rank, slot, *where)
+                child = self._fork_with_job(_CALIBRATION, task)
             child.generation, child.task_slot = command.generation, slot
 
     def _end_rounds(self, before: int) -> None:
-        """Kill processes of calibration rounds older than ``before``."""
+        """Kill processes of rounds older than ``before``."""
         for child in self._children.values():
-            if child.what == _CALIBRATION and child.generation > before:
+            if child.what in _ROUNDS and child.generation > before:
                 os.kill(child.pid, signal.SIGKILL)
 
     def _running(self) -> list[_Child]:
@@ -265,7 +269,7 @@ class Supervisor:
     def _end_workers(self, command: messages.EndWorkers) -> None:
         """Kill workers that hang, or whose GPU has failed; their ends are reported."""
         for child in self._children.values():
-            of = child.task_slot if child.what == _CALIBRATION else child.slot
+            of = child.task_slot if child.what in _ROUNDS else child.slot
             if of in command.slots:
                 child.ended_by = command
                 os.kill(child.pid, signal.SIGKILL)

@@ -236,6 +236,11 @@ def _lay_out(specs: tuple[ParameterSpec, ...]) -> _Layout:
     )
 
 
+def payload_bytes(specs: tuple[ParameterSpec, ...]) -> int:
+    """Return the bytes of a section's tensors: parameters, gradients, optimizer state."""
+    return _lay_out(specs).end
+
+
 def group_bytes(specs: Iterable[ParameterSpec]) -> int:
     """Return the bytes of the tensors in the optimizer's parameter groups."""
     return sum(spec.group_bytes for spec in specs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -53,6 +54,8 @@ from spottrain.wire.model import Plan
 DELAYED = "weights before"
 """Key under which a checkpoint has a parameter's value of one mini-batch before. No
 optimizer's: theirs are names in Python."""
+_TELL_S = 5.0
+"""Between two words of a handover that takes its time."""
 _POSTED = 2
 """Sections whose receives are posted while another one comes in: each may need host
 memory of its own."""
@@ -140,6 +143,7 @@ class _Handover:
     def __init__(self, context: WorkerContext, command: RunGeneration, rank: int) -> None:
         self._context, self._command, self._rank = context, command, rank
         self._memory = context.memory
+        self._told_s = time.monotonic()
         self._num_sections = command.plan.num_sections
         self._mine = (
             command.plan.sections_of(rank % command.plan.pipeline_depth)
@@ -243,12 +247,24 @@ class _Handover:
                 arena = self._memory.arenas[move.section]
                 coming.append(_Receipt(arena, move.source))
                 if len(coming) > _POSTED:
-                    coming.popleft().finish(agreement)
+                    self._receive(coming.popleft(), agreement)
         for receipt in coming:
-            receipt.finish(agreement)
+            self._receive(receipt, agreement)
         for send in sends:
             assert send is not None
             send.wait()
+
+    def _receive(self, receipt: _Receipt, agreement: Agreement) -> None:
+        self._tell(receipt.finish(agreement))
+
+    def _tell(self, section: int) -> None:
+        """Let the manager know, now and then, that this takes its time."""
+        if time.monotonic() < self._told_s + _TELL_S:
+            return
+        self._told_s = time.monotonic()
+        number = self._command.generation
+        report = messages.SectionPrepared(generation=number, section=section)
+        self._context.supervisor.report(report)
 
     def _load(self, sections: Sequence[int], agreement: Agreement) -> None:
         if not sections:
@@ -264,6 +280,7 @@ class _Handover:
                 fill(arena, tensors, manifest.step)
                 arena.synchronise()
                 arena.set_version(agreement.step, agreement.origin)
+                self._tell(section)
         except (CheckpointError, StorageError) as error:
             raise UnreadableCheckpointError.of(name, error) from error
 
@@ -307,8 +324,8 @@ class _Receipt:
             (span, *_post(arena, span, source)) for span in arena.movable if span.numel()
         ]
 
-    def finish(self, agreement: Agreement) -> None:
-        """Wait for the section; it is whole then."""
+    def finish(self, agreement: Agreement) -> int:
+        """Wait for the section, which is whole then; return its number."""
         arena = self._arena
         for span, received, work in self._parts:
             work.wait()
@@ -317,6 +334,7 @@ class _Receipt:
                 arena.device.finish(arena.device.upload(received, span))
         arena.synchronise()
         arena.set_version(agreement.step, agreement.origin)
+        return arena.section
 
 
 def _post(arena: SectionArena, span: torch.Tensor, source: int) -> tuple[torch.Tensor, dist.Work]:

@@ -7,14 +7,13 @@ shares are settled, rank 0 writes the manifest. So no manager is needed.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Future
 from typing import Any
@@ -47,8 +46,6 @@ from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.pipeline.state.arena import SectionArena
 from spottrain.pipeline.state.checkpoint import (
     SnapshotOutcome,
-    save_frozen,
-    save_section,
     write_snapshot,
 )
 from spottrain.pipeline.state.context import (
@@ -63,7 +60,6 @@ from spottrain.pipeline.state.handover import (
     saved_tensors,
 )
 from spottrain.storage.store import StorageError
-from spottrain.storage.store import Store as CheckpointStore
 from spottrain.wire import messages
 from spottrain.wire.messages import RunGeneration
 
@@ -501,46 +497,11 @@ class CheckpointRound:
                 report(messages.CheckpointFailed(step=step, reason=str(error)))
 
 
-def write_first(
-    store: CheckpointStore, loaded: LoadedJob, values: Mapping[str, torch.Tensor]
-) -> Manifest:
-    """Write the checkpoint of step 0, which a job starts from as it resumes.
-
-    Parameters that are not trained are written once, for all checkpoints to come.
-
-    Args:
-        store: Where the job's checkpoints are.
-        loaded: The job.
-        values: Of all parameters.
-
-    Raises:
-        CheckpointError, StorageError: The store refused.
-    """
-    own_uids(store, loaded.spec.uid)
-    name, layout = new_name(0, 0), loaded.layout
-    files, frozen = [], []
-    try:
-        for section, names in enumerate(layout.parameters):
-            trained = {n: values[n] for n in names if n not in layout.frozen}
-            files.append(save_section(store, name, section, trained))
-            if left_out := {n: values[n] for n in names if n in layout.frozen}:
-                frozen.append(save_frozen(store, section, left_out))
-        named = FrozenFiles(tuple(frozen), layout.base if frozen else "")
-        size = loaded.spec.microbatch_size
-        manifest = make_manifest(loaded, name, 0, files, named, microbatch_size=size)
-        write_manifest(store, manifest)
-    except CheckpointError:
-        with contextlib.suppress(StorageError):  # the reason above is told
-            discard(store, name)
-        raise
-    return manifest
-
-
 def make_manifest(
     loaded: LoadedJob,
     name: str,
     step: int,
-    files: list[FileRecord],
+    files: Iterable[FileRecord],
     frozen: FrozenFiles,
     *,
     microbatch_size: int,
@@ -549,17 +510,17 @@ def make_manifest(
 ) -> Manifest:
     """Return the manifest of a checkpoint whose files are all written."""
     spec = dataclasses.replace(loaded.spec, microbatch_size=microbatch_size)
-    ordered = sorted(files, key=lambda file: file.section)
+    ordered = tuple(sorted(files, key=lambda file: file.section))
     return Manifest(
         name=name,
         step=step,
-        num_sections=1 + max(file.section for file in files),
+        num_sections=1 + ordered[-1].section,
         model_fingerprint=loaded.fingerprint,
         config_fingerprint=config_fingerprint(spec),
         seed=spec.seed,
         minibatch_size=spec.minibatch_size,
         microbatch_size=spec.microbatch_size,
-        files=tuple(ordered),
+        files=ordered,
         best_step=best_step,
         frozen=frozen.files,
         base=frozen.base,

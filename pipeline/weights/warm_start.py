@@ -27,10 +27,9 @@ from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.inspect import answer
 from spottrain.pipeline.model.libraries import pretrained_in
 from spottrain.pipeline.model.loaded import LoadedJob, load
-from spottrain.pipeline.model.sections import parameter_slots
-from spottrain.pipeline.model.skeleton import build_skeleton, materialise
-from spottrain.pipeline.state.saving import write_first
+from spottrain.pipeline.model.skeleton import build_skeleton, first_values
 from spottrain.pipeline.weights.export import gather_parameters
+from spottrain.pipeline.weights.first import FirstCheckpoint, FirstFiles
 from spottrain.storage.open import open_store
 from spottrain.wire.messages import JobSpec
 from spottrain.wire.model import FirstWeights
@@ -223,18 +222,18 @@ def begin(
             checkpoint="", sha256="", num_taken=len(found.taken), remarks=tuple(remarks)
         )
     values = {first: given[name] for first, name in found.taken.items()}
-    if len(values) < len(loaded.layout.specs):
-        made = parameter_slots(materialise(loaded.job, loaded.spec.seed))
-        values |= {
-            name: getattr(*slots[0]).detach() for name, slots in made.items() if name not in values
-        }
+    if lacking := [name for name in loaded.layout.specs if name not in values]:
+        values |= next(first_values(loaded.job, loaded.spec.seed, [lacking]))
     for name, tensor in loaded.layout.specs.items():
         values[name] = values[name].to(tensor.dtype)
     digest = _digest(values)
     spec = dataclasses.replace(loaded.spec, init_from=digest)
     # Data sets of this machine may be samples.
     mine = dataclasses.replace(loaded, spec=spec, datasets=())
-    manifest = write_first(open_store(target), mine, values)
+    checkpoint = FirstCheckpoint(open_store(target), mine)
+    sections = range(loaded.layout.num_sections)
+    files = (checkpoint.write(section, values) for section in sections)
+    manifest = checkpoint.complete(sum(files, FirstFiles()))
     return FirstWeights(
         checkpoint=manifest.name,
         sha256=digest,

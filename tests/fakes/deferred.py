@@ -4,8 +4,8 @@ Its tensors are the CPU's. A transfer waits in a queue and is done in an order d
 chance, at the latest when somebody waits for it. Until then its target holds no numbers,
 and an operation that touches it raises: so a missing ``wait`` is found on any machine. It
 knows which tensors would be on a GPU, and notes where the host reads their values, each
-of which would make a GPU's host wait. It cannot show an allocator that reuses memory, nor
-kernels.
+of which would make a GPU's host wait. Its memory may be bounded. It cannot show an allocator
+that reuses memory, nor kernels.
 """
 
 from __future__ import annotations
@@ -123,13 +123,16 @@ class DeferredDevice(HostDevice):
     Args:
         seed: Of the order of transfers. With one that is divisible by three no transfer
             happens before somebody waits for it, or for a later one.
+        memory_bytes: For all tensors together.
     """
 
     is_host = False
     collective_library = "gloo"
     """In the place of NCCL."""
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, memory_bytes: int | None = None) -> None:
+        self._memory_bytes = memory_bytes
+        self._live_bytes = self._peak_bytes = 0
         self.identity = f"deferred:{seed} of process {os.getpid()}"
         self._random = random.Random(seed)
         self._eagerness = _EAGERNESS[seed % len(_EAGERNESS)]
@@ -228,7 +231,30 @@ class DeferredDevice(HostDevice):
         """Regard tensors as the device's, and all that is computed from them."""
         for tensor in tensors:
             if tensor.layout is torch.strided and not tensor.is_meta:
+                self._take_memory(tensor.untyped_storage())
                 _remember(self._held, tensor)
+
+    def _take_memory(self, storage: torch.UntypedStorage) -> None:
+        if storage._cdata in self._held:
+            return
+        num_bytes = storage.nbytes()
+        bound = self._memory_bytes
+        if bound is not None and self._live_bytes + num_bytes > bound:
+            raise torch.OutOfMemoryError(f"out of memory. Tried to allocate {num_bytes} bytes")
+        self._live_bytes += num_bytes
+        self._peak_bytes = max(self._peak_bytes, self._live_bytes)
+        weakref.finalize(storage, self._free, num_bytes)
+
+    def _free(self, num_bytes: int) -> None:
+        self._live_bytes -= num_bytes
+
+    def memory_bytes(self) -> int | None:
+        """Return the bound."""
+        return self._memory_bytes
+
+    def peak_bytes(self) -> int | None:
+        """Return the maximum so far."""
+        return self._peak_bytes
 
     def hold_any(self, tensors: Iterable[torch.Tensor]) -> bool:
         """Return whether one of the tensors is the device's."""

@@ -132,7 +132,7 @@ def places_of_minibatches(
         checkpoint_every_steps=100,
     )
     loaded = load(spec, runs.WORKDIR)
-    saved = initialise(loaded)
+    saved = initialise(loaded, messages.Initialise())
     assert isinstance(saved, messages.CheckpointSaved)
     holder, scales = LocalHolder(), precision == "fp16"
     with watching(device) as newest:

@@ -30,6 +30,8 @@ _WRONG = 20
 """Index of an example, in a job with a wrong one."""
 TINY = Size(4, 32, 2, vocabulary=64, sequence=16, dropout=0.1)
 SMALL = Size(4, 64, 2, vocabulary=128, sequence=32)
+DEEP = Size(8, 64, 2, vocabulary=64, sequence=8)
+"""Most of whose memory is that of parameters."""
 GPT2_124M = Size(12, 768, 12)
 GPT2_1558M = Size(48, 1600, 25)
 
@@ -181,6 +183,11 @@ def calling_cuda() -> TrainingJob:
 def small() -> TrainingJob:
     """Return a job like the large ones, for machines without a GPU."""
     return make(SMALL)
+
+
+def deep() -> TrainingJob:
+    """Return a job whose activations are small beside its parameters."""
+    return make(DEEP)
 
 
 def gpt2_124m() -> TrainingJob:

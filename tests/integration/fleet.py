@@ -190,8 +190,21 @@ class Fleet:
 
         self.wait_for("SupervisorReady", check)
 
-    def initialise(self) -> str:
-        next(iter(self.machines.values())).send(messages.Initialise())
+    def initialise(self, names: str = "", number: int = -1) -> str:
+        """Have machines write the first weights, the first one alone where none is named."""
+        if names:
+            self.generation = number
+            host, port = self.open_store(names[0])
+            command = messages.Initialise(
+                generation=number,
+                participants=tuple(Slot(vm_id=name, index=0) for name in names),
+                store_host=host,
+                store_port=port,
+            )
+            for name in names:
+                self.machines[name].send(command)
+        else:
+            next(iter(self.machines.values())).send(messages.Initialise())
         return self.wait_for(
             "CheckpointSaved",
             lambda _, r: r.name if isinstance(r, messages.CheckpointSaved) else None,

@@ -101,10 +101,11 @@ class Stub:
 
     def obey(self, command: messages.Command) -> None:
         match command:
-            case messages.Initialise():
-                self.store.mkdir(parents=True, exist_ok=True)
-                self.step = 0
-                self.save()
+            case messages.Initialise(participants=participants):
+                if self.vm_id == participants[0].vm_id:
+                    self.store.mkdir(parents=True, exist_ok=True)
+                    self.step = 0
+                    self.save()
             case messages.Calibrate(generation=generation, participants=participants):
                 if self.vm_id == participants[0].vm_id:
                     say(messages.Calibrated(profile=PROFILE, generation=generation))

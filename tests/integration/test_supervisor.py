@@ -216,7 +216,10 @@ def run_supervisor(
         process.stdin.flush()
         reports = []
         for line in process.stdout:
-            reports.append(decode(messages.Report, line))
+            report = decode(messages.Report, line)
+            if isinstance(report, messages.SectionPrepared):
+                continue
+            reports.append(report)
             if len(reports) == 1 + len(commands):
                 # Nothing is awaited any more.
                 process.stdin.close()

@@ -138,8 +138,9 @@ class Workers:
         self.catch_up()
         report, soon = self.world.report, self.world.soon
         match order:
-            case messages.Initialise():
-                soon(lambda: self.save(vm, 0, 0), 3.0)
+            case messages.Initialise(participants=participants):
+                if vm_id == participants[0].vm_id:
+                    soon(lambda: self.save(vm, 0, 0), 3.0)
             case messages.Calibrate(generation=number, participants=participants):
                 profile = profile_of(self.world.settings.facts)
                 calibrated = messages.Calibrated(profile=profile, generation=number)

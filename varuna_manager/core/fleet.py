@@ -13,8 +13,8 @@ from spottrain.cloud.port.provider import Vm, VmState
 from spottrain.eventlog.changed import replace
 from spottrain.pricing.billing.budget import reserve_s
 from spottrain.pricing.ranking import cooldowns as cooling
-from spottrain.varuna_manager.core import calibration, spending
 from spottrain.varuna_manager.core import generation as generations
+from spottrain.varuna_manager.core import rounds, spending
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import counters, starts
 from spottrain.varuna_manager.core.model import events as e
@@ -165,13 +165,11 @@ def remove_vm(transition: Transition, vm: VmRecord, reason: str, words: str = ""
         starts.failed(transition, vm, reason)
     starts.said(transition, vm.vm_id, words)
     generations.lose_vm(transition, vm.vm_id, f"{vm.vm_id}: {reason}")
-    calibration.lose_vm(transition, vm.vm_id)
+    rounds.lose_vms(transition, (vm.vm_id,))
     state = transition.state
     vms = {k: v for k, v in state.fleet.vms.items() if k != vm.vm_id}
     ledger = state.history.ledger.gone(vm.vm_id, transition.now_s)
     transition.put(replace(state.fleet, vms=vms), replace(state.history, ledger=ledger))
-    if state.preparation.initialiser == vm.vm_id:
-        transition.put(replace(state.preparation, initialiser=None))
     if vm.is_usable:
         transition.note_fleet_change()
     transition.note_phase(vm.phase, None)
@@ -228,13 +226,11 @@ def _leave(transition: Transition, vms: Iterable[VmRecord], reason: str) -> tupl
         transition.send(training, AbandonGeneration(generation=generation.number))
     for vm in going:
         generations.lose_vm(transition, vm.vm_id, f"{vm.vm_id}: {reason}")
-        calibration.lose_vm(transition, vm.vm_id)
         transition.put_vm(
             replace(vm, phase=VmPhase.RETURNING, return_reason=reason, retry_at_s=None)
         )
     ids = tuple(vm.vm_id for vm in going)
-    if transition.state.preparation.initialiser in ids:
-        transition.put(replace(transition.state.preparation, initialiser=None))
+    rounds.lose_vms(transition, ids)
     transition.note_fleet_change()
     return ids
 

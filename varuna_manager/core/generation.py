@@ -39,7 +39,10 @@ waits on when a third rank is gone, and a kill loses nothing that is not committ
 FENCE_AFTER_S = 20.0
 """A VM whose ranks are not out by then is suspected to hang."""
 OPEN_BOUND_S = 60.0
-START_BOUND_S = 900.0
+SILENCE_BOUND_S = 600.0
+"""How long VMs that prepare, or ranks that start, may show no sign of progress, and"""
+SLOWEST_BYTES_PER_S = 1e7
+"""as long as the largest section takes to read or to write at this rate."""
 STOP_BOUND_S = 900.0
 """Bound on one mini-batch and a checkpoint."""
 STOP_SHARE = 0.5
@@ -310,13 +313,27 @@ def stopped(transition: Transition, slot: Slot, report: messages.GenerationStopp
         transition.put_generation(generation)
 
 
+def gets_on(transition: Transition) -> None:
+    """A rank has come on with its start."""
+    generation = transition.generation
+    if generation.phase is GenerationPhase.STARTING:
+        transition.put_generation(replace(generation, heard_at_s=transition.now_s))
+
+
+def silence_bound_s(state: State) -> float:
+    """Return how long nothing may be heard of a round, or of a generation that starts."""
+    sections = state.job.facts.sections
+    largest = max(one.param_bytes + one.optimizer_bytes for one in sections)
+    return SILENCE_BOUND_S + largest / SLOWEST_BYTES_PER_S
+
+
 def advance(transition: Transition) -> None:
     """Advance the generation where nothing is missing, or a timeout has passed."""
     generation = transition.state.training.generation
     if generation is None:
         return
     finished = all(rank in _FINISHED for rank in generation.ranks.values())
-    since_s = generation.since_s
+    since_s, bound_s = generation.since_s, silence_bound_s(transition.state)
     match generation.phase:
         case GenerationPhase.OPENING:
             if transition.waited_until(since_s + OPEN_BOUND_S):
@@ -325,8 +342,9 @@ def advance(transition: Transition) -> None:
         case GenerationPhase.STARTING:
             if RankPhase.INVITED not in generation.ranks.values():
                 _run(transition, generation)
-            elif transition.waited_until(since_s + START_BOUND_S):
-                break_generation(transition, f"it did not start in {START_BOUND_S:g} s")
+            elif transition.waited_until(max(since_s, generation.heard_at_s) + bound_s):
+                reason = f"its start showed no sign of progress in {bound_s:.0f} s"
+                break_generation(transition, reason)
         case GenerationPhase.RUNNING:
             if finished:
                 close(transition, "all ranks stopped")

@@ -16,7 +16,7 @@ from spottrain.morphing.adapt import checkpointing, policy
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.placement import Device
 from spottrain.morphing.simulate.reducing import NCCL_FAILED
-from spottrain.varuna_manager.core import allocation, calibration, fleet, memory
+from spottrain.varuna_manager.core import allocation, fleet, memory, rounds
 from spottrain.varuna_manager.core import generation as generations
 from spottrain.varuna_manager.core.model import records
 from spottrain.varuna_manager.core.model.commands import ComputePlan, Outcome
@@ -29,13 +29,12 @@ from spottrain.varuna_manager.core.model.state import (
     is_outdated,
 )
 from spottrain.varuna_manager.core.model.transition import Transition
-from spottrain.wire.messages import Initialise
 from spottrain.wire.model import Plan, Profile
 
 MORPH_COST_S = 5.0
 """Assumed cost of a planned morph until one was measured."""
-PREPARE_BOUND_S = 900.0
-"""Time limit for writing the first weights, and for measuring the sections."""
+AT_ONCE_BYTES = 1 << 30
+"""First weights up to here are written by the VMs that are there."""
 MAX_FAILED_PREPARATIONS = 3
 STORE_WAIT_S = 300.0
 """How long nothing may begin, as no checkpoint can be read, before the job ends."""
@@ -107,12 +106,7 @@ def _replace_outdated(transition: Transition) -> None:
     if not going:
         return
     ids = {vm.vm_id for vm in going}
-    calibrates = state.preparation.calibration
-    measures = calibrates.participants if calibrates else ()
-    if ids.intersection(slot.vm_id for slot in measures):
-        calibration.give_up(transition)
-    if state.preparation.initialiser in ids:
-        transition.put(replace(transition.state.preparation, initialiser=None))
+    rounds.lose_vms(transition, ids)
     fleet.replace_agents(transition, going)
 
 
@@ -213,30 +207,30 @@ def _return_blind(transition: Transition) -> None:
 
 
 def _prepare(transition: Transition) -> None:
-    """Have one VM write the first weights, then all VMs measure the model.
+    """Have VMs write the first weights together, then measure the model.
 
-    One after the other, and once no VM boots any more, so that nothing disturbs the
-    measurement.
+    One after the other. Measuring begins once no VM boots any more, so that nothing disturbs
+    it; and so does writing that would take long on a few VMs.
     """
     state, vms = transition.state, usable_vms(transition.state)
     vms = tuple(vm for vm in vms if not is_outdated(state, vm))
-    vm_id = next((vm.vm_id for vm in vms), None)
     begun = state.preparation
     if _has_nothing_left(state):
         if state.phase is JobPhase.ACTIVE:
             transition.fail(_nothing_left(state), checkpoint=False)
         return
-    if begun.initialiser is not None or begun.calibration is not None:
-        if transition.waited_until(begun.prepare_since_s + PREPARE_BOUND_S):
-            fail_preparation(transition, f"no answer in {PREPARE_BOUND_S:g} s")
-    elif vm_id is None:
+    if begun.round is not None:
+        bound_s = generations.silence_bound_s(state)
+        if transition.waited_until(begun.progress_at_s + bound_s):
+            fail_preparation(transition, f"no sign of progress in {bound_s:.0f} s")
+    elif not vms:
         return
     elif state.newest_checkpoint is None and not state.job.measures_only:
-        now_s = state.now_s
-        transition.put(replace(state.preparation, initialiser=vm_id, prepare_since_s=now_s))
-        transition.send((vm_id,), Initialise())
+        total_bytes = sum(section.param_bytes for section in state.job.facts.sections)
+        if total_bytes <= AT_ONCE_BYTES or _is_enough(transition, vms):
+            rounds.write_first_weights(transition, vms)
     elif state.preparation.profile is None and _is_enough(transition, vms):
-        calibration.get_profile(transition, vms)
+        rounds.get_profile(transition, vms)
 
 
 def _has_nothing_left(state: State) -> bool:
@@ -261,11 +255,12 @@ def _nothing_left(state: State) -> str:
 
 def fail_preparation(transition: Transition, reason: str) -> None:
     """Writing the first weights or measuring failed: try again, a few times."""
-    state = transition.state
-    failures = state.preparation.failed_preparations + 1
-    transition.put(replace(state.preparation, initialiser=None, failed_preparations=failures))
-    calibration.give_up(transition)
-    what = "the first weights" if state.preparation.initialiser else "the measurement"
+    before = transition.state.preparation
+    assert before.round is not None
+    failures = before.failed_preparations + 1
+    transition.put(replace(before, failed_preparations=failures))
+    rounds.give_up(transition)
+    what = f"the {before.round.purpose}"
     transition.log(f"{what} failed: {reason}")
     if failures >= MAX_FAILED_PREPARATIONS:
         reason = f"{what} failed {failures} times: {reason}"

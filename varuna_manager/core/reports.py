@@ -14,9 +14,9 @@ from spottrain.varuna_manager.core import (
     hangs,
     memory,
     planning,
+    rounds,
     stragglers,
 )
-from spottrain.varuna_manager.core import calibration as calibrations
 from spottrain.varuna_manager.core import generation as generations
 from spottrain.varuna_manager.core.limits import REPLACED
 from spottrain.varuna_manager.core.model import counters, starts
@@ -52,8 +52,11 @@ def report_received(transition: Transition, event: e.ReportReceived) -> None:
     match report := event.report:
         case messages.SupervisorReady():
             _supervisor_ready(transition, vm_id, report)
-        case messages.CalibrationProgress() | messages.Calibrated():
-            calibrations.report_received(transition, report)
+        case messages.SectionPrepared(generation=number) if number > 0:
+            if state.training.generation and state.training.generation.number == number:
+                generations.gets_on(transition)
+        case messages.SectionPrepared() | messages.CalibrationProgress() | messages.Calibrated():
+            rounds.report_received(transition, report)
         case messages.StoreOpened():
             _store_opened(transition, report)
         case messages.GenerationStarted(generation=number, slot=index):
@@ -180,7 +183,7 @@ def _gpu_throttled(transition: Transition, vm_id: str, reason: str) -> None:
 def _store_opened(transition: Transition, report: messages.StoreOpened) -> None:
     generation = transition.state.training.generation
     if report.generation < 0:
-        calibrations.store_opened(transition, report)
+        rounds.store_opened(transition, report)
     elif (
         generation is not None
         and generation.number == report.generation
@@ -208,14 +211,12 @@ def _out(
     """
     state, generation = transition.state, transition.state.training.generation
     if generation is None or generation.number != number:
-        initialises = number == 0 and slot.vm_id == state.preparation.initialiser
-        measures = (
-            state.preparation.calibration is not None
-            and state.preparation.calibration.number == number
-        )
-        if measures and state.preparation.doubted:
-            calibrations.give_up(transition)  # its checkpoint is looked at first
-        elif initialises or measures:
+        round_ = state.preparation.round
+        if round_ is None or round_.number != number:
+            return
+        if state.preparation.doubted:
+            rounds.give_up(transition)  # its checkpoint is looked at first
+        else:
             planning.fail_preparation(transition, f"{slot.vm_id}: {reason}")
         return
     lives = generation.ranks.get(slot) in (RankPhase.INVITED, RankPhase.STARTED)
@@ -310,13 +311,16 @@ def _checkpoint_saved(transition: Transition, vm_id: str, report: messages.Check
     bad = {one.name for one in state.preparation.damaged}
     good = [c for c in known.values() if c.name not in bad]
     newest_first = sorted(good, key=lambda c: c.step, reverse=True)
+    round_ = state.preparation.round
+    if round_ is not None and round_.purpose == "first weights":
+        round_ = None
     transition.put(
         replace(
             state.preparation,
+            round=round_,
             checkpoints=tuple(newest_first[: state.job.spec.checkpoint_keep]),
             checkpoint_saved_at_s=transition.now_s,
             checkpoint_error="",
-            initialiser=None,
             from_scratch=False,
         )
     )

@@ -22,7 +22,7 @@ a manager restarts (``eventlog``). The rules:
 
 The life of a job: NEW until it is submitted. While it is ACTIVE, the parts below rent VMs
 (``allocation``, ``launches``, ``fleet``), have the model measured and plans computed
-(``calibration``, ``planning``), and train one generation after the other
+(``rounds``, ``planning``), and train one generation after the other
 (``generation``, ``hangs``, ``replacement``). Success, a limit, a failure or a person ends it
 (``shutdown``): while it is ENDING, a last checkpoint is written if there is time, and all
 VMs are returned; it is ENDED once nothing costs money any more. ``resume`` makes a job
@@ -39,7 +39,6 @@ from spottrain.pricing.ranking.order import OfferWorth
 from spottrain.units import counted
 from spottrain.varuna_manager.core import (
     allocation,
-    calibration,
     deadline,
     fleet,
     hangs,
@@ -48,6 +47,7 @@ from spottrain.varuna_manager.core import (
     moves,
     planning,
     reports,
+    rounds,
     shutdown,
     spending,
     stragglers,
@@ -61,7 +61,7 @@ from spottrain.varuna_manager.core.model.errors import InternalError
 from spottrain.varuna_manager.core.model.recent import with_event
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.core.model.transition import Transition
-from spottrain.wire.messages import Initialise, MinibatchCommitted
+from spottrain.wire.messages import MinibatchCommitted
 
 MAX_ROUNDS = 20
 """Rounds after which a state that still changes is a bug."""
@@ -273,7 +273,7 @@ def _manager_started(transition: Transition, version: str) -> None:
         ),
         replace(
             state.preparation,
-            prepare_since_s=transition.now_s,
+            progress_at_s=transition.now_s,
             listed=False,
             store_error="",
             doubted=(),
@@ -289,10 +289,8 @@ def _manager_started(transition: Transition, version: str) -> None:
         transition.put_vm(replace(vm, silent_since_s=None, retry_at_s=None))
         if vm.phase in (records.VmPhase.BOOTING, records.VmPhase.RETURNING):
             fleet.ask_again(transition, vm)
-    if state.preparation.calibration is not None:
-        calibration.send(transition, state.preparation.calibration)
-    if state.preparation.initialiser is not None:
-        transition.send((state.preparation.initialiser,), Initialise())
+    if state.preparation.round is not None:
+        rounds.send(transition, state.preparation.round)
     _resume_generation(transition)
 
 
@@ -412,12 +410,10 @@ def _waiting(state: State) -> str:
     coming = sum(vm.is_coming for vm in state.fleet.vms.values())
     asked = sum(intent.missing for intent in state.launches.intents.values())
     usable = sum(vm.is_usable for vm in state.fleet.vms.values())
-    if usable and state.preparation.initialiser is not None:
-        return "writing the first weights"
-    if usable and (calibration := state.preparation.calibration) is not None:
-        done, total = calibration.done, calibration.total
-        how_far = f" ({done} of {total})" if done else ""
-        return f"measuring the model's sections{how_far}"
+    if usable and (round_ := state.preparation.round) is not None:
+        writes = round_.purpose == "first weights"
+        what = "writing the first weights" if writes else "measuring the model's sections"
+        return what + (f" ({round_.done} of {round_.total})" if round_.done else "")
     if usable and state.training.plan_asked is not None:
         return "choosing a plan"
     if (why := planning.blocked_by(state)) is not None:

@@ -385,10 +385,8 @@ def _activity_of(state: State) -> tuple[tuple[int | None, str], Activity]:
         if generation.phase in _TRAINS:
             return (generation.number, "training"), "training"
         return (generation.number, generation.phase.value), "morphing"
-    if state.preparation.calibration is not None:
-        return (state.preparation.calibration.number, "measuring"), "preparing"
-    if state.preparation.initialiser is not None:
-        return (None, state.preparation.initialiser), "preparing"
+    if (round_ := state.preparation.round) is not None:
+        return (round_.number, round_.purpose), "preparing"
     activity: Activity = "morphing" if _plans_again(state) else "waiting"
     return (None, activity), activity
 
@@ -410,10 +408,6 @@ def _slots(state: State, activity: Activity) -> Mapping[str, int]:
         trains = activity == "training"
         slots = generation.plan.slots if trains else generation.participants
         return Counter(slot.vm_id for slot in slots)
-    if activity == "preparing" and state.preparation.calibration is not None:
-        return Counter(slot.vm_id for slot in state.preparation.calibration.participants)
-    if activity == "preparing" and state.preparation.initialiser is not None:
-        return {
-            state.preparation.initialiser: state.fleet.vms[state.preparation.initialiser].num_slots
-        }
+    if activity == "preparing" and (round_ := state.preparation.round) is not None:
+        return Counter(slot.vm_id for slot in round_.participants)
     return {vm.vm_id: vm.num_slots for vm in usable_vms(state)}

@@ -152,6 +152,22 @@ class Nvml:
             GpuUser(pid=pid, name=_name_of(pid)) for pid in pids if own not in _environment_of(pid)
         )
 
+    def memory_of(self, uuid: str, pid: int) -> int | None:
+        """Return the bytes of a GPU that a process has taken; ``None``: that is not known.
+
+        Raises:
+            GpuLostError: It is lost.
+            NoNvmlError: The driver refuses.
+        """
+        nvml = self._library
+        if not _sees_host_pids():
+            return None
+        with self._translated():
+            handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+            read = nvml.nvmlDeviceGetComputeRunningProcesses
+            found = self._if_supported(read, handle) or []
+        return next((one.usedGpuMemory for one in found if one.pid == pid), None)
+
     @contextmanager
     def xids(self, gpus: Iterable[GpuFacts]) -> Iterator[Callable[[int], Xid | None] | None]:
         """Yield a function that waits for the next XID, some milliseconds at most.

@@ -88,8 +88,19 @@ class JobSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Initialise:
-    """Build the whole model once, write it as the checkpoint of step 0."""
+    """Write the first weights as the checkpoint of step 0, all participants together.
 
+    A round has a negative number where training's generations have positive ones: in
+    ``OpenStore``, and in all reports of it. A newer round, of a lower number, ends the one
+    before.
+    """
+
+    generation: int = -1
+    participants: tuple[Slot, ...] = ()
+    """Ranks: each writes an even run of sections. None at all: the first slot of the VM that
+    gets the command writes all, without a store."""
+    store_host: str = ""
+    store_port: int = 0
     kind: Literal["initialise"] = "initialise"
 
 
@@ -97,9 +108,7 @@ class Initialise:
 class Calibrate:
     """Measure sections, links and all-reduces, all participants together, once.
 
-    A calibration round has a negative number where training's generations have positive
-    ones: in ``OpenStore``, and in all reports of it. A newer round, of a lower number,
-    ends the one before.
+    Rounds of measuring and of writing first weights (``Initialise``) share their numbers.
     """
 
     generation: int = -1
@@ -112,8 +121,7 @@ class Calibrate:
     microbatch_sizes: tuple[int, ...] = ()
     """Sizes to measure, ascending; none: that of the job."""
     checkpoint: str = ""
-    """Checkpoint that sections are read from; without it every rank builds the whole
-    model."""
+    """Checkpoint that sections are read from; without it every rank builds its own."""
     kind: Literal["calibrate"] = "calibrate"
 
 
@@ -288,6 +296,16 @@ class SupervisorReady:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SectionPrepared:
+    """A participant has come on with a section: in a round it has written its first weights,
+    or has it in memory to measure; in a generation that starts, to train."""
+
+    generation: int
+    section: int
+    kind: Literal["section_prepared"] = "section_prepared"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationProgress:
     """Progress of a calibration round, as its first rank sees it."""
 
@@ -451,8 +469,7 @@ class GenerationBroken:
 class WorkerDied:
     """A worker process ended; the memory that the supervisor holds stays.
 
-    A process that initialises is reported as slot 0 of generation 0, one that
-    calibrates with the number of its round.
+    One that takes part in a round is reported with the number of that.
     """
 
     generation: int
@@ -610,6 +627,7 @@ class GpuThrottled:
 
 Report = (
     SupervisorReady
+    | SectionPrepared
     | CalibrationProgress
     | Calibrated
     | StoreOpened

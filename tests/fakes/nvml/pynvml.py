@@ -14,7 +14,7 @@ reference where the C library decides):
 - a call on a GPU that fell off the bus raises GPU_IS_LOST;
 - what a GPU lacks raises NOT_SUPPORTED (ECC, row remapping, MIG, clock reasons);
 - errors are of the class of their code, with ``value``; ``NVMLError(code)`` makes them;
-- strings are ``str``; memory has ``total``; processes have ``pid``;
+- strings are ``str``; memory has ``total``; processes have ``pid`` and ``usedGpuMemory``;
 - field values come as an array with a return code of their own;
 - waiting for events raises TIMEOUT if none comes, and needs GPUs registered for them;
   each set has every event of its GPUs since they were registered, whoever else has it;
@@ -76,6 +76,7 @@ class _Memory:
 @dataclass(frozen=True)
 class _Process:
     pid: int
+    usedGpuMemory: int | None = None  # noqa: N815  the library's name
 
 
 @dataclass(frozen=True)
@@ -226,7 +227,8 @@ def nvmlDeviceGetCurrentClocksThrottleReasons(handle: _Handle) -> int:  # noqa: 
 
 
 def nvmlDeviceGetComputeRunningProcesses(handle: _Handle) -> list[_Process]:  # noqa: N802
-    return [_Process(pid) for pid in _gpu(handle).get("pids", [])]
+    used = _gpu(handle).get("pid_bytes", {})
+    return [_Process(pid, used.get(str(pid))) for pid in _gpu(handle).get("pids", [])]
 
 
 def nvmlDeviceGetSupportedEventTypes(handle: _Handle) -> int:  # noqa: N802

@@ -31,7 +31,7 @@ from spottrain.codec import to_data
 from spottrain.varuna_manager.core import step as core
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
-from spottrain.varuna_manager.core.model.records import Calibration
+from spottrain.varuna_manager.core.model.records import Round
 from spottrain.varuna_manager.core.model.settings import JobSettings
 from spottrain.varuna_manager.core.model.state import State, held_by_kind, kind_of
 from spottrain.varuna_manager.jobs.journal import Step
@@ -243,31 +243,32 @@ class Story(View):
 
     def prepare(self, profile: Profile = PROFILE) -> None:
         """Write the first weights and measure, once no VM boots any more."""
-        (initialiser,) = self.sent(messages.Initialise) or [self.initialiser]
-        assert initialiser is not None
-        self.report(initialiser, checkpoint_saved(0))
-        if self.calibration is None:
+        self.write_first_weights()
+        if self.round is None:
             self.wait(self.state.job.boot_wait_s)
         self.measure(profile)
 
-    def open_round(self) -> Calibration:
-        """Open the store of the round of measuring that the core wants."""
-        calibration = self.calibration
-        assert calibration is not None, self.state.activity
-        first = calibration.participants[0].vm_id
-        number = calibration.number
-        self.report(first, messages.StoreOpened(generation=number, host="h", port=1))
-        return calibration
+    def write_first_weights(self) -> None:
+        """Go through a round of writing first weights."""
+        first = self.open_round().participants[0].vm_id
+        self.report(first, checkpoint_saved(0))
+
+    def open_round(self) -> Round:
+        """Open the store of the round that the core wants, if it needs one."""
+        running = self.round
+        assert running is not None, self.state.activity
+        if len(running.participants) > 1:
+            report = messages.StoreOpened(generation=running.number, host="h", port=1)
+            self.report(running.participants[0].vm_id, report)
+        return running
 
     def measure(self, profile: Profile = PROFILE) -> None:
         """Go through a round of measuring."""
-        calibration = self.open_round()
-        assert set(self.sent(messages.Calibrate)) == {
-            slot.vm_id for slot in calibration.participants
-        }
+        running = self.open_round()
+        assert set(self.sent(messages.Calibrate)) == {slot.vm_id for slot in running.participants}
         self.report(
-            calibration.participants[0].vm_id,
-            messages.Calibrated(profile=profile, generation=calibration.number),
+            running.participants[0].vm_id,
+            messages.Calibrated(profile=profile, generation=running.number),
         )
 
     def plan(self, *ids: str, step_s: float = 1.0) -> None:

@@ -95,14 +95,13 @@ class PreparationState:
     profile: Profile | None = None
     known_profiles: tuple[KnownProfile, ...] = ()
     """Measured for earlier jobs, newest first."""
-    calibration: records.Calibration | None = None
-    """The round of measuring that runs now."""
+    round: records.Round | None = None
+    """That runs now: the checkpoint of step 0 is written, or the model is measured."""
     next_round: int = -1
-    measure_after_s: float = 0.0
+    next_round_after_s: float = 0.0
     """When the next round may begin, after one that failed."""
-    initialiser: str | None = None
-    """The VM that writes the checkpoint of step 0."""
-    prepare_since_s: float = 0.0
+    progress_at_s: float = 0.0
+    """When the round began, or was last heard of."""
     failed_preparations: int = 0
     checkpoints: tuple[CheckpointRef, ...] = ()
     """Complete ones, newest first."""

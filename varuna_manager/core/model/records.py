@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
@@ -337,18 +337,27 @@ class FleetSizeLimit:
     """Of the cheapest offer when that was found."""
 
 
+Purpose = Literal["first weights", "measurement"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Calibration:
-    """A calibration round that runs now."""
+class Round:
+    """A round in which all participants prepare training together."""
 
     number: int
-    """Negative, see ``messages.Calibrate``."""
+    """Negative, see ``messages.Initialise``."""
+    purpose: Purpose
     participants: tuple[Slot, ...]
     store_host: str = ""
     """Empty: the store is being opened."""
     store_port: int = 0
     done: int = 0
     total: int = 0
+    """Of sections to write, or of measurements."""
+
+    def includes(self, vm_ids: Collection[str]) -> bool:
+        """Return whether one of some VMs takes part."""
+        return not {slot.vm_id for slot in self.participants}.isdisjoint(vm_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -371,6 +380,8 @@ class Generation:
     phase: GenerationPhase
     since_s: float
     """When ``phase`` began."""
+    heard_at_s: float = 0.0
+    """When a rank last said that it gets on with its start."""
     opened_at_s: float
     checkpoint: str
     participants: tuple[Slot, ...]

@@ -1,16 +1,30 @@
 from __future__ import annotations
 
+from dataclasses import asdict
+from pathlib import Path
+
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.fakes.asynchronous import AsynchronousDevice
+from tests.gpu import runs
+from tests.gpu.forked import Child, Say, start_store
 
+from spottrain.pipeline.calibrate.calibrate import even_shares
+from spottrain.pipeline.calibrate.sections import SectionBench
 from spottrain.pipeline.calibrate.tasks import (
     BUDGET_S,
     MAX_S,
     Chain,
+    TimedLinks,
     microbatches_for,
     summarise_overheads,
+    time_tasks,
 )
+from spottrain.pipeline.comm.collectives import gather_json
+from spottrain.pipeline.comm.groups import connect_rendezvous, join, leave
+from spottrain.pipeline.model.loaded import load
 from spottrain.wire.model import LoaderSpec
 
 
@@ -83,7 +97,7 @@ def test_examples_count_in_forwards_unless_loaders_make_them(
     loader: LoaderSpec, forward_s: float, fetch_s: float
 ) -> None:
     samples = {"forward": [0.1], "backward": [0.1], "fetching": [0.2]}
-    beside = summarise_overheads([samples], 0.0, loader, num_microbatches=4)
+    beside = summarise_overheads([samples], 0.0, loader, num_microbatches=8)
 
     assert beside is not None
     assert beside.forward_s == pytest.approx(forward_s)
@@ -92,8 +106,51 @@ def test_examples_count_in_forwards_unless_loaders_make_them(
 
 def test_workers_make_what_costs_next_to_nothing_themselves() -> None:
     samples = {"forward": [0.1], "backward": [0.1], "fetching": [1e-4]}
-    beside = summarise_overheads([samples], 0.0, LoaderSpec(), num_microbatches=4)
+    beside = summarise_overheads([samples], 0.0, LoaderSpec(), num_microbatches=8)
 
     assert beside is not None
     assert beside.forward_s == pytest.approx(0.1001)
     assert beside.fetch_s == 0.0
+
+
+TASK_S = 0.1
+"""Of the stand-in for a GPU; the host takes a hundredth of that for its part."""
+
+
+def _stage(folder: Path, rank: int, size: int, port: int, say: Say) -> None:
+    """Time tasks as one stage of a pipeline; rank 0 tells the overheads of all."""
+    torch.set_num_threads(1)
+    loaded = load(runs.job_spec(folder, "tiny"), runs.WORKDIR)
+    store = connect_rendezvous("127.0.0.1", port, 300.0)
+    join(store, "tasks", rank, size, 300.0)
+    device = AsynchronousDevice(TASK_S)
+    share = even_shares(loaded.layout.num_sections, size)[rank]
+    bench = SectionBench(loaded, share, "", device)
+    chain = Chain(tuple(range(size)), rank)
+    links = TimedLinks(*chain.neighbours, device)
+    with bench.training() as memory:
+        samples = time_tasks(loaded, bench, memory, chain, links, 2, 8)
+    links.close()
+    every = gather_json(samples)
+    found = summarise_overheads(every, 0.0, LoaderSpec(workers=0))
+    assert found is not None
+    say(asdict(found))
+    leave()
+
+
+@pytest.mark.rotated
+def test_waiting_for_the_device_is_nobodys_overhead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    store, port = start_store()
+    stages = [
+        Child(lambda say, rank=rank: _stage(tmp_path, rank, 3, port, say))  # type: ignore[misc]
+        for rank in range(3)
+    ]
+    found = stages[0].hear(600)
+    for child in (*stages, store):
+        child.close()
+
+    tasks = [found[kind] for kind in ("forward_s", "recompute_s", "backward_s")]
+    assert max(tasks) < TASK_S / 2

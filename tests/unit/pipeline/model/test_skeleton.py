@@ -1,4 +1,5 @@
-"""Models are built without memory for their parameters, or whole, with the same bits."""
+"""Models are built without memory for their parameters, whole, or in parts, with the same
+bits."""
 
 from __future__ import annotations
 
@@ -6,11 +7,17 @@ import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.model.job import TrainingJob
-from spottrain.pipeline.model.skeleton import build_skeleton, materialise
+from spottrain.pipeline.model.skeleton import (
+    build_skeleton,
+    first_values,
+    materialise,
+)
 
 
 class Zoo(nn.Module):
@@ -108,3 +115,82 @@ def test_a_factory_that_raises_or_builds_something_else_is_refused(
     with pytest.raises(UserCodeError, match="raised KeyError") as caught:
         build(lambda: dict[str, nn.Module]()["missing"])
     assert "missing" in caught.value.traceback
+
+
+class Drawn(nn.Module):
+    """Draws in every way: late, with generators, after seeds of its own, by rejection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        own = torch.Generator().manual_seed(3)
+        self.first = nn.Embedding(5, 4)
+        self.square, self.wide = nn.Linear(4, 4), nn.Linear(4, 6)
+        self.scaled = nn.Parameter(torch.randn(4) * 0.1)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(7)
+            self.seeded = nn.Parameter(torch.rand(3))
+        self.last = nn.Linear(4, 5, bias=False)
+        self.last.weight = self.first.weight
+        nn.init.orthogonal_(self.square.weight)
+        nn.init.trunc_normal_(self.wide.weight, generator=own)
+        nn.init.normal_(self.wide.bias, generator=own)
+        nn.init.sparse_(self.first.weight, 0.5)
+        self.first.weight.data[0].zero_()
+
+
+class Derived(Drawn):
+    """Computes a parameter from another one, and one from what is no parameter any more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.copy = nn.Linear(4, 6)
+        self.copy.weight.data.copy_(self.wide.weight)
+        self.square.weight = nn.Parameter(self.square.weight * 2)
+
+
+def parts_of(model: type[nn.Module]) -> st.SearchStrategy[list[list[str]]]:
+    names = [name for name, _ in model().named_parameters()]
+    part = st.lists(st.sampled_from(names), min_size=1, unique=True)
+    return st.lists(part, min_size=1, max_size=4)
+
+
+@given(st.data(), st.sampled_from([Zoo, Drawn, Derived]), st.integers(0, 3))
+def test_parameters_have_the_same_bits_whichever_are_built_together(
+    data: st.DataObject, model: type[nn.Module], seed: int
+) -> None:
+    parts = data.draw(parts_of(model))
+    whole = materialise(job_of(model), seed)
+
+    for names, values in zip(parts, first_values(job_of(model), seed, parts), strict=True):
+        assert set(values) == set(names)
+        for name, value in values.items():
+            assert torch.equal(value, whole.get_parameter(name)), name
+
+
+def test_only_a_part_has_values_while_it_is_built() -> None:
+    with_values: list[int] = []
+
+    def factory() -> nn.Module:
+        layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(4))
+        with_values.append(
+            sum(one.untyped_storage().device.type == "cpu" for one in layers.parameters())
+        )
+        return layers
+
+    list(first_values(job_of(factory), 1, [["0.weight", "0.bias"], ["3.bias"]]))
+
+    assert with_values == [0, 2, 1]
+
+
+def test_a_factory_that_raises_while_a_part_is_built_is_told() -> None:
+    def factory() -> nn.Module:
+        raise KeyError("missing")
+
+    with pytest.raises(UserCodeError, match="raised KeyError"):
+        next(first_values(job_of(factory), 1, [["weight"]]))
+
+
+def test_layers_of_one_shape_begin_differently() -> None:
+    layers = materialise(job_of(lambda: nn.ModuleList(nn.Linear(3, 3) for _ in "ab")), 1)
+    first, second = (layers.get_parameter(f"{number}.weight") for number in range(2))
+    assert not torch.equal(first, second)

@@ -114,7 +114,7 @@ def train(
     """Train the tiny job on one slot; ``begun`` is called once weights are written."""
     spec = runs.job_spec(place, steps=STEPS, checkpoint_keep=2, checkpoint_every_steps=every_steps)
     loaded = load(spec, runs.WORKDIR)
-    first = initialise(loaded)
+    first = initialise(loaded, messages.Initialise())
     assert isinstance(first, messages.CheckpointSaved)
     begun()
     holder = LocalHolder()
@@ -239,7 +239,7 @@ def test_first_weights_that_find_no_room_leave_nothing(small_disk: Path) -> None
     Disk(small_disk).leave(2000)
     spec = runs.job_spec(small_disk)
 
-    failed = initialise(load(spec, runs.WORKDIR))
+    failed = initialise(load(spec, runs.WORKDIR), messages.Initialise())
 
     assert isinstance(failed, messages.CheckpointFailed)
     assert os.strerror(errno.ENOSPC) in failed.reason

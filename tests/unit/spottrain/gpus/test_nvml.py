@@ -112,6 +112,21 @@ def test_gpus_without_events_are_not_waited_for(machine_with: Put) -> None:
         assert next_xid is None
 
 
+def test_memory_of_a_gpu_is_that_of_one_process(
+    machine_with: Put, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    machine_with(pids=[11, 12, 13], pid_bytes={"11": 5, "12": 7})
+    (tmp_path / "self/ns").mkdir(parents=True)
+    os.symlink("pid:[4026531836]", tmp_path / "self/ns/pid")
+    monkeypatch.setattr(nvml, "_PROCESSES", tmp_path)
+    with nvml.open_nvml() as driver:
+        (gpu,) = driver.gpus()
+        known = [driver.memory_of(gpu.uuid, pid) for pid in (11, 12, 13, 14)]
+        assert known == [5, 7, None, None]
+        (tmp_path / "self/ns/pid").unlink()
+        assert driver.memory_of(gpu.uuid, 11) is None
+
+
 def test_processes_of_other_jobs_are_found(
     machine_with: Put, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -151,12 +151,10 @@ def quiet(story: Watched) -> Watched:
 def preparing(story: Watched) -> Iterator[Watched]:
     story.state = changed(story.state, failed_preparations=2)
     yield fork(story)
-    initialiser = story.initialiser
-    assert initialiser is not None
-    story.report(initialiser, checkpoint_saved(0))
+    story.write_first_weights()
     story.wait(story.state.job.boot_wait_s)
     yield fork(story)
-    assert story.calibration is not None
+    assert story.round is not None
     only = replace(story.state.job, measures_only=True)
     story.state = replace(story.state, settings=only)
     yield story
@@ -338,8 +336,8 @@ def reports(story: Watched) -> Iterator[messages.Report]:
     numbers = {0}
     if story.current_generation is not None:
         numbers.add(story.generation.number)
-    if story.calibration is not None:
-        numbers.add(story.calibration.number)
+    if story.round is not None:
+        numbers.add(story.round.number)
     yield messages.SupervisorReady(num_slots=1, torch_version="2")
     yield messages.SupervisorReady(num_slots=1, torch_version="2", gpus=(gpu_facts(),))
     for number in numbers:

@@ -23,6 +23,7 @@ from spottrain.varuna_manager.core.model.errors import InternalError
 from spottrain.varuna_manager.core.model.records import GenerationPhase, VmPhase
 from spottrain.varuna_manager.core.model.settings import Limit
 from spottrain.varuna_manager.core.model.state import JobPhase
+from spottrain.varuna_manager.core.rounds import RETRY_PAUSE_S
 from spottrain.wire import messages
 from spottrain.wire.model import StateHome
 
@@ -33,12 +34,13 @@ def test_the_first_ready_vm_writes_the_weights_and_then_all_measure() -> None:
     story = Story()
     story.start()
     story.boot("a", "b")
-    assert story.initialiser == "a"
+    assert story.round is not None
+    assert (story.round.purpose, story.round.participants) == ("first weights", slots_of("a"))
     story.report("a", checkpoint_saved(0))
     assert list(story.sent(messages.OpenStore)) == ["a"]
     story.open_round()
     assert set(story.sent(messages.Calibrate)) == {"a", "b"}
-    story.report("a", messages.Calibrated(profile=PROFILE))
+    story.report("a", messages.Calibrated(profile=PROFILE, generation=-2))
     assert story.profile == PROFILE
 
 
@@ -47,6 +49,7 @@ def test_preparation_moves_to_another_vm_when_its_vm_is_lost() -> None:
     story.start()
     story.boot("a", "b")
     story.tell(e.VmLost, vm_id="a", reason="killed")
+    story.wait(RETRY_PAUSE_S)
     assert list(story.sent(messages.Initialise)) == ["b"]
 
 
@@ -54,8 +57,9 @@ def test_a_preparation_that_fails_three_times_fails_the_job() -> None:
     story = Story()
     story.start()
     story.boot("a")
-    for _ in range(3):
-        story.report("a", messages.WorkerDied(generation=0, slot=0, reason="SIGKILL"))
+    for number in (-1, -2, -3):
+        story.report("a", messages.WorkerDied(generation=number, slot=0, reason="SIGKILL"))
+        story.wait(RETRY_PAUSE_S)
     assert story.state.outcome is not None
     assert story.state.outcome.exit_code == 1
     assert "SIGKILL" in story.state.outcome.reason
@@ -69,8 +73,8 @@ def test_no_weights_are_written_when_a_checkpoint_exists() -> None:
     story.tell(e.CheckpointsListed, checkpoints=found)
     story.commands = tuple(launch)
     story.boot("a", "b")
-    assert story.initialiser is None
-    assert story.calibration is not None
+    assert story.round is not None
+    assert story.round.purpose == "measurement"
 
 
 def three_of_four_ready() -> Story:
@@ -86,7 +90,7 @@ def three_of_four_ready() -> Story:
 
 def test_measuring_and_the_first_plan_wait_for_vms_that_boot_but_not_for_ever() -> None:
     story = three_of_four_ready()
-    assert story.calibration is None
+    assert story.round is None
     story.wait(30.0)
     story.measure()
     assert len(story.emitted(c.ComputePlan)) == 1

@@ -8,6 +8,7 @@ from tests.unit.varuna_manager.story import Story
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import GenerationPhase, VmPhase
+from spottrain.varuna_manager.core.rounds import RETRY_PAUSE_S
 from spottrain.wire import messages
 
 VMS = ("a", "b", "c", "d")
@@ -96,14 +97,15 @@ def test_agents_that_hold_nothing_are_replaced_at_once() -> None:
     story = Story()
     story.start()
     story.boot(*VMS)
-    assert story.initialiser == "a"
+    assert story.round is not None
     upgraded(story)
     assert started_anew(story) == list(VMS)
-    assert story.initialiser is None
+    assert story.round is None
     story.tell(e.CheckpointsListed, checkpoints=())
     story.reports.clear()
     for vm_id in VMS:
         story.ready(vm_id)
+    story.wait(RETRY_PAUSE_S)
     story.prepare()
     story.plan(*VMS)
     assert not story.generation.save_only

@@ -1,15 +1,16 @@
-"""Calibration rounds over the VMs of the job, and the reuse of kept profiles.
+"""Rounds in which VMs prepare training together, and the reuse of kept profiles.
 
+    begin --StoreOpened--> writing first weights --CheckpointSaved--> done
     begin --StoreOpened--> measuring --Calibrated--> done
        --a participant dies or leaves--> abandoned; the next round takes those left
 
-A round has a negative number, see ``messages.Calibrate``.
+A round has a negative number, see ``messages.Initialise``.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from spottrain.eventlog.changed import replace
 from spottrain.morphing.errors import PlanError
@@ -17,12 +18,12 @@ from spottrain.morphing.plan import profiles
 from spottrain.morphing.simulate.reducing import NCCL_FAILED
 from spottrain.varuna_manager.core.model.commands import KeepProfile, Outcome
 from spottrain.varuna_manager.core.model.events import KnownProfile
-from spottrain.varuna_manager.core.model.records import Calibration, VmRecord
+from spottrain.varuna_manager.core.model.records import Purpose, Round, VmRecord
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.varuna_manager.format import duration
 from spottrain.wire import messages
-from spottrain.wire.messages import AbandonGeneration, Calibrate, OpenStore
+from spottrain.wire.messages import AbandonGeneration, Calibrate, Initialise, OpenStore
 from spottrain.wire.model import Profile, Slot
 
 RETRY_PAUSE_S = 2.0
@@ -31,13 +32,18 @@ MAX_PARTICIPANTS = 128
 """More would only measure the same again."""
 
 
+def write_first_weights(transition: Transition, vms: Sequence[VmRecord]) -> None:
+    """Have ``vms`` write the checkpoint of step 0."""
+    slots = tuple(dict.fromkeys(participants_of(vms)))
+    _begin(transition, "first weights", slots)
+
+
 def get_profile(transition: Transition, vms: Sequence[VmRecord]) -> None:
     """Reuse a kept profile, or begin to measure on ``vms``."""
     same = [vm for vm in vms if _kind_of(vm) == _kind_of(vms[0])]
     known = _reusable(transition.state, same)
     if known is None:
-        if transition.waited_until(transition.state.preparation.measure_after_s):
-            _begin(transition, same)
+        _begin(transition, "measurement", participants_of(same))
         return
     age = duration(max(0.0, transition.now_s - known.measured_at_s))
     transition.put(replace(transition.state.preparation, profile=known.profile))
@@ -82,7 +88,7 @@ def sizes_of(state: State) -> tuple[int, ...]:
 
 
 def participants_of(vms: Sequence[VmRecord]) -> tuple[Slot, ...]:
-    """Return the slots that measure: all, but no more per computer than it has cores.
+    """Return the slots that take part: all, but no more per computer than it has cores.
 
     A single slot is listed twice, so that there is a link to measure.
     """
@@ -97,66 +103,90 @@ def participants_of(vms: Sequence[VmRecord]) -> tuple[Slot, ...]:
     return tuple(sorted(slots)) if len(slots) > 1 else (slots[0], slots[0])
 
 
-def _begin(transition: Transition, vms: Sequence[VmRecord]) -> None:
-    """Open the store of the next round."""
-    state = transition.state
-    number = state.preparation.next_round
-    calibration = Calibration(number=number, participants=participants_of(vms))
+def _begin(transition: Transition, purpose: Purpose, participants: tuple[Slot, ...]) -> None:
+    """Open the store of the next round, if it needs one."""
+    preparation = transition.state.preparation
+    if not transition.waited_until(preparation.next_round_after_s):
+        return
+    number = preparation.next_round
+    round_ = Round(number=number, purpose=purpose, participants=participants)
     transition.put(
         replace(
-            state.preparation,
-            calibration=calibration,
+            preparation,
+            round=round_,
             next_round=number - 1,
-            prepare_since_s=state.now_s,
+            progress_at_s=transition.now_s,
         )
     )
-    send(transition, calibration)
+    send(transition, round_)
 
 
-def send(transition: Transition, calibration: Calibration) -> None:
+def send(transition: Transition, round_: Round) -> None:
     """Send the VMs the round's next command; supervisors ignore duplicates."""
-    slots = calibration.participants
-    if not calibration.store_host:
-        transition.send((slots[0].vm_id,), OpenStore(generation=calibration.number))
+    slots = round_.participants
+    if not round_.store_host and len(slots) > 1:
+        transition.send((slots[0].vm_id,), OpenStore(generation=round_.number))
         return
-    checkpoint = transition.state.newest_checkpoint
-    command = Calibrate(
-        generation=calibration.number,
-        participants=slots,
-        store_host=calibration.store_host,
-        store_port=calibration.store_port,
-        microbatch_sizes=sizes_of(transition.state),
-        checkpoint=checkpoint.name if checkpoint else "",
-    )
+    command: Initialise | Calibrate
+    if round_.purpose == "first weights":
+        command = Initialise(
+            generation=round_.number,
+            participants=slots,
+            store_host=round_.store_host,
+            store_port=round_.store_port,
+        )
+    else:
+        checkpoint = transition.state.newest_checkpoint
+        command = Calibrate(
+            generation=round_.number,
+            participants=slots,
+            store_host=round_.store_host,
+            store_port=round_.store_port,
+            microbatch_sizes=sizes_of(transition.state),
+            checkpoint=checkpoint.name if checkpoint else "",
+        )
     transition.send((slot.vm_id for slot in slots), command)
 
 
 def store_opened(transition: Transition, report: messages.StoreOpened) -> None:
-    """The store of the round is open: let the participants measure."""
-    calibration = transition.state.preparation.calibration
-    if calibration is None or calibration.number != report.generation:
+    """The store of the round is open: let the participants begin."""
+    round_ = _running(transition.state, report.generation)
+    if round_ is None or round_.store_host:
         return
-    if calibration.store_host:
-        return
-    calibration = replace(calibration, store_host=report.host, store_port=report.port)
-    transition.put(replace(transition.state.preparation, calibration=calibration))
-    send(transition, calibration)
+    round_ = replace(round_, store_host=report.host, store_port=report.port)
+    transition.put(replace(transition.state.preparation, round=round_))
+    send(transition, round_)
+
+
+def _running(state: State, number: int) -> Round | None:
+    """Return the round that runs, if it is this one."""
+    round_ = state.preparation.round
+    return round_ if round_ is not None and round_.number == number else None
 
 
 def report_received(
-    transition: Transition, report: messages.CalibrationProgress | messages.Calibrated
+    transition: Transition,
+    report: messages.SectionPrepared | messages.CalibrationProgress | messages.Calibrated,
 ) -> None:
     """Fold the round's progress, or its profile, which is kept for later jobs."""
-    calibration = transition.state.preparation.calibration
-    if calibration is None or calibration.number != report.generation:
+    round_ = _running(transition.state, report.generation)
+    if round_ is None:
+        return
+    if isinstance(report, messages.Calibrated):
+        _calibrated(transition, report.profile)
         return
     if isinstance(report, messages.CalibrationProgress):
-        calibration = replace(calibration, done=report.done, total=report.total)
-        transition.put(replace(transition.state.preparation, calibration=calibration))
+        round_ = replace(round_, done=report.done, total=report.total)
         transition.log(f"measured {report.done} of {report.total}: {report.what}")
-        return
-    profile = report.profile
-    transition.put(replace(transition.state.preparation, profile=profile, calibration=None))
+    elif round_.purpose == "first weights":
+        total = len(transition.state.job.facts.sections)
+        round_ = replace(round_, done=round_.done + 1, total=total)
+    now_s = transition.now_s
+    transition.put(replace(transition.state.preparation, round=round_, progress_at_s=now_s))
+
+
+def _calibrated(transition: Transition, profile: Profile) -> None:
+    transition.put(replace(transition.state.preparation, profile=profile, round=None))
     failed = [s for s in profile.sources if s.startswith(NCCL_FAILED)]
     if not failed:
         transition.emit(KeepProfile(profile=profile))
@@ -179,16 +209,16 @@ def describe(profile: Profile) -> str:
 
 def give_up(transition: Transition) -> None:
     """Abandon the round that runs."""
-    calibration = transition.state.preparation.calibration
-    if calibration is not None:
-        before, after_s = transition.state.preparation, transition.now_s + RETRY_PAUSE_S
-        transition.put(replace(before, calibration=None, measure_after_s=after_s))
-        vm_ids = (slot.vm_id for slot in calibration.participants)
-        transition.send(vm_ids, AbandonGeneration(generation=calibration.number))
+    before = transition.state.preparation
+    if (round_ := before.round) is not None:
+        after_s = transition.now_s + RETRY_PAUSE_S
+        transition.put(replace(before, round=None, next_round_after_s=after_s))
+        vm_ids = (slot.vm_id for slot in round_.participants)
+        transition.send(vm_ids, AbandonGeneration(generation=round_.number))
 
 
-def lose_vm(transition: Transition, vm_id: str) -> None:
-    """A VM is gone: abandon a round that it takes part in; this is no failure."""
-    calibration = transition.state.preparation.calibration
-    if calibration and any(slot.vm_id == vm_id for slot in calibration.participants):
+def lose_vms(transition: Transition, vm_ids: Collection[str]) -> None:
+    """VMs are gone: abandon a round that they take part in; this is no failure."""
+    round_ = transition.state.preparation.round
+    if round_ is not None and round_.includes(vm_ids):
         give_up(transition)

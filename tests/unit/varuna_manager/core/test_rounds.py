@@ -1,4 +1,4 @@
-"""Rounds of measuring, event by event; profiles that make them needless."""
+"""Rounds of preparation, event by event; profiles that make them needless."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ import pytest
 from tests.builders import (
     checkpoint_name,
     checkpoint_saved,
+    model_facts,
+    section_facts,
     slots_of,
 )
 from tests.unit.varuna_manager.story import FACTS, PROFILE, Story
 
 from spottrain.morphing.plan.profiles import BETWEEN_AS_WITHIN
-from spottrain.varuna_manager.core.calibration import RETRY_PAUSE_S
+from spottrain.varuna_manager.core.generation import SILENCE_BOUND_S, SLOWEST_BYTES_PER_S
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
-from spottrain.varuna_manager.core.model.records import Calibration
+from spottrain.varuna_manager.core.model.records import Round
+from spottrain.varuna_manager.core.rounds import RETRY_PAUSE_S
 from spottrain.wire import messages
 
 KNOWN = e.KnownProfile(profile=PROFILE, measured_at_s=400.0)
@@ -58,9 +61,9 @@ def booted(
     return story
 
 
-def round_of(story: Story) -> Calibration:
-    assert story.calibration is not None, story.state.activity
-    return story.calibration
+def round_of(story: Story) -> Round:
+    assert story.round is not None, story.state.activity
+    return story.round
 
 
 def taking_part(story: Story) -> list[tuple[str, int]]:
@@ -102,7 +105,7 @@ def test_every_participant_gets_the_store_and_the_sizes_to_measure() -> None:
 
     assert set(story.sent(messages.Calibrate).values()) == {
         messages.Calibrate(
-            generation=-1,
+            generation=-2,
             participants=slots_of("ab"),
             store_host="h",
             store_port=1,
@@ -117,7 +120,7 @@ def test_progress_is_logged() -> None:
     story.open_round()
 
     progress = messages.CalibrationProgress(
-        generation=-1, done=1, total=3, what="sections with 4 examples"
+        generation=-2, done=1, total=3, what="sections with 4 examples"
     )
     story.report("a", progress)
 
@@ -138,8 +141,8 @@ def test_what_was_measured_is_kept_for_later_jobs() -> None:
 @pytest.mark.parametrize(
     "report",
     [
-        messages.WorkerDied(generation=-1, slot=0, reason="SIGKILL"),
-        messages.GenerationBroken(generation=-1, slot=0, reason="lost a peer"),
+        messages.WorkerDied(generation=-2, slot=0, reason="SIGKILL"),
+        messages.GenerationBroken(generation=-2, slot=0, reason="lost a peer"),
     ],
 )
 def test_a_participant_that_dies_ends_the_round_and_another_begins(
@@ -150,11 +153,11 @@ def test_a_participant_that_dies_ends_the_round_and_another_begins(
 
     story.report("b", report)
 
-    abandon = messages.AbandonGeneration(generation=-1)
+    abandon = messages.AbandonGeneration(generation=-2)
     assert story.sent(messages.AbandonGeneration) == {"a": abandon, "b": abandon}
     story.wait(RETRY_PAUSE_S)
-    assert round_of(story).number == -2
-    story.report("a", messages.WorkerDied(generation=-1, slot=0, reason="told to end"))
+    assert round_of(story).number == -3
+    story.report("a", messages.WorkerDied(generation=-2, slot=0, reason="told to end"))
     assert story.failed_preparations == 1
     story.measure()
     assert story.profile == PROFILE
@@ -173,7 +176,7 @@ def test_a_lost_vm_abandons_the_round_without_counting_a_failure() -> None:
 
 def test_a_calibration_that_fails_three_times_fails_the_job() -> None:
     story = booted("a", "b")
-    for number in (-1, -2, -3):
+    for number in (-2, -3, -4):
         story.report("a", messages.WorkerDied(generation=number, slot=0, reason="SIGKILL"))
         story.wait(RETRY_PAUSE_S)
 
@@ -183,10 +186,10 @@ def test_a_calibration_that_fails_three_times_fails_the_job() -> None:
 
 def test_a_profile_of_an_older_round_is_ignored() -> None:
     story = booted("a", "b")
-    story.report("a", messages.WorkerDied(generation=-1, slot=0, reason="SIGKILL"))
+    story.report("a", messages.WorkerDied(generation=-2, slot=0, reason="SIGKILL"))
     story.wait(RETRY_PAUSE_S)
 
-    story.report("a", messages.Calibrated(profile=PROFILE, generation=-1))
+    story.report("a", messages.Calibrated(profile=PROFILE, generation=-2))
 
     assert story.profile is None
 
@@ -206,7 +209,7 @@ def test_a_kept_profile_is_reused_without_measuring() -> None:
     story = booted("a", "b", known=(KNOWN,))
 
     assert story.profile == PROFILE
-    assert story.calibration is None
+    assert story.round is None
     news = f"profile of {PROFILE.device} reused, measured 10 min 00 s ago"
     assert story.state.last_message == news
     assert len(story.emitted(c.ComputePlan)) == 1
@@ -218,7 +221,7 @@ def test_a_kept_profile_of_a_busy_machine_is_reused_and_told_as_such() -> None:
     busy = replace(PROFILE, microbatches=(replace(one, sections=sections),))
     story = booted("a", "b", known=(replace(KNOWN, profile=busy),))
     assert story.profile == busy
-    assert story.calibration is None
+    assert story.round is None
     assert "busy: times vary by 40%" in story.state.last_message
 
 
@@ -240,7 +243,7 @@ def test_a_profile_that_does_not_fit_is_measured_again(
 
     story = booted("a", "b", known=(other,))
 
-    assert round_of(story).number == -1
+    assert round_of(story).number == -2
 
 
 def test_a_profile_with_assumed_links_is_reused_on_a_single_vm() -> None:
@@ -258,7 +261,7 @@ def test_a_profile_that_the_user_gives_is_taken() -> None:
     story.boot("a", "b")
     story.report("a", checkpoint_saved(0))
 
-    assert story.calibration is None
+    assert story.round is None
     (command,) = story.emitted(c.ComputePlan)
     assert command.inputs.profile == given
     assert command.inputs.facts == FACTS
@@ -277,3 +280,70 @@ def test_a_job_that_only_measures_writes_no_weights_and_ends_with_its_profile() 
     assert story.state.outcome is not None
     assert story.state.outcome.kind == "succeeded"
     assert story.emitted(c.TerminateVms)
+
+
+# --- First weights, and limits that know the size -------------------------------------------
+
+LARGE = model_facts(section_facts(k, param_bytes=2 * 10**9) for k in range(16))
+"""8 billion parameters."""
+
+
+def test_every_vm_writes_its_share_of_a_large_models_first_weights() -> None:
+    story = Story(facts=LARGE, boot_wait_s=30.0)
+    story.start()
+    story.boot("a", "b", "c", "d")
+
+    assert taking_part(story) == [("a", 0), ("b", 0), ("c", 0), ("d", 0)]
+    assert story.state.activity == "writing the first weights"
+    story.open_round()
+    assert set(story.sent(messages.Initialise)) == set("abcd")
+    story.report("c", messages.SectionPrepared(generation=-1, section=8))
+    assert story.state.activity == "writing the first weights (1 of 16)"
+    story.report("a", checkpoint_saved(0))
+    assert round_of(story).purpose == "measurement"
+
+
+@pytest.mark.parametrize("purpose", ["first weights", "measurement"])
+def test_a_round_may_take_any_time_as_long_as_it_gets_on(purpose: str) -> None:
+    story = Story(facts=LARGE)
+    story.start()
+    story.boot("a", "b", "c", "d")
+    if purpose == "measurement":
+        story.write_first_weights()
+    number = story.open_round().number
+
+    for section in range(16):
+        story.wait(SILENCE_BOUND_S)
+        story.report("b", messages.SectionPrepared(generation=number, section=section))
+
+    assert (round_of(story).number, story.failed_preparations) == (number, 0)
+    assert round_of(story).purpose == purpose
+
+
+def test_a_round_that_is_silent_for_longer_than_its_largest_section_takes_fails() -> None:
+    story = Story(facts=LARGE)
+    story.start()
+    story.boot("a", "b", "c", "d")
+    story.open_round()
+    bound_s = SILENCE_BOUND_S + (2 * 10**9 + 8) / SLOWEST_BYTES_PER_S
+
+    story.wait(bound_s - 1)
+    assert story.failed_preparations == 0
+    story.wait(1)
+    assert story.failed_preparations == 1
+    assert "the first weights failed: no sign of progress in 500 s" in story.state.last_message
+
+
+def test_a_start_may_take_any_time_as_long_as_a_rank_gets_on() -> None:
+    story = booted("a", "b", facts=LARGE)
+    story.measure()
+    story.plan("a", "b")
+    story.open()
+
+    for section in range(4):
+        story.wait(SILENCE_BOUND_S)
+        story.report("b", messages.SectionPrepared(generation=1, section=section))
+    assert "recovering" not in story.state.activity
+
+    story.wait(2 * SILENCE_BOUND_S)
+    assert story.generation.break_reason == "its start showed no sign of progress in 500 s"
