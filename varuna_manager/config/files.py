@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 import tomllib
@@ -15,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from spottrain.errors import ConfigError
+from spottrain.suggest import did_you_mean
 from spottrain.varuna_manager.config.yaml_core import NO_LINES, Lines, read_yaml
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -235,11 +235,11 @@ def _suggest(loc: tuple[int | str, ...], model: type[BaseModel]) -> str:
             here = _model_in(here.model_fields[str(part)].annotation)
     wrong = str(loc[-1])
     known = list(here.model_fields) if here else []
-    if near := difflib.get_close_matches(wrong, known, n=1):
-        return f"; did you mean {near[0]}?"
+    if hint := did_you_mean(wrong, known):
+        return f"; {hint}"
     everywhere = {path.rpartition(".")[2]: path for path in key_paths(model)}
-    if near := difflib.get_close_matches(wrong, everywhere, n=1, cutoff=0.8):
-        return f"; did you mean {everywhere[near[0]]}?"
+    if hint := did_you_mean(wrong, everywhere, cutoff=0.8):
+        return f"; {hint}"
     return f"; known keys are {', '.join(known)}"
 
 

@@ -23,6 +23,7 @@ from spottrain.cloud.local.market import ZoneSpec
 from spottrain.cloud.ssh.transport.hosts import Host
 from spottrain.errors import ConfigError
 from spottrain.pricing.prices.catalogue import GpuType, catalogue
+from spottrain.suggest import did_you_mean
 from spottrain.varuna_manager.config.base import LocalPath, Section
 
 _SAME_BY_TYPE = ("slots", "gpu", "slot_memory_bytes", "slot_speed", "usd_per_hour")
@@ -51,7 +52,7 @@ def _folder(text: str) -> str:
 def _gpu(name: str) -> str:
     known = catalogue().gpus
     if name not in known:
-        raise ValueError(f"must be one of {', '.join(known)}")
+        raise ValueError(did_you_mean(name, known) or f"must be one of {', '.join(known)}")
     return name
 
 
