@@ -29,6 +29,7 @@ from spottrain.varuna_manager.cli.console import (
 )
 from spottrain.varuna_manager.cli.watch import INTERRUPTED, Watcher
 from spottrain.varuna_manager.config.job import load_config
+from spottrain.varuna_manager.config.overrides import read_overrides
 from spottrain.varuna_manager.core.model.state import State, budget, spent_usd
 from spottrain.varuna_manager.format import NOTHING, dollars, number, size, utc
 from spottrain.varuna_manager.jobs import trust
@@ -56,6 +57,18 @@ AdoptOption = Annotated[
     bool,
     typer.Option("--adopt", help="Go on from checkpoints of another job in checkpoint.path."),
 ]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Set a key of the job file, such as budget.max_usd=60; repeatable.",
+    ),
+]
+EnvOption = Annotated[
+    list[str] | None,
+    typer.Option("--env", metavar="NAME=VALUE", help="Set a variable of env, as text; repeatable."),
+]
 SCHEMA_VERSION = 1
 
 
@@ -68,22 +81,28 @@ def launch(
     priority: PriorityOption = None,
     team: TeamOption = None,
     adopt: AdoptOption = False,
+    settings: SetOption = None,
+    env: EnvOption = None,
+    name: Annotated[str | None, typer.Option(help="Name of the job.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Number of steps of the job.")] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Start a job and watch it. Ctrl-C stops the job; closing the terminal does not.
 
-    With --manager-vm, Ctrl-C only stops watching.
+    With --manager-vm, Ctrl-C only stops watching. --set, --env, --name and --steps replace
+    what the job file says, and are checked as it is.
     """
+    overrides = read_overrides(settings or (), env or (), name, steps)
     if pool is not None:
         # Not above: it imports the planner, which other commands do not need.
         from spottrain.varuna_manager.cli.pool import commands
 
-        asked = commands.SubmitOptions(file, pool, priority, team, with_vm, adopt)
+        asked = commands.SubmitOptions(file, pool, priority, team, with_vm, adopt, overrides)
         commands.launch(asked, output, is_dry=dry_run)
         return
     if priority is not None or team is not None:
         raise ConfigError("--priority and --team go with --pool; add it")
-    config = load_config(file)
+    config = load_config(file, overrides=overrides)
     # Not above: they import the planner, which other commands do not need.
     from spottrain.varuna_manager.offers.checks import check_all
     from spottrain.varuna_manager.offers.feasibility import check_deadline

@@ -12,10 +12,12 @@ from typing import Annotated, Self
 
 from pydantic import (
     AfterValidator,
+    BeforeValidator,
     Field,
     NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
+    WithJsonSchema,
     model_validator,
 )
 
@@ -35,6 +37,13 @@ def _variable(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or name.startswith(OURS):
         raise ValueError("must be the name of a variable that spottrain does not set")
     return name
+
+
+def _text_of(value: object) -> object:
+    """Return a number, true or false as text; anything else as it is."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value) if isinstance(value, int | float) else value
 
 
 def _value(text: str) -> str:
@@ -58,7 +67,13 @@ def _gpu(name: str) -> str:
 
 Variable = Annotated[str, AfterValidator(_variable)]
 """The name of an environment variable."""
-VariableValue = Annotated[str, AfterValidator(_value)]
+VariableValue = Annotated[
+    str,
+    AfterValidator(_value),
+    BeforeValidator(_text_of),
+    WithJsonSchema({"type": ["string", "number", "boolean"]}),
+]
+"""Its value: a text, or a number, true or false, which become text."""
 Folder = Annotated[str, AfterValidator(_folder)]
 """A folder of spottrain's on a host."""
 

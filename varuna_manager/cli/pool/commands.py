@@ -23,6 +23,7 @@ from spottrain.varuna_manager.cli.console import (
 )
 from spottrain.varuna_manager.cli.pool.submit import plan, prepare, submit_job
 from spottrain.varuna_manager.config.files import read_value
+from spottrain.varuna_manager.config.overrides import NO_OVERRIDES, Overrides
 from spottrain.varuna_manager.config.pool import PoolConfig, load_pool
 from spottrain.varuna_manager.config.ssh import check_secrets
 from spottrain.varuna_manager.core.model.state import kind_of
@@ -149,6 +150,8 @@ class SubmitOptions:
     with_vm: bool = False
     adopt: bool = False
     """Take over the checkpoints of another job."""
+    overrides: Overrides = NO_OVERRIDES
+    """Values that replace the file's."""
 
 
 def launch(asked: SubmitOptions, output: Output, *, is_dry: bool) -> None:
@@ -159,7 +162,15 @@ def launch(asked: SubmitOptions, output: Output, *, is_dry: bool) -> None:
     if pool.is_down:
         raise ConfigError(f"pool {pool.name} was taken down; create it again")
     weight = 1.0 if asked.priority is None else asked.priority
-    prepared = prepare(pool, asked.file, weight, asked.team or "", say, adopt=asked.adopt)
+    prepared = prepare(
+        pool,
+        asked.file,
+        weight,
+        asked.team or "",
+        say,
+        adopt=asked.adopt,
+        overrides=asked.overrides,
+    )
     if not is_dry:
         answer = submit_job(pool, prepared, say)
         if output is Output.JSON:
