@@ -38,6 +38,7 @@ EXIT_CODES = (
 
 COMMANDS: Mapping[str, str] = {
     "launch": "spottrain.varuna_manager.cli.run:launch",
+    "sweep": "spottrain.varuna_manager.cli.pool.sweep:sweep",
     "stop": "spottrain.varuna_manager.cli.run:stop",
     "resume": "spottrain.varuna_manager.cli.run:resume",
     "down": "spottrain.varuna_manager.cli.run:down",

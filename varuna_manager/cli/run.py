@@ -17,7 +17,12 @@ from spottrain.printable import printable
 from spottrain.storage.store import is_url
 from spottrain.units import counted
 from spottrain.varuna_manager.cli import show as show_commands
-from spottrain.varuna_manager.cli.arguments import NameArgument, run_at_manager
+from spottrain.varuna_manager.cli.arguments import (
+    EnvOption,
+    NameArgument,
+    SetOption,
+    run_at_manager,
+)
 from spottrain.varuna_manager.cli.console import (
     Output,
     OutputOption,
@@ -56,18 +61,6 @@ TeamOption = Annotated[str | None, typer.Option(help="With --pool: the team that
 AdoptOption = Annotated[
     bool,
     typer.Option("--adopt", help="Go on from checkpoints of another job in checkpoint.path."),
-]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Set a key of the job file, such as budget.max_usd=60; repeatable.",
-    ),
-]
-EnvOption = Annotated[
-    list[str] | None,
-    typer.Option("--env", metavar="NAME=VALUE", help="Set a variable of env, as text; repeatable."),
 ]
 SCHEMA_VERSION = 1
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,7 +23,7 @@ from spottrain.varuna_manager.cli.console import (
 )
 from spottrain.varuna_manager.cli.pool.submit import plan, prepare, submit_job
 from spottrain.varuna_manager.config.files import read_value
-from spottrain.varuna_manager.config.overrides import NO_OVERRIDES, Overrides
+from spottrain.varuna_manager.config.overrides import Overrides
 from spottrain.varuna_manager.config.pool import PoolConfig, load_pool
 from spottrain.varuna_manager.config.ssh import check_secrets
 from spottrain.varuna_manager.core.model.state import kind_of
@@ -150,7 +150,7 @@ class SubmitOptions:
     with_vm: bool = False
     adopt: bool = False
     """Take over the checkpoints of another job."""
-    overrides: Overrides = NO_OVERRIDES
+    overrides: Overrides = field(default_factory=dict)
     """Values that replace the file's."""
 
 

@@ -160,6 +160,7 @@ def submit_job(pool: PoolDir, prepared: PreparedJob, say: Say) -> dict[str, Any]
     """
     plan(pool, prepared)
     config = prepared.config
+    os.environ.update(config.env)  # it is that of the job prepared last
     job, _ = submit.submit(
         config,
         prepared.facts,
