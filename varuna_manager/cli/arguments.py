@@ -61,3 +61,6 @@ EnvOption = Annotated[
     list[str] | None,
     typer.Option("--env", metavar="NAME=VALUE", help="Set a variable of env, as text; repeatable."),
 ]
+FollowOption = Annotated[
+    bool, typer.Option("--follow", "-f", help="Keep printing until the job ends.")
+]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -199,9 +200,19 @@ def resume(
     _run_here(job, control.resume_job(job), detach, output)
 
 
-def down(name: NameArgument) -> None:
+def down(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="Name of a job.")],
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Do not ask, as without a terminal.")
+    ] = False,
+) -> None:
     """End a job for good and return everything it rents; its report stays."""
     job = find(name)
+    if not yes and sys.stdin.isatty() and submit.can_be_resumed(job):
+        asked = f"End job {name} for good? Its checkpoints stay, but it cannot be resumed."
+        typer.confirm(asked, abort=True, err=True)
+    run_at_manager(context, name)
     returned = control.end_job(job, say)
     say(f"job {name} has ended; VMs returned after its manager ended: {returned}")
 

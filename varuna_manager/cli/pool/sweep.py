@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import re
@@ -59,7 +60,8 @@ def sweep(
     jobs = list(combinations(file, grid, read_overrides(settings or (), env or ())))
     for each in jobs:
         load_job_of(place.config(), file, each)  # all files before the first model
-    prepared = [prepare(place, file, priority, team, say, overrides=each) for each in jobs]
+    say_once = functools.cache(say)  # most of what is said of one job is true of all
+    prepared = [prepare(place, file, priority, team, say_once, overrides=each) for each in jobs]
     names = [each.config.name for each in prepared]
     answers: list[dict[str, Any]] = []
     try:
