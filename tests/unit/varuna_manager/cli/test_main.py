@@ -129,6 +129,33 @@ def test_the_readme_lists_the_same_exit_codes() -> None:
         assert f"| {code} | {meaning} |" in readme
 
 
+def test_help_shows_what_the_commands_say_of_themselves_without_importing_them() -> None:
+    script = (
+        "import sys; from spottrain.varuna_manager.cli import main\n"
+        "names = ('launch', 'pool', 'simulate')\n"
+        "helps = [['--help'], ['pool', '--help'], ['simulate', '--help']]\n"
+        "for arguments in helps:\n"
+        "    main.app(arguments, standalone_mode=False)\n"
+        "assert 'pydantic' not in sys.modules and 'numpy' not in sys.modules\n"
+        "for name, place in main.COMMANDS.items():\n"
+        "    module, function = place.split(':')\n"
+        "    said = main.first_line(module, function)\n"
+        "    loaded = getattr(__import__(module, fromlist=['x']), function)\n"
+        "    assert loaded.__doc__.splitlines()[0] == said, name\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [(["lauch"], "launch"), (["pool", "stauts"], "status"), (["simulate", "pol"], "pool")],
+)
+def test_a_misspelt_command_is_told_the_nearest(run: Run, arguments: list[str], meant: str) -> None:
+    answer = run(*arguments)
+    assert answer.code == 2
+    assert answer.error == f"error: No such command {arguments[-1]!r}; did you mean {meant}?"
+
+
 @pytest.mark.parametrize(
     "arguments", [["lauch"], ["status", "--nope"], ["launch"], ["status", "--watch"]]
 )
@@ -140,6 +167,22 @@ def test_wrong_usage_exits_with_2(run: Run, arguments: list[str]) -> None:
 
 def test_the_schema_is_one_json_document(run: Run) -> None:
     assert "minibatch_size" in json.loads(run("config", "schema").out)["properties"]
+
+
+def test_options_of_a_launch_are_checked_as_the_file_is(run: Run, tmp_path: Path) -> None:
+    path = job_file(tmp_path)
+    answer = run("launch", path, "--set", "budgets.max_usd=1")
+    assert answer.code == 2
+    assert "job.yaml: budgets: unknown key; did you mean budget?" in answer.error
+    answer = run("launch", path, "--name", "no_name", "--steps", "3", "--env", "A=1")
+    assert "job.yaml: name: must be" in answer.error
+    answer = run("launch", path, "--set", "budget.max_usd=1e-9")
+    assert (answer.code, "less than one step costs" in answer.error) == (4, True)
+
+
+def test_errors_show_what_was_given_as_it_was(run: Run, tmp_path: Path) -> None:
+    assert "unknown key" in run("launch", job_file(tmp_path), "--set", "x:a:=1").error
+    assert "x:a:" in run("launch", job_file(tmp_path), "--set", "x:a:=1").error
 
 
 MISSPELT: dict[str, Any] = {"budgets": {}}
@@ -372,7 +415,9 @@ def test_debug_shows_the_traceback_of_an_internal_error(
 
 def test_a_machine_without_jobs_has_an_empty_status(run: Run) -> None:
     assert json.loads(run("status", "-o", "json").out) == []
-    assert run("status").code == 0
+    answer = run("status")
+    assert (answer.code, answer.out) == (0, "")
+    assert "'spottrain launch job.yaml' starts one" in answer.err
 
 
 @pytest.mark.parametrize(
@@ -423,6 +468,21 @@ def test_down_ends_a_job_for_good(run: Run, tmp_path: Path) -> None:
     assert answer.code == 2
     assert "job demo has ended" in answer.error
     assert not job.is_managed()
+
+
+@pytest.mark.parametrize(("typed", "code"), [("n\n", 1), ("y\n", 0)])
+def test_down_asks_at_a_terminal(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: str, code: int
+) -> None:
+    submit(tmp_path)
+    terminal = io.StringIO(typed)
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdin", terminal)
+    answer = run("down", "demo")
+    assert answer.code == code
+    assert "End job demo for good?" in answer.err
+    assert run("down", "demo", "--yes").code == 0
+    assert run("down", "demo").code == 0, "an ended job needs no answer"
 
 
 def test_a_damaged_journal_is_one_line_and_down_still_works(run: Run, tmp_path: Path) -> None:
