@@ -103,5 +103,5 @@ def test_lines_without_a_time_have_that_of_the_line_before_or_of_the_log(
         "vm-2/supervisor.log: [rank 2] two",
     ]
     assert logged("--since", "1d") == "vm-2/supervisor.log: [rank 2] two\n"
-    with pytest.raises(ConfigError, match="--since: must be 90s, .*: got yesterday"):
+    with pytest.raises(ConfigError, match=r"--since: must be 90s, .*: got yesterday"):
         logged("--since", "yesterday")
