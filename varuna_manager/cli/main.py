@@ -206,7 +206,6 @@ app = typer.Typer(
     help="Train large models on preemptible VMs that come and go.",
     epilog=EXIT_CODES,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

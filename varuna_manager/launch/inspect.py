@@ -252,7 +252,7 @@ def run_tool(
             raise ConfigError(failure["error"])
         raise ToolError(failure["error"])
     if "No module named 'torch'" in stderr:
-        raise ToolError(f"{name} needs torch here; pip install 'spottrain[train]'")
+        raise ToolError(f"{name} needs torch here; pip install torch safetensors")
     last = (stderr.strip().splitlines() or ["no message"])[-1]
     raise ToolError(f"{name}: ended with {done.returncode}: {last}")
 
