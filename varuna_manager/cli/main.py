@@ -37,6 +37,8 @@ EXIT_CODES = (
 )
 
 COMMANDS: Mapping[str, str] = {
+    "quickstart": "spottrain.varuna_manager.cli.init:quickstart",
+    "init": "spottrain.varuna_manager.cli.init:init",
     "launch": "spottrain.varuna_manager.cli.run:launch",
     "sweep": "spottrain.varuna_manager.cli.pool.sweep:sweep",
     "stop": "spottrain.varuna_manager.cli.run:stop",

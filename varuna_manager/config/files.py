@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from spottrain.errors import ConfigError
-from spottrain.suggest import did_you_mean
+from spottrain.suggest import did_you_mean, nearest
 from spottrain.varuna_manager.config.yaml_core import COMMAND_LINE, NO_LINES, Lines, read_yaml
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -238,8 +238,8 @@ def _suggest(loc: tuple[int | str, ...], model: type[BaseModel]) -> str:
     if hint := did_you_mean(wrong, known):
         return f"; {hint}"
     everywhere = {path.rpartition(".")[2]: path for path in key_paths(model)}
-    if hint := did_you_mean(wrong, everywhere, cutoff=0.8):
-        return f"; {hint}"
+    if near := nearest(wrong, everywhere, cutoff=0.8):
+        return f"; did you mean {everywhere[near]}?"
     return f"; known keys are {', '.join(known)}"
 
 

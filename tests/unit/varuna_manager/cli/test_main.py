@@ -451,6 +451,15 @@ def test_stopping_a_job_without_a_manager_says_what_to_do(run: Run, tmp_path: Pa
     assert "'spottrain down demo'" in answer.error
 
 
+def test_the_local_provider_says_that_it_needs_linux(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    answer = run("launch", job_file(tmp_path))
+    assert answer.code == 2
+    assert "resources.provider: local needs Linux" in answer.error
+
+
 def test_a_name_in_use_is_refused_before_the_model_is_inspected(run: Run, tmp_path: Path) -> None:
     submit(tmp_path)
     answer = run("launch", job_file(tmp_path))
