@@ -58,10 +58,12 @@ def sweep(
     """
     place = PoolDir.find(pool)
     jobs = list(combinations(file, grid, read_overrides(settings or (), env or ())))
-    for each in jobs:
-        load_job_of(place.config(), file, each)  # all files before the first model
+    for overrides in jobs:
+        load_job_of(place.config(), file, overrides)  # all files before the first model
     say_once = functools.cache(say)  # most of what is said of one job is true of all
-    prepared = [prepare(place, file, priority, team, say_once, overrides=each) for each in jobs]
+    prepared = [
+        prepare(place, file, priority, team, say_once, overrides=overrides) for overrides in jobs
+    ]
     names = [each.config.name for each in prepared]
     answers: list[dict[str, Any]] = []
     try:
