@@ -21,7 +21,7 @@ from spottrain.varuna_manager.cli.console import (
     show,
     show_json,
 )
-from spottrain.varuna_manager.cli.pool.submit import plan, prepare, submit_job
+from spottrain.varuna_manager.cli.pool.submit import find_open, plan, prepare, submit_job
 from spottrain.varuna_manager.config.files import read_value
 from spottrain.varuna_manager.config.overrides import Overrides
 from spottrain.varuna_manager.config.pool import PoolConfig, load_pool
@@ -158,9 +158,7 @@ def launch(asked: SubmitOptions, output: Output, *, is_dry: bool) -> None:
     """Submit a job to a pool, or say what would come of it."""
     if asked.with_vm:
         raise ConfigError("--manager-vm: a pool starts the managers of its jobs; leave it out")
-    pool = PoolDir.find(asked.pool)
-    if pool.is_down:
-        raise ConfigError(f"pool {pool.name} was taken down; create it again")
+    pool = find_open(asked.pool)
     weight = 1.0 if asked.priority is None else asked.priority
     prepared = prepare(
         pool,

@@ -48,6 +48,18 @@ class PreparedJob:
     """Take over the checkpoints of another job."""
 
 
+def find_open(name: str) -> PoolDir:
+    """Return a pool that jobs may be submitted to.
+
+    Raises:
+        ConfigError: There is none of this name, or it was taken down.
+    """
+    pool = PoolDir.find(name)
+    if pool.is_down:
+        raise ConfigError(f"pool {pool.name} was taken down; create it again")
+    return pool
+
+
 def prepare(
     pool: PoolDir,
     file: Path,

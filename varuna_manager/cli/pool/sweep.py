@@ -17,7 +17,13 @@ from spottrain.suggest import did_you_mean
 from spottrain.units import counted
 from spottrain.varuna_manager.cli.arguments import EnvOption, SetOption
 from spottrain.varuna_manager.cli.console import Output, OutputOption, say, show, show_json
-from spottrain.varuna_manager.cli.pool.submit import plan, prepare, submit_job
+from spottrain.varuna_manager.cli.pool.submit import (
+    PreparedJob,
+    find_open,
+    plan,
+    prepare,
+    submit_job,
+)
 from spottrain.varuna_manager.config.files import read_job_file
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.config.overrides import (
@@ -56,7 +62,7 @@ def sweep(
     Names say the values, as in job-lr-1e-3, and are added to checkpoint.path. All jobs are
     checked before the first is submitted.
     """
-    place = PoolDir.find(pool)
+    place = find_open(pool)
     jobs = list(combinations(file, grid, read_overrides(settings or (), env or ())))
     for overrides in jobs:
         load_job_of(place.config(), file, overrides)  # all files before the first model
@@ -65,19 +71,25 @@ def sweep(
         prepare(place, file, priority, team, say_once, overrides=overrides) for overrides in jobs
     ]
     names = [each.config.name for each in prepared]
-    answers: list[dict[str, Any]] = []
-    try:
-        for each, name in zip(prepared, names, strict=True):
-            answer = plan(place, each) if dry_run else submit_job(place, each, say)
-            answers.append({"name": name, "pool": pool, **answer})
-    except SpottrainError:
-        if answers and not dry_run:
-            say(f"{len(answers)} of {counted(len(names), 'job')} were submitted before this")
-        raise
+    answers = [plan(place, each) for each in prepared]
+    if not dry_run:
+        answers = list(_submitted(place, prepared))
     if output is Output.JSON:
-        show_json(answers)
+        pairs = zip(names, answers, strict=True)
+        show_json([{"name": name, "pool": pool, **answer} for name, answer in pairs])
     else:
         show(*names)
+
+
+def _submitted(pool: PoolDir, jobs: Sequence[PreparedJob]) -> Iterator[dict[str, Any]]:
+    """Submit jobs; yield the pool's answers."""
+    for count, each in enumerate(jobs):
+        try:
+            yield submit_job(pool, each, say)
+        except SpottrainError:  # others were faster, or the ones before fill the pool's caps
+            if count:
+                say(f"{count} of {counted(len(jobs), 'job')} were submitted before this")
+            raise
 
 
 def combinations(file: Path, grid: Sequence[str], fixed: Overrides) -> Iterator[Overrides]:
