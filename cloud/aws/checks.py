@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.facts import check_offered
 from spottrain.cloud.port.provider import Finding, run_check
 from spottrain.cloud.ssh_keys import new_host_key
+from spottrain.suggest import did_you_mean
 from spottrain.units import counted
 
 _PERMITTED = ("DryRunOperation", "VPCIdNotSpecified")
@@ -55,8 +55,7 @@ class AwsChecks:
             if region in regions:
                 yield from self._region(region)
                 continue
-            near = difflib.get_close_matches(region, regions, n=1)
-            hint = f"did you mean {near[0]}?" if near else "enable it in the account"
+            hint = did_you_mean(region, regions) or "enable it in the account"
             detail = f"not an enabled region of this account: got {region}; {hint}"
             yield Finding(what=f"region {region}", ok=False, message=detail)
 

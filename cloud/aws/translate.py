@@ -8,7 +8,7 @@ from typing import Any
 
 from spottrain.cloud.port import errors
 
-EXTRA_MISSING = "boto3 is not installed; run pip install 'spottrain[aws]'"
+EXTRA_MISSING = "boto3 is not installed; run pip install boto3"
 TOKEN_USED = ("IdempotentParameterMismatch", "IdempotentInstanceTerminated")
 """The launch token was used before: its VMs are found by their tags."""
 GONE = ("InvalidInstanceID.NotFound", "InvalidInstanceID.Malformed")

@@ -8,7 +8,10 @@ from typing import Any
 
 from spottrain.cloud.port import errors
 
-EXTRA_MISSING = "Azure's SDK is not installed; run pip install 'spottrain[azure]'"
+EXTRA_MISSING = (
+    "Azure's SDK is not installed; run pip install azure-identity azure-mgmt-compute "
+    "azure-mgmt-network azure-mgmt-resource"
+)
 _RETRY_AFTER_S = 10.0
 _MAX_MESSAGE_CHARS = 300
 """Length limit of Azure's text in a message."""

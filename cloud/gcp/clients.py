@@ -281,7 +281,7 @@ def authorization(url: str) -> dict[str, str]:
         from google.auth.transport.requests import Request
     except ImportError as error:
         raise PriceSourceError(
-            "no credentials; install 'spottrain[gcp]', or set GOOGLE_API_KEY"
+            "no credentials; pip install google-cloud-compute, or set GOOGLE_API_KEY"
         ) from error
     headers: dict[str, str] = {}
     try:

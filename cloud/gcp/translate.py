@@ -19,7 +19,7 @@ from spottrain.cloud.port.errors import (
     VmNotFoundError,
 )
 
-EXTRA_MISSING = "google-cloud-compute is not installed; run pip install 'spottrain[gcp]'"
+EXTRA_MISSING = "google-cloud-compute is not installed; run pip install google-cloud-compute"
 _RETRY_AFTER_S = 5.0
 _MAX_MESSAGE_CHARS = 300
 """Length limit of Google's text in a message."""

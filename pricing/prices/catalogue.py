@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from spottrain.errors import ConfigError
+from spottrain.suggest import did_you_mean
 from spottrain.units import MONTH_H
 
 DATA = Path(__file__).parent / "data"
@@ -179,14 +180,16 @@ class Catalogue:
         """
         for gpu in gpus:
             if not any(_fits(gpu, known) for known in self.gpus):
-                raise ConfigError(f"no such GPU: got {gpu}; take one of {', '.join(self.gpus)}")
+                hint = did_you_mean(gpu, self.gpus) or f"take one of {', '.join(self.gpus)}"
+                raise ConfigError(f"no such GPU: got {gpu}; {hint}")
         for cloud in clouds:
             if cloud not in CLOUDS:
                 raise ConfigError(f"no such cloud: got {cloud}; take one of {', '.join(CLOUDS)}")
         known = {kind.name for kind in self.types.values()}
         for name in names:
             if name not in known:
-                raise ConfigError(f"no such instance type in the catalogue: got {name}")
+                hint = did_you_mean(name, known) or "'spottrain prices' lists them"
+                raise ConfigError(f"no such instance type in the catalogue: got {name}; {hint}")
         return tuple(
             kind
             for kind in self.types.values()
@@ -220,6 +223,12 @@ class Catalogue:
             (row["cloud"], row["region"], row["instance_type"]): int(row["band"])
             for row in self._rows("interruptions")
         }
+
+    def regions(self, cloud: str) -> set[str]:
+        """Return the regions of a cloud that any published price or band is of."""
+        tables = ("on_demand", "spot", "interruptions")
+        rows = (row for name in tables for row in self._rows(name))
+        return {row["region"] for row in rows if row["cloud"] == cloud}
 
     def attached_usd_per_hour(self, cloud: str, disk_gib: int, *, public_address: bool) -> float:
         """Return the list price of a VM's disk and public address in a US region.

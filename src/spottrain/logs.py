@@ -56,6 +56,11 @@ def log_to_stderr(level: int = logging.INFO) -> None:
 
 
 class _Plain(logging.Formatter):
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
+        # With the offset: the machines of a job may be in several time zones.
+        local = datetime.fromtimestamp(record.created, UTC).astimezone()
+        return local.isoformat(timespec="milliseconds")
+
     def format(self, record: logging.LogRecord) -> str:
         return redacted(super().format(record))
 

@@ -194,3 +194,22 @@ def test_a_job_that_has_failed_goes_on_once_it_is_mended(
     assert weights(job.checkpoint_root) == undisturbed(tmp_path_factory).weights
     document = lab.run("status", "lab", "-o", "json").report
     assert [one["state"] for one in document["jobs"]] == ["succeeded"]
+
+
+def test_a_sweep_submits_a_job_for_each_value_or_none(lab: Lab) -> None:
+    job = lab.first
+    job.pace(0.0)
+    assert lab.run("create", str(lab.file)).code == 0
+    refused(job.run("sweep", str(job.file), "seed=1,2,x", "--pool", "lab"), 2, "seed: must be")
+    refused(
+        job.run("sweep", str(job.file), "seed=1", "--pool", "lab", "--team", "poets"),
+        2,
+        "the pool has vision",
+    )
+    assert not read_pool(lab.dir).jobs
+    answer = job.run("sweep", str(job.file), "seed=1,2", "--pool", "lab", "--set", "steps=12")
+    assert (answer.code, answer.out.split()) == (0, ["first-seed-1", "first-seed-2"]), answer.err
+    for name in answer.out.split():
+        until("its end", lambda name=name: ended(lab, name))  # type: ignore[misc]
+    document = lab.run("status", "lab", "-o", "json").report
+    assert {one["state"] for one in document["jobs"]} == {"succeeded"}

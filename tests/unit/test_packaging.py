@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from spottrain.varuna_manager.cli import init
+
 ROOT = Path(__file__).parents[2]
 FOLDERS = ["cloud", "morphing", "pipeline", "pricing", "varuna_manager"]
 
@@ -27,7 +29,7 @@ def test_each_room_is_a_link_to_its_top_level_folder(folder: str) -> None:
 def checkout(to: Path) -> Path:
     """Copy what a build reads."""
     skip = shutil.ignore_patterns("__pycache__", "*.egg-info")
-    for folder in (*FOLDERS, "src"):
+    for folder in (*FOLDERS, "src", "examples"):
         shutil.copytree(ROOT / folder, to / folder, symlinks=True, ignore=skip)
     for file in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / file, to)
@@ -83,6 +85,8 @@ def test_wheels_hold_every_module_also_when_built_from_an_sdist(tmp_path: Path) 
     }
     held, again = map(modules_of, wheels)
     assert wanted - held == set()
+    starters = {name.rpartition("/")[2] for name in held if "/share/spottrain/examples/" in name}
+    assert starters >= {name for names in init.STARTERS.values() for name in names}
     assert held == again
 
 

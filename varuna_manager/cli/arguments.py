@@ -1,4 +1,7 @@
-"""Arguments that name jobs; a command runs where that job's manager is."""
+"""Arguments that several commands share: names of jobs, and changes of a job file.
+
+A command runs where the manager of the job that it names is.
+"""
 
 from __future__ import annotations
 
@@ -46,3 +49,18 @@ NamesArgument = Annotated[
     list[str], typer.Argument(help="Names of jobs.", callback=_run_all_at_manager)
 ]
 NameArgument = Annotated[str, typer.Argument(help="Name of a job.", callback=run_at_manager)]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Set a key of the job file, such as budget.max_usd=60; repeatable.",
+    ),
+]
+EnvOption = Annotated[
+    list[str] | None,
+    typer.Option("--env", metavar="NAME=VALUE", help="Set a variable of env, as text; repeatable."),
+]
+FollowOption = Annotated[
+    bool, typer.Option("--follow", "-f", help="Keep printing until the job ends.")
+]

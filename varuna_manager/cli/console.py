@@ -37,7 +37,8 @@ OutputOption = Annotated[
 def console(*, stderr: bool = False) -> Console:
     """Return a console for people; without a terminal it is ``LOG_WIDTH`` wide."""
     stream = sys.stderr if stderr else sys.stdout
-    return Console(stderr=stderr, width=None if stream.isatty() else LOG_WIDTH, highlight=False)
+    width = None if stream.isatty() else LOG_WIDTH
+    return Console(stderr=stderr, width=width, highlight=False, emoji=False)
 
 
 def show(*parts: RenderableType) -> None:

@@ -5,16 +5,19 @@ Exit codes: see EXIT_CODES, which ``spottrain --help`` shows.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import gc
 import importlib
 import io
+import re
 import sqlite3
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +27,7 @@ from typer.exceptions import TyperException
 import spottrain
 from spottrain.errors import ConfigError, SpottrainError, UserCodeError
 from spottrain.eventlog.folder import home
+from spottrain.suggest import did_you_mean
 from spottrain.varuna_manager.cli.console import is_debugging, say, say_error, show
 from spottrain.varuna_manager.format import utc
 
@@ -34,13 +38,16 @@ EXIT_CODES = (
 )
 
 COMMANDS: Mapping[str, str] = {
+    "quickstart": "spottrain.varuna_manager.cli.init:quickstart",
+    "init": "spottrain.varuna_manager.cli.init:init",
     "launch": "spottrain.varuna_manager.cli.run:launch",
+    "sweep": "spottrain.varuna_manager.cli.pool.sweep:sweep",
     "stop": "spottrain.varuna_manager.cli.run:stop",
     "resume": "spottrain.varuna_manager.cli.run:resume",
     "down": "spottrain.varuna_manager.cli.run:down",
     "manager-unit": "spottrain.varuna_manager.cli.run:manager_unit",
     "status": "spottrain.varuna_manager.cli.status:status",
-    "logs": "spottrain.varuna_manager.cli.show:logs",
+    "logs": "spottrain.varuna_manager.cli.logs:logs",
     "events": "spottrain.varuna_manager.cli.show:events",
     "explain": "spottrain.varuna_manager.cli.show:explain",
     "report": "spottrain.varuna_manager.cli.show:report",
@@ -74,6 +81,25 @@ class Commands(typer.core.TyperGroup):
     """The commands. Only the one that is called is imported: all take a second and more."""
 
     places = COMMANDS
+    _is_listing = False
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Show the help of the group, with the first line of each command's."""
+        with self._listing():
+            super().format_help(ctx, formatter)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """Return what a shell may complete to."""
+        with self._listing():
+            return super().shell_complete(ctx, incomplete)
+
+    @contextlib.contextmanager
+    def _listing(self) -> Iterator[None]:
+        self._is_listing = True
+        try:
+            yield
+        finally:
+            self._is_listing = False
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all commands."""
@@ -84,6 +110,8 @@ class Commands(typer.core.TyperGroup):
         if (place := self.places.get(cmd_name)) is None:
             return super().get_command(ctx, cmd_name)
         module, function = place.split(":")
+        if self._is_listing:
+            return typer.core.TyperCommand(cmd_name, help=first_line(module, function))
         # Nothing that is imported becomes garbage, and to look for some takes a while.
         gc.disable()
         loaded = importlib.import_module(module)
@@ -93,6 +121,27 @@ class Commands(typer.core.TyperGroup):
         epilog = EXIT_CODES if cmd_name == "launch" else None
         alone.command(cmd_name, epilog=epilog)(getattr(loaded, function))
         return typer.main.get_command(alone)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return what ``args`` call, as the base class; an error names the nearest command."""
+        try:
+            return super().resolve_command(ctx, args)
+        except TyperException as error:
+            hint = did_you_mean(args[0], self.list_commands(ctx))
+            if hint and not args[0].startswith("-"):
+                error.message = f"No such command {args[0]!r}; {hint}"
+            raise
+
+
+def first_line(module: str, function: str) -> str:
+    """Return the first line of a function's docstring, without importing its module."""
+    spec = find_spec(module)
+    assert spec is not None, f"{module} is one of ours"
+    assert spec.origin is not None, f"{module} is a file"
+    source = Path(spec.origin).read_text(encoding="utf-8")
+    found = re.search(rf'^def {function}\(.*?"""(.*?)(?:\n|""")', source, re.DOTALL | re.MULTILINE)
+    assert found is not None, f"{module} has {function}, and that a docstring"
+    return found[1]
 
 
 class ConfigTools(Commands):
@@ -160,7 +209,6 @@ app = typer.Typer(
     help="Train large models on preemptible VMs that come and go.",
     epilog=EXIT_CODES,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -280,7 +328,9 @@ def _usage(error: TyperException) -> str:
     """Return what is wrong with a command line; empty where its help was printed."""
     message = error.format_message().rstrip(".")
     command = getattr(getattr(error, "ctx", None), "command_path", None)
-    return f"{message}; see '{command} -h'" if message and command else message
+    if not message or not command or message.endswith("?"):
+        return message
+    return f"{message}; see '{command} -h'"
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,7 +18,12 @@ from spottrain.printable import printable
 from spottrain.storage.store import is_url
 from spottrain.units import counted
 from spottrain.varuna_manager.cli import show as show_commands
-from spottrain.varuna_manager.cli.arguments import NameArgument, run_at_manager
+from spottrain.varuna_manager.cli.arguments import (
+    EnvOption,
+    NameArgument,
+    SetOption,
+    run_at_manager,
+)
 from spottrain.varuna_manager.cli.console import (
     Output,
     OutputOption,
@@ -29,6 +35,7 @@ from spottrain.varuna_manager.cli.console import (
 )
 from spottrain.varuna_manager.cli.watch import INTERRUPTED, Watcher
 from spottrain.varuna_manager.config.job import load_config
+from spottrain.varuna_manager.config.overrides import read_overrides
 from spottrain.varuna_manager.core.model.state import State, budget, spent_usd
 from spottrain.varuna_manager.format import NOTHING, dollars, number, size, utc
 from spottrain.varuna_manager.jobs import trust
@@ -68,22 +75,28 @@ def launch(
     priority: PriorityOption = None,
     team: TeamOption = None,
     adopt: AdoptOption = False,
+    settings: SetOption = None,
+    env: EnvOption = None,
+    name: Annotated[str | None, typer.Option(help="Name of the job.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Number of steps of the job.")] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Start a job and watch it. Ctrl-C stops the job; closing the terminal does not.
 
-    With --manager-vm, Ctrl-C only stops watching.
+    With --manager-vm, Ctrl-C only stops watching. --set, --env, --name and --steps replace
+    what the job file says, and are checked as it is.
     """
+    overrides = read_overrides(settings or (), env or (), name, steps)
     if pool is not None:
         # Not above: it imports the planner, which other commands do not need.
         from spottrain.varuna_manager.cli.pool import commands
 
-        asked = commands.SubmitOptions(file, pool, priority, team, with_vm, adopt)
+        asked = commands.SubmitOptions(file, pool, priority, team, with_vm, adopt, overrides)
         commands.launch(asked, output, is_dry=dry_run)
         return
     if priority is not None or team is not None:
         raise ConfigError("--priority and --team go with --pool; add it")
-    config = load_config(file)
+    config = load_config(file, overrides=overrides)
     # Not above: they import the planner, which other commands do not need.
     from spottrain.varuna_manager.offers.checks import check_all
     from spottrain.varuna_manager.offers.feasibility import check_deadline
@@ -187,9 +200,19 @@ def resume(
     _run_here(job, control.resume_job(job), detach, output)
 
 
-def down(name: NameArgument) -> None:
+def down(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="Name of a job.")],
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Do not ask, as without a terminal.")
+    ] = False,
+) -> None:
     """End a job for good and return everything it rents; its report stays."""
     job = find(name)
+    if not yes and sys.stdin.isatty() and submit.can_be_resumed(job):
+        asked = f"End job {name} for good? Its checkpoints stay, but it cannot be resumed."
+        typer.confirm(asked, abort=True, err=True)
+    run_at_manager(context, name)
     returned = control.end_job(job, say)
     say(f"job {name} has ended; VMs returned after its manager ended: {returned}")
 

@@ -1,4 +1,4 @@
-"""Commands that only read: logs, events, report, cost, inspect, config schema."""
+"""Commands that only read: events, report, cost, inspect, config schema."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from typing import Annotated, Any
 import typer
 
 from spottrain.errors import UserCodeError
-from spottrain.printable import printable
 from spottrain.varuna_manager.cli.arguments import (
+    FollowOption,
     NameArgument,
     NamesArgument,
 )
@@ -57,12 +57,7 @@ from spottrain.varuna_manager.reporting.measured import (
 from spottrain.varuna_manager.reporting.text import model_lines
 from spottrain.varuna_manager.tracking.lines import COLUMNS, as_data, as_line
 
-FollowOption = Annotated[
-    bool, typer.Option("--follow", "-f", help="Keep printing until the job ends.")
-]
 POLL_S = 0.5
-_TAIL_BYTES = 256
-"""Of what was printed of a log, by which it is found again."""
 TABLE_ROWS = 20
 """Mini-batches in a table for people."""
 
@@ -165,21 +160,6 @@ def explain(
     out = console()
     for line in explanation_lines(document):
         out.print(line, markup=False, soft_wrap=True)
-
-
-def logs(name: NameArgument, follow: FollowOption = False) -> None:
-    """Show the logs of a job's manager, agents and workers."""
-    job = find(name)
-    read: dict[Path, _Shown] = {}
-    while True:
-        managed = follow and job.is_managed()
-        for path in _log_files(job, rotated=not read):
-            shown = str(path.relative_to(job.path))
-            _copy_log(path, read.setdefault(path, _Shown()), shown, is_last=not managed)
-        if not managed:
-            return
-        sys.stdout.flush()  # it may be a pipe
-        time.sleep(POLL_S)
 
 
 def cost(
@@ -327,51 +307,3 @@ def _entries(job: JobDir, follow: bool) -> Iterator[JournalEntry]:
 def _event(entry: JournalEntry) -> dict[str, Any]:
     kind = type(entry.event).__name__
     return {"seq": entry.seq, "kind": kind, **dataclasses.asdict(entry.event)}
-
-
-@dataclasses.dataclass
-class _Shown:
-    """What of a log was printed."""
-
-    end: int = 0
-    """Up to where, in bytes."""
-    tail: bytes = b""
-    """The last bytes of it."""
-    waits: bool = False
-    """Whether a line after it has no end yet."""
-
-
-def _log_files(job: JobDir, *, rotated: bool) -> list[Path]:
-    """Return the logs there are; older parts of them, ``NAME.1.log``, if asked for."""
-    own = job.log.with_name(f"{job.log.stem}.1.log"), job.log
-    logs = (*own, *sorted(job.cloud.rglob("*.log")))
-    return [x for x in logs if x.exists() and (rotated or not x.match("*.1.log"))]
-
-
-def _copy_log(path: Path, shown: _Shown, name: str, *, is_last: bool) -> None:
-    """Print the new lines of a log, each with its name; one without end too at last, or
-    once nothing has ended it since the look before."""
-    try:
-        with open(path, "rb") as log:
-            log.seek(max(0, shown.end - len(shown.tail)))
-            new = log.read()
-            if new.startswith(shown.tail):
-                new = new[len(shown.tail) :]
-            else:  # it was rotated since, or is the end of a VM's log, sent again
-                log.seek(0)
-                whole = log.read()
-                at = whole.rfind(shown.tail)
-                new = whole if at < 0 else whole[at + len(shown.tail) :]
-            end = log.tell()
-    except FileNotFoundError:
-        return  # its VM is gone since
-    begun = new.rpartition(b"\n")[2]
-    is_over = is_last or (begun and shown.waits)
-    shown.waits = bool(begun) and not is_over
-    if not is_over:
-        new = new[: len(new) - len(begun)]
-    if new:
-        shown.end = end - len(begun) * (not is_over)
-        shown.tail = (shown.tail + new)[-_TAIL_BYTES:]
-    for line in new.decode(errors="replace").splitlines():
-        sys.stdout.write(f"{name}: {printable(line)}\n")

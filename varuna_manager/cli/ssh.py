@@ -9,6 +9,7 @@ import typer
 
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import CloudProvider, SshTarget, cloud_of
+from spottrain.cloud.ssh.transport.proxy import through_jump
 from spottrain.cloud.ssh_keys import key_file
 from spottrain.errors import ConfigError
 from spottrain.varuna_manager.cli.arguments import NameArgument
@@ -72,7 +73,8 @@ def ssh_argv(job: JobDir, vm_id: str, command: list[str]) -> list[str]:
         return argv_to(job, target, key, cloud.bastion, command, proxy)
     if config.resources.provider == "ssh":
         host = next(h for h in config.ssh.fleet() if _is_on(vm_id, h.name))
-        return argv_to(job, _own(job, vm_id), host.key_file, None, command)
+        proxy = through_jump(host) if host.proxy_jump else ()
+        return argv_to(job, _own(job, vm_id), host.key_file, None, command, proxy)
     raise ConfigError(
         f"job {job.name}: its VMs are processes on this machine; see 'spottrain logs {job.name}'"
     )

@@ -77,8 +77,12 @@ def _show_all(output: Output) -> None:
             errors.append(error)
     if output is Output.JSON:
         show_json(found)
-    else:
+    elif found or errors:
         show(tables.jobs_table(found))
+    else:
+        say(
+            "no jobs on this machine; 'spottrain launch job.yaml' starts one, 'spottrain quickstart' a small example"
+        )
     for damaged in errors:
         say_error(damaged, str(damaged))
     if errors:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 import tomllib
@@ -15,7 +14,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from spottrain.errors import ConfigError
-from spottrain.varuna_manager.config.yaml_core import NO_LINES, Lines, read_yaml
+from spottrain.suggest import did_you_mean, nearest
+from spottrain.varuna_manager.config.yaml_core import COMMAND_LINE, NO_LINES, Lines, read_yaml
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 _VARIABLE = re.compile(r"\$(?:[A-Za-z_]|\{)")
@@ -210,11 +210,11 @@ def _unit(loc: tuple[int | str, ...]) -> str:
 
 
 def at_line(loc: tuple[int | str, ...], lines: Lines) -> str:
-    """Return where the value is that ``loc`` leads to, or what holds it: `` (line 3)``, or
-    nothing if that is not known."""
+    """Return where the value is that ``loc`` leads to, or what holds it: `` (line 3)``,
+    `` (on the command line)``, or nothing if that is not known."""
     for length in range(len(loc), 0, -1):
         if (line := lines.get(loc[:length])) is not None:
-            return f" (line {line})"
+            return " (on the command line)" if line == COMMAND_LINE else f" (line {line})"
     return ""
 
 
@@ -235,11 +235,11 @@ def _suggest(loc: tuple[int | str, ...], model: type[BaseModel]) -> str:
             here = _model_in(here.model_fields[str(part)].annotation)
     wrong = str(loc[-1])
     known = list(here.model_fields) if here else []
-    if near := difflib.get_close_matches(wrong, known, n=1):
-        return f"; did you mean {near[0]}?"
+    if hint := did_you_mean(wrong, known):
+        return f"; {hint}"
     everywhere = {path.rpartition(".")[2]: path for path in key_paths(model)}
-    if near := difflib.get_close_matches(wrong, everywhere, n=1, cutoff=0.8):
-        return f"; did you mean {everywhere[near[0]]}?"
+    if near := nearest(wrong, everywhere, cutoff=0.8):
+        return f"; did you mean {everywhere[near]}?"
     return f"; known keys are {', '.join(known)}"
 
 

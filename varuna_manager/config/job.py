@@ -59,6 +59,7 @@ from spottrain.varuna_manager.config.init_from import InitFrom
 from spottrain.varuna_manager.config.local import LocalConfig
 from spottrain.varuna_manager.config.manager_vm import ManagerVmConfig
 from spottrain.varuna_manager.config.notify import NotifyConfig, absolute_notify
+from spottrain.varuna_manager.config.overrides import NO_OVERRIDES, Overrides, overridden
 from spottrain.varuna_manager.config.ssh import (
     SshConfig,
     Variable,
@@ -385,7 +386,8 @@ class JobConfig(Section):
     setup_limit_s: PositiveFloat = 600.0
     """Time limit of `setup` on a VM."""
     env: dict[Variable, VariableValue] = Field(default_factory=dict)
-    """Environment variables for your code."""
+    """Environment variables for your code. Numbers become text as Python writes them (`1e-3`
+    becomes `0.001`), true and false those words; quotes keep what they enclose as it is."""
     secrets: tuple[Variable, ...] = ()
     """Names of further environment variables; their values are taken from your
     environment at launch and resume and are never stored."""
@@ -607,6 +609,7 @@ def load_config(
     path: Path,
     now: datetime | None = None,
     change: Callable[[Any], Any] = lambda data: data,
+    overrides: Overrides = NO_OVERRIDES,
 ) -> JobConfig:
     """Return the job file at ``path``, with its paths made absolute, and settled for this
     machine (``JobConfig.settled``).
@@ -615,11 +618,12 @@ def load_config(
         path: YAML (.yaml, .yml) or TOML (.toml).
         now: A deadline must be later; by default the present.
         change: Returns the file's plain data as they are to be read.
+        overrides: Values of the command line, before ``change``; checked as the file's.
 
     Raises:
         ConfigError: The file is missing, unreadable or wrong.
     """
-    data, lines = read_job_file(path)
+    data, lines = overridden(*read_job_file(path), overrides, path.name)
     base = path.resolve().parent
     if not is_text(str(base)):
         raise ConfigError(

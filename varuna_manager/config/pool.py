@@ -31,6 +31,7 @@ from spottrain.varuna_manager.config.clouds import (
 from spottrain.varuna_manager.config.files import read_job_file, validate
 from spottrain.varuna_manager.config.job import Dollars, JobConfig, load_config
 from spottrain.varuna_manager.config.local import LocalConfig
+from spottrain.varuna_manager.config.overrides import NO_OVERRIDES, Overrides
 
 Policy = Literal[
     "fair",
@@ -188,13 +189,20 @@ def weight_of(value: object, source: str) -> float:
         ) from error
 
 
-def load_job_of(pool: PoolConfig, path: Path) -> JobConfig:
+def load_job_of(pool: PoolConfig, path: Path, overrides: Overrides = NO_OVERRIDES) -> JobConfig:
     """Return a job file for a pool: where and how many VMs come from the pool.
+
+    Args:
+        pool: The pool.
+        path: The file.
+        overrides: Values of the command line that replace the file's.
 
     Raises:
         ConfigError: The file is wrong, or says something else than its pool.
     """
-    config = load_config(path, change=lambda data: _in_pool(data, pool, path.name))
+    config = load_config(
+        path, change=lambda data: _in_pool(data, pool, path.name), overrides=overrides
+    )
     if config.manager.lease_s > pool.lease_s:
         raise ConfigError(
             f"{path.name}: manager.lease_s: must be at most the pool's lease_s, "

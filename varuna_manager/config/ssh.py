@@ -12,6 +12,7 @@ from typing import Annotated, Self
 
 from pydantic import (
     AfterValidator,
+    BeforeValidator,
     Field,
     NonNegativeFloat,
     PositiveFloat,
@@ -23,6 +24,7 @@ from spottrain.cloud.local.market import ZoneSpec
 from spottrain.cloud.ssh.transport.hosts import Host
 from spottrain.errors import ConfigError
 from spottrain.pricing.prices.catalogue import GpuType, catalogue
+from spottrain.suggest import did_you_mean
 from spottrain.varuna_manager.config.base import LocalPath, Section
 
 _SAME_BY_TYPE = ("slots", "gpu", "slot_memory_bytes", "slot_speed", "usd_per_hour")
@@ -34,6 +36,13 @@ def _variable(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or name.startswith(OURS):
         raise ValueError("must be the name of a variable that spottrain does not set")
     return name
+
+
+def _text_of(value: object) -> object:
+    """Return a number, true or false as text; anything else as it is."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value) if isinstance(value, int | float) else value
 
 
 def _value(text: str) -> str:
@@ -51,15 +60,27 @@ def _folder(text: str) -> str:
 def _gpu(name: str) -> str:
     known = catalogue().gpus
     if name not in known:
-        raise ValueError(f"must be one of {', '.join(known)}")
+        raise ValueError(did_you_mean(name, known) or f"must be one of {', '.join(known)}")
     return name
 
 
 Variable = Annotated[str, AfterValidator(_variable)]
 """The name of an environment variable."""
-VariableValue = Annotated[str, AfterValidator(_value)]
+VariableValue = Annotated[
+    str,
+    AfterValidator(_value),
+    BeforeValidator(_text_of, json_schema_input_type=str | int | float | bool),
+]
+"""Its value: a text, or a number, true or false, which become text."""
 Folder = Annotated[str, AfterValidator(_folder)]
 """A folder of spottrain's on a host."""
+
+
+def _jump(text: str) -> str:
+    # A name that begins with a dash would be an option of ssh.
+    if not all(re.fullmatch(r"[\w.@:\[\]][\w.@:\[\]-]*", one) for one in text.split(",")):
+        raise ValueError("must be [user@]host[:port], several by commas")
+    return text
 
 
 class SshHostConfig(Section):
@@ -76,6 +97,11 @@ class SshHostConfig(Section):
     host_key: str | None = None
     """Its public key as printed by `ssh-keyscan`, without the name, such as
     `ssh-ed25519 AAAA…`; by default it must be in `ssh.known_hosts`."""
+    key_file: LocalPath | None = None
+    """Private key file, relative to the job file; by default `ssh.key_file`."""
+    proxy_jump: Annotated[str, AfterValidator(_jump)] | None = None
+    """Host through which the `ssh` command of this machine reaches it, `[user@]host[:port]`;
+    several by commas."""
     python: str | None = None
     """Its Python; by default `ssh.python`."""
     private_address: str | None = None
@@ -108,11 +134,51 @@ class SshHostConfig(Section):
         return None if self.gpu is None else catalogue().gpus[self.gpu]
 
 
+def _by_name(value: object) -> object:
+    """Return what ~/.ssh/config says of a host that is given by its name there.
+
+    Raises:
+        ValueError: That file cannot be read.
+    """
+    if not isinstance(value, str) or not value:
+        return value
+    # Not above: no other job needs it.
+    from paramiko.config import SSHConfig
+    from paramiko.ssh_exception import ConfigParseError, CouldNotCanonicalize
+
+    file = Path("~/.ssh/config").expanduser()
+    try:
+        known = SSHConfig.from_path(str(file)) if file.exists() else SSHConfig()
+        found = known.lookup(value)
+    except (OSError, ConfigParseError, CouldNotCanonicalize, ImportError) as error:
+        raise ValueError(f"{file} cannot be used for {value}: {error}; give address") from error
+    if "proxycommand" in found:
+        raise ValueError(f"{value} has a ProxyCommand in {file}; use ProxyJump there")
+    jump = found.get("proxyjump", "none")
+    keys = (key for key in found.get("identityfile", ()) if Path(key).exists())
+    said = {
+        "address": found["hostname"],
+        "name": None if value == found["hostname"] else value,
+        "port": int(found.get("port", 22)),
+        "user": found.get("user"),
+        "key_file": next(keys, None),
+        "proxy_jump": None if jump == "none" else jump,
+    }
+    return {key: one for key, one in said.items() if one is not None}
+
+
 class SshConfig(Section):
     """Your own hosts, for `provider: ssh`; see docs/clouds/hosts.md."""
 
-    hosts: tuple[SshHostConfig, ...] = ()
-    """The hosts; the job uses each as one VM."""
+    hosts: tuple[
+        Annotated[
+            SshHostConfig,
+            BeforeValidator(_by_name, json_schema_input_type=SshHostConfig | str),
+        ],
+        ...,
+    ] = ()
+    """The hosts; the job uses each as one VM. A host may be given by its name alone:
+    ~/.ssh/config then says its HostName, User, Port, IdentityFile and ProxyJump."""
     user: str | None = None
     """Login name; by default your own on this machine."""
     key_file: LocalPath | None = None
@@ -178,7 +244,8 @@ class SshConfig(Section):
                 user=host.user or self.user or getpass.getuser(),
                 host_key=host.host_key,
                 known_hosts=Path(self.known_hosts).expanduser(),
-                key_file=Path(self.key_file) if self.key_file else None,
+                key_file=Path(key) if (key := host.key_file or self.key_file) else None,
+                proxy_jump=host.proxy_jump or "",
                 python=host.python or self.python,
                 folder=self.folder,
                 private_address=host.private_address,

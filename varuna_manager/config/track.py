@@ -83,7 +83,7 @@ def check_trackers(track: TrackConfig, secrets: Iterable[str], *, on_vm: bool) -
         if importlib.util.find_spec(PACKAGES[name]) is None:
             raise ConfigError(
                 f"track.{name}: the package {PACKAGES[name]} is not installed here; "
-                f"install it: pip install 'spottrain[{name}]'"
+                f"install it: pip install {name}"
             )
 
 

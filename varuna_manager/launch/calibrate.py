@@ -204,7 +204,7 @@ class _Fleet:
     def _last_line(self) -> str:
         text = self._log.read_text(errors="replace")
         if "No module named 'torch'" in text:
-            return "torch is not installed here; pip install 'spottrain[train]'"
+            return "torch is not installed here; pip install torch safetensors"
         return (text.strip().splitlines() or ["no message"])[-1]
 
     def close(self) -> None:

@@ -253,7 +253,7 @@ def run_tool(
         raise ToolError(failure["error"])
     if "No module named 'torch'" in stderr:
         raise ToolError(
-            f"{name}: job files need torch here: pip install 'spottrain[train]'; 'spottrain plan' "
+            f"{name}: job files need torch here: pip install torch safetensors; 'spottrain plan' "
             "takes a model's --params or config.json without it"
         )
     last = (stderr.strip().splitlines() or ["no message"])[-1]

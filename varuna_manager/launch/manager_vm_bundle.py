@@ -174,8 +174,7 @@ def pinned(extras: Collection[str]) -> dict[str, str]:
         return {name: version(name) for name in wanted}
     except PackageNotFoundError as error:
         raise ConfigError(
-            f"--manager-vm: {error.name} is not installed here; install "
-            f"'spottrain[{','.join(extras)}]'"
+            f"--manager-vm: {error.name} is not installed here; run pip install {error.name}"
         ) from error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -99,6 +100,11 @@ def check_manager(config: JobConfig, *, on_vm: bool) -> None:
     Raises:
         ConfigError: It cannot.
     """
+    if config.resources.provider == "local" and (system := sys.platform) != "linux":
+        raise ConfigError(
+            f"resources.provider: local needs Linux, whose processes it takes for VMs: got "
+            f"{system}; name a cloud or own hosts, or use a Linux VM or container"
+        )
     if not on_vm:
         max_vms = config.resources.max_vms
         if config.clouds and max_vms > MAX_VMS_HERE:

@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Literal
 
 from spottrain.cloud.port.provider import Offer
+from spottrain.pricing.prices.catalogue import catalogue
 from spottrain.storage.store import is_url
+from spottrain.suggest import did_you_mean
 from spottrain.units import counted
+from spottrain.varuna_manager.config.clouds import AnyCloud
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.config.notify import check_notify
 from spottrain.varuna_manager.config.ssh import check_secrets
@@ -125,6 +128,8 @@ def check_all(
     Raises:
         SpottrainError: It cannot be launched; the first thing that is missing.
     """
+    for line in unknown_regions(config.clouds):
+        say(line)
     check_here(config, say, purpose, on_vm=on_vm, adopt=adopt)
     data_bytes = data.prepare_data(config, say)
     offers: Sequence[Offer] | None = None
@@ -140,6 +145,16 @@ def check_all(
     if asks:
         check_memory(config, facts, offers)
     return Checked(facts=facts, offers=offers, data_bytes=data_bytes)
+
+
+def unknown_regions(clouds: Sequence[AnyCloud]) -> Iterator[str]:
+    """Yield a warning for each region that the catalogue does not know, though it knows one
+    of nearly the same name. It may be newer than the catalogue, so it is not refused."""
+    for cloud in clouds:
+        known = catalogue().regions(cloud.cloud)
+        for region in cloud.regions:
+            if region not in known and (hint := did_you_mean(region, known, cutoff=0.8)):
+                yield f"warning: {cloud.cloud}.regions: got {region}, which is not known; {hint}"
 
 
 def _name(config: JobConfig) -> list[str]:

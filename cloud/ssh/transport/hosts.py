@@ -74,6 +74,9 @@ class Host:
     python: str = "python3"
     folder: str = ".spottrain"
     """Our folder, relative to the user's home; removed when the host is freed."""
+    proxy_jump: str = ""
+    """Host through which it is reached, ``[user@]host[:port]``, or several by commas; empty:
+    directly."""
     private_address: str | None = None
     """Address for other hosts; if None, the address that SSH used."""
     instance_type: str = "host"

@@ -101,6 +101,17 @@ def dial_through(command: ProxyCommand) -> Callable[[hosts.Host], ProxySocket]:
     return dial
 
 
+def through_jump(host: hosts.Host) -> list[str]:
+    """Return the command line that connects through ``host.proxy_jump``, as OpenSSH does.
+
+    The ``ssh`` of this machine logs in there, by what its own configuration says.
+    """
+    *before, last = host.proxy_jump.split(",")
+    jumps = ["-J", ",".join(before)] if before else []
+    to = f"[{host.address}]:{host.port}"
+    return ["ssh", "-o", "BatchMode=yes", *jumps, "-W", to, "--", f"ssh://{last}"]
+
+
 # --- Tools that open a port -----------------------------------------------------------
 
 

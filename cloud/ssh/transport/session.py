@@ -73,11 +73,14 @@ logging.getLogger("paramiko").setLevel(logging.CRITICAL)
 
 
 def dial(host: hosts.Host) -> socket.socket | paramiko.Channel:
-    """Return a TCP connection to a host's SSH server.
+    """Return a connection to a host's SSH server: by TCP, or through its ``proxy_jump``.
 
     Raises:
         OSError: no answer.
+        UnfitHostError: this machine has no ``ssh`` for the jump.
     """
+    if host.proxy_jump:
+        return proxy.dial_through(proxy.through_jump)(host)
     connection = socket.create_connection((host.address, host.port), CONNECT_S)
     if sys.platform == "linux":  # elsewhere a dead host is noticed by keep-alives
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 2000 * _KEEPALIVE_S)

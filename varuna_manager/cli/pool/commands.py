@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,8 +21,9 @@ from spottrain.varuna_manager.cli.console import (
     show,
     show_json,
 )
-from spottrain.varuna_manager.cli.pool.submit import plan, prepare, submit_job
+from spottrain.varuna_manager.cli.pool.submit import find_open, plan, prepare, submit_job
 from spottrain.varuna_manager.config.files import read_value
+from spottrain.varuna_manager.config.overrides import Overrides
 from spottrain.varuna_manager.config.pool import PoolConfig, load_pool
 from spottrain.varuna_manager.config.ssh import check_secrets
 from spottrain.varuna_manager.core.model.state import kind_of
@@ -149,17 +150,25 @@ class SubmitOptions:
     with_vm: bool = False
     adopt: bool = False
     """Take over the checkpoints of another job."""
+    overrides: Overrides = field(default_factory=dict)
+    """Values that replace the file's."""
 
 
 def launch(asked: SubmitOptions, output: Output, *, is_dry: bool) -> None:
     """Submit a job to a pool, or say what would come of it."""
     if asked.with_vm:
         raise ConfigError("--manager-vm: a pool starts the managers of its jobs; leave it out")
-    pool = PoolDir.find(asked.pool)
-    if pool.is_down:
-        raise ConfigError(f"pool {pool.name} was taken down; create it again")
+    pool = find_open(asked.pool)
     weight = 1.0 if asked.priority is None else asked.priority
-    prepared = prepare(pool, asked.file, weight, asked.team or "", say, adopt=asked.adopt)
+    prepared = prepare(
+        pool,
+        asked.file,
+        weight,
+        asked.team or "",
+        say,
+        adopt=asked.adopt,
+        overrides=asked.overrides,
+    )
     if not is_dry:
         answer = submit_job(pool, prepared, say)
         if output is Output.JSON:

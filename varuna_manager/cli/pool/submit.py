@@ -18,6 +18,7 @@ from spottrain.codec import to_data
 from spottrain.errors import ConfigError, SpottrainError
 from spottrain.storage.store import StorageError
 from spottrain.varuna_manager.config.job import JobConfig, SloConfig
+from spottrain.varuna_manager.config.overrides import NO_OVERRIDES, Overrides
 from spottrain.varuna_manager.config.pool import load_job_of, microusd, weight_of
 from spottrain.varuna_manager.jobs.follow import uid_of
 from spottrain.varuna_manager.launch import inspect, ownership, submit
@@ -47,6 +48,18 @@ class PreparedJob:
     """Take over the checkpoints of another job."""
 
 
+def find_open(name: str) -> PoolDir:
+    """Return a pool that jobs may be submitted to.
+
+    Raises:
+        ConfigError: There is none of this name, or it was taken down.
+    """
+    pool = PoolDir.find(name)
+    if pool.is_down:
+        raise ConfigError(f"pool {pool.name} was taken down; create it again")
+    return pool
+
+
 def prepare(
     pool: PoolDir,
     file: Path,
@@ -55,6 +68,7 @@ def prepare(
     say: Say,
     *,
     adopt: bool = False,
+    overrides: Overrides = NO_OVERRIDES,
 ) -> PreparedJob:
     """Check a job for a pool, and find out what it trains there.
 
@@ -65,11 +79,12 @@ def prepare(
         team: The team that it belongs to; empty: none.
         say: Called with lines for people.
         adopt: Take over the checkpoints of another job.
+        overrides: Values of the command line that replace the file's.
 
     Raises:
         SpottrainError: It cannot run there; says why, and what to do.
     """
-    config, deadline_s = _checked(pool, file, priority)
+    config, deadline_s = _checked(pool, file, priority, overrides)
     checked = check_all(config, say, adopt=adopt)
     facts, offers, data_bytes = checked.facts, checked.offers, checked.data_bytes
     profile = None
@@ -96,14 +111,16 @@ def prepare(
     return PreparedJob(config, facts, profile, data_bytes, request, adopt)
 
 
-def _checked(pool: PoolDir, file: Path, priority: float) -> tuple[JobConfig, float | None]:
+def _checked(
+    pool: PoolDir, file: Path, priority: float, overrides: Overrides
+) -> tuple[JobConfig, float | None]:
     """Return the job file and its deadline, checked as far as no model is needed.
 
     Raises:
         SpottrainError: The job cannot run in this pool; says why, and what to do.
     """
     weight_of(priority, "--priority")
-    config = load_job_of(pool.config(), file)
+    config = load_job_of(pool.config(), file, overrides)
     if config.slo.min_examples_per_s is not None:
         raise ConfigError(
             f"{file.name}: slo.min_examples_per_s: a pool keeps deadlines only; remove it"
@@ -155,6 +172,7 @@ def submit_job(pool: PoolDir, prepared: PreparedJob, say: Say) -> dict[str, Any]
     """
     plan(pool, prepared)
     config = prepared.config
+    os.environ.update(config.env)  # it is that of the job prepared last
     job, _ = submit.submit(
         config,
         prepared.facts,

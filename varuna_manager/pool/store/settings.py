@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from spottrain.errors import ConfigError
 from spottrain.pricing.billing.budget import WORTH_S, reserve_s
+from spottrain.suggest import did_you_mean
 from spottrain.units import HOUR_S
 from spottrain.varuna_manager.config.pool import PoolConfig, microusd
 from spottrain.varuna_manager.pool.core.model import Limits, PoolSettings, Supply, Team
@@ -56,10 +57,9 @@ def supplies_of(config: PoolConfig, prices: Mapping[str, float]) -> tuple[Supply
     """
     names = sorted({kind.partition("/")[2] for kind in prices})
     if unknown := [name for name in config.kinds if name not in names]:
-        raise ConfigError(
-            f"kinds: unknown instance type: got {unknown[0]}; the pool's clouds offer "
-            f"{', '.join(names) or 'none'}"
-        )
+        offered = f"the pool's clouds offer {', '.join(names) or 'none'}"
+        hint = did_you_mean(unknown[0], names) or offered
+        raise ConfigError(f"kinds: unknown instance type: got {unknown[0]}; {hint}")
     if not prices:
         raise ConfigError(
             f"clouds: {', '.join(config.providers)} offers nothing that the pool may rent; "

@@ -129,7 +129,7 @@ def test_a_gpu_is_found_with_or_without_its_memory() -> None:
 @pytest.mark.parametrize(
     ("filters", "message"),
     [
-        ({"gpus": ["A1000"]}, "no such GPU: got A1000; take one of P100"),
+        ({"gpus": ["A1000"]}, "no such GPU: got A1000; did you mean A10"),
         ({"clouds": ["oci"]}, "no such cloud: got oci; take one of aws"),
         ({"names": ["p4d"]}, "no such instance type in the catalogue: got p4d"),
     ],

@@ -1,6 +1,7 @@
 """The command line: answers, errors and exit codes."""
 
 import contextlib
+import importlib
 import io
 import json
 import os
@@ -9,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,15 @@ import pytest
 from rich.console import Console
 from tests.builders import model_facts, section_facts
 
-from spottrain.varuna_manager.cli.main import COMMANDS, EXIT_CODES, main
+from spottrain.varuna_manager.cli.main import (
+    COMMANDS,
+    EXIT_CODES,
+    SIMULATIONS,
+    ConfigTools,
+    PoolTools,
+    first_line,
+    main,
+)
 from spottrain.varuna_manager.cli.watch import ManagerGoneError, Watcher
 from spottrain.varuna_manager.config.job import load_config
 from spottrain.varuna_manager.core.model.events import StopRequested
@@ -129,6 +138,38 @@ def test_the_readme_lists_the_same_exit_codes() -> None:
         assert f"| {code} | {meaning} |" in readme
 
 
+def test_help_imports_no_command() -> None:
+    script = (
+        "import sys; from spottrain.varuna_manager.cli import main\n"
+        "for arguments in (['--help'], ['pool', '--help'], ['simulate', '--help']):\n"
+        "    main.app(arguments, standalone_mode=False)\n"
+        "places = (place.partition(':')[0] for place in main.COMMANDS.values())\n"
+        "assert not sys.modules.keys() & {*places}\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=True, stdout=subprocess.PIPE, text=True
+    )
+    assert "Start a job and watch it." in done.stdout
+
+
+@pytest.mark.parametrize("places", [COMMANDS, PoolTools.places, ConfigTools.places, SIMULATIONS])
+def test_a_command_says_the_same_of_itself_in_every_help(places: Mapping[str, str]) -> None:
+    for place in places.values():
+        module, function = place.split(":")
+        loaded = getattr(importlib.import_module(module), function)
+        assert loaded.__doc__.splitlines()[0] == first_line(module, function)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [(["lauch"], "launch"), (["pool", "stauts"], "status"), (["simulate", "pol"], "pool")],
+)
+def test_a_misspelt_command_is_told_the_nearest(run: Run, arguments: list[str], meant: str) -> None:
+    answer = run(*arguments)
+    assert answer.code == 2
+    assert answer.error == f"error: No such command {arguments[-1]!r}; did you mean {meant}?"
+
+
 @pytest.mark.parametrize(
     "arguments", [["lauch"], ["status", "--nope"], ["launch"], ["status", "--watch"]]
 )
@@ -140,6 +181,22 @@ def test_wrong_usage_exits_with_2(run: Run, arguments: list[str]) -> None:
 
 def test_the_schema_is_one_json_document(run: Run) -> None:
     assert "minibatch_size" in json.loads(run("config", "schema").out)["properties"]
+
+
+def test_options_of_a_launch_are_checked_as_the_file_is(run: Run, tmp_path: Path) -> None:
+    path = job_file(tmp_path)
+    answer = run("launch", path, "--set", "budgets.max_usd=1")
+    assert answer.code == 2
+    assert "job.yaml: budgets: unknown key; did you mean budget?" in answer.error
+    answer = run("launch", path, "--name", "no_name", "--steps", "3", "--env", "A=1")
+    assert "job.yaml: name: must be" in answer.error
+    answer = run("launch", path, "--set", "budget.max_usd=1e-9")
+    assert (answer.code, "less than one step costs" in answer.error) == (4, True)
+
+
+def test_errors_show_what_was_given_as_it_was(run: Run, tmp_path: Path) -> None:
+    assert "unknown key" in run("launch", job_file(tmp_path), "--set", "x:a:=1").error
+    assert "x:a:" in run("launch", job_file(tmp_path), "--set", "x:a:=1").error
 
 
 MISSPELT: dict[str, Any] = {"budgets": {}}
@@ -372,7 +429,9 @@ def test_debug_shows_the_traceback_of_an_internal_error(
 
 def test_a_machine_without_jobs_has_an_empty_status(run: Run) -> None:
     assert json.loads(run("status", "-o", "json").out) == []
-    assert run("status").code == 0
+    answer = run("status")
+    assert (answer.code, answer.out) == (0, "")
+    assert "'spottrain launch job.yaml' starts one" in answer.err
 
 
 @pytest.mark.parametrize(
@@ -406,6 +465,15 @@ def test_stopping_a_job_without_a_manager_says_what_to_do(run: Run, tmp_path: Pa
     assert "'spottrain down demo'" in answer.error
 
 
+def test_the_local_provider_says_that_it_needs_linux(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    answer = run("launch", job_file(tmp_path))
+    assert answer.code == 2
+    assert "resources.provider: local needs Linux" in answer.error
+
+
 def test_a_name_in_use_is_refused_before_the_model_is_inspected(run: Run, tmp_path: Path) -> None:
     submit(tmp_path)
     answer = run("launch", job_file(tmp_path))
@@ -423,6 +491,21 @@ def test_down_ends_a_job_for_good(run: Run, tmp_path: Path) -> None:
     assert answer.code == 2
     assert "job demo has ended" in answer.error
     assert not job.is_managed()
+
+
+@pytest.mark.parametrize(("typed", "code"), [("n\n", 1), ("y\n", 0)])
+def test_down_asks_at_a_terminal(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: str, code: int
+) -> None:
+    submit(tmp_path)
+    terminal = io.StringIO(typed)
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdin", terminal)
+    answer = run("down", "demo")
+    assert answer.code == code
+    assert "End job demo for good?" in answer.err
+    assert run("down", "demo", "--yes").code == 0
+    assert run("down", "demo").code == 0, "an ended job needs no answer"
 
 
 def test_a_damaged_journal_is_one_line_and_down_still_works(run: Run, tmp_path: Path) -> None:

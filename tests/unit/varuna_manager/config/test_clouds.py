@@ -139,7 +139,8 @@ MISTAKES = [
     ),
     (job("aws", {}), "resources.provider aws needs aws.instance_types or aws.gpus"),
     (job("aws", {"instance_types": ["g5.tiny"]}), "g5.tiny"),
-    (job("aws", {"gpus": ["A1000"]}), "no such GPU: got A1000"),
+    (job("aws", {"gpus": ["A1000"]}), "no such GPU: got A1000; did you mean A10"),
+    (job("aws", {"instance_types": ["p5.48xlarg"]}), "got p5.48xlarg; did you mean p5.48xlarge?"),
     (job("aws", {"instance_type": []}), "aws.instance_type: unknown key; did you mean"),
     (job("aws", {"gpus": ["L4"], "ssh_from": ["here"]}), "aws.ssh_from"),
     (

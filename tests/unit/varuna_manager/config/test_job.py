@@ -366,7 +366,7 @@ def test_a_tracker_whose_package_is_missing_is_refused_with_what_to_install(
     track = parse(track={"wandb": {"project": "p"}}).track
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     for on_vm in (False, True):
-        with pytest.raises(ConfigError, match=r"pip install 'spottrain\[wandb\]'"):
+        with pytest.raises(ConfigError, match=r"pip install wandb"):
             check_trackers(track, ["WANDB_API_KEY"], on_vm=on_vm)
 
 

@@ -64,6 +64,47 @@ def test_paths_are_relative_to_the_job_file(tmp_path: Path) -> None:
     assert host.known_hosts == tmp_path / "keys" / "hosts"
 
 
+def test_a_host_by_name_is_what_the_ssh_configuration_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = tmp_path / ".ssh"
+    folder.mkdir()
+    (folder / "id_lab").touch()
+    (folder / "config").write_text(
+        "Host gpu3\n  ProxyJump none\n"
+        "Host odd\n  ProxyCommand nc %h %p\n"
+        "Host gpu*\n  HostName %h.lab\n  User ubuntu\n  Port 2222\n  ProxyJump me@front:2200\n"
+        "  IdentityFile ~/.ssh/none\n  IdentityFile ~/.ssh/id_lab\n"
+    )
+    config = parse_config({**JOB, "ssh": {"hosts": ["gpu1", "gpu3", "10.0.0.7"]}}, "x")
+    one, three, other = config.ssh.fleet()
+    assert (one.name, one.address, one.port, one.user) == ("gpu1", "gpu1.lab", 2222, "ubuntu")
+    assert (one.key_file, one.proxy_jump) == (folder / "id_lab", "me@front:2200")
+    assert three.proxy_jump == ""
+    assert (other.name, other.address, other.port) == ("10.0.0.7", "10.0.0.7", 22)
+    assert other.user == getpass.getuser()
+    (folder / "config").unlink()
+    assert parse_config(config.model_dump(mode="json"), "x") == config, "it is settled"
+    (bare,) = parse_config({**JOB, "ssh": {"hosts": ["gpu1"]}}, "x").ssh.fleet()
+    assert (bare.address, bare.port) == ("gpu1", 22)
+    (folder / "config").write_text("Host odd\n  ProxyCommand nc %h %p\n")
+    with pytest.raises(ConfigError, match=r"odd has a ProxyCommand in .*; use ProxyJump there"):
+        parse_config({**JOB, "ssh": {"hosts": ["odd"]}}, "x")
+
+
+def test_numbers_and_truths_of_env_become_text() -> None:
+    env = {"LR": 1e-3, "TINY": 1e-9, "N": 10_000, "FLAG": True, "OFF": False, "TEXT": "1e-3"}
+    assert parse_config(with_hosts({"address": "a"}, env=env), "x").env == {
+        "LR": "0.001",
+        "TINY": "1e-09",
+        "N": "10000",
+        "FLAG": "true",
+        "OFF": "false",
+        "TEXT": "1e-3",
+    }
+
+
 MISTAKES = [
     (with_hosts(), "resources.provider ssh needs hosts; list them in ssh.hosts"),
     (with_hosts({"address": "a"}, checkpoint={}), "needs a checkpoint.path that all"),
@@ -78,6 +119,11 @@ MISTAKES = [
     ),
     (with_hosts({"adress": "a"}), "ssh.hosts[0].adress: unknown key"),
     (with_hosts({"address": "a", "port": 0}), "ssh.hosts[0].port"),
+    (
+        with_hosts({"address": "a", "proxy_jump": "a,-oProxyCommand=x"}),
+        "ssh.hosts[0].proxy_jump: must be [user@]host[:port]",
+    ),
+    (with_hosts({"address": "a"}, env={"A": None}), "env.A: must be"),
     (with_hosts({"address": "a", "name": "../b"}), "ssh.hosts[0].name"),
     ({**JOB, "ssh": {"folder": ".", "hosts": [{"address": "a"}]}}, "ssh.folder"),
     ({**JOB, "ssh": {"folder": "a/../..", "hosts": [{"address": "a"}]}}, "ssh.folder"),
@@ -130,5 +176,7 @@ def test_gpus_of_a_host_are_of_the_catalogue_and_those_of_its_type() -> None:
     assert [host.uses_gpus for host in config.fleet(uses_gpus=False)] == [False]
     with pytest.raises(ConfigError, match=r"gpu: must be one of .*T4"):
         parse_config(with_hosts({"address": "a", "gpu": "Voodoo 2"}), "x")
+    with pytest.raises(ConfigError, match=r"gpu: did you mean A100-80GB\?"):
+        parse_config(with_hosts({"address": "a", "gpu": "a100-80g"}), "x")
     with pytest.raises(ConfigError, match="must have the same gpu: got T4 and None"):
         parse_config(with_hosts({"address": "a", "gpu": "T4"}, {"address": "b"}), "x")

@@ -353,6 +353,7 @@ def reports(story: Watched) -> Iterator[messages.Report]:
         yield messages.WorkerDied(generation=number, slot=0, reason="killed")
         yield replace(OUT_OF_MEMORY, generation=number)
         yield messages.NcclFailed(generation=number, slot=0, reason="x")
+        yield messages.SectionPrepared(generation=number, section=1)
         yield replace(HANGS, generation=number)
         yield messages.Evaluated(generation=number, step=1, loss=1.0)
         yield messages.MinibatchAdopted(generation=number, step=1, loss=1.0, grad_norm=1.0)

@@ -331,7 +331,7 @@ def test_a_round_that_is_silent_for_longer_than_its_largest_section_takes_fails(
     assert story.failed_preparations == 0
     story.wait(1)
     assert story.failed_preparations == 1
-    assert "the first weights failed: no sign of progress in 500 s" in story.state.last_message
+    assert "the first weights failed: no sign of progress in 800 s" in story.state.last_message
 
 
 def test_a_start_may_take_any_time_as_long_as_a_rank_gets_on() -> None:
@@ -346,4 +346,4 @@ def test_a_start_may_take_any_time_as_long_as_a_rank_gets_on() -> None:
     assert "recovering" not in story.state.activity
 
     story.wait(2 * SILENCE_BOUND_S)
-    assert story.generation.break_reason == "its start showed no sign of progress in 500 s"
+    assert story.generation.break_reason == "its start showed no sign of progress in 800 s"

@@ -78,6 +78,11 @@ REPORTS: st.SearchStrategy[messages.Report] = st.one_of(
         during=st.sampled_from(get_args(messages.MemoryUse)),
     ),
     st.builds(messages.NcclFailed, generation=NUMBERS, slot=SLOTS, reason=REASONS),
+    st.builds(
+        messages.SectionPrepared,
+        generation=st.one_of(NUMBERS, ROUNDS),
+        section=st.integers(0, 3),
+    ),
     st.builds(messages.Evaluated, generation=NUMBERS, step=STEPS, loss=st.just(1.0)),
     st.builds(
         messages.GenerationStopped,

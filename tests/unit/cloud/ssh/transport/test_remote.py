@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import getpass
+import os
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +20,7 @@ from spottrain.cloud.ssh.transport.hosts import (
     UnfitHostError,
     UnreachableHostError,
 )
+from spottrain.cloud.ssh.transport.proxy import through_jump
 from spottrain.cloud.ssh.transport.remote import Remote
 from spottrain.cloud.ssh.transport.session import Session
 
@@ -81,3 +85,33 @@ def test_the_python_of_an_image_that_has_torch_is_found(sshd: Sshd) -> None:
         assert session.call("probe")["python"]
     finally:
         session.close()
+
+
+def test_a_host_behind_a_jump_host_is_reached_as_the_users_ssh_says(
+    sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "config"
+    config.write_text(
+        f"Host front\n  HostName {sshd.address}\n  Port {sshd.port}\n  User {getpass.getuser()}\n"
+        f"  IdentityFile {sshd.key_file}\n  UserKnownHostsFile {tmp_path / 'known'}\n"
+        f"  GlobalKnownHostsFile {os.devnull}\n"
+    )
+    tool = tmp_path / "bin" / "ssh"  # that finds no configuration of this machine's user
+    tool.parent.mkdir()
+    tool.write_text(f'#!/bin/sh\nexec "{shutil.which("ssh")}" -F "{config}" "$@"\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
+    host = sshd.host("h", proxy_jump="front")
+    with pytest.raises(UnreachableHostError, match="Host key verification failed"):
+        Remote(host)
+    (tmp_path / "known").write_text(f"[{sshd.address}]:{sshd.port} {sshd.host_key}\n")
+    with Remote(host) as remote:
+        assert remote.check("echo $SSH_CONNECTION").split()[2] == sshd.address
+    assert through_jump(sshd.host("h", proxy_jump="me@one:1,two"))[3:] == [
+        "-J",
+        "me@one:1",
+        "-W",
+        f"[{sshd.address}]:{sshd.port}",
+        "--",
+        "ssh://two",
+    ]

@@ -1,0 +1,14 @@
+"""The nearest known name."""
+
+from spottrain.suggest import did_you_mean, nearest
+
+
+def test_the_nearest_name_is_suggested_whatever_its_case() -> None:
+    regions = ["us-east-1", "us-west-2", "eu-west-1"]
+    assert did_you_mean("us-est-1", regions) == "did you mean us-east-1?"
+    assert did_you_mean("a10g", ["A10G", "A100-40GB"]) == "did you mean A10G?"
+
+
+def test_nothing_is_suggested_where_nothing_is_near() -> None:
+    assert did_you_mean("xyzzy", ["launch", "status"]) == ""
+    assert nearest("launhc", ["launch"], cutoff=0.95) == ""
