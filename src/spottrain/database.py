@@ -12,8 +12,9 @@ from spottrain.errors import SpottrainError
 
 FORMAT = 1
 """Of all kinds; what is released stays readable."""
-_BUSY_S = 60.0
-"""How long another process may take to write; what dies releases the file."""
+_BUSY_S = 5.0
+"""How long one try waits for another process that writes, which takes milliseconds; journals
+are tried again."""
 
 
 class Kind(IntEnum):

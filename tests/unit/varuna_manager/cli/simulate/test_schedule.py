@@ -239,7 +239,7 @@ def test_no_file_is_said_too(run: Run, tmp_path: Path) -> None:
         (("schedule", "varuna", "-P", "4"), "Missing option"),
         (("schedule", "varuna", "-P", "4", "-M", "x"), "Invalid value for"),
         (("schedule", "varuna", "-P", "4", "-M", "4", "--fo"), "No such option: --fo"),
-        (("simulat",), "No such command 'simulat'"),
+        (("xyzzy",), "No such command 'xyzzy'"),
     ],
 )
 def test_a_wrong_command_line_is_reported_in_one_line(
