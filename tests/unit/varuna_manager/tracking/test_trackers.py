@@ -146,7 +146,7 @@ def test_wandb_keeps_the_first_values_and_marks_what_was_trained_again(
     assert settings["plan"] == "1x1"
     assert "baseline" in {tag for record in written for tag in record.run.tags}
     files = [file.ref for record in written for file in record.artifact.manifest.contents]
-    assert files == [(tmp_path / "weights" / NAME).as_uri()]
+    assert files == [(tmp_path / "weights" / NAME / "manifest.json").as_uri()]
 
 
 def test_what_trackers_show_of_a_job_holds_no_secret_and_nothing_that_is_not_set(
