@@ -135,7 +135,7 @@ def code_details(job: TrainingJob, layout: ModelLayout, step: int) -> CodeDetail
     }
     groups_of = _param_groups(job, layout)
     first = groups_of[0] if groups_of else {}
-    settings = {k: repr(v) for k, v in first.items() if isinstance(v, _PLAIN)}
+    settings = _settings(first)
     rate = first.get("lr")
     if rate is not None and job.lr_schedule is not None:
         rate = rate * rate_factor(job.lr_schedule, step)
@@ -158,6 +158,26 @@ def _param_groups(job: TrainingJob, layout: ModelLayout) -> list[dict[str, Any]]
     """Return the groups of parameters of the first optimizer that there is."""
     optimizer = any_optimizer(job, layout)
     return [] if optimizer is None else optimizer.param_groups
+
+
+def _settings(group: Mapping[str, Any]) -> dict[str, str]:
+    return {k: repr(v) for k, v in group.items() if isinstance(v, _PLAIN)}
+
+
+def optimizer_in_words(job: TrainingJob, layout: ModelLayout) -> str:
+    """Return the optimizer as one would write it, such as ``torch.optim.adamw.AdamW(lr=0.001)``,
+    with the settings of its first group of parameters; empty: nothing is trained.
+
+    Raises:
+        UserCodeError: As ``build_optimizer``.
+    """
+    settings = {
+        name: text
+        for group in _param_groups(job, layout)[:1]
+        for name, text in _settings(group).items()
+    }
+    name = optimizer_class(job, layout)
+    return name and f"{name}({', '.join(f'{k}={v}' for k, v in settings.items())})"
 
 
 def learning_rates(job: TrainingJob, layout: ModelLayout, num_steps: int) -> LearningRates | None:
@@ -266,6 +286,7 @@ def main(arguments: list[str] | None = None) -> int:
             steps = int(os.environ.get(_STEPS, _MANY_STEPS))
             check_schedule(job.lr_schedule, steps)
             rates = learning_rates(job, layout, steps)
+            optimizer = optimizer_in_words(job, layout)
             evaluated = rehearse(job, layout)
             try_optimizer(job, layout)
             refuse_differing(examples, digests_of(other))
@@ -278,6 +299,7 @@ def main(arguments: list[str] | None = None) -> int:
         return replace(
             found,
             evaluated=evaluated,
+            optimizer=optimizer,
             learning_rates=rates,
             carried=carried,
             changing=changing,

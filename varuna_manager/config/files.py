@@ -19,7 +19,7 @@ from spottrain.varuna_manager.config.yaml_core import COMMAND_LINE, NO_LINES, Li
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 _VARIABLE = re.compile(r"\$(?:[A-Za-z_]|\{)")
-_EXPANDED_LATER = {("setup",), ("notify", "command"), ("notify", "webhook")}
+_EXPANDED_LATER = {("setup",), ("notify", "command"), ("notify", "webhook"), ("notify", "apprise")}
 """Keys whose variables a shell expands, or the manager."""
 _UNITS = {
     r".*(?<!_per)_s": "seconds, such as 90",

@@ -237,7 +237,7 @@ def _outer_patterns(top: Path, folder: Path) -> Iterator[PatternFile]:
         if one == top or top in one.parents:
             yield PatternFile(one, read_patterns(one / _GIT_FILE))
     yield PatternFile(top, read_patterns(_git_folder(top) / "info" / "exclude"))
-    configured = _git(folder, "config", "--type=path", "--get", "core.excludesFile")
+    configured = git(folder, "config", "--type=path", "--get", "core.excludesFile")
     config = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser()
     excludes = Path(configured.removesuffix("\n")) if configured else config / "git" / "ignore"
     yield PatternFile(top, read_patterns(top / excludes))
@@ -257,10 +257,10 @@ def _git_folder(top: Path) -> Path:
 
 def _tracked(folder: Path) -> Iterator[Path]:
     """Yield the paths below a folder that Git tracks, where there is the command git."""
-    return (Path(x) for x in _git(folder, "ls-files", "-z").split("\0") if x)
+    return (Path(x) for x in git(folder, "ls-files", "-z").split("\0") if x)
 
 
-def _git(folder: Path, *arguments: str) -> str:
+def git(folder: Path, *arguments: str) -> str:
     """Return what git prints; nothing if it fails or there is none."""
     git = shutil.which("git")
     if git is None:

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Collection, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -28,6 +29,9 @@ class NotifyConfig(Section):
     webhook: Annotated[str, Field(min_length=1)] | None = None
     """URL to post the notice to as JSON: https, or http on this machine. A URL that is a
     secret is given as `$NAME`, an environment variable that holds it."""
+    apprise: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Where apprise sends the notice to: `mailto://…`, `slack://…`, `tgram://…` and others
+    that it knows. An address that holds a secret is given as `$NAME`, too."""
     on: tuple[NoticeKind, ...] = ("losses", "budget", "stall", "nonfinite", "end")
     """Which notices to send: `losses` (many VMs lost within a short time), `budget`
     (each share of `budget.alerts`), `stall`, `nonfinite` (too many losses in a row were
@@ -42,7 +46,36 @@ class NotifyConfig(Section):
     @property
     def asked(self) -> bool:
         """True if anybody is to be told."""
-        return bool(self.command or self.webhook)
+        return bool(self.command or self.webhook or self.apprise)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment variables that hold addresses, and the keys that name them."""
+        given = [("webhook", self.webhook or ""), *(("apprise", one) for one in self.apprise)]
+        found = ((key, _VARIABLE.fullmatch(one)) for key, one in given)
+        return {variable[1]: key for key, variable in found if variable}
+
+
+def address(key: str, given: str, environment: Mapping[str, str]) -> str:
+    """Return the address that a job file gives, or names by a variable.
+
+    Args:
+        key: Of ``notify``.
+        given: Its value.
+        environment: Of the process that sends.
+
+    Raises:
+        ConfigError: The variable is not set.
+    """
+    variable = _VARIABLE.fullmatch(given)
+    if variable is None:
+        return given
+    if not environment.get(variable[1]):
+        raise ConfigError(
+            f"notify.{key}: the environment variable {variable[1]} is not set; "
+            "export it before launch and resume"
+        )
+    return environment[variable[1]]
 
 
 def webhook_url(webhook: str, environment: Mapping[str, str]) -> str:
@@ -52,14 +85,8 @@ def webhook_url(webhook: str, environment: Mapping[str, str]) -> str:
         ConfigError: The variable is not set, or the URL is neither https nor local. The
             line does not show a URL that comes from a variable.
     """
-    url, shown = webhook, webhook
-    if variable := _VARIABLE.fullmatch(webhook):
-        url, shown = environment.get(variable[1], ""), f"the value of {webhook}"
-        if not url:
-            raise ConfigError(
-                f"notify.webhook: the environment variable {variable[1]} is not set; "
-                "export it before launch and resume"
-            )
+    url = address("webhook", webhook, environment)
+    shown = webhook if url == webhook else f"the value of {webhook}"
     try:
         parts = urlsplit(url)
         host = parts.hostname or ""
@@ -98,14 +125,33 @@ def check_notify(notify: NotifyConfig, secrets: Collection[str], *, on_vm: bool)
         raise ConfigError(
             f"notify.command: there is no program {notify.command[0]}: install it, or give its path"
         )
-    if notify.webhook is None:
-        return
-    webhook_url(notify.webhook, os.environ)
-    variable = _VARIABLE.fullmatch(notify.webhook)
-    if on_vm and variable and variable[1] not in secrets:
+    if notify.webhook is not None:
+        webhook_url(notify.webhook, os.environ)
+    if notify.apprise and find_spec("apprise") is None:
         raise ConfigError(
-            f"notify.webhook: with --manager-vm the URL must be known there; add "
-            f"{variable[1]} to secrets"
+            "notify.apprise: the package apprise is not installed here; install it: "
+            "pip install apprise"
+        )
+    for given in notify.apprise:
+        _check_apprise(given)
+    for variable, key in notify.variables.items():
+        if on_vm and variable not in secrets:
+            raise ConfigError(
+                f"notify.{key}: with --manager-vm the URL must be known there; add "
+                f"{variable} to secrets"
+            )
+
+
+def _check_apprise(given: str) -> None:
+    import apprise
+
+    url = address("apprise", given, os.environ)
+    apprise.logger.disabled = True  # it prints what is in an address
+    if apprise.Apprise.instantiate(url, suppress_exceptions=True) is None:
+        shown = f"the value of {given}" if url != given else f"{url.partition('://')[0]}://…"
+        raise ConfigError(
+            f"notify.apprise: must be an address that apprise knows, such as "
+            f"mailto://user:password@example.org: got {shown}"
         )
 
 

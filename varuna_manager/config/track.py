@@ -59,6 +59,8 @@ class TrackConfig(Section):
     """Log to Weights & Biases."""
     mlflow: MlflowConfig | None = None
     """Log to MLflow."""
+    tags: tuple[Name, ...] = ()
+    """What the run is found by in W&B and MLflow."""
 
     @property
     def asked(self) -> tuple[str, ...]:

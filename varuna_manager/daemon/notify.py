@@ -16,6 +16,7 @@ import queue
 import subprocess
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import httpx
@@ -25,7 +26,7 @@ from spottrain import children
 from spottrain.errors import SpottrainError
 from spottrain.files import PRIVATE, write_whole
 from spottrain.redaction import hide
-from spottrain.varuna_manager.config.notify import NotifyConfig, webhook_url
+from spottrain.varuna_manager.config.notify import NotifyConfig, address, webhook_url
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.reporting.notices import Notice, notices
@@ -134,6 +135,9 @@ class Notifier:
                 self._try(f"command {self._notify.command[0]}", self._run, document)
             if self._notify.webhook:
                 self._try("webhook", self._post, document)
+            for given in self._notify.apprise:
+                way = f"apprise {given.partition('://')[0]}"
+                self._try(way, partial(_send_by_apprise, given), document)
 
     def _try(
         self,
@@ -185,3 +189,14 @@ class Notifier:
             raise _DeliveryError(f"answered {status}")
         if status >= 300:
             raise _RefusedNoticeError(f"answered {status}")
+
+
+def _send_by_apprise(given: str, document: dict[str, Any]) -> None:
+    """Send to an address of apprise's, which says only whether it was taken."""
+    import apprise
+
+    apprise.logger.disabled = True  # it prints what is in an address
+    people = apprise.Apprise()
+    people.add(address("apprise", given, os.environ))
+    if not people.notify(body=document["text"], title=f"spottrain: {document['notice']}"):
+        raise _DeliveryError("was not taken")

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import json
 import logging
+import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
     from spottrain.varuna_manager.config.job import JobConfig
 
 logger = logging.getLogger(__name__)
+
+COMMIT = "comment"
+"""Header of the user's packed code that holds its commit, as ``git archive`` writes it."""
 
 
 def try_to_write_text(path: Path, text: str) -> None:
@@ -117,6 +121,11 @@ class JobDir(Folder):
         """Return what the tracer found about the model at launch."""
         facts: ModelFacts = decode(ModelFacts, self._read("facts.json"))
         return facts
+
+    def commit(self) -> str:
+        """Return the commit of the user's code at launch; empty: none is known."""
+        with tarfile.open(self.workdir) as archive:
+            return archive.pax_headers.get(COMMIT, "")
 
     def write(self, config: JobConfig, facts: ModelFacts) -> None:
         """Store the job's configuration and its model's facts."""

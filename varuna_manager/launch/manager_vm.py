@@ -292,7 +292,8 @@ def start(job: JobDir, manager: RemoteManager, remote: Remote, say: Say) -> None
     say(f"VM {manager.vm_id}: preparing it for the manager")
     ours = software()
     planner = ("planner",) if find_spec("numba") else ()  # as fast as here
-    extras = (cloud.cloud, *config.track.asked, *planner)
+    people = ("apprise",) if config.notify.apprise else ()
+    extras = (cloud.cloud, *config.track.asked, *people, *planner)
     script = prepare_script(root, config.manager_vm.python, extras, ours)
     remote.check(script, ours, _PREPARE_S)
     address = remote.check('echo "$SSH_CONNECTION"').split()[2]

@@ -135,9 +135,7 @@ def install(job: JobDir) -> list[str]:
 def _variables(job: JobDir) -> list[str]:
     """Return the environment variables that the job file asks for."""
     config = job.config()
-    webhook = config.notify.webhook or ""
-    names = [*config.secrets, *([webhook[1:]] if webhook.startswith("$") else [])]
-    return list(dict.fromkeys(names))
+    return list(dict.fromkeys((*config.secrets, *config.notify.variables)))
 
 
 def _systemctl(*arguments: str) -> None:

@@ -19,9 +19,11 @@ from spottrain.varuna_manager.config.ignore import (
     IGNORE_FILE,
     IgnoreRules,
     PatternFile,
+    git,
     parse_patterns,
 )
 from spottrain.varuna_manager.format import size
+from spottrain.varuna_manager.jobs.folder import COMMIT
 from spottrain.wire.model import LAYOUT_FILE
 
 MAX_BYTES = 512 * 1024**2
@@ -332,13 +334,21 @@ def pack(workdir: Path, files: list[Path], target: Path, layout: Path | None = N
     with (
         open(target, "wb") as raw,
         gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as zipped,
-        tarfile.open(fileobj=zipped, mode="w") as archive,
+        tarfile.open(fileobj=zipped, mode="w", pax_headers=_commit(workdir)) as archive,
     ):
         for file in files:
             _add(archive, workdir / file, file.as_posix())
         if layout is not None and layout.exists():
             _add(archive, layout, LAYOUT_FILE)
     return target.stat().st_size
+
+
+def _commit(workdir: Path) -> dict[str, str]:
+    """Return the header with the commit of the code; empty: none is known. It ends with
+    ``-dirty`` where files that Git tracks have changed since."""
+    asked = ("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    commit = git(workdir, *asked).strip()
+    return {COMMIT: commit} if commit else {}
 
 
 def _add(archive: tarfile.TarFile, path: Path, name: str) -> None:

@@ -18,7 +18,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, TextIO
 
+from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.measurements import Cursor, Measurements
+from spottrain.varuna_manager.tracking.about import describe
 from spottrain.varuna_manager.tracking.sinks import (
     LINES,
     JsonLines,
@@ -44,9 +46,11 @@ def open_sink(job: Path, name: str, uid: str) -> Sink:
         case "tensorboard":
             return TensorBoard(job / "tensorboard", note)
         case "wandb":
-            return Wandb(config["track"]["wandb"], job.name, uid, notes, note)
+            run = describe(JobDir(job), uid, config)
+            return Wandb(config["track"]["wandb"], run, notes, note)
         case "mlflow":
-            return Mlflow(config["track"]["mlflow"], job.name, uid, note)
+            run = describe(JobDir(job), uid, config)
+            return Mlflow(config["track"]["mlflow"], run, note)
         case _:
             place = config["checkpoint"]["path"]
             return JsonLines(job / LINES, notes / "lines.json", place, uid)

@@ -3,7 +3,8 @@
 A sink says where to read on, takes page after page, and has made a page durable when it
 has taken it. ``metrics.jsonl`` and TensorBoard go back when training has. W&B and MLflow
 keep the first value of every step: further ones are left out, and the next value is
-accompanied by ``trained_again/from_step``.
+accompanied by ``trained_again/from_step``. They also show the job's settings, the plan that
+it trains with, and which checkpoint is the best.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from spottrain.files import write_whole
-from spottrain.manifest import own_uids
+from spottrain.manifest import CheckpointError, own_uids
 from spottrain.storage.open import open_store
 from spottrain.storage.store import StorageError
 from spottrain.varuna_manager.jobs.measurements import Cursor, Minibatch, Page, Row
+from spottrain.varuna_manager.tracking.about import BestCheckpoint, Run
 from spottrain.varuna_manager.tracking.lines import as_line, position_of, scalars
 
 LINES = "metrics.jsonl"
@@ -31,6 +33,9 @@ COPY_SHARE = 0.02
 """Largest share of the time that is spent on copying."""
 MLFLOW_BATCH = 1000
 """Metrics that MLflow takes in one request (REST API, ``runs/log-batch``)."""
+MLFLOW_PARAMS, MLFLOW_CHARACTERS = 100, 6000
+"""Parameters that it takes in one request, and characters of a value (REST API,
+``runs/log-batch`` and ``runs/log-parameter``)."""
 AGAIN = "trained_again/from_step"
 
 
@@ -174,6 +179,12 @@ def _write_note(note: Path, cursor: Cursor, written: _Written) -> None:
     write_whole(note, json.dumps({"cursor": cursor, **vars(written)}))
 
 
+def newest_plan(page: Page, known: str) -> str:
+    """Return the plan of the last mini-batch of a page, as ``depth x width``."""
+    plans = (row.plan for row in reversed(page.rows) if isinstance(row, Minibatch))
+    return next(plans, known)
+
+
 class TensorBoard:
     """Event files of TensorBoard; a restart at a step hides what came after it.
 
@@ -238,26 +249,28 @@ class Wandb:
 
     Args:
         options: ``track.wandb`` of the job file.
-        name: Of the run.
-        uid: Of the job; the run has it as its id.
+        run: The job; the run has its uid as its id.
         folder: Of W&B's own files.
         note: Keeps what has been written.
     """
 
-    def __init__(
-        self, options: dict[str, Any], name: str, uid: str, folder: Path, note: Path
-    ) -> None:
+    def __init__(self, options: dict[str, Any], run: Run, folder: Path, note: Path) -> None:
         import wandb
 
+        self._artifact = wandb.Artifact
+        self._name, self._best = run.name, BestCheckpoint(run)
+        self._plan = ""
         self._run = wandb.init(
             project=options["project"],
             entity=options["entity"],
             mode=options["mode"],
-            name=name,
-            id=uid,
+            name=run.name,
+            id=run.uid,
+            tags=run.tags,
             resume="allow",
             dir=folder,
         )
+        self._run.config.update(run.config, allow_val_change=True)
         # A run's own step cannot go back; a set is judged after later mini-batches.
         self._run.define_metric("*", step_metric="step")
         self._note = note
@@ -274,10 +287,23 @@ class Wandb:
         """Log what is new in a page."""
         for row, values in self._written.first_values(page):
             self._run.log({"step": row.step, **values})
+        if (plan := newest_plan(page, self._plan)) != self._plan:
+            self._run.config.update({"plan": plan}, allow_val_change=True)
+            self._plan = plan
         _write_note(self._note, page.cursor, self._written)
 
     def idle(self, *, ends: bool) -> str:
-        """Do nothing: W&B sends by itself."""
+        """Name the best checkpoint, as an artifact that refers to it."""
+        try:
+            best = self._best.found(ends=ends)
+        except (StorageError, CheckpointError) as error:
+            return f"the best checkpoint is not named: {error}"
+        if best is not None:
+            artifact = self._artifact(
+                f"{self._name}-best", type="model", metadata={"step": best.step}
+            )
+            artifact.add_reference(_url(best.path), checksum=False)
+            self._run.log_artifact(artifact, aliases=["best", f"step-{best.step}"])
         return ""
 
     def close(self) -> None:
@@ -290,33 +316,40 @@ class Mlflow:
 
     Args:
         options: ``track.mlflow`` of the job file.
-        name: Of the run.
-        uid: Of the job; the run has it as the tag ``spottrain.uid``.
+        run: The job; the run has its uid as the tag ``spottrain.uid``.
         note: Keeps how far the measurements have been read.
     """
 
-    def __init__(self, options: dict[str, Any], name: str, uid: str, note: Path) -> None:
-        from mlflow.entities import Metric
+    def __init__(self, options: dict[str, Any], run: Run, note: Path) -> None:
+        from mlflow.entities import Metric, Param
         from mlflow.tracking import MlflowClient
 
         self._metric = Metric
+        self._best, self._plan = BestCheckpoint(run), ""
         self._client = client = MlflowClient(tracking_uri=options["tracking_uri"])
         known = client.get_experiment_by_name(options["experiment"])
         experiment = (
             known.experiment_id
             if known is not None
-            else client.create_experiment(options["experiment"])
+            else client.create_experiment(
+                options["experiment"], artifact_location=_beside(options["tracking_uri"])
+            )
         )
-        runs = client.search_runs([experiment], f"tags.`spottrain.uid` = '{uid}'")
-        run = (
-            runs[0]
-            if runs
-            else client.create_run(experiment, run_name=name, tags={"spottrain.uid": uid})
-        )
-        self._id = run.info.run_id
+        runs = client.search_runs([experiment], f"tags.`spottrain.uid` = '{run.uid}'")
+        tags = {"spottrain.uid": run.uid, **dict.fromkeys(run.tags, "true")}
+        its = runs[0] if runs else client.create_run(experiment, run_name=run.name, tags=tags)
+        self._id = its.info.run_id
         client.update_run(self._id, status="RUNNING")
+        # A parameter of a run cannot be changed: what a later resume has changed is left out.
+        new = [
+            Param(name, text[:MLFLOW_CHARACTERS])
+            for name, text in run.flat().items()
+            if name not in its.data.params
+        ]
+        for first in range(0, len(new), MLFLOW_PARAMS):
+            client.log_batch(self._id, params=new[first : first + MLFLOW_PARAMS])
         self._note = note
-        self._names = list(run.data.metrics)
+        self._names = list(its.data.metrics)
         self._written = _Written()
 
     def begin(self) -> Cursor:
@@ -339,10 +372,20 @@ class Mlflow:
         for first in range(0, len(batch), MLFLOW_BATCH):
             part = batch[first : first + MLFLOW_BATCH]
             self._client.log_batch(self._id, metrics=part)
+        if (plan := newest_plan(page, self._plan)) != self._plan:
+            self._client.set_tag(self._id, "spottrain.plan", plan)
+            self._plan = plan
         _write_note(self._note, page.cursor, self._written)
 
     def idle(self, *, ends: bool) -> str:
-        """Do nothing: everything is sent."""
+        """Name the best checkpoint, as a tag and an artifact."""
+        try:
+            best = self._best.found(ends=ends)
+        except (StorageError, CheckpointError) as error:
+            return f"the best checkpoint is not named: {error}"
+        if best is not None:
+            self._client.set_tag(self._id, "spottrain.best_checkpoint", best.path)
+            self._client.log_dict(self._id, best._asdict(), "best_checkpoint.json")
         return ""
 
     def close(self) -> None:
@@ -367,6 +410,16 @@ def _lines_from_end(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
             begin = data.rfind(b"\n", 0, end - 1) + 1
             yield end, data[begin:end]
             end = begin
+
+
+def _beside(tracking_uri: str) -> str | None:
+    """Return where the files of runs go whose numbers go to an SQLite file; servers know."""
+    scheme, _, path = tracking_uri.partition(":///")
+    return _url(str(Path(path).parent / "mlruns")) if scheme == "sqlite" else None
+
+
+def _url(place: str) -> str:
+    return place if "://" in place else Path(place).absolute().as_uri()
 
 
 def _read(note: Path) -> dict[str, Any]:

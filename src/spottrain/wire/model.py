@@ -143,6 +143,8 @@ class ModelFacts:
     """Why batches cannot go from one process to another; empty: they can."""
     unmovable: str = ""
     """A class in batches whose tensors cannot go to a GPU; empty: there is none."""
+    optimizer: str = ""
+    """Its class and the settings of its first group of parameters; empty: nothing is trained."""
     learning_rates: LearningRates | None = None
     """None: the optimizer has none."""
     carried: str = ""

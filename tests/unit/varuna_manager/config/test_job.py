@@ -316,7 +316,7 @@ def test_a_variable_that_nothing_expands_is_refused_with_its_line(
 
 
 def test_what_a_shell_reads_and_a_webhook_may_name_variables() -> None:
-    notify = {"command": ["sh", "-c", "echo $HOME"], "webhook": "$HOOK"}
+    notify = {"command": ["sh", "-c", "echo $HOME"], "webhook": "$HOOK", "apprise": ["$ME"]}
     assert parse(notify=notify).notify.webhook == "$HOOK"
     assert parse(env={"PRICE": "5 $", "OTHER": "a$1"}).env["PRICE"] == "5 $"
     with pytest.raises(ConfigError, match="setup cannot be used with the local"):

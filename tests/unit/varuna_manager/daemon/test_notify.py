@@ -24,6 +24,9 @@ from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.daemon.notify import TRIES, Notifier
 from spottrain.varuna_manager.jobs.folder import JobDir
 
+# What apprise imports.
+pytestmark = pytest.mark.filterwarnings("ignore:'imghdr' is deprecated:DeprecationWarning")
+
 
 class Receiver(ThreadingHTTPServer):
     """Takes notices; answers with ``statuses`` first."""
@@ -93,6 +96,24 @@ def test_a_webhook_gets_each_notice_once_also_across_restarts(
     assert document["step"] == 3
 
 
+def test_apprise_sends_each_notice_and_only_what_failed_again(
+    job: JobDir,
+    receiver: Receiver,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    good = f"json://127.0.0.1:{receiver.server_port}/good"
+    monkeypatch.setenv("HOOK", f"json://127.0.0.1:{receiver.server_port}/secret-path")
+    receiver.statuses = [200, *[500] * TRIES]
+    notify = NotifyConfig(apprise=(good, "$HOOK"))
+    tell(job, notify, stopped(ended=False), stopped())
+    assert len(receiver.received) == 1 + TRIES
+    assert receiver.received[0]["message"].startswith("job: stopped: ")
+    assert receiver.received[0]["title"] == "spottrain: end"
+    assert "notice of end not sent: apprise $HOOK was not taken" in caplog.text
+    assert "secret-path" not in caplog.text
+
+
 def test_it_is_tried_again_with_the_same_id(job: JobDir, receiver: Receiver) -> None:
     receiver.statuses = [503, 429]
     tell(job, NotifyConfig(webhook=receiver.url), stopped(ended=False), stopped())
@@ -158,6 +179,8 @@ def test_what_happened_before_anybody_was_to_be_told_is_not(
         ({"webhook": "https://[x"}, "must be a URL of https"),
         ({"webhook": "$UNSET_HOOK"}, "UNSET_HOOK is not set"),
         ({"webhook": "$BAD_HOOK"}, r"got the value of \$BAD_HOOK$"),
+        ({"apprise": ("nobody://secret",)}, "got nobody://…$"),
+        ({"apprise": ("$UNSET_HOOK",)}, "UNSET_HOOK is not set"),
     ],
 )
 def test_what_cannot_be_sent_is_refused_at_launch(
@@ -176,6 +199,11 @@ def test_on_a_managers_vm_commands_and_unknown_secrets_are_refused(
     check_notify(hook, ("HOOK",), on_vm=True)
     with pytest.raises(ConfigError, match="add HOOK to secrets"):
         check_notify(hook, (), on_vm=True)
+    monkeypatch.setenv("ME", "mailto://me:secret@example.org")
+    people = NotifyConfig(apprise=("$ME",))
+    check_notify(people, ("ME",), on_vm=True)
+    with pytest.raises(ConfigError, match=r"notify\.apprise: .*add ME to secrets"):
+        check_notify(people, (), on_vm=True)
     with pytest.raises(ConfigError, match=r"use notify\.webhook"):
         check_notify(NotifyConfig(command=("sh",)), (), on_vm=True)
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from spottrain.errors import ConfigError
 from spottrain.varuna_manager.config.ignore import IGNORE_FILE
+from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.launch.workdir import (
     differing,
     fingerprint,
@@ -344,6 +345,22 @@ def test_the_same_files_are_packed_to_the_same_bytes(tmp_path: Path) -> None:
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
     with tarfile.open(tmp_path / "one") as archive:
         assert archive.getnames() == ["a/c.py", "b.py"]
+
+
+def test_the_commit_of_the_code_is_packed_with_it(tmp_path: Path) -> None:
+    folder = workdir(tmp_path / "workdir", "a.py")
+    job = JobDir(tmp_path)
+    pack(folder, packed_files(folder), job.workdir)
+    assert job.commit() == ""
+    git(folder, "init", "-q")
+    git(folder, "add", ".")
+    git(folder, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "first")
+    commit = git(folder, "rev-parse", "HEAD").strip()
+    pack(folder, packed_files(folder), job.workdir)
+    assert job.commit() == commit
+    (folder / "a.py").write_text("changed")
+    pack(folder, packed_files(folder), job.workdir)
+    assert job.commit() == f"{commit}-dirty"
 
 
 def test_packages_tell_their_differences(tmp_path: Path) -> None:
