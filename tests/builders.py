@@ -51,6 +51,7 @@ LLAMA_2_7B = TransformerShape(
     vocabulary=32000,
     context=4096,
 )
+MPT_7B = TransformerShape.gpt(layers=32, hidden=4096, heads=32, context=2048, vocabulary=50368)
 
 
 def slots_of(vm_ids: Iterable[str]) -> tuple[Slot, ...]:

@@ -7,22 +7,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.builders import LLAMA_2_7B
+from tests.builders import LLAMA_2_7B, MPT_7B
 
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.plan.flops import model_flops_per_example
 from spottrain.morphing.plan.transformer import TransformerShape
 
-MPT_7B = replace(
-    LLAMA_2_7B,
-    feed_forward=16384,
-    is_gated=False,
-    vocabulary=50368,
-    context=2048,
-    is_tied=True,
-    has_positions=True,
-    has_biases=True,
-)
 MIXTRAL_8X7B = replace(
     LLAMA_2_7B,
     key_value_heads=8,
