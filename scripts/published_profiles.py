@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spottrain.codec import encode
+from spottrain.morphing.plan.transformer import TransformerShape
 from spottrain.morphing.plan.workload import Workload
 from spottrain.wire.model import (
     LinkProfile,
@@ -56,14 +57,16 @@ class Published:
     step_source: str
 
     @property
-    def layer_parameters(self) -> int:
-        """Matrices of attention and MLP, their biases, two layer norms."""
-        return 12 * self.hidden**2 + 13 * self.hidden
-
-    @property
-    def layer_flops(self) -> int:
-        """Of a layer's forward over one example: dissertation eq. 4.2 without the head."""
-        return round(24 * LENGTH * self.hidden**2 * (1 + LENGTH / 6 / self.hidden))
+    def shape(self) -> TransformerShape:
+        """Of the whole model."""
+        return TransformerShape.gpt(
+            layers=self.layers,
+            hidden=self.hidden,
+            heads=self.heads,
+            context=LENGTH,
+            vocabulary=VOCABULARY,
+            keeps_scores=True,
+        )
 
     @property
     def activation_bytes(self) -> int:
@@ -86,7 +89,7 @@ class Published:
     @property
     def head_layers(self) -> float:
         """Operations of the head over those of a layer: dissertation eq. 4.2."""
-        return VOCABULARY / 12 / self.hidden / (1 + LENGTH / 6 / self.hidden)
+        return self.shape.head_flops / self.shape.layer_flops
 
 
 MODELS = (
@@ -220,8 +223,8 @@ def _sections(model: Published) -> list[tuple[bool, int, bool]]:
 
 def _facts(model: Published, index: int, part: tuple[bool, int, bool], count: int) -> SectionFacts:
     embeds, layers, heads = part
-    parameters = layers * model.layer_parameters
-    parameters += (VOCABULARY + LENGTH) * model.hidden if embeds else 0
+    shape = model.shape
+    parameters = layers * shape.layer_parameters + embeds * shape.embedding_parameters
     parameters += (VOCABULARY + 2) * model.hidden if heads else 0
     last = index == count - 1
     return SectionFacts(
@@ -229,9 +232,8 @@ def _facts(model: Published, index: int, part: tuple[bool, int, bool], count: in
         param_bytes=PARAMETER_BYTES * parameters,
         optimizer_bytes=OPTIMIZER_BYTES * parameters,
         activation_bytes_per_example=0 if last else WIRE_BYTES * LENGTH * model.hidden,
-        lowered_bytes=PARAMETER_BYTES * layers * 12 * model.hidden**2,
-        flops_per_example=layers * model.layer_flops
-        + heads * 2 * LENGTH * model.hidden * VOCABULARY,
+        lowered_bytes=PARAMETER_BYTES * layers * shape.matrix_parameters,
+        flops_per_example=layers * shape.layer_flops + heads * shape.head_flops,
     )
 
 

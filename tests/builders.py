@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from spottrain.cloud.port.provider import LaunchRequest, Offer, Vm, VmState
 from spottrain.manifest import FileRecord, Manifest
+from spottrain.morphing.plan.transformer import TransformerShape
 from spottrain.wire.messages import (
     CheckpointSaved,
     GenerationStarted,
@@ -38,6 +39,19 @@ from spottrain.wire.model import (
     StateHome,
     TaskOverheads,
 )
+
+LLAMA_2_7B = TransformerShape(
+    layers=32,
+    hidden=4096,
+    heads=32,
+    key_value_heads=32,
+    head_size=128,
+    feed_forward=11008,
+    is_gated=True,
+    vocabulary=32000,
+    context=4096,
+)
+MPT_7B = TransformerShape.gpt(layers=32, hidden=4096, heads=32, context=2048, vocabulary=50368)
 
 
 def slots_of(vm_ids: Iterable[str]) -> tuple[Slot, ...]:

@@ -113,9 +113,7 @@ class AwsProvider(port.CloudProvider):
                     raise CloudError(f"{error}; will be retried") from error
             raise
         self._recent.launched(vms)
-        missing = request.count - len(vms)
-        refusal = f"{offer.zone} lacked {counted(missing, 'machine')}" if missing > 0 else ""
-        return port.LaunchResult(vms=vms, refusal=refusal)
+        return port.LaunchResult(vms=vms)
 
     def list_vms(self, job: str) -> Sequence[port.Vm]:
         """Return the VMs of a job in all regions; terminated ones for about an hour.

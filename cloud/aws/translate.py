@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from spottrain.cloud.port import errors
+from spottrain.errors import one_line
 
 EXTRA_MISSING = "boto3 is not installed; run pip install boto3"
 TOKEN_USED = ("IdempotentParameterMismatch", "IdempotentInstanceTerminated")
@@ -144,7 +145,7 @@ def translate(error: Exception, doing: str) -> errors.CloudError:
 
     if isinstance(error, boto.ClientError):
         return _refused(error, doing)
-    text = " ".join(str(error).split())[:_MAX_MESSAGE_CHARS]
+    text = one_line(error)[:_MAX_MESSAGE_CHARS]
     kinds = {kind.__name__ for kind in type(error).__mro__}
     if kinds & _PASSING:
         return errors.CloudError(f"AWS cannot be reached, {doing}: {text}; will be retried")
@@ -165,7 +166,7 @@ def translate(error: Exception, doing: str) -> errors.CloudError:
 
 def _refused(error: Any, doing: str) -> errors.CloudError:
     code, message = code_of(error), error.response.get("Error", {}).get("Message", "")
-    message = " ".join(str(message).split())
+    message = one_line(message)
     quota = code.endswith(_QUOTA)
     kind = _CODES.get(code, errors.QuotaExceededError if quota else errors.CloudError)
     if kind is errors.CloudError and error.response["ResponseMetadata"]["HTTPStatusCode"] == 429:

@@ -151,7 +151,7 @@ class AzureProvider(port.CloudProvider):
                 raise error
         if not vms:
             raise errors[0]
-        return port.LaunchResult(vms=tuple(vms), refusal=str(errors[0]) if errors else "")
+        return port.LaunchResult(vms=tuple(vms))
 
     def list_vms(self, job: str) -> Sequence[port.Vm]:
         """Return the VMs of a job; ended ones for an hour, if the Activity Log reports

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from spottrain.cloud.port import errors
+from spottrain.errors import one_line
 
 EXTRA_MISSING = (
     "Azure's SDK is not installed; run pip install azure-identity azure-mgmt-compute "
@@ -115,7 +116,7 @@ def translate(error: Exception, doing: str) -> errors.CloudError:
 
     code, status = code_of(error), status_of(error)
     words = getattr(getattr(error, "error", None), "message", None)
-    text = " ".join(str(words or error).split()).partition(_ATTEMPTS)[0]
+    text = one_line(words or error).partition(_ATTEMPTS)[0]
     text = text[:_MAX_MESSAGE_CHARS]
     if isinstance(error, azure.ClientAuthenticationError) and not status:
         return errors.LoginExpiredError(f"Azure, {doing}: {text}; run 'az login'")

@@ -16,6 +16,7 @@ from spottrain.cloud.data.request import (
     short_hash,
 )
 from spottrain.cloud.data.sources import open_source
+from spottrain.errors import one_line
 
 _SOURCE_THREADS = 8
 _MOUNT_S = 120.0
@@ -114,7 +115,7 @@ def mount(request: DataRequest, folder: Path) -> Path:
             "this machine can reach its server"
         ) from error
     if done.returncode:
-        said = " ".join(done.stderr.split()) or f"mount ended with {done.returncode}"
+        said = one_line(done.stderr) or f"mount ended with {done.returncode}"
         away = any(sign in said.lower() for sign in _NOT_ANSWERED)
         raise (DataUnavailableError if away else DataError)(f"{request.what}: {said}")
     return target

@@ -12,6 +12,7 @@ from spottrain.cloud.gcp import translate
 from spottrain.cloud.gcp.settings import GcpSettings
 from spottrain.cloud.http import PriceSourceError
 from spottrain.cloud.port.errors import CloudError, MisconfiguredError
+from spottrain.errors import one_line
 
 Message = dict[str, Any]
 """An answer, with the SDK's field names; 64-bit numbers are text."""
@@ -289,7 +290,7 @@ def authorization(url: str) -> dict[str, str]:
         # Adds the token, and for a user's own credentials the project that pays.
         credentials.before_request(Request(), "GET", url, headers)
     except GoogleAuthError as error:
-        why = " ".join(str(error).split()).partition(". ")[0]
+        why = one_line(error).partition(". ")[0]
         raise PriceSourceError(
             "no credentials; run 'gcloud auth application-default login', or set "
             f"GOOGLE_API_KEY: {why}"

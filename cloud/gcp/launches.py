@@ -22,7 +22,6 @@ from spottrain.cloud.port import tags
 from spottrain.cloud.port.errors import CloudError, undecided
 from spottrain.cloud.port.facts import CloudFacts
 from spottrain.cloud.port.provider import LaunchRequest, LaunchResult, Vm
-from spottrain.units import counted
 
 _ATTEMPTS_PER_LISTING = 8
 """Attempts of one launch whose operations are listed in one call."""
@@ -73,7 +72,7 @@ class GcpLaunches:
                 nothing = failed and not answers.created(operation)
                 vms = () if nothing else self._made(request, operation)
             if not failed or any(vm.state.is_alive for vm in vms):
-                return _result(request, vms)
+                return LaunchResult(vms=vms)
             if not before:
                 raise_failed(operation)
         raise AssertionError("unreachable")
@@ -129,9 +128,3 @@ class GcpLaunches:
         arguments = {"zone": zone, "instance": name}
         instance = self._clients.find("instances", "get", arguments)
         return None if instance is None else answers.vm_of(instance, self._facts)
-
-
-def _result(request: LaunchRequest, vms: tuple[Vm, ...]) -> LaunchResult:
-    missing = request.count - len(vms)
-    refusal = f"{request.offer.zone} lacked {counted(missing, 'machine')}" * (missing > 0)
-    return LaunchResult(vms=vms, refusal=refusal)

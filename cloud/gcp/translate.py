@@ -18,6 +18,7 @@ from spottrain.cloud.port.errors import (
     ThrottledError,
     VmNotFoundError,
 )
+from spottrain.errors import one_line
 
 EXTRA_MISSING = "google-cloud-compute is not installed; run pip install google-cloud-compute"
 _RETRY_AFTER_S = 5.0
@@ -219,7 +220,7 @@ def _policy_advice(message: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())[:_MAX_MESSAGE_CHARS]
+    return one_line(text)[:_MAX_MESSAGE_CHARS]
 
 
 @contextmanager

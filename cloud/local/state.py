@@ -166,10 +166,7 @@ class LocalCloud:
         if request.token not in self.tokens:
             self.tokens[request.token] = self._rent(request, now_s, new_id)
         vms = tuple(self.vms[vm_id] for vm_id in self.tokens[request.token])
-        missing = request.count - len(vms)
-        zone = request.offer.zone
-        refusal = f"zone {zone} had no machine left for {missing} of {request.count}"
-        return LaunchResult(vms=vms, refusal=refusal if missing > 0 else "")
+        return LaunchResult(vms=vms)
 
     def _rent(
         self, request: LaunchRequest, now_s: float, new_id: Callable[[], str]

@@ -110,8 +110,6 @@ class LaunchResult:
     """The machines that were launched; fewer than requested is normal."""
 
     vms: tuple[Vm, ...]
-    refusal: str = ""
-    """Why machines are missing, if any are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

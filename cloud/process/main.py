@@ -20,7 +20,7 @@ from typing import IO, Any
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import CloudProvider
 from spottrain.cloud.process.calls import call_of, pack_error
-from spottrain.errors import SpottrainError
+from spottrain.errors import SpottrainError, one_line
 from spottrain.logs import log_to_stderr
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ def _serve_call(
         answers.send(number, error=pack_error(error))
     except Exception as error:
         logger.exception("%s.%s", provider.name, method)
-        what = " ".join(f"{type(error).__name__}: {error}".split())
+        what = one_line(f"{type(error).__name__}: {error}")
         bug = CloudError(f"{provider.name}: {method} failed unexpectedly: {what}")
         answers.send(number, error=pack_error(bug))
     else:

@@ -128,6 +128,12 @@ def hints(cls: type) -> dict[str, Any]:
 
 
 @functools.cache
+def field_readers(cls: Any) -> dict[str, Reader]:
+    """Return what reads each of a dataclass's fields that are kept."""
+    return {name: reader(hints(cls)[name]) for name in kept_fields(cls)}
+
+
+@functools.cache
 def required(hint: Any) -> Any:
     """Return a type without None."""
     if get_origin(hint) not in (Union, types.UnionType):
@@ -263,11 +269,11 @@ class _Fields(NamedTuple):
 
 @functools.cache
 def _fields_of(cls: Any) -> _Fields:
-    known, unset, needed = hints(cls), dataclasses.MISSING, set()
+    unset, needed = dataclasses.MISSING, set()
     for field in dataclasses.fields(cls):
         if field.default is unset and field.default_factory is unset:
             needed.add(field.name)
-    readers = {name: reader(known[name]) for name in kept_fields(cls)}
+    readers = field_readers(cls)
     return _Fields(readers, frozenset(needed), "schema_version" in readers)
 
 

@@ -31,6 +31,11 @@ def shortened(given: object) -> str:
     return repr(shown) if isinstance(given, str) else shown
 
 
+def one_line(said: object) -> str:
+    """Return what somebody said as one line."""
+    return " ".join(str(said).split())
+
+
 class SpottrainError(Exception):
     """Something the user can act on; the CLI prints it as one line."""
 
@@ -90,4 +95,4 @@ def causes(error: BaseException) -> Iterator[str]:
             module = kind.__module__
             ours = module == "builtins" or module.startswith("spottrain.")
             name = kind.__name__ if ours else f"{kind.__module__}.{kind.__name__}"
-            yield redacted(" ".join(f"caused by: {name}: {at}".split()))
+            yield redacted(one_line(f"caused by: {name}: {at}"))

@@ -14,12 +14,26 @@ def nearest(given: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
         known: The names.
         cutoff: Least similarity, from 0 to 1.
     """
-    folded = {name.casefold(): name for name in known}
-    near = difflib.get_close_matches(given.casefold(), folded, n=1, cutoff=cutoff)
-    return folded[near[0]] if near else ""
+    return next(iter(near(given, known, cutoff)), "")
+
+
+def near(given: str, known: Iterable[str], cutoff: float) -> list[str]:
+    """Return the known names that are all most like a given one, in their order."""
+    wanted, names = given.casefold(), list(known)
+    close = difflib.get_close_matches(
+        wanted, [name.casefold() for name in names], n=len(names) or 1, cutoff=cutoff
+    )
+    matcher = difflib.SequenceMatcher(b=wanted)
+
+    def likeness(name: str) -> float:
+        matcher.set_seq1(name.casefold())
+        return matcher.ratio()
+
+    best = max(map(likeness, close), default=0.0)
+    return [name for name in names if close and likeness(name) == best]
 
 
 def did_you_mean(given: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
-    """Return ``did you mean NAME?`` for the ``nearest`` name; empty if none is near."""
-    name = nearest(given, known, cutoff=cutoff)
-    return f"did you mean {name}?" if name else ""
+    """Return ``did you mean NAME?`` for the nearest names, several if they are equally near;
+    empty if none is near."""
+    return f"did you mean {' or '.join(names)}?" if (names := near(given, known, cutoff)) else ""

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from scripts import published_profiles
+from tests.builders import LLAMA_2_7B
+
 from spottrain.morphing.plan.choose import choose_plan
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.profiles import on_network
@@ -46,42 +49,19 @@ class Run:
     depth: int = 1
 
 
-def gpt(layers: int, hidden: int, heads: int, *, keeps_scores: bool = False) -> TransformerShape:
+def gpt(layers: int, hidden: int, heads: int) -> TransformerShape:
     """Return a GPT-2 of 1,024 tokens, its vocabulary padded."""
-    return TransformerShape(
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        key_value_heads=heads,
-        head_size=hidden // heads,
-        feed_forward=4 * hidden,
-        is_gated=False,
-        vocabulary=50304,
-        context=1024,
-        is_tied=True,
-        has_positions=True,
-        has_biases=True,
-        keeps_scores=keeps_scores,
+    return TransformerShape.gpt(
+        layers=layers, hidden=hidden, heads=heads, vocabulary=50304, context=1024
     )
 
 
-LLAMA_3_8B = TransformerShape(
-    layers=32,
-    hidden=4096,
-    heads=32,
-    key_value_heads=8,
-    head_size=128,
-    feed_forward=14336,
-    is_gated=True,
-    vocabulary=128256,
-    context=8192,
+LLAMA_3_8B = replace(
+    LLAMA_2_7B, key_value_heads=8, feed_forward=14336, vocabulary=128256, context=8192
 )
 VARUNA = {
-    "2.5B": (gpt(54, 1920, 20, keeps_scores=True), 2),
-    "8.3B": (gpt(72, 3072, 32, keeps_scores=True), 2),
-    "20B": (gpt(96, 4160, 40, keeps_scores=True), 1),
+    model.name.upper(): (model.shape, model.microbatch_size) for model in published_profiles.MODELS
 }
-"""Shapes and micro-batches as in scripts/published_profiles.py."""
 TABLE_7 = {
     ("2.5B", 27, 2): 116.8,
     ("2.5B", 18, 3): 96.6,

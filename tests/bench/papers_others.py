@@ -10,10 +10,11 @@ from pathlib import Path
 from tests.bench.papers_varuna import Row
 
 from spottrain.morphing.adapt.shares import share_virtual_nodes
+from spottrain.morphing.plan.transformer import TransformerShape
 from spottrain.morphing.schedules.lists import compact_schedule
 from spottrain.morphing.simulate.replica import Link, StageTimes, simulate_pipeline
 from spottrain.wire.model import ScheduleKind
-from spottrain_lab.planners.gpt import GptShape, training_time_s
+from spottrain_lab.planners.gpt import minibatch_flops, training_time_s
 from spottrain_lab.planners.replication import Layer, replicate
 from spottrain_lab.planners.tensor import GpuCluster, iteration_s, layer_elements, megatron_sizes
 from spottrain_lab.traces.mixing import WorkerType, split_minibatch
@@ -59,12 +60,12 @@ TABLE_4_2 = [
 ]
 
 
-def gpt(hidden: int, layers: int) -> GptShape:
-    return GptShape(layers=layers, hidden=hidden, sequence=2048, vocabulary=51200)
+def gpt(hidden: int, layers: int) -> TransformerShape:
+    return TransformerShape.gpt(layers=layers, hidden=hidden, context=2048, vocabulary=51200)
 
 
 def rate(
-    model: GptShape, size: int, stages: int, replicas: int, batch: int, chunks: int = 1
+    model: TransformerShape, size: int, stages: int, replicas: int, batch: int, chunks: int = 1
 ) -> float:
     """TFLOP/s of each GPU by the equations of chapter 4."""
     step_s = iteration_s(
@@ -76,7 +77,7 @@ def rate(
         minibatch_size=batch,
         chunks=chunks,
     )
-    flops = model.minibatch_flops(batch, recompute=True)
+    flops = minibatch_flops(model, batch, recompute=True)
     return flops / step_s / (size * stages * replicas) / 1e12
 
 
@@ -180,7 +181,7 @@ def table_4_1() -> Iterator[Row]:
 def table_4_2() -> Iterator[Row]:
     for scheme, hidden, layers, _, gpus, teraflops, days in TABLE_4_2:
         model = gpt(hidden, layers)
-        flops = 300e9 / model.sequence * model.minibatch_flops(1, recompute=True)
+        flops = 300e9 / model.context * minibatch_flops(model, 1, recompute=True)
         yield Row(
             source="PTD-P, Table 4.2",
             what=f"{scheme}, {model.num_parameters / 1e9:.1f}B on {gpus}: days (eq. 4.2)",

@@ -69,8 +69,8 @@ def test_its_jobs_have_a_plan_on_any_machine(home: Path, job: str) -> None:
 def test_the_quickstart_trains_to_its_end_through_all_that_happens(home: Path) -> None:
     assert "\nscripts/quickstart\n" in README
     script = (ROOT / "scripts" / "quickstart").read_text()
-    assert '.venv/bin/spottrain launch examples/quickstart.yaml "$@"' in script
-    done = run(home, "launch examples/quickstart.yaml")
+    assert '.venv/bin/spottrain quickstart "$@"' in script
+    done = run(home, f"quickstart {home.parent / 'mine'}")
     assert done.code == 0, done.err
     tally = View(state_of(home, "quickstart")).tally
     assert tally.preemptions_unnoticed > 0, "a killed machine"

@@ -29,8 +29,9 @@ STAGE_BYTES = 200_000
 """Too little for the whole model: all VMs train."""
 STEPS, LOSS_S = 2000, 0.1
 """Mini-batches, and how long each loss takes: so that jobs outlast the walks."""
-QUIET_S = 10.0
-"""How long it is watched while nothing happens to it."""
+QUIET_S, QUIET_STEPS = 10.0, 30
+"""How long, and for how many mini-batches, a job is watched at least while nothing happens to
+it: a busy machine does less in the same time."""
 PLAN = (
     "spottrain.varuna_manager.core.planning.plan_inputs",
     "spottrain.varuna_manager.core.planning.plan_computed",
@@ -121,6 +122,14 @@ def show(walk: str, modules: Collection[str], anyway: Collection[str] = ()) -> N
     sys.stdout.flush()
 
 
+def watch(job: Job) -> Span:
+    """Watch a job that simply trains."""
+    begin_s, step = time.time(), View(job.state()).step
+    time.sleep(QUIET_S)
+    job.until("it has trained on", lambda state: View(state).step >= step + QUIET_STEPS)
+    return Span(begin_s, time.time())
+
+
 def walk_job(folder: Path, key: str) -> None:
     """Follow a job that starts, loses a VM and goes on."""
     traced = Traced(folder / "job.log", key)
@@ -139,8 +148,7 @@ def walk_job(folder: Path, key: str) -> None:
         assert job.launch("--detach").code == 0
         job.until_trains()
         launch = Span(begin_s, time.time())
-        time.sleep(QUIET_S)
-        quiet = Span(time.time() - QUIET_S, time.time())
+        quiet = watch(job)
         before = View(job.state()).generation.number
         job.market("kill", machine=0)
         job.until(
@@ -170,8 +178,7 @@ def walk_pool(folder: Path, key: str) -> None:
         assert lab.run("create", str(lab.file)).code == 0
         assert lab.launch(lab.first).code == 0
         lab.has(first=2)
-        time.sleep(QUIET_S)
-        quiet = Span(time.time() - QUIET_S, time.time())
+        quiet = watch(lab.first)
         assert lab.launch(lab.urgent, "--priority", "9").code == 0
         begin_s = time.time()
         lab.has(first=1, urgent=2)

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console, RenderableType
 
-from spottrain.errors import causes
+from spottrain.errors import causes, one_line
 from spottrain.printable import printable
 from spottrain.redaction import redacted
 
@@ -76,7 +76,7 @@ def is_debugging() -> bool:
 def say_error(error: BaseException, message: str) -> None:
     """Print an error in one line; with ``--debug`` its causes and traceback, too."""
     if message:
-        line = printable(redacted(" ".join(message.split())))
+        line = printable(redacted(one_line(message)))
         if len(line) > _MAX_ERROR and not is_debugging():
             # What is wrong stands first, what to do last.
             cut = "... (cut; --debug shows all) ..."

@@ -29,6 +29,7 @@ from spottrain.varuna_manager.launch import inspect, preflight, weights
 from spottrain.varuna_manager.offers import estimates, models
 from spottrain.varuna_manager.offers import preview as previews
 from spottrain.varuna_manager.offers.checks import Checked, check_all
+from spottrain.varuna_manager.offers.documents import exceeded
 from spottrain.varuna_manager.offers.feasibility import predict
 from spottrain.varuna_manager.offers.preview import DEFAULT_GPUS, SearchScope
 from spottrain.varuna_manager.offers.table import ranking_parts
@@ -202,9 +203,12 @@ def plan(
     )
     changes = _changes(objective, schedule, recompute, state)
     shape = _shape(file, params, context)
+    of_profile = (steps, facts, gpu_memory_gib, usd_per_hour, host_memory_gib, gpus_per_vm)
     if shape is not None:
-        _refuse_of_profiles(
-            steps, facts, gpu_memory_gib, usd_per_hour, host_memory_gib, gpus_per_vm
+        _refuse(
+            "--steps, --facts, --gpu-memory-gib, --usd-per-hour, --host-memory-gib and "
+            "--gpus-per-vm need a profile as JSON; remove them, --tokens says how long to train",
+            *of_profile,
         )
         request = models.ModelRequest.of(
             f"{params:.3g} parameters" if file is None else file.name,
@@ -217,18 +221,24 @@ def plan(
         changes |= {} if depth is None else {"pipeline_depth": depth}
         document = models.preview_model(request, gpus or DEFAULT_GPUS, changes, scope, every=every)
         _show(document, output, explain, every)
-        if document["exceeds"]:
-            raise BudgetError(document["exceeds"][0])
         return
-    _refuse_of_models(tokens, context, max_usd, max_hours)
+    _refuse(
+        "--tokens, --context, --max-usd and --max-hours belong to --params or a model's "
+        "config.json; a job file says these itself: remove them",
+        *(tokens, context, max_usd, max_hours),
+    )
     if file is None:
         raise ConfigError(
             "plan needs a job file, a model's config.json, or the size of a model as "
             "--params 7e9; give one"
         )
     if file.suffix != ".json":
-        of_json = (gpus, steps, minibatch_size, facts, gpu_memory_gib, usd_per_hour)
-        _refuse(file, *of_json, depth, host_memory_gib, precision, gpus_per_vm)
+        _refuse(
+            "--gpus, --minibatch-size and the like need a profile as JSON: got "
+            f"{file.name}; remove them, the job file has these values",
+            *of_profile,
+            *(gpus, minibatch_size, depth, precision),
+        )
         config = _changed(load_config(file), changes)
         checked = check_all(config, say, "plan")
         preview(config, checked, output, explain, scope, every=every)
@@ -257,31 +267,10 @@ def _shape(file: Path | None, params: float | None, context: int | None) -> Tran
     return models.shape_of(data, file.name, context) if models.is_hub_config(data) else None
 
 
-def _refuse_of_profiles(*values: Any) -> None:
-    """Refuse options that a model without a profile has no use for."""
+def _refuse(why: str, *values: Any) -> None:
+    """Refuse options that what is planned for has no use for."""
     if any(values):
-        raise ConfigError(
-            "--steps, --facts, --gpu-memory-gib, --usd-per-hour, --host-memory-gib and "
-            "--gpus-per-vm need a profile as JSON; remove them, --tokens says how long to train"
-        )
-
-
-def _refuse_of_models(*values: Any) -> None:
-    """Refuse options that only a model without a job file has a use for."""
-    if any(values):
-        raise ConfigError(
-            "--tokens, --context, --max-usd and --max-hours belong to --params or a model's "
-            "config.json; a job file says these itself: remove them"
-        )
-
-
-def _refuse(file: Path, *values: Any) -> None:
-    """Refuse options that a job file has no use for."""
-    if any(values):
-        raise ConfigError(
-            "--gpus, --minibatch-size and the like need a profile as JSON: got "
-            f"{file.name}; remove them, the job file has these values"
-        )
+        raise ConfigError(why)
 
 
 def _workload_document(
@@ -371,12 +360,8 @@ def preview(
         known = profile if config.cloud is None else None  # as a launch knows it
         forecast = predict(config, facts, offers=checked.offers, profile=known)
     document["forecast"] = forecast and asdict(forecast)
-    document["exceeds"] = previews.exceeded(config, document, time.time())
+    document["exceeds"] = exceeded(config, document, time.time())
     _show(document, output, explain, every)
-    if forecast is not None and forecast.possible is False:
-        raise BudgetError(forecast.reason)
-    if document["exceeds"]:
-        raise BudgetError(document["exceeds"][0])
 
 
 def _profile(config: JobConfig, facts: ModelFacts) -> Profile:
@@ -395,6 +380,12 @@ def _profile(config: JobConfig, facts: ModelFacts) -> Profile:
 
 
 def _show(document: dict[str, Any], output: Output, explain: bool, every: bool) -> None:
+    """Show a preview.
+
+    Raises:
+        BudgetError: It would not keep a limit.
+        CapacityError: There is no plan.
+    """
     if output is Output.JSON:
         show_json(document)
     else:
@@ -408,6 +399,10 @@ def _show(document: dict[str, Any], output: Output, explain: bool, every: bool) 
         show(*preview_parts(document, explain))
     if document["plan"] is None:
         raise CapacityError(f"{document['name']}: no plan: {document['why_not']}")
+    if (forecast := document.get("forecast")) and forecast["possible"] is False:
+        raise BudgetError(forecast["reason"])
+    if exceeds := document.get("exceeds"):
+        raise BudgetError(exceeds[0])
 
 
 def _precision(precision: str | None) -> Precision | None:

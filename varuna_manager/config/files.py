@@ -13,7 +13,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from spottrain.errors import ConfigError
+from spottrain.errors import ConfigError, one_line
 from spottrain.suggest import did_you_mean, nearest
 from spottrain.varuna_manager.config.yaml_core import COMMAND_LINE, NO_LINES, Lines, read_yaml
 
@@ -92,7 +92,7 @@ def _reason(error: Exception) -> str:
     """Return what is wrong with a file in one line."""
     if isinstance(error, RecursionError):
         return "lists and mappings are nested too deeply"
-    return " ".join(str(error).partition("; use sys.")[0].split())
+    return one_line(str(error).partition("; use sys.")[0])
 
 
 def validate(

@@ -5,7 +5,7 @@ YAML or TOML, with one model for both. Unknown keys are refused with the nearest
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -471,13 +471,12 @@ class JobConfig(Section):
             memory_bytes: Its memory.
         """
         update: dict[str, Any] = {}
-        precision = self.precision
+        capabilities = self._gpu_capabilities()
         if self.resources.provider == "local":
             used = () if self.resources.device == "cpu" else tuple(gpus)
             update["local"] = self.local.on(used, memory_bytes)
-            if self.runtime.precision == "auto":
-                capabilities = [gpu.compute_capability for gpu in used]
-                precision = automatic_precision(capabilities, self.semantics)
+            capabilities = tuple(gpu.compute_capability for gpu in used)
+        precision = self._precision_on(capabilities)
         update["runtime"] = self.runtime.model_copy(update={"precision": precision})
         return self.model_copy(update=update)
 
@@ -492,10 +491,11 @@ class JobConfig(Section):
     @property
     def precision(self) -> Precision:
         """Type of matrix multiplications."""
+        return self._precision_on(self._gpu_capabilities())
+
+    def _precision_on(self, capabilities: Collection[int]) -> Precision:
         asked = self.runtime.precision
-        if asked != "auto":
-            return asked
-        return automatic_precision(self._gpu_capabilities(), self.semantics)
+        return automatic_precision(capabilities, self.semantics) if asked == "auto" else asked
 
     def _gpu_capabilities(self) -> tuple[int, ...]:
         """Return the compute capabilities of the GPUs that the job file names."""

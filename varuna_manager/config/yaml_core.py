@@ -16,7 +16,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 
-from spottrain.errors import ConfigError
+from spottrain.errors import ConfigError, one_line
 
 Lines = Mapping[tuple[int | str, ...], int]
 """The line of each value, by the keys and indices that lead to it; the first is 1."""
@@ -54,7 +54,7 @@ def read_yaml(text: str) -> tuple[Any, Lines]:
         what = ", ".join(part for part in (error.context, error.problem) if part)
         raise ConfigError(f"{where}{what}; fix the file") from error
     except YAMLError as error:
-        raise ConfigError(f"{' '.join(str(error).split())}; fix the file") from error
+        raise ConfigError(f"{one_line(error)}; fix the file") from error
     except RecursionError as error:
         raise ConfigError("lists and mappings are nested too deeply; fix the file") from error
 

@@ -19,6 +19,7 @@ from typing import Any, TypeVar, assert_never
 
 from spottrain.cloud.port.clock import Clock
 from spottrain.cloud.port.provider import CloudProvider
+from spottrain.errors import one_line
 from spottrain.eventlog.journal import JournalError, JournalWriteError
 from spottrain.eventlog.loop import Loop
 from spottrain.files import make_folder
@@ -627,7 +628,7 @@ def last_line(folder: Path, vm_id: str) -> str:
             text = printable(redacted(log.read().decode(errors="replace")))
     except OSError:
         return ""
-    said = (" ".join(line.split()) for line in text.splitlines())
+    said = map(one_line, text.splitlines())
     # That it was told to end is no reason.
     lines = [line for line in said if line and f"agent of {vm_id} ends: terminated" not in line]
     return lines[-1][:_LAST_WORDS] if lines else ""

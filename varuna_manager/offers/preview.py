@@ -12,13 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from spottrain.cloud.port.provider import Offer
 from spottrain.errors import BudgetError, CapacityError
-from spottrain.machine import is_cpu
-from spottrain.morphing.plan.choose import NOISE, Choice, choose_plan
+from spottrain.morphing.plan.choose import choose_plan
 from spottrain.morphing.plan.inputs import PlanInputs
-from spottrain.morphing.plan.modes import ENDLESS
-from spottrain.morphing.plan.profiles import is_noisy, spread_of
 from spottrain.morphing.plan.workload import Workload
 from spottrain.pricing.billing.money import Rate, cost_usd, total_rate
 from spottrain.pricing.prices.catalogue import CLOUDS, catalogue
@@ -41,17 +37,22 @@ from spottrain.units import HOUR_S, counted
 from spottrain.varuna_manager.config.clouds import DISK_GIB
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.core.planning import MORPH_COST_S, plan_inputs
-from spottrain.varuna_manager.format import duration, number
 from spottrain.varuna_manager.jobs.folder import job_dir
 from spottrain.varuna_manager.jobs.profiles import known_profiles
 from spottrain.varuna_manager.jobs.vm_history import ingest_journals, open_history
 from spottrain.varuna_manager.launch.submit import check_budget, job_settings
+from spottrain.varuna_manager.offers.documents import (
+    choice_view,
+    computes_on,
+    gpu_of_machine,
+    stale_view,
+    vm_view,
+)
 from spottrain.varuna_manager.offers.estimates import (
     NO_END,
     NO_LIMITS,
     PlanLimits,
     doubts,
-    money_ends,
 )
 from spottrain.varuna_manager.offers.live import rank_live
 from spottrain.varuna_manager.offers.market import (
@@ -63,9 +64,7 @@ from spottrain.varuna_manager.offers.market import (
 )
 from spottrain.varuna_manager.offers.ranker import ranking_terms
 from spottrain.varuna_manager.offers.table import ranking_view, why_nothing
-from spottrain.varuna_manager.reporting.devices import Computing, describe
-from spottrain.varuna_manager.reporting.documents import SCHEMA_VERSION, candidate_view
-from spottrain.varuna_manager.reporting.utilisation import minibatch_use, use_view
+from spottrain.varuna_manager.reporting.documents import SCHEMA_VERSION
 from spottrain.wire.model import LoaderSpec, ModelFacts, Precision, Profile
 
 SHOWN_EXAMPLES = 1e6
@@ -218,7 +217,7 @@ def _preview(
     )
     inputs = replace(inputs, slots=tuple(slots))
     choice = choose_plan(inputs)
-    names = ((n, _gpu_of(config, row.priced.offer)) for n, row in enumerate(fleet))
+    names = ((n, gpu_of_machine(config, row.priced.offer)) for n, row in enumerate(fleet))
     gpus = {f"vm-{number}": name for number, name in names if name is not None}
     usd_per_hour = total_rate(Rate.of(row.priced.offer.usd_per_hour) for row in fleet).usd_per_hour
     plan = choice.plan
@@ -229,10 +228,10 @@ def _preview(
     return {
         "schema_version": SCHEMA_VERSION,
         "name": config.name,
-        "computes_on": _computes_on([r.priced.offer for r in fleet], config, inputs),
-        "fleet": [_vm(row.priced.offer) for row in fleet],
-        **_choice_view(inputs, choice, config.precision, gpus),
-        **_stale_view(inputs, choice, scope),
+        "computes_on": computes_on([r.priced.offer for r in fleet], config, inputs),
+        "fleet": [vm_view(row.priced.offer) for row in fleet],
+        **choice_view(inputs, choice, config.precision, gpus),
+        **(stale_view(inputs, choice) if scope.stale else {}),
         "usd_per_hour": usd_per_hour,
         "train_s": train_s,
         "train_max_s": train_max_s,
@@ -240,56 +239,6 @@ def _preview(
         "usd_max": None if train_max_s is None else cost_usd(usd_per_hour, train_max_s),
         "usd_budget": config.budget.max_usd,
     }
-
-
-def exceeded(config: JobConfig, document: Mapping[str, Any], now_s: float) -> list[str]:
-    """Return which limits of a job its plan would not keep, each in one line.
-
-    Args:
-        config: The job.
-        document: From ``preview_job``.
-        now_s: When it would begin, in seconds since the epoch.
-    """
-    if document["plan"] is None:
-        return []
-    usd, train_s = document["usd"], document["train_s"]
-    found = []
-    if config.budget.max_usd is not None and usd > config.budget.max_usd:
-        ends = money_ends(config.budget.max_usd, usd, config.steps)
-        found.append(f"budget.max_usd: {ends}; raise it or train fewer steps")
-    deadline_s = config.slo.deadline_s(now_s)
-    if deadline_s is not None and now_s + train_s > deadline_s:
-        key = "slo.deadline" if config.slo.max_hours is None else "slo.max_hours"
-        found.append(
-            f"{key}: the plan takes {duration(train_s)}, longer than the "
-            f"{duration(max(0.0, deadline_s - now_s))} that are left; give it more time, "
-            "faster machines or fewer steps"
-        )
-    speed, least = config.steps * config.minibatch_size, config.slo.min_examples_per_s
-    if least is not None and speed < least * train_s:
-        found.append(
-            f"slo.min_examples_per_s: the plan trains {number(speed / train_s, 1)} "
-            f"examples/s, fewer than {least:g}; lower it or take faster machines"
-        )
-    return found
-
-
-def _computes_on(offers: Sequence[Offer], config: JobConfig, inputs: PlanInputs) -> str:
-    """Return what the workers of a fleet compute on.
-
-    A cloud's machines by the catalogue; the user's own by what was measured here.
-    """
-    workers: dict[str, int] = {}
-    gpus: dict[str, int] = {}
-    for offer in offers:
-        kind = catalogue().find(offer.cloud, offer.instance_type)
-        named = offer.gpu or inputs.profile.device
-        name = named if kind is None else kind.gpu.name
-        on_gpu = not is_cpu(name) if kind is None else kind.device == "gpu"
-        workers[name] = workers.get(name, 0) + offer.gpus
-        gpus[name] = gpus.get(name, 0) + offer.gpus * on_gpu
-    found = {name: Computing(workers=count, gpus=gpus[name]) for name, count in workers.items()}
-    return describe(found, config.precision)
 
 
 def _is_capped(ranking: Ranking, terms: RankingTerms) -> bool:
@@ -370,8 +319,8 @@ def preview_workload(
     }
     if not scope.clouds:
         choice = choose_plan(inputs)
-        document |= _choice_view(inputs, choice, precision)
-        return document | _stale_view(inputs, choice, scope)
+        document |= choice_view(inputs, choice, precision)
+        return document | (stale_view(inputs, choice) if scope.stale else {})
     job, gpus = replace(inputs, slots=()), len(inputs.slots)
     examples = NO_END if steps is None else float(steps * inputs.minibatch_size)
     terms = RankingTerms(
@@ -392,14 +341,14 @@ def preview_workload(
         assert machine is not None
         inputs = throughputs.inputs_of(machine, best.vms, offer.usd_per_hour)
         names = {device.slot.vm_id: gpu for device in inputs.slots}
-        document["fleet"] = [_vm(offer)] * best.vms
+        document["fleet"] = [vm_view(offer)] * best.vms
     lines = [*warnings, *market.warnings, *more]
     shown = examples if steps is not None else SHOWN_EXAMPLES
     choice = choose_plan(inputs)
     return (
         document
-        | _choice_view(inputs, choice, precision, names)
-        | _stale_view(inputs, choice, scope)
+        | choice_view(inputs, choice, precision, names)
+        | (stale_view(inputs, choice) if scope.stale else {})
         | ranking_view(ranking, now_s, lines, bests, shown)
     )
 
@@ -408,104 +357,6 @@ def _keeps(row: RankedOffer, examples: float, limits: PlanLimits) -> bool:
     assert row.worth is not None
     hours = examples / row.worth.net_examples_per_s / HOUR_S
     return not limits.exceeded(examples / row.worth.examples_per_usd, hours, 1)
-
-
-def _choice_view(
-    inputs: PlanInputs,
-    choice: Choice,
-    precision: Precision | None,
-    gpus: Mapping[str, str] | None = None,
-) -> dict[str, Any]:
-    """Return what a plan was made from, and all candidates, the best first.
-
-    Args:
-        inputs: What it was made from.
-        choice: The plan.
-        precision: Of the matrix multiplications; None: unknown.
-        gpus: By VM; of others, the device of the profile.
-    """
-    plan, facts, profile = choice.plan, inputs.facts, inputs.profile
-    slots = () if plan is None else plan.slots
-    use = minibatch_use(
-        facts,
-        precision,
-        inputs.minibatch_size,
-        None if plan is None else plan.predicted_step_s,
-        [(gpus or {}).get(slot.vm_id, profile.device) for slot in slots],
-    )
-    size = inputs.microbatch_size
-    if choice.candidates:
-        size = choice.candidates[0].microbatch_size
-    return {
-        "parameters": facts.num_parameters,
-        "sections": len(facts.sections),
-        "minibatch_size": inputs.minibatch_size,
-        "microbatch_size": size,
-        "slots": len(inputs.slots),
-        "device": profile.device,
-        "profile_origin": profile.origin,
-        "profile_spread": _busy_spread(profile),
-        "objective": inputs.objective,
-        "equally_good_within": NOISE,
-        "plan": None if plan is None else plan.shape,
-        **use_view(use),
-        "stage_bounds": None if plan is None else list(plan.stage_bounds),
-        "why_not": choice.why_not,
-        "candidates": [candidate_view(one) for one in choice.candidates],
-    }
-
-
-def _busy_spread(profile: Profile) -> float | None:
-    """Return by which share times varied if a busy machine measured them."""
-    is_busy = profile.origin == "measured" and is_noisy(profile)
-    return spread_of(profile) if is_busy else None
-
-
-def _stale_view(inputs: PlanInputs, choice: Choice, scope: SearchScope) -> dict[str, Any]:
-    """Return the best plan with ``semantics: stale_by_one`` (PipeDream-2BW), if asked for.
-
-    ``shape`` is empty if none fits; ``gain``, by how much it is faster, is None if the job
-    has these semantics already; ``held_twice_bytes`` are the parameters and gradients that
-    its largest stage holds a second time.
-    """
-    plan = choice.plan
-    if not scope.stale or plan is None:
-        return {}
-    other, gain = plan, None
-    if inputs.semantics != "stale_by_one":
-        stale = replace(
-            inputs,
-            facts=inputs.facts.with_delayed(),
-            schedule=inputs.schedule if inputs.schedule in ENDLESS else None,
-            semantics="stale_by_one",
-        )
-        if (found := choose_plan(stale).plan) is None:
-            return {"stale_by_one": {"shape": "", "gain": 0.0, "held_twice_bytes": 0}}
-        other, gain = found, plan.predicted_step_s / found.predicted_step_s - 1
-    sections = inputs.facts.sections
-    stages = (other.sections_of(p) for p in range(other.pipeline_depth))
-    held = max(2 * sum(sections[k].trained_bytes for k in own) for own in stages)
-    return {"stale_by_one": {"shape": other.shape, "gain": gain, "held_twice_bytes": held}}
-
-
-def _gpu_of(config: JobConfig, offer: Offer) -> str | None:
-    """Return the GPU of a cloud's machine; None if it has none that workers use."""
-    kind = catalogue().find(offer.cloud, offer.instance_type)
-    if kind is None or config.resources.device == "cpu":
-        return None
-    return kind.gpu.name
-
-
-def _vm(offer: Offer) -> dict[str, Any]:
-    return {
-        "cloud": offer.cloud,
-        "region": offer.region,
-        "zone": offer.zone,
-        "instance_type": offer.instance_type,
-        "spot": offer.spot,
-        "slots": offer.gpus,
-        "usd_per_hour": offer.usd_per_hour,
-    }
 
 
 def profile_on_known_device(facts: ModelFacts, loader: LoaderSpec, on_cpus: bool) -> Profile | None:

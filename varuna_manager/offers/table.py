@@ -18,6 +18,8 @@ from spottrain.varuna_manager.reporting.columns import columns
 
 SHORT_TABLE = 6
 """Offers that are shown without ``--explain``."""
+LEAST_GAIN = 5e-4
+"""From which on it is a number other than 0.0 %."""
 REASONS = 5
 """Reasons that are listed why offers cannot be used."""
 
@@ -133,15 +135,17 @@ def why(ranking: Ranking) -> str:
     line = f"{name_of(best)} trains {worth:,.0f} examples per dollar"
     if not others:
         return f"{line}; no other offer can be used"
-    line += f", {_more(best, others[0])} than {name_of(others[0])}"
+    line += f", {_compared(best, others[0])} {name_of(others[0])}"
     return line + _though(best, others)
 
 
-def _more(best: RankedOffer, other: RankedOffer) -> str:
+def _compared(best: RankedOffer, other: RankedOffer) -> str:
     assert best.worth is not None
     assert other.worth is not None
     gain = best.worth.examples_per_usd / other.worth.examples_per_usd - 1
-    return f"{'at least ' if other.is_bound else ''}{gain:.1%} more"
+    if gain < LEAST_GAIN:
+        return "no fewer than" if other.is_bound else "as many as"
+    return f"{'at least ' if other.is_bound else ''}{gain:.1%} more than"
 
 
 def _though(best: RankedOffer, others: Sequence[RankedOffer]) -> str:

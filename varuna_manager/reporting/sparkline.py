@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from html import escape
 
 from spottrain.pricing.prices.price import Price
-from spottrain.varuna_manager.reporting.html.plot import nice_top
+from spottrain.varuna_manager.reporting.html.plot import Frame, nice_top, step_path
 
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH, _HEIGHT, _MARGIN, _LINE = 800, 320, 60, 18
@@ -49,18 +49,30 @@ def svg(series: Mapping[str, Sequence[Price]], from_s: float, to_s: float) -> st
         to_s: Right end, later.
     """
     top = nice_top(max((p.usd_per_hour for line in series.values() for p in line), default=1.0))
+    frame = Frame(
+        from_s=from_s,
+        to_s=to_s,
+        top=top,
+        width=_WIDTH,
+        height=_HEIGHT,
+        left=_MARGIN,
+        right=20,
+        above=20,
+        below=40,
+    )
     height = _HEIGHT + _LINE * len(series)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}">',
-        _stroke(f"M{_MARGIN} 20V{_HEIGHT - 40}H{_WIDTH - 20}", "#888"),
+        _stroke(f"M{_MARGIN} 20V{frame.base}H{frame.end}", "#888"),
         _text(8, 24, f"${top:,g}"),
-        _text(8, _HEIGHT - 40, "$0"),
+        _text(8, frame.base, "$0"),
         _text(_MARGIN, _HEIGHT - 20, _day(from_s)),
         _text(_WIDTH - 100, _HEIGHT - 20, _day(to_s)),
     ]
     for number, (name, line) in enumerate(series.items()):
         colour = _COLOURS[number % len(_COLOURS)]
-        parts.append(_stroke(_path(line, from_s, to_s, top), colour))
+        points = [(price.since_s, price.usd_per_hour) for price in line]
+        parts.append(_stroke(step_path(frame, points, to_s), colour))
         y = _HEIGHT + _LINE * number
         parts.append(_text(_MARGIN, y, name, colour))
     return "\n".join([*parts, "</svg>\n"])
@@ -68,18 +80,6 @@ def svg(series: Mapping[str, Sequence[Price]], from_s: float, to_s: float) -> st
 
 def _level(above: float, span: float) -> int:
     return round(above / span * (len(_BARS) - 1)) if span > 0 else 0
-
-
-def _path(line: Sequence[Price], from_s: float, to_s: float, top: float) -> str:
-    """Return steps: a price holds until the next one begins."""
-    plot_width, plot_height = _WIDTH - 20 - _MARGIN, _HEIGHT - 60
-    path = ""
-    for price in line:
-        share = min(1.0, max(0.0, (price.since_s - from_s) / (to_s - from_s)))
-        x = _MARGIN + share * plot_width
-        y = _HEIGHT - 40 - price.usd_per_hour / top * plot_height
-        path += f"H{x:.1f}V{y:.1f}" if path else f"M{x:.1f} {y:.1f}"
-    return f"{path}H{_WIDTH - 20}" if path else ""
 
 
 def _text(x: float, y: float, text: str, colour: str = "#333") -> str:

@@ -18,6 +18,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, TextIO
 
+from spottrain.errors import one_line
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.measurements import Cursor, Measurements
 from spottrain.varuna_manager.tracking.about import describe
@@ -68,7 +69,7 @@ def follow(measurements: Measurements, sink: Sink, say: TextIO) -> None:
             continue
         if (trouble := sink.idle(ends=ends)) != reported:
             reported = trouble
-            say.write(" ".join(trouble.split()) + "\n")
+            say.write(one_line(trouble) + "\n")
             say.flush()
         if ends:
             return

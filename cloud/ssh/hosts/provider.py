@@ -103,9 +103,7 @@ class SshProvider(port.CloudProvider):
         with self._memory.edit() as record:
             record.tokens[request.token] = known
             vms = tuple(record.rented[vm_id].vm for vm_id in known)
-        missing = request.count - len(vms)
-        refusal = self._no_capacity_reason(request.offer.instance_type) if missing > 0 else ""
-        return port.LaunchResult(vms=vms, refusal=refusal)
+        return port.LaunchResult(vms=vms)
 
     def list_vms(self, job: str) -> Sequence[port.Vm]:
         """Return all VMs that ``job`` ever had, in their last known state."""

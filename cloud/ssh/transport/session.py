@@ -27,6 +27,7 @@ from paramiko.ssh_exception import IncompatiblePeer
 from spottrain.cloud.port.errors import AuthError, CloudError, VmNotFoundError
 from spottrain.cloud.ssh.on_vm import host_agent
 from spottrain.cloud.ssh.transport import hosts, proxy
+from spottrain.errors import one_line
 
 CONNECT_S = 10.0
 """Time limit of each step of connecting."""
@@ -503,7 +504,7 @@ def _translate(host: hosts.Host, error: Exception) -> CloudError:
 
 
 def _reason(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    return one_line(error) or type(error).__name__
 
 
 def _is_bad_key(error: paramiko.SSHException) -> bool:

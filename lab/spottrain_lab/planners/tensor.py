@@ -15,8 +15,8 @@ from spottrain.morphing.errors import PlanError
 from spottrain.morphing.plan.flops import MODEL_PASSES
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.placement import Device
+from spottrain.morphing.plan.transformer import TransformerShape
 from spottrain.wire.model import LinkProfile, Profile, SectionProfile, Slot
-from spottrain_lab.planners.gpt import GptShape
 
 SIZES = (1, 2, 4, 8)
 """Devices that may share a layer."""
@@ -126,7 +126,9 @@ def _shared(
         )
 
 
-def megatron_sizes(shape: GptShape, device_bytes: float, devices_per_vm: int) -> tuple[int, int]:
+def megatron_sizes(
+    shape: TransformerShape, device_bytes: float, devices_per_vm: int
+) -> tuple[int, int]:
     """Return tensor and pipeline size by the dissertation's takeaways 1 and 2 (4.3).
 
     Tensor parallelism up to the devices of a VM, as little as the model needs; then as few
@@ -168,7 +170,7 @@ class GpuCluster:
 
 
 def iteration_s(
-    model: GptShape,
+    model: TransformerShape,
     cluster: GpuCluster,
     *,
     size: int,
@@ -204,7 +206,7 @@ def iteration_s(
             f"{microbatch_size} examples: got {minibatch_size}; change it"
         )
     gpus = cluster.gpus_per_server
-    activation = microbatch_size * model.sequence * model.hidden
+    activation = microbatch_size * model.context * model.hidden
     layers = model.layers / stages
     passes = MODEL_PASSES + 1
     compute_s = passes * layers * model.layer_flops * microbatch_size

@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from spottrain.varuna_manager.cli.main import main
+from tests.commands import Run, runs
 
-Run = Callable[..., tuple[int, str, str]]
 TIMES = {"forward_s": 1.0, "backward_s": 2.0}
 
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    def answer(*arguments: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["spottrain", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            main()
-        out, err = capsys.readouterr()
-        return int(end.value.code or 0), out, err
-
-    return answer
+    return runs(monkeypatch, capsys)
 
 
 @pytest.fixture

@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from spottrain.varuna_manager.cli.main import main
+from tests.commands import Run, runs
 
-Run = Callable[..., tuple[int, str, str]]
 HEADER = "cloud,zone,instance_type,observed_at,usd_per_hour"
 
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    def answer(*arguments: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["spottrain", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            main()
-        out, err = capsys.readouterr()
-        return int(end.value.code or 0), out, " ".join(err.split())
-
-    return answer
+    return runs(monkeypatch, capsys)
 
 
 @pytest.fixture

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,22 +10,14 @@ import pytest
 from tests.unit.morphing.spot import workload
 
 from spottrain.codec import encode
-from spottrain.varuna_manager.cli.main import main
+from tests.commands import Run, runs
 
-Run = Callable[..., tuple[int, str, str]]
 ROWS = ["0,add,a", "0,add,b", "60000,add,c", "900000,remove,a", "4000000,add,d"]
 
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    def answer(*arguments: str | Path | int) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["spottrain", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            main()
-        out, err = capsys.readouterr()
-        return int(end.value.code or 0), out, " ".join(err.split())
-
-    return answer
+    return runs(monkeypatch, capsys)
 
 
 @pytest.fixture

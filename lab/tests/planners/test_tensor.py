@@ -15,9 +15,9 @@ from spottrain.codec import from_data
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.plan.choose import choose_plan
 from spottrain.morphing.plan.inputs import PlanInputs
+from spottrain.morphing.plan.transformer import TransformerShape
 from spottrain.morphing.plan.workload import Workload
 from spottrain.varuna_manager.offers.preview import workload_inputs
-from spottrain_lab.planners.gpt import GptShape
 from spottrain_lab.planners.tensor import (
     GpuCluster,
     boundary_bytes,
@@ -38,8 +38,8 @@ DGX = GpuCluster(
 """Eight A100 with NVLink, a 200 Gbit/s adapter each: nominal but for 0.6 of the peak."""
 
 
-def gpt(hidden: int, layers: int) -> GptShape:
-    return GptShape(layers=layers, hidden=hidden, sequence=2048, vocabulary=51200)
+def gpt(hidden: int, layers: int) -> TransformerShape:
+    return TransformerShape.gpt(layers=layers, hidden=hidden, context=2048, vocabulary=51200)
 
 
 def test_a_layer_of_gpt_3_sends_176_million_elements() -> None:

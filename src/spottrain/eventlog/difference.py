@@ -23,6 +23,7 @@ from typing import Any, TypeVar, get_args
 
 from spottrain.codec import (
     UnfitError,
+    field_readers,
     hints,
     kept_fields,
     reader,
@@ -131,11 +132,15 @@ def _apply(hint: Any, before: Any, changes: Any) -> Any:
         return before
     if isinstance(changes, dict):
         cls: Any = type(before)
-        known, values = hints(cls), {}
+        readers, values = field_readers(cls), {}
         for name, one in changes.items():
-            if name not in known:
+            if name not in readers:
                 raise WireError(f"{cls.__name__} has no field {name}")
-            values[name] = _apply(known[name], getattr(before, name), one)
+            if type(one) is list and one[0] == "=":
+                # Most are. A reader is faster found by its field than by its type.
+                values[name] = readers[name](one[1])
+            else:
+                values[name] = _apply(hints(cls)[name], getattr(before, name), one)
         return replace(before, **values)
     kind, *rest = changes
     if kind == "=":

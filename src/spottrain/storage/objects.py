@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from spottrain.aws_login import open_session
+from spottrain.errors import one_line
 from spottrain.storage import store
 
 PART_BYTES = 8 << 20
@@ -169,7 +170,7 @@ def _boto3_credentials() -> tuple[Credentials | None, str | None]:
     except ImportError:
         return None, None
     except BotoCoreError as error:
-        reason = " ".join(str(error).split())
+        reason = one_line(error)
         raise store.DeniedError(
             f"AWS's login cannot be read: {reason}; log in, or correct ~/.aws/config"
         ) from error
@@ -404,4 +405,4 @@ def _reason(place: str, error: Exception) -> str:
         return f"the store answered {said}"
     if "HTTP error" in text:
         return "no answer: check the network, and ?endpoint_url= if it is given"
-    return " ".join(text.split())
+    return one_line(text)

@@ -57,7 +57,7 @@ class OddProvider(CloudProvider):
             state=VmState.STARTING,
             launched_at_s=2.25,
         )
-        return LaunchResult(vms=(vm,) * request.count, refusal="a few")
+        return LaunchResult(vms=(vm,) * request.count)
 
     def list_vms(self, job: str) -> Sequence[Vm]:
         print("an SDK chats")  # noqa: T201

@@ -87,7 +87,6 @@ def test_vms_that_were_made_before_the_login_expired_are_kept(cloud: Cloud) -> N
         return
     result = provider.launch(asked)
     assert len(result.vms) == cloud.alive() == 2
-    assert "ExpiredAuthenticationToken" in result.refusal
 
 
 def test_throttling_in_the_middle_of_a_removal_stops_none_of_it(cloud: Cloud) -> None:
@@ -111,7 +110,6 @@ def test_capacity_may_go_between_the_list_and_the_launch(cloud: Cloud) -> None:
     cloud.fake.ask("stock", zone=asked.offer.zone, count=2, **kind)
     result = provider.launch(asked)  # the token is as good as before
     assert len(result.vms) == cloud.alive() == 2
-    assert result.refusal
 
 
 def test_vms_of_a_bulk_insert_that_ended_with_an_error_are_kept(cloud: Cloud) -> None:
@@ -128,7 +126,6 @@ def test_vms_of_a_bulk_insert_that_ended_with_an_error_are_kept(cloud: Cloud) ->
     for each in (provider, cloud.fake.provider()):  # also of a manager that restarted
         result = each.launch(asked)
         assert len(result.vms) == cloud.alive() == 2
-        assert result.refusal
 
 
 def test_a_vm_whose_end_takes_long_is_leaving_and_nothing_is_removed_under_it(

@@ -72,7 +72,7 @@ class ToyCloud(CloudProvider):
                 )
             self.tokens[request.token] = ids
         vms = tuple(self.vms[vm_id] for vm_id in self.tokens[request.token])
-        return LaunchResult(vms=vms, refusal="" if len(vms) == request.count else "few")
+        return LaunchResult(vms=vms)
 
     def list_vms(self, job: str) -> Sequence[Vm]:
         self._answer()

@@ -12,3 +12,9 @@ def test_the_nearest_name_is_suggested_whatever_its_case() -> None:
 def test_nothing_is_suggested_where_nothing_is_near() -> None:
     assert did_you_mean("xyzzy", ["launch", "status"]) == ""
     assert nearest("launhc", ["launch"], cutoff=0.95) == ""
+
+
+def test_names_that_are_equally_near_are_all_named() -> None:
+    assert did_you_mean("us-west-3", ["us-west-1", "us-west-2", "us-east-1"]) == (
+        "did you mean us-west-1 or us-west-2?"
+    )

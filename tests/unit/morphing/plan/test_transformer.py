@@ -7,32 +7,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.builders import LLAMA_2_7B, MPT_7B
 
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.plan.flops import model_flops_per_example
 from spottrain.morphing.plan.transformer import TransformerShape
 
-LLAMA_2_7B = TransformerShape(
-    layers=32,
-    hidden=4096,
-    heads=32,
-    key_value_heads=32,
-    head_size=128,
-    feed_forward=11008,
-    is_gated=True,
-    vocabulary=32000,
-    context=4096,
-)
-MPT_7B = replace(
-    LLAMA_2_7B,
-    feed_forward=16384,
-    is_gated=False,
-    vocabulary=50368,
-    context=2048,
-    is_tied=True,
-    has_positions=True,
-    has_biases=True,
-)
 MIXTRAL_8X7B = replace(
     LLAMA_2_7B,
     key_value_heads=8,

@@ -22,12 +22,13 @@ import itertools
 import transformers as hf
 
 from spottrain.morphing.plan.flops import model_flops_per_example
+from spottrain.morphing.plan.transformer import TransformerShape
 from spottrain.pipeline.model.entrypoint import load_job
 from spottrain.pipeline.model.inspect import model_facts
 from spottrain.pipeline.model.job import CutPoint, TrainingJob
 from spottrain.pipeline.model.recorder import Recorder
 from spottrain.pipeline.model.tracer import trace
-from spottrain_lab.planners.gpt import GptShape
+from spottrain_lab.planners.gpt import minibatch_flops
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
 LINEAR = 2 * WIDTH * WIDTH
@@ -45,7 +46,7 @@ def test_a_section_has_the_flops_of_what_runs_in_it() -> None:
     assert flops(make_job(plain)) == (2 * LINEAR, LINEAR, LINEAR, 2 * LINEAR)
 
 
-def of_gpt(shape: GptShape) -> tuple[int, ...]:
+def of_gpt(shape: TransformerShape) -> tuple[int, ...]:
     """One section for each layer, the logits in the last."""
     layers = [shape.layer_flops] * shape.layers
     layers[-1] += shape.head_flops
@@ -55,10 +56,10 @@ def of_gpt(shape: GptShape) -> tuple[int, ...]:
 @pytest.mark.rotated
 def test_the_byte_gpt_has_the_flops_of_the_formula() -> None:
     job = load_job("byte_gpt:training_job", EXAMPLES)
-    shape = GptShape(layers=8, hidden=144, sequence=64, vocabulary=256)
+    shape = TransformerShape.gpt(layers=8, hidden=144, context=64, vocabulary=256)
     assert flops(job) == of_gpt(shape)
     facts = model_facts(job, trace(job))
-    per_minibatch = shape.minibatch_flops(32, recompute=False)
+    per_minibatch = minibatch_flops(shape, 32, recompute=False)
     assert 32 * (model_flops_per_example(facts) or 0) == per_minibatch
 
 
@@ -78,7 +79,7 @@ def test_a_gpt2_of_hugging_face_has_the_flops_of_the_formula(
         loss=lambda model, batch: (model(batch).logits.mean(), len(batch)),
         optimizer=lambda named: torch.optim.AdamW(p for _, p in named),
     )
-    shape = GptShape(layers=layers, hidden=hidden, sequence=length, vocabulary=64)
+    shape = TransformerShape.gpt(layers=layers, hidden=hidden, context=length, vocabulary=64)
     assert flops(job) == of_gpt(shape)
 
 

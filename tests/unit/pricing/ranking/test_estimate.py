@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.morphing.plan.test_transformer import LLAMA_2_7B, MPT_7B
+from tests.builders import LLAMA_2_7B, MPT_7B
 
 from spottrain.errors import ConfigError
 from spottrain.morphing.plan.profiles import check_profile, derive_profile, on_network

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.unit.varuna_manager.reporting.test_costs import told
 
-from spottrain.varuna_manager.cli.main import main
 from spottrain.varuna_manager.jobs.folder import job_dir
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.measurements import Measurements
-
-Run = Callable[..., tuple[int, str, str]]
+from tests.commands import Run, runs
 
 
 @pytest.fixture
@@ -28,15 +24,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     journal.append(*told().steps)
     journal.close()
     Measurements(job.measurements).close()
-
-    def answer(*arguments: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["spottrain", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            main()
-        out, err = capsys.readouterr()
-        return int(end.value.code or 0), out, err
-
-    return answer
+    return runs(monkeypatch, capsys)
 
 
 def test_cost_is_one_document(run: Run) -> None:

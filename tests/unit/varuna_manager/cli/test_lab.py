@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from spottrain.varuna_manager.cli import main as cli
-from spottrain.varuna_manager.cli.main import LAB, SIMULATIONS, main
-
-Run = Callable[..., tuple[int, str, str]]
+from spottrain.varuna_manager.cli.main import LAB, SIMULATIONS
+from tests.commands import Run, runs
 
 
 @pytest.fixture
 def simulate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    def answer(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["spottrain", "simulate", *arguments])
-        with pytest.raises(SystemExit) as end:
-            main()
-        return int(end.value.code or 0), *capsys.readouterr()
-
-    return answer
+    return runs(monkeypatch, capsys, "simulate")
 
 
 def test_it_adds_its_commands_and_no_others() -> None:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,7 +12,6 @@ from typing import Any
 import pytest
 from tests.unit.varuna_manager.story import FACTS, OFFER
 
-from spottrain.varuna_manager.cli.main import main
 from spottrain.varuna_manager.config.job import load_config
 from spottrain.varuna_manager.core.model.events import (
     LimitsChanged,
@@ -28,16 +24,7 @@ from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.follow import read_state
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.launch import submit as submission
-
-
-@dataclass(frozen=True)
-class Answer:
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Answer]
+from tests.commands import Run, runs
 
 
 @pytest.fixture
@@ -47,17 +34,7 @@ def run(
     capsys: pytest.CaptureFixture[str],
 ) -> Run:
     monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
-
-    def answer(*arguments: str) -> Answer:
-        monkeypatch.setattr(sys, "argv", ["spottrain", *arguments])
-        with pytest.raises(SystemExit) as end:
-            main()
-        out, err = capsys.readouterr()
-        code = end.value.code
-        assert code is None or isinstance(code, int)
-        return Answer(code or 0, out, err)
-
-    return answer
+    return runs(monkeypatch, capsys)
 
 
 def submit(folder: Path, **changes: Any) -> JobDir:

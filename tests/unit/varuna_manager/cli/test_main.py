@@ -10,8 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from spottrain.varuna_manager.cli.main import (
     ConfigTools,
     PoolTools,
     first_line,
-    main,
 )
 from spottrain.varuna_manager.cli.watch import ManagerGoneError, Watcher
 from spottrain.varuna_manager.config.job import load_config
@@ -34,6 +32,7 @@ from spottrain.varuna_manager.core.model.events import StopRequested
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.launch import submit as submission
+from tests.commands import Run, runs
 
 ROOT = Path(__file__).parents[4]
 FACTS = model_facts(
@@ -43,22 +42,6 @@ FACTS = model_facts(
 )
 
 
-@dataclass(frozen=True)
-class Answer:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def error(self) -> str:
-        """The one line that begins with ``error:``."""
-        (line,) = (x for x in self.err.splitlines() if x.startswith("error: "))
-        return line
-
-
-Run = Callable[..., Answer]
-
-
 @pytest.fixture
 def run(
     tmp_path: Path,
@@ -66,17 +49,7 @@ def run(
     capsys: pytest.CaptureFixture[str],
 ) -> Run:
     monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
-
-    def answer(*arguments: str | Path) -> Answer:
-        monkeypatch.setattr(sys, "argv", ["spottrain", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            main()
-        out, err = capsys.readouterr()
-        code = end.value.code
-        assert code is None or isinstance(code, int)
-        return Answer(code or 0, out, err)
-
-    return answer
+    return runs(monkeypatch, capsys)
 
 
 def job_file(folder: Path, **changes: Any) -> Path:

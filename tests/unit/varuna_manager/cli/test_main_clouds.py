@@ -6,8 +6,6 @@ import getpass
 import json
 import os
 import subprocess
-import sys
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,6 @@ from tests.unit.varuna_manager.story import FACTS
 from spottrain.cloud.port.errors import AuthError, CloudError, MisconfiguredError
 from spottrain.cloud.port.provider import SshTarget
 from spottrain.errors import BudgetError, CapacityError, ConfigError
-from spottrain.varuna_manager.cli.main import main
 from spottrain.varuna_manager.cli.ssh import choose_vm, ssh_argv
 from spottrain.varuna_manager.config.clouds import BastionConfig
 from spottrain.varuna_manager.config.job import load_config
@@ -30,21 +27,14 @@ from spottrain.varuna_manager.jobs.folder import JobDir, job_dir
 from spottrain.varuna_manager.launch import control
 from spottrain.varuna_manager.launch.ssh_command import argv_to
 from spottrain.varuna_manager.launch.submit import submit
+from tests.commands import Run, runs
 
-Run = Callable[..., tuple[int, str, str]]
 QUOTA = "L-3819A6DF"
 
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    def run(*argv: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["spottrain", *argv])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return run
+    return runs(monkeypatch, capsys)
 
 
 def job_file(fake: FakeAws, folder: Path, name: str = "job", **changes: Any) -> Path:

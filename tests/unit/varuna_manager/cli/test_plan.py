@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,30 +16,21 @@ from spottrain.codec import from_data
 from spottrain.morphing.plan.workload import Workload
 from spottrain.pricing.prices.history import History
 from spottrain.pricing.prices.price import Price
-from spottrain.varuna_manager.cli.main import main
 from spottrain.varuna_manager.offers.preview import (
     SearchScope,
     preview_workload,
     workload_inputs,
 )
+from tests.commands import Run, runs
 
 PROFILES = Path(__file__).parents[4] / "examples" / "profiles"
 SLOW = PROFILES / "slow-link.json"
-Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     monkeypatch.setenv("COLUMNS", "160")
-
-    def answer(*arguments: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["spottrain", "plan", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            main()
-        out, err = capsys.readouterr()
-        return int(end.value.code or 0), out, err
-
-    return answer
+    return runs(monkeypatch, capsys, "plan")
 
 
 def test_a_plan_is_explained_by_all_that_was_weighed(run: Run) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from xml.etree import ElementTree
@@ -15,10 +14,9 @@ from tests.fakes.prices import DAY_S, KEY, FakePrices, aws_product, azure_item
 
 from spottrain.pricing.prices.history import VmLife
 from spottrain.pricing.prices.place import Place
-from spottrain.varuna_manager.cli.main import main
 from spottrain.varuna_manager.jobs.vm_history import open_history
+from tests.commands import Run, runs
 
-Run = Callable[..., tuple[int, str, str]]
 A100 = "Standard_NC24ads_A100_v4"
 ZONE = "us-east-1a"
 
@@ -26,15 +24,7 @@ ZONE = "us-east-1a"
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
-
-    def answer(*arguments: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["spottrain", "prices", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            main()
-        out, err = capsys.readouterr()
-        return int(end.value.code or 0), out, err
-
-    return answer
+    return runs(monkeypatch, capsys, "prices")
 
 
 @pytest.fixture

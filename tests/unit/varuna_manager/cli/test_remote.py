@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,6 @@ from tests.unit.varuna_manager.story import FACTS
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.provider import SshTarget
 from spottrain.cloud.ssh.transport.hosts import UnfitHostError
-from spottrain.varuna_manager.cli.main import main
 from spottrain.varuna_manager.cli.remote import launching
 from spottrain.varuna_manager.config.job import load_config
 from spottrain.varuna_manager.core.model import events as e
@@ -32,22 +29,14 @@ from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.manager_location import RemoteManager
 from spottrain.varuna_manager.jobs.replication import begin_replication
 from spottrain.varuna_manager.launch.submit import check_name, submit
-
-Run = Callable[..., tuple[int, str, str]]
+from tests.commands import Run, runs
 
 pytestmark = pytest.mark.skipif(shutil.which("ssh") is None, reason="needs OpenSSH's client")
 
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
-    def run(*argv: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["spottrain", *argv])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capfd.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return run
+    return runs(monkeypatch, capfd)
 
 
 @pytest.fixture

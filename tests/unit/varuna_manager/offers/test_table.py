@@ -56,6 +56,11 @@ def test_the_choice_says_why() -> None:
     assert "more than aws b t spot" in why
     assert "aws b t spot trains more for its rent alone, but not after boot" in why
     assert "at least" in view(MARKET, exact=1)["why"]
+    alike = rank([priced(zone="a"), priced(zone="b")], THROUGHPUTS, ASKED, exact=10)
+    assert "per dollar, as many as aws b t spot" in ranking_view(alike, 120.0)["why"]
+    best, other = alike.rows
+    bound = replace(alike, rows=(best, replace(other, is_bound=True)))
+    assert "per dollar, no fewer than aws b t spot" in ranking_view(bound, 120.0)["why"]
     assert "no other offer can be used" in view(MARKET[:1])["why"]
     assert view([priced(usd_per_hour=0.0)])["why"] == "aws a t spot costs nothing"
 

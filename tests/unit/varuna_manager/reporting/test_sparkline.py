@@ -67,5 +67,5 @@ def test_the_svg_is_well_formed_names_its_lines_and_steps() -> None:
     texts = [e.text for e in root.iter("{http://www.w3.org/2000/svg}text")]
     assert "aws <z> & co" in texts
     assert "$3" in texts
-    assert 'd="M60.0 193.3H420.0V20.0H636.0V106.7H780"' in text
+    assert 'd="M60.0 193.3H420.0V20.0H636.0V106.7H780.0"' in text
     assert "1970-01-01 00:00" in texts

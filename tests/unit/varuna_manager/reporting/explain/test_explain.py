@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import NoReturn
@@ -20,7 +18,6 @@ from tests.unit.varuna_manager.story import (
 from tests.view import View
 
 from spottrain.cloud.port.provider import Offer
-from spottrain.varuna_manager.cli.main import main
 from spottrain.varuna_manager.core import allocation
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
@@ -33,6 +30,7 @@ from spottrain.varuna_manager.reporting.explain.document import (
     explanation,
     explanation_lines,
 )
+from tests.commands import Run, runs
 
 
 def grown() -> Story:
@@ -165,26 +163,13 @@ def test_every_event_can_be_explained_and_causes_come_first(job: JobDir) -> None
         assert all(x["what"] for x in links)
 
 
-Answer = tuple[int, str, str]
-
-
 @pytest.fixture
-def run(
-    job: JobDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., Answer]:
+def run(job: JobDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     keep(job, Story().training("a", "b"))
-
-    def answer(*arguments: str) -> Answer:
-        monkeypatch.setattr(sys, "argv", ["spottrain", "explain", "job", *arguments])
-        with pytest.raises(SystemExit) as end:
-            main()
-        out, err = capsys.readouterr()
-        return int(end.value.code or 0), out, err
-
-    return answer
+    return runs(monkeypatch, capsys, "explain", "job")
 
 
-def test_json_is_one_document_with_the_same_lines(run: Callable[..., Answer]) -> None:
+def test_json_is_one_document_with_the_same_lines(run: Run) -> None:
     code, out, err = run("last", "-o", "json")
     document = json.loads(out)
     assert (code, err) == (0, "")
@@ -195,7 +180,7 @@ def test_json_is_one_document_with_the_same_lines(run: Callable[..., Answer]) ->
 
 
 @pytest.mark.parametrize("about", ["99999", "0", "vm-none"])
-def test_what_is_unknown_is_a_line_and_exit_2(run: Callable[..., Answer], about: str) -> None:
+def test_what_is_unknown_is_a_line_and_exit_2(run: Run, about: str) -> None:
     code, out, err = run(about)
     assert (code, out) == (2, "")
     assert len(err.splitlines()) == 1
