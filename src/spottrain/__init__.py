@@ -6,23 +6,14 @@ without repeated blocks; ``data_path`` leads to the data that the job file names
 losses, parameter groups and learning-rate schedules that many jobs need.
 
 ``launch`` starts jobs, ``job`` and ``jobs`` find them (docs/python.md). Importing this package
-imports neither torch nor the manager.
+imports neither torch nor the manager; types are in ``__init__.pyi``.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
-
-if TYPE_CHECKING:
-    from spottrain import hf, optim, schedules
-    from spottrain.datasets import data_path
-    from spottrain.errors import SpottrainError
-    from spottrain.pipeline.model.job import CutPoint, TrainingJob
-    from spottrain.steps import step
-    from spottrain.varuna_manager.api.job import Job, JobFailedError, job, jobs, launch
 
 __all__ = [
     "CutPoint",

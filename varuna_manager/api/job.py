@@ -17,7 +17,7 @@ from pathlib import Path
 from subprocess import Popen
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from spottrain.errors import ConfigError, SpottrainError
 from spottrain.pickled import ENTRYPOINT
@@ -36,7 +36,7 @@ from spottrain.varuna_manager.reporting.tables import live_panel
 from spottrain.wire.model import ExportFormat
 
 if TYPE_CHECKING:
-    from spottrain.pipeline.model.job import TrainingJob
+    from spottrain import TrainingJob
 
 logger = logging.getLogger("spottrain")
 
@@ -112,7 +112,7 @@ class Job:
     """A job on this machine, whether it runs or has ended.
 
     A handle: it keeps nothing but which job it is, and reads the job's folder each time.
-    So it works in any process, of any number at a time, and outlives none of the job's.
+    It serves any number of processes and threads at a time.
 
     Raises:
         ConfigError: There is no such job on this machine.
@@ -382,10 +382,11 @@ class Job:
 
     def _repr_html_(self) -> str:
         """Return the panel of ``spottrain status`` as HTML."""
+        panel: RenderableType
         try:
             panel = live_panel(self.status(), None)
         except (SpottrainError, OSError) as error:
-            panel = f"{self!r}: {error}"
+            panel = f"job {self._name}: {error}"
         screen = Console(file=io.StringIO(), record=True, width=WIDTH, force_jupyter=False)
         screen.print(panel, markup=False)
         return screen.export_html(inline_styles=True, code_format=_PANEL)

@@ -1,0 +1,56 @@
+"""The notebook of the examples, run by a kernel as in Jupyter: its cells' objects reach VMs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.integration.jobs import DEADLINE_S, share_inspections
+
+import spottrain
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "notebook.ipynb"
+RUN = """
+import nbformat, sys
+from nbclient import NotebookClient
+notebook = nbformat.read(sys.argv[1], as_version=4)
+NotebookClient(notebook, timeout=None).execute()
+nbformat.write(notebook, sys.argv[1])
+"""
+
+
+def test_the_notebook_trains_what_its_cells_define_through_a_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notebook = tmp_path / "notebook.ipynb"
+    shutil.copy(EXAMPLE, notebook)
+    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
+    share_inspections(tmp_path / "home")
+    folders = {"IPYTHONDIR": "ipython", "JUPYTER_RUNTIME_DIR": "runtime"}
+    environment = {
+        **os.environ,
+        **{name: str(tmp_path / folder) for name, folder in folders.items()},
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, notebook],
+        check=False,
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert done.returncode == 0, done.stderr
+    report = spottrain.job("notebook").report()
+    assert (report["state"], report["steps_done"]) == ("succeeded", 200)
+    assert report["preemptions_unnoticed"] == 1, "the kill"
+    assert report["loss_last"] < report["loss_first"]
+    assert list((tmp_path / "notebook-weights").glob("*.safetensors"))
+    shown = json.loads(notebook.read_text())["cells"]
+    assert any("text/html" in out.get("data", {}) for c in shown for out in c.get("outputs", ()))
