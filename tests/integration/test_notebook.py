@@ -54,3 +54,28 @@ def test_the_notebook_trains_what_its_cells_define_through_a_kill(
     assert list((tmp_path / "notebook-weights").glob("*.safetensors"))
     shown = json.loads(notebook.read_text())["cells"]
     assert any("text/html" in out.get("data", {}) for c in shown for out in c.get("outputs", ()))
+
+
+@pytest.mark.rotated
+def test_a_script_stops_its_job_and_goes_on_with_another_learning_rate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    script = Path(__file__).with_name("scripted_job.py")
+    done = subprocess.run(
+        [sys.executable, script],
+        check=False,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    state, step = said["stopped"]
+    assert (state, said["reason"]) == ("stopped", "stopped by Python")
+    assert step >= said["first"]
+    assert "weights do not fit the new code" in said["refused"]
+    assert said["ended"] == ["succeeded", step + 5]
+    assert said["rates"] == [1e-3, *[2e-3] * 5]

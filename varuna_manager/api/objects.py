@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import io
+import pickle
 import shutil
 import sys
 import tempfile
@@ -17,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import FunctionType, ModuleType
+from typing import Any
 
 import cloudpickle
 
@@ -30,6 +32,16 @@ from spottrain.varuna_manager.launch.workdir import survey
 _RULES = frozenset({IGNORE_FILE, ".gitignore"})
 _MAX_DEPTH = 8
 """Steps from a ``TrainingJob`` to what cannot be pickled, at most."""
+
+
+class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
+    """Refuses open files, of which cloudpickle would send what is in them."""
+
+    def reducer_override(self, value: object) -> Any:
+        """Return how to pickle a value."""
+        if isinstance(value, io.TextIOWrapper):
+            raise pickle.PicklingError("it is an open file")
+        return super().reducer_override(value)
 
 
 def is_training_job(value: object) -> bool:
@@ -98,7 +110,7 @@ def _try(value: object) -> tuple[bytes | None, str]:
     """Return a value's pickle, or None and why there is none."""
     out = io.BytesIO()
     try:
-        cloudpickle.CloudPickler(out).dump(value)
+        _Pickler(out).dump(value)
     except Exception as error:  # noqa: BLE001 - whatever objects of the user's raise
         return None, (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
     return out.getvalue(), ""

@@ -83,7 +83,7 @@ def test_an_interrupt_ends_the_waiting_alone(
         raise KeyboardInterrupt
 
     with managed(demo):
-        monkeypatch.setattr(api.time, "sleep", interrupt)
+        monkeypatch.setattr("time.sleep", interrupt)
         with pytest.raises(KeyboardInterrupt, match="job demo runs on"):
             demo.wait()
         with pytest.raises(TimeoutError, match=r"has not ended in 0 s, and runs on"):
