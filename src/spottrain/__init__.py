@@ -12,26 +12,11 @@ imports neither torch nor the manager; types are in ``__init__.pyi``.
 from __future__ import annotations
 
 import importlib
+from itertools import chain
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "CutPoint",
-    "Job",
-    "JobFailedError",
-    "SpottrainError",
-    "TrainingJob",
-    "__version__",
-    "data_path",
-    "hf",
-    "job",
-    "jobs",
-    "launch",
-    "optim",
-    "schedules",
-    "step",
-]
-
+_MODULES = ("hf", "optim", "schedules")
 _PLACES = {
     "spottrain.datasets": ("data_path",),
     "spottrain.errors": ("SpottrainError",),
@@ -40,10 +25,12 @@ _PLACES = {
     "spottrain.varuna_manager.api.job": ("Job", "JobFailedError", "job", "jobs", "launch"),
 }
 
+__all__ = ["__version__", *_MODULES, *chain.from_iterable(_PLACES.values())]  # noqa: PLE0604
+
 
 def __getattr__(name: str) -> object:
     """Import what a user asks for, and torch only with it (PEP 562)."""
-    if name in ("hf", "optim", "schedules"):
+    if name in _MODULES:
         return importlib.import_module(f"{__name__}.{name}")
     for module, names in _PLACES.items():
         if name in names:

@@ -24,6 +24,21 @@ nbformat.write(notebook, sys.argv[1])
 """
 
 
+def run(folder: Path, *arguments: str | Path) -> str:
+    """Run Python in a folder; return what it prints."""
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        check=False,
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def test_the_notebook_trains_what_its_cells_define_through_a_kill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -31,22 +46,9 @@ def test_the_notebook_trains_what_its_cells_define_through_a_kill(
     shutil.copy(EXAMPLE, notebook)
     monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
     share_inspections(tmp_path / "home")
-    folders = {"IPYTHONDIR": "ipython", "JUPYTER_RUNTIME_DIR": "runtime"}
-    environment = {
-        **os.environ,
-        **{name: str(tmp_path / folder) for name, folder in folders.items()},
-        "OMP_NUM_THREADS": "1",
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", RUN, notebook],
-        check=False,
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-    )
-    assert done.returncode == 0, done.stderr
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "runtime"))
+    run(tmp_path, "-c", RUN, notebook)
     report = spottrain.job("notebook").report()
     assert (report["state"], report["steps_done"]) == ("succeeded", 200)
     assert report["preemptions_unnoticed"] == 1, "the kill"
@@ -61,18 +63,7 @@ def test_a_script_stops_its_job_and_goes_on_with_another_learning_rate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    script = Path(__file__).with_name("scripted_job.py")
-    done = subprocess.run(
-        [sys.executable, script],
-        check=False,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-    )
-    assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
+    said = json.loads(run(tmp_path, Path(__file__).with_name("scripted_job.py")))
     state, step = said["stopped"]
     assert (state, said["reason"]) == ("stopped", "stopped by Python")
     assert step >= said["first"]
