@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from spottrain.varuna_manager.reporting.history import JobHistory
 
 POLL_S = 0.5
+_METRICS = "metrics."
 FINAL = ("succeeded", "failed")
 """Final states that ``down`` does not change."""
 
@@ -103,29 +104,31 @@ def row_names(metrics: Iterable[str]) -> list[str]:
     Args:
         metrics: Names of the user's own.
     """
-    return [*COLUMNS, *(f"metrics.{name}" for name in metrics)]
+    return [*COLUMNS, *(_METRICS + name for name in metrics)]
 
 
 def flat_row(row: Row) -> dict[str, Any]:
     """Return what was measured, by the name of its column."""
     data = as_data(row)
     metrics = data.pop("metrics")
-    return data | {f"metrics.{name}": value for name, value in metrics.items()}
+    return data | {_METRICS + name: value for name, value in metrics.items()}
 
 
-def columns(rows: Iterable[Row], metrics: Iterable[str]) -> dict[str, list[Any]]:
+OF_EVALUATIONS = ("step", "set", "loss", "is_best", "generation", "at_s")
+OF_MINIBATCHES = tuple(name for name in COLUMNS if name not in ("kind", "set", "is_best"))
+
+
+def columns(rows: Iterable[Row], names: Iterable[str]) -> dict[str, list[Any]]:
     """Return what was measured in columns of one length; ``None`` where it is unknown.
-
-    Columns that rows of this kind do not have are left out.
 
     Args:
         rows: All of one kind.
-        metrics: Names of the user's own.
+        names: The columns that there are without rows, too; those of the user's metrics
+            follow.
     """
     flat = [flat_row(row) for row in rows]
-    found = {name for row in flat for name in row}
-    names = (name for name in row_names(metrics) if name in found)
-    return {name: [row.get(name) for row in flat] for name in names}
+    metrics = sorted({name for row in flat for name in row if name.startswith(_METRICS)})
+    return {name: [row.get(name) for row in flat] for name in (*names, *metrics)}
 
 
 def how_to_fix(state: State) -> str:

@@ -192,13 +192,13 @@ class Job:
         """
         with closing(Measurements(self._here().measurements, read_only=True)) as measured:
             rows = measured.minibatches(last=last, every=every)
-            return _table(documents.columns(rows, measured.metric_names()))
+            return _table(documents.columns(rows, documents.OF_MINIBATCHES))
 
     @_plainly()
     def evaluations(self) -> Any:
         """Return what was measured on held-out sets, in columns as those of ``metrics``."""
         with closing(Measurements(self._here().measurements, read_only=True)) as measured:
-            return _table(documents.columns(measured.evaluations(), measured.metric_names()))
+            return _table(documents.columns(measured.evaluations(), documents.OF_EVALUATIONS))
 
     # --- What is done with it ---------------------------------------------------------
 

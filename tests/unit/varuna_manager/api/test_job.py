@@ -93,6 +93,7 @@ def test_an_interrupt_ends_the_waiting_alone(
 def test_metrics_are_columns_of_one_length(
     demo: spottrain.Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert list(demo.metrics()["loss"]) == list(demo.evaluations()["set"]) == []
     rows = [trained(1, step, metrics={"accuracy": 0.1}) for step in (1, 2)]
     with closing(Measurements(demo.folder / "measurements.sqlite")) as measured:
         measured.write([*rows, trained(1, 3), evaluated(1, 2, "dev")])
