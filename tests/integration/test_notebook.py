@@ -50,7 +50,7 @@ def test_the_notebook_trains_what_its_cells_define_through_a_kill(
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "runtime"))
     run(tmp_path, "-c", RUN, notebook)
     report = spottrain.job("notebook").report()
-    assert (report["state"], report["steps_done"]) == ("succeeded", 200)
+    assert (report["state"], report["steps_done"]) == ("succeeded", 300)
     assert report["preemptions_unnoticed"] == 1, "the kill"
     assert report["loss_last"] < report["loss_first"]
     assert list((tmp_path / "notebook-weights").glob("*.safetensors"))
