@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -35,6 +36,14 @@ def training_job(rate: float, blocks: int = 4) -> spottrain.TrainingJob:
     )
 
 
+def refusal(resume: Callable[[], object]) -> str:
+    try:
+        resume()
+    except spottrain.SpottrainError as error:
+        return str(error)
+    return ""
+
+
 def main() -> None:
     job = spottrain.launch(
         training_job(1e-3),
@@ -47,11 +56,10 @@ def main() -> None:
     while not (rows := list(job.metrics(last=1)["step"])):
         time.sleep(0.05)
     stopped = job.stop()
-    refused = ""
-    try:
-        job.resume(training_job(1e-3, blocks=5))
-    except spottrain.SpottrainError as error:
-        refused = str(error)
+    refused = [
+        refusal(lambda: job.resume(training_job(1e-3, blocks=5))),
+        refusal(lambda: job.resume(update_code=True)),
+    ]
     job.resume(training_job(2e-3), steps=stopped["step"] + 5)
     ended = job.wait()
     rates = job.metrics()["learning_rate"]

@@ -67,6 +67,8 @@ def test_a_script_stops_its_job_and_goes_on_with_another_learning_rate(
     state, step = said["stopped"]
     assert (state, said["reason"]) == ("stopped", "stopped by Python")
     assert step >= said["first"]
-    assert "weights do not fit the new code" in said["refused"]
+    misfit, not_sent = said["refused"]
+    assert "weights do not fit the new code" in misfit
+    assert "resume(TrainingJob(...)) sends a new one" in not_sent
     assert said["ended"] == ["succeeded", step + 5]
     assert said["rates"] == [1e-3, *[2e-3] * 5]

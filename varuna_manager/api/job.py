@@ -305,21 +305,15 @@ class Job:
         """
         job = self._here()
         files = None if workdir is None else Path(workdir).absolute()
-        is_object = job.config().entrypoint == ENTRYPOINT
         with contextlib.ExitStack() as stack:
             stack.enter_context(_own_environment())
             if training_job is not None:
-                if not is_object:
+                if job.config().entrypoint != ENTRYPOINT:
                     raise ConfigError(
                         f"job {job.name} was launched from a job file; change its code, then "
                         "resume(update_code=True)"
                     )
                 files = stack.enter_context(_work_folder(training_job, files))
-            elif is_object and (update_code or files is not None):
-                raise ConfigError(
-                    f"job {job.name} was launched from a TrainingJob; resume(TrainingJob(...)) "
-                    "sends a new one"
-                )
             has_code = update_code or training_job is not None
             changes = Changes(code=has_code, workdir=files, steps=steps)
             _, manager = actions.resume(job.name, changes, _say, from_scratch=from_scratch)
