@@ -20,7 +20,7 @@ from spottrain.machine import OWNER_VARIABLE, owner, supervisor_environment
 
 _log = logging.getLogger(__name__)
 
-AGENT_ARGV = (sys.executable, "-P", "-m", "spottrain.varuna_manager.agent.main")
+AGENT_ARGV: tuple[str, ...] = (sys.executable, "-P", "-m", "spottrain.varuna_manager.agent.main")
 """Command of an agent; the path of its ``agent.json`` is appended."""
 _IMAGE_ARGV = (
     sys.executable,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -17,6 +18,21 @@ INTERIOR: Literal["highs-ipm"] = "highs-ipm"
 """Interior points first where one column or row touches all jobs, which slows the simplex."""
 _INFEASIBLE, _LOST = 2, 4
 """Status of the solver; another method may succeed where one is lost in rounding."""
+
+
+class NoSolverError(SpottrainError):
+    """The package of the solver is not installed."""
+
+
+def check_solver() -> None:
+    """Check that linear programs can be solved here: scipy is larger than all the rest of a
+    client, which does without it.
+
+    Raises:
+        NoSolverError: They cannot.
+    """
+    if find_spec("scipy") is None:
+        raise NoSolverError("pools need scipy, which is not installed: pip install scipy")
 
 
 class SolverError(SpottrainError):

@@ -3,48 +3,41 @@
 A user's entrypoint returns a ``TrainingJob``; ``CutPoint`` marks cuts by hand in models
 without repeated blocks; ``data_path`` leads to the data that the job file names,
 ``step`` tells which mini-batch is being trained. ``hf``, ``optim`` and ``schedules`` are
-losses, parameter groups and learning-rate schedules that many jobs need. Importing this package never imports torch.
+losses, parameter groups and learning-rate schedules that many jobs need.
+
+``launch`` starts jobs, ``job`` and ``jobs`` find them (docs/python.md). Importing this package
+imports neither torch nor the manager; types are in ``__init__.pyi``.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
+from itertools import chain
 
 __version__ = "0.1.0"
 
-if TYPE_CHECKING:
-    from spottrain import hf, optim, schedules
-    from spottrain.datasets import data_path
-    from spottrain.pipeline.model.job import CutPoint, TrainingJob
-    from spottrain.steps import step
+_MODULES = ("hf", "optim", "schedules")
+_PLACES = {
+    "spottrain.datasets": ("data_path",),
+    "spottrain.errors": ("SpottrainError",),
+    "spottrain.pipeline.model.job": ("CutPoint", "TrainingJob"),
+    "spottrain.steps": ("step",),
+    "spottrain.varuna_manager.api.job": ("Job", "JobFailedError", "job", "jobs", "launch"),
+}
 
-__all__ = [
-    "CutPoint",
-    "TrainingJob",
-    "__version__",
-    "data_path",
-    "hf",
-    "optim",
-    "schedules",
-    "step",
-]
+__all__ = ["__version__", *_MODULES, *chain.from_iterable(_PLACES.values())]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> object:
-    """Import the torch side only when a user asks for it (PEP 562)."""
-    if name in ("CutPoint", "TrainingJob"):
-        from spottrain.pipeline.model import job
-
-        return getattr(job, name)
-    if name == "data_path":
-        from spottrain.datasets import data_path
-
-        return data_path
-    if name == "step":
-        from spottrain.steps import step
-
-        return step
-    if name in ("hf", "optim", "schedules"):
+    """Import what a user asks for, and torch only with it (PEP 562)."""
+    if name in _MODULES:
         return importlib.import_module(f"{__name__}.{name}")
+    for module, names in _PLACES.items():
+        if name in names:
+            return getattr(importlib.import_module(module), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Return what this package offers, for completion in shells and notebooks."""
+    return __all__

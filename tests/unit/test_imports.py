@@ -27,6 +27,8 @@ for code in json.load(sys.stdin):
 print(json.dumps(loaded))
 """
 STANDARD_LIBRARY_ALONE = (
+    "import spottrain",
+    "import spottrain.pickled",
     "import spottrain.wire.messages, spottrain.manifest",
     "import spottrain.cloud, spottrain.cloud.port.provider, spottrain.cloud.port.errors",
     "import spottrain.cloud.notices.hear",
@@ -34,6 +36,7 @@ STANDARD_LIBRARY_ALONE = (
     "from spottrain.storage.open import open_store; open_store('/tmp/x')",
 )
 WITHOUT = {
+    "from spottrain import launch": ("torch", "boto3", "pandas", "scipy", "cloudpickle"),
     "import spottrain.varuna_manager.cli.main": ("torch", "boto3", "transformers"),
     "import spottrain.varuna_manager.cli.status": (
         "numpy",

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import spottrain
 from spottrain.varuna_manager.cli import init
 
 ROOT = Path(__file__).parents[2]
@@ -101,7 +102,7 @@ def test_every_direct_dependency_is_pinned() -> None:
     assert {name.replace("_", "-") for name in names} == {name.replace("_", "-") for name in pinned}
 
 
-@pytest.mark.parametrize("script", ["quickstart", "test", "check", "bench"])
+@pytest.mark.parametrize("script", ["quickstart", "test", "check", "bench", "release"])
 def test_scripts_can_be_run_and_parsed(script: str) -> None:
     path = ROOT / "scripts" / script
     assert os.access(path, os.X_OK)
@@ -112,3 +113,44 @@ def test_the_readme_begins_with_the_two_commands() -> None:
     first_screen = (ROOT / "README.md").read_text().splitlines()[:24]
     assert "scripts/quickstart" in first_screen
     assert "scripts/test" in first_screen
+
+
+def test_a_release_sets_version_date_and_tag_once(tmp_path: Path) -> None:
+    (tmp_path / "lab").mkdir()
+    (tmp_path / "src" / "spottrain").mkdir(parents=True)
+    (tmp_path / "scripts").mkdir()
+    kept = ("scripts/release", "src/spottrain/__init__.py", "lab/pyproject.toml", "CHANGELOG.md")
+    for name in kept:
+        shutil.copy(ROOT / name, tmp_path / name)
+    changes = tmp_path / "CHANGELOG.md"
+    changes.write_text(f"# Changelog\n\n## 9.8.7 (unreleased)\n{changes.read_text()}")
+
+    def run(*command: str) -> subprocess.CompletedProcess[str]:
+        named = {
+            f"GIT_{who}_{what}": "x"
+            for who in ("AUTHOR", "COMMITTER")
+            for what in ("NAME", "EMAIL")
+        }
+        environment = {**os.environ, **named, "GIT_CONFIG_GLOBAL": os.devnull}
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "x"]):
+        assert run("git", *command).returncode == 0
+    for wrong in ("", "9.8", "9.8.6"):
+        assert run("scripts/release", wrong).returncode == 1
+    done = run("scripts/release", "9.8.7")
+    assert done.returncode == 0, done.stderr
+    assert run("git", "tag").stdout == "v9.8.7\n"
+    assert run("git", "status", "--porcelain").stdout == ""
+    assert re.search(r"^## 9\.8\.7 \(\d{4}-\d\d-\d\d\)$", changes.read_text(), re.MULTILINE)
+    for name in kept[1:3]:
+        assert '"9.8.7"' in (tmp_path / name).read_text()
+    again = run("scripts/release", "9.8.7")
+    assert (again.returncode, "exists already" in again.stderr) == (1, True)
+
+
+def test_both_distributions_have_one_version() -> None:
+    with open(ROOT / "lab" / "pyproject.toml", "rb") as file:
+        assert tomllib.load(file)["project"]["version"] == spottrain.__version__

@@ -6,15 +6,12 @@ Exit codes: see EXIT_CODES, which ``spottrain --help`` shows.
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import gc
 import importlib
 import io
 import re
-import sqlite3
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -26,10 +23,9 @@ from typer.exceptions import TyperException
 
 import spottrain
 from spottrain.errors import ConfigError, SpottrainError, UserCodeError
-from spottrain.eventlog.folder import home
 from spottrain.suggest import did_you_mean
+from spottrain.varuna_manager.api.trouble import trouble_of_machine
 from spottrain.varuna_manager.cli.console import is_debugging, say, say_error, show
-from spottrain.varuna_manager.format import utc
 
 EXIT_CODES = (
     "Exit codes: 0 success, 1 internal or other error, 2 usage or job file, "
@@ -236,36 +232,6 @@ app.add_typer(
 )
 
 
-_ELSEWHERE = (
-    "free disk space or see to it that it can be written, or choose another state "
-    "directory with SPOTTRAIN_HOME"
-)
-_NO_STATE = {
-    errno.EROFS,
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EACCES,
-    errno.EPERM,
-    errno.EIO,
-    errno.ESTALE,
-}
-"""Why files cannot be used that we write ourselves."""
-_CREDIBLE_S = range(1_700_000_000, 7_300_000_000)
-"""Seconds since the epoch that a clock may say: from 2023 to 2201."""
-
-
-def trouble_of_machine(error: Exception) -> str:
-    """Return what is wrong with this machine if that is why something failed, else empty."""
-    if isinstance(error, OSError) and (error.errno in _NO_STATE or error.filename == str(home())):
-        return f"{error.filename or 'a file'}: {error.strerror}; {_ELSEWHERE}"
-    if int(now_s := time.time()) not in _CREDIBLE_S:
-        return (
-            f"the clock of this machine says {utc(now_s)}, and then {type(error).__name__}: "
-            f"{error}; set it right"
-        )
-    return ""
-
-
 def _version(wanted: bool) -> None:
     if wanted:
         show(f"spottrain {spottrain.__version__}")
@@ -303,17 +269,6 @@ def main() -> None:
         sys.exit(error.exit_code)
     except typer.Abort:
         say("error: aborted")
-        sys.exit(1)
-    except sqlite3.OperationalError as error:
-        say_error(error, f"a database cannot be used: {error}; {_ELSEWHERE}")
-        sys.exit(1)
-    except sqlite3.DatabaseError as error:
-        # Measurements are read by SQL here and there, long after the file was opened.
-        say_error(
-            error,
-            f"a database of the job is damaged: {error}; restore a copy of its folder, "
-            "or end the job with 'spottrain down' (checkpoints are kept)",
-        )
         sys.exit(1)
     except Exception as error:  # noqa: BLE001 - a bug of ours is one line, too
         if trouble := trouble_of_machine(error):

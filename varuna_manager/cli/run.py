@@ -15,8 +15,7 @@ from spottrain.cloud.port.provider import Offer
 from spottrain.errors import ConfigError, SpottrainError
 from spottrain.pricing.billing.money import is_amount
 from spottrain.printable import printable
-from spottrain.storage.store import is_url
-from spottrain.units import counted
+from spottrain.varuna_manager.api import actions
 from spottrain.varuna_manager.cli import show as show_commands
 from spottrain.varuna_manager.cli.arguments import (
     EnvOption,
@@ -37,12 +36,11 @@ from spottrain.varuna_manager.cli.watch import INTERRUPTED, Watcher
 from spottrain.varuna_manager.config.job import load_config
 from spottrain.varuna_manager.config.overrides import read_overrides
 from spottrain.varuna_manager.core.model.state import State, budget, spent_usd
-from spottrain.varuna_manager.format import NOTHING, dollars, number, size, utc
-from spottrain.varuna_manager.jobs import trust
+from spottrain.varuna_manager.format import NOTHING, dollars, number, utc
 from spottrain.varuna_manager.jobs.folder import JobDir, find
 from spottrain.varuna_manager.jobs.follow import read_state
 from spottrain.varuna_manager.launch import control, limits, submit, unit
-from spottrain.varuna_manager.launch.changes import Changes, change
+from spottrain.varuna_manager.launch.changes import Changes
 from spottrain.varuna_manager.reporting.deadline import deadline_line, deadline_view
 
 FileArgument = Annotated[Path, typer.Argument(help="Job file: YAML or TOML.")]
@@ -97,28 +95,19 @@ def launch(
     if priority is not None or team is not None:
         raise ConfigError("--priority and --team go with --pool; add it")
     config = load_config(file, overrides=overrides)
-    # Not above: they import the planner, which other commands do not need.
-    from spottrain.varuna_manager.offers.checks import check_all
-    from spottrain.varuna_manager.offers.feasibility import check_deadline
-
-    checked = check_all(config, say, "dry run" if dry_run else "launch", on_vm=with_vm, adopt=adopt)
     if dry_run:
+        # Not above: they import the planner, which other commands do not need.
         from spottrain.varuna_manager.cli import plan
+        from spottrain.varuna_manager.offers.checks import check_all
 
+        checked = check_all(config, say, "dry run", on_vm=with_vm, adopt=adopt)
         plan.preview(config, checked, output)
         return
-    facts, offers = checked.facts, checked.offers
-    if forecast := check_deadline(config, facts, offers, say):
-        say(forecast)
-    job, packed_bytes = submit.submit(config, facts, checked.data_bytes, say, adopt=adopt)
-    say(
-        f"{facts.num_parameters:,} parameters in {counted(len(facts.sections), 'section')}; "
-        f"workdir packed: {size(packed_bytes)}"
-    )
+    job, offers = actions.submit_checked(config, say, on_vm=with_vm, adopt=adopt)
     if with_vm:
         _run_on_manager_vm(job, offers or (), detach, output)
     else:
-        _say_how_to_move(job)
+        actions.say_how_to_move(job, say)
         _run_here(job, job.start(), detach, output)
 
 
@@ -180,24 +169,9 @@ def resume(
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Continue a job that was stopped, failed or lost its manager, and watch it."""
-    if trusted and not is_url(name):
-        raise ConfigError("--trust: goes with the URL of a job's checkpoints")
-    if workdir is not None and not update_code:
-        raise ConfigError("--workdir: goes with --update-code")
-    if is_url(name):
-        # Not above: no other command uses it.
-        from spottrain.varuna_manager.launch.takeover import take_over
-
-        job = take_over(name, say, steps, trusted)
-    else:
-        job = find(name)
-    if changes := Changes(code=update_code, workdir=workdir, steps=steps):
-        change(job, changes, say)
-    if changes.code or is_url(name):
-        _say_how_to_move(job)
-    if from_scratch:
-        control.allow_from_scratch(job)
-    _run_here(job, control.resume_job(job), detach, output)
+    changes = Changes(code=update_code, workdir=workdir, steps=steps)
+    job, manager = actions.resume(name, changes, say, from_scratch=from_scratch, trusted=trusted)
+    _run_here(job, manager, detach, output)
 
 
 def down(
@@ -278,12 +252,6 @@ def _run_on_manager_vm(job: JobDir, offers: Sequence[Offer], detach: bool, outpu
 def _say_started(job: JobDir) -> None:
     name = job.name
     say(f"job {name} has started; watch it with 'spottrain status {name} --watch'")
-
-
-def _say_how_to_move(job: JobDir) -> None:
-    path = job.config().checkpoint.path
-    if path is not None and is_url(path):
-        say(f"on another machine: {trust.how_to_move(job)}")
 
 
 def _say_how_to_resume(job: JobDir) -> None:

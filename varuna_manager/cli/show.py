@@ -7,16 +7,15 @@ import dataclasses
 import itertools
 import json
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from spottrain.errors import UserCodeError
+from spottrain.varuna_manager.api import documents as api
 from spottrain.varuna_manager.cli.arguments import (
     FollowOption,
     NameArgument,
@@ -30,13 +29,11 @@ from spottrain.varuna_manager.cli.console import (
     show,
     show_json,
 )
-from spottrain.varuna_manager.cli.status import named
 from spottrain.varuna_manager.config.job import json_schema, load_config
-from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.format import clock
 from spottrain.varuna_manager.jobs.blocks import STEPS
 from spottrain.varuna_manager.jobs.folder import JobDir, find
-from spottrain.varuna_manager.jobs.follow import Follower, JournalEntry, read_state
+from spottrain.varuna_manager.jobs.follow import read_state
 from spottrain.varuna_manager.jobs.measurements import Measurements, Row
 from spottrain.varuna_manager.launch import inspect as tools
 from spottrain.varuna_manager.reporting import documents as job_documents
@@ -47,7 +44,6 @@ from spottrain.varuna_manager.reporting.explain.document import (
     explanation,
     explanation_lines,
 )
-from spottrain.varuna_manager.reporting.history import JobHistory, read_history
 from spottrain.varuna_manager.reporting.html.curves import Curves, read_curves
 from spottrain.varuna_manager.reporting.html.page import comparison, page, write_page
 from spottrain.varuna_manager.reporting.measured import (
@@ -55,9 +51,8 @@ from spottrain.varuna_manager.reporting.measured import (
     minibatches_table,
 )
 from spottrain.varuna_manager.reporting.text import model_lines
-from spottrain.varuna_manager.tracking.lines import COLUMNS, as_data, as_line
+from spottrain.varuna_manager.tracking.lines import as_line
 
-POLL_S = 0.5
 TABLE_ROWS = 20
 """Mini-batches in a table for people."""
 
@@ -88,7 +83,7 @@ def report(
             show_report(job, output)
             _say_absent(job)
         return
-    described = [describe_history(job, job_documents.report) for job in jobs]
+    described = [api.with_history(job, job_documents.report) for job in jobs]
     documents = [document for document, _, _ in described]
     for job in jobs:
         _say_absent(job)
@@ -118,9 +113,9 @@ def events(
     job = find(name)
     if output is Output.JSON and follow:
         raise typer.BadParameter("-o json prints a single document; leave --follow out")
-    entries = _entries(job, follow)
+    entries = api.entries(job, follow=follow)
     if output is Output.JSON:
-        show_json([_event(entry) for entry in entries])
+        show_json([api.event(entry) for entry in entries])
         return
     out = console()
     for entry in entries:
@@ -171,7 +166,7 @@ def cost(
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Show what a job cost, what the money went to, and what was saved."""
-    document, _, _ = describe_history(find(name), job_documents.cost)
+    document = api.cost(find(name))
     if output is Output.JSON:
         show_json(document)
     else:
@@ -214,13 +209,9 @@ def metrics(
 
 def _write_csv(rows: Iterator[Row], metrics: list[str]) -> None:
     """Print rows, with a column for each metric."""
-    columns = [*COLUMNS, *(f"metrics.{name}" for name in metrics)]
-    out = csv.DictWriter(sys.stdout, columns, restval="")
+    out = csv.DictWriter(sys.stdout, api.row_names(metrics), restval="")
     out.writeheader()
-    for row in rows:
-        data = as_data(row)
-        values = {f"metrics.{name}": value for name, value in data["metrics"].items()}
-        out.writerow({k: v for k, v in data.items() if k != "metrics"} | values)
+    out.writerows(map(api.flat_row, rows))
 
 
 def _write_json(job: JobDir, rows: Iterator[Row]) -> None:
@@ -260,7 +251,7 @@ def schema() -> None:
 
 def show_report(job: JobDir, output: Output) -> None:
     """Print the report of a job."""
-    document, _, _ = describe_history(job, job_documents.report)
+    document = api.report(job)
     if output is Output.JSON:
         show_json(document)
     else:
@@ -272,38 +263,10 @@ def show_report(job: JobDir, output: Output) -> None:
 def say_failure(job: JobDir) -> None:
     """Print why a job failed, with the traceback of the user's code if there is one."""
     state = read_state(job)
-    outcome = state.outcome
-    if outcome is not None:
-        if outcome.traceback:
-            say(outcome.traceback.rstrip())
-        say(f"error: {outcome.reason}")
-    newest = state.newest_checkpoint
-    if outcome is not None and outcome.exit_code == UserCodeError.exit_code and newest:
-        say(
-            f"the state of step {newest.step} is saved: once the code is fixed, "
-            f"'spottrain resume {job.name} --update-code' continues from there"
-        )
-
-
-def describe_history(
-    job: JobDir, view: Callable[[State, JobHistory, bool, float], dict[str, Any]]
-) -> tuple[dict[str, Any], State, JobHistory]:
-    """Return a view of a job that needs its history, and what the view is made from."""
-    state, history = read_history(job)
-    document = view(state, history, job.is_managed(), time.time())
-    return named(job, document), state, history
-
-
-def _entries(job: JobDir, follow: bool) -> Iterator[JournalEntry]:
-    with closing(Follower(job)) as follower:
-        while True:
-            managed = follow and job.is_managed()
-            yield from follower.advance()
-            if not managed:
-                return
-            time.sleep(POLL_S)
-
-
-def _event(entry: JournalEntry) -> dict[str, Any]:
-    kind = type(entry.event).__name__
-    return {"seq": entry.seq, "kind": kind, **dataclasses.asdict(entry.event)}
+    if (outcome := state.outcome) is None:
+        return
+    if outcome.traceback:
+        say(outcome.traceback.rstrip())
+    say(f"error: {outcome.reason}")
+    if hint := api.how_to_fix(state):
+        say(hint)

@@ -6,13 +6,12 @@ imports nothing that only other commands, or a watch, need.
 
 from __future__ import annotations
 
-import time
-from contextlib import closing
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from spottrain.errors import SpottrainError
+from spottrain.varuna_manager.api import documents
 from spottrain.varuna_manager.cli.arguments import run_at_manager
 from spottrain.varuna_manager.cli.console import (
     Output,
@@ -24,13 +23,7 @@ from spottrain.varuna_manager.cli.console import (
     show_json,
 )
 from spottrain.varuna_manager.jobs.folder import JobDir, all_jobs, find
-from spottrain.varuna_manager.jobs.follow import lag_line, read_state
-from spottrain.varuna_manager.jobs.measurements import Measurements
-from spottrain.varuna_manager.reporting import documents, tables
-from spottrain.varuna_manager.reporting.measured import newest
-
-FINAL = ("succeeded", "failed")
-"""Final states that ``down`` does not change."""
+from spottrain.varuna_manager.reporting import tables
 
 
 def status(
@@ -50,8 +43,7 @@ def status(
     job = find(name)
     if watch:
         raise typer.Exit(_watch(job, output))
-    document = _status(job)
-    document["journal_copy"] = lag_line(job, time.time())
+    document = documents.status(job)
     if output is Output.JSON:
         show_json(document)
         return
@@ -72,7 +64,7 @@ def _show_all(output: Output) -> None:
                 from spottrain.varuna_manager.cli.remote import refresh
 
                 refresh(job)
-            found.append(_describe(job))
+            found.append(documents.brief(job))
         except SpottrainError as error:
             errors.append(error)
     if output is Output.JSON:
@@ -94,26 +86,5 @@ def _watch(job: JobDir, output: Output) -> int:
 
     code = Watcher(job, console(stderr=True)).run()
     if output is Output.JSON:
-        show_json(_status(job))
+        show_json(documents.status(job))
     return code
-
-
-def _status(job: JobDir) -> dict[str, Any]:
-    """Return a job's status with its newest measurements."""
-    document = _describe(job)
-    with closing(Measurements(job.measurements, read_only=True)) as measured:
-        return document | newest(job, measured)
-
-
-def _describe(job: JobDir) -> dict[str, Any]:
-    """Return a job's status, completed with what only its folder has."""
-    managed = job.is_managed() or job.remote_manager_file.exists()
-    return named(job, documents.status(read_state(job), managed, time.time()))
-
-
-def named(job: JobDir, document: dict[str, Any]) -> dict[str, Any]:
-    """Add what only the job's folder has."""
-    document["name"] = job.name  # an ended job whose name was reused is kept as NAME.1
-    if job.is_down and document["state"] not in FINAL:
-        document["state"] = "down"
-    return document

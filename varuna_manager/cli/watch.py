@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.live import Live
 
 from spottrain.errors import SpottrainError
+from spottrain.varuna_manager.api.actions import outcome_of
 from spottrain.varuna_manager.format import clock
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.follow import Follower
@@ -34,10 +35,6 @@ PLAIN_LINE_S = 5.0
 ALIVE_S = 2.0
 """Time between checks of the manager's lock."""
 INTERRUPTED = 130
-
-
-class ManagerGoneError(SpottrainError):
-    """The manager is gone, and the job has not ended."""
 
 
 class Watcher:
@@ -122,14 +119,7 @@ class Watcher:
         return False
 
     def _exit_code(self) -> int:
-        outcome = self._follower.state.outcome
-        if not self._follower.has_ended or outcome is None:
-            name = self._job.name
-            raise ManagerGoneError(
-                f"job {name}: its manager is gone; VMs keep training until their lease ends: "
-                f"'spottrain resume {name}' continues, 'spottrain down {name}' returns "
-                f"the VMs, 'spottrain logs {name}' may say why"
-            )
+        outcome = outcome_of(self._job, self._follower.state)
         stopped = self._interrupts and outcome.kind == "stopped"
         return INTERRUPTED if stopped else outcome.exit_code
 

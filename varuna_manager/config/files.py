@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 
 from spottrain.errors import ConfigError, one_line
 from spottrain.suggest import did_you_mean, nearest
-from spottrain.varuna_manager.config.yaml_core import COMMAND_LINE, NO_LINES, Lines, read_yaml
+from spottrain.varuna_manager.config.yaml_core import NO_LINES, NOT_IN_FILE, Lines, read_yaml
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 _VARIABLE = re.compile(r"\$(?:[A-Za-z_]|\{)")
@@ -211,10 +211,10 @@ def _unit(loc: tuple[int | str, ...]) -> str:
 
 def at_line(loc: tuple[int | str, ...], lines: Lines) -> str:
     """Return where the value is that ``loc`` leads to, or what holds it: `` (line 3)``,
-    `` (on the command line)``, or nothing if that is not known."""
+    `` (not in the file)``, or nothing if that is not known."""
     for length in range(len(loc), 0, -1):
         if (line := lines.get(loc[:length])) is not None:
-            return " (on the command line)" if line == COMMAND_LINE else f" (line {line})"
+            return " (not in the file)" if line == NOT_IN_FILE else f" (line {line})"
     return ""
 
 

@@ -67,6 +67,7 @@ from spottrain.varuna_manager.config.ssh import (
     check_ssh,
 )
 from spottrain.varuna_manager.config.track import TrackConfig, absolute_track
+from spottrain.varuna_manager.config.yaml_core import NO_LINES, Lines
 from spottrain.wire.messages import (
     DeviceChoice,
     EvaluationSpec,
@@ -618,27 +619,45 @@ def load_config(
         path: YAML (.yaml, .yml) or TOML (.toml).
         now: A deadline must be later; by default the present.
         change: Returns the file's plain data as they are to be read.
-        overrides: Values of the command line, before ``change``; checked as the file's.
+        overrides: Values that replace the file's, before ``change``; checked as those.
 
     Raises:
         ConfigError: The file is missing, unreadable or wrong.
     """
     data, lines = overridden(*read_job_file(path), overrides, path.name)
-    base = path.resolve().parent
+    return config_of(change(data), path.name, path.resolve().parent, lines, now)
+
+
+def config_of(
+    data: Any, source: str, base: Path, lines: Lines = NO_LINES, now: datetime | None = None
+) -> JobConfig:
+    """Return what plain data say as a job file would, with paths made absolute, and settled
+    for this machine (``JobConfig.settled``).
+
+    Args:
+        data: The keys and values.
+        source: Where they are from, for errors.
+        base: Folder that paths are relative to.
+        lines: Of the data.
+        now: A deadline must be later; by default the present.
+
+    Raises:
+        ConfigError: Something is wrong.
+    """
     if not is_text(str(base)):
         raise ConfigError(
-            f"{path.name}: the folder's name must be UTF-8: got {str(base)!a}; rename it"
+            f"{source}: the folder's name must be UTF-8: got {str(base)!a}; rename it"
         )
-    config = validate(JobConfig, change(data), path.name, lines, base)
+    config = validate(JobConfig, data, source, lines, base)
     deadline = config.slo.deadline
     if deadline is not None and deadline <= (now or datetime.now(UTC)):
         raise ConfigError(
-            f"{path.name}: slo.deadline: is in the past: got {deadline.isoformat()}; "
+            f"{source}: slo.deadline: is in the past: got {deadline.isoformat()}; "
             f"give a later time{at_line(('slo', 'deadline'), lines)}"
         )
     if not Path(config.workdir).is_dir():
         raise ConfigError(
-            f"{path.name}: workdir: is not a folder: got {config.workdir}; correct it"
+            f"{source}: workdir: is not a folder: got {config.workdir}; correct it"
             f"{at_line(('workdir',), lines)}"
         )
     update: dict[str, Any] = {

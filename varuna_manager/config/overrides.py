@@ -1,13 +1,14 @@
-"""Values of the command line that replace those of a job file."""
+"""Values of the command line, or of a call in Python, that replace those of a job file."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import PurePath
 from typing import Any
 
 from spottrain.errors import ConfigError
 from spottrain.varuna_manager.config.files import read_value
-from spottrain.varuna_manager.config.yaml_core import COMMAND_LINE, Lines
+from spottrain.varuna_manager.config.yaml_core import NOT_IN_FILE, Lines
 
 Overrides = Mapping[str, Any]
 """Values by the dotted path of their key, such as ``budget.max_usd``."""
@@ -48,6 +49,27 @@ def read_overrides(
     return found
 
 
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings by the dotted paths of their keys.
+
+    Args:
+        settings: Values of a job file, sections as mappings.
+        prefix: Of all paths.
+
+    Raises:
+        ConfigError: A key is no text.
+    """
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        if not isinstance(key, str):
+            raise ConfigError(f"{prefix or 'settings'}: keys must be text: got {key!r}")
+        if isinstance(value, Mapping) and value:
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = str(value) if isinstance(value, PurePath) else value
+    return found
+
+
 def split(text: str, option: str, example: str) -> tuple[str, str]:
     """Return the two sides of an option such as ``KEY=VALUE``.
 
@@ -77,7 +99,7 @@ def overridden(data: Any, lines: Lines, overrides: Overrides, source: str) -> tu
 
     Args:
         data: As read; not changed.
-        lines: Of the data; a value of the command line has none, ``COMMAND_LINE``.
+        lines: Of the data; a value that replaces one has ``NOT_IN_FILE``.
         overrides: The values.
         source: Name of the file, for errors.
 
@@ -90,7 +112,7 @@ def overridden(data: Any, lines: Lines, overrides: Overrides, source: str) -> tu
         keys = tuple(path.split("."))
         data = _replaced(data, keys, value, f"{source}: {path}")
         kept = {loc: line for loc, line in lines.items() if loc[: len(keys)] != keys}
-        lines = {**kept, keys: COMMAND_LINE}
+        lines = {**kept, keys: NOT_IN_FILE}
     return data, lines
 
 

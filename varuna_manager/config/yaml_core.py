@@ -21,8 +21,8 @@ from spottrain.errors import ConfigError, one_line
 Lines = Mapping[tuple[int | str, ...], int]
 """The line of each value, by the keys and indices that lead to it; the first is 1."""
 NO_LINES: Lines = {}
-COMMAND_LINE = 0
-"""Instead of a line: the value is not in the file, but on the command line."""
+NOT_IN_FILE = 0
+"""Instead of a line: the value is given beside the file, on the command line or in a call."""
 _NULL = re.compile(r"null|Null|NULL|~|")
 _TRUE, _FALSE = re.compile(r"true|True|TRUE"), re.compile(r"false|False|FALSE")
 _INT = re.compile(r"[-+]?[0-9]+(_[0-9]+)*")

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from spottrain.codec import decode
 from spottrain.errors import ConfigError, UserCodeError
+from spottrain.pickled import ENTRYPOINT, FILE
 from spottrain.units import counted
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.config.ssh import check_secrets
@@ -193,6 +194,11 @@ def _check_nothing_runs(job: JobDir, state: State) -> None:
 
 def _workdir(config: JobConfig, changes: Changes) -> Path:
     folder = (changes.workdir or Path(config.workdir)).absolute()
+    if changes.code and config.entrypoint == ENTRYPOINT and not (folder / FILE).is_file():
+        raise ConfigError(
+            f"job {config.name} was launched from a TrainingJob in Python: "
+            f"spottrain.job({config.name!r}).resume(TrainingJob(...)) sends a new one"
+        )
     if changes.code and not folder.is_dir():
         raise ConfigError(
             f"workdir: {folder} is not a folder on this machine; name it with --workdir"

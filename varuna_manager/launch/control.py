@@ -177,18 +177,19 @@ def _when_asleep(config: JobConfig, on_vm: bool = False) -> str:
     )
 
 
-def request_stop(job: JobDir, *, checkpoint: bool, now: bool) -> None:
+def request_stop(job: JobDir, *, checkpoint: bool, now: bool, by: str = "command line") -> None:
     """Ask the manager of a job to stop it.
 
     Args:
         job: A job with a running manager.
         checkpoint: Write a checkpoint first.
         now: Return the VMs at once, whatever they do.
+        by: Who asks.
 
     Raises:
         ManagerUnreachableError: The manager does not answer.
     """
-    request = {"checkpoint": checkpoint, "now": now, "by": "command line"}
+    request = {"checkpoint": checkpoint, "now": now, "by": by}
     _ask_manager(job, "stop", request)
 
 
@@ -360,8 +361,8 @@ def _serves(job: JobDir, pid: int) -> bool:
     return True
 
 
-def stop_job(job: JobDir, *, now: bool) -> None:
-    """Ask a running job to checkpoint and return its VMs.
+def stop_job(job: JobDir, *, now: bool, by: str = "command line") -> None:
+    """Ask a running job to checkpoint and return its VMs; ``by`` says who asks.
 
     Raises:
         ConfigError: The job has no running manager.
@@ -372,7 +373,7 @@ def stop_job(job: JobDir, *, now: bool) -> None:
             f"job {job.name} has no running manager; return what it still rents "
             f"with 'spottrain down {job.name}', or 'spottrain resume {job.name}' first"
         )
-    request_stop(job, checkpoint=not now, now=now)
+    request_stop(job, checkpoint=not now, now=now, by=by)
 
 
 def resume_job(job: JobDir) -> subprocess.Popen[bytes]:

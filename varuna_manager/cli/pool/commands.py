@@ -12,6 +12,7 @@ from rich.console import Group
 from rich.live import Live
 
 from spottrain.errors import ConfigError, SpottrainError
+from spottrain.pricing.sharing.solver import check_solver
 from spottrain.units import counted
 from spottrain.varuna_manager.cli.console import (
     Output,
@@ -68,6 +69,7 @@ def create(
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Create a pool and start its daemon; submit the jobs that its file names."""
+    check_solver()
     config = load_pool(file)
     supplies = supplies_of(config, _prices(config))
     _warn_of_others(config)

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from spottrain.errors import ConfigError
 from spottrain.pricing.sharing.policies import POLICIES
+from spottrain.pricing.sharing.solver import check_solver
 from spottrain.units import HOUR_S
 from spottrain.varuna_manager.cli import console
 from spottrain.varuna_manager.config.files import read_text
@@ -109,6 +110,7 @@ def pool(
     The first row is what --picture shows. Throughputs are credited at most in proportion
     to VMs, and never less on more of them, at a constant mini-batch.
     """
+    check_solver()
     supplies = _supplies(cluster, usd_per_hour)
     jobs = _jobs(trace, throughputs, [supply.name for supply in supplies], seed)
     measured = _window(window, len(jobs))

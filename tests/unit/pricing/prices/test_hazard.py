@@ -7,6 +7,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.special import gammaincinv
 
 from spottrain.cloud.port.provider import SpotPool
 from spottrain.pricing.prices.catalogue import catalogue
@@ -19,6 +20,7 @@ from spottrain.pricing.prices.hazard import (
     ObservedHours,
     _bounds,
     band_per_hour,
+    gamma_quantile,
     usual_per_hour,
 )
 from spottrain.pricing.prices.place import Place
@@ -189,3 +191,8 @@ def test_a_score_alone_leaves_the_published_band() -> None:
     hazards = Hazards([], BANDED, [said(HERE.zone, None, 0.4)])
     assert hazards.of(HERE).basis == "published"
     assert prior(hazards, HERE) == pytest.approx(1.0)  # the only band is the median
+
+
+@given(st.floats(1e-2, 1e5), st.sampled_from([0.05, 0.5, 0.95]))
+def test_quantiles_of_the_gamma_distribution_are_those_of_scipy(shape: float, share: float) -> None:
+    assert gamma_quantile(shape, share) == pytest.approx(gammaincinv(shape, share), rel=1e-11)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import time
 from dataclasses import replace
 from typing import Any
@@ -36,6 +37,7 @@ from spottrain.pricing.sharing.problem import (
     thinned,
 )
 from spottrain.pricing.sharing.queues import fifo, priority, shortest_first
+from spottrain.pricing.sharing.solver import NoSolverError, check_solver
 
 CLOSE = 2e-5
 KINDS = ("v100", "k80")
@@ -341,3 +343,10 @@ def test_a_job_larger_than_the_pool_is_refused() -> None:
 def test_weights_of_zero_are_refused() -> None:
     with pytest.raises(ConfigError, match="weight: got 0"):
         fixed("j", (1.0,), weight=0)
+
+
+def test_pools_without_scipy_are_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_solver()
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    with pytest.raises(NoSolverError, match="pip install scipy"):
+        check_solver()

@@ -18,6 +18,7 @@ import pytest
 from rich.console import Console
 from tests.builders import model_facts, section_facts
 
+from spottrain.varuna_manager.api.actions import ManagerGoneError
 from spottrain.varuna_manager.cli.main import (
     COMMANDS,
     EXIT_CODES,
@@ -26,7 +27,7 @@ from spottrain.varuna_manager.cli.main import (
     PoolTools,
     first_line,
 )
-from spottrain.varuna_manager.cli.watch import ManagerGoneError, Watcher
+from spottrain.varuna_manager.cli.watch import Watcher
 from spottrain.varuna_manager.config.job import load_config
 from spottrain.varuna_manager.core.model.events import StopRequested
 from spottrain.varuna_manager.jobs.folder import JobDir

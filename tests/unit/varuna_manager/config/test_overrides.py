@@ -74,7 +74,7 @@ def test_what_the_file_may_not_say_is_refused_and_its_place_named(
     with pytest.raises(ConfigError) as refused:
         load(file, setting)
     assert str(refused.value).startswith(error)
-    assert " (on the command line)" in str(refused.value)
+    assert " (not in the file)" in str(refused.value)
 
 
 def test_the_lines_of_other_keys_are_still_named(file: Path) -> None:

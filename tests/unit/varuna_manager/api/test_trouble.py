@@ -8,7 +8,7 @@ import os
 import pytest
 
 from spottrain.eventlog.folder import home
-from spottrain.varuna_manager.cli.main import trouble_of_machine
+from spottrain.varuna_manager.api.trouble import trouble_of_machine
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC, errno.EACCES])

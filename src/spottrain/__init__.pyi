@@ -1,0 +1,24 @@
+from spottrain import hf, optim, schedules
+from spottrain.datasets import data_path
+from spottrain.errors import SpottrainError
+from spottrain.pipeline.model.job import CutPoint, TrainingJob
+from spottrain.steps import step
+from spottrain.varuna_manager.api.job import Job, JobFailedError, job, jobs, launch
+
+__all__ = [
+    "CutPoint",
+    "Job",
+    "JobFailedError",
+    "SpottrainError",
+    "TrainingJob",
+    "__version__",
+    "data_path",
+    "hf",
+    "job",
+    "jobs",
+    "launch",
+    "optim",
+    "schedules",
+    "step",
+]
+__version__: str
