@@ -167,7 +167,7 @@ def _settings(trial: Trial, vms: int, slot_memory_bytes: int | None) -> Settings
         "budget": {"max_usd": trial.max_usd / 3},
         "minibatch_size": MINIBATCH,
         "microbatch_size": MICROBATCH,
-        "precision": "fp32",
+        "runtime": {"precision": "fp32"},
         "resources": {"min_vms": 1, "max_vms": vms, "device": "gpu" if trial.gpu else "cpu"},
         "local": {"events": [], "zones": [{"name": "local-a"}]},
     }
