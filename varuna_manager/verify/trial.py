@@ -24,7 +24,6 @@ from spottrain.cloud.port.provider import Vm
 from spottrain.errors import SpottrainError
 from spottrain.gpus.find import own_gpus
 from spottrain.storage.open import open_store
-from spottrain.units import counted
 from spottrain.varuna_manager.api.job import Job, launch
 from spottrain.varuna_manager.jobs.folder import find
 from spottrain.varuna_manager.jobs.follow import uid_of
@@ -99,7 +98,7 @@ def run(trial: Trial, say: Callable[[str], None]) -> Verdict:
     began_s = time.monotonic()
     say(f"one VM, nothing happens: {trial.steps} mini-batches, reduction: exact")
     calm = _trained(trial, "verify-calm", _alone(trial))
-    say(f"up to {VMS} VMs, of which {counted(len(STRIKES), 'one')} are taken away on the way")
+    say(f"up to {VMS} VMs, {len(STRIKES)} of which are taken away on the way")
     struck = _trained(trial, "verify-losses", _together(trial), STRIKES)
     fast_steps = max(WARM_UP + 1, round(FAST_SHARE * trial.steps))
     say(f"one VM, reduction: fast, then a loop by hand: {fast_steps} mini-batches each, for speed")
