@@ -219,7 +219,7 @@ def _strike(job: Job, step: int) -> bool:
         status = job.status()
         if not folder.is_managed() or time.monotonic() > give_up_at_s:
             return False
-        if status["step"] >= step and status["state"] == "training":
+        if status["step"] >= step and status["state"] == "running":
             break
         time.sleep(_POLL_S)
     with closing(open_provider(folder)) as provider:
