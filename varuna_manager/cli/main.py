@@ -58,6 +58,7 @@ COMMANDS: Mapping[str, str] = {
     "prices": "spottrain.varuna_manager.cli.prices:prices",
     "plan": "spottrain.varuna_manager.cli.plan:plan",
     "doctor": "spottrain.varuna_manager.cli.doctor:doctor",
+    "verify": "spottrain.varuna_manager.cli.verify:verify",
     "gc": "spottrain.varuna_manager.cli.gc:gc",
     "ssh": "spottrain.varuna_manager.cli.ssh:ssh",
     "set": "spottrain.varuna_manager.cli.run:set_command",
