@@ -30,7 +30,7 @@ from spottrain.varuna_manager.jobs.follow import uid_of
 from spottrain.varuna_manager.jobs.measurements import Measurements, Minibatch
 from spottrain.varuna_manager.launch.control import live_vms, open_provider
 from spottrain.varuna_manager.verify.verdict import (
-    Check,
+    Comparison,
     Speed,
     Verdict,
     check_bill,
@@ -167,6 +167,7 @@ def _settings(trial: Trial, vms: int, slot_memory_bytes: int | None) -> Settings
         "minibatch_size": MINIBATCH,
         "microbatch_size": MICROBATCH,
         "runtime": {"precision": "fp32"},
+        "loader": {"workers": 0},
         "resources": {"min_vms": 1, "max_vms": vms, "device": "gpu" if trial.gpu else "cpu"},
         "local": {"events": [], "zones": [{"name": "local-a"}]},
     }
@@ -254,19 +255,19 @@ def _result(job: Job, failure: str, struck: int) -> _Trained:
 # --- Checks -----------------------------------------------------------------------------
 
 
-def _checks(calm: _Trained, struck: _Trained) -> Iterator[Check]:
+def _checks(calm: _Trained, struck: _Trained) -> Iterator[Comparison]:
     for one in (calm, struck):
         found = one.failure or f"{one.status['step']} mini-batches"
-        yield Check(one.name, one.ended_well, found)
+        yield Comparison(one.name, one.ended_well, found)
     wanted = len(STRIKES)
-    yield Check("losses of VMs", struck.strikes == wanted, f"{struck.strikes} of {wanted}")
+    yield Comparison("losses of VMs", struck.strikes == wanted, f"{struck.strikes} of {wanted}")
     yield check_weights(calm.weights, struck.weights)
     yield check_losses(calm.losses, struck.losses)
 
 
-def _bill_of(one: _Trained) -> Check:
+def _bill_of(one: _Trained) -> Comparison:
     bill = check_bill(one.vms, one.usd)
-    return Check(f"bill of {one.name}", bill.passed, bill.found)
+    return Comparison(f"bill of {one.name}", bill.passed, bill.found)
 
 
 # --- What it is compared with ---------------------------------------------------------
@@ -292,7 +293,7 @@ def machine() -> dict[str, str]:
     """Return what this machine is, by name."""
     facts = {
         "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
-        "cores": str(len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()),
+        "cores": str(os.cpu_count()),
         "Python": platform.python_version(),
         "torch": version("torch"),
     }

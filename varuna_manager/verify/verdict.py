@@ -22,7 +22,7 @@ price of a spot VM moves while it runs."""
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class Comparison:
     """One thing that was checked."""
 
     name: str
@@ -50,7 +50,7 @@ def weights(store: Store, uid: str = "") -> dict[str, str]:
     return found
 
 
-def check_weights(calm: Mapping[str, str], struck: Mapping[str, str]) -> Check:
+def check_weights(calm: Mapping[str, str], struck: Mapping[str, str]) -> Comparison:
     """Compare the weights and optimizer states of two jobs, bit for bit."""
     other = sorted(
         name for name in calm.keys() | struck.keys() if calm.get(name) != struck.get(name)
@@ -60,10 +60,10 @@ def check_weights(calm: Mapping[str, str], struck: Mapping[str, str]) -> Check:
         if other
         else f"{counted(len(calm), 'file')} with weights and optimizer state, the same bytes"
     )
-    return Check("weights", not other and bool(calm), found)
+    return Comparison("weights", not other and bool(calm), found)
 
 
-def check_losses(calm: Sequence[float | None], struck: Sequence[float | None]) -> Check:
+def check_losses(calm: Sequence[float | None], struck: Sequence[float | None]) -> Comparison:
     """Compare the losses of all mini-batches of two jobs."""
     pairs = enumerate(zip(calm, struck, strict=False), 1)
     other = [step for step, (one, two) in pairs if one != two]
@@ -75,7 +75,7 @@ def check_losses(calm: Sequence[float | None], struck: Sequence[float | None]) -
         if short
         else f"the same in {counted(len(calm), 'mini-batch', 'mini-batches')}"
     )
-    return Check("losses", not other and not short and bool(calm), found)
+    return Comparison("losses", not other and not short and bool(calm), found)
 
 
 def billed_usd(vms: Sequence[Vm]) -> float:
@@ -89,14 +89,14 @@ def billed_usd(vms: Sequence[Vm]) -> float:
     return total
 
 
-def check_bill(vms: Sequence[Vm], ledger_usd: float) -> Check:
+def check_bill(vms: Sequence[Vm], ledger_usd: float) -> Comparison:
     """Compare a job's ledger with what its cloud says of its VMs."""
     if alive := [vm.vm_id for vm in vms if vm.ended_at_s is None]:
-        return Check("bill", False, f"still running: {', '.join(alive)}")
+        return Comparison("bill", False, f"still running: {', '.join(alive)}")
     bill_usd = billed_usd(vms)
     exact = all(vm.offer.cloud not in TERMS for vm in vms)
     bound_usd = EXACT_USD if exact else CLOUD_SHARE * bill_usd
-    return Check(
+    return Comparison(
         "bill",
         bool(vms) and abs(ledger_usd - bill_usd) <= bound_usd,
         f"{counted(len(vms), 'VM')}: ledger ${ledger_usd:,.6f}, the cloud's times and "
@@ -134,7 +134,7 @@ class Verdict:
     wall_s: float
     usd: float
     """Of all jobs."""
-    checks: Sequence[Check]
+    checks: Sequence[Comparison]
     speed: Speed | None = None
     jobs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Status of each job."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from spottrain.cloud.port.provider import Vm, VmState
 from spottrain.manifest import FileRecord, write_manifest
 from spottrain.storage.open import open_store
 from spottrain.varuna_manager.verify.verdict import (
-    Check,
+    Comparison,
     Speed,
     Verdict,
     check_bill,
@@ -29,7 +28,7 @@ NAME = "step-5-g1-00000000"
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
+def places(tmp_path: Path) -> tuple[Path, Path]:
     """Two checkpoints of the same bytes."""
     files = (tmp_path / "calm", tmp_path / "struck")
     for folder in files:
@@ -39,7 +38,7 @@ def places(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
             section=0, file="section-0.safetensors", num_bytes=64, sha256="as it was written"
         )
         write_manifest(open_store(folder), a_manifest(NAME, 5, (record,)))
-    yield files
+    return files
 
 
 def test_equal_bytes_are_equal_weights(places: tuple[Path, Path]) -> None:
@@ -109,7 +108,7 @@ def test_a_rented_vm_is_billed_by_its_clouds_terms() -> None:
     assert not check_bill([ended(10.0, cloud="aws")], 0.01).passed
 
 
-def a_verdict(*checks: Check) -> Verdict:
+def a_verdict(*checks: Comparison) -> Verdict:
     return Verdict(
         version="0.1.0",
         at="2026-11-29T00:00:00+00:00",
@@ -125,7 +124,10 @@ def a_verdict(*checks: Check) -> Verdict:
 
 
 def test_the_page_says_what_was_wrong_and_the_document_holds_all_of_it() -> None:
-    right, wrong = Check("weights", True, "the same bytes"), Check("bill", False, "$1 and $2")
+    right, wrong = (
+        Comparison("weights", True, "the same bytes"),
+        Comparison("bill", False, "$1 and $2"),
+    )
     assert "passed" in page(a_verdict(right))
     verdict = a_verdict(right, wrong)
     text = page(verdict)
