@@ -39,6 +39,7 @@ from spottrain.wire.model import (
     StateHome,
     TaskOverheads,
 )
+from spottrain_lab.planners.gpt import gpt_shape
 
 LLAMA_2_7B = TransformerShape(
     layers=32,
@@ -51,7 +52,7 @@ LLAMA_2_7B = TransformerShape(
     vocabulary=32000,
     context=4096,
 )
-MPT_7B = TransformerShape.gpt(layers=32, hidden=4096, heads=32, context=2048, vocabulary=50368)
+MPT_7B = gpt_shape(layers=32, hidden=4096, heads=32, context=2048, vocabulary=50368)
 
 
 def slots_of(vm_ids: Iterable[str]) -> tuple[Slot, ...]:
