@@ -21,6 +21,7 @@ from spottrain.wire.model import (
     SectionProfile,
     TiedParameter,
 )
+from spottrain_lab.planners.gpt import gpt_shape
 
 FOLDER = Path(__file__).resolve().parents[1] / "examples" / "profiles"
 VOCABULARY = 50304
@@ -59,7 +60,7 @@ class Published:
     @property
     def shape(self) -> TransformerShape:
         """Of the whole model."""
-        return TransformerShape.gpt(
+        return gpt_shape(
             layers=self.layers,
             hidden=self.hidden,
             heads=self.heads,

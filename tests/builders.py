@@ -51,7 +51,16 @@ LLAMA_2_7B = TransformerShape(
     vocabulary=32000,
     context=4096,
 )
-MPT_7B = TransformerShape.gpt(layers=32, hidden=4096, heads=32, context=2048, vocabulary=50368)
+MPT_7B = replace(
+    LLAMA_2_7B,
+    feed_forward=16384,
+    is_gated=False,
+    vocabulary=50368,
+    context=2048,
+    is_tied=True,
+    has_positions=True,
+    has_biases=True,
+)
 
 
 def slots_of(vm_ids: Iterable[str]) -> tuple[Slot, ...]:

@@ -115,43 +115,6 @@ class TransformerShape:
             context=context,
         )
 
-    @classmethod
-    def gpt(
-        cls,
-        *,
-        layers: int,
-        hidden: int,
-        heads: int = 1,
-        context: int,
-        vocabulary: int,
-        keeps_scores: bool = False,
-    ) -> TransformerShape:
-        """Return the shape of a GPT-2, with 12h² + 13h parameters a layer.
-
-        Args:
-            layers: See the class.
-            hidden: See the class.
-            heads: Only saved scores depend on them.
-            context: See the class.
-            vocabulary: See the class.
-            keeps_scores: See the class.
-        """
-        return cls(
-            layers=layers,
-            hidden=hidden,
-            heads=heads,
-            key_value_heads=heads,
-            head_size=hidden // heads,
-            feed_forward=4 * hidden,
-            is_gated=False,
-            vocabulary=vocabulary,
-            context=context,
-            is_tied=True,
-            has_positions=True,
-            has_biases=True,
-            keeps_scores=keeps_scores,
-        )
-
     @property
     def attention_width(self) -> int:
         """Of all queries of a token."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
+from difflib import SequenceMatcher
 
 
 def nearest(given: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
@@ -18,19 +18,11 @@ def nearest(given: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
 
 
 def near(given: str, known: Iterable[str], cutoff: float) -> list[str]:
-    """Return the known names that are all most like a given one, in their order."""
-    wanted, names = given.casefold(), list(known)
-    close = difflib.get_close_matches(
-        wanted, [name.casefold() for name in names], n=len(names) or 1, cutoff=cutoff
-    )
-    matcher = difflib.SequenceMatcher(b=wanted)
-
-    def likeness(name: str) -> float:
-        matcher.set_seq1(name.casefold())
-        return matcher.ratio()
-
-    best = max(map(likeness, close), default=0.0)
-    return [name for name in names if close and likeness(name) == best]
+    """Return the known names that are all most like a given one, sorted."""
+    wanted = given.casefold()
+    likeness = {name: SequenceMatcher(a=name.casefold(), b=wanted).ratio() for name in known}
+    best = max(likeness.values(), default=0.0)
+    return sorted(name for name, each in likeness.items() if each == best >= cutoff)
 
 
 def did_you_mean(given: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:

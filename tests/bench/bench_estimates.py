@@ -21,6 +21,7 @@ from spottrain.pricing.ranking.estimate import estimated_profile
 from spottrain.pricing.ranking.machine import MachineShape
 from spottrain.pricing.ranking.throughput import like_devices
 from spottrain.wire.model import Precision
+from spottrain_lab.planners.gpt import gpt_shape
 
 GIB, ENDLESS_BYTES = 1 << 30, 1 << 50
 TEN_GBIT_S = 1.25e9
@@ -51,9 +52,7 @@ class Run:
 
 def gpt(layers: int, hidden: int, heads: int) -> TransformerShape:
     """Return a GPT-2 of 1,024 tokens, its vocabulary padded."""
-    return TransformerShape.gpt(
-        layers=layers, hidden=hidden, heads=heads, vocabulary=50304, context=1024
-    )
+    return gpt_shape(layers=layers, hidden=hidden, heads=heads, vocabulary=50304, context=1024)
 
 
 LLAMA_3_8B = replace(

@@ -14,7 +14,7 @@ from spottrain.morphing.plan.transformer import TransformerShape
 from spottrain.morphing.schedules.lists import compact_schedule
 from spottrain.morphing.simulate.replica import Link, StageTimes, simulate_pipeline
 from spottrain.wire.model import ScheduleKind
-from spottrain_lab.planners.gpt import minibatch_flops, training_time_s
+from spottrain_lab.planners.gpt import gpt_shape, minibatch_flops, training_time_s
 from spottrain_lab.planners.replication import Layer, replicate
 from spottrain_lab.planners.tensor import GpuCluster, iteration_s, layer_elements, megatron_sizes
 from spottrain_lab.traces.mixing import WorkerType, split_minibatch
@@ -61,7 +61,7 @@ TABLE_4_2 = [
 
 
 def gpt(hidden: int, layers: int) -> TransformerShape:
-    return TransformerShape.gpt(layers=layers, hidden=hidden, context=2048, vocabulary=51200)
+    return gpt_shape(layers=layers, hidden=hidden, context=2048, vocabulary=51200)
 
 
 def rate(

@@ -91,7 +91,7 @@ class OfferRanker:
         terms = self._terms(state)
         asked = (
             {offer_key(offer): offer.usd_per_hour for offer in offers},
-            id(hazards),
+            hazards,
             replace(terms, examples=1.0),
             dict(self._boots_s),
         )

@@ -1,4 +1,4 @@
-"""A GPT's FLOPs and training time, by Narayanan's dissertation (chapter 4).
+"""A GPT's shape, FLOPs and training time, by Narayanan's dissertation (chapter 4).
 
 FLOPs are counted as ``spottrain.morphing.plan.flops`` says.
 """
@@ -12,11 +12,44 @@ HARDWARE_PASSES = 4
 """Hardware FLOPs in forwards where all of it is recomputed."""
 
 
+def gpt_shape(
+    *,
+    layers: int,
+    hidden: int,
+    heads: int = 1,
+    context: int,
+    vocabulary: int,
+    keeps_scores: bool = False,
+) -> TransformerShape:
+    """Return the shape of a GPT-2, with 12h² + 13h parameters a layer.
+
+    Only saved scores depend on the number of heads.
+
+    Raises:
+        PlanError: A number is not above 0.
+    """
+    return TransformerShape(
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        key_value_heads=heads,
+        head_size=hidden // heads,
+        feed_forward=4 * hidden,
+        is_gated=False,
+        vocabulary=vocabulary,
+        context=context,
+        is_tied=True,
+        has_positions=True,
+        has_biases=True,
+        keeps_scores=keeps_scores,
+    )
+
+
 def minibatch_flops(shape: TransformerShape, minibatch_size: int, *, recompute: bool) -> int:
     """Return the FLOPs of one mini-batch, forward and backward.
 
     Args:
-        shape: Of a GPT (``TransformerShape.gpt``).
+        shape: See ``gpt_shape``.
         minibatch_size: Examples of it.
         recompute: Count the layers' recomputed forward too, as equation 4.2 does; the logits
             are not recomputed.

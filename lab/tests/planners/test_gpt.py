@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.plan.flops import ComputeUse
 from spottrain.morphing.plan.transformer import TransformerShape
-from spottrain_lab.planners.gpt import minibatch_flops, training_time_s
+from spottrain_lab.planners.gpt import gpt_shape, minibatch_flops, training_time_s
 
 DAY_S = 86400.0
 A100 = 312e12
@@ -33,7 +33,7 @@ TABLE_4_1 = [
 
 def gpt(hidden: int, layers: int) -> TransformerShape:
     """One of the dissertation's models: 2,048 tokens, a vocabulary of 51,200."""
-    return TransformerShape.gpt(layers=layers, hidden=hidden, context=2048, vocabulary=51200)
+    return gpt_shape(layers=layers, hidden=hidden, context=2048, vocabulary=51200)
 
 
 @pytest.mark.parametrize("row", TABLE_4_1, ids=lambda row: f"{row[0]}B")
@@ -54,7 +54,7 @@ def test_table_4_1(row: tuple[float, ...]) -> None:
 
 @given(
     st.builds(
-        TransformerShape.gpt,
+        gpt_shape,
         layers=st.integers(1, 200),
         hidden=st.integers(1, 30_000),
         context=st.integers(1, 100_000),
@@ -131,7 +131,7 @@ def test_equation_4_4_is_a_tenth_low_at_a_billion_and_close_at_a_trillion() -> N
 
 def test_varuna_s_200_billion_parameters_without_recompute() -> None:
     """Section 7.1: 0.022 examples/s/GPU, or 27.3 TFLOP/s/GPU, recompute removed."""
-    model = TransformerShape.gpt(layers=100, hidden=12960, context=1024, vocabulary=50304)
+    model = gpt_shape(layers=100, hidden=12960, context=1024, vocabulary=50304)
     per_example = minibatch_flops(model, 1, recompute=False)
     assert 0.0215 * per_example < 27.3e12 < 0.0225 * per_example
     assert 0.0215 * minibatch_flops(model, 1, recompute=True) > 27.3e12
@@ -139,4 +139,4 @@ def test_varuna_s_200_billion_parameters_without_recompute() -> None:
 
 def test_a_gpt_of_no_size_is_refused() -> None:
     with pytest.raises(PlanError, match="hidden size of a transformer must be above 0: got 0"):
-        TransformerShape.gpt(layers=2, hidden=0, context=8, vocabulary=4)
+        gpt_shape(layers=2, hidden=0, context=8, vocabulary=4)

@@ -18,6 +18,7 @@ from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.transformer import TransformerShape
 from spottrain.morphing.plan.workload import Workload
 from spottrain.varuna_manager.offers.preview import workload_inputs
+from spottrain_lab.planners.gpt import gpt_shape
 from spottrain_lab.planners.tensor import (
     GpuCluster,
     boundary_bytes,
@@ -39,7 +40,7 @@ DGX = GpuCluster(
 
 
 def gpt(hidden: int, layers: int) -> TransformerShape:
-    return TransformerShape.gpt(layers=layers, hidden=hidden, context=2048, vocabulary=51200)
+    return gpt_shape(layers=layers, hidden=hidden, context=2048, vocabulary=51200)
 
 
 def test_a_layer_of_gpt_3_sends_176_million_elements() -> None:

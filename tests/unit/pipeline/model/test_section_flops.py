@@ -28,7 +28,7 @@ from spottrain.pipeline.model.inspect import model_facts
 from spottrain.pipeline.model.job import CutPoint, TrainingJob
 from spottrain.pipeline.model.recorder import Recorder
 from spottrain.pipeline.model.tracer import trace
-from spottrain_lab.planners.gpt import minibatch_flops
+from spottrain_lab.planners.gpt import gpt_shape, minibatch_flops
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
 LINEAR = 2 * WIDTH * WIDTH
@@ -56,7 +56,7 @@ def of_gpt(shape: TransformerShape) -> tuple[int, ...]:
 @pytest.mark.rotated
 def test_the_byte_gpt_has_the_flops_of_the_formula() -> None:
     job = load_job("byte_gpt:training_job", EXAMPLES)
-    shape = TransformerShape.gpt(layers=8, hidden=144, context=64, vocabulary=256)
+    shape = gpt_shape(layers=8, hidden=144, context=64, vocabulary=256)
     assert flops(job) == of_gpt(shape)
     facts = model_facts(job, trace(job))
     per_minibatch = minibatch_flops(shape, 32, recompute=False)
@@ -79,7 +79,7 @@ def test_a_gpt2_of_hugging_face_has_the_flops_of_the_formula(
         loss=lambda model, batch: (model(batch).logits.mean(), len(batch)),
         optimizer=lambda named: torch.optim.AdamW(p for _, p in named),
     )
-    shape = TransformerShape.gpt(layers=layers, hidden=hidden, context=length, vocabulary=64)
+    shape = gpt_shape(layers=layers, hidden=hidden, context=length, vocabulary=64)
     assert flops(job) == of_gpt(shape)
 
 

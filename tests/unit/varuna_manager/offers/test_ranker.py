@@ -161,6 +161,12 @@ def test_an_unchanged_market_is_not_ranked_again() -> None:
     state, ranker = trained("a", "b"), OfferRanker()
     assert ranker.rank(state, (OFFER,), CALM) is not None
     assert ranker.rank(state, (OFFER,), CALM) is None
+
+
+def test_new_hazards_are_looked_at_wherever_they_lie_in_memory() -> None:
+    state, ranker = trained("a", "b"), OfferRanker()
+    for _ in range(20):  # each in place of the one before, which nobody else holds
+        assert ranker.rank(state, (OFFER,), Hazards((), {})) is not None
     pricier = replace(OFFER, usd_per_hour=2.0)
     assert ranker.rank(state, (pricier,), CALM) is not None
 
