@@ -39,6 +39,7 @@ def run(folder: Path, *arguments: str | Path) -> str:
     return done.stdout
 
 
+@pytest.mark.rotated
 def test_the_notebook_trains_what_its_cells_define_through_a_kill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -424,11 +424,8 @@ def launch(
         UserCodeError: The user's code raises, or cannot be pickled.
         SpottrainError: As its subclasses say: budget, capacity, a cloud, this machine.
     """
-    given: dict[str, Any] = {"name": name, "steps": steps, "env": env}
-    if provider is not None:
-        provider = provider if isinstance(provider, str) else list(provider)
-        settings["resources"] = {**settings.get("resources", {}), "provider": provider}
-    given = {key: value for key, value in given.items() if value is not None} | settings
+    asked = {"name": name, "steps": steps, "env": env, "resources.provider": provider}
+    given = {key: value for key, value in asked.items() if value is not None} | settings
     with _own_environment(), _config(job, given) as config:
         folder, _ = actions.submit_checked(config, _say, adopt=adopt)
         actions.say_how_to_move(folder, _say)
@@ -453,11 +450,12 @@ def jobs() -> list[Job]:
 @contextlib.contextmanager
 def _config(job: object, given: dict[str, Any]) -> Iterator[JobConfig]:
     """Yield the configuration of a launch; its work folder stays for as long."""
-    from spottrain.varuna_manager.api.objects import is_training_job
-
     if isinstance(job, str | os.PathLike):
         yield load_config(Path(job), overrides=flat(given))
         return
+    # Not above: cloudpickle is for objects alone.
+    from spottrain.varuna_manager.api.objects import is_training_job
+
     if not is_training_job(job):
         raise ConfigError(
             "launch needs a TrainingJob or the path of a job file: got "
@@ -468,7 +466,7 @@ def _config(job: object, given: dict[str, Any]) -> Iterator[JobConfig]:
     files = given.pop("workdir", None)
     data, _ = overridden({}, NO_LINES, flat(given), "launch")
     # First with any folder: what is wrong with settings is found before anything is written.
-    data |= {"entrypoint": ENTRYPOINT, "workdir": files or "."}
+    data |= {"entrypoint": ENTRYPOINT, "workdir": str(files or ".")}
     config = config_of(data, "launch", Path.cwd())
     with _work_folder(job, Path(config.workdir) if files else None) as folder:
         yield config.model_copy(update={"workdir": str(folder)})

@@ -18,7 +18,7 @@ from torch import nn
 
 import spottrain
 from spottrain import pickled
-from spottrain.errors import UserCodeError
+from spottrain.errors import ConfigError, UserCodeError
 from spottrain.varuna_manager.api.objects import pickled as as_bytes
 from spottrain.varuna_manager.api.objects import work_folder
 from spottrain.varuna_manager.launch.workdir import packed_files
@@ -141,3 +141,27 @@ def test_the_folder_goes_with_the_block(tmp_path: Path, monkeypatch: pytest.Monk
     with work_folder(training_job(), None, print) as folder:
         assert (folder / pickled.FILE).exists()
     assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "launch: .*: is missing; add it"),
+        (
+            {"name": "x", "steps": 1, "minibatch_size": 4, "provider": "asw"},
+            "resources.provider: must be local",
+        ),
+        ({"entrypoint": "a:b"}, "entrypoint: is for job files"),
+        (
+            {"name": "x", "steps": 1, "minibatch_size": 4, "workdir": Path("/nowhere")},
+            "launch: workdir: is not a folder: got /nowhere",
+        ),
+    ],
+)
+def test_settings_of_an_object_are_checked_as_those_of_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], message: str
+) -> None:
+    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
+    with pytest.raises(ConfigError, match=message):
+        spottrain.launch(training_job(), **settings)
+    assert not (tmp_path / "home").exists(), "nothing was written"
