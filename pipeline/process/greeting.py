@@ -13,7 +13,6 @@ from typing import TypeVar
 import torch
 
 from spottrain import machine
-from spottrain.errors import UserCodeError
 from spottrain.gpus.builds import (
     UnfitBuildError,
     build_of,
@@ -49,6 +48,8 @@ class Greeting:
     """The GPUs that slots drive."""
     activity_fd: int | None = None
     """Memory in which workers tell the agent what they do; ``None``: nobody asks."""
+    warnings: tuple[str, ...] = ()
+    """What people should know of this VM."""
 
     def device_name(self) -> str:
         """Return what the slots compute on, as in ``Profile``."""
@@ -67,6 +68,7 @@ class Greeting:
             slot_memory_bytes=self.slot_memory_bytes(),
             memory_bytes=machine.memory_bytes(),
             locked_memory_bytes=machine.locked_memory_bytes(),
+            warnings=self.warnings,
         )
 
     def slot_memory_bytes(self) -> int:
@@ -102,19 +104,18 @@ def unfit(gpus: Sequence[GpuFacts]) -> messages.VmUnfit | None:
     return None
 
 
-def check_no_cuda() -> None:
-    """Check that the user's code has not initialised CUDA, which no fork survives.
+def obstacle_to_forks() -> str:
+    """Return why no worker can be forked from this process, which has loaded the user's
+    job; empty if it can.
 
-    Raises:
-        UserCodeError: It has.
+    CUDA does not work in a forked process. A second thread's locks would stay taken there;
+    and torch refuses it CUDA once it was asked here for more than whether there is a GPU.
     """
     if torch.cuda.is_initialized() or _driver_is_initialised():  # type: ignore[no-untyped-call]
-        raise UserCodeError(
-            "the user's module or its function initialises CUDA: workers are forked from "
-            "the process that loads it, and CUDA does not work in a forked process; use "
-            "no GPU there (no .cuda() or .to('cuda'), no torch.cuda.synchronize()): "
-            "spottrain moves the model and the batches"
-        )
+        return "uses CUDA"
+    if len(os.listdir("/proc/self/task")) > 1:
+        return "starts threads"
+    return "asks torch about GPUs" if _in_a_fork(torch.cuda._is_in_bad_fork) else ""
 
 
 def _driver_is_initialised() -> bool:
@@ -130,16 +131,6 @@ def _driver_is_initialised() -> bool:
     count = ctypes.c_int()
     result: int = driver.cuDeviceGetCount(ctypes.byref(count))
     return result != _NOT_INITIALISED
-
-
-def can_fork() -> bool:
-    """Return whether workers can be forked after loading the user's job.
-
-    A second thread's locks would stay taken in them; and torch refuses them CUDA once it
-    was asked here for more than whether there is a GPU.
-    """
-    is_single_threaded = len(os.listdir("/proc/self/task")) == 1
-    return is_single_threaded and not _in_a_fork(torch.cuda._is_in_bad_fork)
 
 
 def _in_a_fork(function: Callable[[], T]) -> T:

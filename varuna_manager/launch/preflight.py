@@ -43,6 +43,7 @@ from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.config.manager_vm import IDENTITY
 from spottrain.varuna_manager.jobs.vm_history import open_history
 from spottrain.varuna_manager.launch.providers import open_cloud, own_network
+from spottrain.wire.messages import GpuSick, VmUnfit
 
 SSH = 22
 _PUBLIC_HOST = "github.com"
@@ -130,15 +131,22 @@ def check_here(config: JobConfig) -> str:
     Raises:
         CloudError: Its GPUs cannot be used.
     """
-    found = find_devices(config.device, "", 1, job=config.name, precision=config.precision)
+    found = _devices_here(config)
     if not isinstance(found, VmDevices):
         raise CloudError(f"this machine: {found.reason}")
-    return f"computes on {found.name}"
+    return "; ".join((f"computes on {found.name}", *found.warnings))
+
+
+def _devices_here(config: JobConfig) -> VmDevices | VmUnfit | GpuSick:
+    """Return what a worker on this machine would compute on, or why it must not."""
+    return find_devices(
+        config.device, "", 1, job=config.name, precision=config.precision, is_own=True
+    )
 
 
 def has_known_gpu(config: JobConfig) -> bool:
     """Return whether measuring a job here says something about a cloud's GPUs."""
-    found = find_devices(config.device, "", 1, job=config.name, precision=config.precision)
+    found = _devices_here(config)
     known = catalogue().gpu_of(found.name) if isinstance(found, VmDevices) else None
     return known is not None and known.compute_capability > 0
 

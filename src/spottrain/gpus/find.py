@@ -20,6 +20,8 @@ class VmDevices:
 
     slots: slots.SlotDevices
     gpus: tuple[GpuFacts, ...]
+    warnings: tuple[str, ...] = ()
+    """What is wrong with GPUs that are used all the same."""
 
     @property
     def name(self) -> str:
@@ -33,6 +35,7 @@ class VmDevices:
             "memory_shares": self.slots.memory_shares,
             "threads": self.slots.threads,
             "gpus": [asdict(gpu) for gpu in self.gpus],
+            "warnings": self.warnings,
         }
 
 
@@ -56,6 +59,7 @@ def find_devices(
     min_gpus: int = 0,
     place: int | None = None,
     slot_memory_bytes: int = 0,
+    is_own: bool = False,
 ) -> VmDevices | VmUnfit | GpuSick:
     """Return what the slots of this VM drive, or why it must not train.
 
@@ -69,6 +73,7 @@ def find_devices(
         place: Its number among VMs of the job that share a machine: each has other GPUs,
             as far as there are enough. None: not known, and left to chance.
         slot_memory_bytes: Declared memory of a slot; 0: none.
+        is_own: As for ``health.sickness``.
     """
     gpus: tuple[GpuFacts, ...] = ()
     why_none = ""
@@ -102,17 +107,23 @@ def find_devices(
             check_precision(precision, gpu.compute_capability, gpu.name)
     except (slots.UnfitVmError, UnfitBuildError) as error:
         return VmUnfit(reason=str(error))
-    return _trouble(used, machine.owner(job)) or VmDevices(slots=devices, gpus=used)
+    trouble = _trouble(used, machine.owner(job), is_own)
+    if not isinstance(trouble, tuple):
+        return trouble
+    return VmDevices(slots=devices, gpus=used, warnings=trouble)
 
 
-def _trouble(gpus: tuple[GpuFacts, ...], owner: str) -> VmUnfit | GpuSick | None:
-    """Return what is wrong with GPUs that are to be used: sick, or in use by others."""
+def _trouble(
+    gpus: tuple[GpuFacts, ...], owner: str, is_own: bool
+) -> VmUnfit | GpuSick | tuple[str, ...]:
+    """Return why GPUs cannot be used, as they are sick or others use them; or warnings."""
     if not gpus:
-        return None
+        return ()
     try:
         with nvml.open_nvml() as driver:
-            for gpu in gpus:
-                if reason := health.sickness(gpu, driver.health(gpu)):
+            states = [(gpu, driver.health(gpu)) for gpu in gpus]
+            for gpu, state in states:
+                if reason := health.sickness(gpu, state, is_own=is_own):
                     return GpuSick(reason=reason)
                 if reason := health.conflict(gpu, driver.users(gpu, owner)):
                     return VmUnfit(reason=reason)
@@ -120,4 +131,4 @@ def _trouble(gpus: tuple[GpuFacts, ...], owner: str) -> VmUnfit | GpuSick | None
         return GpuSick(reason=str(error))
     except nvml.NoNvmlError as error:
         return VmUnfit(reason=f"its GPUs cannot be read: {error}")
-    return None
+    return tuple(filter(None, (health.awaits_reset(*one) for one in states)))
