@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import torch
 
 from spottrain import machine
+from spottrain.errors import SpottrainError
 from spottrain.gpus.builds import (
     UnfitBuildError,
     build_of,
@@ -20,12 +23,17 @@ from spottrain.gpus.builds import (
     check_driver,
 )
 from spottrain.gpus.slots import CPU
+from spottrain.pipeline.devices.open import open_device
 from spottrain.wire import messages
 from spottrain.wire.messages import JobSpec
 from spottrain.wire.model import GpuFacts
 
 _NOT_INITIALISED = 3
 """CUDA_ERROR_NOT_INITIALIZED: every call of the driver's before cuInit (CUDA driver API)."""
+_TRIED_BYTES = 64 << 20
+"""Locked above the limit, once."""
+_LARGE_LIMIT_BYTES = 1 << 30
+"""To lock more takes seconds."""
 T = TypeVar("T")
 
 
@@ -67,9 +75,21 @@ class Greeting:
             gpus=self.gpus,
             slot_memory_bytes=self.slot_memory_bytes(),
             memory_bytes=machine.memory_bytes(),
-            locked_memory_bytes=machine.locked_memory_bytes(),
+            locked_memory_bytes=self.locked_memory_bytes(),
             warnings=self.warnings,
         )
+
+    def locked_memory_bytes(self) -> int:
+        """Return how much a worker may page-lock; 0: there is no limit, or it is not kept.
+
+        A GPU's driver pins pages by itself and need not look at the limit of this process,
+        which is 8 MB in containers. Whether it does is tried, by another process.
+        """
+        limit_bytes = machine.locked_memory_bytes()
+        name = self.devices[0]
+        if name == CPU or not 0 < limit_bytes < _LARGE_LIMIT_BYTES:
+            return limit_bytes
+        return 0 if _in_a_fork(partial(_locks, name, limit_bytes + _TRIED_BYTES)) else limit_bytes
 
     def slot_memory_bytes(self) -> int:
         """Return the least memory that a slot has on its GPU; 0: on CPUs."""
@@ -77,6 +97,17 @@ class Greeting:
         pairs = zip(self.devices, self.memory_shares, strict=True)
         each = (int(sizes[name] * share) for name, share in pairs if name in sizes)
         return min(each, default=0)
+
+
+def _locks(device_name: str, num_bytes: int) -> bool:
+    """Return whether pages of so much memory can be locked for a device."""
+    memory = torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=torch.uint8)
+    try:
+        open_device(device_name).lock_pages(memory)
+    except (SpottrainError, RuntimeError) as error:
+        sys.stderr.write(f"locked memory: {error}\n")
+        return False
+    return True
 
 
 def first_line() -> str:

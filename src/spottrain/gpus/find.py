@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import zlib
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,6 +13,10 @@ from spottrain.gpus import health, nvml, slots
 from spottrain.gpus.builds import UnfitBuildError, check_precision
 from spottrain.wire.messages import DeviceChoice, GpuSick, VmUnfit
 from spottrain.wire.model import GpuFacts, Precision
+
+_SHARED_BYTES = 512 << 20
+"""Less than NVIDIA asks for (1 GB; NCCL's user guide, troubleshooting, shared memory), far more
+than the 64 MB that docker gives, and often enough for 8 GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +115,17 @@ def find_devices(
     trouble = _trouble(used, machine.owner(job), is_own)
     if not isinstance(trouble, tuple):
         return trouble
-    return VmDevices(slots=devices, gpus=used, warnings=trouble)
+    return VmDevices(slots=devices, gpus=used, warnings=(*trouble, *_shared_memory(used, gpus)))
+
+
+def _shared_memory(used: Sequence[GpuFacts], gpus: Sequence[GpuFacts]) -> Iterator[str]:
+    """Yield what is wrong with the memory through which NCCL may connect GPUs of a machine."""
+    found = machine.shared_memory_bytes()
+    if used and len(gpus) > 1 and found < _SHARED_BYTES:
+        yield (
+            f"/dev/shm has {found / 1e6:.0f} MB: NCCL may not start between its {len(gpus)} "
+            "GPUs; give the container more (docker: --shm-size=1g)"
+        )
 
 
 def _trouble(

@@ -122,3 +122,17 @@ def test_a_gpu_that_waits_for_a_reset_is_used_on_own_machines_with_a_warning(
     (warning,) = found.warnings
     assert why in warning
     assert found.greeting()["warnings"] == (warning,)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "megabytes", "told"), [(2, 64, True), (2, 1000, False), (1, 0, False)]
+)
+def test_little_shared_memory_between_gpus_is_told(
+    machine_with: Put, monkeypatch: pytest.MonkeyPatch, gpus: int, megabytes: int, told: bool
+) -> None:
+    machine_with(gpus)
+    monkeypatch.setattr(machine, "shared_memory_bytes", lambda: megabytes * 1_000_000)
+    found = find("gpu", 1)
+    assert isinstance(found, VmDevices)
+    expected = ["/dev/shm has 64 MB: NCCL may not start between its 2 GPUs"] if told else []
+    assert [one.partition(";")[0] for one in found.warnings] == expected
