@@ -169,8 +169,8 @@ class CudaDevice:
 
         Through two page-locked blocks: one is filled while the other is copied on.
         """
-        pieces = source.view(torch.uint8).split(_RESCUE_BYTES)
-        rooms = target.view(torch.uint8).split(_RESCUE_BYTES)
+        pieces = torch.split(source.view(torch.uint8), _RESCUE_BYTES)
+        rooms = torch.split(target.view(torch.uint8), _RESCUE_BYTES)
         coming: list[_Copy] = []
         with torch.cuda.device(self.torch_device), torch.cuda.stream(self._rescue):
             for number, piece in enumerate(pieces):
