@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -100,6 +101,7 @@ class CudaDevice:
         self._rescue = torch.cuda.Stream(priority=-1)  # type: ignore[no-untyped-call]
         # Now, as locking waits for the device (CUDA programming guide, implicit
         # synchronisation).
+        self._rescuing = threading.Lock()
         self._blocks = [self.allocate_host((_RESCUE_BYTES,), torch.uint8) for _ in range(2)]
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
@@ -169,10 +171,10 @@ class CudaDevice:
 
         Through two page-locked blocks: one is filled while the other is copied on.
         """
-        pieces = torch.split(source.view(torch.uint8), _RESCUE_BYTES)
-        rooms = torch.split(target.view(torch.uint8), _RESCUE_BYTES)
+        pieces = torch.split(source.reshape(-1).view(torch.uint8), _RESCUE_BYTES)
+        rooms = torch.split(target.view(-1).view(torch.uint8), _RESCUE_BYTES)
         coming: list[_Copy] = []
-        with torch.cuda.device(self.torch_device), torch.cuda.stream(self._rescue):
+        with self._rescuing, torch.cuda.device(self.torch_device), torch.cuda.stream(self._rescue):
             for number, piece in enumerate(pieces):
                 block = self._blocks[number % 2][: piece.numel()]
                 block.copy_(piece, non_blocking=True)

@@ -164,15 +164,15 @@ def shared_memory_bytes() -> int:
     return found.f_frsize * found.f_blocks if os.access(_SHARED_MEMORY, os.W_OK) else 0
 
 
-def locked_memory_bytes() -> int:
+def locked_memory_bytes(*, raised: bool = False) -> int:
     """Return how much a process may page-lock; 0: there is no limit.
 
-    The capability that lifts it is a bit of ``CapEff`` (capabilities(7), proc(5)).
+    With ``raised``, once it has raised its limit as far as it may. The capability that lifts it is a bit of ``CapEff`` (capabilities(7), proc(5)).
     """
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    if soft == resource.RLIM_INFINITY or _may_lock_all():
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[raised]
+    if limit == resource.RLIM_INFINITY or _may_lock_all():
         return 0
-    return max(soft, 1)
+    return max(limit, 1)
 
 
 def _may_lock_all() -> bool:
