@@ -328,7 +328,7 @@ class Agent:
     @property
     def _is_own(self) -> bool:
         """Whether this machine is the user's own: no cloud replaces it."""
-        return self._bootstrap.notices.get("kind", "local") == "local"
+        return str(self._bootstrap.notices.get("kind", "local")) == "local"
 
     def _refuse(self, report: messages.VmUnfit | messages.VmFailed | messages.GpuSick) -> int:
         """Report why this VM does not train, if it has a manager, and end."""

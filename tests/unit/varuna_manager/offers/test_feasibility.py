@@ -168,6 +168,5 @@ def test_a_model_larger_than_all_gpus_is_refused_with_the_least_that_would_do(
     )
     facts = replace(FACTS, sections=(each,) * 16)
     offer = an_offer(cloud="aws", instance_type="g5.xlarge", gpu_memory_bytes=24_000_000_000)
-    refused = pytest.raises(CapacityError, match=advice)
-    with refused if advice else nullcontext():
+    with pytest.raises(CapacityError, match=advice) if advice else nullcontext():
         check_memory(config(), facts, (offer,))
