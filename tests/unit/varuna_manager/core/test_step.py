@@ -357,7 +357,7 @@ def test_ranks_that_bring_state_from_gpus_are_suspected_when_they_must_have_done
         replace(one, param_bytes=each, optimizer_bytes=0) for one in job.facts.sections
     )
     sized = replace(job, facts=replace(job.facts, sections=sections))
-    story.state = replace(story.state, job=sized)
+    story.state = replace(story.state, settings=sized)
     story.tell(e.VmLost, vm_id="d", reason="killed")
     story.broken("a", "b")
     story.wait(ABANDON_NCCL_AFTER_S)
