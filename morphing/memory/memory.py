@@ -60,8 +60,9 @@ CONTEXT_BYTES = 500_000_000
 LIBRARY_BYTES = 64 << 20
 """Workspaces of cuBLAS: 32 MiB for each of two streams on Hopper, less elsewhere (torch
 documentation, CUBLAS_WORKSPACE_CONFIG)."""
-NCCL_BYTES = 256 << 20
-"""Assumed: buffers of the one communicator of a stage's replicas."""
+NCCL_BYTES = 1 << 30
+"""Buffers of the one communicator of a stage's replicas: 544 to 688 MB on four A100 (nccl,
+issue 964), 1.6 GB elsewhere (issue 864)."""
 FRAGMENTATION = 0.05
 """Assumed: what torch's allocator keeps beyond the tensors that come and go, as a share
 of them at their peak."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import socket
 import threading
 import time
@@ -27,6 +28,7 @@ import torch
 import torch.distributed as dist
 
 from spottrain.errors import SpottrainError
+from spottrain.patience import LEAVE_S, NCCL_LEAVE_S
 from spottrain.pipeline.comm.collectives import gather_json
 from spottrain.pipeline.comm.groups import (
     Connections,
@@ -36,9 +38,6 @@ from spottrain.pipeline.comm.groups import (
 from spottrain.pipeline.devices.port import Device
 from spottrain.wire.model import Network
 
-LEAVE_BOUND_S = 2.5
-"""From a broken connection to the end of the communicator, and of all that waits for
-it. The manager has workers killed that are still there after three seconds."""
 TRIAL_BOUND_S, EACH_TRIAL_S = 60.0, 10.0
 """For the communicators of a calibration to connect and sum once: for all, and more for
 each. NCCL has no bound of its own: it waits for a rank whose start has failed. Seven took 31 to
@@ -59,16 +58,31 @@ _NCCL_ENVIRONMENT: Mapping[str, str] = {
 }
 """The worker decides alone when it ends: its state must be safe before. Names and meanings
 are those of ProcessGroupNCCL.hpp in 2.13."""
+_TRIALS: Mapping[str, Sequence[int]] = {"nccl": (1, 16 << 20)}
+"""Numbers of the sums that a group is tried with, by library; others: 1. Large ones take
+other ways through NCCL, and hang or are wrong alone where GPUs do not reach each other's
+memory (NCCL's user guide, troubleshooting, PCI access control services)."""
+_CAUSES: Sequence[tuple[str, str]] = (
+    # nccl, issues 290, 342 and 525; "failed to extend /dev/shm/nccl-...": nccl-tests, 166
+    (
+        r"shared memory segment|/dev/shm|posix_fallocate",
+        "there is too little shared memory: give the container more (docker: --shm-size=1g)",
+    ),
+    # "Cuda failure 'out of memory'", "Failed to CUDA calloc ... bytes": nccl, issue 1235
+    (r"out of memory|CUDA (calloc|malloc)", "the GPU has no memory left for it"),
+    # bootstrap.cc and socket.cc of NCCL
+    (
+        r"no socket interface found|[Cc]onnect to .* failed|[Nn]o route to host",
+        "its ranks do not reach each other over the network",
+    ),
+)
+"""What texts of NCCL's errors mean."""
 _LOOK_S = 1.0
 """Time between two looks at whether a sum is late."""
 
 
 class NetworkRefusedError(SpottrainError):
     """The job file asks for a library that this fleet cannot sum with."""
-
-
-class NcclFailedError(GenerationBrokenError):
-    """NCCL did not start, though no peer is known to be gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,17 +157,33 @@ def _obstacle(endpoints: Sequence[Endpoint], stages: Sequence[tuple[int, ...]]) 
     return None
 
 
-def _sum_ones(device: Device, group: dist.ProcessGroup | None, size: int) -> None:
+def _sum_ones(device: Device, group: dist.ProcessGroup | None, size: int, library: str) -> None:
     """Sum ones over ``size`` ranks: NCCL connects only now.
 
     Raises:
         GenerationBrokenError: The sum is another.
     """
-    ones = torch.ones(1, device=device.torch_device)
-    dist.all_reduce(ones, group=group)
-    device.synchronise()
-    if int(ones) != size:
-        raise GenerationBrokenError(f"{size} ranks sum up to {int(ones)}")
+    for count in _TRIALS.get(library, (1,)):
+        ones = torch.ones(count, device=device.torch_device)
+        dist.all_reduce(ones, group=group)
+        device.synchronise()
+        if float(ones.sum()) != size * count:
+            raise GenerationBrokenError(f"{size} ranks sum {count} ones up to others than {size}")
+
+
+def nccl_failure(text: str) -> str:
+    """Return in one line why NCCL failed.
+
+    Args:
+        text: Of torch's ``DistBackendError``: the kind of error in its first line, and what
+            NCCL says itself after ``Last error:`` (NCCLUtils.cpp).
+    """
+    first, _, rest = text.partition("\n")
+    own = rest.partition("Last error:")[2].split("\n")
+    detail = next((line.strip() for line in own if line.strip()), first)
+    causes = (cause for pattern, cause in _CAUSES if re.search(pattern, text))
+    cause = next(causes, "")
+    return f"{cause} ({detail})" if cause else detail
 
 
 class DeviceGroups:
@@ -163,6 +193,7 @@ class DeviceGroups:
         device: What the worker computes on.
         connections: Those of gloo's groups; sealed, so that the group's own are none.
         end_worker: Ends this process, its state safe, with a reason; never returns.
+        tell: Takes why NCCL failed, though no peer is known to be gone.
     """
 
     def __init__(
@@ -170,10 +201,13 @@ class DeviceGroups:
         device: Device,
         connections: Connections,
         end_worker: Callable[[str], object],
+        tell: Callable[[str], object],
     ) -> None:
         self._device = device
         self._connections = connections
         self._end_worker = end_worker
+        self._tell = tell
+        self._starting = False
         self._own: Connections | None = None
         """The group's, where it is gloo that stands in for NCCL."""
         self._group: dist.ProcessGroup | None = None
@@ -207,8 +241,7 @@ class DeviceGroups:
 
         Raises:
             NetworkRefusedError: See ``choose_library``.
-            NcclFailedError: NCCL did not start.
-            GenerationBrokenError, RuntimeError: A peer is gone.
+            GenerationBrokenError, RuntimeError: A peer is gone, or NCCL did not start.
         """
         library = choose_library(network, endpoints, stages, planned)
         stages = [ranks for ranks in stages if len(ranks) > 1]
@@ -221,13 +254,10 @@ class DeviceGroups:
         self._timeout_s = timeout_s
         self._watcher = threading.Thread(target=self._watch, name="watch", daemon=True)
         self._watcher.start()
-        with self.bounded():
-            try:
-                self._form(library, stages, rank, timeout_s)
-            except dist.DistBackendError as error:  # of NCCL's alone
-                self.check()
-                line = (str(error).splitlines() or [""])[0]
-                raise NcclFailedError(f"NCCL did not start: {line}") from error
+        self._starting = True
+        with self.bounded(TRIAL_BOUND_S + EACH_TRIAL_S):
+            self._form(library, stages, rank, timeout_s)
+        self._starting = False
 
     def _form(
         self,
@@ -242,7 +272,7 @@ class DeviceGroups:
         if self._own is not None:
             self._own.seal()
         size = next(len(ranks) for ranks in stages if rank in ranks)
-        _sum_ones(self._device, self._group, size)  # a failure shows at the start
+        _sum_ones(self._device, self._group, size, library)  # a failure shows at the start
         self.check()
 
     @property
@@ -251,14 +281,25 @@ class DeviceGroups:
         return self._group
 
     @contextmanager
-    def bounded(self) -> Iterator[None]:
-        """Abort the group if what sums inside has not ended in the time of a collective.
+    def bounded(self, bound_s: float | None = None) -> Iterator[None]:
+        """Abort the group if what sums inside has not ended in time.
 
         The device must be done with the sums at the end.
+
+        Args:
+            bound_s: How long that may take, by default as long as a collective.
+
+        Raises:
+            GenerationBrokenError: NCCL failed, or the group was aborted.
         """
-        self._due_s = time.monotonic() + self._timeout_s
+        self._due_s = time.monotonic() + (self._timeout_s if bound_s is None else bound_s)
         try:
             yield
+        except dist.DistBackendError as error:  # of NCCL's alone
+            self.check()
+            reason = nccl_failure(str(error))
+            self._tell(reason)
+            raise GenerationBrokenError(f"NCCL failed: {reason}") from error
         finally:
             self._due_s = None
 
@@ -293,17 +334,20 @@ class DeviceGroups:
         while not self._connections.wait_for_end(self._stopped, _LOOK_S):
             due_s = self._due_s
             if due_s is not None and time.monotonic() > due_s:
+                if self._starting:  # all ranks have just come from a handover
+                    self._tell("it did not start in time")
                 break
         self._aborted = True
         if not self._finished:
             self._connections.cut()  # nothing here waits for the other peers any more
-        until_s = time.monotonic() + LEAVE_BOUND_S
+        bound_s = NCCL_LEAVE_S if self._own is None else LEAVE_S
+        until_s = time.monotonic() + bound_s
         done = threading.Event()
         # An abort that raises is one that does not end.
         threading.Thread(target=self._abort, args=(done,), name="abort", daemon=True).start()
         for what, event in (("be aborted", done), ("be left", self._closed)):
             if not event.wait(until_s - time.monotonic()):
-                self._end_worker(f"a communicator could not {what} in {LEAVE_BOUND_S} s")
+                self._end_worker(f"a communicator could not {what} in {bound_s:g} s")
 
     def _abort(self, done: threading.Event) -> None:
         if self._own is not None:
@@ -382,7 +426,9 @@ class TrialGroups:
                     if rank in members:
                         group = new_group(members, timeout_s, library)
                         self.groups[members] = group
-                        _sum_ones(self._device, group, len(members))
+                        _sum_ones(self._device, group, len(members), library)
+        except dist.DistBackendError as error:
+            self._error = nccl_failure(str(error))
         except (RuntimeError, ValueError, GenerationBrokenError) as error:
             line = (str(error).splitlines() or [""])[0]
             self._error = f"{type(error).__name__}: {line}"
@@ -391,7 +437,7 @@ class TrialGroups:
         """Abort the groups in bounded time; return whether that has ended."""
         aborting = threading.Thread(target=self._abort, name="abort", daemon=True)
         aborting.start()
-        aborting.join(LEAVE_BOUND_S)
+        aborting.join(NCCL_LEAVE_S)
         return not aborting.is_alive()
 
     def _abort(self) -> None:

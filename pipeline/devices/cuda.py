@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -13,6 +14,31 @@ import torch
 from spottrain.errors import UserCodeError
 from spottrain.gpus.nvml import GpuLostError, NoNvmlError, open_nvml
 from spottrain.pipeline.devices.port import Transfer, UnusableDeviceError
+
+_RESCUE_BYTES = 64 << 20
+"""Of a block."""
+
+
+def choose_gpu(uuid: str, *, deterministic: bool) -> None:
+    """Have CUDA see one GPU in this process, of which it is in no use yet.
+
+    ``CUDA_VISIBLE_DEVICES`` is set here and nowhere else. Where a worker loads the user's
+    code by itself, this comes before: the code may use CUDA.
+
+    Raises:
+        UserCodeError: The user's code has used CUDA before.
+    """
+    is_chosen = os.environ.get("CUDA_VISIBLE_DEVICES") == uuid
+    if not is_chosen and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        raise UserCodeError(
+            "CUDA is in use before the worker has chosen its GPU: let no code that "
+            "runs at import, in the job's function or in a dataset's constructor "
+            "call .cuda()"
+        )
+    os.environ["CUDA_VISIBLE_DEVICES"] = uuid
+    if deterministic:
+        # A fixed workspace: without it cuBLAS may sum in another order with each stream.
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +52,8 @@ class _Copy:
 class CudaDevice:
     """One GPU.
 
-    The first call that touches CUDA in this process must be this one:
-    ``CUDA_VISIBLE_DEVICES`` is set here and nowhere else, so that the user's code and
-    torch see one GPU, ``cuda:0``, and no context is ever made on another.
+    The user's code and torch see one GPU, ``cuda:0``, and no context is ever made on another
+    (``choose_gpu``).
 
     Args:
         uuid: Of the GPU, as NVML names it.
@@ -46,13 +71,7 @@ class CudaDevice:
     collective_library = "nccl"
 
     def __init__(self, uuid: str, memory_share: float, *, deterministic: bool) -> None:
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            raise UserCodeError(
-                "CUDA is in use before the worker has chosen its GPU: let no code that "
-                "runs at import, in the job's function or in a dataset's constructor "
-                "call .cuda()"
-            )
-        os.environ["CUDA_VISIBLE_DEVICES"] = uuid
+        choose_gpu(uuid, deterministic=deterministic)
         if deterministic:
             _make_deterministic()
         try:
@@ -80,6 +99,10 @@ class CudaDevice:
         self._compute = torch.cuda.current_stream()
         # Of another pool than those streams and NCCL's: streams of a pool come again.
         self._rescue = torch.cuda.Stream(priority=-1)  # type: ignore[no-untyped-call]
+        # Now, as locking waits for the device (CUDA programming guide, implicit
+        # synchronisation).
+        self._rescuing = threading.Lock()
+        self._blocks = [self.allocate_host((_RESCUE_BYTES,), torch.uint8) for _ in range(2)]
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
         """Return zeroed memory of the GPU."""
@@ -146,11 +169,20 @@ class CudaDevice:
     def rescue(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copy on a stream of its own, which waits for no other.
 
-        To memory that is not page-locked: locking it would wait for the device (CUDA
-        programming guide, implicit synchronisation).
+        Through two page-locked blocks: one is filled while the other is copied on.
         """
-        with torch.cuda.device(self.torch_device), torch.cuda.stream(self._rescue):
-            target.copy_(source)
+        pieces = torch.split(source.reshape(-1).view(torch.uint8), _RESCUE_BYTES)
+        rooms = torch.split(target.view(-1).view(torch.uint8), _RESCUE_BYTES)
+        coming: list[_Copy] = []
+        with self._rescuing, torch.cuda.device(self.torch_device), torch.cuda.stream(self._rescue):
+            for number, piece in enumerate(pieces):
+                block = self._blocks[number % 2][: piece.numel()]
+                block.copy_(piece, non_blocking=True)
+                coming.append(_Copy(block, piece, _moment(self._rescue)))
+                if number:
+                    rooms[number - 1].copy_(self.finish(coming[number - 1]))
+            for room, last in zip(rooms[-1:], coming[-1:], strict=True):
+                room.copy_(self.finish(last))
 
     def is_usable(self) -> bool:
         """Wait for the device; an error that has ended its context comes up again."""
@@ -241,8 +273,6 @@ def _make_deterministic() -> None:
 
     Source: torch's notes on reproducibility and on numerical accuracy.
     """
-    # A fixed workspace: without it cuBLAS may sum in another order with each stream.
-    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False

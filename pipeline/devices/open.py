@@ -4,9 +4,21 @@ from __future__ import annotations
 
 import importlib
 
-from spottrain.pipeline.devices.cuda import CudaDevice
+from spottrain.pipeline.devices.cuda import CudaDevice, choose_gpu
 from spottrain.pipeline.devices.host import HostDevice
 from spottrain.pipeline.devices.port import Device
+
+
+def prepare_device(name: str, *, deterministic: bool) -> None:
+    """Let code that is loaded before ``open_device`` use the slot's device, and no other.
+
+    Args:
+        name: As for ``open_device``.
+        deterministic: The same.
+    """
+    kind, _, which = name.partition(":")
+    if kind == "cuda":
+        choose_gpu(which, deterministic=deterministic)
 
 
 def open_device(name: str, memory_share: float = 1.0, *, deterministic: bool = False) -> Device:

@@ -78,7 +78,7 @@ class Device(Protocol):
     def rescue(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copy to the host's memory beside all that is queued, even if it hangs.
 
-        May be called in any thread. What is queued must not change ``source``.
+        Needs no page-locked memory, and little of its own. May be called in any thread. What is queued must not change ``source``.
 
         Raises:
             RuntimeError: The device is not usable any more.

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import torch
 
 from spottrain import machine
-from spottrain.errors import UserCodeError
+from spottrain.errors import SpottrainError
 from spottrain.gpus.builds import (
     UnfitBuildError,
     build_of,
@@ -21,12 +23,17 @@ from spottrain.gpus.builds import (
     check_driver,
 )
 from spottrain.gpus.slots import CPU
+from spottrain.pipeline.devices.open import open_device
 from spottrain.wire import messages
 from spottrain.wire.messages import JobSpec
 from spottrain.wire.model import GpuFacts
 
 _NOT_INITIALISED = 3
 """CUDA_ERROR_NOT_INITIALIZED: every call of the driver's before cuInit (CUDA driver API)."""
+_TRIED_BYTES = 64 << 20
+"""Locked above the limit, once."""
+_LARGE_LIMIT_BYTES = 1 << 30
+"""To lock more takes seconds."""
 T = TypeVar("T")
 
 
@@ -49,6 +56,8 @@ class Greeting:
     """The GPUs that slots drive."""
     activity_fd: int | None = None
     """Memory in which workers tell the agent what they do; ``None``: nobody asks."""
+    warnings: tuple[str, ...] = ()
+    """What people should know of this VM."""
 
     def device_name(self) -> str:
         """Return what the slots compute on, as in ``Profile``."""
@@ -66,8 +75,21 @@ class Greeting:
             gpus=self.gpus,
             slot_memory_bytes=self.slot_memory_bytes(),
             memory_bytes=machine.memory_bytes(),
-            locked_memory_bytes=machine.locked_memory_bytes(),
+            locked_memory_bytes=self.locked_memory_bytes(),
+            warnings=self.warnings,
         )
+
+    def locked_memory_bytes(self) -> int:
+        """Return how much a worker may page-lock; 0: there is no limit, or it is not kept.
+
+        A GPU's driver pins pages by itself and need not look at the limit of this process,
+        which is 8 MB in containers. Whether it does is tried, by another process.
+        """
+        limit_bytes = machine.locked_memory_bytes()
+        name = self.devices[0]
+        if name == CPU or not 0 < limit_bytes < _LARGE_LIMIT_BYTES:
+            return limit_bytes
+        return 0 if _in_a_fork(partial(_locks, name, limit_bytes + _TRIED_BYTES)) else limit_bytes
 
     def slot_memory_bytes(self) -> int:
         """Return the least memory that a slot has on its GPU; 0: on CPUs."""
@@ -75,6 +97,17 @@ class Greeting:
         pairs = zip(self.devices, self.memory_shares, strict=True)
         each = (int(sizes[name] * share) for name, share in pairs if name in sizes)
         return min(each, default=0)
+
+
+def _locks(device_name: str, num_bytes: int) -> bool:
+    """Return whether pages of so much memory can be locked for a device."""
+    memory = torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=torch.uint8)
+    try:
+        open_device(device_name).lock_pages(memory)
+    except (SpottrainError, RuntimeError) as error:
+        sys.stderr.write(f"locked memory: {error}\n")
+        return False
+    return True
 
 
 def first_line() -> str:
@@ -102,19 +135,18 @@ def unfit(gpus: Sequence[GpuFacts]) -> messages.VmUnfit | None:
     return None
 
 
-def check_no_cuda() -> None:
-    """Check that the user's code has not initialised CUDA, which no fork survives.
+def obstacle_to_forks() -> str:
+    """Return why no worker can be forked from this process, which has loaded the user's
+    job; empty if it can.
 
-    Raises:
-        UserCodeError: It has.
+    CUDA does not work in a forked process. A second thread's locks would stay taken there;
+    and torch refuses it CUDA once it was asked here for more than whether there is a GPU.
     """
     if torch.cuda.is_initialized() or _driver_is_initialised():  # type: ignore[no-untyped-call]
-        raise UserCodeError(
-            "the user's module or its function initialises CUDA: workers are forked from "
-            "the process that loads it, and CUDA does not work in a forked process; use "
-            "no GPU there (no .cuda() or .to('cuda'), no torch.cuda.synchronize()): "
-            "spottrain moves the model and the batches"
-        )
+        return "uses CUDA"
+    if len(os.listdir("/proc/self/task")) > 1:
+        return "starts threads"
+    return "asks torch about GPUs" if _in_a_fork(torch.cuda._is_in_bad_fork) else ""
 
 
 def _driver_is_initialised() -> bool:
@@ -130,16 +162,6 @@ def _driver_is_initialised() -> bool:
     count = ctypes.c_int()
     result: int = driver.cuDeviceGetCount(ctypes.byref(count))
     return result != _NOT_INITIALISED
-
-
-def can_fork() -> bool:
-    """Return whether workers can be forked after loading the user's job.
-
-    A second thread's locks would stay taken in them; and torch refuses them CUDA once it
-    was asked here for more than whether there is a GPU.
-    """
-    is_single_threaded = len(os.listdir("/proc/self/task")) == 1
-    return is_single_threaded and not _in_a_fork(torch.cuda._is_in_bad_fork)
 
 
 def _in_a_fork(function: Callable[[], T]) -> T:

@@ -12,6 +12,7 @@ The first line is a ``Greeting``.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import gc
 import json
@@ -33,7 +34,7 @@ from spottrain.codec import decode, encode
 from spottrain.errors import SpottrainError, UserCodeError
 from spottrain.pipeline.base.output import finish_output, label_output, unbuffer_c_output
 from spottrain.pipeline.comm.groups import serve_rendezvous
-from spottrain.pipeline.devices.open import open_device
+from spottrain.pipeline.devices.open import open_device, prepare_device
 from spottrain.pipeline.devices.port import UnusableDeviceError
 from spottrain.pipeline.loader.process import serve_batches
 from spottrain.pipeline.model.entrypoint import load_job
@@ -41,9 +42,8 @@ from spottrain.pipeline.model.job import TrainingJob
 from spottrain.pipeline.model.loaded import LoadedJob, load
 from spottrain.pipeline.process.greeting import (
     Greeting,
-    can_fork,
-    check_no_cuda,
     first_line,
+    obstacle_to_forks,
     unfit,
 )
 from spottrain.pipeline.process.tasks import initialise_and_report, measure_and_report
@@ -215,12 +215,12 @@ class Supervisor:
         for rank, slot in ranks.items() if command.participants else ((0, 0),):
             if isinstance(command, messages.Initialise):
                 task = functools.partial(initialise_and_report, command, rank, slot)
-                child = self._fork_with_job(_FIRST_WEIGHTS, task)
+                child = self._fork_with_job(_FIRST_WEIGHTS, task, self._slots[slot])
             else:
                 mine = self._slots[slot]
                 where = mine.device, mine.memory_share, self._greeting.device_name()
                 task = functools.partial(measure_and_report, command, rank, slot, *where)
-                child = self._fork_with_job(_CALIBRATION, task)
+                child = self._fork_with_job(_CALIBRATION, task, mine)
             child.generation, child.task_slot = command.generation, slot
 
     def _end_rounds(self, before: int) -> None:
@@ -290,30 +290,37 @@ class Supervisor:
             run_worker(link, loaded, vm_id, slot.index, device, activity, slot.give_up)
 
         slot.forget_told()
-        slot.worker = self._fork_with_job(f"worker of slot {slot.index}", work, slot)
+        what = f"worker of slot {slot.index}"
+        slot.worker = self._fork_with_job(what, work, slot, drives=True)
         return slot.worker
 
     def _fork_with_job(
         self,
         what: str,
         task: Callable[[LoadedJob, SupervisorLink], None],
-        slot: _Slot | None = None,
+        slot: _Slot,
+        *,
+        drives: bool = False,
     ) -> _Child:
-        """Fork a process that needs the user's job: a slot's worker or a short task."""
-        held = frozenset[str]() if slot is None else frozenset(slot.pieces)
+        """Fork a process that needs the user's job: a worker, which drives its slot, or a
+        short task."""
+        held = frozenset(slot.pieces) if drives else frozenset[str]()
+        spec, workdir = self._greeting.spec, Path(self._greeting.workdir)
 
         def body(connection: socket.socket) -> None:
             link = SupervisorLink(connection, held)
             torch.set_num_threads(self._greeting.threads)
             try:
-                task(self._loaded or load(spec, workdir), link)
+                if (loaded := self._loaded) is None:
+                    prepare_device(slot.device, deterministic=spec.reduction == "exact")
+                    loaded = load(spec, workdir)
+                task(loaded, link)
             except UserCodeError as error:
                 link.report(user_code_failed(error))
             except UnusableDeviceError as error:
                 link.report(messages.VmUnfit(reason=str(error)))
 
-        spec, workdir = self._greeting.spec, Path(self._greeting.workdir)
-        return self._fork(what, body, None if slot is None else slot.index)
+        return self._fork(what, body, slot.index if drives else None)
 
     def _open_store(self, generation: int) -> None:
         if generation in self._stores:
@@ -576,16 +583,20 @@ def main() -> None:
     if failure is None and not load_in_workers:
         try:
             loaded = load(greeting.spec, Path(greeting.workdir))
-            check_no_cuda()
         except UserCodeError as error:
             failure = user_code_failed(error)
         except SpottrainError as error:
             failure = messages.UserCodeFailed(message=str(error), traceback="")
-        if failure is None and not can_fork():
-            # Forking would now be unsafe: restart, and load in workers only.
+        if failure is None and (why := obstacle_to_forks()):
+            # Restart, and load in workers only.
             os.dup2(reports, 1)
             module = "spottrain.pipeline.process.supervisor"
-            argv = [sys.executable, "-m", module, _LOAD_IN_WORKERS, line]
+            told = (
+                f"{greeting.spec.entrypoint} {why} when it is loaded: each worker loads it by "
+                "itself, which takes longer"
+            )
+            greeting = dataclasses.replace(greeting, warnings=(*greeting.warnings, told))
+            argv = [sys.executable, "-m", module, _LOAD_IN_WORKERS, encode(greeting)]
             os.execv(sys.executable, argv)
     finish_output()  # else children would write it, too
     supervisor = Supervisor(greeting, reports, loaded)

@@ -19,7 +19,7 @@ from spottrain.codec import decode, encode
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.base.faults import open_faults
 from spottrain.pipeline.base.output import label_output
-from spottrain.pipeline.comm.device_group import NcclFailedError, NetworkRefusedError
+from spottrain.pipeline.comm.device_group import NetworkRefusedError
 from spottrain.pipeline.devices.port import Device
 from spottrain.pipeline.loader.prefetch import Prefetcher
 from spottrain.pipeline.model.loaded import LoadedJob
@@ -232,13 +232,6 @@ def _run_one(context: WorkerContext, link: SupervisorLink, command: messages.Run
         return str(error)
     except NetworkRefusedError as error:
         link.report(messages.UserCodeFailed(message=str(error), traceback=""))
-        return str(error)
-    except NcclFailedError as error:
-        report = messages.NcclFailed(
-            generation=command.generation, slot=context.slot, reason=str(error)
-        )
-        link.report(report)
-        _end_if_unusable(context, str(error))
         return str(error)
     except Exception as error:  # noqa: BLE001  whatever it is, memory stays as it is
         traceback.print_exc(file=sys.stderr)

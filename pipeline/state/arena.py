@@ -440,9 +440,13 @@ class SectionArena:
             undo: Holds what an unfinished update of ``other`` has changed.
         """
         self.invalidate()
-        copy(other.payload, self.payload)
-        self.numbers.copy_from(other.numbers)
         record = other.record()
+        if record.contribution is None:  # then its gradients are of no use
+            for theirs, ours in zip(other.movable[1:], self.movable[1:], strict=True):
+                copy(theirs, ours)
+        else:
+            copy(other.payload, self.payload)
+        self.numbers.copy_from(other.numbers)
         origin = record.origin
         if undo is not None and undo.version == record.version:
             undo.copy_to(self, copy)

@@ -25,7 +25,8 @@ from spottrain.pipeline.comm.collectives import COPY_TAG
 from spottrain.pipeline.comm.groups import world
 from spottrain.pipeline.state.arena import SectionArena
 from spottrain.pipeline.state.context import WorkerContext
-from spottrain.pipeline.state.slot import COPY_ROOMS, copy_state
+from spottrain.pipeline.state.slot import COPY_ROOMS
+from spottrain.pipeline.state.staging import copy_section
 from spottrain.wire.messages import RunGeneration
 
 PIECE_BYTES = 1 << 20
@@ -113,7 +114,7 @@ class PeerCopies:
         began_s = time.monotonic()
         own = [self._free_room(section) for section in self._arenas]
         for arena, copy in zip(self._arenas.values(), own, strict=True):
-            copy_state(arena, copy)
+            copy_section(arena, copy)
         state = self._state = own[0].content
         held = {
             source: [self._free_room(section) for section in sections]

@@ -9,10 +9,8 @@ import threading
 from types import TracebackType
 from typing import NoReturn, Self
 
+from spottrain.patience import evacuation_s
 from spottrain.pipeline.state.context import WorkerContext
-
-_EVACUATION_BOUND_S = 15.0
-"""The manager suspects a VM to hang after 20 s without a word."""
 
 
 def end_worker(context: WorkerContext, reason: str) -> NoReturn:
@@ -22,7 +20,7 @@ def end_worker(context: WorkerContext, reason: str) -> NoReturn:
     as it is.
     """
     context.supervisor.ending(reason)
-    hanging = threading.Timer(_EVACUATION_BOUND_S, os._exit, (1,))
+    hanging = threading.Timer(evacuation_s(context.memory.num_bytes), os._exit, (1,))
     hanging.daemon = True
     hanging.start()
     try:

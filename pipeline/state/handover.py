@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections import deque
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Self
 
 import torch
-import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store as RendezvousStore
 
 from spottrain.codec import from_data
@@ -44,7 +43,7 @@ from spottrain.pipeline.state.agreement import (
 from spottrain.pipeline.state.arena import SectionArena
 from spottrain.pipeline.state.checkpoint import load_section, state_name
 from spottrain.pipeline.state.context import WorkerContext
-from spottrain.pipeline.state.slot import copy_state
+from spottrain.pipeline.state.staging import copy_section, receive_sections, send_sections
 from spottrain.storage.store import StorageError
 from spottrain.units import counted
 from spottrain.wire import messages
@@ -56,9 +55,6 @@ DELAYED = "weights before"
 optimizer's: theirs are names in Python."""
 _TELL_S = 5.0
 """Between two words of a handover that takes its time."""
-_POSTED = 2
-"""Sections whose receives are posted while another one comes in: each may need host
-memory of its own."""
 
 
 class MisfitError(UserCodeError):
@@ -126,12 +122,15 @@ def hand_over(
     timeout_s = context.loaded.spec.communication_timeout_s
     connections = join(store, "handover", rank, len(command.participants), timeout_s)
     connections.seal()  # what is opened to read a checkpoint is none of them
+    handover = _Handover(context, command, rank)
     try:
-        result = _Handover(context, command, rank).run()
+        result = handover.run()
     except BaseException:
         connections.cut()
+        handover.close()
         leave()
         raise
+    handover.close()
     if len(command.participants) > len(command.plan.slots):
         leave()
         return result
@@ -143,6 +142,7 @@ class _Handover:
     def __init__(self, context: WorkerContext, command: RunGeneration, rank: int) -> None:
         self._context, self._command, self._rank = context, command, rank
         self._memory = context.memory
+        self._sender = ThreadPoolExecutor(1, "hand over")
         self._told_s = time.monotonic()
         self._num_sections = command.plan.num_sections
         self._mine = (
@@ -228,34 +228,33 @@ class _Handover:
         for section in self._mine:
             found = self._memory.find(section, (agreement.step, agreement.origin))
             if found is not None and found.is_copy:
-                copy_state(found, self._memory.arenas[section])
+                copy_section(found, self._memory.arenas[section])
 
     def _move(self, moving: Sequence[Move], agreement: Agreement) -> None:
-        sends = []
-        for move in moving:
-            if move.source == self._rank:
-                state = agreement.step, agreement.origin
-                arena = self._memory.find(move.section, state)
-                assert arena is not None
-                for span in arena.movable:
-                    if span.numel():
-                        sends.append(world().send(_on_host(arena, span), move.target))
-        coming = deque[_Receipt]()
-        for move in moving:
-            if move.target == self._rank:
-                assert move.source is not None
-                arena = self._memory.arenas[move.section]
-                coming.append(_Receipt(arena, move.source))
-                if len(coming) > _POSTED:
-                    self._receive(coming.popleft(), agreement)
-        for receipt in coming:
-            self._receive(receipt, agreement)
-        for send in sends:
-            assert send is not None
-            send.wait()
+        mine = [
+            (self._leaving(move.section, agreement), move.target)
+            for move in moving
+            if move.source == self._rank
+        ]
+        sent = self._sender.submit(send_sections, mine)
+        coming = [
+            (self._memory.arenas[move.section], move.source)
+            for move in moving
+            if move.target == self._rank and move.source is not None
+        ]
+        for arena in receive_sections(coming):
+            arena.set_version(agreement.step, agreement.origin)
+            self._tell(arena.section)
+        sent.result()
 
-    def _receive(self, receipt: _Receipt, agreement: Agreement) -> None:
-        self._tell(receipt.finish(agreement))
+    def _leaving(self, section: int, agreement: Agreement) -> SectionArena:
+        arena = self._memory.find(section, (agreement.step, agreement.origin))
+        assert arena is not None
+        return arena
+
+    def close(self) -> None:
+        """End the thread; after an error the connections must have been cut."""
+        self._sender.shutdown()
 
     def _tell(self, section: int) -> None:
         """Let the manager know, now and then, that this takes its time."""
@@ -305,44 +304,6 @@ def check_fits(loaded: LoadedJob, command: RunGeneration, manifest: Manifest) ->
             f"checkpoint {manifest.name} in {loaded.spec.checkpoint_path} is of {why}: go "
             "back to what it was saved with, or launch a new job with init_from"
         )
-
-
-def _on_host(arena: SectionArena, span: torch.Tensor) -> torch.Tensor:
-    if arena.device is None or span is arena.numbers.contents:
-        return span
-    return arena.device.finish(arena.device.download(span))
-
-
-class _Receipt:
-    """A section whose receives are posted: what is sent before costs a further copy, and
-    each part would wait for its sender to hear that it may come."""
-
-    def __init__(self, arena: SectionArena, source: int) -> None:
-        self._arena = arena
-        arena.invalidate()
-        self._parts = [
-            (span, *_post(arena, span, source)) for span in arena.movable if span.numel()
-        ]
-
-    def finish(self, agreement: Agreement) -> int:
-        """Wait for the section, which is whole then; return its number."""
-        arena = self._arena
-        for span, received, work in self._parts:
-            work.wait()
-            if received is not span:
-                assert arena.device is not None
-                arena.device.finish(arena.device.upload(received, span))
-        arena.synchronise()
-        arena.set_version(agreement.step, agreement.origin)
-        return arena.section
-
-
-def _post(arena: SectionArena, span: torch.Tensor, source: int) -> tuple[torch.Tensor, dist.Work]:
-    """Post a receive; return the host's memory that it is to come to."""
-    received = span
-    if arena.device is not None and span is not arena.numbers.contents:
-        received = arena.device.allocate_host(span.shape, span.dtype)
-    return received, world().receive(received, source)
 
 
 def fill(arena: SectionArena, tensors: Mapping[str, torch.Tensor], step: int) -> None:

@@ -41,10 +41,10 @@ from spottrain.pipeline.base.heap import trim_heap
 from spottrain.pipeline.base.tracking import TensorTracker
 from spottrain.pipeline.comm.collectives import gather_json
 from spottrain.pipeline.comm.groups import world
-from spottrain.pipeline.devices.port import Transfer
 from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.pipeline.state.arena import SectionArena
 from spottrain.pipeline.state.checkpoint import (
+    Background,
     SnapshotOutcome,
     write_snapshot,
 )
@@ -112,8 +112,9 @@ class CheckpointRound:
         self._written: Future[SnapshotOutcome] | None = None
         """This rank's share of the pending checkpoint, if there is one."""
         self._abandoned = threading.Event()
-        self._copying: list[Transfer] = []
-        """Copies under way from the device."""
+        self._copier = Background()
+        self._copying: Future[None] | None = None
+        """The newest copies from the device, under way or done."""
         self._left_out = context.loaded.layout.frozen
         """Parameters whose files every manifest names: they are written once."""
         if self._left_out:
@@ -194,22 +195,13 @@ class CheckpointRound:
         return FrozenFiles(files=manifest.frozen, base=manifest.base)
 
     def _make_rooms(self) -> dict[tuple[int, str], torch.Tensor]:
-        """Return page-locked room for what is on a device, touched pages for the rest.
-
-        None on CPU slots, which have no memory to spare.
-        """
-        rooms = {}
-        for section in () if self._context.device.is_host else self._share:
-            arena = self._arenas[section]
-            for name, tensor in all_tensors(arena).items():
-                if name in self._left_out:
-                    continue
-                rooms[section, name] = (
-                    torch.zeros_like(tensor)
-                    if arena.device is None
-                    else arena.device.allocate_host(tensor.shape, tensor.dtype)
-                )
-        return rooms
+        """Return touched pages; none on CPU slots, which have no memory to spare."""
+        return {
+            (section, name): torch.zeros(tensor.shape, dtype=tensor.dtype)
+            for section in (() if self._context.device.is_host else self._share)
+            for name, tensor in all_tensors(self._arenas[section]).items()
+            if name not in self._left_out
+        }
 
     def is_due(self, step: int) -> bool:
         """Return whether a checkpoint is to begin after ``step`` mini-batches."""
@@ -230,7 +222,7 @@ class CheckpointRound:
     def start(self, step: int) -> None:
         """Begin to copy this rank's share, and have it written.
 
-        What is on a GPU comes down beside computations, into room that was locked once.
+        What is on a GPU comes down beside computations, through a little page-locked memory.
         There is none while the upload of a generation before goes on.
         """
         began_s = time.monotonic()
@@ -241,29 +233,48 @@ class CheckpointRound:
             self._written = Future()
             self._written.set_result(SnapshotOutcome(error=reason))
             return
+        coming: list[tuple[torch.Tensor, torch.Tensor]] = []
         copies = {
-            section: {name: self._copy(section, name, tensor) for name, tensor in tensors.items()}
+            section: {
+                name: self._copy(section, name, tensor, coming) for name, tensor in tensors.items()
+            }
             for section, tensors in self._tensors().items()
         }
+        self._copying = None
+        if coming:
+            mark = self._context.device.mark()
+            self._copying = self._copier.submit(self._come_down, mark, coming)
         self._tracker.adopt_all(copies)
         self._submit(step, copies)
         self.interval.begin(time.monotonic() - began_s)
 
-    def _copy(self, section: int, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    def _copy(
+        self,
+        section: int,
+        name: str,
+        tensor: torch.Tensor,
+        coming: list[tuple[torch.Tensor, torch.Tensor]],
+    ) -> torch.Tensor:
+        """Return a copy of a tensor; of a device's, what is in ``coming`` brings it."""
         room = self._rooms.result().get((section, name))
         if room is None:
             return tensor.clone()
         if self._arenas[section].device is None:
             return room.copy_(tensor)
-        transfer = self._context.device.download(tensor, room)
-        self._copying.append(transfer)
+        coming.append((tensor, room))
         return room
+
+    def _come_down(self, mark: Any, coming: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Copy tensors as they are once the device has come to ``mark``."""
+        device = self._context.device
+        device.reach(mark)
+        for tensor, room in coming:
+            device.rescue(tensor, room)
 
     def finish_copying(self) -> None:
         """Wait until sections may change again."""
-        for transfer in self._copying:
-            self._context.device.finish(transfer)
-        self._copying.clear()
+        if self._copying is not None:
+            self._copying.result()
 
     def settled_step(self) -> int:
         """Return the step of the pending checkpoint if this rank's share is settled."""
@@ -387,13 +398,13 @@ class CheckpointRound:
     def _submit(self, step: int, share: dict[int, dict[str, torch.Tensor]]) -> None:
         self._pending = self._begun = step
         self._tries += 1
-        device, copying = self._context.device, tuple(self._copying)
+        copying = self._copying
         store, uid = self._context.checkpoints, self._context.loaded.spec.uid
         name, abandoned = self._name(step), self._abandoned
 
         def write() -> SnapshotOutcome:
-            for transfer in copying:
-                device.finish(transfer)
+            if copying is not None:
+                copying.result()
             return write_snapshot(store, uid, name, share, abandoned)
 
         self._written = self._uploads.submit(write)

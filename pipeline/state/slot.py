@@ -27,15 +27,6 @@ _UPDATE_BOUND_S = 5.0
 """How long the update of a section may hold up the end of a process."""
 
 
-def copy_state(source: SectionArena, target: SectionArena) -> None:
-    """Copy the state of a section and its version, but no gradients, to other memory."""
-    target.invalidate()
-    for theirs, ours in zip(source.movable, target.movable, strict=True):
-        ours.copy_(theirs)
-    target.synchronise()
-    target.set_version(*source.content)
-
-
 class SlotMemory:
     """Memory that a worker finds when it is forked, and leaves to its successor.
 

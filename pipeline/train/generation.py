@@ -96,7 +96,8 @@ def run_generation(context: WorkerContext, command: RunGeneration, pid: int) -> 
         _save(context, command, rank, store, connections, result, pid)
         return
     training, end = None, partial(end_worker, context)
-    device_groups = DeviceGroups(context.device, connections, end)
+    tell = partial(_report_nccl, context, command)
+    device_groups = DeviceGroups(context.device, connections, end, tell)
     try:
         with context.device.using():
             groups = _form_groups(
@@ -241,6 +242,11 @@ def _form_groups(
     networks = spec.network, plan.network
     device_groups.form(endpoints, *networks, stages, rank, timeout_s)
     return groups
+
+
+def _report_nccl(context: WorkerContext, command: RunGeneration, reason: str) -> None:
+    report = messages.NcclFailed(generation=command.generation, slot=context.slot, reason=reason)
+    context.supervisor.report(report)
 
 
 def _report_out_of_memory(

@@ -11,7 +11,7 @@ import platform
 import re
 import resource
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -40,8 +40,8 @@ _SHARED = re.compile(r", 1/(\d+) each$")
 _CPU_INFO = Path("/proc/cpuinfo")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _MEMORY_INFO = Path("/proc/meminfo")
-_GROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
-_GROUP_CORES = Path("/sys/fs/cgroup/cpu.max")
+_GROUPS, _OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+_SHARED_MEMORY = Path("/dev/shm")
 _STATUS = Path("/proc/self/status")
 _CAP_IPC_LOCK = 14
 
@@ -119,32 +119,60 @@ def cores() -> int:
     if sys.platform != "linux":
         return os.cpu_count() or 1
     allowed = len(os.sched_getaffinity(0))
-    try:  # a container's share (kernel documentation, cgroup-v2, cpu.max)
-        quota, period = _GROUP_CORES.read_text().split()
-    except (OSError, ValueError):
-        return allowed
-    return min(allowed, max(1, int(quota) // int(period))) if quota.isdigit() else allowed
+    first = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+    for quota, period in _group_limits("cpu", ("cpu.max",), first):
+        if quota.isdigit():
+            allowed = min(allowed, max(1, int(quota) // int(period)))
+    return allowed
+
+
+def _group_limits(
+    controller: str, names: Sequence[str], first_names: Sequence[str]
+) -> Iterator[list[str]]:
+    """Yield the limits of this process's control groups, and of those around them.
+
+    Args:
+        controller: What is limited.
+        names: Files of a group that say so (kernel documentation, cgroup-v2).
+        first_names: The same in the first version (cgroup-v1), which containers still have.
+    """
+    lines = _OWN_GROUPS.read_text().splitlines() if _OWN_GROUPS.exists() else []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        root, files = (_GROUPS / controller, first_names) if controllers else (_GROUPS, names)
+        own = root / path.strip("/")
+        for folder in (own, *own.parents[: len(own.parts) - len(root.parts)]):
+            with contextlib.suppress(OSError):  # a container does not see those around it
+                yield " ".join((folder / name).read_text() for name in files).split()
 
 
 def memory_bytes() -> int:
     """Return the memory of this computer, or less if this process's group may use less."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limits = _group_limits("memory", ("memory.max",), ("memory.limit_in_bytes",))
+    return min([total, *(int(limit) for (limit,) in limits if limit.isdigit())])
+
+
+def shared_memory_bytes() -> int:
+    """Return the size of ``/dev/shm``; 0: there is none, or it cannot be written to."""
     try:
-        limit = _GROUP_LIMIT.read_text().strip()
+        found = os.statvfs(_SHARED_MEMORY)
     except OSError:
-        return total
-    return min(total, int(limit)) if limit.isdigit() else total
+        return 0
+    return found.f_frsize * found.f_blocks if os.access(_SHARED_MEMORY, os.W_OK) else 0
 
 
-def locked_memory_bytes() -> int:
+def locked_memory_bytes(*, raised: bool = False) -> int:
     """Return how much a process may page-lock; 0: there is no limit.
 
-    The capability that lifts it is a bit of ``CapEff`` (capabilities(7), proc(5)).
+    With ``raised``, once it has raised its limit as far as it may. The capability that lifts it is a bit of ``CapEff`` (capabilities(7), proc(5)).
     """
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    if soft == resource.RLIM_INFINITY or _may_lock_all():
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[raised]
+    if limit == resource.RLIM_INFINITY or _may_lock_all():
         return 0
-    return max(soft, 1)
+    return max(limit, 1)
 
 
 def _may_lock_all() -> bool:

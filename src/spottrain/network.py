@@ -30,7 +30,8 @@ def network_environment(cloud: str, address: str, interface: str) -> Mapping[str
     if address.startswith("127."):
         interface = "lo"
     if interface:
-        # An equals sign means exactly this one; else it would be a prefix.
+        # An equals sign means exactly this one; else it would be a prefix. Without the
+        # second one a host's own name would count, which often is that of its loopback.
         names["NCCL_SOCKET_IFNAME"] = f"={interface}"
         names["GLOO_SOCKET_IFNAME"] = interface
     if cloud not in ("aws", "gcp", "local"):

@@ -12,10 +12,13 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from tests.fakes.deferred import DeferredDevice
+from tests.unit.pipeline.memory import LocalHolder
 
 from spottrain.pipeline.comm import device_group
 from spottrain.pipeline.comm.collectives import gather_json, gather_rows
@@ -28,6 +31,10 @@ from spottrain.pipeline.comm.groups import (
 )
 from spottrain.pipeline.comm.p2p import Direction, PipelineLinks
 from spottrain.pipeline.devices.host import HostDevice
+from spottrain.pipeline.model.loaded import ParameterSpec
+from spottrain.pipeline.model.sections import TensorSpec
+from spottrain.pipeline.state import staging
+from spottrain.pipeline.state.arena import SectionArena
 
 TIMEOUT_S = 600.0
 device_group.TRIAL_BOUND_S = TIMEOUT_S  # it is for what hangs, not for a busy machine
@@ -114,10 +121,60 @@ def a_library_that_one_rank_cannot_start_is_done_without(rank: int, size: int) -
     assert gather_rows(torch.tensor([rank])).flatten().tolist() == list(everybody)
 
 
+class Counting(DeferredDevice):
+    """A device that counts the page-locked memory that is held."""
+
+    held_bytes = most_bytes = 0
+
+    def allocate_host(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Return memory that is counted as long as it lives."""
+        memory = super().allocate_host(shape, dtype)
+        storage = memory.untyped_storage()
+        self.held_bytes += storage.nbytes()
+        self.most_bytes = max(self.most_bytes, self.held_bytes)
+        weakref.finalize(storage, self._count_off, storage.nbytes())
+        return memory
+
+    def _count_off(self, num_bytes: int) -> None:
+        self.held_bytes -= num_bytes
+
+
+def sections_of_any_size_move_through_little_locked_memory(rank: int, size: int) -> None:
+    """Both ranks send and receive; the first one's are on its device."""
+    staging.PIECE_BYTES = 1 << 12
+    peer = 1 - rank
+    for length in (10_000, 40_000):
+        state = {"average": TensorSpec(shape=(length,), dtype=torch.float32)}
+        specs = (ParameterSpec("weight", (length,), torch.float32, True, state),)
+        device, holder = Counting(rank), LocalHolder()
+        home = device if rank == 0 else None
+        arenas = [SectionArena(holder, k, specs, home) for k in range(4)]
+        leaving, coming = (arenas[:2], arenas[2:]) if rank == 0 else (arenas[2:], arenas[:2])
+        for arena in leaving:
+            for span in arena.movable:
+                span.fill_(arena.section + 1)
+            arena.set_version(7, 1)
+        with ThreadPoolExecutor(1) as pool:
+            sent = pool.submit(staging.send_sections, [(one, peer) for one in leaving])
+            whole = list(staging.receive_sections((one, peer) for one in coming))
+            sent.result()
+        assert whole == coming
+        for arena in arenas:
+            arena.set_version(7, 1)
+            copy = SectionArena(holder, arena.section, specs, room=0)
+            staging.copy_section(arena, copy)
+            assert copy.content == (7, 1)
+            for span in (*arena.movable, *copy.movable):
+                assert span.eq(arena.section + 1).all()
+        assert device.most_bytes <= 2 * staging.NUM_BLOCKS * staging.PIECE_BYTES
+        assert bool(device.most_bytes) == (rank == 0)
+
+
 CASES: tuple[tuple[Callable[[int, int], None], int], ...] = (
     *((gathers, size) for size in range(1, MOST + 1)),
     (tensors_of_any_look, 2),
     (a_cut_ends_what_is_awaited, 2),
+    (sections_of_any_size_move_through_little_locked_memory, 2),
     (a_library_that_one_rank_cannot_start_is_done_without, 3),
 )
 

@@ -322,7 +322,13 @@ class Agent:
             min_gpus=self._bootstrap.min_gpus,
             place=self._bootstrap.place,
             slot_memory_bytes=self._bootstrap.slot_memory_bytes,
+            is_own=self._is_own,
         )
+
+    @property
+    def _is_own(self) -> bool:
+        """Whether this machine is the user's own: no cloud replaces it."""
+        return str(self._bootstrap.notices.get("kind", "local")) == "local"
 
     def _refuse(self, report: messages.VmUnfit | messages.VmFailed | messages.GpuSick) -> int:
         """Report why this VM does not train, if it has a manager, and end."""
@@ -475,9 +481,15 @@ class Agent:
 
         try:
             with open_nvml() as driver:
-                GpuWatch(driver, devices.gpus, self._outbox.add, restart, logger.warning).run(
-                    self._closing
+                watch = GpuWatch(
+                    driver,
+                    devices.gpus,
+                    self._outbox.add,
+                    restart,
+                    logger.warning,
+                    is_own=self._is_own,
                 )
+                watch.run(self._closing)
         except NoNvmlError as error:
             logger.warning("GPUs are not watched: %s", error)
 

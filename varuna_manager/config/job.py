@@ -274,7 +274,7 @@ class MorphingConfig(Section):
 
     debounce_s: NonNegativeFloat = 2.0
     """Time to wait for further changes before growing."""
-    schedule: ScheduleKind | Literal["auto"] = "auto"
+    schedule: Literal["auto", ScheduleKind] = "auto"
     """Pipeline schedule; `auto`: the best one for each plan."""
     recompute: bool | Literal["auto"] = "auto"
     """Recompute activations in the backward pass to save memory, in segments where that
@@ -301,20 +301,20 @@ class MorphingConfig(Section):
 class RuntimeConfig(Section):
     """How workers compute. See docs/gpu.md."""
 
-    precision: Precision | Literal["auto"] = "auto"
+    precision: Literal["auto", Precision] = "auto"
     """Type of matrix multiplications: `bf16` (A100 and newer), `fp16` with a dynamic
     loss scale, or `fp32`. Parameters and optimizer state stay in fp32. `auto`: bf16 where
     every GPU that may be used has it, else fp16 (fp32 with `semantics: stale_by_one`), and
     fp32 on CPUs and on own hosts whose GPUs `ssh.hosts.gpu` does not name; it is settled at
     the launch, for the job's life."""
-    state: StateHome | Literal["auto"] = "auto"
+    state: Literal["auto", StateHome] = "auto"
     """Where parameters and optimizer state are kept on GPU machines: `host` memory,
     which outlives a worker and is larger, or the `device`'s, which is faster; `auto`:
     the faster one that fits."""
     network: Network = "auto"
     """Library that sums gradients over GPUs; `auto`: of NCCL and gloo the faster one as
     measured, if replicas have GPUs of their own."""
-    wire: WireType | Literal["auto"] = "auto"
+    wire: Literal["auto", WireType] = "auto"
     """Type in which activations and their gradients travel between stages: `bf16` or
     `fp16` for half the bytes of fp32, at the price of rounding, or their `own`; `auto`:
     bf16 with `reduction: fast` and a precision of 16 bits, else their own.

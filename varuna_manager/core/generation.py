@@ -13,6 +13,7 @@ from spottrain.eventlog.changed import replace
 from spottrain.morphing.adapt.checkpointing import state_losses_per_s
 from spottrain.morphing.adapt.traffic import sent_bytes
 from spottrain.morphing.simulate.reducing import NCCL_FAILED
+from spottrain.patience import LEAVE_S, MARGIN_S, NCCL_LEAVE_S, evacuation_s
 from spottrain.pricing.billing import egress
 from spottrain.pricing.prices.place import place_of
 from spottrain.units import counted
@@ -31,13 +32,16 @@ from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.wire import messages
 from spottrain.wire.model import Plan, Slot
 
-ABANDON_AFTER_S = 3.0
-"""Survivors that have not noticed a break by then are told to give up."""
+ABANDON_AFTER_S = LEAVE_S + MARGIN_S
+"""Survivors that have not noticed a break by then are told to give up, and"""
+ABANDON_NCCL_AFTER_S = NCCL_LEAVE_S + MARGIN_S
+"""where NCCL may sum gradients."""
 ABANDON_FORMING_S = 0.3
 """The same for a generation that a participant has left before it ran: gloo's connect
 waits on when a third rank is gone, and a kill loses nothing that is not committed."""
 FENCE_AFTER_S = 20.0
-"""A VM whose ranks are not out by then is suspected to hang."""
+"""A VM whose ranks are not out by then is suspected to hang; where they may have to bring
+state from GPUs to its memory, when they must have done so."""
 OPEN_BOUND_S = 60.0
 SILENCE_BOUND_S = 600.0
 """How long VMs that prepare, or ranks that start, may show no sign of progress, and"""
@@ -53,7 +57,7 @@ MAX_FRUITLESS = 8
 lost do not count: preemptions are no fault of the job. Nor do those that ran out of
 memory: each lets the next plan take less, until there is none."""
 MAX_NCCL_FAILURES = 2
-"""Generations in which NCCL did not start before gloo sums gradients."""
+"""Generations in which NCCL failed before gloo sums gradients."""
 
 _UNNOTICED = ("kill", "silence", "sick_gpu")
 
@@ -415,7 +419,7 @@ def _enforce_break(transition: Transition, generation: Generation) -> None:
             to = late + donors[len(generation.plan.slots) :]
             number = generation.number
             transition.send(to, messages.AbandonGeneration(generation=number))
-    elif transition.waited_until(generation.since_s + FENCE_AFTER_S):
+    elif transition.waited_until(generation.since_s + _fence_after_s(transition.state, generation)):
         for vm_id in dict.fromkeys(late):
             suspect(transition, vm_id)
 
@@ -426,13 +430,32 @@ def _patience_s(state: State, generation: Generation) -> float:
     State that is on a GPU takes a while to be brought to its VM's memory, and would be
     lost with a worker that is killed.
     """
+    on_gpu = _on_gpu(state)
     ranks = generation.ranks.values()
     lost = any(slot.vm_id not in state.fleet.vms for slot in generation.participants)
     left = lost or RankPhase.OUT in ranks or RankPhase.GONE in ranks
-    on_gpu = state.job.state != "host" and any(vm.gpus for vm in state.fleet.vms.values())
-    if generation.started_at_s is None and left and not on_gpu:
+    keeps_on_gpu = on_gpu and state.job.state != "host"
+    if generation.started_at_s is None and left and not keeps_on_gpu:
         return ABANDON_FORMING_S
-    return ABANDON_AFTER_S
+    sums = on_gpu and generation.plan.data_parallel_width > 1 and state.job.spec.network != "gloo"
+    return ABANDON_NCCL_AFTER_S if sums else ABANDON_AFTER_S
+
+
+def _on_gpu(state: State) -> bool:
+    return any(vm.gpus for vm in state.fleet.vms.values())
+
+
+def _fence_after_s(state: State, generation: Generation) -> float:
+    """Return how long after a break a VM's ranks may be out of reach."""
+    if state.job.state == "host" or not _on_gpu(state):
+        return FENCE_AFTER_S
+    sizes = [2 * one.param_bytes + one.optimizer_bytes for one in state.job.facts.sections]
+    plan, before = generation.plan, state.training.previous_plan
+    largest = (
+        max(sum(sizes[k] for k in one.sections_of(stage)) for stage in range(one.pipeline_depth))
+        for one in (plan, before or plan)  # a worker holds sections of both for a while
+    )
+    return FENCE_AFTER_S + NCCL_LEAVE_S + evacuation_s(sum(largest))
 
 
 def suspect(transition: Transition, vm_id: str) -> None:
@@ -461,7 +484,9 @@ def close(transition: Transition, ended_by: str) -> None:
     if progress.paused_since_s is None:
         progress = replace(progress, paused_since_s=progress.last_commit_at_s)
     fruitless = 0 if generation.committed else state.training.fruitless
-    lost = RankPhase.GONE in generation.ranks.values()
+    gone = {slot for slot, rank in generation.ranks.items() if rank is RankPhase.GONE}
+    # A worker may have to end itself because NCCL failed: that is no loss by itself.
+    lost = not gone <= generation.nccl_failed.keys()
     excused = lost or generation.out_of_memory or state.preparation.doubted
     if broke and not excused:
         fruitless += not generation.committed
@@ -487,8 +512,9 @@ def close(transition: Transition, ended_by: str) -> None:
         ),
     )
     transition.note_phase(generation.phase, None)
-    if broke and not lost and generation.nccl_failed:
-        _nccl_failed(transition, generation.nccl_failed)
+    if broke and not lost and not generation.committed and generation.nccl_failed:
+        slot, reason = next(iter(generation.nccl_failed.items()))
+        _nccl_failed(transition, f"{slot.vm_id}[{slot.index}]: {reason}")
     finished = all(rank in _FINISHED for rank in generation.ranks.values())
     if generation.done and finished and not broke:
         # To save was tried for long already.
@@ -499,8 +525,8 @@ def close(transition: Transition, ended_by: str) -> None:
 
 
 def _nccl_failed(transition: Transition, reason: str) -> None:
-    """Have gloo sum gradients once NCCL has not started twice; the first time may have been
-    an accident. A profile measured anew says anew which of them can be had."""
+    """Have gloo sum gradients once NCCL has failed twice; the first time may have been an
+    accident. A profile measured anew says anew which of them can be had."""
     preparation = transition.state.preparation
     failures, profile = preparation.nccl_failures + 1, preparation.profile
     if failures >= MAX_NCCL_FAILURES and profile is not None:

@@ -76,8 +76,8 @@ def report_received(transition: Transition, event: e.ReportReceived) -> None:
             if slot := _rank_of(state, number, vm_id, index):
                 memory.out_of_memory(transition, slot, report)
         case messages.NcclFailed(generation=number, slot=index, reason=reason):
-            if _rank_of(state, number, vm_id, index):
-                failed = f"{vm_id}[{index}]: {reason}"
+            if slot := _rank_of(state, number, vm_id, index):
+                failed = {**transition.generation.nccl_failed, slot: reason}
                 transition.put_generation(replace(transition.generation, nccl_failed=failed))
         case messages.MinibatchCommitted() | messages.MinibatchAdopted():
             pass  # measurements: the watches look at them
@@ -145,7 +145,8 @@ def _supervisor_ready(transition: Transition, vm_id: str, report: messages.Super
     transition.note_fleet_change()
     fleet.vm_fit(transition, vm)
     starts.ready(transition, vm)
-    transition.log(f"{vm_id}: ready with {counted(report.num_slots, 'slot')} on {report.device}")
+    what = f"{counted(report.num_slots, 'slot')} on {report.device}"
+    transition.log("; ".join((f"{vm_id}: ready with {what}", *report.warnings)))
 
 
 def _rounds_differently(

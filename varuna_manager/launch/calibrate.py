@@ -85,6 +85,7 @@ def devices_here(config: JobConfig) -> VmDevices:
         min(max(1, machine.cores() // 2), _MAX_SLOTS),
         job=config.name,
         precision=config.precision,
+        is_own=True,
     )
     if not isinstance(found, VmDevices):
         raise MeasuringError(f"this machine: {found.reason}")

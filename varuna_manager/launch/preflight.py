@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from spottrain import machine
 from spottrain.cloud.aws.settings import IMAGE_NAME as AWS_IMAGE
 from spottrain.cloud.azure.settings import IMAGE as AZURE_IMAGE
 from spottrain.cloud.gcp.settings import IMAGE as GCP_IMAGE
@@ -34,6 +35,7 @@ from spottrain.gpus.builds import (
     choose_build,
 )
 from spottrain.gpus.find import VmDevices, find_devices
+from spottrain.morphing.memory.room import megabytes
 from spottrain.pricing.prices.catalogue import catalogue
 from spottrain.pricing.prices.history import HistoryError
 from spottrain.pricing.ranking.quotas import with_quotas
@@ -43,6 +45,7 @@ from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.config.manager_vm import IDENTITY
 from spottrain.varuna_manager.jobs.vm_history import open_history
 from spottrain.varuna_manager.launch.providers import open_cloud, own_network
+from spottrain.wire.messages import GpuSick, VmUnfit
 
 SSH = 22
 _PUBLIC_HOST = "github.com"
@@ -130,15 +133,35 @@ def check_here(config: JobConfig) -> str:
     Raises:
         CloudError: Its GPUs cannot be used.
     """
-    found = find_devices(config.device, "", 1, job=config.name, precision=config.precision)
+    found = _devices_here(config)
     if not isinstance(found, VmDevices):
         raise CloudError(f"this machine: {found.reason}")
-    return f"computes on {found.name}"
+    return "; ".join((f"computes on {found.name}", *_limits(found), *found.warnings))
+
+
+def _limits(found: VmDevices) -> Iterator[str]:
+    """Yield how a container or the system limits what this machine has."""
+    cores, all_cores = machine.cores(), os.cpu_count() or 1
+    if cores < all_cores:
+        yield f"may use {cores} of {all_cores} cores"
+    locked_bytes = machine.locked_memory_bytes(raised=True)
+    if found.gpus and locked_bytes:
+        yield (
+            f"may page-lock {megabytes(locked_bytes)} (ulimit -l); whether the driver locks "
+            "more is tried when a VM starts"
+        )
+
+
+def _devices_here(config: JobConfig) -> VmDevices | VmUnfit | GpuSick:
+    """Return what a worker on this machine would compute on, or why it must not."""
+    return find_devices(
+        config.device, "", 1, job=config.name, precision=config.precision, is_own=True
+    )
 
 
 def has_known_gpu(config: JobConfig) -> bool:
     """Return whether measuring a job here says something about a cloud's GPUs."""
-    found = find_devices(config.device, "", 1, job=config.name, precision=config.precision)
+    found = _devices_here(config)
     known = catalogue().gpu_of(found.name) if isinstance(found, VmDevices) else None
     return known is not None and known.compute_capability > 0
 

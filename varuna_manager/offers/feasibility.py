@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from spottrain.morphing.errors import PlanError
 from spottrain.morphing.memory.loads import StageLoad
 from spottrain.morphing.memory.memory import WorkerTerms, stage_bytes
 from spottrain.morphing.memory.room import megabytes
-from spottrain.morphing.simulate.compute import Compute
+from spottrain.morphing.simulate.compute import Compute, trained_bytes
 from spottrain.pricing.prices.hazard import Hazards
 from spottrain.pricing.ranking.gpu_speed import machine_as_offered
 from spottrain.units import counted
@@ -141,7 +142,7 @@ def check_deadline(
 
 
 def check_memory(config: JobConfig, facts: ModelFacts, offers: Sequence[Offer] | None) -> None:
-    """Refuse a job whose parameters and optimizer alone fit on no fleet it could rent.
+    """Refuse a job whose committed state alone fits on no fleet it could rent.
 
     A lower bound, for nothing is known of activations yet: what passes may still need
     more once the model is measured. Own hosts are not looked at, they cost nothing.
@@ -157,7 +158,7 @@ def check_memory(config: JobConfig, facts: ModelFacts, offers: Sequence[Offer] |
     offers = own_offers(config, time.time()) if offers is None else offers
     if not offers or any(o.cloud == "ssh" or not o.gpu_memory_bytes for o in offers):
         return
-    best = ""
+    best, ways = "", list[tuple[int, str]]()
     for offer in sorted(offers, key=lambda o: o.gpus * o.gpu_memory_bytes):
         machine = machine_as_offered(offer, offer.gpus, 1.0)
         if not machine.is_gpu or config.runtime.asked_state == "device":
@@ -174,16 +175,22 @@ def check_memory(config: JobConfig, facts: ModelFacts, offers: Sequence[Offer] |
             f"{megabytes(total)} altogether and {megabytes(section)} for its largest "
             f"section: got {counted(slots, 'slot')} of {megabytes(room_bytes)} on {offer.instance_type}"
         )
+        if section <= room_bytes:
+            ways.append((math.ceil(total / (room_bytes * machine.gpus)), offer.instance_type))
+    advice = "take machines with larger slots, or cut the model into smaller sections"
+    if ways:
+        vms, kind = min(ways)
+        advice = f"resources.max_vms: {vms} with {kind} is the least, or larger machines"
     raise CapacityError(
-        f"the model does not fit: its parameters and optimizer need at least {best}; take "
-        "larger machines, raise resources.max_vms, or cut the model into smaller sections"
+        f"the model does not fit: its parameters, gradients and optimizer need at least {best}; "
+        f"{advice}"
     )
 
 
 def _least_bytes(config: JobConfig, facts: ModelFacts, *, on_gpu: bool) -> tuple[int, int]:
     """Return what a worker must hold of the largest section, and all workers of all."""
     if on_gpu:  # wherever committed state is: in one of two memories
-        each = [s.param_bytes + s.optimizer_bytes for s in facts.sections]
+        each = [s.param_bytes + s.optimizer_bytes + trained_bytes(s) for s in facts.sections]
         return max(each), sum(each)
     compute = Compute(semantics=config.semantics)
     terms = WorkerTerms(reduction=config.reduction, compute=compute)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import zlib
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,6 +14,10 @@ from spottrain.gpus.builds import UnfitBuildError, check_precision
 from spottrain.wire.messages import DeviceChoice, GpuSick, VmUnfit
 from spottrain.wire.model import GpuFacts, Precision
 
+_SHARED_BYTES = 512 << 20
+"""Less than NVIDIA asks for (1 GB; NCCL's user guide, troubleshooting, shared memory), far more
+than the 64 MB that docker gives, and often enough for 8 GPUs."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmDevices:
@@ -20,6 +25,8 @@ class VmDevices:
 
     slots: slots.SlotDevices
     gpus: tuple[GpuFacts, ...]
+    warnings: tuple[str, ...] = ()
+    """What is wrong with GPUs that are used all the same."""
 
     @property
     def name(self) -> str:
@@ -33,6 +40,7 @@ class VmDevices:
             "memory_shares": self.slots.memory_shares,
             "threads": self.slots.threads,
             "gpus": [asdict(gpu) for gpu in self.gpus],
+            "warnings": self.warnings,
         }
 
 
@@ -56,6 +64,7 @@ def find_devices(
     min_gpus: int = 0,
     place: int | None = None,
     slot_memory_bytes: int = 0,
+    is_own: bool = False,
 ) -> VmDevices | VmUnfit | GpuSick:
     """Return what the slots of this VM drive, or why it must not train.
 
@@ -69,6 +78,7 @@ def find_devices(
         place: Its number among VMs of the job that share a machine: each has other GPUs,
             as far as there are enough. None: not known, and left to chance.
         slot_memory_bytes: Declared memory of a slot; 0: none.
+        is_own: As for ``health.sickness``.
     """
     gpus: tuple[GpuFacts, ...] = ()
     why_none = ""
@@ -102,17 +112,33 @@ def find_devices(
             check_precision(precision, gpu.compute_capability, gpu.name)
     except (slots.UnfitVmError, UnfitBuildError) as error:
         return VmUnfit(reason=str(error))
-    return _trouble(used, machine.owner(job)) or VmDevices(slots=devices, gpus=used)
+    trouble = _trouble(used, machine.owner(job), is_own)
+    if not isinstance(trouble, tuple):
+        return trouble
+    return VmDevices(slots=devices, gpus=used, warnings=(*trouble, *_shared_memory(used, gpus)))
 
 
-def _trouble(gpus: tuple[GpuFacts, ...], owner: str) -> VmUnfit | GpuSick | None:
-    """Return what is wrong with GPUs that are to be used: sick, or in use by others."""
+def _shared_memory(used: Sequence[GpuFacts], gpus: Sequence[GpuFacts]) -> Iterator[str]:
+    """Yield what is wrong with the memory through which NCCL may connect GPUs of a machine."""
+    found = machine.shared_memory_bytes()
+    if used and len(gpus) > 1 and found < _SHARED_BYTES:
+        yield (
+            f"/dev/shm has {found / 1e6:.0f} MB: NCCL may not start between its {len(gpus)} "
+            "GPUs; give the container more (docker: --shm-size=1g)"
+        )
+
+
+def _trouble(
+    gpus: tuple[GpuFacts, ...], owner: str, is_own: bool
+) -> VmUnfit | GpuSick | tuple[str, ...]:
+    """Return why GPUs cannot be used, as they are sick or others use them; or warnings."""
     if not gpus:
-        return None
+        return ()
     try:
         with nvml.open_nvml() as driver:
-            for gpu in gpus:
-                if reason := health.sickness(gpu, driver.health(gpu)):
+            states = [(gpu, driver.health(gpu)) for gpu in gpus]
+            for gpu, state in states:
+                if reason := health.sickness(gpu, state, is_own=is_own):
                     return GpuSick(reason=reason)
                 if reason := health.conflict(gpu, driver.users(gpu, owner)):
                     return VmUnfit(reason=reason)
@@ -120,4 +146,4 @@ def _trouble(gpus: tuple[GpuFacts, ...], owner: str) -> VmUnfit | GpuSick | None
         return GpuSick(reason=str(error))
     except nvml.NoNvmlError as error:
         return VmUnfit(reason=f"its GPUs cannot be read: {error}")
-    return None
+    return tuple(filter(None, (health.awaits_reset(*one) for one in states)))

@@ -49,6 +49,7 @@ class GpuHealth:
     """Bits of ``nvmlClocksEventReasons``."""
 
 
+RECOVERY_XID = 154
 _XIDS: Mapping[int, tuple[XidAction, str]] = {
     13: ("restart_worker", "a kernel failed"),
     31: ("restart_worker", "a kernel read or wrote memory that is not its own"),
@@ -64,7 +65,7 @@ _XIDS: Mapping[int, tuple[XidAction, str]] = {
     119: ("return_vm", "the GPU's system processor does not answer"),
     120: ("return_vm", "the GPU's system processor failed"),
     140: ("return_vm", "memory has an error that cannot be corrected"),
-    154: ("return_vm", "the driver asks for a recovery of the GPU"),
+    RECOVERY_XID: ("return_vm", "the driver asks for a recovery of the GPU"),
 }
 _RECOVERY_ACTIONS: Mapping[int, str] = {
     1: "a reset of the GPU",
@@ -102,12 +103,27 @@ def describe(gpu: GpuFacts) -> str:
     return f"GPU {gpu.index} ({gpu.name})"
 
 
-def sickness(gpu: GpuFacts, health: GpuHealth) -> str:
-    """Return why a GPU must not be trained on, in one line; empty if it may."""
+def sickness(gpu: GpuFacts, health: GpuHealth, *, is_own: bool = False) -> str:
+    """Return why a GPU must not be trained on, in one line; empty if it may.
+
+    Args:
+        gpu: The GPU.
+        health: Its state.
+        is_own: Of a machine of the user's own, which no other can replace: a GPU that waits
+            for a reset is used until then.
+    """
     if health.is_lost:
         return f"{describe(gpu)} does not answer: it has fallen off the bus"
     if health.row_remap_failed:
         return f"{describe(gpu)}: a failed row of memory cannot be replaced"
+    return "" if is_own else awaits_reset(gpu, health)
+
+
+def awaits_reset(gpu: GpuFacts, health: GpuHealth) -> str:
+    """Return why a GPU should be reset, in one line; empty if nothing asks for that.
+
+    Until then work may go on (NVIDIA's guide on memory error management, row remapping).
+    """
     if health.row_remap_pending:
         return f"{describe(gpu)}: a failed row of memory waits for a reset to be replaced"
     if health.recovery_action:

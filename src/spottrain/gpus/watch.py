@@ -5,7 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from spottrain.gpus.health import action_on, describe, describe_xid, sickness, slowdowns
+from spottrain.gpus.health import (
+    RECOVERY_XID,
+    action_on,
+    describe,
+    describe_xid,
+    sickness,
+    slowdowns,
+)
 from spottrain.gpus.nvml import GpuLostError, NoNvmlError, Nvml
 from spottrain.wire.messages import GpuSick, GpuThrottled
 from spottrain.wire.model import GpuFacts
@@ -26,6 +33,7 @@ class GpuWatch:
         report: Takes the reports.
         restart: Restarts the workers on a GPU, given its UUID and why.
         note: Takes what is worth a line in the log.
+        is_own: As for ``health.sickness``.
     """
 
     def __init__(
@@ -35,12 +43,15 @@ class GpuWatch:
         report: Callable[[GpuSick | GpuThrottled], None],
         restart: Callable[[str, str], None],
         note: Callable[[str], None],
+        *,
+        is_own: bool = False,
     ) -> None:
         self._nvml = nvml
         self._gpus = {gpu.uuid: gpu for gpu in gpus}
         self._report = report
         self._restart = restart
         self._note = note
+        self._is_own = is_own
         self._polls = dict.fromkeys(self._gpus, 0)
         """Looks in a row at which a GPU was not what was last reported."""
         self._throttled: dict[str, str] = {}
@@ -70,6 +81,8 @@ class GpuWatch:
             return False
         line = describe_xid(number, gpu)
         self._note(line)
+        if number == RECOVERY_XID and self._is_own:
+            return False
         match action_on(number):
             case "return_vm":
                 self._report(GpuSick(reason=line))
@@ -82,7 +95,7 @@ class GpuWatch:
         """Look at every GPU; return whether one has failed."""
         for gpu in self._gpus.values():
             health = self._nvml.health(gpu)
-            if reason := sickness(gpu, health):
+            if reason := sickness(gpu, health, is_own=self._is_own):
                 self._report(GpuSick(reason=reason))
                 return True
             self._fold(gpu, slowdowns(health))

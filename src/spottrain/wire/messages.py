@@ -292,6 +292,8 @@ class SupervisorReady:
     """Of the machine, beside GPUs'; 0: as the offer says."""
     locked_memory_bytes: int = 0
     """What each process may page-lock of it; 0: there is no limit, or it is unknown."""
+    warnings: tuple[str, ...] = ()
+    """What people should know of this VM."""
     kind: Literal["supervisor_ready"] = "supervisor_ready"
 
 
@@ -514,8 +516,8 @@ class OutOfMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NcclFailed:
-    """NCCL did not start in a slot, and no peer was known to be gone; that the slot is out
-    is reported besides."""
+    """NCCL did not start in a slot or failed later, and no peer was known to be gone; that
+    the slot is out is reported besides."""
 
     generation: int
     slot: int

@@ -61,34 +61,55 @@ def test_a_capability_lifts_the_limit(tmp_path: Path, monkeypatch: pytest.Monkey
     assert machine.locked_memory_bytes() == 0
 
 
-def test_memory_is_that_of_the_computer_or_of_its_container(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    limit = tmp_path / "memory.max"
-    monkeypatch.setattr(machine, "_GROUP_LIMIT", limit)
+@pytest.fixture
+def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where control groups are, with this process in one of each version."""
+    own = tmp_path / "own"
+    own.write_text("4:memory:/outer/inner\n3:cpu,cpuacct:/outer/inner\n0::/outer/inner\n")
+    monkeypatch.setattr(machine, "_OWN_GROUPS", own)
+    monkeypatch.setattr(machine, "_GROUPS", tmp_path)
+    for root in ("", "cpu", "memory"):
+        (tmp_path / root / "outer" / "inner").mkdir(parents=True)
+    return tmp_path
+
+
+def test_memory_is_that_of_the_computer_or_of_its_container(groups: Path) -> None:
     whole = machine.memory_bytes()
     assert whole >= machine.available_bytes()
-    for text, have in (("max", whole), ("4096", 4096), (str(2 * whole), whole)):
-        limit.write_text(f"{text}\n")
-        assert machine.memory_bytes() == have
+    for file in ("memory.max", "outer/memory.max", "memory/outer/inner/memory.limit_in_bytes"):
+        for text, have in (("max", whole), ("4096", 4096), (str(2 * whole), whole)):
+            (groups / file).write_text(f"{text}\n")
+            assert machine.memory_bytes() == have
 
 
 def test_cores_are_those_of_the_computer_or_of_its_container(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    groups: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limit = tmp_path / "cpu.max"
-    monkeypatch.setattr(machine, "_GROUP_CORES", limit)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
     assert machine.cores() == 8
-    for text, have in (
-        ("max 100000", 8),
-        ("200000 100000", 2),
-        ("50000 100000", 1),
-        ("1600000 100000", 8),
-        ("", 8),
-    ):
-        limit.write_text(f"{text}\n")
+    for folder in ("", "outer", "outer/inner"):
+        for text, have in (("200000", 2), ("50000", 1), ("1600000", 8), ("max", 8)):
+            (groups / folder / "cpu.max").write_text(f"{text} 100000\n")
+            assert machine.cores() == have
+
+
+def test_cores_are_those_of_a_container_of_the_first_version(
+    groups: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    (groups / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+    for text, have in (("300000", 3), ("-1", 8)):
+        (groups / "cpu" / "cpu.cfs_quota_us").write_text(f"{text}\n")
         assert machine.cores() == have
+
+
+def test_a_container_may_lack_shared_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "_SHARED_MEMORY", tmp_path)
+    assert machine.shared_memory_bytes() > 0
+    monkeypatch.setattr(machine, "_SHARED_MEMORY", tmp_path / "nothing")
+    assert machine.shared_memory_bytes() == 0
 
 
 def test_a_user_s_allocator_settings_win(monkeypatch: pytest.MonkeyPatch) -> None:

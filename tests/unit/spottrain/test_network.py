@@ -31,7 +31,7 @@ def test_an_unknown_interface_is_left_to_the_libraries() -> None:
 
 def test_the_interface_of_an_address_is_found() -> None:
     assert interface_of("127.0.0.1") == "lo"
-    assert interface_of("192.0.2.77") == ""
+    assert interface_of("192.0.2.77") == interface_of("no address") == ""
 
 
 def test_interfaces_without_an_address_are_passed_over() -> None:

@@ -126,7 +126,7 @@ class PreparationState:
     checkpoint_saved_at_s: float | None = None
     """When one was last saved, as far as that is known."""
     nccl_failures: int = 0
-    """Generations that broke because NCCL did not start, with all VMs there."""
+    """Generations that broke before a commit because NCCL failed, with all VMs there."""
     checkpoint_error: str = ""
     """Why the newest attempt to write a checkpoint failed; empty if it did not."""
 

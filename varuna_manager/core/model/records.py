@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
@@ -415,8 +415,8 @@ class Generation:
     break_reason: str = ""
     out_of_memory: bool = False
     """Whether it broke because a device had no memory left."""
-    nccl_failed: str = ""
-    """Why NCCL did not start in one of its ranks; empty: it did, as far as is known."""
+    nccl_failed: Mapping[Slot, str] = field(default_factory=dict)
+    """Why NCCL failed, in ranks where it did."""
     abandoned: bool = False
     """Whether its last ranks were told to give up."""
     measured_step_s: float | None = None

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import queue
+import re
 import socket
 import threading
 
 import pytest
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.deferred import DeferredDevice
@@ -13,6 +16,7 @@ from spottrain.pipeline.comm.device_group import (
     Endpoint,
     NetworkRefusedError,
     choose_library,
+    nccl_failure,
 )
 from spottrain.pipeline.comm.groups import Connections, GenerationBrokenError
 
@@ -80,7 +84,8 @@ def test_a_sum_that_does_not_end_in_time_aborts_the_group_and_cuts_the_others() 
     theirs, _ = listener.accept()
     connections.seal()
     ended: list[str] = []
-    groups = DeviceGroups(DeferredDevice(), connections, ended.append)
+    told: list[str] = []
+    groups = DeviceGroups(DeferredDevice(), connections, ended.append, told.append)
     groups._watcher = threading.Thread(target=groups._watch)
     groups._watcher.start()
     groups._timeout_s = 60.0
@@ -96,6 +101,66 @@ def test_a_sum_that_does_not_end_in_time_aborts_the_group_and_cuts_the_others() 
             groups.check()
 
     groups.close()
-    assert ended == []
+    assert ended == told == []
     for one in (listener, ours, theirs):
         one.close()
+
+
+UNHANDLED = (
+    "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, unhandled cuda error "
+    "(run with NCCL_DEBUG=INFO for details), NCCL version 2.28.9\n"
+    "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        (f"{UNHANDLED}Cuda failure 2 'out of memory'", "the GPU has no memory left for it"),
+        (f"{UNHANDLED}Failed to CUDA calloc 6291456 bytes\n", "the GPU has no memory left"),
+        (
+            (
+                f"{UNHANDLED}Error while creating shared memory segment /dev/shm/nccl-4Bgj2t (size "
+                "9637888), error: No space left on device (28)"
+            ),
+            "give the container more",
+        ),
+        (f"{UNHANDLED}Bootstrap : no socket interface found", "do not reach each other"),
+        (f"{UNHANDLED}Cuda failure 999 'unknown error'", "^Cuda failure 999 'unknown error'$"),
+        ("unhandled system error, NCCL version 2.28.9", "^unhandled system error, NCCL"),
+    ],
+)
+def test_a_failure_of_nccl_is_told_in_one_line_by_its_cause(text: str, cause: str) -> None:
+    reason = nccl_failure(text)
+    assert re.search(cause, reason)
+    assert "\n" not in reason
+    assert reason.endswith(("bytes)", "memory')", "(28))", "found)", "error'", "2.28.9"))
+
+
+def test_nccl_that_fails_in_a_sum_is_told_unless_a_peer_is_gone() -> None:
+    told: list[str] = []
+    groups = DeviceGroups(DeferredDevice(), Connections(), pytest.fail, told.append)
+
+    failed = pytest.raises(GenerationBrokenError, match="NCCL failed: the GPU has no memory left")
+    with failed, groups.bounded():
+        raise dist.DistBackendError(f"{UNHANDLED}Cuda failure 'out of memory'")
+    assert told == ["the GPU has no memory left for it (Cuda failure 'out of memory')"]
+
+    groups._aborted = True
+    with pytest.raises(GenerationBrokenError, match="a peer is gone"), groups.bounded():
+        raise dist.DistBackendError("NCCL communicator was aborted")
+    assert len(told) == 1
+    groups.close()
+
+
+def test_a_start_of_nccl_that_hangs_is_told() -> None:
+    told = queue.SimpleQueue[str]()
+    connections = Connections()
+    connections.seal()
+    groups = DeviceGroups(DeferredDevice(), connections, pytest.fail, told.put)
+    groups._starting = True
+    groups._watcher = threading.Thread(target=groups._watch)
+    groups._watcher.start()
+    with groups.bounded(0.0):
+        assert told.get() == "it did not start in time"
+    groups.close()

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
+from spottrain.errors import UserCodeError
 from spottrain.pipeline.devices import cuda
+from spottrain.pipeline.devices.open import prepare_device
 
 BACKENDS: Any = torch.backends
 PRECISIONS = (
@@ -51,3 +54,24 @@ def test_nothing_computes_in_tf32_whatever_the_user_has_allowed(allowed: str) ->
     # Nor does what asks by the older names meet an error.
     assert BACKENDS.cuda.matmul.allow_tf32 is False
     assert BACKENDS.cudnn.allow_tf32 is False
+
+
+@pytest.mark.usefixtures("flags")
+def test_user_code_may_use_cuda_once_the_workers_gpu_is_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    prepare_device("cpu", deterministic=True)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with pytest.raises(UserCodeError, match="before the worker has chosen its GPU"):
+        prepare_device("cuda:GPU-a", deterministic=True)
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    prepare_device("cuda:GPU-a", deterministic=True)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-a"
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    cuda.choose_gpu("GPU-a", deterministic=True)

@@ -10,9 +10,11 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from tests.builders import a_spec
 from tests.fakes.gpus import facts
 
-from spottrain.pipeline.process.greeting import unfit
+from spottrain import machine
+from spottrain.pipeline.process.greeting import Greeting, unfit
 
 DRIVER = "int n; int cuInit(unsigned f) { n = 1; return 0; } " + (
     "int cuDeviceGetCount(int *count) { *count = 1; return n ? 0 : 3; }"
@@ -21,17 +23,13 @@ DRIVER = "int n; int cuInit(unsigned f) { n = 1; return 0; } " + (
 (CUDA driver API, cuInit)."""
 ASKS = """
 import ctypes
-from spottrain.errors import UserCodeError
-from spottrain.pipeline.process.greeting import check_no_cuda
+from spottrain.pipeline.process.greeting import obstacle_to_forks
 
-check_no_cuda()
+print(obstacle_to_forks())
 driver = ctypes.CDLL("libcuda.so.1")
-check_no_cuda()  # loaded is not initialised
+print(obstacle_to_forks())  # loaded is not initialised
 driver.cuInit(0)
-try:
-    check_no_cuda()
-except UserCodeError as error:
-    print(error)
+print(obstacle_to_forks())
 """
 
 
@@ -81,4 +79,23 @@ def test_the_driver_itself_says_whether_it_is_initialised(
     environment = {**os.environ, "LD_LIBRARY_PATH": str(folder)}
     command = [sys.executable, "-c", ASKS]
     run = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-    assert run.stdout.startswith("the user's module or its function initialises CUDA")
+    assert run.stdout.splitlines() == ["", "", "uses CUDA"]
+
+
+@pytest.mark.parametrize(
+    ("device", "limit_bytes", "found_bytes"),
+    [
+        ("tests.fakes.deferred:1", 1 << 23, 0),  # its driver does not ask for the limit
+        ("tests.fakes.deferred:1", 1 << 33, 1 << 33),
+        ("cuda:GPU-that-is-not-there", 1 << 23, 1 << 23),
+        ("cpu", 1 << 23, 1 << 23),
+        ("cpu", 0, 0),
+    ],
+)
+def test_whether_more_than_the_limit_can_be_locked_is_tried(
+    monkeypatch: pytest.MonkeyPatch, device: str, limit_bytes: int, found_bytes: int
+) -> None:
+    monkeypatch.setattr(machine, "locked_memory_bytes", lambda: limit_bytes)
+    spec = a_spec()
+    greeting = Greeting(spec, "", 1, "127.0.0.1", "a", devices=(device,))
+    assert greeting.locked_memory_bytes() == found_bytes

@@ -32,7 +32,7 @@ def test_slots_drive_gpus_where_there_are_some(machine_with: Put) -> None:
     assert [gpu.index for gpu in found.gpus] == [0, 1]
     assert found.name == machine.device(found.gpus) == "NVIDIA A10G"
     assert find("gpu", 4).name == "NVIDIA A10G, 1/2 each"
-    assert set(found.greeting()) == {"devices", "memory_shares", "threads", "gpus"}
+    assert set(found.greeting()) == {"devices", "memory_shares", "threads", "gpus", "warnings"}
 
 
 def test_vms_that_share_a_machine_drive_gpus_of_their_own(machine_with: Put) -> None:
@@ -103,3 +103,36 @@ def test_a_gpu_of_another_job_is_refused_and_a_hidden_one_left_alone(
     assert "is in use by process 1" in unfit.reason
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert isinstance(find("gpu"), VmDevices)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"rows": [0, 0, 1, 0]}, "waits for a reset to be replaced"),
+        ({"recovery": 4}, "asks for a reset of the GPU, once nothing uses it"),
+    ],
+)
+def test_a_gpu_that_waits_for_a_reset_is_used_on_own_machines_with_a_warning(
+    machine_with: Put, change: dict[str, Any], why: str
+) -> None:
+    machine_with().change(**change)
+    assert isinstance(find("gpu", 1), GpuSick)
+    found = find("gpu", 1, is_own=True)
+    assert isinstance(found, VmDevices)
+    (warning,) = found.warnings
+    assert why in warning
+    assert found.greeting()["warnings"] == (warning,)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "megabytes", "told"), [(2, 64, True), (2, 1000, False), (1, 0, False)]
+)
+def test_little_shared_memory_between_gpus_is_told(
+    machine_with: Put, monkeypatch: pytest.MonkeyPatch, gpus: int, megabytes: int, told: bool
+) -> None:
+    machine_with(gpus)
+    monkeypatch.setattr(machine, "shared_memory_bytes", lambda: megabytes * 1_000_000)
+    found = find("gpu", 1)
+    assert isinstance(found, VmDevices)
+    expected = ["/dev/shm has 64 MB: NCCL may not start between its 2 GPUs"] if told else []
+    assert [one.partition(";")[0] for one in found.warnings] == expected

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from tests.fakes.gpus import FakeGpus
@@ -116,3 +117,28 @@ def test_gpus_without_events_are_looked_at_all_the_same(machine_with: Put) -> No
     watched = Watched()
     watched.run()
     assert [type(report) for report in watched.reports] == [GpuSick]
+
+
+@pytest.mark.parametrize("change", [{"rows": [0, 0, 1, 0]}, {"recovery": 1}, {"xids": [154]}])
+def test_an_own_gpu_that_waits_for_a_reset_is_used_until_then(
+    machine_with: Put, change: dict[str, Any]
+) -> None:
+    gpus = machine_with()
+    gpus.change(reasons=HOT)
+    reports: list[GpuSick | GpuThrottled] = []
+    notes: list[str] = []
+    closing = threading.Event()
+
+    def report(one: GpuSick | GpuThrottled) -> None:
+        reports.append(one)
+        gpus.change(reasons=0, **change)
+        if len(reports) == 2:
+            closing.set()
+
+    def restart(uuid: str, reason: str) -> None:
+        pytest.fail(reason)
+
+    with open_nvml() as driver:
+        own = watch.GpuWatch(driver, driver.gpus(), report, restart, notes.append, is_own=True)
+        own.run(closing)
+    assert [one.kind for one in reports] == ["gpu_throttled"] * 2

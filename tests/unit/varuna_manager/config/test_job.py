@@ -466,6 +466,12 @@ def test_the_configuration_page_names_every_key() -> None:
     assert missing == []
 
 
+def test_a_precision_that_there_is_not_is_refused_with_those_that_there_are() -> None:
+    told = r"runtime\.precision: must be 'auto', 'fp32', 'bf16' or 'fp16': got 'fp8'$"
+    with pytest.raises(ConfigError, match=told):
+        parse_config({**MINIMAL, "runtime": {"precision": "fp8"}}, "job.yaml")
+
+
 @pytest.mark.parametrize(
     ("section", "named"),
     [

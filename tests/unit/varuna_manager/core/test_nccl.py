@@ -24,7 +24,7 @@ RINGS = (
         on_device=True,
     ),
 )
-REASON = "NCCL did not start: unhandled cuda error"
+REASON = "the GPU has no memory left for it"
 
 
 def training() -> Story:
@@ -61,6 +61,18 @@ def test_gloo_sums_once_nccl_has_not_started_twice() -> None:
     assert profile_of(story).rings == RINGS[:1]
     assert profile_of(story).sources[-1] == f"{NCCL_FAILED}b[0]: {REASON}"
     assert networks_of(plan_over(FOUR), profile_of(story), Compute(on_gpu=True)) == ("gloo",)
+
+
+def test_a_worker_that_ends_itself_because_nccl_failed_is_no_loss() -> None:
+    story = training()
+    number = story.generation.number
+    story.report("b", messages.NcclFailed(generation=number, slot=0, reason=REASON))
+    ended = "worker of slot 0 ended itself: the device is unusable"
+    story.report("b", messages.WorkerDied(generation=number, slot=0, reason=ended))
+    story.broken("a")
+    assert story.current_generation is None or story.generation.number > number
+    assert story.state.preparation.nccl_failures == 1
+    assert story.state.training.fruitless == 1
 
 
 def test_nccl_that_fails_because_a_vm_is_lost_does_not_count() -> None:

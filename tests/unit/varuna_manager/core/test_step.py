@@ -16,7 +16,14 @@ from tests.unit.varuna_manager.story import FOUR, PROFILE, Story
 from tests.view import changed
 
 from spottrain.cloud.port.provider import VmState
+from spottrain.patience import evacuation_s
 from spottrain.varuna_manager.core import planning
+from spottrain.varuna_manager.core.generation import (
+    ABANDON_AFTER_S,
+    ABANDON_FORMING_S,
+    ABANDON_NCCL_AFTER_S,
+    FENCE_AFTER_S,
+)
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.errors import InternalError
@@ -322,21 +329,42 @@ def test_a_loss_while_groups_form_is_not_waited_out(how: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("story", "patient"),
+    ("story", "patience_s"),
     [
-        (forming(on_gpus=True), True),
-        (forming("host", on_gpus=True), False),
-        (Story().training(*FOUR), True),
+        (forming(on_gpus=True), ABANDON_NCCL_AFTER_S),
+        (forming("host", on_gpus=True), ABANDON_FORMING_S),
+        (Story().training(*FOUR), ABANDON_AFTER_S),
     ],
 )
 def test_state_on_gpus_and_ranks_that_train_are_given_the_time_to_leave(
-    story: Story, patient: bool
+    story: Story, patience_s: float
 ) -> None:
     story.tell(e.VmLost, vm_id="d", reason="killed")
-    story.wait(0.5)
-    assert (story.sent(messages.AbandonGeneration) == {}) == patient
-    story.wait(2.5)
+    story.wait(0.9 * patience_s)
+    assert story.sent(messages.AbandonGeneration) == {}
+    story.wait(0.2 * patience_s)
     assert set(story.sent(messages.AbandonGeneration)) == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize("share_bytes", [10**9, 10**11])
+def test_ranks_that_bring_state_from_gpus_are_suspected_when_they_must_have_done_so(
+    share_bytes: int,
+) -> None:
+    story = forming(on_gpus=True)
+    job = story.state.job
+    each = share_bytes * 2 // (2 * len(job.facts.sections))  # gradients are as large; two stages
+    sections = tuple(
+        replace(one, param_bytes=each, optimizer_bytes=0) for one in job.facts.sections
+    )
+    sized = replace(job, facts=replace(job.facts, sections=sections))
+    story.state = replace(story.state, settings=sized)
+    story.tell(e.VmLost, vm_id="d", reason="killed")
+    story.broken("a", "b")
+    story.wait(ABANDON_NCCL_AFTER_S)
+    story.wait(evacuation_s(share_bytes))
+    assert story.emitted(c.AskProvider) == []
+    story.wait(FENCE_AFTER_S + evacuation_s(share_bytes))
+    assert story.emitted(c.AskProvider) == [c.AskProvider(vm_id="c")]
 
 
 def test_a_dead_worker_whose_vm_lives_keeps_its_slot() -> None:

@@ -11,6 +11,7 @@ import pytest
 from tests.fakes.gpus import VARIABLE, FakeGpus
 from tests.fakes.nvml import pynvml
 
+from spottrain import machine
 from spottrain.cloud.aws.settings import IMAGE_NAME as AWS_IMAGE
 from spottrain.cloud.azure.settings import IMAGE as AZURE_IMAGE
 from spottrain.cloud.gcp.settings import IMAGE as GCP_IMAGE
@@ -186,12 +187,22 @@ def test_this_machines_gpus_are_checked_before_a_local_job(
     gpus = FakeGpus(tmp_path / "nvml.json")
     monkeypatch.setenv(VARIABLE, str(gpus.file))
     monkeypatch.setitem(sys.modules, "pynvml", pynvml)
+    monkeypatch.setattr("os.cpu_count", machine.cores)
+    monkeypatch.setattr(machine, "locked_memory_bytes", lambda *, raised: 0)
     assert preflight.check_here(job) == "computes on NVIDIA A10G"
-    gpus.change(recovery=1)
-    with pytest.raises(CloudError, match=r"this machine: GPU 0 .* asks for a reset"):
+    gpus.change(rows=[0, 1, 0, 1])
+    with pytest.raises(CloudError, match=r"this machine: GPU 0 .* cannot be replaced"):
         preflight.check_here(job)
+    gpus.change(rows=[0, 0, 0, 0], recovery=1)
+    monkeypatch.setattr("os.cpu_count", lambda: machine.cores() + 1)
+    monkeypatch.setattr(machine, "locked_memory_bytes", lambda *, raised: 8_000_000)
+    assert re.fullmatch(
+        r"computes on NVIDIA A10G; may use \d+ of \d+ cores; may page-lock 8.0 MB .*; GPU 0 .* "
+        "asks for a reset of the GPU",
+        preflight.check_here(job),
+    )
     gpus.set(error=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
-    assert preflight.check_here(job).endswith(", 1 thread")
+    assert ", 1 thread; may use" in preflight.check_here(job)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -148,3 +150,23 @@ def test_what_is_not_known_refuses_nothing() -> None:
     offer = an_offer(cloud="aws", instance_type="unheard.of", gpu_memory_bytes=0)
     check_memory(config(), FACTS, ())
     check_memory(config(), FACTS, (offer,))
+
+
+@pytest.mark.parametrize(
+    ("billions", "advice"),
+    [(2, ""), (20, "resources.max_vms: 8 with g5.xlarge is the least"), (60, "larger slots")],
+)
+def test_a_model_larger_than_all_gpus_is_refused_with_the_least_that_would_do(
+    billions: int, advice: str
+) -> None:
+    """Four GPUs of 24 GB beside 17.2 GB of memory each; 16 bytes a parameter, 16 sections."""
+    each = replace(
+        FACTS.sections[0],
+        param_bytes=billions * 250_000_000,
+        optimizer_bytes=billions * 500_000_000,
+        gradient_bytes=None,
+    )
+    facts = replace(FACTS, sections=(each,) * 16)
+    offer = an_offer(cloud="aws", instance_type="g5.xlarge", gpu_memory_bytes=24_000_000_000)
+    with pytest.raises(CapacityError, match=advice) if advice else nullcontext():
+        check_memory(config(), facts, (offer,))

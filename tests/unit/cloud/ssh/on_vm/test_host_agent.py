@@ -28,7 +28,6 @@ from spottrain.cloud.ssh.on_vm.host_agent import (
     gpu_names,
     serve,
 )
-from spottrain.cloud.ssh.on_vm.keeper import interface_of
 
 
 @pytest.fixture
@@ -255,12 +254,6 @@ def test_requests_are_answered_by_number_and_end_with_the_connection(
     assert said[1]["ok"] == {"claim": None, "state": "free"}
     assert said[2]["error"].startswith("gone: ")
     assert set(said) == {0, 1, 2, 3}
-
-
-def test_the_interface_of_an_address_is_found() -> None:
-    assert interface_of("127.0.0.1") == "lo"
-    assert interface_of("203.0.113.7") == ""
-    assert interface_of("no address") == ""
 
 
 def test_gpus_are_named_as_the_driver_names_them(tmp_path: Path) -> None:
