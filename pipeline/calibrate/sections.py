@@ -40,7 +40,7 @@ from spottrain.pipeline.state.arena import SectionArena, payload_bytes
 from spottrain.pipeline.state.checkpoint import load_section
 from spottrain.pipeline.state.handover import UnreadableCheckpointError
 from spottrain.pipeline.state.slot import SlotMemory
-from spottrain.pipeline.state.update import Updater, contribution
+from spottrain.pipeline.state.update import Updater, contributions
 from spottrain.pipeline.train.executor import on_device, saving_nothing
 from spottrain.pipeline.weights.first import values_of_sections
 from spottrain.storage.open import open_store
@@ -357,7 +357,7 @@ class SectionBench:
         for arena in arenas:
             for gradients in arena.gradient_runs:
                 gradients.zero_()
-            contribution(arena, self._loaded.layout.tied, (0.0, 0.0))
+        contributions(arenas, self._loaded.layout.tied, {}, {})
         updater.apply(decision, [arena.section for arena in arenas])
         self.device.synchronise()
 

@@ -608,16 +608,12 @@ class _Training:
         totals = reduction.total_loss(computed.losses)
         sum_tied(self._plan, self._replica, self._ties, self._arenas, self._network.groups)
         self._behind.faults.at(Hook.REDUCED)
-        last = self._plan.num_sections - 1
-        return [
-            update.contribution(arena, self._ties, totals if k == last else (0.0, 0.0), fits[k])
-            for k, arena in self._arenas.items()
-        ]
+        sums = {self._plan.num_sections - 1: totals}
+        return update.contributions(self._arenas.values(), self._ties, sums, fits)
 
     def _prepare(self, step: int, mine: Sequence[Contribution]) -> None:
         """Mark gradients as whole, once the device is done with them."""
-        for arena in self._arenas.values():
-            arena.synchronise()
+        next(iter(self._arenas.values())).synchronise()
         self._network.device_groups.check()
         with self._context.memory.control.lock:
             for arena, one in zip(self._arenas.values(), mine, strict=True):

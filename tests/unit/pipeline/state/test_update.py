@@ -32,7 +32,7 @@ from spottrain.pipeline.state.handover import fill as load
 from spottrain.pipeline.state.numbers import GROUPS
 from spottrain.pipeline.state.slot import SlotMemory
 from spottrain.pipeline.state.update import (
-    contribution,
+    contributions,
     gradient_norm,
     gradient_scale,
     skip_reason,
@@ -251,7 +251,7 @@ def test_a_gradient_too_large_to_square_overflows(holder: LocalHolder) -> None:
     arena = SectionArena(holder, 0, (spec,))
     arena.gradients["weight"].fill_(1e200)
 
-    assert contribution(arena, [], (0, 0)).overflow
+    assert contributions([arena], [], {}, {})[0].overflow
 
 
 def test_gradients_are_clipped_as_torch_clips_them(holder: LocalHolder) -> None:
@@ -264,7 +264,7 @@ def test_gradients_are_clipped_as_torch_clips_them(holder: LocalHolder) -> None:
     for name, parameter in plain.items():
         parameter.grad = arena.gradients[name] / 4
     nn.utils.clip_grad_norm_(plain.values(), 0.5)
-    one = contribution(arena, [], (8.0, 4.0))
+    (one,) = contributions([arena], [], {0: (8.0, 4.0)}, {})
 
     memory.apply(decision(0, square_norm=one.square_norm), [0], FaultScript())
 
@@ -424,7 +424,7 @@ def test_a_tied_parameter_counts_once_in_the_norm(holder: LocalHolder) -> None:
             gradient.fill_(1)
     ties = [TiedParameter(name="weight", sections=(0, 1))]
 
-    norms = [contribution(arena, ties, (0, 0)).square_norm for arena in arenas]
+    norms = [one.square_norm for one in contributions(arenas, ties, {}, {})]
 
     assert norms == pytest.approx([12 + 4, 4])
 
@@ -433,7 +433,7 @@ def test_a_gradient_that_is_not_finite_overflows(holder: LocalHolder) -> None:
     arena = SectionArena(holder, 0, specs_of(make_job()))
     arena.gradients["bias"][0] = math.nan
 
-    assert contribution(arena, [], (0, 0)).overflow
+    assert contributions([arena], [], {}, {})[0].overflow
 
 
 def test_the_norm_and_the_scale_are_of_the_mean_gradient() -> None:
