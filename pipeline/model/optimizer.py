@@ -268,7 +268,6 @@ class SectionOptimizer:
             parameter = memory.attached[name].parameter(data)
             parameter.grad = gradient
             self.parameters.append((name, parameter))
-        self._gradients = memory.gradients
         self.optimizer = build_optimizer(job.optimizer, self.parameters)
         """The user's; ``None`` where nothing is trained."""
         self._attributes: dict[str, object] | None = None
@@ -279,16 +278,11 @@ class SectionOptimizer:
             self._groups.restore(memory.numbers.group_values)
             self._load(self.optimizer)
 
-    def point_at(
-        self,
-        parameters: Mapping[str, torch.Tensor],
-        gradients: Mapping[str, torch.Tensor],
-    ) -> None:
-        """Update other memory from now on, from other gradients; state stays where it is."""
+    def point_at(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        """Update other memory from now on; state stays where it is."""
         for name, parameter in self.parameters:
             parameter.grad = None
             parameter.data = parameters[name]
-        self._gradients = gradients
 
     def learning_rate(self, step: int) -> float | None:
         """Return the first group's rate in a mini-batch; ``None``: there is none."""
@@ -299,8 +293,12 @@ class SectionOptimizer:
     def _factor(self, step: int) -> float:
         return 1.0 if self._schedule is None else rate_factor(self._schedule, step)
 
-    def step(self, step: int) -> None:
-        """Update the parameters from their gradients as mini-batch ``step`` does.
+    def step(self, step: int, gradients: Mapping[str, torch.Tensor]) -> None:
+        """Update the parameters as mini-batch ``step`` does.
+
+        Args:
+            step: The mini-batch.
+            gradients: Its mean gradients; the optimizer may write to them.
 
         Raises:
             UserCodeError: The optimizer raised, or changes what is not kept.
@@ -309,7 +307,7 @@ class SectionOptimizer:
             return
         lacking = self._memory.lacking
         for name, parameter in self.parameters:
-            parameter.grad = None if name in lacking else self._gradients[name]
+            parameter.grad = None if name in lacking else gradients[name]
         with user_code(f"optimizer in mini-batch {step}"):
             factor = self._factor(step)
             groups = self.optimizer.param_groups

@@ -263,6 +263,10 @@ class Updater:
         self._undo = undo
         self._arenas = arenas
         self._optimizers = optimizers
+        self._means = {k: undo.gradients(arenas[k]) for k in optimizers}
+        """Room for mean gradients, by name and as runs."""
+        self.section: int | None = None
+        """Whose update is under way."""
         self._clip = clip_grad_norm
         self._faults = faults
         self._scales_loss = scales_loss
@@ -289,33 +293,46 @@ class Updater:
             sections: In the order in which to do so.
             updated: Called with each section as soon as it is whole again.
         """
+        with self._control.lock:
+            try:
+                for section in sections:
+                    self.section = section
+                    self._update(self._arenas[section], decision)
+                    if self._arenas[section].device is None:
+                        self._flip(updated)
+                self._flip(updated)
+            except BaseException:
+                self._control.flip()
+                raise
+        self.section = None
+
+    def _update(self, arena: SectionArena, decision: MinibatchDecision) -> None:
+        """Do all of a section's update but its last word, or let its device begin with it."""
+        self._undo.save(arena)
+        self._control.undo_section = arena.section
+        self._faults.at(Hook.UNDO_SAVED)
+        optimizer = self._optimizers[arena.section]
+        if arena.versions > 1:
+            optimizer.point_at(arena.advance())
         changes = not decision.overflow and decision.weight > 0
-        scale = gradient_scale(decision, self._clip) if changes else 0.0
-        for section in sections:
-            arena = self._arenas[section]
-            with self._control.lock:
-                self._undo.save(arena)
-                arena.synchronise()
-                self._control.undo_section = section
-                self._faults.at(Hook.UNDO_SAVED)
-                if arena.versions > 1:
-                    following = arena.advance()
-                    self._optimizers[section].point_at(following, arena.gradients)
-                if changes:
-                    for run in arena.gradient_runs:
-                        run.mul_(scale)
-                    self._optimizers[section].step(decision.step)
-                arena.numbers.update(
-                    overflow=decision.overflow,
-                    changes=changes,
-                    scaled=self._scales_loss,
-                )
-                self._faults.at(Hook.UPDATED)
-                arena.synchronise()
-                arena.set_version(decision.step + 1, decision.generation)
-                self._faults.at(Hook.FLIPPED)
-                self._control.undo_section = None
+        if changes:
+            scale = gradient_scale(decision, self._clip)
+            means, runs = self._means[arena.section]
+            for run, mean in zip(arena.gradient_runs, runs, strict=True):
+                torch.mul(run, scale, out=mean)
+            optimizer.step(decision.step, means)
+        arena.numbers.update(
+            overflow=decision.overflow, changes=changes, scaled=self._scales_loss
+        )
+        self._faults.at(Hook.UPDATED)
+        self._control.updated(arena, decision.step + 1, decision.generation)
+
+    def _flip(self, updated: Callable[[SectionArena], None]) -> None:
+        """Let the sections whose update is done have the next version."""
+        for arena in self._control.flip():
+            self._faults.at(Hook.FLIPPED)
             updated(arena)
+        self._control.undo_section = None
 
 
 NOT_FINITE: tuple[SkipReason, ...] = ("loss", "gradients")

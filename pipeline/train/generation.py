@@ -322,8 +322,6 @@ class _Training:
         self._skipped: messages.SkipReason = ""
         """Why the newest mini-batch changed no parameter."""
         self._owes_checkpoint = self._is_save_due = self._is_copy_due = False
-        self._updating: int | None = None
-        """The section whose update is under way."""
         self._agreed_share: messages.ShareMinibatch | None = None
         """To be followed once the pipeline is empty."""
         self._share, self._tuned_bytes = 0, 0
@@ -452,8 +450,8 @@ class _Training:
 
     def doing(self) -> tuple[messages.MemoryUse, int | None]:
         """Return what this rank does, or what an error has ended, and the section."""
-        if self._updating is not None:
-            return "update", self._updating
+        if self._updater.section is not None:
+            return "update", self._updater.section
         executor = self._lanes.executor
         if (task := executor.task) is None:
             return "evaluation", None
@@ -595,10 +593,7 @@ class _Training:
         self._behind.activity.note("update")
         self._saving.finish_copying()
         with self._tracker.watch():
-            for section in self._arenas:
-                self._updating = section
-                self._updater.apply(decision, [section], self._lanes.refresh)
-        self._updating = None
+            self._updater.apply(decision, list(self._arenas), self._lanes.refresh)
 
     def _reduce(self, computed: Computed) -> list[Contribution]:
         """Sum gradients and losses; return what this rank's sections contribute."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.fakes.deferred import DeferredDevice
 from tests.faults import Action, Fault, InjectedFaultError, Script
 from tests.optimizers import ACCEPTED, StepMadeByFirstStep
 from tests.tiers import costly
 from tests.unit.pipeline.memory import LocalHolder
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.base.faults import FaultScript, Hook
+from spottrain.pipeline.base.tracking import tensors_in
 from spottrain.pipeline.devices.host import HostDevice
 from spottrain.pipeline.model.job import NamedParameters, TrainingJob
 from spottrain.pipeline.model.loaded import ParameterSpec
@@ -309,7 +313,7 @@ def test_a_successor_finds_a_section_before_or_after_an_update_never_within(
         fill(arena, step, arena.gradients)
         memory.apply(decision(step), [0], FaultScript())
     fill(arena, 50, arena.gradients)
-    before = [contents.clone() for contents in arena.undoable]
+    before = [contents.clone() for contents in arena.undoable(version)]
     fault = Fault(hook, 0, 0, Action.RAISE, str(tmp_path / "mark"))
 
     with pytest.raises(InjectedFaultError):
@@ -320,10 +324,10 @@ def test_a_successor_finds_a_section_before_or_after_an_update_never_within(
     assert successor.control.undo_section is None
     if hook is Hook.FLIPPED:
         assert arena.version == version + 1
-        assert not same(arena.undoable, before)
+        assert not same(arena.undoable(version), before)
     else:
         assert arena.version == version
-        assert same(arena.undoable, before)
+        assert same(arena.undoable(version), before)
 
 
 @pytest.mark.parametrize("hook", [Hook.UNDO_SAVED, Hook.UPDATED, Hook.FLIPPED])
@@ -436,6 +440,115 @@ def test_a_gradient_that_is_not_finite_overflows(holder: LocalHolder) -> None:
     assert contributions([arena], [], {}, {})[0].overflow
 
 
+class _Traffic(TorchDispatchMode):
+    """Counts operations, and the bytes of their operands and results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+        self.num_bytes: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = operation(*args, **(kwargs or {}))
+        name = operation._schema.name.removeprefix("aten::")
+        self.calls[name] += 1
+        self.num_bytes[name] += sum(t.nbytes for t in tensors_in((args, kwargs, result)))
+        return result
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+ROW = 1 << 14
+
+
+@pytest.mark.parametrize("count", [1, ROW - 1, ROW, 3 * ROW + 5, 66 * ROW + 1])
+def test_a_norm_has_the_same_bits_for_any_number_of_threads(
+    holder: LocalHolder, threads: Callable[[int], None], count: int
+) -> None:
+    spec = ParameterSpec("weight", (count,), torch.float32, True, {})
+    arena = SectionArena(holder, 0, (spec,))
+    fill(arena, count, arena.gradients)
+    expected = 0.0
+    for row in torch.split(arena.gradients["weight"], ROW):
+        norm = float(torch.linalg.vector_norm(row, dtype=torch.float64))
+        expected += norm * norm
+
+    for number in (1, 2, 3):
+        threads(number)
+        assert contributions([arena], [], {}, {})[0].square_norm == expected
+
+
+def test_a_norm_of_a_million_elements_takes_one_call(holder: LocalHolder) -> None:
+    spec = ParameterSpec("weight", (1 << 20,), torch.float32, True, {})
+    arena = SectionArena(holder, 0, (spec,))
+
+    with _Traffic() as traffic:
+        contributions([arena], [], {}, {})
+
+    assert traffic.calls["linalg_vector_norm"] == 1
+
+
+@pytest.mark.parametrize(("versions", "per_parameter"), [(1, 24), (2, 32)])
+def test_an_update_copies_what_it_changes_once_and_no_gradient(
+    holder: LocalHolder, versions: int, per_parameter: int
+) -> None:
+    """Parameter and both moments; the version after the present one begins as a copy."""
+    count = 1 << 16
+    job = make_job()
+    named = [("weight", TensorSpec(shape=(count,), dtype=torch.float32, requires_grad=True))]
+    kept = optimizer_state_spec(job, named)
+    state, forms = kept.state["weight"], kept.forms["weight"]
+    spec = ParameterSpec("weight", (count,), torch.float32, True, state, 0, forms, versions=versions)
+    memory = SlotMemory(holder, job, [(spec,)], HostDevice())
+    memory.hold([0])
+    arena = memory.arenas[0]
+    arena.set_version(0, 1)
+    updater = memory.updater([0], FaultScript())
+    updater.apply(decision(0), [0])
+    arena.gradients["weight"].fill_(3)
+    with _Traffic() as traffic:
+        updater.apply(decision(1), [0])
+
+    assert traffic.num_bytes["copy_"] == pytest.approx(per_parameter * count, rel=0.1)
+    assert arena.gradients_of(1)["weight"].eq(3).all()
+
+
+@pytest.mark.parametrize("sections", [1, 4])
+def test_a_commit_waits_once_for_a_norm_and_once_for_its_device(
+    holder: LocalHolder, sections: int
+) -> None:
+    class Waited(DeferredDevice):
+        waits = 0
+
+        def synchronise(self) -> None:
+            self.waits += 1
+            super().synchronise()
+
+    device = Waited(3)
+    job = make_job()
+    memory = SlotMemory(holder, job, [specs_of(job)] * sections, device)
+    memory.move_home("device")
+    memory.hold(range(sections))
+    for arena in memory.arenas.values():
+        arena.set_version(0, 1)
+    updater = memory.updater(range(sections), FaultScript())
+    device.waits, device.host_reads = 0, []
+
+    with device.using():
+        contributions(memory.arenas.values(), [], {}, {})
+        updater.apply(decision(0), range(sections))
+
+    assert len(device.host_reads) == device.waits == 1
+    assert {arena.version for arena in memory.arenas.values()} == {1}
+
+
 def test_the_norm_and_the_scale_are_of_the_mean_gradient() -> None:
     one = decision(0)
 
@@ -481,13 +594,14 @@ def test_an_interrupted_update_gives_both_versions_back(
         fill(arena, version, arena.parameters_at(version))
     arena.set_version(1, 1)
     fill(arena, 5, arena.gradients)
-    kept = [tensor.clone() for tensor in arena.undoable]
+    kept = [arena.numbers.contents.clone(), arena.payload.clone()]
     fault = Fault(Hook.UPDATED, 0, 0, Action.RAISE, str(tmp_path / "mark"))
     with pytest.raises(InjectedFaultError):
         memory.apply(decision(1), [0], Script(faults=(fault,), rank=0, step=0))
-    assert not same(arena.undoable, kept)
+    assert not same([arena.numbers.contents, arena.payload], kept)
 
-    assert same(open_memory(holder, job, versions=2).arenas[0].undoable, kept)
+    found = open_memory(holder, job, versions=2).arenas[0]
+    assert same([found.numbers.contents, found.payload], kept)
 
 
 def test_a_checkpoint_holds_both_versions_and_the_first_one_has_one(
