@@ -472,9 +472,12 @@ class _SectionRun:
         for parameter in self._trained:
             gradient = parameter.grad
             assert gradient is not None
-            fixed_point.peak(gradient)
-            total = self._integers[: gradient.numel()]
-            fixed_point.add_quantised(total, gradient, 0)
+            add = fixed_point.adder(gradient.device, gradient.dtype)
+            add(self._integers[: gradient.numel()], gradient, 0, self._highest)
+
+    @functools.cached_property
+    def _highest(self) -> torch.Tensor:
+        return torch.zeros((), dtype=torch.float64, device=self._device.torch_device)
 
     @functools.cached_property
     def _integers(self) -> torch.Tensor:

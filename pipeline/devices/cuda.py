@@ -12,6 +12,7 @@ import torch
 
 from spottrain.errors import UserCodeError
 from spottrain.gpus.nvml import GpuLostError, NoNvmlError, open_nvml
+from spottrain.machine import run_near
 from spottrain.pipeline.devices.port import Transfer, UnusableDeviceError
 
 
@@ -74,6 +75,8 @@ class CudaDevice:
             torch.cuda.set_per_process_memory_fraction(memory_share)
         self._memory_share = memory_share
         self._uuid = uuid
+        with suppress(NoNvmlError, GpuLostError), open_nvml() as nvml:
+            run_near(nvml.pci_address(uuid), torch.get_num_threads())
         self.identity = f"cuda:{uuid}"
         self._up = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._down = torch.cuda.Stream()  # type: ignore[no-untyped-call]

@@ -275,8 +275,13 @@ class SectionOptimizer:
             use_fused_kernels(self.optimizer)
             self._rates = [group.get("lr") for group in self.optimizer.param_groups]
             self._groups = GroupValues(self.optimizer)
-            self._groups.restore(memory.numbers.group_values)
+            self._group_values = memory.numbers.group_values
+            self._groups.restore(self._group_values)
             self._load(self.optimizer)
+        self._places = {
+            name: {leaf: _place(tensor) for leaf, tensor in memory.state.get(name, {}).items()}
+            for name, _ in self.parameters
+        }
 
     def point_at(self, parameters: Mapping[str, torch.Tensor]) -> None:
         """Update other memory from now on; state stays where it is."""
@@ -353,24 +358,44 @@ class SectionOptimizer:
     def _keep(self, optimizer: torch.optim.Optimizer) -> None:
         """Move state that the optimizer has made into the memory, to stay there."""
         brought = False
-        with_state = self._memory.with_state
+        before = with_state = self._memory.with_state
         for name, parameter in self.parameters:
             if name not in with_state and not optimizer.state.get(parameter):
                 continue  # it has had no gradient yet
-            kept = self._memory.state.get(name, {})
-            made = flatten(name, optimizer.state[parameter])
-            check_forms(name, self._memory.forms.get(name, {}), made.forms)
-            moved = keep_leaves(name, made.leaves, kept)
-            for key, form in made.forms.items():
-                if moved.keys() & form.leaves:
-                    state = {**made.leaves, **moved}
-                    optimizer.state[parameter][key] = form.build(state)
-                    brought = True
             with_state |= {name}
-        self._memory.numbers.group_values = self._groups.text()
-        self._memory.with_state = with_state
+            if not self._is_kept(name, optimizer.state[parameter]):
+                brought |= self._bring(name, optimizer.state[parameter])
+        if (group_values := self._groups.text()) != self._group_values:
+            self._memory.numbers.group_values = self._group_values = group_values
+        if with_state != before:
+            self._memory.with_state = with_state
         if brought:
             trim_heap()
+
+    def _is_kept(self, name: str, state: Mapping[str, object]) -> bool:
+        """Return whether a parameter's state is the tensors of the memory and no more."""
+        places = self._places[name]
+        return state.keys() == places.keys() == self._memory.forms.get(name, {}).keys() and all(
+            isinstance(value, torch.Tensor) and _place(value) == places[key]
+            for key, value in state.items()
+        )
+
+    def _bring(self, name: str, state: dict[str, object]) -> bool:
+        """Move a parameter's state into the memory; return whether there was any elsewhere."""
+        brought = False
+        made = flatten(name, state)
+        check_forms(name, self._memory.forms.get(name, {}), made.forms)
+        moved = keep_leaves(name, made.leaves, self._memory.state.get(name, {}))
+        for key, form in made.forms.items():
+            if moved.keys() & form.leaves:
+                state[key] = form.build({**made.leaves, **moved})
+                brought = True
+        return brought
+
+
+def _place(tensor: torch.Tensor) -> tuple[object, ...]:
+    """Return what a tensor has in common with all others that are the same memory."""
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ device is done.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import mmap
@@ -39,6 +40,9 @@ from spottrain.pipeline.state.numbers import SectionNumbers
 HEADER_BYTES = 4096
 ALIGNMENT_BYTES = 512
 """As torch's allocator aligns on GPUs: kernels may choose their way by it."""
+_HUGE_PAGE_BYTES = 2 << 20
+"""Of a huge page, which takes a processor fewer entries of its page table. Kernels give them
+to anonymous files where ``transparent_hugepage/shmem_enabled`` allows it."""
 _METRICS = 32
 """First word of a page's sums of metrics, which go up to its end."""
 UNUSABLE = -1
@@ -65,6 +69,9 @@ class _Piece:
         fd = -1 if holder is None else holder.open(name, num_bytes)
         try:
             self._map = mmap.mmap(fd, num_bytes)
+            if num_bytes >= _HUGE_PAGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
+                with contextlib.suppress(OSError):  # of kernels without them
+                    self._map.madvise(mmap.MADV_HUGEPAGE)
         finally:
             if holder is not None:
                 os.close(fd)

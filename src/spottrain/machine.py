@@ -43,6 +43,8 @@ _MEMORY_INFO = Path("/proc/meminfo")
 _GROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _GROUP_CORES = Path("/sys/fs/cgroup/cpu.max")
 _STATUS = Path("/proc/self/status")
+_PCI_DEVICES = Path("/sys/bus/pci/devices")
+_NODES = Path("/sys/devices/system/node")
 _CAP_IPC_LOCK = 14
 
 
@@ -124,6 +126,26 @@ def cores() -> int:
     except (OSError, ValueError):
         return allowed
     return min(allowed, max(1, int(quota) // int(period))) if quota.isdigit() else allowed
+
+
+def run_near(pci_address: str, threads: int) -> None:
+    """Let this process run on the NUMA node of a PCI device, where what it touches first is
+    allocated, too.
+
+    Nothing changes where that is not known, or the node has fewer cores for it than threads.
+    """
+    if sys.platform != "linux":
+        return
+    try:
+        node = int((_PCI_DEVICES / pci_address / "numa_node").read_text())  # -1: unknown
+        ranges = (_NODES / f"node{node}" / "cpulist").read_text().strip().split(",")
+        bounds = [[*map(int, one.split("-"))] for one in ranges]
+    except (OSError, ValueError):
+        return
+    near = {core for first, *last in bounds for core in range(first, (*last, first)[0] + 1)}
+    allowed = os.sched_getaffinity(0)
+    if threads <= len(near & allowed) < len(allowed):
+        os.sched_setaffinity(0, near & allowed)
 
 
 def memory_bytes() -> int:

@@ -176,6 +176,11 @@ def nvmlDeviceGetHandleByUUID(uuid: str) -> _Handle:  # noqa: N802
     return handle
 
 
+def nvmlDeviceGetPciInfo(handle: _Handle) -> SimpleNamespace:  # noqa: N802
+    index = [gpu["uuid"] for gpu in _world()["gpus"]].index(handle.uuid)
+    return SimpleNamespace(busId=f"00000000:{0x3B + index:02X}:00.0")
+
+
 def nvmlDeviceGetUUID(handle: _Handle) -> str:  # noqa: N802
     return handle.uuid
 

@@ -168,6 +168,32 @@ def test_what_cannot_be_compiled_is_refused() -> None:
             rehearse(job, trace(job))
 
 
+@pytest.mark.filterwarnings("ignore")  # of torch itself, while it compiles
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize(
+    "how",
+    [{"mode": "reduce-overhead"}, {"mode": "max-autotune"}, {"options": {"triton.cudagraphs": True}}],
+)
+def test_cuda_graphs_are_refused_with_what_to_use_instead(how: dict[str, Any]) -> None:
+    def in_place() -> nn.Module:
+        model = Model()
+        model.blocks[1].compile(**how)
+        return model
+
+    def by_hand() -> nn.Module:
+        model = Model()
+        model.blocks[1].forward = torch.compile(model.blocks[1].forward, **how)
+        return model
+
+    def wrapped() -> nn.Module:
+        return torch.compile(Model(), **how)  # type: ignore[return-value]
+
+    for build in (in_place, by_hand, wrapped):
+        model = build_skeleton(make_job(build))
+        with pytest.raises(UserCodeError, match="use mode='max-autotune-no-cudagraphs'"):
+            compile_blocks(model, ["blocks.0", "blocks.1"])
+
+
 # --- Several lists ------------------------------------------------------------------------
 
 

@@ -454,7 +454,8 @@ class _Traffic(TorchDispatchMode):
         result = operation(*args, **(kwargs or {}))
         name = operation._schema.name.removeprefix("aten::")
         self.calls[name] += 1
-        self.num_bytes[name] += sum(t.nbytes for t in tensors_in((args, kwargs, result)))
+        tensors = {t.data_ptr(): t for t in tensors_in((args, kwargs, result))}
+        self.num_bytes[name] += sum(t.nbytes for t in tensors.values())
         return result
 
 
@@ -505,7 +506,9 @@ def test_an_update_copies_what_it_changes_once_and_no_gradient(
     named = [("weight", TensorSpec(shape=(count,), dtype=torch.float32, requires_grad=True))]
     kept = optimizer_state_spec(job, named)
     state, forms = kept.state["weight"], kept.forms["weight"]
-    spec = ParameterSpec("weight", (count,), torch.float32, True, state, 0, forms, versions=versions)
+    spec = ParameterSpec(
+        "weight", (count,), torch.float32, True, state, 0, forms, versions=versions
+    )
     memory = SlotMemory(holder, job, [(spec,)], HostDevice())
     memory.hold([0])
     arena = memory.arenas[0]
