@@ -15,7 +15,7 @@ _EXPONENT_BIAS, _MANTISSA_BITS = 1023, 52
 
 
 @triton.jit(do_not_specialize=["count", "factor"])  # type: ignore[untyped-decorator, unused-ignore]
-def _add(total, gradient, peak, count, factor, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202, N803
+def _add(total, gradient, peak, count, factor, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def] # noqa: N803
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
     value = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float64)

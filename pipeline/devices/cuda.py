@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -83,6 +84,8 @@ class CudaDevice:
         self._compute = torch.cuda.current_stream()
         # Of another pool than those streams and NCCL's: streams of a pool come again.
         self._rescue = torch.cuda.Stream(priority=-1)  # type: ignore[no-untyped-call]
+        self._beside = torch.cuda.Stream(priority=-1)  # type: ignore[no-untyped-call]
+        self._of_thread = threading.local()
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
         """Return zeroed memory of the GPU."""
@@ -129,9 +132,9 @@ class CudaDevice:
         with torch.cuda.stream(self._up):
             if target is None:
                 target = torch.empty_like(source, device=self.torch_device)
-                target.record_stream(self._compute)
+                target.record_stream(self._queue)
             else:
-                self._up.wait_stream(self._compute)
+                self._up.wait_stream(self._queue)
                 target.record_stream(self._up)
             target.copy_(source, non_blocking=True)
             return _Copy(target, source, _moment(self._up))
@@ -140,7 +143,7 @@ class CudaDevice:
         """Copy on the stream of downloads, after what is queued for computing."""
         if target is None:
             target = self.allocate_host(source.shape, source.dtype)
-        self._down.wait_stream(self._compute)
+        self._down.wait_stream(self._queue)
         with torch.cuda.stream(self._down):
             target.copy_(source, non_blocking=True)
             source.record_stream(self._down)
@@ -166,7 +169,7 @@ class CudaDevice:
     def wait(self, transfer: Transfer) -> torch.Tensor:
         """Let the stream of computations wait; the host goes on."""
         assert isinstance(transfer, _Copy)
-        self._compute.wait_event(transfer.done)
+        self._queue.wait_event(transfer.done)
         return transfer.target
 
     def finish(self, transfer: Transfer) -> torch.Tensor:
@@ -176,12 +179,15 @@ class CudaDevice:
         return transfer.target
 
     def synchronise(self) -> None:
-        """Let the host wait for all streams."""
-        torch.cuda.synchronize(self.torch_device)
+        """Let the host wait for all streams, or for that of a thread beside."""
+        if self._queue is self._beside:
+            self._beside.synchronize()
+        else:
+            torch.cuda.synchronize(self.torch_device)
 
     def mark(self) -> torch.cuda.Event:
         """Record an event on the stream of computations."""
-        return _moment(self._compute, enable_timing=True)
+        return _moment(self._queue, enable_timing=True)
 
     def reach(self, mark: torch.cuda.Event) -> None:
         """Let the host wait for an event."""
@@ -225,6 +231,21 @@ class CudaDevice:
         """Make the stream of computations current in this thread."""
         with torch.cuda.device(self.torch_device), torch.cuda.stream(self._compute):
             yield
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """Give this thread a stream of its own, whose kernels go before others."""
+        self._of_thread.stream = self._beside
+        try:
+            with torch.cuda.device(self.torch_device), torch.cuda.stream(self._beside):
+                yield
+        finally:
+            del self._of_thread.stream
+
+    @property
+    def _queue(self) -> torch.cuda.Stream:
+        """The stream in which this thread computes, or for which it transfers."""
+        return getattr(self._of_thread, "stream", self._compute)
 
     def _forget_error(self) -> None:
         """Let the error of a call that was refused not appear again as one of a kernel."""

@@ -278,10 +278,13 @@ class SectionOptimizer:
             self._group_values = memory.numbers.group_values
             self._groups.restore(self._group_values)
             self._load(self.optimizer)
+        forms = memory.forms
         self._places = {
-            name: {leaf: _place(tensor) for leaf, tensor in memory.state.get(name, {}).items()}
-            for name, _ in self.parameters
+            name: {key: _place(tensor) for key, tensor in state.items()}
+            for name, state in memory.state.items()
+            if state.keys() == forms.get(name, {}).keys()
         }
+        """Where the state of each parameter is, if that is tensors alone."""
 
     def point_at(self, parameters: Mapping[str, torch.Tensor]) -> None:
         """Update other memory from now on; state stays where it is."""
@@ -373,11 +376,15 @@ class SectionOptimizer:
             trim_heap()
 
     def _is_kept(self, name: str, state: Mapping[str, object]) -> bool:
-        """Return whether a parameter's state is the tensors of the memory and no more."""
-        places = self._places[name]
-        return state.keys() == places.keys() == self._memory.forms.get(name, {}).keys() and all(
-            isinstance(value, torch.Tensor) and _place(value) == places[key]
-            for key, value in state.items()
+        """Return whether a parameter's state is tensors of the memory, all of them in place."""
+        places = self._places.get(name)
+        return (
+            places is not None
+            and state.keys() == places.keys()
+            and all(
+                isinstance(value, torch.Tensor) and _place(value) == places[key]
+                for key, value in state.items()
+            )
         )
 
     def _bring(self, name: str, state: dict[str, object]) -> bool:

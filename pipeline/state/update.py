@@ -321,9 +321,7 @@ class Updater:
             for run, mean in zip(arena.gradient_runs, runs, strict=True):
                 torch.mul(run, scale, out=mean)
             optimizer.step(decision.step, means)
-        arena.numbers.update(
-            overflow=decision.overflow, changes=changes, scaled=self._scales_loss
-        )
+        arena.numbers.update(overflow=decision.overflow, changes=changes, scaled=self._scales_loss)
         self._faults.at(Hook.UPDATED)
         self._control.updated(arena, decision.step + 1, decision.generation)
 

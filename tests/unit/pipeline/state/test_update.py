@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,11 @@ from tests.faults import Action, Fault, InjectedFaultError, Script
 from tests.optimizers import ACCEPTED, StepMadeByFirstStep
 from tests.tiers import costly
 from tests.unit.pipeline.memory import LocalHolder
+from tests.unit.pipeline.traffic import Traffic
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.base.faults import FaultScript, Hook
-from spottrain.pipeline.base.tracking import tensors_in
 from spottrain.pipeline.devices.host import HostDevice
 from spottrain.pipeline.model.job import NamedParameters, TrainingJob
 from spottrain.pipeline.model.loaded import ParameterSpec
@@ -440,25 +438,6 @@ def test_a_gradient_that_is_not_finite_overflows(holder: LocalHolder) -> None:
     assert contributions([arena], [], {}, {})[0].overflow
 
 
-class _Traffic(TorchDispatchMode):
-    """Counts operations, and the bytes of their operands and results."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: Counter[str] = Counter()
-        self.num_bytes: Counter[str] = Counter()
-
-    def __torch_dispatch__(
-        self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        result = operation(*args, **(kwargs or {}))
-        name = operation._schema.name.removeprefix("aten::")
-        self.calls[name] += 1
-        tensors = {t.data_ptr(): t for t in tensors_in((args, kwargs, result))}
-        self.num_bytes[name] += sum(t.nbytes for t in tensors.values())
-        return result
-
-
 @pytest.fixture
 def threads() -> Iterator[Callable[[int], None]]:
     before = torch.get_num_threads()
@@ -490,7 +469,7 @@ def test_a_norm_of_a_million_elements_takes_one_call(holder: LocalHolder) -> Non
     spec = ParameterSpec("weight", (1 << 20,), torch.float32, True, {})
     arena = SectionArena(holder, 0, (spec,))
 
-    with _Traffic() as traffic:
+    with Traffic() as traffic:
         contributions([arena], [], {}, {})
 
     assert traffic.calls["linalg_vector_norm"] == 1
@@ -516,7 +495,7 @@ def test_an_update_copies_what_it_changes_once_and_no_gradient(
     updater = memory.updater([0], FaultScript())
     updater.apply(decision(0), [0])
     arena.gradients["weight"].fill_(3)
-    with _Traffic() as traffic:
+    with Traffic() as traffic:
         updater.apply(decision(1), [0])
 
     assert traffic.num_bytes["copy_"] == pytest.approx(per_parameter * count, rel=0.1)
