@@ -333,10 +333,10 @@ def _on_gpu(
 
 
 def _undo_bytes(section: SectionFacts, lanes: int) -> int:
-    """Return what a section's update needs: mean gradients, and all that it changes, which
-    is one version of the parameters; the other one counts as optimizer state."""
-    gradients, others = trained_bytes(section), (lanes - 1) * trained_bytes(section)
-    return section.param_bytes + gradients + section.optimizer_bytes - others
+    """Return what a section's update needs: mean gradients, and all that it changes, which is
+    one version of the trained parameters; the other one counts as optimizer state."""
+    trained = trained_bytes(section)
+    return 2 * trained + section.optimizer_bytes - (lanes - 1) * trained
 
 
 def _converted_bytes(own: Sequence[SectionFacts], terms: WorkerTerms) -> int:

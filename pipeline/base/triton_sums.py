@@ -20,7 +20,8 @@ def _add(total, gradient, peak, count, factor, BLOCK: tl.constexpr):  # type: ig
     inside = at < count
     value = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float64)
     # As integers, magnitudes have the order of their bits.
-    magnitude = tl.where(value == value, tl.abs(value), float("inf"))
+    is_number = value == value  # noqa: PLR0124
+    magnitude = tl.where(is_number, tl.abs(value), float("inf"))
     tl.atomic_max(peak, tl.max(magnitude, axis=0).to(tl.int64, bitcast=True))
     scaled = value * factor.to(tl.float64, bitcast=True)
     # To the nearest integer, half to even: from 2**52 on all are integers.

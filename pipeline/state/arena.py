@@ -199,7 +199,7 @@ class _Layout:
     parameters: tuple[Mapping[str, int], ...]
     """Of each version; what is not trained is in one place in all of them."""
     versions: tuple[tuple[int, int], ...]
-    """Where the parameters of each begin and end, but for what is in the place of another."""
+    """Where the trained parameters of each begin and end."""
     gradients: Mapping[str, int]
     """Of the first sum."""
     state: Mapping[tuple[str, str], int]
@@ -213,7 +213,7 @@ class _Layout:
 
     @property
     def largest_version(self) -> int:
-        """Bytes of its parameters."""
+        """Bytes of its trained parameters."""
         return max(end - start for start, end in self.versions)
 
 
@@ -231,8 +231,11 @@ def _lay_out(specs: tuple[ParameterSpec, ...]) -> _Layout:
         offset += _aligned(math.prod(shape) * dtype.itemsize)
         return here
 
-    parameters = [{spec.name: place(spec.shape, spec.dtype) for spec in specs}]
-    starts = [0]
+    parameters = [
+        {spec.name: place(spec.shape, spec.dtype) for spec in specs if not spec.trainable}
+    ]
+    starts = [offset]
+    parameters[0] |= {spec.name: place(spec.shape, spec.dtype) for spec in specs if spec.trainable}
     versions = max((spec.versions for spec in specs), default=1)
     for version in range(1, versions):
         starts.append(offset)
@@ -512,8 +515,8 @@ class SectionArena:
     def undoable(self, version: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return the bytes that the update of a version changes.
 
-        Parameters where the next version goes, and optimizer state; before the first
-        update there is none. Gradients are not changed.
+        Trained parameters where the next version goes, and optimizer state; before the
+        first update there is none. Gradients are not changed.
         """
         start, end = self._layout.versions[(version + 1) % self.versions]
         state = self.payload[self._layout.state_start :]

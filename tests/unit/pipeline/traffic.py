@@ -32,7 +32,7 @@ class Traffic(TorchDispatchMode):
         if operation.is_view or name in ("detach", "alias"):
             return result
         self.calls[name] += 1
-        read = tensors_in((args, kwargs))
+        read = tensors_in((args, {key: one for key, one in (kwargs or {}).items() if key != "out"}))
         written = tensors_in(result)
         if name == "copy_":  # does not read what it writes to
             read = read[1:]

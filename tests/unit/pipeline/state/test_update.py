@@ -479,7 +479,7 @@ def test_a_norm_of_a_million_elements_takes_one_call(holder: LocalHolder) -> Non
 def test_an_update_copies_what_it_changes_once_and_no_gradient(
     holder: LocalHolder, versions: int, per_parameter: int
 ) -> None:
-    """Parameter and both moments; the version after the present one begins as a copy."""
+    """Trained parameter and moments; the version after the present one begins as a copy."""
     count = 1 << 16
     job = make_job()
     named = [("weight", TensorSpec(shape=(count,), dtype=torch.float32, requires_grad=True))]
@@ -488,7 +488,8 @@ def test_an_update_copies_what_it_changes_once_and_no_gradient(
     spec = ParameterSpec(
         "weight", (count,), torch.float32, True, state, 0, forms, versions=versions
     )
-    memory = SlotMemory(holder, job, [(spec,)], HostDevice())
+    frozen = ParameterSpec("frozen", (8 * count,), torch.float32, False, {})
+    memory = SlotMemory(holder, job, [(frozen, spec)], HostDevice())
     memory.hold([0])
     arena = memory.arenas[0]
     arena.set_version(0, 1)
