@@ -629,7 +629,9 @@ class UndoSlot:
         piece = _Piece(None if device else holder, self.NAME, HEADER_BYTES + max(on_host, 1))
         self._words = piece.words
         self._on_host = piece.after_header()
-        self._on_device = device and device.allocate(max(payload for _, payload in sizes))
+        self._on_device: torch.Tensor | None = None
+        if device is not None:
+            self._on_device = device.allocate(max(payload for _, payload in sizes))
 
     def save(self, arena: SectionArena) -> None:
         """Copy the section here."""
