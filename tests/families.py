@@ -387,6 +387,13 @@ class ResNet(nn.Module):
         return self.fc(x.mean((2, 3)))  # type: ignore[no-any-return]
 
 
+class ChannelsLast(ResNet):
+    """The same over pictures whose channels are their last dimension in memory."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.contiguous(memory_format=torch.channels_last))
+
+
 class UNet(nn.Module):
     """Skips over blocks."""
 
@@ -512,4 +519,5 @@ FAMILIES: dict[str, Family] = {
     "UNet by hand": Family(UNet, "pictures", cross_entropy),
     "Convolution and LSTM, CutPoint": Family(Points, "pictures", cross_entropy),
     "ResNet by hand, GroupNorm": Family(ResNet, "pictures", cross_entropy),
+    "ResNet by hand, channels_last": Family(ChannelsLast, "pictures", cross_entropy),
 }  # fmt: skip

@@ -269,7 +269,7 @@ def stage_bytes(
     lanes = terms.compute.lanes
     gradients = lanes * sum(chunk.gradients for chunk in chunks)
     exact = terms.reduction == "exact"
-    undo = max(_committed_bytes(section, lanes) for section in own)
+    undo = max(_undo_bytes(section, lanes) for section in own)
     waiting = load.gradients_waiting * max(chunk.output for chunk in chunks)
     buffers = _pending(chunks, load)
     training = _peak(chunks, load, _converted_bytes(own, terms) if exact else 0)
@@ -333,10 +333,11 @@ def _on_gpu(
     return _on_device(whole, host, casts, PAGE_BYTES * (len(own) + 1))
 
 
-def _committed_bytes(section: SectionFacts, lanes: int) -> int:
-    """Return the bytes of a section's committed memory."""
-    gradients = lanes * trained_bytes(section)
-    return section.param_bytes + section.optimizer_bytes + gradients
+def _undo_bytes(section: SectionFacts, lanes: int) -> int:
+    """Return what a section's update needs: mean gradients, and all that it changes, which is
+    one version of the trained parameters; the other one counts as optimizer state."""
+    trained = trained_bytes(section)
+    return 2 * trained + section.optimizer_bytes - (lanes - 1) * trained
 
 
 def _converted_bytes(own: Sequence[SectionFacts], terms: WorkerTerms) -> int:

@@ -11,7 +11,10 @@ computed again with the next attempt's exponents.
 
 from __future__ import annotations
 
+import functools
+import importlib
 import math
+from collections.abc import Callable
 
 import torch
 
@@ -109,7 +112,63 @@ def add_quantised(total: torch.Tensor, gradient: torch.Tensor, used: int) -> Non
     elements = _PIECE_ELEMENTS[gradient.device.type]
     pieces = torch.split(gradient.detach().reshape(-1), elements)
     for part, piece in zip(torch.split(total, elements), pieces, strict=True):
-        part.add_(piece.double().mul_(2.0**used).round_().long())
+        part.add_(piece.to(torch.float64, copy=True).mul_(2.0**used).round_().long())
+
+
+Adder = Callable[[torch.Tensor, torch.Tensor, int, torch.Tensor], None]
+"""``add``, or what gives the same bits."""
+
+
+def add(total: torch.Tensor, gradient: torch.Tensor, used: int, highest: torch.Tensor) -> None:
+    """Add a gradient to a sum, and note its peak.
+
+    Args:
+        total: As for ``add_quantised``.
+        gradient: To be added.
+        used: The exponent.
+        highest: Largest ``peak`` so far, a float64 scalar.
+    """
+    torch.maximum(highest, peak(gradient), out=highest)
+    add_quantised(total, gradient, used)
+
+
+@functools.cache
+def adder(device: torch.device, dtype: torch.dtype) -> Adder:
+    """Return what adds gradients of a type on a device: one kernel if there is one and it
+    gives the bits of ``add`` on this very device, else ``add``."""
+    if device.type != "cuda":
+        return add
+    try:
+        fused: Adder = importlib.import_module("spottrain.pipeline.base.triton_sums").add
+        return fused if agrees(fused, device, dtype) else add
+    except Exception:  # noqa: BLE001 - whatever keeps a compiler from working, sums are the same
+        return add
+
+
+def agrees(one: Adder, device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether an adder gives the bits of ``add`` for gradients of a type."""
+    generator = torch.Generator().manual_seed(0)
+    exponents = torch.randint(-18, 12, (5000,), generator=generator)
+    values = torch.ldexp(torch.randn(5000, generator=generator), exponents).to(dtype)
+    halves = torch.arange(-8, 9) / 2
+    for used in (-10, 0, 3, 40):
+        ties = torch.ldexp(halves, torch.tensor(-used)).to(dtype)
+        gradient = torch.cat([values, ties, -values.new_zeros(1)]).to(device)
+        sums = torch.arange(2 * len(gradient), device=device).view(2, -1)
+        sums[1] = sums[0]
+        peaks = torch.zeros(2, dtype=torch.float64, device=device)
+        for adds, total, highest in zip((add, one), sums, peaks, strict=True):
+            for _ in range(2):
+                adds(total, gradient, used, highest)
+        if not (torch.equal(*sums) and torch.equal(*peaks)):
+            return False
+    for value in (math.inf, -math.inf, math.nan):
+        gradient = torch.tensor([1.0, value, 0.0], dtype=dtype, device=device)
+        highest = torch.zeros((), dtype=torch.float64, device=device)
+        one(torch.zeros(3, dtype=torch.int64, device=device), gradient, 0, highest)
+        if torch.isfinite(highest):
+            return False
+    return True
 
 
 def dequantise(total: torch.Tensor, used: int, target: torch.Tensor) -> None:

@@ -40,7 +40,7 @@ from spottrain.pipeline.state.arena import SectionArena, payload_bytes
 from spottrain.pipeline.state.checkpoint import load_section
 from spottrain.pipeline.state.handover import UnreadableCheckpointError
 from spottrain.pipeline.state.slot import SlotMemory
-from spottrain.pipeline.state.update import Updater, contribution
+from spottrain.pipeline.state.update import Updater, contributions
 from spottrain.pipeline.train.executor import on_device, saving_nothing
 from spottrain.pipeline.weights.first import values_of_sections
 from spottrain.storage.open import open_store
@@ -357,7 +357,7 @@ class SectionBench:
         for arena in arenas:
             for gradients in arena.gradient_runs:
                 gradients.zero_()
-            contribution(arena, self._loaded.layout.tied, (0.0, 0.0))
+        contributions(arenas, self._loaded.layout.tied, {}, {})
         updater.apply(decision, [arena.section for arena in arenas])
         self.device.synchronise()
 
@@ -472,9 +472,12 @@ class _SectionRun:
         for parameter in self._trained:
             gradient = parameter.grad
             assert gradient is not None
-            fixed_point.peak(gradient)
-            total = self._integers[: gradient.numel()]
-            fixed_point.add_quantised(total, gradient, 0)
+            add = fixed_point.adder(gradient.device, gradient.dtype)
+            add(self._integers[: gradient.numel()], gradient, 0, self._highest)
+
+    @functools.cached_property
+    def _highest(self) -> torch.Tensor:
+        return torch.zeros((), dtype=torch.float64, device=self._device.torch_device)
 
     @functools.cached_property
     def _integers(self) -> torch.Tensor:

@@ -20,6 +20,7 @@ from queue import Queue, SimpleQueue
 import torch
 import torch.distributed as dist
 
+from spottrain.pipeline.base.layout import as_sent, format_of
 from spottrain.pipeline.comm.collectives import GATHER_TAG
 from spottrain.pipeline.comm.groups import GenerationBrokenError, world
 from spottrain.pipeline.devices.port import Device, Transfer
@@ -52,10 +53,13 @@ class Arrival:
     """When it had come in, monotonic."""
     note: int = 0
     """What the sender has to say about it."""
+    channels_last: bool = False
+    """It has travelled in the order of its memory, in which dimension 1 is the last one."""
 
     def on(self, device: Device) -> torch.Tensor:
         """Return the tensor, to be computed with from now on."""
-        return device.wait(self.transfer).to(self.dtype)
+        tensor = device.wait(self.transfer).to(self.dtype)
+        return tensor.movedim(-1, 1) if self.channels_last else tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +88,8 @@ class _Part(Enum):
 
 _Signature = tuple[int, ...]
 """Of a tensor: the indices of the dtypes in which it travels and in which its sender
-computes, then its shape; empty if it is not known."""
+computes, whether channels are the last dimension, then its shape as it travels; empty if it
+is not known."""
 _WIRE_TYPES: Mapping[WireType, torch.dtype | None] = {
     "own": None,
     "bf16": torch.bfloat16,
@@ -95,13 +100,13 @@ _WIRE_TYPES: Mapping[WireType, torch.dtype | None] = {
 def _empty(signature: _Signature, device: Device) -> torch.Tensor:
     if not signature:
         return torch.empty(1, dtype=torch.uint8)
-    return device.allocate_host(signature[2:], _DTYPES[signature[0]])
+    return device.allocate_host(signature[3:], _DTYPES[signature[0]])
 
 
 @functools.lru_cache(maxsize=16)
 def _header(*described: int) -> torch.Tensor:
     """Return a header, the same tensor for all messages that are alike: to be read only."""
-    header = torch.zeros(_MAX_DIMENSIONS + 4, dtype=torch.int64)
+    header = torch.zeros(_MAX_DIMENSIONS + 5, dtype=torch.int64)
     header[: len(described)] = torch.tensor(described)
     return header
 
@@ -120,7 +125,7 @@ class _Posted:
         self._direction = direction
         self._signature = signature
         self._device = device
-        self._header = torch.empty(_MAX_DIMENSIONS + 4, dtype=torch.int64)
+        self._header = torch.empty(_MAX_DIMENSIONS + 5, dtype=torch.int64)
         self._payload = _empty(signature, device)
         self._works = [
             self._post(part, tensor)
@@ -134,8 +139,8 @@ class _Posted:
         """Return the tensor, its signature, and the sender's note."""
         for work in reversed(self._works):  # the header is here before the payload
             work.wait()
-        note, dtype, own, dimensions, *shape = self._header.tolist()
-        signature = (dtype, own, *shape[:dimensions])
+        note, dtype, own, last, dimensions, *shape = self._header.tolist()
+        signature = (dtype, own, last, *shape[:dimensions])
         if signature == self._signature:
             return signature, self._payload, note
         tensor = _empty(signature, self._device)
@@ -182,9 +187,16 @@ class _Receiver(threading.Thread):
             signature, tensor, note = posted.popleft().wait()
             self._signatures.append(signature)
             transfer = self._device.upload(tensor)
-            own = _DTYPES[signature[1]]
-            at_s = time.monotonic()
-            self._arrivals.put(Arrival(self._direction, transfer, own, at_s, note))
+            _, own, channels_last, *_ = signature
+            arrival = Arrival(
+                self._direction,
+                transfer,
+                _DTYPES[own],
+                time.monotonic(),
+                note,
+                bool(channels_last),
+            )
+            self._arrivals.put(arrival)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +209,8 @@ class _Message:
     dtype: torch.dtype
     """In which it was computed."""
     note: int
+    channels_last: bool
+    """As for ``Arrival``."""
 
 
 class _Sends:
@@ -213,8 +227,9 @@ class _Sends:
         """Send a tensor of the host."""
         direction, target = message.direction, message.target
         dtypes = _DTYPES.index(tensor.dtype), _DTYPES.index(message.dtype)
-        signature = (*dtypes, *tensor.shape)
-        header = _header(message.note, *dtypes, tensor.dim(), *tensor.shape)
+        last = int(message.channels_last)
+        signature = (*dtypes, last, *tensor.shape)
+        header = _header(message.note, *dtypes, last, tensor.dim(), *tensor.shape)
         parts = {_Part.HEADER: header, _Part.PAYLOAD: tensor}
         if signature != self._sent[direction][0]:
             nothing = torch.empty(1, dtype=torch.uint8)
@@ -341,11 +356,14 @@ class PipelineLinks:
         forward = direction is Direction.ACTIVATION
         target = self._following if forward else self._previous
         assert target is not None
-        dtype, tensor = tensor.dtype, tensor.contiguous()
+        dtype, tensor = tensor.dtype, as_sent(tensor)
+        channels_last = format_of(tensor) is not torch.contiguous_format
+        if channels_last:
+            tensor = tensor.movedim(1, -1)
         if self._wire is not None and dtype.itemsize > self._wire.itemsize:
             tensor = tensor.to(self._wire)
         transfer = self._device.download(tensor)
-        message = _Message(direction, target, transfer, dtype, note)
+        message = _Message(direction, target, transfer, dtype, note, channels_last)
         if self._sender is None:
             self._sends.post(message, self._device.finish(transfer))
         else:

@@ -13,6 +13,7 @@ import torch
 
 from spottrain.errors import UserCodeError
 from spottrain.gpus.nvml import GpuLostError, NoNvmlError, open_nvml
+from spottrain.machine import run_near
 from spottrain.pipeline.devices.port import Transfer, UnusableDeviceError
 
 _RESCUE_BYTES = 64 << 20
@@ -93,6 +94,8 @@ class CudaDevice:
             torch.cuda.set_per_process_memory_fraction(memory_share)
         self._memory_share = memory_share
         self._uuid = uuid
+        with suppress(NoNvmlError, GpuLostError), open_nvml() as nvml:
+            run_near(nvml.pci_address(uuid), torch.get_num_threads())
         self.identity = f"cuda:{uuid}"
         self._up = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._down = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -103,6 +106,8 @@ class CudaDevice:
         # synchronisation).
         self._rescuing = threading.Lock()
         self._blocks = [self.allocate_host((_RESCUE_BYTES,), torch.uint8) for _ in range(2)]
+        self._beside = torch.cuda.Stream(priority=-1)  # type: ignore[no-untyped-call]
+        self._of_thread = threading.local()
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
         """Return zeroed memory of the GPU."""
@@ -149,9 +154,9 @@ class CudaDevice:
         with torch.cuda.stream(self._up):
             if target is None:
                 target = torch.empty_like(source, device=self.torch_device)
-                target.record_stream(self._compute)
+                target.record_stream(self._queue)
             else:
-                self._up.wait_stream(self._compute)
+                self._up.wait_stream(self._queue)
                 target.record_stream(self._up)
             target.copy_(source, non_blocking=True)
             return _Copy(target, source, _moment(self._up))
@@ -160,7 +165,7 @@ class CudaDevice:
         """Copy on the stream of downloads, after what is queued for computing."""
         if target is None:
             target = self.allocate_host(source.shape, source.dtype)
-        self._down.wait_stream(self._compute)
+        self._down.wait_stream(self._queue)
         with torch.cuda.stream(self._down):
             target.copy_(source, non_blocking=True)
             source.record_stream(self._down)
@@ -195,7 +200,7 @@ class CudaDevice:
     def wait(self, transfer: Transfer) -> torch.Tensor:
         """Let the stream of computations wait; the host goes on."""
         assert isinstance(transfer, _Copy)
-        self._compute.wait_event(transfer.done)
+        self._queue.wait_event(transfer.done)
         return transfer.target
 
     def finish(self, transfer: Transfer) -> torch.Tensor:
@@ -205,12 +210,15 @@ class CudaDevice:
         return transfer.target
 
     def synchronise(self) -> None:
-        """Let the host wait for all streams."""
-        torch.cuda.synchronize(self.torch_device)
+        """Let the host wait for all streams, or for that of a thread beside."""
+        if self._queue is self._beside:
+            self._beside.synchronize()
+        else:
+            torch.cuda.synchronize(self.torch_device)
 
     def mark(self) -> torch.cuda.Event:
         """Record an event on the stream of computations."""
-        return _moment(self._compute, enable_timing=True)
+        return _moment(self._queue, enable_timing=True)
 
     def reach(self, mark: torch.cuda.Event) -> None:
         """Let the host wait for an event."""
@@ -254,6 +262,21 @@ class CudaDevice:
         """Make the stream of computations current in this thread."""
         with torch.cuda.device(self.torch_device), torch.cuda.stream(self._compute):
             yield
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """Give this thread a stream of its own, whose kernels go before others."""
+        self._of_thread.stream = self._beside
+        try:
+            with torch.cuda.device(self.torch_device), torch.cuda.stream(self._beside):
+                yield
+        finally:
+            del self._of_thread.stream
+
+    @property
+    def _queue(self) -> torch.cuda.Stream:
+        """The stream in which this thread computes, or for which it transfers."""
+        return getattr(self._of_thread, "stream", self._compute)
 
     def _forget_error(self) -> None:
         """Let the error of a call that was refused not appear again as one of a kernel."""

@@ -95,3 +95,7 @@ class HostDevice:
     def using(self) -> AbstractContextManager[None]:
         """Return a context that does nothing."""
         return nullcontext()
+
+    def beside(self) -> AbstractContextManager[None]:
+        """Return the same: no thread waits for what another one has queued."""
+        return self.using()

@@ -125,3 +125,10 @@ class Device(Protocol):
 
     def using(self) -> AbstractContextManager[None]:
         """Return the context in which a thread computes on the device."""
+
+    def beside(self) -> AbstractContextManager[None]:
+        """Return the context in which a thread computes beside the one that is ``using``.
+
+        What it computes, transfers and waits for, ``synchronise`` too, is ordered with what
+        it has queued itself, no more: both threads must not touch the same memory.
+        """

@@ -268,7 +268,6 @@ class SectionOptimizer:
             parameter = memory.attached[name].parameter(data)
             parameter.grad = gradient
             self.parameters.append((name, parameter))
-        self._gradients = memory.gradients
         self.optimizer = build_optimizer(job.optimizer, self.parameters)
         """The user's; ``None`` where nothing is trained."""
         self._attributes: dict[str, object] | None = None
@@ -276,19 +275,22 @@ class SectionOptimizer:
             use_fused_kernels(self.optimizer)
             self._rates = [group.get("lr") for group in self.optimizer.param_groups]
             self._groups = GroupValues(self.optimizer)
-            self._groups.restore(memory.numbers.group_values)
+            self._group_values = memory.numbers.group_values
+            self._groups.restore(self._group_values)
             self._load(self.optimizer)
+        forms = memory.forms
+        self._places = {
+            name: {key: _place(tensor) for key, tensor in state.items()}
+            for name, state in memory.state.items()
+            if state.keys() == forms.get(name, {}).keys()
+        }
+        """Where the state of each parameter is, if that is tensors alone."""
 
-    def point_at(
-        self,
-        parameters: Mapping[str, torch.Tensor],
-        gradients: Mapping[str, torch.Tensor],
-    ) -> None:
-        """Update other memory from now on, from other gradients; state stays where it is."""
+    def point_at(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        """Update other memory from now on; state stays where it is."""
         for name, parameter in self.parameters:
             parameter.grad = None
             parameter.data = parameters[name]
-        self._gradients = gradients
 
     def learning_rate(self, step: int) -> float | None:
         """Return the first group's rate in a mini-batch; ``None``: there is none."""
@@ -299,8 +301,12 @@ class SectionOptimizer:
     def _factor(self, step: int) -> float:
         return 1.0 if self._schedule is None else rate_factor(self._schedule, step)
 
-    def step(self, step: int) -> None:
-        """Update the parameters from their gradients as mini-batch ``step`` does.
+    def step(self, step: int, gradients: Mapping[str, torch.Tensor]) -> None:
+        """Update the parameters as mini-batch ``step`` does.
+
+        Args:
+            step: The mini-batch.
+            gradients: Its mean gradients; the optimizer may write to them.
 
         Raises:
             UserCodeError: The optimizer raised, or changes what is not kept.
@@ -309,7 +315,7 @@ class SectionOptimizer:
             return
         lacking = self._memory.lacking
         for name, parameter in self.parameters:
-            parameter.grad = None if name in lacking else self._gradients[name]
+            parameter.grad = None if name in lacking else gradients[name]
         with user_code(f"optimizer in mini-batch {step}"):
             factor = self._factor(step)
             groups = self.optimizer.param_groups
@@ -355,24 +361,48 @@ class SectionOptimizer:
     def _keep(self, optimizer: torch.optim.Optimizer) -> None:
         """Move state that the optimizer has made into the memory, to stay there."""
         brought = False
-        with_state = self._memory.with_state
+        before = with_state = self._memory.with_state
         for name, parameter in self.parameters:
             if name not in with_state and not optimizer.state.get(parameter):
                 continue  # it has had no gradient yet
-            kept = self._memory.state.get(name, {})
-            made = flatten(name, optimizer.state[parameter])
-            check_forms(name, self._memory.forms.get(name, {}), made.forms)
-            moved = keep_leaves(name, made.leaves, kept)
-            for key, form in made.forms.items():
-                if moved.keys() & form.leaves:
-                    state = {**made.leaves, **moved}
-                    optimizer.state[parameter][key] = form.build(state)
-                    brought = True
             with_state |= {name}
-        self._memory.numbers.group_values = self._groups.text()
-        self._memory.with_state = with_state
+            if not self._is_kept(name, optimizer.state[parameter]):
+                brought |= self._bring(name, optimizer.state[parameter])
+        if (group_values := self._groups.text()) != self._group_values:
+            self._memory.numbers.group_values = self._group_values = group_values
+        if with_state != before:
+            self._memory.with_state = with_state
         if brought:
             trim_heap()
+
+    def _is_kept(self, name: str, state: Mapping[str, object]) -> bool:
+        """Return whether a parameter's state is tensors of the memory, all of them in place."""
+        places = self._places.get(name)
+        return (
+            places is not None
+            and state.keys() == places.keys()
+            and all(
+                isinstance(value, torch.Tensor) and _place(value) == places[key]
+                for key, value in state.items()
+            )
+        )
+
+    def _bring(self, name: str, state: dict[str, object]) -> bool:
+        """Move a parameter's state into the memory; return whether there was any elsewhere."""
+        brought = False
+        made = flatten(name, state)
+        check_forms(name, self._memory.forms.get(name, {}), made.forms)
+        moved = keep_leaves(name, made.leaves, self._memory.state.get(name, {}))
+        for key, form in made.forms.items():
+            if moved.keys() & form.leaves:
+                state[key] = form.build({**made.leaves, **moved})
+                brought = True
+        return brought
+
+
+def _place(tensor: torch.Tensor) -> tuple[object, ...]:
+    """Return what a tensor has in common with all others that are the same memory."""
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 
 @contextlib.contextmanager

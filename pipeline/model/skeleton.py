@@ -192,6 +192,23 @@ def compile_blocks(model: nn.Module, blocks: Sequence[str]) -> None:
             each.forward = how(each.forward)
             # Else a shape's kernels would depend on those seen before.
             torch._dynamo.config.automatic_dynamic_shapes = False
+    _refuse_graphs(model)
+
+
+def _refuse_graphs(model: nn.Module) -> None:
+    """Refuse what torch would record as CUDA graphs.
+
+    Outputs of a graph are in memory that its next run writes to, while those of the
+    micro-batch before are still on their way to another stage, or kept for a backward.
+    """
+    for name, module in model.named_modules():
+        config_of = getattr(module.__dict__.get("forward"), "get_compiler_config", None)
+        if config_of is not None and (config_of() or {}).get("triton.cudagraphs"):
+            raise UserCodeError(
+                f"torch.compile must not use CUDA graphs: got mode or options with them for "
+                f"{name or type(module).__name__}, whose output the next micro-batch would write "
+                "over; use mode='max-autotune-no-cudagraphs', or none"
+            )
 
 
 def _is_cut_point(model: nn.Module, names: Sequence[str]) -> bool:

@@ -13,6 +13,7 @@ from torch.utils import checkpoint
 from torch.utils._pytree import tree_map, tree_map_only
 
 from spottrain.errors import SpottrainError, UserCodeError
+from spottrain.pipeline.base.layout import as_sent, format_of
 from spottrain.pipeline.model.data import seed_everything
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import Batch, TrainingJob
@@ -338,7 +339,7 @@ class StageModel:
             activation = split_output(cut.module, output)[0]
             self._check_finite(section, activation)
             if section == last:
-                raise _Unwind(activation.contiguous())
+                raise _Unwind(as_sent(activation))
             self._enter(section + 1)
             if section + 1 in self._layout.writes_input:
                 activation = activation.clone()
@@ -409,18 +410,20 @@ def first_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tens
 def _as_if_sent(activation: torch.Tensor, check: Callable[[], None]) -> torch.Tensor:
     """Return an activation laid out as another stage would receive it.
 
-    So too its gradient: the layout decides on the order of sums, hence on bits.
+    So too its gradient, as autograd lays out that of what was received.
 
     Args:
         activation: Of the section that has ended.
         check: Called when its gradient is known.
     """
 
+    layout = format_of(activation)
+
     def arrive(gradient: torch.Tensor) -> torch.Tensor:
         check()
-        return gradient.contiguous()
+        return gradient.contiguous(memory_format=layout)
 
-    received = activation.view_as(activation).contiguous()
+    received = activation.view_as(activation).contiguous(memory_format=layout)
     if received.requires_grad:
         received.register_hook(arrive)  # type: ignore[no-untyped-call]
     return received

@@ -203,6 +203,11 @@ class GroupValues:
             {key: self._encode(number, key) for key in self._keys(group)}
             for number, group in enumerate(self._groups)
         ]
+        self._constants = [
+            {key: value for key, value in group.items() if _is_constant(value)}
+            for group in self._groups
+        ]
+        """Values that are the same as long as they are the same objects."""
         self._changed: set[tuple[int, str]] = set()
 
     def restore(self, text: bytes) -> None:
@@ -237,7 +242,10 @@ class GroupValues:
                 f"its {counted(len(self._built), 'group')} at once, and keep what was built"
             )
         for number, (group, built) in enumerate(zip(self._groups, self._built, strict=True)):
+            constants = self._constants[number]
             for key in {*self._keys(group), *built}:
+                if key in constants and group.get(key, ...) is constants[key]:
+                    continue
                 same = key in group and key in built
                 if not same or self._encode(number, key) != built[key]:
                     self._changed.add((number, key))
@@ -267,6 +275,12 @@ class GroupValues:
     @staticmethod
     def _keys(group: Mapping[str, Any]) -> list[str]:
         return [key for key in group if key not in _SET_BY_US]
+
+
+def _is_constant(value: object) -> bool:
+    if type(value) is tuple:
+        return all(map(_is_constant, value))
+    return type(value) in (type(None), bool, int, float, str)
 
 
 def group_of_each(

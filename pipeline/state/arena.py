@@ -14,11 +14,13 @@ device is done.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
 import mmap
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -38,6 +40,9 @@ from spottrain.pipeline.state.numbers import SectionNumbers
 HEADER_BYTES = 4096
 ALIGNMENT_BYTES = 512
 """As torch's allocator aligns on GPUs: kernels may choose their way by it."""
+_HUGE_PAGE_BYTES = 2 << 20
+"""Of a huge page, which takes a processor fewer entries of its page table. Kernels give them
+to anonymous files where ``transparent_hugepage/shmem_enabled`` allows it."""
 _METRICS = 32
 """First word of a page's sums of metrics, which go up to its end."""
 UNUSABLE = -1
@@ -64,6 +69,9 @@ class _Piece:
         fd = -1 if holder is None else holder.open(name, num_bytes)
         try:
             self._map = mmap.mmap(fd, num_bytes)
+            if num_bytes >= _HUGE_PAGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
+                with contextlib.suppress(OSError):  # of kernels without them
+                    self._map.madvise(mmap.MADV_HUGEPAGE)
         finally:
             if holder is not None:
                 os.close(fd)
@@ -106,6 +114,25 @@ class ControlBlock:
         self.lock = threading.RLock()
         """Held while words or contents of sections change once training runs: whoever
         saves them from another thread (``SlotMemory.evacuate``) waits for it."""
+        self._queued: list[tuple[SectionArena, int, int]] = []
+        """Updates that a device is still to do: section, next version, its origin."""
+
+    def updated(self, arena: SectionArena, version: int, origin: int) -> None:
+        """Note that all of a section's update is done, or queued on its device."""
+        self._queued.append((arena, version, origin))
+
+    def flip(self) -> list[SectionArena]:
+        """Wait once for all updates that were noted; let their sections have the next version.
+
+        Returns:
+            These sections.
+        """
+        queued, self._queued = self._queued, []
+        if queued:
+            queued[-1][0].synchronise()
+        for arena, version, origin in queued:
+            arena.set_version(version, origin)
+        return [arena for arena, _, _ in queued]
 
     @property
     def undo_section(self) -> int | None:
@@ -171,6 +198,8 @@ class _Layout:
     """Where it begins, after the header."""
     parameters: tuple[Mapping[str, int], ...]
     """Of each version; what is not trained is in one place in all of them."""
+    versions: tuple[tuple[int, int], ...]
+    """Where the trained parameters of each begin and end."""
     gradients: Mapping[str, int]
     """Of the first sum."""
     state: Mapping[tuple[str, str], int]
@@ -181,6 +210,11 @@ class _Layout:
     """Of one sum; there are as many, one after the other, as versions."""
     state_start: int
     end: int
+
+    @property
+    def largest_version(self) -> int:
+        """Bytes of its trained parameters."""
+        return max(end - start for start, end in self.versions)
 
 
 def _aligned(num_bytes: int) -> int:
@@ -197,9 +231,14 @@ def _lay_out(specs: tuple[ParameterSpec, ...]) -> _Layout:
         offset += _aligned(math.prod(shape) * dtype.itemsize)
         return here
 
-    parameters = [{spec.name: place(spec.shape, spec.dtype) for spec in specs}]
+    parameters = [
+        {spec.name: place(spec.shape, spec.dtype) for spec in specs if not spec.trainable}
+    ]
+    starts = [offset]
+    parameters[0] |= {spec.name: place(spec.shape, spec.dtype) for spec in specs if spec.trainable}
     versions = max((spec.versions for spec in specs), default=1)
     for version in range(1, versions):
+        starts.append(offset)
         parameters.append(
             {
                 spec.name: place(spec.shape, spec.dtype)
@@ -226,6 +265,7 @@ def _lay_out(specs: tuple[ParameterSpec, ...]) -> _Layout:
     return _Layout(
         payload=_aligned(SectionNumbers.size(len(gradients), group_bytes(specs), versions)),
         parameters=tuple(parameters),
+        versions=tuple(itertools.pairwise([*starts, gradients_start])),
         gradients=gradients,
         state=state,
         runs=tuple(runs),
@@ -420,11 +460,22 @@ class SectionArena:
         runs = [_part(payload, at - start, (count,), dtype) for dtype, at, count in layout.runs]
         return gradients, runs
 
-    def gradients_on(self, device: Device) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
-        """Return new gradients of zeros, laid out alike, on ``device``."""
-        start = self._layout.gradients_start
-        memory = device.allocate(self._layout.gradients_bytes)
-        return self._map_gradients(memory, start)
+    def gradients_in(
+        self, memory: torch.Tensor
+    ) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
+        """Return gradients, and runs of them, laid out alike in ``gradients_bytes`` elsewhere."""
+        return self._map_gradients(memory, self._layout.gradients_start)
+
+    @property
+    def gradients_bytes(self) -> int:
+        """Of one mini-batch's."""
+        return self._layout.gradients_bytes
+
+    @property
+    def undo_bytes(self) -> int:
+        """Of one mini-batch's gradients and of what its update changes, without numbers."""
+        layout = self._layout
+        return self.gradients_bytes + layout.largest_version + layout.end - layout.state_start
 
     def copy_from(
         self,
@@ -465,11 +516,19 @@ class SectionArena:
         before, after = self.payload[: gradients.start], self.payload[gradients.stop :]
         return self.numbers.contents, before, after
 
-    @property
-    def undoable(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Bytes that an update changes; before the first one there is no state."""
-        end = None if self.with_state else self._layout.state_start
-        return self.numbers.contents, self.payload[:end]
+    def undoable(self, version: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the bytes that the update of a version changes.
+
+        Trained parameters where the next version goes, and optimizer state; before the
+        first update there is none. Gradients are not changed.
+        """
+        start, end = self._layout.versions[(version + 1) % self.versions]
+        state = self.payload[self._layout.state_start :]
+        return (
+            self.numbers.contents,
+            self.payload[start:end],
+            state if self.with_state else state[:0],
+        )
 
     @property
     def version(self) -> int:
@@ -552,12 +611,12 @@ def section_name(section: int, room: int | None = None) -> str:
 
 
 class UndoSlot:
-    """Backup of one section during its update.
+    """Room for the update of one section: a backup of what it changes, and the mean gradients
+    that it is made with, so that those which are prepared stay as they are.
 
     Args:
         holder: Gives the memory.
-        num_bytes: Of the largest payload.
-        num_numbers: Bytes of the longest ``SectionArena.numbers``.
+        arenas: Sections, one of which has its update at a time.
         device: Where the payloads are, as for ``SectionArena``.
     """
 
@@ -566,25 +625,45 @@ class UndoSlot:
     def __init__(
         self,
         holder: MemoryHolder,
-        num_bytes: int,
-        num_numbers: int,
+        arenas: Iterable[SectionArena],
         device: Device | None = None,
     ) -> None:
-        on_host = num_numbers + (0 if device else num_bytes)
-        held = None if device else holder
-        piece = _Piece(held, self.NAME, HEADER_BYTES + max(on_host, 1))
+        sizes = [(_aligned(one.numbers.contents.numel()), one.undo_bytes) for one in arenas]
+        on_host = max(numbers + (0 if device else payload) for numbers, payload in sizes)
+        piece = _Piece(None if device else holder, self.NAME, HEADER_BYTES + max(on_host, 1))
         self._words = piece.words
-        memory = piece.after_header()
-        self._rooms = (
-            memory[:num_numbers],
-            memory[num_numbers:] if device is None else device.allocate(num_bytes),
-        )
+        self._on_host = piece.after_header()
+        self._on_device: torch.Tensor | None = None
+        if device is not None:
+            self._on_device = device.allocate(max(payload for _, payload in sizes))
 
     def save(self, arena: SectionArena) -> None:
         """Copy the section here."""
         self._words[0], self._words[1] = arena.version, arena.origin
-        for room, contents in zip(self._rooms, arena.undoable, strict=True):
-            room[: contents.numel()].copy_(contents)
+        for room, contents in self._pairs(arena, arena.version):
+            room.copy_(contents)
+
+    def gradients(self, arena: SectionArena) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
+        """Return room for the section's mean gradients by name, and as runs."""
+        return arena.gradients_in(self._room(arena))
+
+    def _room(self, arena: SectionArena) -> torch.Tensor:
+        """Return where the gradients of a section, parameters and state have their places,
+        which depend on this section alone: a successor may hold fewer."""
+        if self._on_device is not None:
+            return self._on_device
+        return self._on_host[_aligned(arena.numbers.contents.numel()) :]
+
+    def _pairs(
+        self, arena: SectionArena, version: int
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield what the update of a version changes, each after its place here."""
+        numbers, *payload = arena.undoable(version)
+        yield self._on_host[: numbers.numel()], numbers
+        room, start = self._room(arena), arena.gradients_bytes
+        for contents in payload:
+            yield room[start : start + contents.numel()], contents
+            start += contents.numel()
 
     @property
     def version(self) -> int:
@@ -602,8 +681,8 @@ class UndoSlot:
         copy: Callable[[torch.Tensor, torch.Tensor], object] = _copy,
     ) -> None:
         """Copy the contents to the section, as ``SectionArena.copy_from`` does."""
-        for room, contents in zip(self._rooms, arena.undoable, strict=True):
-            copy(room[: contents.numel()], contents)
+        for room, contents in self._pairs(arena, self.version):
+            copy(room, contents)
 
     def restore(self, arena: SectionArena) -> None:
         """Copy the section back, unless its update has written the version word."""

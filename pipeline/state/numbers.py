@@ -189,7 +189,8 @@ class SectionNumbers:
         """
         if scaled:
             self.loss_scale = self.loss_scale.after(overflow)
-        self._delayed.copy_(self._committed[: self._delayed.numel()])
+        if self._delayed.numel():
+            self._delayed.copy_(self._committed)
         if changes:
             self._committed.copy_(self._prepared)
 

@@ -75,21 +75,17 @@ class SlotMemory:
     def undo(self) -> UndoSlot:
         """Room for the largest section held."""
         if self._undo is None:
-            arenas = self.arenas.values()
-            self._undo = UndoSlot(
-                self._holder,
-                max(arena.payload.numel() for arena in arenas),
-                max(arena.numbers.contents.numel() for arena in arenas),
-                self._home,
-            )
+            self._undo = UndoSlot(self._holder, self.arenas.values(), self._home)
         return self._undo
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all sections held, of their copies, and of the undo slot."""
-        sizes = [arena.num_bytes for arena in self.arenas.values()]
+        arenas = self.arenas.values()
+        sizes = sum(arena.num_bytes for arena in arenas)
+        undo = max((arena.undo_bytes for arena in arenas), default=0)
         kept = (span.numel() for copy in self.copies.values() for span in copy.movable)
-        return sum(sizes) + max(sizes, default=0) + sum(kept)
+        return sizes + undo + sum(kept)
 
     def hold(self, sections: Iterable[int]) -> None:
         """Make room for sections that are not held yet."""
@@ -125,7 +121,10 @@ class SlotMemory:
             return
         if not self.control.lock.acquire(timeout=_UPDATE_BOUND_S):
             raise RuntimeError("an update hangs")
-        unfinished, self.control.undo_section = self.control.undo_section, None
+        if (unfinished := self.control.undo_section) is not None:
+            self._home.synchronise()
+            self.control.flip()
+        self.control.undo_section = None
         for section, old in self.arenas.items():
             new = SectionArena(self._holder, section, self._specs[section])
             undo = self.undo if section == unfinished else None

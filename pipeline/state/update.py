@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,8 +19,10 @@ from spottrain.wire.messages import SkipReason
 from spottrain.wire.model import Plan, TiedParameter
 
 _NORM_ELEMENTS = {"cpu": 1 << 14, "cuda": 1 << 24}
-"""Elements of a tensor whose norm is computed at a time. On the CPU one thread adds up so
-many, however many threads there are, so that the bits do not depend on their number."""
+"""Elements of a row, the part of a tensor that has a norm of its own. On the CPU one thread
+adds up a row, however many threads there are: the bits do not depend on their number."""
+_NORM_ROWS = {"cpu": 64, "cuda": 1}
+"""Rows at a time: torch converts its whole argument to float64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,50 +34,85 @@ class GradientFit:
     """They fit into their fixed point; always so without one."""
 
 
-def contribution(
-    arena: SectionArena,
+def contributions(
+    arenas: Iterable[SectionArena],
     ties: Sequence[TiedParameter],
-    sums: Sequence[float],
-    fit: GradientFit = GradientFit(),
-) -> Contribution:
-    """Return the contribution of a section with reduced gradients to the decision.
+    sums: Mapping[int, Sequence[float]],
+    fits: Mapping[int, GradientFit],
+) -> list[Contribution]:
+    """Return what sections with reduced gradients contribute to the decision.
 
     Args:
-        arena: Holds the gradients.
+        arenas: Hold the gradients, all on the same device.
         ties: A tied parameter counts in the norm of its first section only.
-        sums: Loss sum and weight of the mini-batch, then sum and weight of each metric,
-            for the last section, or zeros.
-        fit: What the reduction found.
+        sums: By section, the mini-batch's loss sum and weight, then sum and weight of each
+            metric; zeros of sections that are not in it.
+        fits: By section, what the reduction found; of others, that gradients fit.
     """
-    counted_elsewhere = {tie.name for tie in ties if tie.sections[0] != arena.section}
-    square_norm = math.inf
-    if fit.finite and fit.in_range:
-        square_norm = _square_norm(
-            [g for name, g in arena.gradients.items() if name not in counted_elsewhere]
+    arenas = list(arenas)
+    fit_of = {arena.section: fits.get(arena.section, GradientFit()) for arena in arenas}
+    counted_elsewhere = {(tie.name, k) for tie in ties for k in tie.sections[1:]}
+    usable = {
+        arena.section: [
+            gradient
+            for name, gradient in arena.gradients.items()
+            if (name, arena.section) not in counted_elsewhere
+        ]
+        for arena in arenas
+        if fit_of[arena.section].finite and fit_of[arena.section].in_range
+    }
+    square_norms = dict(zip(usable, _square_norms(usable.values()), strict=True))
+    return [
+        _contribution(
+            arena.section,
+            square_norms.get(arena.section, math.inf),
+            sums.get(arena.section, (0.0, 0.0)),
+            in_range=fit_of[arena.section].in_range,
         )
+        for arena in arenas
+    ]
+
+
+def _contribution(
+    section: int, square_norm: float, sums: Sequence[float], *, in_range: bool
+) -> Contribution:
     return Contribution(
-        section=arena.section,
+        section=section,
         loss_sum=sums[0],
         weight=sums[1],
         square_norm=square_norm,
         overflow=not math.isfinite(square_norm),
-        out_of_range=not fit.in_range,
+        out_of_range=not in_range,
         metrics=tuple(sums[2:]),
     )
 
 
-def _square_norm(gradients: Iterable[torch.Tensor]) -> float:
-    """Return the squared norm of all tensors, the host reading once from the device."""
-    norms = [
-        torch.linalg.vector_norm(piece, dtype=torch.float64)
-        # In pieces: torch converts its argument to float64 as a whole.
-        for gradient in gradients
-        for piece in torch.split(gradient.view(-1), _NORM_ELEMENTS[gradient.device.type])
-    ]
-    square_norm = 0.0
-    for norm in torch.stack(norms).tolist() if norms else ():
-        square_norm += norm * norm  # where ** would raise, this is infinite
-    return square_norm
+def _square_norms(sections: Iterable[Iterable[torch.Tensor]]) -> list[float]:
+    """Return the squared norm of all tensors of each section, the host reading once from
+    the device."""
+    norms = [[part for g in gradients for part in _norms_of_rows(g)] for gradients in sections]
+    counts = [sum(part.numel() for part in parts) for parts in norms]
+    parts = list(itertools.chain.from_iterable(norms))
+    values = iter(torch.cat(parts).tolist() if parts else ())
+    square_norms = []
+    for count in counts:
+        square_norm = 0.0
+        for norm in itertools.islice(values, count):
+            square_norm += norm * norm  # where ** would raise, this is infinite
+        square_norms.append(square_norm)
+    return square_norms
+
+
+def _norms_of_rows(gradient: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield the norms of a tensor's rows, in order, as float64; the last one may be short."""
+    kind, flat = gradient.device.type, gradient.view(-1)
+    elements, rows = _NORM_ELEMENTS[kind], _NORM_ROWS[kind]
+    whole = flat.numel() // elements * elements
+    for start in range(0, whole, rows * elements):
+        part = flat[start : min(start + rows * elements, whole)].view(-1, elements)
+        yield torch.linalg.vector_norm(part, dim=1, dtype=torch.float64)
+    if whole < flat.numel():
+        yield torch.linalg.vector_norm(flat[whole:], dtype=torch.float64).view(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +263,10 @@ class Updater:
         self._undo = undo
         self._arenas = arenas
         self._optimizers = optimizers
+        self._means = {k: undo.gradients(arenas[k]) for k in optimizers}
+        """Room for mean gradients, by name and as runs."""
+        self.section: int | None = None
+        """Whose update is under way."""
         self._clip = clip_grad_norm
         self._faults = faults
         self._scales_loss = scales_loss
@@ -251,33 +293,44 @@ class Updater:
             sections: In the order in which to do so.
             updated: Called with each section as soon as it is whole again.
         """
+        with self._control.lock:
+            try:
+                for section in sections:
+                    self.section = section
+                    self._update(self._arenas[section], decision)
+                    if self._arenas[section].device is None:
+                        self._flip(updated)
+                self._flip(updated)
+            except BaseException:
+                self._control.flip()
+                raise
+        self.section = None
+
+    def _update(self, arena: SectionArena, decision: MinibatchDecision) -> None:
+        """Do all of a section's update but its last word, or let its device begin with it."""
+        self._undo.save(arena)
+        self._control.undo_section = arena.section
+        self._faults.at(Hook.UNDO_SAVED)
+        optimizer = self._optimizers[arena.section]
+        if arena.versions > 1:
+            optimizer.point_at(arena.advance())
         changes = not decision.overflow and decision.weight > 0
-        scale = gradient_scale(decision, self._clip) if changes else 0.0
-        for section in sections:
-            arena = self._arenas[section]
-            with self._control.lock:
-                self._undo.save(arena)
-                arena.synchronise()
-                self._control.undo_section = section
-                self._faults.at(Hook.UNDO_SAVED)
-                if arena.versions > 1:
-                    following = arena.advance()
-                    self._optimizers[section].point_at(following, arena.gradients)
-                if changes:
-                    for run in arena.gradient_runs:
-                        run.mul_(scale)
-                    self._optimizers[section].step(decision.step)
-                arena.numbers.update(
-                    overflow=decision.overflow,
-                    changes=changes,
-                    scaled=self._scales_loss,
-                )
-                self._faults.at(Hook.UPDATED)
-                arena.synchronise()
-                arena.set_version(decision.step + 1, decision.generation)
-                self._faults.at(Hook.FLIPPED)
-                self._control.undo_section = None
+        if changes:
+            scale = gradient_scale(decision, self._clip)
+            means, runs = self._means[arena.section]
+            for run, mean in zip(arena.gradient_runs, runs, strict=True):
+                torch.mul(run, scale, out=mean)
+            optimizer.step(decision.step, means)
+        arena.numbers.update(overflow=decision.overflow, changes=changes, scaled=self._scales_loss)
+        self._faults.at(Hook.UPDATED)
+        self._control.updated(arena, decision.step + 1, decision.generation)
+
+    def _flip(self, updated: Callable[[SectionArena], None]) -> None:
+        """Let the sections whose update is done have the next version."""
+        for arena in self._control.flip():
+            self._faults.at(Hook.FLIPPED)
             updated(arena)
+        self._control.undo_section = None
 
 
 NOT_FINITE: tuple[SkipReason, ...] = ("loss", "gradients")

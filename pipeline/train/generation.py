@@ -328,8 +328,6 @@ class _Training:
         self._skipped: messages.SkipReason = ""
         """Why the newest mini-batch changed no parameter."""
         self._owes_checkpoint = self._is_save_due = self._is_copy_due = False
-        self._updating: int | None = None
-        """The section whose update is under way."""
         self._agreed_share: messages.ShareMinibatch | None = None
         """To be followed once the pipeline is empty."""
         self._share, self._tuned_bytes = 0, 0
@@ -458,8 +456,8 @@ class _Training:
 
     def doing(self) -> tuple[messages.MemoryUse, int | None]:
         """Return what this rank does, or what an error has ended, and the section."""
-        if self._updating is not None:
-            return "update", self._updating
+        if self._updater.section is not None:
+            return "update", self._updater.section
         executor = self._lanes.executor
         if (task := executor.task) is None:
             return "evaluation", None
@@ -601,10 +599,7 @@ class _Training:
         self._behind.activity.note("update")
         self._saving.finish_copying()
         with self._tracker.watch():
-            for section in self._arenas:
-                self._updating = section
-                self._updater.apply(decision, [section], self._lanes.refresh)
-        self._updating = None
+            self._updater.apply(decision, list(self._arenas), self._lanes.refresh)
 
     def _reduce(self, computed: Computed) -> list[Contribution]:
         """Sum gradients and losses; return what this rank's sections contribute."""
@@ -614,16 +609,12 @@ class _Training:
         totals = reduction.total_loss(computed.losses)
         sum_tied(self._plan, self._replica, self._ties, self._arenas, self._network.groups)
         self._behind.faults.at(Hook.REDUCED)
-        last = self._plan.num_sections - 1
-        return [
-            update.contribution(arena, self._ties, totals if k == last else (0.0, 0.0), fits[k])
-            for k, arena in self._arenas.items()
-        ]
+        sums = {self._plan.num_sections - 1: totals}
+        return update.contributions(self._arenas.values(), self._ties, sums, fits)
 
     def _prepare(self, step: int, mine: Sequence[Contribution]) -> None:
         """Mark gradients as whole, once the device is done with them."""
-        for arena in self._arenas.values():
-            arena.synchronise()
+        next(iter(self._arenas.values())).synchronise()
         self._network.device_groups.check()
         with self._context.memory.control.lock:
             for arena, one in zip(self._arenas.values(), mine, strict=True):

@@ -166,7 +166,7 @@ class Overlap:
     def _behind(self, computed: Computed) -> Committed:
         """Commit in the thread of commits."""
         try:
-            with self._context.device.using():
+            with self._context.device.beside():
                 committed = self._commit(computed)
                 if committed.in_range:
                     self._keep()

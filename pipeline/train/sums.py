@@ -325,10 +325,9 @@ class SectionIntegers(SectionSums):
         gradient, parameter.grad = parameter.grad, None
         assert gradient is not None
         self.given[number] = True
-        here = self.peaks[number]
-        torch.maximum(here, fixed_point.peak(gradient), out=here)
         used = self._used[number] - self._scale_exponent
-        fixed_point.add_quantised(self._parts[number], gradient, used)
+        add = fixed_point.adder(gradient.device, gradient.dtype)
+        add(self._parts[number], gradient, used, self.peaks[number])
         if self._leaves_early:
             self.completion.count(number)
 

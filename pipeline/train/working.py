@@ -66,7 +66,8 @@ class WorkingSection:
     ) -> None:
         self.gradients, self.gradient_runs = {}, []
         if sums_gradients:
-            self.gradients, self.gradient_runs = self.arena.gradients_on(self._device)
+            memory = self._device.allocate(self.arena.gradients_bytes)
+            self.gradients, self.gradient_runs = self.arena.gradients_in(memory)
         self.parameters = parameters = {}
         for name, source in self._source.items():
             dtype = source.dtype

@@ -43,6 +43,8 @@ _MEMORY_INFO = Path("/proc/meminfo")
 _GROUPS, _OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _SHARED_MEMORY = Path("/dev/shm")
 _STATUS = Path("/proc/self/status")
+_PCI_DEVICES = Path("/sys/bus/pci/devices")
+_NODES = Path("/sys/devices/system/node")
 _CAP_IPC_LOCK = 14
 
 
@@ -146,6 +148,26 @@ def _group_limits(
         for folder in (own, *own.parents[: len(own.parts) - len(root.parts)]):
             with contextlib.suppress(OSError):  # a container does not see those around it
                 yield " ".join((folder / name).read_text() for name in files).split()
+
+
+def run_near(pci_address: str, threads: int) -> None:
+    """Let this process run on the NUMA node of a PCI device, where what it touches first is
+    allocated, too.
+
+    Nothing changes where that is not known, or the node has fewer cores for it than threads.
+    """
+    if sys.platform != "linux":
+        return
+    try:
+        node = int((_PCI_DEVICES / pci_address / "numa_node").read_text())  # -1: unknown
+        ranges = (_NODES / f"node{node}" / "cpulist").read_text().strip().split(",")
+        bounds = [[*map(int, one.split("-"))] for one in ranges]
+    except (OSError, ValueError):
+        return
+    near = {core for first, *last in bounds for core in range(first, (*last, first)[0] + 1)}
+    allowed = os.sched_getaffinity(0)
+    if threads <= len(near & allowed) < len(allowed):
+        os.sched_setaffinity(0, near & allowed)
 
 
 def memory_bytes() -> int:

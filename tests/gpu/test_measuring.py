@@ -37,7 +37,7 @@ def test_the_host_waits_for_the_commit_only(device: str) -> None:
                     variant
                 )
             else:
-                assert {p.rpartition(":")[2] for p in places} <= {"_square_norm"}
+                assert {p.rpartition(":")[2] for p in places} <= {"_square_norms"}
 
 
 def test_every_variant_of_a_loop_trains(device: str) -> None:

@@ -60,6 +60,10 @@ def tensors_of_any_look(rank: int, size: int) -> None:
         for n, shape in enumerate(SHAPES * 3)
     ]
     sent += [torch.full((300, 1000), float(n)) for n in range(5)]
+    pictures = torch.arange(120.0).view(2, 3, 4, 5), torch.arange(240.0).view(2, 3, 4, 5, 2)
+    layouts = torch.channels_last, torch.channels_last_3d
+    sent += [one.to(memory_format=to) for one, to in zip(pictures, layouts, strict=True)]
+    sent += pictures
     if rank == 0:
         links = PipelineLinks(None, 1, HostDevice())
         for tensor in sent:
@@ -72,8 +76,9 @@ def tensors_of_any_look(rank: int, size: int) -> None:
         for tensor in sent:
             arrival = links.arrival(wait=True)
             assert arrival is not None
-            received = arrival.transfer.target
+            received = arrival.on(HostDevice())
             assert received.dtype == tensor.dtype
+            assert received.stride() == tensor.stride()
             assert torch.equal(received, tensor), (received, tensor)
     links.close()
 

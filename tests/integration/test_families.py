@@ -21,6 +21,7 @@ from tests.integration.fleet import Zygote
         ("GPT by hand, a Sequential", 4),
         ("Convolution and LSTM, CutPoint", 3),
         ("ResNet by hand, GroupNorm", 9),
+        ("ResNet by hand, channels_last", 9),
     ],
 )
 def test_a_family_keeps_its_bits_through_a_kill(

@@ -187,7 +187,7 @@ class _Trial:
             _fill(gradient, f"{step} {name}", magnitude)
         torch.manual_seed(step)
         before = _generators()
-        self._optimizer.step(step)
+        self._optimizer.step(step, self.gradients)
         if _generators() != before:
             raise UserCodeError(
                 f"optimizer {type(self.optimizer).__name__} draws random numbers in its "

@@ -168,6 +168,22 @@ class Nvml:
             found = self._if_supported(read, handle) or []
         return next((one.usedGpuMemory for one in found if one.pid == pid), None)
 
+    def pci_address(self, uuid: str) -> str:
+        """Return where a GPU is on the bus, as the kernel writes it; empty: it is on none.
+
+        Raises:
+            GpuLostError: It is lost.
+            NoNvmlError: The driver refuses.
+        """
+        nvml = self._library
+        with self._translated():
+            handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+            found = self._if_supported(nvml.nvmlDeviceGetPciInfo, handle)
+        if found is None:
+            return ""
+        domain, _, rest = found.busId.lower().partition(":")
+        return f"{domain[-4:]}:{rest}"
+
     @contextmanager
     def xids(self, gpus: Iterable[GpuFacts]) -> Iterator[Callable[[int], Xid | None] | None]:
         """Yield a function that waits for the next XID, some milliseconds at most.

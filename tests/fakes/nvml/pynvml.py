@@ -29,6 +29,7 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 NVML_SUCCESS = 0
@@ -174,6 +175,11 @@ def nvmlDeviceGetHandleByUUID(uuid: str) -> _Handle:  # noqa: N802
     handle = _Handle(uuid)
     _gpu(handle)
     return handle
+
+
+def nvmlDeviceGetPciInfo(handle: _Handle) -> SimpleNamespace:  # noqa: N802
+    index = [gpu["uuid"] for gpu in _world()["gpus"]].index(handle.uuid)
+    return SimpleNamespace(busId=f"00000000:{0x3B + index:02X}:00.0")
 
 
 def nvmlDeviceGetUUID(handle: _Handle) -> str:  # noqa: N802

@@ -112,6 +112,41 @@ def test_a_container_may_lack_shared_memory(
     assert machine.shared_memory_bytes() == 0
 
 
+@pytest.mark.parametrize(
+    ("node", "cpulist", "threads", "runs_on"),
+    [
+        ("1", "4-5,7", 3, {4, 5, 7}),
+        ("1", "4-5,7", 4, None),
+        ("0", "0-7", 1, None),
+        ("-1", "4-5,7", 1, None),
+        ("1", "20-23", 1, None),
+    ],
+)
+def test_a_process_runs_on_its_gpu_s_node_if_that_has_enough_cores(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    node: str,
+    cpulist: str,
+    threads: int,
+    runs_on: set[int] | None,
+) -> None:
+    device, nodes = tmp_path / "0000:3b:00.0", tmp_path / "nodes"
+    device.mkdir()
+    (device / "numa_node").write_text(f"{node}\n")
+    (nodes / f"node{max(0, int(node))}").mkdir(parents=True)
+    (nodes / f"node{max(0, int(node))}" / "cpulist").write_text(f"{cpulist}\n")
+    monkeypatch.setattr(machine, "_PCI_DEVICES", tmp_path)
+    monkeypatch.setattr(machine, "_NODES", nodes)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    chosen: list[set[int]] = []
+    monkeypatch.setattr("os.sched_setaffinity", lambda _, cores: chosen.append(cores))
+
+    machine.run_near("0000:3b:00.0", threads)
+    machine.run_near("", threads)
+
+    assert chosen == ([] if runs_on is None else [runs_on])
+
+
 def test_a_user_s_allocator_settings_win(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "PYTORCH_ALLOC_CONF"
     assert machine.supervisor_environment({})[name] == "expandable_segments:True"

@@ -234,7 +234,6 @@ def test_gradients_stale_by_one_take_two_sums_and_the_parameters_before() -> Non
         gradients_bytes=2 * 700,
         accumulators_bytes=2 * once.accumulators_bytes,
         optimizer_bytes=once.optimizer_bytes + 700,
-        undo_bytes=once.undo_bytes + 2 * 400,
         snapshot_bytes=once.snapshot_bytes + 700,
     )
 

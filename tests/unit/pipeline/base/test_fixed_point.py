@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 import math
 from fractions import Fraction
 
@@ -140,3 +141,41 @@ def test_long_tensors_are_converted_in_pieces_alike() -> None:
 
     expected = (gradient.double() * 2.0**40).round().long()
     assert torch.equal(total, expected)
+
+
+def truncate(total: torch.Tensor, gradient: torch.Tensor, used: int, highest: torch.Tensor) -> None:
+    fixed_point.add(total, (gradient.double() * 2.0**used).trunc() * 2.0**-used, used, highest)
+
+
+def forget_the_peak(
+    total: torch.Tensor, gradient: torch.Tensor, used: int, highest: torch.Tensor
+) -> None:
+    fixed_point.add(total, gradient, used, highest.clone())
+
+
+def let_infinity_pass(
+    total: torch.Tensor, gradient: torch.Tensor, used: int, highest: torch.Tensor
+) -> None:
+    fixed_point.add(total, gradient.nan_to_num(0, 0, 0), used, highest)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_kernel_with_other_bits_is_not_used(dtype: torch.dtype) -> None:
+    cpu = torch.device("cpu")
+    assert fixed_point.agrees(fixed_point.add, cpu, dtype)
+    for wrong in (truncate, forget_the_peak, let_infinity_pass):
+        assert not fixed_point.agrees(wrong, cpu, dtype)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_the_kernel_has_the_bits_of_the_eager_sum(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU, or by triton's interpreter."""
+    has_gpu = torch.cuda.is_available()
+    if not has_gpu:
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+    pytest.importorskip("triton")
+    fused = importlib.import_module("spottrain.pipeline.base.triton_sums").add
+
+    assert fixed_point.agrees(fused, torch.device("cuda" if has_gpu else "cpu"), dtype)

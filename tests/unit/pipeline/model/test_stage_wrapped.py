@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.model.checks.rehearsal import rehearse
 from spottrain.pipeline.model.job import CutPoint, TrainingJob
+from spottrain.pipeline.model.skeleton import build_skeleton, compile_blocks
 from spottrain.pipeline.model.tracer import trace
 
 WIDTH = 8
@@ -166,6 +167,36 @@ def test_what_cannot_be_compiled_is_refused() -> None:
         job = make_job(model)
         with pytest.raises(UserCodeError, match="compile its blocks instead"):
             rehearse(job, trace(job))
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch itself, while it compiles
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"mode": "reduce-overhead"},
+        {"mode": "max-autotune"},
+        {"options": {"triton.cudagraphs": True}},
+    ],
+)
+def test_cuda_graphs_are_refused_with_what_to_use_instead(how: dict[str, Any]) -> None:
+    def in_place() -> nn.Module:
+        model = Model()
+        model.blocks[1].compile(**how)
+        return model
+
+    def by_hand() -> nn.Module:
+        model = Model()
+        model.blocks[1].forward = torch.compile(model.blocks[1].forward, **how)
+        return model
+
+    def wrapped() -> nn.Module:
+        return torch.compile(Model(), **how)  # type: ignore[return-value]
+
+    for build in (in_place, by_hand, wrapped):
+        model = build_skeleton(build)
+        with pytest.raises(UserCodeError, match="use mode='max-autotune-no-cudagraphs'"):
+            compile_blocks(model, ["blocks.0", "blocks.1"])
 
 
 # --- Several lists ------------------------------------------------------------------------

@@ -9,10 +9,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.fakes.deferred import DeferredDevice
 from tests.faults import Action, Fault, InjectedFaultError, Script
 from tests.optimizers import ACCEPTED, StepMadeByFirstStep
 from tests.tiers import costly
 from tests.unit.pipeline.memory import LocalHolder
+from tests.unit.pipeline.traffic import Traffic
 from torch import nn
 
 from spottrain.errors import UserCodeError
@@ -32,7 +34,7 @@ from spottrain.pipeline.state.handover import fill as load
 from spottrain.pipeline.state.numbers import GROUPS
 from spottrain.pipeline.state.slot import SlotMemory
 from spottrain.pipeline.state.update import (
-    contribution,
+    contributions,
     gradient_norm,
     gradient_scale,
     skip_reason,
@@ -251,7 +253,7 @@ def test_a_gradient_too_large_to_square_overflows(holder: LocalHolder) -> None:
     arena = SectionArena(holder, 0, (spec,))
     arena.gradients["weight"].fill_(1e200)
 
-    assert contribution(arena, [], (0, 0)).overflow
+    assert contributions([arena], [], {}, {})[0].overflow
 
 
 def test_gradients_are_clipped_as_torch_clips_them(holder: LocalHolder) -> None:
@@ -264,7 +266,7 @@ def test_gradients_are_clipped_as_torch_clips_them(holder: LocalHolder) -> None:
     for name, parameter in plain.items():
         parameter.grad = arena.gradients[name] / 4
     nn.utils.clip_grad_norm_(plain.values(), 0.5)
-    one = contribution(arena, [], (8.0, 4.0))
+    (one,) = contributions([arena], [], {0: (8.0, 4.0)}, {})
 
     memory.apply(decision(0, square_norm=one.square_norm), [0], FaultScript())
 
@@ -309,7 +311,7 @@ def test_a_successor_finds_a_section_before_or_after_an_update_never_within(
         fill(arena, step, arena.gradients)
         memory.apply(decision(step), [0], FaultScript())
     fill(arena, 50, arena.gradients)
-    before = [contents.clone() for contents in arena.undoable]
+    before = [contents.clone() for contents in arena.undoable(version)]
     fault = Fault(hook, 0, 0, Action.RAISE, str(tmp_path / "mark"))
 
     with pytest.raises(InjectedFaultError):
@@ -320,10 +322,10 @@ def test_a_successor_finds_a_section_before_or_after_an_update_never_within(
     assert successor.control.undo_section is None
     if hook is Hook.FLIPPED:
         assert arena.version == version + 1
-        assert not same(arena.undoable, before)
+        assert not same(arena.undoable(version), before)
     else:
         assert arena.version == version
-        assert same(arena.undoable, before)
+        assert same(arena.undoable(version), before)
 
 
 @pytest.mark.parametrize("hook", [Hook.UNDO_SAVED, Hook.UPDATED, Hook.FLIPPED])
@@ -424,7 +426,7 @@ def test_a_tied_parameter_counts_once_in_the_norm(holder: LocalHolder) -> None:
             gradient.fill_(1)
     ties = [TiedParameter(name="weight", sections=(0, 1))]
 
-    norms = [contribution(arena, ties, (0, 0)).square_norm for arena in arenas]
+    norms = [one.square_norm for one in contributions(arenas, ties, {}, {})]
 
     assert norms == pytest.approx([12 + 4, 4])
 
@@ -433,7 +435,101 @@ def test_a_gradient_that_is_not_finite_overflows(holder: LocalHolder) -> None:
     arena = SectionArena(holder, 0, specs_of(make_job()))
     arena.gradients["bias"][0] = math.nan
 
-    assert contribution(arena, [], (0, 0)).overflow
+    assert contributions([arena], [], {}, {})[0].overflow
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+ROW = 1 << 14
+
+
+@pytest.mark.parametrize("count", [1, ROW - 1, ROW, 3 * ROW + 5, 66 * ROW + 1])
+def test_a_norm_has_the_same_bits_for_any_number_of_threads(
+    holder: LocalHolder, threads: Callable[[int], None], count: int
+) -> None:
+    spec = ParameterSpec("weight", (count,), torch.float32, True, {})
+    arena = SectionArena(holder, 0, (spec,))
+    fill(arena, count, arena.gradients)
+    expected = 0.0
+    for row in torch.split(arena.gradients["weight"], ROW):
+        norm = float(torch.linalg.vector_norm(row, dtype=torch.float64))
+        expected += norm * norm
+
+    for number in (1, 2, 3):
+        threads(number)
+        assert contributions([arena], [], {}, {})[0].square_norm == expected
+
+
+def test_a_norm_of_a_million_elements_takes_one_call(holder: LocalHolder) -> None:
+    spec = ParameterSpec("weight", (1 << 20,), torch.float32, True, {})
+    arena = SectionArena(holder, 0, (spec,))
+
+    with Traffic() as traffic:
+        contributions([arena], [], {}, {})
+
+    assert traffic.calls["linalg_vector_norm"] == 1
+
+
+@pytest.mark.parametrize(("versions", "per_parameter"), [(1, 24), (2, 32)])
+def test_an_update_copies_what_it_changes_once_and_no_gradient(
+    holder: LocalHolder, versions: int, per_parameter: int
+) -> None:
+    """Trained parameter and moments; the version after the present one begins as a copy."""
+    count = 1 << 16
+    job = make_job()
+    named = [("weight", TensorSpec(shape=(count,), dtype=torch.float32, requires_grad=True))]
+    kept = optimizer_state_spec(job, named)
+    state, forms = kept.state["weight"], kept.forms["weight"]
+    spec = ParameterSpec(
+        "weight", (count,), torch.float32, True, state, 0, forms, versions=versions
+    )
+    frozen = ParameterSpec("frozen", (8 * count,), torch.float32, False, {})
+    memory = SlotMemory(holder, job, [(frozen, spec)], HostDevice())
+    memory.hold([0])
+    arena = memory.arenas[0]
+    arena.set_version(0, 1)
+    updater = memory.updater([0], FaultScript())
+    updater.apply(decision(0), [0])
+    arena.gradients["weight"].fill_(3)
+    with Traffic() as traffic:
+        updater.apply(decision(1), [0])
+
+    assert traffic.num_bytes["copy_"] == pytest.approx(per_parameter * count, rel=0.1)
+    assert arena.gradients_of(1)["weight"].eq(3).all()
+
+
+@pytest.mark.parametrize("sections", [1, 4])
+def test_a_commit_waits_once_for_a_norm_and_once_for_its_device(
+    holder: LocalHolder, sections: int
+) -> None:
+    class Waited(DeferredDevice):
+        waits = 0
+
+        def synchronise(self) -> None:
+            self.waits += 1
+            super().synchronise()
+
+    device = Waited(3)
+    job = make_job()
+    memory = SlotMemory(holder, job, [specs_of(job)] * sections, device)
+    memory.move_home("device")
+    memory.hold(range(sections))
+    for arena in memory.arenas.values():
+        arena.set_version(0, 1)
+    updater = memory.updater(range(sections), FaultScript())
+    device.waits, device.host_reads = 0, []
+
+    with device.using():
+        contributions(memory.arenas.values(), [], {}, {})
+        updater.apply(decision(0), range(sections))
+
+    assert len(device.host_reads) == device.waits == 1
+    assert {arena.version for arena in memory.arenas.values()} == {1}
 
 
 def test_the_norm_and_the_scale_are_of_the_mean_gradient() -> None:
@@ -481,13 +577,14 @@ def test_an_interrupted_update_gives_both_versions_back(
         fill(arena, version, arena.parameters_at(version))
     arena.set_version(1, 1)
     fill(arena, 5, arena.gradients)
-    kept = [tensor.clone() for tensor in arena.undoable]
+    kept = [arena.numbers.contents.clone(), arena.payload.clone()]
     fault = Fault(Hook.UPDATED, 0, 0, Action.RAISE, str(tmp_path / "mark"))
     with pytest.raises(InjectedFaultError):
         memory.apply(decision(1), [0], Script(faults=(fault,), rank=0, step=0))
-    assert not same(arena.undoable, kept)
+    assert not same([arena.numbers.contents, arena.payload], kept)
 
-    assert same(open_memory(holder, job, versions=2).arenas[0].undoable, kept)
+    found = open_memory(holder, job, versions=2).arenas[0]
+    assert same([found.numbers.contents, found.payload], kept)
 
 
 def test_a_checkpoint_holds_both_versions_and_the_first_one_has_one(

@@ -127,6 +127,13 @@ def test_memory_of_a_gpu_is_that_of_one_process(
         assert driver.memory_of(gpu.uuid, 11) is None
 
 
+def test_the_address_of_a_gpu_is_as_the_kernel_writes_it(machine_with: Put) -> None:
+    machine_with()
+    with nvml.open_nvml() as driver:
+        (gpu,) = driver.gpus()
+        assert driver.pci_address(gpu.uuid) == "0000:3b:00.0"
+
+
 def test_processes_of_other_jobs_are_found(
     machine_with: Put, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
