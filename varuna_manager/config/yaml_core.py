@@ -23,6 +23,8 @@ Lines = Mapping[tuple[int | str, ...], int]
 NO_LINES: Lines = {}
 COMMAND_LINE = 0
 """Instead of a line: the value is not in the file, but on the command line."""
+AS_WRITTEN = ("env",)
+"""The mapping whose numbers are texts: ``3.10`` is a version there, and ``007`` a name."""
 _NULL = re.compile(r"null|Null|NULL|~|")
 _TRUE, _FALSE = re.compile(r"true|True|TRUE"), re.compile(r"false|False|FALSE")
 _INT = re.compile(r"[-+]?[0-9]+(_[0-9]+)*")
@@ -69,7 +71,9 @@ def _value(
             "text that looks like a number in quotes"
         )
     if isinstance(node, ScalarNode):
-        return _scalar(node)
+        value = _scalar(node)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return node.value if is_number and where[:-1] == AS_WRITTEN else value
     if isinstance(node, MappingNode):
         return _mapping(node, where, lines)
     values = []
