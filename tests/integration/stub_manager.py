@@ -10,6 +10,7 @@ STUB_VERSION its software is of that version.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
@@ -75,6 +76,8 @@ def main() -> int:
         copy = trackers = None
         if (job.path / "config.json").exists():
             mlflow = TrackConfig(mlflow=MlflowConfig(tracking_uri="none"))
-            trackers, copy = Trackers(job, mlflow), begin_replication(job)
+            trackers = Trackers(job, mlflow)
+            if json.loads((job.path / "config.json").read_bytes())["checkpoint"]["path"]:
+                copy = begin_replication(job)
         outcome = uvloop.run(manage(job, open_cloud(job.path), copy, trackers))
     return 143 if outcome is None else outcome.exit_code
