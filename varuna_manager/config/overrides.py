@@ -7,7 +7,7 @@ from typing import Any
 
 from spottrain.errors import ConfigError
 from spottrain.varuna_manager.config.files import read_value
-from spottrain.varuna_manager.config.yaml_core import AS_WRITTEN, COMMAND_LINE, Lines
+from spottrain.varuna_manager.config.yaml_core import COMMAND_LINE, Lines
 
 Overrides = Mapping[str, Any]
 """Values by the dotted path of their key, such as ``budget.max_usd``."""
@@ -67,11 +67,9 @@ def value_of(key: str, text: str) -> Any:
         ConfigError: It is not YAML.
     """
     try:
-        value = read_value(text)
+        return read_value(text, key)
     except ConfigError as error:
         raise ConfigError(f"{key}: {error}") from error
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return text.strip() if is_number and (*key.split(".")[:-1],) == AS_WRITTEN else value
 
 
 def overridden(data: Any, lines: Lines, overrides: Overrides, source: str) -> tuple[Any, Lines]:

@@ -34,10 +34,14 @@ _INFINITE = re.compile(r"[-+]?\.(inf|Inf|INF)")
 _NAN = re.compile(r"\.(nan|NaN|NAN)")
 
 
-def read_yaml(text: str) -> tuple[Any, Lines]:
+def read_yaml(text: str, where: tuple[int | str, ...] = ()) -> tuple[Any, Lines]:
     """Return the value of a document, and the lines of its parts.
 
     The keys of mappings are texts, as they are written. ``<<`` merges mappings.
+
+    Args:
+        text: The document.
+        where: The keys that lead to it, if it is a part of a job file.
 
     Raises:
         ConfigError: It is not YAML, gives a key twice or has tags; begins with the line.
@@ -49,7 +53,7 @@ def read_yaml(text: str) -> tuple[Any, Lines]:
         if node is None:
             return None, NO_LINES
         lines: dict[tuple[int | str, ...], int] = {}
-        return _value(node, (), lines), lines
+        return _value(node, where, lines), lines
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = "" if mark is None else f"line {mark.line + 1}: "
@@ -73,7 +77,7 @@ def _value(
     if isinstance(node, ScalarNode):
         value = _scalar(node)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return node.value if is_number and where[:-1] == AS_WRITTEN else value
+        return node.value if is_number and where[:1] == AS_WRITTEN else value
     if isinstance(node, MappingNode):
         return _mapping(node, where, lines)
     values = []
