@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.builders import model_facts
-from tests.fakes.held_s3 import CREDENTIALS, HeldS3, held_s3
+from tests.fakes.held_s3 import HeldS3
 from tests.integration.test_manager_process import (
     ENDLESS,
     TERMINATED,
@@ -38,14 +38,6 @@ from spottrain.wire.messages import LogTail, LogTails
 
 WRITERS = 16
 """More than the threads that a manager on a small machine has for its own work."""
-
-
-@pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldS3]:
-    for name, value in CREDENTIALS.items():
-        monkeypatch.setenv(name, value)
-    with held_s3() as server:
-        yield server
 
 
 @pytest.fixture
