@@ -56,9 +56,9 @@ def read_yaml(text: str, where: tuple[int | str, ...] = ()) -> tuple[Any, Lines]
         return _value(node, where, lines), lines
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        where = "" if mark is None else f"line {mark.line + 1}: "
+        at = "" if mark is None else f"line {mark.line + 1}: "
         what = ", ".join(part for part in (error.context, error.problem) if part)
-        raise ConfigError(f"{where}{what}; fix the file") from error
+        raise ConfigError(f"{at}{what}; fix the file") from error
     except YAMLError as error:
         raise ConfigError(f"{' '.join(str(error).split())}; fix the file") from error
     except RecursionError as error:
