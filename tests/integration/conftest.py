@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from functools import cache
 
 import pytest
+from tests.fakes.held_s3 import CREDENTIALS, HeldS3, held_s3
 from tests.integration.fleet import Zygote
 from tests.integration.struck_runs import Runtime, Undisturbed, train
 
@@ -33,3 +34,12 @@ def undisturbed_in(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.fixture(scope="session")
 def undisturbed(undisturbed_in: Undisturbed) -> dict[str, bytes]:
     return undisturbed_in("fp32")
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldS3]:
+    """Return a bucket that answers what it holds only once it is let go."""
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    with held_s3() as server:
+        yield server

@@ -10,6 +10,7 @@ STUB_VERSION its software is of that version.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
@@ -30,6 +31,7 @@ from spottrain.varuna_manager.daemon.main import ManagerError, manage
 from spottrain.varuna_manager.daemon.tracking import Trackers
 from spottrain.varuna_manager.jobs import journal
 from spottrain.varuna_manager.jobs.folder import JobDir
+from spottrain.varuna_manager.jobs.replication import begin_replication
 
 AGENT = (sys.executable, str(Path(__file__).with_name("stub_agent.py")))
 
@@ -71,8 +73,11 @@ def main() -> int:
         sys.modules[server.__name__].software_version = lambda: version  # type: ignore[attr-defined]
     with job.locked(ManagerError("there is another one")):
         # Most jobs have no job file. Asked for without a server, MLflow fails.
-        tracked = (job.path / "config.json").exists()
-        mlflow = TrackConfig(mlflow=MlflowConfig(tracking_uri="none"))
-        trackers = Trackers(job, mlflow) if tracked else None
-        outcome = uvloop.run(manage(job, open_cloud(job.path), None, trackers))
+        copy = trackers = None
+        if (job.path / "config.json").exists():
+            mlflow = TrackConfig(mlflow=MlflowConfig(tracking_uri="none"))
+            trackers = Trackers(job, mlflow)
+            if json.loads((job.path / "config.json").read_bytes())["checkpoint"]["path"]:
+                copy = begin_replication(job)
+        outcome = uvloop.run(manage(job, open_cloud(job.path), copy, trackers))
     return 143 if outcome is None else outcome.exit_code

@@ -82,7 +82,8 @@ def test_the_quickstart_trains_to_its_end_through_all_that_happens(home: Path) -
 def test_the_pool_gives_vms_to_the_most_urgent_job_and_ends_by_itself(
     home: Path,
 ) -> None:
-    """Also on a machine with too little of everything: jobs that wait can share it."""
+    """Also on a machine with too little of everything: jobs that wait can share it, and each
+    comes once the one before it has trained."""
     command = "pool create examples/pool.yaml --until-done"
     assert f"\n.venv/bin/spottrain {command}\n" in README
     done = run(home, command)

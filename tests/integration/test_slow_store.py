@@ -8,11 +8,10 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.fakes.held_s3 import CREDENTIALS, HeldS3, held_s3
+from tests.fakes.held_s3 import CREDENTIALS, HeldS3
 from tests.integration.fleet import Fleet, Host, Zygote, make_plan
 from tests.integration.struck_runs import NUM_SECTIONS, job_spec
 
@@ -24,14 +23,6 @@ ENVIRONMENT = {**CREDENTIALS, "TINY_SLEEP_S": "0.05"}
 STATES = pytest.mark.parametrize(
     ("device", "state"), [("tests.fakes.deferred:3", "device"), ("cpu", "host")]
 )
-
-
-@pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldS3]:
-    for name, value in CREDENTIALS.items():
-        monkeypatch.setenv(name, value)
-    with held_s3() as server:
-        yield server
 
 
 def slow_spec(

@@ -188,6 +188,8 @@ def test_a_vm_that_is_kept_goes_to_who_has_use_for_it_and_is_counted_once() -> N
     told = desk.granted["other"]
     (order,) = told.orders
     assert (order.vm_id, order.by, told.vms) == ("a", "first", (1,))
+    asks_for_s = order.until_s - desk.state.now_s
+    assert desk.granted["first"].reservation_s >= asks_for_s, "the other's manager has yet to start"
     # Two VMs more are the giver's yet, and this one is until it is taken.
     desk.report("other", 0, open=frozenset({order.name}))
     assert desk.granted["other"] == told

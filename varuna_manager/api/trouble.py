@@ -40,9 +40,18 @@ def trouble_of_machine(error: Exception) -> str:
             )
         case OSError() if error.errno in _NO_STATE or error.filename == str(home()):
             return f"{error.filename or 'a file'}: {error.strerror}; {_ELSEWHERE}"
-    if int(now_s := time.time()) not in _CREDIBLE_S:
+    if says := _incredible_time():
         return (
-            f"the clock of this machine says {utc(now_s)}, and then {type(error).__name__}: "
+            f"the clock of this machine says {says}, and then {type(error).__name__}: "
             f"{error}; set it right"
         )
     return ""
+
+
+def _incredible_time() -> str:
+    """Return what this machine's clock says if nobody can mean that, else empty."""
+    try:
+        now_s = time.time()
+    except OverflowError:  # Python counts nanoseconds, from 1677 to 2262
+        return "what is no time"
+    return "" if int(now_s) in _CREDIBLE_S else utc(now_s)

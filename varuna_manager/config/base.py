@@ -8,6 +8,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationInfo
 
+from spottrain.errors import ConfigError
 from spottrain.storage.store import (
     OBJECT_SCHEMES,
     StorageError,
@@ -54,15 +55,28 @@ def _store_place(text: str) -> str:
         raise ValueError(f"{error}") from error
     if not text:
         raise ValueError("must be a folder or the URL of a bucket")
-    misspelt = re.match(rf"({'|'.join(OBJECT_SCHEMES)}):/*", text)
+    misspelt = re.match(rf"({'|'.join((*OBJECT_SCHEMES, 'file'))}):/*", text)
     if misspelt and not is_url(text):
-        raise ValueError(f"must begin with {misspelt[1]}:// to be a bucket: got {text}")
+        raise ValueError(f"must begin with {misspelt[1]}:// to be a URL: got {text}")
     return text
+
+
+def below(base: Path, path: str | Path) -> Path:
+    """Return a path of a job file, which may begin with ``~``; relative to its folder.
+
+    Raises:
+        ConfigError: ``~name`` is nobody's, or links lead in a circle.
+    """
+    try:
+        return (base / Path(path).expanduser()).resolve()
+    except RuntimeError as error:
+        reason = str(error).rstrip(".").lower()
+        raise ConfigError(f"{path}: {reason}; write a folder's whole path") from error
 
 
 def _below_base(path: str, info: ValidationInfo) -> str:
     base: Path | None = info.context
-    return path if base is None else str((base / Path(path).expanduser()).resolve())
+    return path if base is None else str(below(base, path))
 
 
 JobName = Annotated[str, AfterValidator(_job_name)]

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from spottrain.cloud.data.request import WEB_SCHEMES, DataRequest
 from spottrain.storage.store import OBJECT_SCHEMES, StorageError, parse_url
-from spottrain.varuna_manager.config.base import Section
+from spottrain.varuna_manager.config.base import Section, below
 
 _SCHEMES = (*OBJECT_SCHEMES, "https", "http", "file")
 _WEB_URL = re.compile(r"[!-~]+")
@@ -111,9 +111,9 @@ class DataConfig(Section):
         """Return this with its paths made absolute; ``path`` too if it is ``here``."""
         update = {}
         if self.sample is not None:
-            update["sample"] = str((base / Path(self.sample).expanduser()).resolve())
+            update["sample"] = str(below(base, self.sample))
         if here and self.path is not None:
-            update["path"] = str((base / Path(self.path).expanduser()).resolve())
+            update["path"] = str(below(base, self.path))
         return self.model_copy(update=update)
 
     def to_request(self, name: str) -> DataRequest:

@@ -56,14 +56,14 @@ def read_text(path: Path, what: str = "file") -> str:
         ) from error
 
 
-def read_value(text: str) -> Any:
-    """Return one plain value as a job file would have it.
+def read_value(text: str, key: str = "") -> Any:
+    """Return one plain value as a job file would have it, for a key given by its dotted path.
 
     Raises:
         ConfigError: It is not YAML.
     """
     try:
-        return read_yaml(text)[0]
+        return read_yaml(text, (*key.split("."),))[0]
     except ConfigError as error:
         raise ConfigError(f"must be a plain value: got {text!r}") from error
 

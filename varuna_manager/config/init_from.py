@@ -10,7 +10,7 @@ from pydantic import BeforeValidator
 
 from spottrain.errors import ConfigError
 from spottrain.storage.store import StorageError, is_url, local_folder, parse_url
-from spottrain.varuna_manager.config.base import JOB_NAME, Section
+from spottrain.varuna_manager.config.base import JOB_NAME, Section, below
 
 
 class InitFromConfig(Section):
@@ -40,7 +40,7 @@ class InitFromConfig(Section):
                 return self
         except StorageError as error:
             raise ConfigError(f"init_from.path: {error}") from error
-        path = (base / folder.expanduser()).resolve()
+        path = below(base, folder)
         if path.exists():
             return self.model_copy(update={"path": str(path)})
         if re.fullmatch(JOB_NAME, self.path) and not is_url(self.path):

@@ -38,6 +38,7 @@ from spottrain.varuna_manager.config.base import (
     LocalPath,
     Section,
     StorePlace,
+    below,
 )
 from spottrain.varuna_manager.config.clouds import (
     AnyCloud,
@@ -387,8 +388,8 @@ class JobConfig(Section):
     setup_limit_s: PositiveFloat = 600.0
     """Time limit of `setup` on a VM."""
     env: dict[Variable, VariableValue] = Field(default_factory=dict)
-    """Environment variables for your code. Numbers become text as Python writes them (`1e-3`
-    becomes `0.001`), true and false those words; quotes keep what they enclose as it is."""
+    """Environment variables for your code. Numbers are taken as they are written (`3.10`, `007`;
+    in TOML as Python writes them), true and false become those words."""
     secrets: tuple[Variable, ...] = ()
     """Names of further environment variables; their values are taken from your
     environment at launch and resume and are never stored."""
@@ -669,7 +670,7 @@ def config_of(
         update["init_from"] = config.init_from.absolute(base)
     local = local_folder(config.checkpoint.path or "")
     if config.checkpoint.path is not None and local is not None:
-        folder = (base / local.expanduser()).resolve()
+        folder = below(base, local)
         place = folder.as_uri() if is_url(config.checkpoint.path) else str(folder)
         update["checkpoint"] = config.checkpoint.model_copy(update={"path": place})
     config = config.model_copy(update=update)

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from spottrain.errors import ConfigError
-from spottrain.varuna_manager.config.base import Section
+from spottrain.varuna_manager.config.base import Section, below
 
 NoticeKind = Literal["losses", "budget", "stall", "nonfinite", "end"]
 _VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
@@ -159,5 +159,5 @@ def absolute_notify(notify: NotifyConfig, base: Path) -> NotifyConfig:
     """Return the section with a program relative to ``base`` made absolute."""
     if not notify.command or os.sep not in notify.command[0]:
         return notify
-    program = str((base / Path(notify.command[0]).expanduser()).resolve())
+    program = str(below(base, notify.command[0]))
     return notify.model_copy(update={"command": (program, *notify.command[1:])})

@@ -89,7 +89,7 @@ def value_of(key: str, text: str) -> Any:
         ConfigError: It is not YAML.
     """
     try:
-        return read_value(text)
+        return read_value(text, key)
     except ConfigError as error:
         raise ConfigError(f"{key}: {error}") from error
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import (
     BeforeValidator,
     Field,
-    NonNegativeFloat,
+    NonNegativeInt,
     PositiveInt,
     TypeAdapter,
     ValidationError,
@@ -92,8 +92,8 @@ class PoolJobConfig(Section):
     """Its weight against other jobs, from 0.001 to 1,000,000."""
     team: str = ""
     """The team that it belongs to."""
-    after_s: NonNegativeFloat = 0.0
-    """Seconds after the pool was created."""
+    after_steps: NonNegativeInt = 0
+    """Submitted once the job before it in the file has trained so many steps, or has ended."""
 
 
 class PoolConfig(Section):

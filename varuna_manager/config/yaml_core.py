@@ -23,6 +23,8 @@ Lines = Mapping[tuple[int | str, ...], int]
 NO_LINES: Lines = {}
 NOT_IN_FILE = 0
 """Instead of a line: the value is given beside the file, on the command line or in a call."""
+AS_WRITTEN = ("env",)
+"""The mapping whose numbers are texts: ``3.10`` is a version there, and ``007`` a name."""
 _NULL = re.compile(r"null|Null|NULL|~|")
 _TRUE, _FALSE = re.compile(r"true|True|TRUE"), re.compile(r"false|False|FALSE")
 _INT = re.compile(r"[-+]?[0-9]+(_[0-9]+)*")
@@ -32,10 +34,14 @@ _INFINITE = re.compile(r"[-+]?\.(inf|Inf|INF)")
 _NAN = re.compile(r"\.(nan|NaN|NAN)")
 
 
-def read_yaml(text: str) -> tuple[Any, Lines]:
+def read_yaml(text: str, where: tuple[int | str, ...] = ()) -> tuple[Any, Lines]:
     """Return the value of a document, and the lines of its parts.
 
     The keys of mappings are texts, as they are written. ``<<`` merges mappings.
+
+    Args:
+        text: The document.
+        where: The keys that lead to it, if it is a part of a job file.
 
     Raises:
         ConfigError: It is not YAML, gives a key twice or has tags; begins with the line.
@@ -47,12 +53,12 @@ def read_yaml(text: str) -> tuple[Any, Lines]:
         if node is None:
             return None, NO_LINES
         lines: dict[tuple[int | str, ...], int] = {}
-        return _value(node, (), lines), lines
+        return _value(node, where, lines), lines
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        where = "" if mark is None else f"line {mark.line + 1}: "
+        at = "" if mark is None else f"line {mark.line + 1}: "
         what = ", ".join(part for part in (error.context, error.problem) if part)
-        raise ConfigError(f"{where}{what}; fix the file") from error
+        raise ConfigError(f"{at}{what}; fix the file") from error
     except YAMLError as error:
         raise ConfigError(f"{one_line(error)}; fix the file") from error
     except RecursionError as error:
@@ -69,7 +75,9 @@ def _value(
             "text that looks like a number in quotes"
         )
     if isinstance(node, ScalarNode):
-        return _scalar(node)
+        value = _scalar(node)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return node.value if is_number and where[:1] == AS_WRITTEN else value
     if isinstance(node, MappingNode):
         return _mapping(node, where, lines)
     values = []

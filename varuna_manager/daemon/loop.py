@@ -10,9 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import queue
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, assert_never
@@ -153,6 +156,7 @@ class ManagerLoop(Loop[State, e.Event, c.Command]):
             identity.admin_token(),
             identity.metrics_token(),
         )
+        self._log_writer = _LogWriter()
         self._is_unjournalled = False
         """Whether the job is being ended, as the journal cannot be written any more."""
         self._metrics = JobMetrics(lambda: self.state, self.now_s)
@@ -589,8 +593,10 @@ class ManagerLoop(Loop[State, e.Event, c.Command]):
     async def receive_logs(self, tails: messages.LogTails) -> None:
         """Keep the ends of a VM's logs, until whole ones are fetched from it."""
         folder = self._logs_of(tails.vm_id, self.state.fleet.vms.get(tails.vm_id))
+        if (folder / "agent.json").exists():
+            return  # it is the VM's own, where its logs are
         try:
-            await asyncio.to_thread(_write_logs, folder, self._job.path, tails)
+            await self._log_writer.write(folder, self._job.path, tails)
         except OSError as error:
             logger.warning("%s: logs are not kept: %s", tails.vm_id, error)
 
@@ -601,6 +607,46 @@ class ManagerLoop(Loop[State, e.Event, c.Command]):
             TracesRefusedError: it is not expected from this VM.
         """
         self._traces.add(vm_id, trace, content)
+
+
+class _LogWriter:
+    """Writes logs of VMs in a thread of its own, which the end of the process does not await:
+    a disk that takes its time holds nothing else up."""
+
+    def __init__(self) -> None:
+        self._queue = queue.SimpleQueue[tuple[Future[None], Path, Path, messages.LogTails]]()
+        self._waiting = set[str]()
+        """VMs whose logs are to be written: later ones of the same VM come again."""
+        self._thread: threading.Thread | None = None
+
+    async def write(self, folder: Path, job: Path, tails: messages.LogTails) -> None:
+        """Write the ends of a VM's logs into a folder of the job, unless some wait already.
+
+        Raises:
+            OSError: They cannot be written.
+        """
+        if tails.vm_id in self._waiting:
+            return
+        self._waiting.add(tails.vm_id)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="vm logs", daemon=True)
+            self._thread.start()
+        written = Future[None]()
+        written.add_done_callback(lambda _: self._waiting.discard(tails.vm_id))
+        self._queue.put((written, folder, job, tails))
+        await asyncio.wrap_future(written)
+
+    def _run(self) -> None:
+        while True:
+            written, folder, job, tails = self._queue.get()
+            if not written.set_running_or_notify_cancel():
+                continue
+            try:
+                _write_logs(folder, job, tails)
+            except OSError as error:
+                written.set_exception(error)
+            else:
+                written.set_result(None)
 
 
 def _write_logs(folder: Path, job: Path, tails: messages.LogTails) -> None:

@@ -74,7 +74,8 @@ def try_loss(job: TrainingJob, layout: ModelLayout) -> str:
     is found in models that cannot run on a CPU.
 
     Raises:
-        UserCodeError: The loss returns a mean with a weight that is a sum; a module uses
+        UserCodeError: The loss returns a mean with a weight that is a sum, or a weight that
+            is negative or not finite; a module uses
             what is a parameter's no more.
     """
     with torch.random.fork_rng(devices=[]), run_eagerly(), at_step(0):
@@ -278,15 +279,19 @@ def _check_sums(job: TrainingJob, stage: StageModel) -> None:
     weights are; of code that does not evaluate examples nothing is known.
 
     Raises:
-        UserCodeError: One is a mean.
+        UserCodeError: One is a mean, or its weight is none.
     """
     sums: list[dict[str, Pair]] = []
     with contextlib.suppress(UserCodeError):
         sums = _sums_of_two(job, stage)
     for name in set.intersection(*map(set, sums)) if sums else ():
         pairs = [found[name] for found in sums]
+        what = "loss" if name == "loss" else f"metric {name} of the loss"
+        if wrong := [weight for _, weight in pairs if not 0 <= weight < math.inf]:
+            raise UserCodeError(
+                f"{what} must have a sum of weights that is finite, and zero or more: got {wrong[0]:g}"
+            )
         if is_mean(*pairs):
-            what = "loss" if name == "loss" else f"metric {name} of the loss"
             raise UserCodeError(
                 f"{what} must be a sum as its weight is: got the mean of two examples, "
                 f"{pairs[2][0]:g}, of {pairs[0][0]:g} and {pairs[1][0]:g}, with the sum of "

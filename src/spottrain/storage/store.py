@@ -13,6 +13,7 @@ A URL may carry options, but no secrets or credentials: ``?endpoint_url=…&regi
 from __future__ import annotations
 
 import contextlib
+import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -201,7 +202,7 @@ def parse_url(url: str, options: Mapping[str, str] | None = None) -> StoreUrl:
     """
     parts = _split(url)
     scheme = "az" if parts.scheme.startswith("abfs") else parts.scheme
-    if parts.scheme not in OBJECT_SCHEMES:
+    if url.partition("://")[0] not in OBJECT_SCHEMES or url != url.strip():
         known = ", ".join(f"{x}://" for x in (*OBJECT_SCHEMES, "file"))
         raise StorageError(f"store must be a folder or one of {known}: got {url!r}")
     chosen = dict(parse_qsl(parts.query)) | dict(options or {})
@@ -212,6 +213,10 @@ def parse_url(url: str, options: Mapping[str, str] | None = None) -> StoreUrl:
         raise StorageError(
             f"store must be {scheme}://<bucket>/<prefix> without credentials: "
             f"got {scheme}://{'…@' if host else ''}{host}{parts.path}"
+        )
+    if not re.fullmatch(r"[A-Za-z0-9._-]+", bucket):
+        raise StorageError(
+            f"store must name a bucket, of letters, digits, '.', '-' and '_': got {bucket!r}"
         )
     if unknown := sorted(set(chosen) - set(OPTIONS)):
         raise StorageError(

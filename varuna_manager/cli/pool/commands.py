@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +24,13 @@ from spottrain.varuna_manager.cli.console import (
     show,
     show_json,
 )
-from spottrain.varuna_manager.cli.pool.submit import find_open, plan, prepare, submit_job
+from spottrain.varuna_manager.cli.pool.submit import (
+    PreparedJob,
+    find_open,
+    plan,
+    prepare,
+    submit_job,
+)
 from spottrain.varuna_manager.config.files import read_value
 from spottrain.varuna_manager.config.overrides import Overrides
 from spottrain.varuna_manager.config.pool import PoolConfig, load_pool
@@ -81,7 +89,7 @@ def create(
     try:
         _submit_all(pool, config)
         if until_done:
-            _watch(pool, until_done=True)
+            _watch(pool, _are_over)
     except KeyboardInterrupt:
         say(
             f"pool {pool.name} goes on, with {len(read_pool(pool).jobs)} of the "
@@ -133,12 +141,15 @@ def _warn_of_others(config: PoolConfig) -> None:
 
 def _submit_all(pool: PoolDir, config: PoolConfig) -> None:
     """Submit the jobs that the pool file names, each when it is due."""
-    jobs = sorted(config.jobs, key=lambda job: job.after_s)
+    jobs = config.jobs
     prepared = [prepare(pool, Path(job.file), job.priority, job.team, say) for job in jobs]
-    began_s = time.monotonic()
+    before: PreparedJob | None = None
     for one, job in zip(prepared, jobs, strict=True):
-        time.sleep(max(0.0, began_s + job.after_s - time.monotonic()))
+        if before is not None and job.after_steps:
+            examples = job.after_steps * before.config.minibatch_size
+            _watch(pool, partial(_has_trained, before.config.name, examples))
         submit_job(pool, one, say)
+        before = one
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,8 +221,8 @@ def _the_pool(name: str | None) -> PoolDir:
     return pools[0]
 
 
-def _watch(pool: PoolDir, *, until_done: bool = False) -> None:
-    """Show a pool until it is taken down, or its jobs have ended."""
+def _watch(pool: PoolDir, is_over: Callable[[PoolState], bool] | None = None) -> None:
+    """Show a pool until it is taken down, or what is waited for has come."""
     screen, shown_at_s = console(stderr=True), 0.0
     with Live(console=screen, auto_refresh=False, transient=False) as live:
         while True:
@@ -223,7 +234,7 @@ def _watch(pool: PoolDir, *, until_done: bool = False) -> None:
                 say(_line(document))
             if document["state"] in ("down", "unserved"):
                 break
-            if until_done and _are_over(read_pool(pool)):
+            if is_over is not None and is_over(read_pool(pool)):
                 break
             time.sleep(REFRESH_S)
     if document["state"] == "unserved":
@@ -235,6 +246,12 @@ def _watch(pool: PoolDir, *, until_done: bool = False) -> None:
 
 def _are_over(state: PoolState) -> bool:
     return all(job.phase is PoolJobPhase.ENDED for job in state.jobs.values())
+
+
+def _has_trained(name: str, examples: float, state: PoolState) -> bool:
+    """Return whether a job has trained so many examples, or will train no more."""
+    job = state.jobs[name]
+    return job.phase is PoolJobPhase.ENDED or job.examples_done >= examples
 
 
 def _line(document: dict[str, Any]) -> str:

@@ -21,10 +21,13 @@ from spottrain.varuna_manager.pool.core.model import (
 def regrant(state: PoolState) -> tuple[PoolState, tuple[Grant, ...]]:
     """Return the state with grants on their way to the targets, and what managers are told."""
     grants = []
-    names = [name for name, job in state.jobs.items() if _is_open(state, job)]
-    names.sort(key=lambda name: _grows(state.jobs[name]))
-    for name in names:
+    names = sorted(state.jobs, key=lambda name: _grows(state.jobs[name]))
+    # Then those again that keep what others have been granted just now.
+    keepers = [name for name in names if state.jobs[name].kept]
+    for name in (*names, *keepers):
         job = state.jobs[name]
+        if not _is_open(state, job):
+            continue
         vms, orders = _within(state, job)
         wanted = _affordable(state, job, vms)
         reservation_s = reservation_ttl_s(state, job)
@@ -142,7 +145,8 @@ def _takable(state: PoolState, job: PoolJob, supply: int) -> list[Order]:
 
 
 def reservation_ttl_s(state: PoolState, job: PoolJob) -> float:
-    """Return for how long a job is to keep what it returns: not if nobody has use for it."""
+    """Return for how long a job is to keep what it returns: not if nobody has use for it, and
+    until one that may take some of it has asked or cannot any more."""
     if not job.request.machine:
         return 0.0
     others = [
@@ -154,10 +158,10 @@ def reservation_ttl_s(state: PoolState, job: PoolJob) -> float:
     ]
     if job.kept:
         ordered = _ordered(state)
+        if any(vm.vm_id in ordered for vm in job.kept):
+            return state.settings.reservation_s + state.settings.take_s
         is_wanted = any(
-            vm.vm_id in ordered
-            or any(one.target[vm.supply] > one.granted[vm.supply] for one in others)
-            for vm in job.kept
+            one.target[vm.supply] > one.granted[vm.supply] for vm in job.kept for one in others
         )
     else:
         is_wanted = any(one.rate(one.granted) < one.best for one in others)

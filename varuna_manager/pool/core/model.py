@@ -72,8 +72,10 @@ class PoolSettings:
     """Money for less than this starts nothing."""
     reservation_s: float = 15.0
     """How long a job keeps a VM that it would return, if others have use for it; 0: never."""
-    take_s: float = 30.0
-    """How long a job may ask for a VM that another one keeps."""
+    take_s: float = 90.0
+    """How long a job may ask for a VM that another one keeps, which keeps it for as long: the
+    manager of one that waited starts only then. With ``reservation_s`` less than an ending job
+    may take for its last checkpoint (``LAST_CHECKPOINT_S``), so that its budget holds."""
 
 
 @dataclass(frozen=True, kw_only=True)

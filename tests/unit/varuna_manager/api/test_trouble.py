@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from unittest.mock import Mock
 
 import pytest
 
@@ -36,3 +37,9 @@ def test_a_clock_that_nobody_can_mean_is_named(
 ) -> None:
     monkeypatch.setattr("time.time", lambda: now_s)
     assert "clock" in trouble_of_machine(OSError(errno.EINVAL, "Invalid argument"))
+
+
+def test_a_clock_that_python_cannot_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    overflow = OverflowError("timestamp too large to convert to C _PyTime_t")
+    monkeypatch.setattr("time.time", Mock(side_effect=overflow))
+    assert "clock" in trouble_of_machine(overflow)

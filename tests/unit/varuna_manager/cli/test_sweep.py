@@ -36,7 +36,7 @@ def test_a_job_for_each_combination_says_its_values_in_its_name(file: Path) -> N
         "steps": 9,
         "name": "job-lr-3e-4-seed-1",
         "checkpoint.path": "s3://bucket/all/job-lr-3e-4-seed-1",
-        "env.LR": 0.0003,
+        "env.LR": "3e-4",
         "seed": 1,
     }
 

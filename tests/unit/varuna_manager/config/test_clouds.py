@@ -198,7 +198,18 @@ MISTAKES = [
     ),
     (
         job("aws", {"gpus": ["L4"]}, checkpoint={"path": "s3:/bucket/p"}),
-        "checkpoint.path: must begin with s3:// to be a bucket: got s3:/bucket/p",
+        "checkpoint.path: must begin with s3:// to be a URL: got s3:/bucket/p",
+    ),
+    *(
+        (job("aws", {"gpus": ["L4"]}, checkpoint={"path": place}), f"checkpoint.path: {told}")
+        for place, told in {
+            "file:~/ck": "must begin with file:// to be a URL",
+            "S3://bucket/p": "store must be a folder or one of s3://",
+            "s3://bucket/p\n": "store must be a folder or one of s3://",
+            "s3://$(whoami)/p": "store must name a bucket",
+            "s3://{{ bucket }}/p": "store must name a bucket",
+            "s3://%BUCKET%/p": "store must name a bucket",
+        }.items()
     ),
     (
         job("aws", {"gpus": ["L4"]}, resources={"provider": "aws", "span": "any"}),

@@ -100,6 +100,16 @@ def test_the_url_of_a_store_stays_as_it_is(tmp_path: Path, url: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "changes",
+    [{"workdir": "~nobody-here"}, {"checkpoint": {"path": "loop/x"}}, {"profile": "~nobody-here"}],
+)
+def test_a_path_that_leads_nowhere_is_told(tmp_path: Path, changes: dict[str, Any]) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(ConfigError, match="write a folder's whole path"):
+        load_config(write(tmp_path, {**MINIMAL, **changes}))
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"budgets": {}}, "budgets: unknown key; did you mean budget?"),

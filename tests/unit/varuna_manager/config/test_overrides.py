@@ -137,3 +137,8 @@ def test_one_value_is_replaced_and_nothing_else(data: Any, keys: list[str], valu
         assert {k: v for k, v in old.items() if k != key} == {
             k: v for k, v in new.items() if k != key
         }
+
+
+def test_a_number_for_env_stays_as_it_is_written() -> None:
+    given = read_overrides(["env.PYTHON=3.10", "env.DEBUG=true", "budget.max_usd=3.10"])
+    assert given == {"env.PYTHON": "3.10", "env.DEBUG": True, "budget.max_usd": 3.1}

@@ -121,3 +121,10 @@ def test_what_is_wrong_is_told_with_its_line(text: str, line: int) -> None:
         read_yaml(text)
     assert str(caught.value).startswith(f"line {line}: ")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("written", ["3.10", "007", "1e-3", "1_0", "0x1f", "+5", ".inf"])
+def test_a_number_of_env_stays_as_it_is_written(written: str) -> None:
+    read, _ = read_yaml(f"env: {{A: {written}}}\nother: {{A: {written}}}")
+    assert read["env"]["A"] == written
+    assert isinstance(read["other"]["A"], int | float)

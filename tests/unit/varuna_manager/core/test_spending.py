@@ -7,15 +7,24 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.builders import section_facts
 from tests.unit.varuna_manager.story import FOUR, OFFER, ON_DEMAND, SPEC, Story
 
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.provider import Offer, Vm, VmState
 from spottrain.pricing.billing.money import ceil_us
+from spottrain.units import HOUR_S
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
-from spottrain.varuna_manager.core.model.state import JobPhase, budget, spent_usd
+from spottrain.varuna_manager.core.model.state import (
+    JobPhase,
+    budget,
+    rate_usd_per_hour,
+    spent_usd,
+)
+from spottrain.varuna_manager.reporting.documents import status
 
 
 def test_boot_time_is_billed_apart() -> None:
@@ -326,3 +335,21 @@ def test_the_managers_vm_ends_with_the_job_as_its_cloud_reports_later() -> None:
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=(told,))
     assert story.ledger.closed["m"].ended_us == ceil_us(ended_at_s)
     assert story.state.phase is JobPhase.ENDED
+
+
+@given(jump_s=st.floats(0.0, 1e6), later_s=st.floats(0.0, 1e6))
+def test_a_jump_that_is_not_confirmed_is_shown_and_decides_nothing(
+    jump_s: float, later_s: float
+) -> None:
+    """The core goes on from the journal's time; whoever asks is shown the bill at his own."""
+    story = Story(max_usd=40.0).training("a", "b")
+    state, decided = story.state, budget(story.state).spent
+    shown = status(state, True, state.now_s + jump_s)["usd_spent"]
+    higher = decided.usd + jump_s / HOUR_S * rate_usd_per_hour(state)
+    assert shown == pytest.approx(higher, abs=2e-6)
+    assert budget(state).spent == decided
+    # Only what is told to the core moves its bill, and never back.
+    story.now_s += min(jump_s, later_s)
+    story.tell(e.TimerFired)
+    assert decided <= budget(story.state).spent
+    assert budget(story.state).spent.usd <= shown + 2e-6

@@ -202,9 +202,22 @@ def test_what_a_vm_sends_as_its_logs_takes_little_room(job: JobDir) -> None:
     """Its token may be in other hands, and the disk is for the journal."""
     logs = tuple(LogTail(name=f"{n}.log", text="x" * 200_000) for n in range(100))
 
-    async def story(loop: ManagerLoop) -> None:
-        await loop.receive_logs(LogTails(vm_id="vm-1", logs=logs))
-
-    asyncio.run(run(job, Cloud(job), story=story))
+    asyncio.run(run(job, Cloud(job), story=sent(LogTails(vm_id="vm-1", logs=logs))))
     kept = (job.cloud / "vms" / "vm-1").iterdir()
     assert 0 < sum(log.stat().st_size for log in kept) <= 32 * 64 * 1024
+
+
+def sent(tails: LogTails) -> Callable[[ManagerLoop], Awaitable[None]]:
+    """Return a story in which a VM sends its logs."""
+    return lambda loop: loop.receive_logs(tails)
+
+
+def test_the_logs_of_a_local_vm_stay_as_they_are(job: JobDir) -> None:
+    """They are in its own folder, which is where those of others are kept."""
+    folder = job.cloud / "vms" / "vm-1"
+    folder.mkdir(parents=True)
+    (folder / "agent.json").touch()
+    (folder / "agent.log").write_text("begun\nended\n")
+    tails = LogTails(vm_id="vm-1", logs=(LogTail(name="agent.log", text="ended\n"),))
+    asyncio.run(run(job, Cloud(job), story=sent(tails)))
+    assert (folder / "agent.log").read_text() == "begun\nended\n"

@@ -360,6 +360,12 @@ def test_a_mean_with_the_weight_of_a_sum_is_refused(loss: Callable[..., Any], wh
         found(job_of(loss=loss))
 
 
+@pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf"), torch.tensor(-2)])
+def test_a_weight_that_cannot_be_one_is_refused(weight: Any) -> None:
+    with pytest.raises(UserCodeError, match="loss must have a sum of weights"):
+        found(job_of(loss=lambda model, batch: (model(batch).square().sum(), weight)))
+
+
 @pytest.mark.parametrize("loss", [mean_of_means, in_pairs])
 def test_other_losses_are_no_means_by_mistake(loss: Callable[..., Any]) -> None:
     assert found(job_of(loss=loss)) == ""
