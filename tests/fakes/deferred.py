@@ -88,7 +88,7 @@ class _Guard(OperationMode):
         for operand in operands:
             is_written = any(operand is one for one in changed)
             self._device.check(operation, operand, is_written=is_written)
-        result = operation(*args, **kwargs)
+        result = self._device.run(operation, args, kwargs, changed)
         is_devices = self._device.hold_any(operands)
         self._device.ran(Call(operation, args, kwargs, result, changed), on_device=is_devices)
         if is_devices:
@@ -168,7 +168,7 @@ class DeferredDevice(HostDevice):
     def allocate_host(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Return memory that holds no numbers."""
         memory = super().allocate_host(shape, dtype)
-        _spoil(memory)
+        self.spoil(memory)
         _remember(self._pinned, memory)
         return memory
 
@@ -250,6 +250,12 @@ class DeferredDevice(HostDevice):
                 self._take_memory(tensor.untyped_storage())
                 _remember(self._held, tensor)
 
+    def run(
+        self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], changed: object
+    ) -> Any:
+        """Run an operation of this thread; return its result."""
+        return operation(*args, **kwargs)
+
     def ran(self, call: Call, *, on_device: bool) -> None:
         """Note that an operation has run, on tensors of the device or of the host."""
 
@@ -312,7 +318,7 @@ class DeferredDevice(HostDevice):
                 for other in queue:
                     if _overlap(other.target, source) or _overlap(other.target, target):
                         raise EarlyAccessError("a transfer touches another's target")
-            _spoil(target)
+            self.spoil(target)
             if not downward:
                 self.hold([target])
             copy = Copy(target, source, downward, is_new)
@@ -320,6 +326,16 @@ class DeferredDevice(HostDevice):
             self._queues[downward].append(copy)
             self._do_some()
         return copy
+
+    def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Do a copy."""
+        target.copy_(source)
+
+    def spoil(self, memory: torch.Tensor) -> None:
+        """Let memory hold no numbers."""
+        if memory.numel():
+            with torch.no_grad():
+                memory.view(-1).view(torch.uint8).fill_(_UNDEFINED)
 
     def began(self, copy: Copy) -> None:
         """Note that a copy is queued."""
@@ -341,11 +357,11 @@ class DeferredDevice(HostDevice):
         if queue:
             copy = queue.popleft()
             with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
-                copy.target.copy_(copy.source)
+                self.move(copy.source, copy.target)
             copy.done = True
 
 
-def open_device(seed: str) -> DeferredDevice:
+def open_device(seed: str, memory_share: float = 1.0) -> DeferredDevice:
     """Open the device that is named by this module, a colon and a seed."""
     return DeferredDevice(int(seed))
 
@@ -377,12 +393,6 @@ def _remember(held: dict[int, weakref.ref[Any]], tensor: torch.Tensor) -> None:
 def _forget(held: dict[int, weakref.ref[Any]], key: int, gone: object) -> None:
     if held.get(key) is gone:
         del held[key]
-
-
-def _spoil(memory: torch.Tensor) -> None:
-    if memory.numel():
-        with torch.no_grad():
-            memory.view(-1).view(torch.uint8).fill_(_UNDEFINED)
 
 
 def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -10,8 +10,12 @@ The host either is held really, a declared second lasting ``scale`` of a real on
 is virtual (``scale=0``): then its own code takes no time but what is declared for memory
 that it moves, so that nothing measured depends on the machine that tests run on.
 
+Without ``numbers`` nothing larger than a few pages is computed or copied: tensors have shapes,
+declared times and memory that nobody touches, so that models of any size run here.
+
 By what the file of the fake NVML says of a GPU its kernels hang (``hangs``), it is lost
-(``lost``) or its bus is slow (``bus_share``); that is looked at whenever a task begins.
+(``lost``) or its bus is slow (``bus_share``); that is looked at whenever a task begins. The
+same file gives ``scale`` and ``numbers`` of devices that are opened by their UUID.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +34,7 @@ from typing import Any
 import torch
 from tests.fakes.deferred import Call, Copy, DeferredDevice
 from tests.fakes.gpus import VARIABLE
+from torch.utils._pytree import tree_map_only
 
 from spottrain.pipeline.base.tracking import tensors_in
 from spottrain.pipeline.devices.port import Transfer
@@ -60,6 +65,16 @@ class Figures:
     """Of the host, for each operation that it queues."""
     host_bytes_per_s: float = 20e9
     """That the host's own operations move."""
+
+    def slowed(self, factor: float) -> Figures:
+        """Return those of a GPU that takes as much longer, as with a larger model."""
+        return replace(
+            self,
+            half_flops=self.half_flops / factor,
+            single_flops=self.single_flops / factor,
+            memory_bytes_per_s=self.memory_bytes_per_s / factor,
+            bus_bytes_per_s=self.bus_bytes_per_s / factor,
+        )
 
     @classmethod
     def of(cls, gpu: str) -> Figures:
@@ -118,6 +133,7 @@ class TimedDevice(DeferredDevice):
         scale: As for ``Clock``.
         memory_share: Share of the GPU's memory for this worker.
         uuid: In the file of the fake NVML, if that says what befalls the GPU.
+        numbers: Whether anything is computed.
     """
 
     def __init__(
@@ -127,6 +143,8 @@ class TimedDevice(DeferredDevice):
         scale: float = 0.0,
         memory_share: float = 1.0,
         uuid: str = "",
+        *,
+        numbers: bool = True,
     ) -> None:
         share_bytes = int(figures.memory_bytes * memory_share)
         super().__init__(seed, max(0, share_bytes - CONTEXT_BYTES))
@@ -135,6 +153,7 @@ class TimedDevice(DeferredDevice):
         self.operations = 0
         """That have run on the device."""
         self._share_bytes = share_bytes
+        self._numbers = numbers
         self._uuid = uuid
         if uuid:
             self.identity = f"timed:{uuid}"
@@ -144,6 +163,34 @@ class TimedDevice(DeferredDevice):
         """When all downloads (true) and all uploads will be."""
         self._thread = threading.local()
         self._is_lost = False
+
+    # --- what is computed ---------------------------------------------------------------
+
+    def allocate(self, num_bytes: int) -> torch.Tensor:
+        """Return memory, which a GPU would have zeroed."""
+        if self._numbers:
+            return super().allocate(num_bytes)
+        memory = _untouched((num_bytes,), torch.uint8)
+        self.hold([memory])
+        return memory
+
+    def run(
+        self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], changed: object
+    ) -> Any:
+        """Run an operation, or return memory for what it would have computed."""
+        if self._numbers or _is_computed(operation, tensors_in((args, kwargs))):
+            return operation(*args, **kwargs)
+        return _without_numbers(operation, args, kwargs)
+
+    def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Do a copy, unless it is of no interest."""
+        if self._numbers or source.numel() <= _FEW:
+            super().move(source, target)
+
+    def spoil(self, memory: torch.Tensor) -> None:
+        """Let memory hold no numbers, if there are any."""
+        if self._numbers:
+            super().spoil(memory)
 
     # --- what takes time ----------------------------------------------------------------
 
@@ -190,6 +237,11 @@ class TimedDevice(DeferredDevice):
         with self._lock:
             transfer.at_s = max(transfer.at_s, at_s + num_bytes / self._bus_bytes_per_s())
             self._copied_s[False] = max(self._copied_s[False], transfer.at_s)
+
+    @property
+    def newest_download_s(self) -> float:
+        """When the last of the downloads that were queued ends."""
+        return self._copied_s[True]
 
     # --- what waits ---------------------------------------------------------------------
 
@@ -294,6 +346,45 @@ class TimedDevice(DeferredDevice):
         return self.figures.bus_bytes_per_s * share
 
 
+_FEW = 1 << 12
+"""Elements of what is computed even without numbers, such as losses and norms."""
+
+
+def _untouched(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Return a tensor that takes no memory as long as nobody writes to it."""
+    tensor = torch.empty(shape, dtype=dtype)
+    return tensor.zero_() if tensor.numel() <= _FEW else tensor
+
+
+def _is_computed(operation: Any, operands: Sequence[torch.Tensor]) -> bool:
+    """Return whether an operation is run even without numbers: it makes views, or has few."""
+    aliases = [one.alias_info for one in operation._schema.returns]
+    if any(alias is not None and not alias.is_write for alias in aliases):
+        return True
+    return bool(operands) and all(x.numel() <= _FEW for x in operands)
+
+
+def _without_numbers(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return what an operation would, with memory that it has not written to."""
+    schema = operation._schema
+    given = {a.name: v for a, v in zip(schema.arguments, args, strict=False)} | kwargs
+    changed = [
+        given[a.name]
+        for a in schema.arguments
+        if a.alias_info is not None and a.alias_info.is_write and a.name in given
+    ]
+    if changed and len(schema.returns) <= 1:
+        return changed[0] if schema.returns else None
+    if changed:
+        return tuple(changed)
+    if "device" in kwargs:
+        kwargs = {**kwargs, "device": torch.device("meta")}
+    args, kwargs = tree_map_only(torch.Tensor, lambda x: x.to("meta"), (args, kwargs))
+    return tree_map_only(
+        torch.Tensor, lambda x: _untouched(x.shape, x.dtype), operation(*args, **kwargs)
+    )
+
+
 def _moved_bytes(call: Call) -> int:
     """Return the bytes that an operation reads and writes; 0 for one that makes a view."""
     operands = tensors_in((call.args, call.kwargs))
@@ -326,4 +417,5 @@ def open_device(name: str, memory_share: float = 1.0) -> TimedDevice:
     told = entry(which)
     gpu = next(key for key in BUS_BYTES_PER_S if f" {key}" in told["name"])
     figures = replace(Figures.of(gpu), memory_bytes=told["memory_bytes"])
-    return TimedDevice(figures, 0, float(told.get("scale", 1.0)), memory_share, which)
+    scale, numbers = float(told.get("scale", 1.0)), told.get("numbers", True)
+    return TimedDevice(figures, 0, scale, memory_share, which, numbers=numbers)
