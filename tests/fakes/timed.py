@@ -23,6 +23,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import mmap
 import os
 import threading
 import time
@@ -352,8 +353,13 @@ _FEW = 1 << 12
 
 def _untouched(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """Return a tensor that takes no memory as long as nobody writes to it."""
-    tensor = torch.empty(shape, dtype=dtype)
-    return tensor.zero_() if tensor.numel() <= _FEW else tensor
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if num_bytes <= _FEW:
+        return torch.zeros(shape, dtype=dtype)
+    # Not counted against what the system may promise: models may be larger than this machine.
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_NORESERVE
+    memory = mmap.mmap(-1, num_bytes, flags=flags)
+    return torch.frombuffer(memory, dtype=dtype).view(tuple(shape))
 
 
 def _is_computed(operation: Any, operands: Sequence[torch.Tensor]) -> bool:

@@ -1,6 +1,6 @@
 """A whole job from the command line, on this machine's GPU or on stand-ins for some.
 
-    python -m tests.gpu.launched gpt2_124m --minibatch 64 --microbatch 8 --kill-at 60
+    python -m tests.gpu.launched gpt2_124m --minibatch 64 --microbatch 8 --kills vm:10
     python -m tests.gpu.launched gpt2_124m --stand-in T4 --gpus 2
 
 Says what was planned, how long the first and the last mini-batch took to come, and the
@@ -27,7 +27,9 @@ from tests.gpu.devices import print_result
 from tests.gpu.runs import WORKDIR
 
 from spottrain.machine import OWNER_VARIABLE
+from spottrain.pipeline.base.faults import Hook
 from spottrain.pipeline.devices.open import STAND_IN
+from tests import faults
 
 ROOT = Path(__file__).parents[2]
 MODELS = {"H100": ("NVIDIA H100 80GB HBM3", 90), "L4": ("NVIDIA L4", 89), "T4": ("Tesla T4", 75)}
@@ -78,14 +80,14 @@ def job_file(folder: Path, chosen: argparse.Namespace) -> Path:
         "minibatch_size": chosen.minibatch,
         "steps": chosen.steps,
         "budget": {"max_usd": 100.0},
-        "resources": {"device": "gpu", "max_vms": chosen.gpus},
+        "resources": {"device": "gpu", "max_vms": chosen.vms or chosen.gpus},
         "checkpoint": {"every_steps": max(1, chosen.steps // 2)},
         "morphing": {"debounce_s": 2},
     }
     if chosen.microbatch:
         job["microbatch_size"] = chosen.microbatch
-    if chosen.kill_at:
-        job["local"] = {"events": [{"at_s": at_s, "kind": "kill"} for at_s in chosen.kill_at]}
+    if chosen.vms:
+        job["local"] = {"zones": [{"capacity": chosen.vms}]}
     file = folder / "job.yaml"
     file.write_text(json.dumps(job))  # which is YAML, too
     return file
@@ -103,9 +105,22 @@ def _spottrain(
 def launch(folder: Path, chosen: argparse.Namespace, more: Mapping[str, str]) -> dict[str, Any]:
     """Launch a job, wait for its end, and return what its report says."""
     environment = {**environment_of(folder / "home"), **more}
+    kills = [kill.split(":") for kill in chosen.kills.split(",") if kill]
+    script = [
+        {
+            "hook": Hook.BACKWARD,
+            "rank": 0,
+            "action": f"kill_{what}",
+            "step": int(step),
+            "mark": str(folder / f"kill-{step}"),
+        }
+        for what, step in kills
+    ]
+    environment |= faults.environment_of(script) if script else {}
     began_s = time.time()
     run = _spottrain(["launch", str(job_file(folder, chosen))], environment)
-    result: dict[str, Any] = {"exit_code": run.returncode, "took_s": time.time() - began_s}
+    result: dict[str, Any] = {"exit_code": run.returncode, "launch_s": time.time() - began_s}
+    result["kills"] = sum(Path(one["mark"]).exists() for one in script)
     told = _spottrain(["report", "gpu", "-o", "json"], environment)
     if told.returncode:
         return {**result, "error": (run.stdout + run.stderr)[-2000:]}
@@ -129,7 +144,8 @@ def main() -> None:
     parser.add_argument("--microbatch", type=int, default=0, help="0: left to the planner")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--gpus", type=int, default=1)
-    parser.add_argument("--kill-at", type=float, nargs="*", default=[], help="after launch")
+    parser.add_argument("--vms", type=int, default=0, help="that share the GPUs; 0: one each")
+    parser.add_argument("--kills", default="", help="such as worker:3,vm:10, after mini-batches")
     parser.add_argument("--stand-in", choices=MODELS)
     parser.add_argument("--scale", type=float, default=1.0, help="real seconds of a declared one")
     parser.add_argument("--numbers", action="store_true")
