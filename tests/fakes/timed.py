@@ -347,6 +347,8 @@ class TimedDevice(DeferredDevice):
         return self.figures.bus_bytes_per_s * share
 
 
+_MAP_NORESERVE = 0x4000
+"""As Linux has it (asm-generic/mman-common.h); Python names it from 3.13 on."""
 _FEW = 1 << 12
 """Elements of what is computed even without numbers, such as losses and norms."""
 
@@ -357,7 +359,7 @@ def _untouched(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     if num_bytes <= _FEW:
         return torch.zeros(shape, dtype=dtype)
     # Not counted against what the system may promise: models may be larger than this machine.
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_NORESERVE
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
     memory = mmap.mmap(-1, num_bytes, flags=flags)
     return torch.frombuffer(memory, dtype=dtype).view(tuple(shape))
 

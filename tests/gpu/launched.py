@@ -5,7 +5,8 @@
 
 Says what was planned, how long the first and the last mini-batch took to come, and the
 highest memory of a GPU. On stand-ins (``tests/fakes/timed.py``) NVML is faked along, and
-nothing larger than a few pages is computed unless ``--numbers`` is given.
+nothing larger than a few pages is computed unless ``--numbers`` is given. What calibration
+measures of them, and so what is planned, is in declared time; what comes when is in real time.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def environment_of(home: Path) -> dict[str, str]:
 
 
 def stand_ins(
-    folder: Path, model: str, count: int, scale: float = 1.0, *, numbers: bool = False
+    folder: Path, model: str, count: int, scale: float = 0.0, *, numbers: bool = False
 ) -> tuple[FakeGpus, dict[str, str]]:
     """Return stand-ins for GPUs, and the environment in which they are this machine's."""
     name, capability = MODELS[model]
@@ -147,7 +148,9 @@ def main() -> None:
     parser.add_argument("--vms", type=int, default=0, help="that share the GPUs; 0: one each")
     parser.add_argument("--kills", default="", help="such as worker:3,vm:10, after mini-batches")
     parser.add_argument("--stand-in", choices=MODELS)
-    parser.add_argument("--scale", type=float, default=1.0, help="real seconds of a declared one")
+    parser.add_argument(
+        "--scale", type=float, default=0.0, help="real seconds of a declared one; 0: virtual"
+    )
     parser.add_argument("--numbers", action="store_true")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:

@@ -47,12 +47,17 @@ SLOWER = 4000.0
 """With it the tiny model's sections take the T4 as long as those of a real one."""
 FIGURES = replace(Figures.of("T4").slowed(SLOWER), memory_bytes=CONTEXT_BYTES + (1 << 28))
 WIRE = Wire(latency_s=1e-4, bytes_per_s=1e8)
+MICROBATCHES = 24
+"""With few of them a prediction is too long, by 6 % with 8: the host of a GPU chooses a task
+while the one before it runs, the simulator when that has ended."""
 MINIBATCHES = 2
 """The first one is a warm-up: it watches every operation."""
 
 
 def loaded_job(folder: Path) -> LoadedJob:
-    spec = runs.job_spec(folder, "untied", reduction="fast", minibatch_size=16, microbatch_size=2)
+    spec = runs.job_spec(
+        folder, "untied", reduction="fast", minibatch_size=2 * MICROBATCHES, microbatch_size=2
+    )
     return load(spec, runs.WORKDIR)
 
 
@@ -168,7 +173,7 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Profile:
 @pytest.mark.parametrize(
     ("depth", "state"),
     [
-        (1, "device"),
+        pytest.param(1, "device", marks=pytest.mark.rotated),
         pytest.param(1, "host", marks=pytest.mark.rotated),
         (2, "device"),
         pytest.param(4, "device", marks=pytest.mark.rotated),
@@ -182,7 +187,7 @@ def test_what_calibration_predicts_is_what_a_run_takes(
     plan = a_plan(
         depth,
         num_sections=loaded.layout.num_sections,
-        virtual_nodes=8,
+        virtual_nodes=MICROBATCHES,
         microbatch_size=2,
         slots=slots_of("abcd"[:depth]),
         state=state,
