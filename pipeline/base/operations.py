@@ -13,6 +13,9 @@ class OperationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()  # type: ignore[no-untyped-call]
+
     def operate(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation (``torch._ops.OpOverload``); return its result."""
         return operation(*args, **kwargs)

@@ -171,7 +171,7 @@ class TimedDevice(DeferredDevice):
         """Return memory, which a GPU would have zeroed."""
         if self._numbers:
             return super().allocate(num_bytes)
-        memory = _untouched((num_bytes,), torch.uint8)
+        memory = untouched((num_bytes,), torch.uint8)
         self.hold([memory])
         return memory
 
@@ -353,7 +353,7 @@ _FEW = 1 << 12
 """Elements of what is computed even without numbers, such as losses and norms."""
 
 
-def _untouched(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+def untouched(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """Return a tensor that takes no memory as long as nobody writes to it."""
     num_bytes = math.prod(shape) * dtype.itemsize
     if num_bytes <= _FEW:
@@ -389,7 +389,7 @@ def _without_numbers(operation: Any, args: tuple[Any, ...], kwargs: dict[str, An
         kwargs = {**kwargs, "device": torch.device("meta")}
     args, kwargs = tree_map_only(torch.Tensor, lambda x: x.to("meta"), (args, kwargs))
     return tree_map_only(
-        torch.Tensor, lambda x: _untouched(x.shape, x.dtype), operation(*args, **kwargs)
+        torch.Tensor, lambda x: untouched(x.shape, x.dtype), operation(*args, **kwargs)
     )
 
 
@@ -419,9 +419,9 @@ def open_device(name: str, memory_share: float = 1.0) -> TimedDevice:
             comma and the scale may follow.
         memory_share: Share of its memory.
     """
-    which, _, scale = name.partition(",")
+    which, _, given = name.partition(",")
     if which in BUS_BYTES_PER_S:
-        return TimedDevice(Figures.of(which), scale=float(scale or 0), memory_share=memory_share)
+        return TimedDevice(Figures.of(which), scale=float(given or 0), memory_share=memory_share)
     told = entry(which)
     gpu = next(key for key in BUS_BYTES_PER_S if f" {key}" in told["name"])
     figures = replace(Figures.of(gpu), memory_bytes=told["memory_bytes"])

@@ -99,8 +99,8 @@ class Board:
     def _acts_at(self, rank: int) -> float:
         """Return the earliest time at which a stage may do anything."""
         if not self._waits[rank]:
-            return self._now[rank]
-        return max(self._now[rank], self._next(rank)[0])
+            return float(self._now[rank])
+        return max(float(self._now[rank]), self._next(rank)[0])
 
     def _next(self, rank: int) -> tuple[float, Direction]:
         found = []

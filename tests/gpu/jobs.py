@@ -97,7 +97,8 @@ class Untied(nn.Module):
         x = self.tokens(tokens)
         for block in self.blocks:
             x = block(x)
-        return self.out(x)
+        logits: torch.Tensor = self.out(x)
+        return logits
 
 
 class Tokens:
