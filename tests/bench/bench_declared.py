@@ -1,6 +1,6 @@
 """What is planned for models of real size on GPUs whose times are declared.
 
-    python -m tests.bench.bench_declared [--models blank_124m,blank_1558m] [--gpus H100,L4,T4]
+    python -m tests.bench.bench_declared [--models gpt2_124m,gpt2_1558m] [--gpus H100,L4,T4]
 
 Calibration and planner are the product's; the GPU is a stand-in without numbers and with
 virtual time (``tests/fakes/timed.py``), by the figures of its data sheet. Each model is planned
@@ -22,7 +22,8 @@ from typing import Any
 
 import torch
 from tests.fakes.timed import Figures, TimedDevice
-from tests.gpu import jobs, runs
+from tests.gpu import runs
+from tests.gpu.blank_jobs import SIZES
 
 from spottrain.morphing.plan.choose import choose_plan
 from spottrain.morphing.plan.workload import Workload
@@ -33,10 +34,10 @@ from spottrain.varuna_manager.offers.preview import workload_inputs
 from spottrain.wire.messages import Calibrate
 from spottrain.wire.model import LinkProfile, Precision
 
-MODELS = ("blank_124m", "blank_1558m", "blank_7b")
+MODELS = tuple(SIZES)
 MINIBATCH = 128
-SIZES = (1, 2, 4)
-"""Of micro-batches."""
+MICROBATCHES = (1, 2, 4)
+"""Sizes that are measured."""
 VMS: dict[str, tuple[Precision, int, float]] = {
     "H100": ("bf16", 200_000_000_000, 25e9 / 8),
     "L4": ("bf16", 16_000_000_000, 10e9 / 8),
@@ -53,11 +54,15 @@ def measure(model: str, gpu: str) -> dict[str, Any]:
     began_s = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         spec = runs.job_spec(
-            Path(folder), model, reduction="fast", precision=precision, minibatch_size=MINIBATCH
+            Path(folder),
+            f"blank_jobs:{model}",
+            reduction="fast",
+            precision=precision,
+            minibatch_size=MINIBATCH,
         )
         loaded = load(spec, runs.WORKDIR)
         profile = calibrate(
-            loaded, Calibrate(microbatch_sizes=SIZES), 0, lambda report: None, device, gpu
+            loaded, Calibrate(microbatch_sizes=MICROBATCHES), 0, lambda report: None, device, gpu
         )
     assert profile is not None
     calibrated = {
@@ -83,7 +88,7 @@ def measure(model: str, gpu: str) -> dict[str, Any]:
             continue
         plan = choice.plan
         best = next(one for one in choice.candidates if one.step_s == plan.predicted_step_s)
-        tokens = MINIBATCH * jobs.GPT2_7B.sequence
+        tokens = MINIBATCH * SIZES[model].sequence
         return {
             **found,
             "gpus": count,

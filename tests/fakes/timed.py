@@ -179,7 +179,9 @@ class TimedDevice(DeferredDevice):
         self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], changed: object
     ) -> Any:
         """Run an operation, or return memory for what it would have computed."""
-        if self._numbers or _is_computed(operation, tensors_in((args, kwargs))):
+        operands = tensors_in((args, kwargs))
+        few = _FEW if self.hold_any(operands) else _FEW_OF_HOST
+        if self._numbers or _is_computed(operation, operands, few):
             return operation(*args, **kwargs)
         return _without_numbers(operation, args, kwargs)
 
@@ -351,6 +353,8 @@ _MAP_NORESERVE = 0x4000
 """As Linux has it (asm-generic/mman-common.h); Python names it from 3.13 on."""
 _FEW = 1 << 12
 """Elements of what is computed even without numbers, such as losses and norms."""
+_FEW_OF_HOST = 1 << 20
+"""The same of tensors of the host, such as what ranks tell each other."""
 
 
 def untouched(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -364,12 +368,12 @@ def untouched(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=dtype).view(tuple(shape))
 
 
-def _is_computed(operation: Any, operands: Sequence[torch.Tensor]) -> bool:
+def _is_computed(operation: Any, operands: Sequence[torch.Tensor], few: int) -> bool:
     """Return whether an operation is run even without numbers: it makes views, or has few."""
     aliases = [one.alias_info for one in operation._schema.returns]
     if any(alias is not None and not alias.is_write for alias in aliases):
         return True
-    return bool(operands) and all(x.numel() <= _FEW for x in operands)
+    return bool(operands) and all(x.numel() <= few for x in operands)
 
 
 def _without_numbers(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
