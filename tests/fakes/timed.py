@@ -169,9 +169,10 @@ class TimedDevice(DeferredDevice):
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
         """Return memory, which a GPU would have zeroed."""
-        if self._numbers:
-            return super().allocate(num_bytes)
-        memory = untouched((num_bytes,), torch.uint8)
+        with torch.utils._python_dispatch._disable_current_modes():
+            if self._numbers:
+                return super().allocate(num_bytes)
+            memory = untouched((num_bytes,), torch.uint8)
         self.hold([memory])
         return memory
 
@@ -403,7 +404,8 @@ def _moved_bytes(call: Call) -> int:
     results = tensors_in(call.result)
     known = {tensor.untyped_storage()._cdata for tensor in operands}
     fresh = [x for x in results if x.untyped_storage()._cdata not in known]
-    if not fresh and not call.changed:
+    writes = fresh and not call.operation._schema.name.startswith("aten::empty")
+    if not writes and not call.changed:
         return 0
     return sum(x.numel() * x.element_size() for x in (*operands, *fresh, *call.changed))
 
