@@ -39,17 +39,16 @@ from spottrain.pipeline.state.slot import SlotMemory
 from spottrain.pipeline.train.lanes import Lanes, Network
 from spottrain.storage.open import open_store
 from spottrain.wire.messages import Calibrate
-from spottrain.wire.model import LinkProfile, Plan, Profile
+from spottrain.wire.model import LinkProfile, Plan, Profile, ScheduleKind, StateHome
 
-WITHIN = 0.03
-"""Share by which a prediction may be wrong."""
+WITHIN, WITH_CHOICES = 0.03, 0.08
+"""Share by which a prediction may be wrong, and where stages choose between tasks: the host of a
+GPU chooses one while the task before it runs, the simulator when that has ended."""
 SLOWER = 4000.0
 """With it the tiny model's sections take the T4 as long as those of a real one."""
 FIGURES = replace(Figures.of("T4").slowed(SLOWER), memory_bytes=CONTEXT_BYTES + (1 << 28))
 WIRE = Wire(latency_s=1e-4, bytes_per_s=1e8)
-MICROBATCHES = 24
-"""With few of them a prediction is too long, by 6 % with 8: the host of a GPU chooses a task
-while the one before it runs, the simulator when that has ended."""
+MICROBATCHES = 8
 MINIBATCHES = 2
 """The first one is a warm-up: it watches every operation."""
 
@@ -170,17 +169,28 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Profile:
     return measured(loaded_job(tmp_path_factory.mktemp("job")))
 
 
+ROTATED = pytest.mark.rotated
+
+
 @pytest.mark.parametrize(
-    ("depth", "state"),
+    ("depth", "state", "schedule", "within"),
     [
-        pytest.param(1, "device", marks=pytest.mark.rotated),
-        pytest.param(1, "host", marks=pytest.mark.rotated),
-        (2, "device"),
-        pytest.param(4, "device", marks=pytest.mark.rotated),
+        (2, "device", "gpipe", WITHIN),
+        pytest.param(4, "device", "gpipe", WITHIN, marks=ROTATED),
+        pytest.param(1, "device", "varuna", WITHIN, marks=ROTATED),
+        pytest.param(1, "host", "varuna", WITHIN, marks=ROTATED),
+        pytest.param(2, "device", "varuna", WITH_CHOICES, marks=ROTATED),
+        pytest.param(4, "device", "varuna", WITH_CHOICES, marks=ROTATED),
     ],
 )
 def test_what_calibration_predicts_is_what_a_run_takes(
-    depth: int, state: Any, profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    depth: int,
+    state: StateHome,
+    schedule: ScheduleKind,
+    within: float,
+    profile: Profile,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     loaded = loaded_job(tmp_path)
@@ -191,11 +201,12 @@ def test_what_calibration_predicts_is_what_a_run_takes(
         microbatch_size=2,
         slots=slots_of("abcd"[:depth]),
         state=state,
+        schedule=schedule,
     )
     facts = model_facts(loaded.job, loaded.layout)
     expected = expect_step(plan, profile, facts, reduction="fast", compute=Compute(on_gpu=True))
 
     took_s = trained_s(tmp_path, plan)
 
-    print(f"{depth} stages: expected {expected.step_s:.4f} s, took {took_s:.4f} s")  # noqa: T201
-    assert expected.step_s == pytest.approx(took_s, rel=WITHIN)
+    print(f"{depth} stages, {schedule}: expected {expected.step_s:.4f} s, took {took_s:.4f} s")  # noqa: T201
+    assert expected.step_s == pytest.approx(took_s, rel=within)
