@@ -35,6 +35,8 @@ from tests import faults
 ROOT = Path(__file__).parents[2]
 MODELS = {"H100": ("NVIDIA H100 80GB HBM3", 90), "L4": ("NVIDIA L4", 89), "T4": ("Tesla T4", 75)}
 """Name and compute capability, as NVML has them."""
+SHARE_BYTES = 20_000_000_000
+"""Of a VM that shares a GPU."""
 _TOLD = ("state", "reason", "computes_on", "steps_done", "plans", "interruptions", "peak_bytes")
 """Of the report."""
 
@@ -88,7 +90,10 @@ def job_file(folder: Path, chosen: argparse.Namespace) -> Path:
     if chosen.microbatch:
         job["microbatch_size"] = chosen.microbatch
     if chosen.vms:
-        job["local"] = {"zones": [{"capacity": chosen.vms}]}
+        zone: dict[str, Any] = {"capacity": chosen.vms}
+        if chosen.vms > chosen.gpus:
+            zone["slot_memory_bytes"] = SHARE_BYTES
+        job["local"] = {"zones": [zone]}
     file = folder / "job.yaml"
     file.write_text(json.dumps(job))  # which is YAML, too
     return file

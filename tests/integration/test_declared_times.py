@@ -160,7 +160,7 @@ def trained_s(folder: Path, plan: Plan) -> float:
     found: list[dict[str, Any]] = [child.hear(600.0) for child in ranks]
     for child in (*ranks, store):
         child.close()
-    return max(one["step_s"] for one in found)
+    return max(float(one["step_s"]) for one in found)
 
 
 @pytest.fixture(scope="module")
