@@ -153,6 +153,7 @@ def run(step: Step, seconds: float) -> dict[str, Any]:
     }
     argv = [sys.executable, "-m", *shlex.split(command)]
     began_s, late, code = time.monotonic(), "", 0
+    written: tuple[bytes | None, bytes | None]
     try:
         done = children.run(argv, env=environment, timeout_s=seconds)
         code, written = done.returncode, (done.stdout, done.stderr)

@@ -112,7 +112,7 @@ def launch(folder: Path, chosen: argparse.Namespace, more: Mapping[str, str]) ->
     """Launch a job, wait for its end, and return what its report says."""
     environment = {**environment_of(folder / "home"), **more}
     kills = [kill.split(":") for kill in chosen.kills.split(",") if kill]
-    script = [
+    script: list[dict[str, Any]] = [
         {
             "hook": Hook.BACKWARD,
             "rank": 0,

@@ -260,7 +260,7 @@ def test_without_numbers_a_large_model_takes_no_memory_of_this_machine() -> None
         weights = device.allocate(60 << 30).view(torch.bfloat16).view(1 << 15, -1)
         (weights[:, : 1 << 15] @ weights[: 1 << 15, : 1 << 15]).sum().item()
 
-    assert device.peak_bytes() > 60 << 30
+    assert (device.peak_bytes() or 0) > 60 << 30
 
 
 @pytest.mark.parametrize("gpu", BUS_BYTES_PER_S)
