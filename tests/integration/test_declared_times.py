@@ -39,11 +39,11 @@ from spottrain.pipeline.state.slot import SlotMemory
 from spottrain.pipeline.train.lanes import Lanes, Network
 from spottrain.storage.open import open_store
 from spottrain.wire.messages import Calibrate
-from spottrain.wire.model import LinkProfile, Plan, Profile, ScheduleKind, StateHome
+from spottrain.wire.model import LinkProfile, Plan, Profile, StateHome
 
-WITHIN, WITH_CHOICES = 0.03, 0.08
+WITHIN, WITH_CHOICES = 0.03, 0.06
 """Share by which a prediction may be wrong, and where stages choose between tasks: the host of a
-GPU chooses one while the task before it runs, the simulator when that has ended."""
+GPU chooses one before the device has done those before it, the simulator when it has."""
 SLOWER = 4000.0
 """With it the tiny model's sections take the T4 as long as those of a real one."""
 FIGURES = replace(Figures.of("T4").slowed(SLOWER), memory_bytes=CONTEXT_BYTES + (1 << 28))
@@ -173,20 +173,17 @@ ROTATED = pytest.mark.rotated
 
 
 @pytest.mark.parametrize(
-    ("depth", "state", "schedule", "within"),
+    ("depth", "state", "within"),
     [
-        (2, "device", "gpipe", WITHIN),
-        pytest.param(4, "device", "gpipe", WITHIN, marks=ROTATED),
-        pytest.param(1, "device", "varuna", WITHIN, marks=ROTATED),
-        pytest.param(1, "host", "varuna", WITHIN, marks=ROTATED),
-        pytest.param(2, "device", "varuna", WITH_CHOICES, marks=ROTATED),
-        pytest.param(4, "device", "varuna", WITH_CHOICES, marks=ROTATED),
+        (2, "device", WITH_CHOICES),
+        pytest.param(4, "device", WITH_CHOICES, marks=ROTATED),
+        pytest.param(1, "device", WITHIN, marks=ROTATED),
+        pytest.param(1, "host", WITHIN, marks=ROTATED),
     ],
 )
 def test_what_calibration_predicts_is_what_a_run_takes(
     depth: int,
     state: StateHome,
-    schedule: ScheduleKind,
     within: float,
     profile: Profile,
     tmp_path: Path,
@@ -201,12 +198,11 @@ def test_what_calibration_predicts_is_what_a_run_takes(
         microbatch_size=2,
         slots=slots_of("abcd"[:depth]),
         state=state,
-        schedule=schedule,
     )
     facts = model_facts(loaded.job, loaded.layout)
     expected = expect_step(plan, profile, facts, reduction="fast", compute=Compute(on_gpu=True))
 
     took_s = trained_s(tmp_path, plan)
 
-    print(f"{depth} stages, {schedule}: expected {expected.step_s:.4f} s, took {took_s:.4f} s")  # noqa: T201
+    print(f"{depth} stages, {state}: expected {expected.step_s:.4f} s, took {took_s:.4f} s")  # noqa: T201
     assert expected.step_s == pytest.approx(took_s, rel=within)
