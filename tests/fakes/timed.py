@@ -366,6 +366,7 @@ def untouched(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     # Not counted against what the system may promise: models may be larger than this machine.
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
     memory = mmap.mmap(-1, num_bytes, flags=flags)
+    memory.madvise(mmap.MADV_NOHUGEPAGE)  # else a bias that is written takes 2 MiB
     return torch.frombuffer(memory, dtype=dtype).view(tuple(shape))
 
 
