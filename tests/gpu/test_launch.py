@@ -9,9 +9,10 @@ import pytest
 from tests.gpu.devices import is_gpu
 from tests.gpu.launched import launch, stand_ins
 
-STEPS = 40
+STEPS = 16
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.rotated
 def test_a_job_is_trained_to_its_end_though_a_worker_and_a_vm_are_killed(
     device: str, tmp_path: Path
@@ -24,7 +25,7 @@ def test_a_job_is_trained_to_its_end_though_a_worker_and_a_vm_are_killed(
         steps=STEPS,
         gpus=1 if on_gpu else 2,
         vms=2,
-        kills="worker:3,vm:10",
+        kills="worker:3,vm:8",
     )
     more = {} if on_gpu else stand_ins(tmp_path, "H100", 2, numbers=True)[1]
 
@@ -38,6 +39,7 @@ def test_a_job_is_trained_to_its_end_though_a_worker_and_a_vm_are_killed(
     assert len(found["interruptions"]) >= 2
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.nightly
 def test_a_model_of_real_size_is_launched_without_numbers(tmp_path: Path) -> None:
     chosen = argparse.Namespace(
