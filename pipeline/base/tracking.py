@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from spottrain.morphing.schedules.schedule import Unit
+from spottrain.pipeline.base.operations import OperationMode
 
 T = TypeVar("T")
 Output = torch.Tensor | tuple[torch.Tensor, *tuple[Any, ...]]
@@ -31,7 +31,7 @@ WATCHED_TASKS = 4
 equal."""
 
 
-class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class LiveBytes(OperationMode):
     """Bytes of storages that are alive, now and at their highest.
 
     While it is entered, storages that operations of this thread make are counted; others
@@ -39,7 +39,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._sizes: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._freed: deque[int] = deque()
         self._now = 0
@@ -93,15 +93,9 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         sizes = self._sizes.copy()
         return {key: num_bytes for key, (_, num_bytes) in sizes.items()}
 
-    def __torch_dispatch__(
-        self,
-        operation: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def operate(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation and count the storages that it has made."""
-        result = operation(*args, **(kwargs or {}))
+        result = operation(*args, **kwargs)
         if made := tensors_in(result):
             given = {_name(x) for x in tensors_in((args, kwargs))}
             for tensor in made:

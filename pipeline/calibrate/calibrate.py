@@ -392,6 +392,7 @@ class _Round:
             one["training_bytes"]
             + sum(s["saved_bytes"] for s in one["sections"])
             + count * sum(s["output_bytes"] for s in one["sections"][-1:])
+            + max((_spike_bytes(s) for s in one["sections"]), default=0)
             for one in every
         ]
         if not count or max(needed) > self._room_bytes():
@@ -401,17 +402,27 @@ class _Round:
             place = self._computing.index(self._rank)
             chain = tasks.Chain(tuple(self._computing), place)
             self._links = links = tasks.TimedLinks(*chain.neighbours, self._device)
-            bench = self._bench
-            with bench.training() as memory:
-                samples = tasks.time_tasks(self._loaded, bench, memory, chain, links, size, count)
+            samples = self._time_tasks(chain, links, size, count)
             self.close()
-            del memory
-            bench.forget()
+            self._bench.forget()
         own_s = (every[rank]["reaching_s"] for rank in self._computing)
         reaching_s = statistics.median(own_s)
         spec = self._loaded.spec
         microbatches = spec.minibatch_size // size
         return tasks.summarise_overheads(_gather(samples), reaching_s, spec.loader, microbatches)
+
+    def _time_tasks(
+        self, chain: tasks.Chain, links: tasks.TimedLinks, size: int, count: int
+    ) -> tasks.Samples:
+        """Let the executor run over this rank's share; empty: alone, it has no memory for that."""
+        bench = self._bench
+        try:
+            with bench.training() as memory:
+                return tasks.time_tasks(self._loaded, bench, memory, chain, links, size, count)
+        except torch.OutOfMemoryError:
+            if len(chain.ranks) > 1:  # neighbours wait
+                raise
+            return {}
 
     def _may_grow(self, factor: float, every: Sequence[dict[str, Any]]) -> bool:
         """Return whether a size larger by ``factor`` may be measured too, as all ranks do."""
@@ -529,6 +540,12 @@ class _Round:
         names = every[0][0]
         link = {k: statistics.median(one[k] for one, _ in every) for k in names}
         return LinkProfile(**link), statistics.median(posted for _, posted in every)
+
+
+def _spike_bytes(section: dict[str, Any]) -> int:
+    """Return the bytes that a section takes at most beside what it keeps."""
+    found: int = max(section[f"{task}_bytes"] for task in ("forward", "recompute", "backward"))
+    return found
 
 
 def _per_byte(measured: Iterable[tuple[float, int]]) -> float:

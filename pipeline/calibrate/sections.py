@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -47,7 +47,6 @@ from spottrain.storage.open import open_store
 from spottrain.storage.store import StorageError
 from spottrain.wire.model import SectionProfile, StateHome
 
-T = TypeVar("T")
 Activation = torch.Tensor | None
 Tensors = Mapping[str, torch.Tensor]
 
@@ -309,7 +308,7 @@ class SectionBench:
         times: list[float] = []
         for step in range(1 + _OPTIMIZER_STEPS):
             decision = MinibatchDecision(0, step, 1.0, 1.0, 1.0, overflow=False, stop=False)
-            _timed(times, functools.partial(self._update, updater, decision, arenas))
+            self._timed(times, functools.partial(self._update, updater, decision, arenas))
         if memory is not self._memory:
             memory.keep_only(())
         return statistics.median(times[1:])
@@ -324,7 +323,7 @@ class SectionBench:
             for run in runs:
                 stack.enter_context(run.present())
             for _ in range(1 + _OPTIMIZER_STEPS):
-                _timed(times, functools.partial(self._quantise, runs))
+                self._timed(times, functools.partial(self._quantise, runs))
         num_bytes = sum(map(self._loaded.layout.gradient_bytes, sample))
         return statistics.median(times[1:]), num_bytes
 
@@ -343,7 +342,7 @@ class SectionBench:
         def repeat(copy: Callable[[], Transfer]) -> float:
             times: list[float] = []
             for _ in range(1 + _OPTIMIZER_STEPS):
-                _timed(times, lambda: self.device.finish(copy()))
+                self._timed(times, lambda: self.device.finish(copy()))
             return num_bytes / statistics.median(times[1:])
 
         return (
@@ -360,6 +359,11 @@ class SectionBench:
         contributions(arenas, self._loaded.layout.tied, {}, {})
         updater.apply(decision, [arena.section for arena in arenas])
         self.device.synchronise()
+
+    def _timed(self, times: list[float], call: Callable[[], object]) -> None:
+        began_s = self.device.clock()
+        call()
+        times.append(self.device.clock() - began_s)
 
 
 def _copy_parameters(values: Tensors, arena: SectionArena) -> None:
@@ -580,10 +584,3 @@ def _first_update_bytes(job: TrainingJob, named: NamedParameters, where: str | N
         parameter.grad = torch.zeros_like(parameter)
     with user_code("step of the optimizer"):
         return update_bytes(optimizer.step)
-
-
-def _timed(times: list[float], call: Callable[[], T]) -> T:
-    began = time.perf_counter()
-    result = call()
-    times.append(time.perf_counter() - began)
-    return result

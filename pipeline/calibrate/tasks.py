@@ -9,12 +9,11 @@ device, of which the host runs ahead.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
-from typing import Any, TypeVar, cast
+from typing import TypeVar
 
 import torch
 
@@ -24,7 +23,7 @@ from spottrain.pipeline.base.tracking import TensorTracker
 from spottrain.pipeline.calibrate.sections import SectionBench
 from spottrain.pipeline.calibrate.statistics import sigma
 from spottrain.pipeline.comm.p2p import Arrival, Direction, PipelineLinks
-from spottrain.pipeline.devices.port import Device, Transfer
+from spottrain.pipeline.devices.port import Device
 from spottrain.pipeline.loader.prefetch import loaders_for
 from spottrain.pipeline.model.data import Microbatch, MicrobatchSource, make_batch
 from spottrain.pipeline.model.job import Batch
@@ -140,7 +139,7 @@ def time_tasks(
         spec.seed,
         _TaskMarks(clock),
         tracker,
-        cast(Device, _TimedDevice(bench.device, clock)),
+        bench.device,
         metrics=loaded.layout.metrics,
     )
     for step in range(_MINIBATCHES):
@@ -217,6 +216,7 @@ def summarise_overheads(
 class _OverheadClock:
     """Adds up the time of a task that is neither computing nor waiting."""
 
+    device: Device
     samples: Samples = field(default_factory=dict)
     _kind: str = ""
     _began_s: float = 0.0
@@ -233,23 +233,27 @@ class _OverheadClock:
     def begin_task(self, kind: str) -> None:
         """End the task that runs, and begin another."""
         self.end_task()
-        self._kind, self._began_s, self._excluded_s = kind, time.perf_counter(), 0.0
+        self._kind, self._began_s, self._excluded_s = kind, self._now_s(), 0.0
 
     def end_task(self) -> None:
         """End the task that runs, if there is one."""
         if self._kind:
-            spent_s = time.perf_counter() - self._began_s
+            spent_s = self._now_s() - self._began_s
             self.samples[self._kind].append(spent_s - self._excluded_s)
 
     def exclude(self, run: Callable[[], T], kind: str = "") -> T:
         """Run something whose time does not count, or counts as another kind."""
-        began_s = time.perf_counter()
+        began_s = self._now_s()
         result = run()
-        spent_s = time.perf_counter() - began_s
+        spent_s = self._now_s() - began_s
         self._excluded_s += spent_s
         if kind:
             self.samples[kind].append(spent_s)
         return result
+
+    def _now_s(self) -> float:
+        """Return the time that this thread has not been held by the device."""
+        return self.device.clock() - self.device.held_s()
 
 
 class _TaskMarks(FaultScript):
@@ -280,30 +284,12 @@ class _TimedTracker(TensorTracker):
         super().backward(unit, partial(self._clock.exclude, run))
 
 
-class _TimedDevice:
-    """A device whose clock excludes that the host waits for it."""
-
-    def __init__(self, device: Device, clock: _OverheadClock) -> None:
-        self._device, self._clock = device, clock
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._device, name)
-
-    def reach(self, mark: Any) -> None:
-        """Hold the host, as the device does."""
-        self._clock.exclude(partial(self._device.reach, mark))
-
-    def finish(self, transfer: Transfer) -> torch.Tensor:
-        """Hold the host, as the device does."""
-        return self._clock.exclude(partial(self._device.finish, transfer))
-
-
 class TimedLinks(PipelineLinks):
     """Links that exclude waiting from the clock, and time posting separately."""
 
     def __init__(self, previous: int | None, following: int | None, device: Device) -> None:
         super().__init__(previous, following, device)
-        self.clock = _OverheadClock()
+        self.clock = _OverheadClock(device)
 
     def arrival(self, *, wait: bool) -> Arrival | None:
         """Return what came in, as ``PipelineLinks`` does."""

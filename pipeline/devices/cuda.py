@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -93,6 +94,7 @@ class CudaDevice:
             # Of what torch allocates; a context takes some hundred MB more.
             torch.cuda.set_per_process_memory_fraction(memory_share)
         self._memory_share = memory_share
+        self._thread = threading.local()
         self._uuid = uuid
         with suppress(NoNvmlError, GpuLostError), open_nvml() as nvml:
             run_near(nvml.pci_address(uuid), torch.get_num_threads())
@@ -206,7 +208,7 @@ class CudaDevice:
     def finish(self, transfer: Transfer) -> torch.Tensor:
         """Let the host wait."""
         assert isinstance(transfer, _Copy)
-        transfer.done.synchronize()
+        self.reach(transfer.done)
         return transfer.target
 
     def synchronise(self) -> None:
@@ -222,7 +224,18 @@ class CudaDevice:
 
     def reach(self, mark: torch.cuda.Event) -> None:
         """Let the host wait for an event."""
+        began_s = self.clock()
         mark.synchronize()
+        self._thread.held_s = self.held_s() + self.clock() - began_s
+
+    def clock(self) -> float:
+        """Return the time of this process."""
+        return time.perf_counter()
+
+    def held_s(self) -> float:
+        """Return what ``reach`` has added up."""
+        held_s: float = getattr(self._thread, "held_s", 0.0)
+        return held_s
 
     def elapsed_s(self, marks: Iterable[tuple[Any, Any]]) -> float:
         """Return the time between the events of each pair, added up."""

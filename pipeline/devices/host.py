@@ -66,6 +66,14 @@ class HostDevice:
     def synchronise(self) -> None:
         """Do nothing: the host computes."""
 
+    def clock(self) -> float:
+        """Return the time of this process."""
+        return time.perf_counter()
+
+    def held_s(self) -> float:
+        """Return 0: nothing is waited for."""
+        return 0.0
+
     def mark(self) -> float:
         """Return the time."""
         return time.monotonic()

@@ -105,6 +105,12 @@ class Device(Protocol):
     def reach(self, mark: Any) -> None:
         """Hold the host until the device's computations have come to ``mark``."""
 
+    def clock(self) -> float:
+        """Return the host's time, in seconds, from which what takes it is told."""
+
+    def held_s(self) -> float:
+        """Return for how long ``reach`` and ``finish`` have held this thread so far."""
+
     def elapsed_s(self, marks: Iterable[tuple[Any, Any]]) -> float:
         """Return the time between the moments of each pair, added up.
 

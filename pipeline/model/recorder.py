@@ -10,11 +10,11 @@ from typing import Any, NoReturn
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 from spottrain.errors import UserCodeError
+from spottrain.pipeline.base.operations import OperationMode
 
 _FILLS = ("zeros", "ones", "empty", "full")
 _VALUE_FREE = frozenset(
@@ -94,7 +94,7 @@ class TraceFacts:
     """Parameters that are not the model's, by their storage, in order of use."""
 
 
-class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Recorder(OperationMode):
     """Watches every operation of one dry run.
 
     Args:
@@ -102,7 +102,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self, frozen: frozenset[str] = frozenset()) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.facts = TraceFacts()
         self._frozen = frozen
         self.section = 0
@@ -132,8 +132,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Name the module that runs."""
         return (self.stack[-1] if self.stack else "") or "the model"
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+    def operate(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operation and register what it says of its operands."""
         name = func.overloadpacket.__name__
         inputs = [] if name in _VALUE_FREE else self._registered((args, kwargs))
         self._note_helpers((args, kwargs))
@@ -141,7 +141,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._use(value, name)
         self._refuse_writes(func, args, kwargs)
         result, was_read = self.known.call(func, args, kwargs)
-        if (formula := _FLOPS.get(func.overloadpacket)) is not None:
+        if (formula := FLOPS.get(func.overloadpacket)) is not None:
             self.facts.flops[self.section] += formula(*args, **kwargs, out_val=result)
         random = torch.Tag.nondeterministic_seeded in func.tags
         drawn = random or any(v.drawn for v in inputs)
@@ -362,7 +362,7 @@ def _rnn(x: torch.Tensor, by_input: torch.Tensor, by_state: torch.Tensor) -> int
 
 
 _OPS = torch.ops.aten
-_FLOPS: dict[Any, Callable[..., int]] = {
+FLOPS: dict[Any, Callable[..., int]] = {
     **flop_registry,
     # What torch's own table lacks of what a dry run can meet, here or on the CPU.
     _OPS._scaled_dot_product_flash_attention_for_cpu: flop_registry[

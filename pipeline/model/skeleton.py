@@ -20,11 +20,11 @@ from typing import Any, TypeGuard
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.base.heap import mmap_large_blocks
+from spottrain.pipeline.base.operations import OperationMode
 from spottrain.pipeline.model.data import random_seed
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import CutPoint, TrainingJob
@@ -249,7 +249,7 @@ def _seeded(seed: int) -> Iterator[None]:
         yield
 
 
-class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Draws(OperationMode):
     """Seeds a generator anew before each operation that draws from it.
 
     With what follows from the last seed that the model's code or ``_seeded`` gave it, and
@@ -257,19 +257,12 @@ class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._seeds: dict[torch.Generator, tuple[int, int, int]] = {}
         """The seed that was given, the operations since, and the seed for the last one."""
 
-    def __torch_dispatch__(
-        self,
-        operation: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def operate(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation."""
-        kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded in operation.tags:
             self._seed(kwargs.get("generator") or torch.default_generator)
         return operation(*args, **kwargs)

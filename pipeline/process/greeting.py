@@ -24,6 +24,7 @@ from spottrain.gpus.builds import (
 )
 from spottrain.gpus.slots import CPU
 from spottrain.pipeline.devices.open import open_device
+from spottrain.pipeline.devices.open import STAND_IN
 from spottrain.wire import messages
 from spottrain.wire.messages import JobSpec
 from spottrain.wire.model import GpuFacts
@@ -124,7 +125,7 @@ def unfit(gpus: Sequence[GpuFacts]) -> messages.VmUnfit | None:
     torch is asked in a forked process: it counts the question as a use of CUDA
     (``THCPModule_getArchFlags``), after which it refuses CUDA to all forked processes.
     """
-    if not gpus:
+    if not gpus or os.environ.get(STAND_IN):
         return None
     flags = " ".join(_in_a_fork(torch.cuda.get_arch_list)) if torch.version.cuda else ""
     build = build_of(torch.version.cuda or "", capabilities_of(flags))

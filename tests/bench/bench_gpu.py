@@ -1,17 +1,18 @@
-"""All that is measured on a GPU, in one go: every part in a process of its own.
+"""The first fifteen minutes with a GPU: what is worth most comes first.
 
-Parts whose times matter little run side by side, before those that need it alone.
+    scripts/first-gpu --out FOLDER [--seconds 570] [--only launch,bits] [--again]
 
-    python3 -m tests.bench.bench_gpu --json gpu.json [--only speed_124m,bits] [--seconds 570]
+Each step is a process of its own with a limit of its own. Its result is a line of
+``results.jsonl`` in the folder as soon as there is one, and a paragraph of ``log.txt``. Called
+again with the same folder it goes on where it was cut off: steps that have a line are left
+out, also those that failed, unless ``--again`` is given. At the end the tables are printed
+that docs/gpu.md wants, of all results in the folder.
 
-The machine needs Python 3.11 or newer, torch with CUDA, numpy, safetensors, numba,
-cuda-bindings and nvidia-ml-py; the tests of tests/gpu also pytest, pytest-timeout and
-hypothesis. Nothing else is imported by what runs here; packages that the machine lacks
-can be put on PYTHONPATH. spottrain itself need not be installed: run it from the root of
-the repository.
-
-Every result is kept as soon as there is one, also if a later part fails or is late. With
-``SPOTTRAIN_TEST_DEVICE=deferred:7`` everything runs on the stand-in for a GPU, small.
+The machine needs Python 3.11 or newer, torch with CUDA, numpy, numba, safetensors and
+nvidia-ml-py, for ``smoke`` also pytest, pytest-timeout, pytest-xdist and hypothesis, and what
+``spottrain launch`` needs. Nothing is installed or downloaded; packages that the machine lacks
+can be put on PYTHONPATH. With ``SPOTTRAIN_TEST_DEVICE=deferred:7`` everything runs on the
+stand-in for a GPU, small; what only hardware can show is skipped, with the reason.
 """
 
 from __future__ import annotations
@@ -19,13 +20,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
+import shlex
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,130 +32,192 @@ from typing import Any
 from tests.bench.processes import ROOT
 from tests.gpu.devices import NoGpuError, device_name, is_gpu
 
+from spottrain import children
+
+_SPEED = "tests.gpu.speed"
+_SMALL = "small --microbatch 2 --minibatch 8 --turns 1 --steps 1"
+_LEAST_S = 10.0
+"""With less time left no step begins."""
+
 
 @dataclass(frozen=True)
-class Part:
-    """One measurement: a module, what it is told on a GPU, and how long it may take."""
+class Step:
+    """One measurement."""
 
-    module: str
-    options: str
+    asks: str
+    """What it is to show."""
+    command: str
+    """Module and arguments on a GPU."""
     seconds: float
-    small: str
-    """What it is told on a stand-in."""
-    alone: bool = True
-    """Whether it needs the GPU for itself."""
+    small: str = ""
+    """On a stand-in; empty: it cannot show that."""
 
 
-PARTS = {
-    "waits": Part("hidden_syncs", "", 60, "", alone=False),
-    "bits": Part("exactness", "--job gpt2_124m --seconds 90", 110, "--job small", alone=False),
-    "survival": Part(
-        "memory_survival",
-        "--kills 20 --mib 1024 --large-mib 20480 --seconds 90",
+STEPS = {
+    "context": Step("On what is all this measured?", "tests.gpu.context", 20, "tests.gpu.context"),
+    "launch": Step(
+        "Does a job train from the command line to its end?",
+        "tests.gpu.launched tiny --steps 40",
+        60,
+        "tests.gpu.launched tiny --steps 4 --stand-in H100 --numbers",
+    ),
+    "launch_124m": Step(
+        "How long until the first mini-batch of GPT-2 124M, with the defaults?",
+        "tests.gpu.launched gpt2_124m --minibatch 64 --steps 10",
+        75,
+        "tests.gpu.launched gpt2_124m --minibatch 64 --steps 10 --stand-in H100",
+    ),
+    "smoke": Step(
+        "Do the tests of the folder pass?",
+        "pytest -q -n 6 tests/gpu -k 'trains or told or unfit or watch or precisions'",
+        80,
+    ),
+    "speed_1558m": Step(
+        "How fast is each way to train GPT-2 1.5B, beside a loop written by hand?",
+        f"{_SPEED} gpt2_1558m --microbatch 4 --minibatch 128 --turns 1 --steps 1 --apart --predict "
+        "--variants plain,fast_device,fast_host,exact_device",
+        180,
+        f"{_SPEED} {_SMALL} --apart --predict --variants plain,fast_device,fast_host,exact_device",
+    ),
+    "speed_124m": Step(
+        "The same of GPT-2 124M; is what calibration predicts within 5 %?",
+        f"{_SPEED} gpt2_124m --microbatch 16 --minibatch 512 --turns 1 --steps 2 --predict "
+        "--variants plain,fast_device,exact_device,fast_recompute",
+        60,
+        f"{_SPEED} {_SMALL} --predict --variants plain,fast_device,exact_device,fast_recompute",
+    ),
+    "small_minibatches": Step(
+        "What does a mini-batch cost beyond its computing?",
+        f"{_SPEED} gpt2_124m --microbatch 16 --minibatch 64 --turns 1 --steps 6 "
+        "--variants plain,fast_device,exact_device",
+        45,
+        f"{_SPEED} {_SMALL} --variants plain,fast_device",
+    ),
+    "commit": Step(
+        "What does each piece of a commit take?",
+        "tests.gpu.commit_parts gpt2_1558m --sections 8",
+        70,
+        "tests.gpu.commit_parts small --sections 2",
+    ),
+    "two_stages": Step(
+        "Is the prediction right where stages send to each other?",
+        f"{_SPEED} gpt2_124m --stages 2 --microbatch 8 --minibatch 128 --turns 1 --steps 2 "
+        "--predict --variants fast_device",
+        60,
+        f"{_SPEED} {_SMALL} --stages 2 --predict --variants fast_device",
+    ),
+    "links": Step(
+        "How fast are messages and all-reduces, and how soon is a killed peer noticed?",
+        "tests.gpu.broken_peers --mb 6,13,25 --reduce-mb 100 --kills 3 --seconds 40",
+        50,
+        "tests.gpu.broken_peers --mb 1,2 --reduce-mb 10 --kills 1",
+    ),
+    "evacuation": Step(
+        "How long do 25 GB take beside a kernel that hangs?",
+        "tests.gpu.evacuation --mib 25600 --hang-s 30",
         110,
-        "--kills 4 --mib 16 --large-mib 32",
-        alone=False,
+        "tests.gpu.evacuation --mib 16 --hang-s 2",
     ),
-    "recovery": Part("recovery", "--job gpt2_124m --kills 3", 90, "--job small --kills 1"),
-    "speed_124m": Part(
-        "speed",
-        "gpt2_124m --microbatch 16 --minibatch 512 --turns 2 --steps 2 --predict",
-        240,
-        "small --microbatch 2 --minibatch 8 --turns 1 --steps 1 --predict",
+    "nccl": Step(
+        "What do two ranks' start, sums and abort take, in time and memory?",
+        "tests.gpu.nccl_alone --mb 64 --hang-s 8 --ranks 2",
+        60,
+        "tests.gpu.nccl_alone --mb 1 --hang-s 1 --ranks 2",
     ),
-    "evacuation": Part("evacuation", "--mib 4096 --hang-s 8", 60, "--mib 16 --hang-s 2"),
-    "peers": Part(
-        "broken_peers",
-        "--mb 1,4,16,64 --reduce-mb 500 --kills 10 --seconds 80",
-        100,
-        "--mb 1,2 --reduce-mb 10 --kills 2",
+    "bits": Step(
+        "Does GPT-2 124M end with the same bits at 1x1 and 2x1?",
+        "tests.gpu.exactness --job gpt2_124m --homes device --shapes 1x1,2x1 --seconds 60",
+        75,
+        "tests.gpu.exactness --job small --homes device --shapes 1x1,2x1",
     ),
-    "nccl": Part("nccl_alone", "--mb 500 --hang-s 8", 60, "--mb 10 --hang-s 1"),
-    "speed_1558m": Part(
-        "speed",
-        "gpt2_1558m --microbatch 4 --minibatch 512 --turns 1 --steps 1 --apart "
-        "--variants plain,fast_device,fast_host,exact_device",
-        400,
-        "small --microbatch 2 --minibatch 8 --turns 1 --steps 1 --apart "
-        "--variants plain,fast_device,fast_host,exact_device",
+    "morph": Step(
+        "Does a job go on after a killed worker and a killed VM?",
+        "tests.gpu.launched gpt2_124m --minibatch 64 --microbatch 8 --steps 60 --vms 3 "
+        "--kills worker:10,vm:20",
+        150,
     ),
 }
 """In this order: what later decisions need first comes first."""
 
 
-def machine() -> dict[str, Any]:
-    """Return device, driver and versions."""
-    found: dict[str, Any] = {
-        "python": platform.python_version(),
-        "cores": len(os.sched_getaffinity(0)),
-        "device": device_name(),
-    }
-    text = "import torch; print(torch.__version__, torch.version.cuda)"
-    command = [sys.executable, "-c", text]
-    run = subprocess.run(command, capture_output=True, text=True, check=True)
-    found["torch"], found["cuda"] = run.stdout.split()
-    if is_gpu(device_name()):
-        import pynvml
-
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByUUID(device_name().partition(":")[2])
-        found["model"] = pynvml.nvmlDeviceGetName(handle)
-        found["driver"] = pynvml.nvmlSystemGetDriverVersion()
-        found["persistence"] = bool(pynvml.nvmlDeviceGetPersistenceMode(handle))
-        pynvml.nvmlShutdown()
-    return found
-
-
-def run(part: Part, seconds: float) -> dict[str, Any]:
-    """Run a part; return its result, or why there is none."""
-    options = part.options if is_gpu(device_name()) else part.small
-    command = [sys.executable, "-m", f"tests.gpu.{part.module}", *options.split()]
+def run(step: Step, seconds: float) -> dict[str, Any]:
+    """Run a step; return its result, or why there is none."""
+    if not is_gpu(device_name()) and not step.small:
+        return {"skipped": f"{device_name()} cannot show it: needs a real GPU"}
+    command = step.command if is_gpu(device_name()) else step.small
     paths = [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         "GLOO_SOCKET_IFNAME": "lo",
     }
-    began, late = time.monotonic(), False
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env=environment,
-        start_new_session=True,
-    ) as process:
-        try:
-            out, errors = process.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, 9)
-            out, errors = process.communicate()
-            late = True
-    lines = [line for line in out.splitlines() if line.startswith("{")]
-    result: dict[str, Any] = json.loads(lines[-1]) if lines else {}
-    if late or not lines:
-        reason = f"took more than {seconds:.0f} s; " if late else ""
-        result["error"] = reason + errors[-2000:]
-    return {**result, "took_s": time.monotonic() - began}
+    argv = [sys.executable, "-m", *shlex.split(command)]
+    began_s, late, code = time.monotonic(), "", 0
+    written: tuple[bytes | None, bytes | None]
+    try:
+        done = children.run(argv, env=environment, timeout_s=seconds)
+        code, written = done.returncode, (done.stdout, done.stderr)
+    except subprocess.TimeoutExpired as error:
+        late, written = f"took more than {seconds:.0f} s", (error.stdout, error.stderr)
+    out, errors = ((text or b"").decode(errors="replace") for text in written)
+    lines = out.splitlines()
+    found = [line for line in lines if line.startswith("{")]
+    result: dict[str, Any] = json.loads(found[-1]) if found else {}
+    if not found and lines and not (late or code):
+        result["said"] = lines[-1]  # of pytest
+    if late or code:
+        result["error"] = f"{late or f'exit code {code}'}; {(out + errors)[-2000:]}"
+    return {**result, "took_s": time.monotonic() - began_s}
 
 
-def tables(results: Mapping[str, Any]) -> Iterable[str]:
+# --- what is kept -----------------------------------------------------------------------
+
+
+class Results:
+    """The results in a folder.
+
+    Args:
+        folder: Made if it is not there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._lines, self._log = folder / "results.jsonl", folder / "log.txt"
+        self.found: dict[str, dict[str, Any]] = {}
+        """By step; the newest of each."""
+        text = self._lines.read_text() if self._lines.exists() else ""
+        for line in text.splitlines(keepends=True):
+            if line.endswith("\n"):  # else it was cut off
+                self._take(json.loads(line))
+        if text and not text.endswith("\n"):
+            self._lines.write_text(text[: text.rfind("\n") + 1])
+
+    def _take(self, row: dict[str, Any]) -> None:
+        self.found[row.pop("step")] = row
+
+    def add(self, name: str, result: Mapping[str, Any]) -> None:
+        """Keep a step's result."""
+        with self._lines.open("a") as file:
+            file.write(json.dumps({"step": name, **result}) + "\n")
+        self._take({"step": name, **result})
+        with self._log.open("a") as file:
+            file.write("\n".join(summary(name, result)) + "\n\n")
+
+
+def tables(results: Mapping[str, dict[str, Any]]) -> Iterable[str]:
     """Yield the results as Markdown."""
-    yield f"Machine: {results['machine']}"
-    for name in ("speed_124m", "speed_1558m"):
-        if variants := results.get(name, {}).get("variants"):
-            yield from speed_table(name, results[name], variants)
     for name, result in results.items():
-        if name != "machine":
-            yield f"\n### {name}, {result['took_s']:.0f} s\n"
-            yield from summary(name, result)
+        if variants := result.get("variants"):
+            yield from speed_table(name, result, variants)
+    for name, result in results.items():
+        yield ""
+        yield from summary(name, result)
 
 
 def speed_table(name: str, result: Mapping[str, Any], variants: Mapping[str, Any]) -> Iterable[str]:
     """Yield the table of a model's variants."""
     batches = f"micro-batch {result['microbatch']}, mini-batch {result['minibatch']}"
-    yield f"\n### {name}: {batches}\n"
+    yield f"\n### {name}: {result['job']}, {batches}\n"
     yield "| variant | median, s | tokens/s | MFU | of plain | peak, GB |"
     yield "|---|---|---|---|---|---|"
     for variant, one in variants.items():
@@ -168,38 +229,21 @@ def speed_table(name: str, result: Mapping[str, Any], variants: Mapping[str, Any
         )
 
 
-SHOWN = {
-    "recovery": ("parts", "median"),
-    "speed_124m": ("predictions", "recompute"),
-    "speed_1558m": (),
-    "waits": ("fast host", "fast device", "exact host", "exact device"),
-    "bits": ("device_is_exact", "host_is_exact"),
-    "survival": (
-        "kills",
-        "whole",
-        "start_to_mapped_s",
-        "new_memory_was_zero",
-        "latest_write_after_pidfd_s",
-    ),
-    "evacuation": ("locked before", "locked during", "pageable"),
-    "peers": ("sender", "receiver", "hangs", "longest_to_error_s"),
-    "nccl": ("nccl", "idle", "hung"),
-}
-"""What a reader wants to see first."""
-
-
 def summary(name: str, result: Mapping[str, Any]) -> Iterable[str]:
-    """Yield the numbers of a part that has no table."""
-    for key in (*SHOWN[name], "error"):
-        if key in result:
-            yield f"- {key}: {json.dumps(result[key])}"
+    """Yield what a step has found, a line for each value."""
+    took = f", {result['took_s']:.0f} s" if "took_s" in result else ""
+    yield f"### {name}{took}: {STEPS[name].asks}"
+    for key, value in result.items():
+        if key not in ("took_s", "variants"):
+            yield f"- {key}: {value if isinstance(value, str) else json.dumps(value)}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print, keep."""
+    """Measure, keep, print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, default=Path("gpu.json"))
-    parser.add_argument("--only", default=",".join(PARTS))
+    parser.add_argument("--out", type=Path, default=Path("first-gpu"))
+    parser.add_argument("--only", default=",".join(STEPS), help="names of steps")
+    parser.add_argument("--again", action="store_true", help="also those that are done")
     parser.add_argument("--seconds", type=float, default=570.0, help="for everything")
     chosen = parser.parse_args(arguments)
     try:
@@ -207,30 +251,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except NoGpuError as error:
         print(f"nothing measured: {error}")
         return
-    end = time.monotonic() + chosen.seconds
-    results: dict[str, Any] = {"machine": machine()}
-    lock = threading.Lock()
-
-    def measure(name: str) -> None:
-        if (left := end - time.monotonic()) < 10:
-            print(f"{name}: no time left", file=sys.stderr)
-            return
-        found = run(PARTS[name], min(PARTS[name].seconds, left))
-        with lock:
-            results[name] = found
-            chosen.json.write_text(json.dumps(results, indent=1))
-        took_s, came = found["took_s"], found.get("error", "done")
-        print(f"{name}: {took_s:.0f} s, {str(came)[-300:]}", file=sys.stderr)
-
-    names = chosen.only.split(",")
-    beside = [name for name in names if not PARTS[name].alone]
-    with ThreadPoolExecutor(len(PARTS)) as pool:
-        list(pool.map(measure, beside))
-    for name in names:
-        if PARTS[name].alone:
-            measure(name)
-    for line in tables(results):
+    end_s = time.monotonic() + chosen.seconds
+    results = Results(chosen.out)
+    for name in chosen.only.split(","):
+        if name in results.found and not chosen.again:
+            continue
+        if (left_s := end_s - time.monotonic()) < _LEAST_S:
+            print(f"{name}: no time left; call this again", file=sys.stderr)
+            break
+        results.add(name, run(STEPS[name], min(STEPS[name].seconds, left_s)))
+        print(f"{name}: {_outcome(results.found[name])}", file=sys.stderr, flush=True)
+    for line in tables(results.found):
         print(line)
+
+
+def _outcome(result: Mapping[str, Any]) -> str:
+    told = result.get("skipped") or result.get("error") or "done"
+    return f"{result.get('took_s', 0.0):.0f} s, {str(told)[:300]}"
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ chance, at the latest when somebody waits for it. Until then its target holds no
 and an operation that touches it raises: so a missing ``wait`` is found on any machine. It
 knows which tensors would be on a GPU, and notes where the host reads their values, each
 of which would make a GPU's host wait. Its memory may be bounded. It cannot show an allocator
-that reuses memory, nor kernels.
+that reuses memory, nor kernels; how long things take is shown by ``timed``.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from spottrain.pipeline.base.operations import OperationMode
 from spottrain.pipeline.base.tracking import tensors_in
 from spottrain.pipeline.devices.host import HostDevice
 from spottrain.pipeline.devices.port import Transfer, UnusableDeviceError
@@ -51,35 +51,47 @@ class UnlockedPagesError(AssertionError):
 
 
 @dataclass(eq=False, slots=True)
-class _Copy:
+class Copy:
     target: torch.Tensor
     source: torch.Tensor
     downward: bool
+    is_new: bool
+    """Whether its target is new memory, which nothing queued can use."""
     done: bool = False
+    at_s: float = 0.0
+    """When it ends, on a device that has a clock."""
 
 
-class _Guard(TorchDispatchMode):  # type: ignore[no-untyped-call]
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An operation that has run."""
+
+    operation: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any
+    changed: list[torch.Tensor]
+    """Operands that it has written to."""
+
+
+class _Guard(OperationMode):
     """Refuses operations on targets of transfers under way."""
 
     def __init__(self, device: DeferredDevice) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._device = device
 
-    def __torch_dispatch__(
-        self,
-        operation: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def operate(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation whose operands are all there."""
         changed = _written(operation, args)
         operands = tensors_in((args, kwargs))
         for operand in operands:
             is_written = any(operand is one for one in changed)
             self._device.check(operation, operand, is_written=is_written)
-        result = operation(*args, **(kwargs or {}))
-        if self._device.hold_any(operands):
+        result = self._device.run(operation, args, kwargs, changed)
+        is_devices = self._device.hold_any(operands)
+        self._device.ran(Call(operation, args, kwargs, result, changed), on_device=is_devices)
+        if is_devices:
             self._device.hold(tensors_in((result, changed)))
             if operation._schema.name in _HOST_READS:
                 self._device.note_read(operation._schema.name)
@@ -137,7 +149,7 @@ class DeferredDevice(HostDevice):
         self._random = random.Random(seed)
         self._eagerness = _EAGERNESS[seed % len(_EAGERNESS)]
         self._lock = threading.RLock()
-        self._queues: dict[bool, deque[_Copy]] = {False: deque(), True: deque()}
+        self._queues: dict[bool, deque[Copy]] = {False: deque(), True: deque()}
         self._locked: dict[int, int] = {}
         """Addresses where locked pages begin and end."""
         self._pinned: dict[int, weakref.ref[Any]] = {}
@@ -156,7 +168,7 @@ class DeferredDevice(HostDevice):
     def allocate_host(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Return memory that holds no numbers."""
         memory = super().allocate_host(shape, dtype)
-        _spoil(memory)
+        self.spoil(memory)
         _remember(self._pinned, memory)
         return memory
 
@@ -190,11 +202,15 @@ class DeferredDevice(HostDevice):
 
     def wait(self, transfer: Transfer) -> torch.Tensor:
         """Do the copy, and all before it in its direction."""
-        return self.finish(transfer)
+        return self.bring(transfer)
 
     def finish(self, transfer: Transfer) -> torch.Tensor:
         """Do the copy, and all before it in its direction."""
-        assert isinstance(transfer, _Copy)
+        return self.bring(transfer)
+
+    def bring(self, transfer: Transfer) -> torch.Tensor:
+        """Do the copy, and all before it in its direction."""
+        assert isinstance(transfer, Copy)
         with self._lock:
             while not transfer.done:
                 self._do_next(transfer.downward)
@@ -234,13 +250,26 @@ class DeferredDevice(HostDevice):
                 self._take_memory(tensor.untyped_storage())
                 _remember(self._held, tensor)
 
+    def run(
+        self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], changed: object
+    ) -> Any:
+        """Run an operation of this thread; return its result."""
+        return operation(*args, **kwargs)
+
+    def ran(self, call: Call, *, on_device: bool) -> None:
+        """Note that an operation has run, on tensors of the device or of the host."""
+
     def _take_memory(self, storage: torch.UntypedStorage) -> None:
         if storage._cdata in self._held:
             return
         num_bytes = storage.nbytes()
         bound = self._memory_bytes
         if bound is not None and self._live_bytes + num_bytes > bound:
-            raise torch.OutOfMemoryError(f"out of memory. Tried to allocate {num_bytes} bytes")
+            free = bound - self._live_bytes
+            raise torch.OutOfMemoryError(
+                f"CUDA out of memory. Tried to allocate {num_bytes} bytes. GPU 0 has a total "
+                f"capacity of {bound} bytes of which {free} bytes is free."
+            )
         self._live_bytes += num_bytes
         self._peak_bytes = max(self._peak_bytes, self._live_bytes)
         weakref.finalize(storage, self._free, num_bytes)
@@ -265,18 +294,19 @@ class DeferredDevice(HostDevice):
         )
 
     def note_read(self, operation: str) -> None:
-        """Note that the host reads values of the device's."""
+        """Note that the host reads values of the device's, for which it waits."""
         frame = inspect.currentframe()
         while frame is not None:
             name = str(frame.f_globals.get("__name__"))
-            if name != __name__ and name.partition(".")[0] != "torch":
+            if not name.startswith(_WATCHERS):
                 break
             frame = frame.f_back
         place = "" if frame is None else f"{name}:{frame.f_code.co_name}"
         self.host_reads.append(f"{operation.removeprefix('aten::')} in {place}")
 
-    def _begin(self, source: torch.Tensor, target: torch.Tensor | None, *, downward: bool) -> _Copy:
+    def _begin(self, source: torch.Tensor, target: torch.Tensor | None, *, downward: bool) -> Copy:
         with self._lock, torch.utils._python_dispatch._disable_current_modes():
+            is_new = target is None
             if target is None and downward:
                 target = self.allocate_host(source.shape, source.dtype)
             elif target is None:
@@ -288,13 +318,27 @@ class DeferredDevice(HostDevice):
                 for other in queue:
                     if _overlap(other.target, source) or _overlap(other.target, target):
                         raise EarlyAccessError("a transfer touches another's target")
-            _spoil(target)
+            self.spoil(target)
             if not downward:
                 self.hold([target])
-            copy = _Copy(target, source, downward)
+            copy = Copy(target, source, downward, is_new)
+            self.began(copy)
             self._queues[downward].append(copy)
             self._do_some()
         return copy
+
+    def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Do a copy."""
+        target.copy_(source)
+
+    def spoil(self, memory: torch.Tensor) -> None:
+        """Let memory hold no numbers."""
+        if memory.numel():
+            with torch.no_grad():
+                memory.view(-1).view(torch.uint8).fill_(_UNDEFINED)
+
+    def began(self, copy: Copy) -> None:
+        """Note that a copy is queued."""
 
     def _check_locked(self, memory: torch.Tensor) -> None:
         is_locked = memory.untyped_storage()._cdata in self._pinned or any(
@@ -313,15 +357,17 @@ class DeferredDevice(HostDevice):
         if queue:
             copy = queue.popleft()
             with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
-                copy.target.copy_(copy.source)
+                self.move(copy.source, copy.target)
             copy.done = True
 
 
-def open_device(seed: str) -> DeferredDevice:
+def open_device(seed: str, memory_share: float = 1.0) -> DeferredDevice:
     """Open the device that is named by this module, a colon and a seed."""
     return DeferredDevice(int(seed))
 
 
+_WATCHERS = "tests.fakes.", "torch.", "spottrain.pipeline.base.operations"
+"""Modules that are between whoever runs an operation and the stand-in."""
 _HOST_READS = frozenset(
     {
         "aten::_local_scalar_dense",
@@ -347,12 +393,6 @@ def _remember(held: dict[int, weakref.ref[Any]], tensor: torch.Tensor) -> None:
 def _forget(held: dict[int, weakref.ref[Any]], key: int, gone: object) -> None:
     if held.get(key) is gone:
         del held[key]
-
-
-def _spoil(memory: torch.Tensor) -> None:
-    if memory.numel():
-        with torch.no_grad():
-            memory.view(-1).view(torch.uint8).fill_(_UNDEFINED)
 
 
 def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:

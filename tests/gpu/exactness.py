@@ -11,7 +11,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from tests.integration.fleet import Fleet, Zygote
 from spottrain.wire import messages
 from spottrain.wire.model import StateHome
 
-SHAPES = ((1, 1), (2, 1), (1, 2), (2, 2))
 STEPS = 3
 
 
@@ -70,16 +69,17 @@ def _reported(fleet: Fleet) -> dict[str, Any]:
     }
 
 
-def measure(job: str, seconds: float) -> dict[str, Any]:
+def measure(
+    job: str, seconds: float, homes: Sequence[StateHome], shapes: Sequence[tuple[int, int]]
+) -> dict[str, Any]:
     """Train with every shape and home until the time is over; compare."""
     end, zygote = time.monotonic() + seconds, Zygote()
-    homes: tuple[StateHome, ...] = ("device", "host")
     result: dict[str, Any] = {"job": job}
     try:
         for state in homes:
             runs_of_home: dict[str, Any] = {}
             result[state] = runs_of_home
-            for shape in SHAPES:
+            for shape in shapes:
                 if time.monotonic() > end:
                     break
                 name = f"{shape[0]}x{shape[1]}"
@@ -99,8 +99,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--job", choices=SIZES, default="gpt2_124m")
     parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--homes", default="device,host")
+    parser.add_argument("--shapes", default="1x1,2x1,1x2,2x2")
     chosen = parser.parse_args()
-    print_result(measure(chosen.job, chosen.seconds))
+    homes = chosen.homes.split(",")
+    pairs = [shape.split("x") for shape in chosen.shapes.split(",")]
+    shapes = [(int(depth), int(width)) for depth, width in pairs]
+    print_result(measure(chosen.job, chosen.seconds, homes, shapes))
 
 
 if __name__ == "__main__":

@@ -85,16 +85,17 @@ class Plain:
 class Ours:
     """spottrain: one supervisor, one worker; a turn is a generation."""
 
-    def __init__(self, spec: JobSpec, fleet: Fleet, checkpoint: str) -> None:
+    def __init__(self, spec: JobSpec, fleet: Fleet, checkpoint: str, vms: str) -> None:
         self._spec, self._fleet, self._checkpoint = spec, fleet, checkpoint
+        self._vms = vms
 
     def plan(self, variant: str) -> Plan:
         """Return the plan of a variant."""
         recompute = variant == RECOMPUTE
         return runs.plan_for(
             self._spec,
-            (1, 1),
-            "a",
+            (len(self._vms), 1),
+            self._vms,
             SIZES[self._spec.entrypoint.partition(":")[2]].blocks,
             state=OURS[variant][1],
             schedule="gpipe" if recompute else "varuna",
@@ -107,9 +108,9 @@ class Ours:
         times: list[float] = []
         newest: list[messages.MinibatchCommitted] = []
 
-        def take(_: str, report: Heard) -> bool:
+        def take(vm: str, report: Heard) -> bool:
             _refuse_failure(report)
-            if isinstance(report, messages.MinibatchCommitted):
+            if isinstance(report, messages.MinibatchCommitted) and vm == self._vms[0]:
                 times.append(time.perf_counter())
                 newest[:] = [report]
             return True  # a report at a time has its own deadline
@@ -136,13 +137,17 @@ class Ours:
     def calibrate(self) -> Profile:
         """Let the slot measure a profile."""
         self._fleet.generation = min(-1, self._fleet.generation - 1)
+        store = self._fleet.open_store("a") if len(self._vms) > 1 else ("", 0)
         command = messages.Calibrate(
             generation=self._fleet.generation,
-            participants=slots_of("a"),
+            participants=slots_of(self._vms),
+            store_host=store[0],
+            store_port=store[1],
             microbatch_sizes=(self._spec.microbatch_size,),
             checkpoint=self._checkpoint,
         )
-        self._fleet.machines["a"].send(command)
+        for vm in self._vms:
+            self._fleet.machines[vm].send(command)
 
         def profile(_: str, report: Heard) -> Profile | None:
             _refuse_failure(report)
@@ -173,12 +178,21 @@ class Bench:
         minibatch: Examples per mini-batch.
         folder: For checkpoints and logs.
         predicts: Whether to calibrate, and to ask the simulator and the memory model.
+        stages: Of the pipeline; its workers share the GPU.
     """
 
     def __init__(
-        self, job: str, microbatch: int, minibatch: int, folder: Path, *, predicts: bool
+        self,
+        job: str,
+        microbatch: int,
+        minibatch: int,
+        folder: Path,
+        *,
+        predicts: bool,
+        stages: int = 1,
     ) -> None:
         self.predicts = predicts
+        self._vms = runs.VMS[:stages]
         self.job, self.microbatch, self.minibatch = job, microbatch, minibatch
         self._folder = folder
         self.log = folder / "log"
@@ -211,9 +225,9 @@ class Bench:
     def ours(self, reduction: Reduction) -> Iterator[Ours]:
         """Start a fleet of one worker, which makes the first weights."""
         spec = self.spec(reduction)
-        threads = max(1, len(os.sched_getaffinity(0)) - 4)
-        with runs.start(spec, "a", self._folder, self._zygote, threads=threads) as fleet:
-            yield Ours(spec, fleet, fleet.initialise())
+        threads = max(1, (len(os.sched_getaffinity(0)) - 4) // len(self._vms))
+        with runs.start(spec, self._vms, self._folder, self._zygote, threads=threads) as fleet:
+            yield Ours(spec, fleet, fleet.initialise(), self._vms)
 
     def close(self) -> None:
         """End the process that has loaded the job."""
@@ -365,12 +379,14 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--steps", type=int, default=3, help="that count, in a turn")
     parser.add_argument("--predict", action="store_true", help="calibrate before")
+    parser.add_argument("--stages", type=int, default=1, help="that share the GPU")
     parser.add_argument("--apart", action="store_true", help="one after the other")
     chosen = parser.parse_args()
     variants = chosen.variants.replace("_", " ").split(",")
     sizes, turns = (chosen.microbatch, chosen.minibatch), (chosen.turns, chosen.steps)
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(chosen.job, *sizes, Path(folder), predicts=chosen.predict)
+        how = {"predicts": chosen.predict, "stages": chosen.stages}
+        bench = Bench(chosen.job, *sizes, Path(folder), **how)
         result = measure(bench, variants, *turns, together=not chosen.apart)
         bench.close()
     print_result(result)

@@ -1,63 +1,52 @@
-"""A job file, from the command line to the end of its training on a real GPU."""
+"""A job from the command line to the end of its training, through a killed VM."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
+import argparse
 from pathlib import Path
 
-from tests.gpu.runs import WORKDIR
+import pytest
+from tests.gpu.devices import is_gpu
+from tests.gpu.launched import launch, stand_ins
 
-from spottrain.machine import OWNER_VARIABLE
-
-JOB = f"""
-name: {{name}}
-entrypoint: jobs:tiny
-workdir: {WORKDIR}
-minibatch_size: 8
-microbatch_size: 2
-steps: 40
-reduction: exact
-resources: {{{{device: gpu, max_vms: 2}}}}
-budget: {{{{max_usd: 1.00}}}}
-checkpoint: {{{{every_steps: 20}}}}
-local:
-  zones:
-    - name: local-a
-      slots: 1
-      slot_memory_bytes: 8_000_000_000
-      capacity: 2
-      spot_usd_per_hour: 3.00
-      on_demand_usd_per_hour: 10.00
-"""
+STEPS = 16
 
 
-def test_a_job_is_trained_to_its_end(gpu: str, tmp_path: Path) -> None:
-    name = os.environ[OWNER_VARIABLE]  # the GPU's other users are of this job
-    file = tmp_path / "job.yaml"
-    file.write_text(JOB.format(name=name))
-    environment = {**os.environ, "SPOTTRAIN_HOME": str(tmp_path / "home")}
-    cli = "spottrain.varuna_manager.cli.main"
-    spottrain = [sys.executable, "-m", "spottrain.start", cli]
-
-    run = subprocess.run(
-        [*spottrain, "launch", str(file)],
-        check=False,
-        capture_output=True,
-        text=True,
-        env=environment,
+@pytest.mark.timeout(1800)
+@pytest.mark.rotated
+def test_a_job_is_trained_to_its_end_though_a_worker_and_a_vm_are_killed(
+    device: str, tmp_path: Path
+) -> None:
+    on_gpu = is_gpu(device)
+    chosen = argparse.Namespace(
+        job="tiny",
+        minibatch=8,
+        microbatch=2,
+        steps=STEPS,
+        gpus=1 if on_gpu else 2,
+        vms=2,
+        kills="worker:3,vm:8",
     )
-    print(run.stdout[-3000:], run.stderr[-3000:])  # noqa: T201
-    assert run.returncode == 0
-    told = subprocess.run(
-        [*spottrain, "status", name, "-o", "json"],
-        check=True,
-        capture_output=True,
-        env=environment,
+    more = {} if on_gpu else stand_ins(tmp_path, "H100", 2, numbers=True)[1]
+
+    found = launch(tmp_path, chosen, more)
+
+    assert found["exit_code"] == 0, found["error"]
+    assert found["state"] == "succeeded"
+    assert found["steps_done"] == STEPS
+    assert "NVIDIA" in found["computes_on"]
+    assert found["kills"] == 2
+    assert len(found["interruptions"]) >= 2
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.nightly
+def test_a_model_of_real_size_is_launched_without_numbers(tmp_path: Path) -> None:
+    chosen = argparse.Namespace(
+        job="gpt2_124m", minibatch=64, microbatch=0, steps=10, gpus=1, vms=0, kills=""
     )
-    status = json.loads(told.stdout)
-    assert status["state"] == "succeeded"
-    assert status["step"] == 40
-    assert "NVIDIA" in status["computes_on"]
+
+    found = launch(tmp_path, chosen, stand_ins(tmp_path, "T4", 1)[1])
+
+    assert found["state"] == "succeeded", found["error"]
+    assert found["first_step_s"] < found["last_step_s"]

@@ -13,10 +13,10 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from spottrain.errors import UserCodeError
+from spottrain.pipeline.base.operations import OperationMode
 from spottrain.pipeline.model.checks.python_state import snapshot
 from spottrain.pipeline.model.data import collated
 from spottrain.pipeline.model.entrypoint import user_code
@@ -123,15 +123,15 @@ def changing_state(job: TrainingJob, layout: ModelLayout) -> str:
     return ""
 
 
-class _OnStandIns(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _OnStandIns(OperationMode):
     """Runs operations on tensors that take no memory, and follows known values."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._known = KnownValues()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result, _ = self._known.call(func, args, kwargs or {})
+    def operate(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result, _ = self._known.call(operation, args, kwargs)
         return result
 
 

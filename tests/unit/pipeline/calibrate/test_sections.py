@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 
 import pytest
@@ -63,6 +64,19 @@ def test_a_size_that_memory_does_not_allow_ends_the_list(deep: LoadedJob) -> Non
 
     assert profile.microbatch_sizes == (1,)
     assert SIZES_ENDED in profile.sources
+
+
+@pytest.mark.rotated
+@pytest.mark.parametrize("share", [0.5, 0.7, 0.9])
+def test_no_bound_of_memory_ends_measuring_in_the_middle(deep: LoadedJob, share: float) -> None:
+    enough = DeferredDevice(3)
+    measured(deep, enough, 1, 8)
+    peak = enough.peak_bytes()
+    assert peak is not None
+
+    with contextlib.suppress(NoRoomError):
+        profile = measured(deep, DeferredDevice(3, memory_bytes=int(share * peak)), 1, 8)
+        check_profile(profile)
 
 
 @pytest.mark.rotated

@@ -1,0 +1,159 @@
+"""Links between stages whose devices have virtual time (``timed``, scale 0).
+
+Tensors travel as the product sends them, over gloo; when they come in is declared. A stage
+may look at what has come in by its own time only once no other stage can send anything
+earlier: the one with the least time goes on first (conservative simulation of discrete events;
+Chandy and Misra 1979). So a pipeline of real processes runs in virtual time, in the order
+in which it would, whatever the machine does meanwhile.
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.sharedctypes import RawArray
+
+import torch
+from tests.fakes.timed import TimedDevice
+
+from spottrain.pipeline.comm.p2p import Arrival, Direction, PipelineLinks
+
+_MOST = 4096
+"""Messages of a link."""
+
+
+@dataclass(frozen=True)
+class Wire:
+    """What is declared of every link, each way."""
+
+    latency_s: float
+    bytes_per_s: float
+
+
+class Board:
+    """The time of every stage, and when what it was sent comes in; shared by processes.
+
+    Args:
+        ranks: Number of stages.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        self._changed = multiprocessing.get_context("fork").Condition()
+        self._ranks = ranks
+        self._now = RawArray("d", [math.inf] * ranks)
+        self._waits = RawArray("b", ranks)
+        self._sent, self._taken = (RawArray("i", 2 * ranks) for _ in range(2))
+        self._stamps = RawArray("d", 2 * ranks * _MOST)
+
+    @contextmanager
+    def playing(self, rank: int, now_s: float) -> Iterator[None]:
+        """Let others wait for a stage's messages inside."""
+        self._set(rank, now_s)
+        yield
+        self._set(rank, math.inf)
+
+    def send(self, target: int, direction: Direction, at_s: float) -> None:
+        """Say that a message to a stage will come in."""
+        link = self._link(target, direction)
+        with self._changed:
+            self._stamps[link * _MOST + self._sent[link] % _MOST] = at_s
+            self._sent[link] += 1
+            self._changed.notify_all()
+
+    def take(self, rank: int, now_s: float, *, wait: bool) -> tuple[Direction, float] | None:
+        """Return which message is the next one that has come in, and when.
+
+        Args:
+            rank: The stage that asks.
+            now_s: Its time.
+            wait: Whether it waits for one; else there may be none by ``now_s``.
+        """
+        with self._changed:
+            self._now[rank], self._waits[rank] = now_s, wait
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._may_look(rank, wait=wait))
+            at_s, direction = self._next(rank)
+            found = None
+            if at_s <= now_s or wait:
+                self._taken[self._link(rank, direction)] += 1
+                found = direction, at_s
+            self._now[rank], self._waits[rank] = max(now_s, at_s) if wait else now_s, False
+            self._changed.notify_all()
+        return found
+
+    def _set(self, rank: int, now_s: float) -> None:
+        with self._changed:
+            self._now[rank] = now_s
+            self._changed.notify_all()
+
+    def _may_look(self, rank: int, *, wait: bool) -> bool:
+        own_s = self._acts_at(rank)
+        others = (self._acts_at(other) for other in range(self._ranks) if other != rank)
+        comes = not wait or not math.isinf(self._next(rank)[0])
+        return comes and own_s <= min(others, default=math.inf)
+
+    def _acts_at(self, rank: int) -> float:
+        """Return the earliest time at which a stage may do anything."""
+        if not self._waits[rank]:
+            return float(self._now[rank])
+        return max(float(self._now[rank]), self._next(rank)[0])
+
+    def _next(self, rank: int) -> tuple[float, Direction]:
+        found = []
+        for direction in Direction:
+            link = self._link(rank, direction)
+            is_there = self._taken[link] < self._sent[link]
+            place = link * _MOST + self._taken[link] % _MOST
+            found.append((self._stamps[place] if is_there else math.inf, direction))
+        return min(found, key=lambda one: one[0])
+
+    @staticmethod
+    def _link(target: int, direction: Direction) -> int:
+        return 2 * target + direction.value
+
+
+class TimedLinks(PipelineLinks):
+    """The links of one stage, over a board."""
+
+    def __init__(
+        self,
+        previous: int | None,
+        following: int | None,
+        device: TimedDevice,
+        board: Board,
+        rank: int,
+        wire: Wire,
+    ) -> None:
+        super().__init__(previous, following, device)
+        self._timed, self._board, self._rank, self._declared = device, board, rank, wire
+        self._free_s = dict.fromkeys(Direction, 0.0)
+        self._early: dict[Direction, deque[Arrival]] = {one: deque() for one in Direction}
+        """That have come in before their time."""
+
+    def send(self, direction: Direction, tensor: torch.Tensor, note: int = 0) -> None:
+        """Send a tensor once it has come down and the link is free."""
+        super().send(direction, tensor, note)
+        num_bytes = tensor.numel() * tensor.element_size()
+        begins_s = max(self._free_s[direction], self._timed.newest_download_s)
+        self._free_s[direction] = begins_s + num_bytes / self._declared.bytes_per_s
+        target = self._rank + (1 if direction is Direction.ACTIVATION else -1)
+        self._board.send(target, direction, self._free_s[direction] + self._declared.latency_s)
+
+    def arrival(self, *, wait: bool) -> Arrival | None:
+        """Return what has come in by the device's time."""
+        told = self._board.take(self._rank, self._timed.clock(), wait=wait)
+        if told is None:
+            return None
+        direction, at_s = told
+        while not self._early[direction]:
+            arrival = super().arrival(wait=True)
+            assert arrival is not None
+            self._early[arrival.direction].append(arrival)
+        arrival = self._early[direction].popleft()
+        self._timed.arrived(arrival.transfer, at_s)
+        self._timed.time.hold(at_s)
+        return arrival

@@ -1,0 +1,45 @@
+"""Models of real size whose parameters have no numbers: they take no memory until written to.
+
+For the stand-in that computes nothing (``tests/fakes/timed.py``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from tests.fakes.timed import untouched
+from tests.gpu.jobs import GPT2_124M, GPT2_1558M, Gpt, Size, make
+from torch import nn
+
+from spottrain import TrainingJob
+
+SIZES = {"gpt2_124m": GPT2_124M, "gpt2_1558m": GPT2_1558M, "gpt2_7b": Size(32, 4096, 32)}
+
+
+def _blank(size: Size) -> TrainingJob:
+    def model() -> nn.Module:
+        with torch.device("meta"):
+            made = Gpt(size)
+        for module in made.modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                memory = untouched(parameter.shape, parameter.dtype)
+                setattr(module, name, nn.Parameter(memory))
+        return made
+
+    return dataclasses.replace(make(size), model=model)
+
+
+def gpt2_124m() -> TrainingJob:
+    """Return GPT-2 with 124 million parameters."""
+    return _blank(SIZES["gpt2_124m"])
+
+
+def gpt2_1558m() -> TrainingJob:
+    """Return GPT-2 with 1558 million parameters."""
+    return _blank(SIZES["gpt2_1558m"])
+
+
+def gpt2_7b() -> TrainingJob:
+    """Return GPT-2 with 6.6 billion parameters."""
+    return _blank(SIZES["gpt2_7b"])

@@ -1,0 +1,94 @@
+"""What the end of a mini-batch takes, piece by piece, with state in either home.
+
+    python -m tests.gpu.commit_parts gpt2_1558m --sections 8
+
+All is the product's: the arenas, the norm, the undo copy, the optimizer's step. A few of
+the model's sections stand for all, since every piece is proportional to bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from tests.gpu import runs
+from tests.gpu.devices import device_name, print_result
+from tests.gpu.jobs import SIZES
+
+from spottrain.pipeline.calibrate.sections import PrivateMemory
+from spottrain.pipeline.devices.open import open_device
+from spottrain.pipeline.model.loaded import load
+from spottrain.pipeline.model.optimizer import SectionOptimizer
+from spottrain.pipeline.state.arena import SectionArena
+from spottrain.pipeline.state.slot import SlotMemory
+from spottrain.pipeline.state.update import contribution
+from spottrain.wire.model import StateHome
+
+_TURNS = 3
+
+
+def pieces_of(job: str, sections: int, state: StateHome, folder: Path) -> dict[str, float]:
+    """Return the seconds of each piece per GB of parameters."""
+    loaded = load(runs.job_spec(folder, job, reduction="fast", precision="bf16"), runs.WORKDIR)
+    device = open_device(device_name())
+    found = dict[str, float]()
+    with device.using():
+        memory = SlotMemory(PrivateMemory(), loaded.job, loaded.specs, device)
+        memory.move_home(state)
+        first = loaded.layout.num_sections // 2
+        own = range(first, min(first + sections, loaded.layout.num_sections))
+        began_s = time.perf_counter()
+        memory.hold(own)  # on the host with pages locked
+        device.synchronise()
+        gigabytes = sum(map(loaded.layout.param_bytes, own)) / 1e9
+        found["hold"] = (time.perf_counter() - began_s) / gigabytes
+        arenas = [memory.arenas[k] for k in own]
+        optimizers = {k: SectionOptimizer(loaded.job, memory.arenas[k]) for k in own}
+        pieces: dict[str, Callable[[SectionArena], object]] = {
+            "zero": lambda arena: [run.zero_() for run in arena.gradient_runs],
+            "norm": lambda arena: contribution(arena, (), (0.0, 0.0)),
+            "undo": memory.undo.save,
+            "scale": lambda arena: [run.mul_(0.5) for run in arena.gradient_runs],
+            "step": lambda arena: optimizers[arena.section].step(0),
+        }
+        for turn in range(1 + _TURNS):
+            for name, act in pieces.items():
+                began_s = time.perf_counter()
+                for arena in arenas:
+                    act(arena)
+                device.synchronise()
+                took_s = (time.perf_counter() - began_s) / gigabytes
+                if turn:  # the first one loads kernels and makes the optimizer's state
+                    found[name] = min(found.get(name, took_s), took_s)
+        memory.keep_only(())
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("job", choices=SIZES)
+    parser.add_argument("--sections", type=int, default=8)
+    chosen = parser.parse_args()
+    result: dict[str, Any] = {"unit": "seconds per GB of parameters"}
+    homes: tuple[StateHome, ...] = ("device", "host")
+    threads = {"device": [1], "host": [1, 4, len(os.sched_getaffinity(0))]}
+    with tempfile.TemporaryDirectory() as folder:
+        for home in homes:
+            for number in threads[home]:
+                torch.set_num_threads(number)
+                try:
+                    found = pieces_of(chosen.job, chosen.sections, home, Path(folder))
+                except RuntimeError as error:
+                    found = {"error": str(error)[-300:]}  # type: ignore[dict-item]
+                result[f"{home}, {number} threads"] = found
+                print_result(result)
+
+
+if __name__ == "__main__":
+    main()

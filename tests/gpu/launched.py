@@ -1,0 +1,170 @@
+"""A whole job from the command line, on this machine's GPU or on stand-ins for some.
+
+    python -m tests.gpu.launched gpt2_124m --minibatch 64 --microbatch 8 --kills vm:10
+    python -m tests.gpu.launched gpt2_124m --stand-in T4 --gpus 2
+
+Says what was planned, how long the first and the last mini-batch took to come, and the
+highest memory of a GPU. On stand-ins (``tests/fakes/timed.py``) NVML is faked along, and
+nothing larger than a few pages is computed unless ``--numbers`` is given. What calibration
+measures of them, and so what is planned, is in declared time; what comes when is in real time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.fakes.gpus import FAKE_NVML, VARIABLE, FakeGpus
+from tests.fakes.timed import Figures
+from tests.gpu.devices import print_result
+from tests.gpu.runs import WORKDIR
+
+from spottrain.machine import OWNER_VARIABLE
+from spottrain.pipeline.base.faults import Hook
+from spottrain.pipeline.devices.open import STAND_IN
+from tests import faults
+
+ROOT = Path(__file__).parents[2]
+MODELS = {"H100": ("NVIDIA H100 80GB HBM3", 90), "L4": ("NVIDIA L4", 89), "T4": ("Tesla T4", 75)}
+"""Name and compute capability, as NVML has them."""
+SHARE_BYTES = 20_000_000_000
+"""Of a VM that shares a GPU."""
+_TOLD = ("state", "reason", "computes_on", "steps_done", "plans", "interruptions", "peak_bytes")
+"""Of the report."""
+
+
+def environment_of(home: Path) -> dict[str, str]:
+    """Return the environment of the command line, which is not installed everywhere."""
+    paths = [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "SPOTTRAIN_HOME": str(home),
+        OWNER_VARIABLE: "gpu",
+    }
+
+
+def stand_ins(
+    folder: Path, model: str, count: int, scale: float = 0.0, *, numbers: bool = False
+) -> tuple[FakeGpus, dict[str, str]]:
+    """Return stand-ins for GPUs, and the environment in which they are this machine's."""
+    name, capability = MODELS[model]
+    gpus = FakeGpus(
+        folder / "nvml.json",
+        count,
+        name=name,
+        capability=capability,
+        memory_bytes=Figures.of(model).memory_bytes,
+        scale=scale,
+        numbers=numbers,
+    )
+    paths = [str(FAKE_NVML), str(ROOT / "src"), str(ROOT)]
+    return gpus, {
+        "PYTHONPATH": os.pathsep.join(paths),
+        VARIABLE: str(gpus.file),
+        STAND_IN: "tests.fakes.timed",
+    }
+
+
+def job_file(folder: Path, chosen: argparse.Namespace) -> Path:
+    """Write a job file; what it leaves out is as for any user."""
+    job: dict[str, Any] = {
+        "name": "gpu",
+        "entrypoint": f"jobs:{chosen.job}",
+        "workdir": str(WORKDIR),
+        "minibatch_size": chosen.minibatch,
+        "steps": chosen.steps,
+        "budget": {"max_usd": 100.0},
+        "resources": {"device": "gpu", "max_vms": chosen.vms or chosen.gpus},
+        "checkpoint": {"every_steps": max(1, chosen.steps // 2)},
+        "morphing": {"debounce_s": 2},
+    }
+    if chosen.microbatch:
+        job["microbatch_size"] = chosen.microbatch
+    if chosen.vms:
+        zone: dict[str, Any] = {"capacity": chosen.vms}
+        if chosen.vms > chosen.gpus:
+            zone["slot_memory_bytes"] = SHARE_BYTES
+        job["local"] = {"zones": [zone]}
+    file = folder / "job.yaml"
+    file.write_text(json.dumps(job))  # which is YAML, too
+    return file
+
+
+def _spottrain(
+    arguments: Sequence[str], environment: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    cli = [sys.executable, "-m", "spottrain.start", "spottrain.varuna_manager.cli.main"]
+    return subprocess.run(
+        [*cli, *arguments], check=False, capture_output=True, text=True, env=dict(environment)
+    )
+
+
+def launch(folder: Path, chosen: argparse.Namespace, more: Mapping[str, str]) -> dict[str, Any]:
+    """Launch a job, wait for its end, and return what its report says."""
+    environment = {**environment_of(folder / "home"), **more}
+    kills = [kill.split(":") for kill in chosen.kills.split(",") if kill]
+    script: list[dict[str, Any]] = [
+        {
+            "hook": Hook.BACKWARD,
+            "rank": 0,
+            "action": f"kill_{what}",
+            "step": int(step),
+            "mark": str(folder / f"kill-{step}"),
+        }
+        for what, step in kills
+    ]
+    environment |= faults.environment_of(script) if script else {}
+    began_s = time.time()
+    run = _spottrain(["launch", str(job_file(folder, chosen))], environment)
+    result: dict[str, Any] = {"exit_code": run.returncode, "launch_s": time.time() - began_s}
+    result["kills"] = sum(Path(one["mark"]).exists() for one in script)
+    told = _spottrain(["report", "gpu", "-o", "json"], environment)
+    if told.returncode:
+        return {**result, "error": (run.stdout + run.stderr)[-2000:]}
+    report = json.loads(told.stdout)
+    result |= {key: report[key] for key in _TOLD}
+    metrics = next((folder / "home").rglob("metrics.jsonl"), None)
+    rows = [] if metrics is None else list(map(json.loads, metrics.read_text().splitlines()))
+    if rows:
+        result["first_step_s"] = rows[0]["at_s"] - began_s
+        result["last_step_s"] = rows[-1]["at_s"] - began_s
+        result["step_s"] = [row["step_s"] for row in rows if "step_s" in row]
+    if run.returncode:
+        result["error"] = (run.stdout + run.stderr)[-2000:]
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("job", help="of tests/gpu/jobs.py")
+    parser.add_argument("--minibatch", type=int, default=8)
+    parser.add_argument("--microbatch", type=int, default=0, help="0: left to the planner")
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--vms", type=int, default=0, help="that share the GPUs; 0: one each")
+    parser.add_argument("--kills", default="", help="such as worker:3,vm:10, after mini-batches")
+    parser.add_argument("--stand-in", choices=MODELS)
+    parser.add_argument(
+        "--scale", type=float, default=0.0, help="real seconds of a declared one; 0: virtual"
+    )
+    parser.add_argument("--numbers", action="store_true")
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder, more = Path(name), dict[str, str]()
+        if chosen.stand_in:
+            stood = folder, chosen.stand_in, chosen.gpus, chosen.scale
+            _, more = stand_ins(*stood, numbers=chosen.numbers)
+        print_result(launch(folder, chosen, more))
+
+
+if __name__ == "__main__":
+    main()
