@@ -23,8 +23,7 @@ from spottrain.gpus.builds import (
     check_driver,
 )
 from spottrain.gpus.slots import CPU
-from spottrain.pipeline.devices.open import open_device
-from spottrain.pipeline.devices.open import STAND_IN
+from spottrain.pipeline.devices.open import STAND_IN, open_device
 from spottrain.wire import messages
 from spottrain.wire.messages import JobSpec
 from spottrain.wire.model import GpuFacts
