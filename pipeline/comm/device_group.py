@@ -28,7 +28,6 @@ import torch
 import torch.distributed as dist
 
 from spottrain.errors import SpottrainError
-from spottrain.patience import LEAVE_S, NCCL_LEAVE_S
 from spottrain.pipeline.comm.collectives import gather_json
 from spottrain.pipeline.comm.groups import (
     Connections,
@@ -37,6 +36,7 @@ from spottrain.pipeline.comm.groups import (
 )
 from spottrain.pipeline.devices.port import Device
 from spottrain.wire.model import Network
+from spottrain.wire.patience import LEAVE_S, NCCL_LEAVE_S
 
 TRIAL_BOUND_S, EACH_TRIAL_S = 60.0, 10.0
 """For the communicators of a calibration to connect and sum once: for all, and more for

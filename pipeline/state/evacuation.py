@@ -9,8 +9,8 @@ import threading
 from types import TracebackType
 from typing import NoReturn, Self
 
-from spottrain.patience import evacuation_s
 from spottrain.pipeline.state.context import WorkerContext
+from spottrain.wire.patience import evacuation_s
 
 
 def end_worker(context: WorkerContext, reason: str) -> NoReturn:

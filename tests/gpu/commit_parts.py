@@ -27,7 +27,7 @@ from spottrain.pipeline.model.loaded import load
 from spottrain.pipeline.model.optimizer import SectionOptimizer
 from spottrain.pipeline.state.arena import SectionArena
 from spottrain.pipeline.state.slot import SlotMemory
-from spottrain.pipeline.state.update import contribution
+from spottrain.pipeline.state.update import contributions
 from spottrain.wire.model import StateHome
 
 _TURNS = 3
@@ -52,10 +52,10 @@ def pieces_of(job: str, sections: int, state: StateHome, folder: Path) -> dict[s
         optimizers = {k: SectionOptimizer(loaded.job, memory.arenas[k]) for k in own}
         pieces: dict[str, Callable[[SectionArena], object]] = {
             "zero": lambda arena: [run.zero_() for run in arena.gradient_runs],
-            "norm": lambda arena: contribution(arena, (), (0.0, 0.0)),
+            "norm": lambda arena: contributions([arena], (), {}, {}),
             "undo": memory.undo.save,
             "scale": lambda arena: [run.mul_(0.5) for run in arena.gradient_runs],
-            "step": lambda arena: optimizers[arena.section].step(0),
+            "step": lambda arena: optimizers[arena.section].step(0, arena.gradients),
         }
         for turn in range(1 + _TURNS):
             for name, act in pieces.items():

@@ -95,7 +95,7 @@ class Stage:
             FaultScript(),
             cast(Prefetcher, None),
         )
-        network = Network(store, connections, {}, DeviceGroups(device, connections, print))
+        network = Network(store, connections, {}, DeviceGroups(device, connections, print, print))
         self.device, self.board, self.rank = device, board, rank
         self.arenas = memory.arenas
         self.lanes = Lanes(
@@ -124,10 +124,7 @@ class Stage:
         fits = reduction.reduce()
         totals = reduction.total_loss(computed.losses)
         last = max(k for k in self.arenas)
-        mine = [
-            update.contribution(arena, (), totals if k == last else (0.0, 0.0), fits[k])
-            for k, arena in self.arenas.items()
-        ]
+        mine = update.contributions(self.arenas.values(), (), {last: totals}, fits)
         self.agree()
         everything = self.gatherer.exchange(mine, 0, 0, 0, 0, save=False)
         decision = fold(1, step, everything.contributions, False)

@@ -13,7 +13,6 @@ from spottrain.eventlog.changed import replace
 from spottrain.morphing.adapt.checkpointing import state_losses_per_s
 from spottrain.morphing.adapt.traffic import sent_bytes
 from spottrain.morphing.simulate.reducing import NCCL_FAILED
-from spottrain.patience import LEAVE_S, MARGIN_S, NCCL_LEAVE_S, evacuation_s
 from spottrain.pricing.billing import egress
 from spottrain.pricing.prices.place import place_of
 from spottrain.units import counted
@@ -31,6 +30,7 @@ from spottrain.varuna_manager.core.model.state import JobPhase, State, summary_o
 from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.wire import messages
 from spottrain.wire.model import Plan, Slot
+from spottrain.wire.patience import LEAVE_S, MARGIN_S, NCCL_LEAVE_S, evacuation_s
 
 ABANDON_AFTER_S = LEAVE_S + MARGIN_S
 """Survivors that have not noticed a break by then are told to give up, and"""

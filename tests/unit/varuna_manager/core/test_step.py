@@ -16,7 +16,6 @@ from tests.unit.varuna_manager.story import FOUR, PROFILE, Story
 from tests.view import changed
 
 from spottrain.cloud.port.provider import VmState
-from spottrain.patience import evacuation_s
 from spottrain.varuna_manager.core import planning
 from spottrain.varuna_manager.core.generation import (
     ABANDON_AFTER_S,
@@ -33,6 +32,7 @@ from spottrain.varuna_manager.core.model.state import JobPhase
 from spottrain.varuna_manager.core.rounds import RETRY_PAUSE_S
 from spottrain.wire import messages
 from spottrain.wire.model import StateHome
+from spottrain.wire.patience import evacuation_s
 
 # --- From nothing to training ---------------------------------------------------------------
 
