@@ -306,10 +306,10 @@ class Cuts:
         """Return the facts about replicas that matter for memory.
 
         The largest share, and how many share the writing of checkpoints (more than
-        there are sections make no difference).
+        there are sections make no difference, but several have a communicator).
         """
         count = max(b - a for a, b in itertools.pairwise(replica_bounds))
-        return count, min(len(replica_bounds) - 1, len(self.inputs.facts.sections))
+        return count, min(len(replica_bounds) - 1, max(2, len(self.inputs.facts.sections)))
 
     def tight_cut(
         self,
