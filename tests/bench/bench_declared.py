@@ -67,7 +67,7 @@ def measure(model: str, gpu: str) -> dict[str, Any]:
     assert profile is not None
     calibrated = {
         "calibration_peak_gb": (device.peak_bytes() or 0) / 1e9,
-        "declared_s": device.clock(),
+        "calibration_s": device.clock(),
     }
     link = LinkProfile(latency_s=1e-4, bandwidth_bytes_per_s=bytes_per_s)
     workload = Workload(
