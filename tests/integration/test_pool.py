@@ -33,7 +33,7 @@ LEASE_S = 8.0
 class Lab:
     """A pool of three VMs with two jobs."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, lease_s: float = LEASE_S) -> None:
         self.file = folder / "lab.yaml"
         zone = {"name": "a", "capacity": 3, "spot_usd_per_hour": PRICE}
         self.settings: dict[str, Any] = {
@@ -43,13 +43,13 @@ class Lab:
             "budget": {"max_usd": MAX_USD},
             "teams": {"vision": {"max_usd": 20.0}},
             "min_stay_s": 0.5,
-            "lease_s": LEASE_S,
+            "lease_s": lease_s,
             "local": {"zones": [zone]},
         }
         self.write()
         self.dir = PoolDir(folder / "home" / "pools" / "lab")
         options: dict[str, Any] = {
-            "manager": {"lease_s": LEASE_S},
+            "manager": {"lease_s": lease_s},
             "resources": {"max_vms": 2},
         }
         self.first = Job(folder, "first", **options)

@@ -30,7 +30,8 @@ BOOT_S = 3.0
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[Lab]:
-    lab = Lab(tmp_path)
+    # So long a VM that is kept for others waits for a manager that has yet to start.
+    lab = Lab(tmp_path, lease_s=300.0)
     lab.settings["local"]["zones"][0]["boot_s"] = BOOT_S
     lab.write()
     lab.first.pace(1.0)  # the jobs outlast what happens to them, on a busy machine too
