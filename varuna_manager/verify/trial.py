@@ -168,6 +168,7 @@ def _settings(trial: Trial, vms: int, slot_memory_bytes: int | None) -> Settings
         "microbatch_size": MICROBATCH,
         "runtime": {"precision": "fp32"},
         "loader": {"workers": 0},
+        "checkpoint": {"every_steps": 10},
         "resources": {"min_vms": 1, "max_vms": vms, "device": "gpu" if trial.gpu else "cpu"},
         "local": {"events": [], "zones": [{"name": "local-a"}]},
     }
@@ -191,7 +192,7 @@ def _trained(
     steps = steps or trial.steps
     if trial.checkpoints:  # a place of its own: it must not go on from an earlier one's
         place = f"{trial.checkpoints.rstrip('/')}/{name}-{secrets.token_hex(4)}"
-        settings = {**settings, "checkpoint": {"path": place}}
+        settings["checkpoint"]["path"] = place
     job = launch(trial.file, name=name, steps=steps, **settings)
     failure, struck = "", 0
     with _ended(job):
