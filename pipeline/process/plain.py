@@ -80,6 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--microbatch", type=int, required=True)
     parser.add_argument("--device", default="cpu", help="as torch names it")
     chosen = parser.parse_args(arguments)
+    if chosen.device == "cpu":
+        torch.set_num_threads(1)  # as a worker has on CPUs
     sizes: dict[str, Any] = {
         name: getattr(chosen, name) for name in ("steps", "minibatch", "microbatch")
     }
