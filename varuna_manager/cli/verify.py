@@ -49,6 +49,8 @@ def verify(
         raise ConfigError("--max-usd and --checkpoints are for --cloud; leave them out")
     if gpu and cloud:
         raise ConfigError("--gpu is for this machine; leave it out, --cloud rents GPUs")
+    if not to.absolute().parent.is_dir():
+        raise ConfigError(f"--to: {to.parent}: no such folder; make it, or name another")
     with tempfile.TemporaryDirectory(prefix="spottrain-verify-") as folder:
         file = write(Path(folder), Starter.QUICKSTART)
         trial = Trial(
