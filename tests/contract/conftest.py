@@ -42,6 +42,7 @@ _LINE = "the line to a real cloud cannot be cut: the fakes' is"
 ON_A_REAL_ACCOUNT: dict[str, str] = {
     "test_an_agent_cannot_be_started_on_an_ended_vm": _OVER_SSH,
     "test_starting_an_agent_is_idempotent": _OVER_SSH,
+    "test_a_launch_of_more_than_there_are_gives_what_there_is": _STOCK,
     "test_a_launch_without_machines_is_no_capacity": _STOCK,
     "test_a_crash_at_any_request_rents_nothing_twice": _LINE,
 }
