@@ -185,12 +185,12 @@ def test_where_no_plan_fits_it_says_what_is_needed(run: Run) -> None:
 
 @pytest.mark.rotated
 def test_both_homes_of_a_gpu_s_state_are_shown(run: Run) -> None:
-    model = PROFILES / "varuna-8.3b.json", "--gpus", "72", "--depth", "18"
+    model = PROFILES / "varuna-8.3b.json", "--gpus", "72", "--depth", "24"
     asked = *model, "--schedule", "varuna", "--recompute"
     _, out, _ = run(*asked, "-o", "json")
     document = json.loads(out)
     best, *_, other = document["candidates"]
-    assert document["plan"] == "18x4"
+    assert document["plan"] == "24x3"
     assert (best["state"], other["state"]) == ("host", "device")
     for row in best, other:
         assert row["stage_bytes"] <= row["device_bytes"]
@@ -198,7 +198,7 @@ def test_both_homes_of_a_gpu_s_state_are_shown(run: Run) -> None:
     assert best["update_s"] > other["update_s"]
     _, out, _ = run(*asked, "--explain")
     assert "UPDATE" in out
-    assert "plan     18x4, varuna recompute, state on the host" in out
+    assert "plan     24x3, varuna recompute, state on the host" in out
     _, out, _ = run(*asked, "--state", "device", "-o", "json")
     assert {c["state"] for c in json.loads(out)["candidates"]} == {"device"}
     code, _, err = run(*asked, "--state", "host", "--host-memory-gib", "8")
