@@ -188,7 +188,7 @@ def _is_hopeless(transition: Transition) -> bool:
     return not state.fleet.vms and all(
         cooling.needs_a_person(state.launches.cooldowns, offer, transition.now_s)
         for offer in state.market.offers
-        if offer.spot or state.job.allow_on_demand
+        if offer.spot or state.job.resources.allow_on_demand
     )
 
 

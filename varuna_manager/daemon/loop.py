@@ -414,7 +414,7 @@ class ManagerLoop(Loop[State, e.Event, c.Command]):
 
     async def _watch_silence(self) -> None:
         """Feed VMs that have fallen silent."""
-        suspect_s = self.state.job.suspect_s
+        suspect_s = self.state.job.manager.suspect_s
         pause_s = suspect_s / _CHECKS_PER_SUSPICION
         while True:
             checked_at_s = time.monotonic()

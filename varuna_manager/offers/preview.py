@@ -157,9 +157,9 @@ def preview_job(
     now_s = time.time()
     job = job_settings(config, facts, job_dir(config.name), now_s, data_bytes)
     # Plans are compared as the job file says, whether or not there is a deadline.
-    inputs = replace(plan_inputs(job, profile), objective=job.objective)
+    inputs = replace(plan_inputs(job, profile), objective=job.morphing.objective)
     terms = ranking_terms(job)
-    throughputs = throughput.ThroughputCache(inputs, job.min_vms)
+    throughputs = throughput.ThroughputCache(inputs, job.resources.min_vms)
     with open_history() as history:
         warnings = list(ingest_journals(history))
         own = _own(config, facts, profile, history, now_s, scope)

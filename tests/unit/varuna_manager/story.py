@@ -24,7 +24,7 @@ from tests.builders import (
 )
 from tests.journals import decided, decision
 from tests.unit.varuna_manager.invariants import check_invariants
-from tests.view import View
+from tests.view import View, settings_with
 
 from spottrain.cloud.port.provider import Offer, Vm
 from spottrain.codec import to_data
@@ -75,7 +75,9 @@ FOUR = ("a", "b", "c", "d")
 
 ON_DEMAND = replace(OFFER, spot=False, usd_per_hour=3.0)
 
-SETTINGS = JobSettings(uid="uid", spec=SPEC, facts=FACTS, max_vms=4, debounce_s=2.0)
+SETTINGS = settings_with(
+    JobSettings(uid="uid", spec=SPEC, facts=FACTS), max_vms=4, debounce_s=2.0, alerts=()
+)
 
 
 def plan_over(ids: tuple[str, ...], step_s: float = 1.0) -> Plan:
@@ -115,7 +117,7 @@ class Story(View):
         self.reports: dict[str, int] = {}
         self.devices: dict[str, str] = {}
         """What the supervisors of VMs report that they compute on."""
-        self.tell(e.JobSubmitted, settings=replace(SETTINGS, **settings))
+        self.tell(e.JobSubmitted, settings=settings_with(SETTINGS, **settings))
 
     # --- Telling ------------------------------------------------------------------------
 

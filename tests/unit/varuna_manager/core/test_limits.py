@@ -39,13 +39,13 @@ def test_new_limits_hold_from_now_on_and_are_logged() -> None:
     story = Story(max_usd=10.0).training(*FOUR)
     change(story, max_usd=20.0, deadline_s=1.9e9, min_examples_per_s=5.0)
     job = story.state.job
-    assert (job.max_usd, job.deadline_s, job.min_examples_per_s) == (20.0, 1.9e9, 5.0)
+    assert (job.budget.max_usd, job.deadline_s, job.min_examples_per_s) == (20.0, 1.9e9, 5.0)
     assert story.state.last_message == (
         "a person: budget.max_usd is now 20 USD, slo.deadline is now "
         "2030-03-17T17:46:40Z, slo.min_examples_per_s is now 5 examples/s"
     )
     change(story, max_usd=None)
-    assert story.state.job.max_usd is None
+    assert story.state.job.budget.max_usd is None
     assert story.state.last_message == "a person: budget.max_usd is now none"
 
 
@@ -249,7 +249,7 @@ def test_other_code_is_measured_again_if_its_batches_differ() -> None:
 
 
 def test_losses_that_were_not_finite_do_not_count_after_a_resume() -> None:
-    story = Story(stop_after_nonfinite=2).training(*FOUR)
+    story = Story(stop_after=2).training(*FOUR)
     story.commit(4, only=("a", "b"), skipped="loss")
     story.commit(5, only=("a", "b"), skipped="loss")
     story.tell(e.VmsReturned, vm_ids=FOUR)

@@ -52,7 +52,7 @@ class Watched(Story):
     def __init__(self) -> None:
         self.seen: set[Change] = set()
         self.told: set[type] = set()
-        super().__init__(stop_after_nonfinite=1)
+        super().__init__(stop_after=1)
 
     def take(self, event: e.Event) -> tuple[c.Command, ...]:
         commands = super().take(event)

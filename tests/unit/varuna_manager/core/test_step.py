@@ -218,7 +218,7 @@ def test_evaluations_of_several_sets_are_told_by_the_first_one() -> None:
 
 
 def test_a_job_ends_after_steps_in_a_row_that_are_not_finite() -> None:
-    story = Story(stop_after_nonfinite=3).training(*FOUR)
+    story = Story(stop_after=3).training(*FOUR)
     reasons: list[messages.SkipReason]
     reasons = ["loss", "gradients", "", "loss", "loss"]
     for step, reason in enumerate(reasons, 4):
@@ -234,7 +234,7 @@ def test_a_job_ends_after_steps_in_a_row_that_are_not_finite() -> None:
 
 
 def test_a_loss_scale_that_backs_off_is_no_trouble() -> None:
-    story = Story(stop_after_nonfinite=2).training(*FOUR)
+    story = Story(stop_after=2).training(*FOUR)
     for step in range(4, 20):
         story.commit(step, skipped="scale")
     assert story.state.phase is JobPhase.ACTIVE

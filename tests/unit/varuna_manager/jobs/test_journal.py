@@ -43,7 +43,7 @@ def submitted() -> JobSubmitted:
         checkpoint_path="/tmp/none",
         checkpoint_every_steps=5,
     )
-    job = JobSettings(uid="u", spec=spec, facts=model_facts(), max_vms=2)
+    job = JobSettings(uid="u", spec=spec, facts=model_facts())
     return JobSubmitted(at_s=1.0, settings=job)
 
 
