@@ -43,7 +43,7 @@ from spottrain.varuna_manager.daemon.main import ManagerError
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.follow import Follower
 from spottrain.varuna_manager.jobs.journal import Journal
-from spottrain.varuna_manager.launch.control import request_stop
+from spottrain.varuna_manager.launch.asking import request_stop
 from spottrain.wire import messages
 
 END_S = 900.0

@@ -39,7 +39,7 @@ from spottrain.varuna_manager.core.model.state import State, budget, spent_usd
 from spottrain.varuna_manager.format import NOTHING, dollars, number, utc
 from spottrain.varuna_manager.jobs.folder import JobDir, find
 from spottrain.varuna_manager.jobs.follow import read_state
-from spottrain.varuna_manager.launch import control, limits, submit, unit
+from spottrain.varuna_manager.launch import asking, control, limits, submit, unit
 from spottrain.varuna_manager.launch.changes import Changes
 from spottrain.varuna_manager.reporting.deadline import deadline_line, deadline_view
 
@@ -209,7 +209,7 @@ def manager_unit(
 def _run_here(job: JobDir, manager: subprocess.Popen[bytes], detach: bool, output: Output) -> None:
     """Watch a job whose manager was just started; exit with the job's exit code."""
     if detach:
-        control.await_manager(job, manager)
+        asking.await_manager(job, manager)
         if output is Output.JSON:
             show_json({"name": job.name, "pid": manager.pid, "folder": str(job.path)})
         _say_started(job)

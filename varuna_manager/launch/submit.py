@@ -174,7 +174,7 @@ def check_budget(config: JobConfig, offers: Sequence[Offer] = ()) -> None:
     if on_demand_allowed:
         prices += [zone.on_demand_usd_per_hour for zone in config.zones]
     if not prices:
-        return  # the cloud is asked later, see control.check_machines
+        return  # the cloud is asked later, see machines.check_machines
     cheapest = min(filter(is_amount, prices), default=0.0)
     per_hour, budget = config.budget.max_usd_per_hour, config.budget.max_usd
     min_vms = config.resources.min_vms
