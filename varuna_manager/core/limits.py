@@ -4,6 +4,7 @@ on, the number of steps and the user's code."""
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from spottrain.eventlog.changed import replace
 from spottrain.pricing.billing.money import FREE, Rate
@@ -37,7 +38,7 @@ _WORDS = {
 def changed(settings: JobSettings, event: LimitsChanged) -> JobSettings:
     """Return the settings with the limits that ``event`` names."""
     limits = {limit.name: limit.value for limit in event.limits}
-    budget = {name: limits.pop(name) for name in BUDGET_LIMITS & limits.keys()}
+    budget: dict[str, Any] = {key: limits.pop(key) for key in BUDGET_LIMITS & limits.keys()}
     return replace(
         settings,
         budget=settings.budget.model_copy(update=budget),
