@@ -170,9 +170,7 @@ def settings(path: Path, *, steps: int, max_vms: int) -> JobSettings:
         heartbeat_s=0.3,
     )
     facts = model_facts(fingerprint="stub", dataset_len=100)
-    settings = JobSettings(
-        uid=path.parent.name, spec=spec, facts=facts, boot_wait_s=END_S, cooldown_s=0.5
-    )
+    settings = JobSettings(uid=path.parent.name, spec=spec, facts=facts)
     return settings_with(settings, max_vms=max_vms, suspect_s=END_S, debounce_s=0.2)
 
 

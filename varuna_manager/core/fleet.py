@@ -16,7 +16,7 @@ from spottrain.pricing.ranking import cooldowns as cooling
 from spottrain.varuna_manager.core import generation as generations
 from spottrain.varuna_manager.core import rounds, spending
 from spottrain.varuna_manager.core.model import commands as c
-from spottrain.varuna_manager.core.model import counters, starts
+from spottrain.varuna_manager.core.model import counters, records, starts
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import (
     GenerationPhase,
@@ -399,7 +399,7 @@ def gpu_sick(transition: Transition, vm_id: str, reason: str) -> None:
         vm.offer,
         "no_capacity",
         state.now_s,
-        state.job.cooldown_s,
+        records.COOLDOWN_S,
     )
     transition.put(replace(state.launches, cooldowns=cooldowns))
 

@@ -40,6 +40,8 @@ STORE_WAIT_S = 300.0
 """How long nothing may begin, as no checkpoint can be read, before the job ends."""
 MAX_BLIND = 2
 """Times in a row that a VM may fail to read a checkpoint that the manager can read."""
+BOOT_WAIT_S = 60.0
+"""How long the first plan waits for VMs that are still booting."""
 UNUSED_S = 60.0
 """How long VMs stay that the plan does not use: clouds charge for the first minute anyway,
 and a fleet that changes may need them."""
@@ -315,7 +317,7 @@ def _is_enough(transition: Transition, vms: Sequence[records.VmRecord]) -> bool:
     if not (cold and coming):
         return True
     first_s = min(vm.ready_at_s or state.now_s for vm in vms)
-    return transition.waited_until(first_s + state.job.boot_wait_s)
+    return transition.waited_until(first_s + BOOT_WAIT_S)
 
 
 def _is_complete(state: State, vms: Sequence[records.VmRecord]) -> bool:

@@ -34,6 +34,7 @@ from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import Round
 from spottrain.varuna_manager.core.model.settings import JobSettings
 from spottrain.varuna_manager.core.model.state import State, held_by_kind, kind_of
+from spottrain.varuna_manager.core.planning import BOOT_WAIT_S
 from spottrain.varuna_manager.jobs.journal import Step
 from spottrain.varuna_manager.watch.watches import ReportThrottle, Watches
 from spottrain.wire import messages
@@ -247,7 +248,7 @@ class Story(View):
         """Write the first weights and measure, once no VM boots any more."""
         self.write_first_weights()
         if self.round is None:
-            self.wait(self.state.job.boot_wait_s)
+            self.wait(BOOT_WAIT_S)
         self.measure(profile)
 
     def write_first_weights(self) -> None:

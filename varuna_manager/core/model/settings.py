@@ -99,10 +99,6 @@ class JobSettings:
     """Bytes that each VM fetches when it boots, by the cloud whose buckets hold them."""
     busy_s: float = 0.0
     """How long a VM may take for the user's data and setup before it is ready."""
-    boot_wait_s: float = 60.0
-    """How long the first plan waits for VMs that are still booting."""
-    cooldown_s: float = 30.0
-    """The first cooldown after a refusal; longer if it is refused again."""
     shares: bool = False
     """True if the VMs share resources in the cloud that must be removed in the end."""
     microbatch_sizes: tuple[int, ...] = ()

@@ -13,6 +13,7 @@ from spottrain.varuna_manager.core import step
 from spottrain.varuna_manager.core.limits import DRAIN_S
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
+from spottrain.varuna_manager.core.model.records import COOLDOWN_S
 from spottrain.varuna_manager.core.model.settings import Limit
 from spottrain.varuna_manager.core.model.state import JobPhase, State, rate_usd_per_hour
 from spottrain.wire import messages
@@ -133,7 +134,7 @@ def test_a_lower_hourly_cap_drains_vms_once_others_have_their_sections() -> None
 def test_vms_that_do_not_train_are_returned_first_and_at_once() -> None:
     story = Story(max_vms=5).training(*FOUR)
     offer = replace(OFFER, usd_per_hour=0.5)
-    story.now_s += story.state.job.cooldown_s
+    story.now_s += COOLDOWN_S
     story.tell(e.OffersSeen, offers=(offer,))
     (intent,) = story.intents
     story.tell(e.VmsLaunched, intent=intent, vms=(story.listed("e", intent, offer=offer),))
