@@ -39,7 +39,7 @@ from spottrain.varuna_manager.core.model.state import State, budget, spent_usd
 from spottrain.varuna_manager.format import NOTHING, dollars, number, utc
 from spottrain.varuna_manager.jobs.folder import JobDir, find
 from spottrain.varuna_manager.jobs.follow import read_state
-from spottrain.varuna_manager.launch import control, limits, submit, unit
+from spottrain.varuna_manager.launch import asking, control, limits, submit, unit
 from spottrain.varuna_manager.launch.changes import Changes
 from spottrain.varuna_manager.reporting.deadline import deadline_line, deadline_view
 
@@ -209,7 +209,7 @@ def manager_unit(
 def _run_here(job: JobDir, manager: subprocess.Popen[bytes], detach: bool, output: Output) -> None:
     """Watch a job whose manager was just started; exit with the job's exit code."""
     if detach:
-        control.await_manager(job, manager)
+        asking.await_manager(job, manager)
         if output is Output.JSON:
             show_json({"name": job.name, "pid": manager.pid, "folder": str(job.path)})
         _say_started(job)
@@ -305,8 +305,8 @@ def describe(job: JobDir) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
         "name": job.name,
-        "max_usd": settings.max_usd,
-        "max_usd_per_hour": settings.max_usd_per_hour,
+        "max_usd": settings.budget.max_usd,
+        "max_usd_per_hour": settings.budget.max_usd_per_hour,
         "deadline": None if deadline_s is None else utc(deadline_s),
         "deadline_s": deadline_s,
         "min_examples_per_s": settings.min_examples_per_s,
@@ -320,12 +320,12 @@ def describe(job: JobDir) -> dict[str, Any]:
 
 def _notes(state: State) -> Iterator[str]:
     """Yield a line for each limit under which nothing can be rented at known prices."""
-    cap, on_demand_allowed = state.job.max_usd_per_hour, state.job.allow_on_demand
+    cap, on_demand_allowed = state.job.budget.max_usd_per_hour, state.job.resources.allow_on_demand
     prices = [
         offer.usd_per_hour for offer in state.market.offers if offer.spot or on_demand_allowed
     ]
     cheapest = min(filter(is_amount, prices), default=None)
-    min_vms = state.job.min_vms
+    min_vms = state.job.resources.min_vms
     if cap is not None and cheapest is not None and cap < cheapest * min_vms:
         some = "no machine" if min_vms == 1 else f"fewer than {min_vms} machines"
         yield (
