@@ -137,7 +137,7 @@ def test_an_example_trains_to_its_end_on_this_machine(
     command += [x for key in data for x in ("--set", f"data.{key}.path={material / key}")]
     report = spottrain(tmp_path, *map(str, command))
     assert report["state"] == "succeeded"
-    assert report["progress"]["step"] == 4
+    assert report["steps_done"] == 4
 
 
 @pytest.mark.rotated
