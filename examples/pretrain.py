@@ -85,6 +85,8 @@ def make_tokens(text: Path, folder: Path) -> None:
     from tokenizers import ByteLevelBPETokenizer, Tokenizer
 
     files = sorted(map(str, text.rglob("*.txt")))
+    if not files:
+        sys.exit(f"{text}: has no .txt files")
     folder.mkdir(parents=True, exist_ok=True)
     saved = folder / "tokenizer.json"
     if not saved.exists():
@@ -103,4 +105,6 @@ def make_tokens(text: Path, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    make_tokens(*map(Path, sys.argv[1:]))
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    make_tokens(Path(sys.argv[1]), Path(sys.argv[2]))
