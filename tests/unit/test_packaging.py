@@ -102,7 +102,9 @@ def test_every_direct_dependency_is_pinned() -> None:
     assert {name.replace("_", "-") for name in names} == {name.replace("_", "-") for name in pinned}
 
 
-@pytest.mark.parametrize("script", ["quickstart", "test", "check", "bench", "release"])
+@pytest.mark.parametrize(
+    "script", ["quickstart", "test", "check", "bench", "release", "docs", "pictures"]
+)
 def test_scripts_can_be_run_and_parsed(script: str) -> None:
     path = ROOT / "scripts" / script
     assert os.access(path, os.X_OK)
