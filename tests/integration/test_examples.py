@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import json
 import os
 import subprocess
@@ -141,14 +142,10 @@ def test_an_example_trains_to_its_end_on_this_machine(
 
 
 @pytest.mark.rotated
+@pytest.mark.usefixtures("at_hand")
 @pytest.mark.parametrize("name", HAS_AWS)
-def test_an_example_on_a_cloud_has_a_plan_without_an_account(
-    name: str, material: Path, tmp_path: Path
-) -> None:
-    data = load_config(EXAMPLES / f"{name}_aws.yaml").data
-    samples = [x for key in data for x in ("--set", f"data.{key}.sample={material / key}")]
-    plan = spottrain(tmp_path, "plan", f"{EXAMPLES / name}_aws.yaml", "-o", "json", *samples)
-    assert plan["plan"]
+def test_an_example_on_a_cloud_has_a_plan_without_an_account(name: str, tmp_path: Path) -> None:
+    assert spottrain(tmp_path, "plan", f"{EXAMPLES / name}_aws.yaml", "-o", "json")["plan"]
 
 
 def spottrain(home: Path, *arguments: str) -> dict[str, Any]:
@@ -186,27 +183,31 @@ def always(plan: Plan) -> Callable[[Sequence[str]], Plan]:
 
 
 @pytest.mark.rotated
+@pytest.mark.usefixtures("at_hand")
 def test_the_fine_tune_in_bf16_ends_with_the_same_bits_at_2x1_with_a_kill(
-    zygote: Zygote, material: Path, tmp_path: Path
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = {variable(name): str(material / name) for name in ("model", "text")}
+    set_small("finetune_hf", monkeypatch)
     weights = {}
-    for depth in (1, 2):
-        folder = tmp_path / str(depth)
-        folder.mkdir()
-        spec = job_spec(folder, precision="bf16", entrypoint="finetune_hf:training_job")
-        fault = {
-            "hook": Hook.UPDATED,
-            "rank": 1,
-            "action": Action.KILL_WORKER,
-            "step": 3,
-            "mark": str(folder / "mark"),
-        }
-        environment = {**environment_of([fault]), **data, **SMALL["finetune_hf"]}
-        names = "ab"[:depth]
-        with Fleet(*(spec, names, folder / "log", zygote, environment), workdir=EXAMPLES) as fleet:
-            fleet.ready()
-            plan = make_plan(spec, depth, 1, names, NUM_SECTIONS)
-            weights[depth] = fleet.train(always(plan), fleet.initialise())
+    with contextlib.closing(Zygote()) as zygote:  # one that knows where the data is
+        for depth in (1, 2):
+            folder = tmp_path / str(depth)
+            folder.mkdir()
+            spec = job_spec(folder, precision="bf16", entrypoint="finetune_hf:training_job")
+            fault = {
+                "hook": Hook.UPDATED,
+                "rank": 1,
+                "action": Action.KILL_WORKER,
+                "step": 3,
+                "mark": str(folder / "mark"),
+            }
+            environment = environment_of([fault])
+            names = "ab"[:depth]
+            with Fleet(
+                *(spec, names, folder / "log", zygote, environment), workdir=EXAMPLES
+            ) as fleet:
+                fleet.ready()
+                plan = make_plan(spec, depth, 1, names, NUM_SECTIONS)
+                weights[depth] = fleet.train(always(plan), fleet.initialise())
     assert (tmp_path / "2" / "mark").exists()
     assert weights[1] == weights[2]
