@@ -42,36 +42,50 @@ def live_panel(status: dict[str, Any], last_at_s: float | None) -> Panel:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(ratio=1)
-    grid.add_row("computes on", Text(status["computes_on"]))
-    grid.add_row("step", _progress(status))
-    grid.add_row("loss", Text(loss_line(status) + nonfinite_words(status)))
+    for name, line in status_lines(status, last_at_s):
+        grid.add_row(name, _progress(status) if name == STEP else Text(line))
+    state = status["state"]
+    title = f"{status['name']} · {state} · {fmt.duration(status['wall_s'])}"
+    return Panel(grid, title=title, border_style=COLOURS.get(state, "red"))
+
+
+STEP = "step"
+"""Name of the line of ``status_lines`` beside which there is room for a bar."""
+
+
+def status_lines(status: dict[str, Any], last_at_s: float | None) -> Iterator[tuple[str, str]]:
+    """Yield the lines of the live view of a job with their names.
+
+    Args:
+        status: From ``documents.status``.
+        last_at_s: When the last event happened, seconds since the epoch.
+    """
+    yield "computes on", status["computes_on"]
+    yield STEP, progress_line(status)
+    yield "loss", loss_line(status) + nonfinite_words(status)
     compute = use_line(status)
     speed = _speed(status["examples_per_s"])
     if tokens_per_s := status.get("newest", {}).get("tokens_per_s"):
         speed += f" · {tokens_per_s:,.0f} tokens/s"
-    grid.add_row("speed", speed + (f" · {compute}" if compute else ""))
-    grid.add_row("cost", money_line(status))
+    yield "speed", speed + (f" · {compute}" if compute else "")
+    yield "cost", money_line(status)
     if (deadline := status["forecast"]) is not None:
         # Not above: few jobs have one, and ``status`` must answer at once.
         from spottrain.varuna_manager.reporting.deadline import deadline_line
 
-        grid.add_row("forecast", deadline_line(deadline, status["deadline_s"]))
+        yield "forecast", deadline_line(deadline, status["deadline_s"])
     safety = safety_line(status)
-    grid.add_row("fleet", fleet_line(status) + (f" · {safety}" if safety else ""))
-    grid.add_row("plan", plan_line(status))
+    yield "fleet", fleet_line(status) + (f" · {safety}" if safety else "")
+    yield "plan", plan_line(status)
     if (move := status["move"]) is not None:
-        where = f"from {move['from']} to {move['to']}"
-        grid.add_row("moving", Text(f"{where}: {move['why']}"))
+        yield "moving", f"from {move['from']} to {move['to']}: {move['why']}"
     if interval := checkpoints_line(status):
-        grid.add_row("checkpoints", interval)
-    grid.add_row("now", Text(status["activity"]))
+        yield "checkpoints", interval
+    yield "now", status["activity"]
     for sink, trouble in status.get("tracking", {}).items():
-        grid.add_row("tracking", Text(f"{sink}: {trouble}"))
+        yield "tracking", f"{sink}: {trouble}"
     moment = "" if last_at_s is None else f"{fmt.clock(last_at_s)} "
-    grid.add_row("last event", Text(moment + (status["last_event"] or fmt.NOTHING)))
-    state = status["state"]
-    title = f"{status['name']} · {state} · {fmt.duration(status['wall_s'])}"
-    return Panel(grid, title=title, border_style=COLOURS.get(state, "red"))
+    yield "last event", moment + (status["last_event"] or fmt.NOTHING)
 
 
 def loss_line(status: dict[str, Any]) -> str:
@@ -92,13 +106,18 @@ def _short(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _progress(status: dict[str, Any]) -> RenderableType:
+def progress_line(status: dict[str, Any]) -> str:
+    """Return the steps done, their share, and the time left."""
     step, steps = status["step"], status["steps"]
-    row = Table.grid(padding=(0, 2))
     left = status["time_left_s"]
-    words = "" if left is None else f"about {fmt.duration(left)} left"
-    bar = ProgressBar(total=steps, completed=step, width=24)
-    row.add_row(f"{step} of {steps}", bar, f"{100 * step / steps:.0f} %", words)
+    words = "" if left is None else f" · about {fmt.duration(left)} left"
+    return f"{step} of {steps} · {100 * step / steps:.0f} %{words}"
+
+
+def _progress(status: dict[str, Any]) -> RenderableType:
+    row = Table.grid(padding=(0, 2))
+    bar = ProgressBar(total=status["steps"], completed=status["step"], width=24)
+    row.add_row(bar, progress_line(status))
     return row
 
 

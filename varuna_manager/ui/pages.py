@@ -1,0 +1,198 @@
+"""The pages of ``spottrain ui``.
+
+What they show comes from the functions that ``status``, ``report``, ``events`` and
+``explain`` print, and what they do from those that commands call. Text comes from job files,
+clouds and users' code: templates escape all of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping
+from contextlib import closing
+from itertools import islice
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response, StreamingResponse
+from starlette.routing import BaseRoute, Route
+
+import spottrain
+from spottrain.errors import ConfigError, SpottrainError
+from spottrain.eventlog.folder import Folder
+from spottrain.printable import printable
+from spottrain.redaction import redacted
+from spottrain.varuna_manager import format as fmt
+from spottrain.varuna_manager.api import documents
+from spottrain.varuna_manager.api.trouble import trouble_of_machine
+from spottrain.varuna_manager.jobs.folder import JobDir
+from spottrain.varuna_manager.jobs.journal import Journal
+from spottrain.varuna_manager.pool.report.document import status as pool_status
+from spottrain.varuna_manager.pool.store.folder import PoolDir
+from spottrain.varuna_manager.reporting import documents as job_documents
+from spottrain.varuna_manager.reporting import tables
+from spottrain.varuna_manager.reporting.explain import chain
+from spottrain.varuna_manager.reporting.explain.document import explanation
+from spottrain.varuna_manager.reporting.html.charts import scene_of
+from spottrain.varuna_manager.reporting.html.lanes import lanes
+from spottrain.varuna_manager.reporting.text import history_tables
+from spottrain.varuna_manager.ui.watching import LOOK_S, fingerprint
+
+MAX_MESSAGES = 200
+"""Events on a job's page, the newest."""
+_ALIVE_S = 15.0
+"""Between signs of life, by which a browser notices that a tunnel is cut."""
+
+
+def _shown(value: Any) -> Any:
+    """Return a text without secrets, and without what is no text for people."""
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return redacted(printable(value))
+    return value
+
+
+class Pages:
+    """The pages.
+
+    Args:
+        base: The path that leads to them.
+        is_closing: Returns whether the server is to end.
+    """
+
+    def __init__(self, base: str, is_closing: Callable[[], bool]) -> None:
+        self._is_closing = is_closing
+        self._briefs: dict[str, tuple[Hashable, dict[str, Any]]] = {}
+        loader = PackageLoader("spottrain.varuna_manager.ui")
+        env = Environment(
+            loader=loader,
+            autoescape=True,
+            undefined=StrictUndefined,
+            finalize=_shown,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        env.filters |= {"dollars": fmt.dollars, "duration": fmt.duration, "number": fmt.number}
+        env.filters |= {"clock": fmt.clock, "utc": fmt.utc}
+        env.globals |= {"base": base, "version": spottrain.__version__}
+        self._env = env
+
+    def routes(self) -> list[BaseRoute]:
+        """Return what there is, by path."""
+        return [
+            Route("/", self._answering(self._overview)),
+            Route("/changes", self._changes),
+            Route("/jobs/{name}", self._answering(self._job)),
+            Route("/jobs/{name}/explain/{about}", self._answering(self._explain)),
+        ]
+
+    # --- Answers --------------------------------------------------------------------------
+
+    def _answering(self, page: Callable[[Request], Response]) -> Callable[[Request], Response]:
+        """Return an endpoint that tells in words why there is no page."""
+
+        def answer(request: Request) -> Response:
+            try:
+                return page(request)
+            except SpottrainError as error:
+                code = 404 if isinstance(error, ConfigError) else 409
+                return self._page("error.html", code, title="error", why=str(error))
+            except (sqlite3.Error, OSError) as error:
+                why = trouble_of_machine(error) or f"{type(error).__name__}: {error}"
+                return self._page("error.html", 500, title="error", why=why)
+
+        return answer
+
+    def _page(self, template: str, code: int = 200, **values: Any) -> HTMLResponse:
+        text = self._env.get_template(template).render(values)
+        return HTMLResponse(text.encode("utf-8", "replace"), code)
+
+    async def _changes(self, request: Request) -> Response:
+        """Stream an event whenever what a page shows has changed."""
+        watched = _watched(request.query_params.get("of", ""))
+
+        async def stream() -> AsyncIterator[str]:
+            seen: Hashable = None
+            silent_s = 0.0
+            while not self._is_closing():
+                now = await run_in_threadpool(lambda: fingerprint(watched()))
+                if now != seen or silent_s >= _ALIVE_S:
+                    yield ": alive\n\n" if now == seen else "data: changed\n\n"
+                    seen, silent_s = now, 0.0
+                await asyncio.sleep(LOOK_S)
+                silent_s += LOOK_S
+
+        return StreamingResponse(stream(), media_type="text/event-stream")
+
+    # --- Pages ----------------------------------------------------------------------------
+
+    def _overview(self, request: Request) -> Response:
+        jobs = [self._brief(job) for job in JobDir.all()]
+        pools = [_read(pool, pool_status) for pool in PoolDir.all()]
+        return self._page("overview.html", title="jobs", watch="", jobs=jobs, pools=pools)
+
+    def _brief(self, job: JobDir) -> dict[str, Any]:
+        """Return a job's line; it is read again once something has changed."""
+        seen, key = fingerprint([job]), str(job.path)
+        known = self._briefs.get(key)
+        if known is None or known[0] != seen:
+            known = self._briefs[key] = seen, _read(job, _row)
+        return known[1]
+
+    def _job(self, request: Request) -> Response:
+        job = JobDir.find(request.path_params["name"])
+        status = documents.status(job)
+        report, state, history = documents.with_history(job, job_documents.report)
+        with closing(Journal(job.journal, read_only=True)) as journal:
+            messages = list(islice(chain.messages(journal), MAX_MESSAGES))
+        return self._page(
+            "job.html",
+            title=job.name,
+            watch=f"jobs/{job.name}",
+            status=status,
+            lines=list(tables.status_lines(status, messages[0].at_s if messages else None)),
+            lanes=Markup(printable(lanes(scene_of(report, state, history)))),
+            messages=messages,
+            tables=list(history_tables(report)),
+        )
+
+    def _explain(self, request: Request) -> Response:
+        job = JobDir.find(request.path_params["name"])
+        about = request.path_params["about"]
+        document = explanation(job, None if about == "now" else about)
+        return self._page("explain.html", title=f"{job.name}: why", watch="", document=document)
+
+
+def _read(folder: Any, view: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+    """Return a view of a job or pool; of one that cannot be read its name and why."""
+    try:
+        return view(folder)
+    except (SpottrainError, sqlite3.Error, OSError) as error:
+        return {"name": folder.name, "error": str(error)}
+
+
+def _row(job: JobDir) -> dict[str, Any]:
+    """Return what the list of jobs has of one."""
+    status = documents.brief(job)
+    return status | {
+        "progress": tables.progress_line(status),
+        "money": tables.money_line(status),
+        "fleet": job_documents.fleet_line(status),
+    }
+
+
+def _watched(name: str) -> Callable[[], list[Folder]]:
+    """Return a function that returns the folders behind a page.
+
+    Args:
+        name: As ``jobs/NAME`` or ``pools/NAME``; empty: all of them.
+    """
+    kinds: Mapping[str, type[Folder]] = {"jobs": JobDir, "pools": PoolDir}
+    kind, _, one = name.partition("/")
+    if kind in kinds and one and "/" not in one:
+        folder = kinds[kind].named(one)
+        return lambda: [folder]
+    return lambda: [*JobDir.all(), *PoolDir.all()]
