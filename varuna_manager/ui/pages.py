@@ -9,21 +9,29 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Hashable, Mapping
 from contextlib import closing
 from itertools import islice
 from typing import Any
+from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response, StreamingResponse
+from starlette.responses import (
+    HTMLResponse,
+    JSONResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
 from starlette.routing import BaseRoute, Route
 
 import spottrain
 from spottrain.errors import ConfigError, SpottrainError
-from spottrain.eventlog.folder import Folder
+from spottrain.eventlog.folder import Folder, is_folder_name
 from spottrain.printable import printable
 from spottrain.redaction import redacted
 from spottrain.varuna_manager import format as fmt
@@ -31,19 +39,33 @@ from spottrain.varuna_manager.api import documents
 from spottrain.varuna_manager.api.trouble import trouble_of_machine
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.journal import Journal
+from spottrain.varuna_manager.jobs.logs import LogReader, vms_with_logs
+from spottrain.varuna_manager.jobs.measurements import Measurements
 from spottrain.varuna_manager.pool.report.document import status as pool_status
+from spottrain.varuna_manager.pool.report.page import (
+    divisions,
+    jobs_table,
+    lead,
+    pictures,
+)
 from spottrain.varuna_manager.pool.store.folder import PoolDir
 from spottrain.varuna_manager.reporting import documents as job_documents
 from spottrain.varuna_manager.reporting import tables
 from spottrain.varuna_manager.reporting.explain import chain
 from spottrain.varuna_manager.reporting.explain.document import explanation
 from spottrain.varuna_manager.reporting.html.charts import scene_of
+from spottrain.varuna_manager.reporting.html.curves import read_curves
 from spottrain.varuna_manager.reporting.html.lanes import lanes
 from spottrain.varuna_manager.reporting.text import history_tables
+from spottrain.varuna_manager.ui import deeds
+from spottrain.varuna_manager.ui.charts import charts
 from spottrain.varuna_manager.ui.watching import LOOK_S, fingerprint
 
 MAX_MESSAGES = 200
 """Events on a job's page, the newest."""
+MAX_LINES = 300
+"""Of each log, the last."""
+_BOTH = ("GET", "POST")
 _ALIVE_S = 15.0
 """Between signs of life, by which a browser notices that a tunnel is cut."""
 
@@ -64,6 +86,7 @@ class Pages:
     """
 
     def __init__(self, base: str, is_closing: Callable[[], bool]) -> None:
+        self._base = base
         self._is_closing = is_closing
         self._briefs: dict[str, tuple[Hashable, dict[str, Any]]] = {}
         loader = PackageLoader("spottrain.varuna_manager.ui")
@@ -86,7 +109,13 @@ class Pages:
             Route("/", self._answering(self._overview)),
             Route("/changes", self._changes),
             Route("/jobs/{name}", self._answering(self._job)),
+            Route("/jobs/{name}/logs", self._answering(self._logs)),
+            Route("/jobs/{name}/charts", self._answering(self._charts)),
             Route("/jobs/{name}/explain/{about}", self._answering(self._explain)),
+            Route("/jobs/{name}/do/{what}", self._answering(self._job_deed), methods=_BOTH),
+            Route("/pools/{name}", self._answering(self._pool)),
+            Route("/pools/{name}/do/limits", self._answering(self._pool_deed), methods=_BOTH),
+            Route("/pools/{name}/do/{what}/{job}", self._answering(self._pool_deed), methods=_BOTH),
         ]
 
     # --- Answers --------------------------------------------------------------------------
@@ -112,13 +141,13 @@ class Pages:
 
     async def _changes(self, request: Request) -> Response:
         """Stream an event whenever what a page shows has changed."""
-        watched = _watched(request.query_params.get("of", ""))
+        look = _watched(request.query_params.get("of", ""))
 
         async def stream() -> AsyncIterator[str]:
             seen: Hashable = None
             silent_s = 0.0
             while not self._is_closing():
-                now = await run_in_threadpool(lambda: fingerprint(watched()))
+                now = await run_in_threadpool(look)
                 if now != seen or silent_s >= _ALIVE_S:
                     yield ": alive\n\n" if now == seen else "data: changed\n\n"
                     seen, silent_s = now, 0.0
@@ -156,14 +185,82 @@ class Pages:
             lines=list(tables.status_lines(status, messages[0].at_s if messages else None)),
             lanes=Markup(printable(lanes(scene_of(report, state, history)))),
             messages=messages,
+            deeds=deeds.names(job),
             tables=list(history_tables(report)),
         )
+
+    def _charts(self, request: Request) -> Response:
+        job = JobDir.find(request.path_params["name"])
+        scene = scene_of(*documents.with_history(job, job_documents.report))
+        with closing(Measurements(job.measurements, read_only=True)) as measured:
+            return JSONResponse(charts(scene, read_curves(measured)))
 
     def _explain(self, request: Request) -> Response:
         job = JobDir.find(request.path_params["name"])
         about = request.path_params["about"]
         document = explanation(job, None if about == "now" else about)
         return self._page("explain.html", title=f"{job.name}: why", watch="", document=document)
+
+    def _logs(self, request: Request) -> Response:
+        job = JobDir.find(request.path_params["name"])
+        query = request.query_params
+        vm, rank = query.get("vm") or None, query.get("rank") or ""
+        if rank and not rank.isdigit():
+            raise ConfigError(f"rank: must be a number: got {rank}")
+        reader = LogReader(job, vm=vm, rank=int(rank) if rank else None)
+        logs = []
+        for new in reader.new_lines(is_last=True):
+            if lines := deque(new, MAX_LINES):
+                path = lines[-1][0].relative_to(job.path)
+                logs.append((str(path), "\n".join(line for _, line in lines)))
+        return self._page(
+            "logs.html",
+            title=f"{job.name}: logs",
+            watch=f"logs/{job.name}",
+            name=job.name,
+            vms=vms_with_logs(job),
+            vm=vm,
+            rank=rank,
+            logs=logs,
+        )
+
+    def _pool(self, request: Request) -> Response:
+        pool = PoolDir.find(request.path_params["name"])
+        document, changes = pool_status(pool), divisions(pool)
+        return self._page(
+            "pool.html",
+            title=f"pool {pool.name}",
+            watch=f"pools/{pool.name}",
+            pool=document,
+            lead=lead(document),
+            pictures=Markup(printable(pictures(document, changes))),
+            table=jobs_table(document, changes),
+        )
+
+    # --- Buttons --------------------------------------------------------------------------
+
+    def _job_deed(self, request: Request) -> Response:
+        job = JobDir.find(request.path_params["name"])
+        deed = deeds.of_job(job, request.path_params["what"], request.query_params)
+        return self._deed(request, deed, f"jobs/{quote(job.name)}")
+
+    def _pool_deed(self, request: Request) -> Response:
+        pool = PoolDir.find(request.path_params["name"])
+        if job := request.path_params.get("job"):
+            is_paused = request.path_params["what"] == "pause"
+            deed = deeds.of_pools_job(pool, job, is_paused)
+        else:
+            deed = deeds.of_pool(pool, request.query_params)
+        return self._deed(request, deed, f"pools/{quote(pool.name)}")
+
+    def _deed(self, request: Request, deed: deeds.Deed, back: str) -> Response:
+        """Show what a button does and costs; do it once that was confirmed."""
+        back = f"{self._base}/{back}"
+        if request.method == "POST" and deed.do is not None:
+            deed.do()
+            return RedirectResponse(back, 303)
+        query = request.url.query
+        return self._page("deed.html", title=deed.title, deed=deed, back=back, query=query)
 
 
 def _read(folder: Any, view: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
@@ -184,15 +281,15 @@ def _row(job: JobDir) -> dict[str, Any]:
     }
 
 
-def _watched(name: str) -> Callable[[], list[Folder]]:
-    """Return a function that returns the folders behind a page.
+def _watched(name: str) -> Callable[[], Hashable]:
+    """Return a function that returns what differs once a page has changed.
 
     Args:
-        name: As ``jobs/NAME`` or ``pools/NAME``; empty: all of them.
+        name: As ``jobs/NAME``, ``logs/NAME`` or ``pools/NAME``; empty: all jobs and pools.
     """
-    kinds: Mapping[str, type[Folder]] = {"jobs": JobDir, "pools": PoolDir}
+    kinds: Mapping[str, type[Folder]] = {"jobs": JobDir, "logs": JobDir, "pools": PoolDir}
     kind, _, one = name.partition("/")
-    if kind in kinds and one and "/" not in one:
+    if kind in kinds and is_folder_name(one):
         folder = kinds[kind].named(one)
-        return lambda: [folder]
-    return lambda: [*JobDir.all(), *PoolDir.all()]
+        return lambda: fingerprint([folder], logs=kind == "logs")
+    return lambda: fingerprint([*JobDir.all(), *PoolDir.all()])

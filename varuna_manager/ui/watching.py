@@ -15,14 +15,20 @@ _TICK_S = 10
 """Money and time go on while nothing happens: what runs changes so often at least."""
 
 
-def fingerprint(folders: Iterable[Folder]) -> Hashable:
-    """Return what differs once one of them has changed, is there or is gone."""
+def fingerprint(folders: Iterable[Folder], *, logs: bool = False) -> Hashable:
+    """Return what differs once one of them has changed, is there or is gone.
+
+    Args:
+        folders: Of jobs and pools.
+        logs: Whether their logs count, too.
+    """
     tick = int(time.time() // _TICK_S)
     return tuple(
         (
             str(folder.path),
             *(_stamp(f"{folder.path}/{name}") for name in _FILES),
             tick if folder.is_managed() else None,
+            *(map(_stamp, sorted(map(str, folder.path.rglob("*.log")))) if logs else ()),
         )
         for folder in folders
     )

@@ -25,6 +25,8 @@ from spottrain.varuna_manager.reporting.timeline import LANES
 MAX_MARKS = 400
 """Marks of one lane with a hover title; further ones have none."""
 MAX_PLANS = 1500
+MAX_HEADROOM = 4
+"""A budget further above what was spent, as a factor, is not drawn: the rest would be flat."""
 MAX_HITS = 150
 """Interruptions drawn through all charts; they also have a lane of their own."""
 _THIN = 3.0
@@ -185,10 +187,10 @@ def money(scene: Scene) -> str:
     """Draw the money spent, the same on demand, and the budget."""
     cost = scene.report["cost"]
     spent, on_demand = money_lines(scene)
-    budgets = [(at_s, usd) for at_s, usd in scene.history.budgets if math.isfinite(usd)]
+    budgets = budget_line(scene)
     most = max(value for line in (spent, on_demand, [(0, 0)]) for _, value in line)
     caps = max((usd for _, usd in budgets), default=0.0)
-    top = plot.nice_top(max(most, caps if caps < 4 * most else 0.0))
+    top = plot.nice_top(max(most, caps if caps < MAX_HEADROOM * most else 0.0))
     frame = scene.frame(top, height=150)
     parts = [plot.axes(frame, _halves(top, _price)), scene.hits(frame)]
     parts.append(plot.path(plot.line_path(frame, on_demand), "line c2", "on demand"))
@@ -279,6 +281,11 @@ def money_lines(scene: Scene) -> tuple[list[Point], list[Point]]:
         _spent_over_time(scene.rented, usd, other_usd, scene.from_s, scene.to_s) for usd in costs
     )
     return spent, on_demand
+
+
+def budget_line(scene: Scene) -> list[Point]:
+    """Return the budgets that there were, each from when it held on."""
+    return [(at_s, usd) for at_s, usd in scene.history.budgets if math.isfinite(usd)]
 
 
 def _means(bins: Sequence[Bin], width_s: float, to_s: float) -> list[Point]:

@@ -31,6 +31,89 @@ async function read() {
   }
 }
 
+// --- Charts --------------------------------------------------------------------------------
+
+const drawn = new Map(); // by title
+
+function elapsed(seconds) {
+  if (seconds < 120) return `${Math.round(seconds)} s`;
+  const minutes = Math.round(seconds / 60);
+  if (minutes < 120) return `${minutes} min`;
+  return `${Math.floor(minutes / 60)}:${String(minutes % 60).padStart(2, "0")} h`;
+}
+
+function short(value) {
+  return value === null || value === undefined ? "-" : String(Number(value.toPrecision(5)));
+}
+
+function build(chart, place) {
+  const style = getComputedStyle(document.documentElement);
+  const colour = (name) => style.getPropertyValue(name).trim();
+  const axis = { stroke: colour("--soft"), grid: { stroke: colour("--rule"), width: 1 }, size: 54 };
+  const label = chart.axis === "time" ? elapsed : String;
+  const series = chart.lines.map((line) => ({
+    label: line.name,
+    stroke: colour(`--c${line.colour % 6}`),
+    width: 1.5,
+    dash: line.steps ? [5, 4] : undefined,
+    paths: line.steps ? uPlot.paths.stepped({ align: 1 }) : undefined,
+    spanGaps: !line.steps,
+    points: { show: !line.steps && line.x.length < 3 },
+    value: (plot, value) => short(value),
+  }));
+  const options = {
+    width: place.clientWidth, height: 210,
+    scales: { x: { time: false } },
+    axes: [{ ...axis, size: 28, values: (plot, ticks) => ticks.map(label) }, axis],
+    series: [{ label: chart.axis, value: (plot, value) => (value === null ? "-" : label(value)) }, ...series],
+  };
+  return new uPlot(options, data(chart), place);
+}
+
+// Lines have places of their own; where another one has a value, they go on, and where they
+// say null, they end.
+function data(chart) {
+  const tables = chart.lines.map((line) => [line.x, line.y]);
+  return uPlot.join(tables, tables.map((table) => table.map(() => 1)));
+}
+
+async function draw() {
+  const section = document.querySelector("[data-charts]");
+  if (!section) return;
+  const answer = await fetch(section.dataset.charts, { cache: "no-store" });
+  if (!answer.ok) return;
+  for (const chart of await answer.json()) {
+    const names = chart.lines.map((line) => line.name).join("\n");
+    const known = drawn.get(chart.title);
+    if (known && known.names === names) {
+      known.plot.setData(data(chart));
+      continue;
+    }
+    if (known) known.figure.remove();
+    const figure = document.createElement("figure");
+    const caption = document.createElement("figcaption");
+    const title = document.createElement("b");
+    title.textContent = chart.title;
+    caption.append(title);
+    figure.append(caption);
+    section.append(figure);
+    drawn.set(chart.title, { plot: build(chart, figure), names, figure });
+  }
+}
+
+function redraw() {
+  drawn.forEach((one) => { one.plot.destroy(); one.figure.remove(); });
+  drawn.clear();
+  refresh();
+}
+
+window.addEventListener("resize", () => {
+  drawn.forEach((one) => one.plot.setSize({ width: one.figure.clientWidth, height: 210 }));
+});
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+
+// --- Changes -------------------------------------------------------------------------------
+
 async function refresh() {
   again = true;
   if (reading) return;
@@ -40,6 +123,7 @@ async function refresh() {
     const begun = performance.now();
     try {
       await read();
+      await draw();
     } catch {
       tell("the panel does not answer: is 'spottrain ui' still running, and the tunnel up?");
     }
