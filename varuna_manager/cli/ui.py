@@ -33,12 +33,11 @@ def ui(
                 f"from your own machine: ssh -N -L {here}:127.0.0.1:{here} {name}, then open it there"
             )
         with contextlib.suppress(KeyboardInterrupt):
-            asyncio.run(serve(listener, token))
+            asyncio.run(serving(token).serve(sockets=[listener]))
 
 
-async def serve(listener: socket.socket, token: str) -> None:
-    """Serve the panel until it is interrupted."""
-    server = Server(
-        app(token, lambda base: Pages(base, lambda: server.should_exit).routes()), grace_s=1
-    )
-    await server.serve(sockets=[listener])
+def serving(token: str) -> Server:
+    """Return the server of the panel."""
+    server: Server
+    server = Server(app(token, lambda base: Pages(base, lambda: server.should_exit).routes()), 1)
+    return server

@@ -22,6 +22,9 @@ Chart = dict[str, Any]
 has a ``name``, a ``colour`` (number of a CSS variable), ``x``, ``y``, and ``steps`` if a value
 holds until the next one."""
 
+_GAP_S = 1e-3
+"""After which a line that has ended is no more."""
+
 
 def charts(scene: Scene, curves: Curves) -> list[Chart]:
     """Return the charts of a job that have something to show."""
@@ -55,8 +58,10 @@ def _predictions(scene: Scene, number: int) -> Iterator[tuple[float, float | Non
     for plan in scene.plans:
         speeds = predicted(scene, plan)
         if number < len(speeds):
+            end_s = plan["started_at_s"] + plan["ran_s"]
             yield plan["started_at_s"], speeds[number]
-            yield plan["started_at_s"] + plan["ran_s"], None
+            yield end_s, speeds[number]
+            yield end_s + _GAP_S, None
 
 
 def _money(scene: Scene) -> Chart:

@@ -24,6 +24,7 @@ from spottrain.varuna_manager.jobs.follow import read_state
 from spottrain.varuna_manager.launch import control, limits
 from spottrain.varuna_manager.launch.submit import can_be_resumed
 from spottrain.varuna_manager.pool.report.document import status as pool_status
+from spottrain.varuna_manager.pool.report.tables import spent
 from spottrain.varuna_manager.pool.store.client import ask_pool, read_changes
 from spottrain.varuna_manager.pool.store.folder import PoolDir
 
@@ -121,8 +122,8 @@ def _rest(report: Mapping[str, Any]) -> Iterator[str]:
         about = f"for about {dollars(usd)}, at what an example has cost so far"
     yield f"{counted(left, 'step')} are left, {about}."
     if budget is not None:
-        spent = report["usd_spent"]
-        yield f"{dollars(spent)} are spent; the budget leaves {dollars(max(0.0, budget - spent))}."
+        left_usd = dollars(max(0.0, budget - report["usd_spent"]))
+        yield f"{dollars(report['usd_spent'])} are spent; the budget leaves {left_usd}."
 
 
 def _resume(job: JobDir, query: Query) -> Deed:
@@ -177,11 +178,10 @@ def of_pool(pool: PoolDir, query: Query) -> Deed:
     fields = {key: query.get(key, "").strip() for key in POOL_LIMITS}
     given = [f"{key}={value}" for key, value in fields.items() if value]
     held = sum(kind["held"] for kind in status["kinds"])
-    rate, cap = dollars(status["usd_per_hour"]), dollars(status["max_usd_per_hour"])
-    costs = [
-        f"{held} of {status['max_vms']} VMs are rented, for {rate} an hour of at most {cap}.",
-        f"{dollars(status['usd_spent'])} of {dollars(status['max_usd'])} are spent.",
-    ]
+    rate, cap = dollars(status["usd_per_hour"]), status["max_usd_per_hour"]
+    of = "" if cap is None else f" of at most {dollars(cap)}"
+    most = counted(int(status["max_vms"]), "VM")
+    costs = [f"{held} of {most} are rented, for {rate} an hour{of}.", f"{spent(status)}."]
     changes = read_changes(given)
     if given:
         costs.append(

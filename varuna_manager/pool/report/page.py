@@ -170,4 +170,4 @@ def _drawn(
                 size = of_job[name][k] if name in of_job else 0
                 sizes.append((change.at_s - from_s, min(size, vms)))
             found.append(Allocation(name, kind, tuple(sizes)))
-    return drawing(kinds, found, until_s - from_s)
+    return drawing(kinds, found, until_s - from_s, is_alone=False)
