@@ -159,7 +159,7 @@ class ManagerLoop(Loop[State, e.Event, c.Command]):
         self._log_writer = _LogWriter()
         self._is_unjournalled = False
         """Whether the job is being ended, as the journal cannot be written any more."""
-        self._metrics = JobMetrics(lambda: self.state, self.now_s)
+        self._metrics = JobMetrics(lambda: self.state, self.now_s, self.sessions.gpus)
         self._timer: asyncio.TimerHandle | None = None
 
     async def run(self) -> c.Outcome:
@@ -455,6 +455,8 @@ class ManagerLoop(Loop[State, e.Event, c.Command]):
                 self.feed(e.ClockSet(at_s=self.now_s(), by_s=by_s))
             for event in self._watches.stalled(self.state, self.now_s()):
                 self.feed(event)
+            if gpus := self.sessions.gpus():
+                await asyncio.to_thread(self._job.keep_gpu_uses, gpus)
             await asyncio.sleep(CLOCK_POLL_S)
 
     def _on_heard(self, vm_id: str) -> None:

@@ -18,7 +18,7 @@ from spottrain.varuna_manager.reporting.columns import columns
 from spottrain.varuna_manager.reporting.documents import fleet_line
 from spottrain.varuna_manager.reporting.measured import SKIPPED
 from spottrain.varuna_manager.reporting.sparkline import bars
-from spottrain.varuna_manager.reporting.text import history_tables
+from spottrain.varuna_manager.reporting.text import RowsTable, history_tables
 from spottrain.varuna_manager.reporting.utilisation import use_line
 from spottrain.wire.model import ModelFacts
 
@@ -207,17 +207,36 @@ def jobs_table(jobs: Iterable[dict[str, Any]]) -> Table:
 
 def fleet_table(status: dict[str, Any]) -> Table:
     """Return a table of a job's VMs, one per row."""
-    table = columns("VM", "PHASE", "ZONE", "TYPE", "SLOTS", "r:$/HOUR")
-    for vm in status["fleet"]:
-        table.add_row(
-            vm["vm_id"],
-            _phase(vm),
-            vm["zone"],
-            vm["instance_type"] + ("" if vm["spot"] else " (on demand)"),
-            str(vm["slots"]),
-            fmt.dollars(vm["usd_per_hour"]),
-        )
+    rows = fleet_rows(status)
+    table = columns(*_headings(rows.columns))
+    for row in rows.rows:
+        table.add_row(*row)
     return table
+
+
+def _headings(names: Iterable[str]) -> Iterator[str]:
+    """Yield names of columns as the terminal shows them."""
+    for name in names:
+        yield f"r:{name[2:].upper()}" if name[:2] == "r:" else name.upper()
+
+
+def fleet_rows(status: dict[str, Any]) -> RowsTable:
+    """Return a job's VMs."""
+    return RowsTable(
+        "Machines",
+        ("VM", "phase", "zone", "type", "slots", "r:$/hour"),
+        [
+            (
+                vm["vm_id"],
+                _phase(vm),
+                vm["zone"],
+                vm["instance_type"] + ("" if vm["spot"] else " (on demand)"),
+                str(vm["slots"]),
+                fmt.dollars(vm["usd_per_hour"]),
+            )
+            for vm in status["fleet"]
+        ],
+    )
 
 
 def _phase(vm: dict[str, Any]) -> str:
@@ -231,10 +250,7 @@ def summary(report: dict[str, Any]) -> Iterator[RenderableType]:
     """Yield the tables of ``spottrain report``, after a line about its devices."""
     yield Text(f"computes on {report['computes_on']}")
     for one in history_tables(report):
-        names = (
-            f"r:{name[2:].upper()}" if name[:2] == "r:" else name.upper() for name in one.columns
-        )
-        table = columns(*names, title=one.title)
+        table = columns(*_headings(one.columns), title=one.title)
         for row in one.rows:
             table.add_row(*map(Text, row))
         yield table if one.rows else f"{one.title}: none"

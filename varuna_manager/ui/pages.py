@@ -7,10 +7,9 @@ clouds and users' code: templates escape all of it.
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
 from contextlib import closing
 from itertools import islice
 from typing import Any
@@ -18,7 +17,6 @@ from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import (
     HTMLResponse,
@@ -31,7 +29,6 @@ from starlette.routing import BaseRoute, Route
 
 import spottrain
 from spottrain.errors import ConfigError, SpottrainError
-from spottrain.eventlog.folder import Folder, is_folder_name
 from spottrain.printable import printable
 from spottrain.redaction import redacted
 from spottrain.varuna_manager import format as fmt
@@ -56,18 +53,16 @@ from spottrain.varuna_manager.reporting.explain.document import explanation
 from spottrain.varuna_manager.reporting.html.charts import scene_of
 from spottrain.varuna_manager.reporting.html.curves import read_curves
 from spottrain.varuna_manager.reporting.html.lanes import lanes
-from spottrain.varuna_manager.reporting.text import history_tables
+from spottrain.varuna_manager.reporting.text import RowsTable, history_tables
 from spottrain.varuna_manager.ui import deeds
 from spottrain.varuna_manager.ui.charts import charts
-from spottrain.varuna_manager.ui.watching import LOOK_S, fingerprint
+from spottrain.varuna_manager.ui.watching import changes, fingerprint
 
 MAX_MESSAGES = 200
 """Events on a job's page, the newest."""
 MAX_LINES = 300
 """Of each log, the last."""
 _BOTH = ("GET", "POST")
-_ALIVE_S = 15.0
-"""Between signs of life, by which a browser notices that a tunnel is cut."""
 
 
 def _shown(value: Any) -> Any:
@@ -140,21 +135,8 @@ class Pages:
         return HTMLResponse(text.encode("utf-8", "replace"), code)
 
     async def _changes(self, request: Request) -> Response:
-        """Stream an event whenever what a page shows has changed."""
-        look = _watched(request.query_params.get("of", ""))
-
-        async def stream() -> AsyncIterator[str]:
-            seen: Hashable = None
-            silent_s = 0.0
-            while not self._is_closing():
-                now = await run_in_threadpool(look)
-                if now != seen or silent_s >= _ALIVE_S:
-                    yield ": alive\n\n" if now == seen else "data: changed\n\n"
-                    seen, silent_s = now, 0.0
-                await asyncio.sleep(LOOK_S)
-                silent_s += LOOK_S
-
-        return StreamingResponse(stream(), media_type="text/event-stream")
+        stream = changes(request.query_params.get("of", ""), self._is_closing)
+        return StreamingResponse(stream, media_type="text/event-stream")
 
     # --- Pages ----------------------------------------------------------------------------
 
@@ -185,6 +167,8 @@ class Pages:
             lines=list(tables.status_lines(status, messages[0].at_s if messages else None)),
             lanes=Markup(printable(lanes(scene_of(report, state, history)))),
             messages=messages,
+            fleet=tables.fleet_rows(status),
+            gpus=_gpu_rows(job),
             deeds=deeds.names(job),
             tables=list(history_tables(report)),
         )
@@ -281,15 +265,20 @@ def _row(job: JobDir) -> dict[str, Any]:
     }
 
 
-def _watched(name: str) -> Callable[[], Hashable]:
-    """Return a function that returns what differs once a page has changed.
-
-    Args:
-        name: As ``jobs/NAME``, ``logs/NAME`` or ``pools/NAME``; empty: all jobs and pools.
-    """
-    kinds: Mapping[str, type[Folder]] = {"jobs": JobDir, "logs": JobDir, "pools": PoolDir}
-    kind, _, one = name.partition("/")
-    if kind in kinds and is_folder_name(one):
-        folder = kinds[kind].named(one)
-        return lambda: fingerprint([folder], logs=kind == "logs")
-    return lambda: fingerprint([*JobDir.all(), *PoolDir.all()])
+def _gpu_rows(job: JobDir) -> RowsTable:
+    """Return what the GPUs of a job's VMs do, if its manager runs to know it."""
+    names = ("VM", "r:GPU", "r:busy", "r:memory used", "r:power", "r:temperature")
+    uses = job.gpu_uses() if job.is_managed() else {}
+    rows = [
+        (
+            vm_id,
+            str(use.index),
+            fmt.NOTHING if use.utilisation is None else f"{use.utilisation:.0%}",
+            fmt.size(use.memory_used_bytes),
+            fmt.NOTHING if use.power_w is None else f"{use.power_w:.0f} W",
+            fmt.NOTHING if use.temperature_c is None else f"{use.temperature_c:.0f} °C",
+        )
+        for vm_id, gpus in uses.items()
+        for use in gpus
+    ]
+    return RowsTable("GPUs", names, rows)
