@@ -34,6 +34,8 @@ async function read() {
 // --- Charts --------------------------------------------------------------------------------
 
 const drawn = new Map(); // by title
+const TICKS_S = [1, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 43200, 86400, 432000];
+const POWERS = Array.from({ length: 9 }, (_, n) => 10 ** n);
 
 function elapsed(seconds) {
   if (seconds < 120) return `${Math.round(seconds)} s`;
@@ -64,7 +66,13 @@ function build(chart, place) {
   const options = {
     width: place.clientWidth, height: 210,
     scales: { x: { time: false } },
-    axes: [{ ...axis, size: 28, values: (plot, ticks) => ticks.map(label) }, axis],
+    axes: [
+      {
+        ...axis, size: 28, values: (plot, ticks) => ticks.map(label),
+        incrs: chart.axis === "time" ? TICKS_S : [1, 2, 5].flatMap((n) => POWERS.map((p) => n * p)).sort((a, b) => a - b),
+      },
+      axis,
+    ],
     series: [{ label: chart.axis, value: (plot, value) => (value === null ? "-" : label(value)) }, ...series],
   };
   return new uPlot(options, data(chart), place);
