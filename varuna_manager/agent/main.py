@@ -145,6 +145,7 @@ class Agent:
         # SimpleQueue.put may be called from a signal handler, Event.set may not.
         self._ends: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
         self._outbox = Outbox()
+        self._gpu_watch: GpuWatch | None = None
         self._closing = threading.Event()
         self._route = Route(bootstrap.manager_url, folder / MANAGER_ADDRESS)
         self._clients: list[ManagerClient] = []
@@ -371,7 +372,10 @@ class Agent:
         received, sequence, heard_at = 0, 0, time.monotonic()
         while True:
             beat = messages.Heartbeat(
-                vm_id=self._bootstrap.vm_id, sequence=sequence, received=received
+                vm_id=self._bootstrap.vm_id,
+                sequence=sequence,
+                received=received,
+                gpus=self._gpu_watch.uses if self._gpu_watch else (),
             )
             sequence += 1
             try:
@@ -481,7 +485,7 @@ class Agent:
 
         try:
             with open_nvml() as driver:
-                watch = GpuWatch(
+                self._gpu_watch = GpuWatch(
                     driver,
                     devices.gpus,
                     self._outbox.add,
@@ -489,7 +493,7 @@ class Agent:
                     logger.warning,
                     is_own=self._is_own,
                 )
-                watch.run(self._closing)
+                self._gpu_watch.run(self._closing)
         except NoNvmlError as error:
             logger.warning("GPUs are not watched: %s", error)
 

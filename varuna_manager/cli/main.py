@@ -43,6 +43,7 @@ COMMANDS: Mapping[str, str] = {
     "down": "spottrain.varuna_manager.cli.run:down",
     "manager-unit": "spottrain.varuna_manager.cli.run:manager_unit",
     "status": "spottrain.varuna_manager.cli.status:status",
+    "ui": "spottrain.varuna_manager.cli.ui:ui",
     "logs": "spottrain.varuna_manager.cli.logs:logs",
     "events": "spottrain.varuna_manager.cli.show:events",
     "explain": "spottrain.varuna_manager.cli.show:explain",

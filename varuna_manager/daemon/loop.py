@@ -110,7 +110,7 @@ class ManagerLoop(Loop[State, e.Event, c.Command]):
         self._job = JobDir(workdir.parent)
         self._logs = VmLogs(self._job)
         self._effects = EffectRunner(self, provider, self.sessions, identity, url)
-        self._metrics = JobMetrics(lambda: self.state, self.now_s)
+        self._metrics = JobMetrics(lambda: self.state, self.now_s, self.sessions.gpus)
         self.requests = Requests(
             self,
             self._put,
@@ -419,6 +419,8 @@ class ManagerLoop(Loop[State, e.Event, c.Command]):
                 self.feed(e.ClockSet(at_s=self.now_s(), by_s=by_s))
             for event in self._watches.stalled(self.state, self.now_s()):
                 self.feed(event)
+            if gpus := self.sessions.gpus():
+                await asyncio.to_thread(self._job.keep_gpu_uses, gpus)
             await asyncio.sleep(CLOCK_POLL_S)
 
     def _on_heard(self, vm_id: str) -> None:

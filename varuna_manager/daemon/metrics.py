@@ -27,6 +27,7 @@ from spottrain.varuna_manager.core.model.state import (
     rate_usd_per_hour,
     spent_usd,
 )
+from spottrain.varuna_manager.jobs.folder import GpuUses
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _WRITE_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
@@ -38,10 +39,17 @@ class JobMetrics(Collector):
     Args:
         state: Returns its state.
         now_s: Returns seconds since the epoch, by the manager's clock.
+        gpus: Returns what the GPUs of VMs do, by VM.
     """
 
-    def __init__(self, state: Callable[[], State], now_s: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        state: Callable[[], State],
+        now_s: Callable[[], float],
+        gpus: Callable[[], GpuUses] = dict,
+    ) -> None:
         self._state = state
+        self._gpus = gpus
         self._now_s = now_s
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -71,6 +79,7 @@ class JobMetrics(Collector):
         yield _vms(state)
         yield _interruptions(state)
         yield from _changes(state)
+        yield from _gpu_uses(self._gpus())
 
 
 def _gauge(name: str, text: str, value: float | None) -> Iterator[Metric]:
@@ -166,3 +175,23 @@ def _changes(state: State) -> Iterator[Metric]:
     yield _counter("morphs", "Planned changes of the plan.", tally.morphs)
     text = "Generations that broke and were recovered from."
     yield _counter("recoveries", text, tally.recoveries)
+
+
+_GPU_GAUGES = {
+    "utilisation": ("utilisation_ratio", "Share of the last second in which a kernel ran."),
+    "memory_used_bytes": ("memory_used_bytes", "Memory in use."),
+    "power_w": ("power_watts", "Power drawn."),
+    "temperature_c": ("temperature_celsius", "Temperature."),
+}
+"""Fields of ``GpuUse``: what their metrics are called, and their help."""
+
+
+def _gpu_uses(uses: GpuUses) -> Iterator[Metric]:
+    for field, (name, text) in _GPU_GAUGES.items():
+        metric = GaugeMetricFamily(f"spottrain_gpu_{name}", text, labels=("vm", "gpu"))
+        for vm_id, gpus in uses.items():
+            for use in gpus:
+                if (value := getattr(use, field)) is not None:
+                    metric.add_metric((vm_id, str(use.index)), value)
+        if metric.samples:
+            yield metric

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, KeysView, Mapping
 from dataclasses import dataclass, field
 
 from spottrain.errors import SpottrainError
+from spottrain.varuna_manager.jobs.folder import GpuUses
 from spottrain.varuna_manager.jobs.identity import token_sha256
 from spottrain.wire.messages import (
     Command,
@@ -22,6 +23,7 @@ from spottrain.wire.messages import (
     ReportAnswer,
     ReportBatch,
 )
+from spottrain.wire.model import GpuUse
 
 _RECONNECT_S, _RECONNECT_S_PER_VM = 5.0, 0.0026
 """Twice what 10,000 agents took on two cores, 13.3 s (docs/operating.md): most of it
@@ -48,6 +50,8 @@ class _Session:
     """The next commands, in order."""
     waiting: asyncio.Future[None] | None = None
     """The long poll that is open."""
+    gpus: tuple[GpuUse, ...] = ()
+    """What its GPUs did when it last called."""
 
 
 class AgentSessions:
@@ -139,7 +143,7 @@ class AgentSessions:
                 f"heartbeat is stale: got sequence {beat.sequence} after "
                 f"{session.sequence}; only one agent may speak for a VM"
             )
-        session.sequence = beat.sequence
+        session.sequence, session.gpus = beat.sequence, beat.gpus
         self._hear(beat.vm_id, session)
         _drop_delivered(session, beat.received)
         if not session.commands:
@@ -147,6 +151,14 @@ class AgentSessions:
         if self._sessions.get(beat.vm_id) is not session:
             raise OutOfStepError(f"VM {beat.vm_id} has been given up")
         return HeartbeatAnswer(commands=tuple(session.commands))
+
+    def gpus(self) -> GpuUses:
+        """Return what the GPUs of VMs that are heard did last, by VM."""
+        return {
+            vm_id: session.gpus
+            for vm_id, session in self._sessions.items()
+            if session.gpus and not session.silent
+        }
 
     def release(self) -> None:
         """Answer every open long poll now, so that the server can close."""

@@ -13,6 +13,7 @@ Beside what ``eventlog.folder`` names:
                        metrics.jsonl    its measurements, a line each
                        tracking/        of the processes that write them
                        tracking.json    what is in their way
+                       gpus.json        what GPUs did a moment ago
                        traces/          of 'spottrain profile' and 'timeline'
     <home>/cache/                       facts and profiles by fingerprint
 """
@@ -22,21 +23,24 @@ from __future__ import annotations
 import json
 import logging
 import tarfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spottrain.codec import decode, encode
-from spottrain.errors import ConfigError
+from spottrain.errors import ConfigError, WireError
 from spottrain.eventlog.folder import Folder
 from spottrain.files import write_whole
-from spottrain.wire.model import ModelFacts
+from spottrain.wire.model import GpuUse, ModelFacts
 
 if TYPE_CHECKING:
     from spottrain.varuna_manager.config.job import JobConfig
 
 logger = logging.getLogger(__name__)
 
+GpuUses = Mapping[str, tuple[GpuUse, ...]]
+"""By VM."""
 COMMIT = "comment"
 """Header of the user's packed code that holds its commit, as ``git archive`` writes it."""
 
@@ -109,6 +113,23 @@ class JobDir(Folder):
     def traces(self) -> Path:
         """What ``spottrain profile`` and ``timeline`` have recorded, a folder each time."""
         return self.path / "traces"
+
+    @property
+    def gpu_uses_file(self) -> Path:
+        """What GPUs did a moment ago, by VM."""
+        return self.path / "gpus.json"
+
+    def keep_gpu_uses(self, uses: GpuUses) -> None:
+        """Store what the GPUs of VMs do, for people."""
+        try_to_write_text(self.gpu_uses_file, encode(uses))
+
+    def gpu_uses(self) -> GpuUses:
+        """Return what GPUs did a moment ago, by VM; empty if that is not known."""
+        try:
+            uses: GpuUses = decode(GpuUses, self.gpu_uses_file.read_text())
+            return uses
+        except (OSError, ValueError, WireError):
+            return {}
 
     def config(self) -> JobConfig:
         """Return the job's configuration at launch."""

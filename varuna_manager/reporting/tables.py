@@ -18,7 +18,7 @@ from spottrain.varuna_manager.reporting.columns import columns
 from spottrain.varuna_manager.reporting.documents import fleet_line
 from spottrain.varuna_manager.reporting.measured import SKIPPED
 from spottrain.varuna_manager.reporting.sparkline import bars
-from spottrain.varuna_manager.reporting.text import history_tables
+from spottrain.varuna_manager.reporting.text import RowsTable, history_tables
 from spottrain.varuna_manager.reporting.utilisation import use_line
 from spottrain.wire.model import ModelFacts
 
@@ -42,36 +42,50 @@ def live_panel(status: dict[str, Any], last_at_s: float | None) -> Panel:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(ratio=1)
-    grid.add_row("computes on", Text(status["computes_on"]))
-    grid.add_row("step", _progress(status))
-    grid.add_row("loss", Text(loss_line(status) + nonfinite_words(status)))
+    for name, line in status_lines(status, last_at_s):
+        grid.add_row(name, _progress(status) if name == STEP else Text(line))
+    state = status["state"]
+    title = f"{status['name']} · {state} · {fmt.duration(status['wall_s'])}"
+    return Panel(grid, title=title, border_style=COLOURS.get(state, "red"))
+
+
+STEP = "step"
+"""Name of the line of ``status_lines`` beside which there is room for a bar."""
+
+
+def status_lines(status: dict[str, Any], last_at_s: float | None) -> Iterator[tuple[str, str]]:
+    """Yield the lines of the live view of a job with their names.
+
+    Args:
+        status: From ``documents.status``.
+        last_at_s: When the last event happened, seconds since the epoch.
+    """
+    yield "computes on", status["computes_on"]
+    yield STEP, progress_line(status)
+    yield "loss", loss_line(status) + nonfinite_words(status)
     compute = use_line(status)
     speed = _speed(status["examples_per_s"])
     if tokens_per_s := status.get("newest", {}).get("tokens_per_s"):
         speed += f" · {tokens_per_s:,.0f} tokens/s"
-    grid.add_row("speed", speed + (f" · {compute}" if compute else ""))
-    grid.add_row("cost", money_line(status))
+    yield "speed", speed + (f" · {compute}" if compute else "")
+    yield "cost", money_line(status)
     if (deadline := status["forecast"]) is not None:
         # Not above: few jobs have one, and ``status`` must answer at once.
         from spottrain.varuna_manager.reporting.deadline import deadline_line
 
-        grid.add_row("forecast", deadline_line(deadline, status["deadline_s"]))
+        yield "forecast", deadline_line(deadline, status["deadline_s"])
     safety = safety_line(status)
-    grid.add_row("fleet", fleet_line(status) + (f" · {safety}" if safety else ""))
-    grid.add_row("plan", plan_line(status))
+    yield "fleet", fleet_line(status) + (f" · {safety}" if safety else "")
+    yield "plan", plan_line(status)
     if (move := status["move"]) is not None:
-        where = f"from {move['from']} to {move['to']}"
-        grid.add_row("moving", Text(f"{where}: {move['why']}"))
+        yield "moving", f"from {move['from']} to {move['to']}: {move['why']}"
     if interval := checkpoints_line(status):
-        grid.add_row("checkpoints", interval)
-    grid.add_row("now", Text(status["activity"]))
+        yield "checkpoints", interval
+    yield "now", status["activity"]
     for sink, trouble in status.get("tracking", {}).items():
-        grid.add_row("tracking", Text(f"{sink}: {trouble}"))
+        yield "tracking", f"{sink}: {trouble}"
     moment = "" if last_at_s is None else f"{fmt.clock(last_at_s)} "
-    grid.add_row("last event", Text(moment + (status["last_event"] or fmt.NOTHING)))
-    state = status["state"]
-    title = f"{status['name']} · {state} · {fmt.duration(status['wall_s'])}"
-    return Panel(grid, title=title, border_style=COLOURS.get(state, "red"))
+    yield "last event", moment + (status["last_event"] or fmt.NOTHING)
 
 
 def loss_line(status: dict[str, Any]) -> str:
@@ -92,13 +106,18 @@ def _short(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _progress(status: dict[str, Any]) -> RenderableType:
+def progress_line(status: dict[str, Any]) -> str:
+    """Return the steps done, their share, and the time left."""
     step, steps = status["step"], status["steps"]
-    row = Table.grid(padding=(0, 2))
     left = status["time_left_s"]
-    words = "" if left is None else f"about {fmt.duration(left)} left"
-    bar = ProgressBar(total=steps, completed=step, width=24)
-    row.add_row(f"{step} of {steps}", bar, f"{100 * step / steps:.0f} %", words)
+    words = "" if left is None else f" · about {fmt.duration(left)} left"
+    return f"{step} of {steps} · {100 * step / steps:.0f} %{words}"
+
+
+def _progress(status: dict[str, Any]) -> RenderableType:
+    row = Table.grid(padding=(0, 2))
+    bar = ProgressBar(total=status["steps"], completed=status["step"], width=24)
+    row.add_row(bar, progress_line(status))
     return row
 
 
@@ -188,17 +207,36 @@ def jobs_table(jobs: Iterable[dict[str, Any]]) -> Table:
 
 def fleet_table(status: dict[str, Any]) -> Table:
     """Return a table of a job's VMs, one per row."""
-    table = columns("VM", "PHASE", "ZONE", "TYPE", "SLOTS", "r:$/HOUR")
-    for vm in status["fleet"]:
-        table.add_row(
-            vm["vm_id"],
-            _phase(vm),
-            vm["zone"],
-            vm["instance_type"] + ("" if vm["spot"] else " (on demand)"),
-            str(vm["slots"]),
-            fmt.dollars(vm["usd_per_hour"]),
-        )
+    rows = fleet_rows(status)
+    table = columns(*_headings(rows.columns))
+    for row in rows.rows:
+        table.add_row(*row)
     return table
+
+
+def _headings(names: Iterable[str]) -> Iterator[str]:
+    """Yield names of columns as the terminal shows them."""
+    for name in names:
+        yield f"r:{name[2:].upper()}" if name[:2] == "r:" else name.upper()
+
+
+def fleet_rows(status: dict[str, Any]) -> RowsTable:
+    """Return a job's VMs."""
+    return RowsTable(
+        "Machines",
+        ("VM", "phase", "zone", "type", "slots", "r:$/hour"),
+        [
+            (
+                vm["vm_id"],
+                _phase(vm),
+                vm["zone"],
+                vm["instance_type"] + ("" if vm["spot"] else " (on demand)"),
+                str(vm["slots"]),
+                fmt.dollars(vm["usd_per_hour"]),
+            )
+            for vm in status["fleet"]
+        ],
+    )
 
 
 def _phase(vm: dict[str, Any]) -> str:
@@ -212,10 +250,7 @@ def summary(report: dict[str, Any]) -> Iterator[RenderableType]:
     """Yield the tables of ``spottrain report``, after a line about its devices."""
     yield Text(f"computes on {report['computes_on']}")
     for one in history_tables(report):
-        names = (
-            f"r:{name[2:].upper()}" if name[:2] == "r:" else name.upper() for name in one.columns
-        )
-        table = columns(*names, title=one.title)
+        table = columns(*_headings(one.columns), title=one.title)
         for row in one.rows:
             table.add_row(*map(Text, row))
         yield table if one.rows else f"{one.title}: none"

@@ -17,7 +17,7 @@ from typing import Any
 from spottrain.errors import SpottrainError
 from spottrain.gpus.health import GpuHealth, GpuUser, Xid
 from spottrain.machine import OWNER_VARIABLE
-from spottrain.wire.model import GpuFacts
+from spottrain.wire.model import GpuFacts, GpuUse
 
 _DRIVER = Path("/proc/driver/nvidia/version")
 """There while NVIDIA's kernel module is loaded."""
@@ -105,6 +105,34 @@ class Nvml:
                 )
         except GpuLostError:
             return GpuHealth(is_lost=True)
+
+    def use(self, gpu: GpuFacts) -> GpuUse:
+        """Return what a GPU does.
+
+        Raises:
+            GpuLostError: It is lost.
+            NoNvmlError: The driver refuses.
+        """
+        nvml = self._library
+        with self._translated():
+            handle = nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
+            rates = self._if_supported(nvml.nvmlDeviceGetUtilizationRates, handle)
+            milliwatts = self._if_supported(nvml.nvmlDeviceGetPowerUsage, handle)
+            return GpuUse(
+                index=gpu.index,
+                utilisation=None if rates is None else rates.gpu / 100,
+                memory_used_bytes=nvml.nvmlDeviceGetMemoryInfo(handle).used,
+                power_w=None if milliwatts is None else milliwatts / 1000,
+                temperature_c=self._temperature_c(handle),
+            )
+
+    def _temperature_c(self, handle: Any) -> float | None:
+        """Return the temperature. Older drivers know an older name alone."""
+        nvml = self._library
+        for read in (nvml.nvmlDeviceGetTemperatureV, nvml.nvmlDeviceGetTemperature):
+            if (found := self._if_supported(read, handle, nvml.NVML_TEMPERATURE_GPU)) is not None:
+                return float(found)
+        return None
 
     def _recovery_action(self, handle: Any) -> int:
         """Return what the driver asks for (``nvmlDeviceGpuRecoveryAction_t``); 0: nothing.

@@ -15,7 +15,7 @@ from spottrain.gpus.health import (
 )
 from spottrain.gpus.nvml import GpuLostError, NoNvmlError, Nvml
 from spottrain.wire.messages import GpuSick, GpuThrottled
-from spottrain.wire.model import GpuFacts
+from spottrain.wire.model import GpuFacts, GpuUse
 
 WAIT_MS = 1000
 """Longest wait for an XID before other things are looked at."""
@@ -56,6 +56,8 @@ class GpuWatch:
         """Looks in a row at which a GPU was not what was last reported."""
         self._throttled: dict[str, str] = {}
         """Why GPUs are slow that were reported as slow."""
+        self.uses: tuple[GpuUse, ...] = ()
+        """What the GPUs did at the last look; replaced whole, for other threads."""
 
     def run(self, closing: threading.Event) -> None:
         """Watch until ``closing`` is set, or until a GPU has failed."""
@@ -99,6 +101,7 @@ class GpuWatch:
                 self._report(GpuSick(reason=reason))
                 return True
             self._fold(gpu, slowdowns(health))
+        self.uses = tuple(map(self._nvml.use, self._gpus.values()))
         return False
 
     def _fold(self, gpu: GpuFacts, reasons: tuple[str, ...]) -> None:

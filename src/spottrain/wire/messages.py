@@ -16,6 +16,7 @@ from spottrain.codec import SCHEMA_VERSION
 from spottrain.wire.model import (
     AUTO_LOADER,
     GpuFacts,
+    GpuUse,
     LoaderSpec,
     Network,
     Plan,
@@ -720,6 +721,8 @@ class Heartbeat:
     """Grows with every heartbeat of one agent process; a stale one is refused."""
     received: int
     """Number of commands received so far; the manager sends what comes after."""
+    gpus: tuple[GpuUse, ...] = ()
+    """What the VM's GPUs do; no decision depends on it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,6 +59,21 @@ class GpuFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GpuUse:
+    """What a GPU does at the moment, as its driver says; ``None``: it does not say."""
+
+    index: int
+    """As in ``GpuFacts``."""
+    utilisation: float | None
+    """Share of the last second or less in which a kernel ran; says nothing of how much of the
+    GPU that one used (``nvmlUtilization_t``)."""
+    memory_used_bytes: int
+    """By all processes, and what the driver keeps."""
+    power_w: float | None
+    temperature_c: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SectionFacts:
     """Facts about one section that are known without running it."""
 

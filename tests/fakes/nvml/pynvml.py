@@ -4,7 +4,7 @@ A folder with this module goes first on PYTHONPATH. ``FAKE_NVML`` names a JSON f
 is read at every call, so that a test can change it: ``{"gpus": [...], "driver": "...",
 "error": 12}``. ``error`` is what ``nvmlInit`` raises. Of a GPU: ``uuid``, ``name``,
 ``memory_bytes``, ``capability``, and, where it has them, ``lost``, ``rows``, ``reasons``,
-``recovery``, ``ecc``, ``mig``, ``pids``, ``xids`` (events so far, oldest first).
+``recovery``, ``ecc``, ``mig``, ``pids``, ``use`` (per cent), ``used_bytes``, ``milliwatts``, ``celsius``, ``xids`` (events so far, oldest first).
 
 Rules, each of the library (source: its functions of the same names, and the NVML API
 reference where the C library decides):
@@ -47,6 +47,7 @@ NVML_ERROR_RESET_REQUIRED = 16
 NVML_ERROR_LIB_RM_VERSION_MISMATCH = 18
 NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 1
 NVML_VOLATILE_ECC = 0
+NVML_TEMPERATURE_GPU = 0
 NVML_FI_DEV_GET_GPU_RECOVERY_ACTION = 230
 nvmlEventTypeXidCriticalError = 0x8  # noqa: N816  the library's name
 
@@ -72,6 +73,7 @@ class _Handle:
 @dataclass(frozen=True)
 class _Memory:
     total: int
+    used: int = 0
 
 
 @dataclass(frozen=True)
@@ -191,7 +193,27 @@ def nvmlDeviceGetName(handle: _Handle) -> str:  # noqa: N802
 
 
 def nvmlDeviceGetMemoryInfo(handle: _Handle) -> _Memory:  # noqa: N802
-    return _Memory(total=_gpu(handle)["memory_bytes"])
+    gpu = _gpu(handle)
+    return _Memory(total=gpu["memory_bytes"], used=gpu.get("used_bytes", 0))
+
+
+def nvmlDeviceGetUtilizationRates(handle: _Handle) -> SimpleNamespace:  # noqa: N802
+    return SimpleNamespace(gpu=_of(handle, "use"))
+
+
+def nvmlDeviceGetPowerUsage(handle: _Handle) -> int:  # noqa: N802
+    return int(_of(handle, "milliwatts"))
+
+
+def nvmlDeviceGetTemperatureV(handle: _Handle, sensor: int) -> int:  # noqa: N802
+    if int(_world()["driver"].partition(".")[0]) < 570:
+        raise NVMLError(NVML_ERROR_FUNCTION_NOT_FOUND)
+    return nvmlDeviceGetTemperature(handle, sensor)
+
+
+def nvmlDeviceGetTemperature(handle: _Handle, sensor: int) -> int:  # noqa: N802
+    assert sensor == NVML_TEMPERATURE_GPU
+    return int(_of(handle, "celsius"))
 
 
 def nvmlDeviceGetCudaComputeCapability(handle: _Handle) -> tuple[int, int]:  # noqa: N802

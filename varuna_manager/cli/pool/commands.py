@@ -31,7 +31,6 @@ from spottrain.varuna_manager.cli.pool.submit import (
     prepare,
     submit_job,
 )
-from spottrain.varuna_manager.config.files import read_value
 from spottrain.varuna_manager.config.overrides import Overrides
 from spottrain.varuna_manager.config.pool import PoolConfig, load_pool
 from spottrain.varuna_manager.config.ssh import check_secrets
@@ -47,7 +46,7 @@ from spottrain.varuna_manager.pool.report.document import status as read_status
 from spottrain.varuna_manager.pool.report.forecast import plan_document, plan_lines
 from spottrain.varuna_manager.pool.report.page import divisions, report_page
 from spottrain.varuna_manager.pool.report.tables import parts
-from spottrain.varuna_manager.pool.store.client import ask_pool, start_daemon
+from spottrain.varuna_manager.pool.store.client import ask_pool, read_changes, start_daemon
 from spottrain.varuna_manager.pool.store.folder import (
     PoolDir,
     create_pool,
@@ -296,13 +295,7 @@ def set_command(
 ) -> None:
     """Change the policy, caps and weights of a pool, or the priority of a job."""
     pool = PoolDir.find(name)
-    wanted: dict[str, Any] = {}
-    for text in changes:
-        key, equals, value = text.partition("=")
-        if not equals or not value:
-            raise ConfigError(f"must be KEY=VALUE, such as max_vms=8: got {text!r}")
-        wanted[key] = None if value.lower() in ("none", "null") else read_value(value)
-    ask_pool(pool, "set", {"changes": wanted})
+    ask_pool(pool, "set", {"changes": read_changes(changes)})
     _show(pool, output)
 
 

@@ -26,6 +26,7 @@ from spottrain.varuna_manager.reporting.html.page import (
     moment,
     table,
 )
+from spottrain.varuna_manager.reporting.text import RowsTable
 
 MAX_MOMENTS = 2000
 """Changes that are drawn; of more the last ones."""
@@ -79,31 +80,46 @@ def report_page(pool: PoolDir) -> str:
         JournalError: The journal is missing or damaged.
     """
     document, changes = status(pool), divisions(pool)
-    until_s = _end_s(document)
-    pictures = [
-        figure(title, _drawn(document, changes, which, until_s))
-        for title, which in (
-            ("VMs that each job held", "held"),
-            ("VMs that the policy gave each job", "due"),
-        )
-    ]
-    columns = [
-        *("job", "team", "state", "r:priority", "r:steps", "r:spent", "r:queued"),
-        *("r:from submission to end", "deadline", "why"),
-    ]
-    rows = [list(_row(job, changes)) for job in document["jobs"]]
+    jobs = jobs_table(document, changes)
     return html_page(
         document["name"],
         f"<header><h1>pool {escape(document['name'])}</h1>"
-        f'<p class="lead">{escape(_lead(document))}</p></header><main>',
-        f"<h2>Over time</h2>{''.join(pictures)}",
-        f"<h2>Jobs</h2>{table(columns, rows)}",
+        f'<p class="lead">{escape(lead(document))}</p></header><main>',
+        f"<h2>Over time</h2>{pictures(document, changes)}",
+        f"<h2>Jobs</h2>{table(jobs.columns, jobs.rows)}",
         f"</main><footer>Made {moment(time.time())} by spottrain "
         f"{escape(spottrain.__version__)} from the pool's journal.</footer>",
     )
 
 
-def _lead(document: Mapping[str, Any]) -> str:
+def pictures(document: Mapping[str, Any], changes: Sequence[Division]) -> str:
+    """Return who had which VMs of a pool when, as HTML.
+
+    Args:
+        document: From ``document.status``.
+        changes: From ``divisions``.
+    """
+    until_s = _end_s(document)
+    return "".join(
+        figure(title, _drawn(document, changes, which, until_s))
+        for title, which in (
+            ("VMs that each job held", "held"),
+            ("VMs that the policy gave each job", "due"),
+        )
+    )
+
+
+def jobs_table(document: Mapping[str, Any], changes: Sequence[Division]) -> RowsTable:
+    """Return what came of each job; arguments as of ``pictures``."""
+    columns = [
+        *("job", "team", "state", "r:priority", "r:steps", "r:spent", "r:queued"),
+        *("r:from submission to end", "deadline", "why"),
+    ]
+    return RowsTable("Jobs", columns, [list(_row(job, changes)) for job in document["jobs"]])
+
+
+def lead(document: Mapping[str, Any]) -> str:
+    """Return the state of a pool in a line."""
     return (
         f"{document['state']}; policy {document['policy']}, at most "
         f"{counted(int(document['max_vms']), 'VM')}; {spent(document)} by "
@@ -154,4 +170,4 @@ def _drawn(
                 size = of_job[name][k] if name in of_job else 0
                 sizes.append((change.at_s - from_s, min(size, vms)))
             found.append(Allocation(name, kind, tuple(sizes)))
-    return drawing(kinds, found, until_s - from_s)
+    return drawing(kinds, found, until_s - from_s, is_alone=False)

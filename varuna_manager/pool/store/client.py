@@ -6,10 +6,12 @@ import http
 import http.client
 import json
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from spottrain.cloud import unix_http
 from spottrain.errors import BudgetError, CapacityError, ConfigError, SpottrainError
+from spottrain.varuna_manager.config.files import read_value
 from spottrain.varuna_manager.pool.store.folder import PoolDir
 
 ANSWER_S = 60.0
@@ -28,6 +30,22 @@ _REFUSALS: dict[str, type[SpottrainError]] = {
     "CapacityError": CapacityError,
 }
 """Refusals by the name under which the daemon tells them."""
+
+
+def read_changes(texts: Iterable[str]) -> dict[str, Any]:
+    """Return the changes of a pool that a person wrote as ``key=value``; ``none`` removes a
+    limit.
+
+    Raises:
+        ConfigError: One is not of this form.
+    """
+    wanted: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not value:
+            raise ConfigError(f"must be KEY=VALUE, such as max_vms=8: got {text!r}")
+        wanted[key] = None if value.lower() in ("none", "null") else read_value(value)
+    return wanted
 
 
 def ask_pool(pool: PoolDir, what: str, request: Any = None) -> Any:

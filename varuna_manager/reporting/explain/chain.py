@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from spottrain.eventlog.journal import Row
 from spottrain.varuna_manager.core.model import events as e
@@ -134,6 +134,27 @@ def left(journal: Journal, vm_id: str) -> int | None:
             if vm_id in out and vm_id not in (key for key, _ in put):
                 gone = row.seq
     return gone if asked is None else asked
+
+
+class Message(NamedTuple):
+    """What an event told people."""
+
+    seq: int
+    """Number of the event."""
+    at_s: float
+    text: str
+
+
+def messages(journal: Journal) -> Iterator[Message]:
+    """Yield the messages for people, the newest first, without folding the journal.
+
+    Raises:
+        JournalError: The file is damaged.
+    """
+    for row in journal.search('"last_message":'):
+        match row.parts().get("changes", {}).get("last_message"):
+            case ["=", str(text)] if text:
+                yield Message(row.seq, row.at_s, text)
 
 
 def newest_message(journal: Journal) -> int | None:

@@ -29,7 +29,11 @@ class Allocation:
 
 
 def drawing(
-    kinds: Sequence[tuple[str, int]], allocations: Sequence[Allocation], to_s: float
+    kinds: Sequence[tuple[str, int]],
+    allocations: Sequence[Allocation],
+    to_s: float,
+    *,
+    is_alone: bool = True,
 ) -> str:
     """Return an SVG: a band for each kind, in it the VMs of each job as boxes.
 
@@ -40,6 +44,7 @@ def drawing(
         kinds: Names and VMs.
         allocations: Of every job and kind.
         to_s: The end of the axis; it begins at 0.
+        is_alone: Bring its style along; a page has one of its own.
     """
     numbers = {name: i for i, name in enumerate(dict.fromkeys(a.job for a in allocations))}
     parts, above = [], 0
@@ -56,9 +61,10 @@ def drawing(
         parts.append(f'<g transform="translate(0 {above})">{axes(frame, half)}</g>')
         parts.append(boxes)
         above += height
+    style = f"<style>{STYLE}</style>" if is_alone else ""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1000 {above}" '
-        f'role="img"><style>{STYLE}</style>{"".join(parts)}</svg>'
+        f'role="img">{style}{"".join(parts)}</svg>'
     )
 
 

@@ -12,7 +12,9 @@ from typing import Any
 
 from spottrain.cloud.port.provider import Offer
 from spottrain.units import counted
+from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.format import dollars, duration, predicted_time, step_time
+from spottrain.varuna_manager.reporting.costs import rentals
 from spottrain.varuna_manager.reporting.history import JobHistory, PriceSeries
 from spottrain.varuna_manager.reporting.html import plot
 from spottrain.varuna_manager.reporting.html.plot import Frame, Point
@@ -23,6 +25,8 @@ from spottrain.varuna_manager.reporting.timeline import LANES
 MAX_MARKS = 400
 """Marks of one lane with a hover title; further ones have none."""
 MAX_PLANS = 1500
+MAX_HEADROOM = 4
+"""A budget further above what was spent, as a factor, is not drawn: the rest would be flat."""
 MAX_HITS = 150
 """Interruptions drawn through all charts; they also have a lane of their own."""
 _THIN = 3.0
@@ -72,15 +76,34 @@ class Scene:
         return plot.path("".join(dict.fromkeys(drawn)), "hit")
 
 
+def scene_of(report: Mapping[str, Any], state: State, history: JobHistory) -> Scene:
+    """Return what the charts of a job are drawn from.
+
+    Args:
+        report: From ``documents.report``.
+        state: The job's state.
+        history: The job's history.
+    """
+    at_s = state.submitted_at_s + report["wall_s"]
+    return Scene(
+        report=report,
+        history=history,
+        rented=rentals(state, history, at_s),
+        intervals=history.intervals(at_s),
+        from_s=state.submitted_at_s,
+        to_s=at_s,
+    )
+
+
 def throughput(scene: Scene) -> str:
     """Draw examples per second, their range, and each plan's prediction."""
     bins = scene.history.throughput.means()
     width_s = scene.history.throughput.width_s
-    plans = [(plan, _predicted(scene, plan)) for plan in scene.plans]
+    plans = [(plan, predicted(scene, plan)) for plan in scene.plans]
     top = max((mean for _, mean, _, _ in bins), default=1.0)
     top = plot.nice_top(1.05 * max([top, *(max(speeds) for _, speeds in plans)]))
     frame = scene.frame(top, height=190, above=26)
-    means = _with_gaps(_means(bins, width_s, scene.to_s), width_s)
+    means = throughput_line(scene)
     parts = [plot.axes(frame, _halves(top, _plain)), scene.hits(frame)]
     parts.append(plot.path(_band(frame, bins, width_s), "band"))
     for plan, speeds in plans:
@@ -163,22 +186,11 @@ def prices(scene: Scene) -> tuple[str, list[str]]:
 def money(scene: Scene) -> str:
     """Draw the money spent, the same on demand, and the budget."""
     cost = scene.report["cost"]
-    kinds = cost["usd_by_kind"]
-    other_usd = kinds["storage"] + kinds["egress"]
-    spent = _spent_over_time(
-        scene.rented, lambda one: one.cost.usd, other_usd, scene.from_s, scene.to_s
-    )
-    on_demand = _spent_over_time(
-        scene.rented,
-        lambda one: one.if_on_demand.usd,
-        other_usd,
-        scene.from_s,
-        scene.to_s,
-    )
-    budgets = [(at_s, usd) for at_s, usd in scene.history.budgets if math.isfinite(usd)]
+    spent, on_demand = money_lines(scene)
+    budgets = budget_line(scene)
     most = max(value for line in (spent, on_demand, [(0, 0)]) for _, value in line)
     caps = max((usd for _, usd in budgets), default=0.0)
-    top = plot.nice_top(max(most, caps if caps < 4 * most else 0.0))
+    top = plot.nice_top(max(most, caps if caps < MAX_HEADROOM * most else 0.0))
     frame = scene.frame(top, height=150)
     parts = [plot.axes(frame, _halves(top, _price)), scene.hits(frame)]
     parts.append(plot.path(plot.line_path(frame, on_demand), "line c2", "on demand"))
@@ -215,7 +227,7 @@ def events(scene: Scene) -> str:
     for entry in scene.report["timeline"]:
         kind = entry["kind"] if entry["kind"] in SHAPES else "other"
         if entry["kind"] != "price":
-            lanes.setdefault(kind, []).append((entry["at_s"], _event_title(entry)))
+            lanes.setdefault(kind, []).append((entry["at_s"], event_title(entry)))
     for at_s, step in scene.history.checkpoints:
         title = f"checkpoint at step {step:g}"
         lanes.setdefault("checkpoint", []).append((at_s - scene.from_s, title))
@@ -235,14 +247,45 @@ def events(scene: Scene) -> str:
 def _marks(
     frame: Frame, from_s: float, y: float, kind: str, marks: list[tuple[float, str]]
 ) -> Iterable[str]:
-    shape = SHAPES[kind]
     for at_s, title in marks[-MAX_MARKS:]:
-        yield plot.path(f"M{frame.x(from_s + at_s):.1f} {y:.1f}{shape}", f"mark k-{kind}", title)
+        yield mark(frame, from_s + at_s, y, kind, title)
+    shape = SHAPES[kind]
     rest = (f"M{frame.x(from_s + at_s):.0f} {y:.1f}{shape}" for at_s, _ in marks[:-MAX_MARKS])
     yield plot.path("".join(dict.fromkeys(rest)), f"mark k-{kind}")
 
 
+def mark(frame: Frame, at_s: float, y: float, kind: str, title: str) -> str:
+    """Return the mark of an event, see ``SHAPES``, with a hover title."""
+    shape = SHAPES.get(kind, SHAPES["other"])
+    return plot.path(f"M{frame.x(at_s):.1f} {y:.1f}{shape}", f"mark k-{kind}", title)
+
+
 # --- Lines: what was measured and billed, as points over time -------------------------
+
+
+def throughput_line(scene: Scene) -> list[Point]:
+    """Return examples per second over time; 0 where nothing was trained."""
+    series = scene.history.throughput
+    return _with_gaps(_means(series.means(), series.width_s, scene.to_s), series.width_s)
+
+
+def money_lines(scene: Scene) -> tuple[list[Point], list[Point]]:
+    """Return the dollars spent over time, and the same on demand."""
+    kinds = scene.report["cost"]["usd_by_kind"]
+    other_usd = kinds["storage"] + kinds["egress"]
+    costs: tuple[Callable[[Rental], float], ...] = (
+        lambda one: one.cost.usd,
+        lambda one: one.if_on_demand.usd,
+    )
+    spent, on_demand = (
+        _spent_over_time(scene.rented, usd, other_usd, scene.from_s, scene.to_s) for usd in costs
+    )
+    return spent, on_demand
+
+
+def budget_line(scene: Scene) -> list[Point]:
+    """Return the budgets that there were, each from when it held on."""
+    return [(at_s, usd) for at_s, usd in scene.history.budgets if math.isfinite(usd)]
 
 
 def _means(bins: Sequence[Bin], width_s: float, to_s: float) -> list[Point]:
@@ -387,7 +430,8 @@ def _plan_words(plan: Mapping[str, Any]) -> str:
     )
 
 
-def _event_title(entry: Mapping[str, Any]) -> str:
+def event_title(entry: Mapping[str, Any]) -> str:
+    """Return an entry of the timeline in words."""
     vm = f"{entry['vm_id']}: " if entry["vm_id"] else ""
     return f"after {duration(entry['at_s'])}: {LANES[entry['kind']]}: {vm}{entry['text']}"
 
@@ -402,7 +446,7 @@ def _since(scene: Scene, plan: Mapping[str, Any]) -> float:
     return float(plan["started_at_s"]) - scene.from_s
 
 
-def _predicted(scene: Scene, plan: Mapping[str, Any]) -> list[float]:
+def predicted(scene: Scene, plan: Mapping[str, Any]) -> list[float]:
     """Return the examples per second that were predicted: one value, or the ends of a range."""
     ends_s = (plan["predicted_max_s"], plan["predicted_step_s"])
     size = scene.report["minibatch_size"]

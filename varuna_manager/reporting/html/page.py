@@ -18,7 +18,6 @@ from spottrain.files import write_whole
 from spottrain.units import HOUR_S, counted
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.reporting import text
-from spottrain.varuna_manager.reporting.costs import rentals
 from spottrain.varuna_manager.reporting.history import JobHistory
 from spottrain.varuna_manager.reporting.html import charts as pictures
 from spottrain.varuna_manager.reporting.html.curves import Curves, figures
@@ -66,15 +65,7 @@ def page(report: dict[str, Any], state: State, history: JobHistory, curves: Curv
         history: The job's history.
         curves: What it has measured.
     """
-    at_s = state.submitted_at_s + report["wall_s"]
-    scene = pictures.Scene(
-        report=report,
-        history=history,
-        rented=rentals(state, history, at_s),
-        intervals=history.intervals(at_s),
-        from_s=state.submitted_at_s,
-        to_s=at_s,
-    )
+    scene = pictures.scene_of(report, state, history)
     return html_page(
         report["name"],
         _head(report, state),

@@ -43,6 +43,7 @@ svg .shape, svg .name { fill: var(--ink); font-weight: 600; }
 .predicted { stroke: var(--c1); stroke-width: 1.6; stroke-dasharray: 5 4; fill: none; }
 .budget { stroke: var(--bad); stroke-width: 1.8; fill: none; }
 .held { fill: var(--c5); fill-opacity: .35; } .working { fill: var(--c0); fill-opacity: .65; }
+.vms { stroke: var(--ground); stroke-width: .5; }
 .box { fill-opacity: .4; stroke: var(--ground); stroke-width: 1; }
 .box.thin { stroke: none; fill-opacity: .7; }
 .b0 { fill: var(--c0); } .b1 { fill: var(--c1); } .b2 { fill: var(--c2); }

@@ -13,6 +13,7 @@ from tests.fakes.nvml import pynvml
 
 from spottrain.gpus import nvml
 from spottrain.gpus.health import GpuHealth, GpuUser, Xid
+from spottrain.wire.model import GpuUse
 
 Put = Callable[..., FakeGpus]
 
@@ -52,6 +53,26 @@ def test_health_is_read(machine_with: Put) -> None:
         assert driver.health(gpu) == GpuHealth(is_lost=True)
         with pytest.raises(nvml.GpuLostError, match="GPU 0 does not answer"):
             driver.gpus()
+
+
+@pytest.mark.parametrize("driver_version", ["580.95.05", "535.1"])
+def test_what_a_gpu_does_is_read_as_far_as_its_driver_says(
+    machine_with: Put, driver_version: str
+) -> None:
+    gpus = machine_with(use=97, used_bytes=3 * 10**9, milliwatts=151_200, celsius=64)
+    gpus.set(driver=driver_version)
+    with nvml.open_nvml() as driver:
+        (gpu,) = driver.gpus()
+        assert driver.use(gpu) == GpuUse(
+            index=0,
+            utilisation=0.97,
+            memory_used_bytes=3 * 10**9,
+            power_w=151.2,
+            temperature_c=64.0,
+        )
+        gpus.change(use=None, milliwatts=None, celsius=None)
+        bare = driver.use(gpu)
+        assert (bare.utilisation, bare.power_w, bare.temperature_c) == (None, None, None)
 
 
 @pytest.mark.parametrize(
