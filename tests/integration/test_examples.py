@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import inspect
 import json
 import os
 import subprocess
@@ -52,7 +53,7 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("material")
     (folder / "text").mkdir()
     for module in (argparse, ast):
-        source = Path(module.__file__).read_text()
+        source = Path(inspect.getfile(module)).read_text()
         (folder / "text" / f"{module.__name__}.txt").write_text(source)
     command = (sys.executable, EXAMPLES / "pretrain.py", folder / "text", folder / "tokens")
     small = {**os.environ, "VOCABULARY": "512"}
