@@ -174,7 +174,7 @@ def test_the_manager_is_on_a_vm_and_trains_though_its_launcher_has_ended(
 
 def test_agents_reach_it_directly(story: Story) -> None:
     assert story.url.startswith("https://127.77.")  # the VM's own address
-    assert "agent of i-" in story.log
+    assert "agent of aws.i-" in story.log
     assert "relays the calls" not in story.log
 
 
