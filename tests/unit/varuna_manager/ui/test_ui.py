@@ -18,6 +18,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.fakes.gpus import use
 from tests.unit.varuna_manager.conftest import Manager
 from tests.unit.varuna_manager.measured_jobs import evaluated, trained
 from tests.unit.varuna_manager.stored_jobs import append, submit
@@ -234,6 +235,17 @@ def test_what_people_and_clouds_wrote_is_text(panel: Panel, tmp_path: Path) -> N
         policy = answer.headers["content-security-policy"]
         assert "default-src 'none'" in policy
         assert "unsafe" not in policy
+
+
+def test_what_gpus_do_is_shown_while_the_job_is_managed(panel: Panel) -> None:
+    job = told("demo", killed())
+    job.keep_gpu_uses({"a": (use(), use(1, power_w=None))})
+    assert "151 W" not in panel.page("/jobs/demo").words
+    with job.locked(SpottrainError("it is managed")):
+        words = panel.page("/jobs/demo").words
+        assert [x for x in ("97%", "3.0 GB", "151 W", "64 °C") if x not in words] == []
+        job.gpu_uses_file.write_text('{"a": 3}')
+        assert "151 W" not in panel.page("/jobs/demo").words
 
 
 def test_a_damaged_journal_hides_no_other_job(panel: Panel, tmp_path: Path) -> None:
