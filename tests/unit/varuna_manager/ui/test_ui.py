@@ -8,7 +8,10 @@ import json
 import os
 import re
 import shutil
+import signal
 import stat
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from html import unescape
@@ -174,6 +177,24 @@ def test_a_port_that_is_in_use_is_told(panel: Panel) -> None:
         listen(int(panel.host.rpartition(":")[2]))
 
 
+def test_the_command_prints_its_address_and_ends_with_ctrl_c(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "spottrain.varuna_manager.cli.main", "ui", "--port", "0"]
+    environment = {**os.environ, "SPOTTRAIN_HOME": str(tmp_path), "SSH_CONNECTION": "a 1 b 2"}
+    with subprocess.Popen(
+        argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as command:
+        assert command.stdout is not None
+        url = command.stdout.readline().strip()
+        with httpx.stream("GET", f"{url}changes", timeout=600) as page:
+            assert next(page.iter_lines()) == "data: changed"
+            command.send_signal(signal.SIGINT)
+            out, err = command.communicate()
+    port = httpx.URL(url).port
+    assert (command.returncode, out) == (0, "")
+    assert f"ssh -N -L {port}:127.0.0.1:{port} " in err
+    assert "Traceback" not in err
+
+
 # --- What pages say -------------------------------------------------------------------------
 
 
@@ -332,7 +353,7 @@ def test_stopping_says_what_it_costs_and_asks_the_manager(panel: Panel, manager:
     (job.path / "manager.json").write_text(json.dumps(address))
     with job.locked(SpottrainError("it is managed")):
         words = panel.page("/jobs/demo/do/stop").words
-        assert "2 VMs will be returned" in words
+        assert "2 VMs, $2.00 an hour, will be returned." in words
         assert "A checkpoint is saved first" in words
         assert (
             "30 steps since the checkpoint of step 0"
