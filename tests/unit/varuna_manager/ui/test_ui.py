@@ -215,9 +215,13 @@ def test_a_jobs_page_says_what_status_report_and_events_say(panel: Panel) -> Non
 
 def test_each_event_is_explained_as_explain_does(panel: Panel) -> None:
     job = told("demo", killed())
-    links = re.findall(r"explain/(\d+)", panel.http.get("/jobs/demo").text)
+    text = panel.http.get("/jobs/demo").text
+    links = re.findall(r"explain/(\d+)", text)
+    assert '/jobs/demo/explain/a"' in text
+    assert '/jobs/demo/logs?vm=a"' in text
     told_by = [entry.seq for entry in documents.entries(job) if entry.message]
     assert list(map(int, links)) == told_by[::-1]
+    assert "because of event" in panel.page("/jobs/demo/explain/a").words
     assert f"event {links[0]}: " in panel.page(f"/jobs/demo/explain/{links[0]}").words
     assert panel.page("/jobs/demo/explain/now").words.count("event ") >= 1
     assert "no event 999" in panel.page("/jobs/demo/explain/999", 404).words
