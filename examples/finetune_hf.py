@@ -1,4 +1,7 @@
-"""Fine-tunes a model of transformers; plain/finetune_hf.py is the same with Trainer."""
+"""Fine-tunes a model of transformers on text; plain/finetune_hf.py is the same with Trainer.
+
+The folders of the model and of the text, .txt files, are named in the job file.
+"""
 
 from __future__ import annotations
 
@@ -6,44 +9,37 @@ import os
 from functools import partial
 
 import torch
-from byte_gpt import corpus
 from torch import nn
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from spottrain import TrainingJob, hf, optim, schedules
+from spottrain import TrainingJob, data_path, hf, optim, schedules
 
-SEQUENCE = 64
+CONTEXT = int(os.environ.get("CONTEXT", "1024"))  # tokens of an example
 
 
 def build() -> nn.Module:
-    """Load the folder that MODEL names; without one, build a small Llama."""
-    if folder := os.environ.get("MODEL"):
-        return AutoModelForCausalLM.from_pretrained(folder)
-    config = LlamaConfig(
-        vocab_size=256,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-    )
-    return AutoModelForCausalLM.from_config(config)
+    """Load the model that was downloaded, or written by save_pretrained."""
+    return AutoModelForCausalLM.from_pretrained(data_path("model"))
 
 
-def windows(text: bytes) -> list[dict[str, torch.Tensor]]:
-    """Return a text as examples of ``SEQUENCE`` tokens, which are its bytes."""
-    tokens = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
-    return [{"input_ids": x, "labels": x} for x in tokens.split(SEQUENCE)[:-1]]
+def windows() -> list[dict[str, torch.Tensor]]:
+    """Return the texts, one after the other, as examples of ``CONTEXT`` tokens."""
+    tokenizer = AutoTokenizer.from_pretrained(data_path("model"))
+    tokens: list[int] = []
+    for file in sorted(data_path("text").rglob("*.txt")):
+        tokens += [*tokenizer(file.read_text()).input_ids, tokenizer.eos_token_id]
+    return [{"input_ids": x, "labels": x} for x in torch.tensor(tokens).split(CONTEXT)[:-1]]
 
 
 def training_job() -> TrainingJob:
-    """Describe the job; steps, batch sizes and evaluations are in finetune_hf.yaml."""
-    training_text, heldout_text = corpus()
+    """Describe the job; steps, batch sizes and evaluations are in the job file."""
+    examples = windows()
     return TrainingJob(
         model=build,
-        dataset=windows(training_text[:2_000_000]),
-        heldout=windows(heldout_text),
+        dataset=examples[len(examples) // 20 :],
+        heldout=examples[: len(examples) // 20],
         loss=partial(hf.causal_lm_loss, accuracy=True),
-        optimizer=lambda named: torch.optim.AdamW(optim.decay_groups(named, 0.01), lr=1e-3),
+        optimizer=lambda named: torch.optim.AdamW(optim.decay_groups(named, 0.01), lr=2e-5),
         lr_schedule=schedules.cosine(warmup_steps=10),
         clip_grad_norm=1.0,
     )

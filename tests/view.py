@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 from spottrain.cloud.port.provider import Offer
+from spottrain.codec import hints
 from spottrain.eventlog.changed import replace
 from spottrain.pricing.billing.ledger import Ledger
 from spottrain.pricing.deadline.model import FleetDecision
@@ -18,11 +19,18 @@ from spottrain.pricing.ranking.cooldowns import Cooldown
 from spottrain.pricing.ranking.order import OfferWorth
 from spottrain.varuna_manager.core.model import records
 from spottrain.varuna_manager.core.model.events import CheckpointRef
+from spottrain.varuna_manager.core.model.settings import JobSettings
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.wire.messages import CheckpointDamaged
 from spottrain.wire.model import Plan, Profile
 
 T = TypeVar("T")
+_SECTIONS = {
+    key: section
+    for section in ("resources", "budget", "morphing", "runtime", "manager", "on_nonfinite")
+    for key in hints(JobSettings)[section].model_fields
+}
+"""The section of the job file that a setting is in, by its key."""
 
 
 class Field(Generic[T]):
@@ -120,3 +128,12 @@ def changed(state: State, **values: object) -> State:
         field: Field[Any] = vars(View)[name]
         state = field.put(state, value)
     return state
+
+
+def settings_with(settings: JobSettings, **values: object) -> JobSettings:
+    """Return a job's settings with other values, by their keys, whatever their sections."""
+    for name, value in values.items():
+        if (section := _SECTIONS.get(name)) is not None:
+            value = getattr(settings, section).model_copy(update={name: value})
+        settings = replace(settings, **{section or name: value})  # type: ignore[arg-type]
+    return settings

@@ -1,4 +1,4 @@
-"""Fine-tunes with transformers' Trainer: python plain/finetune_hf.py [FOLDER]."""
+"""Fine-tunes with transformers' Trainer: python plain/finetune_hf.py MODEL TEXT."""
 
 from __future__ import annotations
 
@@ -6,33 +6,19 @@ import sys
 from pathlib import Path
 
 import torch
-from torch import nn
-from transformers import AutoModelForCausalLM, LlamaConfig, Trainer, TrainingArguments
+from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
 
-sys.path.append(str(Path(__file__).parents[1]))
-from byte_gpt import corpus
-
-SEQUENCE = 64
+CONTEXT = 1024  # tokens of an example
+MODEL, TEXT = sys.argv[1:]
 
 
-def build() -> nn.Module:
-    """Load the folder that is given; without one, build a small Llama."""
-    if len(sys.argv) > 1:
-        return AutoModelForCausalLM.from_pretrained(sys.argv[1])
-    config = LlamaConfig(
-        vocab_size=256,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-    )
-    return AutoModelForCausalLM.from_config(config)
-
-
-def windows(text: bytes) -> list[dict[str, torch.Tensor]]:
-    """Return a text as examples of ``SEQUENCE`` tokens, which are its bytes."""
-    tokens = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
-    return [{"input_ids": x, "labels": x} for x in tokens.split(SEQUENCE)[:-1]]
+def windows() -> list[dict[str, torch.Tensor]]:
+    """Return the texts, one after the other, as examples of ``CONTEXT`` tokens."""
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    tokens: list[int] = []
+    for file in sorted(Path(TEXT).rglob("*.txt")):
+        tokens += [*tokenizer(file.read_text()).input_ids, tokenizer.eos_token_id]
+    return [{"input_ids": x, "labels": x} for x in torch.tensor(tokens).split(CONTEXT)[:-1]]
 
 
 def accuracy(evaluated: tuple[torch.Tensor, torch.Tensor]) -> dict[str, float]:
@@ -41,15 +27,15 @@ def accuracy(evaluated: tuple[torch.Tensor, torch.Tensor]) -> dict[str, float]:
     return {"accuracy": float((predicted[:, :-1] == labels[:, 1:]).mean())}
 
 
-training_text, heldout_text = corpus()
+examples = windows()
 trainer = Trainer(
-    model=build(),
+    model=AutoModelForCausalLM.from_pretrained(MODEL),
     args=TrainingArguments(
         output_dir="finetuned",
         max_steps=100,
         per_device_train_batch_size=4,
         gradient_accumulation_steps=4,
-        learning_rate=1e-3,
+        learning_rate=2e-5,
         lr_scheduler_type="cosine",
         warmup_steps=10,
         weight_decay=0.01,
@@ -63,8 +49,8 @@ trainer = Trainer(
         logging_steps=1,
         seed=1,
     ),
-    train_dataset=windows(training_text[:2_000_000]),
-    eval_dataset=windows(heldout_text),
+    train_dataset=examples[len(examples) // 20 :],
+    eval_dataset=examples[: len(examples) // 20],
     compute_metrics=accuracy,
     preprocess_logits_for_metrics=lambda logits, _: logits.argmax(-1),
 )

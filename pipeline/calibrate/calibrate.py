@@ -36,6 +36,7 @@ from spottrain.pipeline.calibrate.sections import (
 from spottrain.pipeline.comm.collectives import gather_json
 from spottrain.pipeline.comm.device_group import NetworkRefusedError, TrialGroups
 from spottrain.pipeline.comm.groups import (
+    TIMEOUT_S,
     GenerationBrokenError,
     connect_rendezvous,
     is_joined,
@@ -126,10 +127,9 @@ def calibrate(
     if len(command.participants) < 2:
         with device.using():
             return _Round(loaded, command, 0, report, device, device_name).run()
-    timeout_s = loaded.spec.communication_timeout_s
-    store = connect_rendezvous(command.store_host, command.store_port, timeout_s)
+    store = connect_rendezvous(command.store_host, command.store_port, TIMEOUT_S)
     size = len(command.participants)
-    connections = join(store, "calibration", rank, size, timeout_s)
+    connections = join(store, "calibration", rank, size, TIMEOUT_S)
     measuring: _Round | None = None
     try:
         with device.using():

@@ -24,7 +24,9 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from spottrain.errors import SpottrainError
 
-_STORE_TIMEOUT_S = 300.0
+TIMEOUT_S = 300.0
+"""Bound on one collective, and on a meeting of ranks; failures are found by heartbeats long
+before."""
 _EVER = timedelta(days=3650)
 _NUM_RELEASED, _ALL_RELEASED = "released", "all released"
 """Keys by which the ranks of a generation end its store."""
@@ -251,7 +253,7 @@ def serve_rendezvous(host: str, announce: Callable[[int], None]) -> None:
     Raises:
         OSError: ``host`` is no address of this machine.
     """
-    store = open_rendezvous(host, 0, is_server=True, timeout_s=_STORE_TIMEOUT_S)
+    store = open_rendezvous(host, 0, is_server=True, timeout_s=TIMEOUT_S)
     announce(store.port)  # type: ignore[attr-defined]
     store.wait([_ALL_RELEASED], _EVER)
 

@@ -28,7 +28,7 @@ from spottrain.manifest import (
 from spottrain.pipeline.base.faults import Hook
 from spottrain.pipeline.comm.collectives import gather_json
 from spottrain.pipeline.comm.device_group import Endpoint
-from spottrain.pipeline.comm.groups import Connections, join, leave, world
+from spottrain.pipeline.comm.groups import TIMEOUT_S, Connections, join, leave, world
 from spottrain.pipeline.comm.ranks import stage_ranks
 from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.pipeline.state.agreement import (
@@ -119,8 +119,7 @@ def hand_over(
         UnreadableCheckpointError: The checkpoint could not be read.
         MisfitError: It is not one of the job as it is now.
     """
-    timeout_s = context.loaded.spec.communication_timeout_s
-    connections = join(store, "handover", rank, len(command.participants), timeout_s)
+    connections = join(store, "handover", rank, len(command.participants), TIMEOUT_S)
     connections.seal()  # what is opened to read a checkpoint is none of them
     handover = _Handover(context, command, rank)
     try:

@@ -22,6 +22,7 @@ from spottrain.pipeline.base.heap import trim_heap, tune_for_activations
 from spottrain.pipeline.base.tracking import TensorTracker
 from spottrain.pipeline.comm.device_group import DeviceGroups, Endpoint
 from spottrain.pipeline.comm.groups import (
+    TIMEOUT_S,
     Connections,
     connect_rendezvous,
     join,
@@ -75,11 +76,10 @@ def run_generation(context: WorkerContext, command: RunGeneration, pid: int) -> 
     rank = _rank_of(context, command)
     context.activity.begin(command.generation)
     context.stages.enter(_stage_of(command, rank))
-    timeout_s = context.loaded.spec.communication_timeout_s
     context.faults.rank = rank
     versions = (arena.version for arena in context.memory.arenas.values())
     context.faults.step = max(versions, default=0)
-    store = connect_rendezvous(command.store_host, command.store_port, timeout_s)
+    store = connect_rendezvous(command.store_host, command.store_port, TIMEOUT_S)
     try:
         result = hand_over(context, command, rank, store)
     except torch.OutOfMemoryError as error:
@@ -90,7 +90,7 @@ def run_generation(context: WorkerContext, command: RunGeneration, pid: int) -> 
         _report_stop(context, command, result.agreement.step)
         return
     connections = result.connections or join(
-        store, "training", rank, len(command.plan.slots), timeout_s
+        store, "training", rank, len(command.plan.slots), TIMEOUT_S
     )
     if command.save_only:
         _save(context, command, rank, store, connections, result, pid)
@@ -234,13 +234,12 @@ def _form_groups(
 ) -> dict[tuple[int, ...], dist.ProcessGroup]:
     """Form all groups of a plan; ``connections`` are those of the host's."""
     plan, spec = command.plan, context.loaded.spec
-    timeout_s = spec.communication_timeout_s
     ties = context.loaded.layout.tied
-    groups = new_groups(memberships(plan, ties), timeout_s)
+    groups = new_groups(memberships(plan, ties), TIMEOUT_S)
     connections.seal()
     stages = [stage_ranks(plan, stage) for stage in range(plan.pipeline_depth)]
     networks = spec.network, plan.network
-    device_groups.form(endpoints, *networks, stages, rank, timeout_s)
+    device_groups.form(endpoints, *networks, stages, rank, TIMEOUT_S)
     return groups
 
 

@@ -26,7 +26,7 @@ from spottrain.manifest import (
     own_uids,
     write_manifest,
 )
-from spottrain.pipeline.comm.groups import connect_rendezvous, release_rendezvous
+from spottrain.pipeline.comm.groups import TIMEOUT_S, connect_rendezvous, release_rendezvous
 from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.pipeline.model.sections import ModelLayout
 from spottrain.pipeline.model.skeleton import first_values
@@ -140,7 +140,7 @@ def write_first_weights(
     meeting: RendezvousStore = dist.HashStore()  # type: ignore[attr-defined]
     if command.store_host:
         where = command.store_host, command.store_port
-        meeting = connect_rendezvous(*where, loaded.spec.communication_timeout_s)
+        meeting = connect_rendezvous(*where, TIMEOUT_S)
     store = open_store(loaded.spec.checkpoint_path)
     if rank == 0:
         checkpoint = FirstCheckpoint(store, loaded)

@@ -1,15 +1,17 @@
 """Immutable values as JSON data, and back by their types, strictly.
 
-What crosses a process or a disk is made of frozen dataclasses, named tuples, tuples, frozen
-sets, mappings, enums and plain values. A mapping whose keys are not all texts is a list of
-pairs. Fields that do not count in comparisons are left out, as they decide nothing. A field
-that the data lacks gets its default.
+What crosses a process or a disk is made of frozen dataclasses, pydantic's models, named
+tuples, tuples, frozen sets, mappings, enums and plain values. A mapping whose keys are not
+all texts is a list of pairs. Fields that do not count in comparisons are left out, as they
+decide nothing. A field that the data lacks gets its default. Models are read as dataclasses
+are: what their validators check was checked when a person wrote it.
 
 An unknown or missing field, a wrong type or another schema version raises ``WireError``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -42,7 +44,7 @@ def to_data(value: Any) -> Any:
     cls: Any = type(value)
     if cls in _PLAIN:
         return value
-    if hasattr(cls, "__dataclass_fields__"):
+    if _has_fields(cls):
         return {name: to_data(getattr(value, name)) for name in kept_fields(cls)}
     if isinstance(value, Enum):
         return value.value
@@ -59,9 +61,15 @@ def to_data(value: Any) -> Any:
     raise TypeError(f"{cls.__name__} cannot be JSON: got {shortened(value)}")
 
 
+def _has_fields(cls: Any) -> bool:
+    return hasattr(cls, "__dataclass_fields__") or hasattr(cls, "model_fields")
+
+
 @functools.cache
 def kept_fields(cls: Any) -> tuple[str, ...]:
-    """Return the names of a dataclass's fields that are kept."""
+    """Return the names of the fields of a dataclass or model that are kept."""
+    if not dataclasses.is_dataclass(cls):
+        return tuple(cls.model_fields)
     return tuple(one.name for one in dataclasses.fields(cls) if one.compare)
 
 
@@ -154,8 +162,8 @@ def reader(hint: Any) -> Reader:
         return _read_float
     if not isinstance(origin, type):
         return lambda data: data
-    if dataclasses.is_dataclass(origin):
-        return functools.partial(_read_dataclass, origin)
+    if _has_fields(origin):
+        return functools.partial(_read_object, origin)
     if issubclass(origin, Enum):
         return functools.partial(_read_enum, origin)
     if issubclass(origin, Mapping):
@@ -248,6 +256,8 @@ def _read_union(members: tuple[Any, ...], data: Any) -> Any:
         return reader(plain[0])(data)
     if all(get_origin(member) is Literal for member in plain):
         return _read_literal(sum(map(get_args, plain), ()), data)
+    if not any(map(_has_fields, plain)):
+        return _read_first(plain, data)
     if type(data) is dict and "kind" in data:
         for member in plain:
             if dataclasses.is_dataclass(member):
@@ -256,6 +266,14 @@ def _read_union(members: tuple[Any, ...], data: Any) -> Any:
                     return reader(typing.cast(type, member))(data)
         raise UnfitError(f".kind is unknown: got {shortened(data['kind'])}")
     raise UnfitError(f" must be an object with a kind: got {shortened(data)}")
+
+
+def _read_first(members: list[Any], data: Any) -> Any:
+    """Return data as the first type that it fits, such as one of ``bool | Literal["auto"]``."""
+    for member in members[:-1]:
+        with contextlib.suppress(UnfitError):
+            return reader(member)(data)
+    return reader(members[-1])(data)
 
 
 class _Fields(NamedTuple):
@@ -269,15 +287,17 @@ class _Fields(NamedTuple):
 
 @functools.cache
 def _fields_of(cls: Any) -> _Fields:
-    unset, needed = dataclasses.MISSING, set()
-    for field in dataclasses.fields(cls):
-        if field.default is unset and field.default_factory is unset:
-            needed.add(field.name)
     readers = field_readers(cls)
+    if dataclasses.is_dataclass(cls):
+        unset = dataclasses.MISSING
+        defaults = {f.name: (f.default, f.default_factory) for f in dataclasses.fields(cls)}
+        needed = {name for name in readers if defaults[name] == (unset, unset)}
+    else:
+        needed = {name for name in readers if cls.model_fields[name].is_required()}
     return _Fields(readers, frozenset(needed), "schema_version" in readers)
 
 
-def _read_dataclass(cls: Any, data: Any) -> Any:
+def _read_object(cls: Any, data: Any) -> Any:
     if type(data) is not dict:
         raise _unfit(cls, data)
     readers, needed, has_version = _fields_of(cls)
@@ -295,4 +315,4 @@ def _read_dataclass(cls: Any, data: Any) -> Any:
             values[name] = readers[name](value)
     except UnfitError as error:
         raise UnfitError(f".{name}{error}") from None
-    return cls(**values)
+    return getattr(cls, "model_construct", cls)(**values)

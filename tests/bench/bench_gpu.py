@@ -35,7 +35,8 @@ from tests.gpu.devices import NoGpuError, device_name, is_gpu
 from spottrain import children
 
 _SPEED = "tests.gpu.speed"
-_SMALL = "small --microbatch 2 --minibatch 8 --turns 1 --steps 1"
+_SMALL_SIZES = "--microbatch 2 --minibatch 8 --turns 1 --steps 1"
+_SMALL = f"small {_SMALL_SIZES}"
 _SLOWER = 20
 _LEAST_S = 10.0
 """With less time left no step begins."""
@@ -100,11 +101,18 @@ STEPS = {
         45,
         f"{_SPEED} {_SMALL} --variants plain,fast_device",
     ),
+    "compiled": Step(
+        "What does torch.compile bring, to a loop written by hand and to ours?",
+        f"{_SPEED} gpt2_124m_compiled --microbatch 16 --minibatch 512 --turns 1 --steps 2 "
+        "--variants plain,fast_device",
+        60,
+        f"{_SPEED} small_compiled {_SMALL_SIZES} --variants plain,fast_device",
+    ),
     "commit": Step(
-        "What does each piece of a commit take?",
+        "What does each piece of a commit take, and locking and moving the host's memory?",
         "tests.gpu.commit_parts gpt2_1558m --sections 8",
         70,
-        "tests.gpu.commit_parts small --sections 2",
+        "tests.gpu.commit_parts small --sections 2 --gigabytes 0.01",
     ),
     "two_stages": Step(
         "Is the prediction right where stages send to each other?",

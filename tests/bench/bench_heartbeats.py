@@ -28,7 +28,7 @@ from tests.bench.processes import cpu_s, status_bytes
 from tests.builders import a_spec
 
 from spottrain.codec import encode
-from spottrain.varuna_manager.core.model.settings import Limit, PoolGrant
+from spottrain.varuna_manager.daemon.requests import Requests
 from spottrain.varuna_manager.daemon.server import (
     ControlChannel,
     listen,
@@ -42,7 +42,6 @@ from spottrain.varuna_manager.jobs.identity import (
     ensure_identity,
     token_sha256,
 )
-from spottrain.varuna_manager.jobs.traces import TraceSet
 from spottrain.wire import messages
 
 FLEET = 10_000
@@ -52,41 +51,11 @@ BEAT_S = 5.0
 MB = 1e6
 
 
-class Deaf:
-    """A shell that has nothing to do: nobody but heartbeats call."""
+class Deaf(Requests):
+    """A manager that has nothing to do: nobody but heartbeats call."""
 
-    async def register(self, registration: messages.Registration) -> None:
-        raise NotImplementedError
-
-    async def refuse(self, vm_id: str, software_version: str) -> None:
-        raise NotImplementedError
-
-    async def receive(self, batch: messages.ReportBatch) -> messages.ReportAnswer:
-        raise NotImplementedError
-
-    async def stop(self, *, by: str, checkpoint: bool, now: bool) -> None:
-        raise NotImplementedError
-
-    async def change_limits(self, *, by: str, limits: tuple[Limit, ...], sure: bool) -> None:
-        raise NotImplementedError
-
-    async def receive_grant(self, grant: PoolGrant) -> None:
-        raise NotImplementedError
-
-    def metrics_text(self) -> bytes:
-        raise NotImplementedError
-
-    async def trouble(self) -> str:
-        raise NotImplementedError
-
-    async def trace(self, minibatches: int, content: messages.TraceContent) -> TraceSet:
-        raise NotImplementedError
-
-    async def receive_logs(self, tails: messages.LogTails) -> None:
-        raise NotImplementedError
-
-    async def receive_trace(self, vm_id: str, trace: messages.TraceWritten, content: bytes) -> None:
-        raise NotImplementedError
+    def __init__(self) -> None:
+        pass
 
 
 def serve(

@@ -9,6 +9,7 @@ the model's sections stand for all, since every piece is proportional to bytes.
 from __future__ import annotations
 
 import argparse
+import mmap
 import os
 import tempfile
 import time
@@ -70,10 +71,40 @@ def pieces_of(job: str, sections: int, state: StateHome, folder: Path) -> dict[s
     return found
 
 
+def transfers_of(gigabytes: float, advice: int) -> dict[str, float]:
+    """Return seconds per GB of what the host's memory takes.
+
+    Args:
+        gigabytes: Of an anonymous file, as arenas are; it is touched when its pages are locked.
+        advice: About the size of its pages.
+    """
+    device, num_bytes = open_device(device_name()), int(gigabytes * 1e9) >> 21 << 21
+    fd = os.memfd_create("pages")
+    os.ftruncate(fd, num_bytes)
+    mapped = mmap.mmap(fd, num_bytes)
+    os.close(fd)
+    mapped.madvise(advice)
+    here, found = torch.frombuffer(mapped, dtype=torch.uint8), dict[str, float]()
+    with device.using():
+        there = device.allocate(num_bytes)
+        acts: dict[str, Callable[[], object]] = {
+            "lock": lambda: device.lock_pages(here),
+            "up": lambda: device.finish(device.upload(here, there)),
+            "down": lambda: device.finish(device.download(there, here)),
+            "unlock": lambda: device.unlock_pages(here),
+        }
+        for name, act in acts.items():
+            began_s = time.perf_counter()
+            act()
+            found[name] = (time.perf_counter() - began_s) / (num_bytes / 1e9)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("job", choices=SIZES)
     parser.add_argument("--sections", type=int, default=8)
+    parser.add_argument("--gigabytes", type=float, default=8.0, help="that are locked and moved")
     chosen = parser.parse_args()
     result: dict[str, Any] = {"unit": "seconds per GB of parameters"}
     homes: tuple[StateHome, ...] = ("device", "host")
@@ -88,6 +119,9 @@ def main() -> None:
                     found = {"error": str(error)[-300:]}  # type: ignore[dict-item]
                 result[f"{home}, {number} threads"] = found
                 print_result(result)
+    for pages, advice in {"4 KiB": mmap.MADV_NOHUGEPAGE, "huge": mmap.MADV_HUGEPAGE}.items():
+        result[f"host memory, {pages} pages"] = transfers_of(chosen.gigabytes, advice)
+        print_result(result)
 
 
 if __name__ == "__main__":

@@ -124,10 +124,19 @@ def loss(model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, float]:
     return total, float(targets.numel())
 
 
-def make(size: Size, *, rate: float = 6e-4, fused: bool = True) -> TrainingJob:
+def make(
+    size: Size, *, rate: float = 6e-4, fused: bool = True, compiled: bool = False
+) -> TrainingJob:
     """Return the job of a GPT of this size."""
+
+    def model() -> nn.Module:
+        made = Gpt(size)
+        for block in made.blocks if compiled else ():
+            block.compile()
+        return made
+
     return TrainingJob(
-        model=lambda: Gpt(size),
+        model=model,
         dataset=Tokens(100_000, size),
         loss=loss,
         optimizer=lambda named: torch.optim.AdamW(named, lr=rate, fused=fused),
@@ -217,10 +226,26 @@ def gpt2_124m() -> TrainingJob:
     return make(GPT2_124M)
 
 
+def small_compiled() -> TrainingJob:
+    """Return the small job, its blocks compiled."""
+    return make(SMALL, compiled=True)
+
+
+def gpt2_124m_compiled() -> TrainingJob:
+    """Return GPT-2 with 124 million parameters, its blocks compiled."""
+    return make(GPT2_124M, compiled=True)
+
+
 def gpt2_1558m() -> TrainingJob:
     """Return GPT-2 with 1558 million parameters."""
     return make(GPT2_1558M, rate=2e-4)
 
 
-SIZES = {"small": SMALL, "gpt2_124m": GPT2_124M, "gpt2_1558m": GPT2_1558M}
+SIZES = {
+    "small": SMALL,
+    "small_compiled": SMALL,
+    "gpt2_124m": GPT2_124M,
+    "gpt2_124m_compiled": GPT2_124M,
+    "gpt2_1558m": GPT2_1558M,
+}
 """Of jobs whose speed is measured, by entrypoint."""

@@ -28,7 +28,7 @@ class Loop:
         where = self._device.torch_device
         made = getattr(jobs, job)()
         with torch.device(where):
-            self._model = jobs.Gpt(jobs.SIZES[job])
+            self._model = made.model()
         parameters = list(self._model.named_parameters())
         self._optimizer: torch.optim.Optimizer = made.optimizer(parameters)
         self._job, self._microbatch, self._minibatch = made, microbatch, minibatch

@@ -35,7 +35,7 @@ from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.follow import Follower, read_state
 from spottrain.varuna_manager.jobs.journal import Journal
-from spottrain.varuna_manager.launch.control import open_provider
+from spottrain.varuna_manager.launch.machines import open_provider
 
 T = TypeVar("T")
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import signal
 import sys
@@ -24,7 +25,7 @@ from spottrain.cloud.local.provider import LocalProvider
 from spottrain.codec import decode
 from spottrain.eventlog import loop
 from spottrain.varuna_manager.config.track import MlflowConfig, TrackConfig
-from spottrain.varuna_manager.core import shutdown
+from spottrain.varuna_manager.core import planning, shutdown
 from spottrain.varuna_manager.core.model import records
 from spottrain.varuna_manager.daemon import server
 from spottrain.varuna_manager.daemon.main import ManagerError, manage
@@ -66,6 +67,7 @@ def main() -> int:
     if len(sys.argv) > 2:
         CrashingJournal.crash_at = int(sys.argv[2])
         sys.modules["spottrain.varuna_manager.daemon.main"].Journal = CrashingJournal  # type: ignore[attr-defined]
+    planning.BOOT_WAIT_S, records.COOLDOWN_S = math.inf, 0.5
     if patience := os.environ.get("STUB_PATIENCE_S"):
         shutdown.FOLDER_WAIT_S = loop.JOURNAL_WAIT_S = float(patience)
         records.FIRST_START_PAUSE_S = 0.01

@@ -23,7 +23,7 @@ from tests.integration.forks import Fork
 from tests.integration.stub_supervisor import MAY_END
 from tests.local_cloud import inject
 from tests.unit.varuna_manager.invariants import check_invariants
-from tests.view import View
+from tests.view import View, settings_with
 
 from spottrain.cloud.local.market import EventKind, MarketEvent, MarketSpec, ZoneSpec
 from spottrain.cloud.port.provider import Vm, VmState
@@ -43,7 +43,7 @@ from spottrain.varuna_manager.daemon.main import ManagerError
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.follow import Follower
 from spottrain.varuna_manager.jobs.journal import Journal
-from spottrain.varuna_manager.launch.control import request_stop
+from spottrain.varuna_manager.launch.asking import request_stop
 from spottrain.wire import messages
 
 END_S = 900.0
@@ -81,7 +81,7 @@ class Job:
         journal = Journal(self.dir.journal)
         wanted = settings(path, steps=steps, max_vms=max_vms)
         spec = replace(wanted.spec, device=device, checkpoint_path=str(self.store))
-        wanted = replace(wanted, spec=spec, suspect_s=suspect_s)
+        wanted = settings_with(wanted, spec=spec, suspect_s=suspect_s)
         journal.record(JobSubmitted(at_s=time.time(), settings=wanted))
         journal.close()
         self.cloud = stub_manager.open_cloud(path)
@@ -170,16 +170,8 @@ def settings(path: Path, *, steps: int, max_vms: int) -> JobSettings:
         heartbeat_s=0.3,
     )
     facts = model_facts(fingerprint="stub", dataset_len=100)
-    return JobSettings(
-        uid=path.parent.name,
-        spec=spec,
-        facts=facts,
-        max_vms=max_vms,
-        suspect_s=END_S,
-        debounce_s=0.2,
-        boot_wait_s=END_S,
-        cooldown_s=0.5,
-    )
+    settings = JobSettings(uid=path.parent.name, spec=spec, facts=facts)
+    return settings_with(settings, max_vms=max_vms, suspect_s=END_S, debounce_s=0.2)
 
 
 @pytest.fixture

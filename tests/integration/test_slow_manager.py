@@ -33,7 +33,7 @@ from spottrain.varuna_manager.agent.client import ManagerClient, NoManagerError
 from spottrain.varuna_manager.config.job import parse_config
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.jobs.follow import uid_of
-from spottrain.varuna_manager.launch.control import request_stop
+from spottrain.varuna_manager.launch.asking import request_stop
 from spottrain.wire.messages import LogTail, LogTails
 
 WRITERS = 16

@@ -171,7 +171,7 @@ class LongWorld(World):
 
     def most_events(self) -> int:
         """Return how many events there may be by now."""
-        return EVENTS * self.settings.max_vms * (10 + self.faults.total())
+        return EVENTS * self.settings.resources.max_vms * (10 + self.faults.total())
 
     def check_return(self, vm_id: str) -> None:
         """A VM that is well is not fenced; one that can wait is not returned with the
@@ -244,7 +244,7 @@ class LongWorld(World):
             self.run_on(bound_s - self.now_s)
         check_end(self)
         assert self.finished is not None
-        max_usd = self.settings.max_usd
+        max_usd = self.settings.budget.max_usd
         if max_usd is not None:
             assert self.cloud.bill_usd(self.now_s) <= max_usd, "over budget"
         if max_usd is None or self.finished.kind != "budget":
@@ -341,7 +341,7 @@ class LongWorld(World):
     def market(self) -> None:
         """A zone's price and capacity change."""
         zone = self.random.choice(tuple(self.cloud.capacity))
-        self.cloud.capacity[zone] = self.random.randint(0, self.settings.max_vms)
+        self.cloud.capacity[zone] = self.random.randint(0, self.settings.resources.max_vms)
         self.cloud.prices[zone] = self.random.uniform(0.5, 2.0)
         self.changed()
 

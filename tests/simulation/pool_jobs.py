@@ -30,6 +30,7 @@ from tests.simulation.market import GIB, Cloud, SimulatedVm, offer
 from tests.simulation.pool_world import BELOW_S, FAIR, ROUND_S, below
 from tests.simulation.test_simulation import FACTS, SPEC
 from tests.simulation.workers import profile_of
+from tests.view import settings_with
 
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import RECEIVE_S, Offer, Vm
@@ -174,7 +175,7 @@ class PooledJob(LongWorld):
     """
 
     def __init__(self, lab: Lab, seed: int, request: JobRequest, settings: JobSettings) -> None:
-        super().__init__(seed, settings.max_vms, hours=1.0, fault_h=1.0)
+        super().__init__(seed, settings.resources.max_vms, hours=1.0, fault_h=1.0)
         self.lab, self.request, self.settings = lab, request, settings
         self.cloud: Cloud = JobCloud(lab, request.name)
         self.agenda, self.numbers, self.now_s = lab.agenda, lab.numbers, lab.now_s
@@ -278,7 +279,7 @@ class PooledJob(LongWorld):
         return replace(known, plan=replace(known.plan, slots=slots))
 
     def most_events(self) -> int:
-        return super().most_events() + self.lab.serials() * 20 * self.settings.max_vms
+        return super().most_events() + self.lab.serials() * 20 * self.settings.resources.max_vms
 
     def calm_down(self) -> None:
         """Nothing happens any more but what this world's clouds always do."""
@@ -532,7 +533,7 @@ class Lab:
         draw, number = self.random, len(self.jobs)
         facts = draw.choice([SMALL, SMALL, FACTS])
         own = 6 if facts is FACTS else draw.choice([3, 6])
-        settings = JobSettings(
+        base = JobSettings(
             uid=f"u{number}",
             spec=replace(
                 SPEC,
@@ -541,10 +542,9 @@ class Lab:
                 checkpoint_every_steps=draw.choice([10, 25]),
             ),
             facts=facts,
-            max_vms=own,
-            hang_s=1e9,
             grant=PoolGrant(pool="lab", serial=0),
         )
+        settings = settings_with(base, max_vms=own, hang_s=1e9)
         table = rates(facts, own)
         request = JobRequest(
             name=f"j{number}",
@@ -682,7 +682,7 @@ class Lab:
         assert len(self.rented("b")) <= TEAM_VMS, "of a team"
         for job in self.jobs.values():
             own = sum(vm.ended_at_s is None for vm in job.cloud.vms.values())
-            assert own <= job.settings.max_vms, "of a job"
+            assert own <= job.settings.resources.max_vms, "of a job"
         self.check_billed()
 
     def check_billed(self) -> None:

@@ -10,6 +10,7 @@ from tests.builders import a_spec, model_facts, section_facts
 from tests.simulation.market import Cloud
 from tests.simulation.world import World
 from tests.tiers import first_always
+from tests.view import settings_with
 
 from spottrain.varuna_manager.core.model.events import StopRequested
 from spottrain.varuna_manager.core.model.settings import JobSettings
@@ -49,8 +50,8 @@ STRIKES = (
 
 
 def settings(**changes: Any) -> JobSettings:
-    base = JobSettings(uid="u", spec=SPEC, facts=FACTS, max_vms=8)
-    return replace(base, **changes)
+    base = JobSettings(uid="u", spec=SPEC, facts=FACTS)
+    return settings_with(base, **{"max_vms": 8, "alerts": ()} | changes)
 
 
 def world(seed: int, **changes: Any) -> World:
@@ -131,7 +132,7 @@ def test_a_manager_that_dies_after_any_event_rents_nothing_twice() -> None:
         check_end(job)
         assert job.finished is not None
         assert job.finished.kind == "succeeded"
-        assert len(job.cloud.vms) == job.settings.max_vms, crash_at
+        assert len(job.cloud.vms) == job.settings.resources.max_vms, crash_at
         assert job.minibatches_recomputed == 0
         assert [g.generation for g in job.generations] == [1]
 

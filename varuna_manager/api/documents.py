@@ -9,9 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from spottrain.codec import to_data
 from spottrain.errors import UserCodeError
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.jobs.folder import JobDir
@@ -95,7 +95,7 @@ def entries(job: JobDir, *, follow: bool = False) -> Iterator[JournalEntry]:
 def event(entry: JournalEntry) -> dict[str, Any]:
     """Return an event as ``spottrain events NAME -o json`` prints it."""
     kind = type(entry.event).__name__
-    return {"seq": entry.seq, "kind": kind, "message": entry.message, **asdict(entry.event)}
+    return {"seq": entry.seq, "kind": kind, "message": entry.message, **to_data(entry.event)}
 
 
 def row_names(metrics: Iterable[str]) -> list[str]:

@@ -30,7 +30,7 @@ from spottrain.varuna_manager.core.model.commands import Outcome
 from spottrain.varuna_manager.jobs.folder import JobDir, all_jobs, find
 from spottrain.varuna_manager.jobs.follow import Follower, folder_of, read_state, uid_of
 from spottrain.varuna_manager.jobs.measurements import Measurements
-from spottrain.varuna_manager.launch import control, weights
+from spottrain.varuna_manager.launch import asking, control, weights
 from spottrain.varuna_manager.launch.changes import Changes
 from spottrain.varuna_manager.reporting.tables import live_panel
 from spottrain.wire.model import ExportFormat
@@ -484,7 +484,7 @@ def _work_folder(
 def _await(job: JobDir, manager: Popen[bytes]) -> None:
     """Wait until a manager serves its job; take note of its end whenever that comes."""
     threading.Thread(target=manager.wait, name=f"manager of {job.name}", daemon=True).start()
-    control.await_manager(job, manager)
+    asking.await_manager(job, manager)
 
 
 def _table(columns: dict[str, list[Any]]) -> Any:

@@ -30,8 +30,8 @@ def limits_of(name: str, state: State) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
         "name": name,
-        "max_usd": settings.max_usd,
-        "max_usd_per_hour": settings.max_usd_per_hour,
+        "max_usd": settings.budget.max_usd,
+        "max_usd_per_hour": settings.budget.max_usd_per_hour,
         "deadline": None if deadline_s is None else utc(deadline_s),
         "deadline_s": deadline_s,
         "min_examples_per_s": settings.min_examples_per_s,
@@ -45,12 +45,12 @@ def limits_of(name: str, state: State) -> dict[str, Any]:
 
 def _notes(state: State) -> Iterator[str]:
     """Yield a line for each limit under which nothing can be rented at known prices."""
-    cap, on_demand_allowed = state.job.max_usd_per_hour, state.job.allow_on_demand
+    cap, on_demand_allowed = state.job.budget.max_usd_per_hour, state.job.resources.allow_on_demand
     prices = [
         offer.usd_per_hour for offer in state.market.offers if offer.spot or on_demand_allowed
     ]
     cheapest = min(filter(is_amount, prices), default=None)
-    min_vms = state.job.min_vms
+    min_vms = state.job.resources.min_vms
     if cap is not None and cheapest is not None and cap < cheapest * min_vms:
         some = "no machine" if min_vms == 1 else f"fewer than {min_vms} machines"
         yield (

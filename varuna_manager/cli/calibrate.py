@@ -31,7 +31,7 @@ from spottrain.varuna_manager.core.model.state import spent_usd
 from spottrain.varuna_manager.format import dollars, duration, size
 from spottrain.varuna_manager.jobs import profiles
 from spottrain.varuna_manager.jobs.follow import read_state
-from spottrain.varuna_manager.launch import control, data, inspect, submit
+from spottrain.varuna_manager.launch import data, inspect, machines, submit
 from spottrain.wire.messages import CalibrationProgress
 from spottrain.wire.model import LinkProfile, MicrobatchProfile, Profile, RingProfile
 
@@ -154,7 +154,7 @@ def _measured_on(file: Path, on: str, again: bool, max_usd: float | None, yes: b
         age = duration(time.time() - known.measured_at_s)
         say(f"measured {age} ago{remark(known.profile)}; --again rents a VM and measures again")
         return known.profile
-    lines, offers = control.check_machines(probe)
+    lines, offers = machines.check_machines(probe)
     for line in lines:
         say(line)
     cost = probes.cost_of(probe, offers, max_usd)

@@ -25,7 +25,7 @@ from spottrain.varuna_manager.config.clouds import (
     GcpConfig,
 )
 from spottrain.varuna_manager.config.job import JobConfig, load_config
-from spottrain.varuna_manager.launch import control, preflight
+from spottrain.varuna_manager.launch import machines, preflight
 from spottrain.varuna_manager.offers.checks import Check, checks_here
 
 FileArgument = Annotated[
@@ -109,8 +109,8 @@ def _of_job(config: JobConfig) -> Iterator[Result]:
         yield _advised("here", _traffic(config))
         return
     (provider,) = config.resources.providers
-    machines = Check(what="machines", run=lambda: control.check_machines(config)[0])
-    yield _required(provider, _finding(machines))
+    check = Check(what="machines", run=lambda: machines.check_machines(config)[0])
+    yield _required(provider, _finding(check))
     if provider == "ssh":
         yield _advised("here", _traffic(config))
 

@@ -20,6 +20,7 @@ class Starter(StrEnum):
 
     QUICKSTART = "quickstart"
     NANOGPT = "nanogpt"
+    PRETRAIN = "pretrain"
     HF = "hf"
     VIT = "vit"
 
@@ -27,8 +28,9 @@ class Starter(StrEnum):
 STARTERS = {
     Starter.QUICKSTART: ("quickstart.yaml", "byte_gpt.py"),
     Starter.NANOGPT: ("nanogpt.yaml", "nanogpt.py", "byte_gpt.py"),
-    Starter.HF: ("finetune_hf.yaml", "finetune_hf.py", "byte_gpt.py"),
-    Starter.VIT: ("vit.yaml", "vit.py"),
+    Starter.PRETRAIN: ("pretrain.yaml", "pretrain_aws.yaml", "pretrain.py"),
+    Starter.HF: ("finetune_hf.yaml", "finetune_hf_aws.yaml", "finetune_hf.py"),
+    Starter.VIT: ("vit.yaml", "vit_aws.yaml", "vit.py"),
 }
 """Of ``examples``, the job file first."""
 
@@ -39,8 +41,9 @@ def init(
         Starter,
         typer.Option(
             "--from",
-            help="A small GPT on a simulated spot market, nanoGPT's training, fine-tuning with "
-            "transformers (hf), or a vision transformer.",
+            help="A small GPT on a simulated spot market, nanoGPT's training loop as a job, a "
+            "GPT-2 on your own text (pretrain), a model of transformers fine-tuned (hf), or a "
+            "vision transformer on your images.",
         ),
     ] = Starter.QUICKSTART,
 ) -> None:

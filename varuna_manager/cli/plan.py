@@ -30,8 +30,8 @@ from spottrain.varuna_manager.launch import inspect, preflight, weights
 from spottrain.varuna_manager.offers import estimates, models
 from spottrain.varuna_manager.offers import preview as previews
 from spottrain.varuna_manager.offers.checks import Checked, check_all
-from spottrain.varuna_manager.offers.documents import exceeded
 from spottrain.varuna_manager.offers.feasibility import predict
+from spottrain.varuna_manager.offers.plan_view import exceeded
 from spottrain.varuna_manager.offers.preview import DEFAULT_GPUS, SearchScope
 from spottrain.varuna_manager.offers.table import ranking_parts
 from spottrain.varuna_manager.reporting.tables import preview_parts
@@ -220,38 +220,33 @@ def plan(
             limits=estimates.PlanLimits(max_usd=max_usd, max_hours=max_hours),
         )
         changes |= {} if depth is None else {"pipeline_depth": depth}
-        if find_spec("numba") is None:
-            say("planning without numba takes about ten times as long: pip install numba")
-        document = models.preview_model(request, gpus or DEFAULT_GPUS, changes, scope, every=every)
-        _show(document, output, explain, every)
-        return
-    _refuse(
-        "--tokens, --context, --max-usd and --max-hours belong to --params or a model's "
-        "config.json; a job file says these itself: remove them",
-        *(tokens, context, max_usd, max_hours),
-    )
-    if file is None:
-        raise ConfigError(
-            "plan needs a job file, a model's config.json, or the size of a model as "
-            "--params 7e9; give one"
-        )
-    if file.suffix != ".json":
+        document = _of_model(request, gpus or DEFAULT_GPUS, changes, scope, every)
+    else:
         _refuse(
-            "--gpus, --minibatch-size and the like need a profile as JSON: got "
-            f"{file.name}; remove them, the job file has these values",
-            *of_profile,
-            *(gpus, minibatch_size, depth, precision),
+            "--tokens, --context, --max-usd and --max-hours belong to --params or a model's "
+            "config.json; a job file says these itself: remove them",
+            *(tokens, context, max_usd, max_hours),
         )
-        config = _changed(load_config(file), changes)
-        checked = check_all(config, say, "plan")
-        preview(config, checked, output, explain, scope, every=every)
-        return
-    workload = read_workload(file, facts, minibatch_size, gpu_memory_gib, usd_per_hour)
-    workload = _on_gpu(workload, host_memory_gib, precision)
-    changes["pipeline_depth"] = depth
-    inputs = previews.workload_inputs(workload, gpus or DEFAULT_GPUS, gpus_per_vm or 1)
-    inputs = replace(inputs, **changes)
-    document = _workload_document(file.name, workload, inputs, scope, steps)
+        if file is None:
+            raise ConfigError(
+                "plan needs a job file, a model's config.json, or the size of a model as "
+                "--params 7e9; give one"
+            )
+        if file.suffix != ".json":
+            _refuse(
+                "--gpus, --minibatch-size and the like need a profile as JSON: got "
+                f"{file.name}; remove them, the job file has these values",
+                *of_profile,
+                *(gpus, minibatch_size, depth, precision),
+            )
+            config = _changed(load_config(file), changes)
+            document = _of_job(config, check_all(config, say, "plan"), scope)
+        else:
+            workload = read_workload(file, facts, minibatch_size, gpu_memory_gib, usd_per_hour)
+            workload = _on_gpu(workload, host_memory_gib, precision)
+            inputs = previews.workload_inputs(workload, gpus or DEFAULT_GPUS, gpus_per_vm or 1)
+            inputs = replace(inputs, **changes, pipeline_depth=depth)
+            document = _of_profile(file.name, workload, inputs, scope, steps)
     _show(document, output, explain, every)
 
 
@@ -276,7 +271,20 @@ def _refuse(why: str, *values: Any) -> None:
         raise ConfigError(why)
 
 
-def _workload_document(
+def _of_model(
+    request: models.ModelRequest,
+    gpus: int,
+    changes: dict[str, Any],
+    scope: SearchScope,
+    every: bool,
+) -> dict[str, Any]:
+    """Return the preview of a model without a profile; see ``preview_model``."""
+    if find_spec("numba") is None:
+        say("planning without numba takes about ten times as long: pip install numba")
+    return models.preview_model(request, gpus, changes, scope, every=every)
+
+
+def _of_profile(
     name: str,
     workload: Workload,
     inputs: PlanInputs,
@@ -330,23 +338,23 @@ def _changes(
 
 
 def preview(
-    config: JobConfig,
-    checked: Checked,
-    output: Output,
-    explain: bool = False,
-    scope: SearchScope | None = None,
-    *,
-    every: bool = False,
+    config: JobConfig, checked: Checked, output: Output, scope: SearchScope | None = None
 ) -> None:
-    """Show what a launch of ``config`` would start with.
+    """Show what a launch of ``config`` would start with, by what its checks have found.
+
+    Raises:
+        SpottrainError: It cannot be launched.
+    """
+    _show(_of_job(config, checked, scope or SearchScope()), output)
+
+
+def _of_job(config: JobConfig, checked: Checked, scope: SearchScope) -> dict[str, Any]:
+    """Return the preview of a job.
 
     Args:
         config: The job.
         checked: What its checks have found.
-        output: How to show it.
-        explain: Show all candidates.
-        scope: Which clouds to search beside the job's own; by default none.
-        every: Show all offers that can be used.
+        scope: Which clouds to search beside the job's own.
 
     Raises:
         SpottrainError: It cannot be launched.
@@ -355,7 +363,6 @@ def preview(
     if (first := weights.check_first(config)) is not None:
         for line in weights.describe(first):
             say(line)
-    scope = scope or SearchScope()
     profile = _profile(config, facts)
     document = previews.preview_job(config, facts, profile, scope, checked.data_bytes)
     forecast = None
@@ -364,7 +371,7 @@ def preview(
         forecast = predict(config, facts, offers=checked.offers, profile=known)
     document["forecast"] = forecast and asdict(forecast)
     document["exceeds"] = exceeded(config, document, time.time())
-    _show(document, output, explain, every)
+    return document
 
 
 def _profile(config: JobConfig, facts: ModelFacts) -> Profile:
@@ -382,7 +389,9 @@ def _profile(config: JobConfig, facts: ModelFacts) -> Profile:
     return inspect.calibrate(config)
 
 
-def _show(document: dict[str, Any], output: Output, explain: bool, every: bool) -> None:
+def _show(
+    document: dict[str, Any], output: Output, explain: bool = False, every: bool = False
+) -> None:
     """Show a preview.
 
     Raises:

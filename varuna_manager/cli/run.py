@@ -37,7 +37,7 @@ from spottrain.varuna_manager.config.job import load_config
 from spottrain.varuna_manager.config.overrides import read_overrides
 from spottrain.varuna_manager.jobs.folder import JobDir, find
 from spottrain.varuna_manager.jobs.follow import read_state
-from spottrain.varuna_manager.launch import control, limits, submit, unit
+from spottrain.varuna_manager.launch import asking, control, limits, submit, unit
 from spottrain.varuna_manager.launch.changes import Changes
 
 FileArgument = Annotated[Path, typer.Argument(help="Job file: YAML or TOML.")]
@@ -205,7 +205,7 @@ def manager_unit(
 def _run_here(job: JobDir, manager: subprocess.Popen[bytes], detach: bool, output: Output) -> None:
     """Watch a job whose manager was just started; exit with the job's exit code."""
     if detach:
-        control.await_manager(job, manager)
+        asking.await_manager(job, manager)
         if output is Output.JSON:
             show_json({"name": job.name, "pid": manager.pid, "folder": str(job.path)})
         _say_started(job)

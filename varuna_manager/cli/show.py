@@ -31,10 +31,9 @@ from spottrain.varuna_manager.cli.console import (
 )
 from spottrain.varuna_manager.config.job import json_schema, load_config
 from spottrain.varuna_manager.format import clock
-from spottrain.varuna_manager.jobs.blocks import STEPS
 from spottrain.varuna_manager.jobs.folder import JobDir, find
 from spottrain.varuna_manager.jobs.follow import read_state
-from spottrain.varuna_manager.jobs.measurements import Measurements, Row
+from spottrain.varuna_manager.jobs.measurements import STEPS, Measurements, Row
 from spottrain.varuna_manager.launch import inspect as tools
 from spottrain.varuna_manager.reporting import documents as job_documents
 from spottrain.varuna_manager.reporting import tables

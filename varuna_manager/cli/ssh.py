@@ -85,7 +85,7 @@ def _is_on(vm_id: str, host: str) -> bool:
 
 
 def _own(job: JobDir, vm_id: str) -> SshTarget:
-    from spottrain.varuna_manager.launch.control import open_provider
+    from spottrain.varuna_manager.launch.machines import open_provider
 
     return _there(open_provider(job), vm_id)
 

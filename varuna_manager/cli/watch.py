@@ -24,7 +24,7 @@ from spottrain.varuna_manager.api.actions import outcome_of
 from spottrain.varuna_manager.format import clock
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.follow import Follower
-from spottrain.varuna_manager.launch.control import request_stop
+from spottrain.varuna_manager.launch.asking import request_stop
 from spottrain.varuna_manager.reporting.documents import status
 from spottrain.varuna_manager.reporting.measured import newest
 from spottrain.varuna_manager.reporting.tables import live_panel, plain_line

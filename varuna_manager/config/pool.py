@@ -29,9 +29,10 @@ from spottrain.varuna_manager.config.clouds import (
     provider_of,
 )
 from spottrain.varuna_manager.config.files import read_job_file, validate
-from spottrain.varuna_manager.config.job import Dollars, JobConfig, load_config
+from spottrain.varuna_manager.config.job import JobConfig, load_config
 from spottrain.varuna_manager.config.local import LocalConfig
 from spottrain.varuna_manager.config.overrides import NO_OVERRIDES, Overrides
+from spottrain.varuna_manager.config.sections import Dollars
 
 Policy = Literal[
     "fair",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -25,6 +26,9 @@ NOT_IN_FILE = 0
 """Instead of a line: the value is given beside the file, on the command line or in a call."""
 AS_WRITTEN = ("env",)
 """The mapping whose numbers are texts: ``3.10`` is a version there, and ``007`` a name."""
+MAX_ALIASED = 100_000
+"""Characters that aliases may add to a document in all. A page of aliases of aliases can
+stand for more than any memory holds."""
 _NULL = re.compile(r"null|Null|NULL|~|")
 _TRUE, _FALSE = re.compile(r"true|True|TRUE"), re.compile(r"false|False|FALSE")
 _INT = re.compile(r"[-+]?[0-9]+(_[0-9]+)*")
@@ -44,7 +48,8 @@ def read_yaml(text: str, where: tuple[int | str, ...] = ()) -> tuple[Any, Lines]
         where: The keys that lead to it, if it is a part of a job file.
 
     Raises:
-        ConfigError: It is not YAML, gives a key twice or has tags; begins with the line.
+        ConfigError: It is not YAML, gives a key twice, has tags, or its aliases stand for
+            more than ``MAX_ALIASED``; begins with the line.
     """
     yaml = YAML(typ="safe", pure=True)
     yaml.composer.warn_double_anchors = False  # YAML 1.2 allows them
@@ -52,6 +57,7 @@ def read_yaml(text: str, where: tuple[int | str, ...] = ()) -> tuple[Any, Lines]
         node = yaml.compose(text)
         if node is None:
             return None, NO_LINES
+        _check_aliases(node)
         lines: dict[tuple[int | str, ...], int] = {}
         return _value(node, where, lines), lines
     except MarkedYAMLError as error:
@@ -63,6 +69,36 @@ def read_yaml(text: str, where: tuple[int | str, ...] = ()) -> tuple[Any, Lines]
         raise ConfigError(f"{one_line(error)}; fix the file") from error
     except RecursionError as error:
         raise ConfigError("lists and mappings are nested too deeply; fix the file") from error
+
+
+def _check_aliases(root: Node) -> None:
+    """Check how much aliases stand for, without writing it out: each node is looked at once.
+
+    Raises:
+        ConfigError: For too much.
+        RecursionError: For itself.
+    """
+    sizes: dict[int, int] = {}
+    written = 0
+
+    def size_of(node: Node) -> int:
+        """Return the characters of a node, and one for each node in it."""
+        nonlocal written
+        if (known := sizes.get(id(node))) is not None:
+            return known
+        own = 1 + (len(node.value) if isinstance(node, ScalarNode) else 0)
+        written += own
+        parts = chain.from_iterable(node.value) if isinstance(node, MappingNode) else node.value
+        total = own if isinstance(node, ScalarNode) else own + sum(map(size_of, parts))
+        sizes[id(node)] = total
+        if total > written + MAX_ALIASED:
+            raise ConfigError(
+                f"line {_line(node)}: aliases stand for more than {MAX_ALIASED:,} characters; "
+                "write less with them"
+            )
+        return total
+
+    size_of(root)
 
 
 def _value(

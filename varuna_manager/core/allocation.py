@@ -87,7 +87,7 @@ def room(state: State) -> int:
 
 def within_grant(state: State) -> Callable[[Offer], int]:
     """Return a function: how many more VMs of an offer's kind a pool's grant allows."""
-    grant, max_vms = state.job.grant, state.job.max_vms
+    grant, max_vms = state.job.grant, state.job.resources.max_vms
     if grant is None:
         return lambda offer: max_vms
     granted = dict(grant.vms)
@@ -150,7 +150,7 @@ def why_not(state: State, offer: Offer) -> str:
     """Return what keeps the job from renting an offer; empty: none of the rules of
     ``next_launch`` but its rank."""
     opens_s = opens_at_s(state, offer)
-    if not offer.spot and not state.job.allow_on_demand:
+    if not offer.spot and not state.job.resources.allow_on_demand:
         return "on-demand VMs are not allowed"
     if math.isinf(opens_s) and opens_s > 0:
         return "its VMs cannot run the job"
@@ -172,10 +172,10 @@ def _cap(state: State) -> str:
     money, job = budget(state), state.job
     left = f"${money.spent.usd:.2f} spent at ${money.rate.usd_per_hour:g}/hour"
     caps = []
-    if job.max_usd is not None:
-        caps.append(f"${job.max_usd:g}")
-    if job.max_usd_per_hour is not None:
-        caps.append(f"${job.max_usd_per_hour:g}/hour")
+    if job.budget.max_usd is not None:
+        caps.append(f"${job.budget.max_usd:g}")
+    if job.budget.max_usd_per_hour is not None:
+        caps.append(f"${job.budget.max_usd_per_hour:g}/hour")
     return f"over the cap of {' and '.join(caps) or 'the budget'} ({left})"
 
 
@@ -280,14 +280,14 @@ def wanted_by_deadline(state: State, replacing: VmRecord | None = None) -> Calla
     if decision is not None:
         wanted = dict(decision.wanted)
         return lambda offer: wanted.get(key := offer_key(offer), 0) - have.get(key, 0)
-    first = state.job.min_vms - sum(have.values())
-    has_slo, max_vms = state.job.has_slo, state.job.max_vms
+    first = state.job.resources.min_vms - sum(have.values())
+    has_slo, max_vms = state.job.has_slo, state.job.resources.max_vms
     return lambda offer: first if has_slo and not offer.spot else max_vms
 
 
 def opens_at_s(state: State, offer: Offer) -> float:
     """Return from when on an offer may be asked for; infinite: never."""
-    if not offer.spot and not state.job.allow_on_demand:
+    if not offer.spot and not state.job.resources.allow_on_demand:
         return math.inf
     if is_unfit(state, offer) or not _has_device(state, offer):
         return math.inf
@@ -331,17 +331,17 @@ def home(state: State) -> tuple[str, ...] | None:
     """Return the location (``location_of``) where VMs train together; None if there are none."""
     staying = [vm.offer for vm in state.fleet.vms.values() if vm.counts]
     coming = [intent.offer for intent in state.launches.intents.values()]
-    return cooldowns.home_of([*staying, *coming], state.job.span)
+    return cooldowns.home_of([*staying, *coming], state.job.resources.span)
 
 
 def is_at(state: State, where: tuple[str, ...] | None, offer: Offer) -> bool:
     """Return whether VMs of an offer can train with those at the location ``where``."""
-    return where is None or cooldowns.location_of(offer, state.job.span) == where
+    return where is None or cooldowns.location_of(offer, state.job.resources.span) == where
 
 
 def reach_each_other(state: State, one: Place, other: Place) -> bool:
     """Return whether VMs of two places can train together."""
-    span = state.job.span
+    span = state.job.resources.span
     return span == "any" or one[: 1 + (span == "region")] == other[: 1 + (span == "region")]
 
 
@@ -353,7 +353,7 @@ def at_home(state: State) -> tuple[VmRecord, ...]:
 
 def must_move(state: State) -> bool:
     """Return whether too few VMs can train together, and there is room for no more."""
-    here, enough = at_home(state), state.job.min_vms
+    here, enough = at_home(state), state.job.resources.min_vms
     is_enough = sum(vm.is_usable for vm in here) >= enough
     if is_enough or is_expecting(state) or room(state) > 0:
         return False
@@ -366,14 +366,14 @@ def stranded_vms(state: State) -> tuple[VmRecord, ...]:
     Where the job must move, only those stay that are where more can be rented.
     """
     where, here = home(state), at_home(state)
-    if sum(vm.is_usable for vm in here) < state.job.min_vms:
+    if sum(vm.is_usable for vm in here) < state.job.resources.min_vms:
         if not must_move(state):
             return ()
         best = in_order(state.market.offers, state.market.worths)
         offer = next((one for one in best if available(state, one) > 0), None)
         if offer is None:
             return ()
-        where = cooldowns.location_of(offer, state.job.span)
+        where = cooldowns.location_of(offer, state.job.resources.span)
     elif len(here) == len(state.fleet.vms):
         return ()
     counting = (vm for vm in state.fleet.vms.values() if vm.counts)
@@ -393,7 +393,7 @@ def _reachable(state: State, offers: list[Offer]) -> list[Offer]:
         for intent in state.launches.intents.values()
         if is_at(state, where, intent.offer)
     )
-    return near if near or here >= state.job.min_vms else offers
+    return near if near or here >= state.job.resources.min_vms else offers
 
 
 def _held_by_zone(state: State) -> Counter[str]:
@@ -408,7 +408,7 @@ def available(state: State, offer: Offer) -> int:
     if offer.gpus < 1 or offer.gpu_speed <= 0 or not is_open(state, offer):
         return 0
     if offer.available is None:
-        return state.job.max_vms
+        return state.job.resources.max_vms
     key = offer_key(offer)
     intents = state.launches.intents.values()
     asked = sum(intent.count for intent in intents if offer_key(intent.offer) == key)
@@ -458,11 +458,11 @@ def affordable(state: State) -> Callable[[Offer], int]:
     None where the fleet would still be too small to train: it would only cost.
     """
     money, job = budget(state), state.job
-    missing = job.min_vms - _count(state)
+    missing = job.resources.min_vms - _count(state)
 
     def affords(offer: Offer) -> int:
         fetched = egress.fetched(job.data_bytes, offer.cloud)
-        vms = money.affords(offer.usd_per_hour, job.max_vms, fetched)
+        vms = money.affords(offer.usd_per_hour, job.resources.max_vms, fetched)
         return vms if vms >= missing else 0
 
     return affords

@@ -95,7 +95,7 @@ def _is_possible(transition: Transition, terms: FleetTerms) -> bool:
 
 def is_cost_optimal(state: State) -> bool:
     """Return whether the job is cost-optimal: as cheap as possible; else time-optimal."""
-    return state.job.objective == "examples_per_dollar"
+    return state.job.morphing.objective == "examples_per_dollar"
 
 
 def feasibility(state: State, terms: FleetTerms) -> Feasibility:
@@ -106,7 +106,7 @@ def feasibility(state: State, terms: FleetTerms) -> Feasibility:
     count as if they had.
     """
     job = state.job
-    allowed = job.allow_on_demand
+    allowed = job.resources.allow_on_demand
     market = [
         Supply(
             name=offer_key(offer),
@@ -180,7 +180,7 @@ def _return(transition: Transition, rented: Holdings, wanted: int, reason: str) 
     counting = [vm for vm in state.fleet.vms.values() if vm.counts]
     own = [vm for vm in counting if offer_key(vm.offer) == rented.name]
     excess = len(own) - max(wanted, 0)
-    spare = len(counting) - state.job.min_vms
+    spare = len(counting) - state.job.resources.min_vms
     for vm in limits.by_eviction_cost(state, own)[: max(0, min(excess, spare))]:
         limits.drain(transition, vm, f"deadline policy: {reason}")
 
@@ -213,7 +213,7 @@ def job_status(state: State) -> JobStatus:
         begun=begun if known.limits else None,
         usd_left=None if money.cap is None else (money.cap - money.spent).usd,
         reserve_s=money.reserve_s,
-        usd_per_hour_cap=job.max_usd_per_hour,
+        usd_per_hour_cap=job.budget.max_usd_per_hour,
         min_examples_per_s=job.min_examples_per_s,
         recent_examples_per_s=spec.minibatch_size / recent if recent else None,
         review_s=min(REVIEW_S, max(MIN_REVIEW_S, left_s / REVIEWS_LEFT)),
@@ -275,7 +275,7 @@ def supplies(state: State, terms: FleetTerms) -> tuple[Supply, ...]:
 
 def _limits(state: State) -> tuple[float | None, ...]:
     job = state.job
-    return (job.deadline_s, job.min_examples_per_s, job.max_usd, job.max_usd_per_hour)
+    return (job.deadline_s, job.min_examples_per_s, job.budget.max_usd, job.budget.max_usd_per_hour)
 
 
 def _seen(state: State, terms: FleetTerms) -> tuple[object, ...]:

@@ -16,7 +16,7 @@ from spottrain.pricing.ranking import cooldowns as cooling
 from spottrain.varuna_manager.core import generation as generations
 from spottrain.varuna_manager.core import rounds, spending
 from spottrain.varuna_manager.core.model import commands as c
-from spottrain.varuna_manager.core.model import counters, starts
+from spottrain.varuna_manager.core.model import counters, records, starts
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import (
     GenerationPhase,
@@ -147,7 +147,7 @@ def provider_answered(transition: Transition, event: e.ProviderAnswered) -> None
     if vm is None or vm.silent_since_s is None or vm.phase is VmPhase.RETURNING:
         return
     if event.state in (VmState.STARTING, VmState.RUNNING):
-        suspect_s = transition.state.job.suspect_s
+        suspect_s = transition.state.job.manager.suspect_s
         seen = "the provider reports it as running"
         _return_silent(transition, vm, f"silent for {suspect_s:g} s although {seen}")
     else:
@@ -379,7 +379,7 @@ def vm_fit(transition: Transition, vm: VmRecord) -> None:
 
 def _is_hopeless(state: State) -> bool:
     """Return whether every offer is of a type whose VMs were unfit too often."""
-    wanted = [one for one in state.market.offers if one.spot or state.job.allow_on_demand]
+    wanted = [one for one in state.market.offers if one.spot or state.job.resources.allow_on_demand]
     usable = any(vm.phase is not VmPhase.RETURNING for vm in state.fleet.vms.values())
     return not usable and all(is_unfit(state, offer) for offer in wanted)
 
@@ -399,7 +399,7 @@ def gpu_sick(transition: Transition, vm_id: str, reason: str) -> None:
         vm.offer,
         "no_capacity",
         state.now_s,
-        state.job.cooldown_s,
+        records.COOLDOWN_S,
     )
     transition.put(replace(state.launches, cooldowns=cooldowns))
 

@@ -92,7 +92,7 @@ def open_generation(
         ranks=dict.fromkeys(plan.slots, RankPhase.INVITED),
         checkpoint_asked=save_only,
         save_only=save_only,
-        egress=egress.sent(sent, state.job.zone_usd_per_gb),
+        egress=egress.sent(sent, state.job.budget.zone_usd_per_gb),
         inputs_hash=inputs_hash,
         decision_hash=inputs_hash,
         candidates=state.training.answer.candidates if state.training.answer else (),
@@ -434,7 +434,7 @@ def _patience_s(state: State, generation: Generation) -> float:
     ranks = generation.ranks.values()
     lost = any(slot.vm_id not in state.fleet.vms for slot in generation.participants)
     left = lost or RankPhase.OUT in ranks or RankPhase.GONE in ranks
-    keeps_on_gpu = on_gpu and state.job.state != "host"
+    keeps_on_gpu = on_gpu and state.job.runtime.asked_state != "host"
     if generation.started_at_s is None and left and not keeps_on_gpu:
         return ABANDON_FORMING_S
     sums = on_gpu and generation.plan.data_parallel_width > 1 and state.job.spec.network != "gloo"
@@ -447,7 +447,7 @@ def _on_gpu(state: State) -> bool:
 
 def _fence_after_s(state: State, generation: Generation) -> float:
     """Return how long after a break a VM's ranks may be out of reach."""
-    if state.job.state == "host" or not _on_gpu(state):
+    if state.job.runtime.asked_state == "host" or not _on_gpu(state):
         return FENCE_AFTER_S
     sizes = [2 * one.param_bytes + one.optimizer_bytes for one in state.job.facts.sections]
     plan, before = generation.plan, state.training.previous_plan

@@ -120,7 +120,7 @@ def _last_progress_s(state: State, generation: Generation) -> float:
 
 def _patience_s(state: State, generation: Generation) -> float:
     step_s = generation.measured_step_s or generation.plan.predicted_step_s
-    return rules.patience_s(state.job.hang_s, step_s)
+    return rules.patience_s(state.job.manager.hang_s, step_s)
 
 
 def _slots(generation: Generation) -> Sequence[Slot]:

@@ -9,7 +9,7 @@ from spottrain.pricing.ranking import cooldowns as cooling
 from spottrain.units import counted
 from spottrain.varuna_manager.core import allocation, spending
 from spottrain.varuna_manager.core.fleet import adopt, return_vms
-from spottrain.varuna_manager.core.model import counters
+from spottrain.varuna_manager.core.model import counters, records
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.commands import LaunchVms
 from spottrain.varuna_manager.core.model.records import Intent, PriceChange
@@ -188,7 +188,7 @@ def _is_hopeless(transition: Transition) -> bool:
     return not state.fleet.vms and all(
         cooling.needs_a_person(state.launches.cooldowns, offer, transition.now_s)
         for offer in state.market.offers
-        if offer.spot or state.job.allow_on_demand
+        if offer.spot or state.job.resources.allow_on_demand
     )
 
 
@@ -225,7 +225,7 @@ def _cool_down(
 ) -> None:
     state, now_s = transition.state, transition.now_s
     cooldowns = cooling.refused(
-        state.launches.cooldowns, offer, refusal, now_s, state.job.cooldown_s, count
+        state.launches.cooldowns, offer, refusal, now_s, records.COOLDOWN_S, count
     )
     transition.put(replace(state.launches, cooldowns=cooldowns))
 

@@ -4,6 +4,7 @@ on, the number of steps and the user's code."""
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from spottrain.eventlog.changed import replace
 from spottrain.pricing.billing.money import FREE, Rate
@@ -17,7 +18,7 @@ from spottrain.varuna_manager.core.model.events import (
     StepsChanged,
 )
 from spottrain.varuna_manager.core.model.records import VmPhase, VmRecord
-from spottrain.varuna_manager.core.model.settings import JobSettings
+from spottrain.varuna_manager.core.model.settings import BUDGET_LIMITS, JobSettings
 from spottrain.varuna_manager.core.model.state import JobPhase, State, budget, kind_of
 from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.varuna_manager.format import utc
@@ -37,16 +38,21 @@ _WORDS = {
 def changed(settings: JobSettings, event: LimitsChanged) -> JobSettings:
     """Return the settings with the limits that ``event`` names."""
     limits = {limit.name: limit.value for limit in event.limits}
-    return replace(settings, **limits)  # type: ignore[arg-type]
+    budget: dict[str, Any] = {key: limits.pop(key) for key in BUDGET_LIMITS & limits.keys()}
+    return replace(
+        settings,
+        budget=settings.budget.model_copy(update=budget),
+        **limits,  # type: ignore[arg-type]
+    )
 
 
 def with_limits(state: State, event: LimitsChanged) -> State:
     """Return the state with new limits; alerts of a raised budget are given again."""
     job = changed(state.job, event)
     alerts = state.history.alerts
-    if job.max_usd != state.job.max_usd:
+    if job.budget.max_usd != state.job.budget.max_usd:
         spent_usd = state.history.ledger.spent(state.now_s).usd
-        cap = job.max_usd
+        cap = job.budget.max_usd
         alerts = tuple(
             alert for alert in alerts if cap is not None and spent_usd >= alert.share * cap
         )
@@ -139,7 +145,7 @@ def advance(transition: Transition) -> None:
         if is_due and not _may_stay(transition, vm):
             release_or_reserve(transition, (vm,), vm.drain_reason)
     _drain_to_grant(transition)
-    if state.job.max_usd_per_hour is None:
+    if state.job.budget.max_usd_per_hour is None:
         return
     money = budget(transition.state)
     assert money.hourly_cap is not None
@@ -152,7 +158,7 @@ def advance(transition: Transition) -> None:
         if over <= FREE:
             return
         over -= _rate(transition.state, vm)
-        drain(transition, vm, f"over the cap of {state.job.max_usd_per_hour:g} USD/h")
+        drain(transition, vm, f"over the cap of {state.job.budget.max_usd_per_hour:g} USD/h")
 
 
 def _may_stay(transition: Transition, vm: VmRecord) -> bool:

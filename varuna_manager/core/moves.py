@@ -89,7 +89,7 @@ def _begin(transition: Transition) -> None:
     if found is None:
         return
     offer, why, saves_usd = found
-    where = cooldowns.location_of(offer, state.job.span)
+    where = cooldowns.location_of(offer, state.job.resources.span)
     held = _place(state)
     move = Move(
         vm_ids=tuple(state.fleet.vms),
@@ -143,7 +143,7 @@ def _better(state: State) -> tuple[Offer, str, float] | None:
             continue
         place = place_of(offer)
         rooms = allocation.available(state, offer), affords(offer), left(offer)
-        if min(rooms) < count or not (offer.spot or state.job.allow_on_demand):
+        if min(rooms) < count or not (offer.spot or state.job.resources.allow_on_demand):
             continue
         rate = count * worth.examples_per_usd * worth.usd_per_hour / HOUR_S
         usd = count * offer.usd_per_hour
@@ -218,7 +218,7 @@ def _frictions(state: State, to: Place) -> Frictions:
     moved_s = state.history.progress.morph_cost_s or MORPH_COST_S
     fetched = egress.fetched(job.data_bytes, to.cloud).usd * len(state.fleet.vms)
     base = Frictions()
-    zone = job.zone_usd_per_gb
+    zone = job.budget.zone_usd_per_gb
     return replace(
         base,
         boot_s=boot_s(state),

@@ -40,6 +40,8 @@ STORE_WAIT_S = 300.0
 """How long nothing may begin, as no checkpoint can be read, before the job ends."""
 MAX_BLIND = 2
 """Times in a row that a VM may fail to read a checkpoint that the manager can read."""
+BOOT_WAIT_S = 60.0
+"""How long the first plan waits for VMs that are still booting."""
 UNUSED_S = 60.0
 """How long VMs stay that the plan does not use: clouds charge for the first minute anyway,
 and a fleet that changes may need them."""
@@ -308,14 +310,14 @@ def _is_enough(transition: Transition, vms: Sequence[records.VmRecord]) -> bool:
         return False
     if state.phase is JobPhase.ENDING:
         return True  # what they hold is only to be saved
-    if len(vms) < state.job.min_vms:
+    if len(vms) < state.job.resources.min_vms:
         return False
     cold = not any(vm.used_slots for vm in vms)
     coming = is_expecting(state) or any(vm.is_coming for vm in state.fleet.vms.values())
     if not (cold and coming):
         return True
     first_s = min(vm.ready_at_s or state.now_s for vm in vms)
-    return transition.waited_until(first_s + state.job.boot_wait_s)
+    return transition.waited_until(first_s + BOOT_WAIT_S)
 
 
 def _is_complete(state: State, vms: Sequence[records.VmRecord]) -> bool:
@@ -390,7 +392,7 @@ def _reconsider_at_s(
         return None  # the provider's answer decides
     if any(vm.slow is not None and vm.is_replaced for vm in in_plan):
         return state.now_s
-    return state.fleet.fleet_changed_at_s + state.job.debounce_s
+    return state.fleet.fleet_changed_at_s + state.job.morphing.debounce_s
 
 
 def _return_unused(
@@ -406,7 +408,7 @@ def _return_unused(
     planned = {slot.vm_id for slot in generation.plan.slots}
     unused = [vm for vm in vms if vm.vm_id not in planned]
     unused.sort(key=lambda vm: (-vm.offer.usd_per_hour, vm.vm_id))
-    going = unused[: max(0, len(vms) - state.job.min_vms)]
+    going = unused[: max(0, len(vms) - state.job.resources.min_vms)]
     settled = not state.launches.intents and all(
         vm.slow is None and (vm.is_usable or vm.phase is records.VmPhase.RETURNING)
         for vm in state.fleet.vms.values()
@@ -433,7 +435,7 @@ def _handover_at_s(state: State, vm: records.VmRecord) -> float:
     """Return when to leave a generation because ``vm`` is taken away."""
     assert vm.noticed_at_s is not None
     assert vm.leaves_at_s is not None
-    return policy.handover_at_s(vm.noticed_at_s, vm.leaves_at_s, state.job.debounce_s)
+    return policy.handover_at_s(vm.noticed_at_s, vm.leaves_at_s, state.job.morphing.debounce_s)
 
 
 def _choice(
@@ -523,7 +525,7 @@ def outlook(state: State) -> policy.FleetOutlook:
         since_s=losses_at_s[0] if forgotten else state.submitted_at_s,
         losses_at_s=losses_at_s,
         changed_at_s=state.fleet.fleet_changed_at_s,
-        debounce_s=state.job.debounce_s,
+        debounce_s=state.job.morphing.debounce_s,
     )
 
 
@@ -596,13 +598,13 @@ def plan_inputs(
         microbatch_size=job.microbatch_size or settled,
         reduction=job.spec.reduction,
         previous=previous,
-        schedule=job.schedule,
-        recompute=job.recompute,
-        peer_copies=job.peer_copies,
+        schedule=job.morphing.asked_schedule,
+        recompute=job.morphing.asked_recompute,
+        peer_copies=job.morphing.peer_copies,
         objective=job.plan_objective,
         lag_share=lag_share,
         precision=job.spec.precision,
-        state=job.state or home,
+        state=job.runtime.asked_state or home,
         wire=job.spec.wire,
         network=job.spec.network,
         semantics=job.spec.semantics,

@@ -55,8 +55,8 @@ def watch_limits(transition: Transition) -> None:
     if job.deadline_s is not None and transition.waited_until(job.deadline_s):
         outcome = Outcome(kind="deadline", exit_code=4, reason="the deadline passed")
         transition.end(outcome)
-    elif job.max_usd is not None:
-        _watch_budget(transition, job.max_usd)
+    elif job.budget.max_usd is not None:
+        _watch_budget(transition, job.budget.max_usd)
     _watch_capacity(transition)
     _watch_starts(transition)
     _watch_folder(transition)
@@ -110,7 +110,7 @@ def _watch_grant(transition: Transition, grant: PoolGrant) -> bool:
     state = transition.state
     ends_s = grant.until_s - reserve_s(state.job.spec.lease_s)
     money = budget(state)
-    lasts_s = None if grant.is_own_budget(state.job.max_usd) else money.lasts_s
+    lasts_s = None if grant.is_own_budget(state.job.budget.max_usd) else money.lasts_s
     if not grant.total:
         reason = f"pool {grant.pool} has no VM for it now"
     elif transition.waited_until(ends_s):
@@ -143,7 +143,7 @@ def _alert(transition: Transition, money: Budget, max_usd: float) -> None:
     state = transition.state
     given = {alert.share for alert in state.history.alerts}
     reached = []
-    for share in sorted(set(state.job.alerts) - given):
+    for share in sorted(set(state.job.budget.alerts) - given):
         left = Money.allowed(max_usd).share(share) - money.spent
         if left <= NOTHING or (
             money.job_rate > FREE
@@ -165,7 +165,8 @@ def _is_over_budget(state: State) -> bool:
     """Return whether nothing is rented and the budget allows no offer."""
     if state.fleet.vms or state.launches.intents or not state.market.offers:
         return False
-    unlimited = replace(state, settings=replace(state.job, max_usd_per_hour=None))
+    budget = state.job.budget.model_copy(update={"max_usd_per_hour": None})
+    unlimited = replace(state, settings=replace(state.job, budget=budget))
     count_of = affordable(unlimited)
     return all(count_of(offer) == 0 for offer in state.market.offers)
 
@@ -180,7 +181,7 @@ def _watch_capacity(transition: Transition) -> None:
     if state.fleet.short_since_s is None:
         transition.put(replace(state.fleet, short_since_s=state.now_s))
         state = transition.state
-    wait_s, since_s = state.job.capacity_wait_s, state.fleet.short_since_s
+    wait_s, since_s = state.job.resources.capacity_wait_s, state.fleet.short_since_s
     if wait_s is None or since_s is None:
         return
     if transition.waited_until(since_s + wait_s):
@@ -195,8 +196,8 @@ def _why_short(state: State) -> str:
         return "no VM could be rented"
     if state.training.generation is not None or not all(vm.is_usable for vm in vms):
         return ""
-    if len(vms) < state.job.min_vms:
-        return f"only {len(vms)} of min_vms: {state.job.min_vms} could be rented"
+    if len(vms) < state.job.resources.min_vms:
+        return f"only {len(vms)} of min_vms: {state.job.resources.min_vms} could be rented"
     answer = state.training.answer
     if answer is None or answer.plan is not None or state.training.plan_asked is not None:
         return ""

@@ -125,9 +125,9 @@ def advance(transition: Transition) -> None:
     """Bring the costs of storage and egress up to date."""
     state, job = transition.state, transition.state.job
     ledger = state.history.ledger
-    if job.storage_usd_per_gb_month > 0:
+    if job.budget.storage_usd_per_gb_month > 0:
         num_bytes = job.facts.stored_bytes(len(state.preparation.checkpoints))
-        usd_per_hour = num_bytes / GB_BYTES * job.storage_usd_per_gb_month / MONTH_H
+        usd_per_hour = num_bytes / GB_BYTES * job.budget.storage_usd_per_gb_month / MONTH_H
         rate = Rate.of(usd_per_hour)
         if rate != ledger.storage_rate:
             ledger = ledger.stored(rate, transition.now_s)

@@ -442,7 +442,7 @@ def _capacity(state: State) -> str:
         return "the provider's list of VMs"
     if allocation.room(state) <= 0:
         return "a plan that fits (the fleet is at its maximum size)"
-    wanted = [o for o in state.market.offers if o.spot or state.job.allow_on_demand]
+    wanted = [o for o in state.market.offers if o.spot or state.job.resources.allow_on_demand]
     if not wanted:
         return "offers"
     count_of = allocation.affordable(state)

@@ -201,7 +201,7 @@ def _spare(state: State, generation: Generation, vm: VmRecord) -> VmRecord | Non
     """Return a ready VM outside the plan that can replace ``vm``."""
     busy = {slot.vm_id for slot in generation.plan.slots}
     usable = [other for other in state.fleet.vms.values() if other.is_usable]
-    if len(usable) <= state.job.min_vms:
+    if len(usable) <= state.job.resources.min_vms:
         return None
     spares = (v for v in usable if v.vm_id not in busy and v.slow is None)
     return next((v for v in spares if _suits(state, vm, v.offer)), None)

@@ -44,7 +44,7 @@ from spottrain.varuna_manager.jobs.replication import (
     backfill,
     begin_replication,
 )
-from spottrain.varuna_manager.launch.control import ShutsDown, open_provider
+from spottrain.varuna_manager.launch.machines import ShutsDown, open_provider
 from spottrain.varuna_manager.reporting.documents import report
 from spottrain.varuna_manager.reporting.html.curves import read_curves
 from spottrain.varuna_manager.reporting.html.page import PageError, page, write_page

@@ -132,8 +132,8 @@ def _money(state: State, now_s: float) -> Iterator[Metric]:
     rate = rate_usd_per_hour(state) / HOUR_S
     text = "What the fleet costs, in US dollars a second."
     yield from _gauge("spend_rate_dollars_per_second", text, rate)
-    yield from _gauge("budget_dollars", "Cap on the money spent.", job.max_usd)
-    hourly = job.max_usd_per_hour
+    yield from _gauge("budget_dollars", "Cap on the money spent.", job.budget.max_usd)
+    hourly = job.budget.max_usd_per_hour
     cap = None if hourly is None else hourly / HOUR_S
     text = "Cap on what the fleet costs, in US dollars a second."
     yield from _gauge("spend_rate_cap_dollars_per_second", text, cap)

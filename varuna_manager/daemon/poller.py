@@ -154,7 +154,7 @@ class CloudPoller:
             return
         self._pools_asked_s[cloud] = now_s
         try:
-            count = self._sink.state.job.max_vms
+            count = self._sink.state.job.resources.max_vms
             await self._market.pools(await self._call(provider.spot_pools, count))
         except CloudError as error:
             # Offers are then ranked by what is known without.

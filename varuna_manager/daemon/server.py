@@ -49,7 +49,7 @@ from spottrain.errors import SpottrainError, WireError
 from spottrain.serving import Server
 from spottrain.varuna_manager.core.model.settings import Limit, PoolGrant
 from spottrain.varuna_manager.daemon.metrics import CONTENT_TYPE
-from spottrain.varuna_manager.daemon.ports import ChannelHandler
+from spottrain.varuna_manager.daemon.requests import Requests
 from spottrain.varuna_manager.daemon.sessions import AgentSessions, OutOfStepError
 from spottrain.varuna_manager.jobs.folder import try_to_write_text
 from spottrain.varuna_manager.jobs.traces import TracesRefusedError
@@ -89,7 +89,7 @@ class PortError(SpottrainError):
 class ControlChannel:
     """The application behind the server."""
 
-    handler: ChannelHandler
+    requests: Requests
     sessions: AgentSessions
     spec: JobSpec
     workdir: Path
@@ -163,7 +163,7 @@ class ControlChannel:
     async def _reports(self, request: Request) -> Response:
         batch = await self._message(ReportBatch, request, MAX_BATCH_BYTES)
         try:
-            answer = await self.handler.receive(batch)
+            answer = await self.requests.receive(batch)
         except OutOfStepError as error:
             raise HTTPException(409, str(error)) from error
         return Response(encode(answer), media_type="application/json")
@@ -171,14 +171,14 @@ class ControlChannel:
     async def _register(self, request: Request) -> Response:
         vm_id = self._caller(request)
         if theirs := _other_version(await _body(request)):
-            await self.handler.refuse(vm_id, theirs)
+            await self.requests.refuse(vm_id, theirs)
             # Not for good: one of an earlier manager's is replaced, and its VM stays.
             raise HTTPException(
                 503,
                 f"agent runs spottrain {theirs}, manager {software_version()}: the "
                 "manager will start an agent of its own version",
             )
-        await self.handler.register(await self._message(Registration, request))
+        await self.requests.register(await self._message(Registration, request))
         return JSONResponse({})
 
     async def _job(self, request: Request) -> Response:
@@ -205,18 +205,18 @@ class ControlChannel:
 
     async def _metrics(self, request: Request) -> Response:
         self._check_reader(request)
-        return Response(self.handler.metrics_text(), media_type=CONTENT_TYPE)
+        return Response(self.requests.metrics_text(), media_type=CONTENT_TYPE)
 
     async def _healthz(self, request: Request) -> Response:
         self._check_reader(request)
-        trouble = await self.handler.trouble()
+        trouble = await self.requests.trouble()
         return PlainTextResponse(f"{trouble or 'ok'}\n", 503 if trouble else 200)
 
     async def _stop(self, request: Request) -> Response:
         self._check_admin(request)
         wanted = _decode(_StopRequest, await _body(request))
         by, now = wanted.by, wanted.now
-        await self.handler.stop(by=by, checkpoint=wanted.checkpoint, now=now)
+        await self.requests.stop(by=by, checkpoint=wanted.checkpoint, now=now)
         return JSONResponse({})
 
     async def _limits(self, request: Request) -> Response:
@@ -225,7 +225,7 @@ class ControlChannel:
         if not all(math.isfinite(limit.value or 0.0) for limit in wanted.limits):
             raise HTTPException(400, "message.limits must be finite")
         try:
-            await self.handler.change_limits(by=wanted.by, limits=wanted.limits, sure=wanted.sure)
+            await self.requests.change_limits(by=wanted.by, limits=wanted.limits, sure=wanted.sure)
         except LimitsRefusedError as error:
             raise HTTPException(409, str(error)) from error
         return JSONResponse({})
@@ -233,12 +233,12 @@ class ControlChannel:
     async def _grant(self, request: Request) -> Response:
         self._check_admin(request)
         grant = _decode(PoolGrant, await _body(request))
-        await self.handler.receive_grant(grant)
+        await self.requests.receive_grant(grant)
         return JSONResponse({})
 
     async def _logs(self, request: Request) -> Response:
         tails = await self._message(LogTails, request, MAX_LOGS_BYTES)
-        await self.handler.receive_logs(tails)
+        await self.requests.receive_logs(tails)
         return JSONResponse({})
 
     async def _traces(self, request: Request) -> Response:
@@ -246,7 +246,7 @@ class ControlChannel:
         trace = _decode(TraceWritten, sent.encode())
         try:
             content = await _body(request, MAX_TRACE_BYTES)
-            await self.handler.receive_trace(vm_id, trace, content)
+            await self.requests.receive_trace(vm_id, trace, content)
         except TracesRefusedError as error:
             raise HTTPException(410, str(error)) from error
         return JSONResponse({})
@@ -255,7 +255,7 @@ class ControlChannel:
         self._check_admin(request)
         wanted = _decode(_TraceRequest, await _body(request))
         try:
-            begun = await self.handler.trace(wanted.minibatches, wanted.content)
+            begun = await self.requests.trace(wanted.minibatches, wanted.content)
         except TracesRefusedError as error:
             raise HTTPException(409, str(error)) from error
         return Response(encode(begun), media_type="application/json")

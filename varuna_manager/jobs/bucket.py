@@ -34,22 +34,19 @@ from spottrain.storage.open import open_store
 from spottrain.storage.store import PATIENCE_S, ExistsError, MissingError, Store
 from spottrain.varuna_manager.config.base import JOB_NAME
 from spottrain.varuna_manager.core.model.events import ReportReceived
-from spottrain.varuna_manager.jobs import blocks
-from spottrain.varuna_manager.jobs.blocks import Block, block_of
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.journal import Journal
-from spottrain.varuna_manager.jobs.measurements import Measurements, Minibatch
+from spottrain.varuna_manager.jobs.measurements import Block, Measurements, Minibatch, block_of
+from spottrain.varuna_manager.jobs.packed import PackedError, pack, unpack
 from spottrain.varuna_manager.jobs.samples import samples_of
 from spottrain.varuna_manager.jobs.segments import (
     Segment,
-    SegmentError,
     chain,
     covered,
     ends,
-    pack,
     restore,
     segment_of,
-    unpack,
+    unpacked,
 )
 
 _FILES = ("config.json", "facts.json", "workdir.tar.gz")
@@ -301,24 +298,24 @@ class StoredJob:
     def put_block(self, block: Block, rows: Sequence[Minibatch]) -> None:
         """Write a block of measurements, or write it anew."""
         name = f"{self._root}/measurements/{block.name}"
-        self._store.put(name, blocks.pack(rows))
+        self._store.put(name, pack(rows))
 
     def get_block(self, block: Block) -> list[Minibatch]:
         """Return the rows of a block of measurements.
 
         Raises:
-            BlockError: It is damaged, or of another version.
+            PackedError: It is damaged, or of another version.
         """
         data = self._store.get(f"{self._root}/measurements/{block.name}")
-        return blocks.unpack(block, data)
+        return unpack(Minibatch, f"measurements/{block.name}", data)
 
     def _unpack(self, segment: Segment) -> list[Row]:
-        rows = unpack(segment, self._store.get(self._segment_name(segment)))
+        rows = unpacked(segment, self._store.get(self._segment_name(segment)))
         try:
             for row in rows:
                 Journal.decoded(row)
         except JournalError as error:
-            raise SegmentError(f"{segment.name}: {error}") from error
+            raise PackedError(f"{segment.name}: {error}") from error
         return rows
 
     def _segment_name(self, segment: Segment) -> str:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -92,6 +93,35 @@ _LARGEST = 1 << 60
 """Of steps and generations; SQLite stores 64 bits."""
 MEDIAN_OF = 2000
 """Mini-batches whose times are sorted for a generation's median."""
+
+STEPS = 4096
+"""Of a block."""
+_BLOCK = re.compile(r"(\d{12})-(\d{6})\.json\.gz")
+
+
+class Block(NamedTuple):
+    """A file of mini-batches in the copy of a journal: the rows of ``STEPS`` steps.
+
+    They cannot be derived from the events. What is here makes the same of rows in whatever
+    order and however often they come, so blocks need no fencing: where managers of
+    different epochs wrote one, both are read, the newer first.
+    """
+
+    first: int
+    """Its first step, a multiple of ``STEPS``."""
+    epoch: int
+    """Of the manager that wrote it."""
+
+    @property
+    def name(self) -> str:
+        """Name of the file; names sort by steps."""
+        return f"{self.first:012d}-{self.epoch:06d}.json.gz"
+
+
+def block_of(name: str) -> Block | None:
+    """Return the block that a file name denotes; None for other files."""
+    match = _BLOCK.fullmatch(name)
+    return None if match is None else Block(*map(int, match.groups()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,11 +278,11 @@ class Measurements:
                 case Evaluation():
                     self._add_evaluation(sample)
 
-    def await_blocks(self, blocks: Iterable[tuple[int, int]]) -> None:
+    def await_blocks(self, blocks: Iterable[Block]) -> None:
         """Note which blocks are still to come.
 
         Args:
-            blocks: First step and epoch of each.
+            blocks: Those of the copy.
 
         Raises:
             JournalWriteError: The disk refused.
@@ -260,14 +290,12 @@ class Measurements:
         with self._transaction():
             self._db.executemany("INSERT INTO pending VALUES (?, ?)", blocks)
 
-    def pending(self) -> list[tuple[int, int]]:
-        """Return first step and epoch of the blocks that are still to come, the newest
-        first."""
-        return self._db.execute(
-            "SELECT first, epoch FROM pending ORDER BY first DESC, epoch DESC"
-        ).fetchall()
+    def pending(self) -> list[Block]:
+        """Return the blocks that are still to come, the newest first."""
+        rows = self._db.execute("SELECT first, epoch FROM pending ORDER BY first DESC, epoch DESC")
+        return [Block(*row) for row in rows]
 
-    def fill(self, samples: Sequence[Sample], arrived: tuple[int, int] | None = None) -> None:
+    def fill(self, samples: Sequence[Sample], arrived: Block | None = None) -> None:
         """Add samples of the past.
 
         Args:

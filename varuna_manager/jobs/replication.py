@@ -3,7 +3,7 @@
 The copy runs in the background: no step waits for it. One segment is written at a time,
 and what is journalled meanwhile goes into the next: the copy is always a prefix of the
 journal. Now and then all segments become one. What was measured is copied beside it, less
-often (``blocks``). A store that is down is reported once and retried forever.
+often (``BlockCopy``). A store that is down is reported once and retried forever.
 
 Each manager begins a new epoch. One that finds a later epoch than its own has been
 replaced by a manager on another machine and stops at once.
@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from itertools import starmap
 
 from tenacity import (
     AsyncRetrying,
@@ -36,12 +35,12 @@ from spottrain.storage.store import DeniedError, MissingError, StorageError, is_
 from spottrain.units import counted
 from spottrain.varuna_manager.core.allocation import epoch_of
 from spottrain.varuna_manager.core.model.events import ReportReceived
-from spottrain.varuna_manager.jobs.blocks import Block, BlockCopy, BlockError
 from spottrain.varuna_manager.jobs.bucket import FencedError, StoredJob, folder_mark
 from spottrain.varuna_manager.jobs.folder import JobDir, try_to_write_text
 from spottrain.varuna_manager.jobs.follow import ReplicationStatus, last_seq, uid_of
 from spottrain.varuna_manager.jobs.journal import Journal
-from spottrain.varuna_manager.jobs.measurements import Measurements, Minibatch
+from spottrain.varuna_manager.jobs.measurements import STEPS, Block, Cursor, Measurements, Minibatch
+from spottrain.varuna_manager.jobs.packed import PackedError
 from spottrain.varuna_manager.jobs.segments import Segment, is_to_be_merged
 
 logger = logging.getLogger(__name__)
@@ -58,6 +57,8 @@ FINISH_S = 60.0
 """How long a manager that ends waits for the last segment."""
 MAX_EVENTS = 5_000
 """In one segment."""
+BLOCKS_PACE_S = 30.0
+"""Time between two copies of measurements: each put costs money."""
 _PART = 256
 """Measurements that are filled in at a time: a manager does nothing else meanwhile."""
 _MAX_PAUSE_S = 30.0
@@ -114,7 +115,7 @@ async def backfill(
         StorageError: The store cannot be read; what has come is kept.
         JournalError: The disk refuses.
     """
-    for block in starmap(Block, measurements.pending()):
+    for block in measurements.pending():
         rows = await copy.block(block)
         for at in range(0, len(rows), _PART):
             measurements.fill(rows[at : at + _PART])
@@ -318,7 +319,7 @@ class JournalReplication:
         loop = asyncio.get_running_loop()
         try:
             return await loop.run_in_executor(self._threads, self._stored.get_block, block)
-        except (BlockError, MissingError) as error:
+        except (PackedError, MissingError) as error:
             logger.warning("%s", error)
             return []
 
@@ -404,6 +405,44 @@ class JournalReplication:
 def _is_checkpoint(row: Row) -> bool:
     """Return whether an event says that a checkpoint was saved."""
     return row.kind == ReportReceived.__name__ and '"checkpoint_saved"' in row.body
+
+
+class BlockCopy:
+    """Copies the rows of one job's mini-batches: a block is written anew whenever one of its
+    rows changes, the newest every ``BLOCKS_PACE_S``, others after a restore.
+
+    Args:
+        store: Where they go.
+        epoch: This manager's.
+    """
+
+    def __init__(self, store: StoredJob, epoch: int) -> None:
+        self._store = store
+        self._epoch = epoch
+        self._cursor: Cursor | None = None
+        """None: what the store has is unknown."""
+        self._due_s = 0.0
+
+    def hurry(self) -> None:
+        """Copy at once the next time."""
+        self._due_s = 0.0
+
+    def advance(self, measurements: Measurements) -> None:
+        """Copy what has changed, unless that was done a moment ago."""
+        if time.monotonic() < self._due_s:
+            return
+        since = self._cursor
+        if since is None:
+            held = max((block.first for block in self._store.blocks()), default=0)
+            since = Cursor(position=2 * held - 1)  # and every rewrite again
+        changed, cursor = measurements.changed(since)
+        if changed is not None:
+            first, last = (at // 2 // STEPS for at in (changed, cursor.position))
+            for number in range(first, max(first, last) + 1):
+                start = number * STEPS
+                rows = measurements.between(start, start + STEPS - 1)
+                self._store.put_block(Block(start, self._epoch), rows)
+        self._cursor, self._due_s = cursor, time.monotonic() + BLOCKS_PACE_S
 
 
 async def _wait(until: asyncio.Event, limit_s: float) -> None:

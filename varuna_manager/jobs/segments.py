@@ -9,25 +9,18 @@ their last writes arrived late.
 
 from __future__ import annotations
 
-import gzip
 import re
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from spottrain.codec import SCHEMA_VERSION, decode, encode
-from spottrain.errors import SpottrainError, WireError
 from spottrain.eventlog.journal import Row
+from spottrain.varuna_manager.jobs.packed import PackedError, unpack
 
 MAX_SEGMENTS = 64
 """So many make up a copy before they become one; of long journals more, so that all that is
 written stays in proportion to what there is."""
 EVENTS_PER_SEGMENT = 256
 _NAME = re.compile(r"(\d{12})-(\d{12})-(\d{6})\.json\.gz")
-
-
-class SegmentError(SpottrainError):
-    """A segment is damaged."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -53,30 +46,15 @@ def segment_of(name: str) -> Segment | None:
     return Segment(first, last, epoch) if 1 <= first <= last else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Contents:
-    rows: tuple[Row, ...]
-    schema_version: int = SCHEMA_VERSION
-
-
-def pack(rows: Sequence[Row]) -> bytes:
-    """Return the contents of a segment's file: JSON, compressed, with a checksum."""
-    return gzip.compress(encode(_Contents(tuple(rows))).encode(), compresslevel=6, mtime=0)
-
-
-def unpack(segment: Segment, data: bytes) -> list[Row]:
+def unpacked(segment: Segment, data: bytes) -> list[Row]:
     """Return the events of a file.
 
     Raises:
-        SegmentError: Its contents do not match its name.
+        PackedError: Its contents do not match its name.
     """
-    try:
-        contents: _Contents = decode(_Contents, gzip.decompress(data))
-    except (OSError, EOFError, zlib.error, WireError) as error:
-        raise SegmentError(f"{segment.name} is damaged or of another version: {error}") from error
-    rows = list(contents.rows)
+    rows = unpack(Row, segment.name, data)
     if [row.seq for row in rows] != list(range(segment.first, segment.last + 1)):
-        raise SegmentError(f"{segment.name} is damaged: events are missing")
+        raise PackedError(f"{segment.name} is damaged: events are missing")
     return rows
 
 
@@ -131,7 +109,7 @@ def restore(
 
     Args:
         segments: Those of all epochs.
-        fetch: Returns the events of a segment or raises ``SegmentError``.
+        fetch: Returns the events of a segment or raises ``PackedError``.
         say: Called with a line about what is damaged or missing.
         at: Number of the first event to return.
     """
@@ -143,7 +121,7 @@ def restore(
         for segment, last in chain(left, end_of, at):
             try:
                 rows = fetch(segment)
-            except SegmentError as error:
+            except PackedError as error:
                 say(str(error))
                 left.remove(segment)
                 begun = True  # again from here: another segment may have the same events

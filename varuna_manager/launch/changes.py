@@ -34,17 +34,14 @@ from spottrain.varuna_manager.jobs.follow import read_state
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.profiles import given_profile
 from spottrain.varuna_manager.launch import data
-from spottrain.varuna_manager.launch.control import (
-    live_vms,
-    manager_lock,
-    open_provider,
-)
+from spottrain.varuna_manager.launch.control import manager_lock
 from spottrain.varuna_manager.launch.inspect import (
     INSPECTOR,
     inspect_model,
     kept_layout,
     run_tool,
 )
+from spottrain.varuna_manager.launch.machines import live_vms, open_provider
 from spottrain.varuna_manager.launch.workdir import (
     check_entrypoint,
     differing,

@@ -10,28 +10,16 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
 
-import httpx
-
-from spottrain.cloud.data.request import to_json
-from spottrain.cloud.local.provider import LocalProvider
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import (
     CloudProvider,
-    Offer,
-    Vm,
     VmState,
 )
-from spottrain.cloud.ssh.transport.hosts import Payload, Published
-from spottrain.codec import decode, to_data
+from spottrain.codec import to_data
 from spottrain.errors import ConfigError, SpottrainError
-from spottrain.storage.store import child_url, is_object_url, is_url
-from spottrain.varuna_manager.config.data import data_requests
-from spottrain.varuna_manager.config.job import JobConfig
-from spottrain.varuna_manager.config.ssh import check_secrets, environment_of
+from spottrain.varuna_manager.config.ssh import check_secrets
 from spottrain.varuna_manager.core.launches import SETTLE_S
 from spottrain.varuna_manager.core.model.events import (
     FromScratchRequested,
@@ -44,196 +32,26 @@ from spottrain.varuna_manager.core.model.settings import Limit, PoolGrant
 from spottrain.varuna_manager.core.model.state import JobPhase
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.follow import read_state
-from spottrain.varuna_manager.jobs.identity import client_context, load_identity
 from spottrain.varuna_manager.jobs.journal import Journal
-from spottrain.varuna_manager.jobs.traces import TraceSet, TracesRefusedError
 from spottrain.varuna_manager.launch import data as job_data
+from spottrain.varuna_manager.launch.asking import (
+    ANSWER_S,
+    POLL_S,
+    ManagerUnreachableError,
+    ask,
+    request_stop,
+)
 from spottrain.varuna_manager.launch.limits import LimitsRefusedError
 from spottrain.varuna_manager.launch.limits import check as check_limits
+from spottrain.varuna_manager.launch.machines import ShutsDown, live_vms, open_provider
 from spottrain.varuna_manager.launch.submit import (
     can_be_resumed,
-    check_budget,
-    end_of,
 )
-from spottrain.wire.messages import TraceContent
 
-ANSWER_S = 10.0
-"""A manager that does not answer within this time counts as stuck."""
 END_S = 30.0
 """How long a manager may take to return its VMs when it must end at once."""
-POLL_S = 0.05
 LIST_S = 5.0
 """Between two lists of a cloud that may still begin VMs."""
-
-
-class ManagerUnreachableError(SpottrainError):
-    """The manager of a job runs but does not answer."""
-
-
-@runtime_checkable
-class ShutsDown(Protocol):
-    """A provider with a process of its own on this machine, which can be shut down."""
-
-    def shut_down(self) -> None:
-        """End all VMs and the process; return when both are gone."""
-
-
-def open_provider(job: JobDir) -> CloudProvider:
-    """Return the provider that a job rents from."""
-    config = job.config()
-    if config.resources.provider == "local":
-        return LocalProvider(job.cloud, job.name, config.local.market())
-    payload = Payload(
-        workdir=job.workdir,
-        setup=config.setup,
-        setup_limit_s=config.setup_limit_s,
-        data=to_json(data_requests(config.data)) if config.data else "",
-        data_limit_s=config.data_limit_s,
-        buckets=_uses_buckets(config),
-        wheels=_wheels(config),
-        published=Published(job.cloud / "published"),
-        environment=environment_of(config.env, config.secrets),
-    )
-    # Not above: paramiko takes longer to import than most commands run.
-    if config.clouds:
-        from spottrain.varuna_manager.launch import providers
-
-        return providers.rent(job, config.clouds, config.resources.span, payload)
-    from spottrain.cloud.ssh.hosts.provider import SshProvider
-
-    return SshProvider(
-        job.cloud, job.name, config.ssh.fleet(uses_gpus=config.device != "cpu"), payload
-    )
-
-
-def _wheels(config: JobConfig) -> str:
-    """Return where VMs leave for later ones what setup has downloaded; empty: nowhere."""
-    path = config.checkpoint.path
-    if path is None or not is_url(path):
-        return ""
-    return child_url(path, "wheels")
-
-
-def _uses_buckets(config: JobConfig) -> bool:
-    """Return whether machines use an object store, for checkpoints or data."""
-    places = (config.checkpoint.path, *(data.url for data in config.data.values()))
-    return any(is_object_url(place) for place in places if place is not None)
-
-
-def check_machines(
-    config: JobConfig, *, on_vm: bool = False
-) -> tuple[list[str], tuple[Offer, ...] | None]:
-    """Check that a job can get its machines.
-
-    Args:
-        config: The job's.
-        on_vm: Its manager will run on a VM.
-
-    Returns:
-        Messages about them, and a cloud's offers; ``None``: the job file names machines.
-
-    Raises:
-        CloudError: A host is unfit or not what the job file says, a cloud does not let
-            the job rent what it names, or GPUs here cannot be used.
-        ConfigError: The torch that setup installs does not run on GPUs that are named.
-        CapacityError: Too few hosts answer, or the cloud offers nothing suitable.
-        BudgetError: The budget does not pay for the cheapest machine.
-    """
-    from spottrain.varuna_manager.launch import preflight
-
-    if config.resources.provider == "local":
-        return [preflight.check_here(config)], None
-    if config.clouds:
-        lines = preflight.check_build(config) + preflight.check_bucket_access(config)
-        offers, found = preflight.before_launch(config.clouds, config.resources.max_vms)
-        check_budget(config, offers)
-        return [*found, *lines, _when_asleep(config, on_vm)], tuple(offers)
-    from spottrain.cloud.ssh.hosts.bootstrap import check_hosts
-
-    lines = check_hosts(
-        config.ssh.fleet(),
-        min_hosts=config.resources.min_vms,
-        needs_software=not config.setup,
-        buckets=_uses_buckets(config),
-        device=config.device,
-    )
-    return [*lines, _when_asleep(config)], None
-
-
-def _when_asleep(config: JobConfig, on_vm: bool = False) -> str:
-    """Return what will happen when this machine sleeps."""
-    if on_vm:
-        return "this machine may sleep or go offline: the job's manager runs on a VM"
-    lease_s, place = config.manager.lease_s, config.checkpoint.path
-    anywhere = (
-        f", on any other machine 'spottrain resume {place}',"
-        if place is not None and is_url(place)
-        else ""
-    )
-    return (
-        f"if this machine sleeps or goes offline, VMs keep training for {lease_s:g} s "
-        "(manager.lease_s), then save a checkpoint and end themselves; "
-        f"'spottrain resume {config.name}'{anywhere} continues from there"
-    )
-
-
-def request_stop(job: JobDir, *, checkpoint: bool, now: bool, by: str = "command line") -> None:
-    """Ask the manager of a job to stop it.
-
-    Args:
-        job: A job with a running manager.
-        checkpoint: Write a checkpoint first.
-        now: Return the VMs at once, whatever they do.
-        by: Who asks.
-
-    Raises:
-        ManagerUnreachableError: The manager does not answer.
-    """
-    request = {"checkpoint": checkpoint, "now": now, "by": by}
-    _ask_manager(job, "stop", request)
-
-
-def _ask_manager(
-    job: JobDir,
-    what: str,
-    request: dict[str, Any],
-    refusal: type[SpottrainError] = SpottrainError,
-) -> str:
-    """Send a request to the manager of a job; return the body of its answer.
-
-    Raises:
-        ManagerUnreachableError: The manager does not answer.
-        SpottrainError: It refuses the request: as ``refusal``.
-    """
-    address = job.manager()
-    if address is None:
-        raise ManagerUnreachableError(
-            f"job {job.name}: its manager is still starting; try again in a moment"
-        )
-    try:
-        answer = _call(job, "POST", f"{address.url}/v1/admin/{what}", request)
-        if answer.status_code == HTTPStatus.CONFLICT:
-            raise refusal(answer.json()["error"])
-        answer.raise_for_status()
-        return answer.text
-    except httpx.HTTPError as error:
-        raise ManagerUnreachableError(
-            f"job {job.name}: its manager (pid {address.pid}) does not answer: "
-            f"{error or type(error).__name__}; see 'spottrain logs {job.name}'"
-        ) from error
-
-
-def _call(job: JobDir, method: str, url: str, request: Any = None) -> httpx.Response:
-    identity = load_identity(job.path)
-    return httpx.request(
-        method,
-        url,
-        json=request,
-        headers={"Authorization": f"Bearer {identity.admin_token()}"},
-        verify=client_context(identity.ca_pem),
-        trust_env=False,
-        timeout=ANSWER_S,
-    )
 
 
 def change_limits(job: JobDir, limits: tuple[Limit, ...], *, sure: bool) -> None:
@@ -251,7 +69,7 @@ def change_limits(job: JobDir, limits: tuple[Limit, ...], *, sure: bool) -> None
     """
     if job.is_managed():
         request = {"limits": [asdict(limit) for limit in limits], "sure": sure}
-        _ask_manager(job, "limits", request, LimitsRefusedError)
+        ask(job, "limits", request, LimitsRefusedError)
         return
     if not can_be_resumed(job):
         raise ConfigError(
@@ -283,7 +101,7 @@ def give_grant(job: JobDir, grant: PoolGrant) -> None:
         JournalError: The journal of a job without a manager cannot be written.
     """
     if job.is_managed():
-        _ask_manager(job, "grant", to_data(grant))
+        ask(job, "grant", to_data(grant))
         return
     with manager_lock(job), contextlib.closing(Journal(job.journal)) as journal:
         journal.record(GrantReceived(at_s=time.time(), grant=grant))
@@ -307,58 +125,6 @@ def return_vms(job: JobDir) -> int:
             journal.record(listed)
         provider.close()
     return sum(vm.state is not VmState.TERMINATED for vm in vms)
-
-
-def begin_traces(job: JobDir, minibatches: int, content: TraceContent = "profile") -> TraceSet:
-    """Have the next mini-batches of a running job recorded; return before that is done.
-
-    Raises:
-        ConfigError: The job has no running manager.
-        ManagerUnreachableError: The manager does not answer.
-        TracesRefusedError: Nothing trains at the moment.
-    """
-    if not job.is_managed():
-        raise ConfigError(
-            f"job {job.name} does not run, so there is nothing to record; see "
-            f"'spottrain status {job.name}'"
-        )
-    request = {"minibatches": minibatches, "content": content}
-    begun: TraceSet = decode(TraceSet, _ask_manager(job, "profile", request, TracesRefusedError))
-    return begun
-
-
-def await_manager(job: JobDir, manager: subprocess.Popen[bytes]) -> None:
-    """Wait until a manager that was just started serves its job, or has ended it.
-
-    Raises:
-        ManagerUnreachableError: The manager exited before that.
-    """
-    while not _serves(job, manager.pid):
-        if manager.poll() is not None:
-            if end_of(job):
-                return
-            if job.is_managed():
-                raise ConfigError(
-                    f"job {job.name} was resumed by another command at the same time; "
-                    f"watch it with 'spottrain status {job.name} --watch'"
-                )
-            raise ManagerUnreachableError(
-                f"job {job.name}: its manager exited right after its start: {job.last_words()}; "
-                f"see 'spottrain logs {job.name}'"
-            )
-        time.sleep(POLL_S)
-
-
-def _serves(job: JobDir, pid: int) -> bool:
-    """Return whether process ``pid`` answers as the manager of a job."""
-    address = job.manager()
-    if address is None or address.pid != pid:
-        return False
-    try:
-        _call(job, "GET", f"{address.url}/healthz")
-    except httpx.HTTPError:
-        return False
-    return True
 
 
 def stop_job(job: JobDir, *, now: bool, by: str = "command line") -> None:
@@ -481,11 +247,6 @@ def _may_be_renting(job: JobDir) -> bool:
             return bool(journal.replay().launches.intents)
     except SpottrainError:
         return True
-
-
-def live_vms(provider: CloudProvider, job: JobDir) -> list[Vm]:
-    """Return the VMs that are not ending yet."""
-    return [vm for vm in provider.list_vms(job.name) if vm.state.is_alive]
 
 
 def _end_manager(job: JobDir) -> None:

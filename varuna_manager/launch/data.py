@@ -105,6 +105,7 @@ def ensure_data(config: JobConfig, say: Say = lambda line: None) -> None:
         say: Called with progress messages.
 
     Raises:
+        ConfigError: A sample is not there.
         DataError: The local provider's data cannot be fetched.
         DataUnavailableError: Its source is unavailable at present.
     """
@@ -112,6 +113,11 @@ def ensure_data(config: JobConfig, say: Say = lambda line: None) -> None:
     missing = {k: v for k, v in config.data.items() if variable(k) not in os.environ}
     for name, one in missing.items():
         if one.sample is not None and not is_local:
+            if not Path(one.sample).exists():
+                raise ConfigError(
+                    f"data.{name}.sample: nothing is there: got {one.sample}; "
+                    "put a few examples there, or leave sample out"
+                )
             os.environ[variable(name)] = one.sample
     if not missing:
         return

@@ -10,7 +10,8 @@ from spottrain.errors import BudgetError, ConfigError
 from spottrain.pricing.billing.money import NOTHING, Money
 from spottrain.varuna_manager.config.base import Section
 from spottrain.varuna_manager.config.files import key_paths, read_value, validate
-from spottrain.varuna_manager.config.job import BudgetConfig, JobConfig, SloConfig
+from spottrain.varuna_manager.config.job import JobConfig, SloConfig
+from spottrain.varuna_manager.config.sections import BudgetConfig
 from spottrain.varuna_manager.core import limits, step
 from spottrain.varuna_manager.core.model.events import LimitsChanged
 from spottrain.varuna_manager.core.model.settings import Limit

@@ -174,7 +174,7 @@ def check_budget(config: JobConfig, offers: Sequence[Offer] = ()) -> None:
     if on_demand_allowed:
         prices += [zone.on_demand_usd_per_hour for zone in config.zones]
     if not prices:
-        return  # the cloud is asked later, see control.check_machines
+        return  # the cloud is asked later, see machines.check_machines
     cheapest = min(filter(is_amount, prices), default=0.0)
     per_hour, budget = config.budget.max_usd_per_hour, config.budget.max_usd
     min_vms = config.resources.min_vms
@@ -219,30 +219,17 @@ def job_settings(
         uid=uid or uuid.uuid4().hex,
         spec=config.job_spec(place, uid),
         facts=facts,
-        max_vms=config.resources.max_vms,
-        min_vms=config.resources.min_vms,
-        allow_on_demand=config.resources.allow_on_demand,
-        max_usd=config.budget.max_usd,
-        max_usd_per_hour=config.budget.max_usd_per_hour,
-        alerts=config.budget.alerts,
-        storage_usd_per_gb_month=config.budget.storage_usd_per_gb_month,
-        zone_usd_per_gb=config.budget.zone_usd_per_gb,
+        resources=config.resources,
+        budget=config.budget,
+        morphing=config.morphing,
+        runtime=config.runtime,
+        manager=config.manager,
+        on_nonfinite=config.on_nonfinite,
         min_examples_per_s=config.slo.min_examples_per_s,
         deadline_s=config.slo.deadline_s(at_s),
-        capacity_wait_s=config.resources.capacity_wait_s,
         microbatch_size=config.microbatch_size,
-        schedule=config.morphing.asked_schedule,
-        recompute=config.morphing.asked_recompute,
-        peer_copies=config.morphing.peer_copies,
-        state=config.runtime.asked_state,
-        objective=config.morphing.objective,
-        stop_after_nonfinite=config.on_nonfinite.stop_after,
-        suspect_s=config.manager.suspect_s,
-        hang_s=config.manager.hang_s,
         microbatch_sizes=config.microbatch_sizes,
         profile=given_profile(config, facts),
-        debounce_s=config.morphing.debounce_s,
-        span=config.resources.span,
         busy_s=config.setup_limit_s * bool(config.setup) + config.data_limit_s * bool(config.data),
         shares=config.cloud is not None,
         data_bytes=dict(data_bytes or {}),

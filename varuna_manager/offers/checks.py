@@ -18,7 +18,7 @@ from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.config.notify import check_notify
 from spottrain.varuna_manager.config.ssh import check_secrets
 from spottrain.varuna_manager.config.track import check_trackers
-from spottrain.varuna_manager.launch import control, data, inspect, submit
+from spottrain.varuna_manager.launch import data, inspect, machines, submit
 from spottrain.varuna_manager.launch.workdir import check_entrypoint, survey
 from spottrain.varuna_manager.offers.feasibility import check_memory
 from spottrain.varuna_manager.offers.preview import check_capacity
@@ -135,7 +135,7 @@ def check_all(
     offers: Sequence[Offer] | None = None
     asks = purpose != "plan" or not config.clouds
     if asks:
-        lines, offers = control.check_machines(config, on_vm=on_vm)
+        lines, offers = machines.check_machines(config, on_vm=on_vm)
         for line in lines:
             say(line)
     say(f"inspecting {config.entrypoint}")

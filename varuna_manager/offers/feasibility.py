@@ -81,13 +81,13 @@ def predict(
     offers = own_offers(config, time.time()) if offers is None else offers
     state = state_as_launched(config, facts, offers, profile)
     job = state.job
-    if not job.has_slo and job.max_usd is None:
+    if not job.has_slo and job.budget.max_usd is None:
         return None
     terms = _terms(state)
     if terms is None:
         return UNKNOWN if job.has_slo else None
     found = deadline.feasibility(state, terms)
-    guaranteed = job.has_slo and job.allow_on_demand
+    guaranteed = job.has_slo and job.resources.allow_on_demand
     if found.reason:
         return DeadlineCheck(
             found.reason,

@@ -35,12 +35,16 @@ class JobThroughputs:
             state: The job's.
             offers: What can be rented.
         """
-        wanted = [o for o in offers if o.spot or state.job.allow_on_demand]
+        wanted = [o for o in offers if o.spot or state.job.resources.allow_on_demand]
         try:
-            rates = self._ranker.fleet_rates(state, wanted, Hazards((), {}), state.job.max_vms)
+            rates = self._ranker.fleet_rates(
+                state, wanted, Hazards((), {}), state.job.resources.max_vms
+            )
         except PlanError:
             return None  # the job's manager will say why
-        table = tuple(growing(rates.get(kind, ()), state.job.min_vms) for kind in self._kinds)
+        table = tuple(
+            growing(rates.get(kind, ()), state.job.resources.min_vms) for kind in self._kinds
+        )
         return table if any(table) else None
 
 

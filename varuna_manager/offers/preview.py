@@ -41,13 +41,6 @@ from spottrain.varuna_manager.jobs.folder import job_dir
 from spottrain.varuna_manager.jobs.profiles import known_profiles
 from spottrain.varuna_manager.jobs.vm_history import ingest_journals, open_history
 from spottrain.varuna_manager.launch.submit import check_budget, job_settings
-from spottrain.varuna_manager.offers.documents import (
-    choice_view,
-    computes_on,
-    gpu_of_machine,
-    stale_view,
-    vm_view,
-)
 from spottrain.varuna_manager.offers.estimates import (
     NO_END,
     NO_LIMITS,
@@ -61,6 +54,13 @@ from spottrain.varuna_manager.offers.market import (
     cloud_market,
     hazards_of,
     own_market,
+)
+from spottrain.varuna_manager.offers.plan_view import (
+    choice_view,
+    computes_on,
+    gpu_of_machine,
+    stale_view,
+    vm_view,
 )
 from spottrain.varuna_manager.offers.ranker import ranking_terms
 from spottrain.varuna_manager.offers.table import ranking_view, why_nothing
@@ -157,9 +157,9 @@ def preview_job(
     now_s = time.time()
     job = job_settings(config, facts, job_dir(config.name), now_s, data_bytes)
     # Plans are compared as the job file says, whether or not there is a deadline.
-    inputs = replace(plan_inputs(job, profile), objective=job.objective)
+    inputs = replace(plan_inputs(job, profile), objective=job.morphing.objective)
     terms = ranking_terms(job)
-    throughputs = throughput.ThroughputCache(inputs, job.min_vms)
+    throughputs = throughput.ThroughputCache(inputs, job.resources.min_vms)
     with open_history() as history:
         warnings = list(ingest_journals(history))
         own = _own(config, facts, profile, history, now_s, scope)

@@ -20,7 +20,6 @@ from spottrain.pricing.prices.catalogue import InstanceType, catalogue
 from spottrain.storage.store import child_url
 from spottrain.units import HOUR_S
 from spottrain.varuna_manager.config.job import (
-    BudgetConfig,
     EvaluationConfig,
     JobConfig,
     SloConfig,
@@ -28,6 +27,7 @@ from spottrain.varuna_manager.config.job import (
 from spottrain.varuna_manager.config.local import LocalConfig
 from spottrain.varuna_manager.config.manager_vm import ManagerVmConfig
 from spottrain.varuna_manager.config.notify import NotifyConfig
+from spottrain.varuna_manager.config.sections import BudgetConfig
 from spottrain.varuna_manager.config.ssh import SshConfig
 from spottrain.varuna_manager.config.track import TrackConfig
 from spottrain.varuna_manager.core.model.events import KnownProfile

@@ -156,7 +156,7 @@ class OfferRanker:
         if first.machine is None:
             return None
         share = SAFE_SHARE * self._terms(state).correction(first.place)
-        rates = _rates(throughputs, first.machine, state.job.max_vms, share)
+        rates = _rates(throughputs, first.machine, state.job.resources.max_vms, share)
         if not rates[-1]:
             return None
         morph_s = state.history.progress.morph_cost_s or MORPH_COST_S
@@ -340,9 +340,9 @@ def _peak_rate(offer: Offer, state: State) -> float | None:
     # What a host of the user's has of its own is not known: it is no limit.
     host_bytes = math.inf if kind is None else kind.memory_bytes
     homes = {"host": host_bytes, "device": gpus * gpu.memory_bytes}
-    asked = state.job.state
+    asked = state.job.runtime.asked_state
     room_bytes = max(homes.values()) if asked is None else homes[asked]
-    fits = state.job.facts.stored_bytes(1) <= state.job.max_vms * room_bytes
+    fits = state.job.facts.stored_bytes(1) <= state.job.resources.max_vms * room_bytes
     return gpus / each_s if fits else 0.0
 
 
@@ -365,14 +365,14 @@ def ranking_terms(
     spec = job.spec
     return RankingTerms(
         examples=float(max(1, spec.steps - steps_done) * spec.minibatch_size),
-        max_vms=job.max_vms,
-        min_vms=job.min_vms,
-        max_usd_per_hour=job.max_usd_per_hour,
-        allow_on_demand=job.allow_on_demand,
+        max_vms=job.resources.max_vms,
+        min_vms=job.resources.min_vms,
+        max_usd_per_hour=job.budget.max_usd_per_hour,
+        allow_on_demand=job.resources.allow_on_demand,
         morph_s=morph_s or MORPH_COST_S,
         lag_steps=spec.checkpoint_every_steps / 2 or None,
         stored_bytes=float(job.facts.stored_bytes(spec.checkpoint_keep)),
-        storage_usd_per_gb_month=job.storage_usd_per_gb_month,
-        zone_usd_per_gb=job.zone_usd_per_gb,
+        storage_usd_per_gb_month=job.budget.storage_usd_per_gb_month,
+        zone_usd_per_gb=job.budget.zone_usd_per_gb,
         data_bytes=job.data_bytes,
     )

@@ -57,7 +57,7 @@ def cost(state: State, history: JobHistory, at_s: float) -> dict[str, Any]:
     time = sum_of(splits.values())
     return {
         "usd_spent": spent.usd,
-        "usd_budget": state.job.max_usd,
+        "usd_budget": state.job.budget.max_usd,
         "examples_done": examples,
         "usd_per_million_examples": spent.usd / examples * 1e6 if examples else None,
         "vm_seconds": {"billed": time.billed_s, **time.parts()},

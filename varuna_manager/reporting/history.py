@@ -158,7 +158,7 @@ class JobHistory:
 
     def _follow_world(self, before: State, event: e.Event, after: State) -> None:
         if after.settings is not before.settings and after.settings is not None:
-            limit = after.settings.max_usd
+            limit = after.settings.budget.max_usd
             self.budgets.append((after.now_s, limit or float("inf")))
         match event:
             case e.OffersSeen():
@@ -395,7 +395,7 @@ def _plans_again(state: State) -> bool:
     """Return whether a job that has trained is about to continue, having enough VMs."""
     answer = state.training.answer
     refused = answer is not None and answer.plan is None and state.training.plan_asked is None
-    enough = len(usable_vms(state)) >= max(1, state.job.min_vms)
+    enough = len(usable_vms(state)) >= max(1, state.job.resources.min_vms)
     trained = state.training.next_generation > 1
     return trained and enough and not refused and wants_training(state)
 

@@ -84,7 +84,7 @@ def _stall(state: State, notify: NotifyConfig, now_s: float) -> Iterator[Notice]
 
 def _nonfinite(state: State) -> Iterator[Notice]:
     progress = state.history.progress
-    if progress.nonfinite_in_row >= state.job.stop_after_nonfinite:
+    if progress.nonfinite_in_row >= state.job.on_nonfinite.stop_after:
         text = (
             f"not finite: {counted(progress.nonfinite_in_row, 'mini-batch', 'mini-batches')} in a row, the "
             f"last of them {progress.nonfinite_last}"

@@ -13,6 +13,7 @@ import json
 import mmap
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +24,7 @@ from spottrain.manifest import CheckpointError, own_uids
 from spottrain.storage.open import open_store
 from spottrain.storage.store import StorageError
 from spottrain.varuna_manager.jobs.measurements import Cursor, Minibatch, Page, Row
-from spottrain.varuna_manager.tracking.about import BestCheckpoint, Run
+from spottrain.varuna_manager.tracking.about import Best, BestCheckpoint, Run
 from spottrain.varuna_manager.tracking.lines import as_line, position_of, scalars
 
 LINES = "metrics.jsonl"
@@ -179,12 +180,6 @@ def _write_note(note: Path, cursor: Cursor, written: _Written) -> None:
     write_whole(note, json.dumps({"cursor": cursor, **vars(written)}))
 
 
-def newest_plan(page: Page, known: str) -> str:
-    """Return the plan of the last mini-batch of a page, as ``depth x width``."""
-    plans = (row.plan for row in reversed(page.rows) if isinstance(row, Minibatch))
-    return next(plans, known)
-
-
 class TensorBoard:
     """Event files of TensorBoard; a restart at a step hides what came after it.
 
@@ -244,7 +239,53 @@ class TensorBoard:
         self._writer.add_event(self._events.Event(**fields))
 
 
-class Wandb:
+class RunSink(ABC):
+    """A run of a service, which keeps the first value of every step and shows the plan and
+    the best checkpoint.
+
+    Args:
+        run: The job.
+        note: Keeps what has been written.
+    """
+
+    def __init__(self, run: Run, note: Path) -> None:
+        self._best, self._note = BestCheckpoint(run), note
+        self._plan = ""
+        self._written = _Written()
+
+    def take(self, page: Page) -> None:
+        """Log what is new in a page."""
+        self._log(self._written.first_values(page))
+        plans = (row.plan for row in reversed(page.rows) if isinstance(row, Minibatch))
+        if (plan := next(plans, self._plan)) != self._plan:
+            self._name_plan(plan)
+            self._plan = plan
+        _write_note(self._note, page.cursor, self._written)
+
+    def idle(self, *, ends: bool) -> str:
+        """Name the best checkpoint."""
+        try:
+            best = self._best.found(ends=ends)
+        except (StorageError, CheckpointError) as error:
+            return f"the best checkpoint is not named: {error}"
+        if best is not None:
+            self._name_best(best)
+        return ""
+
+    @abstractmethod
+    def _log(self, values: Iterator[tuple[Row, dict[str, float]]]) -> None:
+        """Log numbers of rows."""
+
+    @abstractmethod
+    def _name_plan(self, plan: str) -> None:
+        """Show the plan that it trains with, as ``depth x width``."""
+
+    @abstractmethod
+    def _name_best(self, best: Best) -> None:
+        """Refer to the best checkpoint."""
+
+
+class Wandb(RunSink):
     """A run of Weights & Biases; a process that goes on resumes it.
 
     Args:
@@ -257,9 +298,8 @@ class Wandb:
     def __init__(self, options: dict[str, Any], run: Run, folder: Path, note: Path) -> None:
         import wandb
 
-        self._artifact = wandb.Artifact
-        self._name, self._best = run.name, BestCheckpoint(run)
-        self._plan = ""
+        super().__init__(run, note)
+        self._artifact, self._name = wandb.Artifact, run.name
         self._run = wandb.init(
             project=options["project"],
             entity=options["entity"],
@@ -273,8 +313,6 @@ class Wandb:
         self._run.config.update(run.config, allow_val_change=True)
         # A run's own step cannot go back; a set is judged after later mini-batches.
         self._run.define_metric("*", step_metric="step")
-        self._note = note
-        self._written = _Written()
 
     def begin(self) -> Cursor:
         """Return where to read on: after what this job has logged from anywhere."""
@@ -283,35 +321,25 @@ class Wandb:
             self._written.step = int(self._run.summary.get("step", 0))
         return cursor
 
-    def take(self, page: Page) -> None:
-        """Log what is new in a page."""
-        for row, values in self._written.first_values(page):
-            self._run.log({"step": row.step, **values})
-        if (plan := newest_plan(page, self._plan)) != self._plan:
-            self._run.config.update({"plan": plan}, allow_val_change=True)
-            self._plan = plan
-        _write_note(self._note, page.cursor, self._written)
-
-    def idle(self, *, ends: bool) -> str:
-        """Name the best checkpoint, as an artifact that refers to it."""
-        try:
-            best = self._best.found(ends=ends)
-        except (StorageError, CheckpointError) as error:
-            return f"the best checkpoint is not named: {error}"
-        if best is not None:
-            artifact = self._artifact(
-                f"{self._name}-best", type="model", metadata={"step": best.step}
-            )
-            artifact.add_reference(_url(best.path), checksum=False)
-            self._run.log_artifact(artifact, aliases=["best", f"step-{best.step}"])
-        return ""
-
     def close(self) -> None:
         """Send what is left."""
         self._run.finish()
 
+    def _log(self, values: Iterator[tuple[Row, dict[str, float]]]) -> None:
+        for row, numbers in values:
+            self._run.log({"step": row.step, **numbers})
 
-class Mlflow:
+    def _name_plan(self, plan: str) -> None:
+        self._run.config.update({"plan": plan}, allow_val_change=True)
+
+    def _name_best(self, best: Best) -> None:
+        """Log an artifact that refers to it."""
+        artifact = self._artifact(f"{self._name}-best", type="model", metadata={"step": best.step})
+        artifact.add_reference(_url(best.path), checksum=False)
+        self._run.log_artifact(artifact, aliases=["best", f"step-{best.step}"])
+
+
+class Mlflow(RunSink):
     """A run of MLflow; a process that goes on asks what it holds.
 
     Args:
@@ -324,8 +352,8 @@ class Mlflow:
         from mlflow.entities import Metric, Param
         from mlflow.tracking import MlflowClient
 
+        super().__init__(run, note)
         self._metric = Metric
-        self._best, self._plan = BestCheckpoint(run), ""
         self._client = client = MlflowClient(tracking_uri=options["tracking_uri"])
         known = client.get_experiment_by_name(options["experiment"])
         experiment = (
@@ -348,9 +376,7 @@ class Mlflow:
         ]
         for first in range(0, len(new), MLFLOW_PARAMS):
             client.log_batch(self._id, params=new[first : first + MLFLOW_PARAMS])
-        self._note = note
         self._names = list(its.data.metrics)
-        self._written = _Written()
 
     def begin(self) -> Cursor:
         """Return where to read on; what the run holds is left out."""
@@ -362,35 +388,27 @@ class Mlflow:
                 self._written.judged[name.removesuffix("/loss")] = self._last_step(name)
         return cursor
 
-    def take(self, page: Page) -> None:
-        """Log what is new in a page."""
+    def close(self) -> None:
+        """Mark the run as finished, until a process goes on with it."""
+        self._client.set_terminated(self._id)
+
+    def _log(self, values: Iterator[tuple[Row, dict[str, float]]]) -> None:
         batch = [
             self._metric(name, value, int(1000 * row.at_s), row.step)
-            for row, values in self._written.first_values(page)
-            for name, value in values.items()
+            for row, numbers in values
+            for name, value in numbers.items()
         ]
         for first in range(0, len(batch), MLFLOW_BATCH):
             part = batch[first : first + MLFLOW_BATCH]
             self._client.log_batch(self._id, metrics=part)
-        if (plan := newest_plan(page, self._plan)) != self._plan:
-            self._client.set_tag(self._id, "spottrain.plan", plan)
-            self._plan = plan
-        _write_note(self._note, page.cursor, self._written)
 
-    def idle(self, *, ends: bool) -> str:
-        """Name the best checkpoint, as a tag and an artifact."""
-        try:
-            best = self._best.found(ends=ends)
-        except (StorageError, CheckpointError) as error:
-            return f"the best checkpoint is not named: {error}"
-        if best is not None:
-            self._client.set_tag(self._id, "spottrain.best_checkpoint", best.path)
-            self._client.log_dict(self._id, best._asdict(), "best_checkpoint.json")
-        return ""
+    def _name_plan(self, plan: str) -> None:
+        self._client.set_tag(self._id, "spottrain.plan", plan)
 
-    def close(self) -> None:
-        """Mark the run as finished, until a process goes on with it."""
-        self._client.set_terminated(self._id)
+    def _name_best(self, best: Best) -> None:
+        """Set a tag, and log an artifact."""
+        self._client.set_tag(self._id, "spottrain.best_checkpoint", best.path)
+        self._client.log_dict(self._id, best._asdict(), "best_checkpoint.json")
 
     def _last_step(self, name: str) -> int:
         history = self._client.get_metric_history(self._id, name)

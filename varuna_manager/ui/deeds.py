@@ -128,8 +128,8 @@ def _rest(report: Mapping[str, Any]) -> Iterator[str]:
 
 def _resume(job: JobDir, query: Query) -> Deed:
     report, state = documents.report(job), read_state(job)
-    most = counted(state.job.max_vms, "VM")
-    cap = state.job.max_usd_per_hour
+    most = counted(state.job.resources.max_vms, "VM")
+    cap = state.job.budget.max_usd_per_hour
     cap_words = "" if cap is None else f", for at most {dollars(cap)} an hour"
     return Deed(
         title=f"resume {job.name}",
@@ -158,7 +158,7 @@ def _limits(job: JobDir, query: Query) -> Deed:
         danger = str(error)
     return Deed(
         title=title,
-        costs=["From now on:", *then, *_rest(report | {"usd_budget": after.job.max_usd})],
+        costs=["From now on:", *then, *_rest(report | {"usd_budget": after.job.budget.max_usd})],
         danger=danger,
         do=partial(control.change_limits, job, wanted, sure="sure" in query),
         fields=fields,

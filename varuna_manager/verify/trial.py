@@ -28,7 +28,7 @@ from spottrain.varuna_manager.api.job import Job, launch
 from spottrain.varuna_manager.jobs.folder import find
 from spottrain.varuna_manager.jobs.follow import uid_of
 from spottrain.varuna_manager.jobs.measurements import Measurements, Minibatch
-from spottrain.varuna_manager.launch.control import live_vms, open_provider
+from spottrain.varuna_manager.launch.machines import live_vms, open_provider
 from spottrain.varuna_manager.verify.verdict import (
     Comparison,
     Speed,
@@ -277,7 +277,7 @@ def _bill_of(one: _Trained) -> Comparison:
 def _plain_loop(trial: Trial, steps: int) -> list[float]:
     """Return the seconds of each mini-batch of the loop by hand, on one device."""
     argv = (
-        *(sys.executable, "-P", "-m", "spottrain.pipeline.process.plain"),
+        *(sys.executable, "-P", "-m", "spottrain.varuna_manager.verify.plain"),
         *(ENTRYPOINT, str(trial.file.parent), "--steps", str(steps)),
         *("--minibatch", str(MINIBATCH), "--microbatch", str(MICROBATCH)),
         *("--device", "cuda" if trial.gpu else "cpu"),

@@ -97,7 +97,7 @@ class Watches:
         if progress.observe(state, report, at_s):
             since_s = generation.started_at_s or generation.since_s
             due = self._throttle.is_due(progress.reported_s, since_s, at_s)
-            if due or progress.is_urgent(state.job.stop_after_nonfinite):
+            if due or progress.is_urgent(state.job.on_nonfinite.stop_after):
                 events.append(progress.report(at_s))
         if state.preparation.profile is not None and self.timings is None:
             self.timings = RankTimings(state, generation, state.preparation.profile)

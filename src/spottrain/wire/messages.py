@@ -68,8 +68,6 @@ class JobSpec:
     checkpoint_keep: int
     lease_s: float
     heartbeat_s: float
-    communication_timeout_s: float = 300.0
-    """Bound on one collective; failures are found by heartbeats long before."""
     device: DeviceChoice = "auto"
     precision: Precision = "fp32"
     network: Network = "auto"

@@ -6,11 +6,12 @@ import math
 import typing
 from contextlib import suppress
 from dataclasses import make_dataclass
-from typing import Any, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel, ConfigDict, Field
 from tests.builders import model_facts, section_facts
 from tests.tiers import costly
 
@@ -368,3 +369,40 @@ def test_frozen_parameters_are_stored_once(trained: int | None, stored: int) -> 
     facts = model_facts([section])
     assert facts.stored_bytes(3) == stored
     assert facts.stored_bytes(0) == 0
+
+
+class _Written(BaseModel):
+    """As people write it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    often: Annotated[int, Field(gt=0)] | Literal["auto"] = "auto"
+    sure: bool | Literal["auto"] = "auto"
+    shares: tuple[float, ...] = ()
+    name: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _Holding:
+    written: _Written
+
+
+@pytest.mark.parametrize("sure", [True, False, "auto"])
+def test_a_model_of_what_people_write_reads_back_as_it_was(sure: Any) -> None:
+    whole = _Holding(_Written(often=3, sure=sure, shares=(0.5,), name="n"))
+    assert decode(_Holding, encode(whole)) == whole
+    lacking = from_data(_Holding, {"written": {"name": "n"}})
+    assert lacking == _Holding(_Written(name="n"))
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ({"name": "n", "other": 1}, "other is not a field of _Written"),
+        ({}, "name is missing"),
+        ({"name": "n", "sure": "no"}, r"sure must be one of 'auto'"),
+    ],
+)
+def test_a_model_is_read_strictly(written: dict[str, Any], message: str) -> None:
+    with pytest.raises(WireError, match=message):
+        from_data(_Holding, {"written": written})

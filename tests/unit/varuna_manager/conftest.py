@@ -16,6 +16,7 @@ from tests.builders import a_spec
 
 from spottrain.varuna_manager.agent.client import ManagerClient
 from spottrain.varuna_manager.core.model.settings import Limit, PoolGrant
+from spottrain.varuna_manager.daemon.requests import Requests
 from spottrain.varuna_manager.daemon.server import ControlChannel, listen, make_server
 from spottrain.varuna_manager.daemon.sessions import AgentSessions
 from spottrain.varuna_manager.jobs.identity import (
@@ -36,7 +37,7 @@ SPEC = a_spec(
 )
 
 
-class RecordingHandler:
+class RecordingHandler(Requests):
     """A manager's side of the channel that keeps what it hears."""
 
     def __init__(self) -> None:

@@ -62,7 +62,7 @@ def _check(state: State) -> None:
 def _check_fleet(view: View) -> None:
     staying = sum(vm.counts for vm in view.vms.values())
     wanted = sum(intent.count - intent.arrived for intent in view.intents.values())
-    max_vms, swaps = view.state.job.max_vms, view.decision is not None
+    max_vms, swaps = view.state.job.resources.max_vms, view.decision is not None
     most = 2 * max_vms if swaps else max_vms
     assert staying + wanted <= most, "never more VMs than allowed"
     for vm_id, vm in view.vms.items():

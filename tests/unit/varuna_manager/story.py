@@ -24,7 +24,7 @@ from tests.builders import (
 )
 from tests.journals import decided, decision
 from tests.unit.varuna_manager.invariants import check_invariants
-from tests.view import View
+from tests.view import View, settings_with
 
 from spottrain.cloud.port.provider import Offer, Vm
 from spottrain.codec import to_data
@@ -34,6 +34,7 @@ from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import Round
 from spottrain.varuna_manager.core.model.settings import JobSettings
 from spottrain.varuna_manager.core.model.state import State, held_by_kind, kind_of
+from spottrain.varuna_manager.core.planning import BOOT_WAIT_S
 from spottrain.varuna_manager.jobs.journal import Step
 from spottrain.varuna_manager.watch.watches import ReportThrottle, Watches
 from spottrain.wire import messages
@@ -75,7 +76,9 @@ FOUR = ("a", "b", "c", "d")
 
 ON_DEMAND = replace(OFFER, spot=False, usd_per_hour=3.0)
 
-SETTINGS = JobSettings(uid="uid", spec=SPEC, facts=FACTS, max_vms=4, debounce_s=2.0)
+SETTINGS = settings_with(
+    JobSettings(uid="uid", spec=SPEC, facts=FACTS), max_vms=4, debounce_s=2.0, alerts=()
+)
 
 
 def plan_over(ids: tuple[str, ...], step_s: float = 1.0) -> Plan:
@@ -115,7 +118,7 @@ class Story(View):
         self.reports: dict[str, int] = {}
         self.devices: dict[str, str] = {}
         """What the supervisors of VMs report that they compute on."""
-        self.tell(e.JobSubmitted, settings=replace(SETTINGS, **settings))
+        self.tell(e.JobSubmitted, settings=settings_with(SETTINGS, **settings))
 
     # --- Telling ------------------------------------------------------------------------
 
@@ -245,7 +248,7 @@ class Story(View):
         """Write the first weights and measure, once no VM boots any more."""
         self.write_first_weights()
         if self.round is None:
-            self.wait(self.state.job.boot_wait_s)
+            self.wait(BOOT_WAIT_S)
         self.measure(profile)
 
     def write_first_weights(self) -> None:

@@ -13,7 +13,7 @@ from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.follow import Follower
 from spottrain.varuna_manager.jobs.manager_location import own_vm
 from spottrain.varuna_manager.jobs.traces import Traces, TraceSet
-from spottrain.varuna_manager.launch import control
+from spottrain.varuna_manager.launch import asking
 from spottrain.wire.messages import TraceContent
 
 POLL_S = 0.5
@@ -29,7 +29,7 @@ def record(job: JobDir, minibatches: int, content: TraceContent, follower: Follo
     Raises:
         TracesBrokenError: The generation has ended before all had come, or none can.
     """
-    begun = control.begin_traces(job, minibatches, content)
+    begun = asking.begin_traces(job, minibatches, content)
     what = "a mini-batch" if minibatches == 1 else f"{minibatches} mini-batches"
     say(
         f"recording {what} on {counted(len(begun.vm_ids), 'rank')} of generation {begun.generation}"

@@ -184,7 +184,7 @@ def _watch_nonfinite(transition: Transition, event: ProgressMade) -> None:
         what = "loss is" if event.skipped == "loss" else "gradients are"
         step = event.nonfinite_last
         transition.log(f"step {step} changed nothing: its {what} not finite")
-    if event.nonfinite_in_row >= transition.state.job.stop_after_nonfinite:
+    if event.nonfinite_in_row >= transition.state.job.on_nonfinite.stop_after:
         transition.decides = True
         transition.fail(
             f"{counted(event.nonfinite_in_row, 'mini-batch', 'mini-batches')} in a row, up to step "

@@ -17,6 +17,8 @@ from spottrain.wire.model import GpuFacts, Plan, Slot, WorkerState
 KEPT = 1000
 """Finished generations, interruptions and price changes kept; totals count all."""
 
+COOLDOWN_S = 30.0
+"""The first cooldown after a refusal; longer if it is refused again."""
 FIRST_START_PAUSE_S, MOST_START_PAUSE_S = 5.0, 600.0
 """Before the next VM is rented after one that never trained; twice as long each time."""
 

@@ -3,8 +3,9 @@
 The facts of a job have one shape for each reader, and each is built in one place:
 
 - ``JobConfig`` (``config.job``): the job file as people write it;
-- ``JobSettings``: what the core decides by. Journalled, so that a manager that starts
-  later needs no job file; made from it by ``launch.submit.job_settings``;
+- ``JobSettings``: what the core decides by, sections of the job file among it
+  (``config.sections``). Journalled, so that a manager that starts later needs no job file;
+  made from it by ``launch.submit.job_settings``;
 - ``JobSpec`` (``wire.messages``): the part of it that every VM must know, fixed for the
   job's life;
 - ``RankingTerms``, ``JobStatus`` (``pricing``) and ``PlanInputs`` (``morphing``): what the
@@ -19,9 +20,16 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from spottrain.morphing.plan.inputs import Objective
-from spottrain.pricing.ranking.cooldowns import Span
+from spottrain.varuna_manager.config.sections import (
+    BudgetConfig,
+    ManagerConfig,
+    MorphingConfig,
+    NonFiniteConfig,
+    ResourcesConfig,
+    RuntimeConfig,
+)
 from spottrain.wire.messages import JobSpec
-from spottrain.wire.model import ModelFacts, Profile, ScheduleKind, StateHome
+from spottrain.wire.model import ModelFacts, Profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,55 +83,22 @@ class JobSettings:
     """Unique among all jobs: launch tokens are derived from it."""
     spec: JobSpec
     facts: ModelFacts
-    max_vms: int
-    min_vms: int = 1
-    """No plan is made with fewer VMs than this."""
-    allow_on_demand: bool = False
-    """Rent on demand too."""
-    max_usd: float | None = None
-    max_usd_per_hour: float | None = None
-    alerts: tuple[float, ...] = ()
-    """Shares of ``max_usd`` that are reported when they are spent."""
-    storage_usd_per_gb_month: float = 0.0
-    zone_usd_per_gb: float | None = None
-    """Traffic between zones of a region; None: the cloud's list price."""
+    resources: ResourcesConfig = field(default_factory=ResourcesConfig)
+    budget: BudgetConfig = field(default_factory=BudgetConfig)
+    morphing: MorphingConfig = field(default_factory=MorphingConfig)
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+    manager: ManagerConfig = field(default_factory=ManagerConfig)
+    on_nonfinite: NonFiniteConfig = field(default_factory=NonFiniteConfig)
     deadline_s: float | None = None
     """Seconds since the epoch."""
     min_examples_per_s: float | None = None
     """The minimum throughput; None: none was asked for."""
-    capacity_wait_s: float | None = None
-    """Give up (exit code 5) after so long without VMs, or with too few; None: never."""
     microbatch_size: int | None = None
     """Of every plan; None: the first plan settles it."""
-    schedule: ScheduleKind | None = None
-    """Of every plan; None: the planner chooses."""
-    recompute: bool | None = None
-    """Of every plan; None: the planner chooses."""
-    state: StateHome | None = None
-    """Where every plan keeps committed state; None: the planner chooses."""
-    peer_copies: int = 0
-    """As in ``PlanInputs``."""
-    objective: Objective = "throughput"
-    """What plans are compared by, see ``plan_objective``."""
-    stop_after_nonfinite: int = 10
-    """The job fails after so many mini-batches in a row that are not finite."""
-    suspect_s: float = 5.0
-    """A VM without heartbeats for so long is suspected to be lost."""
-    hang_s: float = 30.0
-    """The least time without a mini-batch after which ranks are asked what they do, and
-    that a rank may be at one task."""
-    debounce_s: float = 2.0
-    """How long the fleet must be unchanged before a plan is made for growth."""
     data_bytes: dict[str, float] = field(default_factory=dict)
     """Bytes that each VM fetches when it boots, by the cloud whose buckets hold them."""
     busy_s: float = 0.0
     """How long a VM may take for the user's data and setup before it is ready."""
-    boot_wait_s: float = 60.0
-    """How long the first plan waits for VMs that are still booting."""
-    cooldown_s: float = 30.0
-    """The first cooldown after a refusal; longer if it is refused again."""
-    span: Span = "region"
-    """How far apart VMs that train together may be."""
     shares: bool = False
     """True if the VMs share resources in the cloud that must be removed in the end."""
     microbatch_sizes: tuple[int, ...] = ()
@@ -144,10 +119,12 @@ class JobSettings:
     def plan_objective(self) -> Objective:
         """What plans are compared by: throughput where the deadline policy decides how
         many VMs there are."""
-        return "throughput" if self.has_slo else self.objective
+        return "throughput" if self.has_slo else self.morphing.objective
 
 
 LimitName = Literal["max_usd", "max_usd_per_hour", "deadline_s", "min_examples_per_s"]
+BUDGET_LIMITS: frozenset[LimitName] = frozenset(("max_usd", "max_usd_per_hour"))
+"""Those in ``JobSettings.budget``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

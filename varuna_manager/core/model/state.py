@@ -110,10 +110,10 @@ class State:
         """The maximum number of VMs at once. It exceeds the job's while VMs that the
         deadline policy replaces train on; never a pool's grant."""
         if (grant := self.job.grant) is not None:
-            return min(self.job.max_vms, grant.total)
+            return min(self.job.resources.max_vms, grant.total)
         decision = self.deadline.decision
         wanted = sum(count for _, count in decision.wanted) if decision else 0
-        return max(self.job.max_vms, wanted)
+        return max(self.job.resources.max_vms, wanted)
 
     @property
     def newest_checkpoint(self) -> CheckpointRef | None:
@@ -196,8 +196,8 @@ def budget(state: State) -> Budget:
         Rate.of(intent.offer.usd_per_hour) * intent.missing
         for intent in state.launches.intents.values()
     )
-    hourly = job.max_usd_per_hour
-    caps = [] if job.max_usd is None else [Money.allowed(job.max_usd)]
+    hourly = job.budget.max_usd_per_hour
+    caps = [] if job.budget.max_usd is None else [Money.allowed(job.budget.max_usd)]
     if job.grant is not None:
         caps.append(Money.of_microusd(job.grant.max_microusd))
     return Budget(

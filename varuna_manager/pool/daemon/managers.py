@@ -277,7 +277,7 @@ class JobManagers:
 
     def _note_prices(self, state: State) -> None:
         for offer in state.market.offers:
-            if offer.spot or state.job.allow_on_demand:
+            if offer.spot or state.job.resources.allow_on_demand:
                 kind = f"{offer.cloud}/{offer.instance_type}"
                 self._prices[kind] = max(self._prices.get(kind, 0.0), offer.usd_per_hour)
 

@@ -31,7 +31,7 @@ def happened(event: e.Event) -> str:
     """Return what an event was."""
     match event:
         case e.JobSubmitted(settings=job):
-            return f"job submitted: {counted(job.spec.steps, 'step')}, at most {counted(job.max_vms, 'VM')}"
+            return f"job submitted: {counted(job.spec.steps, 'step')}, at most {counted(job.resources.max_vms, 'VM')}"
         case e.ManagerStarted(software_version=version):
             return f"a manager of version {version} started"
         case e.StopRequested(by=by):
@@ -136,7 +136,7 @@ def decided(step: Step, asked: Asked) -> Iterator[str]:
 
 
 def _spent(state: State) -> str:
-    spent, cap = state.history.ledger.spent(state.now_s).usd, state.job.max_usd
+    spent, cap = state.history.ledger.spent(state.now_s).usd, state.job.budget.max_usd
     return f"${spent:.2f}" + ("" if cap is None else f" of ${cap:g}")
 
 

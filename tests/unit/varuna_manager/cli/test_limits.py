@@ -61,7 +61,7 @@ def tell(job: JobDir, *events: ManagerStarted | OffersSeen | StopRequested) -> N
 
 def test_what_is_now_true_is_answered(run: Run, tmp_path: Path) -> None:
     job = submit(tmp_path)
-    assert read_state(job).job.alerts == (0.5,)
+    assert read_state(job).job.budget.alerts == (0.5,)
     deadline = "2035-12-01T18:00:00Z"
     answer = run(*("set", "demo", "budget.max_usd=60", f"slo.deadline={deadline}", "-o", "json"))
     assert answer.code == 0, answer.err
@@ -97,7 +97,7 @@ def test_a_stopped_job_has_its_new_limits_when_it_is_resumed(run: Run, tmp_path:
     assert run("set", "demo", "budget.max_usd=60").code == 0
     tell(job, ManagerStarted(at_s=time.time(), software_version="1", pid=1))
     state = read_state(job)
-    assert (state.phase, state.job.max_usd) == (JobPhase.ACTIVE, 60.0)
+    assert (state.phase, state.job.budget.max_usd) == (JobPhase.ACTIVE, 60.0)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from spottrain.varuna_manager.config.clouds import BastionConfig
 from spottrain.varuna_manager.config.job import load_config
 from spottrain.varuna_manager.daemon.main import ManagerError
 from spottrain.varuna_manager.jobs.folder import JobDir, job_dir
-from spottrain.varuna_manager.launch import control
+from spottrain.varuna_manager.launch import machines
 from spottrain.varuna_manager.launch.ssh_command import argv_to
 from spottrain.varuna_manager.launch.submit import submit
 from tests.commands import Run, runs
@@ -73,7 +73,7 @@ def rent(aws: FakeAws, job: str) -> str:
 def test_a_launch_reports_its_findings_and_what_happens_during_sleep(
     aws: FakeAws, tmp_path: Path
 ) -> None:
-    lines, rented = control.check_machines(load_config(job_file(aws, tmp_path)))
+    lines, rented = machines.check_machines(load_config(job_file(aws, tmp_path)))
     offers, *_, asleep = lines
     assert rented
     assert offers == "aws: 1 offer in 1 zone"
@@ -104,7 +104,7 @@ def test_what_cannot_be_rented_is_refused_before_money_is_spent(
 ) -> None:
     config = load_config(job_file(aws, tmp_path, **changes))
     with pytest.raises(kind, match=told):
-        control.check_machines(config)
+        machines.check_machines(config)
     assert not any(
         r["operation"] == "RunInstances" and "DryRun" not in r["body"] for r in aws.ask("requests")
     )
@@ -116,13 +116,13 @@ def test_what_one_region_or_family_lacks_is_reported_and_leaves_the_others(
 ) -> None:
     aws.ask("quota", code=QUOTA, vcpus=0)
     section = {"instance_types": [KIND, "p4d.24xlarge"]}
-    lines, rented = control.check_machines(load_config(job_file(aws, tmp_path, aws=section)))
+    lines, rented = machines.check_machines(load_config(job_file(aws, tmp_path, aws=section)))
     assert rented
     told = "aws quota us-east-1 G and VT spot: 0 virtual CPUs: nothing can be rented"
     assert any(line.startswith(told) for line in lines), lines
     alone = load_config(job_file(aws, tmp_path, name="alone"))
     with pytest.raises(CloudError, match="G and VT spot: 0 virtual CPUs"):
-        control.check_machines(alone)
+        machines.check_machines(alone)
 
 
 # --- doctor ---------------------------------------------------------------------------
@@ -243,7 +243,7 @@ def test_of_several_clouds_one_that_can_be_used_is_enough(
     wanted: dict[str, Any] = {"resources": {"provider": ["azure", "aws"]}}
     wanted["azure"] = azure
     file = job_file(aws, tmp_path, **wanted)
-    lines, offers = control.check_machines(load_config(file))
+    lines, offers = machines.check_machines(load_config(file))
     assert lines[0].startswith("continuing without this cloud: azure")
     assert lines[1:3] == [
         "aws: 1 offer in 1 zone",
@@ -348,4 +348,4 @@ def test_an_unknown_profile_of_credentials_is_reported_in_one_line(
 ) -> None:
     config = load_config(job_file(aws, tmp_path, aws={"profile": "nobody"}))
     with pytest.raises((CloudError, MisconfiguredError), match="nobody"):
-        control.check_machines(config)
+        machines.check_machines(config)

@@ -102,6 +102,30 @@ def test_an_anchor_may_be_used_again() -> None:
     assert read_yaml("- &a 1\n- *a\n- &a 2\n- *a\n")[0] == [1, 1, 2, 2]
 
 
+def _bomb(levels: int) -> str:
+    """Return a few lines whose last stands for ten to the power of ``levels`` texts."""
+    rows = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    for n in range(1, levels):
+        rows.append(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]")
+    return "\n".join(rows) + "\n"
+
+
+def test_aliases_that_stand_for_too_much_are_refused_before_they_are_written_out() -> None:
+    with pytest.raises(ConfigError, match=r"line 5: aliases stand for more than 100,000"):
+        read_yaml(_bomb(40))
+    merged = "".join(f"m{n}: &m{n} {{<<: [*m{n - 1}, *m{n - 1}]}}\n" for n in range(1, 60))
+    with pytest.raises(ConfigError, match="aliases stand for"):
+        read_yaml("m0: &m0 {a: 1}\n" + merged)
+    with pytest.raises(ConfigError, match="aliases stand for"):
+        read_yaml(f"a: &a {'x' * 1000}\nb: [{', '.join(['*a'] * 200)}]\n")
+
+
+def test_a_long_file_without_aliases_is_no_matter() -> None:
+    assert len(read_yaml("- " + "x" * 200_000)[0][0]) == 200_000
+    value, _ = read_yaml(_bomb(4))
+    assert len(value["a3"]) == 10
+
+
 @pytest.mark.parametrize(
     ("text", "line"),
     [

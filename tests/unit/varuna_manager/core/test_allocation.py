@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.varuna_manager.story import OFFER, ON_DEMAND, SETTINGS, Story
-from tests.view import View, changed
+from tests.view import View, changed, settings_with
 
 from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.deadline.model import FleetDecision
@@ -92,7 +92,7 @@ def test_no_more_are_rented_than_the_cloud_has() -> None:
 
 
 def test_on_demand_is_rented_only_if_the_job_allows_it() -> None:
-    allowing = replace(SETTINGS, allow_on_demand=True)
+    allowing = settings_with(SETTINGS, allow_on_demand=True)
     assert decided(state_of(ON_DEMAND)) == (None, 0)
     assert decided(state_of(ON_DEMAND, settings=allowing)) == (ON_DEMAND, 4)
 
@@ -105,14 +105,14 @@ def test_a_refusal_closes_an_offer_until_its_cooldown_ends() -> None:
 
 
 def test_the_hourly_cap_bounds_a_launch() -> None:
-    capped = replace(SETTINGS, max_usd_per_hour=2.0)
+    capped = settings_with(SETTINGS, max_usd_per_hour=2.0)
     assert decided(state_of(OFFER, settings=capped)) == (OFFER, 2)
-    too_few = replace(capped, min_vms=3)
+    too_few = settings_with(capped, min_vms=3)
     assert decided(state_of(OFFER, settings=too_few)) == (None, 0)
 
 
 def test_the_deadline_policy_says_how_many_of_each_offer() -> None:
-    settings = replace(SETTINGS, deadline_s=9000.0, allow_on_demand=True)
+    settings = settings_with(SETTINGS, deadline_s=9000.0, allow_on_demand=True)
     decision = FleetDecision(
         wanted=((offer_key(ON_DEMAND), 2),),
         mode="edge",
@@ -123,7 +123,7 @@ def test_the_deadline_policy_says_how_many_of_each_offer() -> None:
     state = state_of(OFFER, ON_DEMAND, settings=settings, decision=decision)
     assert decided(state) == (ON_DEMAND, 2)
     undecided = changed(state, decision=None, offers=(ON_DEMAND,))
-    assert decided(undecided) == (ON_DEMAND, settings.min_vms)
+    assert decided(undecided) == (ON_DEMAND, settings.resources.min_vms)
 
 
 def test_zones_of_like_prices_are_filled_evenly() -> None:
@@ -159,7 +159,7 @@ def states(draw: st.DrawFn) -> State:
         until_s = NOW_S + draw(st.sampled_from([-50.0, 0.0, 20.0, 60.0]))
         if draw(st.booleans()):
             cooldowns |= closed(offer, until_s)
-    settings = replace(
+    settings = settings_with(
         SETTINGS,
         max_vms=draw(st.sampled_from([1, 3, 6])),
         allow_on_demand=draw(st.booleans()),
@@ -178,7 +178,7 @@ def test_a_launch_keeps_every_limit(state: State) -> None:
     offer = launch.offer
     assert 1 <= launch.count <= min(room(state), available(state, offer))
     assert is_open(state, offer)
-    assert offer.spot or state.job.allow_on_demand
+    assert offer.spot or state.job.resources.allow_on_demand
     assert launch.count <= budget(state).affords(offer.usd_per_hour, 99)
 
 
@@ -196,7 +196,7 @@ def test_offers_open_when_it_was_said(state: State) -> None:
     for offer in View(state).offers:
         changes = changes_at_s(state, [offer])
         if changes is None:
-            forbidden = not offer.spot and not state.job.allow_on_demand
+            forbidden = not offer.spot and not state.job.resources.allow_on_demand
             assert is_open(state, offer) is not forbidden
         else:
             assert not is_open(state, offer)

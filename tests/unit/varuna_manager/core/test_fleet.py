@@ -73,7 +73,7 @@ def test_nothing_is_rented_before_the_provider_has_listed_its_vms() -> None:
 
 
 def test_a_refused_offer_is_in_cooldown() -> None:
-    story = Story(cooldown_s=30.0)
+    story = Story()
     story.start()
     story.tell(e.LaunchRefused, intent="intent-0", reason="sold out", refusal="no_capacity")
     assert story.emitted(c.LaunchVms) == []

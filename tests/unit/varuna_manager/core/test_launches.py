@@ -73,7 +73,7 @@ def test_refused_credentials_close_the_whole_cloud() -> None:
 
 
 def test_the_cool_down_grows_with_repeats_and_success_forgets_it() -> None:
-    story = begun(SMALL, cooldown_s=30.0)
+    story = begun(SMALL)
     for pause_s in (30.0, 60.0):
         refuse(story, "no_capacity")
         story.wait(pause_s - 1.0)

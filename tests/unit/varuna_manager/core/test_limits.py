@@ -13,6 +13,7 @@ from spottrain.varuna_manager.core import step
 from spottrain.varuna_manager.core.limits import DRAIN_S
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
+from spottrain.varuna_manager.core.model.records import COOLDOWN_S
 from spottrain.varuna_manager.core.model.settings import Limit
 from spottrain.varuna_manager.core.model.state import JobPhase, State, rate_usd_per_hour
 from spottrain.wire import messages
@@ -39,13 +40,13 @@ def test_new_limits_hold_from_now_on_and_are_logged() -> None:
     story = Story(max_usd=10.0).training(*FOUR)
     change(story, max_usd=20.0, deadline_s=1.9e9, min_examples_per_s=5.0)
     job = story.state.job
-    assert (job.max_usd, job.deadline_s, job.min_examples_per_s) == (20.0, 1.9e9, 5.0)
+    assert (job.budget.max_usd, job.deadline_s, job.min_examples_per_s) == (20.0, 1.9e9, 5.0)
     assert story.state.last_message == (
         "a person: budget.max_usd is now 20 USD, slo.deadline is now "
         "2030-03-17T17:46:40Z, slo.min_examples_per_s is now 5 examples/s"
     )
     change(story, max_usd=None)
-    assert story.state.job.max_usd is None
+    assert story.state.job.budget.max_usd is None
     assert story.state.last_message == "a person: budget.max_usd is now none"
 
 
@@ -133,7 +134,7 @@ def test_a_lower_hourly_cap_drains_vms_once_others_have_their_sections() -> None
 def test_vms_that_do_not_train_are_returned_first_and_at_once() -> None:
     story = Story(max_vms=5).training(*FOUR)
     offer = replace(OFFER, usd_per_hour=0.5)
-    story.now_s += story.state.job.cooldown_s
+    story.now_s += COOLDOWN_S
     story.tell(e.OffersSeen, offers=(offer,))
     (intent,) = story.intents
     story.tell(e.VmsLaunched, intent=intent, vms=(story.listed("e", intent, offer=offer),))
@@ -249,7 +250,7 @@ def test_other_code_is_measured_again_if_its_batches_differ() -> None:
 
 
 def test_losses_that_were_not_finite_do_not_count_after_a_resume() -> None:
-    story = Story(stop_after_nonfinite=2).training(*FOUR)
+    story = Story(stop_after=2).training(*FOUR)
     story.commit(4, only=("a", "b"), skipped="loss")
     story.commit(5, only=("a", "b"), skipped="loss")
     story.tell(e.VmsReturned, vm_ids=FOUR)

@@ -40,6 +40,7 @@ from spottrain.varuna_manager.core.model.state import (
     JobPhase,
     kind_of,
 )
+from spottrain.varuna_manager.core.planning import BOOT_WAIT_S
 from spottrain.wire import messages
 from spottrain.wire.model import WorkerState
 
@@ -52,7 +53,7 @@ class Watched(Story):
     def __init__(self) -> None:
         self.seen: set[Change] = set()
         self.told: set[type] = set()
-        super().__init__(stop_after_nonfinite=1)
+        super().__init__(stop_after=1)
 
     def take(self, event: e.Event) -> tuple[c.Command, ...]:
         commands = super().take(event)
@@ -152,7 +153,7 @@ def preparing(story: Watched) -> Iterator[Watched]:
     story.state = changed(story.state, failed_preparations=2)
     yield fork(story)
     story.write_first_weights()
-    story.wait(story.state.job.boot_wait_s)
+    story.wait(BOOT_WAIT_S)
     yield fork(story)
     assert story.round is not None
     only = replace(story.state.job, measures_only=True)

@@ -11,6 +11,7 @@ from tests.unit.varuna_manager.story import (
     Story,
     plan_over,
 )
+from tests.view import settings_with
 
 from spottrain.morphing.adapt.policy import UNSEEN_SHARE
 from spottrain.pricing.ranking.gpu_speed import machine_as_offered
@@ -21,7 +22,7 @@ from spottrain.varuna_manager.core.planning import newest_plan, plan_inputs
 
 
 def test_inputs_are_what_the_settings_say_of_plans() -> None:
-    settings = replace(
+    settings = settings_with(
         SETTINGS,
         microbatch_size=4,
         schedule="gpipe",
@@ -34,7 +35,7 @@ def test_inputs_are_what_the_settings_say_of_plans() -> None:
     assert (inputs.schedule, inputs.recompute) == ("gpipe", False)
     assert inputs.objective == "examples_per_dollar"
     assert (inputs.slots, inputs.previous, inputs.lag_share) == ((), None, UNSEEN_SHARE)
-    due = replace(settings, deadline_s=1e9)
+    due = settings_with(settings, deadline_s=1e9)
     assert plan_inputs(due, PROFILE).objective == "throughput"
 
 
@@ -42,7 +43,7 @@ def test_a_plan_that_ran_settles_the_micro_batch_size_unless_the_job_says_it() -
     plan = replace(plan_over(("a", "b")), microbatch_size=2, replica_bounds=(0, 4))
     settled = plan_inputs(SETTINGS, PROFILE, previous=plan)
     assert (settled.microbatch_size, settled.previous) == (2, plan)
-    said = replace(SETTINGS, microbatch_size=4)
+    said = settings_with(SETTINGS, microbatch_size=4)
     assert plan_inputs(said, PROFILE, previous=plan).microbatch_size == 4
 
 
@@ -68,14 +69,14 @@ def test_a_job_that_runs_asks_with_its_fleet_and_its_plan() -> None:
 def test_in_exact_mode_a_plan_that_ran_settles_the_home_of_state() -> None:
     plan = replace(plan_over(("a", "b")), state="device")
     fast, exact = (
-        replace(SETTINGS, spec=replace(SETTINGS.spec, reduction=r, precision="bf16"))
+        settings_with(SETTINGS, spec=replace(SETTINGS.spec, reduction=r, precision="bf16"))
         for r in ("fast", "exact")
     )
     assert plan_inputs(fast, PROFILE, previous=plan).state is None
     assert plan_inputs(exact, PROFILE).state is None
     settled = plan_inputs(exact, PROFILE, previous=plan)
     assert (settled.state, settled.precision) == ("device", "bf16")
-    said = replace(fast, state="host")
+    said = settings_with(fast, state="host")
     assert plan_inputs(said, PROFILE).state == "host"
 
 

@@ -289,7 +289,7 @@ LARGE = model_facts(section_facts(k, param_bytes=2 * 10**9) for k in range(16))
 
 
 def test_every_vm_writes_its_share_of_a_large_models_first_weights() -> None:
-    story = Story(facts=LARGE, boot_wait_s=30.0)
+    story = Story(facts=LARGE)
     story.start()
     story.boot("a", "b", "c", "d")
 

@@ -319,7 +319,7 @@ def passed_deadline(story: Story) -> None:
 @pytest.mark.parametrize(
     ("settings", "end", "exit_code"),
     [
-        ({"stop_after_nonfinite": 2}, nan, 3),
+        ({"stop_after": 2}, nan, 3),
         ({}, refused_plan, 2),
         ({"deadline_s": 1e6}, passed_deadline, 4),
     ],

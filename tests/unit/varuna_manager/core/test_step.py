@@ -31,7 +31,6 @@ from spottrain.varuna_manager.core.model.settings import Limit
 from spottrain.varuna_manager.core.model.state import JobPhase
 from spottrain.varuna_manager.core.rounds import RETRY_PAUSE_S
 from spottrain.wire import messages
-from spottrain.wire.model import StateHome
 from spottrain.wire.patience import evacuation_s
 
 # --- From nothing to training ---------------------------------------------------------------
@@ -85,7 +84,7 @@ def test_no_weights_are_written_when_a_checkpoint_exists() -> None:
 
 
 def three_of_four_ready() -> Story:
-    story = Story(boot_wait_s=30.0)
+    story = Story()
     story.start()
     vms = tuple(story.listed(vm_id) for vm_id in FOUR)
     story.tell(e.VmsLaunched, intent="intent-0", vms=vms)
@@ -98,7 +97,7 @@ def three_of_four_ready() -> Story:
 def test_measuring_and_the_first_plan_wait_for_vms_that_boot_but_not_for_ever() -> None:
     story = three_of_four_ready()
     assert story.round is None
-    story.wait(30.0)
+    story.wait(planning.BOOT_WAIT_S)
     story.measure()
     assert len(story.emitted(c.ComputePlan)) == 1
 
@@ -218,7 +217,7 @@ def test_evaluations_of_several_sets_are_told_by_the_first_one() -> None:
 
 
 def test_a_job_ends_after_steps_in_a_row_that_are_not_finite() -> None:
-    story = Story(stop_after_nonfinite=3).training(*FOUR)
+    story = Story(stop_after=3).training(*FOUR)
     reasons: list[messages.SkipReason]
     reasons = ["loss", "gradients", "", "loss", "loss"]
     for step, reason in enumerate(reasons, 4):
@@ -234,7 +233,7 @@ def test_a_job_ends_after_steps_in_a_row_that_are_not_finite() -> None:
 
 
 def test_a_loss_scale_that_backs_off_is_no_trouble() -> None:
-    story = Story(stop_after_nonfinite=2).training(*FOUR)
+    story = Story(stop_after=2).training(*FOUR)
     for step in range(4, 20):
         story.commit(step, skipped="scale")
     assert story.state.phase is JobPhase.ACTIVE
@@ -298,7 +297,7 @@ def test_survivors_that_hang_are_told_to_give_up_then_suspected() -> None:
     assert story.current_generation is None
 
 
-def forming(state: StateHome | None = None, *, on_gpus: bool = False) -> Story:
+def forming(state: str = "auto", *, on_gpus: bool = False) -> Story:
     """Return a story in which one rank has its sections, and the others wait for it."""
     story = Story(state=state)
     story.start()

@@ -209,7 +209,7 @@ def test_what_a_vm_sends_as_its_logs_takes_little_room(job: JobDir) -> None:
 
 def sent(tails: LogTails) -> Callable[[ManagerLoop], Awaitable[None]]:
     """Return a story in which a VM sends its logs."""
-    return lambda loop: loop.receive_logs(tails)
+    return lambda loop: loop.requests.receive_logs(tails)
 
 
 def test_the_logs_of_a_local_vm_stay_as_they_are(job: JobDir) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.unit.varuna_manager.stored_jobs import submit
+from tests.view import settings_with
 
 from spottrain.eventlog.process import bound
 from spottrain.varuna_manager.core.model.events import LimitsChanged
@@ -28,7 +29,7 @@ def test_an_internal_error_is_logged_with_its_cause_and_story(
     limit = Limit(name="max_usd", value=-1.0)
     with contextlib.closing(Journal(job.journal)) as journal:
         before = journal.replay()
-        settings = replace(before.job, max_usd=limit.value)
+        settings = settings_with(before.job, max_usd=limit.value)
         changed = LimitsChanged(at_s=2.0, by="me", limits=(limit,))
         # Such as a bug decides it: no bill can be compared with that.
         journal.append(Step(before, changed, replace(before, settings=settings)))

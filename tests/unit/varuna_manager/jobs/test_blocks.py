@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 import random
-from itertools import starmap
 from pathlib import Path
 
 import pytest
 from tests.unit.varuna_manager.measured_jobs import store as empty
 
-from spottrain.varuna_manager.jobs.blocks import STEPS, Block, BlockCopy, BlockError
 from spottrain.varuna_manager.jobs.bucket import StoredJob
 from spottrain.varuna_manager.jobs.measurements import (
+    STEPS,
+    Block,
     GenerationBegan,
     Measurements,
     Minibatch,
 )
+from spottrain.varuna_manager.jobs.packed import PackedError
+from spottrain.varuna_manager.jobs.replication import BlockCopy
 
 
 def row(step: int, generation: int) -> Minibatch:
@@ -44,7 +46,7 @@ def come_back(store: StoredJob, generations: dict[int, int]) -> list[str]:
     found = empty()
     found.write(GenerationBegan(generation=g, step=s) for g, s in generations.items())
     found.await_blocks(store.blocks())
-    for block in starmap(Block, found.pending()):
+    for block in found.pending():
         found.fill(store.get_block(block), arrived=block)
     assert not found.pending()
     return list(map(repr, found.minibatches()))
@@ -99,6 +101,6 @@ def test_a_damaged_block_is_named(tmp_path: Path) -> None:
     first = tmp_path / "job/0-0/measurements" / Block(0, 1).name
     first.write_bytes(first.read_bytes()[:-9])
     damaged, whole = store.blocks()
-    with pytest.raises(BlockError, match=f"{Block(0, 1).name} are damaged"):
+    with pytest.raises(PackedError, match=f"{Block(0, 1).name} is damaged"):
         store.get_block(damaged)
     assert [one.step for one in store.get_block(whole)] == [*range(STEPS, STEPS + 11)]

@@ -15,9 +15,17 @@ from tests.builders import a_plan, a_spec, minibatch_committed, model_facts
 from tests.journals import noted
 from tests.tiers import costly
 
-from spottrain.codec import SCHEMA_VERSION
+from spottrain.codec import SCHEMA_VERSION, hints
 from spottrain.eventlog.journal import JournalError, JournalWriteError
 from spottrain.pricing.deadline.model import Fleet
+from spottrain.varuna_manager.config.sections import (
+    BudgetConfig,
+    ManagerConfig,
+    MorphingConfig,
+    NonFiniteConfig,
+    ResourcesConfig,
+    RuntimeConfig,
+)
 from spottrain.varuna_manager.core import step
 from spottrain.varuna_manager.core.model.events import (
     EVENT_TYPES,
@@ -43,7 +51,7 @@ def submitted() -> JobSubmitted:
         checkpoint_path="/tmp/none",
         checkpoint_every_steps=5,
     )
-    job = JobSettings(uid="u", spec=spec, facts=model_facts(), max_vms=2)
+    job = JobSettings(uid="u", spec=spec, facts=model_facts())
     return JobSubmitted(at_s=1.0, settings=job)
 
 
@@ -73,6 +81,9 @@ def test_every_event_is_read_back_as_it_was_written(
     for cls in (JobSpec, ModelFacts, Profile):
         one = st.builds(cls, schema_version=st.just(SCHEMA_VERSION))
         st.register_type_strategy(cls, one)
+    for section in SECTIONS:
+        values = {name: st.from_type(hints(section)[name]) for name in section.model_fields}
+        st.register_type_strategy(section, st.builds(section.model_construct, **values))
     event: Any = data.draw(st.builds(EVENT_TYPES[kind]))
     path = tmp_path_factory.mktemp("journal") / "journal.sqlite"
     journal = Journal(path)
@@ -81,6 +92,10 @@ def test_every_event_is_read_back_as_it_was_written(
     assert events_of(path) == [event]
 
 
+SECTIONS = (
+    *(ResourcesConfig, BudgetConfig, MorphingConfig),
+    *(RuntimeConfig, ManagerConfig, NonFiniteConfig),
+)
 FLEET = Fleet(examples_per_s=(0.0, 1.0, 1.75))
 PLAN = a_plan(microbatch_size=2, num_sections=2, virtual_nodes=2)
 

@@ -11,17 +11,16 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from spottrain.eventlog.journal import Row
 from spottrain.varuna_manager.jobs import segments
+from spottrain.varuna_manager.jobs.packed import PackedError, pack
 from spottrain.varuna_manager.jobs.segments import (
     Segment,
-    SegmentError,
     chain,
     covered,
     ends,
     is_to_be_merged,
-    pack,
     restore,
     segment_of,
-    unpack,
+    unpacked,
 )
 
 
@@ -31,7 +30,7 @@ def rows_of(first: int, last: int, body: str = "{}") -> list[Row]:
 
 def read(stored: dict[Segment, bytes], tell: Callable[[str], None] = lambda _: None) -> list[Row]:
     def fetch(segment: Segment) -> list[Row]:
-        return unpack(segment, stored[segment])
+        return unpacked(segment, stored[segment])
 
     return [row for rows in restore(stored, fetch, tell) for row in rows]
 
@@ -48,7 +47,7 @@ def test_a_segment_is_what_its_name_and_its_bytes_say(
     segment = Segment(first, first + count - 1, epoch)
     rows = rows_of(segment.first, segment.last, body)
     assert segment_of(segment.name) == segment
-    assert unpack(segment, pack(rows)) == rows
+    assert unpacked(segment, pack(rows)) == rows
 
 
 @pytest.mark.parametrize(
@@ -62,26 +61,26 @@ def test_other_files_are_no_segments(name: str) -> None:
 def test_a_segment_that_is_not_whole_is_refused(cut: int, flip: int) -> None:
     segment = Segment(1, 20, 1)
     data = pack(rows_of(1, 20))
-    with pytest.raises(SegmentError, match="is damaged"):
-        unpack(segment, data[: min(cut, len(data) - 1)])
+    with pytest.raises(PackedError, match="is damaged"):
+        unpacked(segment, data[: min(cut, len(data) - 1)])
     at = flip % len(data)
     try:
-        rows = unpack(segment, data[:at] + bytes([data[at] ^ 0x40]) + data[at + 1 :])
-    except SegmentError:
+        rows = unpacked(segment, data[:at] + bytes([data[at] ^ 0x40]) + data[at + 1 :])
+    except PackedError:
         return
     assert rows == rows_of(1, 20)  # a bit of gzip's header that means nothing
 
 
 def test_a_segment_under_another_name_is_refused() -> None:
     data = pack(rows_of(1, 2))
-    with pytest.raises(SegmentError, match="events are missing"):
-        unpack(Segment(1, 3, 1), data)
+    with pytest.raises(PackedError, match="events are missing"):
+        unpacked(Segment(1, 3, 1), data)
 
 
 def test_a_newer_format_is_refused_with_what_to_do() -> None:
     data = gzip.compress(b'{"rows": [], "schema_version": 9}')
-    with pytest.raises(SegmentError, match="schema_version must be 1: got 9"):
-        unpack(Segment(1, 1, 1), data)
+    with pytest.raises(PackedError, match="schema_version must be 1: got 9"):
+        unpacked(Segment(1, 1, 1), data)
 
 
 def test_what_is_damaged_is_named_and_what_is_whole_before_it_is_used() -> None:

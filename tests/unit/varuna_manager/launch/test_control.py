@@ -34,8 +34,9 @@ from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.follow import lag_line, read_state
 from spottrain.varuna_manager.jobs.identity import ensure_identity
 from spottrain.varuna_manager.jobs.journal import Journal, Step
-from spottrain.varuna_manager.launch import control, submit
-from spottrain.varuna_manager.launch.control import ManagerUnreachableError, end_job
+from spottrain.varuna_manager.launch import asking, control, submit
+from spottrain.varuna_manager.launch.asking import ManagerUnreachableError
+from spottrain.varuna_manager.launch.control import end_job
 
 STARTING = """
 import signal, sys
@@ -187,7 +188,7 @@ def test_a_manager_that_dies_before_it_answers_has_not_started(job: JobDir) -> N
         subprocess.Popen([sys.executable, "-c", DYING, str(job.path)]) as manager,
         pytest.raises(ManagerUnreachableError, match="no such thing"),
     ):
-        control.await_manager(job, manager)
+        asking.await_manager(job, manager)
 
 
 def test_a_resume_beside_another_one_is_told_so(job: JobDir) -> None:
@@ -201,6 +202,6 @@ def test_a_resume_beside_another_one_is_told_so(job: JobDir) -> None:
             assert first.stdout is not None
             assert first.stdout.readline() == b"held\n"
             with pytest.raises(ConfigError, match="another command"):
-                control.await_manager(job, second)
+                asking.await_manager(job, second)
         finally:
             first.kill()

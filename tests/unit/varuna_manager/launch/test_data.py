@@ -130,9 +130,14 @@ def test_a_large_one_is_not(large: dict[str, str]) -> None:
     assert CORPUS not in os.environ
 
 
-def test_a_sample_stands_for_it(url: str) -> None:
-    job_data.ensure_data(job(AWS, corpus={"url": url, "sample": "/few"}))
-    assert os.environ[CORPUS] == "/few"
+def test_a_sample_stands_for_it(url: str, tmp_path: Path) -> None:
+    job_data.ensure_data(job(AWS, corpus={"url": url, "sample": str(tmp_path)}))
+    assert os.environ[CORPUS] == str(tmp_path)
+
+
+def test_a_sample_that_is_not_there_is_named(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"data\.corpus\.sample: nothing is there: got /few;"):
+        job_data.ensure_data(job(AWS, corpus={"url": url, "sample": "/few"}))
 
 
 def test_a_path_of_the_hosts_counts_if_it_is_here_too(tmp_path: Path) -> None:

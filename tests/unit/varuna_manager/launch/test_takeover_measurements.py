@@ -14,7 +14,7 @@ from tests.unit.varuna_manager.story import Story
 
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
-from spottrain.varuna_manager.jobs import blocks, replication, segments
+from spottrain.varuna_manager.jobs import replication, segments
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.follow import uid_of
 from spottrain.varuna_manager.jobs.journal import Journal
@@ -35,7 +35,7 @@ STEPS = 4
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(blocks, "STEPS", STEPS)
+    monkeypatch.setattr(replication, "STEPS", STEPS)
     monkeypatch.setattr(replication, "_PART", 2)
     return f"file://{tmp_path}/store"
 
@@ -193,7 +193,7 @@ def test_a_damaged_block_is_passed_over(
         asyncio.run(backfill(measured, copying))
         assert not measured.pending()
     copying.close()
-    assert f"{first[-1].name} are damaged" in caplog.text
+    assert f"{first[-1].name} is damaged" in caplog.text
     rows = [row for row in contents(job)["minibatches"] if row.step >= STEPS]
     assert contents(other)["minibatches"] == rows
 

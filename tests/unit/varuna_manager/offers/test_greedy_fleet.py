@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.unit.pricing.ranked import FACTS, THROUGHPUTS, priced
 from tests.unit.varuna_manager.story import SETTINGS
-from tests.view import View, changed
+from tests.view import View, changed, settings_with
 
 from spottrain.pricing.prices.place import offer_key
 from spottrain.pricing.ranking.order import OfferWorth
@@ -37,7 +36,7 @@ ROWS = st.lists(
 def test_the_fleet_is_the_one_that_the_core_rents_launch_by_launch(
     rows: list[tuple[float, int]], max_vms: int, min_vms: int, cap: float | None
 ) -> None:
-    job = replace(
+    job = settings_with(
         SETTINGS,
         facts=FACTS,
         max_vms=max_vms,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from tests.builders import a_plan, a_spec, an_offer, model_facts, slots_of
-from tests.view import View, changed
+from tests.view import View, changed, settings_with
 
 from spottrain.pricing.billing.ledger import Ledger
 from spottrain.varuna_manager.core.model.commands import Outcome
@@ -118,7 +118,9 @@ LEDGER = ledger_of(*"abcd")
 RUNNING = changed(
     State(
         phase=JobPhase.ACTIVE,
-        settings=JobSettings(uid="u", spec=SPEC, facts=FACTS, max_vms=4, max_usd=2.0),
+        settings=settings_with(
+            JobSettings(uid="u", spec=SPEC, facts=FACTS), max_vms=4, max_usd=2.0
+        ),
         submitted_at_s=1000.0,
         now_s=1150.0,
         activity="training",

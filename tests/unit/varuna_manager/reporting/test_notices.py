@@ -65,7 +65,7 @@ def test_every_share_of_the_budget_is_told() -> None:
 
 
 def test_losses_that_are_not_finite_are_told_when_they_end_the_job() -> None:
-    story = Story(stop_after_nonfinite=2).training("a", "b")
+    story = Story(stop_after=2).training("a", "b")
     story.commit(4, skipped="loss")
     assert told(story.state) == []
     story.commit(5, skipped="loss")

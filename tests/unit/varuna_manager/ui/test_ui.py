@@ -160,9 +160,9 @@ def test_a_change_must_come_from_a_page_of_the_panel(panel: Panel, tmp_path: Pat
     change = f"/jobs/{job.name}/do/limits?budget.max_usd=7"
     for headers in ({}, {"Origin": "null"}, {"Origin": "http://evil.example"}):
         assert panel.http.post(change, headers=headers).status_code == 403
-    assert read_state(job).job.max_usd is None
+    assert read_state(job).job.budget.max_usd is None
     assert panel.press(change).status_code == 303
-    assert read_state(job).job.max_usd == 7
+    assert read_state(job).job.budget.max_usd == 7
 
 
 def test_the_token_is_the_owners_alone_and_stays(panel: Panel) -> None:
@@ -375,9 +375,9 @@ def test_limits_that_would_end_the_job_are_confirmed_first(panel: Panel, tmp_pat
     asked = "/jobs/demo/do/limits?budget.max_usd=0.0001"
     assert "would end the job" in panel.page(asked).words
     assert panel.press(asked).status_code == 409
-    assert read_state(job).job.max_usd == 9
+    assert read_state(job).job.budget.max_usd == 9
     assert panel.press(f"{asked}&sure=1").status_code == 303
-    assert read_state(job).job.max_usd == 0.0001
+    assert read_state(job).job.budget.max_usd == 0.0001
     assert "budget.max_usd" in panel.page("/jobs/demo/do/limits?budget.max_usd=many", 404).words
 
 

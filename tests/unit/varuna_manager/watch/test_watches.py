@@ -126,7 +126,7 @@ def test_a_row_of_minibatches_that_change_nothing_is_told_at_once() -> None:
     (begins,) = observe(watches, story, 3, START_S + 2, skipped="loss")
     assert isinstance(begins, e.ProgressMade)
     assert (begins.nonfinite, begins.nonfinite_in_row) == (1, 1)
-    limit = story.state.job.stop_after_nonfinite
+    limit = story.state.job.on_nonfinite.stop_after
     for step in range(4, 2 + limit):
         assert not observe(watches, story, step, START_S + step, skipped="loss")
     (ends,) = observe(watches, story, 2 + limit, START_S + 50, skipped="loss")

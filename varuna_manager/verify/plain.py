@@ -2,24 +2,26 @@
 
 One device, micro-batches whose gradients add up, clipping, the job's own optimizer and
 schedule; nothing of ours. Prints one line of JSON with the seconds of each mini-batch.
+Started as a process: nothing else here imports torch.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from spottrain.pipeline.model.entrypoint import load_job
-from spottrain.pipeline.model.job import TrainingJob
+if TYPE_CHECKING:
+    from spottrain import TrainingJob
 
 
 def times(
@@ -72,7 +74,7 @@ def times(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print ``{"step_s": […]}`` for a job; return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m spottrain.pipeline.process.plain")
+    parser = argparse.ArgumentParser(prog="python -m spottrain.varuna_manager.verify.plain")
     parser.add_argument("entrypoint", help="module:function")
     parser.add_argument("workdir", type=Path)
     parser.add_argument("--steps", type=int, required=True)
@@ -85,7 +87,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sizes: dict[str, Any] = {
         name: getattr(chosen, name) for name in ("steps", "minibatch", "microbatch")
     }
-    job = load_job(chosen.entrypoint, chosen.workdir)
+    sys.path.insert(0, str(chosen.workdir))
+    module, _, function = chosen.entrypoint.partition(":")
+    job: TrainingJob = getattr(importlib.import_module(module), function)()
     taken_s = times(job, device=torch.device(chosen.device), **sizes)
     sys.stdout.write(json.dumps({"step_s": taken_s}) + "\n")
     return 0

@@ -1,4 +1,4 @@
-"""The documents of ``spottrain plan``: a plan, its candidates and machines as plain data."""
+"""What ``spottrain plan`` shows, as plain data: a plan, its candidates and machines."""
 
 from __future__ import annotations
 
