@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.fakes.nvml import pynvml
 
-from spottrain.wire.model import GpuFacts
+from spottrain.wire.model import GpuFacts, GpuUse
 
 FAKE_NVML = Path(pynvml.__file__).parent
 """Goes first on PYTHONPATH."""
@@ -34,6 +34,18 @@ def facts(index: int = 0, capability: int = 86, **changes: Any) -> GpuFacts:
         "cuda": "13.0",
     }
     return GpuFacts(**known | changes)
+
+
+def use(index: int = 0, **changes: Any) -> GpuUse:
+    """Return what a GPU does that is busy."""
+    known: dict[str, Any] = {
+        "index": index,
+        "utilisation": 0.97,
+        "memory_used_bytes": 3 * 10**9,
+        "power_w": 151.2,
+        "temperature_c": 64.0,
+    }
+    return GpuUse(**known | changes)
 
 
 class FakeGpus:

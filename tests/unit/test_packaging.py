@@ -67,7 +67,7 @@ def test_a_checkout_without_links_is_refused_in_one_line(tmp_path: Path, kind: s
 
 
 @pytest.mark.rotated
-def test_wheels_hold_every_module_also_when_built_from_an_sdist(tmp_path: Path) -> None:
+def test_wheels_hold_every_file_also_when_built_from_an_sdist(tmp_path: Path) -> None:
     copy = checkout(tmp_path / "checkout")
     for kind in ("wheel", "sdist"):
         done = build(copy, kind)
@@ -82,7 +82,8 @@ def test_wheels_hold_every_module_also_when_built_from_an_sdist(tmp_path: Path) 
     wanted = {
         f"spottrain/{folder}/{path.relative_to(ROOT / folder)}"
         for folder in FOLDERS
-        for path in (ROOT / folder).rglob("*.py")
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
     }
     held, again = map(modules_of, wheels)
     assert wanted - held == set()

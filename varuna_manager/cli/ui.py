@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import socket
 from typing import Annotated
 
@@ -32,8 +33,7 @@ def ui(
             say(
                 f"from your own machine: ssh -N -L {here}:127.0.0.1:{here} {name}, then open it there"
             )
-        with contextlib.suppress(KeyboardInterrupt):
-            asyncio.run(serving(token).serve(sockets=[listener]))
+        asyncio.run(_serve(serving(token), listener))
 
 
 def serving(token: str) -> Server:
@@ -41,3 +41,14 @@ def serving(token: str) -> Server:
     server: Server
     server = Server(app(token, lambda base: Pages(base, lambda: server.should_exit).routes()), 1)
     return server
+
+
+async def _serve(server: Server, listener: socket.socket) -> None:
+    """Serve until Ctrl-C; pages that are open are let go first."""
+
+    def end() -> None:
+        server.should_exit = True
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, end)
+    await server.serve(sockets=[listener])

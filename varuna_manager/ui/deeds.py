@@ -74,7 +74,7 @@ def _stop(job: JobDir, query: Query) -> Deed:
     status, report = documents.status(job), documents.report(job)
     is_now = "now" in query
     vms, rate = len(status["fleet"]), dollars(status["usd_per_hour"])
-    costs = [f"{counted(vms, 'VM')} will be returned: {rate} an hour are spent no more."]
+    costs = [f"{counted(vms, 'VM')}, {rate} an hour, will be returned."]
     lost = ""
     if is_now:
         lost = _lost(status, report)

@@ -166,6 +166,7 @@ class Pages:
             status=status,
             lines=list(tables.status_lines(status, messages[0].at_s if messages else None)),
             lanes=Markup(printable(lanes(scene_of(report, state, history)))),
+            is_away=job.remote_manager_file.exists(),
             messages=messages,
             fleet=tables.fleet_rows(status),
             gpus=_gpu_rows(job),

@@ -13,6 +13,10 @@ function tell(text) {
   connection.textContent = text;
 }
 
+function isAtEnd(box) {
+  return box.scrollTop + box.clientHeight >= box.scrollHeight - 4;
+}
+
 async function read() {
   const answer = await fetch(location.href, { cache: "no-store" });
   const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
@@ -25,9 +29,12 @@ async function read() {
   for (const old of document.querySelectorAll("[data-live]")) {
     const now = fresh.getElementById(old.id);
     if (!now || now.innerHTML === old.innerHTML) continue;
-    const places = [...old.querySelectorAll(".scroll")].map((one) => one.scrollTop);
+    const places = [...old.querySelectorAll(".scroll")].map((one) => [one.scrollTop, isAtEnd(one)]);
     old.replaceChildren(...now.childNodes);
-    old.querySelectorAll(".scroll").forEach((one, i) => { one.scrollTop = places[i] || 0; });
+    old.querySelectorAll(".scroll").forEach((one, i) => {
+      const [top, end] = places[i] || [0, true];
+      one.scrollTop = end && one.tagName === "PRE" ? one.scrollHeight : top;
+    });
   }
 }
 
@@ -151,8 +158,12 @@ function listen() {
 
 // A tab that nobody sees costs nothing.
 document.addEventListener("visibilitychange", () => {
-  if (!document.hidden) return listen();
+  if (!document.hidden) return // Of a log the end counts.
+document.querySelectorAll("pre.scroll").forEach((one) => { one.scrollTop = one.scrollHeight; });
+listen();
   if (source) source.close();
   source = null;
 });
+// Of a log the end counts.
+document.querySelectorAll("pre.scroll").forEach((one) => { one.scrollTop = one.scrollHeight; });
 listen();

@@ -8,12 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.fakes.gpus import FakeGpus, facts
+from tests.fakes.gpus import FakeGpus, facts, use
 from tests.fakes.nvml import pynvml
 
 from spottrain.gpus import nvml
 from spottrain.gpus.health import GpuHealth, GpuUser, Xid
-from spottrain.wire.model import GpuUse
 
 Put = Callable[..., FakeGpus]
 
@@ -63,13 +62,7 @@ def test_what_a_gpu_does_is_read_as_far_as_its_driver_says(
     gpus.set(driver=driver_version)
     with nvml.open_nvml() as driver:
         (gpu,) = driver.gpus()
-        assert driver.use(gpu) == GpuUse(
-            index=0,
-            utilisation=0.97,
-            memory_used_bytes=3 * 10**9,
-            power_w=151.2,
-            temperature_c=64.0,
-        )
+        assert driver.use(gpu) == use()
         gpus.change(use=None, milliwatts=None, celsius=None)
         bare = driver.use(gpu)
         assert (bare.utilisation, bare.power_w, bare.temperature_c) == (None, None, None)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.fakes.gpus import FakeGpus
+from tests.fakes.gpus import FakeGpus, use
 
 from spottrain.gpus import watch
 from spottrain.gpus.nvml import open_nvml
@@ -142,3 +142,19 @@ def test_an_own_gpu_that_waits_for_a_reset_is_used_until_then(
         own = watch.GpuWatch(driver, driver.gpus(), report, restart, notes.append, is_own=True)
         own.run(closing)
     assert [one.kind for one in reports] == ["gpu_throttled"] * 2
+
+
+def test_the_last_look_says_what_gpus_do(machine_with: Put) -> None:
+    machine_with(2, use=97, used_bytes=3 * 10**9, milliwatts=151_200, celsius=64)
+    closing = threading.Event()
+    with open_nvml() as driver:
+        look = watch.GpuWatch(
+            driver, driver.gpus(), lambda _: closing.set(), lambda *_: None, lambda _: None
+        )
+        looking = threading.Thread(target=look.run, args=(closing,))
+        looking.start()
+        while not look.uses:
+            closing.wait(0.01)
+        closing.set()
+        looking.join()
+    assert look.uses == (use(0), use(1))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.builders import checkpoint_saved
+from tests.fakes.gpus import use
 from tests.unit.varuna_manager.core.test_deadline import rate
 from tests.unit.varuna_manager.core.test_deadline import story as on_time
 from tests.unit.varuna_manager.story import Story
@@ -15,7 +16,6 @@ from tests.unit.varuna_manager.story import Story
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.daemon.metrics import JobMetrics
-from spottrain.wire.model import GpuUse
 
 NAME = re.compile(
     r"spottrain_[a-z_]+(_total|_seconds|_dollars|_info|_bucket|_count|_sum|_created)?"
@@ -89,13 +89,12 @@ def test_what_is_unknown_is_left_out() -> None:
 
 
 def test_gpus_are_shown_as_far_as_their_drivers_say() -> None:
-    story = Story().training("a", "b")
-    use = GpuUse(index=1, utilisation=0.97, memory_used_bytes=3, power_w=151.2, temperature_c=None)
-    text = JobMetrics(lambda: story.state, lambda: story.now_s, lambda: {"a": (use,)}).text()
+    story, gpus = Story().training("a", "b"), {"a": (use(1, temperature_c=None),)}
+    text = JobMetrics(lambda: story.state, lambda: story.now_s, lambda: gpus).text()
     shown = [line for line in text.decode().splitlines() if line.startswith("spottrain_gpu")]
     assert shown == [
         'spottrain_gpu_utilisation_ratio{gpu="1",vm="a"} 0.97',
-        'spottrain_gpu_memory_used_bytes{gpu="1",vm="a"} 3.0',
+        'spottrain_gpu_memory_used_bytes{gpu="1",vm="a"} 3e+09',
         'spottrain_gpu_power_watts{gpu="1",vm="a"} 151.2',
     ]
 
@@ -104,8 +103,8 @@ def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
     story = on_time(1e4, max_usd=10.0, max_usd_per_hour=30.0)
     rate(story)
     story.report("a", checkpoint_saved(3))
-    use = GpuUse(index=0, utilisation=1.0, memory_used_bytes=3, power_w=1.0, temperature_c=1.0)
-    text = JobMetrics(lambda: story.state, lambda: story.now_s, lambda: {"a": (use,)}).text()
+    gpus = {"a": (use(),)}
+    text = JobMetrics(lambda: story.state, lambda: story.now_s, lambda: gpus).text()
     families = text_string_to_metric_families(text.decode())
     there = {sample.name: sample.labels for family in families for sample in family.samples}
     board = json.loads((Path(__file__).parents[4] / "docs" / "grafana.json").read_text())

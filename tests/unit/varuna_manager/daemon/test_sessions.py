@@ -6,6 +6,7 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.fakes.gpus import use
 
 from spottrain.varuna_manager.daemon.sessions import (
     AgentSessions,
@@ -73,6 +74,18 @@ def test_a_fenced_vm_gets_no_commands() -> None:
     line.sessions.send("a", stop(1))
     line.sessions.admit("a", token_sha256("token of a"))
     assert line.beat("a") == ()
+
+
+def test_what_gpus_do_is_known_of_vms_that_are_heard() -> None:
+    line = Line("a", "b")
+    line.sessions.watch("a")
+    beat = messages.Heartbeat(vm_id="a", sequence=1, received=0, gpus=(use(),))
+    asyncio.run(line.sessions.heartbeat(beat, 0.0))
+    line.beat("b")
+    assert line.sessions.gpus() == {"a": (use(),)}
+    line.clock.now_s += 10.0
+    line.sessions.silent(5.0)
+    assert line.sessions.gpus() == {}
 
 
 def test_silence_is_reported_once_and_so_is_its_end() -> None:

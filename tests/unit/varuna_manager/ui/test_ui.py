@@ -8,7 +8,10 @@ import json
 import os
 import re
 import shutil
+import signal
 import stat
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from html import unescape
@@ -18,6 +21,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.fakes.gpus import use
 from tests.unit.varuna_manager.conftest import Manager
 from tests.unit.varuna_manager.measured_jobs import evaluated, trained
 from tests.unit.varuna_manager.stored_jobs import append, submit
@@ -173,6 +177,24 @@ def test_a_port_that_is_in_use_is_told(panel: Panel) -> None:
         listen(int(panel.host.rpartition(":")[2]))
 
 
+def test_the_command_prints_its_address_and_ends_with_ctrl_c(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "spottrain.varuna_manager.cli.main", "ui", "--port", "0"]
+    environment = {**os.environ, "SPOTTRAIN_HOME": str(tmp_path), "SSH_CONNECTION": "a 1 b 2"}
+    with subprocess.Popen(
+        argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as command:
+        assert command.stdout is not None
+        url = command.stdout.readline().strip()
+        with httpx.stream("GET", f"{url}changes", timeout=600) as page:
+            assert next(page.iter_lines()) == "data: changed"
+            command.send_signal(signal.SIGINT)
+            out, err = command.communicate()
+    port = httpx.URL(url).port
+    assert (command.returncode, out) == (0, "")
+    assert f"ssh -N -L {port}:127.0.0.1:{port} " in err
+    assert "Traceback" not in err
+
+
 # --- What pages say -------------------------------------------------------------------------
 
 
@@ -193,9 +215,13 @@ def test_a_jobs_page_says_what_status_report_and_events_say(panel: Panel) -> Non
 
 def test_each_event_is_explained_as_explain_does(panel: Panel) -> None:
     job = told("demo", killed())
-    links = re.findall(r"explain/(\d+)", panel.http.get("/jobs/demo").text)
+    text = panel.http.get("/jobs/demo").text
+    links = re.findall(r"explain/(\d+)", text)
+    assert '/jobs/demo/explain/a"' in text
+    assert '/jobs/demo/logs?vm=a"' in text
     told_by = [entry.seq for entry in documents.entries(job) if entry.message]
     assert list(map(int, links)) == told_by[::-1]
+    assert "because of event" in panel.page("/jobs/demo/explain/a").words
     assert f"event {links[0]}: " in panel.page(f"/jobs/demo/explain/{links[0]}").words
     assert panel.page("/jobs/demo/explain/now").words.count("event ") >= 1
     assert "no event 999" in panel.page("/jobs/demo/explain/999", 404).words
@@ -234,6 +260,17 @@ def test_what_people_and_clouds_wrote_is_text(panel: Panel, tmp_path: Path) -> N
         policy = answer.headers["content-security-policy"]
         assert "default-src 'none'" in policy
         assert "unsafe" not in policy
+
+
+def test_what_gpus_do_is_shown_while_the_job_is_managed(panel: Panel) -> None:
+    job = told("demo", killed())
+    job.keep_gpu_uses({"a": (use(), use(1, power_w=None))})
+    assert "151 W" not in panel.page("/jobs/demo").words
+    with job.locked(SpottrainError("it is managed")):
+        words = panel.page("/jobs/demo").words
+        assert [x for x in ("97%", "3.0 GB", "151 W", "64 °C") if x not in words] == []
+        job.gpu_uses_file.write_text('{"a": 3}')
+        assert "151 W" not in panel.page("/jobs/demo").words
 
 
 def test_a_damaged_journal_hides_no_other_job(panel: Panel, tmp_path: Path) -> None:
@@ -320,7 +357,7 @@ def test_stopping_says_what_it_costs_and_asks_the_manager(panel: Panel, manager:
     (job.path / "manager.json").write_text(json.dumps(address))
     with job.locked(SpottrainError("it is managed")):
         words = panel.page("/jobs/demo/do/stop").words
-        assert "2 VMs will be returned" in words
+        assert "2 VMs, $2.00 an hour, will be returned." in words
         assert "A checkpoint is saved first" in words
         assert (
             "30 steps since the checkpoint of step 0"
