@@ -31,6 +31,7 @@ that has not succeeded ACTIVE again.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import assert_never
 
 from spottrain.eventlog.changed import replace
@@ -317,8 +318,7 @@ def _resume_generation(transition: Transition) -> None:
             assert_never(generation.phase)
 
 
-_PARTS = (
-    # Each may undo what one before it has decided, which looks again in the next round.
+PARTS: tuple[Callable[[Transition], None], ...] = (
     spending.advance,  # the bill of storage and traffic; those below spend what is left
     shutdown.watch_limits,  # ends the job at a limit, and with it what most parts do
     limits.advance,  # drains VMs over grant and hourly cap
@@ -333,7 +333,11 @@ _PARTS = (
     planning.advance,  # opens a generation or stops one, which ``generations`` takes further
     shutdown.advance,  # once the last checkpoint is there: closes, returns all, ends
 )
-"""The order in which parts of the core look at a state."""
+"""The parts of the core, which look at a state until none changes it any more.
+
+Each may undo what another has decided, which looks again in the next round. So their order
+counts only where several have something to do at the same moment: the earlier has its way.
+"""
 
 
 def _settle(transition: Transition, *, rents: bool) -> None:
@@ -343,7 +347,7 @@ def _settle(transition: Transition, *, rents: bool) -> None:
     for _ in range(MAX_ROUNDS):
         before = transition.state
         transition.wake_at_s = None
-        for part in _PARTS:
+        for part in PARTS:
             part(transition)
         if rents and transition.state is before and before.phase is JobPhase.ACTIVE:
             launches.launch_more(transition)

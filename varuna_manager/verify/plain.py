@@ -14,23 +14,20 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-if TYPE_CHECKING:
-    from spottrain import TrainingJob
-
 
 def times(
-    job: TrainingJob, steps: int, minibatch: int, microbatch: int, device: torch.device
+    job: Any, steps: int, minibatch: int, microbatch: int, device: torch.device
 ) -> list[float]:
     """Train, and return the seconds that each mini-batch took.
 
     Args:
-        job: The user's.
+        job: The user's ``TrainingJob``.
         steps: Mini-batches.
         minibatch: Examples of each.
         microbatch: Examples that go through the model at a time.
@@ -89,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     sys.path.insert(0, str(chosen.workdir))
     module, _, function = chosen.entrypoint.partition(":")
-    job: TrainingJob = getattr(importlib.import_module(module), function)()
+    job = getattr(importlib.import_module(module), function)()
     taken_s = times(job, device=torch.device(chosen.device), **sizes)
     sys.stdout.write(json.dumps({"step_s": taken_s}) + "\n")
     return 0

@@ -27,7 +27,7 @@ from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.errors import InternalError
 from spottrain.varuna_manager.core.model.records import GenerationPhase, VmPhase
-from spottrain.varuna_manager.core.model.settings import Limit
+from spottrain.varuna_manager.core.model.settings import Limit, PoolGrant
 from spottrain.varuna_manager.core.model.state import JobPhase
 from spottrain.varuna_manager.core.rounds import RETRY_PAUSE_S
 from spottrain.wire import messages
@@ -127,6 +127,24 @@ def test_a_generation_goes_through_store_and_hand_over_to_training() -> None:
     assert story.generation.started_at_s is None
     story.report("d", story.started(0))
     assert story.generation.phase is GenerationPhase.RUNNING
+
+
+def test_of_parts_that_are_due_at_the_same_moment_the_earlier_has_its_way() -> None:
+    silent = Story().training(*FOUR)
+    silent.now_s += 70.0
+    silent.tell(e.StopRequested, by="x", checkpoint=True, now=False)
+    assert silent.generation.inspection is not None, "asked for, before it is told to stop"
+
+    stuck = Story().training(*FOUR)
+    stuck.tell(e.StopRequested, by="x", checkpoint=True, now=False)
+    stuck.now_s += 1000.0
+    stuck.tell(e.StopRequested, by="x", checkpoint=True, now=False)
+    assert stuck.state.last_message == "generation 1 broke: it did not stop in 900 s"
+
+    over = Story()
+    over.tell(e.GrantReceived, grant=PoolGrant(pool="lab", serial=1))
+    over.tell(e.ManagerStarted, software_version="1", pid=1)
+    assert over.state.preparation.blocked_since_s is None, "a job that ends waits for nothing"
 
 
 def test_a_stale_plan_is_ignored() -> None:
