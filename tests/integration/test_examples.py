@@ -53,8 +53,8 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("material")
     (folder / "text").mkdir()
     for module in (argparse, ast):
-        source = Path(inspect.getfile(module)).read_text()
-        (folder / "text" / f"{module.__name__}.txt").write_text(source)
+        file = folder / "text" / f"{module.__name__}.txt"
+        file.write_text(inspect.getsource(module))
     command = (sys.executable, EXAMPLES / "pretrain.py", folder / "text", folder / "tokens")
     small = {**os.environ, "VOCABULARY": "512"}
     subprocess.run(command, env=small, check=True)

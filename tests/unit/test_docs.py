@@ -30,6 +30,17 @@ def test_files_that_a_page_names_exist(page: Path) -> None:
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
+def test_pictures_are_small_and_shown() -> None:
+    shown = {
+        (page.parent / link).resolve()
+        for page in PAGES
+        for link in re.findall(r"!\[[^]]*\]\(([^)]+)\)", page.read_text())
+    }
+    pictures = set((ROOT / "docs" / "pictures").iterdir())
+    assert pictures - shown == set()
+    assert [path.name for path in pictures if path.stat().st_size > 200_000] == []
+
+
 def test_insides_of_other_packages_that_we_use_are_there() -> None:
     page = (ROOT / "docs" / "processes.md").read_text()
     _, _, section = page.partition("## Insides of other packages")
