@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, cast, get_args
 
@@ -220,8 +219,6 @@ def plan(
             limits=estimates.PlanLimits(max_usd=max_usd, max_hours=max_hours),
         )
         changes |= {} if depth is None else {"pipeline_depth": depth}
-        if find_spec("numba") is None:
-            say("planning without numba takes about ten times as long: pip install numba")
         document = models.preview_model(request, gpus or DEFAULT_GPUS, changes, scope, every=every)
         _show(document, output, explain, every)
         return

@@ -159,7 +159,7 @@ def play_original(
         The rows of ``stage`` at the end.
     """
     depth = len(runs)
-    stages = make_stages(codes, runs, 0)
+    stages = make_stages(codes, runs)
     stages[:, RECOMPUTES] = 0  # else a forward could keep its tensors
     counts = make_counts(depth, 1, num_microbatches)
     mails = np.zeros((depth, OUTBOX), np.int64)
