@@ -40,17 +40,24 @@ START, LENGTH, REPEATS = range(3)
     _PASSED_BACKWARDS,
     GRAPH_KEPT,
     RUNNING,
+    RUNNING_NTH,
     UNTIL,
+    QUEUED,
+    QUEUED_NTH,
+    QUEUED_TIME,
+    CHOSEN,
     BUSY,
     FINISH,
     PEAK,
     BOUND,
     RECOMPUTES,
     FIELDS,
-) = range(19)
+) = range(24)
 """Of a stage. RUN, OFFSET, REPEAT: the next task's place. LISTED: its code. FORWARDS,
 RECOMPUTED (or no longer needed), BACKWARDS: done. PASSED and the two after it: works in
-the list before the next task. RUNNING: the code of the running task, UNTIL then."""
+the list before the next task. RUNNING: the code of the running task, its micro-batch, UNTIL
+then. QUEUED: that of the one that the device runs next, its micro-batch, and for how long.
+CHOSEN: that of the one that the host has chosen, and not queued yet."""
 ACTIVATIONS, GRADIENTS, CHUNK_FORWARDS, CHUNK_BACKWARDS, COUNTS = range(5)
 """Of a chunk: arrived, arrived, done, done."""
 
@@ -83,7 +90,7 @@ def make_stages(codes: Codes, runs: Numbers) -> Numbers:
     bounds = peaks(codes, runs)
     stages = np.zeros((len(runs), FIELDS), np.int64)
     for p in range(len(runs)):
-        stages[p, RUNNING] = NOTHING
+        stages[p, RUNNING] = stages[p, QUEUED] = stages[p, CHOSEN] = NOTHING
         stages[p, BOUND] = bounds[p]
         for run in runs[p]:
             if run[REPEATS] > 0:
@@ -164,12 +171,9 @@ def choose(order_policy: int, stage: Numbers, counts: Numbers) -> int:
 
 
 @jitable
-def complete(stage: Numbers, counts: Numbers, runs: Numbers, codes: Codes, now: int) -> int:
-    """Note that the running task is done and return its code."""
-    code = stage[RUNNING]
+def note(code: int, stage: Numbers, counts: Numbers, runs: Numbers, codes: Codes) -> None:
+    """Count a task, after which the next one may be chosen."""
     chunk, work = code // 3, code % 3
-    stage[RUNNING] = NOTHING
-    stage[FINISH] = now
     if work == FORWARD:
         if stage[RECOMPUTES] and keeps_graph(
             stage[LISTED] % 3,
@@ -191,4 +195,3 @@ def complete(stage: Numbers, counts: Numbers, runs: Numbers, codes: Codes, now: 
         stage[BACKWARDS] += 1
         counts[chunk][CHUNK_BACKWARDS] += 1
     advance(stage, runs, codes)
-    return int(code)

@@ -151,6 +151,7 @@ def simulate_pipeline(
     conditions: Conditions = Conditions.RUNTIME,
     jitter: Jitter | None = None,
     fast_forward: bool = True,
+    asynchronous: bool = False,
 ) -> PipelineRun:
     """Simulate one replica's mini-batch.
 
@@ -170,6 +171,8 @@ def simulate_pipeline(
             in the runtime's conditions too, as the runtime does.
         jitter: None if not given.
         fast_forward: Whether to skip the steady state; ``False`` for comparison.
+        asynchronous: Whether devices compute by themselves, as GPUs do, so that a stage
+            chooses its next task before the ones before are done.
 
     Raises:
         PlanError: Numbers of stages and links do not fit the lists, or a time is
@@ -193,6 +196,7 @@ def simulate_pipeline(
         conditions=conditions,
         jitter=jitter,
         fast_forward=fast_forward,
+        asynchronous=asynchronous,
     )
 
 
@@ -229,6 +233,7 @@ def trace_pipeline(
         conditions=conditions,
         jitter=jitter,
         fast_forward=False,
+        asynchronous=False,
     )
     return PipelineTrace(
         run=run,
@@ -273,6 +278,7 @@ def _play(
     conditions: Conditions,
     jitter: Jitter | None,
     fast_forward: bool,
+    asynchronous: bool,
 ) -> PipelineRun:
     """Play a mini-batch event by event; see ``simulate_pipeline``."""
     parts = [_parts(stage, schedule.chunks) for stage in stages]
@@ -294,6 +300,7 @@ def _play(
         durations,
         (transfer, latency, carriers),
         rule.OPPORTUNISTIC if free else rule.STRICT,
+        asynchronous,
         -1 if jitter or not fast_forward else slowest,
         make_room(rows, counts, carriers),
         records=records,

@@ -436,7 +436,9 @@ def _run_replicas(
             ]
             if overheads.fetch_s:
                 stages = [_waiting(runs, overheads, plan.recompute) for runs in stages]
-            known[key] = _play(plan, count, tuple(map(tuple, stages)), links, chance)
+            known[key] = _play(
+                plan, count, tuple(map(tuple, stages)), links, chance, compute.on_gpu
+            )
         runs.append(known[key])
     return runs
 
@@ -459,13 +461,14 @@ def _play(
     stages: tuple[tuple[StageTimes, ...], ...],
     links: tuple[Link, ...],
     seed: int | None,
+    on_gpu: bool,
 ) -> PipelineRun:
     """Play a replica of ``count`` micro-batches."""
     jitter = None if seed is None else Jitter(seed=seed)
     how = plan.schedule, plan.recompute, plan.chunks, plan.in_flight_bound
 
     def run(count: int, jitter: Jitter | None) -> PipelineRun:
-        return _played(count, stages, links, how, jitter)
+        return _played(count, stages, links, how, jitter, on_gpu)
 
     depth = plan.pipeline_depth
     brief = max(1, MAX_PLAYED_MICROBATCHES // depth) * depth
@@ -484,12 +487,13 @@ def _played(
     links: tuple[Link, ...],
     how: tuple[ScheduleKind, bool, int, int | None],
     jitter: Jitter | None,
+    on_gpu: bool,
 ) -> PipelineRun:
     """Play ``count`` micro-batches: plans that differ in their width, their home of state or
     their VMs have many replicas in common."""
     schedule, recompute, chunks, bound = how
     lists = compact_schedule(schedule, len(stages), count, recompute=recompute, chunks=chunks)
-    return simulate_pipeline(lists, stages, links, bound=bound, jitter=jitter)
+    return simulate_pipeline(lists, stages, links, bound=bound, jitter=jitter, asynchronous=on_gpu)
 
 
 def _tied_s(plan: Plan, facts: ModelFacts, profile: Profile, reduced_s: Sequence[float]) -> float:

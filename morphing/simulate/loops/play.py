@@ -11,13 +11,19 @@ from spottrain.morphing.schedules.rule import FORWARD, NOTHING, RECOMPUTE
 from spottrain.morphing.schedules.stage import (
     ACTIVATIONS,
     BUSY,
+    CHOSEN,
     CHUNK_BACKWARDS,
     CHUNK_FORWARDS,
+    FINISH,
     GRADIENTS,
+    QUEUED,
+    QUEUED_NTH,
+    QUEUED_TIME,
     RUNNING,
+    RUNNING_NTH,
     UNTIL,
     choose,
-    complete,
+    note,
 )
 from spottrain.morphing.schedules.types import Codes, Numbers
 from spottrain.morphing.simulate.loops.heap import TIME, make_heap, pop, push
@@ -58,23 +64,47 @@ doubling a new moment is remembered (Brent's cycle detection)."""
 
 
 @jitable
-def start(order_policy: int, stage: Numbers, counts: Numbers, durations: Numbers, now: int) -> bool:
-    """Let an idle stage begin a task if it may; return whether it did."""
-    code = choose(order_policy, stage, counts)
-    if code == NOTHING:
-        return False
-    nth = counts[code // 3][CHUNK_FORWARDS if code % 3 == FORWARD else CHUNK_BACKWARDS]
-    duration = durations[code][nth % len(durations[code])]
-    stage[RUNNING] = code
-    stage[UNTIL] = now + duration
-    stage[BUSY] += duration
-    return True
+def start(
+    order_policy: int,
+    is_asynchronous: bool,
+    stage: Numbers,
+    counts: Numbers,
+    durations: Numbers,
+    runs: Numbers,
+    codes: Codes,
+    now: int,
+) -> bool:
+    """Let a stage choose and queue what it may; return whether a task has begun.
+
+    One whose device computes by itself chooses as the executor does: a task as soon as the
+    one before is queued, which is once the device has no more than one task left. Others
+    choose when they have done the task before.
+    """
+    has_begun = False
+    while True:
+        if stage[RUNNING] == NOTHING and stage[QUEUED] != NOTHING:
+            stage[RUNNING], stage[RUNNING_NTH] = stage[QUEUED], stage[QUEUED_NTH]
+            stage[UNTIL] = now + stage[QUEUED_TIME]
+            stage[BUSY] += stage[QUEUED_TIME]
+            stage[QUEUED] = NOTHING
+            has_begun = True
+        if stage[CHOSEN] == NOTHING and (is_asynchronous or stage[RUNNING] == NOTHING):
+            stage[CHOSEN] = choose(order_policy, stage, counts)
+        code = stage[CHOSEN]
+        if code == NOTHING or stage[QUEUED] != NOTHING:
+            return has_begun
+        nth = counts[code // 3][CHUNK_FORWARDS if code % 3 == FORWARD else CHUNK_BACKWARDS]
+        stage[QUEUED], stage[QUEUED_NTH] = code, nth
+        stage[QUEUED_TIME] = durations[code][nth % len(durations[code])]
+        stage[CHOSEN] = NOTHING
+        note(code, stage, counts, runs, codes)
 
 
 @jitable
 def send(
     p: int,
     code: int,
+    microbatch: int,
     counts: Numbers,
     wires: Wires,
     traffic: tuple[Numbers, Numbers],
@@ -82,7 +112,7 @@ def send(
     heap: Numbers,
     now: int,
 ) -> Numbers:
-    """Send the output of task ``code`` of stage ``p``; return the heap.
+    """Send what task ``code`` of stage ``p`` has made of a micro-batch; return the heap.
 
     It leaves when both its carriers are free, and arrives after all that was sent before;
     ``traffic`` says until when each carrier is taken, and what arrives last of each link
@@ -104,9 +134,8 @@ def send(
     if not 0 <= to_chunk < chunks:
         return heap
     way = ACTIVATIONS if forward else GRADIENTS
-    done = counts[p][chunk][CHUNK_FORWARDS if forward else CHUNK_BACKWARDS]
     times = transfer[link][way]
-    nth = (done - 1) % len(times)
+    nth = microbatch % len(times)
     out, into = carriers[link][way]
     sent = max(now, free[out], free[into]) + times[nth]
     free[out] = free[into] = sent
@@ -115,7 +144,7 @@ def send(
     if len(messages) > 0:
         messages[0, 0] += 1
         row = messages[messages[0, 0]]
-        row[0], row[1], row[2], row[3] = p, to, way, done - 1
+        row[0], row[1], row[2], row[3] = p, to, way, microbatch
         row[4], row[5] = sent - times[nth], arrives
     return push(heap, arrives, way + KINDS * (to + depth * to_chunk))
 
@@ -138,6 +167,7 @@ def play(
     durations: Numbers,
     wires: Wires,
     order_policy: int,
+    is_asynchronous: bool,
     watched: int,
     room: Room,
     records: Records,
@@ -153,6 +183,7 @@ def play(
         durations: By stage, code and micro-batch (or one for all micro-batches).
         wires: Times and carriers of links.
         order_policy: ``OPPORTUNISTIC`` or ``STRICT``.
+        is_asynchronous: Whether devices compute by themselves: see ``start``.
         watched: Stage after whose tasks the steady state is looked for and
             fast-forwarded, best the slowest; -1 to play every micro-batch, as is
             necessary where they differ.
@@ -182,8 +213,15 @@ def play(
             p = touched[i]
             stage = stages[p]
             news[p] = 0
-            if stage[RUNNING] == NOTHING and start(
-                order_policy, stage, counts[p], durations[p], now
+            if start(
+                order_policy,
+                is_asynchronous,
+                stage,
+                counts[p],
+                durations[p],
+                runs[p],
+                codes,
+                now,
             ):
                 heap = push(heap, stage[UNTIL], DONE + KINDS * p)
                 begun[p] = now
@@ -204,18 +242,16 @@ def play(
             if what % KINDS != DONE:
                 counts[p][to // depth][what % KINDS] += 1
                 continue
-            code = complete(stages[p], counts[p], runs[p], codes, now)
+            stage = stages[p]
+            code, nth = stage[RUNNING], stage[RUNNING_NTH]
+            stage[RUNNING] = NOTHING
+            stage[FINISH] = now
             if is_recorded:
-                chunk = counts[p][code // 3]
-                nth = chunk[CHUNK_BACKWARDS]
-                if code % 3 != RECOMPUTE:
-                    done = CHUNK_FORWARDS if code % 3 == FORWARD else CHUNK_BACKWARDS
-                    nth = chunk[done] - 1
                 tasks[0, 0] += 1
                 row = tasks[tasks[0, 0]]
                 row[0], row[1], row[2], row[3], row[4] = p, code, nth, begun[p], now
             if code % 3 != RECOMPUTE:
-                heap = send(p, code, counts, wires, traffic, messages, heap, now)
+                heap = send(p, code, nth, counts, wires, traffic, messages, heap, now)
             checks = checks or p == watched
         if not checks:
             continue

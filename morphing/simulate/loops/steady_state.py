@@ -17,6 +17,7 @@ from spottrain.morphing.schedules.stage import (
     BACKWARDS,
     BOUND,
     BUSY,
+    CHOSEN,
     CHUNK_BACKWARDS,
     CHUNK_FORWARDS,
     COUNTS,
@@ -28,6 +29,7 @@ from spottrain.morphing.schedules.stage import (
     LISTED,
     OFFSET,
     PASSED,
+    QUEUED,
     RECOMPUTED,
     REPEAT,
     REPEATS,
@@ -92,6 +94,8 @@ def same_state(then: Numbers, then_at: int, stages: Numbers, now: int) -> bool:
         if a[OFFSET] != b[OFFSET] or a[RUN] != b[RUN] or a[RUNNING] != b[RUNNING]:
             return False
         if a[LISTED] != b[LISTED] or a[GRAPH_KEPT] != b[GRAPH_KEPT]:
+            return False
+        if a[QUEUED] != b[QUEUED] or a[CHOSEN] != b[CHOSEN]:
             return False
         if a[RUNNING] != NOTHING and a[UNTIL] - then_at != b[UNTIL] - now:
             return False

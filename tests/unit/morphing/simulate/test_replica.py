@@ -24,7 +24,7 @@ from tests.unit.morphing.slow_replica import SlowReplica
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.schedules import compiled
 from spottrain.morphing.schedules.lists import Schedule, compact_schedule
-from spottrain.morphing.schedules.rule import STRICT
+from spottrain.morphing.schedules.rule import OPPORTUNISTIC
 from spottrain.morphing.schedules.schedule import OrderPolicy, expand
 from spottrain.morphing.schedules.stage import make_counts
 from spottrain.morphing.simulate.loops.play import (
@@ -237,7 +237,7 @@ def test_compiled_loops_give_the_same_result_as_plain_ones() -> None:
     times = np.array([[[3], [4], [7]]] * 3) * 1000
     carriers = np.arange(12).reshape(3, 2, 2)
 
-    def played(loop: Callable[..., Any]) -> tuple[Any, ...]:
+    def played(loop: Callable[..., Any], ahead: bool) -> tuple[Any, ...]:
         counts = make_counts(3, 1, 40)
         records = np.zeros((400, TASK_FIELDS), np.int64), np.zeros((400, MESSAGE_FIELDS), np.int64)
         rows, instants = loop(
@@ -245,7 +245,8 @@ def test_compiled_loops_give_the_same_result_as_plain_ones() -> None:
             schedule.runs,
             times,
             (np.full((3, 2, 1), 500), np.full((3, 2, 1), 100), carriers),
-            STRICT,
+            OPPORTUNISTIC,
+            ahead,
             -1,
             make_room(schedule.stages.copy(), counts, carriers),
             records=records,
@@ -253,11 +254,14 @@ def test_compiled_loops_give_the_same_result_as_plain_ones() -> None:
         assert records[0][0, 0] > 240
         return np.array(rows).tolist(), instants, *(one.tolist() for one in records)
 
+    machine = compiled.jitted(play, 10**9)
     on_lists = partial(compiled.run_loop, play, 10**9)
-    assert played(compiled.jitted(play, 10**9)) == played(play)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiled, "jitted", lambda loop, tasks: loop)
-        assert played(on_lists) == played(play)
+    for ahead in (False, True):
+        plain = played(play, ahead)
+        assert played(machine, ahead) == plain
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(compiled, "jitted", lambda loop, tasks: loop)
+            assert played(on_lists, ahead) == plain
 
 
 def test_a_small_simulation_loads_no_compiler() -> None:
