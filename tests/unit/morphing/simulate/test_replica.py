@@ -46,13 +46,14 @@ from spottrain.wire.model import ScheduleKind
 # --- The executor's rule ----------------------------------------------------------------
 
 
-@given(pipelines(), st.none() | st.integers(1, 4))
+@given(pipelines(), st.none() | st.integers(1, 4), st.booleans())
 def test_the_simulation_follows_next_task(
-    pipeline: tuple[Schedule, list[StageTimes], list[Link]], bound: int | None
+    pipeline: tuple[Schedule, list[StageTimes], list[Link]], bound: int | None, ahead: bool
 ) -> None:
     schedule, stages, links = pipeline
-    slow = SlowReplica(expand(schedule), stages, links, OrderPolicy.OPPORTUNISTIC, bound)
-    assert simulate_pipeline(schedule, stages, links, bound=bound) == slow.run()
+    slow = SlowReplica(expand(schedule), stages, links, OrderPolicy.OPPORTUNISTIC, bound, ahead)
+    run = simulate_pipeline(schedule, stages, links, bound=bound, asynchronous=ahead)
+    assert run == slow.run()
 
 
 @given(pipelines())
