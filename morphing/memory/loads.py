@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from spottrain.morphing.schedules.compiled import jitable, jitted
+from spottrain.morphing.schedules.compiled import jitable, run_loop
 from spottrain.morphing.schedules.lists import Schedule, compact_schedule
 from spottrain.morphing.schedules.rule import BACKWARD, FORWARD, RECOMPUTE
 from spottrain.morphing.schedules.stage import RUNS
@@ -77,9 +77,11 @@ def stage_loads(
     compact = compact_schedule(
         schedule, pipeline_depth, num_microbatches, recompute=recompute, chunks=chunks
     )
-    count = jitted(_count_loads, len(compact.codes))
-    counted = count(compact.codes, compact.runs, chunks)
-    rows: list[list[int]] = counted.tolist()
+    empty = np.zeros((pipeline_depth, _CHUNK + chunks), np.int64)
+    tallies = np.zeros(chunks, np.int64), np.zeros(3, np.int64), np.zeros(3, np.int64)
+    numbers = compact.codes, compact.runs, chunks, empty, tallies
+    counted = run_loop(_count_loads, len(compact.codes), *numbers)
+    rows: list[list[int]] = np.asarray(counted).tolist()
     listed = [sum(row[_CHUNK:]) for row in rows]
     in_flight = listed
     if in_flight_bound is not None:
@@ -124,27 +126,30 @@ def _growth(work: int) -> int:
 
 
 @jitable
-def _count_loads(codes: Codes, runs: Numbers, chunks: int) -> Numbers:
-    """Return a row of every stage: see ``_NEEDED``.
+def _count_loads(
+    codes: Codes, runs: Numbers, chunks: int, rows: Numbers, tallies: tuple[Numbers, ...]
+) -> Numbers:
+    """Fill a row of every stage, and return them: see ``_NEEDED``.
 
     Counted are those at the peak, and of several peaks the last one with most of them
     in the first chunk. Of a repeated pattern only the first and the last repetition are
     gone through: those in between are like the last.
     """
-    rows = np.zeros((len(runs), _CHUNK + chunks), np.int64)
-    now = np.zeros(chunks, np.int64)
-    begun, done = np.zeros(3, np.int64), np.zeros(3, np.int64)
+    now, begun, done = tallies
     for p in range(len(runs)):
-        row, most, before = rows[p], 0, -1
-        done[:] = 0
-        now[:] = 0
+        row, most, before, total = rows[p], 0, -1, 0
+        for work in range(3):
+            done[work] = 0
+        for chunk in range(chunks):
+            now[chunk] = 0
         for r in range(RUNS):
-            start, length, repeats = runs[p, r]
+            start, length, repeats = runs[p][r]
             for time in range(min(repeats, 2)):
                 needed = 0
-                begun[:] = done
-                for i in range(start, start + length):
-                    chunk, work = codes[i] // 3, codes[i] % 3
+                for work in range(3):
+                    begun[work] = done[work]
+                for code in codes[start : start + length]:
+                    chunk, work = code // 3, code % 3
                     if work == RECOMPUTE:
                         row[_RECOMPUTED] |= 1 << chunk
                         spared = (
@@ -155,15 +160,18 @@ def _count_loads(codes: Codes, runs: Numbers, chunks: int) -> Numbers:
                     done[work] += 1
                     before = work
                     now[chunk] += _growth(work)
-                    total = now.sum()
+                    total += _growth(work)
                     if work == FORWARD and (
                         total > most or (total == most and now[0] >= row[_CHUNK])
                     ):
                         most = total
-                        row[_CHUNK:] = now
+                        for each in range(chunks):
+                            row[_CHUNK + each] = now[each]
                 row[_NEEDED] += needed * (1 if time == 0 else repeats - 1)
                 if time == 0 and repeats > 2:  # go on to the last time
-                    done += (repeats - 2) * (done - begun)
+                    for work in range(3):
+                        done[work] += (repeats - 2) * (done[work] - begun[work])
                     for code in codes[start : start + length]:
                         now[code // 3] += (repeats - 2) * _growth(code % 3)
+                        total += (repeats - 2) * _growth(code % 3)
     return rows

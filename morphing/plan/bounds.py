@@ -1,10 +1,12 @@
 """Lower bounds on the simulated time of a pipeline, for many widths at once.
 
-Three facts hold for any order of tasks. A stage cannot begin before the first
+Four facts hold for any order of tasks. A stage cannot begin before the first
 activation has arrived, must run all its tasks, and after its last one the gradient has
-to go all the way back. A micro-batch that is in flight on a stage holds one of its
-places until its gradient is back. And a stage's replicas reduce after they have
-drained. Devices that share cores compute no more at once than there are cores.
+to go all the way back. Its messages leave one after the other, the first one after a
+forward, and after the last one, too, there is that way back. A micro-batch that is in
+flight on a stage holds one of its places until its gradient is back. And a stage's
+replicas reduce after they have drained. Devices that share cores compute no more at once
+than there are cores.
 
 That assumes the fastest device everywhere, which says little about a mixed fleet. There
 replicas are counted by the speed of their slowest device, as ``placement`` makes them (no
@@ -121,6 +123,12 @@ class Pipe:
     """Of the devices."""
     sections: NDArray[np.int64]
     """Of each stage."""
+    forward_s: Array
+    """Of each stage, the first of its runs."""
+    message_s: float
+    """Of the smallest message between stages, however they are cut."""
+    messages: NDArray[np.int64]
+    """Of each stage, those of a micro-batch that leave one after the other."""
 
 
 def make_pipe(
@@ -130,6 +138,7 @@ def make_pipe(
     segments: int,
     link: LinkProfile,
     speed: float,
+    single_slot: bool = False,
 ) -> Pipe:
     """Return the pipe of runs of sections ``bounds`` over ``depth`` stages in turn.
 
@@ -140,6 +149,8 @@ def make_pipe(
         segments: In which runs are recomputed, see ``SectionTimes.costs_s``.
         link: One that no link is faster than.
         speed: One that no device is faster than.
+        single_slot: Whether every VM has one slot only, so that a stage's activations and
+            gradients leave over the same NIC.
     """
     cuts, overheads = np.array(bounds), times.overheads
     forward = np.diff(times.forward_s[cuts]) / speed + overheads.forward_s
@@ -166,6 +177,9 @@ def make_pipe(
     returned = _prefix_sums(backward[:depth] + hops)
     all_the_way = (forward + backward)[:depth] + 2 * hops
     round_trip = np.cumsum(all_the_way[::-1])[::-1]
+    messages = np.full(depth, min(depth - 1, 1))
+    if single_slot:
+        messages[1:-1] = 2
     return Pipe(
         depth=depth,
         busy_s=once + spare,
@@ -176,6 +190,9 @@ def make_pipe(
         link=link,
         speed=speed,
         sections=np.diff(cuts).reshape(by_stage).sum(axis=0),
+        forward_s=forward[:depth],
+        message_s=min(times.sent_bytes[:-1], default=0.0) / link.bandwidth_bytes_per_s,
+        messages=messages,
     )
 
 
@@ -216,7 +233,8 @@ def min_steps_s(
     """
     many = counts[:, None]
     busy = many * pipe.busy_s - pipe.recompute_s
-    to_first = pipe.arrival_s + busy + pipe.return_s
+    messages_s = np.maximum(0, many * pipe.messages - 1) * pipe.message_s
+    to_first = pipe.arrival_s + np.maximum(busy, pipe.forward_s + messages_s) + pipe.return_s
     if finish_s is not None:
         to_first[:, 0] = np.maximum(to_first[:, 0], finish_s)
     # The latest over the stages from here on, less the way that is not gone.

@@ -177,6 +177,7 @@ class Cuts:
             segments,
             fastest_link(self.inputs.profile, self.fleet.alone),
             speed,
+            self.fleet.alone,
         )
 
     def _cut(self, segments: int, runs: int) -> tuple[int, ...]:

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from spottrain.morphing.errors import PlanError
-from spottrain.morphing.schedules.compiled import jitted
 from spottrain.morphing.schedules.types import Numbers
 
 Costs = npt.NDArray[np.float64]
@@ -67,8 +66,7 @@ def partition(
         by_stage = enumerate(which)
         run_costs = [_allowed(run_costs[w], stages, p, fits) for p, w in by_stage]
         which = list(range(stages))
-    cut = jitted(_cut, stages * count * count)
-    bottleneck, bounds = cut(np.stack(run_costs), np.array(which, np.int64))
+    bottleneck, bounds = _cut(np.stack(run_costs), which)
     return None if bottleneck == math.inf else tuple(bounds.tolist())
 
 
@@ -130,7 +128,7 @@ def _allowed(runs: Costs, stages: int, stage: int, fits: Fits) -> Costs:
     return allowed
 
 
-def _cut(run_costs: Costs, which: Numbers) -> tuple[float, Numbers]:
+def _cut(run_costs: Costs, which: Sequence[int]) -> tuple[float, Numbers]:
     """Cut so that the slowest run is as fast as possible, then as evenly as possible.
 
     Args:
@@ -141,32 +139,22 @@ def _cut(run_costs: Costs, which: Numbers) -> tuple[float, Numbers]:
         The bottleneck, infinite if there is no cut; and the bounds of the runs.
     """
     runs, count = len(which), run_costs.shape[1] - 1
-    best = np.full(count + 1, np.inf)
-    best[0] = 0.0
-    for run in range(runs):
-        costs, before = run_costs[which[run]], best.copy()
-        best[:] = np.inf
-        # The runs before and after need a section each.
-        for end in range(run + 1, count - (runs - run - 1) + 1):
-            for start in range(run, end):
-                best[end] = min(best[end], max(before[start], costs[start, end]))
+    at_start = np.full(count + 1, np.inf)
+    at_start[0] = 0.0
+    best = at_start
+    for matrix in which:
+        best = np.maximum(best[:, None], run_costs[matrix]).min(axis=0)
     bottleneck = float(best[count])
     bounds = np.zeros(runs + 1, np.int64)
     bounds[runs] = count
     if bottleneck == np.inf:
         return bottleneck, bounds
-    came = np.zeros((runs, count + 1), np.int64)
-    best[:] = np.inf
-    best[0] = 0.0
-    for run in range(runs):
-        costs, before = run_costs[which[run]], best.copy()
-        best[:] = np.inf
-        for end in range(run + 1, count - (runs - run - 1) + 1):
-            for start in range(run, end):
-                cost = costs[start, end]
-                if cost <= bottleneck and before[start] + cost * cost < best[end]:
-                    best[end] = before[start] + cost * cost
-                    came[run, end] = start
+    squares = np.where(run_costs <= bottleneck, run_costs**2, np.inf)
+    best, came = at_start, []
+    for matrix in which:
+        sums = best[:, None] + squares[matrix]
+        came.append(sums.argmin(axis=0))
+        best = sums.min(axis=0)
     for run in range(runs - 1, 0, -1):
-        bounds[run] = came[run, bounds[run + 1]]
+        bounds[run] = came[run][bounds[run + 1]]
     return bottleneck, bounds

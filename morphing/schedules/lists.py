@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TypeAlias
 
 import numpy as np
 
 from spottrain.morphing.errors import PlanError
-from spottrain.morphing.schedules.compiled import jitted
-from spottrain.morphing.schedules.quanta import play_quanta
+from spottrain.morphing.schedules.compiled import run_loop
+from spottrain.morphing.schedules.quanta import make_room, play_quanta
 from spottrain.morphing.schedules.rule import BACKWARD, FORWARD, RECOMPUTE
-from spottrain.morphing.schedules.stage import RUNS, peaks
+from spottrain.morphing.schedules.stage import BOUND, RUNS, make_stages
 from spottrain.morphing.schedules.types import Codes, Numbers
 from spottrain.wire.model import MAX_CHUNKS, ScheduleKind
 
@@ -55,18 +55,15 @@ class Schedule:
         return sum(length * repeats for own in runs for _, length, repeats in own)
 
     @cached_property
+    def stages(self) -> Numbers:
+        """The rows of stages that have done nothing yet: see ``stage``."""
+        rows: Numbers = run_loop(make_stages, len(self.codes), self.codes, self.runs)
+        return rows
+
+    @property
     def max_in_flight(self) -> tuple[int, ...]:
         """Maximum micro-batches in flight on each stage that follows its list."""
-        peak = jitted(peaks, len(self.codes))(self.codes, self.runs)
-        return tuple(peak.tolist())
-
-    @cached_property
-    def recomputes(self) -> tuple[bool, ...]:
-        """For each stage, whether it recomputes."""
-        return tuple(
-            any(len(codes) and bool((codes % 3 == RECOMPUTE).any()) for codes, _ in runs)
-            for runs in map(self.runs_of, range(self.pipeline_depth))
-        )
+        return tuple(self.stages[:, BOUND].tolist())
 
     def runs_of(self, stage: int) -> list[tuple[Codes, int]]:
         """Return the runs of a stage: the codes of the pattern, and its repetitions."""
@@ -87,6 +84,7 @@ class Schedule:
                     done[code] += 1
 
 
+@lru_cache(maxsize=16)
 def compact_schedule(
     kind: ScheduleKind,
     pipeline_depth: int,
@@ -215,8 +213,9 @@ def _varuna(depth: int, num_microbatches: int, recompute: bool) -> Schedule:
     capacity = min(whole, TASKS_PER_STAGE * depth)
     while True:
         quanta = depth * min(num_microbatches, QUANTA_PER_STAGE * depth)
-        play = jitted(play_quanta, quanta)
-        works, runs, fits = play(depth, num_microbatches, recompute, capacity)
+        room = make_room(depth, capacity)
+        works, runs, fits = run_loop(play_quanta, quanta, depth, num_microbatches, recompute, room)
         if fits:
-            return Schedule(num_microbatches, 1, works.ravel(), runs)
+            codes = np.asarray(works, np.int8).ravel()
+            return Schedule(num_microbatches, 1, codes, np.asarray(runs, np.int64))
         capacity = min(whole, 4 * capacity)

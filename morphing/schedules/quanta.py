@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import numpy as np
 
 from spottrain.morphing.schedules.compiled import jitable
@@ -9,6 +11,9 @@ from spottrain.morphing.schedules.rule import BACKWARD, FORWARD, RECOMPUTE
 from spottrain.morphing.schedules.stage import LENGTH, REPEATS, RUNS, START
 from spottrain.morphing.schedules.types import Codes, Numbers
 
+Room: TypeAlias = tuple[Codes, Numbers, Numbers, Numbers, Numbers]
+"""What a run changes: works by stage; the runs of each stage's list; stages, now and at an
+earlier moment; and what a quantum brings."""
 ARRIVED, TURNS, FORWARDS, BACKWARDS, QUANTA, WRITTEN, FIELDS = range(7)
 """Of a stage: micro-batches whose activation has arrived; whose turn to recompute, or
 to go backward, has come; forwards and backwards begun; quanta left of the running
@@ -30,12 +35,23 @@ def repeats(stages: Numbers, then: Numbers, num_microbatches: int) -> int:
             return 0
         if p > 0 and b[ARRIVED] - a[ARRIVED] != through:
             return 0
-    through = stages[0, FORWARDS] - then[0, FORWARDS]
-    return int(max(0, (num_microbatches - stages[0, FORWARDS]) // through - 1))
+    through = stages[0][FORWARDS] - then[0][FORWARDS]
+    return int(max(0, (num_microbatches - stages[0][FORWARDS]) // through - 1))
+
+
+def make_room(depth: int, capacity: int) -> Room:
+    """Return room to play in, for lists of up to ``capacity`` tasks."""
+    return (
+        np.zeros((depth, capacity), np.int8),
+        np.zeros((depth, RUNS, 3), np.int64),
+        np.zeros((depth, FIELDS), np.int64),
+        np.zeros((depth, FIELDS), np.int64),
+        np.zeros((depth, 2), np.int64),
+    )
 
 
 def play_quanta(
-    depth: int, num_microbatches: int, recompute: bool, capacity: int
+    depth: int, num_microbatches: int, recompute: bool, room: Room
 ) -> tuple[Codes, Numbers, bool]:
     """Play the rule; fast-forward once over the steady state.
 
@@ -50,21 +66,18 @@ def play_quanta(
         depth: Stages.
         num_microbatches: Micro-batches of the replica.
         recompute: Whether all stages but the last compute their forward again.
-        capacity: Maximum number of tasks of a list.
+        room: See ``make_room``.
 
     Returns:
         Works by stage; the runs of each stage's list (see ``stage``) among them; and
-        whether ``capacity`` was enough.
+        whether there was room enough.
     """
-    works = np.zeros((depth, capacity), np.int8)
-    runs = np.zeros((depth, RUNS, 3), np.int64)
-    stages = np.zeros((depth, FIELDS), np.int64)
-    then = stages.copy()
-    stages[0, ARRIVED] = num_microbatches
+    works, runs, stages, then, news = room
+    capacity = len(works[0])
+    stages[0][ARRIVED] = num_microbatches
     last, turn_at = depth - 1, 1 if recompute else 0
-    news = np.zeros((depth, 2), np.int64)
     quanta, save_at, extra = 0, 1, 0
-    while stages[0, BACKWARDS] < num_microbatches or stages[0, QUANTA] > 0:
+    while stages[0][BACKWARDS] < num_microbatches or stages[0][QUANTA] > 0:
         for p in range(depth):
             stage = stages[p]
             if stage[WRITTEN] + 2 > capacity:
@@ -73,47 +86,49 @@ def play_quanta(
                 stage[QUANTA] = 2
                 if recompute and p < last:
                     stage[QUANTA] = 3
-                    works[p, stage[WRITTEN]] = RECOMPUTE
+                    works[p][stage[WRITTEN]] = RECOMPUTE
                     stage[WRITTEN] += 1
-                works[p, stage[WRITTEN]] = BACKWARD
+                works[p][stage[WRITTEN]] = BACKWARD
                 stage[WRITTEN] += 1
                 stage[BACKWARDS] += 1
             if stage[QUANTA] > 0:
                 stage[QUANTA] -= 1
                 if stage[QUANTA] == turn_at and p > 0:
-                    news[p - 1, TURNS] = 1
+                    news[p - 1][TURNS] = 1
             elif stage[FORWARDS] < stage[ARRIVED]:
-                works[p, stage[WRITTEN]] = FORWARD
+                works[p][stage[WRITTEN]] = FORWARD
                 stage[WRITTEN] += 1
                 stage[FORWARDS] += 1
                 if p < last:
-                    news[p + 1, ARRIVED] = 1
+                    news[p + 1][ARRIVED] = 1
                 else:
-                    news[p, TURNS] = 1
+                    news[p][TURNS] = 1
         # What a quantum brings can be used from the next one on.
         for p in range(depth):
-            stages[p, ARRIVED] += news[p, ARRIVED]
-            stages[p, TURNS] += news[p, TURNS]
-            news[p, ARRIVED] = news[p, TURNS] = 0
+            stages[p][ARRIVED] += news[p][ARRIVED]
+            stages[p][TURNS] += news[p][TURNS]
+            news[p][ARRIVED] = news[p][TURNS] = 0
         quanta += 1
         if extra:
             continue
         if quanta == save_at:
             save_at *= 2
-            then = stages.copy()
+            for p in range(depth):
+                for field in range(FIELDS):
+                    then[p][field] = stages[p][field]
             continue
         extra = repeats(stages, then, num_microbatches)
         for p in range(depth if extra > 0 else 0):
-            runs[p, 0, LENGTH] = then[p, WRITTEN]
-            runs[p, 1, LENGTH] = stages[p, WRITTEN] - then[p, WRITTEN]
+            runs[p][0][LENGTH] = then[p][WRITTEN]
+            runs[p][1][LENGTH] = stages[p][WRITTEN] - then[p][WRITTEN]
             for field in range(ARRIVED if p > 0 else TURNS, QUANTA):
-                stages[p, field] += extra * (stages[p, field] - then[p, field])
+                stages[p][field] += extra * (stages[p][field] - then[p][field])
     for p in range(depth):
         at = capacity * p
-        runs[p, 2, LENGTH] = stages[p, WRITTEN]
-        runs[p, 2, LENGTH] -= runs[p, 0, LENGTH] + runs[p, 1, LENGTH]
+        runs[p][2][LENGTH] = stages[p][WRITTEN]
+        runs[p][2][LENGTH] -= runs[p][0][LENGTH] + runs[p][1][LENGTH]
         for r in range(RUNS):
-            runs[p, r, START] = at
-            runs[p, r, REPEATS] = 1 + extra if r == 1 else 1
-            at += runs[p, r, LENGTH]
+            runs[p][r][START] = at
+            runs[p][r][REPEATS] = 1 + extra if r == 1 else 1
+            at += runs[p][r][LENGTH]
     return works, runs, True

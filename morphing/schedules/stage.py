@@ -1,5 +1,7 @@
 """The state of a stage as a row of numbers, and its way through its list.
 
+Rows are those of arrays where the loops are compiled, and lists where they run as they are.
+
 A list is up to three runs, each a pattern of codes that is repeated: see
 ``lists.Schedule``. The counts of ``schedule.StageProgress`` are here a row of
 ``stages`` and, for every chunk of the stage, a row of ``counts``.
@@ -38,17 +40,24 @@ START, LENGTH, REPEATS = range(3)
     _PASSED_BACKWARDS,
     GRAPH_KEPT,
     RUNNING,
+    RUNNING_NTH,
     UNTIL,
+    QUEUED,
+    QUEUED_NTH,
+    QUEUED_TIME,
+    CHOSEN,
     BUSY,
     FINISH,
     PEAK,
     BOUND,
     RECOMPUTES,
     FIELDS,
-) = range(19)
+) = range(24)
 """Of a stage. RUN, OFFSET, REPEAT: the next task's place. LISTED: its code. FORWARDS,
 RECOMPUTED (or no longer needed), BACKWARDS: done. PASSED and the two after it: works in
-the list before the next task. RUNNING: the code of the running task, UNTIL then."""
+the list before the next task. RUNNING: the code of the running task, its micro-batch, UNTIL
+then. QUEUED: that of the one that the device runs next, its micro-batch, and for how long.
+CHOSEN: that of the one that the host has chosen, and not queued yet."""
 ACTIVATIONS, GRADIENTS, CHUNK_FORWARDS, CHUNK_BACKWARDS, COUNTS = range(5)
 """Of a chunk: arrived, arrived, done, done."""
 
@@ -60,7 +69,7 @@ def peaks(codes: Codes, runs: Numbers) -> Numbers:
     for p in range(len(runs)):
         level = 0
         for r in range(RUNS):
-            run = runs[p, r]
+            run = runs[p][r]
             grows = top = 0
             for code in codes[run[START] : run[START] + run[LENGTH]]:
                 if code % 3 == FORWARD:
@@ -76,20 +85,16 @@ def peaks(codes: Codes, runs: Numbers) -> Numbers:
 
 
 @jitable
-def make_stages(codes: Codes, runs: Numbers, bound: int) -> Numbers:
-    """Return the rows of stages that have done nothing yet.
-
-    ``bound`` is for all stages; 0 stands for that of each list.
-    """
+def make_stages(codes: Codes, runs: Numbers) -> Numbers:
+    """Return the rows of stages that have done nothing yet, each with its list's bound."""
     bounds = peaks(codes, runs)
     stages = np.zeros((len(runs), FIELDS), np.int64)
     for p in range(len(runs)):
-        stages[p, RUNNING] = NOTHING
-        stages[p, BOUND] = bound or bounds[p]
-        for r in range(RUNS):
-            if runs[p, r, REPEATS] > 0:
-                start = runs[p, r, START]
-                for code in codes[start : start + runs[p, r, LENGTH]]:
+        stages[p, RUNNING] = stages[p, QUEUED] = stages[p, CHOSEN] = NOTHING
+        stages[p, BOUND] = bounds[p]
+        for run in runs[p]:
+            if run[REPEATS] > 0:
+                for code in codes[run[START] : run[START] + run[LENGTH]]:
                     if code % 3 == RECOMPUTE:
                         stages[p, RECOMPUTES] = 1
         advance(stages[p], runs[p], codes)
@@ -137,8 +142,9 @@ def following(stage: Numbers, runs: Numbers, codes: Codes) -> int:
     if stage[REPEAT] + 1 < run[REPEATS]:
         return int(codes[run[START]])
     for r in range(stage[RUN] + 1, RUNS):
-        if runs[r, REPEATS] > 0 and runs[r, LENGTH] > 0:
-            return int(codes[runs[r, START]])
+        run = runs[r]
+        if run[REPEATS] > 0 and run[LENGTH] > 0:
+            return int(codes[run[START]])
     return NOTHING
 
 
@@ -149,13 +155,14 @@ def choose(order_policy: int, stage: Numbers, counts: Numbers) -> int:
     if listed == NOTHING:
         return NOTHING
     chunk = listed // 3
+    own = counts[chunk]
     work = decide(
         order_policy,
         listed % 3,
-        counts[chunk, CHUNK_FORWARDS],
-        counts[chunk, CHUNK_BACKWARDS],
-        counts[chunk, ACTIVATIONS],
-        counts[chunk, GRADIENTS],
+        own[CHUNK_FORWARDS],
+        own[CHUNK_BACKWARDS],
+        own[ACTIVATIONS],
+        own[GRADIENTS],
         stage[BOUND],
         stage[RECOMPUTES] > 0,
         stage[GRAPH_KEPT] > 0,
@@ -164,12 +171,9 @@ def choose(order_policy: int, stage: Numbers, counts: Numbers) -> int:
 
 
 @jitable
-def complete(stage: Numbers, counts: Numbers, runs: Numbers, codes: Codes, now: int) -> int:
-    """Note that the running task is done and return its code."""
-    code = stage[RUNNING]
+def note(code: int, stage: Numbers, counts: Numbers, runs: Numbers, codes: Codes) -> None:
+    """Count a task, after which the next one may be chosen."""
     chunk, work = code // 3, code % 3
-    stage[RUNNING] = NOTHING
-    stage[FINISH] = now
     if work == FORWARD:
         if stage[RECOMPUTES] and keeps_graph(
             stage[LISTED] % 3,
@@ -181,7 +185,7 @@ def complete(stage: Numbers, counts: Numbers, runs: Numbers, codes: Codes, now: 
             stage[GRAPH_KEPT] = 1
             stage[RECOMPUTED] += 1
         stage[FORWARDS] += 1
-        counts[chunk, CHUNK_FORWARDS] += 1
+        counts[chunk][CHUNK_FORWARDS] += 1
         stage[PEAK] = max(stage[PEAK], stage[FORWARDS] - stage[BACKWARDS])
     elif work == RECOMPUTE:
         stage[GRAPH_KEPT] = 1
@@ -189,6 +193,5 @@ def complete(stage: Numbers, counts: Numbers, runs: Numbers, codes: Codes, now: 
     elif work == BACKWARD:
         stage[GRAPH_KEPT] = 0
         stage[BACKWARDS] += 1
-        counts[chunk, CHUNK_BACKWARDS] += 1
+        counts[chunk][CHUNK_BACKWARDS] += 1
     advance(stage, runs, codes)
-    return int(code)

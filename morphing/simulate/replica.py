@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.schedules import rule
-from spottrain.morphing.schedules.compiled import jitted
+from spottrain.morphing.schedules.compiled import run_loop
 from spottrain.morphing.schedules.lists import Schedule, pack
 from spottrain.morphing.schedules.schedule import (
     NUMBERS,
@@ -24,12 +24,20 @@ from spottrain.morphing.schedules.schedule import (
     Task,
     Work,
 )
-from spottrain.morphing.schedules.stage import BUSY, FINISH, GRADIENTS, PEAK
+from spottrain.morphing.schedules.stage import (
+    BOUND,
+    BUSY,
+    FINISH,
+    GRADIENTS,
+    PEAK,
+    make_counts,
+)
 from spottrain.morphing.schedules.types import Numbers
 from spottrain.morphing.simulate.loops.play import (
     MESSAGE_FIELDS,
     TASK_FIELDS,
     Records,
+    make_room,
     play,
 )
 
@@ -143,6 +151,7 @@ def simulate_pipeline(
     conditions: Conditions = Conditions.RUNTIME,
     jitter: Jitter | None = None,
     fast_forward: bool = True,
+    asynchronous: bool = False,
 ) -> PipelineRun:
     """Simulate one replica's mini-batch.
 
@@ -162,6 +171,8 @@ def simulate_pipeline(
             in the runtime's conditions too, as the runtime does.
         jitter: None if not given.
         fast_forward: Whether to skip the steady state; ``False`` for comparison.
+        asynchronous: Whether devices compute by themselves, as GPUs do, so that a stage
+            chooses its next task before the ones before are done.
 
     Raises:
         PlanError: Numbers of stages and links do not fit the lists, or a time is
@@ -185,6 +196,7 @@ def simulate_pipeline(
         conditions=conditions,
         jitter=jitter,
         fast_forward=fast_forward,
+        asynchronous=asynchronous,
     )
 
 
@@ -221,6 +233,7 @@ def trace_pipeline(
         conditions=conditions,
         jitter=jitter,
         fast_forward=False,
+        asynchronous=False,
     )
     return PipelineTrace(
         run=run,
@@ -265,6 +278,7 @@ def _play(
     conditions: Conditions,
     jitter: Jitter | None,
     fast_forward: bool,
+    asynchronous: bool,
 ) -> PipelineRun:
     """Play a mini-batch event by event; see ``simulate_pipeline``."""
     parts = [_parts(stage, schedule.chunks) for stage in stages]
@@ -273,18 +287,25 @@ def _play(
     durations, transfer, latency = _times(schedule, parts, around, jitter)
     free = conditions is Conditions.RUNTIME and schedule.chunks == 1
     slowest = int(durations.sum(axis=1).argmax())
-    rows, _ = jitted(play, schedule.num_tasks)(
+    carriers = _carriers(around)
+    rows = schedule.stages.copy()
+    if bound:
+        rows[:, BOUND] = bound
+    counts = make_counts(len(stages), schedule.chunks, schedule.num_microbatches)
+    played, _ = run_loop(
+        play,
+        schedule.num_tasks,
         schedule.codes,
         schedule.runs,
-        bound or 0,
         durations,
-        (transfer, latency, _carriers(around)),
-        schedule.num_microbatches,
+        (transfer, latency, carriers),
         rule.OPPORTUNISTIC if free else rule.STRICT,
+        asynchronous,
         -1 if jitter or not fast_forward else slowest,
-        records,
+        make_room(rows, counts, carriers),
+        records=records,
     )
-    return _run(rows)
+    return _run(played)
 
 
 def _parts(stage: StageTimes | Sequence[StageTimes], chunks: int) -> Sequence[StageTimes]:
@@ -377,8 +398,8 @@ def _run_alone(
     return PipelineRun(finish_s=(busy_s,), busy_s=(busy_s,), peak_in_flight=(peak,))
 
 
-def _run(rows: Numbers) -> PipelineRun:
-    values = rows.tolist()
+def _run(rows: Numbers | list[list[int]]) -> PipelineRun:
+    values = rows if isinstance(rows, list) else rows.tolist()
     return PipelineRun(
         finish_s=tuple([row[FINISH] / NANOSECONDS for row in values]),
         busy_s=tuple([row[BUSY] / NANOSECONDS for row in values]),

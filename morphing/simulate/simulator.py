@@ -12,9 +12,10 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from spottrain.morphing.errors import PlanError
-from spottrain.morphing.schedules.lists import Schedule, compact_schedule
+from spottrain.morphing.schedules.lists import compact_schedule
 from spottrain.morphing.simulate import reducing
 from spottrain.morphing.simulate.compute import CPU, Compute, update_s
 from spottrain.morphing.simulate.replica import (
@@ -32,6 +33,7 @@ from spottrain.wire.model import (
     Plan,
     Profile,
     Reduction,
+    ScheduleKind,
     SectionProfile,
     TaskOverheads,
     segments_of,
@@ -408,7 +410,6 @@ def _run_replicas(
     depth = plan.pipeline_depth
     overheads = profile.overheads_at(plan.microbatch_size)
     known: dict[object, PipelineRun] = {}
-    lists: dict[int, Schedule] = {}
     runs = []
     counts = [len(plan.virtual_nodes_of(d)) for d in range(plan.data_parallel_width)]
     for replica, links in enumerate(wire_replicas(plan, profile, compute)):
@@ -435,7 +436,9 @@ def _run_replicas(
             ]
             if overheads.fetch_s:
                 stages = [_waiting(runs, overheads, plan.recompute) for runs in stages]
-            known[key] = _play(plan, count, stages, links, chance, lists)
+            known[key] = _play(
+                plan, count, tuple(map(tuple, stages)), links, chance, compute.on_gpu
+            )
         runs.append(known[key])
     return runs
 
@@ -455,30 +458,17 @@ def _waiting(
 def _play(
     plan: Plan,
     count: int,
-    stages: Sequence[Sequence[StageTimes]],
-    links: Sequence[Link],
+    stages: tuple[tuple[StageTimes, ...], ...],
+    links: tuple[Link, ...],
     seed: int | None,
-    lists: dict[int, Schedule],
+    on_gpu: bool,
 ) -> PipelineRun:
-    """Play a replica of ``count`` micro-batches; ``lists`` are those known so far."""
+    """Play a replica of ``count`` micro-batches."""
     jitter = None if seed is None else Jitter(seed=seed)
+    how = plan.schedule, plan.recompute, plan.chunks, plan.in_flight_bound
 
     def run(count: int, jitter: Jitter | None) -> PipelineRun:
-        if count not in lists:
-            lists[count] = compact_schedule(
-                plan.schedule,
-                plan.pipeline_depth,
-                count,
-                recompute=plan.recompute,
-                chunks=plan.chunks,
-            )
-        return simulate_pipeline(
-            lists[count],
-            stages,
-            links,
-            bound=plan.in_flight_bound,
-            jitter=jitter,
-        )
+        return _played(count, stages, links, how, jitter, on_gpu)
 
     depth = plan.pipeline_depth
     brief = max(1, MAX_PLAYED_MICROBATCHES // depth) * depth
@@ -488,6 +478,22 @@ def _play(
     shaken = zip(run(brief, jitter).finish_s, run(brief, None).finish_s, strict=True)
     slower = max(late_s / early_s for late_s, early_s in shaken)
     return replace(calm, finish_s=tuple(slower * at_s for at_s in calm.finish_s))
+
+
+@lru_cache(maxsize=1024)
+def _played(
+    count: int,
+    stages: tuple[tuple[StageTimes, ...], ...],
+    links: tuple[Link, ...],
+    how: tuple[ScheduleKind, bool, int, int | None],
+    jitter: Jitter | None,
+    on_gpu: bool,
+) -> PipelineRun:
+    """Play ``count`` micro-batches: plans that differ in their width, their home of state or
+    their VMs have many replicas in common."""
+    schedule, recompute, chunks, bound = how
+    lists = compact_schedule(schedule, len(stages), count, recompute=recompute, chunks=chunks)
+    return simulate_pipeline(lists, stages, links, bound=bound, jitter=jitter, asynchronous=on_gpu)
 
 
 def _tied_s(plan: Plan, facts: ModelFacts, profile: Profile, reduced_s: Sequence[float]) -> float:

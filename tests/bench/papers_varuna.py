@@ -99,7 +99,7 @@ def rows() -> Iterator[Row]:
 def schedules() -> Iterator[Row]:
     stages = [StageTimes(forward_s=1, recompute_s=1, backward_s=2)] * 4
     for kind, paper in (("varuna", 27), ("gpipe", 28)):
-        lists = compact_schedule(kind, 4, 5, recompute=True)  # type: ignore[arg-type]
+        lists = compact_schedule(kind, 4, 5, recompute=True)
         run = simulate_pipeline(lists, stages, [Link()] * 3, conditions=Conditions.STRICT)
         what = f"{kind}, 4 stages, 5 micro-batches, units of time"
         yield Row(

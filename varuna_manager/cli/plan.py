@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, cast, get_args
 
@@ -220,7 +219,7 @@ def plan(
             limits=estimates.PlanLimits(max_usd=max_usd, max_hours=max_hours),
         )
         changes |= {} if depth is None else {"pipeline_depth": depth}
-        document = _of_model(request, gpus or DEFAULT_GPUS, changes, scope, every)
+        document = models.preview_model(request, gpus or DEFAULT_GPUS, changes, scope, every=every)
     else:
         _refuse(
             "--tokens, --context, --max-usd and --max-hours belong to --params or a model's "
@@ -269,19 +268,6 @@ def _refuse(why: str, *values: Any) -> None:
     """Refuse options that what is planned for has no use for."""
     if any(values):
         raise ConfigError(why)
-
-
-def _of_model(
-    request: models.ModelRequest,
-    gpus: int,
-    changes: dict[str, Any],
-    scope: SearchScope,
-    every: bool,
-) -> dict[str, Any]:
-    """Return the preview of a model without a profile; see ``preview_model``."""
-    if find_spec("numba") is None:
-        say("planning without numba takes about ten times as long: pip install numba")
-    return models.preview_model(request, gpus, changes, scope, every=every)
 
 
 def _of_profile(

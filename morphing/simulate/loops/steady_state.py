@@ -17,9 +17,11 @@ from spottrain.morphing.schedules.stage import (
     BACKWARDS,
     BOUND,
     BUSY,
+    CHOSEN,
     CHUNK_BACKWARDS,
     CHUNK_FORWARDS,
     COUNTS,
+    FIELDS,
     FINISH,
     FORWARDS,
     GRADIENTS,
@@ -27,6 +29,7 @@ from spottrain.morphing.schedules.stage import (
     LISTED,
     OFFSET,
     PASSED,
+    QUEUED,
     RECOMPUTED,
     REPEAT,
     REPEATS,
@@ -43,15 +46,35 @@ ENDLESS = 1 << 62
 @jitable
 def pending(heap: Numbers, now: int, kinds: int) -> Numbers:
     """Return the pending events and the time until each, in order."""
-    ordered = make_heap(heap[0, 0])
-    for event in range(1, heap[0, 0] + 1):
-        key = (heap[event, TIME] - now) * kinds + heap[event, WHAT]
+    ordered = make_heap(heap[0][0])
+    for event in range(1, heap[0][0] + 1):
+        key = (heap[event][TIME] - now) * kinds + heap[event][WHAT]
         ordered = push(ordered, key, 0)
-    times = np.zeros(heap[0, 0], np.int64)
+    times = np.zeros(heap[0][0], np.int64)
     for event in range(len(times)):
-        times[event] = ordered[1, TIME]
+        times[event] = ordered[1][TIME]
         pop(ordered)
     return times
+
+
+@jitable
+def remember(
+    stages: Numbers,
+    counts: Numbers,
+    free: Numbers,
+    then: Numbers,
+    then_counts: Numbers,
+    then_free: Numbers,
+) -> None:
+    """Copy the state of stages, chunks and carriers."""
+    for p in range(len(stages)):
+        for field in range(FIELDS):
+            then[p][field] = stages[p][field]
+        for chunk in range(len(counts[p])):
+            for count in range(COUNTS):
+                then_counts[p][chunk][count] = counts[p][chunk][count]
+    for carrier in range(len(free)):
+        then_free[carrier] = free[carrier]
 
 
 @jitable
@@ -71,6 +94,8 @@ def same_state(then: Numbers, then_at: int, stages: Numbers, now: int) -> bool:
         if a[OFFSET] != b[OFFSET] or a[RUN] != b[RUN] or a[RUNNING] != b[RUNNING]:
             return False
         if a[LISTED] != b[LISTED] or a[GRAPH_KEPT] != b[GRAPH_KEPT]:
+            return False
+        if a[QUEUED] != b[QUEUED] or a[CHOSEN] != b[CHOSEN]:
             return False
         if a[RUNNING] != NOTHING and a[UNTIL] - then_at != b[UNTIL] - now:
             return False
@@ -115,7 +140,7 @@ def repetitions(
         a, b = then[p], stages[p]
         repeated = b[REPEAT] - a[REPEAT]
         if repeated > 0:
-            left = runs[p, b[RUN], REPEATS] - 1 - b[REPEAT]
+            left = runs[p][b[RUN]][REPEATS] - 1 - b[REPEAT]
             times = min(times, left // repeated - 1)
         a_flight, b_flight = a[FORWARDS] - a[BACKWARDS], b[FORWARDS] - b[BACKWARDS]
         times = min(times, clear(a_flight, b_flight, b[BACKWARDS] - a[BACKWARDS]))
@@ -128,8 +153,8 @@ def repetitions(
             fell = b[passed] - a[passed]
             ahead = clear(a[done] - a[passed], b[done] - b[passed], fell)
             times = min(times, ahead)
-        for chunk in range(counts.shape[1]):
-            times = min(times, _chunk_clear(then_counts[p, chunk], counts[p, chunk]))
+        for chunk in range(len(counts[p])):
+            times = min(times, _chunk_clear(then_counts[p][chunk], counts[p][chunk]))
     return times
 
 
@@ -170,12 +195,12 @@ def fast_forward(
             b[field] += times * (b[field] - a[field])
         for work in range(3):
             b[PASSED + work] += times * (b[PASSED + work] - a[PASSED + work])
-        for chunk in range(counts.shape[1]):
+        for chunk in range(len(counts[p])):
             for count in range(COUNTS):
-                more = counts[p, chunk, count] - then_counts[p, chunk, count]
-                counts[p, chunk, count] += times * more
+                more = counts[p][chunk][count] - then_counts[p][chunk][count]
+                counts[p][chunk][count] += times * more
     for carrier in range(len(free)):
         if free[carrier] > now:
             free[carrier] += later
-    for event in range(1, heap[0, 0] + 1):
-        heap[event, TIME] += later
+    for event in range(1, heap[0][0] + 1):
+        heap[event][TIME] += later

@@ -29,9 +29,9 @@ from spottrain.morphing.schedules.stage import (
     LISTED,
     RECOMPUTES,
     RUNNING,
-    complete,
     make_counts,
     make_stages,
+    note,
 )
 from spottrain.morphing.schedules.types import Codes, Numbers
 from spottrain.morphing.simulate.loops.heap import TIME, make_heap, pop, push
@@ -159,7 +159,7 @@ def play_original(
         The rows of ``stage`` at the end.
     """
     depth = len(runs)
-    stages = make_stages(codes, runs, 0)
+    stages = make_stages(codes, runs)
     stages[:, RECOMPUTES] = 0  # else a forward could keep its tensors
     counts = make_counts(depth, 1, num_microbatches)
     mails = np.zeros((depth, OUTBOX), np.int64)
@@ -176,7 +176,10 @@ def play_original(
             stage[BUSY] += duration
             heap = plan(heap, random, now + duration, DONE + KINDS * p)
         elif kind == DONE:
-            code = complete(stage, counts[p], runs[p], codes, now)
+            code = stage[RUNNING]
+            stage[RUNNING] = NOTHING
+            stage[FINISH] = now
+            note(code, stage, counts[p], runs[p], codes)
             mail[EXPECTS] = mail[EXPECTS] and code != FORWARD
             if code == FORWARD and p < depth - 1:
                 mail[ACTIVATIONS] += 1

@@ -36,6 +36,7 @@ class SlowReplica:
     links: Sequence[Link]
     order_policy: OrderPolicy
     bound: int | None = None
+    asynchronous: bool = False
 
     def __post_init__(self) -> None:
         depth = len(self.lists)
@@ -52,6 +53,8 @@ class SlowReplica:
         ]
         self.events: list[tuple[int, int, int]] = []
         self.running: list[Task | None] = [None] * depth
+        self.queued: list[Task | None] = [None] * depth
+        self.chosen: list[Task | None] = [None] * depth
         self.busy = [0] * depth
         self.finish = [0] * depth
         self.free = [[0, 0] for _ in range(depth)]
@@ -67,8 +70,7 @@ class SlowReplica:
                 touched.add(p)
                 self.happen(p, what, now)
             for p in touched:
-                if self.running[p] is None:
-                    self.start(p, now)
+                self.start(p, now)
         return PipelineRun(
             finish_s=tuple(at / NANOSECONDS for at in self.finish),
             busy_s=tuple(time / NANOSECONDS for time in self.busy),
@@ -85,9 +87,18 @@ class SlowReplica:
             self.end(p, now)
 
     def start(self, p: int, now: int) -> None:
-        task = next_task(self.progress[p])
-        if task is None:
-            return
+        while True:
+            if self.running[p] is None and (task := self.queued[p]):
+                self.queued[p] = None
+                self.begin(p, task, now)
+            if self.chosen[p] is None and (self.asynchronous or self.running[p] is None):
+                self.chosen[p] = next_task(self.progress[p])
+            if (task := self.chosen[p]) is None or self.queued[p] is not None:
+                return
+            self.queued[p], self.chosen[p] = task, None
+            self.progress[p].completed(task)
+
+    def begin(self, p: int, task: Task, now: int) -> None:
         self.running[p] = task
         times = self.stages[p]
         duration = {
@@ -103,7 +114,6 @@ class SlowReplica:
         assert task is not None
         self.running[p] = None
         self.finish[p] = now
-        self.progress[p].completed(task)
         last = self.chunks * len(self.lists) - 1
         run = task.chunk * len(self.lists) + p
         if task.work is Work.FORWARD and run < last:

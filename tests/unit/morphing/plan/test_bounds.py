@@ -139,6 +139,18 @@ def test_no_bound_exceeds_the_simulation(case: PlanInputs, data: st.DataObject) 
             assert bound_s <= layouts.simulate(layout).predicted_step_s
 
 
+def test_a_slow_network_counts_in_the_bound() -> None:
+    case = inputs(sections=4, vms=4, virtual_nodes=64)
+    slow = LinkProfile(latency_s=0.0, bandwidth_bytes_per_s=1e5)
+    case = replace(case, profile=replace(case.profile, within_vm=slow, between_vms=slow))
+    layouts = Layouts(case, 4)
+    mode = execution_modes(case, 4)[0]
+    (bound_s,) = layouts.cuts.min_steps_s(4, mode, [1])
+    layout = layouts.lay_out(Draft(4, 1, mode))
+    assert isinstance(layout, PlanLayout)
+    assert bound_s > 0.8 * layouts.simulate(layout).predicted_step_s
+
+
 @given(
     st.integers(1, 8),
     st.integers(1, 40),

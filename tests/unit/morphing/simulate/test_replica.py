@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,9 +24,15 @@ from tests.unit.morphing.slow_replica import SlowReplica
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.schedules import compiled
 from spottrain.morphing.schedules.lists import Schedule, compact_schedule
-from spottrain.morphing.schedules.rule import STRICT
+from spottrain.morphing.schedules.rule import OPPORTUNISTIC
 from spottrain.morphing.schedules.schedule import OrderPolicy, expand
-from spottrain.morphing.simulate.loops.play import MESSAGE_FIELDS, TASK_FIELDS, play
+from spottrain.morphing.schedules.stage import make_counts
+from spottrain.morphing.simulate.loops.play import (
+    MESSAGE_FIELDS,
+    TASK_FIELDS,
+    make_room,
+    play,
+)
 from spottrain.morphing.simulate.replica import (
     Conditions,
     Jitter,
@@ -37,13 +46,14 @@ from spottrain.wire.model import ScheduleKind
 # --- The executor's rule ----------------------------------------------------------------
 
 
-@given(pipelines(), st.none() | st.integers(1, 4))
+@given(pipelines(), st.none() | st.integers(1, 4), st.booleans())
 def test_the_simulation_follows_next_task(
-    pipeline: tuple[Schedule, list[StageTimes], list[Link]], bound: int | None
+    pipeline: tuple[Schedule, list[StageTimes], list[Link]], bound: int | None, ahead: bool
 ) -> None:
     schedule, stages, links = pipeline
-    slow = SlowReplica(expand(schedule), stages, links, OrderPolicy.OPPORTUNISTIC, bound)
-    assert simulate_pipeline(schedule, stages, links, bound=bound) == slow.run()
+    slow = SlowReplica(expand(schedule), stages, links, OrderPolicy.OPPORTUNISTIC, bound, ahead)
+    run = simulate_pipeline(schedule, stages, links, bound=bound, asynchronous=ahead)
+    assert run == slow.run()
 
 
 @given(pipelines())
@@ -226,34 +236,33 @@ def test_stages_and_links_must_fit_the_lists() -> None:
 def test_compiled_loops_give_the_same_result_as_plain_ones() -> None:
     schedule = compact_schedule("varuna", 3, 40, recompute=True)
     times = np.array([[[3], [4], [7]]] * 3) * 1000
-    arguments = (
-        schedule.codes,
-        schedule.runs,
-        0,
-        times,
-        (
-            np.full((3, 2, 1), 500),
-            np.full((3, 2, 1), 100),
-            np.arange(12).reshape(3, 2, 2),
-        ),
-        40,
-        STRICT,
-        -1,
-    )
-    records = [
-        (
-            np.zeros((400, TASK_FIELDS), np.int64),
-            np.zeros((400, MESSAGE_FIELDS), np.int64),
+    carriers = np.arange(12).reshape(3, 2, 2)
+
+    def played(loop: Callable[..., Any], ahead: bool) -> tuple[Any, ...]:
+        counts = make_counts(3, 1, 40)
+        records = np.zeros((400, TASK_FIELDS), np.int64), np.zeros((400, MESSAGE_FIELDS), np.int64)
+        rows, instants = loop(
+            schedule.codes,
+            schedule.runs,
+            times,
+            (np.full((3, 2, 1), 500), np.full((3, 2, 1), 100), carriers),
+            OPPORTUNISTIC,
+            ahead,
+            -1,
+            make_room(schedule.stages.copy(), counts, carriers),
+            records=records,
         )
-        for _ in range(2)
-    ]
-    rows, instants = compiled.jitted(play, 10**9)(*arguments, records[0])
-    written, as_many = play(*arguments, records[1])
-    assert rows.tolist() == written.tolist()
-    assert instants == as_many
-    assert records[0][0][0, 0] > 240
-    for one, other in zip(*records, strict=True):
-        assert one.tolist() == other.tolist()
+        assert records[0][0, 0] > 240
+        return np.array(rows).tolist(), instants, *(one.tolist() for one in records)
+
+    machine = compiled.jitted(play, 10**9)
+    on_lists = partial(compiled.run_loop, play, 10**9)
+    for ahead in (False, True):
+        plain = played(play, ahead)
+        assert played(machine, ahead) == plain
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(compiled, "jitted", lambda loop, tasks: loop)
+            assert played(on_lists, ahead) == plain
 
 
 def test_a_small_simulation_loads_no_compiler() -> None:

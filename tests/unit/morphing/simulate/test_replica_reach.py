@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -56,14 +57,14 @@ def test_beyond_the_originals_end_a_closed_form_holds_in_its_conditions() -> Non
 # --- Fast-forward ------------------------------------------------------------------------------
 
 
-@given(pipelines(longest=400), st.sampled_from(Conditions))
+@given(pipelines(longest=400), st.sampled_from(Conditions), st.booleans())
 def test_a_leap_ends_where_the_whole_way_ends(
-    pipeline: tuple[Schedule, list[StageTimes], list[Link]], conditions: Conditions
+    pipeline: tuple[Schedule, list[StageTimes], list[Link]],
+    conditions: Conditions,
+    asynchronous: bool,
 ) -> None:
-    schedule, stages, links = pipeline
-    short = simulate_pipeline(schedule, stages, links, conditions=conditions)
-    whole = simulate_pipeline(schedule, stages, links, conditions=conditions, fast_forward=False)
-    assert short == whole
+    play = partial(simulate_pipeline, *pipeline, conditions=conditions, asynchronous=asynchronous)
+    assert play() == play(fast_forward=False)
 
 
 @given(st.integers(2, 4), st.integers(1, 3), st.integers(1, 120), st.booleans(), st.data())
