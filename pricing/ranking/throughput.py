@@ -120,7 +120,7 @@ class ThroughputCache:
 
     def inputs_of(self, machine: MachineShape, vms: int, usd_per_hour: float) -> PlanInputs:
         """Return what the plan of ``vms`` machines at this price each is made from."""
-        profile = self._profile(machine.network_bytes_per_s)
+        profile = self.profile_on(machine.network_bytes_per_s)
         slots = like_devices(machine, vms, usd_per_hour)
         return replace(self.job, profile=profile, slots=slots)
 
@@ -149,8 +149,8 @@ class ThroughputCache:
             ).total(),
         )
 
-    def _profile(self, network_bytes_per_s: float | None) -> Profile:
-        """Return the job's profile on another network."""
+    def profile_on(self, network_bytes_per_s: float | None) -> Profile:
+        """Return the job's profile on a network; None: on that where it was measured."""
         known = self._profiles.get(network_bytes_per_s)
         if known is None:
             assert network_bytes_per_s is not None

@@ -171,7 +171,7 @@ def preview_job(
     clouds = config.resources.providers
     ours = [r.priced for r in ranking.rows if r.priced.offer.cloud in clouds]
     best = rank(ours, throughputs, terms, exact=scope.exact)
-    document = _preview(config, inputs, best, terms, scope)
+    document = _preview(config, throughputs, best, terms, scope)
     bests = _bests(ranking, throughputs, terms, scope)
     if best.best is not None and (known := gpu_of(best.best.priced.offer)) is not None:
         document |= doubts(profile, known.name, best.best, ranking, throughputs, terms)
@@ -180,7 +180,7 @@ def preview_job(
 
 def _preview(
     config: JobConfig,
-    inputs: PlanInputs,
+    throughputs: throughput.ThroughputCache,
     ranking: Ranking,
     terms: RankingTerms,
     scope: SearchScope,
@@ -189,7 +189,7 @@ def _preview(
 
     Args:
         config: The job.
-        inputs: What its plans are made from, without slots.
+        throughputs: With what its plans are made from.
         ranking: Of the job's own offers; the fleet is of its first rows.
         terms: What they were ranked by.
         scope: Whether to compare it with stale gradients.
@@ -207,15 +207,17 @@ def _preview(
         hint = "; no spot price is known: 'spottrain prices' asks the clouds"
         raise kind(f"no offer can be used: {why_nothing(ranking)}{hint * unknown}")
     _check_enough(config, len(fleet), capped=capped)
+    machines = [(row.priced.machine, row.priced.offer.usd_per_hour) for row in fleet]
     slots = (
         device
-        for number, row in enumerate(fleet)
-        if row.priced.machine is not None
-        for device in throughput.devices_of(
-            f"vm-{number}", row.priced.machine, row.priced.offer.usd_per_hour
-        )
+        for number, (machine, usd) in enumerate(machines)
+        if machine is not None
+        for device in throughput.devices_of(f"vm-{number}", machine, usd)
     )
-    inputs = replace(inputs, slots=tuple(slots))
+    networks = (m.network_bytes_per_s for m, _ in machines if m is not None)
+    slowest = min((network for network in networks if network is not None), default=None)
+    profile = throughputs.profile_on(slowest)
+    inputs = replace(throughputs.job, profile=profile, slots=tuple(slots))
     choice = choose_plan(inputs)
     names = ((n, gpu_of_machine(config, row.priced.offer)) for n, row in enumerate(fleet))
     gpus = {f"vm-{number}": name for number, name in names if name is not None}

@@ -168,6 +168,19 @@ def test_a_cloud_s_job_is_planned_at_the_last_known_prices(tmp_path: Path) -> No
     assert [vm["zone"] for vm in only["fleet"]] == ["us-east-1a"] * 2
 
 
+def test_the_fleet_s_plan_is_the_one_it_was_ranked_by(tmp_path: Path) -> None:
+    """A profile of a slower network says nothing about the network that would be rented."""
+    slow = replace(PROFILE.between_vms, bandwidth_bytes_per_s=1e6)
+    with History(tmp_path / "market.sqlite") as history:
+        history.record_prices([spot("us-east-1a", 9.0)])
+    config = cloud_job(tmp_path)
+    document = preview_job(config, FACTS, replace(PROFILE, between_vms=slow), OFFLINE)
+    best = document["offers"][0]
+    rate = config.minibatch_size * config.steps / document["train_s"]
+    assert rate == pytest.approx(best["examples_per_s"])
+    assert document["plan"] == best["plan"]
+
+
 @pytest.mark.parametrize(
     ("device", "precision", "peak"),
     [("auto", "bf16", 312e12), ("auto", "fp32", 19.5e12), ("cpu", "bf16", None)],
