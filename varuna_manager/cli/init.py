@@ -33,6 +33,12 @@ STARTERS = {
     Starter.VIT: ("vit.yaml", "vit_aws.yaml", "vit.py"),
 }
 """Of ``examples``, the job file first."""
+_NEEDED = {
+    Starter.PRETRAIN: "make ../tokens of your text with pretrain.py",
+    Starter.HF: "put a model into ../model and .txt files into ../text",
+    Starter.VIT: "put images into ../images, a folder for each class",
+}
+"""What the job file's ``data`` leads to, from its folder."""
 
 
 def init(
@@ -49,7 +55,9 @@ def init(
 ) -> None:
     """Write a job file and its code to begin with; nothing is overwritten."""
     file = write(folder, starter)
-    say(f"wrote {', '.join(STARTERS[starter])} to {folder}; run it with 'spottrain launch {file}'")
+    needed = f"{_NEEDED[starter]}, then " if starter in _NEEDED else ""
+    names = ", ".join(STARTERS[starter])
+    say(f"wrote {names} to {folder}; {needed}run it with 'spottrain launch {file}'")
 
 
 def quickstart(
