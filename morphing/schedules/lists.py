@@ -84,7 +84,6 @@ class Schedule:
                     done[code] += 1
 
 
-@lru_cache(maxsize=16)
 def compact_schedule(
     kind: ScheduleKind,
     pipeline_depth: int,
@@ -112,6 +111,13 @@ def compact_schedule(
         PlanError: There is no stage or no micro-batch; ``chunks`` do not fit the kind; or
             interleaved micro-batches are no multiple of the stages.
     """
+    return _compact(kind, pipeline_depth, num_microbatches, recompute, chunks)
+
+
+@lru_cache(maxsize=16)  # a choice of a plan asks for the same ones again and again
+def _compact(
+    kind: ScheduleKind, pipeline_depth: int, num_microbatches: int, recompute: bool, chunks: int
+) -> Schedule:
     _check(kind, pipeline_depth, num_microbatches, chunks)
     if kind == "varuna" and pipeline_depth > 1:
         return _varuna(pipeline_depth, num_microbatches, recompute)

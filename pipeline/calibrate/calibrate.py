@@ -599,4 +599,7 @@ def _ranks_of(vms: Sequence[str]) -> list[list[int]]:
 
 def _gather(value: Any) -> list[Any]:
     """Return the values of all ranks; every rank waits for all others."""
-    return gather_json(value) if is_joined() else [value]
+    if not is_joined():
+        return [value]
+    world().barrier()  # others may measure for longer than a message may take
+    return gather_json(value)
