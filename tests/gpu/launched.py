@@ -1,7 +1,7 @@
 """A whole job from the command line, on this machine's GPU or on stand-ins for some.
 
     python -m tests.gpu.launched gpt2_124m --minibatch 64 --microbatch 8 --kills vm:10
-    python -m tests.gpu.launched gpt2_124m --stand-in T4 --gpus 2
+    python -m tests.gpu.launched blank_jobs:gpt2_1558m --stand-in T4 --gpus 2
 
 Says what was planned, how long the first and the last mini-batch took to come, and the
 highest memory of a GPU. On stand-ins (``tests/fakes/timed.py``) NVML is faked along, and
@@ -78,7 +78,7 @@ def job_file(folder: Path, chosen: argparse.Namespace) -> Path:
     """Write a job file; what it leaves out is as for any user."""
     job: dict[str, Any] = {
         "name": "gpu",
-        "entrypoint": f"jobs:{chosen.job}",
+        "entrypoint": chosen.job if ":" in chosen.job else f"jobs:{chosen.job}",
         "workdir": str(WORKDIR),
         "minibatch_size": chosen.minibatch,
         "steps": chosen.steps,
@@ -145,7 +145,7 @@ def launch(folder: Path, chosen: argparse.Namespace, more: Mapping[str, str]) ->
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("job", help="of tests/gpu/jobs.py")
+    parser.add_argument("job", help="of tests/gpu/jobs.py, or such as blank_jobs:gpt2_1558m")
     parser.add_argument("--minibatch", type=int, default=8)
     parser.add_argument("--microbatch", type=int, default=0, help="0: left to the planner")
     parser.add_argument("--steps", type=int, default=10)
