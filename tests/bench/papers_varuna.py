@@ -98,7 +98,8 @@ def rows() -> Iterator[Row]:
 
 def schedules() -> Iterator[Row]:
     stages = [StageTimes(forward_s=1, recompute_s=1, backward_s=2)] * 4
-    for kind, paper in (("varuna", 27), ("gpipe", 28)):
+    drawn: tuple[tuple[ScheduleKind, int], ...] = (("varuna", 27), ("gpipe", 28))
+    for kind, paper in drawn:
         lists = compact_schedule(kind, 4, 5, recompute=True)
         run = simulate_pipeline(lists, stages, [Link()] * 3, conditions=Conditions.STRICT)
         what = f"{kind}, 4 stages, 5 micro-batches, units of time"
