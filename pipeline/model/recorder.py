@@ -214,9 +214,8 @@ class Recorder(OperationMode):
             helper = f"the frozen module {helpers[0]}" if helpers else "another model"
             raise UserCodeError(
                 f"{self.where()} in section {self.section} {used}, by {helper} outside "
-                "the trained model: helper models (a teacher, a reference) "
-                "cannot be used in loss yet: compute their outputs once, beforehand, and "
-                "let the dataset return them with each example"
+                "the trained model: compute outputs of helper models (a teacher, a "
+                "reference) once, beforehand, and let the dataset return them with each example"
             )
         raise UserCodeError(
             f"model cannot be cut: {self.where()} in section {self.section} {used}, but one "

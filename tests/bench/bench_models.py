@@ -1,7 +1,8 @@
 """Families of models: are they cut, with which bits, killed and exported?
 
 Each is inspected, and stages are compared with one. Then it trains in exact mode for four
-mini-batches: at 1x1, and at 2x1 with a worker killed; the checkpoint is exported, and loaded
+mini-batches: at 1x1, and on two workers (2x1; 1x2 where it is one section) with one
+of them killed; the checkpoint is exported, and loaded
 by a new model. Libraries that are not installed are skipped. Arguments choose rows by
 name; ``--no-training`` leaves out what takes longest.
 """
@@ -24,7 +25,7 @@ _HEAD = (
     "inspect, s of CPU",
     "sections",
     "stages = one stage",
-    "2x1, a kill = 1x1",
+    "2 workers, a kill = 1x1",
     "export",
 )
 
