@@ -43,6 +43,7 @@ def residual(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def recomputed(self: Any, x: torch.Tensor) -> torch.Tensor:
+    x = self.embed(x)
     for block in self.blocks:
         x = x + checkpoint(block, nn.functional.dropout(x), use_reentrant=True)
     return x
