@@ -36,7 +36,7 @@ def main() -> None:
     training = "--no-training" not in sys.argv
     rows = [name for name in sys.argv[1:] if name != "--no-training"] or [*FAMILIES]
     print(f"| {' | '.join(_HEAD)} |\n|---|---:|---:|---|---|---|")
-    wrong, refused = 0, []
+    wrong, reasons = 0, []
     with closing(Zygote()) if training else nullcontext() as zygote:
         for name in rows:
             try:
@@ -47,12 +47,13 @@ def main() -> None:
             else:
                 wrong += found.is_wrong
                 last = [found.stages, found.trained, found.exported]
+                if reason := found.refused or found.uncut:
+                    reasons.append((name, reason))
                 if found.refused:
-                    refused.append((name, found.refused))
                     last = ["refused", "", ""]
                 cells = [f"{found.inspect_s:.1f}", str(found.sections or ""), *last]
             print(f"| {' | '.join([name, *cells])} |", flush=True)
-    for name, reason in refused:
+    for name, reason in reasons:
         print(f"\n{name}: {reason}")
     sys.exit(1 if wrong else 0)
 

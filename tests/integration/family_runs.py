@@ -42,6 +42,8 @@ class Outcome:
     """Time of the CPU."""
     sections: int = 0
     refused: str = ""
+    uncut: str = ""
+    """Why it is one section."""
     stages: str = ""
     """Chains of stages against one stage: loss and all gradients."""
     trained: str = ""
@@ -76,6 +78,7 @@ def outcome_of(name: str, zygote: Zygote | None, folder: Path) -> Outcome:
     found = Outcome(
         time.process_time() - begin_s,
         refused=f"depends on {carried}" if carried else "",
+        uncut=layout.uncut,
         sections=layout.num_sections,
         stages=_compare_stages(job, layout),
     )
