@@ -511,6 +511,8 @@ class Cuts:
             knobs += (
                 f", or lower loader.ahead and loader.workers ({megabytes(loading)} of each worker)"
             )
+        if why := self.inputs.facts.uncut:
+            knobs += f", or let the model be cut, which is one section: {why}"
         return f"the model needs {counted(sections, 'device')} of {_text(least)} each: got {have}; {knobs}"
 
 

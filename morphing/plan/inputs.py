@@ -147,10 +147,17 @@ def check_inputs(inputs: PlanInputs) -> None:
 
     Raises:
         PlanError: One line that names the field: see ``profiles.check_profile``; or the
-            mini-batch is no multiple of the micro-batch, the profile does not know the
-            micro-batch, or a device has no memory, speed or price that makes sense.
+            model has fewer sections than the depth that was asked for, the mini-batch is no
+            multiple of the micro-batch, the profile does not know the micro-batch, or a device
+            has no memory, speed or price that makes sense.
     """
     check_profile(inputs.profile, inputs.facts)
+    sections = len(inputs.facts.sections)
+    if inputs.pipeline_depth is not None and inputs.pipeline_depth > sections:
+        raise PlanError(
+            f"pipeline depth must be at most {sections}, the sections of the model: got "
+            f"{inputs.pipeline_depth}; ask for less"
+        )
     known, asked = inputs.profile.microbatch_sizes, inputs.microbatch_size
     minibatch_size = inputs.minibatch_size
     if asked is not None:

@@ -105,6 +105,7 @@ def facts_of(job: TrainingJob, derived: Derived) -> ModelFacts:
         heldout_sets=tuple(job.heldout_sets),
         metrics=layout.metrics,
         helper_bytes=sum(one.nbytes for one in layout.helpers),
+        uncut=layout.uncut,
     )
 
 

@@ -214,16 +214,15 @@ class Recorder(OperationMode):
             helper = f"the frozen module {helpers[0]}" if helpers else "another model"
             raise UserCodeError(
                 f"{self.where()} in section {self.section} {used}, by {helper} outside "
-                "the trained model: helper models (a teacher, a reference) "
-                "cannot be used in loss yet: compute their outputs once, beforehand, and "
-                "let the dataset return them with each example"
+                "the trained model: compute outputs of helper models (a teacher, a "
+                "reference) once, beforehand, and let the dataset return them with each example"
             )
         raise UserCodeError(
-            f"model cannot be cut yet: {self.where()} in section {self.section} {used}; "
-            "only one activation may pass from section to section, so models with an "
-            "encoder and a decoder, skip connections over blocks or losses over all "
-            "blocks (output_router_logits) cannot be cut there: place spottrain.CutPoint() "
-            "modules where one tensor alone passes, if there is such a place"
+            f"model cannot be cut: {self.where()} in section {self.section} {used}, but one "
+            "activation alone may pass from section to section: add residuals within the "
+            "blocks (x = block(x) in place of x = x + block(x)); around skips over blocks, a "
+            "second tensor for all blocks, or losses over all of them (output_router_logits) "
+            "put spottrain.CutPoint() where one tensor passes, if it does anywhere"
         )
 
     def _refuse_writes(self, func: Any, args: Any, kwargs: Any) -> None:

@@ -134,6 +134,9 @@ class ModelLayout:
     base: str = ""
     """What transformers calls the weights that the model begins with; empty: unknown."""
 
+    uncut: str = ""
+    """Why the model is one section; empty: it is cut."""
+
     helpers: tuple[torch.Tensor, ...] = ()
     """Parameters of other models that the loss uses, such as a teacher's."""
 
@@ -188,6 +191,16 @@ class CutPlaces(NamedTuple):
     is_guess: bool = False
     """Found by position alone: why the model cannot be cut there says little."""
 
+    @property
+    def is_by_hand(self) -> bool:
+        """Whether the user has chosen them."""
+        return self.blocks == BY_HAND
+
+
+BY_HAND = "CutPoint"
+WHOLE = CutPlaces("", (), ())
+"""No cut: the model is one section. Its loss may then do what it likes with it."""
+
 
 def find_cuts(model: nn.Module) -> list[CutPlaces]:
     """Find places where the model may be cut, those first that give more sections.
@@ -206,7 +219,7 @@ def find_cuts(model: nn.Module) -> list[CutPlaces]:
     """
     points = tuple(n for n, m in model.named_modules() if isinstance(m, CutPoint))
     if points:
-        return [CutPlaces("CutPoint", points, points)]
+        return [CutPlaces(BY_HAND, points, points)]
     choices = _cuts_in_lists(model)
     known = {one.cuts for one in choices}
     choices += [one for one in _cuts_between_siblings(model) if one.cuts not in known]

@@ -36,6 +36,7 @@ from spottrain.pipeline.model.recorder import (
     strided_tensors,
 )
 from spottrain.pipeline.model.sections import (
+    WHOLE,
     Attached,
     Cut,
     CutPlaces,
@@ -169,7 +170,7 @@ class _DryRun:
     def _cut(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """End a section; return the block's output as a later stage would see it."""
         recorder, section = self._recorder, self._recorder.section
-        by_hand = self.places.blocks == "CutPoint"
+        by_hand = self.places.is_by_hand
         expected = self._cut_names if by_hand else self._cut_names[section:][:1]
         seen = [cut.module for cut in recorder.facts.cuts]
         if name in seen or name not in expected:
@@ -248,9 +249,8 @@ def trace(job: TrainingJob) -> ModelLayout:
     that take no memory.
 
     Raises:
-        UserCodeError: The model has neither repeated blocks nor CutPoints, something
-            besides the one activation crosses a cut, blocks run out of order, buffers
-            change in forward or are random, or the user's code raised.
+        UserCodeError: The model cannot be cut at its CutPoints, buffers change in forward
+            or are random, or the user's code raised.
     """
     check_datasets(job)
     with at_step(0):
@@ -258,12 +258,17 @@ def trace(job: TrainingJob) -> ModelLayout:
 
 
 def _trace_first_choice(job: TrainingJob) -> ModelLayout:
-    """Trace the model cut at the first places that suit its code."""
-    choices = find_cuts(_check_factory(job))
+    """Trace the model cut at the first places that suit its code, else whole."""
+    model = _check_factory(job)
     with user_code("data set or collate"):
         example = job.dataset[0]
         batches = [collated(job, [example] * number) for number in (1, 2)]
     refused: UserCodeError | None = None
+    try:
+        _refuse_layer_drop(model)
+        choices = find_cuts(model)
+    except UserCodeError as error:
+        refused, choices = error, []
     for places in choices:
         try:
             return _trace(job, places, batches)
@@ -272,7 +277,13 @@ def _trace_first_choice(job: TrainingJob) -> ModelLayout:
             if refused is None or not places.is_guess:
                 refused = error
     assert refused is not None
-    raise refused
+    whole = _trace(job, WHOLE, batches)  # what is wrong without cuts, too, is raised here
+    if any(places.is_by_hand for places in choices):
+        raise UserCodeError(
+            f"{refused}; without CutPoint modules the model would train, as one section",
+            refused.traceback,
+        ) from refused
+    return replace(whole, uncut=str(refused))
 
 
 def _trace(job: TrainingJob, places: CutPlaces, batches: list[Batch]) -> ModelLayout:
@@ -482,15 +493,6 @@ def _check_factory(job: TrainingJob) -> nn.Module:
                 f"{type(module).__name__} with sparse=True; leave sparse out, and use an "
                 "optimizer for dense gradients"
             )
-        for attribute in ("layerdrop", "drop_layer", "layer_drop"):
-            rate = getattr(module, attribute, None)
-            rate = getattr(getattr(module, "config", None), attribute, rate)
-            if isinstance(rate, int | float) and rate > 0:
-                raise UserCodeError(
-                    f"model leaves layers out at random ({name or 'the model'} has "
-                    f"{attribute} {rate}), but all blocks must run once each: set "
-                    f"{attribute} to 0 in its config"
-                )
     for name, parameter in model.named_parameters():
         _check_attached(name, parameter)
     for name, module in model.named_modules():
@@ -505,6 +507,20 @@ def _check_factory(job: TrainingJob) -> nn.Module:
                 "with a seed of its own, or make it a parameter"
             )
     return model
+
+
+def _refuse_layer_drop(model: nn.Module) -> None:
+    """Refuse to cut a model that leaves blocks out at random."""
+    for name, module in model.named_modules():
+        for attribute in ("layerdrop", "drop_layer", "layer_drop"):
+            rate = getattr(module, attribute, None)
+            rate = getattr(getattr(module, "config", None), attribute, rate)
+            if isinstance(rate, int | float) and rate > 0:
+                raise UserCodeError(
+                    f"model leaves layers out at random ({name or 'the model'} has "
+                    f"{attribute} {rate}), but all blocks must run once each: set "
+                    f"{attribute} to 0 in its config"
+                )
 
 
 def _check_attributes(name: str, module: nn.Module) -> None:

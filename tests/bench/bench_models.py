@@ -1,7 +1,8 @@
 """Families of models: are they cut, with which bits, killed and exported?
 
 Each is inspected, and stages are compared with one. Then it trains in exact mode for four
-mini-batches: at 1x1, and at 2x1 with a worker killed; the checkpoint is exported, and loaded
+mini-batches: at 1x1, and on two workers (2x1; 1x2 where it is one section) with one
+of them killed; the checkpoint is exported, and loaded
 by a new model. Libraries that are not installed are skipped. Arguments choose rows by
 name; ``--no-training`` leaves out what takes longest.
 """
@@ -24,7 +25,7 @@ _HEAD = (
     "inspect, s of CPU",
     "sections",
     "stages = one stage",
-    "2x1, a kill = 1x1",
+    "2 workers, a kill = 1x1",
     "export",
 )
 
@@ -35,7 +36,7 @@ def main() -> None:
     training = "--no-training" not in sys.argv
     rows = [name for name in sys.argv[1:] if name != "--no-training"] or [*FAMILIES]
     print(f"| {' | '.join(_HEAD)} |\n|---|---:|---:|---|---|---|")
-    wrong, refused = 0, []
+    wrong, reasons = 0, []
     with closing(Zygote()) if training else nullcontext() as zygote:
         for name in rows:
             try:
@@ -46,12 +47,13 @@ def main() -> None:
             else:
                 wrong += found.is_wrong
                 last = [found.stages, found.trained, found.exported]
+                if reason := found.refused or found.uncut:
+                    reasons.append((name, reason))
                 if found.refused:
-                    refused.append((name, found.refused))
                     last = ["refused", "", ""]
                 cells = [f"{found.inspect_s:.1f}", str(found.sections or ""), *last]
             print(f"| {' | '.join([name, *cells])} |", flush=True)
-    for name, reason in refused:
+    for name, reason in reasons:
         print(f"\n{name}: {reason}")
     sys.exit(1 if wrong else 0)
 

@@ -42,10 +42,12 @@ class Outcome:
     """Time of the CPU."""
     sections: int = 0
     refused: str = ""
+    uncut: str = ""
+    """Why it is one section."""
     stages: str = ""
     """Chains of stages against one stage: loss and all gradients."""
     trained: str = ""
-    """At 2x1 with a killed worker against 1x1."""
+    """At 2x1, of one section 1x2, with a killed worker against 1x1."""
     exported: str = ""
 
     @property
@@ -76,19 +78,21 @@ def outcome_of(name: str, zygote: Zygote | None, folder: Path) -> Outcome:
     found = Outcome(
         time.process_time() - begin_s,
         refused=f"depends on {carried}" if carried else "",
+        uncut=layout.uncut,
         sections=layout.num_sections,
         stages=_compare_stages(job, layout),
     )
     if zygote is None:
         return found
-    weights = {}
-    for depth in (1, 2):
-        here = folder / str(depth)
+    weights = []
+    for depth, width in ((1, 1), (2, 1) if layout.num_sections > 1 else (1, 2)):
+        here = folder / f"{depth}x{width}"
         here.mkdir(parents=True)
-        checkpoint, weights[depth] = _train(name, here, depth, layout.num_sections, zygote)
+        checkpoint, trained = _train(name, here, (depth, width), layout.num_sections, zygote)
+        weights.append(trained)
     return replace(
         found,
-        trained="same bits" if weights[1] == weights[2] else "OTHER BITS",
+        trained="same bits" if weights[0] == weights[1] else "OTHER BITS",
         exported=_export(job, here / "checkpoints", checkpoint, folder),
     )
 
@@ -109,27 +113,28 @@ def _compare_stages(job: TrainingJob, layout: ModelLayout) -> str:
 
 
 def _train(
-    name: str, folder: Path, depth: int, num_sections: int, zygote: Zygote
+    name: str, folder: Path, shape: tuple[int, int], num_sections: int, zygote: Zygote
 ) -> tuple[str, dict[str, bytes]]:
-    """Train at ``depth`` x 1, with a worker killed in the last of several stages."""
+    """Train on depth x width workers, with the last one of several killed."""
+    workers = shape[0] * shape[1]
     spec = job_spec(folder, steps=STEPS, entrypoint=entrypoint(name))
     mark = folder / "mark"
     blow = {
         "hook": Hook.UPDATED,
-        "rank": depth - 1,
+        "rank": workers - 1,
         "action": Action.KILL_WORKER,
         "step": STRUCK,
         "mark": str(mark),
     }
-    environment = environment_of([blow]) if depth > 1 else {}
+    environment = environment_of([blow]) if workers > 1 else {}
 
     def choose(machines: Sequence[str]) -> Plan:
-        return make_plan(spec, depth, 1, machines, num_sections)
+        return make_plan(spec, *shape, machines, num_sections)
 
-    with Fleet(spec, "ab"[:depth], folder / "log", zygote, environment) as fleet:
+    with Fleet(spec, "ab"[:workers], folder / "log", zygote, environment) as fleet:
         fleet.ready()
         weights = fleet.train(choose, fleet.initialise())
-        assert depth == 1 or mark.exists(), "no worker was killed"
+        assert workers == 1 or mark.exists(), "no worker was killed"
         return fleet.newest_checkpoint(), weights
 
 

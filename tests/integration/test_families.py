@@ -22,6 +22,7 @@ from tests.integration.fleet import Zygote
         ("Convolution and LSTM, CutPoint", 3),
         ("ResNet by hand, GroupNorm", 9),
         ("ResNet by hand, channels_last", 9),
+        ("UNet by hand", 1),
     ],
 )
 def test_a_family_keeps_its_bits_through_a_kill(
@@ -35,5 +36,7 @@ def test_a_family_keeps_its_bits_through_a_kill(
     assert outcome.exported == "loads"
 
 
-def test_a_family_that_cannot_be_cut_is_refused(tmp_path: Path) -> None:
-    assert "cannot be cut yet" in outcome_of("UNet by hand", None, tmp_path).refused
+def test_a_family_that_cannot_be_cut_is_one_section(tmp_path: Path) -> None:
+    outcome = outcome_of("UNet by hand", None, tmp_path)
+
+    assert (outcome.refused, outcome.sections) == ("", 1)

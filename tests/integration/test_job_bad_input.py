@@ -12,19 +12,21 @@ from tests.integration.jobs import Answer, Job
 
 BAD_JOBS = """
 import dataclasses
+import torch
 from tiny_job import job as tiny_job
 from torch import nn
 
-class Flat(nn.Module):
+class Counting(nn.Embedding):
     def __init__(self):
-        super().__init__()
-        self.embedding = nn.Embedding(32, 32)
+        super().__init__(32, 32)
+        self.register_buffer("calls", torch.zeros(()))
 
     def forward(self, tokens):
-        return self.embedding(tokens)
+        self.calls.add_(1)
+        return super().forward(tokens)
 
-def flat_job():
-    return dataclasses.replace(tiny_job(), model=Flat)
+def counting_job():
+    return dataclasses.replace(tiny_job(), model=Counting)
 
 def raising_job():
     raise ValueError("no data here")
@@ -49,7 +51,7 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"entrypoint": "bad_jobs:no_job"}, 3, "no_job"),
     ({"entrypoint": "bad_jobs:raising_job"}, 3, "no data here"),
     ({"entrypoint": "bad_jobs:wrong_job"}, 3, "must return a spottrain.TrainingJob"),
-    ({"entrypoint": "bad_jobs:flat_job"}, 3, "no repeated blocks and no CutPoint"),
+    ({"entrypoint": "bad_jobs:counting_job"}, 3, "model changes its buffer or parameter calls"),
 ]
 
 

@@ -233,7 +233,8 @@ def inspect(
         show_json(dataclasses.asdict(facts))
     else:
         show(
-            f"{facts.num_parameters:,} parameters, cut at {facts.blocks or 'its modules'}",
+            f"{facts.num_parameters:,} parameters, "
+            + ("not cut" if facts.uncut else f"cut at {facts.blocks or 'its modules'}"),
             tables.sections_table(facts),
             *(
                 f"tied: {tied.name} in sections {', '.join(map(str, tied.sections))}"

@@ -329,6 +329,13 @@ def model_lines(facts: ModelFacts) -> Iterator[str]:
             for factor in (rates.first_factor, rates.highest_factor, rates.last_factor)
         )
         yield f"learning rate: {first} at first, at most {highest}, {last} at last"
+    if facts.uncut:
+        held = sum(one.param_bytes + one.optimizer_bytes for one in facts.sections)
+        yield (
+            "warning: the model is one section, so every worker trains a replica of all of it, "
+            f"with {size(held)} of parameters and optimizer (a cut in the middle would halve "
+            f"that): {facts.uncut}"
+        )
     if facts.carried:
         yield (
             f"warning: losses or gradients depend on {facts.carried}, which calls change and "

@@ -151,6 +151,8 @@ class ModelFacts:
     """What the loss measures besides the loss in training, sorted."""
     evaluated: tuple[str, ...] = ()
     """What it measures besides the loss in evaluations, each as ``set/metric``, sorted."""
+    uncut: str = ""
+    """Why the model is one section, which plans can only replicate; empty: it is cut."""
     helper_bytes: int = 0
     """Parameters of other models that the loss uses, such as a teacher's; every worker
     holds them."""

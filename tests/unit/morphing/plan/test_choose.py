@@ -390,6 +390,13 @@ def test_if_no_number_of_devices_is_enough_the_message_says_how_large_they_must_
     assert choose_plan(enough).plan is not None
 
 
+def test_a_model_of_one_section_that_fits_nowhere_says_why_it_is_not_cut() -> None:
+    case = inputs(sections=1, memory_bytes=MIB)
+    choice = choose_plan(replace(case, facts=replace(case.facts, uncut="no blocks")))
+    assert "needs 1 device of" in choice.why_not
+    assert choice.why_not.endswith("one section: no blocks")
+
+
 def test_if_loaders_take_memory_the_message_says_so() -> None:
     small = inputs(memory_bytes=MIB)
     loads = replace(small.profile, loader=LoaderSpec(workers=2))

@@ -122,6 +122,7 @@ DEVICE = Device(slot=Slot(vm_id="vm", index=0), memory_bytes=1, speed=1.0)
         ),
         ({"microbatch_size": 2}, r"micro-batches of \(4,\): got microbatch_size 2"),
         ({"facts": model(7)}, "7 sections, in order: got"),
+        ({"pipeline_depth": 9}, "depth must be at most 8, the sections of the model: got 9"),
         ({"slots": (replace(DEVICE, speed=math.nan),)}, r"speed of vm\[0\]"),
         ({"slots": (replace(DEVICE, memory_bytes=0),)}, r"memory_bytes of vm\[0\]"),
         (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -10,9 +9,6 @@ import pytest
 import torch
 from tests.unit.pipeline.blocks import Blocks, Forward, linear, make_job, plain
 from torch import nn
-
-os.environ["HF_HUB_OFFLINE"] = "1"  # before the import: nothing is downloaded
-import transformers as hf
 
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.model.job import CutPoint, TrainingJob
@@ -26,19 +22,7 @@ def assert_refused(job: TrainingJob, message: str) -> UserCodeError:
     return caught.value
 
 
-# --- Order ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("order", [(0, 1, 1, 2, 3), (1, 0, 2, 3), (0, 2, 3), (0, 1)])
-def test_blocks_that_do_not_run_once_each_in_order_are_refused(
-    order: tuple[int, ...],
-) -> None:
-    def body(self: Any, x: torch.Tensor) -> torch.Tensor:
-        for index in order:
-            x = self.blocks[index](x)
-        return x
-
-    assert_refused(make_job(body), "run .*once each|run each once")
+# --- Cut points -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("calls", [1, 2, 3])
@@ -61,7 +45,7 @@ def test_each_cut_point_must_run_once(calls: int) -> None:
         assert [cut.module for cut in layout.cuts] == ["other", "cut"]
         assert layout.parameters[1] == ()
     else:
-        assert_refused(job, "run .*once each|run each once")
+        assert_refused(job, "run (.*once each|each once).* without CutPoint modules")
 
 
 # --- Made from parameters -------------------------------------------------------------
@@ -179,7 +163,6 @@ def test_code_that_reads_values_is_traced_on_the_cpu() -> None:
         ({"dataset": []}, "dataset is empty"),
         ({"collate": lambda x: 1 / 0}, "data set or collate raised ZeroDivision"),
         ({"model": lambda: 1 / 0}, "raised ZeroDivisionError"),
-        ({"model": linear}, "model has no repeated blocks and no CutPoint"),
     ],
 )
 def test_user_code_that_fails_is_reported(changes: dict[str, Any], message: str) -> None:
@@ -187,31 +170,6 @@ def test_user_code_that_fails_is_reported(changes: dict[str, Any], message: str)
 
 
 KEPT = Blocks(plain, linear)
-TEACHER = Blocks(plain, lambda: nn.Dropout(0.5)).requires_grad_(False)
-
-
-class Helped(nn.Module):
-    """A model with a frozen one inside."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.student = Blocks(plain, linear)
-        self.teacher = Blocks(lambda self, x: self.embed(x), linear)
-        self.teacher.requires_grad_(False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        target = self.teacher(x)
-        return self.student(x) - target  # type: ignore[no-any-return]
-
-
-def with_teacher(model: nn.Module, batch: Any) -> Any:
-    target = TEACHER(batch.cpu()).to(batch.device)
-    return (model(batch) - target).sum(), len(batch)
-
-
-def with_noise(model: nn.Module, batch: Any) -> Any:
-    noise = torch.rand(len(batch), device=batch.device)
-    return (model(batch).flatten(1).sum(1) * noise).sum(), len(batch)
 
 
 class Counting(Blocks):
@@ -231,34 +189,10 @@ def reading() -> nn.Module:
     return model
 
 
-class Dropping(Blocks):
-    def __init__(self) -> None:
-        super().__init__(plain, linear)
-        self.layerdrop = 0.1
-
-
 class Sparse(Blocks):
     def __init__(self) -> None:
         super().__init__(plain, linear)
         self.embedding = nn.Embedding(4, 4, sparse=True)
-
-
-class Reversed(Blocks):
-    def __init__(self) -> None:
-        super().__init__(backwards, linear)
-
-
-def backwards(self: Any, x: torch.Tensor) -> torch.Tensor:
-    for block in reversed(self.blocks):
-        x = block(x)
-    return x
-
-
-def with_penalty(model: Any, batch: torch.Tensor) -> tuple[torch.Tensor, int]:
-    given = batch.clone().requires_grad_()
-    loss = model(given).square().sum()
-    (slope,) = torch.autograd.grad(loss, given, create_graph=True)
-    return loss + slope.square().sum(), len(batch)
 
 
 def with_backward(model: Any, batch: torch.Tensor) -> tuple[torch.Tensor, int]:
@@ -279,19 +213,9 @@ def with_backward(model: Any, batch: torch.Tensor) -> tuple[torch.Tensor, int]:
         ({"model": lambda: Blocks(plain, linear).cuda()}, r"remove \.to\(device\)"),
         ({"loss": lambda m, b: (m(b.to("cuda")).sum(), 1)}, r"remove \.to\(device\)"),
         ({"model": reading}, "must not read values of .*mean_resizing=False"),
-        ({"model": Dropping}, "layerdrop 0.1.*set layerdrop to 0"),
         ({"model": Sparse}, r"embedding is an Embedding with sparse=True; leave"),
-        ({"model": Reversed}, "it ran first; .* in reverse go into the list"),
-        ({"loss": with_penalty}, "desired behavior; a loss may .* or by parameters"),
         ({"loss": with_backward}, "loss calls backward"),
-        ({"loss": with_teacher}, "by another model .*let the dataset return them"),
-        ({"loss": with_noise}, "random numbers .* dataset or collate draw them"),
         ({"model": Counting}, r"parameter calls .* spottrain\.step\(\)"),
-        ({"model": Helped}, "by the frozen module teacher .*let the dataset"),
-        (
-            {"loss": lambda m, b: ((m(b) - m(b)).sum(), len(b))},
-            r"run once.*one batch, by torch\.cat",
-        ),
         ({"loss": lambda m, b: m(b).mean()}, r"return \(mean \* n, n\)"),
     ],
 )
@@ -307,55 +231,7 @@ def test_tracing_leaves_the_random_numbers_alone() -> None:
     assert torch.equal(torch.rand(2), expected)
 
 
-# --- Real models that cannot be cut --------------------------------------------------------
-
-
-def encoder_decoder(kind: str) -> nn.Module:
-    if kind == "t5":
-        config: Any = hf.T5Config(
-            num_layers=2, d_model=16, d_kv=4, d_ff=16, num_heads=4, vocab_size=32,
-            decoder_start_token_id=0,
-        )  # fmt: skip
-        model: nn.Module = hf.T5ForConditionalGeneration(config)
-    else:
-        config = hf.BartConfig(
-            encoder_layers=2, decoder_layers=2, d_model=16, encoder_ffn_dim=16,
-            decoder_ffn_dim=16, encoder_attention_heads=4, decoder_attention_heads=4,
-            vocab_size=32, max_position_embeddings=16,
-        )  # fmt: skip
-        model = hf.BartForConditionalGeneration(config)
-    return model
-
-
-def test_routing_losses_over_all_blocks_are_refused() -> None:
-    config = hf.MixtralConfig(
-        num_hidden_layers=2, hidden_size=16, intermediate_size=16, vocab_size=32,
-        num_attention_heads=4, num_key_value_heads=2, num_local_experts=4,
-        output_router_logits=True,
-    )  # fmt: skip
-    job = hugging_face_job(lambda: hf.MixtralForCausalLM(config))
-    error = assert_refused(job, "cannot be cut yet: the model in section 1 uses .* in ")
-    assert "output_router_logits" in str(error)
-
-
-def hugging_face_job(model: Callable[[], nn.Module]) -> TrainingJob:
-    def loss(model: nn.Module, batch: Any) -> tuple[torch.Tensor, float]:
-        return model(input_ids=batch, labels=batch).loss, 1.0
-
-    return make_job(plain, model=model, dataset=[torch.arange(8)], loss=loss)
-
-
-@pytest.mark.rotated
-def test_an_encoder_decoder_whose_blocks_share_relative_positions_is_refused() -> None:
-    job = hugging_face_job(lambda: encoder_decoder("t5"))
-    assert_refused(job, r"yet: \S*decoder\S+ in section 1 uses .* computed in section 0")
-
-
-@pytest.mark.rotated
-def test_an_encoder_decoder_is_cut_in_its_encoder() -> None:
-    layout = trace(hugging_face_job(lambda: encoder_decoder("bart")))
-    assert layout.blocks == "model.encoder.layers"
-    assert not any("decoder" in name for name in layout.parameters[0])
+# --- Wrappers --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("wrap", [nn.DataParallel, lambda model: nn.Sequential(

@@ -154,6 +154,19 @@ def test_learning_rates_are_those_of_all_steps_of_the_job(
     assert lines == ["learning rate: 0 at first, at most 0.1, 0.05 at last"]
 
 
+@pytest.mark.rotated
+def test_of_a_model_that_cannot_be_cut_it_is_said_what_one_section_means(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
+    write_code(tmp_path, TRAIN.replace("x = block(x)", "x = x + block(x)"))
+    facts = inspect_model(config(tmp_path, "near/loss"))
+    assert len(facts.sections) == 1
+    (line,) = (line for line in model_lines(facts) if line.startswith("warning"))
+    assert "every worker trains a replica of all of it, with 240 B of" in line
+    assert line.endswith(facts.uncut)
+
+
 KEPT_ALIVE = """
 import subprocess, threading
 threading.Thread(target=threading.Event().wait, name="poller").start()
