@@ -1,10 +1,13 @@
-"""Sources of data: buckets (by our storage) and web servers."""
+"""Sources of data: buckets (by our storage), web servers, and the Hugging Face Hub."""
 
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import hashlib
 import http.client
+import json
+import os
 import re
 import shutil
 import urllib.error
@@ -12,8 +15,8 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Protocol
-from urllib.parse import unquote, urlsplit
+from typing import Any, Protocol
+from urllib.parse import quote, unquote, urlsplit
 
 from spottrain.cloud.data.request import (
     WEB_SCHEMES,
@@ -21,6 +24,7 @@ from spottrain.cloud.data.request import (
     DataMissingError,
     DataRequest,
     DataUnavailableError,
+    HubUrl,
     short_hash,
 )
 from spottrain.errors import SpottrainError
@@ -30,6 +34,7 @@ from spottrain.storage.objects import open_objects
 _ANSWER_S = 60.0
 _CHUNK_BYTES = 1 << 20
 _GONE = frozenset({404, 410})
+_NEXT = re.compile(r'<([^>]+)>; *rel="next"')
 _SIZE = re.compile(r"[0-9]{1,18}")
 _TRANSIENT = frozenset({408, 425, 429})
 """HTTP statuses after which a retry may succeed."""
@@ -79,9 +84,22 @@ def open_source(request: DataRequest, patience_s: float = store.PATIENCE_S) -> D
         DataUnavailableError: it is unavailable now.
     """
     with translating_http_errors(request):
-        if urlsplit(request.url).scheme in WEB_SCHEMES:
+        scheme = urlsplit(request.url).scheme
+        if scheme == "hf":
+            return HubSource(request)
+        if scheme in WEB_SCHEMES:
             return WebSource(request)
         return ObjectSource(request, patience_s)
+
+
+def pinned_url(request: DataRequest) -> str:
+    """Return the URL of a place on the Hugging Face Hub at the commit that it has now.
+
+    Raises:
+        DataError, DataUnavailableError: As ``open_source``.
+    """
+    with translating_http_errors(request):
+        return str(HubSource(request).place)
 
 
 class ObjectSource:
@@ -140,7 +158,7 @@ class WebSource:
 
     def __init__(self, request: DataRequest) -> None:
         self._request = request
-        with self._ask("HEAD") as answer:
+        with _ask(request.url, "HEAD") as answer:
             size = answer.headers.get("Content-Length")
             etag = answer.headers.get("ETag") or answer.headers.get("Last-Modified")
         if size is None or not _SIZE.fullmatch(size):
@@ -151,42 +169,148 @@ class WebSource:
 
     def fetch(self, file: SourceFile, target: Path) -> None:
         """See ``DataSource``; resumes an interrupted download."""
-        part = target.with_name(f"{target.name}.{short_hash(file.etag)}.part")
-        part.touch()
-        here_bytes = part.stat().st_size if file.etag else 0
         with translating_http_errors(self._request):
-            if here_bytes != file.num_bytes or not here_bytes:
-                self._go_on(part, here_bytes if here_bytes < file.num_bytes else 0)
-            got_bytes = part.stat().st_size
-            if got_bytes != file.num_bytes:
-                raise DataUnavailableError(
-                    f"{self._request.what}: got {got_bytes} of {file.num_bytes} bytes"
-                )
-            check_hash(self._request, part)
-        part.replace(target)
+            _download(self._request, self._request.url, file, target)
 
-    def _go_on(self, part: Path, here_bytes: int) -> None:
-        with self._ask("GET", here_bytes) as answer:
-            goes_on = answer.status == http.HTTPStatus.PARTIAL_CONTENT
-            with part.open("ab" if goes_on else "wb") as stream:
-                shutil.copyfileobj(answer, stream, _CHUNK_BYTES)
+
+class HubSource:
+    """A repository of the Hugging Face Hub, a folder of it, or a file, at one commit.
+
+    Machines list and fetch it themselves: ``huggingface_hub`` needs nine more packages,
+    and this runs before the job's ``setup``. The three requests are those of the Hub's API
+    (https://huggingface.co/docs/hub/api): ``/revision``, ``/tree`` and ``/resolve``.
+
+    Args:
+        request: The dataset; its URL is a ``HubUrl``.
+
+    Raises:
+        DataError: nothing is there, or it takes a token.
+        OSError: the Hub does not answer.
+    """
+
+    def __init__(self, request: DataRequest) -> None:
+        self._request = request
+        self.place = HubUrl.parse(request.url)
+        """With the commit as its revision."""
+        self._token = os.environ.get("HF_TOKEN", "")
+        self._hub = os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
+        self.is_folder = self.place.is_folder
+        path = self.place.path
+        self._folder = path if self.is_folder else f"{path.rpartition('/')[0]}/".lstrip("/")
+        if not self.place.is_pinned:
+            (found,) = self._pages(f"revision/{quote(self.place.revision, safe='')}")
+            self.place = self.place.at(found["sha"])
+        entries = self._tree()
+        found = [
+            store.Version(
+                entry["path"].removeprefix(self._folder),
+                entry["size"],
+                entry.get("lfs", entry)["oid"],
+            )
+            for entry in entries
+            if entry["type"] == "file" and (self.is_folder or entry["path"] == path)
+        ]
+        self.files = tuple(files_of(request, found))
+        if not self.files:
+            raise DataMissingError(f"{request.what}: nothing found; check the URL")
+
+    def fetch(self, file: SourceFile, target: Path) -> None:
+        """See ``DataSource``; resumes an interrupted download."""
+        place = self.place
+        kind = "datasets/" if place.kind == "datasets" else ""
+        path = quote(self._folder + file.name)
+        url = f"{self._hub}/{kind}{place.repository}/resolve/{place.revision}/{path}"
+        with translating_http_errors(self._request), self._explaining():
+            _download(self._request, url, file, target, self._token)
+
+    def _tree(self) -> list[dict[str, Any]]:
+        """Return what the folder holds; a file's folder is not searched below."""
+        folder = quote(self._folder.rstrip("/"))
+        what = f"tree/{self.place.revision}" + (f"/{folder}" if folder else "")
+        pages = self._pages(f"{what}?recursive={str(self.is_folder).lower()}")
+        return [entry for page in pages for entry in page]
+
+    def _pages(self, what: str) -> Iterator[Any]:
+        """Yield the pages of an answer of the repository's API."""
+        url = f"{self._hub}/api/{self.place.kind}/{self.place.repository}/{what}"
+        while url:
+            # A link elsewhere would take the token along.
+            if not url.startswith(f"{self._hub}/"):
+                raise DataError(f"{self._request.what}: its server points elsewhere: {url}")
+            with self._explaining(), _ask(url, "GET", token=self._token) as answer:
+                link = _NEXT.search(answer.headers.get("Link") or "")
+                yield json.load(answer)
+            url = link[1] if link else ""
 
     @contextlib.contextmanager
-    def _ask(self, method: str, first: int = 0) -> Iterator[http.client.HTTPResponse]:
-        request = urllib.request.Request(self._request.url, method=method)
-        request.add_header("Accept-Encoding", "identity")
-        if first:
-            request.add_header("Range", f"bytes={first}-")
+    def _explaining(self) -> Iterator[None]:
+        """Say what the Hub says, and what to do.
+
+        Raises:
+            DataError: it wants another token, or any.
+            DataMissingError: there is no such thing.
+        """
         try:
-            with urllib.request.urlopen(request, timeout=_ANSWER_S) as answer:
-                yield answer
+            yield
         except urllib.error.HTTPError as error:
-            error.close()  # it holds a connection
+            said = error.headers.get("X-Error-Message") or error.reason
+            if error.code in (401, 403):
+                page = f"{self._hub}/{self.place.repository}"
+                todo = f"ask for access at {page} with the account of HF_TOKEN"
+                if not self._token:
+                    todo = "if it is private or gated, put HF_TOKEN under secrets"
+                raise DataError(f"{self._request.what}: {said}; check the name; {todo}") from error
+            if error.code in _GONE:
+                raise DataMissingError(f"{self._request.what}: {said}; check the URL") from error
             raise
 
 
+def _download(
+    request: DataRequest, url: str, file: SourceFile, target: Path, token: str = ""
+) -> None:
+    """Copy a file of a web server to ``target`` atomically; goes on with what is there.
+
+    Raises:
+        DataError: it differs from the job file.
+        DataUnavailableError: not all of it came.
+        OSError: the server does not answer, or refuses.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f"{target.name}.{short_hash(file.etag)}.part")
+    part.touch()
+    here_bytes = part.stat().st_size if file.etag else 0
+    if here_bytes != file.num_bytes or not here_bytes:
+        first = here_bytes if here_bytes < file.num_bytes else 0
+        with _ask(url, "GET", first, token) as answer:
+            goes_on = answer.status == http.HTTPStatus.PARTIAL_CONTENT
+            with part.open("ab" if goes_on else "wb") as stream:
+                shutil.copyfileobj(answer, stream, _CHUNK_BYTES)
+    if (got_bytes := part.stat().st_size) != file.num_bytes:
+        raise DataUnavailableError(f"{request.what}: got {got_bytes} of {file.num_bytes} bytes")
+    check_hash(request, part)
+    part.replace(target)
+
+
+@contextlib.contextmanager
+def _ask(
+    url: str, method: str, first: int = 0, token: str = ""
+) -> Iterator[http.client.HTTPResponse]:
+    request = urllib.request.Request(url, method=method)
+    request.add_header("Accept-Encoding", "identity")
+    if first:
+        request.add_header("Range", f"bytes={first}-")
+    if token:  # not for the server that it redirects to
+        request.add_unredirected_header("Authorization", f"Bearer {token}")
+    try:
+        with urllib.request.urlopen(request, timeout=_ANSWER_S) as answer:
+            yield answer
+    except urllib.error.HTTPError as error:
+        error.close()  # it holds a connection
+        raise
+
+
 def files_of(request: DataRequest, found: Sequence[store.Version]) -> Iterator[SourceFile]:
-    """Yield the files among objects, without folder placeholders.
+    """Yield the files among objects that are wanted, without folder placeholders.
 
     Raises:
         DataError: a name leaves the dataset's folder, or is also a folder.
@@ -199,6 +323,8 @@ def files_of(request: DataRequest, found: Sequence[store.Version]) -> Iterator[S
                 f"{request.what}: {name!r} is both an object and a folder of other "
                 "objects; rename it"
             )
+        if request.files and not any(fnmatch.fnmatchcase(name, x) for x in request.files):
+            continue
         if num_bytes or not (name in folders or not name or name.endswith("/")):
             yield SourceFile(name, num_bytes, etag)
 

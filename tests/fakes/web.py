@@ -19,6 +19,8 @@ class Web:
     """By path, with the slash at the beginning."""
     asked: list[tuple[str, str, str]] = field(default_factory=list)
     """Method, path and range of each request."""
+    authorized: list[str] = field(default_factory=list)
+    """The ``Authorization`` of each request."""
     breaks_after: int | None = None
     """The next answer's connection breaks after so many bytes."""
     claims: int | str | None = None
@@ -65,6 +67,7 @@ class Handler(BaseHTTPRequestHandler):
     def _answer(self, body: bytes, first: int = 0, cut: int | None = None) -> None:
         web = self.server.web
         web.asked.append((self.command, self.path, self.headers.get("Range", "")))
+        web.authorized.append(self.headers.get("Authorization", ""))
         content = web.files.get(self.path)
         status = 404 if content is None else 206 if first else 200
         self.send_response(web.says or status)

@@ -53,7 +53,7 @@ def submit_checked(
     from spottrain.varuna_manager.offers.feasibility import check_deadline
 
     checked = check_all(config, say, on_vm=on_vm, adopt=adopt)
-    facts, offers = checked.facts, checked.offers
+    config, facts, offers = checked.config, checked.facts, checked.offers
     if forecast := check_deadline(config, facts, offers, say):
         say(forecast)
     job, packed_bytes = submit.submit(config, facts, checked.data_bytes, say, adopt=adopt)

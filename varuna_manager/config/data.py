@@ -10,11 +10,11 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from spottrain.cloud.data.request import WEB_SCHEMES, DataRequest
+from spottrain.cloud.data.request import WEB_SCHEMES, DataRequest, HubUrl
 from spottrain.storage.store import OBJECT_SCHEMES, StorageError, parse_url
 from spottrain.varuna_manager.config.base import Section, below
 
-_SCHEMES = (*OBJECT_SCHEMES, "https", "http", "file")
+_SCHEMES = (*OBJECT_SCHEMES, "hf", "https", "http", "file")
 _WEB_URL = re.compile(r"[!-~]+")
 _SECRET = re.compile(
     r"x-(amz|goog)-.*|(.*[-_.])?(sig|signature|secret|pass(word|wd|phrase)?)\d*|.*token"
@@ -29,7 +29,12 @@ class DataConfig(Section):
 
     url: str | None = None
     """An object, or a prefix that ends in `/`: `s3://`, `gs://`, `az://`, `https://`,
-    or `http://` with `sha256`. Fetched once per machine. `file:///…` is a path."""
+    or `http://` with `sha256`. `hf://owner/model` and `hf://datasets/owner/name` are
+    repositories of the Hugging Face Hub, with `@revision` and `/path` where wanted.
+    Fetched once per machine. `file:///…` is a path."""
+    files: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Which files of a folder are fetched, such as `["*.safetensors", "*.json"]`; by
+    default all. `*` stands for slashes, too."""
     path: str | None = None
     """A file or folder that the machines already have; not for machines of a cloud."""
     mount: str | None = None
@@ -57,6 +62,8 @@ class DataConfig(Section):
             raise ValueError("type and options need mount")
         if self.mount is not None:
             _check_mount(self.mount, self.type, self.options)
+        if self.files and not self._is_folder:
+            raise ValueError("files needs a url that is a folder")
         if self.unpack and not self.is_fetched:
             raise ValueError("unpack needs a url that is fetched")
         if self.sha256 and not self.is_fetched:
@@ -79,6 +86,7 @@ class DataConfig(Section):
             if parts.netloc or not parts.path.startswith("/"):
                 raise ValueError(f"url must be file:///path: got {url}")
             return
+        is_folder = self._is_folder
         path = unquote(parts.path)
         if {".", ".."} & set(path.split("/")) or "\0" in path:
             raise ValueError(f"url must not contain . or .. or %00: got {url!r}")
@@ -91,9 +99,20 @@ class DataConfig(Section):
                 parse_url(url)
             except StorageError as error:
                 raise ValueError(str(error)) from error
-        is_folder = parts.path.endswith("/") or not parts.path
+        if parts.scheme == "hf":
+            HubUrl.parse(url)
         if is_folder and (self.unpack or self.sha256 or parts.scheme in WEB_SCHEMES):
             raise ValueError(f"url must name one object here and not end with /: got {url}")
+
+    @property
+    def _is_folder(self) -> bool:
+        """True if it is a prefix of a bucket, a repository, or a folder of one."""
+        if self.url is None:
+            return False
+        if self.url.startswith("hf:"):
+            return HubUrl.parse(self.url).is_folder
+        path = urlsplit(self.url).path
+        return path.endswith("/") or not path
 
     @property
     def is_fetched(self) -> bool:
@@ -127,6 +146,7 @@ class DataConfig(Section):
             sha256=self.sha256,
             type=self.type,
             options=self.options,
+            files=self.files,
         )
 
 

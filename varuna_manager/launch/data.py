@@ -20,7 +20,7 @@ from spottrain.cloud.data.request import (
     DataRequest,
     DataUnavailableError,
 )
-from spottrain.cloud.data.sources import DataSource, open_source
+from spottrain.cloud.data.sources import DataSource, open_source, pinned_url
 from spottrain.datasets import variable
 from spottrain.errors import ConfigError
 from spottrain.eventlog.folder import home
@@ -76,6 +76,25 @@ def prepare_data(config: JobConfig, say: Say) -> dict[str, float]:
             )
     ensure_data(config, say)
     return dict(held)
+
+
+def pinned(config: JobConfig) -> JobConfig:
+    """Return a job whose repositories of the Hugging Face Hub are named by their commits.
+
+    Raises:
+        ConfigError: There is no such repository, revision or file, or it takes a token.
+        DataUnavailableError: The Hub does not answer.
+    """
+    data = {}
+    for name, one in config.data.items():
+        if one.url is not None and one.url.startswith("hf:"):
+            try:
+                url = pinned_url(one.to_request(name))
+            except DataError as error:
+                raise ConfigError(f"data.{name}: {error}") from error
+            one = one.model_copy(update={"url": url})
+        data[name] = one
+    return config.model_copy(update={"data": data})
 
 
 def holder(url: str) -> str | None:

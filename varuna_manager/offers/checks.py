@@ -48,6 +48,8 @@ class Check:
 class Checked:
     """What is known of a job that has passed all checks."""
 
+    config: JobConfig
+    """Of a launch: with the commits of what it fetches from the Hugging Face Hub."""
     facts: ModelFacts
     offers: Sequence[Offer] | None
     """Of its clouds; None: the job file names machines, or clouds were not asked."""
@@ -131,6 +133,8 @@ def check_all(
     for line in unknown_regions(config.clouds):
         say(line)
     check_here(config, say, purpose, on_vm=on_vm, adopt=adopt)
+    if purpose == "launch":
+        config = data.pinned(config)
     data_bytes = data.prepare_data(config, say)
     offers: Sequence[Offer] | None = None
     asks = purpose != "plan" or not config.clouds
@@ -144,7 +148,7 @@ def check_all(
         say(line)
     if asks:
         check_memory(config, facts, offers)
-    return Checked(facts=facts, offers=offers, data_bytes=data_bytes)
+    return Checked(config=config, facts=facts, offers=offers, data_bytes=data_bytes)
 
 
 def unknown_regions(clouds: Sequence[AnyCloud]) -> Iterator[str]:

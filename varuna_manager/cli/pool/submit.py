@@ -86,6 +86,7 @@ def prepare(
     """
     config, deadline_s = _checked(pool, file, priority, overrides)
     checked = check_all(config, say, adopt=adopt)
+    config = checked.config
     facts, offers, data_bytes = checked.facts, checked.offers, checked.data_bytes
     profile = None
     if not config.clouds:

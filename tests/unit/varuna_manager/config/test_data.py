@@ -102,6 +102,10 @@ MISTAKES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         AWS,
         "mount must be one word: got '-o:/'",
     ),
+    ({"a": "hf://llama"}, AWS, "url must be hf://owner/model or hf://datasets/owner/name"),
+    ({"a": "hf://org/llama/../b"}, AWS, r"must not contain . or .."),
+    ({"a": {"url": "hf://org/llama", "unpack": True}}, AWS, "must name one object here"),
+    ({"a": {"url": "hf://org/llama/a", "files": ["*"]}}, AWS, "files needs a url that is a"),
     ({"a": {"path": "/data"}}, AWS, "VMs of aws do not have /data"),
     ({"a": {"path": "data"}}, SSH, "path must be absolute on the hosts: got data"),
     ({"a": {"mount": "fs:/", "type": "nfs4"}}, {}, "the local provider cannot mount"),
@@ -156,6 +160,7 @@ def test_a_mount_with_a_password_is_refused_without_it(mount: dict[str, str]) ->
         "abfs://container@account.dfs.core.windows.net/a",
         "abfss://container@account.dfs.core.windows.net/a",
         "s3://bucket/two words/gr\u00f6\u00dfe",
+        "hf://datasets/org/name@refs/convert/parquet/default/",
         {
             "mount": "//server/share",
             "type": "cifs",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fakes.hub import serve_hub
 from tests.fakes.object_store import S3
 from tests.fakes.web import serve_web
 
@@ -78,6 +79,18 @@ def test_what_a_clouds_bucket_holds_costs_egress(url: str, cloud: str | None) ->
 def test_what_does_not_exist_is_refused(s3: S3) -> None:
     with pytest.raises(ConfigError, match=r"^data\.corpus: "):
         job_data.prepare_data(job(AWS, corpus=s3.url("nothing/")), lambda line: None)
+
+
+def test_a_launch_names_the_commits_of_repositories(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serve_hub() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        commit = hub.repository("org/llama").commit({"config.json": b"{}"})
+        config = job(AWS, llama="hf://org/llama", words="https://example.org/a")
+        config = job_data.pinned(config)
+        assert config.data["llama"].url == f"hf://org/llama@{commit}"
+        assert config.data["words"].url == "https://example.org/a"
+        with pytest.raises(ConfigError, match=r"^data\.b: .*Invalid username"):
+            job_data.pinned(job(AWS, b="hf://org/nothing"))
 
 
 def test_data_that_is_not_visible_here_is_only_reported() -> None:

@@ -247,8 +247,8 @@ def test_a_plan_that_exceeds_a_limit_says_so_first_and_exits_with_4(
     profiles.keep(PROFILE)
     with History(tmp_path / "market.sqlite") as history:
         history.record_prices([spot("us-east-1a", 10.0)])
-    checked = Checked(facts=FACTS, offers=None, data_bytes={})
     config = cloud_job(tmp_path)
+    checked = Checked(config=config, facts=FACTS, offers=None, data_bytes={})
     data = config.model_dump(mode="json", exclude_unset=True)
     data["steps"] = 10**12 if key == "slo.deadline" else 10**7
     small = parse_config({**data, **limit}, "job.yaml")
