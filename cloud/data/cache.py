@@ -1,6 +1,6 @@
 """Cache folder of fetched data: each dataset is complete or absent, and fetched once.
 
-    <folder>/<key>/        files of one version of one dataset
+    <folder>/<key>/        files of one version of one dataset; of a stream see stream.py
     <folder>/<key>.part/   files of a dataset in transfer
     <folder>/<key>.lock    held by the process that fetches it
 
@@ -28,6 +28,7 @@ from typing import Self
 
 from spottrain.cloud.data.request import DataError, DataRequest, short_hash
 from spottrain.cloud.data.sources import DataSource, SourceFile
+from spottrain.cloud.data.stream import prepare_stream
 
 _CHUNK_BYTES = 1 << 20
 _DAMAGED = (
@@ -87,8 +88,15 @@ class Cache:
         """
         files = source.files
         versions = [(file.name, file.num_bytes, file.etag) for file in files]
-        key = short_hash(request.url, request.unpack, request.sha256, versions)
+        limit = request.cache_bytes
+        key = short_hash(request.url, request.unpack, request.sha256, versions, limit)
         self._used.add(key)
+        if request.cache_bytes:
+            with self._locked(key), translating_disk_errors(request, self.folder):
+                folder = self.folder / key
+                self._make_room(request, request.cache_bytes - used_bytes(folder))
+                prepare_stream(folder, request, source)
+            return folder
         with self._locked(key):
             target, part = self.folder / key, self.folder / f"{key}.part"
             if target.exists() and not (request.unpack or not missing_files(target, files)):
@@ -215,6 +223,11 @@ def translating_disk_errors(request: DataRequest, folder: Path) -> Iterator[None
             f"{request.what}: the disk of {folder} is full; free space there or give VMs a "
             "larger disk"
         ) from error
+
+
+def used_bytes(folder: Path) -> int:
+    """Return the size of all files below a folder, which need not be there."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def num_bytes(files: Sequence[SourceFile]) -> int:

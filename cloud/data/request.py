@@ -62,6 +62,8 @@ class DataRequest:
     """The mount's options, comma-separated."""
     files: tuple[str, ...] = ()
     """Patterns of ``fnmatch`` for paths in a folder at ``url``; empty: all of them."""
+    cache_bytes: int = 0
+    """At most so much of a folder is here at a time, see ``stream``; 0: all of it."""
 
     @property
     def variable(self) -> str:

@@ -28,11 +28,12 @@ from spottrain.pipeline.base.heap import tune_for_activations
 from spottrain.pipeline.base.tracking import batch_bytes, section_bytes, update_bytes
 from spottrain.pipeline.calibrate.statistics import is_steady, spread
 from spottrain.pipeline.devices.port import Device, Transfer
-from spottrain.pipeline.model.data import MicrobatchSource, random_seed
+from spottrain.pipeline.model.data import MicrobatchSource
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import Batch, NamedParameters, TrainingJob
 from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.pipeline.model.optimizer import build_optimizer, use_fused_kernels
+from spottrain.pipeline.model.order import random_seed
 from spottrain.pipeline.model.sections import Attached
 from spottrain.pipeline.model.stage import AUTOCAST_TYPES, StageModel, StageOutput
 from spottrain.pipeline.state.agreement import MinibatchDecision

@@ -8,7 +8,6 @@ before anything is rented.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import io
 import json
@@ -29,18 +28,13 @@ from spottrain.manifest import DatasetLength
 from spottrain.pipeline.base.containers import know_classes_in, opaque_class
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import Batch, TrainingJob
+from spottrain.pipeline.model.order import announce_next, example_index, random_seed
 from spottrain.steps import at_step
 
 _DATA, _HELDOUT = -1, -2
 """Distinguish the seeds of examples."""
 HELDOUT_FACTOR = 4
 """Micro-batches of held-out examples are larger: nothing is kept for a backward."""
-
-
-def random_seed(*parts: int) -> int:
-    """Return a 63-bit seed that depends on every part, on any machine the same."""
-    text = ",".join(map(str, parts)).encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
 
 
 def seed_everything(seed: int) -> None:
@@ -52,21 +46,6 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed(seed % 2**32)
-
-
-@functools.lru_cache(maxsize=2)
-def _permutation(seed: int, epoch: int, length: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(random_seed(seed, epoch))
-    return torch.randperm(length, generator=generator)
-
-
-def example_index(seed: int, length: int, position: int) -> int:
-    """Return the index of the example at ``position`` of the endless shuffled stream.
-
-    Every epoch visits all ``length`` examples once, in an order of its own.
-    """
-    epoch, place = divmod(position, length)
-    return int(_permutation(seed, epoch, length)[place])
 
 
 class Microbatch(NamedTuple):
@@ -109,8 +88,10 @@ def make_batch(job: TrainingJob, seed: int, wanted: Microbatch) -> Batch:
             seed_everything(random_seed(seed, kind, position))
             index = position
             if wanted.heldout is None:
-                index = example_index(seed, len(dataset), position)
+                index = example_index(seed, dataset, position)
             examples.append(dataset[index])
+        if wanted.heldout is None:
+            announce_next(seed, dataset, positions[-1])
         return collated(job, examples)
 
 

@@ -25,9 +25,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.base.heap import mmap_large_blocks
 from spottrain.pipeline.base.operations import OperationMode
-from spottrain.pipeline.model.data import random_seed
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import CutPoint, TrainingJob
+from spottrain.pipeline.model.order import random_seed
 from spottrain.pipeline.model.sections import Attached
 
 _COMPILE = "_spottrain_compile"

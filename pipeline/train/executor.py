@@ -33,10 +33,11 @@ from spottrain.pipeline.base.faults import FaultScript, Hook
 from spottrain.pipeline.base.tracking import TensorTracker
 from spottrain.pipeline.comm.p2p import Arrival, Direction, PipelineLinks
 from spottrain.pipeline.devices.port import Device
-from spottrain.pipeline.model.data import MicrobatchSource, random_seed
+from spottrain.pipeline.model.data import MicrobatchSource
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import Batch, Real
 from spottrain.pipeline.model.loss import LossSums, check_leads_back
+from spottrain.pipeline.model.order import random_seed
 from spottrain.pipeline.model.stage import StageModel, StageOutput
 from spottrain.pipeline.train.recording import Recording
 from spottrain.steps import at_step

@@ -1,4 +1,5 @@
 from spottrain import hf, optim, schedules
+from spottrain.cloud.data.shards import Shards
 from spottrain.datasets import data_path
 from spottrain.errors import SpottrainError
 from spottrain.pipeline.model.job import CutPoint, TrainingJob
@@ -9,6 +10,7 @@ __all__ = [
     "CutPoint",
     "Job",
     "JobFailedError",
+    "Shards",
     "SpottrainError",
     "TrainingJob",
     "__version__",

@@ -28,7 +28,7 @@ from tests.bench.gpt_job import (
 )
 from torch import nn
 
-from spottrain.pipeline.model.data import example_index
+from spottrain.pipeline.model.order import example_index
 
 DEPTH = 2
 
@@ -65,7 +65,7 @@ def load_batches(seed: int, step: int) -> list[torch.Tensor]:
     data = Tokens()
     first = step * MICROBATCHES * MICROBATCH
     examples = [
-        data[example_index(seed, len(data), first + i)] for i in range(MICROBATCHES * MICROBATCH)
+        data[example_index(seed, data, first + i)] for i in range(MICROBATCHES * MICROBATCH)
     ]
     return list(torch.split(torch.stack(examples), MICROBATCH))
 

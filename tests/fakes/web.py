@@ -23,6 +23,8 @@ class Web:
     """The ``Authorization`` of each request."""
     breaks_after: int | None = None
     """The next answer's connection breaks after so many bytes."""
+    stalled: threading.Event | None = None
+    """Set once a connection that would break stays open instead, until the client ends it."""
     claims: int | str | None = None
     """How large every file is said to be, whatever it is."""
     says: int | None = None
@@ -77,6 +79,9 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", str(length))
         self.end_headers()
         self.wfile.write(body[:cut])
+        if cut is not None and web.stalled is not None:
+            web.stalled.set()
+            self.connection.recv(1)
 
     def log_message(self, *_: object) -> None:
         pass

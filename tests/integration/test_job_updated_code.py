@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.integration.jobs import Answer, Job, weights
 
-from spottrain.pipeline.model.data import example_index
+from spottrain.pipeline.model.order import example_index
 from spottrain.varuna_manager.core.model.events import CodeUpdated, StepsChanged
 
 pytestmark = pytest.mark.nightly
@@ -20,7 +20,7 @@ SETTINGS = {
     "checkpoint": {"every_steps": 100},
     "resources": {"max_vms": 1},
 }
-UNREADABLE = example_index(1, LENGTH, (FAILS_AT - 1) * 8)
+UNREADABLE = example_index(1, range(LENGTH), (FAILS_AT - 1) * 8)
 """Index of the first example of the mini-batch that fails, counted from 1."""
 OWN = f"""
 import dataclasses

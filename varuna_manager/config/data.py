@@ -45,6 +45,9 @@ class DataConfig(Section):
     """Type of the file system, such as `nfs4`."""
     options: str = ""
     """Mount options, such as `ro,nconnect=8`."""
+    cache_gib: Annotated[float, Field(gt=0)] | None = None
+    """Files of the folder are fetched when `spottrain.Shards` needs them, and each machine
+    keeps at most so many GiB of them, those used last; by default all are fetched first."""
     unpack: bool = False
     """The URL is a tar or zip archive that is unpacked for your code."""
     sha256: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
@@ -64,6 +67,8 @@ class DataConfig(Section):
             _check_mount(self.mount, self.type, self.options)
         if self.files and not self._is_folder:
             raise ValueError("files needs a url that is a folder")
+        if self.cache_gib is not None and not self._is_folder:
+            raise ValueError("cache_gib needs a url that is a folder")
         if self.unpack and not self.is_fetched:
             raise ValueError("unpack needs a url that is fetched")
         if self.sha256 and not self.is_fetched:
@@ -147,6 +152,7 @@ class DataConfig(Section):
             type=self.type,
             options=self.options,
             files=self.files,
+            cache_bytes=int((self.cache_gib or 0) * 2**30),
         )
 
 

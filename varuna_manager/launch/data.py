@@ -63,7 +63,8 @@ def prepare_data(config: JobConfig, say: Say) -> dict[str, float]:
             say(f"{found}; the VMs will try")
             continue
         found_bytes = num_bytes(found.files)
-        total_bytes += found_bytes * (2 if request.unpack else 1)
+        kept_bytes = min(found_bytes, request.cache_bytes or found_bytes)
+        total_bytes += kept_bytes * (2 if request.unpack else 1)
         if (cloud := holder(request.url)) is not None:
             held[cloud] += found_bytes
         files = len(found.files)
@@ -164,5 +165,5 @@ def _small(data: dict[str, DataConfig]) -> Iterator[DataRequest]:
                 found = open_source(request, _PATIENCE_S)
             except (DataError, DataUnavailableError):
                 continue  # already reported, and the user's code may not need it
-            if num_bytes(found.files) <= MAX_SAMPLE_BYTES:
+            if request.cache_bytes or num_bytes(found.files) <= MAX_SAMPLE_BYTES:
                 yield request

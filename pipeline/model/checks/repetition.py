@@ -27,11 +27,11 @@ from spottrain.pipeline.model.checks.trial import same_bits
 from spottrain.pipeline.model.data import (
     batch_digest,
     collated,
-    random_seed,
     seed_everything,
 )
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import Batch, TrainingJob
+from spottrain.pipeline.model.order import random_seed
 from spottrain.pipeline.model.sections import ModelLayout
 from spottrain.pipeline.model.skeleton import materialise, run_eagerly
 from spottrain.pipeline.model.stage import StageModel

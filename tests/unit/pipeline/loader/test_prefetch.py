@@ -20,8 +20,9 @@ from spottrain.errors import UserCodeError
 from spottrain.pipeline.loader.encoding import UnsendableError
 from spottrain.pipeline.loader.prefetch import Prefetcher
 from spottrain.pipeline.loader.process import serve_batches
-from spottrain.pipeline.model.data import Microbatch, example_index, make_batch
+from spottrain.pipeline.model.data import Microbatch, make_batch
 from spottrain.pipeline.model.job import TrainingJob
+from spottrain.pipeline.model.order import example_index
 from spottrain.wire.model import LoaderSpec
 
 SEED = 3
@@ -118,7 +119,7 @@ def mark(folder: Path, what: str, name: Microbatch) -> None:
     """Let something happen to the examples of a micro-batch."""
     first = name.step * name.minibatch_size + name.number * name.size
     for position in range(first, first + name.size):
-        (folder / f"{what}-{example_index(SEED, 40, position)}").touch()
+        (folder / f"{what}-{example_index(SEED, range(40), position)}").touch()
 
 
 NAMES = st.builds(

@@ -18,8 +18,6 @@ from spottrain.pipeline.model.data import (
     MicrobatchSource,
     check_datasets,
     digests,
-    example_index,
-    random_seed,
     refuse_differing,
     why_unmovable,
     why_unsendable,
@@ -48,22 +46,6 @@ def a_job(length: int, heldout: int | None = None) -> TrainingJob:
         loss=lambda model, batch: (torch.zeros(()), 1.0),
         optimizer=lambda named: torch.optim.SGD(named, lr=0.1),
     )
-
-
-@given(seed=st.integers(0, 2**31), length=st.integers(1, 40), epoch=st.integers(0, 5))
-def test_every_epoch_visits_every_example_once(seed: int, length: int, epoch: int) -> None:
-    positions = range(epoch * length, (epoch + 1) * length)
-
-    visited = [example_index(seed, length, position) for position in positions]
-
-    assert sorted(visited) == list(range(length))
-
-
-def test_epochs_and_seeds_have_orders_of_their_own() -> None:
-    first = [example_index(1, 20, position) for position in range(20)]
-
-    assert first != [example_index(1, 20, position) for position in range(20, 40)]
-    assert first != [example_index(2, 20, position) for position in range(20)]
 
 
 @given(
@@ -96,15 +78,6 @@ def test_held_out_examples_are_each_seen_once_in_order(length: int, size: int) -
 
 def test_without_held_out_examples_there_are_no_microbatches_of_them() -> None:
     assert a_job(5).heldout_sets == {}
-
-
-@given(parts=st.lists(st.integers(0, 1000), min_size=1, max_size=4))
-def test_seeds_fit_torch_and_depend_on_every_part(parts: list[int]) -> None:
-    seed = random_seed(*parts)
-
-    torch.Generator().manual_seed(seed)
-    assert seed == random_seed(*parts)
-    assert seed != random_seed(*parts[:-1], parts[-1] + 1)
 
 
 class Drawn(Numbers):
