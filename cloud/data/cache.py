@@ -77,7 +77,6 @@ class Cache:
         """Fetch a dataset unless it is cached; return its path.
 
         Args:
-            request: The dataset.
             source: Where it comes from.
             report: See ``ReportProgress``.
 

@@ -237,8 +237,6 @@ class Catalogue:
 
         Args:
             cloud: Of the machine; 0 if nothing is published for it.
-            disk_gib: Size of its disk.
-            public_address: It has one.
         """
         for row in self._rows("attached"):
             if row["cloud"] == cloud:

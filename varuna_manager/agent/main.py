@@ -544,7 +544,6 @@ def encode_batch(outbox: Outbox, vm_id: str) -> str:
 
     Args:
         outbox: Keeps them until the manager has them.
-        vm_id: This VM.
     """
     limit = _MAX_BATCH
     while True:

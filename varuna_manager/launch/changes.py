@@ -102,8 +102,6 @@ def change(job: JobDir, changes: Changes, say: Callable[[str], None]) -> None:
     """Change a job that nothing runs of, all of it or nothing.
 
     Args:
-        job: The job.
-        changes: What to change.
         say: Called with what is different from now on.
 
     Raises:

@@ -99,7 +99,6 @@ def own_market(
     """Return the offers of the job file's own machines, spot and on demand.
 
     Args:
-        config: The job.
         hazards: Interruption rates.
         now_s: Seconds since the epoch.
         is_measured: Whether the profile was measured; a speed in the file makes an
@@ -258,7 +257,6 @@ def base_of(
 
     Args:
         profile: Names the device.
-        facts: The model.
         precision: Of the job's matrix multiplications.
         on_cpus: The job trains on CPUs: one that the catalogue does not know is taken for
             the slowest that it knows.

@@ -358,7 +358,6 @@ def ranking_terms(
     """Return what a job's offers are ranked by, as far as its settings say.
 
     Args:
-        job: Its settings.
         steps_done: Mini-batches that are committed.
         morph_s: Measured cost of a morph; None: none was measured.
     """

@@ -34,7 +34,6 @@ def ranking_view(
     """Return a ranking as plain data.
 
     Args:
-        ranking: All offers.
         now_s: Seconds since the epoch.
         warnings: A line each about what was left out before.
         bests: The best offer of each GPU, by its name; none if clouds were not asked.

@@ -79,11 +79,7 @@ class RefusedError(Exception):
 
 
 class HostAgent:
-    """Operations on this host, one method each.
-
-    Args:
-        root: Our folder.
-    """
+    """Operations on this host, one method each."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -246,7 +242,6 @@ class HostAgent:
         """Unpack an archive into ``name`` atomically.
 
         Args:
-            vm_id: The VM.
             name: Folder below ours.
             archive: Is moved or removed.
             keep: Its SHA-256: it is kept, for ``share``.
@@ -285,7 +280,6 @@ class HostAgent:
         """Serve a kept archive to other VMs of the region; return its URL.
 
         Args:
-            vm_id: The VM.
             digest: SHA-256 of the archive.
             address: Private address of this VM.
         """
@@ -304,7 +298,6 @@ class HostAgent:
         """Fetch an archive that another VM shares, and unpack and keep it.
 
         Args:
-            vm_id: The VM.
             name: Folder below ours, to unpack it into.
             url: From ``share`` of the other VM.
             digest: SHA-256 that it must have.
@@ -355,10 +348,8 @@ class HostAgent:
         """Run the user's setup once per VM; return its exit code and last output.
 
         Args:
-            vm_id: The VM.
             script: For ``/bin/sh -e``.
             environment: Of the script.
-            limit_s: Time limit.
             pins: Requirements that bind what pip and uv install, unless the environment
                 names others.
             cache: Keep what pip downloads, for ``publish_wheels``.
@@ -405,12 +396,10 @@ class HostAgent:
         """Fetch what ``setup`` of an earlier VM downloaded; see ``wheels``.
 
         Args:
-            vm_id: The VM.
             package: Folder of our software.
             place: Where the wheels are published.
             digest: Of their index.
             environment: With the credentials of that store.
-            limit_s: Time limit.
 
         Returns:
             ``bytes``, None if there are none; or ``error``.
@@ -433,7 +422,6 @@ class HostAgent:
         """Begin to publish what ``setup`` downloaded.
 
         Args:
-            vm_id: The VM.
             package: Folder of our software.
             place: Where to.
             environment: With the credentials of that store.

@@ -179,7 +179,6 @@ def picture(frame: Frame, name: str, title: str, what: str, parts: Iterable[str]
     Args:
         frame: The chart's frame.
         name: Unique on the page: letters and digits.
-        title: Its title.
         what: A description of what it shows.
         parts: Its elements.
     """
