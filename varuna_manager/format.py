@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from typing import Any
 
 NOTHING = "-"
 """Placeholder for an unknown value."""
@@ -76,6 +79,17 @@ def size(num_bytes: float | None) -> str:
 def number(value: float | None, digits: int = 3) -> str:
     """Return a number with ``digits`` decimals."""
     return NOTHING if value is None else f"{value:.{digits}f}"
+
+
+def finite(value: Any) -> Any:
+    """Return data with None for numbers that JSON cannot hold: infinite ones and NaN."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(one) for one in value]
+    return value
 
 
 _LAST_S = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()
