@@ -117,14 +117,9 @@ class PublishedPrice:
 
 
 class Catalogue:
-    """The facts, read once.
+    """The facts, read once."""
 
-    Args:
-        folder: Holds the CSV files.
-    """
-
-    def __init__(self, folder: Path = DATA) -> None:
-        self._folder = folder
+    def __init__(self) -> None:
         self.sources = {
             row["source"]: FactSource(title=row["title"], date=row["date"])
             for row in self._rows("sources")
@@ -247,7 +242,7 @@ class Catalogue:
         return 0.0
 
     def _rows(self, name: str) -> Iterator[dict[str, str]]:
-        path = self._folder / f"{name}.csv"
+        path = DATA / f"{name}.csv"
         with path.open(encoding="utf-8", newline="") as file:
             yield from csv.DictReader(file)
 

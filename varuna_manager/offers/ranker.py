@@ -207,7 +207,7 @@ class OfferRanker:
         kind = offer.cloud, offer.instance_type
         base = self._measured_on(state, profile)
         if offer.cloud in CLOUDS and base is not None:
-            priced = market.priced_offer(offer, base, hazards, catalogue())
+            priced = market.priced_offer(offer, base, hazards)
         else:
             spec = state.job.spec
             speed = gpu_speed(offer, profile, state.job.facts, spec.precision)

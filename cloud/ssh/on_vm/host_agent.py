@@ -658,19 +658,20 @@ def _plain_members(tar: tarfile.TarFile, folder: Path) -> list[tarfile.TarInfo]:
     return members
 
 
-def renew_lease(file: Path = LEASE_FILE) -> None:
+def renew_lease() -> None:
     """Renew a VM's lease, as ``cloud.port.lease.renew``; do nothing if there is none.
 
     At boot its time lies ahead, for the agent to be started in: it is not put back.
     """
     with contextlib.suppress(OSError):
-        if file.stat().st_mtime < time.time():
-            os.utime(file)
+        if LEASE_FILE.stat().st_mtime < time.time():
+            os.utime(LEASE_FILE)
 
 
-def is_given_up(file: Path = LEASE_FILE) -> bool:
+def is_given_up() -> bool:
     """Return whether a VM has a lease and is about to end: ``cloud.port.lease.give_up``."""
-    return file.parent.is_dir() and not (file.is_file() and file.stat().st_size == 0)
+    held = LEASE_FILE.is_file() and LEASE_FILE.stat().st_size == 0
+    return LEASE_FILE.parent.is_dir() and not held
 
 
 def hello(root: Path) -> dict[str, str]:
