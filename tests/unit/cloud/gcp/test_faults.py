@@ -112,25 +112,6 @@ def test_persistent_throttling_is_reported(gcp: FakeGcp) -> None:
     assert told.value.retry_after_s == 17
 
 
-@pytest.mark.parametrize("kind", ["drop", "lost", "hang"])
-def test_a_launch_without_an_answer_is_neither_repeated_nor_forgotten(
-    gcp: FakeGcp, kind: str
-) -> None:
-    # A busy machine may not answer the calls before it within half a second either, and
-    # meets the fault long after nobody waits for an answer any more.
-    limit, times = ({"answer_s": 0.5}, 99) if kind == "hang" else ({}, 1)
-    provider = gcp.provider(**limit)
-    asked = launch_request(offer_in(gcp.provider()), 2)
-    operation = "instances.bulk_insert"
-    gcp.ask("fail", operation=operation, kind=kind, seconds=1.0, times=times)
-    with pytest.raises(CloudError) as told:
-        provider.launch(asked)
-    assert type(told.value) is CloudError
-    gcp.ask("recover")
-    ids = {vm.vm_id for vm in gcp.provider().launch(asked).vms}
-    assert len(ids) == alive(gcp) == 2
-
-
 def test_a_launch_may_take_longer_than_one_request(gcp: FakeGcp) -> None:
     provider = gcp.provider(answer_s=2.0)
     asked = launch_request(offer_in(provider))

@@ -33,31 +33,12 @@ from spottrain.cloud.port.errors import (
 )
 from spottrain.cloud.port.provider import (
     ANY_FAMILY,
-    CloudProvider,
     VmState,
 )
 
 
 def finish(gcp: FakeGcp) -> None:
     gcp.ask("finish_all")
-
-
-def test_it_can_do_all_that_gcp_can(gcp: FakeGcp) -> None:
-    provider = gcp.provider()
-    for ability in (
-        CloudProvider.admit,
-        CloudProvider.check,
-        CloudProvider.list_all,
-        CloudProvider.principal,
-        CloudProvider.quotas,
-        CloudProvider.release,
-        CloudProvider.spot_pools,
-        CloudProvider.ssh_target,
-        CloudProvider.time_s,
-    ):
-        assert provider.can(ability)
-    assert not provider.can(CloudProvider.start_agent)
-    assert not provider.can(CloudProvider.move)
 
 
 def test_a_type_without_facts_is_refused_before_anything_is_asked(
