@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from spottrain import units
+
 NOTHING = "-"
 """Placeholder for an unknown value."""
 
@@ -66,14 +68,7 @@ def saved(share: float | None) -> str:
 
 def size(num_bytes: float | None) -> str:
     """Return bytes, such as ``12.3 MB``."""
-    if num_bytes is None:
-        return NOTHING
-    value, unit = float(num_bytes), "B"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if value < 1000:
-            break
-        value, unit = value / 1000, larger
-    return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
+    return NOTHING if num_bytes is None else units.size(num_bytes)
 
 
 def number(value: float | None, digits: int = 3) -> str:
