@@ -18,7 +18,6 @@ from spottrain.cloud.port.errors import (
     NoCapacityError,
     QuotaExceededError,
     RegionQuotaError,
-    ThrottledError,
     VmNotFoundError,
 )
 from spottrain.cloud.port.provider import (
@@ -174,40 +173,6 @@ def test_missing_resources_are_reported_before_a_launch(
         provider.launch(launch_request(offer_in(provider)))
     assert "\n" not in str(told.value)
     assert alive(aws) == 0
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [
-        {"kind": "error", "code": "RequestLimitExceeded", "status": 503},
-        {"kind": "error", "code": "InternalError", "status": 500},
-        {"kind": "drop"},
-        {"kind": "lost"},
-    ],
-    ids=["throttled", "5xx", "dropped", "reply lost"],
-)
-def test_the_sdk_retries_transient_errors(aws: FakeAws, fault: dict[str, object]) -> None:
-    provider = aws.provider(tries=4)
-    (vm,) = rent(provider)
-    for operation in ("DescribeInstances", "TerminateInstances"):
-        aws.ask("fail", operation=operation, **fault)
-    assert [each.vm_id for each in provider.list_vms("job")] == [vm.vm_id]
-    provider.terminate([vm.vm_id])
-    assert alive(aws) == 0
-
-
-def test_persistent_throttling_is_reported(aws: FakeAws) -> None:
-    aws.ask(
-        "fail",
-        operation="DescribeInstances",
-        kind="error",
-        code="RequestLimitExceeded",
-        status=503,
-        times=9,
-    )
-    with pytest.raises(ThrottledError) as told:
-        aws.provider(tries=2).list_vms("job")
-    assert told.value.retry_after_s > 0
 
 
 def test_no_capacity_is_not_retried_by_the_sdk(

@@ -139,42 +139,6 @@ def test_a_missing_subscription_is_told(azure: FakeAzure, monkeypatch: pytest.Mo
         azure.provider(subscription="").list_vms("job")
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        {"kind": "error", "code": "Throttled", "status": 429},
-        {"kind": "error", "code": "InternalError", "status": 500},
-        {"kind": "drop"},
-        {"kind": "lost"},
-    ],
-    ids=["throttled", "5xx", "dropped", "reply lost"],
-)
-def test_the_sdk_retries_transient_errors(azure: FakeAzure, fault: dict[str, object]) -> None:
-    provider = azure.provider(tries=4)
-    azure.ask("fail", operation="PUT virtualMachines", **fault)
-    (vm,) = rent(provider)
-    for operation in ("LIST virtualMachines", "DELETE virtualMachines"):
-        azure.ask("fail", operation=operation, **fault)
-    assert [each.vm_id for each in provider.list_vms("job")] == [vm.vm_id]
-    provider.terminate([vm.vm_id])
-    assert len(azure.ask("bill")) == 1
-    assert alive(azure) == 0
-
-
-def test_persistent_throttling_is_reported(azure: FakeAzure) -> None:
-    azure.ask(
-        "fail",
-        operation="LIST virtualMachines",
-        kind="error",
-        code="TooManyRequests",
-        status=429,
-        headers={"Retry-After": "17"},
-    )
-    with pytest.raises(ThrottledError) as told:
-        azure.provider().list_vms("job")
-    assert told.value.retry_after_s == 17
-
-
 def test_an_answer_that_is_lost_while_waiting_keeps_the_vm(azure: FakeAzure) -> None:
     provider = azure.provider()
     asked = launch_request(offer_in(provider))
