@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from typing import Any
+
+from spottrain import units
 
 NOTHING = "-"
 """Placeholder for an unknown value."""
@@ -63,19 +68,23 @@ def saved(share: float | None) -> str:
 
 def size(num_bytes: float | None) -> str:
     """Return bytes, such as ``12.3 MB``."""
-    if num_bytes is None:
-        return NOTHING
-    value, unit = float(num_bytes), "B"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if value < 1000:
-            break
-        value, unit = value / 1000, larger
-    return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
+    return NOTHING if num_bytes is None else units.size(num_bytes)
 
 
 def number(value: float | None, digits: int = 3) -> str:
     """Return a number with ``digits`` decimals."""
     return NOTHING if value is None else f"{value:.{digits}f}"
+
+
+def finite(value: Any) -> Any:
+    """Return data with None for numbers that JSON cannot hold: infinite ones and NaN."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(one) for one in value]
+    return value
 
 
 _LAST_S = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()

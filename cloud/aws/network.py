@@ -39,8 +39,6 @@ class AwsNetwork:
 
         Args:
             job: Name of the job.
-            region: The region.
-            zone: The zone.
             image: Name of the image that is preferred to the newest.
 
         Raises:
@@ -92,7 +90,6 @@ class AwsNetwork:
         """Return the image, as EC2 describes it.
 
         Args:
-            region: The region.
             preferred: Name of the image that is taken before the newest one.
 
         Raises:

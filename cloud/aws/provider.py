@@ -48,8 +48,6 @@ class AwsProvider(port.CloudProvider):
 
     Args:
         settings: Settings of the account and of VMs.
-        facts: The catalogue.
-        on_demand: On-demand prices.
         clients: Clients to share; None: its own.
         clock: Monotonic clock (seconds).
     """

@@ -51,8 +51,6 @@ def vm_id_of(region: str, instance_id: str, hops: int = 0) -> str:
     """Return our id of an instance; EC2's ids are unique per region.
 
     Args:
-        region: The region.
-        instance_id: The instance's.
         hops: How often it has gone from one job to another.
     """
     vm_id = f"{CLOUD}.{instance_id}.{region}"

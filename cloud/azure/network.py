@@ -49,7 +49,6 @@ class AzureNetwork:
 
         Args:
             job: Name of the job.
-            region: The region.
             accelerated: The size supports accelerated networking.
 
         Raises:

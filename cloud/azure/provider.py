@@ -43,7 +43,6 @@ class AzureProvider(port.CloudProvider):
 
     Args:
         settings: Settings of the subscription and of VMs.
-        facts: The catalogue.
         clients: Clients to share; None: its own.
         clock: Monotonic clock (seconds).
         now: Wall clock (seconds since the epoch).

@@ -125,7 +125,6 @@ def virtual_machine(
     """Return a VM with its disk, network card and address, which are deleted with it.
 
     Args:
-        request: The launch.
         name: Name of the VM.
         placement: Subnet and identity.
         host_key: (private, public) in OpenSSH's format.

@@ -29,6 +29,7 @@ from typing import Self
 from spottrain.cloud.data.request import DataError, DataRequest, short_hash
 from spottrain.cloud.data.sources import DataSource, SourceFile
 from spottrain.cloud.data.stream import prepare_stream
+from spottrain.units import size
 
 _CHUNK_BYTES = 1 << 20
 _DAMAGED = (
@@ -78,7 +79,6 @@ class Cache:
         """Fetch a dataset unless it is cached; return its path.
 
         Args:
-            request: The dataset.
             source: Where it comes from.
             report: See ``ReportProgress``.
 
@@ -103,7 +103,7 @@ class Cache:
                 target.rename(part)  # a file was removed
             if target.exists():
                 os.utime(target)  # marks it as used
-                report(f"{request.name}: is cached, {format_size(num_bytes(files))}")
+                report(f"{request.name}: is cached, {size(num_bytes(files))}")
             else:
                 with translating_disk_errors(request, self.folder):
                     self._fetch(request, source, part, report)
@@ -126,15 +126,15 @@ class Cache:
         more = num_bytes(source.files) if request.unpack else 0
         self._make_room(request, num_bytes(wanted) + more)
         arrived = num_bytes(source.files) - num_bytes(wanted)
-        total = format_size(num_bytes(source.files))
+        total = size(num_bytes(source.files))
         threads = ThreadPoolExecutor(_THREADS, "data")
         try:
             fetches = {threads.submit(source.fetch, x, folder / x.name): x for x in wanted}
-            report(f"{request.name}: {format_size(arrived)} of {total} received")
+            report(f"{request.name}: {size(arrived)} of {total} received")
             for done in as_completed(fetches):
                 done.result()
                 arrived += fetches[done].num_bytes
-                report(f"{request.name}: {format_size(arrived)} of {total} received")
+                report(f"{request.name}: {size(arrived)} of {total} received")
         finally:
             threads.shutdown(cancel_futures=True)
         if request.unpack:
@@ -156,7 +156,7 @@ class Cache:
                     shutil.rmtree(old, ignore_errors=True)
         if wanted_bytes > (free_bytes := self._free_bytes()):
             raise DataError(
-                f"{request.what}: needs {format_size(wanted_bytes)}, {format_size(free_bytes)} "
+                f"{request.what}: needs {size(wanted_bytes)}, {size(free_bytes)} "
                 f"are free in {self.folder}; free space there or give VMs a larger disk"
             )
 
@@ -233,15 +233,6 @@ def used_bytes(folder: Path) -> int:
 def num_bytes(files: Sequence[SourceFile]) -> int:
     """Return the total size of some files."""
     return sum(file.num_bytes for file in files)
-
-
-def format_size(size: float) -> str:
-    """Return a size in a readable unit, such as ``12.3 GB``."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:,.1f} TB"
 
 
 class _Member(tarfile.TarInfo):

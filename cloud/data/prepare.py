@@ -39,7 +39,6 @@ def fetch_data(
     """Fetch, mount or find each dataset.
 
     Args:
-        requests: The datasets.
         cache: Where fetched data is kept.
         report: Called with progress.
 

@@ -75,7 +75,6 @@ def open_source(request: DataRequest, patience_s: float = store.PATIENCE_S) -> D
     """Return the current version of a dataset.
 
     Args:
-        request: The dataset.
         patience_s: How long to retry if a bucket does not answer.
 
     Raises:
@@ -145,9 +144,6 @@ class ObjectSource:
 
 class WebSource:
     """A file on a web server.
-
-    Args:
-        request: The dataset.
 
     Raises:
         DataError: the server does not report the size.

@@ -55,7 +55,6 @@ class GcpEndTimes:
 
         Args:
             zone: Zone of the VMs.
-            names: Their names.
             since_s: When the first was created, in seconds since the epoch; a name may
                 have been another VM's before.
 

@@ -46,7 +46,6 @@ class GcpLaunches:
         """Return the VMs of a launch, created now or before.
 
         Args:
-            request: The launch.
             placement: The VMs' network.
             owner: Who rents them.
 
@@ -81,7 +80,6 @@ class GcpLaunches:
         """Return the operations of attempts of a launch, by request id.
 
         Args:
-            request: The launch.
             first: Number of the first of these attempts.
         """
         tries = range(first, first + _ATTEMPTS_PER_LISTING)

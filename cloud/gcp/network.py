@@ -41,7 +41,6 @@ class GcpNetwork:
 
         Args:
             job: Name of the job.
-            region: The region.
             image: The image that is preferred to that of the settings.
 
         Raises:

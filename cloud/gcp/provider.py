@@ -32,8 +32,6 @@ class GcpProvider(port.CloudProvider):
 
     Args:
         settings: Settings of the project and of VMs.
-        facts: The catalogue.
-        prices: Prices.
         clients: Clients to share; None: its own.
         clock: Monotonic clock (seconds).
     """

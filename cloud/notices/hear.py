@@ -144,7 +144,6 @@ class LocalSource(source.NoticeSource):
 
     Args:
         socket: Path of the local cloud's socket.
-        vm_id: The VM.
     """
 
     every_s = 0.0

@@ -141,9 +141,7 @@ class Metadata:
         """Return the response to one request.
 
         Args:
-            method: HTTP method.
             target: Path and query.
-            headers: Request headers.
             body: Sent as JSON.
             wait_s: How long the service may wait for a change.
             expected: Statuses that the caller can use.

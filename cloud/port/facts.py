@@ -46,7 +46,6 @@ def check_types(facts: CloudFacts, cloud: str, title: str, names: Iterable[str])
     """Refuse instance types that the catalogue does not know.
 
     Args:
-        facts: The catalogue.
         cloud: Name of the cloud in the catalogue.
         title: Name of the cloud in messages.
         names: The types.

@@ -105,9 +105,6 @@ def await_lease(wait_s: float = WAIT_S) -> str:
 
     Images accept logins before their boot script has run.
 
-    Args:
-        wait_s: Time limit.
-
     Returns:
         What is wrong, and what to do; empty: nothing.
     """

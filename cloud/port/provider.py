@@ -364,7 +364,6 @@ class CloudProvider(ABC):
         Args:
             vm_id: As the other job calls it.
             giver: Unique id of the other job.
-            job: Name of this job.
             intent: That the VM has from now on.
             since_s: Since when it is this job's. Seconds since the epoch.
             image: As of ``take``.

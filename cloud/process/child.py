@@ -45,11 +45,10 @@ _ARGV = (sys.executable, "-P", "-m", "spottrain.cloud.process.main")
 class ChildProvider(Wrapper):
     """A proxy of a provider in a child process; created by ``in_child``."""
 
-    def __init__(self, recipe: str, first: _Child, answer_s: float | None) -> None:
+    def __init__(self, recipe: str, first: _Child) -> None:
         self.name, self._abilities = first.name, first.abilities
         self._recipe = recipe
         self._child: _Child | None = first
-        self._answer_s = answer_s
         self._closed = False
         self._lock = threading.Lock()
 
@@ -75,7 +74,7 @@ class ChildProvider(Wrapper):
     ) -> R:
         """Return the answer of the provider in the child."""
         call = call_of(method)
-        limit_s = self._answer_s or SLOW_S.get(call.name, ANSWER_S)
+        limit_s = SLOW_S.get(call.name, ANSWER_S)
         packed, child = call.pack(*args, **kwargs), self._live_child()
         try:
             answer = child.ask(call.name, packed, limit_s)
@@ -210,19 +209,16 @@ class _Child:
         return CloudError(f"{self.name}: its SDK process has exited; will be retried")
 
 
-def in_child(
-    factory: str, settings: Mapping[str, Any], *, answer_s: float | None = None
-) -> ChildProvider:
+def in_child(factory: str, settings: Mapping[str, Any]) -> ChildProvider:
     """Return a provider that runs in a child process.
 
     Args:
         factory: ``module:function``, called in the child with ``settings``.
         settings: Plain JSON without secrets; SDKs find credentials by themselves.
-        answer_s: Limit of every call, instead of ``ANSWER_S`` and ``SLOW_S``.
 
     Raises:
         SpottrainError: the factory's error.
         CloudError: the child does not start.
     """
     recipe = json.dumps({"factory": factory, "settings": dict(settings)})
-    return ChildProvider(recipe, _Child(recipe), answer_s)
+    return ChildProvider(recipe, _Child(recipe))

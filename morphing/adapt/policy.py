@@ -158,7 +158,6 @@ def slowdown(depth: int, width: int, share: float) -> float:
     copied again), with more hardly ever.
 
     Args:
-        depth: Pipeline depth.
         width: Replicas.
         share: See ``lag_share``.
     """

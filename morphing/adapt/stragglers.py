@@ -201,9 +201,7 @@ def expected_busy_s(
     Args:
         plan: Which sections the stage has.
         profile: Their times.
-        stage: The stage.
         microbatches: Forwards, and backwards.
-        recomputes: Recomputes.
     """
     measured = profile.sections_at(plan.microbatch_size)
     beside = profile.overheads_at(plan.microbatch_size)

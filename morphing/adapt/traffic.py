@@ -29,7 +29,6 @@ def sent_bytes(
 
     Args:
         plan: Who computes what.
-        facts: Of the model.
         places: Where each VM of the plan is.
         reduction: How gradients are summed up.
         wire: In which activations travel; facts count those of fp32.

@@ -36,7 +36,6 @@ class BillingTerms:
 
         Args:
             from_s: When the first part began. Seconds since the epoch.
-            now_s: Now.
             is_whole: That is when the machine was rented, so its shortest time counts.
         """
         lived_us = max(0, round((now_s - from_s) * _S))

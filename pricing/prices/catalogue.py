@@ -117,14 +117,9 @@ class PublishedPrice:
 
 
 class Catalogue:
-    """The facts, read once.
+    """The facts, read once."""
 
-    Args:
-        folder: Holds the CSV files.
-    """
-
-    def __init__(self, folder: Path = DATA) -> None:
-        self._folder = folder
+    def __init__(self) -> None:
         self.sources = {
             row["source"]: FactSource(title=row["title"], date=row["date"])
             for row in self._rows("sources")
@@ -237,8 +232,6 @@ class Catalogue:
 
         Args:
             cloud: Of the machine; 0 if nothing is published for it.
-            disk_gib: Size of its disk.
-            public_address: It has one.
         """
         for row in self._rows("attached"):
             if row["cloud"] == cloud:
@@ -249,7 +242,7 @@ class Catalogue:
         return 0.0
 
     def _rows(self, name: str) -> Iterator[dict[str, str]]:
-        path = self._folder / f"{name}.csv"
+        path = DATA / f"{name}.csv"
         with path.open(encoding="utf-8", newline="") as file:
             yield from csv.DictReader(file)
 

@@ -67,7 +67,6 @@ def work_of(
 
     Args:
         facts: The job's model.
-        precision: The job's.
         profile: Says what a forward saves, and which precision was seen: a GPU that
             computed more than its peak at the declared one computed in another.
     """
@@ -227,7 +226,6 @@ def gpu_speed(
         offer: What is or could be rented.
         profile: Names the device that the job was measured on.
         facts: The job's model.
-        precision: The job's.
     """
     if offer.gpu_speed != 1.0:
         return offer.gpu_speed

@@ -69,9 +69,6 @@ class _Shares:
 
     A cap on dollars counts as one on VMs of the cheapest kind; the rest is up to whoever
     gives out VMs.
-
-    Args:
-        problem: The pool.
     """
 
     def __init__(self, problem: AllocationProblem) -> None:
@@ -220,7 +217,6 @@ def _served(
     first.
 
     Args:
-        problem: The pool.
         order: The jobs to serve.
         most: The most VMs that each may have.
     """

@@ -67,7 +67,6 @@ class Activity:
         """Say what is done from now on: a task begins.
 
         Args:
-            doing: What it is.
             waits_for: The rank that is waited for, or ``ALL_RANKS``.
         """
         self._put(_DOINGS.index(doing), _NOBODY if waits_for is None else waits_for)

@@ -44,7 +44,6 @@ def run(
 
     Args:
         argv: The program.
-        env: Its environment.
         given: What it reads.
         timeout_s: Bound on its time; ``None``: none. On Linux, time in which its main
             thread could not run because others had the cores does not count.

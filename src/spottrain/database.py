@@ -58,7 +58,6 @@ def connect(path: Path, kind: Kind, schema: str, *, read_only: bool = False) -> 
     """Return a file, in autocommit mode, that any number of processes may read.
 
     Args:
-        path: Of the file.
         kind: What it holds.
         schema: Statements that make its tables.
         read_only: Only read; the file must exist.

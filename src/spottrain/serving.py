@@ -15,7 +15,6 @@ class Server(uvicorn.Server):
     Signals are left to the process.
 
     Args:
-        app: The application.
         grace_s: How long requests may go on once it is to exit, in seconds.
         options: Further ones of ``uvicorn.Config``.
     """

@@ -18,19 +18,18 @@ PATH = str(_ROOT.parent)
 _DIGITS = 12
 
 
-def sources(root: Path = _ROOT) -> Iterator[tuple[str, Path]]:
+def sources(ending: str = "py") -> Iterator[tuple[str, Path]]:
     """Yield our modules, each under its name in an archive, always in the same order.
 
     Args:
-        root: Of the package.
+        ending: Of the files; others than modules are tables, which end in ``csv``.
     """
-    for folder in (root, *sorted(path for path in root.iterdir() if path.is_dir())):
-        pattern = "*.py" if folder == root else "**/*.py"
+    for folder in (_ROOT, *sorted(path for path in _ROOT.iterdir() if path.is_dir())):
         # In a checkout the folders are symbolic links.
-        for path in sorted(folder.resolve().glob(pattern)):
-            below = path.relative_to(folder.resolve()).as_posix()
-            name = f"{folder.relative_to(root).as_posix()}/{below}"
-            yield f"spottrain/{name.removeprefix('./')}", path
+        real, below = folder.resolve(), "" if folder == _ROOT else "**/"
+        for path in sorted(real.glob(f"{below}*.{ending}")):
+            name = Path("spottrain") / folder.relative_to(_ROOT) / path.relative_to(real)
+            yield name.as_posix(), path
 
 
 def version_of(contents: Iterable[tuple[str, bytes]]) -> str:

@@ -132,7 +132,6 @@ class ManagerClient:
         """Return the body of the manager's answer.
 
         Args:
-            method: Of HTTP.
             path: Of the request.
             body: Of the request, or the file that holds it.
 
@@ -208,7 +207,6 @@ class LogSender:
 
     Args:
         folder: The VM's work folder.
-        vm_id: The VM.
         post: Posts a message to the manager.
     """
 

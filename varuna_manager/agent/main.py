@@ -45,7 +45,6 @@ from spottrain.gpus.nvml import NoNvmlError, open_nvml
 from spottrain.gpus.slots import device_of
 from spottrain.gpus.watch import GpuWatch
 from spottrain.logs import LOG_CHECK_S, log_to_stderr, rotate
-from spottrain.network import interface_of, network_environment
 from spottrain.varuna_manager.agent.client import (
     LOG_PUSH_S,
     AgentError,
@@ -58,6 +57,7 @@ from spottrain.varuna_manager.agent.client import (
     VmFencedError,
     tail,
 )
+from spottrain.varuna_manager.agent.network import interface_of, network_environment
 from spottrain.varuna_manager.agent.supervisor import (
     LOG,
     LOOK_S,
@@ -544,7 +544,6 @@ def encode_batch(outbox: Outbox, vm_id: str) -> str:
 
     Args:
         outbox: Keeps them until the manager has them.
-        vm_id: This VM.
     """
     limit = _MAX_BATCH
     while True:

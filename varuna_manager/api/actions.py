@@ -40,7 +40,6 @@ def submit_checked(
     """Run all checks of a launch and put the job on disk.
 
     Args:
-        config: The job.
         say: Called with lines for people.
         on_vm: Its manager will run on a VM of its own.
         adopt: It takes over the checkpoints of another job.

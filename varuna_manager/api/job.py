@@ -21,7 +21,7 @@ from rich.console import Console, RenderableType
 
 from spottrain.errors import ConfigError, SpottrainError
 from spottrain.pickled import ENTRYPOINT
-from spottrain.varuna_manager.api import actions, documents
+from spottrain.varuna_manager.api import actions, queries
 from spottrain.varuna_manager.api.trouble import trouble_of_machine
 from spottrain.varuna_manager.config.job import JobConfig, config_of, load_config
 from spottrain.varuna_manager.config.overrides import flat, overridden
@@ -154,25 +154,25 @@ class Job:
         Raises:
             SpottrainError: Its journal cannot be read.
         """
-        return documents.status(self._here())
+        return queries.status(self._here())
 
     @_plainly()
     def report(self) -> dict[str, Any]:
         """Return what it did and what happened to it, as ``spottrain report NAME -o json``;
         raises as ``status``."""
-        return documents.report(self._here())
+        return queries.report(self._here())
 
     @_plainly()
     def cost(self) -> dict[str, Any]:
         """Return what it cost and what the money went to, as ``spottrain cost NAME -o json``;
         raises as ``status``."""
-        return documents.cost(self._here())
+        return queries.cost(self._here())
 
     @_plainly()
     def events(self) -> list[dict[str, Any]]:
         """Return all that happened, oldest first, as ``spottrain events NAME -o json``;
         ``message`` is for people. Raises as ``status``."""
-        return [documents.event(entry) for entry in documents.entries(self._here())]
+        return [queries.event(entry) for entry in queries.entries(self._here())]
 
     @_plainly()
     def metrics(self, *, every: int = 1, last: int | None = None) -> Any:
@@ -192,13 +192,13 @@ class Job:
         """
         with closing(Measurements(self._here().measurements, read_only=True)) as measured:
             rows = measured.minibatches(last=last, every=every)
-            return _table(documents.columns(rows, documents.OF_MINIBATCHES))
+            return _table(queries.columns(rows, queries.OF_MINIBATCHES))
 
     @_plainly()
     def evaluations(self) -> Any:
         """Return what was measured on held-out sets, in columns as those of ``metrics``."""
         with closing(Measurements(self._here().measurements, read_only=True)) as measured:
-            return _table(documents.columns(measured.evaluations(), documents.OF_EVALUATIONS))
+            return _table(queries.columns(measured.evaluations(), queries.OF_EVALUATIONS))
 
     # --- What is done with it ---------------------------------------------------------
 
@@ -223,11 +223,11 @@ class Job:
         job = self._here()
         outcome = self._outcome(job, timeout_s)
         if outcome.exit_code in (0, STOPPED):
-            return documents.status(job)
+            return queries.status(job)
         failure = JobFailedError(
             f"job {job.name}: {outcome.reason}", outcome.exit_code, outcome.traceback
         )
-        for note in (outcome.traceback.rstrip(), documents.how_to_fix(read_state(job))):
+        for note in (outcome.traceback.rstrip(), queries.how_to_fix(read_state(job))):
             if note:
                 failure.add_note(note)
         raise failure
@@ -272,7 +272,7 @@ class Job:
         job = self._here()
         control.stop_job(job, now=now, by=_BY)
         self._outcome(job)
-        return documents.status(job)
+        return queries.status(job)
 
     @_plainly()
     def resume(
@@ -367,7 +367,7 @@ class Job:
     def __repr__(self) -> str:
         """Return its name, state and step in one line."""
         try:
-            now = documents.brief(self._here())
+            now = queries.brief(self._here())
         except (SpottrainError, OSError) as error:
             return f"<spottrain.Job {self._name}: {error}>"
         return (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 import traceback
 from enum import StrEnum
@@ -15,6 +14,7 @@ from rich.console import Console, RenderableType
 from spottrain.errors import causes, one_line
 from spottrain.printable import printable
 from spottrain.redaction import redacted
+from spottrain.varuna_manager.format import finite
 
 _MAX_ERROR = 1_500
 """Characters of an error that are shown."""
@@ -49,18 +49,8 @@ def show(*parts: RenderableType) -> None:
 
 
 def show_json(document: Any) -> None:
-    """Print the answer of a command for programs; JSON has no infinity: null."""
-    sys.stdout.write(json.dumps(_finite(document), indent=2, allow_nan=False) + "\n")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
-    return value
+    """Print the answer of a command for programs."""
+    sys.stdout.write(json.dumps(finite(document), indent=2, allow_nan=False) + "\n")
 
 
 def say(line: str) -> None:

@@ -338,7 +338,6 @@ def _of_job(config: JobConfig, checked: Checked, scope: SearchScope) -> dict[str
     """Return the preview of a job.
 
     Args:
-        config: The job.
         checked: What its checks have found.
         scope: Which clouds to search beside the job's own.
 

@@ -222,7 +222,6 @@ def _in_order(
 
     Args:
         prices: Of machines of the catalogue.
-        facts: The catalogue.
         rate_of: See ``_rates``.
         now_s: Seconds since the epoch.
         by_gpu: Keep only the cheapest of each GPU; stale ones only where there is no other.

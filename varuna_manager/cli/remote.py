@@ -210,7 +210,6 @@ def reclaim(job: JobDir, manager: RemoteManager, *, ended: bool = False) -> bool
     its own VM used it.
 
     Args:
-        job: The job.
         manager: Where its manager ran.
         ended: The job is over: its manager is about to journal that.
 

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from spottrain.varuna_manager.api import documents as api
+from spottrain.varuna_manager.api import queries
 from spottrain.varuna_manager.cli.arguments import (
     FollowOption,
     NameArgument,
@@ -35,8 +35,7 @@ from spottrain.varuna_manager.jobs.folder import JobDir, find
 from spottrain.varuna_manager.jobs.follow import read_state
 from spottrain.varuna_manager.jobs.measurements import STEPS, Measurements, Row
 from spottrain.varuna_manager.launch import inspect as tools
-from spottrain.varuna_manager.reporting import documents as job_documents
-from spottrain.varuna_manager.reporting import tables
+from spottrain.varuna_manager.reporting import documents, tables
 from spottrain.varuna_manager.reporting.bill import cost_parts
 from spottrain.varuna_manager.reporting.costs import By
 from spottrain.varuna_manager.reporting.explain.document import (
@@ -82,8 +81,8 @@ def report(
             show_report(job, output)
             _say_absent(job)
         return
-    described = [api.with_history(job, job_documents.report) for job in jobs]
-    documents = [document for document, _, _ in described]
+    described = [queries.with_history(job, documents.report) for job in jobs]
+    reports = [document for document, _, _ in described]
     for job in jobs:
         _say_absent(job)
     if html is not None:
@@ -91,11 +90,11 @@ def report(
         if len(jobs) == 1:
             write_page(html, page(*described[0], curves[0]))
         else:
-            pairs = list(zip(documents, curves, strict=True))
+            pairs = list(zip(reports, curves, strict=True))
             write_page(html, comparison(pairs))
         say(f"report: {html.absolute()}")
     if output is Output.JSON:
-        show_json(documents[0] if len(jobs) == 1 else documents)
+        show_json(reports[0] if len(jobs) == 1 else reports)
 
 
 def _read_curves(job: JobDir) -> Curves:
@@ -112,9 +111,9 @@ def events(
     job = find(name)
     if output is Output.JSON and follow:
         raise typer.BadParameter("-o json prints a single document; leave --follow out")
-    entries = api.entries(job, follow=follow)
+    entries = queries.entries(job, follow=follow)
     if output is Output.JSON:
-        show_json([api.event(entry) for entry in entries])
+        show_json([queries.event(entry) for entry in entries])
         return
     out = console()
     for entry in entries:
@@ -165,7 +164,7 @@ def cost(
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Show what a job cost, what the money went to, and what was saved."""
-    document = api.cost(find(name))
+    document = queries.cost(find(name))
     if output is Output.JSON:
         show_json(document)
     else:
@@ -208,14 +207,14 @@ def metrics(
 
 def _write_csv(rows: Iterator[Row], metrics: list[str]) -> None:
     """Print rows, with a column for each metric."""
-    out = csv.DictWriter(sys.stdout, api.row_names(metrics), restval="")
+    out = csv.DictWriter(sys.stdout, queries.row_names(metrics), restval="")
     out.writeheader()
-    out.writerows(map(api.flat_row, rows))
+    out.writerows(map(queries.flat_row, rows))
 
 
 def _write_json(job: JobDir, rows: Iterator[Row]) -> None:
     """Print one document, row by row: there may be millions."""
-    schema = job_documents.SCHEMA_VERSION
+    schema = documents.SCHEMA_VERSION
     head = json.dumps({"schema_version": schema, "name": job.name})[:-1]
     sys.stdout.write(f'{head}, "rows": [')
     for number, row in enumerate(rows):
@@ -251,7 +250,7 @@ def schema() -> None:
 
 def show_report(job: JobDir, output: Output) -> None:
     """Print the report of a job."""
-    document = api.report(job)
+    document = queries.report(job)
     if output is Output.JSON:
         show_json(document)
     else:
@@ -268,5 +267,5 @@ def say_failure(job: JobDir) -> None:
     if outcome.traceback:
         say(outcome.traceback.rstrip())
     say(f"error: {outcome.reason}")
-    if hint := api.how_to_fix(state):
+    if hint := queries.how_to_fix(state):
         say(hint)

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from spottrain.errors import SpottrainError
-from spottrain.varuna_manager.api import documents
+from spottrain.varuna_manager.api import queries
 from spottrain.varuna_manager.cli.arguments import run_at_manager
 from spottrain.varuna_manager.cli.console import (
     Output,
@@ -43,7 +43,7 @@ def status(
     job = find(name)
     if watch:
         raise typer.Exit(_watch(job, output))
-    document = documents.status(job)
+    document = queries.status(job)
     if output is Output.JSON:
         show_json(document)
         return
@@ -64,7 +64,7 @@ def _show_all(output: Output) -> None:
                 from spottrain.varuna_manager.cli.remote import refresh
 
                 refresh(job)
-            found.append(documents.brief(job))
+            found.append(queries.brief(job))
         except SpottrainError as error:
             errors.append(error)
     if output is Output.JSON:
@@ -86,5 +86,5 @@ def _watch(job: JobDir, output: Output) -> int:
 
     code = Watcher(job, console(stderr=True)).run()
     if output is Output.JSON:
-        show_json(documents.status(job))
+        show_json(queries.status(job))
     return code

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from spottrain.cloud.data.request import WEB_SCHEMES, DataRequest, HubUrl
 from spottrain.storage.store import OBJECT_SCHEMES, StorageError, parse_url
-from spottrain.varuna_manager.config.base import Section, below
+from spottrain.varuna_manager.config.base import LocalPath, Section, below
 
 _SCHEMES = (*OBJECT_SCHEMES, "hf", "https", "http", "file")
 _WEB_URL = re.compile(r"[!-~]+")
@@ -52,7 +52,7 @@ class DataConfig(Section):
     """The URL is a tar or zip archive that is unpacked for your code."""
     sha256: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
     """SHA-256 of the object in hexadecimal; it is verified."""
-    sample: str | None = None
+    sample: LocalPath | None = None
     """A path on this machine to use instead while the model is inspected here; relative
     to the job file."""
 
@@ -131,15 +131,6 @@ class DataConfig(Section):
             return urlsplit(self.url).path
         return self.path
 
-    def absolute(self, base: Path, *, here: bool) -> DataConfig:
-        """Return this with its paths made absolute; ``path`` too if it is ``here``."""
-        update = {}
-        if self.sample is not None:
-            update["sample"] = str(below(base, self.sample))
-        if here and self.path is not None:
-            update["path"] = str(below(base, self.path))
-        return self.model_copy(update=update)
-
     def to_request(self, name: str) -> DataRequest:
         """Return it as a request to the machines."""
         return DataRequest(
@@ -202,9 +193,15 @@ Data = dict[DataName, AnyData]
 def absolute_data(
     data: Mapping[str, DataConfig], base: Path, providers: Sequence[str]
 ) -> dict[str, DataConfig]:
-    """Return datasets with their paths on this machine made absolute."""
-    here = "local" in providers
-    return {name: one.absolute(base, here=here) for name, one in data.items()}
+    """Return datasets, whose paths are relative to the job file if its VMs are here."""
+    if "local" not in providers:
+        return dict(data)
+    return {
+        name: one
+        if one.path is None
+        else one.model_copy(update={"path": str(below(base, one.path))})
+        for name, one in data.items()
+    }
 
 
 def check_data(data: Mapping[str, DataConfig], providers: Sequence[str]) -> None:

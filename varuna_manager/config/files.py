@@ -34,7 +34,6 @@ def read_text(path: Path, what: str = "file") -> str:
     """Return the text of a file that a person gives, without a byte order mark.
 
     Args:
-        path: The file.
         what: It is, for errors.
 
     Raises:

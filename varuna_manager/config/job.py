@@ -53,7 +53,7 @@ from spottrain.varuna_manager.config.files import (
 from spottrain.varuna_manager.config.init_from import InitFrom
 from spottrain.varuna_manager.config.local import LocalConfig
 from spottrain.varuna_manager.config.manager_vm import ManagerVmConfig
-from spottrain.varuna_manager.config.notify import NotifyConfig, absolute_notify
+from spottrain.varuna_manager.config.notify import NotifyConfig
 from spottrain.varuna_manager.config.overrides import NO_OVERRIDES, Overrides, overridden
 from spottrain.varuna_manager.config.sections import (
     BudgetConfig,
@@ -69,7 +69,7 @@ from spottrain.varuna_manager.config.ssh import (
     VariableValue,
     check_ssh,
 )
-from spottrain.varuna_manager.config.track import TrackConfig, absolute_track
+from spottrain.varuna_manager.config.track import TrackConfig
 from spottrain.varuna_manager.config.yaml_core import NO_LINES, Lines
 from spottrain.wire.messages import (
     DeviceChoice,
@@ -507,8 +507,6 @@ def config_of(
         )
     update: dict[str, Any] = {
         "data": absolute_data(config.data, base, config.resources.providers),
-        "track": absolute_track(config.track, base),
-        "notify": absolute_notify(config.notify, base),
     }
     if config.init_from is not None:
         update["init_from"] = config.init_from.absolute(base)

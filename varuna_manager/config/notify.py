@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, ValidationInfo
 
 from spottrain.errors import ConfigError
 from spottrain.varuna_manager.config.base import Section, below
@@ -21,10 +21,20 @@ NoticeKind = Literal["losses", "budget", "stall", "nonfinite", "end"]
 _VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
 
 
+def _absolute(command: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+    """Return a command, whose program is relative to the job file if it is a path."""
+    base: Path | None = info.context
+    if base is None or not command or os.sep not in command[0]:
+        return command
+    return (str(below(base, command[0])), *command[1:])
+
+
 class NotifyConfig(Section):
     """Whom the manager tells what a person may want to act on."""
 
-    command: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    command: Annotated[
+        tuple[Annotated[str, Field(min_length=1)], ...], AfterValidator(_absolute)
+    ] = ()
     """Program to run, with its arguments; it gets the notice as JSON on stdin."""
     webhook: Annotated[str, Field(min_length=1)] | None = None
     """URL to post the notice to as JSON: https, or http on this machine. A URL that is a
@@ -153,11 +163,3 @@ def _check_apprise(given: str) -> None:
             f"notify.apprise: must be an address that apprise knows, such as "
             f"mailto://user:password@example.org: got {shown}"
         )
-
-
-def absolute_notify(notify: NotifyConfig, base: Path) -> NotifyConfig:
-    """Return the section with a program relative to ``base`` made absolute."""
-    if not notify.command or os.sep not in notify.command[0]:
-        return notify
-    program = str(below(base, notify.command[0]))
-    return notify.model_copy(update={"command": (program, *notify.command[1:])})

@@ -194,8 +194,6 @@ def load_job_of(pool: PoolConfig, path: Path, overrides: Overrides = NO_OVERRIDE
     """Return a job file for a pool: where and how many VMs come from the pool.
 
     Args:
-        pool: The pool.
-        path: The file.
         overrides: Values of the command line that replace the file's.
 
     Raises:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, ValidationInfo
 
 from spottrain.errors import ConfigError
 from spottrain.varuna_manager.config.base import Section
@@ -36,10 +36,19 @@ class WandbConfig(Section):
     """`offline`: the run is kept in the job's folder until `wandb sync`."""
 
 
+def _absolute(uri: str, info: ValidationInfo) -> str:
+    """Return a tracking URI, whose SQLite file is relative to the job file."""
+    base: Path | None = info.context
+    scheme, mark, path = uri.partition(":///")
+    if base is None or scheme != "sqlite" or not mark or path.startswith("/"):
+        return uri
+    return f"sqlite:///{(base / path).resolve()}"
+
+
 class MlflowConfig(Section):
     """A run of MLflow."""
 
-    tracking_uri: Name
+    tracking_uri: Annotated[Name, AfterValidator(_absolute)]
     """Server or database, such as http://host:5000 or sqlite:////home/me/mlflow.db."""
     experiment: Name = "spottrain"
     """Experiment of the run; it is created if there is none."""
@@ -106,13 +115,3 @@ def _why_not_on_vm(track: TrackConfig, name: str, secrets: Iterable[str]) -> str
             return f"its files {lost}; remove it, and read metrics.jsonl in checkpoint.path"
         case _:
             return ""
-
-
-def absolute_track(track: TrackConfig, base: Path) -> TrackConfig:
-    """Return the section with SQLite files of MLflow relative to ``base`` made absolute."""
-    scheme, mark, path = (track.mlflow.tracking_uri if track.mlflow else "").partition(":///")
-    if track.mlflow is None or scheme != "sqlite" or not mark or path.startswith("/"):
-        return track
-    uri = f"sqlite:///{(base / path).resolve()}"
-    mlflow = track.mlflow.model_copy(update={"tracking_uri": uri})
-    return track.model_copy(update={"mlflow": mlflow})

@@ -131,13 +131,10 @@ def adopt(transition: Transition, vm: Vm) -> None:
 
 def _order_of(transition: Transition, vm: Vm) -> bool:
     """Return whether a VM was asked for that another job kept; note that it came."""
-    orders = transition.state.fleet.orders
-    record = orders.get(tags.order_of(vm.intent))
+    record = transition.state.fleet.orders.get(tags.order_of(vm.intent))
     if record is None or record.phase is not OrderPhase.ASKED:
         return False
-    record = replace(record, phase=OrderPhase.TAKEN, retry_at_s=None)
-    orders = {**orders, record.order.name: record}
-    transition.put(replace(transition.state.fleet, orders=orders))
+    transition.put_order(replace(record, phase=OrderPhase.TAKEN, retry_at_s=None))
     return True
 
 

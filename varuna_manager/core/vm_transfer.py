@@ -66,7 +66,7 @@ def order_answered(transition: Transition, event: e.OrderAnswered) -> None:
         transition.log(f"no VM from another job: {event.reason}")
     if record is not None and record.phase is OrderPhase.ASKED:
         phase = OrderPhase.FAILED if event.vm is None else OrderPhase.TAKEN
-        _put(transition, replace(record, phase=phase, retry_at_s=None))
+        transition.put_order(replace(record, phase=phase, retry_at_s=None))
 
 
 def take_failed(transition: Transition, event: e.CommandFailed) -> None:
@@ -77,17 +77,17 @@ def take_failed(transition: Transition, event: e.CommandFailed) -> None:
         if record is None or record.phase is not OrderPhase.ASKED:
             continue
         if transition.now_s >= record.order.until_s + GIVE_UP_S:
-            _put(transition, replace(record, phase=OrderPhase.FAILED))
+            transition.put_order(replace(record, phase=OrderPhase.FAILED))
         else:
             retry_at_s = transition.now_s + RETRY_S
-            _put(transition, replace(record, retry_at_s=retry_at_s))
+            transition.put_order(replace(record, retry_at_s=retry_at_s))
 
 
 def ask_again(transition: Transition) -> None:
     """Repeat what the manager before has asked for, and no answer is known."""
     for record in transition.state.fleet.orders.values():
         if record.phase is OrderPhase.ASKED:
-            _put(transition, replace(record, retry_at_s=None))
+            transition.put_order(replace(record, retry_at_s=None))
             transition.emit(c.AcquireVm(order=record.order))
 
 
@@ -98,11 +98,11 @@ def advance(transition: Transition) -> None:
     if grant is not None and state.phase is JobPhase.ACTIVE:
         for order in grant.orders:
             if order.name not in state.fleet.orders and transition.now_s < order.until_s:
-                _put(transition, OrderRecord(order=order))
+                transition.put_order(OrderRecord(order=order))
                 transition.emit(c.AcquireVm(order=order))
     for record in transition.state.fleet.orders.values():
         if record.retry_at_s is not None and transition.waited_until(record.retry_at_s):
-            _put(transition, replace(record, retry_at_s=None))
+            transition.put_order(replace(record, retry_at_s=None))
             transition.emit(c.AcquireVm(order=record.order))
     reservation_s = 0.0 if grant is None else grant.reservation_s
     for vm in transition.state.fleet.vms.values():
@@ -111,8 +111,3 @@ def advance(transition: Transition) -> None:
         if reservation_s <= 0 or transition.waited_until(vm.reserved_at_s + reservation_s):
             transition.put_vm(replace(vm, reserved_at_s=None))
             transition.emit(c.TerminateVms(vm_ids=(vm.vm_id,)))
-
-
-def _put(transition: Transition, record: OrderRecord) -> None:
-    orders = {**transition.state.fleet.orders, record.order.name: record}
-    transition.put(replace(transition.state.fleet, orders=orders))

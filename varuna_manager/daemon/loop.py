@@ -335,7 +335,6 @@ class ManagerLoop(Loop[State, e.Event, c.Command]):
 
         Args:
             effect: Performs ``command``.
-            command: To be performed.
             seq: The event that must be in a durable copy of the journal before.
         """
         try:

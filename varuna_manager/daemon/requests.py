@@ -62,7 +62,6 @@ class Requests:
         effects: Knows which agents were started, and polls the cloud.
         sessions: Of the agents.
         streams: Of their measurements.
-        metrics: The job's.
         logs: Of the VMs.
         job: The job's folder.
     """

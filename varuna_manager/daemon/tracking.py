@@ -32,7 +32,6 @@ class Trackers:
     """The processes of one job.
 
     Args:
-        job: The job.
         track: The trackers asked for.
     """
 

@@ -99,7 +99,6 @@ def last_line(folder: Path, vm_id: str) -> str:
 
     Args:
         folder: Of the VM's logs.
-        vm_id: The VM.
     """
     try:
         with (folder / "agent.log").open("rb") as log:

@@ -62,7 +62,6 @@ def keep(job: JobDir, lease_s: float) -> str:
     """Keep starting the manager of a job; return why it is not started again.
 
     Args:
-        job: The job.
         lease_s: Give up when no manager has run for this long.
     """
     pause_s = _FIRST_PAUSE_S

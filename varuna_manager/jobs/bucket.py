@@ -13,7 +13,6 @@ name with the same checkpoint path gets a folder of its own.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import platform
 import re
@@ -30,6 +29,7 @@ import spottrain
 from spottrain.codec import SCHEMA_VERSION, encode, from_data
 from spottrain.errors import ConfigError, SpottrainError, WireError
 from spottrain.eventlog.journal import JournalError, Row
+from spottrain.manifest import hash_file
 from spottrain.storage.open import open_store
 from spottrain.storage.store import PATIENCE_S, ExistsError, MissingError, Store
 from spottrain.varuna_manager.config.base import JOB_NAME
@@ -100,12 +100,6 @@ class Found(NamedTuple):
     newest: Newest
 
 
-def sha256_of(path: Path) -> str:
-    """Return the hash of a file's contents."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def folder_mark(job: JobDir) -> str:
     """Return the id that tells a job's folder from copies on other machines."""
     path = job.path / "folder.id"
@@ -134,7 +128,7 @@ class StoredJob:
 
     def publish(self, job: JobDir) -> None:
         """Copy the files that no manager changes into the store, if it lacks them."""
-        found, code = _read_newest(self._store), sha256_of(job.workdir)
+        found, code = _read_newest(self._store), hash_file(job.workdir)
         if found is None or (found.uid, found.code) != (self.uid, code):
             for name in _FILES:
                 self._store.put(f"{self._root}/{name}", job.path / name)

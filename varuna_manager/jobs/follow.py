@@ -31,7 +31,6 @@ class Follower:
     """The state of a job, brought up to date by ``advance``.
 
     Args:
-        job: Whose.
         from_now: Leave out what has happened before; else begin with the first event.
 
     Raises:

@@ -24,7 +24,6 @@ class LogReader:
     """Reads the logs of a job, and then what was added to them.
 
     Args:
-        job: Whose.
         vm: Only of VMs whose id begins so; None: of all, and of the manager.
         rank: Only what the user's code printed in this rank.
         since_s: Only newer lines, seconds since the epoch.

@@ -89,6 +89,8 @@ _REMEDY = (
     "move it away: the job trains on without its past measurements, and 'spottrain resume' "
     "begins a new one"
 )
+_PAGE = 1000
+"""Rows that are read at once."""
 _LARGEST = 1 << 60
 """Of steps and generations; SQLite stores 64 bits."""
 MEDIAN_OF = 2000
@@ -512,12 +514,11 @@ class Measurements:
         )
         return [_minibatch(row) for row in reversed(found)]
 
-    def iterate(self, every: int = 1, page: int = 1000) -> Iterator[Minibatch]:
+    def iterate(self, every: int = 1) -> Iterator[Minibatch]:
         """Yield rows in order of step, without holding all of them.
 
         Args:
             every: Only those whose step it divides.
-            page: So many are read at once.
         """
         step = -1
         while True:
@@ -526,10 +527,10 @@ class Measurements:
                 "AND step > :step AND step % :every = 0 ORDER BY step LIMIT :page",
                 step=step,
                 every=every,
-                page=page,
+                page=_PAGE,
             )
             yield from map(_minibatch, rows)
-            if len(rows) < page:
+            if len(rows) < _PAGE:
                 return
             step = rows[-1][0]
 

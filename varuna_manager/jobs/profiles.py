@@ -50,7 +50,6 @@ def read_profile(path: Path, facts: ModelFacts | None = None) -> Profile:
     """Return the profile in a file.
 
     Args:
-        path: The file.
         facts: The model that it must fit, if one is known.
 
     Raises:

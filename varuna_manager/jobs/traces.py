@@ -101,7 +101,6 @@ class Traces:
         Args:
             vm_id: Who sends it.
             sent: What it is.
-            content: The file.
 
         Raises:
             TracesRefusedError: This rank of this VM was not asked for one.

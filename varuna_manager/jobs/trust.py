@@ -11,9 +11,9 @@ import shlex
 from collections.abc import Iterator
 
 from spottrain.errors import ConfigError
+from spottrain.manifest import hash_file
 from spottrain.printable import printable
 from spottrain.varuna_manager.config.job import JobConfig
-from spottrain.varuna_manager.jobs.bucket import sha256_of
 from spottrain.varuna_manager.jobs.folder import JobDir
 
 _DIGITS = 32
@@ -33,7 +33,7 @@ def digest_of(job: JobDir, there: bytes | None = None) -> str:
     # As they were written: another version may know of further keys.
     digest.update((job.path / "config.json").read_bytes() if there is None else there)
     digest.update((job.path / "facts.json").read_bytes())
-    digest.update(sha256_of(job.workdir).encode())
+    digest.update(hash_file(job.workdir).encode())
     return digest.hexdigest()[:_DIGITS]
 
 

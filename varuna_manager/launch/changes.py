@@ -17,6 +17,7 @@ from pathlib import Path
 
 from spottrain.codec import decode
 from spottrain.errors import ConfigError, UserCodeError
+from spottrain.manifest import hash_file
 from spottrain.pickled import ENTRYPOINT, FILE
 from spottrain.units import counted
 from spottrain.varuna_manager.config.job import JobConfig
@@ -28,7 +29,6 @@ from spottrain.varuna_manager.core.model.events import (
 )
 from spottrain.varuna_manager.core.model.records import VmPhase
 from spottrain.varuna_manager.core.model.state import JobPhase, State
-from spottrain.varuna_manager.jobs.bucket import sha256_of
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.follow import read_state
 from spottrain.varuna_manager.jobs.journal import Journal
@@ -102,8 +102,6 @@ def change(job: JobDir, changes: Changes, say: Callable[[str], None]) -> None:
     """Change a job that nothing runs of, all of it or nothing.
 
     Args:
-        job: The job.
-        changes: What to change.
         say: Called with what is different from now on.
 
     Raises:
@@ -166,7 +164,7 @@ def _updated(
     return CodeUpdated(
         at_s=time.time(),
         by=_BY,
-        sha256=sha256_of(package),
+        sha256=hash_file(package),
         facts=facts,
         changes=tuple(differences),
         profile=profile,

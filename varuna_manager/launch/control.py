@@ -59,7 +59,6 @@ def change_limits(job: JobDir, limits: tuple[Limit, ...], *, sure: bool) -> None
 
     Args:
         job: A job that has not ended for good.
-        limits: The limits to change.
         sure: Change them even if that ends the job.
 
     Raises:
@@ -177,7 +176,6 @@ def end_job(job: JobDir, say: Callable[[str], None] = lambda _: None) -> int:
     Works without a manager, with a stuck manager and with a damaged journal.
 
     Args:
-        job: The job.
         say: Called with progress messages.
 
     Returns:

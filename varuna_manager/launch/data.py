@@ -43,7 +43,6 @@ def prepare_data(config: JobConfig, say: Say) -> dict[str, float]:
     Data that this machine cannot see is only reported: VMs may have other rights.
 
     Args:
-        config: The job.
         say: Called with messages: what data there is, and progress.
 
     Returns:
@@ -121,7 +120,6 @@ def ensure_data(config: JobConfig, say: Say = lambda line: None) -> None:
     the environment already sets stays.
 
     Args:
-        config: The job.
         say: Called with progress messages.
 
     Raises:

@@ -164,7 +164,6 @@ def calibrate(
     the same model, device and software; else it is measured now, and kept.
 
     Args:
-        config: The job.
         on_progress: Called after each step of measuring.
         again: Measure although a profile is kept.
 
@@ -213,7 +212,6 @@ def run_tool(
     Args:
         module: Its ``main`` takes entrypoint, workdir and ``arguments``, and ends with
             ``pipeline.model.inspect.answer``.
-        config: The job.
         *arguments: What else it is given.
         workdir: Where the user's code is; by default where the job file says.
         timeout_s: Bound on its time; ``None``: none.

@@ -78,7 +78,6 @@ def check_machines(
     """Check that a job can get its machines.
 
     Args:
-        config: The job's.
         on_vm: Its manager will run on a VM.
 
     Returns:

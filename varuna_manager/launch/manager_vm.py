@@ -79,7 +79,6 @@ def requests(config: JobConfig, offers: Sequence[Offer], uid: str) -> Iterator[L
     """Yield the requests to try, zone by zone, in the cheapest region.
 
     Args:
-        config: The job's.
         offers: Offers of its cloud to train on.
         uid: The job's unique id.
     """

@@ -15,18 +15,17 @@ import io
 import re
 import shlex
 import tarfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from spottrain import errors
 from spottrain.errors import ConfigError
 from spottrain.pricing.prices.history import History
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.vm_history import PRICES, open_history
+from spottrain.version import sources
 
-_CODE = ("*.py", "*.csv")
 _BUNDLE = ("facts.json", "workdir.tar.gz", "journal.sqlite", "measurements.sqlite", "folder.id")
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)[^;]*(?:;(.*))?")
 _PREPARE = """\
@@ -90,20 +89,7 @@ def root_of(folder: str) -> str:
 
 def software() -> bytes:
     """Return spottrain's own modules and tables, packed (tar.gz)."""
-    top = Path(errors.__file__).parent
-    files: dict[str, bytes] = {}
-    for folder in (top, *sorted(path for path in top.iterdir() if path.is_dir())):
-        # In a checkout the folders are links, which would be broken on another machine.
-        real = folder.resolve()
-        for path in _files(real, deep=folder != top):
-            below = Path("spottrain") / folder.relative_to(top) / path.relative_to(real)
-            files[below.as_posix()] = path.read_bytes()
-    return _packed(files)
-
-
-def _files(folder: Path, *, deep: bool) -> Iterator[Path]:
-    for pattern in _CODE:
-        yield from sorted(folder.glob(f"**/{pattern}" if deep else pattern))
+    return _packed({name: path.read_bytes() for name, path in (*sources(), *sources("csv"))})
 
 
 def bundle(job: JobDir, config: bytes, key_file: Path, own_vm: bytes) -> bytes:

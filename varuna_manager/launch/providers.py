@@ -85,7 +85,6 @@ def rent(job: JobDir, clouds: Sequence[AnyCloud], span: Span, payload: Payload) 
     """Return the provider of a job's manager: one cloud, or several as one.
 
     Args:
-        job: The job.
         clouds: One or more.
         span: How far apart the VMs of a plan may be.
         payload: What each VM gets.
@@ -122,7 +121,6 @@ def _rent(job: JobDir, folder: Path, cloud: AnyCloud, payload: Payload) -> Rente
     """Return a cloud's provider with agents on its VMs.
 
     Args:
-        job: The job.
         folder: Where the provider keeps what it rented.
         cloud: Its section of the job file.
         payload: What each VM gets.

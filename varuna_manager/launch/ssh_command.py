@@ -38,8 +38,6 @@ def argv_to(
     there; it accepts only the host keys of ``target``.
 
     Args:
-        job: The job.
-        target: The host.
         key_file: The private key; None: those that ``ssh`` finds.
         bastion: The jump host, if there is one.
         command: To be run there; a shell if empty.

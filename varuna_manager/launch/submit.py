@@ -94,7 +94,6 @@ def check_manager(config: JobConfig, *, on_vm: bool) -> None:
     """Check that a job's manager can run where the user wants it.
 
     Args:
-        config: The job's.
         on_vm: On a VM of its own; else on this machine.
 
     Raises:
@@ -137,7 +136,6 @@ def check_store(config: JobConfig, *, is_new: bool = False, adopt: bool = False)
     """Check that checkpoints can be written where the job file says.
 
     Args:
-        config: The job's.
         is_new: The place must be no other job's.
         adopt: Unless the job takes over what is there.
 
@@ -206,8 +204,6 @@ def job_settings(
     """Return the settings for the manager's core of a job launched at ``at_s``.
 
     Args:
-        config: The job.
-        facts: Of its model.
         job: Where it is on disk.
         at_s: Seconds since the epoch.
         data_bytes: As in ``submit``.
@@ -246,8 +242,6 @@ def state_as_launched(
     """Return the state of a job as if it were launched now, to ask what it could do.
 
     Args:
-        config: The job.
-        facts: Of its model.
         offers: What can be rented.
         profile: Measured of the model, if the job file gives none; None: kept ones serve.
         data_bytes: As in ``submit``.
@@ -283,7 +277,6 @@ def submit(
     An ended job of the same name is kept beside it as ``<name>.1``, ``<name>.2``, …
 
     Args:
-        config: The job.
         facts: What the tracer found out about its model.
         data_bytes: What each VM fetches, by the cloud that holds it.
         say: Called with remarks on the weights that it begins with.

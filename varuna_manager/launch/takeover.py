@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import closing
 
 from spottrain.errors import ConfigError
+from spottrain.manifest import hash_file
 from spottrain.units import counted
 from spottrain.varuna_manager.config.ssh import check_secrets
 from spottrain.varuna_manager.core.model.events import JobMoved, JobSubmitted
@@ -20,7 +21,6 @@ from spottrain.varuna_manager.jobs.bucket import (
     StoredJobError,
     find_stored,
     folder_mark,
-    sha256_of,
 )
 from spottrain.varuna_manager.jobs.folder import JobDir, job_dir
 from spottrain.varuna_manager.jobs.follow import uid_of
@@ -63,7 +63,7 @@ def take_over(
             _check_trusted(job, draft, stored, trusted, say)
             check_secrets(draft.config().secrets)
             state = _restore_journal(draft, stored, found, say, steps)
-            if state.code_sha256 not in ("", sha256_of(draft.workdir)):
+            if state.code_sha256 not in ("", hash_file(draft.workdir)):
                 say(
                     "warning: the code in the store is not that of the newest update; "
                     "'resume --update-code' sends it"

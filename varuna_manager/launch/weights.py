@@ -291,7 +291,6 @@ def first(config: JobConfig, place: str, uid: str = "") -> Iterator[FirstWeights
     It is deleted when the block fails: a launch leaves all or nothing.
 
     Args:
-        config: The job.
         place: Of its checkpoints, as far as this process is concerned.
         uid: Of the job, which marks them.
 

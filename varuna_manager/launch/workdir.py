@@ -322,7 +322,6 @@ def pack(workdir: Path, files: list[Path], target: Path, layout: Path | None = N
     Args:
         workdir: The user's.
         files: As ``packed_files`` returns.
-        target: The archive.
         layout: What inspect has kept for supervisors (``LAYOUT_FILE``).
 
     Returns:

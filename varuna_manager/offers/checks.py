@@ -70,7 +70,6 @@ def checks_here(
     From the check of the secrets on, the process has the environment of the job.
 
     Args:
-        config: The job's.
         purpose: What for.
         on_vm: Its manager will run on a VM.
         adopt: It takes over the checkpoints of another job.
@@ -121,7 +120,6 @@ def check_all(
     """Check a job in the order in which it is cheapest to fail.
 
     Args:
-        config: The job's.
         say: Called with lines for people.
         purpose: What for.
         on_vm: Its manager will run on a VM.

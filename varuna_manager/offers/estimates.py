@@ -91,7 +91,6 @@ def doubts(
         profile: Of the model.
         gpu: What the best offer computes on.
         best: Its row.
-        ranking: All offers.
         throughputs: Of fleets.
         terms: What they were ranked by.
     """

@@ -67,7 +67,6 @@ def predict(
     were interrupted; a budget that is too small for that is reported, but allowed.
 
     Args:
-        config: The job.
         facts: What the tracer found out about its model.
         offers: What a cloud rents, where the job takes its machines from one.
         profile: Of the model; by default the newest that is kept, or the job file's.
@@ -119,7 +118,6 @@ def check_deadline(
     Where the job runs on this machine, it is measured if it never was.
 
     Args:
-        config: The job.
         facts: What the tracer found out about its model.
         offers: See ``predict``.
         say: Called with a line for people before anything that takes long.
@@ -148,7 +146,6 @@ def check_memory(config: JobConfig, facts: ModelFacts, offers: Sequence[Offer] |
     more once the model is measured. Own hosts are not looked at, they cost nothing.
 
     Args:
-        config: The job.
         facts: What the tracer found out about its model.
         offers: A cloud's; ``None``: the job file names machines.
 

@@ -32,7 +32,6 @@ class JobThroughputs:
         """Return the throughputs, or None if nothing is known.
 
         Args:
-            state: The job's.
             offers: What can be rented.
         """
         wanted = [o for o in offers if o.spot or state.job.resources.allow_on_demand]
@@ -69,8 +68,6 @@ def first_throughputs(
     """Return what a job that is submitted is expected to train.
 
     Args:
-        config: The job.
-        facts: Of its model.
         kinds: The pool's kinds of VM, in its order.
         offers: What can be rented.
         profile: Measured of the model; None: the newest that is kept, or rooflines.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-from spottrain.pricing.prices.catalogue import CLOUDS, Catalogue, catalogue
+from spottrain.pricing.prices.catalogue import CLOUDS, catalogue
 from spottrain.pricing.prices.history import History
 from spottrain.pricing.prices.place import offer_key
 from spottrain.pricing.prices.recheck import check_live
@@ -29,7 +30,6 @@ def rank_live(
     *,
     exact: int = EXACT,
     sources: Sequence[PriceSource] | None = None,
-    facts: Catalogue | None = None,
 ) -> tuple[Ranking, tuple[str, ...]]:
     """Rank offers, and ask for current prices until the price of the best one is current.
 
@@ -44,7 +44,6 @@ def rank_live(
         now_s: Seconds since the epoch.
         exact: See ``rank``.
         sources: The price APIs; by default all, over the network.
-        facts: The catalogue, by default the one that ships.
 
     Returns:
         The ranking, and warnings, a line each.
@@ -63,7 +62,7 @@ def rank_live(
         if best is None or best.priced not in few:
             break
         keys = {offer_key(priced.offer) for priced in few}
-        live, more = _ask(few, sources, history, now_s, facts or catalogue())
+        live, more = _ask(few, sources, history, now_s)
         known = [p for p in known if offer_key(p.offer) not in keys] + live
         warnings += more
         asked |= keys
@@ -81,21 +80,19 @@ def _ask(
     sources: Sequence[PriceSource] | None,
     history: History,
     now_s: float,
-    facts: Catalogue,
 ) -> tuple[list[Priced], tuple[str, ...]]:
     """Return offers at current prices, without those that are gone."""
     by_key = {offer_key(priced.offer): priced for priced in few}
     wanted = [priced.offer for priced in few]
-    if sources is None:
-        # Imported here: they take longer to import than most commands run.
-        import httpx
+    with contextlib.ExitStack() as stack:
+        if sources is None:
+            # Imported here: they take longer to import than most commands run.
+            import httpx
 
-        from spottrain.cloud.http import TIMEOUT
-        from spottrain.pricing.prices.sources.registry import price_sources
+            from spottrain.cloud.http import TIMEOUT
+            from spottrain.pricing.prices.sources.registry import price_sources
 
-        with httpx.Client(timeout=TIMEOUT) as client:
-            apis = price_sources(client, os.environ)
-            live, warnings = check_live(wanted, apis, history, facts, now_s)
-    else:
-        live, warnings = check_live(wanted, sources, history, facts, now_s)
+            client = stack.enter_context(httpx.Client(timeout=TIMEOUT))
+            sources = price_sources(client, os.environ)
+        live, warnings = check_live(wanted, sources, history, catalogue(), now_s)
     return [replace(by_key[offer_key(o)], offer=o) for o in live], warnings

@@ -12,7 +12,7 @@ from spottrain.cloud.port.facts import with_attached
 from spottrain.cloud.port.provider import Offer
 from spottrain.errors import ConfigError
 from spottrain.machine import cores, is_cpu
-from spottrain.pricing.prices.catalogue import Catalogue, GpuType, catalogue
+from spottrain.pricing.prices.catalogue import GpuType, catalogue
 from spottrain.pricing.prices.hazard import Basis, Hazards
 from spottrain.pricing.prices.history import History
 from spottrain.pricing.prices.place import place_of
@@ -99,7 +99,6 @@ def own_market(
     """Return the offers of the job file's own machines, spot and on demand.
 
     Args:
-        config: The job.
         hazards: Interruption rates.
         now_s: Seconds since the epoch.
         is_measured: Whether the profile was measured; a speed in the file makes an
@@ -153,7 +152,6 @@ def cloud_market(
     regions: Sequence[str] = (),
     zones: Collection[str] = (),
     instance_types: Collection[str] = (),
-    facts: Catalogue | None = None,
     attached: Mapping[str, float] = MappingProxyType({}),
     dated: bool = False,
 ) -> JobMarket:
@@ -169,7 +167,6 @@ def cloud_market(
         regions: All if empty.
         zones: All if empty; a price for a whole region is one for each.
         instance_types: All that the catalogue knows if empty.
-        facts: The catalogue; by default the one that is shipped.
         attached: USD per hour of a VM's disk and public address, by cloud.
         dated: Take prices that are too old to rent by, and estimates of spot prices, where
             nothing newer is known of a cloud: for a plan, which rents nothing.
@@ -177,7 +174,7 @@ def cloud_market(
     Raises:
         ConfigError: A cloud or an instance type that the catalogue does not know.
     """
-    facts = facts or catalogue()
+    facts = catalogue()
     kinds = facts.matching(clouds=clouds, names=instance_types)
     request = PriceRequest(kinds=kinds, regions=regions)
     believed = known(history, facts, request, now_s, estimates=dated)
@@ -190,7 +187,7 @@ def cloud_market(
             continue
         for offer in offers([price], facts):
             whole = with_attached(offer, attached.get(offer.cloud, 0.0))
-            priced = priced_offer(whole, base, hazards, facts)
+            priced = priced_offer(whole, base, hazards)
             stale = price.is_stale(now_s)
             plans = dated and stale and (price.cloud, price.spot) not in current
             marked = replace(priced, is_stale=stale and not plans, is_dated=plans)
@@ -227,9 +224,9 @@ def _dated_lines(offers: Sequence[Priced]) -> list[str]:
     return lines
 
 
-def priced_offer(offer: Offer, base: MeasuredOn, hazards: Hazards, facts: Catalogue) -> Priced:
+def priced_offer(offer: Offer, base: MeasuredOn, hazards: Hazards) -> Priced:
     """Return a cloud's offer with what the catalogue and the history know about it."""
-    kind = facts.find(offer.cloud, offer.instance_type)
+    kind = catalogue().find(offer.cloud, offer.instance_type)
     machine, measured = None, None
     if kind is not None:
         measured = base.measured_speed(kind.gpu)
@@ -258,7 +255,6 @@ def base_of(
 
     Args:
         profile: Names the device.
-        facts: The model.
         precision: Of the job's matrix multiplications.
         on_cpus: The job trains on CPUs: one that the catalogue does not know is taken for
             the slowest that it knows.

@@ -220,7 +220,6 @@ def preview_model(
     """Return what a model would be trained on, for how long and what for.
 
     Args:
-        request: The model.
         gpus: Of a fleet, at most.
         changes: What else is asked of plans, by the names of ``PlanInputs``.
         scope: Which clouds to compare; none: all.

@@ -26,7 +26,6 @@ def exceeded(config: JobConfig, document: Mapping[str, Any], now_s: float) -> li
     """Return which limits of a job its plan would not keep, each in one line.
 
     Args:
-        config: The job.
         document: From ``preview_job``.
         now_s: When it would begin, in seconds since the epoch.
     """
@@ -82,7 +81,6 @@ def choice_view(
 
     Args:
         inputs: What it was made from.
-        choice: The plan.
         precision: Of the matrix multiplications; None: unknown.
         gpus: By VM; of others, the device of the profile.
     """

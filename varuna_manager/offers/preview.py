@@ -114,7 +114,6 @@ def _check_enough(config: JobConfig, vms: int, *, capped: bool) -> None:
     """Check that a fleet is large enough.
 
     Args:
-        config: The job.
         vms: Its size.
         capped: Whether it would be without the hourly cap.
     """
@@ -142,7 +141,6 @@ def preview_job(
     Offers of other clouds are ranked with the rest, but the fleet is of the job's own.
 
     Args:
-        config: The job.
         facts: What the tracer found out about its model.
         profile: Measured of the model.
         scope: Which clouds to ask beside the job's own.
@@ -188,7 +186,6 @@ def _preview(
     """Return the plan that a launch would begin with, its cost, and what it beat.
 
     Args:
-        config: The job.
         throughputs: With what its plans are made from.
         ranking: Of the job's own offers; the fleet is of its first rows.
         terms: What they were ranked by.

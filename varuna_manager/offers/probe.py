@@ -65,7 +65,6 @@ def probe_job(config: JobConfig, kind: str) -> JobConfig:
     """Return the job that measures a job's model on one VM.
 
     Args:
-        config: The job.
         kind: A GPU or instance type of the catalogue; of the user's own machines, a type
             or GPU that the job file names.
 
@@ -153,9 +152,7 @@ def measured_before(config: JobConfig, probe: JobConfig, facts: ModelFacts) -> K
     """Return the newest kept profile that makes a probe unnecessary.
 
     Args:
-        config: The job.
         probe: See ``probe_job``.
-        facts: The model.
     """
     known = known_profiles(facts, config.loader_spec)
     if "ssh" in config.resources.providers:

@@ -207,7 +207,7 @@ class OfferRanker:
         kind = offer.cloud, offer.instance_type
         base = self._measured_on(state, profile)
         if offer.cloud in CLOUDS and base is not None:
-            priced = market.priced_offer(offer, base, hazards, catalogue())
+            priced = market.priced_offer(offer, base, hazards)
         else:
             spec = state.job.spec
             speed = gpu_speed(offer, profile, state.job.facts, spec.precision)
@@ -358,7 +358,6 @@ def ranking_terms(
     """Return what a job's offers are ranked by, as far as its settings say.
 
     Args:
-        job: Its settings.
         steps_done: Mini-batches that are committed.
         morph_s: Measured cost of a morph; None: none was measured.
     """

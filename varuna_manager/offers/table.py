@@ -13,7 +13,7 @@ from rich.text import Text
 from spottrain.pricing.prices.hazard import Basis
 from spottrain.pricing.ranking.rank import OfferScore, RankedOffer, Ranking
 from spottrain.units import HOUR_S, counted
-from spottrain.varuna_manager.format import NOTHING, age, dollars, duration, number
+from spottrain.varuna_manager.format import NOTHING, age, dollars, duration, finite, number
 from spottrain.varuna_manager.reporting.columns import columns
 
 SHORT_TABLE = 6
@@ -34,7 +34,6 @@ def ranking_view(
     """Return a ranking as plain data.
 
     Args:
-        ranking: All offers.
         now_s: Seconds since the epoch.
         warnings: A line each about what was left out before.
         bests: The best offer of each GPU, by its name; none if clouds were not asked.
@@ -80,10 +79,10 @@ def _row_view(row: RankedOffer, now_s: float) -> dict[str, Any]:
         "instance_type": offer.instance_type,
         "spot": offer.spot,
         "gpus": offer.gpus,
-        "usd_per_hour": _finite(offer.usd_per_hour),
+        "usd_per_hour": finite(offer.usd_per_hour),
         "observed_at": offer.observed_at_s,
         "age_s": max(0.0, now_s - offer.observed_at_s),
-        "losses_per_hour": _finite(row.priced.losses_per_hour),
+        "losses_per_hour": finite(row.priced.losses_per_hour),
         "losses_basis": row.priced.losses_basis,
         "obtainability": row.priced.obtainability,
         "lost_share": worth and _lost_share(worth),
@@ -97,8 +96,8 @@ def _row_view(row: RankedOffer, now_s: float) -> dict[str, Any]:
         "net_examples_per_s": worth and worth.net_examples_per_s,
         "fleet_usd_per_hour": worth and worth.usd_per_hour,
         "usd": worth and worth.usd,
-        "raw_examples_per_usd": worth and _finite(worth.raw_examples_per_usd),
-        "examples_per_usd": worth and _finite(worth.examples_per_usd),
+        "raw_examples_per_usd": worth and finite(worth.raw_examples_per_usd),
+        "examples_per_usd": worth and finite(worth.examples_per_usd),
         "why_not": row.why_not,
     }
 
@@ -108,11 +107,6 @@ def _lost_share(worth: OfferScore) -> float:
     if not worth.examples_per_s:
         return 0.0
     return 1.0 - worth.net_examples_per_s / worth.examples_per_s
-
-
-def _finite(value: float) -> float | None:
-    """Return a number as JSON has it: None if infinite, as examples per dollar for free."""
-    return value if math.isfinite(value) else None
 
 
 def name_of(row: RankedOffer) -> str:

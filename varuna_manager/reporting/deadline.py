@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +11,7 @@ from spottrain.pricing.deadline.model import Interval
 from spottrain.varuna_manager.core import allocation
 from spottrain.varuna_manager.core.deadline import is_cost_optimal, job_status, supplies
 from spottrain.varuna_manager.core.model.state import JobPhase, State, spent_usd
-from spottrain.varuna_manager.format import dollars, duration, utc
+from spottrain.varuna_manager.format import dollars, duration, finite, utc
 
 
 def deadline_view(state: State, at_s: float) -> dict[str, Any] | None:
@@ -44,8 +43,8 @@ def deadline_view(state: State, at_s: float) -> dict[str, Any] | None:
     return {
         "mode": decision.mode,
         "reason": decision.reason,
-        "slack_s": _known(decision.slack_s),
-        "slack_usd": _known(decision.slack_usd),
+        "slack_s": finite(decision.slack_s),
+        "slack_usd": finite(decision.slack_usd),
         "finish_s": _interval(foreseen.finish_s, 0.0),
         "usd": _interval(foreseen.usd, spent),
         "out_of_reach": [problem for problem in problems if problem],
@@ -54,14 +53,10 @@ def deadline_view(state: State, at_s: float) -> dict[str, Any] | None:
 
 def _interval(interval: Interval, base: float) -> dict[str, float | None]:
     return {
-        "low": _known(base + interval.low),
-        "expected": _known(base + interval.expected),
-        "high": _known(base + interval.high),
+        "low": finite(base + interval.low),
+        "expected": finite(base + interval.expected),
+        "high": finite(base + interval.high),
     }
-
-
-def _known(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def deadline_line(slo: dict[str, Any], deadline_s: float | None) -> str:

@@ -117,7 +117,6 @@ def report(state: states.State, history: JobHistory, managed: bool, at_s: float)
     """Return what a job did and cost until ``at_s`` (seconds since the epoch).
 
     Args:
-        state: The job's.
         history: The job's history, see ``history.read_history``.
         managed: Whether a manager runs.
         at_s: Reports on a job that is over stop at its end.

@@ -331,7 +331,6 @@ def candidates_table(candidates: Iterable[dict[str, Any]], mark: str = "") -> Ta
     """Return a table of candidate plans from ``documents.candidate_view``.
 
     Args:
-        candidates: The plans.
         mark: Before figures that rest on the profile: ``~`` if it is an estimate.
     """
     rows = list(candidates)

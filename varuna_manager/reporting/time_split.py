@@ -50,7 +50,6 @@ def rental(vm_id: str, line: LedgerLine, slots: int, at_s: float) -> Rental | No
     known what was rented.
 
     Args:
-        vm_id: The VM.
         line: Its line.
         slots: How many it has; 0 if that is not known.
         at_s: Seconds since the epoch.

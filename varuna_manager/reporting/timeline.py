@@ -38,8 +38,6 @@ def timeline(
     """Return what happened, in order of time.
 
     Args:
-        state: The job's state.
-        history: The job's history.
         plans: The plans that trained.
 
     Returns:

@@ -30,7 +30,6 @@ def minibatch_use(
     """Return what one mini-batch makes of its devices.
 
     Args:
-        facts: The model.
         precision: Of its matrix multiplications, as in ``JobSpec``; None: unknown.
         minibatch_size: Examples of it.
         step_s: Its time.

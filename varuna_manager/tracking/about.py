@@ -42,7 +42,6 @@ def describe(job: JobDir, uid: str, config: Mapping[str, Any]) -> Run:
     """Return what trackers show of a job.
 
     Args:
-        job: The job.
         uid: Its id.
         config: Its ``config.json``.
 
@@ -77,11 +76,7 @@ class Best(NamedTuple):
 
 
 class BestCheckpoint:
-    """Looks for the best checkpoint, as the newest one names it.
-
-    Args:
-        run: The job.
-    """
+    """Looks for the best checkpoint, as the newest one names it."""
 
     def __init__(self, run: Run) -> None:
         self._run = run

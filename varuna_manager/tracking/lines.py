@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping
 from typing import Any
 
+from spottrain.varuna_manager.format import finite
 from spottrain.varuna_manager.jobs.measurements import Evaluation, Minibatch, Row
 
 COLUMNS = (
@@ -54,8 +53,7 @@ def as_data(row: Row) -> dict[str, Any]:
 
 def as_line(row: Row) -> str:
     """Return a row as one line of JSON; numbers that are not finite are null."""
-    data = {key: _finite(value) for key, value in as_data(row).items()}
-    return json.dumps(data, allow_nan=False) + "\n"
+    return json.dumps(finite(as_data(row)), allow_nan=False) + "\n"
 
 
 def position_of(line: bytes) -> int:
@@ -89,11 +87,3 @@ def scalars(row: Row) -> dict[str, float]:
         "cost/usd_spent": row.usd_spent,
     }
     return {name: value for name, value in known.items() if value is not None}
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {name: _finite(one) for name, one in value.items()}
-    return value

@@ -68,7 +68,6 @@ class JsonLines:
     """``metrics.jsonl``, a line for each row, and its copy in the checkpoint store.
 
     Args:
-        path: The file.
         note: Keeps how far rewrites have been taken into account.
         place: The store that the file is copied to; ``None``: nowhere.
         uid: Of the job whose store it must be; empty: anybody's.
@@ -244,7 +243,6 @@ class RunSink(ABC):
     the best checkpoint.
 
     Args:
-        run: The job.
         note: Keeps what has been written.
     """
 

@@ -52,7 +52,6 @@ def _predictions(scene: Scene, number: int) -> Iterator[tuple[float, float | Non
     """Yield what was predicted for each plan, and nothing where one ended.
 
     Args:
-        scene: The job's.
         number: 0: all that was predicted, or the lower end of a range; 1: the upper end.
     """
     for plan in scene.plans:

@@ -13,8 +13,8 @@ from typing import Any
 
 from spottrain.errors import ConfigError
 from spottrain.units import counted
-from spottrain.varuna_manager.api import documents
 from spottrain.varuna_manager.api import limits as limits_view
+from spottrain.varuna_manager.api import queries
 from spottrain.varuna_manager.api.job import Job
 from spottrain.varuna_manager.core.limits import with_limits
 from spottrain.varuna_manager.core.model.events import LimitsChanged
@@ -71,7 +71,7 @@ def of_job(job: JobDir, name: str, query: Query) -> Deed:
 
 
 def _stop(job: JobDir, query: Query) -> Deed:
-    status, report = documents.status(job), documents.report(job)
+    status, report = queries.status(job), queries.report(job)
     is_now = "now" in query
     vms, rate = len(status["fleet"]), dollars(status["usd_per_hour"])
     costs = [f"{counted(vms, 'VM')}, {rate} an hour, will be returned."]
@@ -127,7 +127,7 @@ def _rest(report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _resume(job: JobDir, query: Query) -> Deed:
-    report, state = documents.report(job), read_state(job)
+    report, state = queries.report(job), read_state(job)
     most = counted(state.job.resources.max_vms, "VM")
     cap = state.job.budget.max_usd_per_hour
     cap_words = "" if cap is None else f", for at most {dollars(cap)} an hour"
@@ -139,7 +139,7 @@ def _resume(job: JobDir, query: Query) -> Deed:
 
 
 def _limits(job: JobDir, query: Query) -> Deed:
-    state, report = read_state(job), documents.report(job)
+    state, report = read_state(job), queries.report(job)
     fields = {key: query.get(key, "").strip() for key in limits.SETTABLE}
     given = [f"{key}={value}" for key, value in fields.items() if value]
     costs = list(limits_view.lines(limits_view.limits_of(job.name, state)))

@@ -32,7 +32,7 @@ from spottrain.errors import ConfigError, SpottrainError
 from spottrain.printable import printable
 from spottrain.redaction import redacted
 from spottrain.varuna_manager import format as fmt
-from spottrain.varuna_manager.api import documents
+from spottrain.varuna_manager.api import queries
 from spottrain.varuna_manager.api.trouble import trouble_of_machine
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.journal import Journal
@@ -46,8 +46,7 @@ from spottrain.varuna_manager.pool.report.page import (
     pictures,
 )
 from spottrain.varuna_manager.pool.store.folder import PoolDir
-from spottrain.varuna_manager.reporting import documents as job_documents
-from spottrain.varuna_manager.reporting import tables
+from spottrain.varuna_manager.reporting import documents, tables
 from spottrain.varuna_manager.reporting.explain import chain
 from spottrain.varuna_manager.reporting.explain.document import explanation
 from spottrain.varuna_manager.reporting.html.charts import scene_of
@@ -155,8 +154,8 @@ class Pages:
 
     def _job(self, request: Request) -> Response:
         job = JobDir.find(request.path_params["name"])
-        status = documents.status(job)
-        report, state, history = documents.with_history(job, job_documents.report)
+        status = queries.status(job)
+        report, state, history = queries.with_history(job, documents.report)
         with closing(Journal(job.journal, read_only=True)) as journal:
             messages = list(islice(chain.messages(journal), MAX_MESSAGES))
         return self._page(
@@ -176,7 +175,7 @@ class Pages:
 
     def _charts(self, request: Request) -> Response:
         job = JobDir.find(request.path_params["name"])
-        scene = scene_of(*documents.with_history(job, job_documents.report))
+        scene = scene_of(*queries.with_history(job, documents.report))
         with closing(Measurements(job.measurements, read_only=True)) as measured:
             return JSONResponse(charts(scene, read_curves(measured)))
 
@@ -258,11 +257,11 @@ def _read(folder: Any, view: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
 
 def _row(job: JobDir) -> dict[str, Any]:
     """Return what the list of jobs has of one."""
-    status = documents.brief(job)
+    status = queries.brief(job)
     return status | {
         "progress": tables.progress_line(status),
         "money": tables.money_line(status),
-        "fleet": job_documents.fleet_line(status),
+        "fleet": documents.fleet_line(status),
     }
 
 

@@ -36,7 +36,6 @@ def weights(store: Store, uid: str = "") -> dict[str, str]:
 
     Args:
         store: Where the job's checkpoints are.
-        uid: The job's.
 
     Raises:
         CheckpointError, StorageError: It cannot be read.

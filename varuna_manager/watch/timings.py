@@ -39,7 +39,6 @@ class RankTimings:
 
     Args:
         state: With that generation.
-        generation: The generation.
         profile: What times are compared with.
     """
 

@@ -53,7 +53,6 @@ class ReportThrottle:
         Args:
             reported_s: When it was last reported.
             since_s: When the generation began to train.
-            now_s: Now.
         """
         wait_s = max(self.least_s, self.share * (now_s - since_s))
         return now_s - reported_s >= min(wait_s, self.most_s)
@@ -190,7 +189,6 @@ class ProgressWatch:
 
     Args:
         state: With that generation, which has said from which step it trains.
-        generation: The generation.
     """
 
     def __init__(self, state: State, generation: Generation) -> None:

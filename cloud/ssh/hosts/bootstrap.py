@@ -59,7 +59,6 @@ def bring_up(
 
     Args:
         connection: The host's.
-        vm_id: The VM on that host.
         bootstrap: How the agent reaches the manager.
         announce: Sets the address for the agent's calls; called before it is started.
         payload: The job's files and settings.
@@ -143,9 +142,7 @@ def send(session: Session, vm_id: str, name: str, archive: bytes, keep: str = ""
 
     Args:
         session: The connection to the host.
-        vm_id: The VM on that host.
         name: Folder below ours.
-        archive: The archive.
         keep: Its SHA-256, if the host is to keep it for other VMs.
     """
     place, size = session.host.place, len(archive)
@@ -160,7 +157,6 @@ class _Preparation:
 
     Args:
         session: The connection to the host.
-        vm_id: The VM on that host.
         folder: Of our software on the host.
         payload: The job's files and settings.
         log: Of the start.

@@ -79,11 +79,7 @@ class RefusedError(Exception):
 
 
 class HostAgent:
-    """Operations on this host, one method each.
-
-    Args:
-        root: Our folder.
-    """
+    """Operations on this host, one method each."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -246,7 +242,6 @@ class HostAgent:
         """Unpack an archive into ``name`` atomically.
 
         Args:
-            vm_id: The VM.
             name: Folder below ours.
             archive: Is moved or removed.
             keep: Its SHA-256: it is kept, for ``share``.
@@ -285,7 +280,6 @@ class HostAgent:
         """Serve a kept archive to other VMs of the region; return its URL.
 
         Args:
-            vm_id: The VM.
             digest: SHA-256 of the archive.
             address: Private address of this VM.
         """
@@ -304,7 +298,6 @@ class HostAgent:
         """Fetch an archive that another VM shares, and unpack and keep it.
 
         Args:
-            vm_id: The VM.
             name: Folder below ours, to unpack it into.
             url: From ``share`` of the other VM.
             digest: SHA-256 that it must have.
@@ -355,10 +348,8 @@ class HostAgent:
         """Run the user's setup once per VM; return its exit code and last output.
 
         Args:
-            vm_id: The VM.
             script: For ``/bin/sh -e``.
             environment: Of the script.
-            limit_s: Time limit.
             pins: Requirements that bind what pip and uv install, unless the environment
                 names others.
             cache: Keep what pip downloads, for ``publish_wheels``.
@@ -405,12 +396,10 @@ class HostAgent:
         """Fetch what ``setup`` of an earlier VM downloaded; see ``wheels``.
 
         Args:
-            vm_id: The VM.
             package: Folder of our software.
             place: Where the wheels are published.
             digest: Of their index.
             environment: With the credentials of that store.
-            limit_s: Time limit.
 
         Returns:
             ``bytes``, None if there are none; or ``error``.
@@ -433,7 +422,6 @@ class HostAgent:
         """Begin to publish what ``setup`` downloaded.
 
         Args:
-            vm_id: The VM.
             package: Folder of our software.
             place: Where to.
             environment: With the credentials of that store.
@@ -670,19 +658,20 @@ def _plain_members(tar: tarfile.TarFile, folder: Path) -> list[tarfile.TarInfo]:
     return members
 
 
-def renew_lease(file: Path = LEASE_FILE) -> None:
+def renew_lease() -> None:
     """Renew a VM's lease, as ``cloud.port.lease.renew``; do nothing if there is none.
 
     At boot its time lies ahead, for the agent to be started in: it is not put back.
     """
     with contextlib.suppress(OSError):
-        if file.stat().st_mtime < time.time():
-            os.utime(file)
+        if LEASE_FILE.stat().st_mtime < time.time():
+            os.utime(LEASE_FILE)
 
 
-def is_given_up(file: Path = LEASE_FILE) -> bool:
+def is_given_up() -> bool:
     """Return whether a VM has a lease and is about to end: ``cloud.port.lease.give_up``."""
-    return file.parent.is_dir() and not (file.is_file() and file.stat().st_size == 0)
+    held = LEASE_FILE.is_file() and LEASE_FILE.stat().st_size == 0
+    return LEASE_FILE.parent.is_dir() and not held
 
 
 def hello(root: Path) -> dict[str, str]:

@@ -195,8 +195,7 @@ class Relays:
         is none.
 
         Args:
-            rented_vm: The VM.
-            connection: To it.
+            connection: To the VM.
             manager: Address and port of the manager.
 
         Raises:

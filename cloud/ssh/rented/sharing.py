@@ -48,10 +48,8 @@ class ArchiveSharing:
         """Bring an archive to a VM and have it unpacked there.
 
         Args:
-            rented_vm: The VM.
             session: The connection to it.
             name: Folder there.
-            archive: The archive.
 
         Returns:
             Where it has it from: the id of a VM, or ``manager``.

@@ -15,11 +15,7 @@ _PROHIBITED = 1
 
 
 class Bastion:
-    """A jump host; all connections share one connection to it.
-
-    Args:
-        host: The host.
-    """
+    """A jump host; all connections share one connection to it."""
 
     def __init__(self, host: hosts.Host) -> None:
         self._host = host

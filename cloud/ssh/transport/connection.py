@@ -27,7 +27,6 @@ class HostConnection:
     state is recorded.
 
     Args:
-        host: The host.
         dial: Opens the TCP connection.
     """
 

@@ -59,9 +59,7 @@ class Remote:
         """Run a command and return its result.
 
         Args:
-            command: Shell command.
             data: Its standard input.
-            timeout_s: Time limit.
 
         Raises:
             UnreachableHostError: the connection broke, or it took too long.

@@ -96,7 +96,6 @@ class Session:
     """A connection to a running host agent; ``close`` it at the end.
 
     Args:
-        host: The host.
         dial: Opens the TCP connection.
 
     Raises:
@@ -149,8 +148,6 @@ class Session:
         Args:
             vm_id: The VM on the host.
             name: Folder below ours.
-            archive: The archive.
-            timeout_s: Time limit.
             keep: Its SHA-256, if the host is to keep it for other VMs.
 
         Raises:

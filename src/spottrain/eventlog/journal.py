@@ -407,9 +407,8 @@ def translating_errors(path: Path, remedy: str, what: str = "journal") -> Iterat
     """Translate SQLite's errors into one line with what to do.
 
     Args:
-        path: The file.
         remedy: What to do about one that is damaged.
-        what: It holds.
+        what: What the file holds.
     """
     try:
         yield

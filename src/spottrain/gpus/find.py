@@ -70,7 +70,6 @@ def find_devices(
 
     Args:
         choice: As for ``slots.assign``.
-        vm_id: This VM.
         num_slots: Slots of it.
         job: Its name; processes of it, or of its pool, may be on the GPUs.
         precision: Of the job.

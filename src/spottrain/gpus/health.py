@@ -107,7 +107,6 @@ def sickness(gpu: GpuFacts, health: GpuHealth, *, is_own: bool = False) -> str:
     """Return why a GPU must not be trained on, in one line; empty if it may.
 
     Args:
-        gpu: The GPU.
         health: Its state.
         is_own: Of a machine of the user's own, which no other can replace: a GPU that waits
             for a reset is used until then.

@@ -28,7 +28,6 @@ class GpuWatch:
     """Turns what NVML says of a VM's GPUs into reports.
 
     Args:
-        nvml: NVML.
         gpus: Those that the VM's slots drive.
         report: Takes the reports.
         restart: Restarts the workers on a GPU, given its UUID and why.

@@ -104,7 +104,6 @@ def bucket_region(bucket: str, endpoint: str = "") -> str:
     refusals too ("HeadBucket" in its API reference).
 
     Args:
-        bucket: Its name.
         endpoint: URL of another service than Amazon's.
     """
     url = f"{endpoint or _S3_URL}/{bucket}"

@@ -6,6 +6,7 @@ from typing import Any
 
 from tests.builders import a_launch
 from tests.fakes.azure import FakeAzure
+from tests.fakes.gcp import FakeGcp
 
 from spottrain.cloud.port.provider import CloudProvider, LaunchRequest, Offer, Vm
 
@@ -26,10 +27,17 @@ def rent(
     return list(provider.launch(launch_request(offer_in(provider), count, intent, job)).vms)
 
 
-def alive(fake: Any) -> int:
-    """Return how many VMs are billed on, once what Azure has under way has come to its end."""
+def settle(fake: Any) -> None:
+    """Let what the cloud has under way come to its end."""
     if isinstance(fake, FakeAzure):
         fake.ask("pass_time", seconds=1.0)
+    if isinstance(fake, FakeGcp):
+        fake.ask("finish_all")
+
+
+def alive(fake: Any) -> int:
+    """Return how many VMs are billed on, once what is under way has come to its end."""
+    settle(fake)
     return sum(vm["ended_at"] is None for vm in fake.ask("bill"))
 
 

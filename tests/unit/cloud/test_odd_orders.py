@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.fakes import azure, gcp
 from tests.tiers import first_always
-from tests.unit.cloud.renting import launch_request, offer_in, rent
+from tests.unit.cloud.renting import alive, launch_request, offer_in, rent, settle
 
 from spottrain.cloud.port.errors import (
     AuthError,
@@ -44,13 +44,6 @@ class Cloud:
         named = operation[self.name]
         self.fake.ask("fail", operation=named, kind="error", times=times, **error[self.name])
 
-    def alive(self) -> int:
-        """Return how many VMs are billed on, once what is under way has ended."""
-        if self.name == "gcp":
-            self.fake.ask("finish_all")
-        self.fake.ask("pass_time", seconds=1.0)
-        return sum(row["ended_at"] is None for row in self.fake.ask("bill"))
-
 
 @pytest.fixture(params=first_always(["azure", "gcp"]))
 def cloud(request: pytest.FixtureRequest) -> Cloud:
@@ -73,7 +66,7 @@ def test_a_login_that_expires_while_vms_are_made_leaves_it_open_whether_they_are
         provider.launch(asked)
     assert type(told.value) is CloudError
     found = {vm.vm_id for vm in provider.launch(asked).vms}
-    assert len(found) == cloud.alive() == 3
+    assert len(found) == alive(cloud.fake) == 3
 
 
 def test_vms_that_were_made_before_the_login_expired_are_kept(cloud: Cloud) -> None:
@@ -83,10 +76,10 @@ def test_vms_that_were_made_before_the_login_expired_are_kept(cloud: Cloud) -> N
     if cloud.name == "gcp":  # one call makes all; the SDK tries it with a new token
         with pytest.raises(AuthError):
             provider.launch(asked)
-        assert cloud.alive() == 0
+        assert alive(cloud.fake) == 0
         return
     result = provider.launch(asked)
-    assert len(result.vms) == cloud.alive() == 2
+    assert len(result.vms) == alive(cloud.fake) == 2
 
 
 def test_throttling_in_the_middle_of_a_removal_stops_none_of_it(cloud: Cloud) -> None:
@@ -95,9 +88,9 @@ def test_throttling_in_the_middle_of_a_removal_stops_none_of_it(cloud: Cloud) ->
     cloud.fail(END, THROTTLED)
     with pytest.raises(ThrottledError):
         provider.terminate([vm.vm_id for vm in vms])
-    assert cloud.alive() == 1
+    assert alive(cloud.fake) == 1
     provider.terminate([vm.vm_id for vm in vms])
-    assert cloud.alive() == 0
+    assert alive(cloud.fake) == 0
 
 
 def test_capacity_may_go_between_the_list_and_the_launch(cloud: Cloud) -> None:
@@ -109,7 +102,7 @@ def test_capacity_may_go_between_the_list_and_the_launch(cloud: Cloud) -> None:
         provider.launch(asked)
     cloud.fake.ask("stock", zone=asked.offer.zone, count=2, **kind)
     result = provider.launch(asked)  # the token is as good as before
-    assert len(result.vms) == cloud.alive() == 2
+    assert len(result.vms) == alive(cloud.fake) == 2
 
 
 def test_vms_of_a_bulk_insert_that_ended_with_an_error_are_kept(cloud: Cloud) -> None:
@@ -125,7 +118,7 @@ def test_vms_of_a_bulk_insert_that_ended_with_an_error_are_kept(cloud: Cloud) ->
         cloud.fake.ask("quota", **named, vcpus=vcpus)
     for each in (provider, cloud.fake.provider()):  # also of a manager that restarted
         result = each.launch(asked)
-        assert len(result.vms) == cloud.alive() == 2
+        assert len(result.vms) == alive(cloud.fake) == 2
 
 
 def test_a_vm_whose_end_takes_long_is_leaving_and_nothing_is_removed_under_it(
@@ -141,7 +134,7 @@ def test_a_vm_whose_end_takes_long_is_leaving_and_nothing_is_removed_under_it(
         listed = {one.vm_id: one.state for one in each.list_vms("job")}
         assert listed.get(vm.vm_id, VmState.TERMINATED) is not VmState.RUNNING
     cloud.fake.ask("pass_time", seconds=700.0)
-    assert cloud.alive() == 0
+    assert alive(cloud.fake) == 0
     if cloud.name == "azure":
         cloud.fake.ask("delays", delete_s=0.1)  # of its group
     provider.release("job")
@@ -153,7 +146,7 @@ def test_a_vm_that_is_listed_after_its_end_does_not_come_back(cloud: Cloud) -> N
     vms = rent(provider, 2)
     cloud.fake.ask("lag", hide_s=0.0, linger_s=1200.0)
     provider.terminate([vms[0].vm_id])
-    cloud.alive()
+    settle(cloud.fake)
     states = {vm.vm_id: vm.state for vm in provider.list_vms("job")}
     assert states[vms[1].vm_id] is VmState.RUNNING
     assert not states[vms[0].vm_id].is_alive

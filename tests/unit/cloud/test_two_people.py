@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.builders import a_launch
 from tests.fakes import aws, azure, gcp
-from tests.unit.cloud.renting import offer_in
+from tests.unit.cloud.renting import offer_in, settle
 
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.facts import without_attached
@@ -36,13 +36,6 @@ def alive(provider: Any) -> dict[str, str]:
     return {vm.vm_id: vm.owner for vm in vms if vm.state.is_alive}
 
 
-def pass_time(fake: Fake) -> None:
-    if isinstance(fake, azure.FakeAzure):
-        fake.ask("pass_time", seconds=1.0)
-    if isinstance(fake, gcp.FakeGcp):
-        fake.ask("finish_all")
-
-
 @pytest.mark.rotated
 def test_neither_sees_or_ends_what_the_other_has(fake: Fake) -> None:
     ann, ben = fake.provider(**ANN), fake.provider(**BEN)
@@ -56,14 +49,14 @@ def test_neither_sees_or_ends_what_the_other_has(fake: Fake) -> None:
         his.vm_id: tuple(BEN.values()),
     }
     ann.terminate(list(alive(ann)))
-    pass_time(fake)
+    settle(fake)
     ann.release("quickstart")
     assert alive(fake.provider(**BEN)) == {his.vm_id: BEN["owner"]}
     more = rent(fake.provider(**BEN), "intent-1")  # what his VMs share is there
     with pytest.raises(CloudError, match="terminate them first"):
         ben.release("quickstart")
     ben.terminate([his.vm_id, more.vm_id])
-    pass_time(fake)
+    settle(fake)
     ben.release("quickstart")
     assert fake.ask("left") == []
 
@@ -74,7 +67,7 @@ def test_a_vm_without_an_id_is_no_jobs_that_has_one(fake: Fake) -> None:
     assert alive(ann) == {}
     hers = rent(ann, "intent-1")
     ann.terminate(list(alive(ann)))
-    pass_time(fake)
+    settle(fake)
     assert hers.vm_id not in alive(fake.provider(**ANN))
     assert list(alive(fake.provider())) == [other.vm_id]
 

@@ -73,8 +73,6 @@ def prepare(
     """Check a job for a pool, and find out what it trains there.
 
     Args:
-        pool: The pool.
-        file: The job file.
         priority: Its weight against other jobs.
         team: The team that it belongs to; empty: none.
         say: Called with lines for people.

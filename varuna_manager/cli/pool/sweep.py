@@ -96,7 +96,6 @@ def combinations(file: Path, grid: Sequence[str], fixed: Overrides) -> Iterator[
     """Yield the values of the command line for each job of a sweep, its name among them.
 
     Args:
-        file: The job file.
         grid: ``KEY=VALUE,VALUE``; one job for each combination.
         fixed: Values of all jobs.
 

@@ -12,6 +12,7 @@ from spottrain.varuna_manager.core.model.recent import PhaseChange, RecentEvent
 from spottrain.varuna_manager.core.model.records import (
     Generation,
     Intent,
+    OrderRecord,
     RankPhase,
     VmRecord,
 )
@@ -105,6 +106,11 @@ class Transition:
         """Add or replace an intent."""
         intents = {**self.state.launches.intents, intent.intent: intent}
         self.put(replace(self.state.launches, intents=intents))
+
+    def put_order(self, order: OrderRecord) -> None:
+        """Add or replace what came of an order of the pool's."""
+        orders = {**self.state.fleet.orders, order.order.name: order}
+        self.put(replace(self.state.fleet, orders=orders))
 
     def note_fleet_change(self) -> None:
         """Note that usable slots have come or gone."""

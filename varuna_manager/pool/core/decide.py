@@ -140,7 +140,6 @@ def _is_worth_it(
     one more is trained than the changes cost.
 
     Args:
-        state: The pool's.
         problem: The pool, and the jobs as demands.
         jobs: Who takes part.
         sizes: Their new targets.

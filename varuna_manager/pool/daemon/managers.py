@@ -132,7 +132,6 @@ class JobManagers:
     """The managers of all jobs of a pool.
 
     Args:
-        pool: Its name.
         supplies: The pool's kinds of VM.
         watch: Returns a job by its name; None: those of this machine.
     """
@@ -178,7 +177,6 @@ class JobManagers:
         Always in the same thread.
 
         Args:
-            state: The pool's.
             now_s: Seconds since the epoch.
             busy: Jobs that are being told something; no manager of them is started.
         """
@@ -249,7 +247,6 @@ class JobManagers:
         """Yield what the end of a manager means.
 
         Args:
-            watched: The job.
             state: Its state.
             job: The same job, as the pool's core knows it.
             now_s: Seconds since the epoch.
@@ -433,7 +430,6 @@ def _open_orders(state: State, now_s: float) -> frozenset[str]:
     """Return the orders by which a job may get a VM yet, or may have got one.
 
     Args:
-        state: The job's.
         now_s: A time before the state was read.
     """
     orders = () if state.job.grant is None else state.job.grant.orders

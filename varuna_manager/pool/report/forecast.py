@@ -20,7 +20,6 @@ def plan_document(
     """Return when a job would start, with what, and what others would lose.
 
     Args:
-        request: The job.
         planned: The pool's answer.
         status: Of the pool, from ``document.status``.
         now_s: Seconds since the epoch.

@@ -52,7 +52,6 @@ def ask_pool(pool: PoolDir, what: str, request: Any = None) -> Any:
     """Return the daemon's answer to a request.
 
     Args:
-        pool: Whose.
         what: Such as ``status``.
         request: JSON data.
 

@@ -81,8 +81,6 @@ def scene_of(report: Mapping[str, Any], state: State, history: JobHistory) -> Sc
 
     Args:
         report: From ``documents.report``.
-        state: The job's state.
-        history: The job's history.
     """
     at_s = state.submitted_at_s + report["wall_s"]
     return Scene(

@@ -61,8 +61,6 @@ def page(report: dict[str, Any], state: State, history: JobHistory, curves: Curv
 
     Args:
         report: From ``documents.report``.
-        state: The job's state.
-        history: The job's history.
         curves: What it has measured.
     """
     scene = pictures.scene_of(report, state, history)

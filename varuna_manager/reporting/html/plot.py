@@ -20,6 +20,7 @@ _NICE_S = (
     *(43200, 86400, 172800, 432000, 864000, 2592000),
 )
 """Readable distances of ticks, in seconds."""
+_MAX_TICKS = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,11 +88,11 @@ def nice_range(bottom: float, top: float) -> tuple[float, float, float]:
     return first * distance, last * distance, distance
 
 
-def time_ticks(span_s: float, most: int = 12) -> list[float]:
+def time_ticks(span_s: float) -> list[float]:
     """Return the positions of an axis' ticks, in seconds after its start."""
-    step = next((s for s in _NICE_S if span_s / s <= most), None)
+    step = next((s for s in _NICE_S if span_s / s <= _MAX_TICKS), None)
     if step is None:
-        step = _NICE_S[-1] * math.ceil(span_s / _NICE_S[-1] / most)
+        step = _NICE_S[-1] * math.ceil(span_s / _NICE_S[-1] / _MAX_TICKS)
     return [i * float(step) for i in range(int(span_s / step) + 1)]
 
 
@@ -179,7 +180,6 @@ def picture(frame: Frame, name: str, title: str, what: str, parts: Iterable[str]
     Args:
         frame: The chart's frame.
         name: Unique on the page: letters and digits.
-        title: Its title.
         what: A description of what it shows.
         parts: Its elements.
     """

@@ -18,32 +18,12 @@ from spottrain.cloud.port.errors import (
     NoCapacityError,
     QuotaExceededError,
     RegionQuotaError,
-    ThrottledError,
     VmNotFoundError,
 )
 from spottrain.cloud.port.provider import (
     ANY_FAMILY,
-    CloudProvider,
     VmState,
 )
-
-
-def test_it_can_do_all_that_aws_can(aws: FakeAws) -> None:
-    provider = aws.provider()
-    for ability in (
-        CloudProvider.admit,
-        CloudProvider.check,
-        CloudProvider.list_all,
-        CloudProvider.move,
-        CloudProvider.principal,
-        CloudProvider.quotas,
-        CloudProvider.release,
-        CloudProvider.spot_pools,
-        CloudProvider.ssh_target,
-        CloudProvider.time_s,
-    ):
-        assert provider.can(ability)
-    assert not provider.can(CloudProvider.start_agent)
 
 
 def test_a_type_without_facts_is_refused_before_anything_is_asked(
@@ -193,58 +173,6 @@ def test_missing_resources_are_reported_before_a_launch(
         provider.launch(launch_request(offer_in(provider)))
     assert "\n" not in str(told.value)
     assert alive(aws) == 0
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [
-        {"kind": "error", "code": "RequestLimitExceeded", "status": 503},
-        {"kind": "error", "code": "InternalError", "status": 500},
-        {"kind": "drop"},
-        {"kind": "lost"},
-    ],
-    ids=["throttled", "5xx", "dropped", "reply lost"],
-)
-def test_the_sdk_retries_transient_errors(aws: FakeAws, fault: dict[str, object]) -> None:
-    provider = aws.provider(tries=4)
-    (vm,) = rent(provider)
-    for operation in ("DescribeInstances", "TerminateInstances"):
-        aws.ask("fail", operation=operation, **fault)
-    assert [each.vm_id for each in provider.list_vms("job")] == [vm.vm_id]
-    provider.terminate([vm.vm_id])
-    assert alive(aws) == 0
-
-
-def test_persistent_throttling_is_reported(aws: FakeAws) -> None:
-    aws.ask(
-        "fail",
-        operation="DescribeInstances",
-        kind="error",
-        code="RequestLimitExceeded",
-        status=503,
-        times=9,
-    )
-    with pytest.raises(ThrottledError) as told:
-        aws.provider(tries=2).list_vms("job")
-    assert told.value.retry_after_s > 0
-
-
-@pytest.mark.parametrize("kind", ["drop", "lost", "hang"])
-def test_a_launch_without_an_answer_is_neither_repeated_nor_forgotten(
-    aws: FakeAws, kind: str
-) -> None:
-    # A busy machine may not answer the calls before it within half a second either, and
-    # meets the fault long after nobody waits for an answer any more.
-    limit, times = ({"answer_s": 0.5}, 99) if kind == "hang" else ({}, 1)
-    provider = aws.provider(tries=4, **limit)
-    asked = launch_request(offer_in(aws.provider()), 2)
-    aws.ask("fail", operation="RunInstances", kind=kind, seconds=1.5, times=times)
-    with pytest.raises(CloudError) as told:
-        provider.launch(asked)
-    assert type(told.value) is CloudError
-    aws.ask("recover")
-    ids = {vm.vm_id for vm in aws.provider().launch(asked).vms}
-    assert len(ids) == alive(aws) == 2
 
 
 def test_no_capacity_is_not_retried_by_the_sdk(

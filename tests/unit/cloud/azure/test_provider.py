@@ -27,7 +27,6 @@ from spottrain.cloud.port.errors import (
     ThrottledError,
 )
 from spottrain.cloud.port.provider import (
-    CloudProvider,
     VmState,
 )
 from spottrain.errors import causes
@@ -36,24 +35,6 @@ NO_SUBNET = (
     f"/subscriptions/{SUBSCRIPTION}/resourceGroups/nobodys/providers/"
     "Microsoft.Network/virtualNetworks/none/subnets/none"
 )
-
-
-def test_it_can_do_all_that_azure_can(azure: FakeAzure) -> None:
-    provider = azure.provider()
-    for ability in (
-        CloudProvider.admit,
-        CloudProvider.check,
-        CloudProvider.list_all,
-        CloudProvider.principal,
-        CloudProvider.quotas,
-        CloudProvider.release,
-        CloudProvider.spot_pools,
-        CloudProvider.ssh_target,
-        CloudProvider.time_s,
-    ):
-        assert provider.can(ability)
-    assert not provider.can(CloudProvider.start_agent)
-    assert not provider.can(CloudProvider.move)
 
 
 @pytest.mark.parametrize(
@@ -156,62 +137,6 @@ def test_a_missing_subscription_is_told(azure: FakeAzure, monkeypatch: pytest.Mo
     monkeypatch.delenv("AZURE_SUBSCRIPTION_ID", raising=False)
     with pytest.raises(MisconfiguredError, match="AZURE_SUBSCRIPTION_ID"):
         azure.provider(subscription="").list_vms("job")
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [
-        {"kind": "error", "code": "Throttled", "status": 429},
-        {"kind": "error", "code": "InternalError", "status": 500},
-        {"kind": "drop"},
-        {"kind": "lost"},
-    ],
-    ids=["throttled", "5xx", "dropped", "reply lost"],
-)
-def test_the_sdk_retries_transient_errors(azure: FakeAzure, fault: dict[str, object]) -> None:
-    provider = azure.provider(tries=4)
-    azure.ask("fail", operation="PUT virtualMachines", **fault)
-    (vm,) = rent(provider)
-    for operation in ("LIST virtualMachines", "DELETE virtualMachines"):
-        azure.ask("fail", operation=operation, **fault)
-    assert [each.vm_id for each in provider.list_vms("job")] == [vm.vm_id]
-    provider.terminate([vm.vm_id])
-    assert len(azure.ask("bill")) == 1
-    assert alive(azure) == 0
-
-
-def test_persistent_throttling_is_reported(azure: FakeAzure) -> None:
-    azure.ask(
-        "fail",
-        operation="LIST virtualMachines",
-        kind="error",
-        code="TooManyRequests",
-        status=429,
-        headers={"Retry-After": "17"},
-    )
-    with pytest.raises(ThrottledError) as told:
-        azure.provider().list_vms("job")
-    assert told.value.retry_after_s == 17
-
-
-@pytest.mark.parametrize("kind", ["drop", "lost", "hang"])
-def test_a_launch_without_an_answer_is_neither_repeated_nor_forgotten(
-    azure: FakeAzure, kind: str
-) -> None:
-    # A busy machine may not answer the calls before it within half a second either, and
-    # meets the fault long after nobody waits for an answer any more.
-    limit, times = ({"answer_s": 0.5}, 99) if kind == "hang" else ({}, 1)
-    provider = azure.provider(**limit)
-    asked = launch_request(offer_in(azure.provider()), 2)
-    operation = "PUT virtualMachines"
-    azure.ask("fail", operation=operation, kind=kind, seconds=1.5, times=times)
-    with pytest.raises(CloudError) as told:
-        provider.launch(asked)
-    assert type(told.value) is CloudError
-    azure.ask("recover")
-    again = azure.provider()
-    ids = {vm.vm_id for vm in again.launch(asked).vms}
-    assert len(ids) == alive(azure) == len(azure.ask("bill")) == 2
 
 
 def test_an_answer_that_is_lost_while_waiting_keeps_the_vm(azure: FakeAzure) -> None:

@@ -71,8 +71,8 @@ def test_the_process_prints_the_environment_last(web: Web, tmp_path: Path) -> No
     code, lines = run(tmp_path, DataRequest(name="web", url=f"{web.url}/a"))
     assert code == 0
     assert lines[:-1] == [
-        "web: 0 bytes of 12 bytes received",
-        "web: 12 bytes of 12 bytes received",
+        "web: 0 B of 12 B received",
+        "web: 12 B of 12 B received",
     ]
     path = Path(json.loads(lines[-1])["SPOTTRAIN_DATA_WEB"])
     assert path.read_bytes() == b"from the web"

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from tests.fakes.gcp import KIND, REGION, ZONE, FakeGcp
-from tests.unit.cloud.gcp.test_provider import finish
-from tests.unit.cloud.renting import alive, launch_request, offer_in, rent, sent
+from tests.unit.cloud.renting import alive, launch_request, offer_in, rent, sent, settle
 
 from spottrain.cloud.port.errors import (
     CloudError,
@@ -15,7 +14,6 @@ from spottrain.cloud.port.errors import (
     MisconfiguredError,
     NoCapacityError,
     QuotaExceededError,
-    ThrottledError,
 )
 from spottrain.cloud.port.provider import VmState
 
@@ -71,64 +69,6 @@ def test_missing_resources_are_reported_before_a_launch(
     assert "\n" not in str(told.value)
     assert alive(gcp) == 0
     assert "instances.bulk_insert" not in sent(gcp)
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [
-        {"kind": "error", "code": "rateLimitExceeded", "status": 403},
-        {"kind": "error", "code": "backendError", "status": 503},
-        {"kind": "drop"},
-        {"kind": "lost"},
-    ],
-    ids=["throttled", "5xx", "dropped", "reply lost"],
-)
-def test_the_sdk_retries_transient_errors(gcp: FakeGcp, fault: dict[str, object]) -> None:
-    provider = gcp.provider(patience_s=20.0)
-    offer = offer_in(provider)
-    for operation in ("bulk_insert", "aggregated_list", "delete"):
-        gcp.ask("fail", operation=f"instances.{operation}", **fault)
-    (vm,) = provider.launch(launch_request(offer)).vms
-    assert [each.vm_id for each in provider.list_vms("job")] == [vm.vm_id]
-    provider.terminate([vm.vm_id])
-    finish(gcp)
-    assert alive(gcp) == 0
-    assert sum(kind == "instances.bulk_insert" for kind in sent(gcp)) == 2
-    assert len(gcp.ask("bill")) == 1
-
-
-def test_persistent_throttling_is_reported(gcp: FakeGcp) -> None:
-    gcp.ask(
-        "fail",
-        operation="instances.aggregated_list",
-        kind="error",
-        code="rateLimitExceeded",
-        status=429,
-        times=9,
-        headers={"Retry-After": "17"},
-    )
-    with pytest.raises(ThrottledError) as told:
-        gcp.provider().list_vms("job")
-    assert told.value.retry_after_s == 17
-
-
-@pytest.mark.parametrize("kind", ["drop", "lost", "hang"])
-def test_a_launch_without_an_answer_is_neither_repeated_nor_forgotten(
-    gcp: FakeGcp, kind: str
-) -> None:
-    # A busy machine may not answer the calls before it within half a second either, and
-    # meets the fault long after nobody waits for an answer any more.
-    limit, times = ({"answer_s": 0.5}, 99) if kind == "hang" else ({}, 1)
-    provider = gcp.provider(**limit)
-    asked = launch_request(offer_in(gcp.provider()), 2)
-    operation = "instances.bulk_insert"
-    gcp.ask("fail", operation=operation, kind=kind, seconds=1.0, times=times)
-    with pytest.raises(CloudError) as told:
-        provider.launch(asked)
-    assert type(told.value) is CloudError
-    gcp.ask("recover")
-    ids = {vm.vm_id for vm in gcp.provider().launch(asked).vms}
-    assert len(ids) == alive(gcp) == 2
 
 
 def test_a_launch_may_take_longer_than_one_request(gcp: FakeGcp) -> None:
@@ -192,7 +132,7 @@ def test_a_list_of_vms_does_not_wait_for_the_ends_of_others(gcp: FakeGcp) -> Non
     provider = gcp.provider()
     gone, kept = rent(provider, 2)
     gcp.ask("preempt", zone=ZONE, name=gone.vm_id.split(".")[1])
-    finish(gcp)
+    settle(gcp)
     refused = {"kind": "error", "code": "invalid", "status": 400}
     gcp.ask("fail", operation="zone_operations.list", **refused)
     listed = {vm.vm_id: vm.state for vm in provider.list_vms("job")}
@@ -220,7 +160,7 @@ def test_terminating_unknown_and_ended_vms_is_no_error(gcp: FakeGcp) -> None:
         "",
     ]
     provider.terminate([*unknown, *(vm.vm_id for vm in vms)])
-    finish(gcp)
+    settle(gcp)
     provider.terminate([vm.vm_id for vm in vms])
     assert alive(gcp) == 0
 
@@ -237,7 +177,7 @@ def test_a_new_vm_is_listed_although_the_cloud_list_lags(gcp: FakeGcp) -> None:
     gcp.ask("pass_time", seconds=601)
     assert [each.state for each in provider.list_vms("job")] == [VmState.RUNNING]
     provider.terminate([vm.vm_id])
-    finish(gcp)
+    settle(gcp)
     (listed,) = provider.list_vms("job")
     assert listed.state is VmState.STOPPING
     gcp.ask("pass_time", seconds=1201)

@@ -20,7 +20,7 @@ from tests.fakes.gcp import (
     FakeGcp,
     FakePrices,
 )
-from tests.unit.cloud.renting import launch_request, offer_in, rent, sent
+from tests.unit.cloud.renting import launch_request, offer_in, rent, sent, settle
 
 from spottrain.cloud.gcp.answers import RETURNED_PER_HOUR
 from spottrain.cloud.gcp.provider import GcpProvider
@@ -33,31 +33,8 @@ from spottrain.cloud.port.errors import (
 )
 from spottrain.cloud.port.provider import (
     ANY_FAMILY,
-    CloudProvider,
     VmState,
 )
-
-
-def finish(gcp: FakeGcp) -> None:
-    gcp.ask("finish_all")
-
-
-def test_it_can_do_all_that_gcp_can(gcp: FakeGcp) -> None:
-    provider = gcp.provider()
-    for ability in (
-        CloudProvider.admit,
-        CloudProvider.check,
-        CloudProvider.list_all,
-        CloudProvider.principal,
-        CloudProvider.quotas,
-        CloudProvider.release,
-        CloudProvider.spot_pools,
-        CloudProvider.ssh_target,
-        CloudProvider.time_s,
-    ):
-        assert provider.can(ability)
-    assert not provider.can(CloudProvider.start_agent)
-    assert not provider.can(CloudProvider.move)
 
 
 def test_a_type_without_facts_is_refused_before_anything_is_asked(
@@ -186,7 +163,7 @@ def test_a_policy_of_the_organisation_says_what_to_do(
 def test_a_laptop_that_moves_is_let_in_and_its_old_address_is_not(gcp: FakeGcp) -> None:
     provider = gcp.provider(ssh_from=("192.0.2.1/32",))
     rent(provider)
-    finish(gcp)
+    settle(gcp)
     provider.admit("job", ["198.51.100.7/32"])
     (patch,) = [r["body"] for r in gcp.ask("requests") if r["operation"] == "firewalls.patch"]
     assert patch["sourceRanges"] == ["198.51.100.7/32"]

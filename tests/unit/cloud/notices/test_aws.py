@@ -2,29 +2,17 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.fakes.metadata import FakeMetadata, running
 from tests.unit.cloud.metadata_vms import Vms
 
 from spottrain.cloud.notices.aws import read_action
 from spottrain.cloud.notices.hear import AtRisk, PreemptionAnnounced
 from spottrain.cloud.notices.source import NoAnswerError
 
-
-@pytest.fixture(scope="module")
-def fake() -> Iterator[FakeMetadata]:
-    with running("aws") as service:
-        yield service
-
-
-@pytest.fixture
-def vms(fake: FakeMetadata, monkeypatch: pytest.MonkeyPatch) -> Vms:
-    fake.ask("reset")
-    return Vms("aws", fake, monkeypatch)
+CLOUD = "aws"
 
 
 def test_a_token_serves_until_it_expires(vms: Vms) -> None:

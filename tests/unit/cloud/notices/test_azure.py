@@ -2,14 +2,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
 from email.utils import formatdate
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.fakes.metadata import FakeMetadata, running
 from tests.unit.cloud.metadata_vms import Vms
 
 from spottrain.cloud.notices import hear
@@ -17,17 +15,7 @@ from spottrain.cloud.notices.azure import ending_events
 from spottrain.cloud.notices.hear import PreemptionAnnounced
 from spottrain.cloud.notices.source import NoAnswerError
 
-
-@pytest.fixture(scope="module")
-def fake() -> Iterator[FakeMetadata]:
-    with running("azure") as service:
-        yield service
-
-
-@pytest.fixture
-def vms(fake: FakeMetadata, monkeypatch: pytest.MonkeyPatch) -> Vms:
-    fake.ask("reset")
-    return Vms("azure", fake, monkeypatch)
+CLOUD = "azure"
 
 
 @pytest.mark.parametrize("kind", ["Reboot", "Redeploy", "Terminate"])

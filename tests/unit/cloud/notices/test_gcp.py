@@ -1,26 +1,13 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-from tests.fakes.metadata import FakeMetadata, running
 from tests.unit.cloud.metadata_vms import Vms
 
 from spottrain.cloud.notices.gcp import LEAD_S
 from spottrain.cloud.notices.hear import NoticeWithdrawn, PreemptionAnnounced
 from spottrain.cloud.notices.source import NoAnswerError
 
-
-@pytest.fixture(scope="module")
-def fake() -> Iterator[FakeMetadata]:
-    with running("gcp") as service:
-        yield service
-
-
-@pytest.fixture
-def vms(fake: FakeMetadata, monkeypatch: pytest.MonkeyPatch) -> Vms:
-    fake.ask("reset")
-    return Vms("gcp", fake, monkeypatch)
+CLOUD = "gcp"
 
 
 def test_a_long_poll_waits_for_the_notice(vms: Vms) -> None:

@@ -52,8 +52,8 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(ROOT / "src"), str(ROOT))))
     made: list[ChildProvider] = []
 
-    def child(answer_s: float | None = None, **settings: Any) -> ChildProvider:
-        made.append(in_child(FACTORY, settings, answer_s=answer_s))
+    def child(**settings: Any) -> ChildProvider:
+        made.append(in_child(FACTORY, settings))
         return made[-1]
 
     yield child
@@ -170,8 +170,11 @@ def test_calls_run_at_the_same_time(make: Make) -> None:
         assert [answer.result() for answer in answers] == [(OFFER,)] * 8
 
 
-def test_a_call_that_takes_too_long_fails_and_the_next_is_answered(make: Make) -> None:
-    child = make(answer_s=0.5)
+def test_a_call_that_takes_too_long_fails_and_the_next_is_answered(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spottrain.cloud.process.child.ANSWER_S", 0.5)
+    child = make()
     before = child.pid
     with pytest.raises(CloudError, match=r"odd: terminate: no answer in 0.5 s"):
         child.terminate(["hang"])

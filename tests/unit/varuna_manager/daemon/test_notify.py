@@ -14,11 +14,7 @@ import pytest
 from tests.unit.varuna_manager.story import Story
 
 from spottrain.errors import ConfigError
-from spottrain.varuna_manager.config.notify import (
-    NotifyConfig,
-    absolute_notify,
-    check_notify,
-)
+from spottrain.varuna_manager.config.notify import NotifyConfig, check_notify
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.daemon.notify import TRIES, Notifier
@@ -209,6 +205,9 @@ def test_on_a_managers_vm_commands_and_unknown_secrets_are_refused(
 
 
 def test_a_program_is_relative_to_the_job_file(tmp_path: Path) -> None:
-    notify = NotifyConfig(command=("./tell", "./x"))
-    assert absolute_notify(notify, tmp_path).command == (str(tmp_path / "tell"), "./x")
-    assert absolute_notify(NotifyConfig(command=("tell",)), tmp_path).command == ("tell",)
+    def command(*given: str) -> tuple[str, ...]:
+        text = json.dumps({"command": given})
+        return NotifyConfig.model_validate_json(text, context=tmp_path).command
+
+    assert command("./tell", "./x") == (str(tmp_path / "tell"), "./x")
+    assert command("tell") == ("tell",)

@@ -18,6 +18,7 @@ from tests.unit.varuna_manager.stored_jobs import (
 )
 
 from spottrain.errors import ConfigError
+from spottrain.manifest import hash_file
 from spottrain.varuna_manager.core.model.events import (
     CodeUpdated,
     JobMoved,
@@ -27,7 +28,6 @@ from spottrain.varuna_manager.jobs.bucket import (
     FencedError,
     StoredJob,
     StoredJobError,
-    sha256_of,
 )
 from spottrain.varuna_manager.jobs.folder import JobDir, job_dir
 from spottrain.varuna_manager.jobs.follow import read_state
@@ -356,7 +356,7 @@ def test_updated_code_goes_with_the_job(
     (workdir / "own.py").write_text("mended = True")
     package = job.workdir if is_published else tmp_path / "package"
     pack(workdir, packed_files(workdir), package)
-    update = CodeUpdated(at_s=2000.0, by="me", sha256=sha256_of(package), facts=job.facts())
+    update = CodeUpdated(at_s=2000.0, by="me", sha256=hash_file(package), facts=job.facts())
     with closing(Journal(job.journal)) as journal:
         journal.record(update)
     copy(job)

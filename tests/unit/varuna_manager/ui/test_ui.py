@@ -29,7 +29,7 @@ from tests.unit.varuna_manager.story import Story
 
 from spottrain.errors import ConfigError, SpottrainError
 from spottrain.serving import Server
-from spottrain.varuna_manager.api import documents
+from spottrain.varuna_manager.api import queries
 from spottrain.varuna_manager.cli.ui import serving
 from spottrain.varuna_manager.config.pool import parse_pool
 from spottrain.varuna_manager.core.model import events as e
@@ -201,15 +201,15 @@ def test_the_command_prints_its_address_and_ends_with_ctrl_c(tmp_path: Path) -> 
 def test_a_jobs_page_says_what_status_report_and_events_say(panel: Panel) -> None:
     job = told("demo", ended(killed()))
     words = panel.page("/jobs/demo").words
-    status = documents.status(job)
+    status = queries.status(job)
     for _, line in tables.status_lines(status, read_state(job).now_s):
         assert line in words
-    events = [entry.message for entry in documents.entries(job) if entry.message]
+    events = [entry.message for entry in queries.entries(job) if entry.message]
     assert [x for x in events if x not in words] == []
     (mark,) = re.findall(
         r'class="mark k-notice".*?<title>(.*?)</title>', panel.http.get("/jobs/demo").text
     )
-    hit = next(x for x in documents.report(job)["timeline"] if x["kind"] == "notice")
+    hit = next(x for x in queries.report(job)["timeline"] if x["kind"] == "notice")
     assert unescape(mark).endswith(f"a: {hit['text']}")
 
 
@@ -219,7 +219,7 @@ def test_each_event_is_explained_as_explain_does(panel: Panel) -> None:
     links = re.findall(r"explain/(\d+)", text)
     assert '/jobs/demo/explain/a"' in text
     assert '/jobs/demo/logs?vm=a"' in text
-    told_by = [entry.seq for entry in documents.entries(job) if entry.message]
+    told_by = [entry.seq for entry in queries.entries(job) if entry.message]
     assert list(map(int, links)) == told_by[::-1]
     assert "because of event" in panel.page("/jobs/demo/explain/a").words
     assert f"event {links[0]}: " in panel.page(f"/jobs/demo/explain/{links[0]}").words

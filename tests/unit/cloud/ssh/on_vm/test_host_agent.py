@@ -189,7 +189,7 @@ def test_requests_and_a_long_setup_renew_the_lease(
     """Setup and data may take longer than the lease; the agent starts after them."""
     assert host_agent.LEASE_FILE == lease.FILE
     file = root.parent / "lease"
-    monkeypatch.setattr(host_agent.renew_lease, "__defaults__", (file,))
+    monkeypatch.setattr(host_agent, "LEASE_FILE", file)
     monkeypatch.setattr(host_agent, "_RENEW_S", 0.01)
 
     def asked(**request: Any) -> bool:
@@ -217,7 +217,7 @@ def test_a_host_that_is_cleared_has_no_data_and_is_refused_once_it_ends(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = root.parent / "lib" / "lease"
-    monkeypatch.setattr(host_agent.is_given_up, "__defaults__", (file,))
+    monkeypatch.setattr(host_agent, "LEASE_FILE", file)
     hands, data = HostAgent(root), root.with_name(f"{root.name}-data")
     hands.claim(claim("a", "a-1"))
     data.mkdir()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import socket
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 
 _SIOCGIFADDR = 0x8915
@@ -39,17 +39,11 @@ def network_environment(cloud: str, address: str, interface: str) -> Mapping[str
     return names
 
 
-def interface_of(address: str, address_of: Callable[[str], str] | None = None) -> str:
-    """Return the network interface that has an IPv4 address; empty if none has.
-
-    Args:
-        address: Of this VM.
-        address_of: Returns an interface's address; raises OSError if it has none.
-    """
-    address_of = address_of or _address_of
+def interface_of(address: str) -> str:
+    """Return the network interface that has an IPv4 address of this VM; empty if none has."""
     for _, name in socket.if_nameindex():
         with suppress(OSError):
-            if address_of(name) == address:
+            if _address_of(name) == address:
                 return name
     return ""
 

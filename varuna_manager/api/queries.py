@@ -80,7 +80,6 @@ def entries(job: JobDir, *, follow: bool = False) -> Iterator[JournalEntry]:
     """Yield what is in a job's journal, oldest first.
 
     Args:
-        job: Whose.
         follow: Go on until its manager ends.
     """
     with closing(Follower(job)) as follower:
