@@ -34,6 +34,7 @@ from spottrain.cloud.data.request import (
     to_json,
 )
 from spottrain.cloud.data.sources import DataSource, SourceFile, open_source
+from spottrain.units import size
 
 LENGTHS = "lengths.json"
 """The file of a dataset that says how many examples the others have, by their names."""
@@ -165,8 +166,8 @@ class Stream:
                 os.truncate(claim, 0)
                 now = self._account(file.num_bytes)
         sys.stdout.write(
-            f"{self.request.name}: {file.name} has come: {now['files']} files and "
-            f"{now['fetched'] / 1e9:.3g} GB so far, at most {now['most'] / 1e9:.3g} GB at a time\n"
+            f"{self.request.name}: {file.name} has come: {now['files']} files, "
+            f"{size(now['fetched'])} so far, at most {size(now['most'])} at a time\n"
         )
 
     def _make_room(self, file: SourceFile, claim: Path, keep: set[str], *, must: bool) -> bool:
@@ -177,7 +178,7 @@ class Stream:
         """
         limit = self.request.cache_bytes
         here = self._here()
-        used = sum(size for size, _ in here.values()) + self._claimed()
+        used = sum(about[0] for about in here.values()) + self._claimed()
         for name in sorted(here, key=lambda name: here[name][1]):
             if used + file.num_bytes <= limit:
                 break
@@ -185,7 +186,7 @@ class Stream:
                 (self.folder / "files" / name).unlink()
                 used -= here[name][0]
         if used + file.num_bytes > limit:
-            kept = sum(size for name, (size, _) in here.items() if name in keep)
+            kept = sum(here[name][0] for name in here if name in keep)
             if not must or kept + file.num_bytes <= limit:
                 return False
             raise DataError(
@@ -212,14 +213,14 @@ class Stream:
         """
         total = 0
         for claim in (self.folder / "claims").iterdir():
-            if not (size := claim.stat().st_size):
+            if not (claimed := claim.stat().st_size):
                 continue
             with _locked(claim, wait=False) as held:
                 if held:
                     shutil.rmtree(self.folder / "coming" / claim.name, ignore_errors=True)
                     os.truncate(claim, 0)
                 else:
-                    total += size
+                    total += claimed
         return total
 
     @property
@@ -232,7 +233,7 @@ class Stream:
         return found
 
     def _account(self, fetched_bytes: int) -> Mapping[str, int]:
-        here = sum(size for size, _ in self._here().values()) + self._claimed()
+        here = sum(about[0] for about in self._here().values()) + self._claimed()
         usage = self.usage
         draft = self.folder / "usage.json.new"
         new = {
