@@ -361,6 +361,7 @@ class _Training:
     def run(self) -> None:
         """Train until all ranks agree to stop, or all steps are done."""
         spec = self._context.loaded.spec
+        self._context.faults.step = self._step  # a worker may only save what others trained
         self._tuned_bytes = self._tracker.largest_saved_bytes
         tune_for_activations(self._tuned_bytes)
         with self._as_committer():
