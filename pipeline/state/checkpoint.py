@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -176,7 +176,7 @@ def write_snapshot(
     store: Store,
     uid: str,
     name: str,
-    sections: Mapping[int, Tensors],
+    sections: Iterable[tuple[int, Tensors]],
     abandoned: threading.Event,
 ) -> SnapshotOutcome:
     """Write sections into checkpoint ``name``.
@@ -188,17 +188,18 @@ def write_snapshot(
         store: Where the job's checkpoints are.
         uid: Of the job, whose store it must be; empty: that is not looked at.
         name: From ``manifest.new_name``.
-        sections: Tensors of each section.
+        sections: Each with its tensors.
         abandoned: Once set, no further file is written: the checkpoint will have no
             manifest.
     """
     files = []
     try:
         own_uids(store, uid)
-        for section, tensors in sorted(sections.items()):
+        for section, tensors in sections:
             if abandoned.is_set():
                 return SnapshotOutcome(error="it was abandoned")
             files.append(save_section(store, name, section, tensors))
+            del tensors  # before the next ones are made
     except (CheckpointError, StorageError) as error:
         return SnapshotOutcome(error=str(error))
     return SnapshotOutcome(tuple(files))

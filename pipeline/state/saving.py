@@ -1,26 +1,29 @@
 """Checkpoints while training goes on: shares of ranks, and completion.
 
-At a due mini-batch every rank copies its share of its sections and lets a thread write
-it. The gather that ends each later mini-batch shows the progress of all ranks; once all
-shares are settled, rank 0 writes the manifest. So no manager is needed.
+At a due mini-batch every rank begins to copy its share of its sections, and to write what is
+copied, both beside training. The gather that ends each later mini-batch shows the progress of
+all ranks; once all shares are settled, rank 0 writes the manifest. So no manager is needed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
 from torch.distributed.distributed_c10d import Store
 
+from spottrain import machine
 from spottrain.codec import decode, encode, from_data
 from spottrain.manifest import (
     CheckpointError,
@@ -41,11 +44,13 @@ from spottrain.pipeline.base.heap import trim_heap
 from spottrain.pipeline.base.tracking import TensorTracker
 from spottrain.pipeline.comm.collectives import gather_json
 from spottrain.pipeline.comm.groups import world
+from spottrain.pipeline.devices.host import HostDevice
+from spottrain.pipeline.devices.port import Device
 from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.pipeline.state.arena import SectionArena
 from spottrain.pipeline.state.checkpoint import (
-    Background,
     SnapshotOutcome,
+    Tensors,
     write_snapshot,
 )
 from spottrain.pipeline.state.context import (
@@ -56,7 +61,6 @@ from spottrain.pipeline.state.context import (
 from spottrain.pipeline.state.handover import (
     MisfitError,
     UnreadableCheckpointError,
-    all_tensors,
     saved_tensors,
 )
 from spottrain.storage.store import StorageError
@@ -74,7 +78,82 @@ LEAVE_S = 1.0
 TIDY_S = 5.0
 """How long the end of a job waits for old checkpoints to be deleted."""
 _POLL_S = 0.2
-"""How often ranks that wait for a checkpoint look whether they are asked to stop."""
+"""How often ranks that wait for a checkpoint look whether they are asked to stop, and copies
+that wait for memory whether there is some."""
+SPARE_SHARE = 0.1
+"""Of a computer's memory, which copies leave to everything else."""
+
+
+class SectionCopies:
+    """Copies of sections as they are at one mini-batch, made in order by a thread.
+
+    Each takes memory from then on until it is written. While the computer is short of memory
+    one is written while the next one waits.
+
+    Args:
+        device: Where the sections are.
+        sections: Their tensors, which must not change before ``finish``.
+        copier: Makes the copies.
+        tracker: Counts them.
+        abandoned: Once set, no further copy is made.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        sections: Mapping[int, Tensors],
+        copier: Executor,
+        tracker: TensorTracker,
+        abandoned: threading.Event,
+    ) -> None:
+        self._device, self._tracker, self._abandoned = device, tracker, abandoned
+        self._unwritten: deque[tuple[int, Future[Tensors]]] = deque()
+        mark = device.mark()
+        for section, tensors in sorted(sections.items()):
+            self._unwritten.append((section, copier.submit(self._copy, tensors, mark)))
+        self._all: Future[None] = copier.submit(lambda: None)
+
+    def _copy(self, tensors: Tensors, mark: Any) -> Tensors:
+        """Return a copy of tensors as they are once the device has come to ``mark``."""
+        self._device.reach(mark)
+        num_bytes = sum(tensor.nbytes for tensor in tensors.values())
+        while self._wait_helps() and num_bytes > _free_bytes():
+            time.sleep(_POLL_S)
+        if self._abandoned.is_set():
+            return {}
+        copies = {
+            name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in tensors.items()
+        }
+        self._tracker.adopt_all(copies)
+        for name, tensor in tensors.items():
+            self._device.rescue(tensor, copies[name])
+        return copies
+
+    def _wait_helps(self) -> bool:
+        """Return whether a copy is being written."""
+        with contextlib.suppress(IndexError):  # the last one was written meanwhile
+            return not self._abandoned.is_set() and self._unwritten[0][1].done()
+        return False
+
+    def __iter__(self) -> Iterator[tuple[int, Tensors]]:
+        """Yield each section's copy, which is freed when the next one is asked for."""
+        while self._unwritten:
+            yield self._unwritten[0][0], self._unwritten[0][1].result()
+            self._unwritten.popleft()
+
+    def drop(self) -> None:
+        """Free all copies, and make no more: nobody asks for them."""
+        for _, copy in self._unwritten:
+            copy.cancel()
+        self._unwritten.clear()
+
+    def finish(self) -> None:
+        """Wait until all copies are made."""
+        self._all.result()
+
+
+def _free_bytes() -> int:
+    return machine.available_bytes() - int(SPARE_SHARE * machine.memory_bytes())
 
 
 class CheckpointRound:
@@ -112,15 +191,13 @@ class CheckpointRound:
         self._written: Future[SnapshotOutcome] | None = None
         """This rank's share of the pending checkpoint, if there is one."""
         self._abandoned = threading.Event()
-        self._copier = Background()
-        self._copying: Future[None] | None = None
-        """The newest copies from the device, under way or done."""
+        self._copier = ThreadPoolExecutor(1, "snapshot-copier")
+        self._copies: SectionCopies | None = None
+        """The newest ones, under way or done."""
         self._left_out = context.loaded.layout.frozen
         """Parameters whose files every manifest names: they are written once."""
         if self._left_out:
             self._agree_on_frozen(store)
-        self._rooms = self._uploads.submit(self._make_rooms)
-        """Room for copies, kept: to get it takes longer than to copy."""
         records = (arena.numbers.evaluation for arena in arenas.values())
         self.best_step = max(records, key=lambda record: record.step).best_step
         """Step of the best weights by evaluation, whose checkpoint is kept; 0: none."""
@@ -194,15 +271,6 @@ class CheckpointRound:
             )
         return FrozenFiles(files=manifest.frozen, base=manifest.base)
 
-    def _make_rooms(self) -> dict[tuple[int, str], torch.Tensor]:
-        """Return touched pages; none on CPU slots, which have no memory to spare."""
-        return {
-            (section, name): torch.zeros(tensor.shape, dtype=tensor.dtype)
-            for section in (() if self._context.device.is_host else self._share)
-            for name, tensor in all_tensors(self._arenas[section]).items()
-            if name not in self._left_out
-        }
-
     def is_due(self, step: int) -> bool:
         """Return whether a checkpoint is to begin after ``step`` mini-batches."""
         every = self._context.loaded.spec.checkpoint_every_steps
@@ -222,7 +290,6 @@ class CheckpointRound:
     def start(self, step: int) -> None:
         """Begin to copy this rank's share, and have it written.
 
-        What is on a GPU comes down beside computations, through a little page-locked memory.
         There is none while the upload of a generation before goes on.
         """
         began_s = time.monotonic()
@@ -233,48 +300,18 @@ class CheckpointRound:
             self._written = Future()
             self._written.set_result(SnapshotOutcome(error=reason))
             return
-        coming: list[tuple[torch.Tensor, torch.Tensor]] = []
-        copies = {
-            section: {
-                name: self._copy(section, name, tensor, coming) for name, tensor in tensors.items()
-            }
-            for section, tensors in self._tensors().items()
-        }
-        self._copying = None
-        if coming:
-            mark = self._context.device.mark()
-            self._copying = self._copier.submit(self._come_down, mark, coming)
-        self._tracker.adopt_all(copies)
-        self._submit(step, copies)
+        home = next(iter(self._arenas.values())).device or HostDevice()
+        beside = self._copier, self._tracker, self._abandoned
+        copies = self._copies = SectionCopies(home, self._tensors(), *beside)
+        self._submit(step, copies).add_done_callback(lambda _: copies.drop())
         self.interval.begin(time.monotonic() - began_s)
-
-    def _copy(
-        self,
-        section: int,
-        name: str,
-        tensor: torch.Tensor,
-        coming: list[tuple[torch.Tensor, torch.Tensor]],
-    ) -> torch.Tensor:
-        """Return a copy of a tensor; of a device's, what is in ``coming`` brings it."""
-        room = self._rooms.result().get((section, name))
-        if room is None:
-            return tensor.clone()
-        if self._arenas[section].device is None:
-            return room.copy_(tensor)
-        coming.append((tensor, room))
-        return room
-
-    def _come_down(self, mark: Any, coming: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Copy tensors as they are once the device has come to ``mark``."""
-        device = self._context.device
-        device.reach(mark)
-        for tensor, room in coming:
-            device.rescue(tensor, room)
 
     def finish_copying(self) -> None:
         """Wait until sections may change again."""
-        if self._copying is not None:
-            self._copying.result()
+        if self._copies is not None:
+            with self._context.activity.during("save"):
+                self._copies.finish()
+            self._copies = None
 
     def settled_step(self) -> int:
         """Return the step of the pending checkpoint if this rank's share is settled."""
@@ -351,7 +388,7 @@ class CheckpointRound:
         if self._saved != step:
             self._context.faults.at(Hook.SNAPSHOT)
             # Nothing is trained until it is written: no copy is needed.
-            self._submit(step, self._tensors())
+            self._submit(step, sorted(self._tensors().items()))
             if not self.finish(stop_request):
                 return False
         if self._tidying is not None:
@@ -381,33 +418,28 @@ class CheckpointRound:
                 return True
             time.sleep(RETRY_S)
 
-    def _tensors(self) -> dict[int, dict[str, torch.Tensor]]:
+    def _tensors(self) -> dict[int, Tensors]:
+        """Return what this rank writes; numbers, which change at any time, are copies."""
         arenas = {section: self._arenas[section] for section in self._share}
         return {
             section: {
                 name: tensor
                 for name, tensor in {
                     **saved_tensors(arena),
-                    **arena.numbers.tensors(),
+                    **{name: one.clone() for name, one in arena.numbers.tensors().items()},
                 }.items()
                 if name not in self._left_out
             }
             for section, arena in arenas.items()
         }
 
-    def _submit(self, step: int, share: dict[int, dict[str, torch.Tensor]]) -> None:
+    def _submit(self, step: int, share: Iterable[tuple[int, Tensors]]) -> Future[SnapshotOutcome]:
         self._pending = self._begun = step
         self._tries += 1
-        copying = self._copying
         store, uid = self._context.checkpoints, self._context.loaded.spec.uid
         name, abandoned = self._name(step), self._abandoned
-
-        def write() -> SnapshotOutcome:
-            if copying is not None:
-                copying.result()
-            return write_snapshot(store, uid, name, share, abandoned)
-
-        self._written = self._uploads.submit(write)
+        self._written = self._uploads.submit(write_snapshot, store, uid, name, share, abandoned)
+        return self._written
 
     def abandon(self) -> None:
         """Drop the pending checkpoint: nobody waits for it, nor for a file of it that is on
@@ -416,7 +448,7 @@ class CheckpointRound:
         self._abandoned = threading.Event()
         if self._written is not None:
             self._written.cancel()
-        self._pending = self._written = None
+        self._pending = self._written = self._copies = None
 
     def _name(self, step: int) -> str:
         nonce = (self._nonce + self._tries) % (1 << 32)

@@ -163,7 +163,7 @@ def test_a_process_killed_between_files_and_manifest_leaves_the_one_before(
 
 
 def snapshot(store: Store, name: str, sections: dict[int, Tensors]) -> SnapshotOutcome:
-    return write_snapshot(store, "", name, sections, threading.Event())
+    return write_snapshot(store, "", name, sections.items(), threading.Event())
 
 
 def test_a_snapshot_is_what_the_manifest_must_say_of_it(store: Store) -> None:
@@ -177,7 +177,7 @@ def test_a_snapshot_is_what_the_manifest_must_say_of_it(store: Store) -> None:
 def test_an_abandoned_snapshot_writes_no_further_file(store: Store) -> None:
     name, abandoned = new_name(4, 1), threading.Event()
     abandoned.set()
-    outcome = write_snapshot(store, "", name, {0: section_tensors(0)}, abandoned)
+    outcome = write_snapshot(store, "", name, [(0, section_tensors(0))], abandoned)
     assert outcome == SnapshotOutcome(error="it was abandoned")
     assert store.list(name) == []
 

@@ -6,20 +6,25 @@ import dataclasses
 import errno
 import os
 import socket
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
+import torch
 from tests.builders import a_run
 from tests.gpu import runs
 from tests.gpu.hidden_syncs import NO_LOADERS
 from tests.unit.pipeline.memory import LocalHolder
 
+from spottrain import machine
 from spottrain.manifest import MANIFEST_FILE, list_checkpoints, new_name
 from spottrain.morphing.adapt import checkpointing
 from spottrain.pipeline.base.faults import FaultScript
+from spottrain.pipeline.base.tracking import TensorTracker
 from spottrain.pipeline.comm.groups import open_rendezvous
 from spottrain.pipeline.devices.host import HostDevice
 from spottrain.pipeline.loader.prefetch import Prefetcher
@@ -264,3 +269,63 @@ def test_losses_decide_how_often_checkpoints_are_saved(
     assert steps[-1] == STEPS
     assert (len(steps) > 1) is saved
     assert all((one.checkpoint_every_steps == 1) is saved for one in told)
+
+
+# --- Copies ---------------------------------------------------------------------------------
+
+SECTIONS, SECTION_BYTES = 5, 4000
+
+
+@pytest.fixture
+def copier() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+
+
+def begin_to_copy(
+    copier: ThreadPoolExecutor, tracker: TensorTracker
+) -> tuple[saving.SectionCopies, dict[int, dict[str, torch.Tensor]]]:
+    """Return copies of sections that hold their numbers, and these sections."""
+    sections = {k: {"w": torch.full((SECTION_BYTES // 4,), float(k))} for k in range(SECTIONS)}
+    beside = copier, tracker, threading.Event()
+    return saving.SectionCopies(HostDevice(), sections, *beside), sections
+
+
+def are_as_they_were(copies: saving.SectionCopies) -> None:
+    found = 0
+    for section, tensors in copies:
+        assert (tensors["w"] == section).all()
+        del tensors
+        found += 1
+    assert found == SECTIONS
+
+
+def test_copies_are_made_before_any_is_written_where_there_is_memory(
+    copier: ThreadPoolExecutor,
+) -> None:
+    tracker = TensorTracker(0)
+    copies, sections = begin_to_copy(copier, tracker)
+    copies.finish()
+    for tensors in sections.values():
+        tensors["w"].zero_()
+    are_as_they_were(copies)
+    assert tracker.peak_bytes == SECTIONS * SECTION_BYTES
+
+
+def test_a_copy_waits_until_the_one_before_is_written_where_memory_is_short(
+    copier: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "available_bytes", lambda: 0)
+    tracker = TensorTracker(0)
+    copies, _ = begin_to_copy(copier, tracker)
+    are_as_they_were(copies)
+    assert tracker.peak_bytes == SECTION_BYTES
+
+
+def test_copies_that_nobody_asks_for_hold_up_nothing(
+    copier: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "available_bytes", lambda: 0)
+    copies, _ = begin_to_copy(copier, TensorTracker(0))
+    copies.drop()
+    copies.finish()
