@@ -91,7 +91,8 @@ class SectionCopies:
     one is written while the next one waits.
 
     Args:
-        device: Where the sections are.
+        device: What the worker computes on.
+        home: Where the sections are: there, or on the host.
         sections: Their tensors, which must not change before ``finish``.
         copier: Makes the copies.
         tracker: Counts them.
@@ -101,12 +102,14 @@ class SectionCopies:
     def __init__(
         self,
         device: Device,
+        home: Device,
         sections: Mapping[int, Tensors],
         copier: Executor,
         tracker: TensorTracker,
         abandoned: threading.Event,
     ) -> None:
-        self._device, self._tracker, self._abandoned = device, tracker, abandoned
+        self._device, self._home = device, home
+        self._tracker, self._abandoned = tracker, abandoned
         self._unwritten: deque[tuple[int, Future[Tensors]]] = deque()
         mark = device.mark()
         for section, tensors in sorted(sections.items()):
@@ -121,12 +124,11 @@ class SectionCopies:
             time.sleep(_POLL_S)
         if self._abandoned.is_set():
             return {}
-        copies = {
-            name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in tensors.items()
-        }
-        self._tracker.adopt_all(copies)
-        for name, tensor in tensors.items():
-            self._device.rescue(tensor, copies[name])
+        with self._device.using():
+            copies = {k: torch.empty(v.shape, dtype=v.dtype) for k, v in tensors.items()}
+            self._tracker.adopt_all(copies)
+            for name, tensor in tensors.items():
+                self._home.rescue(tensor, copies[name])
         return copies
 
     def _wait_helps(self) -> bool:
@@ -302,7 +304,8 @@ class CheckpointRound:
             return
         home = next(iter(self._arenas.values())).device or HostDevice()
         beside = self._copier, self._tracker, self._abandoned
-        copies = self._copies = SectionCopies(home, self._tensors(), *beside)
+        copies = SectionCopies(self._context.device, home, self._tensors(), *beside)
+        self._copies = copies
         self._submit(step, copies).add_done_callback(lambda _: copies.drop())
         self.interval.begin(time.monotonic() - began_s)
 

@@ -288,7 +288,7 @@ def begin_to_copy(
     """Return copies of sections that hold their numbers, and these sections."""
     sections = {k: {"w": torch.full((SECTION_BYTES // 4,), float(k))} for k in range(SECTIONS)}
     beside = copier, tracker, threading.Event()
-    return saving.SectionCopies(HostDevice(), sections, *beside), sections
+    return saving.SectionCopies(HostDevice(), HostDevice(), sections, *beside), sections
 
 
 def are_as_they_were(copies: saving.SectionCopies) -> None:
