@@ -80,7 +80,7 @@ TIDY_S = 5.0
 _POLL_S = 0.2
 """How often ranks that wait for a checkpoint look whether they are asked to stop, and copies
 that wait for memory whether there is some."""
-SPARE_SHARE = 0.1
+SPARE_SHARE = 0.05
 """Of a computer's memory, which copies leave to everything else."""
 
 

@@ -405,13 +405,19 @@ _MADE: dict[Any, Any] = {}
 
 def _made(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return what an operation makes, on the meta device."""
+    if operation.namespace != "aten":  # its operands may be such as cannot be compared
+        return _on_meta(operation, args, kwargs)
     key = operation, _described(args), _described(kwargs)
     if key not in _MADE:
-        if "device" in kwargs:
-            kwargs = {**kwargs, "device": torch.device("meta")}
-        args, kwargs = tree_map_only(torch.Tensor, lambda x: x.to("meta"), (args, kwargs))
-        _MADE[key] = operation(*args, **kwargs)
+        _MADE[key] = _on_meta(operation, args, kwargs)
     return _MADE[key]
+
+
+def _on_meta(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if "device" in kwargs:
+        kwargs = {**kwargs, "device": torch.device("meta")}
+    args, kwargs = tree_map_only(torch.Tensor, lambda x: x.to("meta"), (args, kwargs))
+    return operation(*args, **kwargs)
 
 
 def _described(value: Any) -> Any:

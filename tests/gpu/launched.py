@@ -159,7 +159,7 @@ def launch(
         return result
     report = json.loads(told.stdout)
     result |= {key: report[key] for key in _TOLD}
-    if rows := _minibatches(folder / "home"):
+    if rows := _minibatches(folder / "home")[: until or None]:
         result["first_step_s"] = rows[0]["at_s"] - began_s
         result["last_step_s"] = rows[-1]["at_s"] - began_s
         result["step_s"] = [row["step_s"] for row in rows if "step_s" in row]
