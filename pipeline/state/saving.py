@@ -7,23 +7,19 @@ all ranks; once all shares are settled, rank 0 writes the manifest. So no manage
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import os
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-import torch
 from torch.distributed.distributed_c10d import Store
 
-from spottrain import machine
 from spottrain.codec import decode, encode, from_data
 from spottrain.manifest import (
     CheckpointError,
@@ -45,10 +41,10 @@ from spottrain.pipeline.base.tracking import TensorTracker
 from spottrain.pipeline.comm.collectives import gather_json
 from spottrain.pipeline.comm.groups import world
 from spottrain.pipeline.devices.host import HostDevice
-from spottrain.pipeline.devices.port import Device
 from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.pipeline.state.arena import SectionArena
 from spottrain.pipeline.state.checkpoint import (
+    SectionCopies,
     SnapshotOutcome,
     Tensors,
     write_snapshot,
@@ -78,84 +74,7 @@ LEAVE_S = 1.0
 TIDY_S = 5.0
 """How long the end of a job waits for old checkpoints to be deleted."""
 _POLL_S = 0.2
-"""How often ranks that wait for a checkpoint look whether they are asked to stop, and copies
-that wait for memory whether there is some."""
-SPARE_SHARE = 0.05
-"""Of a computer's memory, which copies leave to everything else."""
-
-
-class SectionCopies:
-    """Copies of sections as they are at one mini-batch, made in order by a thread.
-
-    Each takes memory from then on until it is written. While the computer is short of memory
-    one is written while the next one waits.
-
-    Args:
-        device: What the worker computes on.
-        home: Where the sections are: there, or on the host.
-        sections: Their tensors, which must not change before ``finish``.
-        copier: Makes the copies.
-        tracker: Counts them.
-        abandoned: Once set, no further copy is made.
-    """
-
-    def __init__(
-        self,
-        device: Device,
-        home: Device,
-        sections: Mapping[int, Tensors],
-        copier: Executor,
-        tracker: TensorTracker,
-        abandoned: threading.Event,
-    ) -> None:
-        self._device, self._home = device, home
-        self._tracker, self._abandoned = tracker, abandoned
-        self._unwritten: deque[tuple[int, Future[Tensors]]] = deque()
-        mark = device.mark()
-        for section, tensors in sorted(sections.items()):
-            self._unwritten.append((section, copier.submit(self._copy, tensors, mark)))
-        self._all: Future[None] = copier.submit(lambda: None)
-
-    def _copy(self, tensors: Tensors, mark: Any) -> Tensors:
-        """Return a copy of tensors as they are once the device has come to ``mark``."""
-        self._device.reach(mark)
-        num_bytes = sum(tensor.nbytes for tensor in tensors.values())
-        while self._wait_helps() and num_bytes > _free_bytes():
-            time.sleep(_POLL_S)
-        if self._abandoned.is_set():
-            return {}
-        with self._device.using():
-            copies = {k: torch.empty(v.shape, dtype=v.dtype) for k, v in tensors.items()}
-            self._tracker.adopt_all(copies)
-            for name, tensor in tensors.items():
-                self._home.rescue(tensor, copies[name])
-        return copies
-
-    def _wait_helps(self) -> bool:
-        """Return whether a copy is being written."""
-        with contextlib.suppress(IndexError):  # the last one was written meanwhile
-            return not self._abandoned.is_set() and self._unwritten[0][1].done()
-        return False
-
-    def __iter__(self) -> Iterator[tuple[int, Tensors]]:
-        """Yield each section's copy, which is freed when the next one is asked for."""
-        while self._unwritten:
-            yield self._unwritten[0][0], self._unwritten[0][1].result()
-            self._unwritten.popleft()
-
-    def drop(self) -> None:
-        """Free all copies, and make no more: nobody asks for them."""
-        for _, copy in self._unwritten:
-            copy.cancel()
-        self._unwritten.clear()
-
-    def finish(self) -> None:
-        """Wait until all copies are made."""
-        self._all.result()
-
-
-def _free_bytes() -> int:
-    return machine.available_bytes() - int(SPARE_SHARE * machine.memory_bytes())
+"""How often ranks that wait for a checkpoint look whether they are asked to stop."""
 
 
 class CheckpointRound:

@@ -6,15 +6,12 @@ import dataclasses
 import errno
 import os
 import socket
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
-import torch
 from tests.builders import a_run
 from tests.fakes.deferred import DeferredDevice
 from tests.fakes.timed import Figures, TimedDevice
@@ -26,7 +23,6 @@ from spottrain import machine
 from spottrain.manifest import MANIFEST_FILE, list_checkpoints, new_name, read_manifest
 from spottrain.morphing.adapt import checkpointing
 from spottrain.pipeline.base.faults import FaultScript
-from spottrain.pipeline.base.tracking import TensorTracker
 from spottrain.pipeline.comm.groups import open_rendezvous
 from spottrain.pipeline.devices.host import HostDevice
 from spottrain.pipeline.devices.port import Device
@@ -316,63 +312,3 @@ def test_weights_and_copies_without_numbers_take_no_memory(tmp_path: Path, port:
     assert held is not None
     assert held > 16 * 30_000_000
     assert high_water_bytes() - before[0] < held // 4
-
-
-# --- Copies ---------------------------------------------------------------------------------
-
-SECTIONS, SECTION_BYTES = 5, 4000
-
-
-@pytest.fixture
-def copier() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(1) as pool:
-        yield pool
-
-
-def begin_to_copy(
-    copier: ThreadPoolExecutor, tracker: TensorTracker
-) -> tuple[saving.SectionCopies, dict[int, dict[str, torch.Tensor]]]:
-    """Return copies of sections that hold their numbers, and these sections."""
-    sections = {k: {"w": torch.full((SECTION_BYTES // 4,), float(k))} for k in range(SECTIONS)}
-    beside = copier, tracker, threading.Event()
-    return saving.SectionCopies(HostDevice(), HostDevice(), sections, *beside), sections
-
-
-def are_as_they_were(copies: saving.SectionCopies) -> None:
-    found = 0
-    for section, tensors in copies:
-        assert (tensors["w"] == section).all()
-        del tensors
-        found += 1
-    assert found == SECTIONS
-
-
-def test_copies_are_made_before_any_is_written_where_there_is_memory(
-    copier: ThreadPoolExecutor,
-) -> None:
-    tracker = TensorTracker(0)
-    copies, sections = begin_to_copy(copier, tracker)
-    copies.finish()
-    for tensors in sections.values():
-        tensors["w"].zero_()
-    are_as_they_were(copies)
-    assert tracker.peak_bytes == SECTIONS * SECTION_BYTES
-
-
-def test_a_copy_waits_until_the_one_before_is_written_where_memory_is_short(
-    copier: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(machine, "available_bytes", lambda: 0)
-    tracker = TensorTracker(0)
-    copies, _ = begin_to_copy(copier, tracker)
-    are_as_they_were(copies)
-    assert tracker.peak_bytes == SECTION_BYTES
-
-
-def test_copies_that_nobody_asks_for_hold_up_nothing(
-    copier: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(machine, "available_bytes", lambda: 0)
-    copies, _ = begin_to_copy(copier, TensorTracker(0))
-    copies.drop()
-    copies.finish()
