@@ -137,7 +137,8 @@ class HostMemory:
     undo_bytes: int = 0
     """As in ``StageMemory``; with state on the device, only the pages of words."""
     snapshot_bytes: int = 0
-    """The worker's share of a periodic checkpoint, wherever it is copied from."""
+    """The copy of one section for a periodic checkpoint: where memory is short, the copy of the
+    next one waits until that is written."""
     staging_bytes: int = 0
     """Page-locked copies of what is sent, and as much of what arrives; of sums over
     replicas where the host adds them up (gloo); of matrices converted on their way."""
@@ -323,7 +324,7 @@ def _on_gpu(
     """
     casts = terms.compute.cast_bytes(own)
     host = HostMemory(
-        snapshot_bytes=whole.snapshot_bytes,
+        snapshot_bytes=max(s.param_bytes + s.optimizer_bytes for s in own),
         staging_bytes=staging,
         loader_bytes=loading,
         process_bytes=PROCESS_BYTES,

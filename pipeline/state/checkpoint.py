@@ -10,9 +10,11 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +23,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from spottrain import machine
 from spottrain.manifest import (
     FROZEN_FOLDER,
     CheckpointError,
@@ -31,10 +34,16 @@ from spottrain.manifest import (
     own_uids,
     verified,
 )
+from spottrain.pipeline.base.tracking import TensorTracker
+from spottrain.pipeline.devices.port import Device
 from spottrain.storage.store import StorageError, Store, UnreachableError
 
 STATE_SEPARATOR = "//"
 """Separator between a parameter's name and the key of its optimizer state."""
+SPARE_SHARE = 0.05
+"""Of a computer's memory, which copies leave to everything else."""
+_POLL_S = 0.2
+"""How often copies that wait for memory look whether there is some."""
 
 Tensors = Mapping[str, torch.Tensor]
 T = TypeVar("T")
@@ -172,11 +181,85 @@ class Background:
         return future
 
 
+class SectionCopies:
+    """Copies of sections as they are at one mini-batch, made in order by a thread.
+
+    Each takes memory from then on until it is written. While the computer is short of memory
+    one is written while the next one waits.
+
+    Args:
+        device: What the worker computes on.
+        home: Where the sections are: there, or on the host.
+        sections: Their tensors, which must not change before ``finish``.
+        copier: Makes the copies.
+        tracker: Counts them.
+        abandoned: Once set, no further copy is made.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        home: Device,
+        sections: Mapping[int, Tensors],
+        copier: Executor,
+        tracker: TensorTracker,
+        abandoned: threading.Event,
+    ) -> None:
+        self._device, self._home = device, home
+        self._tracker, self._abandoned = tracker, abandoned
+        self._unwritten: deque[tuple[int, Future[Tensors]]] = deque()
+        mark = device.mark()
+        for section, tensors in sorted(sections.items()):
+            self._unwritten.append((section, copier.submit(self._copy, tensors, mark)))
+        self._all: Future[None] = copier.submit(lambda: None)
+
+    def _copy(self, tensors: Tensors, mark: Any) -> Tensors:
+        """Return a copy of tensors as they are once the device has come to ``mark``."""
+        self._device.reach(mark)
+        num_bytes = sum(tensor.nbytes for tensor in tensors.values())
+        while self._wait_helps() and num_bytes > _free_bytes():
+            time.sleep(_POLL_S)
+        if self._abandoned.is_set():
+            return {}
+        with self._device.using():
+            copies = {k: torch.empty(v.shape, dtype=v.dtype) for k, v in tensors.items()}
+            self._tracker.adopt_all(copies)
+            for name, tensor in tensors.items():
+                self._home.rescue(tensor, copies[name])
+        return copies
+
+    def _wait_helps(self) -> bool:
+        """Return whether a copy is being written."""
+        with suppress(IndexError):  # the last one was written meanwhile
+            return not self._abandoned.is_set() and self._unwritten[0][1].done()
+        return False
+
+    def __iter__(self) -> Iterator[tuple[int, Tensors]]:
+        """Yield each section's copy, which is freed when the next one is asked for."""
+        while self._unwritten:
+            yield self._unwritten[0][0], self._unwritten[0][1].result()
+            self._unwritten.popleft()
+
+    def drop(self) -> None:
+        """Free all copies, and make no more: nobody asks for them."""
+        for _, copy in self._unwritten:
+            copy.cancel()
+        self._unwritten.clear()
+
+    def finish(self) -> None:
+        """Wait until all copies are made."""
+        self._all.result()
+
+
+def _free_bytes() -> int:
+    return machine.available_bytes() - int(SPARE_SHARE * machine.memory_bytes())
+
+
 def write_snapshot(
     store: Store,
     uid: str,
     name: str,
-    sections: Mapping[int, Tensors],
+    sections: Iterable[tuple[int, Tensors]],
     abandoned: threading.Event,
 ) -> SnapshotOutcome:
     """Write sections into checkpoint ``name``.
@@ -188,17 +271,18 @@ def write_snapshot(
         store: Where the job's checkpoints are.
         uid: Of the job, whose store it must be; empty: that is not looked at.
         name: From ``manifest.new_name``.
-        sections: Tensors of each section.
+        sections: Each with its tensors.
         abandoned: Once set, no further file is written: the checkpoint will have no
             manifest.
     """
     files = []
     try:
         own_uids(store, uid)
-        for section, tensors in sorted(sections.items()):
+        for section, tensors in sections:
             if abandoned.is_set():
                 return SnapshotOutcome(error="it was abandoned")
             files.append(save_section(store, name, section, tensors))
+            del tensors  # before the next ones are made
     except (CheckpointError, StorageError) as error:
         return SnapshotOutcome(error=str(error))
     return SnapshotOutcome(tuple(files))

@@ -123,7 +123,8 @@ def hand_over(
     connections.seal()  # what is opened to read a checkpoint is none of them
     handover = _Handover(context, command, rank)
     try:
-        result = handover.run()
+        with context.device.using():
+            result = handover.run()
     except BaseException:
         connections.cut()
         handover.close()
@@ -235,7 +236,7 @@ class _Handover:
             for move in moving
             if move.source == self._rank
         ]
-        sent = self._sender.submit(send_sections, mine)
+        sent = self._sender.submit(self._send, mine)
         coming = [
             (self._memory.arenas[move.section], move.source)
             for move in moving
@@ -245,6 +246,10 @@ class _Handover:
             arena.set_version(agreement.step, agreement.origin)
             self._tell(arena.section)
         sent.result()
+
+    def _send(self, leaving: Sequence[tuple[SectionArena, int]]) -> None:
+        with self._context.device.using():
+            send_sections(leaving)
 
     def _leaving(self, section: int, agreement: Agreement) -> SectionArena:
         arena = self._memory.find(section, (agreement.step, agreement.origin))
@@ -352,11 +357,6 @@ def fill(arena: SectionArena, tensors: Mapping[str, torch.Tensor], step: int) ->
 def saved_tensors(arena: SectionArena) -> dict[str, torch.Tensor]:
     """Return parameters and optimizer state under the names that checkpoints use."""
     return _parameters(arena, arena.version) | _state(arena, arena.with_state)
-
-
-def all_tensors(arena: SectionArena) -> dict[str, torch.Tensor]:
-    """Return parameters, and optimizer state whether or not there is any yet."""
-    return _parameters(arena, arena.version) | _state(arena, arena.state)
 
 
 def _parameters(arena: SectionArena, version: int) -> dict[str, torch.Tensor]:

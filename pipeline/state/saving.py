@@ -1,8 +1,8 @@
 """Checkpoints while training goes on: shares of ranks, and completion.
 
-At a due mini-batch every rank copies its share of its sections and lets a thread write
-it. The gather that ends each later mini-batch shows the progress of all ranks; once all
-shares are settled, rank 0 writes the manifest. So no manager is needed.
+At a due mini-batch every rank begins to copy its share of its sections, and to write what is
+copied, both beside training. The gather that ends each later mini-batch shows the progress of
+all ranks; once all shares are settled, rank 0 writes the manifest. So no manager is needed.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent import futures
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-import torch
 from torch.distributed.distributed_c10d import Store
 
 from spottrain.codec import decode, encode, from_data
@@ -41,11 +40,13 @@ from spottrain.pipeline.base.heap import trim_heap
 from spottrain.pipeline.base.tracking import TensorTracker
 from spottrain.pipeline.comm.collectives import gather_json
 from spottrain.pipeline.comm.groups import world
+from spottrain.pipeline.devices.host import HostDevice
 from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.pipeline.state.arena import SectionArena
 from spottrain.pipeline.state.checkpoint import (
-    Background,
+    SectionCopies,
     SnapshotOutcome,
+    Tensors,
     write_snapshot,
 )
 from spottrain.pipeline.state.context import (
@@ -56,7 +57,6 @@ from spottrain.pipeline.state.context import (
 from spottrain.pipeline.state.handover import (
     MisfitError,
     UnreadableCheckpointError,
-    all_tensors,
     saved_tensors,
 )
 from spottrain.storage.store import StorageError
@@ -112,15 +112,13 @@ class CheckpointRound:
         self._written: Future[SnapshotOutcome] | None = None
         """This rank's share of the pending checkpoint, if there is one."""
         self._abandoned = threading.Event()
-        self._copier = Background()
-        self._copying: Future[None] | None = None
-        """The newest copies from the device, under way or done."""
+        self._copier = ThreadPoolExecutor(1, "snapshot-copier")
+        self._copies: SectionCopies | None = None
+        """The newest ones, under way or done."""
         self._left_out = context.loaded.layout.frozen
         """Parameters whose files every manifest names: they are written once."""
         if self._left_out:
             self._agree_on_frozen(store)
-        self._rooms = self._uploads.submit(self._make_rooms)
-        """Room for copies, kept: to get it takes longer than to copy."""
         records = (arena.numbers.evaluation for arena in arenas.values())
         self.best_step = max(records, key=lambda record: record.step).best_step
         """Step of the best weights by evaluation, whose checkpoint is kept; 0: none."""
@@ -194,15 +192,6 @@ class CheckpointRound:
             )
         return FrozenFiles(files=manifest.frozen, base=manifest.base)
 
-    def _make_rooms(self) -> dict[tuple[int, str], torch.Tensor]:
-        """Return touched pages; none on CPU slots, which have no memory to spare."""
-        return {
-            (section, name): torch.zeros(tensor.shape, dtype=tensor.dtype)
-            for section in (() if self._context.device.is_host else self._share)
-            for name, tensor in all_tensors(self._arenas[section]).items()
-            if name not in self._left_out
-        }
-
     def is_due(self, step: int) -> bool:
         """Return whether a checkpoint is to begin after ``step`` mini-batches."""
         every = self._context.loaded.spec.checkpoint_every_steps
@@ -222,7 +211,6 @@ class CheckpointRound:
     def start(self, step: int) -> None:
         """Begin to copy this rank's share, and have it written.
 
-        What is on a GPU comes down beside computations, through a little page-locked memory.
         There is none while the upload of a generation before goes on.
         """
         began_s = time.monotonic()
@@ -233,48 +221,19 @@ class CheckpointRound:
             self._written = Future()
             self._written.set_result(SnapshotOutcome(error=reason))
             return
-        coming: list[tuple[torch.Tensor, torch.Tensor]] = []
-        copies = {
-            section: {
-                name: self._copy(section, name, tensor, coming) for name, tensor in tensors.items()
-            }
-            for section, tensors in self._tensors().items()
-        }
-        self._copying = None
-        if coming:
-            mark = self._context.device.mark()
-            self._copying = self._copier.submit(self._come_down, mark, coming)
-        self._tracker.adopt_all(copies)
-        self._submit(step, copies)
+        home = next(iter(self._arenas.values())).device or HostDevice()
+        beside = self._copier, self._tracker, self._abandoned
+        copies = SectionCopies(self._context.device, home, self._tensors(), *beside)
+        self._copies = copies
+        self._submit(step, copies).add_done_callback(lambda _: copies.drop())
         self.interval.begin(time.monotonic() - began_s)
-
-    def _copy(
-        self,
-        section: int,
-        name: str,
-        tensor: torch.Tensor,
-        coming: list[tuple[torch.Tensor, torch.Tensor]],
-    ) -> torch.Tensor:
-        """Return a copy of a tensor; of a device's, what is in ``coming`` brings it."""
-        room = self._rooms.result().get((section, name))
-        if room is None:
-            return tensor.clone()
-        if self._arenas[section].device is None:
-            return room.copy_(tensor)
-        coming.append((tensor, room))
-        return room
-
-    def _come_down(self, mark: Any, coming: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Copy tensors as they are once the device has come to ``mark``."""
-        device = self._context.device
-        device.reach(mark)
-        for tensor, room in coming:
-            device.rescue(tensor, room)
 
     def finish_copying(self) -> None:
         """Wait until sections may change again."""
-        if self._copying is not None:
-            self._copying.result()
+        if self._copies is not None:
+            with self._context.activity.during("save"):
+                self._copies.finish()
+            self._copies = None
 
     def settled_step(self) -> int:
         """Return the step of the pending checkpoint if this rank's share is settled."""
@@ -351,7 +310,7 @@ class CheckpointRound:
         if self._saved != step:
             self._context.faults.at(Hook.SNAPSHOT)
             # Nothing is trained until it is written: no copy is needed.
-            self._submit(step, self._tensors())
+            self._submit(step, sorted(self._tensors().items()))
             if not self.finish(stop_request):
                 return False
         if self._tidying is not None:
@@ -381,33 +340,28 @@ class CheckpointRound:
                 return True
             time.sleep(RETRY_S)
 
-    def _tensors(self) -> dict[int, dict[str, torch.Tensor]]:
+    def _tensors(self) -> dict[int, Tensors]:
+        """Return what this rank writes; numbers, which change at any time, are copies."""
         arenas = {section: self._arenas[section] for section in self._share}
         return {
             section: {
                 name: tensor
                 for name, tensor in {
                     **saved_tensors(arena),
-                    **arena.numbers.tensors(),
+                    **{name: one.clone() for name, one in arena.numbers.tensors().items()},
                 }.items()
                 if name not in self._left_out
             }
             for section, arena in arenas.items()
         }
 
-    def _submit(self, step: int, share: dict[int, dict[str, torch.Tensor]]) -> None:
+    def _submit(self, step: int, share: Iterable[tuple[int, Tensors]]) -> Future[SnapshotOutcome]:
         self._pending = self._begun = step
         self._tries += 1
-        copying = self._copying
         store, uid = self._context.checkpoints, self._context.loaded.spec.uid
         name, abandoned = self._name(step), self._abandoned
-
-        def write() -> SnapshotOutcome:
-            if copying is not None:
-                copying.result()
-            return write_snapshot(store, uid, name, share, abandoned)
-
-        self._written = self._uploads.submit(write)
+        self._written = self._uploads.submit(write_snapshot, store, uid, name, share, abandoned)
+        return self._written
 
     def abandon(self) -> None:
         """Drop the pending checkpoint: nobody waits for it, nor for a file of it that is on
@@ -416,7 +370,7 @@ class CheckpointRound:
         self._abandoned = threading.Event()
         if self._written is not None:
             self._written.cancel()
-        self._pending = self._written = None
+        self._pending = self._written = self._copies = None
 
     def _name(self, step: int) -> str:
         nonce = (self._nonce + self._tries) % (1 << 32)

@@ -40,7 +40,7 @@ def _trial(store: Store) -> tuple[float, float, float]:
     with _timed() as stall:
         copies = {k: {"w": tensor.clone()} for k, tensor in enumerate(weights)}
     with _timed() as written:
-        outcome = write_snapshot(store, "", name, copies, threading.Event())
+        outcome = write_snapshot(store, "", name, copies.items(), threading.Event())
         assert not outcome.error, outcome.error
         write_manifest(store, a_manifest(name, step, outcome.files))
     with _timed() as read:

@@ -329,7 +329,8 @@ class TimedDevice(DeferredDevice):
     def rescue(self, source: torch.Tensor, target: torch.Tensor) -> None:
         """Copy, also beside a computation that hangs."""
         self._check()
-        super().rescue(source, target)
+        if self._numbers or source.numel() <= _FEW:
+            super().rescue(source, target)
 
     def _check(self) -> None:
         if self._is_lost:
@@ -371,7 +372,10 @@ def untouched(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 
 def _is_computed(operation: Any, operands: Sequence[torch.Tensor], few: int) -> bool:
-    """Return whether an operation is run even without numbers: it makes views, or has few."""
+    """Return whether an operation is run even without numbers: it makes views, has few, or is
+    between processes, of which each waits for others."""
+    if operation.namespace == "c10d":
+        return True
     aliases = [one.alias_info for one in operation._schema.returns]
     if any(alias is not None and not alias.is_write for alias in aliases):
         return True
@@ -391,12 +395,40 @@ def _without_numbers(operation: Any, args: tuple[Any, ...], kwargs: dict[str, An
         return changed[0] if schema.returns else None
     if changed:
         return tuple(changed)
+    made = _made(operation, args, kwargs)
+    return tree_map_only(torch.Tensor, lambda x: untouched(x.shape, x.dtype), made)
+
+
+_MADE: dict[Any, Any] = {}
+"""What operations have made of operands on the meta device, which is slow to find out."""
+
+
+def _made(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return what an operation makes, on the meta device."""
+    if operation.namespace != "aten":  # its operands may be such as cannot be compared
+        return _on_meta(operation, args, kwargs)
+    key = operation, _described(args), _described(kwargs)
+    if key not in _MADE:
+        _MADE[key] = _on_meta(operation, args, kwargs)
+    return _MADE[key]
+
+
+def _on_meta(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if "device" in kwargs:
         kwargs = {**kwargs, "device": torch.device("meta")}
     args, kwargs = tree_map_only(torch.Tensor, lambda x: x.to("meta"), (args, kwargs))
-    return tree_map_only(
-        torch.Tensor, lambda x: untouched(x.shape, x.dtype), operation(*args, **kwargs)
-    )
+    return operation(*args, **kwargs)
+
+
+def _described(value: Any) -> Any:
+    """Return all of an operand by which the shapes and types of results may differ."""
+    if isinstance(value, torch.Tensor):
+        return value.shape, value.stride(), value.dtype
+    if isinstance(value, tuple | list):
+        return tuple(map(_described, value))
+    if isinstance(value, dict):
+        return tuple((key, _described(one)) for key, one in value.items())
+    return type(value), value
 
 
 def _moved_bytes(call: Call) -> int:

@@ -30,6 +30,11 @@ def _blank(size: Size) -> TrainingJob:
     return dataclasses.replace(make(size), model=model)
 
 
+def gpt_35m() -> TrainingJob:
+    """Return a GPT with 35 million parameters."""
+    return _blank(Size(4, 768, 12, vocabulary=8192, sequence=64))
+
+
 def gpt2_124m() -> TrainingJob:
     """Return GPT-2 with 124 million parameters."""
     return _blank(SIZES["gpt2_124m"])

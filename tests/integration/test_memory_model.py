@@ -134,5 +134,5 @@ def test_copies_for_periodic_checkpoints_are_allowed_for(
     ranks = track(zygote, tmp_path, run, known(run))
     for rank in ranks:
         assert rank.share <= MOST, shares(ranks)
-        # A copy lies beside the rest at least for a moment.
-        assert rank.tracked_bytes >= rank.allowed.static_bytes + rank.allowed.snapshot_bytes
+        # Copies lie beside the rest, if not all of them at the same time.
+        assert rank.tracked_bytes > rank.allowed.static_bytes

@@ -336,7 +336,7 @@ def test_with_state_on_the_host_a_gpu_holds_what_it_computes_on() -> None:
         optimizer_bytes=1000,
         update_bytes=77,
         undo_bytes=300 + 300 + 600 + 3 * PAGE_BYTES,
-        snapshot_bytes=500 + 1000,
+        snapshot_bytes=300 + 600,
         staging_bytes=2 * (PENDING_SENDS * 10 + 10) + 250,
         process_bytes=PROCESS_BYTES,
     )
@@ -355,7 +355,7 @@ def test_with_state_on_the_device_the_host_holds_words_and_copies_on_their_way()
     assert memory.snapshot_bytes == 0
     assert memory.host == HostMemory(
         undo_bytes=3 * PAGE_BYTES,
-        snapshot_bytes=500 + 1000,
+        snapshot_bytes=300 + 600,
         staging_bytes=2 * (PENDING_SENDS * 10 + 10),
         process_bytes=PROCESS_BYTES,
     )

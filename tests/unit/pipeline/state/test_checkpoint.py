@@ -6,6 +6,8 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ import torch
 from tests.builders import a_manifest
 from tests.checkpoints import newest_valid, verify
 
+from spottrain import machine
 from spottrain.manifest import (
     FROZEN_FOLDER,
     CheckpointError,
@@ -23,8 +26,11 @@ from spottrain.manifest import (
     retain,
     write_manifest,
 )
+from spottrain.pipeline.base.tracking import TensorTracker
+from spottrain.pipeline.devices.host import HostDevice
 from spottrain.pipeline.state.checkpoint import (
     Background,
+    SectionCopies,
     SnapshotOutcome,
     load_section,
     save_frozen,
@@ -163,7 +169,7 @@ def test_a_process_killed_between_files_and_manifest_leaves_the_one_before(
 
 
 def snapshot(store: Store, name: str, sections: dict[int, Tensors]) -> SnapshotOutcome:
-    return write_snapshot(store, "", name, sections, threading.Event())
+    return write_snapshot(store, "", name, sections.items(), threading.Event())
 
 
 def test_a_snapshot_is_what_the_manifest_must_say_of_it(store: Store) -> None:
@@ -177,7 +183,7 @@ def test_a_snapshot_is_what_the_manifest_must_say_of_it(store: Store) -> None:
 def test_an_abandoned_snapshot_writes_no_further_file(store: Store) -> None:
     name, abandoned = new_name(4, 1), threading.Event()
     abandoned.set()
-    outcome = write_snapshot(store, "", name, {0: section_tensors(0)}, abandoned)
+    outcome = write_snapshot(store, "", name, [(0, section_tensors(0))], abandoned)
     assert outcome == SnapshotOutcome(error="it was abandoned")
     assert store.list(name) == []
 
@@ -223,3 +229,63 @@ def test_a_manifest_that_finds_no_room_is_an_error_of_one_line(
     with pytest.raises(CheckpointError, match=os.strerror(errno.ENOSPC)):
         complete(store, name, files)
     assert newest_valid(store) == (old.name, 1)
+
+
+# --- Copies ---------------------------------------------------------------------------------
+
+SECTIONS, SECTION_BYTES = 5, 4000
+
+
+@pytest.fixture
+def copier() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+
+
+def begin_to_copy(
+    copier: ThreadPoolExecutor, tracker: TensorTracker
+) -> tuple[SectionCopies, dict[int, dict[str, torch.Tensor]]]:
+    """Return copies of sections that hold their numbers, and these sections."""
+    sections = {k: {"w": torch.full((SECTION_BYTES // 4,), float(k))} for k in range(SECTIONS)}
+    beside = copier, tracker, threading.Event()
+    return SectionCopies(HostDevice(), HostDevice(), sections, *beside), sections
+
+
+def are_as_they_were(copies: SectionCopies) -> None:
+    found = 0
+    for section, tensors in copies:
+        assert (tensors["w"] == section).all()
+        del tensors
+        found += 1
+    assert found == SECTIONS
+
+
+def test_copies_are_made_before_any_is_written_where_there_is_memory(
+    copier: ThreadPoolExecutor,
+) -> None:
+    tracker = TensorTracker(0)
+    copies, sections = begin_to_copy(copier, tracker)
+    copies.finish()
+    for tensors in sections.values():
+        tensors["w"].zero_()
+    are_as_they_were(copies)
+    assert tracker.peak_bytes == SECTIONS * SECTION_BYTES
+
+
+def test_a_copy_waits_until_the_one_before_is_written_where_memory_is_short(
+    copier: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "available_bytes", lambda: 0)
+    tracker = TensorTracker(0)
+    copies, _ = begin_to_copy(copier, tracker)
+    are_as_they_were(copies)
+    assert tracker.peak_bytes == SECTION_BYTES
+
+
+def test_copies_that_nobody_asks_for_hold_up_nothing(
+    copier: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "available_bytes", lambda: 0)
+    copies, _ = begin_to_copy(copier, TensorTracker(0))
+    copies.drop()
+    copies.finish()

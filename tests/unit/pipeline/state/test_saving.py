@@ -13,15 +13,19 @@ from typing import TypeVar
 
 import pytest
 from tests.builders import a_run
+from tests.fakes.deferred import DeferredDevice
+from tests.fakes.timed import Figures, TimedDevice
 from tests.gpu import runs
 from tests.gpu.hidden_syncs import NO_LOADERS
 from tests.unit.pipeline.memory import LocalHolder
 
-from spottrain.manifest import MANIFEST_FILE, list_checkpoints, new_name
+from spottrain import machine
+from spottrain.manifest import MANIFEST_FILE, list_checkpoints, new_name, read_manifest
 from spottrain.morphing.adapt import checkpointing
 from spottrain.pipeline.base.faults import FaultScript
 from spottrain.pipeline.comm.groups import open_rendezvous
 from spottrain.pipeline.devices.host import HostDevice
+from spottrain.pipeline.devices.port import Device
 from spottrain.pipeline.loader.prefetch import Prefetcher
 from spottrain.pipeline.model.loaded import load
 from spottrain.pipeline.process.tasks import initialise
@@ -110,26 +114,30 @@ def train(
     begun: Callable[[], None] = lambda: None,
     every_steps: int = STEPS,
     losses_per_s: float = 0.0,
+    device: Device | None = None,
+    job: str = "tiny",
 ) -> None:
-    """Train the tiny job on one slot; ``begun`` is called once weights are written."""
-    spec = runs.job_spec(place, steps=STEPS, checkpoint_keep=2, checkpoint_every_steps=every_steps)
+    """Train a job on one slot; ``begun`` is called once weights are written."""
+    often = {"checkpoint_keep": 2, "checkpoint_every_steps": every_steps}
+    spec = runs.job_spec(place, job, steps=STEPS, **often)
     loaded = load(spec, runs.WORKDIR)
     first = initialise(loaded, messages.Initialise())
     assert isinstance(first, messages.CheckpointSaved)
     begun()
-    holder = LocalHolder()
+    holder, device = LocalHolder(), device or HostDevice()
     context = WorkerContext(
         loaded=loaded,
         vm_id="a",
         slot=0,
-        device=HostDevice(),
-        memory=SlotMemory(holder, loaded.job, loaded.specs, HostDevice(), scales_loss=False),
+        device=device,
+        memory=SlotMemory(holder, loaded.job, loaded.specs, device, scales_loss=False),
         checkpoints=open_store(spec.checkpoint_path),
         supervisor=manager,
         faults=FaultScript(),
         batches=Prefetcher(loaded.job, 0, NO_LOADERS, manager.open_loader),
     )
-    plan = runs.plan_for(spec, (1, 1), "a")
+    state, sections = "host" if device.is_host else "device", loaded.layout.num_sections
+    plan = runs.plan_for(spec, (1, 1), "a", sections, state=state)
     command = dataclasses.replace(
         a_run(plan, store=("127.0.0.1", port), checkpoint=first.name),
         checkpoint_losses_per_s=losses_per_s,
@@ -264,3 +272,43 @@ def test_losses_decide_how_often_checkpoints_are_saved(
     assert steps[-1] == STEPS
     assert (len(steps) > 1) is saved
     assert all((one.checkpoint_every_steps == 1) is saved for one in told)
+
+
+@pytest.mark.rotated
+def test_copies_beside_training_are_of_the_mini_batch_at_which_they_were_begun(
+    tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever state is, and whether or not there is memory for all copies."""
+    found = {}
+    for name, device in {"host": HostDevice(), "device": DeferredDevice(7)}.items():
+        train(tmp_path / name, port, Manager(), every_steps=3, device=device)
+        store = open_store(tmp_path / name / "checkpoints")
+        manifests = [read_manifest(store, entry.name) for entry in list_checkpoints(store)]
+        found[name] = [[one.step, *(file.sha256 for file in one.files)] for one in manifests]
+        monkeypatch.setattr(machine, "available_bytes", lambda: 0)
+
+    assert [step for step, *_ in found["host"]] == [STEPS, 6]
+    assert found["host"] == found["device"]
+
+
+def high_water_bytes() -> int:
+    """Return the most memory that this process has had."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+
+@pytest.mark.rotated
+def test_weights_and_copies_without_numbers_take_no_memory(tmp_path: Path, port: int) -> None:
+    before: list[int] = []
+
+    def begun() -> None:
+        Path("/proc/self/clear_refs").write_text("5")  # the maximum begins anew (proc(5))
+        before.append(high_water_bytes())
+
+    device = TimedDevice(Figures.of("H100"), numbers=False)
+    train(tmp_path, port, Manager(), begun, 3, device=device, job="blank_jobs:gpt_35m")
+
+    held = device.peak_bytes()
+    assert held is not None
+    assert held > 16 * 30_000_000
+    assert high_water_bytes() - before[0] < held // 4
