@@ -236,13 +236,23 @@ def _outer_patterns(top: Path, folder: Path) -> Iterator[PatternFile]:
     for one in folder.parents:
         if one == top or top in one.parents:
             yield PatternFile(one, read_patterns(one / _GIT_FILE))
-    # That of a worktree or a submodule is elsewhere.
-    own = git(top, "rev-parse", "--git-path", "info/exclude").removesuffix("\n")
-    yield PatternFile(top, read_patterns(top / (own or ".git/info/exclude")))
+    yield PatternFile(top, read_patterns(_git_folder(top) / "info" / "exclude"))
     configured = git(folder, "config", "--type=path", "--get", "core.excludesFile")
     config = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser()
     excludes = Path(configured.removesuffix("\n")) if configured else config / "git" / "ignore"
     yield PatternFile(top, read_patterns(top / excludes))
+
+
+def _git_folder(top: Path) -> Path:
+    """Return where a repository keeps what all its worktrees share."""
+    folder = top / ".git"
+    if folder.is_file():  # of a worktree or a submodule
+        content = os.fsdecode(folder.read_bytes())
+        folder = top / content.removeprefix("gitdir:").strip()
+    common = folder / "commondir"
+    if common.is_file():
+        return folder / os.fsdecode(common.read_bytes()).strip()
+    return folder
 
 
 def _tracked(folder: Path) -> Iterator[Path]:

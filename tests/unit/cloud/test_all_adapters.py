@@ -13,7 +13,7 @@ from spottrain.cloud.port.errors import CloudError, ThrottledError
 from spottrain.cloud.port.provider import CloudProvider
 
 Fake = aws.FakeAws | azure.FakeAzure | gcp.FakeGcp
-ABILITIES = {
+ABILITIES: set[Any] = {
     CloudProvider.admit,
     CloudProvider.check,
     CloudProvider.list_all,

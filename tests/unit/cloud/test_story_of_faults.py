@@ -31,6 +31,8 @@ class Words:
     """Interrupts the VM of a fake whose id has these two parts."""
     vm_id: Callable[[dict[str, str]], str]
     """The id of a VM of the bill."""
+    keeps_intents: bool = True
+    """Whether another manager is told the intents of VMs that have ended."""
 
 
 WORDS: dict[type[Fake], Words] = {
@@ -51,6 +53,7 @@ WORDS: dict[type[Fake], Words] = {
         {"rateLimitExceeded": 403, "internalError": 500, "resourcesExhausted": 503},
         lambda fake, name, zone: fake.ask("preempt", zone=zone, name=name),
         lambda row: f"gcp.{row['name']}.{row['zone']}",
+        keeps_intents=False,
     ),
 }
 
@@ -71,7 +74,7 @@ def again_and_again(ask: Callable[[], T]) -> T:
 def test_after_many_faults_the_cloud_is_empty_and_the_bill_agrees(fake: Fake, seed: int) -> None:
     chance, words = random.Random(seed), WORDS[type(fake)]
     errors = [{"kind": "error", "code": c, "status": s} for c, s in words.errors.items()]
-    faults = [{"kind": "drop"}, {"kind": "lost"}, *errors]
+    faults: list[dict[str, Any]] = [{"kind": "drop"}, {"kind": "lost"}, *errors]
     is_azure = isinstance(fake, azure.FakeAzure)
     if is_azure:
         fake.ask("moods", late=bool(seed))
@@ -81,7 +84,7 @@ def test_after_many_faults_the_cloud_is_empty_and_the_bill_agrees(fake: Fake, se
     launched: dict[str, Vm] = {}
     for number in range(12 if is_azure else 20):
         fake.ask("fail", operation="*", times=chance.randint(0, 2), **chance.choice(faults))
-        if chance.random() < 0.3:
+        if words.keeps_intents and chance.random() < 0.3:
             provider = fake.provider()  # the manager died
         asked = launch_request(offer, chance.randint(1, 3), f"intent-{number}")
         got = again_and_again(partial(provider.launch, asked)).vms
@@ -103,14 +106,14 @@ def test_after_many_faults_the_cloud_is_empty_and_the_bill_agrees(fake: Fake, se
     bill = [r for r in fake.ask("bill") if not is_azure or r["ended_at"] != r["launched_at"]]
     billed = {words.vm_id(row): row for row in bill}
     assert len(billed) == len(bill)
-    listed = {vm.vm_id: vm for vm in again_and_again(lambda: provider.list_vms("job"))}
-    assert is_azure or listed.keys() == billed.keys() == launched.keys()
     for vm_id, row in billed.items():
         assert launched[vm_id].launched_at_s == pytest.approx(row["launched_at"], abs=1)
         assert row["ended_at"] is not None
-    for vm_id, vm in listed.items():
-        assert not vm.state.is_alive
-        assert vm.intent == launched[vm_id].intent
-        assert vm.ended_at_s == billed[vm_id]["ended_at"]
+    if not is_azure:  # which lists no VM that has ended
+        listed = {vm.vm_id: vm for vm in provider.list_vms("job")}
+        assert listed.keys() == billed.keys() == launched.keys()
+        for vm_id, vm in listed.items():
+            assert not vm.state.is_alive
+            assert (vm.intent, vm.ended_at_s) == (launched[vm_id].intent, billed[vm_id]["ended_at"])
     again_and_again(lambda: provider.release("job"))
     assert fake.ask("left") == []
