@@ -10,7 +10,7 @@ import torch
 from spottrain.pipeline.model.job import TrainingJob
 from spottrain.pipeline.model.sections import ModelLayout
 from spottrain.pipeline.model.skeleton import materialise
-from spottrain.pipeline.model.stage import StageModel
+from spottrain.pipeline.model.stage import StageModel, go_backward
 
 Tensors = dict[int, dict[str, torch.Tensor]]
 Gradients = dict[tuple[int, str], torch.Tensor | None]
@@ -56,20 +56,19 @@ def run_chain(
     stages = [StageModel(job, layout, range(a, b), tensors) for a, b in pairwise(bounds)]
     for stage in stages:
         stage.train()
-    received: list[torch.Tensor | None] = [None]
-    sent: list[torch.Tensor] = []
-    for stage in stages[:-1]:
-        activation = stage.forward(batch, received[-1], seeds)
-        assert isinstance(activation, torch.Tensor)
-        sent.append(activation)
-        received.append(activation.detach().clone().requires_grad_())
+    received: list[list[torch.Tensor]] = [[]]
+    sent: list[list[torch.Tensor]] = []
+    for stage, following in pairwise(stages):
+        out = stage.forward(batch, received[-1], seeds)
+        assert isinstance(out, list)
+        sent.append(out)
+        received.append([tensor.detach().clone() for tensor in out])
+        following.require_gradients(received[-1])
     result = stages[-1].forward(batch, received[-1], seeds)
     assert isinstance(result, tuple)
     result[0].backward()  # type: ignore[no-untyped-call]
-    for output, grad_of in zip(reversed(sent), reversed(received), strict=False):
-        assert grad_of is not None
-        if output.requires_grad:
-            output.backward(grad_of.grad)  # type: ignore[no-untyped-call]
+    for outputs, came in zip(reversed(sent), reversed(received), strict=False):
+        go_backward(outputs, [one.grad for one in came])
     gradients = {
         (section, name): parameter.grad
         for stage in stages
