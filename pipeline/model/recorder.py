@@ -288,11 +288,12 @@ class Recorder(OperationMode):
         self.facts.passes_over = True
         if not self._names:
             return
-        makers = f" ({', '.join(sorted(value.makers - {''})[-1:])})" if value.makers else ""
+        cuts = self.facts.cuts[value.section : value.section + 1]
         raise UserCodeError(
             f"model cannot be cut: {self.where()} in section {self.section} uses ({operation}) a "
-            f"value computed in section {value.section}{makers}, where it was neither returned by "
-            "a block nor made between blocks: return it from the block that makes it"
+            f"value computed in section {value.section}{''.join(f' ({c.module})' for c in cuts)} "
+            "that was neither returned by a block nor made between blocks (a hook or an attribute "
+            "has it): let the block return it"
         )
 
     def check_writes(self) -> None:

@@ -234,6 +234,7 @@ class _DryRun:
         for index, leaf in enumerate(leaves):
             if isinstance(leaf, torch.Tensor):
                 # No leaf of autograd's: blocks may write to what they are given (``x += f(x)``).
+                recorder.given = [leaf]
                 copy = leaves[index] = leaf.clone()
                 is_activation = index == activation
                 recorder.register(
