@@ -326,7 +326,8 @@ def section_bytes(
     kept, output_bytes = live.now_bytes - start, sum(_outputs(out).values())
     made = [size for name, size in live.storages().items() if name not in before]
     ends = out if isinstance(out, list) else [out[0]]
-    element_bytes = max((end.element_size() for end in ends), default=0)
+    numbers = (end for end in ends if end.is_floating_point())  # what a narrower type holds
+    element_bytes = max((end.element_size() for end in numbers), default=0)
     backward_bytes = 0
     if ends := [end for end in ends if end.requires_grad]:  # else all so far is frozen
         gradients = list(map(torch.ones_like, ends))

@@ -153,6 +153,7 @@ class Recorder(OperationMode):
         if tensor.layout != torch.strided or isinstance(tensor, nn.Parameter):
             return tensor
         if id(tensor) in self._made:  # a call has returned what it was given
+            self.given = [tensor]
             with torch._C.DisableTorchFunction():
                 tensor = tensor.view_as(tensor)
         self.made(tensor, name, self.section)

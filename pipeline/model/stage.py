@@ -399,6 +399,9 @@ class StageModel:
             self._check_finite(section, made[index])
         if section == self.sections[-1]:
             self._held |= {name: as_sent(made[index]) for index, name in own.items()}
+            for one in cut.crossing:
+                if one.name not in self._held:
+                    self._refuse_name(one.name)
             raise _Unwind([self._held[one.name] for one in cut.crossing])
         self._enter(section + 1)
         leaves: list[Any] = list(cut.leaves)
@@ -441,12 +444,21 @@ class StageModel:
 
     def _take(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Return what the user's code gets in place of what a call between blocks returns."""
-        if name in self._received:
-            return self._received[name]
+        if (received := self._received.get(name)) is not None:
+            if received.shape != tensor.shape:
+                self._refuse_name(name)
+            return received
         if name not in self._crossing or self._section < self.sections.start:
             return tensor
         self._held[name] = _as_if_sent(tensor, self._check)
         return self._held[name]
+
+    def _refuse_name(self, name: str) -> NoReturn:
+        raise UserCodeError(
+            f"model must run the same code between its blocks each time: {name}, which was passed "
+            "on in the first training example, is now missing, or another one; code that depends "
+            "on values or devices goes into a block"
+        )
 
     def _inside(self) -> AbstractContextManager[None]:
         """Return a context in which calls have no names."""

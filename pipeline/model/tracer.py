@@ -235,7 +235,10 @@ class _DryRun:
             if isinstance(leaf, torch.Tensor):
                 # No leaf of autograd's: blocks may write to what they are given (``x += f(x)``).
                 recorder.given = [leaf]
-                copy = leaves[index] = leaf.clone()
+                copy = leaf.detach().clone()
+                if leaf.requires_grad:
+                    copy = copy.requires_grad_().clone()
+                leaves[index] = copy
                 is_activation = index == activation
                 recorder.register(
                     copy,
