@@ -11,6 +11,7 @@ from spottrain.pipeline.model.job import TrainingJob
 from spottrain.pipeline.model.sections import ModelLayout
 from spottrain.pipeline.model.skeleton import materialise
 from spottrain.pipeline.model.stage import StageModel, go_backward
+from spottrain.wire.model import Precision
 
 Tensors = dict[int, dict[str, torch.Tensor]]
 Gradients = dict[tuple[int, str], torch.Tensor | None]
@@ -43,6 +44,7 @@ def run_chain(
     bounds: list[int],
     batch: Any,
     tensors: Tensors,
+    precision: Precision = "fp32",
 ) -> tuple[torch.Tensor, float, Gradients]:
     """Train one micro-batch; return its loss, its weight and all gradients.
 
@@ -52,8 +54,12 @@ def run_chain(
         bounds: Sections at which stages begin, and the number of sections.
         batch: The micro-batch.
         tensors: Parameters of every section.
+        precision: Of autocast.
     """
-    stages = [StageModel(job, layout, range(a, b), tensors) for a, b in pairwise(bounds)]
+    stages = [
+        StageModel(job, layout, range(a, b), tensors, precision=precision)
+        for a, b in pairwise(bounds)
+    ]
     for stage in stages:
         stage.train()
     received: list[list[torch.Tensor]] = [[]]

@@ -368,6 +368,13 @@ def _trace(job: TrainingJob, places: CutPlaces, batches: list[Batch]) -> ModelLa
         reads = frozenset(first.reads_batch | second.reads_batch)
         layout = replace(layout, blank=blank_of(*batches), reads_batch=reads)
     several = any(len(cut.crossing) > 1 for cut in layout.cuts)
+    if several and places.is_guess:
+        num_bytes = [layout.param_bytes(k) for k in range(layout.num_sections)]
+        if 2 * max(num_bytes) > sum(num_bytes):
+            raise UserCodeError(
+                f"model cannot be cut: at {places.blocks} several tensors would pass, and one "
+                "section would still hold most of it"
+            )
     spares_batches = layout.blank is not None and len(layout.reads_batch) < layout.num_sections
     if not (several or spares_batches):
         return layout

@@ -24,6 +24,7 @@ from spottrain.pipeline.model.sections import ModelLayout
 from spottrain.pipeline.model.skeleton import materialise
 from spottrain.pipeline.model.stage import StageModel
 from spottrain.pipeline.model.tracer import trace
+from spottrain.wire.model import Precision
 
 
 def residual(self: Any, x: torch.Tensor) -> torch.Tensor:
@@ -159,6 +160,22 @@ def test_a_cut_model_trains_as_torch_does(kind: str) -> None:
         assert same_bits(gradient, model.get_parameter(name).grad), name
 
 
+class Product(nn.Module):
+    """Uses what it is given several times, in a narrower type under autocast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.three = linear(), linear(), linear()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x + self.one(x) * self.two(x) * self.three(x)).float()
+
+
+def test_autocast_converts_what_has_come_in_as_what_was_made_here() -> None:
+    job = make_job(plain, Product)
+    compare(job, trace(job), [(), (1, 2, 3)], "bf16")
+
+
 @pytest.mark.rotated
 @pytest.mark.parametrize(
     ("name", "sections"),
@@ -171,13 +188,18 @@ def test_real_models_have_the_same_bits_whatever_the_cuts(name: str, sections: i
     compare(job, layout, [(), (sections // 2,), tuple(range(1, sections))])
 
 
-def compare(job: TrainingJob, layout: ModelLayout, every: Sequence[tuple[int, ...]]) -> None:
+def compare(
+    job: TrainingJob,
+    layout: ModelLayout,
+    every: Sequence[tuple[int, ...]],
+    precision: Precision = "fp32",
+) -> None:
     batch, tensors = batch_of(job, 3), tensors_of(job, layout)
     one: Any = None
     for inner in every:
         bounds = [0, *inner, layout.num_sections]
         with torch.random.fork_rng():
-            loss, _, gradients = run_chain(job, layout, bounds, batch, tensors)
+            loss, _, gradients = run_chain(job, layout, bounds, batch, tensors, precision)
         one = one or (loss, gradients)
         assert same_bits(loss, one[0]), bounds
         for key, gradient in gradients.items():
@@ -227,6 +249,6 @@ def test_code_between_blocks_that_changes_later_is_told() -> None:
 
     job = make_job(body)
     layout = trace(job)
-    stage = StageModel(job, layout, range(0, 2), tensors_of(job, layout))
+    stage = StageModel(job, layout, range(2), tensors_of(job, layout))
     with pytest.raises(UserCodeError, match="must run the same code between its blocks each time"):
         stage.forward(batch_of(job, 3), [], seeds)

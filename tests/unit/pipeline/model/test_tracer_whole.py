@@ -37,7 +37,7 @@ def in_order(*order: int) -> Forward:
 def residual_in_place(self: Any, x: torch.Tensor) -> torch.Tensor:
     x = self.embed(x)
     for block in self.blocks:
-        x += block(x)
+        x += block(x * 2)
     return x
 
 
@@ -106,7 +106,10 @@ def dropping_half() -> nn.Module:
 
 
 JOBS: dict[str, tuple[TrainingJob, str]] = {
-    "residuals in place": (make_job(residual_in_place), r"in place .* x = x \+ y in place of"),
+    "residuals in place": (
+        make_job(residual_in_place),
+        r"is changed in place and used .* \(x = x \+ y in place of",
+    ),
     "what a block does not return": (make_job(gathering, Leaving), "let the block return it"),
     "blocks called twice": (make_job(in_order(0, 1, 1, 2, 3)), "run all blocks once each"),
     "one block in a loop": (make_job(looping), "run all blocks once each"),
