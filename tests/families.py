@@ -449,7 +449,7 @@ class Dit(nn.Module):
         condition = self.time(time[:, None]) + self.kind(kind)
         for block in self.blocks:
             x = block(x, condition)
-        return self.head(x.transpose(1, 2).unflatten(2, size))  # type: ignore[no-any-return]
+        return self.head(x.transpose(1, 2).reshape(len(x), WIDTH, *size))  # type: ignore[no-any-return]
 
 
 def denoise(model: nn.Module, batch: Any) -> tuple[torch.Tensor, float]:

@@ -370,7 +370,7 @@ class _Round:
             arrival = links.arrival(wait=True)
             assert arrival is not None
             fits = arrival.note != _NO_ROOM
-            activations = [one for one in arrival.on(self._device) if one is not None]
+            activations = arrival.activations_on(self._device)
         try:
             if fits:
                 activations = self._bench.warm_up(batch, activations)

@@ -133,7 +133,7 @@ def _ping(links: PipelineLinks, message: torch.Tensor, device: Device) -> tuple[
     posted = time.perf_counter()
     arrival = links.arrival(wait=True)
     assert arrival is not None
-    for one in arrival.tensors:
+    for one in filter(None, arrival.tensors):
         device.finish(one.transfer)
     return posted - began, time.perf_counter() - began
 
@@ -143,7 +143,7 @@ def _echo(links: PipelineLinks, device: Device) -> None:
     while True:
         arrival = links.arrival(wait=True)
         assert arrival is not None
-        (message,) = arrival.on(device)
+        (message,) = arrival.activations_on(device)
         if message.numel() == 1:
             return
         links.expect(Direction.ACTIVATION, 1)

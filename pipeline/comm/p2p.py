@@ -85,6 +85,10 @@ class Arrival:
         """Return the tensors, to be computed with from now on."""
         return [None if one is None else one.on(device) for one in self.tensors]
 
+    def activations_on(self, device: Device) -> list[torch.Tensor]:
+        """Return the tensors where all are there, as of activations."""
+        return [one.on(device) for one in self.tensors if one is not None]
+
 
 @dataclass(frozen=True, slots=True)
 class _Broken:

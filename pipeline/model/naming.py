@@ -46,7 +46,7 @@ class Naming(TorchFunctionMode):
     ) -> Any:
         """Run a function of torch's."""
         result = function(*args, **(kwargs or {}))
-        return result if self._depth else self.named(function.__name__, result)
+        return result if self._depth else self.named(getattr(function, "__name__", ""), result)
 
     @property
     def is_inside(self) -> bool:

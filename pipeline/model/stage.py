@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any, NoReturn, cast
 
 import torch
@@ -306,14 +307,16 @@ class StageModel:
     def _replaying(self, function: Callable[..., Any]) -> Callable[..., Any]:
         section, seeds, received = self._section, self._seeds, self._received
         naming, held = self._naming, self._held
-        calls = None if naming is None or naming.is_inside else naming.calls.copy()
+        named_again: Callable[[], AbstractContextManager[None]] = nullcontext
+        if naming is not None and not naming.is_inside:
+            named_again = partial(naming.again, naming.calls.copy())
 
         def again(*args: Any, **kwargs: Any) -> None:
             self._section, self._seeds, self._received = section, seeds, received
             self._held = dict(held)
             self._swap(section)
             try:
-                with nullcontext() if calls is None else naming.again(calls):
+                with named_again():
                     function(*args, **kwargs)
             except _Unwind:
                 pass
@@ -503,7 +506,7 @@ def go_backward(out: Activations, gradients: Gradients) -> None:
         if gradient is not None and end.requires_grad
     ]
     if ends:
-        torch.autograd.backward(*zip(*ends, strict=True))
+        torch.autograd.backward([end for end, _ in ends], [gradient for _, gradient in ends])
 
 
 def _as_if_sent(activation: torch.Tensor, check: Callable[[], None]) -> torch.Tensor:

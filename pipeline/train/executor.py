@@ -193,7 +193,7 @@ class StageExecutor:
                     with self.activity.waiting(links.source(Direction.ACTIVATION)):
                         while (arrival := links.arrival(wait=True)) is None:
                             pass  # woken for a mini-batch that has been over for long
-                    received = _present(arrival.on(self.device))
+                    received = arrival.activations_on(self.device)
                     awaited -= 1
                     if awaited >= _LEAD:
                         links.expect(Direction.ACTIVATION, 1)
@@ -504,7 +504,7 @@ class Minibatch:
         *others, last = self._stage.segments[task.chunk]
         if (arrived := self._arrived.pop(_unit(task), None)) is not None:
             first = others[0] if others else last
-            self._stash[first.of(task.microbatch)] = _present(arrived.on(self._device))
+            self._stash[first.of(task.microbatch)] = arrived.activations_on(self._device)
         for segment in others:
             self._stash_output(segment, task.microbatch)
         keep = self._progress.keeps_graph(task)
@@ -659,11 +659,6 @@ class Minibatch:
 def _named(task: str) -> AbstractContextManager[object]:
     """Name a task in what torch's profiler records; without one even that takes 0.2 ms."""
     return record_function(task) if profiler._is_profiler_enabled else nullcontext()
-
-
-def _present(tensors: Gradients) -> Activations:
-    """Return activations, of which all come in."""
-    return [one for one in tensors if one is not None]
 
 
 def _unit(task: Task) -> Unit:

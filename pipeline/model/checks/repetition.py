@@ -268,7 +268,7 @@ def _sums_of_two(job: TrainingJob, stage: StageModel) -> list[dict[str, Pair]]:
     with torch.no_grad():
         for batch in batches:
             output = stage.forward(batch, [], int)
-            assert not isinstance(output, torch.Tensor)
+            assert isinstance(output, LossSums)
             pairs = {"loss": (output.loss, output.weight), **output.metrics}
             sums.append({k: (float(a), float(b)) for k, (a, b) in pairs.items()})
     return sums
