@@ -32,6 +32,7 @@ from spottrain.pipeline.model.data import (
 )
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import Batch, TrainingJob
+from spottrain.pipeline.model.loss import LossSums
 from spottrain.pipeline.model.sections import ModelLayout
 from spottrain.pipeline.model.skeleton import materialise, run_eagerly
 from spottrain.pipeline.model.stage import StageModel
