@@ -10,7 +10,8 @@ import torch
 from spottrain.pipeline.model.job import TrainingJob
 from spottrain.pipeline.model.sections import ModelLayout
 from spottrain.pipeline.model.skeleton import materialise
-from spottrain.pipeline.model.stage import StageModel
+from spottrain.pipeline.model.stage import StageModel, go_backward
+from spottrain.wire.model import Precision
 
 Tensors = dict[int, dict[str, torch.Tensor]]
 Gradients = dict[tuple[int, str], torch.Tensor | None]
@@ -43,6 +44,7 @@ def run_chain(
     bounds: list[int],
     batch: Any,
     tensors: Tensors,
+    precision: Precision = "fp32",
 ) -> tuple[torch.Tensor, float, Gradients]:
     """Train one micro-batch; return its loss, its weight and all gradients.
 
@@ -52,24 +54,27 @@ def run_chain(
         bounds: Sections at which stages begin, and the number of sections.
         batch: The micro-batch.
         tensors: Parameters of every section.
+        precision: Of autocast.
     """
-    stages = [StageModel(job, layout, range(a, b), tensors) for a, b in pairwise(bounds)]
+    stages = [
+        StageModel(job, layout, range(a, b), tensors, precision=precision)
+        for a, b in pairwise(bounds)
+    ]
     for stage in stages:
         stage.train()
-    received: list[torch.Tensor | None] = [None]
-    sent: list[torch.Tensor] = []
-    for stage in stages[:-1]:
-        activation = stage.forward(batch, received[-1], seeds)
-        assert isinstance(activation, torch.Tensor)
-        sent.append(activation)
-        received.append(activation.detach().clone().requires_grad_())
+    received: list[list[torch.Tensor]] = [[]]
+    sent: list[list[torch.Tensor]] = []
+    for stage, following in pairwise(stages):
+        out = stage.forward(batch, received[-1], seeds)
+        assert isinstance(out, list)
+        sent.append(out)
+        received.append([tensor.detach().clone() for tensor in out])
+        following.require_gradients(received[-1])
     result = stages[-1].forward(batch, received[-1], seeds)
     assert isinstance(result, tuple)
     result[0].backward()  # type: ignore[no-untyped-call]
-    for output, grad_of in zip(reversed(sent), reversed(received), strict=False):
-        assert grad_of is not None
-        if output.requires_grad:
-            output.backward(grad_of.grad)  # type: ignore[no-untyped-call]
+    for outputs, came in zip(reversed(sent), reversed(received), strict=False):
+        go_backward(outputs, [one.grad for one in came])
     gradients = {
         (section, name): parameter.grad
         for stage in stages

@@ -413,6 +413,53 @@ class UNet(nn.Module):
         return self.head(x.mean((2, 3)))  # type: ignore[no-any-return]
 
 
+class Outside(Gpt):
+    """Residuals outside of its blocks."""
+
+    def run(self, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return x + block(x)  # type: ignore[no-any-return]
+
+
+class Modulated(nn.Module):
+    """A block of a diffusion transformer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block, self.modulation = Block(), nn.Linear(WIDTH, 2 * WIDTH)
+
+    def forward(self, x: torch.Tensor, condition: torch.Tensor) -> torch.Tensor:
+        scale, shift = self.modulation(F.silu(condition))[:, None].chunk(2, -1)
+        return self.block(x * (1 + scale) + shift)  # type: ignore[no-any-return]
+
+
+class Dit(nn.Module):
+    """All blocks are given the timestep and the class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, WIDTH, 4, stride=4)
+        self.time, self.kind = nn.Linear(1, WIDTH), nn.Embedding(CLASSES, WIDTH)
+        self.blocks = nn.ModuleList(Modulated() for _ in range(LAYERS))
+        self.head = nn.ConvTranspose2d(WIDTH, 3, 4, stride=4)
+
+    def forward(self, x: torch.Tensor, time: torch.Tensor, kind: torch.Tensor) -> torch.Tensor:
+        x = self.patches(x)
+        size = x.shape[2:]
+        x = x.flatten(2).transpose(1, 2)
+        condition = self.time(time[:, None]) + self.kind(kind)
+        for block in self.blocks:
+            x = block(x, condition)
+        return self.head(x.transpose(1, 2).reshape(len(x), WIDTH, *size))  # type: ignore[no-any-return]
+
+
+def denoise(model: nn.Module, batch: Any) -> tuple[torch.Tensor, float]:
+    """Return the error of the noise that the model finds in pictures."""
+    pictures = batch["pixel_values"]
+    noise, time = torch.randn_like(pictures), torch.rand(len(pictures), device=pictures.device)
+    found = model(pictures + time[:, None, None, None] * noise, time, batch["labels"])
+    return (found - noise).square().mean((1, 2, 3)).sum(), float(len(pictures))
+
+
 class Points(nn.Module):
     """Convolution and LSTM, cut by hand."""
 
@@ -467,6 +514,10 @@ FAMILIES: dict[str, Family] = {
     "DeBERTa-v2": hugging_face(
         "DebertaV2", "ForMaskedLM", relative_attention=True, **_TEXT, **_DROPOUT
     ),
+    "DeBERTa-v3": hugging_face(
+        "DebertaV2", "ForMaskedLM", relative_attention=True, norm_rel_ebd="layer_norm",
+        pos_att_type="p2c|c2p", **_TEXT, **_DROPOUT,
+    ),
     "Mamba": hugging_face(
         "Mamba", num_hidden_layers=LAYERS, hidden_size=WIDTH, vocab_size=VOCABULARY
     ),
@@ -516,6 +567,8 @@ FAMILIES: dict[str, Family] = {
     "GPT by hand, checkpoint, reentrant": Family(Reentrant, loss=cross_entropy),
     "GPT by hand, block.compile()": Family(compiled_blocks, loss=cross_entropy),
     "GPT by hand, torch.compile(model)": Family(compiled, loss=cross_entropy),
+    "GPT by hand, residuals outside": Family(Outside, loss=cross_entropy),
+    "DiT by hand": Family(Dit, "pictures", denoise),
     "UNet by hand": Family(UNet, "pictures", cross_entropy),
     "Convolution and LSTM, CutPoint": Family(Points, "pictures", cross_entropy),
     "ResNet by hand, GroupNorm": Family(ResNet, "pictures", cross_entropy),

@@ -23,8 +23,8 @@ from spottrain.morphing.schedules.schedule import Unit
 from spottrain.pipeline.base.operations import OperationMode
 
 T = TypeVar("T")
-Output = torch.Tensor | tuple[torch.Tensor, *tuple[Any, ...]]
-"""Result of a forward: an activation, or a loss and its weight."""
+Output = list[torch.Tensor] | tuple[torch.Tensor, *tuple[Any, ...]]
+"""Result of a forward: what passes a cut, or a loss and its weight."""
 
 WATCHED_TASKS = 4
 """Tasks of a kind whose every operation is watched; later ones are assumed to be
@@ -205,7 +205,8 @@ class TensorTracker:
             made = {
                 name: size for name, size in self._live.storages().items() if name not in before
             }
-            left = sum(made.values()) - _output_bytes(result)
+            sent = _outputs(result)
+            left = sum(size for name, size in made.items() if name not in sent)
             self._note(key, left=left if keep else 0)
             if keep:
                 self._watched.add(unit)
@@ -288,6 +289,7 @@ class SectionBytes:
     """Bytes of one micro-batch in one section; see ``SectionProfile``."""
 
     saved_bytes: int
+    """With ``output_bytes`` what the section has made: not what only passes it."""
     output_bytes: int
     output_element_bytes: int
     forward_bytes: int
@@ -300,7 +302,7 @@ class SectionBytes:
 def section_bytes(
     forward: Callable[[], Output],
     keeping_nothing: Callable[[], AbstractContextManager[None]],
-) -> tuple[SectionBytes, torch.Tensor | None]:
+) -> tuple[SectionBytes, list[torch.Tensor]]:
     """Watch one micro-batch on its way through a section and back.
 
     Parameters must have their ``grad`` already: a mini-batch adds to it.
@@ -310,7 +312,7 @@ def section_bytes(
         keeping_nothing: Inside of it a forward leaves nothing for the backward.
 
     Returns:
-        The bytes, and the activation; ``None`` if the section ends in a loss.
+        The bytes, and what passes the cut; empty if the section ends in a loss.
     """
     live = LiveBytes()
     with keeping_nothing(), live:
@@ -321,16 +323,17 @@ def section_bytes(
     with live:
         out = forward()
     recompute_bytes = live.recent_peak_bytes - start
-    kept, output_bytes = live.now_bytes - start, _output_bytes(out)
+    kept, output_bytes = live.now_bytes - start, sum(_outputs(out).values())
     made = [size for name, size in live.storages().items() if name not in before]
-    end = out if isinstance(out, torch.Tensor) else out[0]
-    element_bytes = end.element_size()
+    ends = out if isinstance(out, list) else [out[0]]
+    numbers = (end for end in ends if end.is_floating_point())  # what a narrower type holds
+    element_bytes = max((end.element_size() for end in numbers), default=0)
     backward_bytes = 0
-    if end.requires_grad:  # else all so far is frozen
-        gradient = torch.ones_like(end)
+    if ends := [end for end in ends if end.requires_grad]:  # else all so far is frozen
+        gradients = list(map(torch.ones_like, ends))
         here = live.begin()
         with live:
-            torch.autograd.backward(end, gradient)
+            torch.autograd.backward(ends, gradients)
         backward_bytes = live.recent_peak_bytes - here
     found = SectionBytes(
         saved_bytes=max(0, kept - output_bytes),
@@ -341,7 +344,7 @@ def section_bytes(
         backward_bytes=backward_bytes,
         largest_saved_bytes=max(made, default=0),
     )
-    return found, out.detach() if isinstance(out, torch.Tensor) else None
+    return found, [end.detach() for end in out] if isinstance(out, list) else []
 
 
 def update_bytes(step: Callable[[], object]) -> int:
@@ -364,8 +367,7 @@ def _tensors(result: object) -> list[torch.Tensor]:
     return [x for x in tree_iter(result) if isinstance(x, torch.Tensor)]
 
 
-def _output_bytes(result: object) -> int:
-    """Return the bytes of an activation; a loss is not worth counting."""
-    if not isinstance(result, torch.Tensor):
-        return 0
-    return result.untyped_storage().nbytes()
+def _outputs(result: object) -> dict[int, int]:
+    """Return the bytes of all storages that pass a cut; a loss is not worth counting."""
+    tensors = result if isinstance(result, list) else []
+    return {_name(one): one.untyped_storage().nbytes() for one in tensors}

@@ -30,7 +30,6 @@ from spottrain.pipeline.calibrate.links import (
     time_messages,
 )
 from spottrain.pipeline.calibrate.sections import (
-    Activation,
     SectionBench,
 )
 from spottrain.pipeline.comm.collectives import gather_json
@@ -69,6 +68,8 @@ one."""
 LINK_BUDGET_S = 0.6
 RINGS_BUDGET_S = 0.6
 """For all-reduces in the VMs' memory, and again for those on GPUs."""
+_NO_ROOM = 1
+"""Comes with no activation from a rank that has no memory for a size, or heard so."""
 _GROUP_TIMEOUT_S = 300.0
 _USER_CODE_FAILED = "user code failed"
 """Key in the round's store."""
@@ -363,23 +364,20 @@ class _Round:
         last = place + 1 == len(self._computing)
         after = None if last else self._computing[place + 1]
         self._links = links = PipelineLinks(before, after, self._device)
-        activation: Activation = None
+        fits, activations = True, []
         if before is not None:
             links.expect(Direction.ACTIVATION, 1)
             arrival = links.arrival(wait=True)
             assert arrival is not None
-            activation = arrival.on(self._device)
-        fits, sent = activation is None or activation.numel() > 0, None
+            fits = arrival.note != _NO_ROOM
+            activations = arrival.activations_on(self._device)
         try:
             if fits:
-                sent = self._bench.warm_up(batch, activation)
+                activations = self._bench.warm_up(batch, activations)
         except torch.OutOfMemoryError:
             fits = False
-        if not fits:
-            sent = torch.zeros(0, device=self._device.torch_device)
         if after is not None:
-            assert sent is not None
-            links.send(Direction.ACTIVATION, sent)
+            links.send(Direction.ACTIVATION, activations if fits else [], 0 if fits else _NO_ROOM)
             links.flush()
         self.close()
         return fits

@@ -121,7 +121,7 @@ def _lead(
                 break
         posting_s[message.numel() * _ELEMENT_BYTES] = statistics.median(posted)
     end = torch.zeros(1, device=device.torch_device)  # too small to be measured
-    links.send(Direction.ACTIVATION, end)
+    links.send(Direction.ACTIVATION, [end])
     return MessageTimes(one_way_s, posting_s)
 
 
@@ -129,11 +129,12 @@ def _ping(links: PipelineLinks, message: torch.Tensor, device: Device) -> tuple[
     """Send a message and wait for its echo; return seconds for sending, and for both."""
     links.expect(Direction.GRADIENT, 1)
     began = time.perf_counter()
-    links.send(Direction.ACTIVATION, message)
+    links.send(Direction.ACTIVATION, [message])
     posted = time.perf_counter()
     arrival = links.arrival(wait=True)
     assert arrival is not None
-    device.finish(arrival.transfer)
+    for one in filter(None, arrival.tensors):
+        device.finish(one.transfer)
     return posted - began, time.perf_counter() - began
 
 
@@ -142,11 +143,11 @@ def _echo(links: PipelineLinks, device: Device) -> None:
     while True:
         arrival = links.arrival(wait=True)
         assert arrival is not None
-        message = arrival.on(device)
+        (message,) = arrival.activations_on(device)
         if message.numel() == 1:
             return
         links.expect(Direction.ACTIVATION, 1)
-        links.send(Direction.GRADIENT, message)
+        links.send(Direction.GRADIENT, [message])
 
 
 @dataclass(frozen=True, slots=True)

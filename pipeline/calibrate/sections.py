@@ -32,10 +32,18 @@ from spottrain.pipeline.model.data import MicrobatchSource
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import Batch, NamedParameters, TrainingJob
 from spottrain.pipeline.model.loaded import LoadedJob
+from spottrain.pipeline.model.loss import LossSums
 from spottrain.pipeline.model.optimizer import build_optimizer, use_fused_kernels
 from spottrain.pipeline.model.order import random_seed
 from spottrain.pipeline.model.sections import Attached
-from spottrain.pipeline.model.stage import AUTOCAST_TYPES, StageModel, StageOutput
+from spottrain.pipeline.model.stage import (
+    AUTOCAST_TYPES,
+    Activations,
+    Gradients,
+    StageModel,
+    StageOutput,
+    go_backward,
+)
 from spottrain.pipeline.state.agreement import MinibatchDecision
 from spottrain.pipeline.state.arena import SectionArena, payload_bytes
 from spottrain.pipeline.state.checkpoint import load_section
@@ -48,7 +56,6 @@ from spottrain.storage.open import open_store
 from spottrain.storage.store import StorageError
 from spottrain.wire.model import SectionProfile, StateHome
 
-Activation = torch.Tensor | None
 Tensors = Mapping[str, torch.Tensor]
 
 _MIN_ROUNDS, _MAX_ROUNDS = 3, 60
@@ -218,18 +225,18 @@ class SectionBench:
             ).training(0, 0)
         return on_device(batch, self.device)
 
-    def warm_up(self, batch: Batch, activation: Activation) -> Activation:
+    def warm_up(self, batch: Batch, activations: Activations) -> Activations:
         """Run every section once, from what the section before them sent.
 
         Returns:
-            What the last of them sends on; ``None`` from the model's last section.
+            What the last of them sends on; nothing from the model's last section.
         """
         for run in self._runs:
             with run.present():
-                activation = run.warm_up(batch, activation)
+                activations = run.warm_up(batch, activations)
         largest = (run.largest_saved_bytes for run in self._runs)
         tune_for_activations(max(largest, default=0))
-        return activation
+        return activations
 
     def measure(self, microbatch_size: int, budget_s: float) -> MeasuredSections:
         """Repeat until the medians are steady, or ``budget_s`` is over."""
@@ -436,11 +443,11 @@ class _SectionRun:
         except torch.OutOfMemoryError:
             return _first_update_bytes(self._job, self._named, "cpu")
 
-    def warm_up(self, batch: Batch, activation: Activation) -> Activation:
+    def warm_up(self, batch: Batch, activations: Activations) -> Activations:
         """Run once, counting bytes; return what is sent to the next section."""
-        self._input = activation
-        if activation is not None and not self._device.is_host:
-            self._input = self._device.finish(self._device.download(activation))
+        self._input = activations
+        if not self._device.is_host:
+            self._input = [self._device.finish(self._device.download(a)) for a in activations]
         self._times: dict[str, list[float]] = {w: [] for w in ("f", "r", "b")}
         self._pending: list[tuple[list[float], Any, Any]] = []
         """Where a time belongs, and its beginning and end on the device."""
@@ -463,12 +470,12 @@ class _SectionRun:
 
     def backward(self, out: StageOutput) -> None:
         """Take the time of a backward once more."""
-        end = out if isinstance(out, torch.Tensor) else out[0]
-        gradient = torch.ones_like(end)
+        ends = [out.loss] if isinstance(out, LossSums) else out
+        gradients: Gradients = [torch.ones_like(end) for end in ends if end.requires_grad]
+        ends = [end for end in ends if end.requires_grad]  # else all so far is frozen
         began = self._device.mark()
-        if end.requires_grad:  # else all so far is frozen
-            with user_code("backward"):
-                torch.autograd.backward(end, gradient)
+        with user_code("backward"):
+            go_backward(ends, gradients)
         self._pending.append((self._times["b"], began, self._device.mark()))
 
     def quantise(self) -> None:
@@ -528,11 +535,12 @@ class _SectionRun:
             update_bytes=self.update_bytes,
         )
 
-    def _received(self) -> Activation:
-        received = self._input
-        if received is not None and not self._device.is_host:
-            received = self._device.wait(self._device.upload(received))
-        return None if received is None else received.detach().requires_grad_()
+    def _received(self) -> Activations:
+        received = [one.detach() for one in self._input]
+        if not self._device.is_host:
+            received = [self._device.wait(self._device.upload(one)) for one in received]
+        self._stage.require_gradients(received)
+        return received
 
     def _entered_section(self, section: int) -> int:
         """Note when the user's code has reached the section."""

@@ -297,8 +297,10 @@ class TimedLinks(PipelineLinks):
             return super().arrival(wait=False)
         return self.clock.exclude(partial(super().arrival, wait=True))
 
-    def send(self, direction: Direction, tensor: torch.Tensor, note: int = 0) -> None:
-        """Send a tensor, as ``PipelineLinks`` does."""
+    def send(
+        self, direction: Direction, tensors: Iterable[torch.Tensor | None], note: int = 0
+    ) -> None:
+        """Send tensors, as ``PipelineLinks`` does."""
         self.clock.exclude(self.flush)  # a late neighbour makes us wait
-        post = partial(super().send, direction, tensor, note)
+        post = partial(super().send, direction, tensors, note)
         self.clock.exclude(post, _POSTING)

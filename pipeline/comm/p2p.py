@@ -12,9 +12,10 @@ import functools
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from itertools import islice
 from queue import Queue, SimpleQueue
 
 import torch
@@ -26,40 +27,67 @@ from spottrain.pipeline.comm.groups import GenerationBrokenError, world
 from spottrain.pipeline.devices.port import Device, Transfer
 from spottrain.wire.model import WireType
 
-_MAX_DIMENSIONS = 8
 _MAX_PENDING_SENDS = 16
 _AHEAD = 2
-"""Tensors for which receives are posted, if dtype and shape are those of earlier
+"""Messages for which receives are posted, if dtypes and shapes are those of earlier
 ones."""
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_DTYPES = (
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.float64,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+    torch.complex64,
+    torch.complex128,
+)
 
 
 class Direction(Enum):
-    """Direction in which a tensor travels along the pipeline."""
+    """Direction in which tensors travel along the pipeline."""
 
     ACTIVATION = 0
     GRADIENT = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
-    """A tensor that a neighbour sent, on its way to the device."""
+class Travelling:
+    """A tensor on its way to a device, or from it."""
 
-    direction: Direction
     transfer: Transfer
     dtype: torch.dtype
     """In which its sender computes; it may travel in another one."""
-    at_s: float
-    """When it had come in, monotonic."""
-    note: int = 0
-    """What the sender has to say about it."""
     channels_last: bool = False
-    """It has travelled in the order of its memory, in which dimension 1 is the last one."""
+    """It travels in the order of its memory, in which dimension 1 is the last one."""
 
     def on(self, device: Device) -> torch.Tensor:
         """Return the tensor, to be computed with from now on."""
         tensor = device.wait(self.transfer).to(self.dtype)
         return tensor.movedim(-1, 1) if self.channels_last else tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """What a neighbour sent in one message."""
+
+    direction: Direction
+    tensors: tuple[Travelling | None, ...]
+    at_s: float
+    """When it had come in, monotonic."""
+    note: int = 0
+    """What the sender has to say about it."""
+
+    def on(self, device: Device) -> list[torch.Tensor | None]:
+        """Return the tensors, to be computed with from now on."""
+        return [None if one is None else one.on(device) for one in self.tensors]
+
+    def activations_on(self, device: Device) -> list[torch.Tensor]:
+        """Return the tensors where all are there, as of activations."""
+        return [one.on(device) for one in self.tensors if one is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +98,11 @@ class _Broken:
 
 
 class _Part(Enum):
-    """Messages that make up a tensor, each with a tag of its own.
+    """Messages that carry tensors, each with a tag of its own.
 
-    A tensor with the signature of the one ``_AHEAD`` before it is the payload. Any
-    other one comes as the extra, whose receive is posted once the header is read; its
-    payload is a single byte.
+    Tensors with the signature of those ``_AHEAD`` before them are payloads. All others come
+    as extras, whose receives are posted once the header and, as the first extra, the
+    signature are read; payloads are single bytes then.
     """
 
     HEADER = 0
@@ -86,10 +114,13 @@ class _Part(Enum):
         return GATHER_TAG + 1 + len(_Part) * direction.value + self.value
 
 
-_Signature = tuple[int, ...]
+_Form = tuple[int, ...]
 """Of a tensor: the indices of the dtypes in which it travels and in which its sender
-computes, whether channels are the last dimension, then its shape as it travels; empty if it
-is not known."""
+computes, whether channels are the last dimension, then its shape as it travels; empty where
+there is none."""
+_Signature = tuple[_Form, ...]
+"""Of the tensors that are sent together."""
+_NOTHING = torch.empty(1, dtype=torch.uint8)
 _WIRE_TYPES: Mapping[WireType, torch.dtype | None] = {
     "own": None,
     "bf16": torch.bfloat16,
@@ -97,22 +128,23 @@ _WIRE_TYPES: Mapping[WireType, torch.dtype | None] = {
 }
 
 
-def _empty(signature: _Signature, device: Device) -> torch.Tensor:
-    if not signature:
-        return torch.empty(1, dtype=torch.uint8)
-    return device.allocate_host(signature[3:], _DTYPES[signature[0]])
-
-
 @functools.lru_cache(maxsize=16)
-def _header(*described: int) -> torch.Tensor:
+def _header(note: int, num_described: int) -> torch.Tensor:
     """Return a header, the same tensor for all messages that are alike: to be read only."""
-    header = torch.zeros(_MAX_DIMENSIONS + 5, dtype=torch.int64)
-    header[: len(described)] = torch.tensor(described)
-    return header
+    return torch.tensor([note, num_described])
+
+
+def _described(signature: _Signature) -> list[int]:
+    return [number for form in signature for number in (len(form), *form)]
+
+
+def _read(described: Iterable[int]) -> _Signature:
+    numbers = iter(described)
+    return tuple(tuple(islice(numbers, length)) for length in numbers)
 
 
 class _Posted:
-    """A tensor whose receives are posted."""
+    """A message whose receives are posted."""
 
     def __init__(
         self,
@@ -125,34 +157,42 @@ class _Posted:
         self._direction = direction
         self._signature = signature
         self._device = device
-        self._header = torch.empty(_MAX_DIMENSIONS + 5, dtype=torch.int64)
-        self._payload = _empty(signature, device)
-        self._works = [
-            self._post(part, tensor)
-            for part, tensor in (
-                (_Part.HEADER, self._header),
-                (_Part.PAYLOAD, self._payload),
-            )
-        ]
+        self._header = torch.empty(2, dtype=torch.int64)
+        self._works = [self._post(_Part.HEADER, self._header)]
+        self._payload = self._post_all(_Part.PAYLOAD, signature)
 
-    def wait(self) -> tuple[_Signature, torch.Tensor, int]:
-        """Return the tensor, its signature, and the sender's note."""
+    def wait(self) -> tuple[_Signature, list[torch.Tensor | None], int]:
+        """Return the tensors, their signature, and the sender's note."""
+        self._wait()
+        note, num_described = self._header.tolist()
+        if not num_described:
+            return self._signature, self._payload, note
+        described = torch.empty(num_described, dtype=torch.int64)
+        self._post(_Part.EXTRA, described).wait()
+        signature = _read(described.tolist())
+        self._works = []
+        extra = self._post_all(_Part.EXTRA, signature)
+        self._wait()
+        return signature, extra, note
+
+    def _wait(self) -> None:
         for work in reversed(self._works):  # the header is here before the payload
             work.wait()
-        note, dtype, own, last, dimensions, *shape = self._header.tolist()
-        signature = (dtype, own, last, *shape[:dimensions])
-        if signature == self._signature:
-            return signature, self._payload, note
-        tensor = _empty(signature, self._device)
-        self._post(_Part.EXTRA, tensor).wait()
-        return signature, tensor, note
+
+    def _post_all(self, part: _Part, signature: _Signature) -> list[torch.Tensor | None]:
+        tensors = [
+            self._device.allocate_host(form[3:], _DTYPES[form[0]]) if form else None
+            for form in signature
+        ]
+        self._works += [self._post(part, tensor) for tensor in tensors if tensor is not None]
+        return tensors
 
     def _post(self, part: _Part, tensor: torch.Tensor) -> dist.Work:
         return world().receive(tensor, self._source, part.tag(self._direction))
 
 
 class _Receiver(threading.Thread):
-    """Receives as many tensors as are expected, one after the other."""
+    """Receives as many messages as are expected, one after the other."""
 
     def __init__(
         self,
@@ -167,9 +207,9 @@ class _Receiver(threading.Thread):
         self._arrivals = arrivals
         self._device = device
         self.orders: SimpleQueue[int] = SimpleQueue()
-        """Numbers of tensors to receive next; 0 ends the thread."""
+        """Numbers of messages to receive next; 0 ends the thread."""
         self._signatures: deque[_Signature] = deque([()] * _AHEAD)
-        """Probable signatures of the tensors to be posted next."""
+        """Probable signatures of the messages to be posted next."""
 
     def run(self) -> None:
         try:
@@ -184,33 +224,33 @@ class _Receiver(threading.Thread):
             while len(posted) < min(_AHEAD, left):
                 signature = self._signatures.popleft()
                 posted.append(_Posted(self._source, self._direction, signature, self._device))
-            signature, tensor, note = posted.popleft().wait()
+            signature, tensors, note = posted.popleft().wait()
             self._signatures.append(signature)
-            transfer = self._device.upload(tensor)
-            _, own, channels_last, *_ = signature
-            arrival = Arrival(
-                self._direction,
-                transfer,
-                _DTYPES[own],
-                time.monotonic(),
-                note,
-                bool(channels_last),
-            )
-            self._arrivals.put(arrival)
+            arrived = tuple(map(self._upload, tensors, signature))
+            self._arrivals.put(Arrival(self._direction, arrived, time.monotonic(), note))
+
+    def _upload(self, tensor: torch.Tensor | None, form: _Form) -> Travelling | None:
+        if tensor is None:
+            return None
+        _, own, channels_last, *_ = form
+        return Travelling(self._device.upload(tensor), _DTYPES[own], bool(channels_last))
 
 
 @dataclass(frozen=True, slots=True)
 class _Message:
-    """A tensor to send, on its way from the device."""
+    """Tensors to send, on their way from the device."""
 
     direction: Direction
     target: int
-    transfer: Transfer
-    dtype: torch.dtype
-    """In which it was computed."""
+    tensors: tuple[Travelling | None, ...]
     note: int
-    channels_last: bool
-    """As for ``Arrival``."""
+
+
+def _form(one: Travelling | None, tensor: torch.Tensor | None) -> _Form:
+    if one is None or tensor is None:
+        return ()
+    dtypes = _DTYPES.index(tensor.dtype), _DTYPES.index(one.dtype)
+    return (*dtypes, int(one.channels_last), *tensor.shape)
 
 
 class _Sends:
@@ -221,22 +261,27 @@ class _Sends:
         self._sent: dict[Direction, deque[_Signature]] = {
             way: deque([()] * _AHEAD, _AHEAD) for way in Direction
         }
-        """Signatures of the latest tensors sent."""
+        """Signatures of the latest messages sent."""
 
-    def post(self, message: _Message, tensor: torch.Tensor) -> None:
-        """Send a tensor of the host."""
-        direction, target = message.direction, message.target
-        dtypes = _DTYPES.index(tensor.dtype), _DTYPES.index(message.dtype)
-        last = int(message.channels_last)
-        signature = (*dtypes, last, *tensor.shape)
-        header = _header(message.note, *dtypes, last, tensor.dim(), *tensor.shape)
-        parts = {_Part.HEADER: header, _Part.PAYLOAD: tensor}
-        if signature != self._sent[direction][0]:
-            nothing = torch.empty(1, dtype=torch.uint8)
-            parts |= {_Part.PAYLOAD: nothing, _Part.EXTRA: tensor}
+    def post(self, message: _Message, device: Device) -> None:
+        """Send tensors once they have come down from the device."""
+        direction, note = message.direction, message.note
+        tensors = [None if one is None else device.finish(one.transfer) for one in message.tensors]
+        signature = tuple(map(_form, message.tensors, tensors))
+        payload = [tensor for tensor in tensors if tensor is not None]
+        expected = self._sent[direction][0]
         self._sent[direction].append(signature)
-        for part, content in parts.items():
-            work = world().send(content, target, part.tag(direction))
+        if signature == expected:
+            parts = [(_Part.HEADER, _header(note, 0)), *((_Part.PAYLOAD, one) for one in payload)]
+        else:
+            described = torch.tensor(_described(signature), dtype=torch.int64)
+            parts = [
+                (_Part.HEADER, _header(note, len(described))),
+                *((_Part.PAYLOAD, _NOTHING) for form in expected if form),
+                *((_Part.EXTRA, one) for one in (described, *payload)),
+            ]
+        for part, content in parts:
+            work = world().send(content, message.target, part.tag(direction))
             self._works.append((work, content))
         while len(self._works) > _MAX_PENDING_SENDS:
             self._works.popleft()[0].wait()
@@ -248,7 +293,7 @@ class _Sends:
 
 
 class _Sender(threading.Thread):
-    """Sends tensors as soon as they have come down from the device."""
+    """Sends messages as soon as their tensors have come down from the device."""
 
     def __init__(
         self,
@@ -261,14 +306,14 @@ class _Sender(threading.Thread):
         self._sends = sends
         self._arrivals = arrivals
         self.orders: Queue[_Message | None] = Queue()
-        """Tensors to send; ``None`` ends the thread."""
+        """What to send; ``None`` ends the thread."""
 
     def run(self) -> None:
         broken = False
         while (message := self.orders.get()) is not None:
             try:
                 if not broken:
-                    self._sends.post(message, self._device.finish(message.transfer))
+                    self._sends.post(message, self._device)
             except RuntimeError as error:
                 broken = True
                 self._arrivals.put(_Broken(error))
@@ -322,12 +367,12 @@ class PipelineLinks:
         return source
 
     def expect(self, direction: Direction, count: int) -> None:
-        """Let ``count`` tensors come in from the neighbour, if there is one."""
+        """Let ``count`` messages come in from the neighbour, if there is one."""
         if direction in self._receivers and count:
             self._receivers[direction].orders.put(count)
 
     def arrival(self, *, wait: bool) -> Arrival | None:
-        """Return the next tensor that came in, or ``None`` if none has, or on ``wake``.
+        """Return the next message that came in, or ``None`` if none has, or on ``wake``.
 
         Raises:
             GenerationBrokenError: A link broke.
@@ -351,23 +396,30 @@ class PipelineLinks:
         """Let who waits for an arrival look up; may be called in any thread."""
         self._arrivals.put(None)
 
-    def send(self, direction: Direction, tensor: torch.Tensor, note: int = 0) -> None:
-        """Send a tensor of the device, and a number; return before it has arrived."""
+    def send(
+        self, direction: Direction, tensors: Iterable[torch.Tensor | None], note: int = 0
+    ) -> None:
+        """Send tensors of the device together, and a number; return before they have arrived."""
         forward = direction is Direction.ACTIVATION
         target = self._following if forward else self._previous
         assert target is not None
+        message = _Message(direction, target, tuple(map(self._download, tensors)), note)
+        if self._sender is None:
+            self._sends.post(message, self._device)
+        else:
+            self._sender.orders.put(message)
+
+    def _download(self, tensor: torch.Tensor | None) -> Travelling | None:
+        if tensor is None:
+            return None
         dtype, tensor = tensor.dtype, as_sent(tensor)
         channels_last = format_of(tensor) is not torch.contiguous_format
         if channels_last:
             tensor = tensor.movedim(1, -1)
-        if self._wire is not None and dtype.itemsize > self._wire.itemsize:
+        is_wide = dtype.is_floating_point and self._wire and dtype.itemsize > self._wire.itemsize
+        if is_wide:
             tensor = tensor.to(self._wire)
-        transfer = self._device.download(tensor)
-        message = _Message(direction, target, transfer, dtype, note, channels_last)
-        if self._sender is None:
-            self._sends.post(message, self._device.finish(transfer))
-        else:
-            self._sender.orders.put(message)
+        return Travelling(self._device.download(tensor), dtype, channels_last)
 
     def flush(self) -> None:
         """Wait until the neighbours have taken all that was sent."""

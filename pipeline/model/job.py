@@ -65,9 +65,9 @@ class TrainingJob:
 class CutPoint(nn.Module):
     """Marks a place where the model may be cut, in models without repeated blocks.
 
-    ``forward`` returns its input: the one activation that crosses the cut.
+    ``forward`` returns its input: a tensor, or tuples, lists, dictionaries of them.
     """
 
-    def forward(self, activation: torch.Tensor) -> torch.Tensor:
+    def forward(self, activation: Any) -> Any:
         """Return ``activation`` unchanged."""
         return activation

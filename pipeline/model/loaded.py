@@ -121,7 +121,11 @@ def _fingerprint(layout: ModelLayout, optimizer: str, states: Sequence[Optimizer
     facts = {
         "sections": layout.parameters,
         "parameters": {name: _plain(spec) for name, spec in layout.specs.items()},
-        "cuts": [[cut.module, cut.shape_of_1, str(cut.dtype)] for cut in layout.cuts],
+        "cuts": [
+            [one.name, one.shape_of_1, str(one.dtype)]
+            for cut in layout.cuts
+            for one in cut.crossing
+        ],
         "optimizer": optimizer,
         "states": [
             {

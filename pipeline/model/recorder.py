@@ -10,11 +10,12 @@ from typing import Any, NoReturn
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import TreeSpec, tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.base.operations import OperationMode
+from spottrain.pipeline.model.naming import Naming, is_call
 
 _FILLS = ("zeros", "ones", "empty", "full")
 _VALUE_FREE = frozenset(
@@ -47,8 +48,22 @@ class _Value:
     """Modules that ran while it, or what it was made from, was made."""
     received: bool = False
     """True if it is the activation that its section begins with."""
-    drawn: bool = False
-    """True if it was drawn at random, or was made from what was."""
+    writes: int = 0
+    """Operations that have changed it."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Made:
+    """Facts about a tensor that a call has returned, which may share its storage."""
+
+    tensor: torch.Tensor
+    """Kept, so that its ``id`` is not used again during the run."""
+    section: int
+    name: str
+    """Empty: no stage could put it there."""
+    writes: int
+    """To its storage, so far."""
+    has_gradient: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +71,19 @@ class CutFacts:
     """Observations of one dry run at one cut; see ``sections.Cut``."""
 
     module: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    rest: tuple[Any, ...] | None
-    keeps_shape: bool
+    output: TreeSpec
+    leaves: tuple[Any, ...]
+    like: tuple[frozenset[int], ...]
+    """Of each leaf, all that it is like."""
+
+
+@dataclass
+class CrossingFacts:
+    """Observations of one dry run about what passes cuts; see ``sections.Crossing``."""
+
+    made: _Made
+    last: int
+    """The last section that uses it."""
 
 
 @dataclass
@@ -76,6 +100,10 @@ class TraceFacts:
     """Modules that make values used in later sections than theirs."""
     cuts: list[CutFacts] = field(default_factory=list)
     """In the order in which they were passed."""
+    crossing: dict[str, CrossingFacts] = field(default_factory=dict)
+    """What passes cuts, by name, in the order in which it is first used behind one."""
+    passes_over: bool = False
+    """True if something passes that no block returns which ends a section."""
     reads_batch: set[int] = field(default_factory=set)
     """Sections whose operations take values of the batch, or made from these, received
     activations aside."""
@@ -98,16 +126,19 @@ class Recorder(OperationMode):
     """Watches every operation of one dry run.
 
     Args:
-        frozen: Modules that are not trained at all.
+        names: Whether what passes cuts must have a name; else it is only noticed.
     """
 
-    def __init__(self, frozen: frozenset[str] = frozenset()) -> None:
+    def __init__(self, names: bool = True) -> None:
         super().__init__()
         self.facts = TraceFacts()
-        self._frozen = frozen
+        self._names = names
         self.section = 0
         self.stack: list[str] = []
         self._values: dict[int, _Value] = {}
+        self._made: dict[int, _Made] = {}
+        self.given: list[torch.Tensor] = []
+        """Arguments of the function that the user's code calls."""
         self.known = KnownValues()
         self._saved: dict[int, torch.UntypedStorage] = {}
         """Kept, so that their addresses are not used again during the run."""
@@ -116,6 +147,56 @@ class Recorder(OperationMode):
         """Register the facts about a tensor."""
         storage = tensor.untyped_storage()
         self._values[storage._cdata] = _Value(storage, **what)
+
+    def take(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Note what a call returns that stages know by name; return a tensor of its own."""
+        if tensor.layout != torch.strided or isinstance(tensor, nn.Parameter):
+            return tensor
+        if id(tensor) in self._made:  # a call has returned what it was given
+            self.given = [tensor]
+            with torch._C.DisableTorchFunction():
+                tensor = tensor.view_as(tensor)
+        self.made(tensor, name, self.section)
+        return tensor
+
+    def made(self, tree: Any, name: str, section: int) -> None:
+        """Note what was made in a section, unless it is known already."""
+        for tensor in strided_tensors(tree):
+            if id(tensor) not in self._made:
+                value = self._values.get(tensor.untyped_storage()._cdata)
+                writes = 0 if value is None else value.writes
+                made = _Made(tensor, section, name, writes, tensor.requires_grad)
+                self._made[id(tensor)] = made
+
+    def see(self, tensor: torch.Tensor, value: _Value, what: str) -> None:
+        """Let a computed tensor that is used pass the cuts behind which it was made.
+
+        Args:
+            tensor: It.
+            value: Of its storage.
+            what: Uses it.
+        """
+        made = self._made.get(id(tensor))
+        if (value.section if made is None else made.section) >= self.section:
+            return
+        if made is None or not made.name or made.has_gradient != tensor.requires_grad:
+            self._pass_over(value, what)
+        else:
+            self.cross(tensor)
+
+    def returned(self, result: Any) -> None:
+        """Note what the loss returns."""
+        for tensor in strided_tensors(result):
+            value = self._values.get(tensor.untyped_storage()._cdata)
+            if value is not None and value.computed and value.parameter is None:
+                self.see(tensor, value, "return")
+
+    def cross(self, tensor: torch.Tensor) -> None:
+        """Let a tensor with a name pass all cuts from where it was made to here."""
+        made = self._made[id(tensor)]
+        self.facts.passes_over |= is_call(made.name)
+        known = self.facts.crossing.setdefault(made.name, CrossingFacts(made, self.section))
+        known.last = max(known.last, self.section)
 
     def saved(self, tensor: torch.Tensor) -> torch.Tensor:
         """Count a tensor that autograd keeps for the backward, and return it."""
@@ -144,7 +225,6 @@ class Recorder(OperationMode):
         if (formula := FLOPS.get(func.overloadpacket)) is not None:
             self.facts.flops[self.section] += formula(*args, **kwargs, out_val=result)
         random = torch.Tag.nondeterministic_seeded in func.tags
-        drawn = random or any(v.drawn for v in inputs)
         computed = random or any(v.computed or v.parameter for v in inputs)
         makers = frozenset(self.stack).union(*(v.makers for v in inputs))
         batch = any(v.batch for v in inputs)
@@ -153,6 +233,8 @@ class Recorder(OperationMode):
             self.facts.checks_batch |= was_read or not func._schema.returns
         written = self._registered(_written(func, args, kwargs))
         self.facts.writes_input |= {v.section for v in written if v.received}
+        for value in written:
+            value.writes += 1
         for tensor in strided_tensors(result):
             known = self._values.get(tensor.untyped_storage()._cdata)
             if known is None:
@@ -162,12 +244,10 @@ class Recorder(OperationMode):
                     computed=computed,
                     batch=batch,
                     makers=makers,
-                    drawn=drawn,
                 )
             elif known in written and known.parameter is None:
                 known.section, known.computed = self.section, known.computed or computed
                 known.batch, known.makers = known.batch or batch, known.makers | makers
-                known.drawn = known.drawn or drawn
         return result
 
     def _registered(self, tree: Any) -> list[_Value]:
@@ -195,40 +275,71 @@ class Recorder(OperationMode):
             self.facts.uses.setdefault(value.parameter, set()).add(self.section)
             if value.section < self.section:
                 self.facts.captured[value.parameter] = self.where()
-        elif value.computed and value.section < self.section:
-            self._refuse_use(value, operation)
+        elif value.computed:
+            own = [t for t in self.given if t.untyped_storage()._cdata == value.storage._cdata]
+            for tensor in own:
+                self.see(tensor, value, operation)
+            if value.section < self.section and not own:
+                self._pass_over(value, operation)
         elif value.section < self.section:
             self.facts.needed |= value.makers
 
-    def _refuse_use(self, value: _Value, operation: str) -> NoReturn:
-        used = f"uses ({operation}) a value computed in section {value.section}"
-        helpers = sorted(value.makers & self._frozen)
-        if value.drawn and not (value.makers or self.facts.helpers):
-            raise UserCodeError(
-                f"{self.where()} in section {self.section} {used}, from random numbers "
-                "that loss draws before the model runs, which later stages do not have: "
-                "let the dataset or collate draw them (they are seeded there), or draw "
-                "them in loss after the model has run"
-            )
-        if helpers or not value.makers:
-            helper = f"the frozen module {helpers[0]}" if helpers else "another model"
-            raise UserCodeError(
-                f"{self.where()} in section {self.section} {used}, by {helper} outside "
-                "the trained model: compute outputs of helper models (a teacher, a "
-                "reference) once, beforehand, and let the dataset return them with each example"
-            )
+    def _pass_over(self, value: _Value, operation: str) -> None:
+        """Note, or refuse, that something is used which no stage could be given."""
+        self.facts.passes_over = True
+        if not self._names:
+            return
+        cuts = self.facts.cuts[value.section : value.section + 1]
         raise UserCodeError(
-            f"model cannot be cut: {self.where()} in section {self.section} {used}, but one "
-            "activation alone may pass from section to section: add residuals within the "
-            "blocks (x = block(x) in place of x = x + block(x)); around skips over blocks, a "
-            "second tensor for all blocks, or losses over all of them (output_router_logits) "
-            "put spottrain.CutPoint() where one tensor passes, if it does anywhere"
+            f"model cannot be cut: {self.where()} in section {self.section} uses ({operation}) a "
+            f"value computed in section {value.section}{''.join(f' ({c.module})' for c in cuts)} "
+            "that was neither returned by a block nor made between blocks (a hook or an attribute "
+            "has it): let the block return it"
         )
+
+    def check_writes(self) -> None:
+        """Refuse changes of what passes cuts.
+
+        The activation alone may be changed where it comes in: that section gets a copy.
+        """
+        for name, one in self.facts.crossing.items():
+            value = self._values[one.made.tensor.untyped_storage()._cdata]
+            if value.writes == one.made.writes:
+                continue
+            if not (value.received and one.last == one.made.section + 1):
+                raise UserCodeError(
+                    f"model cannot be cut: a tensor made in section {one.made.section} ({name}) is "
+                    "changed in place and used in a later section: change a new one "
+                    "(x = x + y in place of x += y)"
+                )
 
     def _refuse_writes(self, func: Any, args: Any, kwargs: Any) -> None:
         for value in self._registered(_written(func, args, kwargs)):
             if name := value.buffer or value.parameter:
                 refuse_change(name, self.where())
+
+
+class Watch(Naming):
+    """Shows a recorder what the user's code takes from call to call."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__(recorder.take, lambda: recorder.section)
+        self._recorder = recorder
+
+    def __torch_function__(
+        self,
+        function: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run a function of torch's."""
+        recorder = self._recorder
+        recorder.given = strided_tensors((args, kwargs))
+        result = super().__torch_function__(function, types, args, kwargs)
+        recorder.made(result, "", recorder.section)
+        recorder.given = []
+        return result
 
 
 class KnownValues:
@@ -400,17 +511,6 @@ def strided_tensors(tree: Any) -> list[torch.Tensor]:
         for leaf in tree_leaves(tree)
         if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided
     ]
-
-
-def frozen_modules(model: nn.Module) -> frozenset[str]:
-    """Return the modules with parameters none of which is trained, of a model that
-    trains others, outside of lists."""
-    trained = {id(p) for p in model.parameters() if p.requires_grad}
-    return frozenset(
-        name
-        for name, module in model.named_children()
-        if (ids := {id(p) for p in module.parameters()}) and not ids & trained
-    )
 
 
 def refuse_change(name: str, where: str) -> NoReturn:

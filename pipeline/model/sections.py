@@ -10,10 +10,12 @@ from typing import Any, NamedTuple, Self
 
 import torch
 from torch import nn
+from torch.utils._pytree import TreeSpec
 
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.base.blank import BlankBatch
 from spottrain.pipeline.model.job import CutPoint
+from spottrain.pipeline.model.naming import is_call
 from spottrain.wire.model import TiedParameter
 
 
@@ -58,37 +60,49 @@ class TensorSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
-    """The end of a section: the output of ``module`` is the activation that crosses.
+class Crossing:
+    """A tensor that passes from section to section."""
 
-    ``module`` is a block, or a CutPoint.
-    """
-
-    module: str
+    name: str
+    """Of the module that returns it (a block that ends a section, or another one that stages
+    run whole or not at all), or of the call in the code between these; see ``naming``."""
     shape_of_1: tuple[int, ...]
-    """The activation's shape for a micro-batch of one example."""
+    """For a micro-batch of one example."""
     shape_of_2: tuple[int, ...]
     dtype: torch.dtype
-    rest: tuple[object, ...] | None
-    """None if the block returns the activation itself, else what follows it in the
-    tuple that the block returns (tensors there are read by no later section)."""
-    keeps_shape: bool
-    """The block's first tensor argument has the shape and dtype of the activation."""
-    must_run: bool
-    """The block computes something besides the activation that a later section needs,
-    from inputs and buffers alone; so later stages run it too."""
+    has_gradient: bool
+    """False for integers, and for what no trained parameter had a part in."""
 
     def shape(self, examples: int) -> tuple[int, ...]:
-        """Return the activation's shape for a micro-batch of ``examples``.
+        """Return the shape for a micro-batch of ``examples``.
 
         Holds where examples all have one size.
         """
         pairs = zip(self.shape_of_1, self.shape_of_2, strict=True)
         return tuple(one + (two - one) * (examples - 1) for one, two in pairs)
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """The end of a section, where ``module`` has returned: a block, or a CutPoint."""
+
+    module: str
+    crossing: tuple[Crossing, ...]
+    """What passes the cut: first the activation, which the block returns; then what was made
+    in this section or an earlier one and is used in a later one."""
+    output: TreeSpec
+    """Structure of what the block returns."""
+    leaves: tuple[object, ...]
+    """Of it; those that are tensors are empty here."""
+    like: tuple[int | None, ...]
+    """Of each leaf, which tensor among the block's arguments has its shape and dtype."""
+    must_run: bool
+    """The block computes something besides its output that a later section needs,
+    from inputs and buffers alone; so later stages run it too."""
+
     def num_bytes(self, examples: int) -> int:
-        """Return the activation's bytes for a micro-batch of ``examples``."""
-        return math.prod(self.shape(examples)) * self.dtype.itemsize
+        """Return the bytes of all that passes for a micro-batch of ``examples``."""
+        return sum(math.prod(c.shape(examples)) * c.dtype.itemsize for c in self.crossing)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +156,16 @@ class ModelLayout:
 
     writes_input: frozenset[int] = frozenset()
     """Sections that change the activation in place that they begin with."""
+
+    @property
+    def crossing(self) -> frozenset[str]:
+        """Names of all that passes a cut."""
+        return frozenset(one.name for cut in self.cuts for one in cut.crossing)
+
+    @property
+    def names_calls(self) -> bool:
+        """Whether something passes a cut that no block returns which ends a section."""
+        return any(map(is_call, self.crossing))
 
     def blank_for(self, sections: Iterable[int], *, heldout: bool = False) -> BlankBatch | None:
         """Return what these sections can do with instead of a batch, if they can.

@@ -5,21 +5,26 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, NoReturn
+from functools import partial
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import nn
 from torch.utils import checkpoint
-from torch.utils._pytree import tree_map, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only, tree_unflatten
 
 from spottrain.errors import SpottrainError, UserCodeError
+from spottrain.pipeline.base.containers import know_classes_of
 from spottrain.pipeline.base.layout import as_sent, format_of
 from spottrain.pipeline.model.data import seed_everything
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import Batch, TrainingJob
 from spottrain.pipeline.model.loss import LossSums, loss_sums
+from spottrain.pipeline.model.naming import Naming, leaf_name
+from spottrain.pipeline.model.recorder import strided_tensors
 from spottrain.pipeline.model.sections import (
     Attached,
+    Crossing,
     Cut,
     ModelLayout,
     TensorSpec,
@@ -33,8 +38,13 @@ from spottrain.pipeline.model.skeleton import (
 )
 from spottrain.wire.model import Precision
 
-StageOutput = torch.Tensor | LossSums
-"""The activation for the next stage; on the last one, what the loss has returned."""
+Activations = list[torch.Tensor]
+"""What passes a cut, as ``Cut.crossing`` has it in order."""
+Gradients = list[torch.Tensor | None]
+"""Of activations; ``None`` where the loss does not depend on one, or nothing before it is
+trained: what led to it gets no gradient, as where no stage ends there."""
+StageOutput = Activations | LossSums
+"""What the next stage receives; of the last one, what the loss has returned."""
 Seeds = Callable[[int], int]
 """The seed of a section's random numbers, for the micro-batch at hand."""
 
@@ -54,13 +64,13 @@ def _pass() -> None:
 
 
 class _Unwind(BaseException):
-    """Leaves the user's code after the stage's last section, with its activation."""
+    """Leaves the user's code after the stage's last section, with what passes the cut."""
 
-    def __init__(self, activation: torch.Tensor) -> None:
-        self.activation = activation
+    def __init__(self, activations: Activations) -> None:
+        self.activations = activations
 
 
-class _NotReentrant:
+class NotReentrant:
     """Stands for ``torch.utils.checkpoint.CheckpointFunction``."""
 
     @staticmethod
@@ -74,10 +84,14 @@ class _NotReentrant:
 class StageModel:
     """Consecutive sections of the user's model, run by the model's own code.
 
-    Modules before the stage yield zeros of the right shape that take no memory; the
-    received activation is put in as the output of the block before the stage; after the
-    stage's last block the user's code is left by an exception. Parameters that the
+    Modules before the stage yield zeros of the right shape that take no memory; each received
+    tensor is put in as the output of what has made it, such as of the block before the stage;
+    after the stage's last block the user's code is left by an exception. Parameters that the
     stage does not own take no memory.
+
+    What passes a cut is laid out as if it had been sent where it is made, whether or not it
+    leaves this stage, and so is the sum of its gradients. Autograd adds those of later sections
+    first, in one stage and, since they come in as a sum, in several: with the same bits.
 
     Args:
         job: The user's job.
@@ -122,7 +136,13 @@ class StageModel:
         self._section = self._reached = _IDLE
         self._writable_zeros = False
         self._seeds: Seeds = int
-        self._received: torch.Tensor | None = None
+        self._received: dict[str, torch.Tensor] = {}
+        self._held: dict[str, torch.Tensor] = {}
+        """What passes cuts, of what has come in or was made so far."""
+        self._crossing = layout.crossing
+        self._naming = Naming(self._take, lambda: self._section) if layout.names_calls else None
+        for cut in layout.cuts:
+            know_classes_of(cut.output)
         _place_buffers(self._model, self._device, {} if buffers is None else buffers)
         built = dict(self._model.named_parameters())
         self._parameters = {
@@ -165,33 +185,50 @@ class StageModel:
         """Switch the model to evaluation mode."""
         self.train(False)
 
-    def forward(self, batch: Batch, activation: torch.Tensor | None, seeds: Seeds) -> StageOutput:
+    @property
+    def receives(self) -> tuple[Crossing, ...]:
+        """What passes the cut before the stage."""
+        start = self.sections.start
+        return self._layout.cuts[start - 1].crossing if start else ()
+
+    def require_gradients(self, received: Activations) -> None:
+        """Let a backward leave the gradients of what has come in, where it goes on."""
+        for one, tensor in zip(self.receives, received, strict=True):
+            tensor.requires_grad_(one.has_gradient)
+
+    def forward(self, batch: Batch, received: Activations, seeds: Seeds) -> StageOutput:
         """Run the stage on one micro-batch.
 
         Args:
             batch: The whole micro-batch, as ``collate`` made it.
-            activation: What the stage before sent; None on the first stage.
+            received: What the stage before sent; empty on the first stage.
             seeds: Called at the entry of each section for the seed of its random
                 numbers; section 0's also covers all that runs before the blocks.
 
         Returns:
-            The activation for the next stage, or on the last stage what the loss has
-            returned.
+            What the next stage receives, or on the last stage what the loss has returned.
 
         Raises:
             UserCodeError: The user's code raised, swallowed the exception that leaves
                 it, ran blocks out of order or returned something else than a loss.
         """
-        if (activation is None) != (self.sections.start == 0):
-            raise SpottrainError("the first stage takes no activation, all others do")
-        self._seeds, self._received = seeds, activation
+        names = [one.name for one in self.receives]
+        if len(received) != len(names):
+            raise SpottrainError(
+                f"stage of sections {self.sections} must receive {len(names)} tensors: got "
+                f"{len(received)}"
+            )
+        # Views, as of what is made here: autocast treats leaves of autograd's otherwise.
+        views = (tensor.view_as(tensor) for tensor in received)
+        self._seeds, self._received = seeds, dict(zip(names, views, strict=True))
         try:
             with user_code("loss"), self._autocast(), self._replaying_checkpoints():
                 result = self._run_loss(batch)
         except _Unwind as unwind:
-            return unwind.activation
+            return unwind.activations
         finally:
-            reached, self._section, self._received = self._section, _IDLE, None
+            reached, self._section, self._received = self._section, _IDLE, {}
+            self._held = {}
         if reached != self._layout.num_sections - 1:
             raise UserCodeError(
                 f"loss returned within section {reached}, before section "
@@ -204,9 +241,13 @@ class StageModel:
 
     def _run_loss(self, batch: Batch) -> Any:
         self._enter(0)
+        self._held = dict(self._received)
+        if self._naming is not None:
+            self._naming.calls.clear()
         own = tree_map(lambda leaf: leaf, batch)  # such code as batch.pop("labels") changes
         try:
-            return self._job.loss(self._model, own)
+            with self._naming or nullcontext():
+                return self._job.loss(self._model, own)
         except RuntimeError as error:
             if self._writable_zeros or "written-to tensor" not in str(error):
                 raise
@@ -259,22 +300,28 @@ class StageModel:
 
         with (
             replaced(checkpoint, "_checkpoint_without_reentrant_generator", generate),
-            replaced(checkpoint, "CheckpointFunction", _NotReentrant),
+            replaced(checkpoint, "CheckpointFunction", NotReentrant),
         ):
             yield
 
     def _replaying(self, function: Callable[..., Any]) -> Callable[..., Any]:
         section, seeds, received = self._section, self._seeds, self._received
+        naming, held = self._naming, self._held
+        named_again: Callable[[], AbstractContextManager[None]] = nullcontext
+        if naming is not None and not naming.is_inside:
+            named_again = partial(naming.again, naming.calls.copy())
 
         def again(*args: Any, **kwargs: Any) -> None:
             self._section, self._seeds, self._received = section, seeds, received
+            self._held = dict(held)
             self._swap(section)
             try:
-                function(*args, **kwargs)
+                with named_again():
+                    function(*args, **kwargs)
             except _Unwind:
                 pass
             finally:
-                self._section, self._received = _IDLE, None
+                self._section, self._received, self._held = _IDLE, {}, {}
 
         return again
 
@@ -308,44 +355,117 @@ class StageModel:
             module.forward = self._cut_forward(section, cut, module.forward)
         passed = tuple(f"{cut.module}." for cut in cuts[:start] if not cut.must_run)
         for name, section in self._layout.skippable.items():
+            module = self._model.get_submodule(name)
             if section < start and not name.startswith(passed):
-                module = self._model.get_submodule(name)
                 module.forward = self._skipping_forward(name, module.forward)
+            if self._naming is not None:
+                module.forward = self._named_forward(name, module.forward, self._naming)
+
+    def _named_forward(
+        self, name: str, forward: Callable[..., Any], naming: Naming
+    ) -> Callable[..., Any]:
+        """Return the new ``forward`` of a module that is run whole, or not at all."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with naming.inside():
+                output = forward(*args, **kwargs)
+            return naming.named(name, output)
+
+        return run
 
     def _cut_forward(
         self, section: int, cut: Cut, forward: Callable[..., Any]
     ) -> Callable[..., Any]:
         """Return the new ``forward`` of the block that ends ``section``."""
-        start, last = self.sections.start, self.sections[-1]
 
         def run(*args: Any, **kwargs: Any) -> Any:
             if self._section != section:
                 _refuse_order(cut.module, section, self._section)
-            if section < start - 1:
-                self._enter(section + 1)
-                if cut.must_run or not cut.keeps_shape:
-                    return forward(*args, **kwargs)
-                return with_activation(cut, first_tensor(args, kwargs))
-            if section == start - 1:
-                if cut.must_run:
-                    forward(*args, **kwargs)
-                self._enter(start)
-                received = self._received
-                assert received is not None
-                if start in self._layout.writes_input:
-                    received = received.clone()  # what came is needed again
-                return with_activation(cut, received)
-            output = forward(*args, **kwargs)
-            activation = split_output(cut.module, output)[0]
-            self._check_finite(section, activation)
-            if section == last:
-                raise _Unwind(as_sent(activation))
-            self._enter(section + 1)
-            if section + 1 in self._layout.writes_input:
-                activation = activation.clone()
-            return with_activation(cut, _as_if_sent(activation, self._check))
+            with self._inside():
+                if section >= self.sections.start:
+                    leaves = self._end_section(section, cut, forward(*args, **kwargs))
+                else:
+                    leaves = self._skip_section(section, cut, forward, args, kwargs)
+            return tree_unflatten(leaves, cut.output)
 
         return run
+
+    def _end_section(self, section: int, cut: Cut, output: Any) -> list[Any]:
+        """Return the leaves of what a block has returned, as the next section gets them."""
+        made, own = tree_leaves(output), self._own_of(cut)
+        if len(made) != len(cut.leaves) or not all(isinstance(made[k], torch.Tensor) for k in own):
+            raise UserCodeError(
+                f"block {cut.module} must return tensors in the same places each time: got "
+                f"{type(output).__name__} of {len(made)}, at first {len(cut.leaves)}"
+            )
+        for index in own:
+            self._check_finite(section, made[index])
+        if section == self.sections[-1]:
+            self._held |= {name: as_sent(made[index]) for index, name in own.items()}
+            for one in cut.crossing:
+                if one.name not in self._held:
+                    self._refuse_name(one.name)
+            raise _Unwind([self._held[one.name] for one in cut.crossing])
+        self._enter(section + 1)
+        leaves: list[Any] = list(cut.leaves)
+        for index, name in own.items():
+            is_written = section + 1 in self._layout.writes_input
+            one = made[index].clone() if is_written else made[index]
+            leaves[index] = self._held[name] = _as_if_sent(one, self._check)
+        return leaves
+
+    def _skip_section(
+        self, section: int, cut: Cut, forward: Callable[..., Any], args: Any, kwargs: Any
+    ) -> list[Any]:
+        """Return stand-ins for what a block before the stage returns, or what has come in."""
+        is_next = section == self.sections.start - 1
+        own = self._own_of(cut)
+        leaves: list[Any] = list(cut.leaves)
+        if is_next:
+            if cut.must_run:
+                forward(*args, **kwargs)
+            self._enter(section + 1)
+        else:
+            self._enter(section + 1)
+            like = {index: cut.like[index] for index in own}
+            if cut.must_run or None in like.values():
+                leaves = tree_leaves(forward(*args, **kwargs))
+            else:
+                given = strided_tensors((args, kwargs))
+                for index, alike in like.items():
+                    leaves[index] = given[cast("int", alike)]
+        for index, name in own.items():
+            leaves[index] = self._received.get(name, leaves[index])
+            if is_next and section + 1 in self._layout.writes_input:
+                leaves[index] = leaves[index].clone()  # what came is needed again
+        return leaves
+
+    def _own_of(self, cut: Cut) -> dict[int, str]:
+        """Return the leaves of a block's output that pass cuts, and their names."""
+        names = (leaf_name(cut.module, index) for index in range(len(cut.leaves)))
+        return {k: name for k, name in enumerate(names) if name in self._crossing}
+
+    def _take(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Return what the user's code gets in place of what a call between blocks returns."""
+        if (received := self._received.get(name)) is not None:
+            if received.shape != tensor.shape:
+                self._refuse_name(name)
+            return received
+        if name not in self._crossing or self._section < self.sections.start:
+            return tensor
+        self._held[name] = _as_if_sent(tensor, self._check)
+        return self._held[name]
+
+    def _refuse_name(self, name: str) -> NoReturn:
+        raise UserCodeError(
+            f"model must run the same code between its blocks each time: {name}, which was passed "
+            "on in the first training example, is now missing, or another one; code that depends "
+            "on values or devices goes into a block"
+        )
+
+    def _inside(self) -> AbstractContextManager[None]:
+        """Return a context in which calls have no names."""
+        return nullcontext() if self._naming is None else self._naming.inside()
 
     def _skipping_forward(self, name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
         """Return the new ``forward`` of a module that the stage may not own."""
@@ -378,33 +498,15 @@ class StageModel:
         return zero.expand(meta.shape)
 
 
-def split_output(block: str, output: Any) -> tuple[torch.Tensor, tuple[Any, ...] | None]:
-    """Split what a block returned into (activation, rest of the tuple or None).
-
-    Raises:
-        UserCodeError: It is neither a floating-point tensor nor a tuple with one first.
-    """
-    activation = output[0] if type(output) is tuple and output else output
-    if not isinstance(activation, torch.Tensor) or not activation.is_floating_point():
-        what = type(activation).__name__
-        if isinstance(output, tuple) and type(output) is not tuple:
-            what = f"the named tuple {what}: return tuple(...) of it, as stages know no class"
-        raise UserCodeError(
-            f"block {block} must return a floating-point tensor, or a tuple with one "
-            f"first: got {what}"
-        )
-    return activation, output[1:] if type(output) is tuple else None
-
-
-def with_activation(cut: Cut, activation: torch.Tensor) -> Any:
-    """Return the output of the block at ``cut``, with this activation."""
-    return activation if cut.rest is None else (activation, *cut.rest)
-
-
-def first_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor:
-    """Return a call's first tensor argument; an empty tensor if there is none."""
-    values = (v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor))
-    return next(values, torch.empty(0))
+def go_backward(out: Activations, gradients: Gradients) -> None:
+    """Go backward from what a stage has sent, as far as it depends on what is trained."""
+    ends = [
+        (end, gradient)
+        for end, gradient in zip(out, gradients, strict=True)
+        if gradient is not None and end.requires_grad
+    ]
+    if ends:
+        torch.autograd.backward([end for end, _ in ends], [gradient for _, gradient in ends])
 
 
 def _as_if_sent(activation: torch.Tensor, check: Callable[[], None]) -> torch.Tensor:

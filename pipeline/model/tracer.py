@@ -1,43 +1,48 @@
-"""Finds each section's parameters and the activations at its cuts by a dry run.
+"""Finds each section's parameters and what passes its cuts by a dry run.
 
 The loss runs on the meta device, so that a model of any size is traced in seconds and
-without memory. Every tensor is identified by its storage. A value is *computed* if it
-depends on parameters, on an activation or on random numbers; such a value may be used
-only in the section that made it, for a stage that begins later does not have it. At
-every cut the activation is replaced by a fresh copy, as if it had been received. Values
-that depend on inputs and buffers alone (masks, rotary tables) may be used anywhere:
-each stage computes them again.
+without memory. A value is *computed* if it depends on parameters, on an activation or on
+random numbers. A stage that begins later than the section that made it does not have it: it
+passes every cut up to the last section that uses it, if the user's code gets it where a stage
+can put it in (``naming``). At every cut what the block returns is replaced by fresh copies,
+as if these had been received. Values that depend on inputs and buffers alone (masks, rotary
+tables) may be used anywhere: each stage computes them again.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn, cast
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils import checkpoint
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.base.blank import blank_of
+from spottrain.pipeline.base.containers import know_classes_in
 from spottrain.pipeline.model.data import check_datasets, collated
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import Batch, TrainingJob
 from spottrain.pipeline.model.libraries import base_name
 from spottrain.pipeline.model.loss import loss_sums
+from spottrain.pipeline.model.naming import leaf_name
 from spottrain.pipeline.model.recorder import (
+    CrossingFacts,
     CutFacts,
     Recorder,
     TraceFacts,
-    frozen_modules,
+    Watch,
     refuse_change,
     strided_tensors,
 )
 from spottrain.pipeline.model.sections import (
     WHOLE,
     Attached,
+    Crossing,
     Cut,
     CutPlaces,
     ModelLayout,
@@ -47,8 +52,8 @@ from spottrain.pipeline.model.sections import (
     is_matrix,
     parameter_slots,
 )
-from spottrain.pipeline.model.skeleton import build_skeleton, run_eagerly
-from spottrain.pipeline.model.stage import first_tensor, split_output
+from spottrain.pipeline.model.skeleton import build_skeleton, replaced, run_eagerly
+from spottrain.pipeline.model.stage import NotReentrant
 from spottrain.steps import at_step
 from spottrain.wire.model import TiedParameter
 
@@ -57,7 +62,17 @@ _NO_HOOKS = "saved tensor hooks"
 
 
 class _DryRun:
-    """The loss, run once over a model whose modules report when they are called."""
+    """The loss, run once over a model whose modules report when they are called.
+
+    Args:
+        job: The job.
+        places: Where the model is cut.
+        on_meta: Whether it runs on the meta device.
+        tied: Parameters that several sections share.
+        whole: Modules that stages run whole or skip, besides those that end a section;
+            ``None``: they are not known yet.
+        counts_saved: Whether what autograd saves is counted.
+    """
 
     def __init__(
         self,
@@ -66,6 +81,7 @@ class _DryRun:
         *,
         on_meta: bool,
         tied: frozenset[str],
+        whole: Collection[str] | None,
         counts_saved: bool = False,
     ) -> None:
         self._job, self._counts_saved = job, counts_saved
@@ -73,7 +89,8 @@ class _DryRun:
         self._model = build_skeleton(job.model)
         self._slots = parameter_slots(self._model)
         self.places, self._cut_names = places, places.cuts
-        self._recorder = Recorder(frozen_modules(self._model))
+        self._recorder = Recorder(names=whole is not None)
+        self._watch, self._whole = Watch(self._recorder), whole or ()
         self._fill()
         stand_in = self._stand_in
         self._swaps = [{name: stand_in(name) for name in tied} for _ in self._cut_names]
@@ -91,11 +108,14 @@ class _DryRun:
             torch.random.fork_rng(devices=[]),
             torch.set_grad_enabled(training),
             run_eagerly(),
+            replaced(checkpoint, "CheckpointFunction", NotReentrant),
             self._counting(),
             self._recorder,
+            self._watch,
             user_code("loss"),
         ):
             result = self._job.loss(self._model, batch)
+            self._recorder.returned(result)
         if any(parameter.grad is not None for parameter in self._model.parameters()):
             raise UserCodeError(
                 "loss calls backward, so that gradients would count twice: remove the call, and "
@@ -111,6 +131,7 @@ class _DryRun:
         for name, buffer in self._model.named_buffers():
             if buffers.get(name) != id(buffer):
                 refuse_change(name, "replaced")
+        self._recorder.check_writes()
         return facts
 
     def _counting(self) -> contextlib.AbstractContextManager[None]:
@@ -151,19 +172,22 @@ class _DryRun:
             setattr(module, attribute, parameter)
 
     def _reporting(self, name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
-        recorder = self._recorder
+        recorder, watch = self._recorder, self._watch
+        is_cut, is_whole = name in self._cut_names, name in self._whole
 
         def run(*args: Any, **kwargs: Any) -> Any:
             begin = recorder.section
             recorder.stack.append(name)
             try:
-                output = forward(*args, **kwargs)
+                with watch.inside() if is_cut or is_whole else contextlib.nullcontext():
+                    output = forward(*args, **kwargs)
             finally:
                 recorder.stack.pop()
             recorder.facts.calls.setdefault(name, set()).add((begin, recorder.section))
-            if name in self._cut_names:
-                return self._cut(name, args, kwargs, output)
-            return output
+            if is_cut:
+                with torch._C.DisableTorchFunction():
+                    return self._cut(name, args, kwargs, output)
+            return watch.named(name, output) if is_whole else output
 
         return run
 
@@ -194,30 +218,61 @@ class _DryRun:
                 f"block {name} must run once, in order: {after}; run all blocks once "
                 f"each, in the order of their list{advice}"
             )
-        activation, rest = split_output(name, output)
-        given = first_tensor(args, kwargs)
+        know_classes_in(output)
+        leaves, structure = tree_flatten(output)
+        activation = _activation_among(name, leaves)
         recorder.facts.cuts.append(
             CutFacts(
                 module=name,
-                shape=tuple(activation.shape),
-                dtype=activation.dtype,
-                rest=None if rest is None else tuple(_stand_in_of(name, part) for part in rest),
-                keeps_shape=(given.shape, given.dtype) == (activation.shape, activation.dtype),
+                output=structure,
+                leaves=tuple(_stand_in_of(name, leaf) for leaf in leaves),
+                like=tuple(_alike(leaf, strided_tensors((args, kwargs))) for leaf in leaves),
             )
         )
+        begun = section + 1
         makers = frozenset([name])
-        # A copy of everything, so that uses of the original are detected.
-        lost = tree_map_only(torch.Tensor, lambda t: t.clone(), rest)
-        for tensor in strided_tensors(lost):
-            recorder.register(tensor, section=section, computed=True, makers=makers)
-        # No leaf of autograd's: blocks may write to what they are given (``x += f(x)``).
-        received = activation.detach().clone().requires_grad_().clone()
-        recorder.section = begun = section + 1
-        facts = {"section": begun, "makers": makers, "received": True}
-        recorder.register(received, computed=True, **facts)
+        for index, leaf in enumerate(leaves):
+            if isinstance(leaf, torch.Tensor):
+                # No leaf of autograd's: blocks may write to what they are given (``x += f(x)``).
+                recorder.given = [leaf]
+                copy = leaf.detach().clone()
+                if leaf.requires_grad:
+                    copy = copy.requires_grad_().clone()
+                leaves[index] = copy
+                is_activation = index == activation
+                recorder.register(
+                    copy,
+                    section=begun if is_activation else section,
+                    computed=True,
+                    makers=makers,
+                    received=is_activation,
+                )
+                recorder.made(copy, leaf_name(name, index), section)
+        recorder.section = begun
+        recorder.cross(leaves[activation])
         for tied, parameter in self._swaps[section].items():
-            self._attach_parameter(tied, parameter, section + 1)
-        return received if rest is None else (received, *lost)
+            self._attach_parameter(tied, parameter, begun)
+        return tree_unflatten(leaves, structure)
+
+
+def _activation_among(block: str, leaves: Sequence[Any]) -> int:
+    """Return which leaf of a block's output is its activation: its first one of numbers."""
+    for index, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
+            return index
+    got = ", ".join(dict.fromkeys(type(leaf).__name__ for leaf in leaves)) or "nothing"
+    raise UserCodeError(
+        f"block {block} must return a floating-point tensor, or tuples, lists, dictionaries or "
+        f"dataclasses with one: got {got}"
+    )
+
+
+def _alike(leaf: Any, given: Sequence[torch.Tensor]) -> frozenset[int]:
+    """Return which of a block's arguments are like a part of its output."""
+    if not isinstance(leaf, torch.Tensor):
+        return frozenset()
+    kind = leaf.shape, leaf.dtype
+    return frozenset(k for k, one in enumerate(given) if (one.shape, one.dtype) == kind)
 
 
 def _stand_in_of(block: str, item: Any) -> Any:
@@ -288,8 +343,12 @@ def _trace_first_choice(job: TrainingJob) -> ModelLayout:
 
 def _trace(job: TrainingJob, places: CutPlaces, batches: list[Batch]) -> ModelLayout:
     run, first, on_meta = _first_run(job, places, batches[0])
+    whole: Collection[str] = ()
+    if first.passes_over:
+        whole = _skippable(run._model, first.calls, first.needed, places.cuts)
+        run, first, on_meta = _first_run(job, places, batches[0], whole)
     tied = {name: tuple(sorted(s)) for name, s in first.uses.items() if len(s) > 1}
-    again = _DryRun(job, places, on_meta=on_meta, tied=frozenset(tied))
+    again = _DryRun(job, places, on_meta=on_meta, tied=frozenset(tied), whole=whole)
     second = again.run(batches[1])
     for name in sorted(tied.keys() & second.captured.keys()):
         raise UserCodeError(
@@ -298,57 +357,97 @@ def _trace(job: TrainingJob, places: CutPlaces, batches: list[Batch]) -> ModelLa
             "from its module where it is used"
         )
     layout = _layout(run, first, second, tied, batches[0])
+    if first.passes_over and layout.skippable.keys() != set(whole):
+        raise UserCodeError(
+            "model cannot be cut: for micro-batches of two examples later sections use other "
+            "values than for those of one; let its code be the same for all"
+        )
     layout = replace(layout, needs_values=not on_meta)
-    checks_batch = first.checks_batch or second.checks_batch
-    if checks_batch or not on_meta:  # values were read in ways that no recorder sees
+    if on_meta and not (first.checks_batch or second.checks_batch):
+        # Else values were read in ways that no recorder sees.
+        reads = frozenset(first.reads_batch | second.reads_batch)
+        layout = replace(layout, blank=blank_of(*batches), reads_batch=reads)
+    several = any(len(cut.crossing) > 1 for cut in layout.cuts)
+    if several and places.is_guess:
+        num_bytes = [layout.param_bytes(k) for k in range(layout.num_sections)]
+        if 2 * max(num_bytes) > sum(num_bytes):
+            raise UserCodeError(
+                f"model cannot be cut: at {places.blocks} several tensors would pass, and one "
+                "section would still hold most of it"
+            )
+    spares_batches = layout.blank is not None and len(layout.reads_batch) < layout.num_sections
+    if not (several or spares_batches):
         return layout
-    blank = blank_of(*batches)
-    reads = frozenset(first.reads_batch | second.reads_batch)
-    layout = replace(layout, blank=blank, reads_batch=reads)
-    if blank is None or len(reads) == layout.num_sections:
+    evaluated = _evaluated(job, layout, places, whole)
+    if evaluated is None or any(facts.checks_batch for facts in evaluated):
         return layout
-    return replace(layout, heldout_reads=_heldout_reads(job, places))
+    reads = frozenset().union(*(facts.reads_batch for facts in evaluated))
+    return replace(layout, heldout_reads=reads)
 
 
-def _heldout_reads(job: TrainingJob, places: CutPlaces) -> frozenset[int] | None:
-    """Return the sections that use values of the batch in evaluations; ``None``: unknown.
+def _evaluated(
+    job: TrainingJob, layout: ModelLayout, places: CutPlaces, whole: Collection[str]
+) -> list[TraceFacts] | None:
+    """Evaluate an example of each held-out set; ``None``: that does not run here.
 
     What does not run here is refused by ``checks.rehearsal``.
+
+    Raises:
+        UserCodeError: Other tensors pass cuts than in training.
     """
-    reads: set[int] = set()
-    with contextlib.suppress(UserCodeError):
+    found: list[TraceFacts] = []
+    try:
         for name, heldout in job.heldout_sets.items():
             with user_code(f"held-out set {name} or collate"):
                 examples = [heldout[0]] if len(heldout) else []
                 batch = collated(job, examples) if examples else None
             if examples:
-                run = _DryRun(job, places, on_meta=True, tied=frozenset())
-                facts = run.run(batch, training=False)
-                if facts.checks_batch:
-                    return None
-                reads |= facts.reads_batch
-        return frozenset(reads)
-    return None
+                on_meta = not layout.needs_values
+                run = _DryRun(job, places, on_meta=on_meta, tied=frozenset(), whole=whole)
+                found.append(run.run(batch, training=False))
+    except UserCodeError:
+        return None
+    if other := [*set().union(*(one.crossing.keys() ^ layout.crossing for one in found))]:
+        raise UserCodeError(
+            "model cannot be cut: in evaluations other values pass from section to section than "
+            f"in training ({min(other)}); let both run the same code between blocks"
+        )
+    return found
 
 
 def _first_run(
-    job: TrainingJob, places: CutPlaces, batch: Batch, *, counts_saved: bool = True
+    job: TrainingJob,
+    places: CutPlaces,
+    batch: Batch,
+    whole: Collection[str] | None = None,
+    *,
+    counts_saved: bool = True,
 ) -> tuple[_DryRun, TraceFacts, bool]:
     """Run on the meta device if the user's code permits it, else on the CPU.
 
     What autograd saves is counted unless the code takes gradients by ``torch.func``, which
     permits no hooks.
     """
-    run = _DryRun(job, places, on_meta=True, tied=frozenset(), counts_saved=counts_saved)
+
+    def run(*, on_meta: bool) -> tuple[_DryRun, TraceFacts, bool]:
+        made = _DryRun(
+            job,
+            places,
+            on_meta=on_meta,
+            tied=frozenset(),
+            whole=whole,
+            counts_saved=counts_saved,
+        )
+        return made, made.run(batch), on_meta
+
     try:
-        return run, run.run(batch), True
+        return run(on_meta=True)
     except UserCodeError as error:
         if error.__cause__ is None:
             raise
         if counts_saved and _NO_HOOKS in str(error.__cause__):
-            return _first_run(job, places, batch, counts_saved=False)
-    run = _DryRun(job, places, on_meta=False, tied=frozenset(), counts_saved=counts_saved)
-    return run, run.run(batch), False
+            return _first_run(job, places, batch, whole, counts_saved=False)
+    return run(on_meta=False)
 
 
 def _layout(
@@ -360,8 +459,11 @@ def _layout(
 ) -> ModelLayout:
     calls, needed = first.calls, first.needed | second.needed
     slots = run._slots
-    both = zip(first.cuts, second.cuts, strict=True)
-    cuts = tuple(_cut(one, two, needed) for one, two in both)
+    crossing = _crossing(first.crossing, second.crossing)
+    cuts = tuple(
+        _cut(one, two, needed, tuple(c for c, across in crossing if k in across))
+        for k, (one, two) in enumerate(zip(first.cuts, second.cuts, strict=True))
+    )
     uses = first.uses
     sections = {n: uses.get(n) or _section_of_unused(n, calls) for n in slots}
     specs = {name: _spec(slots, name) for name in slots}
@@ -379,7 +481,7 @@ def _layout(
             for name in slots
             if name in tied
         ),
-        skippable=_skippable(run._model, calls, needed, {cut.module for cut in cuts}),
+        skippable=_skippable(run._model, calls, needed, run.places.cuts),
         batch=tuple(
             TensorSpec(shape=tuple(t.shape), dtype=t.dtype) for t in strided_tensors(batch)
         ),
@@ -394,21 +496,48 @@ def _layout(
     )
 
 
-def _cut(one: CutFacts, two: CutFacts, needed: set[str]) -> Cut:
-    """Combine the findings of the runs over one and over two examples at a cut."""
-    if (one.module, len(one.shape)) != (two.module, len(two.shape)):
+def _crossing(
+    first: dict[str, CrossingFacts], second: dict[str, CrossingFacts]
+) -> list[tuple[Crossing, range]]:
+    """Combine the findings of two runs; return what crosses, and the cuts that it passes."""
+    if first.keys() != second.keys():
         raise UserCodeError(
-            f"block {one.module} must return the same dimensions for every micro-batch: "
-            f"got shape {one.shape} for one example and, from block {two.module}, "
-            f"{two.shape} for two"
+            "model cannot be cut: micro-batches of one and of two examples pass other values from "
+            f"section to section ({min(first.keys() ^ second.keys())}); let both run the same code"
+        )
+    found = []
+    for name, one in first.items():
+        a, b = one.made.tensor, second[name].made.tensor
+        if a.dim() != b.dim():
+            raise UserCodeError(
+                f"model cannot be cut: {name}, which passes from section to section, must have the "
+                f"same dimensions for every micro-batch: got shape {tuple(a.shape)} for one "
+                f"example and {tuple(b.shape)} for two"
+            )
+        crossing = Crossing(
+            name=name,
+            shape_of_1=tuple(a.shape),
+            shape_of_2=tuple(b.shape),
+            dtype=a.dtype,
+            has_gradient=one.made.has_gradient,
+        )
+        found.append((crossing, range(one.made.section, max(one.last, second[name].last))))
+    return found
+
+
+def _cut(one: CutFacts, two: CutFacts, needed: set[str], crossing: tuple[Crossing, ...]) -> Cut:
+    """Combine the findings of the runs over one and over two examples at a cut."""
+    if (one.module, one.output) != (two.module, two.output):
+        raise UserCodeError(
+            f"block {one.module} must return the same structure for every micro-batch: got "
+            f"{one.output} for one example and, from block {two.module}, {two.output} for two"
         )
     return Cut(
         module=one.module,
-        shape_of_1=one.shape,
-        shape_of_2=two.shape,
-        dtype=one.dtype,
-        rest=one.rest,
-        keeps_shape=one.keeps_shape and two.keeps_shape,
+        crossing=crossing,
+        output=one.output,
+        leaves=one.leaves,
+        like=tuple(min(a & b, default=None) for a, b in zip(one.like, two.like, strict=True)),
         must_run=one.module in needed,
     )
 
@@ -443,7 +572,7 @@ def _skippable(
     model: nn.Module,
     calls: dict[str, set[tuple[int, int]]],
     needed: set[str],
-    cuts: set[str],
+    cuts: Collection[str],
 ) -> dict[str, int]:
     """Return outermost modules with parameters that later stages need not run."""
     chosen: dict[str, int] = {}
@@ -454,7 +583,8 @@ def _skippable(
             spans
             and name
             and not inside
-            and name not in needed | cuts
+            and name not in needed
+            and name not in cuts
             and all(begin == end for begin, end in spans)
             and any(True for _ in module.parameters())
             and not any(cut.startswith(f"{name}.") for cut in cuts)

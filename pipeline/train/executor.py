@@ -38,7 +38,13 @@ from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import Batch, Real
 from spottrain.pipeline.model.loss import LossSums, check_leads_back
 from spottrain.pipeline.model.order import random_seed
-from spottrain.pipeline.model.stage import StageModel, StageOutput
+from spottrain.pipeline.model.stage import (
+    Activations,
+    Gradients,
+    StageModel,
+    StageOutput,
+    go_backward,
+)
 from spottrain.pipeline.train.recording import Recording
 from spottrain.steps import at_step
 
@@ -46,9 +52,6 @@ _AHEAD = 2
 """Tasks that the host may have queued on the device."""
 _LEAD = 2
 """Activations that may have arrived ahead of an evaluation."""
-_NO_GRADIENT = 1
-"""Comes with zeros where the loss does not depend on an activation: what led to it gets no
-gradient, as where no stage ends there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,16 +189,16 @@ class StageExecutor:
         try:
             for microbatch, chunk in units:
                 self.activity.note("evaluate")
-                activation = None
+                received: Activations = []
                 if not self.reads_examples(chunk):
                     with self.activity.waiting(links.source(Direction.ACTIVATION)):
                         while (arrival := links.arrival(wait=True)) is None:
                             pass  # woken for a mini-batch that has been over for long
-                    activation = arrival.on(self.device)
+                    received = arrival.activations_on(self.device)
                     awaited -= 1
                     if awaited >= _LEAD:
                         links.expect(Direction.ACTIVATION, 1)
-                    self.tracker.adopt(activation)
+                    self.tracker.adopt_all(received)
                     note = arrival.note
                 if chunk == 0:
                     rest = range(microbatch, microbatches.stop)
@@ -206,13 +209,13 @@ class StageExecutor:
                 if chunk == len(self.chunks) - 1:
                     del batches[microbatch]
                 with user_code("evaluation"), torch.no_grad():
-                    out = self._evaluate((microbatch, chunk), batch, activation)
-                if isinstance(out, torch.Tensor):
-                    # One is in flight at a time: they are large.
+                    out = self._evaluate((microbatch, chunk), batch, received)
+                if isinstance(out, LossSums):
+                    losses.append(out)
+                else:
+                    # One message is in flight at a time: they are large.
                     links.flush()
                     links.send(Direction.ACTIVATION, out, note)
-                else:
-                    losses.append(out)
         finally:
             for model in models:
                 model.train()
@@ -239,11 +242,11 @@ class StageExecutor:
             note = signature_of(batch)
         return on_device(batch, self.device), note
 
-    def _evaluate(self, unit: Unit, batch: Batch, activation: torch.Tensor | None) -> StageOutput:
+    def _evaluate(self, unit: Unit, batch: Batch, received: Activations) -> StageOutput:
         microbatch, chunk = unit
-        out: StageOutput | None = activation
+        out: StageOutput = received
         for segment in self.segments[chunk]:
-            assert not isinstance(out, tuple)
+            assert not isinstance(out, LossSums)
             self.model = segment.model
             out = self.tracker.forward(
                 "evaluation",
@@ -251,7 +254,6 @@ class StageExecutor:
                 False,
                 partial(segment.model.forward, batch, out, _no_seeds),
             )
-        assert out is not None
         return out
 
     def reads_examples(self, chunk: int) -> bool:
@@ -387,9 +389,9 @@ class Minibatch:
         """Their signatures, which go along with activations."""
         self._arrived: dict[Unit, Arrival] = {}
         """What has come in, on its way to the device."""
-        self._stash: dict[Unit, torch.Tensor] = {}
+        self._stash: dict[Unit, Activations] = {}
         """Inputs of what is in flight, by segment."""
-        self._graphs: dict[Unit, torch.Tensor] = {}
+        self._graphs: dict[Unit, Activations] = {}
         """Outputs whose graph is kept, of the last segments of chunks."""
         self._gradients: dict[Unit, Arrival] = {}
         """Of outputs, that have come in and wait for their backward."""
@@ -480,7 +482,9 @@ class Minibatch:
         self._to_come[arrival.direction] -= 1
         unit = next(self._awaited[arrival.direction])
         self._activations += arrival.direction is Direction.ACTIVATION
-        self._stage.tracker.adopt(arrival.transfer.target)
+        for one in arrival.tensors:
+            if one is not None:
+                self._stage.tracker.adopt(one.transfer.target)
         if self._stage.recording is not None:
             self._stage.recording.arrived(arrival)
         if arrival.direction is Direction.ACTIVATION:
@@ -501,24 +505,25 @@ class Minibatch:
         *others, last = self._stage.segments[task.chunk]
         if (arrived := self._arrived.pop(_unit(task), None)) is not None:
             first = others[0] if others else last
-            self._stash[first.of(task.microbatch)] = arrived.on(self._device)
+            self._stash[first.of(task.microbatch)] = arrived.activations_on(self._device)
         for segment in others:
             self._stash_output(segment, task.microbatch)
         keep = self._progress.keeps_graph(task)
         out = self._compute(last, task.microbatch, keep)
-        if not isinstance(out, torch.Tensor):
+        if isinstance(out, LossSums):
             self._losses.append(out.values(self._stage.metrics))
-            self._graphs[_unit(task)] = out.loss
+            self._graphs[_unit(task)] = [out.loss]
             return
-        self._send_on(task, out.detach())
+        note = self._notes[task.microbatch]
+        self._send(Direction.ACTIVATION, task, [one.detach() for one in out], note)
         if keep:
             self._graphs[_unit(task)] = out
 
     def _stash_output(self, segment: _Segment, microbatch: int) -> None:
         """Run a segment that is not the last of its chunk; keep but what comes out."""
         out = self._compute(segment, microbatch, keep=False)
-        assert isinstance(out, torch.Tensor)
-        self._stash[microbatch, segment.number + 1] = out.detach()
+        assert not isinstance(out, LossSums)
+        self._stash[microbatch, segment.number + 1] = [one.detach() for one in out]
         if not segment.goes_back:
             self._stash.pop(segment.of(microbatch), None)
 
@@ -559,14 +564,14 @@ class Minibatch:
         self._stage.faults.at(Hook.RECOMPUTE)
         last = self._stage.segments[task.chunk][-1]
         out = self._compute(last, task.microbatch, keep=True)
-        assert isinstance(out, torch.Tensor)
+        assert not isinstance(out, LossSums)
         self._graphs[_unit(task)] = out
 
     def _compute(self, segment: _Segment, microbatch: int, keep: bool) -> StageOutput:
         unit = segment.of(microbatch)
-        activation = self._stash.get(unit)
-        if activation is not None and segment.goes_back:
-            activation.requires_grad_()
+        received = self._stash.get(unit, [])
+        if segment.goes_back:
+            segment.model.require_gradients(received)
         node = self._place.virtual_nodes[microbatch]
         seeds = self._stage.seeds(self._step, node)
         model = self._stage.model = segment.model
@@ -578,33 +583,32 @@ class Minibatch:
                 "recompute" if keep else "forward",
                 self._tracked(unit),
                 keep,
-                partial(model.forward, self._batches[microbatch], activation, seeds),
+                partial(model.forward, self._batches[microbatch], received, seeds),
             )
 
     def _backward(self, task: Task) -> None:
         unit = _unit(task)
         self._stage.faults.at(Hook.BACKWARD)
-        *others, last = segments = self._stage.segments[task.chunk]
-        received = self._stash.get(segments[0].of(task.microbatch))
+        *others, last = self._stage.segments[task.chunk]
         out = self._graphs.pop(unit)
         arrival = self._gradients.pop(unit, None)
         if arrival is None:
-            check_leads_back(out)
-            gradient: torch.Tensor | None = torch.full_like(out, self._scale)
+            (loss,) = out
+            check_leads_back(loss)
+            gradients: Gradients = [torch.full_like(loss, self._scale)]
+            del loss
         else:
-            has_gradient = arrival.note != _NO_GRADIENT
-            gradient = arrival.on(self._device) if has_gradient else None
-        gradient = self._go_back(last, task.microbatch, out, gradient)
+            gradients = arrival.on(self._device)
+        gradients = self._go_back(last, task.microbatch, out, gradients)
         del out
         for segment in reversed(others):
             if segment.goes_back:
                 again = self._compute(segment, task.microbatch, keep=True)
-                assert isinstance(again, torch.Tensor)
-                gradient = self._go_back(segment, task.microbatch, again, gradient)
+                assert not isinstance(again, LossSums)
+                gradients = self._go_back(segment, task.microbatch, again, gradients)
                 del again
         if not self._stage.reads_examples(task.chunk):
-            assert received is not None
-            self._send_back(task, received, gradient)
+            self._send(Direction.GRADIENT, task, gradients)
         if task.chunk == 0:
             del self._batches[task.microbatch], self._notes[task.microbatch]
 
@@ -612,66 +616,50 @@ class Minibatch:
         """Return the unit's name among those of two mini-batches."""
         return self._number + unit[0], unit[1]
 
-    def _send_on(self, task: Task, activation: torch.Tensor) -> None:
-        note = self._notes[task.microbatch]
-        self._send(Direction.ACTIVATION, task, activation, note)
-
-    def _send_back(self, task: Task, received: torch.Tensor, gradient: torch.Tensor | None) -> None:
-        note = 0
-        if gradient is None:
-            gradient, note = torch.zeros_like(received), _NO_GRADIENT
-            self._stage.tracker.adopt(gradient)
-        self._send(Direction.GRADIENT, task, gradient, note)
-
-    def _send(self, direction: Direction, task: Task, tensor: torch.Tensor, note: int) -> None:
+    def _send(
+        self,
+        direction: Direction,
+        task: Task,
+        tensors: Sequence[torch.Tensor | None],
+        note: int = 0,
+    ) -> None:
         if self._stage.recording is not None:
             self._stage.recording.sent(direction, task.microbatch)
-        self._links.send(direction, tensor, note)
+        self._links.send(direction, tensors, note)
 
     def _go_back(
         self,
         segment: _Segment,
         microbatch: int,
-        out: torch.Tensor,
-        gradient: torch.Tensor | None,
-    ) -> torch.Tensor | None:
+        out: Activations,
+        gradients: Gradients,
+    ) -> Gradients:
         """Go backward through a segment.
 
         Args:
             segment: The segment.
             microbatch: The micro-batch.
             out: What has come out of it, with its graph.
-            gradient: Of that; ``None``: the loss does not depend on it.
+            gradients: Of that.
 
         Returns:
-            The gradient of its input, if there is one and it goes back.
+            The gradients of its input; none where nothing goes back.
         """
         unit = segment.of(microbatch)
         self._stage.model = segment.model
-        backward: Callable[[], None] = _do_nothing
-        if gradient is not None and out.requires_grad:  # else all up to here is frozen
-            backward = partial(_go_backward, out, gradient)
         with user_code(f"backward in mini-batch {self._step}"):
-            self._stage.tracker.backward(self._tracked(unit), backward)
-        activation = self._stash.pop(unit, None)
-        if activation is None or not segment.goes_back:
-            return None
-        if activation.grad is not None:
-            self._stage.tracker.adopt(activation.grad)
-        return activation.grad
+            self._stage.tracker.backward(self._tracked(unit), partial(go_backward, out, gradients))
+        received = self._stash.pop(unit, [])
+        found = [one.grad for one in received]
+        for gradient in found:
+            if gradient is not None:
+                self._stage.tracker.adopt(gradient)
+        return found
 
 
 def _named(task: str) -> AbstractContextManager[object]:
     """Name a task in what torch's profiler records; without one even that takes 0.2 ms."""
     return record_function(task) if profiler._is_profiler_enabled else nullcontext()
-
-
-def _go_backward(out: torch.Tensor, gradient: torch.Tensor) -> None:
-    torch.autograd.backward(out, gradient)
-
-
-def _do_nothing() -> None:
-    """Go backward through nothing."""
 
 
 def _unit(task: Task) -> Unit:

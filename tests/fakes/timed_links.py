@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import multiprocessing
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.sharedctypes import RawArray
@@ -134,10 +134,13 @@ class TimedLinks(PipelineLinks):
         self._early: dict[Direction, deque[Arrival]] = {one: deque() for one in Direction}
         """That have come in before their time."""
 
-    def send(self, direction: Direction, tensor: torch.Tensor, note: int = 0) -> None:
-        """Send a tensor once it has come down and the link is free."""
-        super().send(direction, tensor, note)
-        num_bytes = tensor.numel() * tensor.element_size()
+    def send(
+        self, direction: Direction, tensors: Iterable[torch.Tensor | None], note: int = 0
+    ) -> None:
+        """Send tensors once they have come down and the link is free."""
+        sent = [*tensors]
+        super().send(direction, sent, note)
+        num_bytes = sum(tensor.nbytes for tensor in sent if tensor is not None)
         begins_s = max(self._free_s[direction], self._timed.newest_download_s)
         self._free_s[direction] = begins_s + num_bytes / self._declared.bytes_per_s
         target = self._rank + (1 if direction is Direction.ACTIVATION else -1)
@@ -154,6 +157,8 @@ class TimedLinks(PipelineLinks):
             assert arrival is not None
             self._early[arrival.direction].append(arrival)
         arrival = self._early[direction].popleft()
-        self._timed.arrived(arrival.transfer, at_s)
+        for one in arrival.tensors:
+            if one is not None:
+                self._timed.arrived(one.transfer, at_s)
         self._timed.time.hold(at_s)
         return arrival

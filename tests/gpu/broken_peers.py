@@ -61,11 +61,11 @@ def messages(device: Device, rank: int, num_bytes: int) -> dict[str, float]:
         links.expect(Direction.ACTIVATION, 2)
         for _ in range(2):  # as many as a sender is ahead
             if rank == 0:
-                links.send(Direction.ACTIVATION, sent)
+                links.send(Direction.ACTIVATION, [sent])
             else:
                 arrival = links.arrival(wait=True)
                 assert arrival is not None
-                device.wait(arrival.transfer)
+                arrival.on(device)
         links.flush()
         device.synchronise()
         world().barrier()

@@ -67,7 +67,7 @@ def tensors_of_any_look(rank: int, size: int) -> None:
     if rank == 0:
         links = PipelineLinks(None, 1, HostDevice())
         for tensor in sent:
-            links.send(Direction.ACTIVATION, tensor)
+            links.send(Direction.ACTIVATION, [tensor])
         links.flush()
     else:
         links = PipelineLinks(0, None, HostDevice())
@@ -76,7 +76,7 @@ def tensors_of_any_look(rank: int, size: int) -> None:
         for tensor in sent:
             arrival = links.arrival(wait=True)
             assert arrival is not None
-            received = arrival.on(HostDevice())
+            (received,) = arrival.activations_on(HostDevice())
             assert received.dtype == tensor.dtype
             assert received.stride() == tensor.stride()
             assert torch.equal(received, tensor), (received, tensor)
@@ -99,7 +99,7 @@ def a_cut_ends_what_is_awaited(rank: int, size: int) -> None:
             os._exit(0)
         raise AssertionError("nothing was to arrive any more")
     for _ in range(2):
-        links.send(Direction.ACTIVATION, torch.ones(10))
+        links.send(Direction.ACTIVATION, [torch.ones(10)])
     links.flush()
     os._exit(0)
 

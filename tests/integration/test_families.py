@@ -22,7 +22,9 @@ from tests.integration.fleet import Zygote
         ("Convolution and LSTM, CutPoint", 3),
         ("ResNet by hand, GroupNorm", 9),
         ("ResNet by hand, channels_last", 9),
-        ("UNet by hand", 1),
+        ("GPT by hand, residuals outside", 4),
+        ("DiT by hand", 4),
+        ("wav2vec2", 1),
     ],
 )
 def test_a_family_keeps_its_bits_through_a_kill(
@@ -36,7 +38,7 @@ def test_a_family_keeps_its_bits_through_a_kill(
     assert outcome.exported == "loads"
 
 
-def test_a_family_that_cannot_be_cut_is_one_section(tmp_path: Path) -> None:
+def test_a_family_with_skips_over_blocks_is_cut_at_all_of_them(tmp_path: Path) -> None:
     outcome = outcome_of("UNet by hand", None, tmp_path)
 
-    assert (outcome.refused, outcome.sections) == ("", 1)
+    assert (outcome.refused, outcome.sections, outcome.stages) == ("", 6, "same bits")

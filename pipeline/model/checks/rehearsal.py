@@ -26,7 +26,7 @@ from spottrain.pipeline.model.optimizer import rate_factor
 from spottrain.pipeline.model.recorder import KnownValues
 from spottrain.pipeline.model.sections import ModelLayout, TensorSpec
 from spottrain.pipeline.model.skeleton import run_eagerly
-from spottrain.pipeline.model.stage import StageModel
+from spottrain.pipeline.model.stage import Activations, StageModel, go_backward
 from spottrain.steps import at_step
 
 MOST_NAMES = 3
@@ -196,16 +196,16 @@ class _Rehearsal:
 
     def _evaluate(self, batch: Batch) -> Iterable[str]:
         """Return the names of the metrics of one example."""
-        activation = None
+        received: Activations = []
         metrics: Iterable[str] = ()
         with torch.no_grad():
             for stage in self._stages:
                 stage.eval()
-                output = stage.forward(batch, activation, int)
-                if isinstance(output, torch.Tensor):
-                    activation = output
-                else:
+                output = stage.forward(batch, received, int)
+                if isinstance(output, LossSums):
                     metrics = output.metrics
+                else:
+                    received = output
         return metrics
 
 
@@ -220,25 +220,24 @@ def train_once(stages: Sequence[StageModel], batch: Batch, forwards: int = 1) ->
     Raises:
         UserCodeError: The user's code raised, or the loss has no gradient.
     """
-    outputs: list[torch.Tensor] = []
-    inputs: list[torch.Tensor | None] = [None]
+    outputs: list[Activations] = []
+    inputs: list[Activations] = [[]]
     for stage in stages:
         stage.train()
+        stage.require_gradients(inputs[-1])
         for _ in range(forwards - 1):
             with torch.no_grad():
                 stage.forward(batch, inputs[-1], int)
         output = stage.forward(batch, inputs[-1], int)
-        if isinstance(output, torch.Tensor):
+        if not isinstance(output, LossSums):
             outputs.append(output)
-            inputs.append(output.detach().clone().requires_grad_())
-    assert not isinstance(output, torch.Tensor)
+            inputs.append([tensor.detach().clone() for tensor in output])
+    assert isinstance(output, LossSums)
     check_leads_back(output.loss)
     with user_code("backward"):
         torch.autograd.backward(output.loss)
         for sent, received in zip(reversed(outputs), reversed(inputs), strict=False):
-            # Else all so far is frozen, or the loss does not depend on it.
-            if sent.requires_grad and received is not None and received.grad is not None:
-                torch.autograd.backward(sent, received.grad)
+            go_backward(sent, [one.grad for one in received])
     return output
 
 

@@ -31,6 +31,7 @@ from spottrain.pipeline.model.data import (
 )
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import Batch, TrainingJob
+from spottrain.pipeline.model.loss import LossSums
 from spottrain.pipeline.model.order import random_seed
 from spottrain.pipeline.model.sections import ModelLayout
 from spottrain.pipeline.model.skeleton import materialise, run_eagerly
@@ -267,8 +268,8 @@ def _sums_of_two(job: TrainingJob, stage: StageModel) -> list[dict[str, Pair]]:
     sums = []
     with torch.no_grad():
         for batch in batches:
-            output = stage.forward(batch, None, int)
-            assert not isinstance(output, torch.Tensor)
+            output = stage.forward(batch, [], int)
+            assert isinstance(output, LossSums)
             pairs = {"loss": (output.loss, output.weight), **output.metrics}
             sums.append({k: (float(a), float(b)) for k, (a, b) in pairs.items()})
     return sums

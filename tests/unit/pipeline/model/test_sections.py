@@ -9,10 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils._pytree import tree_structure
 
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.model.job import CutPoint
 from spottrain.pipeline.model.sections import (
+    Crossing,
     Cut,
     TensorSpec,
     find_cuts,
@@ -184,15 +186,21 @@ def test_a_tied_parameter_goes_by_its_first_name() -> None:
 def test_an_activation_grows_with_the_micro_batch_in_its_batch_dimension_alone(
     sizes: list[int], examples: int
 ) -> None:
-    cut = Cut(
-        module="h.0",
+    crossing = Crossing(
+        name="h.0",
         shape_of_1=(1, *sizes),
         shape_of_2=(2, *sizes),
         dtype=torch.bfloat16,
-        rest=None,
-        keeps_shape=True,
+        has_gradient=True,
+    )
+    cut = Cut(
+        module="h.0",
+        crossing=(crossing,),
+        output=tree_structure(0),
+        leaves=(None,),
+        like=(0,),
         must_run=False,
     )
-    assert cut.shape(examples) == (examples, *sizes)
+    assert crossing.shape(examples) == (examples, *sizes)
     whole = TensorSpec(shape=(examples, *sizes), dtype=torch.bfloat16)
     assert cut.num_bytes(examples) == whole.num_bytes == examples * cut.num_bytes(1)

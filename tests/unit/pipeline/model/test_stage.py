@@ -88,7 +88,7 @@ def seeds(section: int) -> int:
 
 
 def loss_of(stage: StageModel, seeds: Any = seeds) -> torch.Tensor:
-    result = stage.forward(BATCH, None, seeds)
+    result = stage.forward(BATCH, [], seeds)
     assert isinstance(result, tuple)
     return result[0].detach()
 
@@ -146,7 +146,7 @@ def test_a_computation_can_be_left_between_any_two_sections(
 
     stage = StageModel(JOB, layout, range(4), tensors_of(layout), check=check)
     with pytest.raises(LeftError):
-        stage.forward(BATCH, None, seeds).loss.backward()  # type: ignore[union-attr]
+        stage.forward(BATCH, [], seeds).loss.backward()  # type: ignore[union-attr]
 
 
 def test_each_section_is_seeded_once_in_order_after_section_0(
@@ -158,7 +158,7 @@ def test_each_section_is_seeded_once_in_order_after_section_0(
         seen.append(section)
         return section
 
-    make_stage(layout, range(2, 4)).forward(BATCH, torch.zeros(2, 8), recording)
+    make_stage(layout, range(2, 4)).forward(BATCH, [torch.zeros(2, 8)], recording)
     assert seen == [0, 2, 3]
 
 
@@ -175,7 +175,7 @@ def test_a_tied_parameter_is_one_of_its_own_in_each_section(
     assert first.data_ptr() == tensors[0]["embed.weight"].data_ptr()
     assert last.data_ptr() == tensors[3]["embed.weight"].data_ptr()
     loss_of(stage)
-    torch.autograd.backward(stage.forward(BATCH, None, seeds)[0])
+    torch.autograd.backward(stage.forward(BATCH, [], seeds)[0])
     assert first.grad is not None
     assert last.grad is not None
     assert not torch.equal(first.grad, last.grad)
@@ -215,7 +215,7 @@ def test_frozen_parameters_stay_frozen() -> None:
     job = make_job(model=factory)
     layout = trace(job)
     stage = StageModel(job, layout, range(4), tensors_of(layout))
-    torch.autograd.backward(stage.forward(BATCH, None, seeds)[0])
+    torch.autograd.backward(stage.forward(BATCH, [], seeds)[0])
     frozen = [
         name
         for section in range(4)
@@ -247,13 +247,11 @@ def test_the_first_section_that_is_not_finite_is_named_if_that_is_asked_for(
         run()
 
 
-def test_the_first_stage_takes_no_activation_and_later_ones_do(
-    layout: ModelLayout,
-) -> None:
-    with pytest.raises(SpottrainError, match="the first stage takes no activation, all others do"):
-        make_stage(layout, range(1, 2)).forward(BATCH, None, seeds)
-    with pytest.raises(SpottrainError, match="activation"):
-        make_stage(layout).forward(BATCH, torch.zeros(2, 8), seeds)
+def test_the_first_stage_receives_nothing_and_later_ones_do(layout: ModelLayout) -> None:
+    with pytest.raises(SpottrainError, match=r"must receive 1 tensors: got 0"):
+        make_stage(layout, range(1, 2)).forward(BATCH, [], seeds)
+    with pytest.raises(SpottrainError, match=r"must receive 0 tensors: got 1"):
+        make_stage(layout).forward(BATCH, [torch.zeros(2, 8)], seeds)
 
 
 # --- User code that misbehaves ------------------------------------------------------------
@@ -277,7 +275,7 @@ def test_misbehaving_user_code_is_reported(
     stage = make_stage(layout, sections)
     monkeypatch.setattr(Chain, "mode", mode)
     with pytest.raises(UserCodeError, match=message) as caught:
-        stage.forward(BATCH, None, seeds)
+        stage.forward(BATCH, [], seeds)
     assert ("ZeroDivisionError" in caught.value.traceback) == (mode == "raises")
 
 
@@ -295,7 +293,7 @@ def test_blocks_that_run_outside_the_loss_are_refused() -> None:
     job = make_job(model=Again)
     layout = trace(job)
     stage = StageModel(job, layout, range(4), tensors_of(layout))
-    loss, *_ = stage.forward(BATCH, None, seeds)
+    loss, *_ = stage.forward(BATCH, [], seeds)
     with pytest.raises(UserCodeError, match=r"ran outside loss: .*torch\.utils\.check"):
         loss.backward()
 
@@ -309,14 +307,14 @@ def test_a_loss_may_change_the_containers_of_its_batch() -> None:
     stage = StageModel(job, layout := trace(job), range(4), tensors_of(layout))
     batch = job.collate([example])
     for _ in range(2):  # a recompute runs it again
-        assert isinstance(stage.forward(batch, None, seeds), tuple)
+        assert isinstance(stage.forward(batch, [], seeds), tuple)
 
 
 def test_a_stage_works_again_after_an_error(layout: ModelLayout) -> None:
     stage = make_stage(layout)
     good = loss_of(stage)
     with pytest.raises(UserCodeError, match="loss raised"):
-        stage.forward(torch.ones(2, 5), None, seeds)
+        stage.forward(torch.ones(2, 5), [], seeds)
     assert torch.equal(loss_of(stage), good)
 
 
@@ -330,7 +328,7 @@ def test_a_loss_of_the_wrong_kind_is_refused(layout: ModelLayout, result: object
 
     stage = make_stage(layout, job=make_job(loss=loss))
     with pytest.raises(UserCodeError, match=r"loss must return|weight of the loss"):
-        stage.forward(BATCH, None, seeds)
+        stage.forward(BATCH, [], seeds)
 
 
 class Writing(nn.Module):
@@ -390,8 +388,8 @@ def test_what_a_stage_has_received_is_there_for_another_forward() -> None:
     stage = StageModel(job, layout, range(2, 4), chains.tensors_of(job, layout))
     received = torch.ones(2, 8)
 
-    first = stage.forward(BATCH, received, seeds)
-    again = stage.forward(BATCH, received, seeds)
+    first = stage.forward(BATCH, [received], seeds)
+    again = stage.forward(BATCH, [received], seeds)
 
     assert isinstance(first, tuple)
     assert isinstance(again, tuple)

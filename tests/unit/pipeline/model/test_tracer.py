@@ -1,10 +1,10 @@
-"""The tracer offers a cut only where nothing but one activation crosses it."""
+"""The tracer offers a cut only where it knows all that crosses it."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -26,14 +26,14 @@ from spottrain.pipeline.model.tracer import trace
 def loss_in_stages(job: TrainingJob, layout: ModelLayout) -> torch.Tensor:
     """Run the job's model with one section a stage."""
     model, batch = materialise(job, 0), job.collate([job.dataset[0], job.dataset[1]])
-    activation: Any = None
+    received: Any = []
     for section, names in enumerate(layout.parameters):
         tensors = {section: {n: model.get_parameter(n).detach() for n in names}}
         stage = StageModel(job, layout, range(section, section + 1), tensors)
-        activation = stage.forward(batch, activation, int)
+        received = stage.forward(batch, received, int)
         if section < layout.num_sections - 1:
-            activation = activation.detach()
-    return activation[0].detach()  # type: ignore[no-any-return]
+            received = [one.detach() for one in received]
+    return received[0].detach()  # type: ignore[no-any-return]
 
 
 def loss_as_a_whole(job: TrainingJob) -> torch.Tensor:
@@ -118,7 +118,7 @@ def test_a_parameter_of_one_section_may_be_fetched_early() -> None:
 
 @given(st.sets(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=3))
 @costly
-def test_a_skip_keeps_a_model_whole_just_when_it_passes_over_a_cut(
+def test_a_skip_passes_every_cut_on_its_way(
     skips: set[tuple[int, int]],
 ) -> None:
     """A skip (i, j) adds what went into block i to what goes into block j."""
@@ -134,11 +134,12 @@ def test_a_skip_keeps_a_model_whole_just_when_it_passes_over_a_cut(
         return self.head(x)  # type: ignore[no-any-return]
 
     job = make_job(body)
-    if any(start < end for start, end in skips):
-        assert_uncut(job, r"the model in section \d uses \(add\) a value computed in section \d")
-    else:
-        assert trace(job).num_sections == 4
-    assert torch.equal(loss_in_stages(job, trace(job)), loss_as_a_whole(job))
+    layout = trace(job)
+    for index, cut in enumerate(layout.cuts):
+        # What goes into block 0 was made in section 0, as block 0 is; into others, before them.
+        passing = {start for start, end in skips if start <= index < end}
+        assert len(cut.crossing) == 1 + len(passing), cut
+    assert torch.equal(loss_in_stages(job, layout), loss_as_a_whole(job))
 
 
 def test_values_that_depend_on_inputs_and_buffers_alone_may_cross() -> None:
@@ -213,12 +214,16 @@ def test_a_block_that_makes_a_mask_for_later_ones_runs_on_every_stage() -> None:
     assert torch.equal(loss_in_stages(job, layout), loss_as_a_whole(job))
 
 
-def test_random_numbers_may_not_cross() -> None:
+def test_random_numbers_cross() -> None:
     def body(self: Any, x: torch.Tensor) -> torch.Tensor:
         noise = torch.rand(WIDTH)
         return plain(self, x) + noise.to(x.device)
 
-    assert_uncut(make_job(body), "uses .* a value computed in section 0")
+    layout = trace(make_job(body))
+    for cut in layout.cuts:
+        _, noise = cut.crossing
+        assert noise.shape(3) == (WIDTH,)
+        assert not noise.has_gradient
 
 
 def test_blocks_that_change_the_shape_are_cut() -> None:
@@ -232,14 +237,15 @@ def test_blocks_that_change_the_shape_are_cut() -> None:
 
     job = make_job(plain, Doubling)
     layout = trace(job)
-    assert [cut.keeps_shape for cut in layout.cuts] == [False] * 3
-    assert layout.cuts[1].shape(3) == (12, WIDTH)
+    assert [cut.like for cut in layout.cuts] == [(None,)] * 3
+    assert layout.cuts[1].crossing[0].shape(3) == (12, WIDTH)
+    assert layout.cuts[1].num_bytes(3) == 4 * 12 * WIDTH
     assert torch.equal(loss_in_stages(job, layout), loss_as_a_whole(job))
 
 
 def test_blocks_whose_dimensions_depend_on_the_micro_batch_are_not_cut() -> None:
     job = make_job(plain, lambda: Returning(lambda x: x.squeeze()))
-    assert_uncut(job, "must return the same dimensions for every micro-batch")
+    assert_uncut(job, "must have the same dimensions for every micro-batch")
 
 
 # --- What blocks return ---------------------------------------------------------------
@@ -271,13 +277,12 @@ def first_of(self: Any, x: torch.Tensor) -> torch.Tensor:
 def test_a_tuple_with_the_activation_first_is_cut() -> None:
     job = make_job(first_of, lambda: Returning(lambda x: (x, None, 3, x * 2)))
     layout = trace(job)
-    rest = layout.cuts[0].rest
-    assert rest is not None
-    assert rest[:2] == (None, 3)
+    assert layout.cuts[0].leaves[1:3] == (None, 3)
+    assert [one.name for one in layout.cuts[0].crossing] == ["blocks.0"]
     assert torch.equal(loss_in_stages(job, layout), loss_as_a_whole(job))
 
 
-def test_values_after_the_activation_in_the_tuple_may_not_be_used_later() -> None:
+def test_values_after_the_activation_in_the_tuple_cross_if_they_are_used_later() -> None:
     def body(self: Any, x: torch.Tensor) -> torch.Tensor:
         sides = []
         for block in self.blocks:
@@ -286,24 +291,49 @@ def test_values_after_the_activation_in_the_tuple_may_not_be_used_later() -> Non
         return x + torch.stack(sides).sum()
 
     job = make_job(body, lambda: Returning(lambda x: (x, x.mean())))
-    assert_uncut(job, "a value computed in section 0")
+    layout = trace(job)
+    assert [one.name for one in layout.cuts[1].crossing] == [
+        "blocks.1",
+        "blocks.0[1]",
+        "blocks.1[1]",
+    ]
+    assert torch.equal(loss_in_stages(job, layout), loss_as_a_whole(job))
 
 
 @pytest.mark.parametrize(
     ("wrap", "message"),
     [
-        (lambda x: {0: x}, "must return a floating-point tensor.*got dict"),
-        (lambda x: (x.long(),), "must return a floating-point tensor"),
-        (lambda x: (x, object()), "returns a object besides its activation"),
-        (
-            lambda x: (x, (x, x)),
-            r"a tuple besides .* such as nn\.LSTM, goes into a module",
-        ),
-        (lambda x: Pair(x, x), r"the named tuple Pair: return tuple\(\.\.\.\) of it"),
+        (lambda x: (x.long(),), r"must return a floating-point tensor, or .*: got Tensor"),
+        (lambda x: (x, object()), "returns a object besides its activation: return tensors"),
     ],
 )
 def test_blocks_with_other_outputs_are_not_cut(wrap: Any, message: str) -> None:
     assert_uncut(make_job(first_of, lambda: Returning(wrap)), message)
+
+
+@dataclass
+class Hidden:
+    states: torch.Tensor
+    kind: str
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.states
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda x: {0: x},
+        lambda x: [x, (x, x)],
+        lambda x: Pair(x, x),
+        lambda x: Hidden(x, "hidden"),
+    ],
+)
+def test_a_block_may_return_any_pytree(wrap: Any) -> None:
+    job = make_job(first_of, lambda: Returning(wrap))
+    layout = trace(job)
+    assert [len(cut.crossing) for cut in layout.cuts] == [1, 1, 1]
+    assert torch.equal(loss_in_stages(job, layout), loss_as_a_whole(job))
 
 
 # --- Values of the batch -----------------------------------------------------------------

@@ -1,0 +1,254 @@
+"""Any tensors pass cuts, and neither loss nor gradients depend on where the cuts are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations
+from typing import Any
+
+import pytest
+import torch
+from tests.chains import batch_of, run_chain, same_bits, seeds, tensors_of
+from tests.families import FAMILIES
+from tests.unit.pipeline.blocks import WIDTH, Blocks, linear, make_job, plain
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from spottrain.errors import UserCodeError
+from spottrain.pipeline.model.checks.rehearsal import rehearse
+from spottrain.pipeline.model.data import seed_everything
+from spottrain.pipeline.model.inspect import model_facts
+from spottrain.pipeline.model.job import TrainingJob
+from spottrain.pipeline.model.sections import ModelLayout
+from spottrain.pipeline.model.skeleton import materialise
+from spottrain.pipeline.model.stage import StageModel
+from spottrain.pipeline.model.tracer import trace
+from spottrain.wire.model import Precision
+
+
+def residual(self: Any, x: torch.Tensor) -> torch.Tensor:
+    x = self.embed(x)
+    for block in self.blocks:
+        x = x + block(x)
+    return self.head(x)  # type: ignore[no-any-return]
+
+
+def recomputed(self: Any, x: torch.Tensor) -> torch.Tensor:
+    x = self.embed(x)
+    for block in self.blocks:
+        x = x + checkpoint(block, nn.functional.dropout(x), use_reentrant=True)
+    return x
+
+
+def skipping(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """As a UNet does."""
+    first = self.blocks[0](x)
+    second = self.blocks[1](first)
+    return self.blocks[3](self.blocks[2](second) + first)  # type: ignore[no-any-return]
+
+
+def over_all(self: Any, x: torch.Tensor) -> torch.Tensor:
+    outputs = []
+    for block in self.blocks:
+        x = block(x)
+        outputs.append(x)
+    return torch.cat(outputs)
+
+
+class Conditioned(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor, condition: torch.Tensor) -> torch.Tensor:
+        return x * self.scale(condition)  # type: ignore[no-any-return]
+
+
+def conditioned(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """As diffusion models do with a timestep."""
+    condition = self.embed(x)
+    for block in self.blocks:
+        x = block(x, condition)
+    return x
+
+
+class TwoStreams(nn.Module):
+    """Of which one is turned over, and integers go along."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = linear(), linear()
+
+    def forward(self, streams: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        x, y = streams["x"], streams["y"]
+        chosen = (x + streams["chosen"][:, None]).argmax(-1)
+        return {"chosen": chosen, "y": (y.T + self.one(x).T).T, "x": self.other(y).relu() + x}
+
+
+def two_streams(self: Any, x: torch.Tensor) -> torch.Tensor:
+    streams = {"x": self.embed(x), "y": x, "chosen": torch.zeros(len(x), dtype=torch.int64)}
+    for block in self.blocks:
+        streams = block(streams)
+    return self.head(streams["x"] + streams["y"]) * streams["chosen"][:, None]  # type: ignore[no-any-return]
+
+
+class Helped(nn.Module):
+    """A model with a frozen one inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student = Blocks(plain, linear)
+        self.teacher = Blocks(lambda self, x: self.embed(x), linear)
+        self.teacher.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        target = self.teacher(x)
+        return self.student(x) - target  # type: ignore[no-any-return]
+
+
+TEACHER = Blocks(plain, lambda: nn.Dropout(0.5)).requires_grad_(False)
+
+
+def with_teacher(model: nn.Module, batch: Any) -> Any:
+    target = TEACHER(batch.cpu()).to(batch.device)
+    return (model(batch) - target).sum(), len(batch)
+
+
+def with_noise(model: nn.Module, batch: Any) -> Any:
+    noise = torch.rand(len(batch), device=batch.device)
+    return (model(batch).flatten(1).sum(1) * noise).sum(), len(batch)
+
+
+def dropping_half() -> nn.Module:
+    return nn.Sequential(linear(), nn.Dropout(0.5))
+
+
+JOBS: dict[str, tuple[TrainingJob, Sequence[int]]] = {
+    "residuals outside of blocks": (make_job(residual), (2, 2, 2)),
+    "residuals around checkpoints": (make_job(recomputed, dropping_half), (2, 2, 2)),
+    "a skip over blocks": (make_job(skipping), (1, 2, 2)),
+    "a second tensor for all blocks": (make_job(conditioned, Conditioned), (2, 2, 2)),
+    "outputs of all blocks": (make_job(over_all), (1, 2, 3)),
+    "two streams and integers": (make_job(two_streams, TwoStreams), (3, 3, 3)),
+    "a teacher with dropout": (make_job(plain, loss=with_teacher), (2, 2, 2)),
+    "a frozen module": (make_job(plain, model=Helped), (2, 2, 2)),
+    "noise before the model": (make_job(plain, loss=with_noise), (2, 2, 2)),
+}
+
+
+@pytest.mark.parametrize("kind", JOBS)
+def test_loss_and_gradients_have_the_same_bits_whatever_the_cuts(kind: str) -> None:
+    job, crossing = JOBS[kind]
+    layout = trace(job)
+    assert [len(cut.crossing) for cut in layout.cuts] == [*crossing], layout.uncut
+    assert rehearse(job, layout) == ()
+    every = [inner for k in range(4) for inner in combinations((1, 2, 3), k)]
+    compare(job, layout, every)
+
+
+@pytest.mark.parametrize("kind", ["residuals outside of blocks", "two streams and integers"])
+def test_a_cut_model_trains_as_torch_does(kind: str) -> None:
+    job, _ = JOBS[kind]
+    layout = trace(job)
+    batch, tensors = batch_of(job, 3), tensors_of(job, layout)
+    _, _, gradients = run_chain(job, layout, [0, 2, 4], batch, tensors)
+    model = materialise(job, seed=1).train()
+    seed_everything(seeds(0))
+    job.loss(model, batch)[0].backward()  # type: ignore[no-untyped-call]
+    for (_, name), gradient in gradients.items():
+        assert same_bits(gradient, model.get_parameter(name).grad), name
+
+
+class Product(nn.Module):
+    """Uses what it is given several times, in a narrower type under autocast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.three = linear(), linear(), linear()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x + self.one(x) * self.two(x) * self.three(x)).float()
+
+
+def test_autocast_converts_what_has_come_in_as_what_was_made_here() -> None:
+    job = make_job(plain, Product)
+    compare(job, trace(job), [(), (1, 2, 3)], "bf16")
+
+
+@pytest.mark.rotated
+@pytest.mark.parametrize(
+    ("name", "sections"),
+    [("T5", 8), ("BART", 8), ("Whisper", 8), ("DeBERTa-v3", 4), ("CLIP", 4), ("DiT by hand", 4)],
+)
+def test_real_models_have_the_same_bits_whatever_the_cuts(name: str, sections: int) -> None:
+    job = FAMILIES[name].job()
+    layout = trace(job)
+    assert layout.num_sections == sections
+    compare(job, layout, [(), (sections // 2,), tuple(range(1, sections))])
+
+
+def compare(
+    job: TrainingJob,
+    layout: ModelLayout,
+    every: Sequence[tuple[int, ...]],
+    precision: Precision = "fp32",
+) -> None:
+    batch, tensors = batch_of(job, 3), tensors_of(job, layout)
+    one: Any = None
+    for inner in every:
+        bounds = [0, *inner, layout.num_sections]
+        with torch.random.fork_rng():
+            loss, _, gradients = run_chain(job, layout, bounds, batch, tensors, precision)
+        one = one or (loss, gradients)
+        assert same_bits(loss, one[0]), bounds
+        for key, gradient in gradients.items():
+            assert same_bits(gradient, one[1][key]), (bounds, key)
+
+
+# --- What is known of them -----------------------------------------------------------------
+
+
+def test_all_that_passes_a_cut_counts_for_its_bytes() -> None:
+    job, _ = JOBS["two streams and integers"]
+    facts = model_facts(job, trace(job))
+    each = (8 + 4 * WIDTH + 4 * WIDTH) * 1
+    assert [s.activation_bytes_per_example for s in facts.sections] == [each, each, each, 0]
+
+
+def test_what_has_no_gradient_is_known() -> None:
+    layout = trace(JOBS["two streams and integers"][0])
+    assert {(one.dtype, one.has_gradient) for one in layout.cuts[0].crossing} == {
+        (torch.int64, False),
+        (torch.float32, True),
+    }
+
+
+# --- What is refused -----------------------------------------------------------------------
+
+
+def test_code_between_blocks_that_is_another_one_in_evaluations_keeps_a_model_whole() -> None:
+    def body(self: Any, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x)
+        for block in self.blocks:
+            x = x + block(x) if self.training else block(x) - x
+        return x
+
+    job = make_job(body)
+    assert trace(job).num_sections == 4
+    evaluated = replace(job, heldout=job.dataset)
+    assert "in evaluations other values pass" in trace(evaluated).uncut
+
+
+def test_code_between_blocks_that_changes_later_is_told() -> None:
+    def body(self: Any, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x)
+        for block in self.blocks:
+            x = x + block(x) if len(x) < 3 else x * block(x)
+        return x
+
+    job = make_job(body)
+    layout = trace(job)
+    stage = StageModel(job, layout, range(2), tensors_of(job, layout))
+    with pytest.raises(UserCodeError, match="must run the same code between its blocks each time"):
+        stage.forward(batch_of(job, 3), [], seeds)
