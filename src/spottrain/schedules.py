@@ -96,16 +96,25 @@ def _schedule(
     return factor
 
 
+def job_steps() -> int:
+    """Return the job's number of mini-batches.
+
+    Raises:
+        UserCodeError: It is not known here.
+    """
+    text = os.environ.get(STEPS_VARIABLE)
+    if text is None:
+        raise UserCodeError(
+            f"the number of steps is not known outside of a job: set {STEPS_VARIABLE}, "
+            "or give steps= to the schedule"
+        )
+    return int(text)
+
+
 def _lengths(steps: int | None, warmup_steps: float, final: float) -> tuple[int, int]:
     """Return the numbers of all steps and of those of the warm-up."""
     if steps is None:
-        text = os.environ.get(STEPS_VARIABLE)
-        if text is None:
-            raise UserCodeError(
-                f"the number of steps is not known outside of a job: set {STEPS_VARIABLE}, "
-                "or give steps= to the schedule"
-            )
-        steps = int(text)
+        steps = job_steps()
     if not 0 <= final <= 1:
         raise UserCodeError(f"final must be from 0 to 1: got {final}")
     return steps, _number("warmup_steps", warmup_steps, steps)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from spottrain import hf
 from spottrain.errors import UserCodeError
-from spottrain.hf import best_fit
+from spottrain.hf.examples import best_fit
 
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
