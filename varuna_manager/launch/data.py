@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -139,15 +139,28 @@ def ensure_data(config: JobConfig, say: Say = lambda line: None) -> None:
             os.environ[variable(name)] = one.sample
     if not missing:
         return
-    cache = Cache(home() / "cache" / "data")
     if is_local:
-        os.environ.update(fetch_data(data_requests(missing), cache, say))
+        os.environ.update(local_data(missing, say))
         return
     for request in _small(missing):
         try:
-            os.environ.update(fetch_data([request], cache, say))
+            os.environ.update(fetch_data([request], _cache(), say))
         except (DataError, DataUnavailableError) as error:
             say(f"{error}; the model is inspected without this data")
+
+
+def local_data(data: Mapping[str, DataConfig], say: Say = lambda line: None) -> dict[str, str]:
+    """Return the environment variables of data for VMs that are this machine, fetched.
+
+    Raises:
+        DataError: It cannot be fetched.
+        DataUnavailableError: Its source is unavailable at present.
+    """
+    return fetch_data(data_requests(data), _cache(), say)
+
+
+def _cache() -> Cache:
+    return Cache(home() / "cache" / "data")
 
 
 def _small(data: dict[str, DataConfig]) -> Iterator[DataRequest]:

@@ -26,6 +26,7 @@ from spottrain.varuna_manager.core.model.state import (
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.follow import Follower, folder_of, read_state
 from spottrain.varuna_manager.launch import control
+from spottrain.varuna_manager.launch.data import local_data
 from spottrain.varuna_manager.launch.submit import can_be_resumed
 from spottrain.varuna_manager.offers.fleets import JobThroughputs
 from spottrain.varuna_manager.pool.core.model import (
@@ -108,6 +109,8 @@ class WatchedJob:
         """
         config = self.folder.config()
         environment = {**os.environ, **config.env, **self.secrets}
+        if config.resources.provider == "local":
+            environment |= local_data(config.data)
         self.manager = self.folder.start(environment)
 
     def tell(self, grant: PoolGrant) -> None:
