@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.utils._pytree import TreeSpec, tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
@@ -150,7 +151,7 @@ class Recorder(OperationMode):
 
     def take(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Note what a call returns that stages know by name; return a tensor of its own."""
-        if tensor.layout != torch.strided or isinstance(tensor, nn.Parameter):
+        if not strided_tensors(tensor) or isinstance(tensor, nn.Parameter):
             return tensor
         if id(tensor) in self._made:  # a call has returned what it was given
             self.given = [tensor]
@@ -509,7 +510,9 @@ def strided_tensors(tree: Any) -> list[torch.Tensor]:
     return [
         leaf
         for leaf in tree_leaves(tree)
-        if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided
+        if isinstance(leaf, torch.Tensor)
+        and leaf.layout == torch.strided
+        and not is_functorch_wrapped_tensor(leaf)  # inside of torch.func
     ]
 
 
