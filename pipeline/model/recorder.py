@@ -16,7 +16,7 @@ from torch.utils.flop_counter import flop_registry
 
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.base.operations import OperationMode
-from spottrain.pipeline.model.naming import Naming, is_call
+from spottrain.pipeline.model.naming import is_call
 
 _FILLS = ("zeros", "ones", "empty", "full")
 _VALUE_FREE = frozenset(
@@ -148,6 +148,15 @@ class Recorder(OperationMode):
         """Register the facts about a tensor."""
         storage = tensor.untyped_storage()
         self._values[storage._cdata] = _Value(storage, **what)
+
+    def before(self, arguments: Any) -> None:
+        """Note what the user's code gives to a function of torch's."""
+        self.given = strided_tensors(arguments)
+
+    def after(self, result: Any) -> None:
+        """Note what the function has returned, if it has no name."""
+        self.made(result, "", self.section)
+        self.given = []
 
     def take(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Note what a call returns that stages know by name; return a tensor of its own."""
@@ -318,29 +327,6 @@ class Recorder(OperationMode):
         for value in self._registered(_written(func, args, kwargs)):
             if name := value.buffer or value.parameter:
                 refuse_change(name, self.where())
-
-
-class Watch(Naming):
-    """Shows a recorder what the user's code takes from call to call."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        super().__init__(recorder.take, lambda: recorder.section)
-        self._recorder = recorder
-
-    def __torch_function__(
-        self,
-        function: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Run a function of torch's."""
-        recorder = self._recorder
-        recorder.given = strided_tensors((args, kwargs))
-        result = super().__torch_function__(function, types, args, kwargs)
-        recorder.made(result, "", recorder.section)
-        recorder.given = []
-        return result
 
 
 class KnownValues:

@@ -29,13 +29,12 @@ from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import Batch, TrainingJob
 from spottrain.pipeline.model.libraries import base_name
 from spottrain.pipeline.model.loss import loss_sums
-from spottrain.pipeline.model.naming import leaf_name
+from spottrain.pipeline.model.naming import Naming, leaf_name
 from spottrain.pipeline.model.recorder import (
     CrossingFacts,
     CutFacts,
     Recorder,
     TraceFacts,
-    Watch,
     refuse_change,
     strided_tensors,
 )
@@ -89,8 +88,11 @@ class _DryRun:
         self._model = build_skeleton(job.model)
         self._slots = parameter_slots(self._model)
         self.places, self._cut_names = places, places.cuts
-        self._recorder = Recorder(names=whole is not None)
-        self._watch, self._whole = Watch(self._recorder), whole or ()
+        recorder = self._recorder = Recorder(names=whole is not None)
+        self._naming = Naming(
+            recorder.take, lambda: recorder.section, recorder.before, recorder.after
+        )
+        self._whole = whole or ()
         self._fill()
         stand_in = self._stand_in
         self._swaps = [{name: stand_in(name) for name in tied} for _ in self._cut_names]
@@ -111,7 +113,7 @@ class _DryRun:
             replaced(checkpoint, "CheckpointFunction", NotReentrant),
             self._counting(),
             self._recorder,
-            self._watch,
+            self._naming,
             user_code("loss"),
         ):
             result = self._job.loss(self._model, batch)
@@ -172,14 +174,14 @@ class _DryRun:
             setattr(module, attribute, parameter)
 
     def _reporting(self, name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
-        recorder, watch = self._recorder, self._watch
+        recorder, naming = self._recorder, self._naming
         is_cut, is_whole = name in self._cut_names, name in self._whole
 
         def run(*args: Any, **kwargs: Any) -> Any:
             begin = recorder.section
             recorder.stack.append(name)
             try:
-                with watch.inside() if is_cut or is_whole else contextlib.nullcontext():
+                with naming.inside() if is_cut or is_whole else contextlib.nullcontext():
                     output = forward(*args, **kwargs)
             finally:
                 recorder.stack.pop()
@@ -187,7 +189,7 @@ class _DryRun:
             if is_cut:
                 with torch._C.DisableTorchFunction():
                     return self._cut(name, args, kwargs, output)
-            return watch.named(name, output) if is_whole else output
+            return naming.named(name, output) if is_whole else output
 
         return run
 
