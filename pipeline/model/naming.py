@@ -27,11 +27,20 @@ class Naming(TorchFunctionMode):
     Args:
         take: Told each tensor and its name.
         section: Returns the section that runs.
+        before: Told the arguments of every call, named or not.
+        after: Told the result of every call.
     """
 
-    def __init__(self, take: Take, section: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        take: Take,
+        section: Callable[[], int],
+        before: Callable[[Any], None] = lambda _: None,
+        after: Callable[[Any], None] = lambda _: None,
+    ) -> None:
         super().__init__()
         self._take, self._section = take, section
+        self._before, self._after = before, after
         self._depth = 0
         """Modules around the current call that are named themselves."""
         self.calls: Counter[str] = Counter()
@@ -45,8 +54,12 @@ class Naming(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run a function of torch's."""
+        self._before((args, kwargs))
         result = function(*args, **(kwargs or {}))
-        return result if self._depth else self.named(getattr(function, "__name__", ""), result)
+        if not self._depth:
+            result = self.named(getattr(function, "__name__", ""), result)
+        self._after(result)
+        return result
 
     @property
     def is_inside(self) -> bool:

@@ -10,12 +10,13 @@ from typing import Any, NoReturn
 
 import torch
 from torch import nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.utils._pytree import TreeSpec, tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.base.operations import OperationMode
-from spottrain.pipeline.model.naming import Naming, is_call
+from spottrain.pipeline.model.naming import is_call
 
 _FILLS = ("zeros", "ones", "empty", "full")
 _VALUE_FREE = frozenset(
@@ -148,9 +149,18 @@ class Recorder(OperationMode):
         storage = tensor.untyped_storage()
         self._values[storage._cdata] = _Value(storage, **what)
 
+    def before(self, arguments: Any) -> None:
+        """Note what the user's code gives to a function of torch's."""
+        self.given = strided_tensors(arguments)
+
+    def after(self, result: Any) -> None:
+        """Note what the function has returned, if it has no name."""
+        self.made(result, "", self.section)
+        self.given = []
+
     def take(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Note what a call returns that stages know by name; return a tensor of its own."""
-        if tensor.layout != torch.strided or isinstance(tensor, nn.Parameter):
+        if not strided_tensors(tensor) or isinstance(tensor, nn.Parameter):
             return tensor
         if id(tensor) in self._made:  # a call has returned what it was given
             self.given = [tensor]
@@ -317,29 +327,6 @@ class Recorder(OperationMode):
         for value in self._registered(_written(func, args, kwargs)):
             if name := value.buffer or value.parameter:
                 refuse_change(name, self.where())
-
-
-class Watch(Naming):
-    """Shows a recorder what the user's code takes from call to call."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        super().__init__(recorder.take, lambda: recorder.section)
-        self._recorder = recorder
-
-    def __torch_function__(
-        self,
-        function: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Run a function of torch's."""
-        recorder = self._recorder
-        recorder.given = strided_tensors((args, kwargs))
-        result = super().__torch_function__(function, types, args, kwargs)
-        recorder.made(result, "", recorder.section)
-        recorder.given = []
-        return result
 
 
 class KnownValues:
@@ -509,7 +496,9 @@ def strided_tensors(tree: Any) -> list[torch.Tensor]:
     return [
         leaf
         for leaf in tree_leaves(tree)
-        if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided
+        if isinstance(leaf, torch.Tensor)
+        and leaf.layout == torch.strided
+        and not is_functorch_wrapped_tensor(leaf)  # inside of torch.func
     ]
 
 

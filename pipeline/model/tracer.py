@@ -29,13 +29,12 @@ from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import Batch, TrainingJob
 from spottrain.pipeline.model.libraries import base_name
 from spottrain.pipeline.model.loss import loss_sums
-from spottrain.pipeline.model.naming import leaf_name
+from spottrain.pipeline.model.naming import Naming, leaf_name
 from spottrain.pipeline.model.recorder import (
     CrossingFacts,
     CutFacts,
     Recorder,
     TraceFacts,
-    Watch,
     refuse_change,
     strided_tensors,
 )
@@ -89,8 +88,11 @@ class _DryRun:
         self._model = build_skeleton(job.model)
         self._slots = parameter_slots(self._model)
         self.places, self._cut_names = places, places.cuts
-        self._recorder = Recorder(names=whole is not None)
-        self._watch, self._whole = Watch(self._recorder), whole or ()
+        recorder = self._recorder = Recorder(names=whole is not None)
+        self._naming = Naming(
+            recorder.take, lambda: recorder.section, recorder.before, recorder.after
+        )
+        self._whole = whole or ()
         self._fill()
         stand_in = self._stand_in
         self._swaps = [{name: stand_in(name) for name in tied} for _ in self._cut_names]
@@ -111,7 +113,7 @@ class _DryRun:
             replaced(checkpoint, "CheckpointFunction", NotReentrant),
             self._counting(),
             self._recorder,
-            self._watch,
+            self._naming,
             user_code("loss"),
         ):
             result = self._job.loss(self._model, batch)
@@ -172,14 +174,14 @@ class _DryRun:
             setattr(module, attribute, parameter)
 
     def _reporting(self, name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
-        recorder, watch = self._recorder, self._watch
+        recorder, naming = self._recorder, self._naming
         is_cut, is_whole = name in self._cut_names, name in self._whole
 
         def run(*args: Any, **kwargs: Any) -> Any:
             begin = recorder.section
             recorder.stack.append(name)
             try:
-                with watch.inside() if is_cut or is_whole else contextlib.nullcontext():
+                with naming.inside() if is_cut or is_whole else contextlib.nullcontext():
                     output = forward(*args, **kwargs)
             finally:
                 recorder.stack.pop()
@@ -187,7 +189,7 @@ class _DryRun:
             if is_cut:
                 with torch._C.DisableTorchFunction():
                     return self._cut(name, args, kwargs, output)
-            return watch.named(name, output) if is_whole else output
+            return naming.named(name, output) if is_whole else output
 
         return run
 
@@ -313,7 +315,10 @@ def trace(job: TrainingJob) -> ModelLayout:
 
 
 def _trace_first_choice(job: TrainingJob) -> ModelLayout:
-    """Trace the model cut at the first places that suit its code, else whole."""
+    """Trace the model cut at the first places that suit its code, else whole.
+
+    Places where one tensor passes each cut go first, unless they leave most of it uncut.
+    """
     model = _check_factory(job)
     with user_code("data set or collate"):
         example = job.dataset[0]
@@ -324,14 +329,28 @@ def _trace_first_choice(job: TrainingJob) -> ModelLayout:
         choices = find_cuts(model)
     except UserCodeError as error:
         refused, choices = error, []
+    over_several: ModelLayout | None = None
     for places in choices:
         try:
-            return _trace(job, places, batches)
+            layout = _trace(job, places, batches)
         except UserCodeError as error:
             # The model's code does not run these one after another, once each.
             if refused is None or not places.is_guess:
                 refused = error
-    assert refused is not None
+            continue
+        is_worse = places.is_guess or _is_lopsided(layout)
+        if not _passes_several(layout):
+            if over_several is None or not is_worse:
+                return layout
+        elif over_several is None and not (places.is_guess and _is_lopsided(layout)):
+            over_several = layout
+    if over_several is not None:
+        return over_several
+    if refused is None:
+        refused = UserCodeError(
+            "model cannot be cut: several tensors would pass wherever it can be, and one section "
+            "would still hold most of it"
+        )
     whole = _trace(job, WHOLE, batches)  # what is wrong without cuts, too, is raised here
     if any(places.is_by_hand for places in choices):
         raise UserCodeError(
@@ -339,6 +358,16 @@ def _trace_first_choice(job: TrainingJob) -> ModelLayout:
             refused.traceback,
         ) from refused
     return replace(whole, uncut=str(refused))
+
+
+def _passes_several(layout: ModelLayout) -> bool:
+    return any(len(cut.crossing) > 1 for cut in layout.cuts)
+
+
+def _is_lopsided(layout: ModelLayout) -> bool:
+    """Return whether one section holds more than half of the parameters."""
+    num_bytes = [layout.param_bytes(k) for k in range(layout.num_sections)]
+    return 2 * max(num_bytes) > sum(num_bytes)
 
 
 def _trace(job: TrainingJob, places: CutPlaces, batches: list[Batch]) -> ModelLayout:
@@ -367,16 +396,8 @@ def _trace(job: TrainingJob, places: CutPlaces, batches: list[Batch]) -> ModelLa
         # Else values were read in ways that no recorder sees.
         reads = frozenset(first.reads_batch | second.reads_batch)
         layout = replace(layout, blank=blank_of(*batches), reads_batch=reads)
-    several = any(len(cut.crossing) > 1 for cut in layout.cuts)
-    if several and places.is_guess:
-        num_bytes = [layout.param_bytes(k) for k in range(layout.num_sections)]
-        if 2 * max(num_bytes) > sum(num_bytes):
-            raise UserCodeError(
-                f"model cannot be cut: at {places.blocks} several tensors would pass, and one "
-                "section would still hold most of it"
-            )
     spares_batches = layout.blank is not None and len(layout.reads_batch) < layout.num_sections
-    if not (several or spares_batches):
+    if not (_passes_several(layout) or spares_batches):
         return layout
     evaluated = _evaluated(job, layout, places, whole)
     if evaluated is None or any(facts.checks_batch for facts in evaluated):

@@ -168,7 +168,8 @@ class Product(nn.Module):
         self.one, self.two, self.three = linear(), linear(), linear()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (x + self.one(x) * self.two(x) * self.three(x)).float()
+        product: torch.Tensor = x + self.one(x) * self.two(x) * self.three(x)
+        return product.float()
 
 
 def test_autocast_converts_what_has_come_in_as_what_was_made_here() -> None:

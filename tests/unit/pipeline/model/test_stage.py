@@ -295,7 +295,7 @@ def test_blocks_that_run_outside_the_loss_are_refused() -> None:
     stage = StageModel(job, layout, range(4), tensors_of(layout))
     loss, *_ = stage.forward(BATCH, [], seeds)
     with pytest.raises(UserCodeError, match=r"ran outside loss: .*torch\.utils\.check"):
-        loss.backward()
+        torch.autograd.backward(loss)
 
 
 def test_a_loss_may_change_the_containers_of_its_batch() -> None:
