@@ -78,6 +78,7 @@ def test_it_can_do_all_that_its_cloud_can(fake: Fake) -> None:
     assert can == ABILITIES | WORDS[type(fake)].more
 
 
+@EVERY
 @pytest.mark.parametrize("kind", ["drop", "lost", "hang"])
 def test_a_launch_without_an_answer_is_neither_repeated_nor_forgotten(
     fake: Fake, kind: str
