@@ -45,6 +45,7 @@ from spottrain.gpus.nvml import NoNvmlError, open_nvml
 from spottrain.gpus.slots import device_of
 from spottrain.gpus.watch import GpuWatch
 from spottrain.logs import LOG_CHECK_S, log_to_stderr, rotate
+from spottrain.network import interface_of, network_environment
 from spottrain.varuna_manager.agent.client import (
     LOG_PUSH_S,
     AgentError,
@@ -57,7 +58,6 @@ from spottrain.varuna_manager.agent.client import (
     VmFencedError,
     tail,
 )
-from spottrain.varuna_manager.agent.network import interface_of, network_environment
 from spottrain.varuna_manager.agent.supervisor import (
     LOG,
     LOOK_S,

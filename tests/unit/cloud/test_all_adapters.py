@@ -73,11 +73,12 @@ WORDS: dict[type[Fake], Words] = {
 
 def test_it_can_do_all_that_its_cloud_can(fake: Fake) -> None:
     provider = fake.provider()
-    asked = ABILITIES | {CloudProvider.move, CloudProvider.start_agent}
+    asked: set[Any] = ABILITIES | {CloudProvider.move, CloudProvider.start_agent}
     can = {ability for ability in asked if provider.can(ability)}
     assert can == ABILITIES | WORDS[type(fake)].more
 
 
+@EVERY
 @pytest.mark.parametrize("kind", ["drop", "lost", "hang"])
 def test_a_launch_without_an_answer_is_neither_repeated_nor_forgotten(
     fake: Fake, kind: str

@@ -125,7 +125,7 @@ def test_the_local_providers_data_is_fetched_once(url: str, s3: S3) -> None:
     told: list[str] = []
     job_data.ensure_data(job({}, corpus=url), told.append)
     assert os.environ[CORPUS] == str(found)
-    assert told == ["corpus: is cached, 4 bytes"]
+    assert told == ["corpus: is cached, 4 B"]
 
 
 def test_the_local_providers_data_must_be_there(s3: S3) -> None:

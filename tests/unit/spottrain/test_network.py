@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from spottrain.varuna_manager.agent import network
-from spottrain.varuna_manager.agent.network import interface_of, network_environment
+from spottrain import network
+from spottrain.network import interface_of, network_environment
 
 
 @pytest.mark.parametrize("cloud", ["aws", "gcp", "azure", "local", "none"])
