@@ -6,6 +6,7 @@ Runs in a child of the manager or the CLI, which never import torch.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -269,6 +270,9 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--layout", type=Path, help="where to keep it for supervisors")
     chosen = parser.parse_args(arguments)
+    for name in ("workdir", "layout"):
+        if (path := getattr(chosen, name)) is not None:
+            setattr(chosen, name, path.resolve())
 
     def facts() -> ModelFacts | CodeDetails:
         job = load_job(chosen.entrypoint, chosen.workdir)
@@ -314,9 +318,12 @@ def main(arguments: list[str] | None = None) -> int:
     def helpers() -> Digests:
         return helper_digests(trace(load_job(chosen.entrypoint, chosen.workdir)).helpers)
 
-    if chosen.helpers:
-        return answer(helpers)
-    return answer(others if chosen.digests else facts)
+    # As on VMs: a file that is named from there is found or missed here, too.
+    there = chosen.workdir if chosen.workdir.is_dir() else Path.cwd()
+    with contextlib.chdir(there):
+        if chosen.helpers:
+            return answer(helpers)
+        return answer(others if chosen.digests else facts)
 
 
 if __name__ == "__main__":

@@ -578,6 +578,8 @@ def main() -> None:
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     os.environ["SPOTTRAIN_STEPS"] = str(greeting.spec.steps)
     hide(greeting.spec.secrets)
+    if os.path.isdir(greeting.workdir):
+        os.chdir(greeting.workdir)  # user code opens files from there, as where it was inspected
     loaded = None
     failure: messages.Report | None = unfit(greeting.gpus)
     if failure is None and not load_in_workers:
@@ -596,7 +598,7 @@ def main() -> None:
                 "itself, which takes longer"
             )
             greeting = dataclasses.replace(greeting, warnings=(*greeting.warnings, told))
-            argv = [sys.executable, "-m", module, _LOAD_IN_WORKERS, encode(greeting)]
+            argv = [sys.executable, "-P", "-m", module, _LOAD_IN_WORKERS, encode(greeting)]
             os.execv(sys.executable, argv)
     finish_output()  # else children would write it, too
     supervisor = Supervisor(greeting, reports, loaded)
