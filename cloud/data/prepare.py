@@ -11,6 +11,7 @@ from pathlib import Path
 from spottrain.cloud.data.cache import Cache, ReportProgress
 from spottrain.cloud.data.request import (
     DataError,
+    DataMissingError,
     DataRequest,
     DataUnavailableError,
     short_hash,
@@ -69,11 +70,11 @@ def _existing_path(request: DataRequest) -> Path:
     """Return the path of data that the machine already has.
 
     Raises:
-        DataError: it does not exist.
+        DataMissingError: it does not exist.
     """
     path = Path(request.path).expanduser()
     if not path.exists():
-        raise DataError(f"{request.what}: does not exist; check the path")
+        raise DataMissingError(f"{request.what}: does not exist; check the path")
     return path
 
 

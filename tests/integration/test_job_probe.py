@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from tests.integration.jobs import Job
-
-pytestmark = pytest.mark.rotated(parts=[9])
 
 
 def test_a_local_vm_is_rented_only_when_asked_for_and_measures(tmp_path: Path) -> None:

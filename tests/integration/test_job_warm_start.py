@@ -15,8 +15,6 @@ from spottrain.pipeline.state.checkpoint import load_section
 from spottrain.storage.open import open_store
 from spottrain.wire.messages import CheckpointSaved
 
-pytestmark = pytest.mark.rotated(parts=[3])
-
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:

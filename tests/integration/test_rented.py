@@ -170,7 +170,6 @@ def argv(pid: int) -> bytes:
     return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
-@pytest.mark.rotated
 def test_several_agents_are_started_at_the_same_time(cloud: AwsVms) -> None:
     provider = cloud.provider()
     vms = provider.launch(wish(provider, 3)).vms
@@ -404,7 +403,6 @@ def test_one_vm_carries_the_calls_of_all_and_another_takes_its_place(
         manager.server_close()
 
 
-@pytest.mark.rotated
 def test_a_relay_that_is_back_at_another_port_is_known_to_all(cloud: AwsVms) -> None:
     manager = Listener(ensure_identity(cloud.folder, ("127.0.0.1",)))
     try:
@@ -453,7 +451,6 @@ def refuse(other: socket.socket) -> None:
             other.accept()[0].close()
 
 
-@pytest.mark.rotated
 def test_vms_are_reached_through_a_bastion(cloud: AwsVms, tmp_path: Path) -> None:
     keygen(tmp_path / "bastion-key")
     bastion = Sshd(tmp_path / "bastion", tmp_path / "bastion-key", ("LogLevel VERBOSE",))
@@ -523,7 +520,6 @@ def start_all(provider: RentedVmProvider, vms: Sequence[Vm]) -> dict[str, Starte
         return {vm.vm_id: one for vm, one in zip(vms, found, strict=True)}
 
 
-@pytest.mark.rotated
 def test_later_vms_take_archives_from_a_vm_and_packages_from_the_bucket(
     cloud: AwsVms, tmp_path: Path
 ) -> None:

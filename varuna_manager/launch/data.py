@@ -74,7 +74,10 @@ def prepare_data(config: JobConfig, say: Say) -> dict[str, float]:
                 f"{rented.cloud}.disk_gib: the data takes {size(total_bytes)}, "
                 f"including unpacked archives: got {rented.disk_gib}; raise it"
             )
-    ensure_data(config, say)
+    try:
+        ensure_data(config, say)
+    except DataMissingError as error:
+        raise ConfigError(str(error)) from error
     return dict(held)
 
 
@@ -92,6 +95,11 @@ def pinned(config: JobConfig) -> JobConfig:
                 url = pinned_url(one.to_request(name))
             except DataError as error:
                 raise ConfigError(f"data.{name}: {error}") from error
+            except DataUnavailableError as error:
+                raise DataUnavailableError(
+                    f"{error}; a launch looks up the commit of a repository: check the network, "
+                    "or HF_ENDPOINT"
+                ) from error
             one = one.model_copy(update={"url": url})
         data[name] = one
     return config.model_copy(update={"data": data})

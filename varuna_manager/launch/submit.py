@@ -279,7 +279,7 @@ def submit(
     Args:
         facts: What the tracer found out about its model.
         data_bytes: What each VM fetches, by the cloud that holds it.
-        say: Called with remarks on the weights that it begins with.
+        say: Called with remarks on the weights that it begins with, and on a former job.
         pool: The pool that it belongs to, which grants it nothing yet.
         profile: Of the model on these machines, if the job file gives none.
         measures_only: End it once its model is measured.
@@ -328,5 +328,6 @@ def submit(
         journal.close()
         with job.name_lock():
             check_name(config.name)
-            job.place(draft)
+            if former := job.place(draft):
+                say(f"the former job {config.name}, which has ended, is {former} now")
     return job, size

@@ -215,12 +215,15 @@ class Folder:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def place(self, draft: Folder) -> None:
-        """Put a draft here; what was here was ended for good, and gets another name."""
+    def place(self, draft: Folder) -> str:
+        """Put a draft here; return the new name of what was here, which has ended for good."""
+        former = ""
         if self.path.exists():
             self.mark_down()
             number = 1
             while (free := self.path.with_name(f"{self.name}.{number}")).exists():
                 number += 1
             self.path.rename(free)
+            former = free.name
         draft.path.rename(self.path)
+        return former

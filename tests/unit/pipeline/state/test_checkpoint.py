@@ -142,7 +142,6 @@ def test_a_section_may_hold_nothing_that_is_trained(store: Store) -> None:
     assert_equal(load_section(store, manifest, 0), {"frozen": torch.ones(2)})
 
 
-@pytest.mark.rotated
 def test_a_process_killed_between_files_and_manifest_leaves_the_one_before(
     tmp_path: Path,
 ) -> None:

@@ -149,7 +149,6 @@ def train(
         holder.close()
 
 
-@pytest.mark.rotated
 @ROOMY
 def test_a_disk_that_is_full_for_a_while_costs_one_checkpoint(small_disk: Path, port: int) -> None:
     """What is left of the one that failed may not take the room of the next ones."""
@@ -175,7 +174,6 @@ def test_a_disk_that_is_full_for_a_while_costs_one_checkpoint(small_disk: Path, 
     assert len(list(store.iterdir())) == 2
 
 
-@pytest.mark.rotated
 @ROOMY
 def test_finished_work_is_kept_until_it_can_be_saved(small_disk: Path, port: int) -> None:
     disk = Disk(small_disk)
@@ -199,7 +197,6 @@ def test_finished_work_is_kept_until_it_can_be_saved(small_disk: Path, port: int
     assert len(list((small_disk / "checkpoints").iterdir())) == 2
 
 
-@pytest.mark.rotated
 @ROOMY
 @pytest.mark.parametrize("why", ["asked to stop", "too late"])
 def test_finished_work_is_not_kept_for_ever(
@@ -225,7 +222,6 @@ def test_finished_work_is_not_kept_for_ever(
     assert stopped.done == (why == "too late")
 
 
-@pytest.mark.rotated
 def test_what_was_cut_short_goes_when_the_next_generation_begins(tmp_path: Path, port: int) -> None:
     store = tmp_path / "checkpoints"
     cut, later, damaged = (store / new_name(99, generation) for generation in (0, 5, 0))
@@ -254,7 +250,6 @@ def test_first_weights_that_find_no_room_leave_nothing(small_disk: Path) -> None
     assert list((small_disk / "checkpoints").iterdir()) == []
 
 
-@pytest.mark.rotated
 @pytest.mark.parametrize(("losses_per_s", "saved"), [(1e6, True), (0.0, False)])
 def test_losses_decide_how_often_checkpoints_are_saved(
     tmp_path: Path,
@@ -274,7 +269,6 @@ def test_losses_decide_how_often_checkpoints_are_saved(
     assert all((one.checkpoint_every_steps == 1) is saved for one in told)
 
 
-@pytest.mark.rotated
 def test_copies_beside_training_are_of_the_mini_batch_at_which_they_were_begun(
     tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,7 +291,6 @@ def high_water_bytes() -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
-@pytest.mark.rotated
 def test_weights_and_copies_without_numbers_take_no_memory(tmp_path: Path, port: int) -> None:
     before: list[int] = []
 

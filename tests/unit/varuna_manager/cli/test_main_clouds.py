@@ -188,7 +188,6 @@ def test_doctor_takes_a_job_without_a_cloud_too(tmp_path: Path, run: Run) -> Non
 # --- gc -------------------------------------------------------------------------------
 
 
-@pytest.mark.rotated
 def test_gc_shows_orphans_and_returns_them_only_on_request(
     aws: FakeAws, tmp_path: Path, run: Run
 ) -> None:

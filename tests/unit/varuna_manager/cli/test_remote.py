@@ -92,7 +92,6 @@ def end_all(aws: FakeAws, job: JobDir) -> None:
     provider.terminate([vm.vm_id for vm in provider.list_vms("job")])
 
 
-@pytest.mark.rotated
 def test_while_its_vm_runs_a_job_is_there_though_it_does_not_answer(job: JobDir, run: Run) -> None:
     code, out, err = run("status", "job")
     assert (code, out) == (1, "")
@@ -101,7 +100,6 @@ def test_while_its_vm_runs_a_job_is_there_though_it_does_not_answer(job: JobDir,
     assert job.remote_manager_file.exists()
 
 
-@pytest.mark.rotated
 def test_when_its_vm_is_gone_the_user_learns_once_how_to_continue(
     aws: FakeAws, job: JobDir, run: Run, tmp_path: Path
 ) -> None:
@@ -119,7 +117,6 @@ def test_when_its_vm_is_gone_the_user_learns_once_how_to_continue(
     assert "is gone" not in run("status", "job", "-o", "json")[2]
 
 
-@pytest.mark.rotated
 def test_a_job_that_is_over_is_reclaimed_and_leaves_nothing_behind(
     aws: FakeAws, job: JobDir, run: Run, tmp_path: Path
 ) -> None:
@@ -132,7 +129,6 @@ def test_a_job_that_is_over_is_reclaimed_and_leaves_nothing_behind(
     assert aws.ask("left") == []
 
 
-@pytest.mark.rotated
 def test_down_ends_the_vm_of_the_manager_as_well(aws: FakeAws, job: JobDir, run: Run) -> None:
     code, _, err = run("down", "job")
     assert code == 0, err
@@ -141,7 +137,6 @@ def test_down_ends_the_vm_of_the_manager_as_well(aws: FakeAws, job: JobDir, run:
     assert job.is_down
 
 
-@pytest.mark.rotated
 def test_a_launch_that_did_not_finish_is_gone_on_with_or_returned(
     aws: FakeAws, job: JobDir, run: Run
 ) -> None:
@@ -155,7 +150,6 @@ def test_a_launch_that_did_not_finish_is_gone_on_with_or_returned(
     assert aws.ask("left") == []
 
 
-@pytest.mark.rotated
 def test_a_vm_that_cannot_be_used_is_returned_and_its_job_can_be_launched_anew(
     aws: FakeAws, job: JobDir, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -182,7 +176,6 @@ def test_a_launch_that_fails_half_way_says_how_to_go_on_and_how_to_end(
     assert (job.is_down, job.remote_manager_file.exists()) == (False, True)
 
 
-@pytest.mark.rotated
 def test_gc_says_that_a_vm_is_a_manager_and_returns_it_only_by_name(
     aws: FakeAws, job: JobDir, run: Run, tmp_path: Path
 ) -> None:
