@@ -92,7 +92,7 @@ class Cut:
     in this section or an earlier one and is used in a later one."""
     output: TreeSpec
     """Structure of what the block returns."""
-    leaves: tuple[object, ...]
+    leaves: tuple[object, ...] = field(compare=False)  # tensors do not compare to a bool
     """Of it; those that are tensors are empty here."""
     like: tuple[int | None, ...]
     """Of each leaf, which tensor among the block's arguments has its shape and dtype."""

@@ -23,4 +23,4 @@ def size(num_bytes: float) -> str:
         num_bytes /= 1000
         if num_bytes < 1000:
             return f"{num_bytes:.1f} {unit}"
-    return f"{num_bytes / 1000:.1f} TB"
+    return f"{num_bytes / 1000:,.1f} TB"
