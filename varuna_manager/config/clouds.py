@@ -519,9 +519,31 @@ _COMPUTE = {"aws": "c7i.4xlarge", "azure": "Standard_F16s_v2", "gcp": "c3-standa
 """Of each cloud, a type without GPUs."""
 
 
+def check_named(clouds: Sequence[AnyCloud], checkpoint_path: str | None) -> None:
+    """Check that a job file names all that nobody can choose for it.
+
+    Raises:
+        ValueError: Something is missing; all of it is named.
+    """
+    missing = []
+    for cloud in clouds:
+        if not (cloud.instance_types or cloud.gpus):
+            what = f"{cloud.cloud}.instance_types or {cloud.cloud}.gpus"
+            missing.append(f"{what}: name what may be rented")
+        if isinstance(cloud, GcpConfig) and not cloud.project:
+            missing.append("gcp.project, the project that pays")
+    if checkpoint_path is None:
+        missing.append(
+            "a checkpoint.path that all VMs and this machine can access, such as "
+            "s3://bucket/prefix; VMs share nothing else"
+        )
+    if missing:
+        names = ", ".join(cloud.cloud for cloud in clouds)
+        raise ValueError(f"resources.provider {names} needs {'; and '.join(missing)}")
+
+
 def check_cloud(
     cloud: AnyCloud,
-    checkpoint_path: str | None,
     span: Span,
     device: DeviceChoice,
     precision: Precision,
@@ -532,11 +554,6 @@ def check_cloud(
         ValueError: It is wrong.
     """
     name = cloud.cloud
-    if not (cloud.instance_types or cloud.gpus):
-        raise ValueError(
-            f"resources.provider {name} needs {name}.instance_types or {name}.gpus: "
-            "name what may be rented"
-        )
     slow = cloud.slow_in(precision)
     if slow and len(slow) == len(set(cloud.kinds())):
         raise ValueError(f"{name}.{next(iter(slow))}: {next(iter(slow.values()))}")
@@ -552,13 +569,6 @@ def check_cloud(
                 f"{name} names {kind.name}, which has no GPU; set resources.device to cpu "
                 "to train on CPUs, or name types with GPUs"
             )
-    if isinstance(cloud, GcpConfig) and not cloud.project:
-        raise ValueError("resources.provider gcp needs gcp.project, the project that pays")
-    if checkpoint_path is None:
-        raise ValueError(
-            f"resources.provider {name} needs a checkpoint.path that all VMs and this "
-            "machine can access, such as s3://bucket/prefix; VMs share nothing else"
-        )
     if span != "region" and (missing := cloud.not_joined()):
         raise ValueError(
             f"resources.span {span} needs a network of your own that joins all regions, "

@@ -42,6 +42,7 @@ from spottrain.varuna_manager.config.clouds import (
     AzureConfig,
     GcpConfig,
     check_cloud,
+    check_named,
 )
 from spottrain.varuna_manager.config.data import Data, absolute_data, check_data
 from spottrain.varuna_manager.config.files import (
@@ -301,9 +302,9 @@ class JobConfig(Section):
         if self.resources.provider == "ssh":
             check_ssh(self.ssh, self.checkpoint.path, self.morphing.objective)
         elif self.clouds:
+            check_named(self.clouds, self.checkpoint.path)
             for cloud in self.clouds:
-                path, resources = self.checkpoint.path, self.resources
-                check_cloud(cloud, path, resources.span, resources.device, self.precision)
+                check_cloud(cloud, self.resources.span, self.resources.device, self.precision)
         elif self.setup:
             raise ValueError("setup cannot be used with the local provider; remove it")
         return self

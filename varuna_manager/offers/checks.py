@@ -130,6 +130,8 @@ def check_all(
     """
     for line in unknown_regions(config.clouds):
         say(line)
+    if config.clouds and config.budget.max_usd is None:
+        say("warning: no budget: nothing limits what the job costs; set budget.max_usd")
     check_here(config, say, purpose, on_vm=on_vm, adopt=adopt)
     if purpose == "launch":
         config = data.pinned(config)

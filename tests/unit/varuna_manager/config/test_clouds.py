@@ -129,7 +129,11 @@ def test_the_example_for_several_clouds_can_be_read() -> None:
 
 _NAMES = "must be local, ssh, aws, azure or gcp, or a list of clouds such as [aws, gcp]"
 MISTAKES = [
-    (several("aws", "gcp", checkpoint={}), "provider aws needs a checkpoint.path"),
+    (several("aws", "gcp", checkpoint={}), "provider aws, gcp needs a checkpoint.path"),
+    (
+        job("gcp", {}, checkpoint={}),
+        "needs gcp.instance_types or gcp.gpus: .*; and gcp.project, .*; and a checkpoint.path",
+    ),
     (several("aws", "gcp", resources={"provider": ["aws", "ssh"]}), _NAMES),
     (several("aws", "gcp", resources={"provider": []}), _NAMES),
     (several("aws", "gcp", resources={"provider": "ibm"}), f"{_NAMES}: got 'ibm'"),
