@@ -132,7 +132,7 @@ MISTAKES = [
     (several("aws", "gcp", checkpoint={}), "provider aws, gcp needs a checkpoint.path"),
     (
         job("gcp", {}, checkpoint={}),
-        "needs gcp.instance_types or gcp.gpus: .*; and gcp.project, .*; and a checkpoint.path",
+        "rented; and gcp.project, the project that pays; and a checkpoint.path",
     ),
     (several("aws", "gcp", resources={"provider": ["aws", "ssh"]}), _NAMES),
     (several("aws", "gcp", resources={"provider": []}), _NAMES),
