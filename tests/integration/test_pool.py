@@ -201,6 +201,9 @@ def test_a_job_that_has_failed_goes_on_once_it_is_mended(
 def test_a_sweep_submits_a_job_for_each_value_or_none(lab: Lab) -> None:
     job = lab.first
     job.pace(0.0)
+    (words := job.folder / "words.txt").write_text("hello")
+    job.settings |= {"entrypoint": "tiny_job:reading_job", "data": {"words": {"path": str(words)}}}
+    job.save()
     assert lab.run("create", str(lab.file)).code == 0
     refused(job.run("sweep", str(job.file), "seed=1,2,x", "--pool", "lab"), 2, "seed: must be")
     refused(
