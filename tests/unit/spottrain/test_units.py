@@ -14,4 +14,4 @@ def test_one_is_no_plural() -> None:
 
 def test_a_size_has_the_unit_that_keeps_it_short() -> None:
     given = (0, 999, 1000, 12_300_000, 5e9, 7.25e15)
-    assert [size(x) for x in given] == ["0 B", "999 B", "1.0 kB", "12.3 MB", "5.0 GB", "7250.0 TB"]
+    assert [size(x) for x in given] == ["0 B", "999 B", "1.0 kB", "12.3 MB", "5.0 GB", "7,250.0 TB"]

@@ -489,7 +489,7 @@ def test_a_vm_that_the_plan_leaves_out_is_a_spare() -> None:
         (dollars(0), "$0.00"),
         (size(999), "999 B"),
         (size(12_345_678), "12.3 MB"),
-        (size(5e15), "5000.0 TB"),
+        (size(5e15), "5,000.0 TB"),
     ],
 )
 def test_numbers_read_well(told: str, text: str) -> None:
