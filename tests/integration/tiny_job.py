@@ -144,7 +144,8 @@ def sleeping_job() -> TrainingJob:
 
 
 def reading_job() -> TrainingJob:
-    """Raises unless the job's data is on the machine."""
+    """Raises unless the job's data is on the machine, and it runs in its work folder."""
+    Path("tiny_job.py").read_text()
     if (words := data_path("words").read_text()) != "hello":
         raise ValueError(f"the data says {words}")
     return paced_job()
