@@ -212,7 +212,7 @@ def test_a_sweep_submits_a_job_for_each_value_or_none(lab: Lab) -> None:
         "the pool has vision",
     )
     assert not read_pool(lab.dir).jobs
-    answer = job.run("sweep", str(job.file), "seed=1,2", "--pool", "lab", "--set", "steps=12")
+    answer = job.run("sweep", str(job.file), "seed=1,2", "--pool", "lab", "--steps", "12")
     assert (answer.code, answer.out.split()) == (0, ["first-seed-1", "first-seed-2"]), answer.err
     for name in answer.out.split():
         until("its end", lambda name=name: ended(lab, name))  # type: ignore[misc]

@@ -52,6 +52,7 @@ def sweep(
     team: Annotated[str, typer.Option(help="The team that they belong to.")] = "",
     settings: SetOption = None,
     env: EnvOption = None,
+    steps: Annotated[int | None, typer.Option(help="Number of steps of each.")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Run all checks and print the names; submits nothing.")
     ] = False,
@@ -63,7 +64,7 @@ def sweep(
     checked before the first is submitted.
     """
     place = find_open(pool)
-    jobs = list(combinations(file, grid, read_overrides(settings or (), env or ())))
+    jobs = list(combinations(file, grid, read_overrides(settings or (), env or (), steps=steps)))
     for overrides in jobs:
         load_job_of(place.config(), file, overrides)  # all files before the first model
     say_once = functools.cache(say)  # most of what is said of one job is true of all

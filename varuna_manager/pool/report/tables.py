@@ -32,6 +32,8 @@ def spent(document: Mapping[str, Any]) -> str:
     """
     total, cap = dollars(document["usd_spent"]), dollars(document["max_usd"])
     month = document["usd_spent_this_month"]
+    if document["max_usd"] is None:
+        return f"{total} spent, no budget"
     if month is None:
         return f"{total} of {cap} spent"
     return f"{dollars(month)} of {cap} spent this month, {total} in all"
