@@ -338,9 +338,8 @@ def _trace_first_choice(job: TrainingJob) -> ModelLayout:
             if refused is None or not places.is_guess:
                 refused = error
             continue
-        is_worse = places.is_guess or _is_lopsided(layout)
         if not _passes_several(layout):
-            if over_several is None or not is_worse:
+            if over_several is None or not _is_lopsided(layout):
                 return layout
         elif over_several is None and not (places.is_guess and _is_lopsided(layout)):
             over_several = layout

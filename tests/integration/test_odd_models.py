@@ -148,7 +148,7 @@ def test_a_section_without_anything_to_train_is_calibrated(zygote: Zygote, tmp_p
         )
 
     backwards_s = [section.backward_s for section in profile.microbatches[0].sections]
-    assert 0 < backwards_s[0] < min(backwards_s[1:]) / 2  # it takes to do nothing
+    assert 0 < backwards_s[0] < max(backwards_s[1:]) / 2  # it takes to do nothing
 
 
 def test_held_out_examples_without_weight_have_no_loss(zygote: Zygote, tmp_path: Path) -> None:
