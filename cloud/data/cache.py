@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import lzma
 import os
 import re
@@ -28,7 +27,7 @@ from typing import Self
 
 from spottrain.cloud.data.request import DataError, DataRequest, short_hash
 from spottrain.cloud.data.sources import DataSource, SourceFile
-from spottrain.cloud.data.stream import prepare_stream
+from spottrain.cloud.data.stream import locked, prepare_stream
 from spottrain.units import size
 
 _CHUNK_BYTES = 1 << 20
@@ -176,18 +175,10 @@ class Cache:
 
     @contextlib.contextmanager
     def _locked(self, name: str, *, wait: bool = True) -> Iterator[bool]:
-        """Hold a dataset's lock; yields True if it is held (always, if ``wait``)."""
+        """Hold a dataset's lock; see ``stream.locked``."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = self.folder / f"{name.partition('.')[0]}.lock"
-        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
-        finally:
-            os.close(lock)
+        with locked(self.folder / f"{name.partition('.')[0]}.lock", wait=wait) as held:
+            yield held
 
 
 def missing_files(folder: Path, files: Sequence[SourceFile]) -> list[SourceFile]:

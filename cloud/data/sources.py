@@ -252,10 +252,12 @@ class HubSource:
             said = error.headers.get("X-Error-Message") or error.reason
             if error.code in (401, 403):
                 page = f"{self._hub}/{self.place.repository}"
-                todo = f"ask for access at {page} with the account of HF_TOKEN"
+                remedy = f"ask for access at {page} with the account of HF_TOKEN"
                 if not self._token:
-                    todo = "if it is private or gated, put HF_TOKEN under secrets"
-                raise DataError(f"{self._request.what}: {said}; check the name; {todo}") from error
+                    remedy = "if it is private or gated, put HF_TOKEN under secrets"
+                raise DataError(
+                    f"{self._request.what}: {said}; check the name; {remedy}"
+                ) from error
             if error.code in _GONE:
                 raise DataMissingError(f"{self._request.what}: {said}; check the URL") from error
             raise

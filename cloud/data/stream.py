@@ -150,10 +150,10 @@ class Stream:
         """Fetch a file unless it is here; if it need not be, only where there is room."""
         target = self.folder / "files" / file.name
         claim = self.folder / "claims" / short_hash(file.name)
-        with _locked(claim, wait=must) as held:
+        with locked(claim, wait=must) as held:
             if not held or target.exists():
                 return
-            with _locked(self.folder / "lock"):
+            with locked(self.folder / "lock"):
                 if not self._make_room(file, claim, keep, must=must):
                     return
             whole = self.folder / "coming" / claim.name / target.name
@@ -161,7 +161,7 @@ class Stream:
                 self._source = open_source(self.request)
             self._source.fetch(file, whole)
             target.parent.mkdir(parents=True, exist_ok=True)
-            with _locked(self.folder / "lock"):
+            with locked(self.folder / "lock"):
                 whole.replace(target)
                 os.truncate(claim, 0)
                 now = self._account(file.num_bytes)
@@ -215,7 +215,7 @@ class Stream:
         for claim in (self.folder / "claims").iterdir():
             if not (claimed := claim.stat().st_size):
                 continue
-            with _locked(claim, wait=False) as held:
+            with locked(claim, wait=False) as held:
                 if held:
                     shutil.rmtree(self.folder / "coming" / claim.name, ignore_errors=True)
                     os.truncate(claim, 0)
@@ -247,8 +247,8 @@ class Stream:
 
 
 @contextlib.contextmanager
-def _locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Hold a lock among processes and threads; yields whether it is held."""
+def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Hold a lock among processes and threads; yields whether it is held (if ``wait``, always)."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
