@@ -171,7 +171,6 @@ subprocess.Popen(["sleep", "1000"])
 """
 
 
-@pytest.mark.rotated
 def test_code_that_leaves_threads_and_processes_behind_is_inspected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
