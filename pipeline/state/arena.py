@@ -384,8 +384,13 @@ class SectionArena:
 
     @property
     def attached(self) -> Mapping[str, Attached]:
-        """What the user's code has attached to each parameter."""
-        return {spec.name: spec.attached for spec in self.specs}
+        """What the user's code has attached to each parameter, buffers left out."""
+        return {spec.name: spec.attached for spec in self.specs if not spec.running}
+
+    @property
+    def running(self) -> Sequence[str]:
+        """Buffers that forwards change, whose gradients are the changes of a mini-batch."""
+        return [spec.name for spec in self.specs if spec.running]
 
     @property
     def parameters(self) -> Mapping[str, torch.Tensor]:
