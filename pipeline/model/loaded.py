@@ -103,7 +103,7 @@ def load(spec: JobSpec, workdir: Path) -> LoadedJob:
         layout=layout,
         fingerprint=derived.fingerprint,
         specs=[
-            _parameter_specs(layout, names, kept, spec.semantics)
+            parameter_specs(layout, names, kept, spec.semantics)
             for names, kept in zip(layout.parameters, derived.states, strict=True)
         ],
         datasets=dataset_lengths(job),
@@ -146,7 +146,7 @@ def _plain(spec: TensorSpec) -> list[object]:
     return [list(spec.shape), str(spec.dtype), spec.requires_grad]
 
 
-def _parameter_specs(
+def parameter_specs(
     layout: ModelLayout,
     names: Sequence[str],
     kept: OptimizerSpec,

@@ -112,7 +112,6 @@ class _DryRun:
 
     def run(self, batch: Batch, *, training: bool = True) -> TraceFacts:
         """Run the loss on one micro-batch, or evaluate it."""
-        buffers = {name: id(b) for name, b in self._model.named_buffers()}
         batch = tree_map_only(torch.Tensor, self._moved, batch)
         for tensor in strided_tensors(batch):
             self._recorder.register(tensor, batch=True)
@@ -143,12 +142,13 @@ class _DryRun:
                 "section: run each once in every forward pass"
             )
         for name, buffer in self._model.named_buffers():
-            if name not in buffers:
+            before = self.buffers.get(name)
+            if before is None or before.shape != buffer.shape:
                 raise UserCodeError(
-                    f"model registers its buffer {name} in forward: register it when the model "
-                    "is built, with its final shape"
+                    f"model gives its buffer {name} the shape {tuple(buffer.shape)} in forward: "
+                    "register it with that shape when the model is built"
                 )
-            if buffers[name] != id(buffer):
+            if before is not buffer:
                 self._recorder.replaced(name, buffer)
         self._recorder.check_writes()
         return facts
@@ -166,7 +166,9 @@ class _DryRun:
             for name, buffer in module._buffers.items():
                 if buffer is not None:
                     module._buffers[name] = self._moved(buffer)
-        for name, buffer in self._model.named_buffers():
+        self.buffers = dict(self._model.named_buffers())
+        """As they were before the run."""
+        for name, buffer in self.buffers.items():
             parameter = name if name in self._changed else None
             self._recorder.register(buffer, buffer=name, parameter=parameter)
         for name in self._slots:
@@ -526,10 +528,9 @@ def _layout(
     uses = first.uses
     sections = {n: uses.get(n) or _section_of_unused(n, calls) for n in slots}
     specs = {name: _spec(slots, name) for name in slots}
-    for name, buffer in run._model.named_buffers():
-        if name in first.changed:
-            sections[name] = first.changed[name]
-            specs[name] = _running_spec(run._model, name, buffer)
+    for name in filter(first.changed.__contains__, run.buffers):
+        sections[name] = first.changed[name]
+        specs[name] = _running_spec(run._model, name, run.buffers[name])
     return ModelLayout(
         blocks=run.places.blocks,
         units=run.places.units,

@@ -76,3 +76,34 @@ def test_a_resnet_has_the_statistics_of_the_plain_loop(
     assert got.keys() == expected.keys()
     for name, tensor in expected.items():
         torch.testing.assert_close(got[name], tensor, rtol=1e-5, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("job", ["resnet", "odd"])
+def test_buffers_have_the_same_bits_on_every_shape_and_through_a_kill(
+    zygote: Zygote, tmp_path: Path, job: str
+) -> None:
+    spec = spec_of(tmp_path / "1x1", job)
+    reference = weights(zygote, tmp_path, spec, (1, 1))
+
+    for name, shape, changes in (
+        ("4x1", (4, 1), {}),
+        ("uneven", (2, 2), {"replica_bounds": (0, 1, 4)}),
+        ("segments", (2, 1), {"segments": 2}),
+        ("chunks", (2, 2), {"chunks": 2}),
+    ):
+        there = spec_of(tmp_path / name, job)
+        assert weights(zygote, tmp_path, there, shape, **changes) == reference, name
+
+
+@pytest.mark.parametrize("job", ["resnet", "odd"])
+@pytest.mark.parametrize(
+    ("hook", "action"),
+    [(Hook.UPDATED, Action.KILL_WORKER), (Hook.GATHERED, Action.KILL_VM), (Hook.BACKWARD, Action.KILL_WORKER)],
+)
+def test_a_kill_changes_no_bit_of_a_buffer(zygote: Zygote, tmp_path: Path, job: str, hook: Hook, action: Action) -> None:
+    spec = spec_of(tmp_path / "1x1", job)
+    reference = weights(zygote, tmp_path, spec, (1, 1))
+    (tmp_path / "2x2").mkdir()
+    blow = Blow(hook, 3, action, 3)
+    trained, _ = train_struck(zygote, tmp_path / "2x2", 2, 2, [blow], entrypoint=f"running_jobs:{job}")
+    assert trained == reference
