@@ -96,9 +96,7 @@ def collate(examples: list[Example]) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.stack(pictures), torch.tensor(labels)
 
 
-def loss(
-    model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]
-) -> tuple[torch.Tensor, float]:
+def loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, float]:
     pictures, labels = batch
     return F.cross_entropy(model(pictures), labels, reduction="sum"), float(len(labels))
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from tests.faults import Action
 from tests.integration import running_jobs
 from tests.integration.fleet import Fleet, Zygote, make_plan
 from tests.integration.struck_runs import Blow, job_spec
 from tests.integration.struck_runs import train as train_struck
-from tests.faults import Action
 
 from spottrain.pipeline.base.faults import Hook
 from spottrain.pipeline.model.data import MicrobatchSource
@@ -98,12 +98,20 @@ def test_buffers_have_the_same_bits_on_every_shape_and_through_a_kill(
 @pytest.mark.parametrize("job", ["resnet", "odd"])
 @pytest.mark.parametrize(
     ("hook", "action"),
-    [(Hook.UPDATED, Action.KILL_WORKER), (Hook.GATHERED, Action.KILL_VM), (Hook.BACKWARD, Action.KILL_WORKER)],
+    [
+        (Hook.UPDATED, Action.KILL_WORKER),
+        (Hook.GATHERED, Action.KILL_VM),
+        (Hook.BACKWARD, Action.KILL_WORKER),
+    ],
 )
-def test_a_kill_changes_no_bit_of_a_buffer(zygote: Zygote, tmp_path: Path, job: str, hook: Hook, action: Action) -> None:
+def test_a_kill_changes_no_bit_of_a_buffer(
+    zygote: Zygote, tmp_path: Path, job: str, hook: Hook, action: Action
+) -> None:
     spec = spec_of(tmp_path / "1x1", job)
     reference = weights(zygote, tmp_path, spec, (1, 1))
     (tmp_path / "2x2").mkdir()
     blow = Blow(hook, 3, action, 3)
-    trained, _ = train_struck(zygote, tmp_path / "2x2", 2, 2, [blow], entrypoint=f"running_jobs:{job}")
+    trained, _ = train_struck(
+        zygote, tmp_path / "2x2", 2, 2, [blow], entrypoint=f"running_jobs:{job}"
+    )
     assert trained == reference
