@@ -9,7 +9,7 @@ from torch.nn.utils import parametrizations
 
 from spottrain import TrainingJob
 
-CLASSES, WIDTH, BLOCKS = 4, 8, 4
+CLASSES, WIDTH, BLOCKS, HELDOUT = 4, 8, 4, 6
 Example = tuple[torch.Tensor, int]
 
 
@@ -108,7 +108,7 @@ def _job(model: type[nn.Module]) -> TrainingJob:
         collate=collate,
         loss=loss,
         optimizer=lambda named: torch.optim.SGD([p for _, p in named], lr=0.1, momentum=0.9),
-        heldout=Pictures(6),
+        heldout=Pictures(HELDOUT),
     )
 
 

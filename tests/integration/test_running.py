@@ -1,8 +1,7 @@
-"""Buffers that forwards change are committed: the plain loop's values, the same bits anywhere."""
+"""Buffers that forwards change: the plain loop's values, and the same bits on any machines."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,107 +10,127 @@ import torch
 from tests.faults import Action
 from tests.integration import running_jobs
 from tests.integration.fleet import Fleet, Zygote, make_plan
-from tests.integration.struck_runs import Blow, job_spec
-from tests.integration.struck_runs import train as train_struck
+from tests.integration.struck_runs import RUNTIMES, Blow, Runtime, job_spec, train
 
 from spottrain.pipeline.base.faults import Hook
 from spottrain.pipeline.model.data import MicrobatchSource
 from spottrain.pipeline.model.skeleton import materialise
 from spottrain.pipeline.weights.export import export
 from spottrain.storage.open import open_store
-from spottrain.wire.messages import JobSpec
+from spottrain.wire import messages
 from spottrain.wire.model import Reduction
 
-SHAPES = ((1, 1), (2, 2))
+KILL = Blow(Hook.UPDATED, 3, Action.KILL_WORKER, 3)
 
 
-def spec_of(folder: Path, job: str, reduction: Reduction = "exact", steps: int = 5) -> JobSpec:
-    return replace(job_spec(folder, reduction, steps=steps), entrypoint=f"running_jobs:{job}")
+def entrypoint(job: str) -> str:
+    return f"running_jobs:{job}"
 
 
-def weights(
-    zygote: Zygote, folder: Path, spec: JobSpec, shape: tuple[int, int], **changes: Any
-) -> dict[str, bytes]:
+def on(zygote: Zygote, folder: Path, job: str, *shape: int, **changes: Any) -> dict[str, bytes]:
+    """Train on a plan of some shape, undisturbed; return all that is committed."""
+    folder.mkdir()
+    spec = job_spec(folder, entrypoint=entrypoint(job))
     with Fleet(spec, "abcd"[: shape[0] * shape[1]], folder / "log", zygote) as fleet:
         fleet.ready()
         plan = make_plan(spec, *shape, "abcd", running_jobs.BLOCKS, **changes)
         return fleet.train(lambda _: plan, fleet.initialise())
 
 
-def exported(folder: Path, spec: JobSpec) -> dict[str, torch.Tensor]:
-    """Return what a new model loads of the newest checkpoint."""
-    store = open_store(spec.checkpoint_path)
-    job = getattr(running_jobs, spec.entrypoint.partition(":")[2])()
-    name = max(path.name for path in Path(spec.checkpoint_path).glob("step-*"))
-    written = export(job, store, name, "torch", folder)
-    state: dict[str, torch.Tensor] = torch.load(folder / written.files[0], weights_only=True)
-    job.model().load_state_dict(state, strict=True)
-    return state
+def struck(
+    zygote: Zygote, folder: Path, job: str, blow: Blow = KILL, **how: Any
+) -> tuple[dict[str, bytes], Fleet]:
+    """Train at 2x2 with a fault."""
+    folder.mkdir()
+    return train(zygote, folder, 2, 2, [blow], entrypoint=entrypoint(job), **how)
 
 
-def plain_loop(spec: JobSpec) -> dict[str, torch.Tensor]:
-    """Train by hand at the same micro-batches; return the state dict."""
-    job = getattr(running_jobs, spec.entrypoint.partition(":")[2])()
+def exported(folder: Path, job: str) -> torch.nn.Module:
+    """Return a new model that has loaded what the newest checkpoint is exported as."""
+    made = getattr(running_jobs, job)()
+    newest = max(path.name for path in (folder / "checkpoints").glob("step-*"))
+    written = export(made, open_store(folder / "checkpoints"), newest, "torch", folder)
+    model: torch.nn.Module = made.model()
+    state = torch.load(folder / written.files[0], weights_only=True)
+    model.load_state_dict(state, strict=True)
+    return model
+
+
+def plain_loop(folder: Path) -> torch.nn.Module:
+    """Train the ResNet by hand at the same micro-batches."""
+    job, spec = running_jobs.resnet(), job_spec(folder)
     source = MicrobatchSource(job, spec.seed, spec.minibatch_size, spec.microbatch_size)
     model = materialise(job, spec.seed).train()
     optimizer = job.optimizer(list(model.named_parameters()))
     for step in range(spec.steps):
         optimizer.zero_grad()
         for node in range(spec.minibatch_size // spec.microbatch_size):
-            loss, _ = job.loss(model, source.training(step, node))
+            loss, _ = job.loss(model, source.training(step, node))  # type: ignore[misc]
             (loss / spec.minibatch_size).backward()
         optimizer.step()
-    return dict(model.state_dict())
+    return model
 
 
-@pytest.mark.parametrize("reduction", ["exact", "fast"])
-def test_a_resnet_has_the_statistics_of_the_plain_loop(
+@pytest.mark.parametrize(
+    "reduction", ["exact", pytest.param("fast", marks=pytest.mark.rotated)]
+)
+def test_a_resnet_has_the_statistics_of_the_plain_loop_through_a_kill(
     zygote: Zygote, tmp_path: Path, reduction: Reduction
 ) -> None:
-    spec = spec_of(tmp_path, "resnet", reduction)
+    folder = tmp_path / "2x2"
+    _, fleet = struck(zygote, folder, "resnet", reduction=reduction)
 
-    weights(zygote, tmp_path, spec, (2, 2))
+    model, expected = exported(folder, "resnet"), plain_loop(folder).state_dict()
+    assert model.state_dict().keys() == expected.keys()
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-5, atol=1e-5, msg=name)
+    # Evaluations use the committed statistics, as the exported model does.
+    heldout = running_jobs.Pictures(running_jobs.HELDOUT)
+    with torch.no_grad():
+        examples = running_jobs.collate([heldout[k] for k in range(len(heldout))])
+        loss, weight = running_jobs.loss(model.eval(), examples)
+    found = [r.loss for _, r in fleet.history if isinstance(r, messages.Evaluated)]
+    assert found[-1] == pytest.approx(float(loss) / weight, rel=1e-5)
 
-    expected, got = plain_loop(spec), exported(tmp_path, spec)
-    assert got.keys() == expected.keys()
-    for name, tensor in expected.items():
-        torch.testing.assert_close(got[name], tensor, rtol=1e-5, atol=1e-5, msg=name)
 
-
+@pytest.mark.rotated
 @pytest.mark.parametrize("job", ["resnet", "odd"])
-def test_buffers_have_the_same_bits_on_every_shape_and_through_a_kill(
+def test_changing_buffers_have_the_same_bits_on_every_shape(
     zygote: Zygote, tmp_path: Path, job: str
 ) -> None:
-    spec = spec_of(tmp_path / "1x1", job)
-    reference = weights(zygote, tmp_path, spec, (1, 1))
+    reference = on(zygote, tmp_path / "1x1", job, 1, 1)
 
-    for name, shape, changes in (
-        ("4x1", (4, 1), {}),
-        ("uneven", (2, 2), {"replica_bounds": (0, 1, 4)}),
-        ("segments", (2, 1), {"segments": 2}),
-        ("chunks", (2, 2), {"chunks": 2}),
-    ):
-        there = spec_of(tmp_path / name, job)
-        assert weights(zygote, tmp_path, there, shape, **changes) == reference, name
+    assert on(zygote, tmp_path / "4x1", job, 4, 1) == reference
+    assert on(zygote, tmp_path / "uneven", job, 2, 2, replica_bounds=(0, 1, 4)) == reference
+    assert on(zygote, tmp_path / "chunks", job, 2, 2, chunks=2) == reference
+    assert on(zygote, tmp_path / "segments", job, 2, 1, segments=2) == reference
 
 
-@pytest.mark.parametrize("job", ["resnet", "odd"])
+@pytest.mark.rotated
 @pytest.mark.parametrize(
     ("hook", "action"),
     [
+        (Hook.BACKWARD, Action.KILL_WORKER),
         (Hook.UPDATED, Action.KILL_WORKER),
         (Hook.GATHERED, Action.KILL_VM),
-        (Hook.BACKWARD, Action.KILL_WORKER),
     ],
 )
-def test_a_kill_changes_no_bit_of_a_buffer(
-    zygote: Zygote, tmp_path: Path, job: str, hook: Hook, action: Action
+def test_a_fault_changes_no_bit_of_a_buffer(
+    zygote: Zygote, tmp_path: Path, hook: Hook, action: Action
 ) -> None:
-    spec = spec_of(tmp_path / "1x1", job)
-    reference = weights(zygote, tmp_path, spec, (1, 1))
-    (tmp_path / "2x2").mkdir()
-    blow = Blow(hook, 3, action, 3)
-    trained, _ = train_struck(
-        zygote, tmp_path / "2x2", 2, 2, [blow], entrypoint=f"running_jobs:{job}"
-    )
-    assert trained == reference
+    reference = on(zygote, tmp_path / "1x1", "odd", 1, 1)
+
+    assert struck(zygote, tmp_path / "2x2", "odd", Blow(hook, 3, action, 3))[0] == reference
+
+
+@pytest.mark.rotated
+@pytest.mark.parametrize("runtime", RUNTIMES[1:], ids=str)
+def test_changing_buffers_have_the_same_bits_in_every_runtime(
+    zygote: Zygote, tmp_path: Path, runtime: Runtime
+) -> None:
+    (tmp_path / "1x1").mkdir()
+    plain = Runtime(precision=runtime.precision)
+    how = {"entrypoint": entrypoint("odd")}
+    reference, _ = train(zygote, tmp_path / "1x1", 1, 1, runtime=plain, **how)
+
+    assert struck(zygote, tmp_path / "2x2", "odd", runtime=runtime)[0] == reference
