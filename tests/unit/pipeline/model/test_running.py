@@ -121,7 +121,7 @@ def test_stale_gradients_with_changing_buffers_are_refused() -> None:
     job = make_job(normalised)
     layout, states, _ = derive(job, trace(job))
 
-    with pytest.raises(UserCodeError, match="norm.running_mean; use semantics synchronous"):
+    with pytest.raises(UserCodeError, match=r"norm\.running_mean; use semantics synchronous"):
         parameter_specs(layout, layout.parameters[0], states[0], "stale_by_one")
 
 
