@@ -23,11 +23,13 @@ def seeds(section: int) -> int:
 
 
 def tensors_of(job: TrainingJob, layout: ModelLayout) -> Tensors:
-    """Return the parameters of every section."""
+    """Return what is committed of every section."""
     model = materialise(job, seed=1)
+    values = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     return {
         section: {
-            name: model.get_parameter(name).detach().clone() for name in layout.parameters[section]
+            name: values[name].detach().to(layout.specs[name].dtype, copy=True)
+            for name in layout.parameters[section]
         }
         for section in range(layout.num_sections)
     }

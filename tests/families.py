@@ -387,6 +387,127 @@ class ResNet(nn.Module):
         return self.fc(x.mean((2, 3)))  # type: ignore[no-any-return]
 
 
+def with_batch_norm(model: nn.Module) -> nn.Module:
+    """Put BatchNorm in place of GroupNorm."""
+    for module in list(model.modules()):
+        for name, inner in module.named_children():
+            if isinstance(inner, nn.GroupNorm):
+                setattr(module, name, nn.BatchNorm2d(inner.num_channels))
+    return model
+
+
+def compiled_batch_norm() -> nn.Module:
+    model = with_batch_norm(ResNet())
+    for module in model.modules():
+        if isinstance(module, Residual):
+            module.compile(backend="aot_eager")
+    return model
+
+
+class Bottleneck(nn.Module):
+    """A block of ResNet-50 (He et al., 2015, figure 5), a sixteenth as wide."""
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(inputs, width, 1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(width, width, 3, stride, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(width, 4 * width, 1, bias=False),
+            nn.BatchNorm2d(4 * width),
+        )
+        self.short: nn.Module = nn.Identity()
+        if inputs != 4 * width:
+            convolution = nn.Conv2d(inputs, 4 * width, 1, stride, bias=False)
+            self.short = nn.Sequential(convolution, nn.BatchNorm2d(4 * width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.relu(self.body(x) + self.short(x))
+
+
+class ResNet50(nn.Module):
+    """ResNet-50's layers, for small pictures."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU(inplace=True)
+        )
+        inputs = 4
+        for k, depth in enumerate((3, 4, 6, 3)):
+            blocks = []
+            for block in range(depth):
+                blocks.append(Bottleneck(inputs, 4 << k, 2 if k and not block else 1))
+                inputs = 16 << k
+            self.add_module(f"layer{k + 1}", nn.Sequential(*blocks))
+        self.fc = nn.Linear(inputs, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        for k in range(4):
+            x = self.get_submodule(f"layer{k + 1}")(x)
+        return self.fc(x.mean((2, 3)))  # type: ignore[no-any-return]
+
+
+class Inverted(nn.Module):
+    """A block of EfficientNet (Tan and Le, 2019): wide and by channel, some of them chosen."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        width = 4 * inputs
+        self.widen = nn.Sequential(
+            nn.Conv2d(inputs, width, 1, bias=False), nn.BatchNorm2d(width), nn.SiLU(inplace=True)
+        )
+        self.by_channel = nn.Sequential(
+            nn.Conv2d(width, width, 3, stride, padding=1, groups=width, bias=False),
+            nn.BatchNorm2d(width),
+            nn.SiLU(inplace=True),
+        )
+        self.choose = nn.Sequential(
+            nn.Conv2d(width, inputs, 1), nn.SiLU(), nn.Conv2d(inputs, width, 1), nn.Sigmoid()
+        )
+        self.narrow = nn.Sequential(
+            nn.Conv2d(width, outputs, 1, bias=False), nn.BatchNorm2d(outputs)
+        )
+        self.adds = inputs == outputs and stride == 1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = self.by_channel(self.widen(x))
+        out: torch.Tensor = self.narrow(wide * self.choose(wide.mean((2, 3), keepdim=True)))
+        return x + F.dropout(out, DROPOUT, self.training) if self.adds else out
+
+
+class EfficientNet(nn.Module):
+    """A small one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.SiLU(inplace=True)
+        )
+        widths = ((8, 8, 1), (8, 16, 2), (16, 16, 1), (16, 32, 2), (32, 32, 1))
+        self.blocks = nn.ModuleList(Inverted(*width) for width in widths)
+        self.head = nn.Linear(32, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x.mean((2, 3)))  # type: ignore[no-any-return]
+
+
+def spectral() -> nn.Module:
+    """The weights of its blocks are divided by their norm."""
+    model = ResNet()
+    for module in list(model.modules()):
+        if isinstance(module, Residual):
+            nn.utils.parametrizations.spectral_norm(module.body[0])
+    return model
+
+
 class ChannelsLast(ResNet):
     """The same over pictures whose channels are their last dimension in memory."""
 
@@ -573,4 +694,13 @@ FAMILIES: dict[str, Family] = {
     "Convolution and LSTM, CutPoint": Family(Points, "pictures", cross_entropy),
     "ResNet by hand, GroupNorm": Family(ResNet, "pictures", cross_entropy),
     "ResNet by hand, channels_last": Family(ChannelsLast, "pictures", cross_entropy),
+    "ResNet by hand, BatchNorm": Family(
+        lambda: with_batch_norm(ResNet()), "pictures", cross_entropy
+    ),
+    "ResNet by hand, BatchNorm, block.compile()": Family(
+        compiled_batch_norm, "pictures", cross_entropy
+    ),
+    "ResNet by hand, spectral_norm": Family(spectral, "pictures", cross_entropy),
+    "ResNet-50 by hand, BatchNorm": Family(ResNet50, "pictures", cross_entropy),
+    "EfficientNet by hand, BatchNorm": Family(EfficientNet, "pictures", cross_entropy),
 }  # fmt: skip

@@ -404,6 +404,7 @@ class _SectionRun:
             loaded.spec.precision,
         )
         self._named = self._stage.parameters_of(section)
+        self._running = loaded.layout.running
         self._set_gradients(gradients)
         self.update_bytes = 0
         self.largest_saved_bytes = 0
@@ -438,10 +439,11 @@ class _SectionRun:
 
     def first_update_bytes(self, on_device: bool) -> int:
         """Return the bytes of an optimizer's first step, taken by copies."""
+        named = [one for one in self._named if one[0] not in self._running]
         try:
-            return _first_update_bytes(self._job, self._named, "cpu" if not on_device else None)
+            return _first_update_bytes(self._job, named, "cpu" if not on_device else None)
         except torch.OutOfMemoryError:
-            return _first_update_bytes(self._job, self._named, "cpu")
+            return _first_update_bytes(self._job, named, "cpu")
 
     def warm_up(self, batch: Batch, activations: Activations) -> Activations:
         """Run once, counting bytes; return what is sent to the next section."""

@@ -169,7 +169,7 @@ def _timed_source(
 def _place(chain: Chain, num_microbatches: int) -> StagePlace:
     """Return the place in a schedule that recomputes wherever a stage can."""
     lists = make_schedule("varuna", len(chain.ranks), num_microbatches, recompute=True)
-    return StagePlace(chain.place, lists, range(num_microbatches))
+    return StagePlace(chain.place, lists, range(num_microbatches), num_microbatches)
 
 
 def summarise_overheads(

@@ -97,7 +97,11 @@ def facts_of(job: TrainingJob, derived: Derived) -> ModelFacts:
         lengths = len(job.dataset), sum(map(len, job.heldout_sets.values()))
     return ModelFacts(
         fingerprint=derived.fingerprint,
-        num_parameters=sum(spec.num_bytes // spec.dtype.itemsize for spec in layout.specs.values()),
+        num_parameters=sum(
+            spec.num_bytes // spec.dtype.itemsize
+            for spec in layout.specs.values()
+            if spec.running is None
+        ),
         blocks=layout.blocks,
         sections=sections,
         tied=layout.tied,
@@ -215,6 +219,8 @@ def _listed(texts: Mapping[str, str]) -> tuple[Detail, ...]:
 
 def _in_words(spec: TensorSpec) -> str:
     kind = str(spec.dtype).removeprefix("torch.")
+    if spec.running is not None:
+        return f"{tuple(spec.shape)} {kind} changed in forward"
     return f"{tuple(spec.shape)} {kind}" + " trained" * spec.requires_grad
 
 

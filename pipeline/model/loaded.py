@@ -23,6 +23,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from spottrain.errors import UserCodeError
 from spottrain.manifest import DatasetLength
 from spottrain.pipeline.model.data import dataset_lengths
 from spottrain.pipeline.model.entrypoint import load_job
@@ -66,6 +67,8 @@ class ParameterSpec(NamedTuple):
     """Of its value that are committed: 2 where gradients are stale by one mini-batch, the
     present one and the one before."""
     attached: Attached = Attached()
+    running: bool = False
+    """True of a buffer that forwards change, which no optimizer sees."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +103,7 @@ def load(spec: JobSpec, workdir: Path) -> LoadedJob:
         layout=layout,
         fingerprint=derived.fingerprint,
         specs=[
-            _parameter_specs(layout, names, kept, spec.semantics)
+            parameter_specs(layout, names, kept, spec.semantics)
             for names, kept in zip(layout.parameters, derived.states, strict=True)
         ],
         datasets=dataset_lengths(job),
@@ -143,14 +146,24 @@ def _plain(spec: TensorSpec) -> list[object]:
     return [list(spec.shape), str(spec.dtype), spec.requires_grad]
 
 
-def _parameter_specs(
+def parameter_specs(
     layout: ModelLayout,
     names: Sequence[str],
     kept: OptimizerSpec,
     semantics: Semantics,
 ) -> tuple[ParameterSpec, ...]:
-    """Return what it takes to keep and train the parameters of one section."""
+    """Return what it takes to keep and train the parameters of one section.
+
+    Raises:
+        UserCodeError: Its forward changes a buffer, and gradients are to be stale.
+    """
     stale = semantics == "stale_by_one"
+    for name in names if stale else ():
+        if layout.specs[name].running is not None:
+            raise UserCodeError(
+                f"model must not change buffers in forward with semantics stale_by_one: got {name}; "
+                "use semantics synchronous, or e.g. GroupNorm in place of BatchNorm"
+            )
     return tuple(
         ParameterSpec(
             name,
@@ -162,6 +175,7 @@ def _parameter_specs(
             kept.forms.get(name, {}),
             2 if stale and layout.specs[name].requires_grad else 1,
             layout.specs[name].attached,
+            layout.specs[name].running is not None,
         )
         for name in names
     )

@@ -63,7 +63,7 @@ class UpdatedMemory(Protocol):
 
     @property
     def gradients(self) -> Mapping[str, torch.Tensor]:
-        """Of those that are trained."""
+        """Of those that are trained; of buffers that forwards change, their changes."""
 
     @property
     def lacking(self) -> frozenset[str]:
@@ -83,7 +83,7 @@ class UpdatedMemory(Protocol):
 
     @property
     def attached(self) -> Mapping[str, Attached]:
-        """By parameter, what the user's code has attached to it."""
+        """By parameter, buffers left out, what the user's code has attached to it."""
 
     @property
     def numbers(self) -> UpdatedNumbers:
@@ -117,8 +117,7 @@ def optimizer_state_spec(
 
 def section_state_spec(job: TrainingJob, layout: ModelLayout, section: int) -> OptimizerSpec:
     """Return ``optimizer_state_spec`` of one section's parameters."""
-    names = layout.parameters[section]
-    return optimizer_state_spec(job, [(name, layout.specs[name]) for name in names])
+    return optimizer_state_spec(job, layout.named_parameters(section))
 
 
 def any_optimizer(job: TrainingJob, layout: ModelLayout) -> torch.optim.Optimizer | None:
@@ -127,11 +126,10 @@ def any_optimizer(job: TrainingJob, layout: ModelLayout) -> torch.optim.Optimize
     Raises:
         UserCodeError: As ``build_optimizer``.
     """
-    for names in layout.parameters:
-        specs = [(name, layout.specs[name]) for name in names]
+    for section in range(layout.num_sections):
         named = [
             (name, spec.attached.parameter(zeros, spec.requires_grad))
-            for name, spec in specs
+            for name, spec in layout.named_parameters(section)
             for zeros in [torch.zeros(()).expand(spec.shape)]
         ]
         optimizer = build_optimizer(job.optimizer, named)
@@ -262,6 +260,8 @@ class SectionOptimizer:
         self.parameters: list[tuple[str, nn.Parameter]] = []
         """Those that are trained."""
         for name, gradient in memory.gradients.items():
+            if name not in memory.attached:  # a buffer
+                continue
             # It counts its own changes (``data``): those that it makes after ``point_at``
             # are not changes of this memory, which autograd may have in use.
             data = memory.parameters[name].data

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import nn
@@ -26,10 +26,6 @@ _VALUE_FREE = frozenset(
 
 _MAX_KNOWN = 1 << 20
 """Elements of a tensor on the meta device whose values are followed."""
-
-
-_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
-"""Buffers of BatchNorm and its like."""
 
 
 @dataclass(eq=False)
@@ -119,6 +115,8 @@ class TraceFacts:
     """Of each section: storages that autograd keeps for the backward, but parameters."""
     metrics: tuple[str, ...] = ()
     """Names of what the loss has measured."""
+    changed: dict[str, set[int]] = field(default_factory=dict)
+    """Buffers that forwards change, and in which sections."""
     helpers: dict[int, torch.Tensor] = field(default_factory=dict)
     """Parameters that are not the model's, by their storage, in order of use."""
 
@@ -230,7 +228,7 @@ class Recorder(OperationMode):
         self._note_helpers((args, kwargs))
         for value in inputs:
             self._use(value, name)
-        self._refuse_writes(func, args, kwargs)
+        self._note_writes(func, args, kwargs)
         result, was_read = self.known.call(func, args, kwargs)
         if (formula := FLOPS.get(func.overloadpacket)) is not None:
             self.facts.flops[self.section] += formula(*args, **kwargs, out_val=result)
@@ -323,10 +321,21 @@ class Recorder(OperationMode):
                     "(x = x + y in place of x += y)"
                 )
 
-    def _refuse_writes(self, func: Any, args: Any, kwargs: Any) -> None:
+    def _note_writes(self, func: Any, args: Any, kwargs: Any) -> None:
         for value in self._registered(_written(func, args, kwargs)):
-            if name := value.buffer or value.parameter:
-                refuse_change(name, self.where())
+            if value.buffer:
+                self.facts.changed.setdefault(value.buffer, set()).add(self.section)
+            elif value.parameter:
+                raise UserCodeError(
+                    f"model changes its parameter {value.parameter} in forward ({self.where()}), "
+                    "which only the optimizer may: keep what forward changes in a buffer"
+                )
+
+    def replaced(self, name: str, buffer: torch.Tensor) -> None:
+        """Note that a buffer is another tensor than before."""
+        value = self._values.get(buffer.untyped_storage()._cdata)
+        section = self.section if value is None else value.section
+        self.facts.changed.setdefault(name, set()).add(section)
 
 
 class KnownValues:
@@ -500,21 +509,3 @@ def strided_tensors(tree: Any) -> list[torch.Tensor]:
         and leaf.layout == torch.strided
         and not is_functorch_wrapped_tensor(leaf)  # inside of torch.func
     ]
-
-
-def refuse_change(name: str, where: str) -> NoReturn:
-    """Refuse a forward that changes a buffer or a parameter.
-
-    Raises:
-        UserCodeError: Always.
-    """
-    statistics = name.endswith(_STATISTICS)
-    advice = (
-        "use e.g. LayerNorm in place of BatchNorm"
-        if statistics
-        else "compute it from the input, or from spottrain.step() if it counts"
-    )
-    raise UserCodeError(
-        f"model changes its buffer or parameter {name} in forward ({where}): such "
-        f"changes are not part of checkpoints; {advice}"
-    )

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, cast
 
 import torch
 from torch import nn
@@ -27,11 +27,11 @@ class Attached:
     attributes: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @classmethod
-    def of(cls, parameter: nn.Parameter) -> Self:
+    def of(cls, parameter: torch.Tensor) -> Self:
         """Return what is attached to a parameter."""
         # One that holds a tensor class of another library is of that class instead.
         is_own = nn.Parameter in type(parameter).__mro__
-        kind = type(parameter) if is_own else nn.Parameter
+        kind = cast("type[nn.Parameter]", type(parameter)) if is_own else nn.Parameter
         return cls(kind, dict(parameter.__dict__))
 
     def parameter(self, data: torch.Tensor, requires_grad: bool = True) -> nn.Parameter:
@@ -39,6 +39,30 @@ class Attached:
         made: nn.Parameter = torch.Tensor._make_subclass(self.kind, data, requires_grad)
         made.__dict__.update(self.attributes)
         return made
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """How a buffer that forwards change, such as BatchNorm's running mean, is committed.
+
+    Each virtual node begins with the committed value; what its forward adds to it is summed
+    over virtual nodes, as gradients are, and the sum is added at the commit.
+    """
+
+    dtype: torch.dtype
+    """Of the user's buffer. Integers are committed as float64."""
+    keeps: float | None
+    """The share of the value before that an update keeps, if each adds to such a share what
+    depends on the micro-batch alone; ``None``: nothing is known about updates."""
+
+    def weight(self, node: int, nodes: int) -> float:
+        """Return what a virtual node's change counts in the sum.
+
+        With ``keeps`` the sum is what one update after the other leads to, in the order of
+        virtual nodes: of x + d and k x + c, d is c - (1 - k) x, so that the changes of
+        nodes 0 to n - 1, all from x, make x + d_0 k^(n-1) + ... + d_(n-1). Else it is the mean.
+        """
+        return 1 / nodes if self.keeps is None else self.keeps ** (nodes - 1 - node)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +76,8 @@ class TensorSpec:
     """Of a Python number of the optimizer's state, kept as a tensor of no dimension."""
     attached: Attached = Attached()
     """To a parameter."""
+    running: Running | None = None
+    """Of a buffer that forwards change: it is committed as parameters that are trained are."""
 
     @property
     def num_bytes(self) -> int:
@@ -120,9 +146,9 @@ class ModelLayout:
     """Cut ``k`` ends section ``k``; the last section has none."""
     parameters: tuple[tuple[str, ...], ...]
     """Names of each section's parameters, in the model's order; a tied one is in every
-    section that uses it."""
+    section that uses it. Then those of buffers that its forward changes."""
     specs: Mapping[str, TensorSpec]
-    """Every parameter of the model, in the model's order."""
+    """Every parameter of the model, in the model's order; then buffers that forwards change."""
     matrices: frozenset[str]
     """Parameters that autocast converts before anything else is done with them."""
     tied: tuple[TiedParameter, ...]
@@ -183,9 +209,19 @@ class ModelLayout:
         return len(self.parameters)
 
     @property
+    def running(self) -> frozenset[str]:
+        """Buffers that forwards change."""
+        return frozenset(n for n, spec in self.specs.items() if spec.running)
+
+    @property
     def frozen(self) -> frozenset[str]:
         """Parameters that are not trained."""
         return frozenset(n for n, spec in self.specs.items() if not spec.requires_grad)
+
+    def named_parameters(self, section: int) -> list[tuple[str, TensorSpec]]:
+        """Return a section's parameters, without buffers."""
+        specs = ((name, self.specs[name]) for name in self.parameters[section])
+        return [(name, spec) for name, spec in specs if spec.running is None]
 
     def param_bytes(self, section: int) -> int:
         """Return the bytes of a section's parameters, tied ones included."""
@@ -429,3 +465,14 @@ def parameter_slots(model: nn.Module) -> ParameterSlots:
         owner, _, attribute = name.rpartition(".")
         slots.setdefault(first, []).append((model.get_submodule(owner), attribute))
     return slots
+
+
+def buffer_slots(model: nn.Module, name: str) -> list[tuple[nn.Module, str]]:
+    """Return the modules that hold a buffer; of one that several modules share, all."""
+    buffer = model.get_buffer(name)
+    return [
+        (module, attribute)
+        for module in model.modules()
+        for attribute, one in module._buffers.items()
+        if one is buffer
+    ]

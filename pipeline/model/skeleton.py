@@ -19,6 +19,7 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -73,7 +74,7 @@ def materialise(job: TrainingJob, seed: int) -> nn.Module:
 def first_values(
     job: TrainingJob, seed: int, parts: Iterable[Collection[str]]
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield parameters with their first values, those of one part after the other.
+    """Yield parameters and buffers with their first values, those of one part after the other.
 
     No more than a part is in memory at a time: what was yielded is gone once the next one is
     asked for. Parameters have the bits that ``materialise``
@@ -83,7 +84,7 @@ def first_values(
     Args:
         job: Of the user.
         seed: Of the job.
-        parts: Names of parameters; of tied ones, that under which they come first.
+        parts: Names of parameters and buffers; of tied ones, that under which they come first.
 
     Raises:
         UserCodeError: The factory raised or does not return a module.
@@ -97,7 +98,7 @@ def first_values(
             values = _values_of_some(job, seed, names, kept)
         if values is None:
             whole = whole or materialise(job, seed)
-            values = {name: whole.get_parameter(name).detach() for name in names}
+            values = _values_in(whole, names)
         yield values
         values.clear()
         gc.collect()  # models hold cycles
@@ -123,8 +124,14 @@ def _values_of_some(
             model = _build(job.model, seed, "model", _Registrations(kept))
     except UserCodeError:  # as above
         return None
-    values = {name: model.get_parameter(name).detach() for name in names}
+    values = _values_in(model, names)
     return None if any(value.is_meta for value in values.values()) else values
+
+
+def _values_in(model: nn.Module, names: Iterable[str]) -> dict[str, torch.Tensor]:
+    """Return parameters and buffers of a model, by name."""
+    values = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {name: values[name].detach() for name in names}
 
 
 def _build(
@@ -228,6 +235,18 @@ def _compiling_later() -> AbstractContextManager[None]:
         setattr(module, _COMPILE, how)
 
     return replaced(nn.Module, "compile", compile_later)
+
+
+def of_any_size() -> AbstractContextManager[None]:
+    """Let BatchNorm train on one value of each channel, where only shapes matter."""
+    return replaced(functional, "_verify_batch_size", lambda size: None)
+
+
+def on_device(buffer: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a buffer on a device; zeros for one made from parameters, which has no values."""
+    if buffer.is_meta and device.type != "meta":
+        return torch.zeros_like(buffer, device=device)
+    return buffer.to(device)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 import torch
 from torch import nn
@@ -27,12 +27,15 @@ from spottrain.pipeline.model.sections import (
     Crossing,
     Cut,
     ModelLayout,
+    Running,
     TensorSpec,
+    buffer_slots,
     parameter_slots,
 )
 from spottrain.pipeline.model.skeleton import (
     build_skeleton,
     compile_blocks,
+    on_device,
     replaced,
     run_eagerly,
 )
@@ -93,6 +96,9 @@ class StageModel:
     leaves this stage, and so is the sum of its gradients. Autograd adds those of later sections
     first, in one stage and, since they come in as a sum, in several: with the same bits.
 
+    Every forward begins with the committed values of the buffers that forwards change, in
+    memory of its own: a recompute sees what the forward saw, and autograd may keep them.
+
     Args:
         job: The user's job.
         layout: What the tracer found out about it.
@@ -144,7 +150,7 @@ class StageModel:
         for cut in layout.cuts:
             know_classes_of(cut.output)
         _place_buffers(self._model, self._device, {} if buffers is None else buffers)
-        built = dict(self._model.named_parameters())
+        built = dict(self._model.named_parameters()) | dict(self._model.named_buffers())
         self._parameters = {
             section: {
                 name: _owned_parameter(
@@ -159,12 +165,19 @@ class StageModel:
             }
             for section in sections
         }
+        self._running = [
+            _RunningBuffer(running, parameter, buffer_slots(self._model, name))
+            for parameters in self._parameters.values()
+            for name, parameter in parameters.items()
+            if (running := layout.specs[name].running)
+        ]
         self._swaps = self._place_parameters()
         compile_blocks(self._model, layout.units)
         self._intercept()
 
     def parameters_of(self, section: int) -> list[tuple[str, nn.Parameter]]:
-        """Return the (name, parameter) pairs of one of the stage's sections."""
+        """Return the (name, parameter) pairs of one of the stage's sections; those of buffers
+        that forwards change have no part in computations but ``add_changes``."""
         return list(self._parameters[section].items())
 
     @property
@@ -239,7 +252,23 @@ class StageModel:
         self._check_finite(reached, sums.loss)
         return sums
 
+    def add_changes(self, node: int, nodes: int, scale: float) -> None:
+        """Add to the gradients of buffers what the newest forward has changed in them.
+
+        Args:
+            node: Virtual node of the forward.
+            nodes: Of a mini-batch.
+            scale: What gradients are multiplied by.
+        """
+        if self._running:
+            torch.autograd.backward(
+                [one.committed for one in self._running],
+                [one.change() * (one.running.weight(node, nodes) * scale) for one in self._running],
+            )
+
     def _run_loss(self, batch: Batch) -> Any:
+        for one in self._running:
+            one.begin()
         self._enter(0)
         self._held = dict(self._received)
         if self._naming is not None:
@@ -314,6 +343,8 @@ class StageModel:
         def again(*args: Any, **kwargs: Any) -> None:
             self._section, self._seeds, self._received = section, seeds, received
             self._held = dict(held)
+            for one in self._running:
+                one.begin()
             self._swap(section)
             try:
                 with named_again():
@@ -498,6 +529,28 @@ class StageModel:
         return zero.expand(meta.shape)
 
 
+class _RunningBuffer(NamedTuple):
+    """A buffer that forwards change."""
+
+    running: Running
+    committed: nn.Parameter
+    slots: list[tuple[nn.Module, str]]
+    """The modules that hold it."""
+
+    def begin(self) -> None:
+        """Let the model have the committed value."""
+        value = self.committed.detach().to(self.running.dtype, copy=True)
+        for module, attribute in self.slots:
+            module._buffers[attribute] = value
+
+    def change(self) -> torch.Tensor:
+        """Return what the forward has added to it."""
+        module, attribute = self.slots[0]
+        value = module._buffers[attribute]
+        assert value is not None
+        return value.detach().to(self.committed.dtype) - self.committed.detach()
+
+
 def go_backward(out: Activations, gradients: Gradients) -> None:
     """Go backward from what a stage has sent, as far as it depends on what is trained."""
     ends = [
@@ -537,7 +590,7 @@ def _owned_parameter(
     spec: TensorSpec,
     tensors: Mapping[int, Mapping[str, torch.Tensor]],
     lowered: torch.dtype | None,
-    built: nn.Parameter,
+    built: torch.Tensor,
 ) -> nn.Parameter:
     """Make a parameter over the storage given for it.
 
@@ -570,13 +623,14 @@ def _foreign_parameter(spec: TensorSpec, device: torch.device, attached: Attache
 
 
 def _place_buffers(model: nn.Module, device: torch.device, known: dict[str, torch.Tensor]) -> None:
-    """Put buffers on the device, once for all models: no forward may change them."""
+    """Put buffers on the device, once for all models: of those that forwards change, each
+    forward has its own."""
     for prefix, module in model.named_modules():
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 full = f"{prefix}.{name}"
                 if full not in known:
-                    known[full] = buffer.to(device)
+                    known[full] = on_device(buffer, device)
                 module._buffers[name] = known[full]
 
 

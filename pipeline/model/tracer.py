@@ -18,6 +18,7 @@ from typing import Any, NoReturn, cast
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.utils import checkpoint
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
@@ -35,7 +36,6 @@ from spottrain.pipeline.model.recorder import (
     CutFacts,
     Recorder,
     TraceFacts,
-    refuse_change,
     strided_tensors,
 )
 from spottrain.pipeline.model.sections import (
@@ -46,12 +46,19 @@ from spottrain.pipeline.model.sections import (
     CutPlaces,
     ModelLayout,
     ParameterSlots,
+    Running,
     TensorSpec,
     find_cuts,
     is_matrix,
     parameter_slots,
 )
-from spottrain.pipeline.model.skeleton import build_skeleton, replaced, run_eagerly
+from spottrain.pipeline.model.skeleton import (
+    build_skeleton,
+    of_any_size,
+    on_device,
+    replaced,
+    run_eagerly,
+)
 from spottrain.pipeline.model.stage import NotReentrant
 from spottrain.steps import at_step
 from spottrain.wire.model import TiedParameter
@@ -70,6 +77,8 @@ class _DryRun:
         tied: Parameters that several sections share.
         whole: Modules that stages run whole or skip, besides those that end a section;
             ``None``: they are not known yet.
+        changed: Buffers that forwards change, as far as that is known: what is made from
+            them is computed.
         counts_saved: Whether what autograd saves is counted.
     """
 
@@ -81,6 +90,7 @@ class _DryRun:
         on_meta: bool,
         tied: frozenset[str],
         whole: Collection[str] | None,
+        changed: Collection[str] = (),
         counts_saved: bool = False,
     ) -> None:
         self._job, self._counts_saved = job, counts_saved
@@ -93,6 +103,7 @@ class _DryRun:
             recorder.take, lambda: recorder.section, recorder.before, recorder.after
         )
         self._whole = whole or ()
+        self._changed = changed
         self._fill()
         stand_in = self._stand_in
         self._swaps = [{name: stand_in(name) for name in tied} for _ in self._cut_names]
@@ -101,7 +112,6 @@ class _DryRun:
 
     def run(self, batch: Batch, *, training: bool = True) -> TraceFacts:
         """Run the loss on one micro-batch, or evaluate it."""
-        buffers = {name: id(b) for name, b in self._model.named_buffers()}
         batch = tree_map_only(torch.Tensor, self._moved, batch)
         for tensor in strided_tensors(batch):
             self._recorder.register(tensor, batch=True)
@@ -111,6 +121,7 @@ class _DryRun:
             torch.set_grad_enabled(training),
             run_eagerly(),
             replaced(checkpoint, "CheckpointFunction", NotReentrant),
+            of_any_size(),
             self._counting(),
             self._recorder,
             self._naming,
@@ -131,8 +142,14 @@ class _DryRun:
                 "section: run each once in every forward pass"
             )
         for name, buffer in self._model.named_buffers():
-            if buffers.get(name) != id(buffer):
-                refuse_change(name, "replaced")
+            before = self.buffers.get(name)
+            if before is None or before.shape != buffer.shape:
+                raise UserCodeError(
+                    f"model gives its buffer {name} the shape {tuple(buffer.shape)} in forward: "
+                    "register it with that shape when the model is built"
+                )
+            if before is not buffer:
+                self._recorder.replaced(name, buffer)
         self._recorder.check_writes()
         return facts
 
@@ -149,14 +166,17 @@ class _DryRun:
             for name, buffer in module._buffers.items():
                 if buffer is not None:
                     module._buffers[name] = self._moved(buffer)
-        for name, buffer in self._model.named_buffers():
-            self._recorder.register(buffer, buffer=name)
+        self.buffers = dict(self._model.named_buffers())
+        """As they were before the run."""
+        for name, buffer in self.buffers.items():
+            parameter = name if name in self._changed else None
+            self._recorder.register(buffer, buffer=name, parameter=parameter)
         for name in self._slots:
             self._attach_parameter(name, self._stand_in(name), 0)
 
     def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a tensor on the run's device; its values stay known."""
-        moved = tensor.to(self._device)
+        moved = on_device(tensor, self._device)
         if tensor.layout == torch.strided:
             self._recorder.known.add(moved, tensor)
         return moved
@@ -311,15 +331,17 @@ def trace(job: TrainingJob) -> ModelLayout:
     """
     check_datasets(job)
     with at_step(0):
-        return _trace_first_choice(job)
+        models = _check_factory(job)
+        layout = _trace_first_choice(job, models[0])
+        _check_buffers(*models, layout)
+        return layout
 
 
-def _trace_first_choice(job: TrainingJob) -> ModelLayout:
+def _trace_first_choice(job: TrainingJob, model: nn.Module) -> ModelLayout:
     """Trace the model cut at the first places that suit its code, else whole.
 
     Places where one tensor passes each cut go first, unless they leave most of it uncut.
     """
-    model = _check_factory(job)
     with user_code("data set or collate"):
         example = job.dataset[0]
         batches = [collated(job, [example] * number) for number in (1, 2)]
@@ -371,13 +393,23 @@ def _is_lopsided(layout: ModelLayout) -> bool:
 
 def _trace(job: TrainingJob, places: CutPlaces, batches: list[Batch]) -> ModelLayout:
     run, first, on_meta = _first_run(job, places, batches[0])
+    if changed := frozenset(first.changed):
+        run, first, on_meta = _first_run(job, places, batches[0], changed=changed)
     whole: Collection[str] = ()
     if first.passes_over:
         whole = _skippable(run._model, first.calls, first.needed, places.cuts)
-        run, first, on_meta = _first_run(job, places, batches[0], whole)
+        run, first, on_meta = _first_run(job, places, batches[0], whole, changed=changed)
+    _check_changes(first)
     tied = {name: tuple(sorted(s)) for name, s in first.uses.items() if len(s) > 1}
-    again = _DryRun(job, places, on_meta=on_meta, tied=frozenset(tied), whole=whole)
+    again = _DryRun(
+        job, places, on_meta=on_meta, tied=frozenset(tied), whole=whole, changed=changed
+    )
     second = again.run(batches[1])
+    for name in sorted(second.changed.keys() ^ changed):
+        raise UserCodeError(
+            f"model must change the same buffers for every micro-batch: {name} is changed for one "
+            "example or for two, not for both; change it whatever the batch"
+        )
     for name in sorted(tied.keys() & second.captured.keys()):
         raise UserCodeError(
             f"model cannot be cut: {second.captured[name]} uses parameter {name}, which "
@@ -423,7 +455,14 @@ def _evaluated(
                 batch = collated(job, examples) if examples else None
             if examples:
                 on_meta = not layout.needs_values
-                run = _DryRun(job, places, on_meta=on_meta, tied=frozenset(), whole=whole)
+                run = _DryRun(
+                    job,
+                    places,
+                    on_meta=on_meta,
+                    tied=frozenset(),
+                    whole=whole,
+                    changed=layout.running,
+                )
                 found.append(run.run(batch, training=False))
     except UserCodeError:
         return None
@@ -441,6 +480,7 @@ def _first_run(
     batch: Batch,
     whole: Collection[str] | None = None,
     *,
+    changed: Collection[str] = (),
     counts_saved: bool = True,
 ) -> tuple[_DryRun, TraceFacts, bool]:
     """Run on the meta device if the user's code permits it, else on the CPU.
@@ -456,6 +496,7 @@ def _first_run(
             on_meta=on_meta,
             tied=frozenset(),
             whole=whole,
+            changed=changed,
             counts_saved=counts_saved,
         )
         return made, made.run(batch), on_meta
@@ -466,7 +507,7 @@ def _first_run(
         if error.__cause__ is None:
             raise
         if counts_saved and _NO_HOOKS in str(error.__cause__):
-            return _first_run(job, places, batch, whole, counts_saved=False)
+            return _first_run(job, places, batch, whole, changed=changed, counts_saved=False)
     return run(on_meta=False)
 
 
@@ -487,12 +528,15 @@ def _layout(
     uses = first.uses
     sections = {n: uses.get(n) or _section_of_unused(n, calls) for n in slots}
     specs = {name: _spec(slots, name) for name in slots}
+    for name in filter(first.changed.__contains__, run.buffers):
+        sections[name] = first.changed[name]
+        specs[name] = _running_spec(run._model, name, run.buffers[name])
     return ModelLayout(
         blocks=run.places.blocks,
         units=run.places.units,
         cuts=cuts,
         parameters=tuple(
-            tuple(name for name in slots if k in sections[name]) for k in range(len(cuts) + 1)
+            tuple(name for name in specs if k in sections[name]) for k in range(len(cuts) + 1)
         ),
         specs=specs,
         matrices=frozenset(name for name, own in slots.items() if is_matrix(own)),
@@ -573,6 +617,48 @@ def _spec(slots: ParameterSlots, name: str) -> TensorSpec:
     )
 
 
+def _running_spec(model: nn.Module, name: str, buffer: torch.Tensor) -> TensorSpec:
+    """Return how a buffer that forwards change is committed.
+
+    Raises:
+        UserCodeError: No rule says how the changes of several virtual nodes are put together.
+    """
+    owner, _, attribute = name.rpartition(".")
+    module = model.get_submodule(owner)
+    keeps: float | None = None
+    if not buffer.is_floating_point():
+        if buffer.is_complex() or buffer.dtype is torch.bool:
+            raise UserCodeError(
+                f"model changes its buffer {name} in forward, which is of {buffer.dtype}: changes "
+                "of micro-batches are added up; keep numbers there, such as a count"
+            )
+        keeps = 1.0
+    elif isinstance(module, _NormBase) and attribute in ("running_mean", "running_var"):
+        if module.momentum is None:
+            raise UserCodeError(
+                f"{owner} ({type(module).__name__}) must have a number as momentum: got None; "
+                "give it one, such as 0.1"
+            )
+        keeps = 1 - module.momentum
+    return TensorSpec(
+        shape=tuple(buffer.shape),
+        dtype=buffer.dtype if buffer.is_floating_point() else torch.float64,
+        requires_grad=True,
+        running=Running(buffer.dtype, keeps),
+    )
+
+
+def _check_changes(facts: TraceFacts) -> None:
+    """Refuse to cut a model where a section uses what another one changes."""
+    for name, changed in facts.changed.items():
+        used = sorted(changed | facts.uses.get(name, set()))
+        if len(used) > 1:
+            raise UserCodeError(
+                f"model cannot be cut: sections {' and '.join(map(str, used))} use buffer {name}, "
+                "which forwards change: let one block change it and use it"
+            )
+
+
 def _section_of_unused(name: str, calls: dict[str, set[tuple[int, int]]]) -> set[int]:
     """Return the section of a parameter that no operation used.
 
@@ -616,8 +702,8 @@ def _skippable(
 _COPIERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
-def _check_factory(job: TrainingJob) -> nn.Module:
-    """Check that the job builds the same model every time, but anew; return one."""
+def _check_factory(job: TrainingJob) -> tuple[nn.Module, nn.Module]:
+    """Check that the job builds the same model every time, but anew; return two."""
     model, other = (build_skeleton(job.model, seed) for seed in (0, 1))
     theirs = {id(module) for module in other.modules()}
     for name, module in model.named_modules():
@@ -647,8 +733,15 @@ def _check_factory(job: TrainingJob) -> nn.Module:
         _check_attached(name, parameter)
     for name, module in model.named_modules():
         _check_attributes(name, module)
+    return model, other
+
+
+def _check_buffers(model: nn.Module, other: nn.Module, layout: ModelLayout) -> None:
+    """Check that stages have the same buffers, whoever builds them."""
     one, two = dict(model.named_buffers()), dict(other.named_buffers())
     for name, buffer in one.items():
+        if name in layout.specs:  # its first value is written once
+            continue
         if buffer.is_meta:
             _refuse_made_from_parameters(f"buffer {name} of the model")
         if not torch.equal(buffer, two[name]):
@@ -656,7 +749,6 @@ def _check_factory(job: TrainingJob) -> nn.Module:
                 f"buffer {name} of the model is random: make it from a torch.Generator "
                 "with a seed of its own, or make it a parameter"
             )
-    return model
 
 
 def _refuse_layer_drop(model: nn.Module) -> None:
@@ -690,8 +782,8 @@ def _refuse_made_from_parameters(what: str) -> NoReturn:
     raise UserCodeError(
         f"{what} is made from values of parameters, which are on no machine while stages are "
         "built: make it from their shapes, such as torch.zeros(w.shape), or make it a "
-        "parameter with requires_grad=False, which keeps the values that it begins with; "
-        "spectral_norm, which changes such buffers in forward, cannot be used"
+        "parameter with requires_grad=False, which keeps the values that it begins with; of "
+        "spectral_norm use that in torch.nn.utils.parametrizations"
     )
 
 

@@ -327,6 +327,8 @@ class SectionArena:
         self.section = section
         self.is_copy = room is not None
         self.specs = specs
+        self.running = frozenset(spec.name for spec in specs if spec.running)
+        """Buffers that forwards change; their gradients are the changes of a mini-batch."""
         self.device = device
         self.num_bytes = HEADER_BYTES + layout.payload + layout.end
         self.versions = len(layout.parameters)
@@ -384,8 +386,8 @@ class SectionArena:
 
     @property
     def attached(self) -> Mapping[str, Attached]:
-        """What the user's code has attached to each parameter."""
-        return {spec.name: spec.attached for spec in self.specs}
+        """What the user's code has attached to each parameter, buffers left out."""
+        return {spec.name: spec.attached for spec in self.specs if not spec.running}
 
     @property
     def parameters(self) -> Mapping[str, torch.Tensor]:

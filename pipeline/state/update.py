@@ -56,7 +56,7 @@ def contributions(
         arena.section: [
             gradient
             for name, gradient in arena.gradients.items()
-            if (name, arena.section) not in counted_elsewhere
+            if (name, arena.section) not in counted_elsewhere and name not in arena.running
         ]
         for arena in arenas
         if fit_of[arena.section].finite and fit_of[arena.section].in_range
@@ -321,6 +321,8 @@ class Updater:
             for run, mean in zip(arena.gradient_runs, runs, strict=True):
                 torch.mul(run, scale, out=mean)
             optimizer.step(decision.step, means)
+            for name in arena.running:
+                arena.parameters[name].add_(arena.gradients[name])
         arena.numbers.update(overflow=decision.overflow, changes=changes, scaled=self._scales_loss)
         self._faults.at(Hook.UPDATED)
         self._control.updated(arena, decision.step + 1, decision.generation)

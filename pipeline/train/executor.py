@@ -63,6 +63,8 @@ class StagePlace:
     """Of all stages of its replica: the neighbours' lists determine the order of
     arrivals."""
     virtual_nodes: range
+    num_virtual_nodes: int
+    """Of a mini-batch, those of all replicas."""
     in_flight_bound: int | None = None
     """As in the plan."""
     pair_bound: int = 0
@@ -508,8 +510,10 @@ class Minibatch:
             self._stash[first.of(task.microbatch)] = arrived.activations_on(self._device)
         for segment in others:
             self._stash_output(segment, task.microbatch)
+            self._add_changes(segment, task.microbatch)
         keep = self._progress.keeps_graph(task)
         out = self._compute(last, task.microbatch, keep)
+        self._add_changes(last, task.microbatch)
         if isinstance(out, LossSums):
             self._losses.append(out.values(self._stage.metrics))
             self._graphs[_unit(task)] = [out.loss]
@@ -526,6 +530,11 @@ class Minibatch:
         self._stash[microbatch, segment.number + 1] = [one.detach() for one in out]
         if not segment.goes_back:
             self._stash.pop(segment.of(microbatch), None)
+
+    def _add_changes(self, segment: _Segment, microbatch: int) -> None:
+        """Add up what a forward, which no recompute is, has changed in buffers."""
+        node = self._place.virtual_nodes[microbatch]
+        segment.model.add_changes(node, self._place.num_virtual_nodes, self._scale)
 
     def _blank(self, task: Task) -> Batch | None:
         """Return a stand-in for examples, if the stage can do with one."""

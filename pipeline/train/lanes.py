@@ -171,7 +171,14 @@ class Lanes:
             recompute=plan.recompute,
             chunks=plan.chunks,
         )
-        place = StagePlace(self._stage, lists, nodes, plan.in_flight_bound, self._pair_bound(nodes))
+        place = StagePlace(
+            self._stage,
+            lists,
+            nodes,
+            plan.replica_bounds[-1],
+            plan.in_flight_bound,
+            self._pair_bound(nodes),
+        )
         for lane in self._lanes:
             lane.executor = StageExecutor(
                 lane.chunks,

@@ -139,12 +139,14 @@ def gather_parameters(
 
 
 def check_values(model: nn.Module, values: Mapping[str, torch.Tensor], checkpoint: str) -> None:
-    """Check that a checkpoint's parameters are those of the model.
+    """Check that a checkpoint's parameters are those of the model, buffers that forwards
+    change among them.
 
     Raises:
         CheckpointError: Names the first one that is not.
     """
-    wanted = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    changed = ((name, b) for name, b in model.named_buffers() if name in values)
+    wanted = {name: tuple(p.shape) for name, p in [*model.named_parameters(), *changed]}
     got = {name: tuple(value.shape) for name, value in values.items()}
     for name in [*wanted, *got]:
         if wanted.get(name) != got.get(name):

@@ -177,6 +177,8 @@ def values_of_sections(
     made = first_values(loaded.job, loaded.spec.seed, names)
     for part in parts:
         values = next(made)
+        for name in layout.running & values.keys():
+            values[name] = values[name].to(layout.specs[name].dtype)
         for section in part:
             yield section, values
 

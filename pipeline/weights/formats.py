@@ -42,21 +42,24 @@ class StateDict:
 
         Args:
             model: From ``build_skeleton``.
-            values: Of every parameter, under the first of its names.
+            values: Of every parameter, and of buffers that forwards change, under the first
+                of its names.
 
         Raises:
             UserCodeError: The state dict holds something else than parameters and
                 buffers.
         """
-        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        named = [*model.named_parameters(), *model.named_buffers()]
+        names = {id(tensor): name for name, tensor in named if name in values}
         tensors: Tensors = {}
         frozen = set()
         with user_code("state_dict"):
             state = model.state_dict(keep_vars=True)
         for name, value in state.items():
             if (first := names.get(id(value))) is not None:
-                tensors[name] = values[first]
-                if not value.requires_grad:
+                is_parameter = isinstance(value, nn.Parameter)
+                tensors[name] = values[first] if is_parameter else values[first].to(value.dtype)
+                if is_parameter and not value.requires_grad:
                     frozen.add(name)
             elif isinstance(value, torch.Tensor) and not value.is_meta:
                 tensors[name] = value.detach()

@@ -12,7 +12,7 @@ import dataclasses
 import hashlib
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -61,15 +61,16 @@ class Fit:
             yield f"{kind} {shown}"
 
 
-def fit(model: nn.Module, given: Tensors) -> Fit:
+def fit(model: nn.Module, given: Tensors, running: Collection[str] = ()) -> Fit:
     """Compare given tensors with a model's parameters and buffers, by name.
 
     A tied parameter may come under any of its names, and under several if they agree.
-    Buffers stay as the model makes them; given ones must be equal.
+    Buffers that no forward changes stay as the model makes them; given ones must be equal.
 
     Args:
         model: From ``build_skeleton``.
         given: Tensors by the names of ``state_dict``.
+        running: Buffers that forwards change.
     """
     found = Fit()
     all_names: dict[str, list[str]] = {}
@@ -89,7 +90,14 @@ def fit(model: nn.Module, given: Tensors) -> Fit:
             found.add("tied in the model, but given with different values:", " and ".join(present))
         else:
             found.taken[first] = present[0]
-    _compare_others(found, model, given, {n for ns in all_names.values() for n in ns})
+    for name in sorted(given.keys() & running):
+        shapes = tuple(model.get_buffer(name).shape), tuple(given[name].shape)
+        if shapes[0] == shapes[1]:
+            found.taken[name] = name
+        else:
+            found.add("another shape:", f"{name} must be {shapes[0]}, got {shapes[1]}")
+    known = {n for ns in all_names.values() for n in ns}
+    _compare_others(found, model, given, known.union(running))
     return found
 
 
@@ -115,13 +123,20 @@ def _compare_others(found: Fit, model: nn.Module, given: Tensors, parameters: se
             found.add("a buffer to which model() gives another value:", name)
 
 
-def take(model: nn.Module, given: Tensors, *, strict: bool, source: str) -> tuple[Fit, list[str]]:
+def take(
+    model: nn.Module,
+    given: Tensors,
+    *,
+    strict: bool,
+    source: str,
+    running: Collection[str] = (),
+) -> tuple[Fit, list[str]]:
     """Return what is taken of given tensors, and remarks for the user.
 
     Raises:
         ConfigError: Something does not fit, or, unless ``strict``, nothing fits.
     """
-    found = fit(model, given)
+    found = fit(model, given, running)
     lines = list(found.lines())
     if lines and strict:
         raise ConfigError(
@@ -130,7 +145,8 @@ def take(model: nn.Module, given: Tensors, *, strict: bool, source: str) -> tupl
         )
     if not found.taken:
         raise ConfigError(f"init_from: nothing of {source} fits the model: {'; '.join(lines)}")
-    for first, name in found.taken.items():
+    parameters = {n: name for n, name in found.taken.items() if n not in running}
+    for first, name in parameters.items():
         types = given[name].dtype, model.get_parameter(first).dtype
         if types[0] is not types[1]:
             lines.append(f"converted from {types[0]} to {types[1]}: {first}, maybe more")
@@ -216,7 +232,8 @@ def begin(
         CheckpointError, StorageError: The checkpoint cannot be written.
     """
     model = build_skeleton(loaded.job.model)
-    found, remarks = take(model, given, strict=strict, source=source)
+    running = loaded.layout.running
+    found, remarks = take(model, given, strict=strict, source=source, running=running)
     if not target:
         return FirstWeights(
             checkpoint="", sha256="", num_taken=len(found.taken), remarks=tuple(remarks)

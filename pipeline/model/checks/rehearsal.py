@@ -25,7 +25,7 @@ from spottrain.pipeline.model.loss import LossSums, check_leads_back
 from spottrain.pipeline.model.optimizer import rate_factor
 from spottrain.pipeline.model.recorder import KnownValues
 from spottrain.pipeline.model.sections import ModelLayout, TensorSpec
-from spottrain.pipeline.model.skeleton import run_eagerly
+from spottrain.pipeline.model.skeleton import of_any_size, run_eagerly
 from spottrain.pipeline.model.stage import Activations, StageModel, go_backward
 from spottrain.steps import at_step
 
@@ -48,7 +48,7 @@ def rehearse(job: TrainingJob, layout: ModelLayout) -> tuple[str, ...]:
         UserCodeError: The user's code raised, nothing is trained, or the loss has no
             gradient.
     """
-    if not any(spec.requires_grad for spec in layout.specs.values()):
+    if not any(spec.requires_grad and not spec.running for spec in layout.specs.values()):
         raise UserCodeError(
             "model has no parameter that is trained: all have requires_grad=False; "
             "leave at least one with requires_grad=True"
@@ -166,7 +166,7 @@ class _Rehearsal:
     @contextlib.contextmanager
     def _mode(self) -> Iterator[None]:
         try:
-            with run_eagerly(), _OnStandIns():
+            with run_eagerly(), of_any_size(), _OnStandIns():
                 yield
         except UserCodeError as error:
             if self._device == "meta" and error.__cause__ is not None:

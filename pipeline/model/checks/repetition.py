@@ -213,8 +213,9 @@ def _later() -> Iterator[None]:
 def _parameters(job: TrainingJob, layout: ModelLayout) -> Tensors:
     model = materialise(job, seed=0)
     made: dict[str, torch.Tensor] = {}
-    for name, parameter in model.named_parameters():
-        tensor = parameter.detach().clone()
+    buffers = [(name, model.get_buffer(name)) for name in layout.running]
+    for name, parameter in [*model.named_parameters(), *buffers]:
+        tensor = parameter.detach().to(layout.specs[name].dtype, copy=True)
         if tensor.is_floating_point():
             seed = torch.Generator().manual_seed(zlib.crc32(name.encode()))
             noise = torch.empty(tensor.shape).uniform_(-_NOISE, _NOISE, generator=seed)

@@ -78,8 +78,8 @@ def _try_sections(job: TrainingJob, sections: Sequence[Named], num_steps: int) -
 def _smallest_sections(layout: ModelLayout) -> list[Named]:
     """Return what is trained of the two smallest sections that differ."""
     candidates: list[Named] = []
-    for names in layout.parameters:
-        named = [(n, layout.specs[n]) for n in names if layout.specs[n].requires_grad]
+    for section in range(layout.num_sections):
+        named = [one for one in layout.named_parameters(section) if one[1].requires_grad]
         if named and named not in candidates:
             candidates.append(named)
     return sorted(candidates, key=_num_elements)[:2]

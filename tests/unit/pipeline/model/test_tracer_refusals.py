@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from tests.unit.pipeline.blocks import Blocks, Forward, linear, make_job, plain
+from tests.unit.pipeline.blocks import Blocks, linear, make_job, plain
 from torch import nn
 
 from spottrain.errors import UserCodeError
@@ -52,7 +53,9 @@ def test_each_cut_point_must_run_once(calls: int) -> None:
 
 
 def spectral(model: Any) -> None:
-    nn.utils.parametrizations.spectral_norm(model.embed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        nn.utils.spectral_norm(model.embed)
 
 
 def anchored(model: Any) -> None:
@@ -97,42 +100,14 @@ def test_a_frozen_parameter_may_keep_the_values_of_another() -> None:
 # --- Buffers --------------------------------------------------------------------------
 
 
-def count(self: Any, x: torch.Tensor) -> torch.Tensor:
-    self.table.add_(1)
-    return plain(self, x)
-
-
-def replace(self: Any, x: torch.Tensor) -> torch.Tensor:
-    self.table = self.table + 1
-    return plain(self, x)
-
-
-def normalise(self: Any, x: torch.Tensor) -> torch.Tensor:
-    x = nn.functional.instance_norm(
-        x[..., None].repeat(1, 1, 2), self.norm.running_mean, self.norm.running_var
-    )
-    return plain(self, x[..., 0])
-
-
 def clamp(self: Any, x: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         self.head.weight.clamp_(-1, 1)
     return plain(self, x)
 
 
-@pytest.mark.parametrize(
-    ("body", "name"),
-    [
-        (count, "table"),
-        (replace, "table"),
-        (normalise, r"norm\.running_mean"),
-        (lambda self, x: plain(self, self.norm(x)), r"norm\.num_batches_tracked"),
-        (clamp, r"head\.weight"),
-    ],
-    ids=["written", "replaced", "running statistics", "batch norm", "parameter"],
-)
-def test_state_that_changes_in_forward_is_refused(body: Forward, name: str) -> None:
-    assert_refused(make_job(body), f"model changes its buffer or parameter ({name})")
+def test_a_parameter_that_changes_in_forward_is_refused() -> None:
+    assert_refused(make_job(clamp), r"model changes its parameter head\.weight in forward")
 
 
 def test_random_buffers_are_refused_since_stages_build_their_own() -> None:
@@ -172,16 +147,6 @@ def test_user_code_that_fails_is_reported(changes: dict[str, Any], message: str)
 KEPT = Blocks(plain, linear)
 
 
-class Counting(Blocks):
-    def __init__(self) -> None:
-        super().__init__(plain, linear)
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, x: torch.Tensor) -> Any:
-        self.get_buffer("calls").add_(1)
-        return super().forward(x)
-
-
 def reading() -> nn.Module:
     model = Blocks(plain, linear)
     if model.head.weight.std() > 1:
@@ -215,7 +180,6 @@ def with_backward(model: Any, batch: torch.Tensor) -> tuple[torch.Tensor, int]:
         ({"model": reading}, "must not read values of .*mean_resizing=False"),
         ({"model": Sparse}, r"embedding is an Embedding with sparse=True; leave"),
         ({"loss": with_backward}, "loss calls backward"),
-        ({"model": Counting}, r"parameter calls .* spottrain\.step\(\)"),
         ({"loss": lambda m, b: m(b).mean()}, r"return \(mean \* n, n\)"),
     ],
 )

@@ -256,6 +256,28 @@ def test_a_gradient_too_large_to_square_overflows(holder: LocalHolder) -> None:
     assert contributions([arena], [], {}, {})[0].overflow
 
 
+def test_a_buffer_gets_the_sum_of_its_changes_apart_from_optimizer_norm_and_clipping(
+    holder: LocalHolder,
+) -> None:
+    job = make_job("plain", clip_grad_norm=0.5)
+    buffer = ParameterSpec("mean", (2,), torch.float32, True, {}, running=True)
+    memory = SlotMemory(holder, job, [(*specs_of(job), buffer)], HostDevice())
+    memory.hold([0])
+    arena = memory.arenas[0]
+    arena.parameters["mean"].fill_(1.0)
+    arena.set_version(0, 1)
+    arena.gradients["mean"].copy_(torch.tensor([300.0, -4.0]))
+    (one,) = contributions([arena], [], {0: (8.0, 4.0)}, {})
+
+    memory.apply(decision(0, square_norm=one.square_norm), [0], FaultScript())
+    memory.apply(decision(1, weight=0.0), [0], FaultScript())
+
+    assert one.square_norm == 0.0
+    assert arena.version == 2
+    assert arena.parameters["mean"].tolist() == [301.0, -3.0]
+    assert not arena.parameters["weight"].any()
+
+
 def test_gradients_are_clipped_as_torch_clips_them(holder: LocalHolder) -> None:
     job = make_job("plain", clip_grad_norm=0.5)
     memory = open_memory(holder, job)

@@ -93,6 +93,16 @@ def test_one_name_of_a_tied_parameter_and_no_buffer_suffice(left: str) -> None:
     assert len(found.taken) == 4
 
 
+def test_buffers_that_forwards_change_are_taken_unless_they_have_another_shape() -> None:
+    model = build_skeleton(Net)
+    found = fit(model, net(scale=torch.zeros(3)), {"scale"})
+    assert found.misfits == {}
+    assert found.taken["scale"] == "scale"
+
+    found = fit(model, net(scale=torch.zeros(2)), {"scale"})
+    assert found.misfits == {"another shape:": ["scale must be (3,), got (2,)"]}
+
+
 def test_all_kinds_of_misfit_are_told_at_once_and_bounded() -> None:
     with pytest.raises(ConfigError) as caught:
         take(build_skeleton(Net), {f"x{k}": torch.ones(1) for k in range(9)}, **WRONG)
