@@ -1,4 +1,4 @@
-from spottrain import hf, optim, schedules
+from spottrain import hf, lightning, optim, schedules
 from spottrain.cloud.data.shards import Shards
 from spottrain.datasets import data_path
 from spottrain.errors import SpottrainError
@@ -21,6 +21,7 @@ __all__ = [
     "job",
     "jobs",
     "launch",
+    "lightning",
     "optim",
     "schedules",
     "step",

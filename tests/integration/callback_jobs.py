@@ -44,7 +44,6 @@ def ended(snapshot: Snapshot) -> None:
 
 
 def hangs(snapshot: Snapshot) -> None:
-    _tell("hangs", snapshot)
     threading.Event().wait()
 
 
@@ -66,7 +65,13 @@ def job() -> TrainingJob:
     return dataclasses.replace(tiny_job.paced_job(), callbacks=callbacks)
 
 
-def failing_job() -> TrainingJob:
-    """A process that hangs has two seconds: it tells of itself first."""
-    callbacks = Callbacks(on_evaluate=hangs, on_checkpoint=fills, on_best=dies, limit_s=30.0)
-    return dataclasses.replace(tiny_job.paced_job(), callbacks=callbacks)
+def hanging_job() -> TrainingJob:
+    return dataclasses.replace(tiny_job.job(), callbacks=Callbacks(on_evaluate=hangs))
+
+
+def filling_job() -> TrainingJob:
+    return dataclasses.replace(tiny_job.job(), callbacks=Callbacks(on_evaluate=fills))
+
+
+def dying_job() -> TrainingJob:
+    return dataclasses.replace(tiny_job.job(), callbacks=Callbacks(on_evaluate=dies))
