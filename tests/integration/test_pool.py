@@ -215,3 +215,19 @@ def test_a_sweep_submits_a_job_for_each_value_or_none(lab: Lab) -> None:
         until("its end", lambda name=name: ended(lab, name))  # type: ignore[misc]
     document = lab.run("status", "lab", "-o", "json").report
     assert {one["state"] for one in document["jobs"]} == {"succeeded"}
+
+
+def test_the_jobs_of_a_pool_file_train_until_the_last_has_ended(lab: Lab) -> None:
+    first, urgent = lab.first, lab.urgent
+    for job in (first, urgent):
+        job.save()
+    lab.settings["jobs"] = [
+        {"file": str(first.file), "team": "vision"},
+        {"file": str(urgent.file), "priority": 9, "after_steps": 1},
+    ]
+    lab.write()
+    first.pace(0.0)
+    done = lab.run("create", str(lab.file), "--until-done", "-o", "json")
+    assert done.code == 0, done.err
+    assert {job["state"] for job in done.report["jobs"]} == {"succeeded"}
+    assert not lab.dir.is_managed()
