@@ -27,13 +27,15 @@ def entrypoint(job: str) -> str:
     return f"running_jobs:{job}"
 
 
-def on(zygote: Zygote, folder: Path, job: str, *shape: int, **changes: Any) -> dict[str, bytes]:
+def on(
+    zygote: Zygote, folder: Path, job: str, depth: int, width: int, **changes: Any
+) -> dict[str, bytes]:
     """Train on a plan of some shape, undisturbed; return all that is committed."""
     folder.mkdir()
     spec = job_spec(folder, entrypoint=entrypoint(job))
-    with Fleet(spec, "abcd"[: shape[0] * shape[1]], folder / "log", zygote) as fleet:
+    with Fleet(spec, "abcd"[: depth * width], folder / "log", zygote) as fleet:
         fleet.ready()
-        plan = make_plan(spec, *shape, "abcd", running_jobs.BLOCKS, **changes)
+        plan = make_plan(spec, depth, width, "abcd", running_jobs.BLOCKS, **changes)
         return fleet.train(lambda _: plan, fleet.initialise())
 
 
@@ -128,8 +130,8 @@ def test_changing_buffers_have_the_same_bits_in_every_runtime(
 ) -> None:
     (tmp_path / "1x1").mkdir()
     plain = Runtime(precision=runtime.precision)
-    how = {"entrypoint": entrypoint("odd")}
-    reference, _ = train(zygote, tmp_path / "1x1", 1, 1, runtime=plain, **how)
+    where = tmp_path / "1x1"
+    reference, _ = train(zygote, where, 1, 1, runtime=plain, entrypoint=entrypoint("odd"))
 
     assert struck(zygote, tmp_path / "2x2", "odd", runtime=runtime)[0] == reference
 
