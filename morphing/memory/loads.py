@@ -4,18 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from spottrain.morphing.schedules.compiled import jitable, run_loop
 from spottrain.morphing.schedules.lists import Schedule, compact_schedule
 from spottrain.morphing.schedules.rule import BACKWARD, FORWARD, RECOMPUTE
-from spottrain.morphing.schedules.stage import RUNS
-from spottrain.morphing.schedules.types import Codes, Numbers
+from spottrain.morphing.schedules.types import Runs
 from spottrain.wire.model import ScheduleKind
-
-_NEEDED, _RECOMPUTED, _CHUNK = range(3)
-"""Columns of a row: recomputes that its list cannot skip, a bit mask of chunks that
-recompute, and from there on the micro-batches in flight of each chunk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,12 +69,8 @@ def stage_loads(
     compact = compact_schedule(
         schedule, pipeline_depth, num_microbatches, recompute=recompute, chunks=chunks
     )
-    empty = np.zeros((pipeline_depth, _CHUNK + chunks), np.int64)
-    tallies = np.zeros(chunks, np.int64), np.zeros(3, np.int64), np.zeros(3, np.int64)
-    numbers = compact.codes, compact.runs, chunks, empty, tallies
-    counted = run_loop(_count_loads, len(compact.codes), *numbers)
-    rows: list[list[int]] = np.asarray(counted).tolist()
-    listed = [sum(row[_CHUNK:]) for row in rows]
+    counted = [_count(runs, chunks) for runs in compact.lists]
+    listed = [sum(by_chunk) for _, _, by_chunk in counted]
     in_flight = listed
     if in_flight_bound is not None:
         most = min(in_flight_bound, num_microbatches)
@@ -93,13 +81,11 @@ def stage_loads(
             # In a ring of several chunks some come from the last stage; see docs.
             inputs_held=in_flight[p - 1] if p else in_flight[0] + (chunks > 1),
             gradients_waiting=_gradients_waiting(compact, p, min(listed[p], in_flight[p])),
-            recomputes=row[_NEEDED],
-            by_chunk=tuple(row[_CHUNK:]) if chunks > 1 else (),
-            keeps=tuple(not row[_RECOMPUTED] >> chunk & 1 for chunk in range(chunks))
-            if chunks > 1
-            else (),
+            recomputes=needed,
+            by_chunk=tuple(by_chunk) if chunks > 1 else (),
+            keeps=tuple(chunk not in recompute_of for chunk in range(chunks)) if chunks > 1 else (),
         )
-        for p, row in enumerate(rows)
+        for p, (needed, recompute_of, by_chunk) in enumerate(counted)
     )
 
 
@@ -117,61 +103,41 @@ def _gradients_waiting(compact: Schedule, stage: int, in_flight: int) -> int:
     return 1 if in_flight <= compact.pipeline_depth else -(-in_flight // 3)
 
 
-@jitable
-def _growth(work: int) -> int:
-    """Return how many more micro-batches are in flight after a task."""
-    if work == FORWARD:
-        return 1
-    return -1 if work == BACKWARD else 0
+def _count(runs: Runs, chunks: int) -> tuple[int, set[int], list[int]]:
+    """Return what a stage's list asks for.
 
-
-@jitable
-def _count_loads(
-    codes: Codes, runs: Numbers, chunks: int, rows: Numbers, tallies: tuple[Numbers, ...]
-) -> Numbers:
-    """Fill a row of every stage, and return them: see ``_NEEDED``.
-
-    Counted are those at the peak, and of several peaks the last one with most of them
-    in the first chunk. Of a repeated pattern only the first and the last repetition are
-    gone through: those in between are like the last.
+    That is how many recomputes it cannot skip, which chunks recompute, and by chunk the
+    micro-batches in flight. Counted are those at the peak, and of several peaks the last one
+    with most of them in the first chunk. Of a repeated pattern only the first and the last
+    repetition are gone through: those in between are like the last.
     """
-    now, begun, done = tallies
-    for p in range(len(runs)):
-        row, most, before, total = rows[p], 0, -1, 0
-        for work in range(3):
-            done[work] = 0
-        for chunk in range(chunks):
-            now[chunk] = 0
-        for r in range(RUNS):
-            start, length, repeats = runs[p][r]
-            for time in range(min(repeats, 2)):
-                needed = 0
-                for work in range(3):
-                    begun[work] = done[work]
-                for code in codes[start : start + length]:
-                    chunk, work = code // 3, code % 3
-                    if work == RECOMPUTE:
-                        row[_RECOMPUTED] |= 1 << chunk
-                        spared = (
-                            before == FORWARD
-                            and done[FORWARD] - 1 == done[RECOMPUTE] == done[BACKWARD]
-                        )
-                        needed += 0 if spared else 1
-                    done[work] += 1
-                    before = work
-                    now[chunk] += _growth(work)
-                    total += _growth(work)
-                    if work == FORWARD and (
-                        total > most or (total == most and now[0] >= row[_CHUNK])
-                    ):
-                        most = total
-                        for each in range(chunks):
-                            row[_CHUNK + each] = now[each]
-                row[_NEEDED] += needed * (1 if time == 0 else repeats - 1)
-                if time == 0 and repeats > 2:  # go on to the last time
-                    for work in range(3):
-                        done[work] += (repeats - 2) * (done[work] - begun[work])
-                    for code in codes[start : start + length]:
-                        now[code // 3] += (repeats - 2) * _growth(code % 3)
-                        total += (repeats - 2) * _growth(code % 3)
-    return rows
+    needed, recomputed = 0, set[int]()
+    now, at_peak, done = [0] * chunks, [0] * chunks, [0, 0, 0]
+    most, total, before = 0, 0, -1
+    for codes, repeats in runs:
+        for time in range(min(repeats, 2)):
+            done_before, now_before, once = done[:], now[:], 0
+            for code in codes:
+                chunk, work = code // 3, code % 3
+                if work == RECOMPUTE:
+                    recomputed.add(chunk)
+                    spared = before == FORWARD and (
+                        done[FORWARD] - 1 == done[RECOMPUTE] == done[BACKWARD]
+                    )
+                    once += not spared
+                elif work == BACKWARD:
+                    now[chunk] -= 1
+                    total -= 1
+                else:
+                    now[chunk] += 1
+                    total += 1
+                    if total > most or (total == most and now[0] >= at_peak[0]):
+                        most, at_peak = total, now[:]
+                done[work] += 1
+                before = work
+            needed += once * (1 if time == 0 else repeats - 1)
+            if time == 0 and repeats > 2:  # go on to the last time
+                done = [n + (repeats - 2) * (n - b) for n, b in zip(done, done_before, strict=True)]
+                now = [n + (repeats - 2) * (n - b) for n, b in zip(now, now_before, strict=True)]
+                total = sum(now)
+    return needed, recomputed, at_peak

@@ -9,26 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TypeAlias
-
-import numpy as np
 
 from spottrain.morphing.errors import PlanError
-from spottrain.morphing.schedules.compiled import run_loop
-from spottrain.morphing.schedules.quanta import make_room, play_quanta
+from spottrain.morphing.schedules.quanta import play_quanta
 from spottrain.morphing.schedules.rule import BACKWARD, FORWARD, RECOMPUTE
-from spottrain.morphing.schedules.stage import BOUND, RUNS, make_stages
-from spottrain.morphing.schedules.types import Codes, Numbers
+from spottrain.morphing.schedules.stage import peak_in_flight
+from spottrain.morphing.schedules.types import Runs
 from spottrain.wire.model import MAX_CHUNKS, ScheduleKind
 
-Run: TypeAlias = tuple[Sequence[int], int]
-"""Codes of a pattern, and the number of its repetitions."""
 MAX_TASKS = 1 << 62
 """Maximum that the loops can count."""
-QUANTA_PER_STAGE = 8
-"""Quanta per stage before Varuna's rule repeats itself: an estimate."""
-TASKS_PER_STAGE = 64
-"""Tasks per stage of a list before Varuna's rule repeats itself: a first estimate."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,46 +28,28 @@ class Schedule:
     num_microbatches: int
     chunks: int
     """Parts of the model on each stage: more than 1 if interleaved."""
-    codes: Codes
-    """Patterns, one after the other. A code is 3 times the chunk plus the work."""
-    runs: Numbers
-    """Of each stage, three: begin among the codes, length, repeats."""
+    lists: tuple[Runs, ...]
+    """Of each stage, at most three runs."""
 
     @property
     def pipeline_depth(self) -> int:
         """Stages."""
-        return len(self.runs)
+        return len(self.lists)
 
     @cached_property
     def num_tasks(self) -> int:
         """Tasks of all stages."""
-        runs = self.runs.tolist()
-        return sum(length * repeats for own in runs for _, length, repeats in own)
+        return sum(len(pattern) * repeats for runs in self.lists for pattern, repeats in runs)
 
     @cached_property
-    def stages(self) -> Numbers:
-        """The rows of stages that have done nothing yet: see ``stage``."""
-        rows: Numbers = run_loop(make_stages, len(self.codes), self.codes, self.runs)
-        return rows
-
-    @property
     def max_in_flight(self) -> tuple[int, ...]:
         """Maximum micro-batches in flight on each stage that follows its list."""
-        return tuple(self.stages[:, BOUND].tolist())
-
-    def runs_of(self, stage: int) -> list[tuple[Codes, int]]:
-        """Return the runs of a stage: the codes of the pattern, and its repetitions."""
-        return [
-            (self.codes[start : start + length], repeats)
-            for start, length, repeats in self.runs[stage].tolist()
-            if length and repeats
-        ]
+        return tuple(map(peak_in_flight, self.lists))
 
     def tasks_of(self, stage: int) -> Iterator[tuple[int, int, int]]:
         """Yield work, chunk and micro-batch of each task of a stage."""
         done = [0] * (3 * self.chunks)
-        for codes, repeats in self.runs_of(stage):
-            pattern = codes.tolist()
+        for pattern, repeats in self.lists[stage]:
             for _ in range(repeats):
                 for code in pattern:
                     yield code % 3, code // 3, done[code]
@@ -120,36 +92,34 @@ def _compact(
 ) -> Schedule:
     _check(kind, pipeline_depth, num_microbatches, chunks)
     if kind == "varuna" and pipeline_depth > 1:
-        return _varuna(pipeline_depth, num_microbatches, recompute)
+        played = play_quanta(pipeline_depth, num_microbatches, recompute)
+        return Schedule(num_microbatches, chunks, tuple(played))
     if chunks > 1:
-        lists = [
+        rings = [
             _interleaved(p, pipeline_depth, num_microbatches, chunks, recompute)
             for p in range(pipeline_depth)
         ]
-        return pack(lists, num_microbatches, chunks)
+        return pack(rings, num_microbatches, chunks)
     last = pipeline_depth - 1
-    lists = []
+    lists: list[list[tuple[Sequence[int], int]]] = []
     for stage in range(pipeline_depth):
         back = (RECOMPUTE, BACKWARD) if recompute and stage < last else (BACKWARD,)
         # Of one stage alone, Varuna's rule makes the list of 1F1B.
         lead = num_microbatches if kind == "gpipe" else pipeline_depth - stage
         lead = min(lead, num_microbatches)
-        runs = [((FORWARD,), lead), ((*back, FORWARD), num_microbatches - lead)]
-        lists.append([*runs, (back, lead)])
+        steady = num_microbatches - lead
+        lists.append([((FORWARD,), lead), ((*back, FORWARD), steady), (back, lead)])
     return pack(lists, num_microbatches, 1)
 
 
-def pack(lists: Sequence[Sequence[Run]], num_microbatches: int, chunks: int) -> Schedule:
-    """Return the schedule of these runs, at most three a stage."""
-    codes: list[int] = []
-    runs: list[list[tuple[int, int, int]]] = []
-    for own in lists:
-        placed = []
-        for pattern, repeats in own:
-            placed.append((len(codes), len(pattern), repeats))
-            codes.extend(pattern)
-        runs.append(placed + [(0, 0, 0)] * (RUNS - len(placed)))
-    return Schedule(num_microbatches, chunks, np.array(codes, np.int8), np.array(runs, np.int64))
+def pack(
+    lists: Sequence[Sequence[tuple[Sequence[int], int]]], num_microbatches: int, chunks: int
+) -> Schedule:
+    """Return the schedule of these runs of codes, of which some may be empty."""
+    packed = (
+        [(bytes(codes), repeats) for codes, repeats in runs if codes and repeats] for runs in lists
+    )
+    return Schedule(num_microbatches, chunks, tuple(packed))
 
 
 def _check(kind: ScheduleKind, depth: int, num_microbatches: int, chunks: int) -> None:
@@ -181,7 +151,7 @@ def _check(kind: ScheduleKind, depth: int, num_microbatches: int, chunks: int) -
 
 def _interleaved(
     stage: int, depth: int, num_microbatches: int, chunks: int, recompute: bool
-) -> list[Run]:
+) -> list[tuple[Sequence[int], int]]:
     """Return one stage's runs: warm-up, one forward one backward, the rest.
 
     Micro-batches go through the chunks in groups of ``depth``: a group through the first
@@ -211,17 +181,3 @@ def _interleaved(
         tail += backwards[k % group]
     warm_up = [forwards[k % group] for k in range(lead)]
     return [(warm_up, 1), (alternating(0, group), whole_groups), (tail, 1)]
-
-
-def _varuna(depth: int, num_microbatches: int, recompute: bool) -> Schedule:
-    """Play Varuna's rule; keep a pattern that repeats once."""
-    whole = 3 * num_microbatches + 2
-    capacity = min(whole, TASKS_PER_STAGE * depth)
-    while True:
-        quanta = depth * min(num_microbatches, QUANTA_PER_STAGE * depth)
-        room = make_room(depth, capacity)
-        works, runs, fits = run_loop(play_quanta, quanta, depth, num_microbatches, recompute, room)
-        if fits:
-            codes = np.asarray(works, np.int8).ravel()
-            return Schedule(num_microbatches, 1, codes, np.asarray(runs, np.int64))
-        capacity = min(whole, 4 * capacity)

@@ -1,12 +1,10 @@
 """The rule by which a stage takes its next task, as functions of whole numbers.
 
 ``schedule.StageProgress`` asks it for the executor, the simulator's loops ask it
-directly, so that what is simulated is what runs. numba compiles everything here.
+directly, so that what is simulated is what runs.
 """
 
 from __future__ import annotations
-
-from spottrain.morphing.schedules.compiled import jitable
 
 FORWARD, RECOMPUTE, BACKWARD = range(3)
 """Works, as the schedule's codes name them: a code is 3 times the chunk plus the work."""
@@ -16,7 +14,6 @@ OPPORTUNISTIC, STRICT = range(2)
 """Order policies: see ``schedule.OrderPolicy``."""
 
 
-@jitable
 def decide(
     order_policy: int,
     listed: int,
@@ -56,7 +53,6 @@ def decide(
     return BACKWARD if can_backward else NOTHING
 
 
-@jitable
 def keeps_graph(listed: int, following: int, forwards: int, backwards: int, passed: int) -> bool:
     """Return whether the forward that the list has next is to keep its tensors.
 

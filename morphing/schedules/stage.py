@@ -1,17 +1,12 @@
-"""The state of a stage as a row of numbers, and its way through its list.
+"""A stage of a simulated replica: what it has done, and its way through its list.
 
-Rows are those of arrays where the loops are compiled, and lists where they run as they are.
-
-A list is up to three runs, each a pattern of codes that is repeated: see
-``lists.Schedule``. The counts of ``schedule.StageProgress`` are here a row of
-``stages`` and, for every chunk of the stage, a row of ``counts``.
+The counts of ``schedule.StageProgress``, for a list as ``lists.Schedule`` encodes it.
 """
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import dataclass, field
 
-from spottrain.morphing.schedules.compiled import jitable
 from spottrain.morphing.schedules.rule import (
     BACKWARD,
     FORWARD,
@@ -20,178 +15,166 @@ from spottrain.morphing.schedules.rule import (
     decide,
     keeps_graph,
 )
-from spottrain.morphing.schedules.types import Codes, Numbers
+from spottrain.morphing.schedules.types import Runs
 
-RUNS = 3
-"""Runs in a list."""
-START, LENGTH, REPEATS = range(3)
-"""Of a run: where its pattern begins among the codes, its length, its repetitions."""
-
-(
-    RUN,
-    OFFSET,
-    REPEAT,
-    LISTED,
-    FORWARDS,
-    RECOMPUTED,
-    BACKWARDS,
-    PASSED,
-    _PASSED_RECOMPUTES,
-    _PASSED_BACKWARDS,
-    GRAPH_KEPT,
-    RUNNING,
-    RUNNING_NTH,
-    UNTIL,
-    QUEUED,
-    QUEUED_NTH,
-    QUEUED_TIME,
-    CHOSEN,
-    BUSY,
-    FINISH,
-    PEAK,
-    BOUND,
-    RECOMPUTES,
-    FIELDS,
-) = range(24)
-"""Of a stage. RUN, OFFSET, REPEAT: the next task's place. LISTED: its code. FORWARDS,
-RECOMPUTED (or no longer needed), BACKWARDS: done. PASSED and the two after it: works in
-the list before the next task. RUNNING: the code of the running task, its micro-batch, UNTIL
-then. QUEUED: that of the one that the device runs next, its micro-batch, and for how long.
-CHOSEN: that of the one that the host has chosen, and not queued yet."""
-ACTIVATIONS, GRADIENTS, CHUNK_FORWARDS, CHUNK_BACKWARDS, COUNTS = range(5)
+ACTIVATIONS, GRADIENTS, CHUNK_FORWARDS, CHUNK_BACKWARDS = range(4)
 """Of a chunk: arrived, arrived, done, done."""
 
 
-@jitable
-def peaks(codes: Codes, runs: Numbers) -> Numbers:
-    """Return each stage's maximum micro-batches in flight if it follows its list."""
-    peak = np.zeros(len(runs), np.int64)
-    for p in range(len(runs)):
-        level = 0
-        for r in range(RUNS):
-            run = runs[p][r]
-            grows = top = 0
-            for code in codes[run[START] : run[START] + run[LENGTH]]:
-                if code % 3 == FORWARD:
-                    grows += 1
-                elif code % 3 == BACKWARD:
-                    grows -= 1
-                top = max(top, grows)
-            if run[REPEATS] > 0:
-                before = level + max(0, run[REPEATS] - 1) * max(0, grows)
-                peak[p] = max(peak[p], before + top)
-            level += run[REPEATS] * grows
-    return peak
+@dataclass(slots=True, eq=False)
+class Stage:
+    """What a stage has done, and what it does."""
+
+    runs: Runs
+    """Its list."""
+    chunks: list[list[int]]
+    """Counts of each chunk: see ``ACTIVATIONS``."""
+    bound: int
+    """Maximum micro-batches in flight."""
+    recomputes: bool = False
+    """Whether its list has recomputes."""
+    run: int = 0
+    """This and the next two: the place of the list's next task."""
+    offset: int = 0
+    repeat: int = 0
+    listed: int = NOTHING
+    """Code of the list's next task."""
+    done: list[int] = field(default_factory=lambda: [0, 0, 0])
+    """By work; of recomputes also those no longer needed."""
+    passed: list[int] = field(default_factory=lambda: [0, 0, 0])
+    """By work, how many the list has before its next task."""
+    graph_kept: bool = False
+    running: int = NOTHING
+    """Code of the running task, its micro-batch, when it began, and its end."""
+    running_nth: int = 0
+    begun: int = 0
+    until: int = 0
+    queued: int = NOTHING
+    """Code of the task that the device runs next, its micro-batch, and for how long."""
+    queued_nth: int = 0
+    queued_time: int = 0
+    chosen: int = NOTHING
+    """Code of the task that the host has chosen, and not queued yet."""
+    busy: int = 0
+    """Nanoseconds."""
+    finish: int = 0
+    peak: int = 0
+    """Maximum micro-batches in flight so far."""
+
+    def __post_init__(self) -> None:
+        self.recomputes = any(
+            code in pattern
+            for pattern, _ in self.runs
+            for code in range(RECOMPUTE, 3 * len(self.chunks), 3)
+        )
+        self._advance()
+
+    @property
+    def in_flight(self) -> int:
+        """Micro-batches forwarded and not yet through the backward."""
+        return self.done[FORWARD] - self.done[BACKWARD]
+
+    def choose(self, order_policy: int) -> int:
+        """Return the code of the task to run now, or ``NOTHING``."""
+        if self.listed == NOTHING:
+            return NOTHING
+        chunk, listed = divmod(self.listed, 3)
+        activations, gradients, forwards, backwards = self.chunks[chunk]
+        work = decide(
+            order_policy,
+            listed,
+            forwards,
+            backwards,
+            activations,
+            gradients,
+            self.bound,
+            self.recomputes,
+            self.graph_kept,
+        )
+        return NOTHING if work == NOTHING else 3 * chunk + work
+
+    def note(self, code: int) -> None:
+        """Count a task, after which the next one may be chosen."""
+        chunk, work = divmod(code, 3)
+        done = self.done
+        if work == FORWARD:
+            if self.recomputes and keeps_graph(
+                self.listed % 3,
+                self._following() % 3,
+                done[FORWARD],
+                done[BACKWARD],
+                self.passed[RECOMPUTE],
+            ):
+                self.graph_kept = True
+                done[RECOMPUTE] += 1
+            done[FORWARD] += 1
+            self.chunks[chunk][CHUNK_FORWARDS] += 1
+            self.peak = max(self.peak, self.in_flight)
+        elif work == RECOMPUTE:
+            self.graph_kept = True
+            done[RECOMPUTE] += 1
+        else:
+            self.graph_kept = False
+            done[BACKWARD] += 1
+            self.chunks[chunk][CHUNK_BACKWARDS] += 1
+        self._advance()
+
+    def _advance(self) -> None:
+        """Pass the entries of the list that are done or no longer needed."""
+        while self.run < len(self.runs):
+            pattern, repeats = self.runs[self.run]
+            while self.offset < len(pattern):
+                code = pattern[self.offset]
+                work = code % 3
+                if self.passed[work] >= self.done[work]:
+                    self.listed = code
+                    return
+                self.passed[work] += 1
+                self.offset += 1
+            self.offset = 0
+            self.repeat += 1
+            if self.repeat == repeats:
+                self.run += 1
+                self.repeat = 0
+        self.listed = NOTHING
+
+    def _following(self) -> int:
+        """Return the code after the listed one, or ``NOTHING``."""
+        pattern, repeats = self.runs[self.run]
+        if self.offset + 1 < len(pattern):
+            return pattern[self.offset + 1]
+        if self.repeat + 1 < repeats:
+            return pattern[0]
+        return self.runs[self.run + 1][0][0] if self.run + 1 < len(self.runs) else NOTHING
 
 
-@jitable
-def make_stages(codes: Codes, runs: Numbers) -> Numbers:
-    """Return the rows of stages that have done nothing yet, each with its list's bound."""
-    bounds = peaks(codes, runs)
-    stages = np.zeros((len(runs), FIELDS), np.int64)
-    for p in range(len(runs)):
-        stages[p, RUNNING] = stages[p, QUEUED] = stages[p, CHOSEN] = NOTHING
-        stages[p, BOUND] = bounds[p]
-        for run in runs[p]:
-            if run[REPEATS] > 0:
-                for code in codes[run[START] : run[START] + run[LENGTH]]:
-                    if code % 3 == RECOMPUTE:
-                        stages[p, RECOMPUTES] = 1
-        advance(stages[p], runs[p], codes)
+def make_stages(
+    lists: tuple[Runs, ...], chunks: int, num_microbatches: int, bounds: tuple[int, ...]
+) -> list[Stage]:
+    """Return stages that have done nothing yet.
+
+    The first reads its input and the last has its loss, so these wait for nothing.
+    """
+    stages = [
+        Stage(runs, [[0, 0, 0, 0] for _ in range(chunks)], bound)
+        for runs, bound in zip(lists, bounds, strict=True)
+    ]
+    stages[0].chunks[0][ACTIVATIONS] = num_microbatches
+    stages[-1].chunks[-1][GRADIENTS] = num_microbatches
     return stages
 
 
-@jitable
-def make_counts(depth: int, chunks: int, num_microbatches: int) -> Numbers:
-    """Return the rows of chunks: the first reads its input, the last has its loss."""
-    counts = np.zeros((depth, chunks, COUNTS), np.int64)
-    counts[0, 0, ACTIVATIONS] = num_microbatches
-    counts[depth - 1, chunks - 1, GRADIENTS] = num_microbatches
-    return counts
-
-
-@jitable
-def advance(stage: Numbers, runs: Numbers, codes: Codes) -> None:
-    """Pass the entries of the list that are done or no longer needed."""
-    while stage[RUN] < RUNS:
-        run = runs[stage[RUN]]
-        if stage[REPEAT] >= run[REPEATS]:
-            stage[RUN] += 1
-            stage[REPEAT] = 0
-            continue
-        if stage[OFFSET] >= run[LENGTH]:
-            stage[OFFSET] = 0
-            stage[REPEAT] += 1
-            continue
-        code = codes[run[START] + stage[OFFSET]]
-        work = code % 3
-        if stage[PASSED + work] >= stage[FORWARDS + work]:
-            stage[LISTED] = code
-            return
-        stage[PASSED + work] += 1
-        stage[OFFSET] += 1
-    stage[LISTED] = NOTHING
-
-
-@jitable
-def following(stage: Numbers, runs: Numbers, codes: Codes) -> int:
-    """Return the code after the listed one, or ``NOTHING``."""
-    run = runs[stage[RUN]]
-    if stage[OFFSET] + 1 < run[LENGTH]:
-        return int(codes[run[START] + stage[OFFSET] + 1])
-    if stage[REPEAT] + 1 < run[REPEATS]:
-        return int(codes[run[START]])
-    for r in range(stage[RUN] + 1, RUNS):
-        run = runs[r]
-        if run[REPEATS] > 0 and run[LENGTH] > 0:
-            return int(codes[run[START]])
-    return NOTHING
-
-
-@jitable
-def choose(order_policy: int, stage: Numbers, counts: Numbers) -> int:
-    """Return the code of the task to run now, or ``NOTHING``."""
-    listed = stage[LISTED]
-    if listed == NOTHING:
-        return NOTHING
-    chunk = listed // 3
-    own = counts[chunk]
-    work = decide(
-        order_policy,
-        listed % 3,
-        own[CHUNK_FORWARDS],
-        own[CHUNK_BACKWARDS],
-        own[ACTIVATIONS],
-        own[GRADIENTS],
-        stage[BOUND],
-        stage[RECOMPUTES] > 0,
-        stage[GRAPH_KEPT] > 0,
-    )
-    return NOTHING if work == NOTHING else 3 * chunk + work
-
-
-@jitable
-def note(code: int, stage: Numbers, counts: Numbers, runs: Numbers, codes: Codes) -> None:
-    """Count a task, after which the next one may be chosen."""
-    chunk, work = code // 3, code % 3
-    if work == FORWARD:
-        if stage[RECOMPUTES] and keeps_graph(
-            stage[LISTED] % 3,
-            following(stage, runs, codes) % 3,
-            stage[FORWARDS],
-            stage[BACKWARDS],
-            stage[PASSED + RECOMPUTE],
-        ):
-            stage[GRAPH_KEPT] = 1
-            stage[RECOMPUTED] += 1
-        stage[FORWARDS] += 1
-        counts[chunk][CHUNK_FORWARDS] += 1
-        stage[PEAK] = max(stage[PEAK], stage[FORWARDS] - stage[BACKWARDS])
-    elif work == RECOMPUTE:
-        stage[GRAPH_KEPT] = 1
-        stage[RECOMPUTED] += 1
-    elif work == BACKWARD:
-        stage[GRAPH_KEPT] = 0
-        stage[BACKWARDS] += 1
-        counts[chunk][CHUNK_BACKWARDS] += 1
-    advance(stage, runs, codes)
+def peak_in_flight(runs: Runs) -> int:
+    """Return the maximum micro-batches in flight of a stage that follows its list."""
+    level = peak = 0
+    for pattern, repeats in runs:
+        grows = top = 0
+        for code in pattern:
+            if code % 3 == FORWARD:
+                grows += 1
+                top = max(top, grows)
+            elif code % 3 == BACKWARD:
+                grows -= 1
+        peak = max(peak, level + (repeats - 1) * max(0, grows) + top)
+        level += repeats * grows
+    return peak

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.schedules import rule
-from spottrain.morphing.schedules.compiled import run_loop
 from spottrain.morphing.schedules.lists import Schedule, pack
 from spottrain.morphing.schedules.schedule import (
     NUMBERS,
@@ -24,22 +23,8 @@ from spottrain.morphing.schedules.schedule import (
     Task,
     Work,
 )
-from spottrain.morphing.schedules.stage import (
-    BOUND,
-    BUSY,
-    FINISH,
-    GRADIENTS,
-    PEAK,
-    make_counts,
-)
-from spottrain.morphing.schedules.types import Numbers
-from spottrain.morphing.simulate.loops.play import (
-    MESSAGE_FIELDS,
-    TASK_FIELDS,
-    Records,
-    make_room,
-    play,
-)
+from spottrain.morphing.schedules.stage import make_stages
+from spottrain.morphing.simulate.loops.play import Records, Times, Wires, play
 
 NANOSECONDS = 10**9
 MAX_NANOSECONDS = 1 << 58
@@ -183,15 +168,10 @@ def simulate_pipeline(
         parts = [_parts(stage, schedule.chunks) for stage in stages]
         _check(schedule, parts, links)
         return _run_alone(schedule, parts[0][0], bound, conditions)
-    no_records = (
-        np.zeros((0, TASK_FIELDS), np.int64),
-        np.zeros((0, MESSAGE_FIELDS), np.int64),
-    )
     return _play(
         schedule,
         stages,
         links,
-        no_records,
         bound=bound,
         conditions=conditions,
         jitter=jitter,
@@ -222,63 +202,54 @@ def trace_pipeline(
             f"a timeline has at most {MAX_TRACED_TASKS:,} tasks: got {count:,}; take fewer "
             "micro-batches"
         )
-    tasks = np.zeros((count + 1, TASK_FIELDS), np.int64)
-    messages = np.zeros((count + 1, MESSAGE_FIELDS), np.int64)
+    records = Records()
     run = _play(
         schedule,
         stages,
         links,
-        (tasks, messages),
         bound=bound,
         conditions=conditions,
         jitter=jitter,
         fast_forward=False,
         asynchronous=False,
+        records=records,
     )
     return PipelineTrace(
         run=run,
         tasks=tuple(
             TaskSpan(
-                stage=stage,
-                task=Task(WORKS[code % 3], microbatch, code // 3),
-                start_s=start / NANOSECONDS,
-                end_s=end / NANOSECONDS,
+                stage=task.stage,
+                task=Task(WORKS[task.code % 3], task.microbatch, task.code // 3),
+                start_s=task.begin / NANOSECONDS,
+                end_s=task.end / NANOSECONDS,
             )
-            for stage, code, microbatch, start, end in _recorded(tasks)
+            for task in records.tasks
         ),
-        messages=tuple(map(_message, _recorded(messages))),
+        messages=tuple(
+            MessageSpan(
+                sender=message.sender,
+                receiver=message.receiver,
+                is_gradient=message.is_gradient,
+                microbatch=message.microbatch,
+                start_s=message.begin / NANOSECONDS,
+                end_s=message.end / NANOSECONDS,
+            )
+            for message in records.messages
+        ),
     )
-
-
-def _message(row: Sequence[int]) -> MessageSpan:
-    sender, receiver, way, microbatch, start, end = row
-    return MessageSpan(
-        sender=sender,
-        receiver=receiver,
-        is_gradient=way == GRADIENTS,
-        microbatch=microbatch,
-        start_s=start / NANOSECONDS,
-        end_s=end / NANOSECONDS,
-    )
-
-
-def _recorded(rows: Numbers) -> list[list[int]]:
-    """Return the rows that were filled; see ``Records``."""
-    found: list[list[int]] = rows[1 : 1 + int(rows[0, 0])].tolist()
-    return found
 
 
 def _play(
     schedule: Schedule,
     stages: Sequence[StageTimes | Sequence[StageTimes]],
     links: Sequence[Link],
-    records: Records,
     *,
     bound: int | None,
     conditions: Conditions,
     jitter: Jitter | None,
     fast_forward: bool,
     asynchronous: bool,
+    records: Records | None = None,
 ) -> PipelineRun:
     """Play a mini-batch event by event; see ``simulate_pipeline``."""
     parts = [_parts(stage, schedule.chunks) for stage in stages]
@@ -286,26 +257,23 @@ def _play(
     around = _around(links, len(stages))
     durations, transfer, latency = _times(schedule, parts, around, jitter)
     free = conditions is Conditions.RUNTIME and schedule.chunks == 1
-    slowest = int(durations.sum(axis=1).argmax())
-    carriers = _carriers(around)
-    rows = schedule.stages.copy()
-    if bound:
-        rows[:, BOUND] = bound
-    counts = make_counts(len(stages), schedule.chunks, schedule.num_microbatches)
-    played, _ = run_loop(
-        play,
-        schedule.num_tasks,
-        schedule.codes,
-        schedule.runs,
+    bounds = (bound,) * len(stages) if bound else schedule.max_in_flight
+    played = make_stages(schedule.lists, schedule.chunks, schedule.num_microbatches, bounds)
+    once = [sum(times[0] for times in stage) for stage in durations]
+    play(
+        played,
         durations,
-        (transfer, latency, carriers),
+        Wires(transfer, latency, _carriers(around)),
         rule.OPPORTUNISTIC if free else rule.STRICT,
-        asynchronous,
-        -1 if jitter or not fast_forward else slowest,
-        make_room(rows, counts, carriers),
+        is_asynchronous=asynchronous,
+        watched=once.index(max(once)) if fast_forward and not jitter else None,
         records=records,
     )
-    return _run(played)
+    return PipelineRun(
+        finish_s=tuple([stage.finish / NANOSECONDS for stage in played]),
+        busy_s=tuple([stage.busy / NANOSECONDS for stage in played]),
+        peak_in_flight=tuple([stage.peak for stage in played]),
+    )
 
 
 def _parts(stage: StageTimes | Sequence[StageTimes], chunks: int) -> Sequence[StageTimes]:
@@ -331,17 +299,19 @@ def _around(links: Sequence[Link], depth: int) -> list[Link]:
     return [*links, *[replace(slowest, vms=None)] * (depth - len(links))]
 
 
-def _carriers(links: Sequence[Link]) -> Numbers:
-    """Return which carriers each link's messages take: see ``play``."""
+def _carriers(links: Sequence[Link]) -> list[list[tuple[int, int]]]:
+    """Return which carriers each link's messages take: see ``Wires``."""
     nics: dict[tuple[str, int], int] = {}
-    carriers = np.empty((len(links), 2, 2), np.int64)
+    carriers = []
     for number, link in enumerate(links):
+        ways = []
         for way in range(2):
             if link.vms is None:
-                ends = [("link", 2 * number + way)] * 2
+                out = into = ("link", 2 * number + way)
             else:
-                ends = [("out", link.vms[way]), ("into", link.vms[1 - way])]
-            carriers[number, way] = [nics.setdefault(end, len(nics)) for end in ends]
+                out, into = ("out", link.vms[way]), ("into", link.vms[1 - way])
+            ways.append((nics.setdefault(out, len(nics)), nics.setdefault(into, len(nics))))
+        carriers.append(ways)
     return carriers
 
 
@@ -382,7 +352,7 @@ def _never_waits(schedule: Schedule) -> bool:
     return (
         schedule.pipeline_depth == 1
         and schedule.chunks == 1
-        and rule.RECOMPUTE not in schedule.codes.tobytes()
+        and all(rule.RECOMPUTE not in pattern for pattern, _ in schedule.lists[0])
     )
 
 
@@ -398,21 +368,12 @@ def _run_alone(
     return PipelineRun(finish_s=(busy_s,), busy_s=(busy_s,), peak_in_flight=(peak,))
 
 
-def _run(rows: Numbers | list[list[int]]) -> PipelineRun:
-    values = rows if isinstance(rows, list) else rows.tolist()
-    return PipelineRun(
-        finish_s=tuple([row[FINISH] / NANOSECONDS for row in values]),
-        busy_s=tuple([row[BUSY] / NANOSECONDS for row in values]),
-        peak_in_flight=tuple([row[PEAK] for row in values]),
-    )
-
-
 def _times(
     schedule: Schedule,
     stages: Sequence[Sequence[StageTimes]],
     links: Sequence[Link],
     jitter: Jitter | None,
-) -> tuple[Numbers, Numbers, Numbers]:
+) -> tuple[Times, Times, Times]:
     """Return durations, transfers and latencies for ``play``."""
     works_s = np.array(
         [
@@ -452,6 +413,7 @@ def _factors(
     return np.exp(np.sqrt(variance) * drawn - variance / 2)
 
 
-def _whole(times_s: NDArray[np.float64]) -> Numbers:
+def _whole(times_s: NDArray[np.float64]) -> Times:
     """Return seconds in whole nanoseconds."""
-    return np.rint(times_s * NANOSECONDS).astype(np.int64)
+    nanoseconds: Times = np.rint(times_s * NANOSECONDS).astype(np.int64).tolist()
+    return nanoseconds

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from spottrain.errors import SpottrainError, UserCodeError
-from spottrain.pipeline.model.job import TrainingJob
+from spottrain.pipeline.model.job import Callbacks, TrainingJob
 
 _MOVED = (
     "Cannot copy out of meta tensor",
@@ -128,6 +128,20 @@ def _check_parts(job: TrainingJob) -> None:
             "lr_schedule=lambda step: min(1, (step + 1) / 100)",
         ),
         "collate": (job.collate, "collate=torch.utils.data.default_collate"),
+    }
+    callbacks = job.callbacks
+    if not isinstance(callbacks, Callbacks):
+        raise UserCodeError(
+            f"callbacks must be spottrain.Callbacks: got a {type(callbacks).__name__}; write "
+            "e.g. callbacks=spottrain.Callbacks(on_best=function)"
+        )
+    if not (isinstance(callbacks.limit_s, numbers.Real) and 0 < callbacks.limit_s < math.inf):
+        raise UserCodeError(
+            f"callbacks.limit_s must be a number of seconds above zero: got {callbacks.limit_s!r}"
+        )
+    parts |= {
+        f"callbacks.{name}": (value, "def upload(snapshot): ...")
+        for name, value in callbacks.asked.items()
     }
     for name, (value, line) in parts.items():
         if not callable(value):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, Protocol, cast
 
 import torch
@@ -24,6 +25,50 @@ class ExampleDataset(Sized, Protocol):
 
     def __getitem__(self, index: int, /) -> Any:
         """Return example ``index``; the same one every time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """What a callback is told."""
+
+    job: str
+    """Name of the job."""
+    step: int
+    """Mini-batches that are trained."""
+    metrics: Mapping[str, float]
+    """Of the evaluation at this step, each as ``set/metric``; empty: there was none."""
+    folder: Path | None = None
+    """Where ``model.safetensors`` has the weights of this step, as ``spottrain export``
+    writes them; goes away after the call. ``None`` in ``on_evaluate``, and in ``on_end``
+    of a job without a checkpoint."""
+    outcome: str = ""
+    """How the job ended, in ``on_end``, such as ``succeeded``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Callbacks:
+    """Functions that are called while training goes on, and cannot stop or slow it.
+
+    Each call is a process of its own on the manager's machine, at least once for each step
+    that it is for; while one runs, all but the newest of what comes are left out.
+    """
+
+    on_evaluate: Callable[[Snapshot], object] | None = None
+    """After held-out sets were evaluated."""
+    on_checkpoint: Callable[[Snapshot], object] | None = None
+    """After a checkpoint was completed."""
+    on_best: Callable[[Snapshot], object] | None = None
+    """After the checkpoint was completed that is the best one by evaluation so far."""
+    on_end: Callable[[Snapshot], object] | None = None
+    """After the job has ended, unless it was only stopped."""
+    limit_s: float = 600.0
+    """A call that takes longer is ended."""
+
+    @property
+    def asked(self) -> dict[str, Callable[[Snapshot], object]]:
+        """Those that are given, by name."""
+        named = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return {name: one for name, one in named if name != "limit_s" and one is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +94,8 @@ class TrainingJob:
     first step, after the last one, and as often between as the job file says
     (``evaluation``). Several sets go by their names."""
     collate: Callable[[list[Any]], Batch] = torch.utils.data.default_collate
+    callbacks: Callbacks = Callbacks()
+    """What is called when held-out sets were evaluated, weights saved, the job ended."""
 
     @property
     def heldout_sets(self) -> dict[str, ExampleDataset]:

@@ -102,8 +102,9 @@ def optimizer_state_spec(
 ) -> OptimizerSpec:
     """Return what the job's optimizer keeps for parameters like these.
 
-    One step is taken on the meta device or, where the optimizer refuses that (fused ones
-    do, and those that look at values), on the CPU, with random parameters and gradients.
+    One step is taken on the meta device, by torch's own optimizers without the fused kernels that
+    it lacks, or, where the optimizer refuses that (those that look at values do), on the CPU, with
+    random parameters and gradients.
     A number in the state counts as a 0-dimensional float64; what is None is left out.
 
     Raises:
@@ -220,6 +221,12 @@ def use_fused_kernels(optimizer: torch.optim.Optimizer) -> None:
                 parameter.is_floating_point() and parameter.device.type in devices
                 for parameter in group["params"]
             )
+
+
+def _do_without_fused_kernels(optimizer: torch.optim.Optimizer) -> None:
+    """Let torch's own optimizers, which keep the same either way, use no fused kernels."""
+    for group in optimizer.param_groups if type(optimizer) in _FUSED else ():
+        group["fused"] = False
 
 
 @contextlib.contextmanager
@@ -438,6 +445,8 @@ def _step(job: TrainingJob, named: Sequence[tuple[str, TensorSpec]], device: str
     optimizer = build_optimizer(job.optimizer, parameters)
     if optimizer is None:
         return OptimizerSpec({}, {}, {})
+    if device == "meta":
+        _do_without_fused_kernels(optimizer)
     with user_code("step of the optimizer"), _no_gpu_in_sight():
         optimizer.step()
     names = {id(parameter): name for name, parameter in parameters}

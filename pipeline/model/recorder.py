@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import TreeSpec, tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
@@ -32,8 +33,8 @@ _MAX_KNOWN = 1 << 20
 class _Value:
     """Facts about the tensors in one storage."""
 
-    storage: torch.UntypedStorage
-    """Kept, so that its address is not used again during the run."""
+    storage: StorageWeakRef
+    """Its address is not used again as long as this refers to it; its memory is."""
     section: int = 0
     """Section that made it, or wrote it last."""
     computed: bool = False
@@ -139,13 +140,12 @@ class Recorder(OperationMode):
         self.given: list[torch.Tensor] = []
         """Arguments of the function that the user's code calls."""
         self.known = KnownValues()
-        self._saved: dict[int, torch.UntypedStorage] = {}
-        """Kept, so that their addresses are not used again during the run."""
+        self._saved: dict[int, StorageWeakRef] = {}
 
     def register(self, tensor: torch.Tensor, **what: Any) -> None:
         """Register the facts about a tensor."""
         storage = tensor.untyped_storage()
-        self._values[storage._cdata] = _Value(storage, **what)
+        self._values[storage._cdata] = _Value(StorageWeakRef(storage), **what)
 
     def before(self, arguments: Any) -> None:
         """Note what the user's code gives to a function of torch's."""
@@ -213,7 +213,7 @@ class Recorder(OperationMode):
             value = self._values.get(storage._cdata)
             is_models = value is not None and (value.parameter or value.buffer)
             if storage._cdata not in self._saved and not is_models:
-                self._saved[storage._cdata] = storage
+                self._saved[storage._cdata] = StorageWeakRef(storage)
                 self.facts.saved_bytes[self.section] += storage.nbytes()
         return tensor
 
@@ -284,7 +284,7 @@ class Recorder(OperationMode):
             if value.section < self.section:
                 self.facts.captured[value.parameter] = self.where()
         elif value.computed:
-            own = [t for t in self.given if t.untyped_storage()._cdata == value.storage._cdata]
+            own = [t for t in self.given if t.untyped_storage()._cdata == value.storage.cdata]
             for tensor in own:
                 self.see(tensor, value, operation)
             if value.section < self.section and not own:
@@ -346,9 +346,9 @@ class KnownValues:
     """
 
     def __init__(self) -> None:
-        self._storages: dict[int, tuple[torch.UntypedStorage, torch.Tensor]] = {}
-        """By the storage on the meta device: itself, so that its address is not used
-        again, and its bytes on the CPU."""
+        self._storages: dict[int, tuple[StorageWeakRef, torch.Tensor]] = {}
+        """By the storage on the meta device: itself, as in ``_Value``, and its bytes on the CPU,
+        which are forgotten once nobody has it: every block of a model may make a mask."""
 
     def add(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
         """Note the values of a tensor on the meta device, as they are now."""
@@ -359,7 +359,9 @@ class KnownValues:
             return
         held = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype)
         if held.untyped_storage().nbytes() == storage.nbytes():
-            self._storages[storage._cdata] = storage, held.copy_(value)
+            in_use = {k: one for k, one in self._storages.items() if not one[0].expired()}
+            self._storages = in_use
+            self._storages[storage._cdata] = StorageWeakRef(storage), held.copy_(value)
 
     def call(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, bool]:
         """Call an operation, on known values as well.

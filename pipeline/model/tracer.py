@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.base.blank import blank_of
 from spottrain.pipeline.base.containers import know_classes_in
+from spottrain.pipeline.base.heap import mmap_large_blocks
 from spottrain.pipeline.model.checks.factory import check_buffers, check_factory, refuse_layer_drop
 from spottrain.pipeline.model.data import check_datasets, collated
 from spottrain.pipeline.model.entrypoint import user_code
@@ -111,6 +112,7 @@ class _DryRun:
         for name, module in list(self._model.named_modules()):
             module.forward = self._reporting(name, module.forward)
 
+    @mmap_large_blocks()
     def run(self, batch: Batch, *, training: bool = True) -> TraceFacts:
         """Run the loss on one micro-batch, or evaluate it."""
         batch = tree_map_only(torch.Tensor, self._moved, batch)

@@ -3,8 +3,9 @@
 A user's entrypoint returns a ``TrainingJob``; ``CutPoint`` marks cuts by hand in models
 without repeated blocks; ``data_path`` leads to the data that the job file names,
 ``Shards`` reads more of it than a machine can hold, ``step`` tells which mini-batch is
-being trained. ``hf``, ``optim`` and ``schedules`` are losses, parameter groups and
-learning-rate schedules that many jobs need.
+being trained. ``hf`` and ``lightning`` take over what is
+written for these, ``optim`` and ``schedules`` are parameter groups and learning-rate schedules
+that many jobs need.
 
 ``launch`` starts jobs, ``job`` and ``jobs`` find them (docs/python.md). Importing this package
 imports neither torch nor the manager; types are in ``__init__.pyi``.
@@ -17,12 +18,12 @@ from itertools import chain
 
 __version__ = "0.1.0"
 
-_MODULES = ("hf", "optim", "schedules")
+_MODULES = ("hf", "lightning", "optim", "schedules")
 _PLACES = {
     "spottrain.cloud.data.shards": ("Shards",),
     "spottrain.datasets": ("data_path",),
     "spottrain.errors": ("SpottrainError",),
-    "spottrain.pipeline.model.job": ("CutPoint", "TrainingJob"),
+    "spottrain.pipeline.model.job": ("Callbacks", "CutPoint", "Snapshot", "TrainingJob"),
     "spottrain.steps": ("step",),
     "spottrain.varuna_manager.api.job": ("Job", "JobFailedError", "job", "jobs", "launch"),
 }

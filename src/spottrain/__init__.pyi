@@ -1,16 +1,18 @@
-from spottrain import hf, optim, schedules
+from spottrain import hf, lightning, optim, schedules
 from spottrain.cloud.data.shards import Shards
 from spottrain.datasets import data_path
 from spottrain.errors import SpottrainError
-from spottrain.pipeline.model.job import CutPoint, TrainingJob
+from spottrain.pipeline.model.job import Callbacks, CutPoint, Snapshot, TrainingJob
 from spottrain.steps import step
 from spottrain.varuna_manager.api.job import Job, JobFailedError, job, jobs, launch
 
 __all__ = [
+    "Callbacks",
     "CutPoint",
     "Job",
     "JobFailedError",
     "Shards",
+    "Snapshot",
     "SpottrainError",
     "TrainingJob",
     "__version__",
@@ -19,6 +21,7 @@ __all__ = [
     "job",
     "jobs",
     "launch",
+    "lightning",
     "optim",
     "schedules",
     "step",

@@ -8,7 +8,7 @@ again with the same folder it goes on where it was cut off: steps that have a li
 out, also those that failed, unless ``--again`` is given. At the end the tables are printed
 that docs/gpu.md wants, of all results in the folder.
 
-The machine needs Python 3.11 or newer, torch with CUDA, numpy, numba, safetensors and
+The machine needs Python 3.11 or newer, torch with CUDA, numpy, safetensors and
 nvidia-ml-py, for ``smoke`` also pytest, pytest-timeout, pytest-xdist and hypothesis, and what
 ``spottrain launch`` needs. Nothing is installed or downloaded; packages that the machine lacks
 can be put on PYTHONPATH. With ``SPOTTRAIN_TEST_DEVICE=deferred:7`` everything runs on the

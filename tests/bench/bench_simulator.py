@@ -1,9 +1,8 @@
 """One simulation, against the simulator that Varuna's authors published.
 
 For each of the reference rows: how long the original took as shipped, how long ours takes
-(the schedule made anew each time, the loops compiled), and by how much the answer of our
-copy of the original, which tests compare with, differs. Fails where ours takes more than
-half as long or the copy is off by more than 0.1 %. Without the reference rows there is nothing to do.
+(the schedule made anew each time), and by how much the answer of our
+copy of the original, which tests compare with, differs. Fails where ours takes longer or the copy is off by more than 0.1 %. Without the reference rows there is nothing to do.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from spottrain.morphing.simulate.replica import (
 )
 
 ROOT = Path(__file__).resolve().parents[2]
-SHARE, ERROR = 0.5, 0.001
+SHARE, ERROR = 1.0, 0.001
 REPEATS = 100
 BUDGET_S = 0.2
 """For one row, after the first run."""
@@ -56,15 +55,6 @@ class Case:
         return min(took)
 
 
-def compile_loops() -> float:
-    """Compile, or load what was compiled before; returns the seconds that took."""
-    begin_s = time.process_time()
-    stage = StageTimes(forward_s=1.0, recompute_s=1.0, backward_s=1.0)
-    deep = compact_schedule("varuna", 32, 256, recompute=True)
-    simulate_pipeline(deep, [stage] * 32, [Link()] * 31)
-    return time.process_time() - begin_s
-
-
 def main() -> int:
     """Print the table; returns 1 if a row fails."""
     folder = Path(os.environ.get("SPOTTRAIN_REFERENCE", ROOT.parent / "shared/data/reference"))
@@ -72,7 +62,6 @@ def main() -> int:
     if not rows:
         print(f"no reference rows in {folder}; SPOTTRAIN_REFERENCE names them")
         return 0
-    print(f"loops compiled or loaded in {compile_loops():.1f} s")
     print(f"{'case':<18}{'P':>3}{'M':>6}{'shipped us':>12}{'ours us':>10}")
     failed, worst_error, worst_share = 0, 0.0, 0.0
     for row in rows:

@@ -99,7 +99,6 @@ def test_a_process_alone_assumes_links(fleet: Fleet) -> None:
     assert end(fleet).sources == (LINKS_ASSUMED,)
 
 
-@pytest.mark.rotated
 def test_transfers_and_both_updates_are_measured_on_a_device(
     zygote: Zygote, tmp_path: Path
 ) -> None:

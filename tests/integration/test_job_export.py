@@ -32,7 +32,6 @@ def export(reference: Undisturbed, *arguments: str) -> Answer:
     return Answer(*forks.run(("export", *arguments), environment, DEADLINE_S))
 
 
-@pytest.mark.rotated
 def test_the_newest_and_a_named_checkpoint(reference: Undisturbed, tmp_path: Path) -> None:
     newest, before = list_checkpoints(open_store(reference.checkpoints))
     done = export(reference, "undisturbed", "--to", str(tmp_path / "a"), "-o", "json")
@@ -53,7 +52,6 @@ def test_the_newest_and_a_named_checkpoint(reference: Undisturbed, tmp_path: Pat
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b"]
 
 
-@pytest.mark.rotated
 def test_refusals_are_one_line_and_leave_nothing(reference: Undisturbed, tmp_path: Path) -> None:
     full = tmp_path / "full"
     full.mkdir()

@@ -15,7 +15,6 @@ from spottrain.manifest import CheckpointEntry
 from spottrain.wire import messages
 
 CTRL_C = "\x03"
-pytestmark = pytest.mark.nightly
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,6 @@ from tests.view import View
 
 from spottrain.pricing.billing.budget import WORTH_S, reserve_s
 
-pytestmark = pytest.mark.rotated(parts=[4])
-
 DEAR_USD_PER_HOUR = 36.0
 """A cent a second."""
 LEASE_S = 8.0
@@ -47,6 +45,7 @@ def agree(job: Job) -> None:
     assert View(state).ledger.unconfirmed == frozenset()
 
 
+@pytest.mark.rotated(parts=[4])
 def test_a_used_up_budget_ends_the_job_and_a_raised_one_lets_it_go_on(
     tmp_path: Path,
 ) -> None:
@@ -85,6 +84,7 @@ def test_a_used_up_budget_ends_the_job_and_a_raised_one_lets_it_go_on(
         agree(job)
 
 
+@pytest.mark.rotated(parts=[4])
 def test_a_deadline_that_passes_ends_the_job_with_a_checkpoint(tmp_path: Path) -> None:
     with Job(tmp_path, "late", resources={"max_vms": 1}) as job:
         job.pace(0.2)

@@ -5,12 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.rotated
 def test_messages_arrive_as_they_were_sent_and_gathers_reach_everybody() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.integration.message_ranks"],

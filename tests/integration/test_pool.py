@@ -21,8 +21,6 @@ from spottrain.varuna_manager.pool.report.document import read_pool
 from spottrain.varuna_manager.pool.store.folder import PoolDir
 from spottrain.varuna_manager.pool.store.journal import PoolJournal
 
-in_turn = pytest.mark.rotated(parts=[8])
-
 MAX_USD = 30.0
 """Pays for all VMs for as long as a grant: so much is set aside."""
 PRICE = 3.6
@@ -145,7 +143,6 @@ def ended(lab: Lab, name: str) -> bool:
     return read_pool(lab.dir).jobs[name].phase.value == "ended"
 
 
-@in_turn
 def test_two_jobs_share_three_vms_through_every_death(
     lab: Lab, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -177,7 +174,7 @@ def test_two_jobs_share_three_vms_through_every_death(
     assert not lab.dir.is_managed()
 
 
-@in_turn
+@pytest.mark.rotated(parts=[8])
 def test_a_job_that_has_failed_goes_on_once_it_is_mended(
     lab: Lab, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

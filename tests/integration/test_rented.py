@@ -323,7 +323,6 @@ def test_a_boot_script_that_ends_after_the_first_login_is_waited_for(
     assert live(provider) == [vm.vm_id]
 
 
-@pytest.mark.rotated
 def test_other_software_than_the_fleets_is_refused(cloud: AwsVms) -> None:
     provider = cloud.provider()
     memory = cloud.folder / "cloud" / "ssh.json"
@@ -470,7 +469,6 @@ def test_vms_are_reached_through_a_bastion(cloud: AwsVms, tmp_path: Path) -> Non
         bastion.stop()
 
 
-@pytest.mark.rotated
 def test_a_bastion_that_forwards_nothing_says_so(cloud: AwsVms, tmp_path: Path) -> None:
     keygen(tmp_path / "bastion-key")
     bastion = Sshd(tmp_path / "bastion", tmp_path / "bastion-key", ("AllowTcpForwarding no",))
@@ -551,7 +549,6 @@ def test_later_vms_take_archives_from_a_vm_and_packages_from_the_bucket(
         assert provider.start_agent(first.vm_id, NOBODY) == (), "it runs already"
 
 
-@pytest.mark.rotated
 def test_an_archive_that_no_vm_can_give_is_sent(cloud: AwsVms) -> None:
     provider = cloud.provider()
     (first,) = provider.launch(wish(provider)).vms

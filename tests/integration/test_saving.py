@@ -153,7 +153,6 @@ def test_frozen_parameters_are_saved_once(zygote: Zygote, tmp_path: Path) -> Non
     assert "are those of gpt2, but model() now begins with others" in refused
 
 
-@pytest.mark.rotated
 def test_a_job_that_ends_on_nan_saves_its_newest_good_state(zygote: Zygote, tmp_path: Path) -> None:
     """Mini-batches that are not finite change nothing: it is that of the step before."""
     good = 4

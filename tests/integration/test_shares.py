@@ -11,6 +11,7 @@ import pytest
 from tests.faults import Action, environment_of
 from tests.integration.fleet import Fleet, Zygote, make_plan, read_weights
 from tests.integration.struck_runs import NUM_SECTIONS, job_spec
+from tests.tiers import first_always
 
 from spottrain.codec import decode
 from spottrain.pipeline.base.faults import Hook
@@ -91,8 +92,7 @@ class SharingFleet(Fleet):
         return [tuple(count for _, count in sorted(rows[step].items())) for step in sorted(rows)]
 
 
-@pytest.mark.rotated
-@pytest.mark.parametrize("schedule", ["varuna", "1f1b", "gpipe"])
+@pytest.mark.parametrize("schedule", first_always(["varuna", "1f1b", "gpipe"]))
 def test_shares_change_in_the_middle_for_all_ranks_at_once(
     zygote: Zygote, longer: dict[str, bytes], tmp_path: Path, schedule: str
 ) -> None:

@@ -75,7 +75,6 @@ def test_known_hosts_are_believed_and_never_added_to(host: Host, tmp_path: Path)
     check_hosts([asking], min_hosts=1, needs_software=True)
 
 
-@pytest.mark.rotated
 def test_a_host_key_that_is_none_is_refused(host: Host) -> None:
     for text in ("", "ssh-ed25519", "ssh-ed25519 AAAA", "rot13 AAAA", "ssh-rsa ä"):
         assert "host_key must be 'type base64'" in str(refusal(replace(host, host_key=text)))
@@ -95,14 +94,12 @@ def test_a_host_without_python_is_unfit(host: Host) -> None:
     assert "has no /no/such/python3; install Python 3.11 or newer" in str(error)
 
 
-@pytest.mark.rotated
 def test_a_host_with_an_old_python_is_unfit(host: Host, tmp_path: Path) -> None:
     old = python(tmp_path, f'shift; exec {sys.executable} -c "{OLD}" "$@"')
     error = refusal(replace(host, python=old))
     assert "has Python 3.8.10, needs 3.11 or newer; name another" in str(error)
 
 
-@pytest.mark.rotated
 def test_a_python_that_fails_is_unfit(host: Host, tmp_path: Path) -> None:
     broken = python(tmp_path, "echo libpython is missing >&2; exit 1")
     assert "ended with 1: libpython is missing" in str(refusal(replace(host, python=broken)))
@@ -116,7 +113,6 @@ def test_what_a_login_shell_prints_does_no_harm(tmp_path: Path, said: str) -> No
         assert line.startswith("1 of 1 hosts answer")
 
 
-@pytest.mark.rotated
 def test_a_login_shell_that_ends_at_once_is_unfit(tmp_path: Path) -> None:
     with ssh_hosts(tmp_path, 1, "ForceCommand exit 0") as (ending,):
         error = refusal(ending.host("a"))

@@ -272,7 +272,6 @@ def test_a_vm_that_is_ended_during_its_setup_is_gone(site: Site) -> None:
     assert host.left() == []
 
 
-@pytest.mark.rotated
 def test_a_host_that_forwards_no_ports_says_so(tmp_path: Path) -> None:
     with ssh_hosts(tmp_path / "hosts", 1, "AllowTcpForwarding no") as hosts:
         site = Site(tmp_path, hosts)

@@ -227,13 +227,12 @@ def run_supervisor(
     return reports
 
 
-@pytest.mark.rotated
 @pytest.mark.parametrize(
     ("module", "why"),
     [
         ("threaded_job", "starts threads"),
-        ("poisoned_job", "asks torch about GPUs"),
-        ("cuda_job", "uses CUDA"),
+        pytest.param("poisoned_job", "asks torch about GPUs", marks=pytest.mark.rotated),
+        pytest.param("cuda_job", "uses CUDA", marks=pytest.mark.rotated),
     ],
 )
 def test_a_module_that_makes_forks_unsafe_is_loaded_in_workers_only(
@@ -252,10 +251,12 @@ def test_a_module_that_makes_forks_unsafe_is_loaded_in_workers_only(
     assert warning.startswith(f"{module}:job {why} when it is loaded: each worker loads it by")
 
 
-@pytest.mark.rotated
 @pytest.mark.parametrize(
     ("entrypoint", "message"),
-    [("nothing_here:job", "nothing_here"), ("tiny_job:nothing", "nothing")],
+    [
+        ("nothing_here:job", "nothing_here"),
+        pytest.param("tiny_job:nothing", "nothing", marks=pytest.mark.rotated),
+    ],
 )
 def test_an_entrypoint_that_cannot_be_loaded_is_the_users_error(
     tmp_path: Path, entrypoint: str, message: str

@@ -23,8 +23,6 @@ from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.jobs.measurements import Measurements, Row
 from spottrain.varuna_manager.tracking.lines import as_line
 
-pytestmark = pytest.mark.rotated(parts=[8])
-
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Job]:
@@ -59,6 +57,7 @@ def wait_for_lines(job: Job, count: int) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.rotated(parts=[8])
 def test_every_step_is_written_once_whoever_is_killed(job: Job) -> None:
     manager = job.start()
     wait_for_lines(job, 20)

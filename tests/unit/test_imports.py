@@ -44,7 +44,7 @@ WITHOUT = {
         "spottrain.varuna_manager.config.job",
     ),
     "import spottrain.varuna_manager.tracking.main": ("torch", "pydantic"),
-    "import spottrain.varuna_manager.cli.ui": ("torch", "boto3", "numba", "scipy", "pandas"),
+    "import spottrain.varuna_manager.cli.ui": ("torch", "boto3", "scipy", "pandas"),
     "from spottrain.cloud.aws.provider import AwsProvider as P\n"
     "from spottrain.cloud.aws.settings import AwsSettings as S\n"
     "P(S(instance_types=()), None, None)": ("boto3", "botocore"),

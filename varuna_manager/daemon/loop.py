@@ -24,7 +24,7 @@ from spottrain.storage.store import DeniedError, StorageError
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import VmPhase
-from spottrain.varuna_manager.core.model.state import State
+from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.daemon.effects import EffectRunner
 from spottrain.varuna_manager.daemon.folder_watch import FolderSight, FolderWatch
 from spottrain.varuna_manager.daemon.metrics import JobMetrics
@@ -150,10 +150,24 @@ class ManagerLoop(Loop[State, e.Event, c.Command]):
         if self._copy is not None:
             self._start(self._copy.run())
             self._start(self._backfill(self._copy))
-        if self._trackers is not None and self.state.history.progress.highest_step:
-            self._trackers.wake()
+        if self._trackers is not None:
+            self._trackers.on_failed_call = self._call_failed
+            if self.state.history.progress.highest_step:
+                self._trackers.wake()
         outcome: c.Outcome = await self.take_events()
         return outcome
+
+    @property
+    def has_ended(self) -> bool:
+        """True if the job is over and nothing is rented any more."""
+        return self.state.phase is JobPhase.ENDED
+
+    def _call_failed(self, reason: str) -> None:
+        if not self.has_ended:
+            failed = e.CommandFailed(
+                at_s=self.now_s(), command="callback", vm_ids=(), reason=reason
+            )
+            self.feed(failed)
 
     async def _close(self) -> None:
         for handle in (self._timer, self._flush):

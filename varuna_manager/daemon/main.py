@@ -118,7 +118,7 @@ async def manage(
         return None
     finally:
         if trackers is not None:
-            await trackers.finish(write_s)
+            await trackers.finish(write_s, has_ended=manager_loop.has_ended)
         if copy is not None:
             copy.close()
         server.should_exit = True
@@ -242,7 +242,8 @@ def _manage(job: JobDir, *, durable: bool) -> Outcome | None:
     provider = open_provider(job)
     if config.manager.json_log:
         _log_as_json(job)
-    trackers = Trackers(job, config.track)
+    facts = job.facts()
+    trackers = Trackers(job, config.track, facts.callback_limit_s if facts.callbacks else None)
     notifier = Notifier(job, config.notify)
     try:
         outcome = uvloop.run(manage(job, provider, copy, trackers, notifier))

@@ -1,4 +1,5 @@
-"""Starts the processes that write a job's measurements, and keeps them running.
+"""Starts the processes that write a job's measurements, and the one that makes the calls that
+it has asked for (``daemon.callbacks``), and keeps them running.
 
 What happens to them is told, once, and changes nothing else: no event waits for them.
 """
@@ -10,6 +11,7 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,7 +21,10 @@ from spottrain.varuna_manager.jobs.follow import uid_of
 
 logger = logging.getLogger(__name__)
 
-TRACKER_ARGV = (sys.executable, "-P", "-m", "spottrain.varuna_manager.tracking.main")
+_PACKAGE = "spottrain.varuna_manager"
+_CALLBACKS = "callbacks"
+MOST_CALLS = 4
+"""At a job's end: one of each function."""
 FIRST_PAUSE_S = 5.0
 """Before a process that has ended is started again; twice as long each time."""
 MAX_PAUSE_S = 600.0
@@ -33,11 +38,22 @@ class Trackers:
 
     Args:
         track: The trackers asked for.
+        callback_limit_s: Of the calls that the job asks for; ``None``: it asks for none.
     """
 
-    def __init__(self, job: JobDir, track: TrackConfig) -> None:
+    def __init__(
+        self,
+        job: JobDir,
+        track: TrackConfig,
+        callback_limit_s: float | None = None,
+    ) -> None:
         self._job = job
+        self._callback_limit_s = callback_limit_s
         self._sinks = (_LINES, *track.asked)
+        if callback_limit_s is not None:
+            self._sinks += (_CALLBACKS,)
+        self.on_failed_call: Callable[[str], None] = lambda trouble: None
+        """Called with what is in the way of a call."""
         self._ending = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
         self._processes: dict[str, asyncio.subprocess.Process] = {}
@@ -49,19 +65,32 @@ class Trackers:
         if self._running is None:
             self._running = asyncio.create_task(self._run())
 
-    async def finish(self, limit_s: float) -> None:
-        """Let the processes write what is left; they are killed if it takes too long."""
+    async def finish(self, limit_s: float, *, has_ended: bool = False) -> None:
+        """Let the processes write what is left; they are killed if it takes too long.
+
+        Args:
+            has_ended: The job has, so that the last calls are made: each has its own limit.
+        """
+        if has_ended and self._callback_limit_s is not None:
+            self.wake()  # it may have ended before anything was measured
         if self._running is None:
             return
         self._ending.set()
         for process in self._processes.values():
             _close_stdin(process)
         await asyncio.wait((self._running,), timeout=limit_s)
+        self._kill(limit_s, but=_CALLBACKS if has_ended else "")
+        if has_ended and self._callback_limit_s is not None:
+            limit_s = MOST_CALLS * self._callback_limit_s + limit_s
+            await asyncio.wait((self._running,), timeout=limit_s)
+            self._kill(limit_s)
+        await self._running
+
+    def _kill(self, limit_s: float, but: str = "") -> None:
         for sink, process in self._processes.items():
-            if process.returncode is None:
+            if process.returncode is None and sink != but:
                 self._tell(sink, f"not all was written within {limit_s:.0f} s")
                 process.kill()
-        await self._running
 
     async def _run(self) -> None:
         """Keep the processes running until ``finish``."""
@@ -89,10 +118,12 @@ class Trackers:
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
     async def _run_once(self, sink: str, log: Path) -> int:
+        module = "daemon.callbacks" if sink == _CALLBACKS else "tracking.main"
         output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             process = await asyncio.create_subprocess_exec(
-                *(*TRACKER_ARGV, str(self._job.path), sink, uid_of(self._job)),
+                *(sys.executable, "-P", "-m", f"{_PACKAGE}.{module}"),
+                *(str(self._job.path), sink, uid_of(self._job)),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=output,
@@ -114,8 +145,10 @@ class Trackers:
         self._trouble[sink] = trouble
         if trouble:
             logger.warning("%s: %s; the job goes on", sink, trouble)
+            if sink == _CALLBACKS:
+                self.on_failed_call(trouble)
         else:
-            logger.info("%s is written again", sink)
+            logger.info("%s: works again", sink)
         self._write_status()
 
     def _write_status(self) -> None:

@@ -11,7 +11,8 @@ Beside what ``eventlog.folder`` names:
                        folder.id        tells this folder from copies on other machines
                        copy.json        progress of the journal's copy
                        metrics.jsonl    its measurements, a line each
-                       tracking/        of the processes that write them
+                       tracking/        of the processes that write them, and of callbacks
+                       callbacks/       of the call that runs
                        tracking.json    what is in their way
                        gpus.json        what GPUs did a moment ago
                        traces/          of 'spottrain profile' and 'timeline'
@@ -91,7 +92,7 @@ class JobDir(Folder):
 
     @property
     def tracking_status(self) -> Path:
-        """What is in the way of writing measurements, by sink."""
+        """What is in the way of writing measurements, by sink, and of callbacks."""
         return self.path / "tracking.json"
 
     @property

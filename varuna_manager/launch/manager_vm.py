@@ -13,7 +13,6 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Self
 
 from spottrain.cloud.port import tags
@@ -290,9 +289,8 @@ def start(job: JobDir, manager: RemoteManager, remote: Remote, say: Say) -> None
     root, name = root_of(cloud.folder), shlex.quote(job.name)
     say(f"VM {manager.vm_id}: preparing it for the manager")
     ours = software()
-    planner = ("planner",) if find_spec("numba") else ()  # as fast as here
     people = ("apprise",) if config.notify.apprise else ()
-    extras = (cloud.cloud, *config.track.asked, *people, *planner)
+    extras = (cloud.cloud, *config.track.asked, *people)
     script = prepare_script(root, config.manager_vm.python, extras, ours)
     remote.check(script, ours, _PREPARE_S)
     address = remote.check('echo "$SSH_CONNECTION"').split()[2]

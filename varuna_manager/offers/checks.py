@@ -146,6 +146,11 @@ def check_all(
     facts = inspect.inspect_model(config)
     for line in model_lines(facts):
         say(line)
+    if facts.callbacks and on_vm:
+        raise ConfigError(
+            f"callbacks: with --manager-vm {', '.join(facts.callbacks)} would be called on the "
+            "manager's VM, which has no torch; remove them, or let the manager run here"
+        )
     if asks:
         check_memory(config, facts, offers)
     return Checked(config=config, facts=facts, offers=offers, data_bytes=data_bytes)

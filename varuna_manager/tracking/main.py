@@ -13,7 +13,7 @@ import json
 import os
 import select
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, TextIO
@@ -76,9 +76,9 @@ def follow(measurements: Measurements, sink: Sink, say: TextIO) -> None:
         ends = bool(select.select([0], [], [], POLL_S)[0]) and not os.read(0, 4096)
 
 
-def main(argv: Sequence[str]) -> int:
+def write(argv: Sequence[str], open_sink: Callable[[Path, str, str], Sink] = open_sink) -> int:
     """Write the measurements of the job in folder ``argv[0]``, whose id is ``argv[2]``, to
-    sink ``argv[1]``."""
+    sink ``argv[1]``, which ``open_sink`` opens."""
     job, name = Path(argv[0]).absolute(), argv[1]
     os.nice(NICENESS)
     # Stdout is for us: what libraries print goes to the log.
@@ -96,4 +96,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(write(sys.argv[1:]))

@@ -15,8 +15,6 @@ import numpy as np
 
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.plan.partition import Costs
-from spottrain.morphing.schedules.compiled import jitted
-from spottrain.morphing.schedules.types import Numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,16 +107,12 @@ def replicate(
     counts = [k for k in range(1, workers + 1) if not even or workers % k == 0]
     best: ReplicatedPlan | None = None
     for allowed in [[k] for k in counts] if even else [counts]:
-        tasks = len(layers) ** 2 * workers * len(allowed)
-        microbatch_s, found = jitted(_replicate, tasks)(
-            times, weights_s, between_s, shares, sums, np.array(allowed, np.int64)
-        )
+        microbatch_s, found = _replicate(times, weights_s, between_s, shares, sums, allowed)
         if microbatch_s < (inf if best is None else best.microbatch_s):
-            stages = found.tolist()
             best = ReplicatedPlan(
-                bounds=(0, *(stop for stop, _ in stages)),
-                replicas=tuple(count for _, count in stages),
-                microbatch_s=float(microbatch_s),
+                bounds=(0, *(stop for stop, _ in found)),
+                replicas=tuple(count for _, count in found),
+                microbatch_s=microbatch_s,
             )
     if best is None:
         raise PlanError(
@@ -134,8 +128,8 @@ def _replicate(
     between_s: Costs,
     shares: Costs,
     sums: Costs,
-    allowed: Numbers,
-) -> tuple[float, Numbers]:
+    allowed: Sequence[int],
+) -> tuple[float, list[tuple[int, int]]]:
     """Fill the table of best pipelines over the first layers with so many workers.
 
     Args:
@@ -154,35 +148,29 @@ def _replicate(
     came = np.zeros((count + 1, workers + 1, 2), np.int64)
     stages = np.zeros((count + 1, workers + 1), np.int64)
     best[0, 0] = 0.0
+    between_s = np.concatenate([[0.0], between_s])
     for stop in range(1, count + 1):
+        compute_s = times[stop] - times[:stop]
+        sync_s = weights_s[stop] - weights_s[:stop]
+        too_large = shares[stop] - shares[:stop] > 1.0
         for used in range(1, workers + 1):
             for replicas in allowed:
                 before = used - replicas
                 if before < 0:
                     continue
-                for start in range(stop):
-                    if best[start, before] == np.inf:
-                        continue
-                    if shares[stop] - shares[start] > 1.0:
-                        continue
-                    compute_s = (times[stop] - times[start]) / replicas
-                    sum_s = (weights_s[stop] - weights_s[start]) * sums[replicas - 1]
-                    time_s = max(best[start, before], compute_s, sum_s)
-                    if start > 0:
-                        time_s = max(time_s, between_s[start - 1])
-                    number = stages[start, before] + 1
-                    if time_s < best[stop, used] or (
-                        time_s == best[stop, used] and number < stages[stop, used]
-                    ):
-                        best[stop, used] = time_s
-                        stages[stop, used] = number
-                        came[stop, used, 0] = start
-                        came[stop, used, 1] = replicas
-    number = stages[count, workers]
-    found = np.zeros((number, 2), np.int64)
+                stage_s = np.maximum(compute_s / replicas, sync_s * sums[replicas - 1])
+                waits_s = np.maximum(best[:stop, before], between_s[:stop])
+                time_s = np.where(too_large, np.inf, np.maximum(stage_s, waits_s))
+                number = stages[:stop, before] + 1
+                start = np.lexsort((number, time_s))[0]
+                found = time_s[start], number[start]
+                if found < (best[stop, used], stages[stop, used]):
+                    best[stop, used], stages[stop, used] = found
+                    came[stop, used] = start, replicas
+    plan: list[tuple[int, int]] = []
     stop, used = count, workers
-    for k in range(number - 1, -1, -1):
-        found[k, 0] = stop
-        found[k, 1] = came[stop, used, 1]
-        stop, used = came[stop, used, 0], used - came[stop, used, 1]
-    return best[count, workers], found
+    while stop and best[count, workers] < np.inf:
+        start, replicas = came[stop, used].tolist()
+        plan.append((stop, replicas))
+        stop, used = start, used - replicas
+    return float(best[count, workers]), plan[::-1]

@@ -1,20 +1,16 @@
-"""Gavel's form and the queue, on pools whose outcome is known; and the formats of workloads."""
+"""Gavel's form and the queue, on pools whose outcome is known."""
 
 from __future__ import annotations
 
-import json
 import math
 
 import pytest
 
-from spottrain.errors import ConfigError
 from spottrain.varuna_manager.pool.core.model import Supply
-from spottrain.varuna_manager.pool.simulation import generate, queue
+from spottrain.varuna_manager.pool.simulation import queue
 from spottrain.varuna_manager.pool.simulation.outcome import measures
 from spottrain.varuna_manager.pool.simulation.workload import (
     SimulatedJob,
-    read_gavel,
-    read_jobs,
     read_throughputs,
 )
 from spottrain_lab.pools import gavel
@@ -32,7 +28,6 @@ slow,LM (batch size 8),1,1.0
 slow,A3C,1,2.0
 fast,A3C,1,2.0
 """
-ROW = "LM (batch size 8)\tpython3 main.py\tlm\t-n\t1\t4000\t2\t5\t-1.000000\t60"
 
 
 def job(name: str, fast: float, slow: float, rounds: float, at_s: float = 0.0) -> SimulatedJob:
@@ -93,70 +88,6 @@ def test_a_queue_does_not_overtake() -> None:
     assert found.refused == (("never", "never: larger than the pool"),)
 
 
-def test_a_trace_is_read_with_throughputs_at_a_constant_batch() -> None:
-    [one] = read_gavel(ROW, read_throughputs(CSV), KINDS)
-    assert (one.work, one.size, one.weight, one.arrived_s) == (4000, 2, 5, 60)
-    assert one.deadline_s == math.inf
-    assert one.throughputs == ({1: 4.0, 2: 9.0}, {1: 1.0})
-    # Two VMs are credited twice one: 9 is more than linear.
-    assert one.elastic() == ({1: 4.0, 2: 8.0}, {1: 1.0})
-    assert one.fixed() == ({2: 9.0}, {})
-    [small] = read_gavel(ROW.replace("\t2\t5", "\t1\t5"), read_throughputs(CSV), KINDS)
-    # Half the batch on each of two: 12 steps of 4 examples are 6 of 8.
-    assert small.throughputs[0] == {1: 4.0, 2: 6.0}
-
-
-def test_throughputs_are_read_from_gavels_json() -> None:
-    document = {"fast": {"('A3C', 1)": {"null": 2.5, "('A3C', 1)": [1.0, 1.0]}}}
-    assert read_throughputs(json.dumps(document)) == {("fast", "A3C", 1): 2.5}
-
-
-def test_deadlines_are_multiples_of_the_time_on_the_fastest_kind() -> None:
-    row = ROW.replace("-1.000000", "1.5")
-    [one] = read_gavel(row, read_throughputs(CSV), KINDS)
-    assert one.deadline_s == pytest.approx(60 + 1.5 * 4000 / 9)
-
-
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [
-        ("one\ttwo", "line 1: got 2 columns; give 10"),
-        (ROW.replace("4000", "many"), "line 1: steps: must be a valid number"),
-        (ROW.replace("4000", "0"), "line 1: steps: must be greater than 0: got '0'"),
-        (ROW.replace("\t2\t5", "\t2\tnan"), "line 1: priority: must be a finite"),
-        (ROW.replace("LM", "XX"), "no throughput of XX"),
-    ],
-)
-def test_other_traces_are_refused(text: str, wanted: str) -> None:
-    with pytest.raises(ConfigError, match=wanted):
-        read_gavel(text, read_throughputs(CSV), KINDS)
-
-
-def test_jobs_of_our_own_format_are_read() -> None:
-    one = {"name": "a", "work": 10, "size": 2, "throughputs": {"fast": {"2": 3}}}
-    [found] = read_jobs(json.dumps({"jobs": [one]}), KINDS)
-    assert found.throughputs == ({2: 3.0}, {})
-    with pytest.raises(ConfigError, match="two jobs of one name"):
-        read_jobs(json.dumps({"jobs": [one, one]}), KINDS)
-
-
-@pytest.mark.parametrize(
-    ("change", "wanted"),
-    [
-        ({"work": 0}, r"jobs\[0\].work: must be greater than 0: got 0"),
-        ({"size": 0}, r"jobs\[0\].size: must be greater than 0"),
-        ({"weight": -1}, r"jobs\[0\].weight: must be greater than or equal to 0.001"),
-        ({"arrived_s": -4}, r"jobs\[0\].arrived_s: must be greater than or equal"),
-        ({"wight": 2}, r"jobs\[0\].wight: unknown key; did you mean weight"),
-        ({"throughputs": {"fast": {"0": 3}}}, "must be greater than 0"),
-    ],
-)
-def test_numbers_that_no_job_has_are_refused(change: dict[str, object], wanted: str) -> None:
-    one = {"name": "a", "work": 10, "size": 2, "throughputs": {"fast": {"2": 3}}}
-    with pytest.raises(ConfigError, match=wanted):
-        read_jobs(json.dumps({"jobs": [{**one, **change}]}), KINDS)
-
-
 def test_numbers_of_a_workload_of_which_nothing_ran_are_infinite() -> None:
     large = SimulatedJob(name="large", arrived_s=0.0, work=1.0, size=9, throughputs=({9: 1.0}, {}))
     found = gavel.simulate(gavel.Gavel(), SUPPLIES, [large])
@@ -166,11 +97,7 @@ def test_numbers_of_a_workload_of_which_nothing_ran_are_infinite() -> None:
     assert math.isnan(numbers["utilisation"])
 
 
-def test_drawn_workloads_are_those_of_their_papers() -> None:
-    assert [j.size for j in generate.virtualflow_three(3)] == [4, 2, 4]
-    twenty = generate.virtualflow_twenty(3)
-    assert len(twenty) == 20
-    assert all(1 <= j.size <= 16 for j in twenty)
+def test_drawn_workloads_are_those_of_the_paper() -> None:
     jobs = gavel_jobs(1, 200, measured=read_throughputs(CSV), kinds=KINDS, has_several=False)
     minutes = [j.work / j.throughputs[0][1] / 60 for j in jobs]
     assert min(minutes) >= 10**1.5 - 1e-6

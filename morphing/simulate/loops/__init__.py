@@ -1,1 +1,1 @@
-"""Loops over whole numbers that numba compiles, and the rule that they share."""
+"""The mini-batch of a replica, event by event."""

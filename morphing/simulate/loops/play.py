@@ -2,77 +2,116 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import NamedTuple, TypeAlias
 
-import numpy as np
-
-from spottrain.morphing.schedules.compiled import jitable
 from spottrain.morphing.schedules.rule import FORWARD, NOTHING, RECOMPUTE
 from spottrain.morphing.schedules.stage import (
     ACTIVATIONS,
-    BUSY,
-    CHOSEN,
     CHUNK_BACKWARDS,
     CHUNK_FORWARDS,
-    FINISH,
     GRADIENTS,
-    QUEUED,
-    QUEUED_NTH,
-    QUEUED_TIME,
-    RUNNING,
-    RUNNING_NTH,
-    UNTIL,
-    choose,
-    note,
+    Stage,
 )
-from spottrain.morphing.schedules.types import Codes, Numbers
-from spottrain.morphing.simulate.loops.heap import TIME, make_heap, pop, push
 from spottrain.morphing.simulate.loops.steady_state import (
-    equal,
+    Event,
+    counts_of,
     fast_forward,
-    pending,
-    remember,
     repetitions,
-    same_links,
-    same_state,
+    state_of,
 )
 
-Wires: TypeAlias = tuple[Numbers, Numbers, Numbers]
-"""Times of transfers and latencies by link, way (forward, backward) and micro-batch (or
-one for all). And by link and way the two that carry its messages, such as the sending and
-the receiving VM's NIC, or twice the same. A carrier takes a message at a time."""
-Records: TypeAlias = tuple[Numbers, Numbers]
-"""Tasks: stage, code, micro-batch, begin, end. Messages: sending stage, receiving stage,
-way, micro-batch, begin of the transfer, arrival. One a row, from the second on."""
-Room: TypeAlias = tuple[
-    tuple[Numbers, Numbers, Numbers],
-    tuple[Numbers, Numbers, Numbers],
-    Numbers,
-    Numbers,
-    Numbers,
-]
-"""What a run changes: rows of ``stage``, those of chunks, and until when each carrier is
-taken; the same at an earlier moment; what arrives last of each link and way; the events to
-come; and of each stage when its task has begun, and to which something happened."""
-TASK_FIELDS, MESSAGE_FIELDS = 5, 6
 DONE = 2
 """Kinds of events: ``ACTIVATIONS`` or ``GRADIENTS`` for an arrival, or this."""
-KINDS = 3
 FIRST_CHECK = 16
 """Tasks of the slowest stage before the steady state is looked for; then at every
 doubling a new moment is remembered (Brent's cycle detection)."""
+Times: TypeAlias = list[list[list[int]]]
+"""Nanoseconds by stage and code, or by link and way (``ACTIVATIONS``, ``GRADIENTS``); of
+each the times of all micro-batches, or one for all."""
 
 
-@jitable
-def start(
-    order_policy: int,
-    is_asynchronous: bool,
-    stage: Numbers,
-    counts: Numbers,
-    durations: Numbers,
-    runs: Numbers,
-    codes: Codes,
-    now: int,
+class PlayedTask(NamedTuple):
+    """A task that ran, in nanoseconds."""
+
+    stage: int
+    code: int
+    microbatch: int
+    begin: int
+    end: int
+
+
+class PlayedMessage(NamedTuple):
+    """A message that was sent, from the begin of its transfer until it arrived."""
+
+    sender: int
+    receiver: int
+    is_gradient: bool
+    microbatch: int
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Everything that happened."""
+
+    tasks: list[PlayedTask] = field(default_factory=list)
+    messages: list[PlayedMessage] = field(default_factory=list)
+
+
+class Wires:
+    """The links between stages, and what is on them.
+
+    A message leaves when both its carriers are free, and arrives after all that was sent
+    before it the same way. The last stage's link leads on to the first, whose next chunk
+    follows.
+
+    Args:
+        transfer: How long a message takes its carriers.
+        latency: How long after that it arrives.
+        carriers: By link and way the two that carry its messages, such as the sending and
+            the receiving VM's NIC, or twice the same. A carrier takes a message at a time.
+    """
+
+    def __init__(
+        self, transfer: Times, latency: Times, carriers: list[list[tuple[int, int]]]
+    ) -> None:
+        self._transfer, self._latency, self._carriers = transfer, latency, carriers
+        self.free = [0] * (
+            1 + max((c for link in carriers for way in link for c in way), default=0)
+        )
+        """Until when each carrier is taken."""
+        self._latest = [[0, 0] for _ in carriers]
+
+    def send(
+        self, stages: Sequence[Stage], p: int, code: int, microbatch: int, now: int
+    ) -> tuple[Event, int] | None:
+        """Send what a task of stage ``p`` has made; return its arrival and when it left."""
+        link, to, way = p, p + 1, ACTIVATIONS
+        chunk, work = divmod(code, 3)
+        if work != FORWARD:
+            link, to, way = p - 1, p - 1, GRADIENTS
+        if to == len(stages):
+            to, chunk = 0, chunk + 1
+        elif to < 0:
+            link = to = len(stages) - 1
+            chunk -= 1
+        if not 0 <= chunk < len(stages[p].chunks):
+            return None
+        times, free, latest = self._transfer[link][way], self.free, self._latest[link]
+        nth = microbatch % len(times)
+        out, into = self._carriers[link][way]
+        begin = max(now, free[out], free[into])
+        free[out] = free[into] = sent = begin + times[nth]
+        arrives = latest[way] = max(latest[way], sent + self._latency[link][way][nth])
+        return (arrives, way, to, chunk), begin
+
+
+def _start(
+    order_policy: int, is_asynchronous: bool, stage: Stage, durations: list[list[int]], now: int
 ) -> bool:
     """Let a stage choose and queue what it may; return whether a task has begun.
 
@@ -82,192 +121,103 @@ def start(
     """
     has_begun = False
     while True:
-        if stage[RUNNING] == NOTHING and stage[QUEUED] != NOTHING:
-            stage[RUNNING], stage[RUNNING_NTH] = stage[QUEUED], stage[QUEUED_NTH]
-            stage[UNTIL] = now + stage[QUEUED_TIME]
-            stage[BUSY] += stage[QUEUED_TIME]
-            stage[QUEUED] = NOTHING
+        if stage.running == NOTHING and stage.queued != NOTHING:
+            stage.running, stage.running_nth = stage.queued, stage.queued_nth
+            stage.begun, stage.until = now, now + stage.queued_time
+            stage.busy += stage.queued_time
+            stage.queued = NOTHING
             has_begun = True
-        if stage[CHOSEN] == NOTHING and (is_asynchronous or stage[RUNNING] == NOTHING):
-            stage[CHOSEN] = choose(order_policy, stage, counts)
-        code = stage[CHOSEN]
-        if code == NOTHING or stage[QUEUED] != NOTHING:
+        if stage.chosen == NOTHING and (is_asynchronous or stage.running == NOTHING):
+            stage.chosen = stage.choose(order_policy)
+        code = stage.chosen
+        if code == NOTHING or stage.queued != NOTHING:
             return has_begun
-        nth = counts[code // 3][CHUNK_FORWARDS if code % 3 == FORWARD else CHUNK_BACKWARDS]
-        stage[QUEUED], stage[QUEUED_NTH] = code, nth
-        stage[QUEUED_TIME] = durations[code][nth % len(durations[code])]
-        stage[CHOSEN] = NOTHING
-        note(code, stage, counts, runs, codes)
-
-
-@jitable
-def send(
-    p: int,
-    code: int,
-    microbatch: int,
-    counts: Numbers,
-    wires: Wires,
-    traffic: tuple[Numbers, Numbers],
-    messages: Numbers,
-    heap: Numbers,
-    now: int,
-) -> Numbers:
-    """Send what task ``code`` of stage ``p`` has made of a micro-batch; return the heap.
-
-    It leaves when both its carriers are free, and arrives after all that was sent before;
-    ``traffic`` says until when each carrier is taken, and what arrives last of each link
-    and way. Where it is asked for, the message is recorded in ``messages``: see ``play``.
-
-    The last stage's link leads on to the first, whose next chunk follows.
-    """
-    transfer, latency, carriers = wires
-    free, latest = traffic
-    depth, chunks = len(counts), len(counts[p])
-    chunk, forward = code // 3, code % 3 == FORWARD
-    link, to, to_chunk = p, p + 1, chunk
-    if not forward:
-        link, to = p - 1, p - 1
-    if to == depth:
-        to, to_chunk = 0, chunk + 1
-    elif to < 0:
-        link, to, to_chunk = depth - 1, depth - 1, chunk - 1
-    if not 0 <= to_chunk < chunks:
-        return heap
-    way = ACTIVATIONS if forward else GRADIENTS
-    times = transfer[link][way]
-    nth = microbatch % len(times)
-    out, into = carriers[link][way]
-    sent = max(now, free[out], free[into]) + times[nth]
-    free[out] = free[into] = sent
-    arrives = max(latest[link][way], sent + latency[link][way][nth])
-    latest[link][way] = arrives
-    if len(messages) > 0:
-        messages[0, 0] += 1
-        row = messages[messages[0, 0]]
-        row[0], row[1], row[2], row[3] = p, to, way, microbatch
-        row[4], row[5] = sent - times[nth], arrives
-    return push(heap, arrives, way + KINDS * (to + depth * to_chunk))
-
-
-def make_room(stages: Numbers, counts: Numbers, carriers: Numbers) -> Room:
-    """Return room to play in from the rows of stages and chunks that have done nothing yet."""
-    depth, free = len(stages), np.zeros(carriers.max() + 1, np.int64)
-    return (
-        (stages, counts, free),
-        (stages.copy(), counts.copy(), free.copy()),
-        np.zeros((depth, 2), np.int64),
-        make_heap(8 * depth),
-        np.zeros((3, depth), np.int64),
-    )
+        nth = stage.chunks[code // 3][CHUNK_FORWARDS if code % 3 == FORWARD else CHUNK_BACKWARDS]
+        stage.queued, stage.queued_nth = code, nth
+        stage.queued_time = durations[code][nth % len(durations[code])]
+        stage.chosen = NOTHING
+        stage.note(code)
 
 
 def play(
-    codes: Codes,
-    runs: Numbers,
-    durations: Numbers,
+    stages: list[Stage],
+    durations: Times,
     wires: Wires,
     order_policy: int,
-    is_asynchronous: bool,
-    watched: int,
-    room: Room,
-    records: Records,
-) -> tuple[Numbers, int]:
-    """Play the lists to their end; all times are in nanoseconds.
+    *,
+    is_asynchronous: bool = False,
+    watched: int | None = None,
+    records: Records | None = None,
+) -> int:
+    """Play the lists of stages to their end; all times are in nanoseconds.
 
-    All that happens at an instant is known before anything starts at it. Numbers are arrays,
-    or lists, of which Python reads single numbers several times as fast.
+    All that happens at an instant is known before anything starts at it. Of what happens
+    at the same instant, arrivals come first, then stages in their order.
 
     Args:
-        codes: Patterns of all lists.
-        runs: Of each stage: see ``stage``.
-        durations: By stage, code and micro-batch (or one for all micro-batches).
-        wires: Times and carriers of links.
+        stages: That have done nothing yet.
+        durations: Of their tasks.
+        wires: Links on which nothing was sent yet.
         order_policy: ``OPPORTUNISTIC`` or ``STRICT``.
-        is_asynchronous: Whether devices compute by themselves: see ``start``.
-        watched: Stage after whose tasks the steady state is looked for and
-            fast-forwarded, best the slowest; -1 to play every micro-batch, as is
-            necessary where they differ.
-        room: See ``make_room``.
-        records: Empty arrays, or ones to be filled, of a row more than there are tasks and
-            messages; their first number is how many there are.
+        is_asynchronous: Whether devices compute by themselves: see ``_start``.
+        watched: Stage after whose tasks the steady state is looked for and fast-forwarded,
+            best the slowest; ``None`` to play every micro-batch, as is necessary where they
+            differ.
+        records: Where all that happens is recorded, if given.
 
     Returns:
-        The rows of ``stage`` at the end, and how many instants were played.
+        How many instants were played.
     """
-    (stages, counts, free), (then, then_counts, then_free), latest, heap, (touched, begun, news) = (
-        room
-    )
-    depth, chunks = len(runs), len(counts[0])
-    kinds = KINDS * depth * chunks
+    events: list[Event] = []
     now = instants = seen = 0
     save_at, then_at = FIRST_CHECK, -1
-    then_pending = pending(heap, now, kinds)
-    tasks, messages = records
-    traffic, is_recorded = (free, latest), len(tasks) > 0
-    # Stages to which something happened at this instant, each once, and how many.
-    num_touched = depth
-    for p in range(depth):
-        touched[p] = p
+    then_counts = counts_of(stages)
+    then_state: list[tuple[int, ...]] = []
+    touched = set(range(len(stages)))
+    """Stages to which something happened at this instant."""
     while True:
-        for i in range(num_touched):
-            p = touched[i]
+        for p in touched:
             stage = stages[p]
-            news[p] = 0
-            if start(
-                order_policy,
-                is_asynchronous,
-                stage,
-                counts[p],
-                durations[p],
-                runs[p],
-                codes,
-                now,
-            ):
-                heap = push(heap, stage[UNTIL], DONE + KINDS * p)
-                begun[p] = now
-        num_touched = 0
-        if heap[0][0] == 0:
-            return stages, instants
-        now = heap[1][TIME]
+            if _start(order_policy, is_asynchronous, stage, durations[p], now):
+                heappush(events, (stage.until, DONE, p, 0))
+        if not events:
+            return instants
+        touched = set()
+        now = events[0][0]
         instants += 1
         checks = False
-        while heap[0][0] > 0 and heap[1][TIME] == now:
-            what = pop(heap)
-            to = what // KINDS
-            p = to % depth
-            if news[p] == 0:
-                news[p] = 1
-                touched[num_touched] = p
-                num_touched += 1
-            if what % KINDS != DONE:
-                counts[p][to // depth][what % KINDS] += 1
-                continue
+        while events and events[0][0] == now:
+            _, what, p, chunk = heappop(events)
+            touched.add(p)
             stage = stages[p]
-            code, nth = stage[RUNNING], stage[RUNNING_NTH]
-            stage[RUNNING] = NOTHING
-            stage[FINISH] = now
-            if is_recorded:
-                tasks[0, 0] += 1
-                row = tasks[tasks[0, 0]]
-                row[0], row[1], row[2], row[3], row[4] = p, code, nth, begun[p], now
-            if code % 3 != RECOMPUTE:
-                heap = send(p, code, nth, counts, wires, traffic, messages, heap, now)
+            if what != DONE:
+                stage.chunks[chunk][what] += 1
+                continue
+            code, nth = stage.running, stage.running_nth
+            stage.running = NOTHING
+            stage.finish = now
+            if records is not None:
+                records.tasks.append(PlayedTask(p, code, nth, stage.begun, now))
+            if code % 3 != RECOMPUTE and (sent := wires.send(stages, p, code, nth, now)):
+                arrival, begin = sent
+                heappush(events, arrival)
+                if records is not None:
+                    arrives, way, to, _ = arrival
+                    records.messages.append(
+                        PlayedMessage(p, to, way == GRADIENTS, nth, begin, arrives)
+                    )
             checks = checks or p == watched
         if not checks:
             continue
         seen += 1
         if seen == save_at:
             save_at *= 2
-            then_at = now
-            remember(stages, counts, free, then, then_counts, then_free)
-            then_pending = pending(heap, now, kinds)
-        elif then_at >= 0 and same_state(then, then_at, stages, now):
-            if not same_links(then_free, then_at, free, now):
-                continue
-            if not equal(then_pending, pending(heap, now, kinds)):
-                continue
-            times = repetitions(order_policy, then, then_counts, stages, counts, runs)
+            then_at, then_counts = now, counts_of(stages)
+            then_state = state_of(stages, wires.free, events, now)
+        elif then_at >= 0 and state_of(stages, wires.free, events, now) == then_state:
+            times = repetitions(order_policy, then_counts, stages)
             if times > 0:
-                fast_forward(times, then, then_counts, then_at, stages, counts, free, heap, now)
-                now += times * (now - then_at)
+                passed_time = now - then_at
+                fast_forward(times, then_counts, passed_time, stages, wires.free, events, now)
+                now += times * passed_time
                 seen, save_at, then_at = 0, FIRST_CHECK, -1

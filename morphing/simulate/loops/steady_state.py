@@ -8,110 +8,72 @@ fast-forward ends in the state of the run without it, to the nanosecond.
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
-from spottrain.morphing.schedules.compiled import jitable
-from spottrain.morphing.schedules.rule import NOTHING, OPPORTUNISTIC
+from spottrain.morphing.schedules.rule import BACKWARD, FORWARD, NOTHING, OPPORTUNISTIC
 from spottrain.morphing.schedules.stage import (
     ACTIVATIONS,
-    BACKWARDS,
-    BOUND,
-    BUSY,
-    CHOSEN,
     CHUNK_BACKWARDS,
     CHUNK_FORWARDS,
-    COUNTS,
-    FIELDS,
-    FINISH,
-    FORWARDS,
     GRADIENTS,
-    GRAPH_KEPT,
-    LISTED,
-    OFFSET,
-    PASSED,
-    QUEUED,
-    RECOMPUTED,
-    REPEAT,
-    REPEATS,
-    RUN,
-    RUNNING,
-    UNTIL,
+    Stage,
 )
-from spottrain.morphing.schedules.types import Numbers
-from spottrain.morphing.simulate.loops.heap import TIME, WHAT, make_heap, pop, push
 
 ENDLESS = 1 << 62
+Event: TypeAlias = tuple[int, int, int, int]
+"""When, what (see ``play.DONE``), and the stage and its chunk."""
 
 
-@jitable
-def pending(heap: Numbers, now: int, kinds: int) -> Numbers:
-    """Return the pending events and the time until each, in order."""
-    ordered = make_heap(heap[0][0])
-    for event in range(1, heap[0][0] + 1):
-        key = (heap[event][TIME] - now) * kinds + heap[event][WHAT]
-        ordered = push(ordered, key, 0)
-    times = np.zeros(heap[0][0], np.int64)
-    for event in range(len(times)):
-        times[event] = ordered[1][TIME]
-        pop(ordered)
-    return times
+@dataclass(slots=True)
+class Counts:
+    """What grows from repetition to repetition: see ``Stage``."""
+
+    repeat: int
+    done: list[int]
+    passed: list[int]
+    chunks: list[list[int]]
+    busy: int
 
 
-@jitable
-def remember(
-    stages: Numbers,
-    counts: Numbers,
-    free: Numbers,
-    then: Numbers,
-    then_counts: Numbers,
-    then_free: Numbers,
-) -> None:
-    """Copy the state of stages, chunks and carriers."""
-    for p in range(len(stages)):
-        for field in range(FIELDS):
-            then[p][field] = stages[p][field]
-        for chunk in range(len(counts[p])):
-            for count in range(COUNTS):
-                then_counts[p][chunk][count] = counts[p][chunk][count]
-    for carrier in range(len(free)):
-        then_free[carrier] = free[carrier]
+def counts_of(stages: Sequence[Stage]) -> list[Counts]:
+    """Return a copy of the counts of all stages."""
+    return [
+        Counts(s.repeat, s.done[:], s.passed[:], [chunk[:] for chunk in s.chunks], s.busy)
+        for s in stages
+    ]
 
 
-@jitable
-def equal(a: Numbers, b: Numbers) -> bool:
-    """Return whether the numbers are the same."""
-    same = len(a) == len(b)
-    for i in range(len(a) if same else 0):
-        same = same and a[i] == b[i]
-    return same
+def state_of(
+    stages: Sequence[Stage], free: Sequence[int], events: Sequence[Event], now: int
+) -> list[tuple[int, ...]]:
+    """Return what decides, besides counts, what happens next; times are from ``now`` on.
+
+    Args:
+        stages: All of them.
+        free: Until when each carrier is taken.
+        events: Those to come.
+        now: The moment.
+    """
+    state: list[tuple[int, ...]] = [
+        (
+            s.run,
+            s.offset,
+            s.listed,
+            s.graph_kept,
+            s.queued,
+            s.chosen,
+            s.running,
+            s.until - now if s.running != NOTHING else 0,
+        )
+        for s in stages
+    ]
+    state.append(tuple([max(until - now, 0) for until in free]))
+    state += sorted([(time - now, what, p, chunk) for time, what, p, chunk in events])
+    return state
 
 
-@jitable
-def same_state(then: Numbers, then_at: int, stages: Numbers, now: int) -> bool:
-    """Return whether all stages are at the same place in the same work."""
-    for p in range(len(stages)):
-        a, b = then[p], stages[p]
-        if a[OFFSET] != b[OFFSET] or a[RUN] != b[RUN] or a[RUNNING] != b[RUNNING]:
-            return False
-        if a[LISTED] != b[LISTED] or a[GRAPH_KEPT] != b[GRAPH_KEPT]:
-            return False
-        if a[QUEUED] != b[QUEUED] or a[CHOSEN] != b[CHOSEN]:
-            return False
-        if a[RUNNING] != NOTHING and a[UNTIL] - then_at != b[UNTIL] - now:
-            return False
-    return True
-
-
-@jitable
-def same_links(then: Numbers, then_at: int, free: Numbers, now: int) -> bool:
-    """Return whether the carriers are busy for as long as they were."""
-    for carrier in range(len(free)):
-        if max(then[carrier] - then_at, 0) != max(free[carrier] - now, 0):
-            return False
-    return True
-
-
-@jitable
 def clear(before: int, after: int, falls: int) -> int:
     """Return how often a difference may change as it did and stay above 0 throughout.
 
@@ -125,41 +87,29 @@ def clear(before: int, after: int, falls: int) -> int:
     return ENDLESS if change > 0 else (after - falls - 1) // -change
 
 
-@jitable
-def repetitions(
-    order_policy: int,
-    then: Numbers,
-    then_counts: Numbers,
-    stages: Numbers,
-    counts: Numbers,
-    runs: Numbers,
-) -> int:
+def repetitions(order_policy: int, then: Sequence[Counts], stages: Sequence[Stage]) -> int:
     """Return how often the events since ``then`` repeat, one more left to be played."""
     times = ENDLESS
-    for p in range(len(stages)):
-        a, b = then[p], stages[p]
-        repeated = b[REPEAT] - a[REPEAT]
+    for a, b in zip(then, stages, strict=True):
+        repeated = b.repeat - a.repeat
         if repeated > 0:
-            left = runs[p][b[RUN]][REPEATS] - 1 - b[REPEAT]
+            left = b.runs[b.run][1] - 1 - b.repeat
             times = min(times, left // repeated - 1)
-        a_flight, b_flight = a[FORWARDS] - a[BACKWARDS], b[FORWARDS] - b[BACKWARDS]
-        times = min(times, clear(a_flight, b_flight, b[BACKWARDS] - a[BACKWARDS]))
+        a_flight, b_flight = a.done[FORWARD] - a.done[BACKWARD], b.in_flight
+        times = min(times, clear(a_flight, b_flight, b.done[BACKWARD] - a.done[BACKWARD]))
         if order_policy == OPPORTUNISTIC:
-            more = b[FORWARDS] - a[FORWARDS]
-            room = clear(a[BOUND] - a_flight, b[BOUND] - b_flight, more)
-            times = min(times, room)
+            more = b.done[FORWARD] - a.done[FORWARD]
+            times = min(times, clear(b.bound - a_flight, b.bound - b_flight, more))
         for work in range(3):
-            done, passed = FORWARDS + work, PASSED + work
-            fell = b[passed] - a[passed]
-            ahead = clear(a[done] - a[passed], b[done] - b[passed], fell)
+            fell = b.passed[work] - a.passed[work]
+            ahead = clear(a.done[work] - a.passed[work], b.done[work] - b.passed[work], fell)
             times = min(times, ahead)
-        for chunk in range(len(counts[p])):
-            times = min(times, _chunk_clear(then_counts[p][chunk], counts[p][chunk]))
+        for earlier, later in zip(a.chunks, b.chunks, strict=True):
+            times = min(times, _chunk_clear(earlier, later))
     return times
 
 
-@jitable
-def _chunk_clear(a: Numbers, b: Numbers) -> int:
+def _chunk_clear(a: Sequence[int], b: Sequence[int]) -> int:
     forwards = b[CHUNK_FORWARDS] - a[CHUNK_FORWARDS]
     backwards = b[CHUNK_BACKWARDS] - a[CHUNK_BACKWARDS]
     times = clear(a[ACTIVATIONS] - a[CHUNK_FORWARDS], b[ACTIVATIONS] - b[CHUNK_FORWARDS], forwards)
@@ -172,35 +122,38 @@ def _chunk_clear(a: Numbers, b: Numbers) -> int:
     return min(times, waiting, in_flight)
 
 
-@jitable
 def fast_forward(
     times: int,
-    then: Numbers,
-    then_counts: Numbers,
-    then_at: int,
-    stages: Numbers,
-    counts: Numbers,
-    free: Numbers,
-    heap: Numbers,
+    then: Sequence[Counts],
+    passed_time: int,
+    stages: Sequence[Stage],
+    free: list[int],
+    events: list[Event],
     now: int,
 ) -> None:
-    """Advance the state as if the events since ``then`` came ``times`` more times."""
-    later = times * (now - then_at)
-    for p in range(len(stages)):
-        a, b = then[p], stages[p]
-        if b[FORWARDS] + b[BACKWARDS] > a[FORWARDS] + a[BACKWARDS]:
-            b[FINISH] += later
-        b[UNTIL] += later
-        for field in (REPEAT, FORWARDS, RECOMPUTED, BACKWARDS, BUSY):
-            b[field] += times * (b[field] - a[field])
-        for work in range(3):
-            b[PASSED + work] += times * (b[PASSED + work] - a[PASSED + work])
-        for chunk in range(len(counts[p])):
-            for count in range(COUNTS):
-                more = counts[p][chunk][count] - then_counts[p][chunk][count]
-                counts[p][chunk][count] += times * more
-    for carrier in range(len(free)):
-        if free[carrier] > now:
-            free[carrier] += later
-    for event in range(1, heap[0][0] + 1):
-        heap[event][TIME] += later
+    """Advance the state as if the events since ``then`` came ``times`` more times.
+
+    Args:
+        times: How often.
+        then: The counts of an earlier moment.
+        passed_time: Time since then.
+        stages: All of them.
+        free: Until when each carrier is taken.
+        events: Those to come.
+        now: The moment from which on they come.
+    """
+    later = times * passed_time
+    for a, b in zip(then, stages, strict=True):
+        if sum(b.done) > sum(a.done):
+            b.finish += later
+        b.until += later
+        b.repeat += times * (b.repeat - a.repeat)
+        b.busy += times * (b.busy - a.busy)
+        pairs = [(a.done, b.done), (a.passed, b.passed), *zip(a.chunks, b.chunks, strict=True)]
+        for before, counts in pairs:
+            for k in range(len(counts)):
+                counts[k] += times * (counts[k] - before[k])
+    for carrier, until in enumerate(free):
+        if until > now:
+            free[carrier] = until + later
+    events[:] = [(time + later, what, p, chunk) for time, what, p, chunk in events]

@@ -16,6 +16,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from spottrain.errors import UserCodeError
+from spottrain.pipeline.base.heap import mmap_large_blocks
 from spottrain.pipeline.base.operations import OperationMode
 from spottrain.pipeline.model.checks.python_state import snapshot
 from spottrain.pipeline.model.data import collated
@@ -146,6 +147,7 @@ class _Rehearsal:
         self._stages = [self._stage(range(a, b)) for a, b in pairwise(bounds)]
         self.modules = [stage.module for stage in self._stages]
 
+    @mmap_large_blocks()
     def run(self) -> tuple[str, ...]:
         """Train on one example, evaluate others; return what evaluations measure.
 

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from spottrain.errors import UserCodeError
+from spottrain.pipeline.base.heap import mmap_large_blocks
 from spottrain.pipeline.model.job import TrainingJob
 from spottrain.pipeline.model.optimizer import SectionOptimizer, optimizer_state_spec
 from spottrain.pipeline.model.sections import ModelLayout, TensorSpec
@@ -53,6 +54,7 @@ def try_optimizer(job: TrainingJob, layout: ModelLayout) -> None:
             tried = sections
 
 
+@mmap_large_blocks()
 def _try_sections(job: TrainingJob, sections: Sequence[Named], num_steps: int) -> None:
     difference = _compare(job, sections, num_steps, rebuild=True)
     if difference is None:

@@ -170,6 +170,10 @@ class ModelFacts:
     changing: str = ""
     """Names of what each call changes, where a model is too large to find out whether
     results depend on it."""
+    callbacks: tuple[str, ...] = ()
+    """Names of the functions that are called while training goes on."""
+    callback_limit_s: float = 600.0
+    """A call of one that takes longer is ended."""
     schema_version: int = SCHEMA_VERSION
 
     def with_delayed(self) -> ModelFacts:

@@ -13,209 +13,182 @@ is put off by a random number of nanoseconds below 1000. Chance is the C library
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
 
-import numpy as np
-
-from spottrain.morphing.schedules.compiled import jitable, jitted
 from spottrain.morphing.schedules.lists import Schedule
 from spottrain.morphing.schedules.rule import BACKWARD, FORWARD, NOTHING, RECOMPUTE
 from spottrain.morphing.schedules.stage import (
     ACTIVATIONS,
-    BUSY,
-    CHUNK_BACKWARDS,
-    CHUNK_FORWARDS,
-    FINISH,
     GRADIENTS,
-    LISTED,
-    RECOMPUTES,
-    RUNNING,
-    make_counts,
+    Stage,
     make_stages,
-    note,
 )
-from spottrain.morphing.schedules.types import Codes, Numbers
-from spottrain.morphing.simulate.loops.heap import TIME, make_heap, pop, push
 from spottrain.morphing.simulate.replica import NANOSECONDS, Link, StageTimes
 
 CONCURRENT_SENDS = 4
-SENDING, NEXT, EARLY, EXPECTS, OUTBOX = range(2, 7)
-"""Of a stage's mail: messages on their way from it; micro-batch of the next activation to
-send; activations that came before their turn, as bits from the one that is awaited;
-whether a forward was put before the listed recompute.
-Before these, the messages that wait to be sent, by way."""
 MICROSECOND = 1000
 PUT_OFF_TRIES = 10
 SENT, START, DONE, SEND = range(2, 6)
 """Kinds of events, beside an arrival (``ACTIVATIONS``, ``GRADIENTS``): a message has
-left; a task begins, or is done. A send begins: SEND plus the message's way. What happens
-is the kind plus KINDS times (the stage plus the depth times the activation's micro-batch).
-"""
-KINDS = 7
+left; a task begins, or is done. A send begins: SEND plus the message's way."""
 WORD = 0xFFFFFFFF
 DEGREE, SEPARATION = 31, 3
 
 
-@jitable
-def make_random() -> Numbers:
-    """Return the state of glibc's ``random()`` before its first number (seed 1)."""
-    state = np.zeros(DEGREE + 1, np.int64)
-    state[0] = 1
-    for i in range(1, DEGREE):
-        state[i] = 16807 * state[i - 1] % 2147483647
-    for _ in range(10 * DEGREE):
-        draw(state)
-    return state
+class Random:
+    """glibc's ``random()`` with seed 1: an additive feedback generator over 31 words."""
+
+    def __init__(self) -> None:
+        self._words = [1]
+        for _ in range(1, DEGREE):
+            self._words.append(16807 * self._words[-1] % 2147483647)
+        self._at = 0
+        for _ in range(10 * DEGREE):
+            self.draw()
+
+    def draw(self) -> int:
+        front = (self._at + SEPARATION) % DEGREE
+        self._words[front] = (self._words[front] + self._words[self._at]) & WORD
+        self._at = (self._at + 1) % DEGREE
+        return self._words[front] >> 1
 
 
-@jitable
-def draw(state: Numbers) -> int:
-    """Return the next number: an additive feedback generator over the last 31 words."""
-    at = state[DEGREE]
-    front = (at + SEPARATION) % DEGREE
-    state[front] = (state[front] + state[at]) & WORD
-    state[DEGREE] = (at + 1) % DEGREE
-    return int(state[front] >> 1)
+class Agenda:
+    """Events to come: when, kind, stage and micro-batch of an activation."""
+
+    def __init__(self) -> None:
+        self._events: list[tuple[int, int, int, int]] = []
+        self._taken: set[int] = set()
+        self._random = Random()
+
+    def plan(self, time: int, kind: int, p: int, nth: int = 0) -> None:
+        """Add an event, put off if its time is taken."""
+        at, tries = time, 0
+        while at in self._taken and tries < PUT_OFF_TRIES:
+            at = time + self._random.draw() % MICROSECOND
+            tries += 1
+        self._taken.add(at)
+        heappush(self._events, (at, kind, p, nth))
+
+    def next(self) -> tuple[int, int, int, int] | None:
+        if not self._events:
+            return None
+        event = heappop(self._events)
+        if not self._events or self._events[0][0] != event[0]:
+            self._taken.discard(event[0])
+        return event
 
 
-@jitable
-def is_taken(heap: Numbers, time: int) -> bool:
-    """Return whether an event is to happen at just that nanosecond."""
-    found = False
-    for event in range(1, heap[0, 0] + 1):
-        found = found or heap[event, TIME] == time
-    return found
+@dataclass
+class Mail:
+    """A stage's messages."""
+
+    waiting: list[int] = field(default_factory=lambda: [0, 0])
+    """To be sent, by way."""
+    sending: int = 0
+    """On their way from it."""
+    next: int = 0
+    """Micro-batch of the next activation to send."""
+    early: int = 0
+    """Activations that came before their turn, as bits from the one that is awaited."""
+    expects: bool = False
+    """Whether a forward was put before the listed recompute."""
 
 
-@jitable
-def plan(heap: Numbers, random: Numbers, time: int, what: int) -> Numbers:
-    """Add an event, put off if its time is taken; returns the heap."""
-    at = time
-    tries = 0
-    while is_taken(heap, at) and tries < PUT_OFF_TRIES:
-        at = time + draw(random) % MICROSECOND
-        tries += 1
-    return push(heap, at, what)
-
-
-@jitable
-def act(
-    p: int,
-    depth: int,
-    stage: Numbers,
-    counts: Numbers,
-    mail: Numbers,
-    heap: Numbers,
-    random: Numbers,
-    now: int,
-    num_microbatches: int,
-) -> Numbers:
-    """Let stage ``p`` begin what it may; returns the heap.
+def act(p: int, stage: Stage, mail: Mail, agenda: Agenda, now: int, num_microbatches: int) -> None:
+    """Let stage ``p`` begin what it may.
 
     It is not busy, and a message does not count, before the planned event has happened.
     """
-    if stage[RUNNING] == NOTHING and stage[LISTED] != NOTHING:
-        forwards, backwards = counts[0, CHUNK_FORWARDS], counts[0, CHUNK_BACKWARDS]
-        no_gradient = backwards >= counts[0, GRADIENTS]
-        if stage[LISTED] == RECOMPUTE and no_gradient and forwards < num_microbatches:
-            mail[EXPECTS] = 1
-        code = FORWARD if mail[EXPECTS] else stage[LISTED]
+    if stage.running == NOTHING and stage.listed != NOTHING:
+        activations, gradients, forwards, backwards = stage.chunks[0]
+        no_gradient = backwards >= gradients
+        if stage.listed == RECOMPUTE and no_gradient and forwards < num_microbatches:
+            mail.expects = True
+        code = FORWARD if mail.expects else stage.listed
         if code == FORWARD:
-            ready = forwards < counts[0, ACTIVATIONS]
+            ready = forwards < activations
         else:
             ready = backwards < forwards and not no_gradient
-        if not ready:
-            code = NOTHING
-        if code != NOTHING:
-            stage[RUNNING] = code
-            heap = plan(heap, random, now, START + KINDS * p)
+        if ready:
+            stage.running = code
+            agenda.plan(now, START, p)
     for way in (ACTIVATIONS, GRADIENTS):
-        if mail[SENDING] < CONCURRENT_SENDS and mail[way] > 0:
-            mail[way] -= 1
-            what = SEND + way + KINDS * p
+        if mail.sending < CONCURRENT_SENDS and mail.waiting[way] > 0:
+            mail.waiting[way] -= 1
+            nth = 0
             if way == ACTIVATIONS:
-                what += KINDS * depth * mail[NEXT]
-                mail[NEXT] += 1
-            heap = plan(heap, random, now, what)
-    return heap
+                nth = mail.next
+                mail.next += 1
+            agenda.plan(now, SEND + way, p, nth)
 
 
 def play_original(
-    codes: Codes,
-    runs: Numbers,
-    durations: Numbers,
-    send: Numbers,
-    num_microbatches: int,
-) -> Numbers:
+    stages: list[Stage], durations: list[list[int]], send: list[int], num_microbatches: int
+) -> None:
     """Play the lists to their end; all times are in nanoseconds, whole microseconds.
 
     Args:
-        codes: Patterns of all lists.
-        runs: Of each stage: see ``stage``.
+        stages: That have done nothing yet.
         durations: By stage and work.
         send: What a message takes, by link.
         num_microbatches: Of the replica.
-
-    Returns:
-        The rows of ``stage`` at the end.
     """
-    depth = len(runs)
-    stages = make_stages(codes, runs)
-    stages[:, RECOMPUTES] = 0  # else a forward could keep its tensors
-    counts = make_counts(depth, 1, num_microbatches)
-    mails = np.zeros((depth, OUTBOX), np.int64)
-    heap, random = make_heap(16 * depth), make_random()
-    heap = act(0, depth, stages[0], counts[0], mails[0], heap, random, 0, num_microbatches)
-    while heap[0, 0] > 0:
-        now = heap[1, TIME] // MICROSECOND * MICROSECOND
-        what = pop(heap)
-        kind, nth = what % KINDS, what // (KINDS * depth)
-        p = what // KINDS % depth
+    for stage in stages:
+        stage.recomputes = False  # else a forward could keep its tensors
+    mails = [Mail() for _ in stages]
+    agenda = Agenda()
+    act(0, stages[0], mails[0], agenda, 0, num_microbatches)
+    while (event := agenda.next()) is not None:
+        time, kind, p, nth = event
+        now = time // MICROSECOND * MICROSECOND
         stage, mail = stages[p], mails[p]
+        counts = stage.chunks[0]
         if kind == START:
-            duration = durations[p, stage[RUNNING]]
-            stage[BUSY] += duration
-            heap = plan(heap, random, now + duration, DONE + KINDS * p)
+            duration = durations[p][stage.running]
+            stage.busy += duration
+            agenda.plan(now + duration, DONE, p)
         elif kind == DONE:
-            code = stage[RUNNING]
-            stage[RUNNING] = NOTHING
-            stage[FINISH] = now
-            note(code, stage, counts[p], runs[p], codes)
-            mail[EXPECTS] = mail[EXPECTS] and code != FORWARD
-            if code == FORWARD and p < depth - 1:
-                mail[ACTIVATIONS] += 1
+            code = stage.running
+            stage.running = NOTHING
+            stage.finish = now
+            stage.note(code)
+            mail.expects = mail.expects and code != FORWARD
+            if code == FORWARD and p < len(stages) - 1:
+                mail.waiting[ACTIVATIONS] += 1
             elif code == BACKWARD and p > 0:
-                mail[GRADIENTS] += 1
+                mail.waiting[GRADIENTS] += 1
         elif kind == SENT:
-            mail[SENDING] -= 1
+            mail.sending -= 1
         elif kind == ACTIVATIONS:
-            mail[EARLY] |= 1 << (nth - counts[p, 0, ACTIVATIONS])
-            while mail[EARLY] & 1:
-                mail[EARLY] >>= 1
-                counts[p, 0, ACTIVATIONS] += 1
+            mail.early |= 1 << (nth - counts[ACTIVATIONS])
+            while mail.early & 1:
+                mail.early >>= 1
+                counts[ACTIVATIONS] += 1
         elif kind == GRADIENTS:
-            counts[p, 0, GRADIENTS] += 1
+            counts[GRADIENTS] += 1
         else:
             way = kind - SEND
             link, to = (p, p + 1) if way == ACTIVATIONS else (p - 1, p - 1)
-            mail[SENDING] += 1
+            mail.sending += 1
             arrives = now + send[link]
-            heap = plan(heap, random, arrives, SENT + KINDS * p)
-            heap = plan(heap, random, arrives, way + KINDS * (to + depth * nth))
-        heap = act(p, depth, stage, counts[p], mail, heap, random, now, num_microbatches)
-    return stages
+            agenda.plan(arrives, SENT, p)
+            agenda.plan(arrives, way, to, nth)
+        act(p, stage, mail, agenda, now, num_microbatches)
 
 
 def original_finish_s(
     schedule: Schedule, stages: Sequence[StageTimes], links: Sequence[Link]
 ) -> float:
     """Return when the published simulator has drained the pipeline."""
-    works = [[s.forward_s, s.recompute_s, s.backward_s] for s in stages]
-    sends = [link.latency_s + link.transfer_s for link in links]
-    times = [
-        np.rint(np.array(times_s) * (NANOSECONDS // MICROSECOND)).astype(np.int64) * MICROSECOND
-        for times_s in (works, sends)
-    ]
-    rows: Numbers = jitted(play_original, schedule.num_tasks)(
-        schedule.codes, schedule.runs, times[0], times[1], schedule.num_microbatches
-    )
-    return float(rows[:, FINISH].max()) / NANOSECONDS
+
+    def whole(time_s: float) -> int:
+        return round(time_s * (NANOSECONDS // MICROSECOND)) * MICROSECOND
+
+    count = schedule.num_microbatches
+    played = make_stages(schedule.lists, 1, count, schedule.max_in_flight)
+    works = [[whole(s.forward_s), whole(s.recompute_s), whole(s.backward_s)] for s in stages]
+    sends = [whole(link.latency_s + link.transfer_s) for link in links]
+    play_original(played, works, sends, count)
+    return max(stage.finish for stage in played) / NANOSECONDS

@@ -1,6 +1,6 @@
 """A replica's mini-batch, played plainly with ``StageProgress`` and ``next_task``.
 
-What the loops of ``morphing.loops`` are compared with: the same rules, written down again
+What ``simulate.loops`` are compared with: the same rules, written down again
 over the very objects that the executor keeps.
 """
 

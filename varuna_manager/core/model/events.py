@@ -489,6 +489,7 @@ FailedCommand = Literal[
     "take_vm",
     "ask_provider",
     "release_job",
+    "callback",
 ]
 
 
@@ -499,8 +500,8 @@ class CommandFailed:
     at_s: float
     command: FailedCommand
     vm_ids: tuple[str, ...]
-    """The VMs that it was for, or the order; empty for ``compute_plan`` and
-    ``release_job``."""
+    """The VMs that it was for, or the order; empty for ``compute_plan``,
+    ``release_job`` and ``callback``."""
     reason: str
 
 

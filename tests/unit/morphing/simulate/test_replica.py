@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
-from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
-from functools import partial
-from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,17 +16,8 @@ from tests.unit.morphing.pipelines import (
 from tests.unit.morphing.slow_replica import SlowReplica
 
 from spottrain.morphing.errors import PlanError
-from spottrain.morphing.schedules import compiled
 from spottrain.morphing.schedules.lists import Schedule, compact_schedule
-from spottrain.morphing.schedules.rule import OPPORTUNISTIC
 from spottrain.morphing.schedules.schedule import OrderPolicy, expand
-from spottrain.morphing.schedules.stage import make_counts
-from spottrain.morphing.simulate.loops.play import (
-    MESSAGE_FIELDS,
-    TASK_FIELDS,
-    make_room,
-    play,
-)
 from spottrain.morphing.simulate.replica import (
     Conditions,
     Jitter,
@@ -231,48 +216,3 @@ def test_stages_and_links_must_fit_the_lists() -> None:
         simulate_pipeline(schedule, [STAGE] * 3, [Link()])
     with pytest.raises(PlanError, match="got 2 stages and 2 links"):
         simulate_pipeline(schedule, [STAGE] * 2, [Link()] * 2)
-
-
-def test_compiled_loops_give_the_same_result_as_plain_ones() -> None:
-    schedule = compact_schedule("varuna", 3, 40, recompute=True)
-    times = np.array([[[3], [4], [7]]] * 3) * 1000
-    carriers = np.arange(12).reshape(3, 2, 2)
-
-    def played(loop: Callable[..., Any], ahead: bool) -> tuple[Any, ...]:
-        counts = make_counts(3, 1, 40)
-        records = np.zeros((400, TASK_FIELDS), np.int64), np.zeros((400, MESSAGE_FIELDS), np.int64)
-        rows, instants = loop(
-            schedule.codes,
-            schedule.runs,
-            times,
-            (np.full((3, 2, 1), 500), np.full((3, 2, 1), 100), carriers),
-            OPPORTUNISTIC,
-            ahead,
-            -1,
-            make_room(schedule.stages.copy(), counts, carriers),
-            records=records,
-        )
-        assert records[0][0, 0] > 240
-        return np.array(rows).tolist(), instants, *(one.tolist() for one in records)
-
-    machine = compiled.jitted(play, 10**9)
-    on_lists = partial(compiled.run_loop, play, 10**9)
-    for ahead in (False, True):
-        plain = played(play, ahead)
-        assert played(machine, ahead) == plain
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(compiled, "jitted", lambda loop, tasks: loop)
-            assert played(on_lists, ahead) == plain
-
-
-def test_a_small_simulation_loads_no_compiler() -> None:
-    program = (
-        "import sys\n"
-        "from spottrain.morphing.schedules.lists import compact_schedule\n"
-        "from spottrain.morphing.simulate.replica import *\n"
-        "s = compact_schedule('varuna', 4, 8, recompute=True)\n"
-        "t = StageTimes(forward_s=1.0, recompute_s=1.0, backward_s=2.0)\n"
-        "simulate_pipeline(s, [t] * 4, [Link()] * 3)\n"
-        "assert 'numba' not in sys.modules\n"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)

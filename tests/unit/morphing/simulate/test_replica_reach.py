@@ -31,6 +31,7 @@ from spottrain.wire.model import ScheduleKind
 # --- The original -----------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_every_row_of_the_original_is_met(reference: Path) -> None:
     rows = reference_rows(reference)
     if not rows:
@@ -46,7 +47,7 @@ def test_every_row_of_the_original_is_met(reference: Path) -> None:
 
 @pytest.mark.rotated
 def test_beyond_the_originals_end_a_closed_form_holds_in_its_conditions() -> None:
-    count = 30_000  # it stops, silently, at 5,000
+    count = 6000  # it stops, silently, at 5,000
     for depth in (1, 2, 4):
         stages = [StageTimes(forward_s=0.001, recompute_s=0.001, backward_s=0.002)]
         schedule = compact_schedule("1f1b", depth, count, recompute=False)
@@ -92,7 +93,7 @@ def test_ten_million_micro_batches_take_as_many_instants_as_a_few(
     stages.append(StageTimes(forward_s=0.014, recompute_s=0.0, backward_s=0.026))
     begin_s = time.process_time()
     got = simulate_pipeline(schedule, stages, [Link(latency_s=0.001)] * 3)
-    assert time.process_time() - begin_s < 60  # compiling included; played: minutes
+    assert time.process_time() - begin_s < 60  # played: hours
     assert max(got.finish_s) >= count * 0.047
     once_s, twice_s = (
         max(
@@ -103,7 +104,7 @@ def test_ten_million_micro_batches_take_as_many_instants_as_a_few(
                 fast_forward=False,
             ).finish_s
         )
-        for some in (6000, 12_000)
+        for some in (600, 1200)
     )
-    straight_s = twice_s + (count - 12_000) / 6000 * (twice_s - once_s)
+    straight_s = twice_s + (count - 1200) / 600 * (twice_s - once_s)
     assert max(got.finish_s) == pytest.approx(straight_s, rel=1e-6)

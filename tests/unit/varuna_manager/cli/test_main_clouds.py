@@ -148,7 +148,6 @@ def test_doctor_names_what_is_wrong_and_ends_with_6(aws: FakeAws, tmp_path: Path
     assert [each["what"] for each in wrong] == [f"quota {REGION} G and VT spot"]
 
 
-@pytest.mark.rotated
 def test_doctor_does_not_fail_for_clouds_that_nobody_has_logged_in_to(
     tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,7 +232,6 @@ def test_gc_reports_which_cloud_it_could_not_ask(aws: FakeAws, tmp_path: Path, r
 # --- several clouds -------------------------------------------------------------------
 
 
-@pytest.mark.rotated
 def test_of_several_clouds_one_that_can_be_used_is_enough(
     aws: FakeAws, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -183,7 +183,6 @@ def test_where_no_plan_fits_it_says_what_is_needed(run: Run) -> None:
     assert reason.removeprefix(lead) in " ".join(out.split())
 
 
-@pytest.mark.rotated
 def test_both_homes_of_a_gpu_s_state_are_shown(run: Run) -> None:
     model = PROFILES / "varuna-8.3b.json", "--gpus", "72", "--depth", "24"
     asked = *model, "--schedule", "varuna", "--recompute"
@@ -304,7 +303,6 @@ def test_clouds_offers_are_ranked_by_what_a_dollar_trains(
     assert "prices" in err
 
 
-@pytest.mark.rotated
 def test_a_job_on_gpus_is_estimated_where_this_machine_has_none(run: Run, home: Path) -> None:
     code, out, err = run(PROFILES.parent / "aws.yaml", "--offline", "-o", "json")
     assert code == 0

@@ -20,7 +20,6 @@ from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.journal import Journal, Step
 
 
-@pytest.mark.rotated
 def test_an_internal_error_is_logged_with_its_cause_and_story(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,12 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[4]
 
 
-@pytest.mark.rotated
 def test_a_manager_logs_what_caused_its_error(tmp_path: Path) -> None:
     module = "spottrain.varuna_manager.daemon.main"
     ended = subprocess.run(

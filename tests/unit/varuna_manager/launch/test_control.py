@@ -28,6 +28,7 @@ from spottrain.cloud.port.provider import (
 )
 from spottrain.errors import ConfigError
 from spottrain.varuna_manager.core.model.events import OffersSeen, VmsListed
+from spottrain.varuna_manager.core.model.settings import PoolGrant
 from spottrain.varuna_manager.core.step import step
 from spottrain.varuna_manager.jobs import manager_location
 from spottrain.varuna_manager.jobs.folder import JobDir
@@ -55,6 +56,16 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobDir:
     monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
     (tmp_path / "train.py").touch()
     return submit.submit(config_for(tmp_path), FACTS)[0]
+
+
+def test_a_job_without_a_manager_is_told_in_its_journal(job: JobDir) -> None:
+    control.allow_from_scratch(job)
+    assert read_state(job).preparation.from_scratch
+    grant = PoolGrant(pool="lab", serial=1)
+    control.give_grant(job, grant)
+    assert read_state(job).job.grant == grant
+    with pytest.raises(ConfigError, match=f"pool resume lab {job.name}"):
+        control.resume_job(job)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.tiers import first_always
 
 from spottrain.errors import ConfigError, UserCodeError
 from spottrain.varuna_manager.config.job import JobConfig, load_config
@@ -55,7 +56,6 @@ COUNTING = TRAIN.replace(
 )
 
 
-@pytest.mark.rotated
 def test_state_that_results_depend_on_is_refused_in_exact_mode_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,7 +82,6 @@ def config(folder: Path, metric: str) -> JobConfig:
     return load_config(path)
 
 
-@pytest.mark.rotated
 def test_what_evaluations_measure_chooses_the_best_weights_and_nothing_else_does(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,8 +96,7 @@ def test_what_evaluations_measure_chooses_the_best_weights_and_nothing_else_does
         inspect_model(config(folder, "far/accuracy"))
 
 
-@pytest.mark.rotated
-@pytest.mark.parametrize("seeded", [True, False])
+@pytest.mark.parametrize("seeded", first_always([False, True]))
 def test_a_helper_model_must_be_the_same_in_every_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seeded: bool
 ) -> None:
@@ -154,7 +152,6 @@ def test_learning_rates_are_those_of_all_steps_of_the_job(
     assert lines == ["learning rate: 0 at first, at most 0.1, 0.05 at last"]
 
 
-@pytest.mark.rotated
 def test_of_a_model_that_cannot_be_cut_it_is_said_what_one_section_means(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,7 +171,6 @@ subprocess.Popen(["sleep", "1000"])
 """
 
 
-@pytest.mark.rotated
 def test_code_that_leaves_threads_and_processes_behind_is_inspected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

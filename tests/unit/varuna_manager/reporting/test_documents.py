@@ -15,12 +15,14 @@ from spottrain.pricing.billing.ledger import Ledger
 from spottrain.varuna_manager.core.model.commands import Outcome
 from spottrain.varuna_manager.core.model.events import CheckpointRef
 from spottrain.varuna_manager.core.model.records import (
+    BudgetAlert,
     Generation,
     GenerationPhase,
     GenerationSummary,
     Interruption,
     Progress,
     RankPhase,
+    SlowVm,
     Tally,
     VmPhase,
     VmRecord,
@@ -212,6 +214,18 @@ def test_the_report_has_every_documented_field() -> None:
     columns = {"generation", "pipeline_depth", "data_parallel_width", "from_step"}
     assert all(columns | {"reason"} <= set(plan) for plan in report["plans"])
     assert json.loads(json.dumps(report)) == report
+
+
+def test_slow_vms_and_alerts_of_the_budget_are_timed_from_the_submission() -> None:
+    slow = SlowVm(vm_id="a", found_at_s=1100.0, slowness=2.0, evidence="late", replaced_by="e")
+    alert = BudgetAlert(share=0.5, at_s=1120.0, spent_usd=1.0, max_usd=2.0)
+    report = documents.report(
+        changed(RUNNING, slow_vms=(slow,), alerts=(alert,)), JobHistory(), True, 1200.0
+    )
+    [found] = report["slow_vms"]
+    assert (found["vm_id"], found["at_s"], found["replaced_by"]) == ("a", 100.0, "e")
+    [told] = report["budget_alerts"]
+    assert (told["share"], told["at_s"]) == (0.5, 120.0)
 
 
 def test_the_report_lists_only_plans_that_trained() -> None:
