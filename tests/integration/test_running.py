@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.faults import Action
-from tests.integration import running_jobs
+from tests.faults import Action, environment_of
+from tests.integration import family_jobs, running_jobs
 from tests.integration.fleet import Fleet, Zygote, make_plan
 from tests.integration.struck_runs import RUNTIMES, Blow, Runtime, job_spec, train
 
@@ -27,13 +27,15 @@ def entrypoint(job: str) -> str:
     return f"running_jobs:{job}"
 
 
-def on(zygote: Zygote, folder: Path, job: str, *shape: int, **changes: Any) -> dict[str, bytes]:
+def on(
+    zygote: Zygote, folder: Path, job: str, depth: int, width: int, **changes: Any
+) -> dict[str, bytes]:
     """Train on a plan of some shape, undisturbed; return all that is committed."""
     folder.mkdir()
     spec = job_spec(folder, entrypoint=entrypoint(job))
-    with Fleet(spec, "abcd"[: shape[0] * shape[1]], folder / "log", zygote) as fleet:
+    with Fleet(spec, "abcd"[: depth * width], folder / "log", zygote) as fleet:
         fleet.ready()
-        plan = make_plan(spec, *shape, "abcd", running_jobs.BLOCKS, **changes)
+        plan = make_plan(spec, depth, width, "abcd", running_jobs.BLOCKS, **changes)
         return fleet.train(lambda _: plan, fleet.initialise())
 
 
@@ -71,9 +73,7 @@ def plain_loop(folder: Path) -> torch.nn.Module:
     return model
 
 
-@pytest.mark.parametrize(
-    "reduction", ["exact", pytest.param("fast", marks=pytest.mark.rotated)]
-)
+@pytest.mark.parametrize("reduction", ["exact", pytest.param("fast", marks=pytest.mark.rotated)])
 def test_a_resnet_has_the_statistics_of_the_plain_loop_through_a_kill(
     zygote: Zygote, tmp_path: Path, reduction: Reduction
 ) -> None:
@@ -130,7 +130,36 @@ def test_changing_buffers_have_the_same_bits_in_every_runtime(
 ) -> None:
     (tmp_path / "1x1").mkdir()
     plain = Runtime(precision=runtime.precision)
-    how = {"entrypoint": entrypoint("odd")}
-    reference, _ = train(zygote, tmp_path / "1x1", 1, 1, runtime=plain, **how)
+    where = tmp_path / "1x1"
+    reference, _ = train(zygote, where, 1, 1, runtime=plain, entrypoint=entrypoint("odd"))
 
     assert struck(zygote, tmp_path / "2x2", "odd", runtime=runtime)[0] == reference
+
+
+@pytest.mark.nightly
+def test_a_resnet_50_has_the_same_bits_after_50_minibatches_with_a_kill(
+    zygote: Zygote, tmp_path: Path
+) -> None:
+    trained = []
+    mark = tmp_path / "mark"
+    blow = {
+        "hook": Hook.UPDATED,
+        "rank": 3,
+        "action": Action.KILL_WORKER,
+        "step": 20,
+        "mark": str(mark),
+    }
+    for depth, width in ((1, 1), (2, 2)):
+        folder = tmp_path / f"{depth}x{width}"
+        folder.mkdir()
+        family = family_jobs.entrypoint("ResNet-50 by hand, BatchNorm")
+        spec = job_spec(folder, steps=50, entrypoint=family)
+        plan = make_plan(spec, depth, width, "abcd", num_sections=16)
+        machines = "abcd"[: depth * width]
+        with Fleet(spec, machines, folder / "log", zygote, environment_of([blow])) as fleet:
+            fleet.ready()
+            trained.append(fleet.train(lambda _, plan=plan: plan, fleet.initialise()))  # type: ignore[misc]
+
+    assert mark.exists(), "no worker was killed"
+    assert sum("running_var" in name for name in trained[0]) == 53
+    assert trained[0] == trained[1]
