@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import signal
+import sys
 import threading
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def _tell(name: str, snapshot: Snapshot) -> None:
 
 def evaluated(snapshot: Snapshot) -> None:
     _tell("on_evaluate", snapshot)
-    print(f"evaluated step {snapshot.step}")
+    sys.stdout.write(f"evaluated step {snapshot.step}\n")
 
 
 def checkpointed(snapshot: Snapshot) -> None:

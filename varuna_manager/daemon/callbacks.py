@@ -13,13 +13,17 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 from spottrain.errors import SpottrainError, one_line
 from spottrain.files import write_whole
-from spottrain.manifest import CheckpointEntry, CheckpointError, list_checkpoints
-from spottrain.manifest import own_uids, read_manifest
+from spottrain.manifest import (
+    CheckpointEntry,
+    CheckpointError,
+    list_checkpoints,
+    own_uids,
+    read_manifest,
+)
 from spottrain.storage.open import open_store
 from spottrain.storage.store import StorageError
 from spottrain.varuna_manager.core.model.state import JobPhase
@@ -105,7 +109,7 @@ class Callbacks:
                 return self._told()
             outcome = state.outcome.kind
         try:
-            for call in self._due(outcome):
+            for call in [*self._due(outcome)]:
                 if call.name in self._asked and call.step > self._done.get(call.name, -1):
                     self._make(call)
         except (SpottrainError, StorageError, OSError) as error:
@@ -135,9 +139,12 @@ class Callbacks:
         there = list_checkpoints(store, own_uids(store, self._uid))
         newest = there[0] if there else None
         if newest is not None and newest.step:
-            yield _Call("on_checkpoint", newest.step, newest)
+            # Once what was measured before it is here, too: it may come a moment later.
+            if outcome or self._position >= 2 * newest.step:
+                yield _Call("on_checkpoint", newest.step, newest)
             best_step = read_manifest(store, newest.name).best_step
-            if best := next((x for x in there if best_step and x.step == best_step), None):
+            best = next((x for x in there if best_step and x.step == best_step), None)
+            if best is not None and (outcome or best_step in self._evaluated):
                 yield _Call("on_best", best_step, best)
         if outcome and outcome not in _RESUMABLE:
             yield _Call("on_end", newest.step if newest else 0, newest, outcome)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from spottrain.cloud.port.provider import Offer
+from spottrain.errors import ConfigError
 from spottrain.pricing.prices.catalogue import catalogue
 from spottrain.storage.store import is_url
 from spottrain.suggest import did_you_mean
