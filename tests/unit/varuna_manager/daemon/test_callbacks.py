@@ -13,11 +13,13 @@ import pytest
 from tests.builders import model_facts
 from tests.unit.varuna_manager.measured_jobs import evaluated, store, trained
 
+from spottrain.errors import ConfigError
 from spottrain.varuna_manager.config.job import parse_config
 from spottrain.varuna_manager.daemon.callbacks import Callbacks
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.measurements import Cursor, GenerationBegan, Measurements
 from spottrain.varuna_manager.launch.workdir import pack
+from spottrain.varuna_manager.offers.checks import check_callbacks
 
 JOBS = Path(__file__).parents[3] / "integration"
 LIMIT_S = 10.0
@@ -115,3 +117,10 @@ def test_a_call_that_hangs_dies_or_fills_the_disk_is_ended_and_told(
     assert says in trouble
     assert not (here.path / "callbacks").exists(), "what it has written is gone"
     assert call(here, measured) == trouble, "it is told until a call succeeds, and not repeated"
+
+
+def test_callbacks_are_refused_where_the_manager_has_no_torch() -> None:
+    facts = replace(model_facts(), callbacks=("on_best", "on_end"))
+    check_callbacks(facts, on_vm=False)
+    with pytest.raises(ConfigError, match=r"on_best, on_end .* no torch; remove them"):
+        check_callbacks(facts, on_vm=True)
