@@ -9,11 +9,16 @@ import signal
 import sys
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import tiny_job
 from safetensors.torch import load_file
 
 from spottrain import Callbacks, Snapshot, TrainingJob
+
+if TYPE_CHECKING:
+    from tests.integration import tiny_job
+else:
+    import tiny_job
 
 
 def _tell(name: str, snapshot: Snapshot) -> None:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import tiny_job
 import torch
 from torch import nn
 from transformers import T5Config, T5ForConditionalGeneration
 
 from spottrain import TrainingJob
+
+if TYPE_CHECKING:
+    from tests.integration import tiny_job
+else:
+    import tiny_job
 
 
 def build() -> nn.Module:

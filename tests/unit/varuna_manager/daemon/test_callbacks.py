@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from contextlib import closing
@@ -12,23 +13,31 @@ from typing import Any
 import pytest
 from tests.builders import model_facts
 from tests.unit.varuna_manager.measured_jobs import evaluated, store, trained
+from tests.unit.varuna_manager.story import SETTINGS
 
 from spottrain.errors import ConfigError
 from spottrain.varuna_manager.config.job import parse_config
+from spottrain.varuna_manager.config.track import TrackConfig
+from spottrain.varuna_manager.core import step
+from spottrain.varuna_manager.core.model import events as e
+from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.daemon.callbacks import Callbacks
+from spottrain.varuna_manager.daemon.tracking import FINISH_S, Trackers
 from spottrain.varuna_manager.jobs.folder import JobDir
+from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.measurements import Cursor, GenerationBegan, Measurements
 from spottrain.varuna_manager.launch.workdir import pack
 from spottrain.varuna_manager.offers.checks import check_callbacks
 
 JOBS = Path(__file__).parents[3] / "integration"
 LIMIT_S = 10.0
+BEGINNING = GenerationBegan(generation=1, step=0), evaluated(1, 0), trained(1, 1)
 
 
 @pytest.fixture
 def measured() -> Measurements:
     measurements = store()
-    measurements.write([GenerationBegan(generation=1, step=0), evaluated(1, 0), trained(1, 1)])
+    measurements.write(BEGINNING)
     return measurements
 
 
@@ -117,6 +126,35 @@ def test_a_call_that_hangs_dies_or_fills_the_disk_is_ended_and_told(
     assert says in trouble
     assert not (here.path / "callbacks").exists(), "what it has written is gone"
     assert call(here, measured) == trouble, "it is told until a call succeeds, and not repeated"
+
+
+def test_a_call_that_fails_is_told_in_status_and_to_the_manager_whose_job_goes_on(
+    tmp_path: Path,
+) -> None:
+    here = job(tmp_path, "dying_job")
+    submitted = e.JobSubmitted(at_s=1.0, settings=SETTINGS)
+    with closing(Journal(here.journal)) as journal:
+        journal.record(submitted)
+    with closing(Measurements(here.measurements)) as file:
+        file.write(BEGINNING)
+
+    async def first_failure() -> str:
+        told = asyncio.get_running_loop().create_future()
+        trackers = Trackers(here, TrackConfig(), LIMIT_S)
+        trackers.on_failed_call = told.set_result
+        trackers.wake()
+        trouble: str = await told
+        await trackers.finish(FINISH_S)
+        return trouble
+
+    trouble = asyncio.run(first_failure())
+    assert trouble.startswith("on_evaluate of step 0: ")
+    assert json.loads(here.tracking_status.read_text()) == {"callbacks": trouble}
+    state, _ = step.step(State(), submitted)
+    failed = e.CommandFailed(at_s=2.0, command="callback", vm_ids=(), reason=trouble)
+    after, _ = step.step(state, failed)
+    assert after.last_message == f"callback failed: {trouble}"
+    assert after.phase is JobPhase.ACTIVE
 
 
 def test_callbacks_are_refused_where_the_manager_has_no_torch() -> None:
