@@ -16,6 +16,8 @@ from tests.unit.varuna_manager.measured_jobs import evaluated, store, trained
 from tests.unit.varuna_manager.story import SETTINGS
 
 from spottrain.errors import ConfigError
+from spottrain.manifest import Owner, write_owner
+from spottrain.storage.open import open_store
 from spottrain.varuna_manager.config.job import parse_config
 from spottrain.varuna_manager.config.track import TrackConfig
 from spottrain.varuna_manager.core import step
@@ -135,13 +137,14 @@ def test_a_call_that_fails_is_told_in_status_and_to_the_manager_whose_job_goes_o
     submitted = e.JobSubmitted(at_s=1.0, settings=SETTINGS)
     with closing(Journal(here.journal)) as journal:
         journal.record(submitted)
+    write_owner(open_store(here.checkpoints), Owner(uid=SETTINGS.uid, name="job"))
     with closing(Measurements(here.measurements)) as file:
         file.write(BEGINNING)
 
     async def first_failure() -> str:
         told = asyncio.get_running_loop().create_future()
         trackers = Trackers(here, TrackConfig(), LIMIT_S)
-        trackers.on_failed_call = told.set_result
+        trackers.on_failed_call = lambda trouble: told.done() or told.set_result(trouble)
         trackers.wake()
         trouble: str = await told
         await trackers.finish(FINISH_S)
