@@ -140,7 +140,7 @@ def _check_parts(job: TrainingJob) -> None:
             f"callbacks.limit_s must be a number of seconds above zero: got {callbacks.limit_s!r}"
         )
     parts |= {
-        f"callbacks.{name}": (value, "def upload(snapshot): ...")
+        f"callbacks.{name}": (value, "def upload(info): ...")
         for name, value in callbacks.asked.items()
     }
     for name, (value, line) in parts.items():

@@ -28,7 +28,7 @@ class ExampleDataset(Sized, Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Snapshot:
+class CallbackInfo:
     """What a callback is told."""
 
     job: str
@@ -53,19 +53,19 @@ class Callbacks:
     that it is for; while one runs, all but the newest of what comes are left out.
     """
 
-    on_evaluate: Callable[[Snapshot], object] | None = None
+    on_evaluate: Callable[[CallbackInfo], object] | None = None
     """After held-out sets were evaluated."""
-    on_checkpoint: Callable[[Snapshot], object] | None = None
+    on_checkpoint: Callable[[CallbackInfo], object] | None = None
     """After a checkpoint was completed."""
-    on_best: Callable[[Snapshot], object] | None = None
+    on_best: Callable[[CallbackInfo], object] | None = None
     """After the checkpoint was completed that is the best one by evaluation so far."""
-    on_end: Callable[[Snapshot], object] | None = None
+    on_end: Callable[[CallbackInfo], object] | None = None
     """After the job has ended, unless it was only stopped."""
     limit_s: float = 600.0
     """A call that takes longer is ended."""
 
     @property
-    def asked(self) -> dict[str, Callable[[Snapshot], object]]:
+    def asked(self) -> dict[str, Callable[[CallbackInfo], object]]:
         """Those that are given, by name."""
         named = ((field.name, getattr(self, field.name)) for field in fields(self))
         return {name: one for name, one in named if name != "limit_s" and one is not None}

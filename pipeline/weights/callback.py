@@ -20,7 +20,7 @@ from pathlib import Path
 from spottrain.errors import SpottrainError
 from spottrain.pipeline.model.entrypoint import load_job, user_code
 from spottrain.pipeline.model.inspect import answer
-from spottrain.pipeline.model.job import Snapshot
+from spottrain.pipeline.model.job import CallbackInfo
 from spottrain.pipeline.weights.export import export
 from spottrain.storage.open import open_store
 from spottrain.units import counted
@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("entrypoint", help="module:function")
     parser.add_argument("workdir", type=Path)
     parser.add_argument("name", help="of the function, such as on_best")
-    parser.add_argument("snapshot", help="what it is told, as JSON")
+    parser.add_argument("info", help="what it is told, as JSON")
     parser.add_argument("scratch", type=Path, help="a folder that goes away")
     parser.add_argument("log", type=Path, help="what it prints goes there")
     parser.add_argument("--store", default="", help="folder or URL of the checkpoints")
@@ -70,14 +70,14 @@ def main(arguments: list[str] | None = None) -> int:
         os.environ["TMPDIR"] = tempfile.tempdir = str(temporary)
         os.chdir(chosen.workdir)
         job = load_job(chosen.entrypoint, Path.cwd())
-        snapshot = Snapshot(**json.loads(chosen.snapshot))
+        info = CallbackInfo(**json.loads(chosen.info))
         if chosen.checkpoint:
             folder = scratch / "weights"
             folder.mkdir()
             export(job, open_store(chosen.store), chosen.checkpoint, "safetensors", folder)
-            snapshot = dataclasses.replace(snapshot, folder=folder)
+            info = dataclasses.replace(info, folder=folder)
         with user_code(name):
-            job.callbacks.asked[name](snapshot)
+            job.callbacks.asked[name](info)
         sys.stdout.flush()
         return {}
 

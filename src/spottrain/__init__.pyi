@@ -2,17 +2,17 @@ from spottrain import hf, lightning, optim, schedules
 from spottrain.cloud.data.shards import Shards
 from spottrain.datasets import data_path
 from spottrain.errors import SpottrainError
-from spottrain.pipeline.model.job import Callbacks, CutPoint, Snapshot, TrainingJob
+from spottrain.pipeline.model.job import CallbackInfo, Callbacks, CutPoint, TrainingJob
 from spottrain.steps import step
 from spottrain.varuna_manager.api.job import Job, JobFailedError, job, jobs, launch
 
 __all__ = [
+    "CallbackInfo",
     "Callbacks",
     "CutPoint",
     "Job",
     "JobFailedError",
     "Shards",
-    "Snapshot",
     "SpottrainError",
     "TrainingJob",
     "__version__",

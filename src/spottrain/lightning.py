@@ -27,7 +27,7 @@ _LOSSES = ("val_loss", "loss")
 """Under which a ``validation_step`` that returns nothing logs its loss."""
 
 
-class Step(nn.Module):
+class LightningStep(nn.Module):
     """A LightningModule whose ``forward`` is its ``training_step``, or in evaluation mode its
     ``validation_step``: it returns the loss, and what was logged by name."""
 
@@ -110,7 +110,7 @@ def job(
                 "got another; use one for both"
             )
     made, config = _configured(skeleton)
-    names = {id(parameter): name for name, parameter in Step(skeleton).named_parameters()}
+    names = {id(parameter): name for name, parameter in LightningStep(skeleton).named_parameters()}
     settings = [
         {
             **{key: value for key, value in group.items() if key != "initial_lr"},
@@ -137,7 +137,7 @@ def job(
         return mean * number, number, metrics
 
     return TrainingJob(
-        model=lambda: Step(module()),
+        model=lambda: LightningStep(module()),
         dataset=train.dataset,
         heldout=None if heldout is None else heldout.dataset,
         loss=loss,

@@ -6,55 +6,61 @@ import dataclasses
 import json
 import os
 import signal
+import sys
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import tiny_job
 from safetensors.torch import load_file
 
-from spottrain import Callbacks, Snapshot, TrainingJob
+from spottrain import CallbackInfo, Callbacks, TrainingJob
+
+if TYPE_CHECKING:
+    from tests.integration import tiny_job
+else:
+    import tiny_job
 
 
-def _tell(name: str, snapshot: Snapshot) -> None:
-    told = dataclasses.asdict(snapshot) | {"folder": None}
-    if snapshot.folder is not None:
+def _tell(name: str, info: CallbackInfo) -> None:
+    told = dataclasses.asdict(info) | {"folder": None}
+    if info.folder is not None:
         model = tiny_job.Tiny()
-        model.load_state_dict(load_file(snapshot.folder / "model.safetensors"))
-        told["folder"] = sorted(path.name for path in snapshot.folder.iterdir())
+        model.load_state_dict(load_file(info.folder / "model.safetensors"))
+        told["folder"] = sorted(path.name for path in info.folder.iterdir())
     with open(Path(os.environ["TOLD"], name), "a") as file:
         file.write(json.dumps(told) + "\n")
 
 
-def evaluated(snapshot: Snapshot) -> None:
-    _tell("on_evaluate", snapshot)
-    print(f"evaluated step {snapshot.step}")
+def evaluated(info: CallbackInfo) -> None:
+    _tell("on_evaluate", info)
+    sys.stdout.write(f"evaluated step {info.step}\n")
 
 
-def checkpointed(snapshot: Snapshot) -> None:
-    _tell("on_checkpoint", snapshot)
+def checkpointed(info: CallbackInfo) -> None:
+    _tell("on_checkpoint", info)
 
 
-def best(snapshot: Snapshot) -> None:
-    _tell("on_best", snapshot)
+def best(info: CallbackInfo) -> None:
+    _tell("on_best", info)
     raise ValueError("the Hub does not answer")
 
 
-def ended(snapshot: Snapshot) -> None:
-    _tell("on_end", snapshot)
+def ended(info: CallbackInfo) -> None:
+    _tell("on_end", info)
 
 
-def hangs(snapshot: Snapshot) -> None:
+def hangs(info: CallbackInfo) -> None:
     threading.Event().wait()
 
 
-def fills(snapshot: Snapshot) -> None:
+def fills(info: CallbackInfo) -> None:
     """Fill the disk, or as much of it as the process may: nothing else ends it."""
     with open("filling", "wb") as file:
         while True:
             file.write(bytes(1 << 20))
 
 
-def dies(snapshot: Snapshot) -> None:
+def dies(info: CallbackInfo) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 

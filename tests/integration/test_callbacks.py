@@ -50,7 +50,7 @@ def test_callbacks_are_told_of_a_job_whose_manager_is_killed_and_one_that_raises
     steps = [one["step"] for one in evaluated]
     assert set(steps) <= {0, 10, 20}
     assert steps == sorted(steps)
-    losses = {step: metrics for step, metrics in of_evaluations(job).items()}
+    losses = of_evaluations(job)
     assert [one["metrics"] for one in evaluated] == [losses[step] for step in steps]
     last = {"job": "called", "step": 20, "metrics": losses[20]}
     assert evaluated[-1] == {**last, "folder": None, "outcome": ""}

@@ -13,13 +13,17 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 from spottrain.errors import SpottrainError, one_line
 from spottrain.files import write_whole
-from spottrain.manifest import CheckpointEntry, CheckpointError, list_checkpoints
-from spottrain.manifest import own_uids, read_manifest
+from spottrain.manifest import (
+    CheckpointEntry,
+    CheckpointError,
+    list_checkpoints,
+    own_uids,
+    read_manifest,
+)
 from spottrain.storage.open import open_store
 from spottrain.storage.store import StorageError
 from spottrain.varuna_manager.core.model.state import JobPhase
@@ -77,6 +81,8 @@ class Callbacks:
         self._position = -1
         """Of the newest row."""
         self._look_at_s = 0.0
+        self._out_of_reach = ""
+        """Why checkpoints cannot be seen."""
 
     def begin(self) -> Cursor:
         """Return where to read on: evaluations are not kept elsewhere."""
@@ -104,22 +110,29 @@ class Callbacks:
             if state.phase is not JobPhase.ENDED or state.outcome is None:
                 return self._told()
             outcome = state.outcome.kind
-        try:
-            for call in self._due(outcome):
-                if call.name in self._asked and call.step > self._done.get(call.name, -1):
-                    self._make(call)
-        except (SpottrainError, StorageError, OSError) as error:
-            return one_line(str(error))
+        due = [*self._of_evaluations(outcome)]
+        now_s = time.monotonic()
+        if outcome or now_s >= self._look_at_s:
+            self._look_at_s = now_s + LOOK_PAUSE_S
+            try:
+                due += self._of_checkpoints(outcome)
+                self._out_of_reach = ""
+            except (SpottrainError, OSError) as error:
+                self._out_of_reach = one_line(str(error))
+                due += self._of_end(None, outcome)
+        for call in due:
+            if call.name in self._asked and call.step > self._done.get(call.name, -1):
+                self._make(call)
         return self._told()
 
     def close(self) -> None:
         """Nothing is open."""
 
     def _told(self) -> str:
-        return "; ".join(self._trouble.values())
+        return "; ".join(filter(None, [*self._trouble.values(), self._out_of_reach]))
 
-    def _due(self, outcome: str) -> Iterator[_Call]:
-        """Yield the newest call of each function.
+    def _of_evaluations(self, outcome: str) -> Iterator[_Call]:
+        """Yield the call for the newest evaluation.
 
         Args:
             outcome: How the job ended; empty: it has not.
@@ -127,20 +140,30 @@ class Callbacks:
         whole = (k for k, v in self._evaluated.items() if outcome or self._is_whole(k, v))
         if (evaluated := max(whole, default=None)) is not None:
             yield _Call("on_evaluate", evaluated)
-        now_s = time.monotonic()
-        if not outcome and now_s < self._look_at_s:
-            return
-        self._look_at_s = now_s + LOOK_PAUSE_S
+
+    def _of_checkpoints(self, outcome: str) -> Iterator[_Call]:
+        """Yield the calls for the newest checkpoint, the best, and the end.
+
+        Raises:
+            StorageError, CheckpointError: They cannot be read.
+        """
         store = open_store(self._place)
         there = list_checkpoints(store, own_uids(store, self._uid))
         newest = there[0] if there else None
         if newest is not None and newest.step:
-            yield _Call("on_checkpoint", newest.step, newest)
+            # Once what was measured before it is here, too: it may come a moment later.
+            if outcome or self._position >= 2 * newest.step:
+                yield _Call("on_checkpoint", newest.step, newest)
             best_step = read_manifest(store, newest.name).best_step
-            if best := next((x for x in there if best_step and x.step == best_step), None):
+            best = next((x for x in there if best_step and x.step == best_step), None)
+            if best is not None and (outcome or best_step in self._evaluated):
                 yield _Call("on_best", best_step, best)
+        yield from self._of_end(newest, outcome)
+
+    def _of_end(self, newest: CheckpointEntry | None, outcome: str) -> Iterator[_Call]:
         if outcome and outcome not in _RESUMABLE:
-            yield _Call("on_end", newest.step if newest else 0, newest, outcome)
+            step = newest.step if newest else max(0, self._position // 2)
+            yield _Call("on_end", step, newest, outcome)
 
     def _is_whole(self, step: int, metrics: dict[str, float]) -> bool:
         """Return whether all sets are there: they are reported one by one."""

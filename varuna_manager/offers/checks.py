@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from spottrain.cloud.port.provider import Offer
+from spottrain.errors import ConfigError
 from spottrain.pricing.prices.catalogue import catalogue
 from spottrain.storage.store import is_url
 from spottrain.suggest import did_you_mean
@@ -146,14 +147,23 @@ def check_all(
     facts = inspect.inspect_model(config)
     for line in model_lines(facts):
         say(line)
+    check_callbacks(facts, on_vm=on_vm)
+    if asks:
+        check_memory(config, facts, offers)
+    return Checked(config=config, facts=facts, offers=offers, data_bytes=data_bytes)
+
+
+def check_callbacks(facts: ModelFacts, *, on_vm: bool) -> None:
+    """Check that what a job asks to be called can be, where its manager will run.
+
+    Raises:
+        ConfigError: On a VM of its own.
+    """
     if facts.callbacks and on_vm:
         raise ConfigError(
             f"callbacks: with --manager-vm {', '.join(facts.callbacks)} would be called on the "
             "manager's VM, which has no torch; remove them, or let the manager run here"
         )
-    if asks:
-        check_memory(config, facts, offers)
-    return Checked(config=config, facts=facts, offers=offers, data_bytes=data_bytes)
 
 
 def unknown_regions(clouds: Sequence[AnyCloud]) -> Iterator[str]:

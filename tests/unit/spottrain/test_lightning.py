@@ -164,7 +164,7 @@ def test_losses_and_weights_are_those_of_the_trainer(
 def test_its_model_can_be_cut_and_evaluated() -> None:
     made = job(Regression, Numbers())
     assert trace(made).num_sections > 1
-    model = made.model().eval()
+    model: Any = made.model().eval()
     batch = made.collate([made.heldout_sets["heldout"][i] for i in range(MINIBATCH)])
     total, number, _ = made.loss(model, batch)  # type: ignore[misc]
     wanted = nn.functional.mse_loss(model.module(batch[0]), batch[1])
@@ -217,4 +217,4 @@ def test_what_would_be_lost_is_refused_by_name(module: Callable[[], Any], named:
 
 def test_a_module_that_is_built_already_is_refused() -> None:
     with pytest.raises(UserCodeError, match="lambda: Regression"):
-        job(Regression(), Numbers())  # type: ignore[arg-type]
+        job(Regression(), Numbers())

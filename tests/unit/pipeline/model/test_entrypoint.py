@@ -13,7 +13,7 @@ from spottrain.pipeline.model.job import TrainingJob
 
 GOOD = """
 import torch
-from spottrain import TrainingJob
+from spottrain import Callbacks, TrainingJob
 from {name}_parts import DATA
 
 def job(**changes):
@@ -34,6 +34,15 @@ def norm():
 
 def words():
     return job(clip_grad_norm="1.0")
+
+def calls():
+    return job(callbacks={{}})
+
+def call():
+    return job(callbacks=Callbacks(on_best=3))
+
+def no_time():
+    return job(callbacks=Callbacks(limit_s=0))
 
 def heldout():
     return job(heldout={{"books/old": DATA}})
@@ -94,6 +103,9 @@ def test_a_workdir_loaded_twice_is_first_on_the_path_once(module: str, tmp_path:
         ),
         ("{m}:schedule", r"lr_schedule must be a function: got a float"),
         ("{m}:norm", r"clip_grad_norm must be a number above zero, .* got -1.0$"),
+        ("{m}:calls", r"callbacks must be spottrain.Callbacks: got a dict; write"),
+        ("{m}:call", r"callbacks.on_best must be a function: got a int; write"),
+        ("{m}:no_time", r"callbacks.limit_s must be a number of seconds above zero: got 0$"),
         ("{m}:words", r"clip_grad_norm must be a number above zero, .* got '1.0'$"),
         ("{m}:heldout", r"must have a name without '/': got 'books/old'"),
         ("{m}:wrong", r"must return a spottrain.TrainingJob: got int"),

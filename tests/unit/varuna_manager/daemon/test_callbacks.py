@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from contextlib import closing
@@ -12,21 +13,33 @@ from typing import Any
 import pytest
 from tests.builders import model_facts
 from tests.unit.varuna_manager.measured_jobs import evaluated, store, trained
+from tests.unit.varuna_manager.story import SETTINGS
 
+from spottrain.errors import ConfigError
+from spottrain.manifest import Owner, write_owner
+from spottrain.storage.open import open_store
 from spottrain.varuna_manager.config.job import parse_config
+from spottrain.varuna_manager.config.track import TrackConfig
+from spottrain.varuna_manager.core import step
+from spottrain.varuna_manager.core.model import events as e
+from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.daemon.callbacks import Callbacks
+from spottrain.varuna_manager.daemon.tracking import FINISH_S, Trackers
 from spottrain.varuna_manager.jobs.folder import JobDir
+from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.measurements import Cursor, GenerationBegan, Measurements
 from spottrain.varuna_manager.launch.workdir import pack
+from spottrain.varuna_manager.offers.checks import check_callbacks
 
 JOBS = Path(__file__).parents[3] / "integration"
 LIMIT_S = 10.0
+BEGINNING = GenerationBegan(generation=1, step=0), evaluated(1, 0), trained(1, 1)
 
 
 @pytest.fixture
 def measured() -> Measurements:
     measurements = store()
-    measurements.write([GenerationBegan(generation=1, step=0), evaluated(1, 0), trained(1, 1)])
+    measurements.write(BEGINNING)
     return measurements
 
 
@@ -110,8 +123,51 @@ def test_a_call_that_hangs_dies_or_fills_the_disk_is_ended_and_told(
     here = job(tmp_path, entrypoint)
     # Others may use the disk: it ends whether there are more bytes free or fewer.
     free = shutil.disk_usage(tmp_path).free
-    trouble = call(here, measured, "--reserve", str(free - (256 << 20)))
+    reserve_bytes = free - (256 << 20) if entrypoint == "filling_job" else 0
+    trouble = call(here, measured, "--reserve", str(reserve_bytes))
     assert trouble.startswith("on_evaluate of step 0: ")
     assert says in trouble
     assert not (here.path / "callbacks").exists(), "what it has written is gone"
     assert call(here, measured) == trouble, "it is told until a call succeeds, and not repeated"
+
+
+def test_a_call_that_fails_is_told_in_status_and_to_the_manager_whose_job_goes_on(
+    tmp_path: Path,
+) -> None:
+    here = job(tmp_path, "dying_job")
+    submitted = e.JobSubmitted(at_s=1.0, settings=SETTINGS)
+    with closing(Journal(here.journal)) as journal:
+        journal.record(submitted)
+    write_owner(open_store(here.checkpoints), Owner(uid=SETTINGS.uid, name="job"))
+    with closing(Measurements(here.measurements)) as file:
+        file.write(BEGINNING)
+
+    async def first_failure() -> str:
+        told = asyncio.get_running_loop().create_future()
+
+        def tell(trouble: str) -> None:
+            if not told.done():
+                told.set_result(trouble)
+
+        trackers = Trackers(here, TrackConfig(), LIMIT_S)
+        trackers.on_failed_call = tell
+        trackers.wake()
+        trouble: str = await told
+        await trackers.finish(FINISH_S)
+        return trouble
+
+    trouble = asyncio.run(first_failure())
+    assert trouble.startswith("on_evaluate of step 0: ")
+    assert json.loads(here.tracking_status.read_text()) == {"callbacks": trouble}
+    state, _ = step.step(State(), submitted)
+    failed = e.CommandFailed(at_s=2.0, command="callback", vm_ids=(), reason=trouble)
+    after, _ = step.step(state, failed)
+    assert after.last_message == f"callback failed: {trouble}"
+    assert after.phase is JobPhase.ACTIVE
+
+
+def test_callbacks_are_refused_where_the_manager_has_no_torch() -> None:
+    facts = replace(model_facts(), callbacks=("on_best", "on_end"))
+    check_callbacks(facts, on_vm=False)
+    with pytest.raises(ConfigError, match=r"on_best, on_end .* no torch; remove them"):
+        check_callbacks(facts, on_vm=True)
