@@ -47,7 +47,7 @@ def _trial(store: Store) -> tuple[float, float, float]:
     weights = [torch.randn(SECTION_BYTES // 4) for _ in range(SECTIONS)]
     sections = {k: {"w": tensor} for k, tensor in enumerate(weights)}
     name, step, abandoned = new_name(1, 1), 1, threading.Event()
-    writer, tracker = Background(), TensorTracker()
+    writer, tracker = Background(), TensorTracker(0)
     with ThreadPoolExecutor(1) as copier, _timed() as written:
         with _timed() as stall:
             home = HostDevice()
