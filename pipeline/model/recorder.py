@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import TreeSpec, tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.base.operations import OperationMode
@@ -54,8 +55,6 @@ class _Value:
 class _Made:
     """Facts about a tensor that a call has returned, which may share its storage."""
 
-    tensor: torch.Tensor
-    """Kept, so that its ``id`` is not used again during the run."""
     section: int
     name: str
     """Empty: no stage could put it there."""
@@ -79,6 +78,7 @@ class CutFacts:
 class CrossingFacts:
     """Observations of one dry run about what passes cuts; see ``sections.Crossing``."""
 
+    tensor: torch.Tensor
     made: _Made
     last: int
     """The last section that uses it."""
@@ -136,7 +136,7 @@ class Recorder(OperationMode):
         self.section = 0
         self.stack: list[str] = []
         self._values: dict[int, _Value] = {}
-        self._made: dict[int, _Made] = {}
+        self._made: MutableMapping[torch.Tensor, _Made] = WeakTensorKeyDictionary()
         self.given: list[torch.Tensor] = []
         """Arguments of the function that the user's code calls."""
         self.known = KnownValues()
@@ -160,7 +160,7 @@ class Recorder(OperationMode):
         """Note what a call returns that stages know by name; return a tensor of its own."""
         if not strided_tensors(tensor) or isinstance(tensor, nn.Parameter):
             return tensor
-        if id(tensor) in self._made:  # a call has returned what it was given
+        if tensor in self._made:  # a call has returned what it was given
             self.given = [tensor]
             with torch._C.DisableTorchFunction():
                 tensor = tensor.view_as(tensor)
@@ -170,11 +170,10 @@ class Recorder(OperationMode):
     def made(self, tree: Any, name: str, section: int) -> None:
         """Note what was made in a section, unless it is known already."""
         for tensor in strided_tensors(tree):
-            if id(tensor) not in self._made:
+            if tensor not in self._made:
                 value = self._values.get(tensor.untyped_storage()._cdata)
                 writes = 0 if value is None else value.writes
-                made = _Made(tensor, section, name, writes, tensor.requires_grad)
-                self._made[id(tensor)] = made
+                self._made[tensor] = _Made(section, name, writes, tensor.requires_grad)
 
     def see(self, tensor: torch.Tensor, value: _Value, what: str) -> None:
         """Let a computed tensor that is used pass the cuts behind which it was made.
@@ -184,7 +183,7 @@ class Recorder(OperationMode):
             value: Of its storage.
             what: Uses it.
         """
-        made = self._made.get(id(tensor))
+        made = self._made.get(tensor)
         if (value.section if made is None else made.section) >= self.section:
             return
         if made is None or not made.name or made.has_gradient != tensor.requires_grad:
@@ -201,9 +200,10 @@ class Recorder(OperationMode):
 
     def cross(self, tensor: torch.Tensor) -> None:
         """Let a tensor with a name pass all cuts from where it was made to here."""
-        made = self._made[id(tensor)]
+        made = self._made[tensor]
         self.facts.passes_over |= is_call(made.name)
-        known = self.facts.crossing.setdefault(made.name, CrossingFacts(made, self.section))
+        facts = CrossingFacts(tensor, made, self.section)
+        known = self.facts.crossing.setdefault(made.name, facts)
         known.last = max(known.last, self.section)
 
     def saved(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -311,7 +311,7 @@ class Recorder(OperationMode):
         The activation alone may be changed where it comes in: that section gets a copy.
         """
         for name, one in self.facts.crossing.items():
-            value = self._values[one.made.tensor.untyped_storage()._cdata]
+            value = self._values[one.tensor.untyped_storage()._cdata]
             if value.writes == one.made.writes:
                 continue
             if not (value.received and one.last == one.made.section + 1):

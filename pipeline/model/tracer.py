@@ -574,7 +574,7 @@ def _crossing(
         )
     found = []
     for name, one in first.items():
-        a, b = one.made.tensor, second[name].made.tensor
+        a, b = one.tensor, second[name].tensor
         if a.dim() != b.dim():
             raise UserCodeError(
                 f"model cannot be cut: {name}, which passes from section to section, must have the "

@@ -1,6 +1,7 @@
 """What a checkpoint of 100 MB costs, in a folder and in a bucket of a server that speaks S3.
 
-``stall`` is the copy that training waits for; a thread of its own writes it.
+``stall`` is how long the next update would wait for the copies, which a thread makes one by one
+while another one writes them.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,7 +19,14 @@ from tests.builders import a_manifest
 from tests.fakes.object_store import bucket
 
 from spottrain.manifest import new_name, read_manifest, write_manifest
-from spottrain.pipeline.state.checkpoint import load_section, write_snapshot
+from spottrain.pipeline.base.tracking import TensorTracker
+from spottrain.pipeline.devices.host import HostDevice
+from spottrain.pipeline.state.checkpoint import (
+    Background,
+    SectionCopies,
+    load_section,
+    write_snapshot,
+)
 from spottrain.storage.open import open_store
 from spottrain.storage.store import Store
 
@@ -36,11 +45,16 @@ def main() -> None:
 
 def _trial(store: Store) -> tuple[float, float, float]:
     weights = [torch.randn(SECTION_BYTES // 4) for _ in range(SECTIONS)]
-    name, step = new_name(1, 1), 1
-    with _timed() as stall:
-        copies = {k: {"w": tensor.clone()} for k, tensor in enumerate(weights)}
-    with _timed() as written:
-        outcome = write_snapshot(store, "", name, copies.items(), threading.Event())
+    sections = {k: {"w": tensor} for k, tensor in enumerate(weights)}
+    name, step, abandoned = new_name(1, 1), 1, threading.Event()
+    writer, tracker = Background(), TensorTracker(0)
+    with ThreadPoolExecutor(1) as copier, _timed() as written:
+        with _timed() as stall:
+            home = HostDevice()
+            copies = SectionCopies(home, home, sections, copier, tracker, abandoned)
+            written_files = writer.submit(write_snapshot, store, "", name, copies, abandoned)
+            copies.finish()
+        outcome = written_files.result()
         assert not outcome.error, outcome.error
         write_manifest(store, a_manifest(name, step, outcome.files))
     with _timed() as read:

@@ -8,6 +8,7 @@ each that is built again before every step: both must lead to the same bits.
 
 from __future__ import annotations
 
+import gc
 import random
 import zlib
 from collections.abc import Iterator, Sequence
@@ -57,6 +58,7 @@ def try_optimizer(job: TrainingJob, layout: ModelLayout) -> None:
 @mmap_large_blocks()
 def _try_sections(job: TrainingJob, sections: Sequence[Named], num_steps: int) -> None:
     difference = _compare(job, sections, num_steps, rebuild=True)
+    gc.collect()  # a trial and its optimizer hold one another
     if difference is None:
         for named in sections:
             _Trial(job, named, zeros=True).step(0)

@@ -52,6 +52,22 @@ def test_adam_keeps_two_moments_and_a_step(options: dict[str, bool]) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("kind", "options", "kept"),
+    [
+        (torch.optim.Adam, {}, {"step", "exp_avg", "exp_avg_sq"}),
+        (torch.optim.AdamW, {}, {"step", "exp_avg", "exp_avg_sq"}),
+        (torch.optim.SGD, {"momentum": 0.9}, {"momentum_buffer"}),
+    ],
+)
+def test_what_fused_kernels_keep_is_learned_without_memory(
+    kind: Any, options: dict[str, float], kept: set[str]
+) -> None:
+    petabyte = TensorSpec(shape=(1 << 24, 1 << 24), dtype=torch.float32, requires_grad=True)
+    spec = spec_of(of(kind, fused=True, **options), [("weight", petabyte)])
+    assert spec["weight"].keys() == kept
+
+
 def test_sgd_keeps_momentum_only_if_asked() -> None:
     assert all(not keys for keys in spec_of(of(torch.optim.SGD)).values())
     momentum = spec_of(of(torch.optim.SGD, momentum=0.9))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import resource
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -463,6 +465,21 @@ def test_values_that_are_computed_are_read_on_the_cpu(
         return plain(self, x)
 
     assert trace(make_job(body)).needs_values
+
+
+def test_values_take_no_memory_once_nobody_has_their_tensor() -> None:
+    masks, mask_bytes = 16, 8 << 20
+    resident_bytes: list[int] = []
+
+    def body(self: Any, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(masks):
+            assert torch.ones(mask_bytes // 8, dtype=torch.int64, device=x.device).all()
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        resident_bytes.append(pages * resource.getpagesize())
+        return plain(self, x)
+
+    assert not trace(make_job(body)).needs_values
+    assert max(resident_bytes) - resident_bytes[0] < masks * mask_bytes
 
 
 OPERATIONS: list[Callable[[torch.Tensor], torch.Tensor]] = [
