@@ -14,14 +14,13 @@ used least recently goes first; who has it open reads on.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -34,6 +33,7 @@ from spottrain.cloud.data.request import (
     to_json,
 )
 from spottrain.cloud.data.sources import DataSource, SourceFile, open_source
+from spottrain.files import locked
 from spottrain.units import size
 
 LENGTHS = "lengths.json"
@@ -244,17 +244,3 @@ class Stream:
         draft.write_text(json.dumps(new))
         draft.replace(self.folder / "usage.json")
         return new
-
-
-@contextlib.contextmanager
-def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Hold a lock among processes and threads; yields whether it is held (if ``wait``, always)."""
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        yield False
-    else:
-        yield True
-    finally:
-        os.close(file)

@@ -17,7 +17,7 @@ from spottrain.cloud.port.provider import Vm, VmState
 from spottrain.cloud.process.tree import clear_folder, kill_all
 from spottrain.codec import decode, encode
 from spottrain.errors import WireError
-from spottrain.files import PRIVATE, write_whole
+from spottrain.files import PRIVATE, locked, write_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,27 +53,20 @@ class LocalFolder:
     @contextlib.contextmanager
     def lock(self, name: str, *, wait: bool = True) -> Iterator[bool]:
         """Hold ``name.lock``; yields True if it is held (always, if ``wait``)."""
-        descriptor = self._open_lock(name)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
-        finally:
-            os.close(descriptor)
+        with locked(self._lock(name), wait=wait) as held:
+            yield held
 
     def lock_for_life(self) -> None:
         """Hold ``cloud.lock`` for the life of this process."""
-        fcntl.flock(self._open_lock("cloud"), fcntl.LOCK_EX)
+        fcntl.flock(os.open(self._lock("cloud"), os.O_RDWR | os.O_CREAT, 0o600), fcntl.LOCK_EX)
 
-    def _open_lock(self, name: str) -> int:
+    def _lock(self, name: str) -> Path:
         try:
             self.path.mkdir(mode=0o700, exist_ok=True)
         except FileNotFoundError as error:
             # Were it made anew, what runs would be forgotten, and rented again.
             raise FolderGoneError(f"the folder of the local cloud, {self.path}, is gone") from error
-        return os.open(self.path / f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        return self.path / f"{name}.lock"
 
     def save_settings(self, settings: LocalSettings) -> None:
         """Write the settings of the next cloud process."""

@@ -1,9 +1,15 @@
-"""Files that are written whole or not at all, and their folders."""
+"""Files that are written whole or not at all, their folders, locks and packages."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import gzip
+import io
 import os
 import secrets
+import tarfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 PUBLIC, PRIVATE = 0o666, 0o600
@@ -52,3 +58,37 @@ def write_whole(
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
+
+
+@contextlib.contextmanager
+def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Hold a lock among processes and threads; yields whether it is held (if ``wait``, always)."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        yield False
+    else:
+        yield True
+    finally:
+        os.close(file)
+
+
+def packed(files: Iterable[tuple[str, bytes]], mode: int) -> bytes:
+    """Return files as a tar.gz archive, the same bytes each time.
+
+    Args:
+        files: Names and contents.
+        mode: Of all files.
+    """
+    buffer = io.BytesIO()
+    with (
+        # The usual level 9 takes three times as long, for a hundredth less to send.
+        gzip.GzipFile("", "wb", 6, fileobj=buffer, mtime=0) as zipped,
+        tarfile.open(fileobj=zipped, mode="w") as archive,
+    ):
+        for name, content in files:
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = len(content), mode
+            archive.addfile(member, io.BytesIO(content))
+    return buffer.getvalue()

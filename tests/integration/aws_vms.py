@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.builders import a_launch
 from tests.contract.ssh_account import empty_workdir
-from tests.fakes.aws import REGION, FakeAws, running
+from tests.fakes.aws import CPU_KIND, REGION, FakeAws, running
 from tests.fakes.machines import processes_of
 
 from spottrain.cloud.port.provider import LaunchRequest, Vm
@@ -42,6 +42,19 @@ class AwsVms:
     metadata_url: str = ""
     """Of a fake metadata service for the VMs."""
     providers: list[RentedVmProvider] = field(default_factory=list)
+
+    @property
+    def section(self) -> dict[str, Any]:
+        """The part of a job file or pool file about it."""
+        return {
+            "regions": [REGION],
+            "instance_types": [CPU_KIND],
+            "endpoint_url": self.fake.url,
+            "user": self.settings()["user"],
+            "ssh_port": self.port,
+            "ssh_from": ["192.0.2.0/24"],
+            "python": sys.executable,
+        }
 
     @property
     def disks(self) -> Path:

@@ -5,6 +5,7 @@ from functools import cache
 
 import pytest
 from tests.fakes.held_s3 import CREDENTIALS, HeldS3, held_s3
+from tests.integration import undisturbed as jobs
 from tests.integration.fleet import Zygote
 from tests.integration.struck_runs import Runtime, Undisturbed, train
 
@@ -34,6 +35,12 @@ def undisturbed_in(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.fixture(scope="session")
 def undisturbed(undisturbed_in: Undisturbed) -> dict[str, bytes]:
     return undisturbed_in("fp32")
+
+
+@pytest.fixture(scope="session")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> jobs.Undisturbed:
+    """Return the job that nothing happened to."""
+    return jobs.undisturbed(tmp_path_factory)
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 import pytest
-from tests.fakes.aws import CPU_KIND, CREDENTIALS, REGION
+from tests.fakes.aws import CREDENTIALS, REGION
 from tests.fakes.metadata import FakeMetadata
 from tests.fakes.metadata import running as metadata_service
 from tests.fakes.object_store import CREDENTIALS as KEYS
@@ -26,7 +25,7 @@ from tests.fakes.sshd import WHY_NOT
 from tests.integration.aws_vms import AwsVms, aws_vms
 from tests.integration.jobs import STEPS, Answer, Job, until, weights
 from tests.integration.rented_jobs import full_and_training, take_with_notice
-from tests.integration.undisturbed import Undisturbed, undisturbed
+from tests.integration.undisturbed import Undisturbed
 from tests.view import View
 
 from spottrain.codec import encode
@@ -58,15 +57,7 @@ class AwsJob(Job):
             folder,
             name,
             resources={"provider": "aws", "device": "cpu", "max_vms": 2},
-            aws={
-                "regions": [REGION],
-                "instance_types": [CPU_KIND],
-                "endpoint_url": cloud.fake.url,
-                "user": cloud.settings()["user"],
-                "ssh_port": cloud.port,
-                "ssh_from": ["192.0.2.0/24"],
-                "python": sys.executable,
-            },
+            aws=cloud.section,
             checkpoint={"every_steps": 10, "path": s3.url("jobs/on-aws")},
             setup=SETUP,
             secrets=["A_SECRET", *KEYS],
@@ -99,11 +90,6 @@ class Story:
     drifts: list[str] = field(default_factory=list)
     """Of the cloud and its metadata service."""
     report: dict[str, Any] = field(default_factory=dict)
-
-
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
-    return undisturbed(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fakes.aws import CPU_KIND, CREDENTIALS, REGION
+from tests.fakes.aws import CREDENTIALS, REGION
 from tests.fakes.object_store import CREDENTIALS as KEYS
 from tests.fakes.object_store import S3, bucket
 from tests.fakes.sshd import WHY_NOT
@@ -153,15 +152,7 @@ def pool_file(cloud: AwsVms) -> dict[str, Any]:
         "policy": "priority",
         "budget": {"max_usd": 100.0},
         "min_stay_s": 0.5,
-        "aws": {
-            "regions": [REGION],
-            "instance_types": [CPU_KIND],
-            "endpoint_url": cloud.fake.url,
-            "user": cloud.settings()["user"],
-            "ssh_port": cloud.port,
-            "ssh_from": ["192.0.2.0/24"],
-            "python": sys.executable,
-        },
+        "aws": cloud.section,
     }
 
 

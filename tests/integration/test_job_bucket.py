@@ -9,17 +9,12 @@ from safetensors.torch import load_file
 from tests.fakes.object_store import bucket
 from tests.integration.jobs import STEPS, Job, weights
 from tests.integration.tiny_job import Tiny
-from tests.integration.undisturbed import Undisturbed, undisturbed
+from tests.integration.undisturbed import Undisturbed
 from tests.view import View
 
 from spottrain.storage.open import open_store
 
 pytestmark = pytest.mark.rotated(parts=[1])
-
-
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
-    return undisturbed(tmp_path_factory)
 
 
 def test_a_job_stops_and_resumes_from_a_bucket_with_the_weights_of_the_undisturbed_one(

@@ -11,15 +11,10 @@ from safetensors.torch import load_file
 from tests.integration import forks
 from tests.integration.jobs import DEADLINE_S, STEPS, Answer
 from tests.integration.tiny_job import Tiny
-from tests.integration.undisturbed import Undisturbed, undisturbed
+from tests.integration.undisturbed import Undisturbed
 
 from spottrain.manifest import list_checkpoints
 from spottrain.storage.open import open_store
-
-
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
-    return undisturbed(tmp_path_factory)
 
 
 def export(reference: Undisturbed, *arguments: str) -> Answer:

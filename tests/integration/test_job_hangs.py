@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 from tests.integration.jobs import STEPS, Answer, Job, weights
-from tests.integration.undisturbed import Undisturbed, undisturbed
+from tests.integration.undisturbed import Undisturbed
 from tests.view import View
 
 from spottrain.varuna_manager.core.model.records import Interruption
@@ -29,11 +29,6 @@ class Story:
     after: tuple[str, ...]
     """VMs of the plan after the second time."""
     last: Answer
-
-
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
-    return undisturbed(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

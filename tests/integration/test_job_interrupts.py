@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.jobs import STEPS, Answer, Job, until, weights
-from tests.integration.undisturbed import Undisturbed, undisturbed
+from tests.integration.undisturbed import Undisturbed
 from tests.view import View
 
 from spottrain.manifest import CheckpointEntry
@@ -42,11 +42,6 @@ class Story:
     damaged: str
     """A checkpoint that was damaged before the last resume."""
     last: Answer
-
-
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
-    return undisturbed(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

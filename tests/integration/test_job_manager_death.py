@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from tests.integration.jobs import STEPS, Answer, Job, trains, until, weights
-from tests.integration.undisturbed import Undisturbed, undisturbed
+from tests.integration.undisturbed import Undisturbed
 from tests.view import View
 
 import spottrain
@@ -49,11 +49,6 @@ class Story:
     """Of the newest checkpoint when everything was killed."""
     last: Answer
     processes_left: list[int]
-
-
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
-    return undisturbed(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

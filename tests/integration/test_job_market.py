@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 from tests.integration.jobs import HERE, STEPS, Answer, Job, trains, until, weights
-from tests.integration.undisturbed import Undisturbed, undisturbed
+from tests.integration.undisturbed import Undisturbed
 from tests.view import View
 
 from spottrain.cloud.port.provider import VmState
@@ -35,11 +35,6 @@ class Story:
     planned: list[int]
     """Generations that began with a planned morph."""
     processes_left: list[int]
-
-
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
-    return undisturbed(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.fakes.object_store import CREDENTIALS, S3, serve_s3
 from tests.integration.jobs import Job, until, weights
-from tests.integration.undisturbed import Undisturbed, undisturbed
+from tests.integration.undisturbed import Undisturbed
 from tests.view import View
 
 from spottrain.varuna_manager.core.model.events import (
@@ -28,11 +28,6 @@ pytestmark = pytest.mark.rotated(parts=[2])
 def s3() -> Iterator[S3]:
     with serve_s3() as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
-    return undisturbed(tmp_path_factory)
 
 
 def has_saved(state: State) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.checkpoints import verify
 from tests.integration.jobs import Job, weights
-from tests.integration.undisturbed import Undisturbed, undisturbed
+from tests.integration.undisturbed import Undisturbed
 from tests.view import View
 
 from spottrain.storage.open import open_store
@@ -20,11 +20,6 @@ from spottrain.storage.open import open_store
 pytestmark = pytest.mark.nightly
 
 DISK_BYTES = 2_000_000
-
-
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
-    return undisturbed(tmp_path_factory)
 
 
 @pytest.fixture

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.integration.jobs import Job
-from tests.integration.undisturbed import Undisturbed, undisturbed
+from tests.integration.undisturbed import Undisturbed
 
 from spottrain.manifest import list_checkpoints, read_manifest
 from spottrain.pipeline.state.checkpoint import load_section
 from spottrain.storage.open import open_store
 from spottrain.wire.messages import CheckpointSaved
-
-
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
-    return undisturbed(tmp_path_factory)
 
 
 def parameters(root: Path | str, which: int) -> dict[str, torch.Tensor]:

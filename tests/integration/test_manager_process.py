@@ -174,10 +174,11 @@ def settings(path: Path, *, steps: int, max_vms: int) -> JobSettings:
     return settings_with(settings, max_vms=max_vms, suspect_s=END_S, debounce_s=0.2)
 
 
+MakeJob = Callable[..., Job]
+
+
 @pytest.fixture
-def make_job(
-    tmp_path: Path,
-) -> Iterator[Callable[..., Job]]:
+def make_job(tmp_path: Path) -> Iterator[MakeJob]:
     jobs: list[Job] = []
 
     def make(steps: int = 50, max_vms: int = 2, **more: Any) -> Job:
@@ -225,9 +226,15 @@ def assert_ended_well(job: Job, manager: Fork) -> State:
     return state
 
 
-def test_a_job_runs_to_its_end_and_leaves_nothing(
-    make_job: Callable[..., Job],
-) -> None:
+def trained(make_job: MakeJob, **options: float) -> tuple[Job, Fork]:
+    """Return a job without an end once it trains, and its manager."""
+    job = make_job(steps=ENDLESS, **options)
+    manager = job.start()
+    job.wait_for(is_training)
+    return job, manager
+
+
+def test_a_job_runs_to_its_end_and_leaves_nothing(make_job: MakeJob) -> None:
     job = make_job()
     state = assert_ended_well(job, job.start())
     assert len(job.rented()) == 2
@@ -243,7 +250,7 @@ def test_a_job_runs_to_its_end_and_leaves_nothing(
 
 @pytest.mark.rotated
 def test_a_second_job_of_a_model_trains_without_measuring(
-    make_job: Callable[..., Job], tmp_path: Path
+    make_job: MakeJob, tmp_path: Path
 ) -> None:
     measured, reused = "measured: forward", "profile of stub reused, measured "
     for kept in (False, True):
@@ -254,9 +261,7 @@ def test_a_second_job_of_a_model_trains_without_measuring(
 
 
 @pytest.mark.rotated
-def test_training_goes_on_whatever_the_market_takes(
-    make_job: Callable[..., Job],
-) -> None:
+def test_training_goes_on_whatever_the_market_takes(make_job: MakeJob) -> None:
     job = make_job(steps=ENDLESS, suspect_s=10.0)
     manager = job.start()
     state = job.wait_for(is_training)
@@ -276,12 +281,8 @@ def test_training_goes_on_whatever_the_market_takes(
     assert View(state).minibatches_recomputed == 0
 
 
-def test_vms_train_on_without_a_manager_and_the_next_one_finds_them(
-    make_job: Callable[..., Job],
-) -> None:
-    job = make_job(steps=ENDLESS)
-    first = job.start()
-    job.wait_for(is_training)
+def test_vms_train_on_without_a_manager_and_the_next_one_finds_them(make_job: MakeJob) -> None:
+    job, first = trained(make_job)
     first.kill()
     first.wait()
     at_death = job.progress()
@@ -294,12 +295,8 @@ def test_vms_train_on_without_a_manager_and_the_next_one_finds_them(
 
 
 @pytest.mark.rotated
-def test_kill_9_of_everything_is_resumed_from_the_newest_checkpoint(
-    make_job: Callable[..., Job],
-) -> None:
-    job = make_job(steps=ENDLESS)
-    first = job.start()
-    job.wait_for(is_training)
+def test_kill_9_of_everything_is_resumed_from_the_newest_checkpoint(make_job: MakeJob) -> None:
+    job, first = trained(make_job)
     first.kill()
     first.wait()
     job.cloud.shut_down()
@@ -309,12 +306,8 @@ def test_kill_9_of_everything_is_resumed_from_the_newest_checkpoint(
 
 
 @pytest.mark.rotated
-def test_a_stopped_job_returns_its_vms_and_can_be_resumed(
-    make_job: Callable[..., Job],
-) -> None:
-    job = make_job(steps=ENDLESS)
-    first = job.start()
-    job.wait_for(is_training)
+def test_a_stopped_job_returns_its_vms_and_can_be_resumed(make_job: MakeJob) -> None:
+    job, first = trained(make_job)
     request_stop(job.dir, checkpoint=True, now=False)
     first.wait(END_S)
     state = job.state()
@@ -329,9 +322,7 @@ def test_a_stopped_job_returns_its_vms_and_can_be_resumed(
 
 
 @pytest.mark.rotated
-def test_a_job_whose_software_was_changed_on_disk_ends_with_the_reason(
-    make_job: Callable[..., Job],
-) -> None:
+def test_a_job_whose_software_was_changed_on_disk_ends_with_the_reason(make_job: MakeJob) -> None:
     job = make_job(max_vms=1)
     manager = job.start(STUB_PATIENCE_S="60", STUB_VERSION="0.1.0+before")
     assert manager.wait(END_S) == 6
@@ -343,12 +334,8 @@ def test_a_job_whose_software_was_changed_on_disk_ends_with_the_reason(
 
 
 @pytest.mark.rotated
-def test_stop_now_returns_vms_without_a_checkpoint(
-    make_job: Callable[..., Job],
-) -> None:
-    job = make_job(steps=ENDLESS)
-    manager = job.start()
-    job.wait_for(is_training)
+def test_stop_now_returns_vms_without_a_checkpoint(make_job: MakeJob) -> None:
+    job, manager = trained(make_job)
     request_stop(job.dir, checkpoint=False, now=True)
     manager.wait(END_S)
     assert all(vm.state is TERMINATED for vm in job.rented())
@@ -358,10 +345,8 @@ def test_stop_now_returns_vms_without_a_checkpoint(
 
 
 @pytest.mark.rotated
-def test_sigterm_lets_vms_train_on(make_job: Callable[..., Job]) -> None:
-    job = make_job(steps=ENDLESS)
-    manager = job.start()
-    job.wait_for(is_training)
+def test_sigterm_lets_vms_train_on(make_job: MakeJob) -> None:
+    job, manager = trained(make_job)
     manager.terminate()
     assert manager.wait(END_S) == 128 + signal.SIGTERM
     at_death = job.progress()
@@ -371,11 +356,9 @@ def test_sigterm_lets_vms_train_on(make_job: Callable[..., Job]) -> None:
 
 
 @pytest.mark.rotated
-def test_a_manager_that_was_paused_blames_nobody(make_job: Callable[..., Job]) -> None:
+def test_a_manager_that_was_paused_blames_nobody(make_job: MakeJob) -> None:
     suspect_s = 10.0
-    job = make_job(steps=ENDLESS, suspect_s=suspect_s)
-    manager = job.start()
-    job.wait_for(is_training)
+    job, manager = trained(make_job, suspect_s=suspect_s)
     os.kill(manager.pid, signal.SIGSTOP)
     at_pause = job.progress()
     time.sleep(suspect_s + 1)  # what is tested is time that passes
@@ -388,9 +371,7 @@ def test_a_manager_that_was_paused_blames_nobody(make_job: Callable[..., Job]) -
 
 
 @pytest.mark.rotated
-def test_a_manager_that_dies_at_every_append_rents_nothing_twice(
-    make_job: Callable[..., Job],
-) -> None:
+def test_a_manager_that_dies_at_every_append_rents_nothing_twice(make_job: MakeJob) -> None:
     job = make_job(steps=600)
     for crash_at in itertools.count(1):
         manager = job.start(crash_at)
@@ -403,12 +384,8 @@ def test_a_manager_that_dies_at_every_append_rents_nothing_twice(
 
 
 @pytest.mark.rotated
-def test_a_disk_that_refuses_the_journal_for_a_while_costs_nothing(
-    make_job: Callable[..., Job],
-) -> None:
-    job = make_job(steps=ENDLESS)
-    manager = job.start()
-    job.wait_for(is_training)
+def test_a_disk_that_refuses_the_journal_for_a_while_costs_nothing(make_job: MakeJob) -> None:
+    job, manager = trained(make_job)
     with sqlite3.connect(job.dir.journal, isolation_level=None) as other:
         other.execute("BEGIN IMMEDIATE")
         while "trying again" not in job.dir.log.read_text():

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fakes.aws import CPU_KIND, CREDENTIALS, REGION, ZONE
+from tests.fakes.aws import CREDENTIALS, ZONE
 from tests.fakes.object_store import S3, serve_s3
 from tests.fakes.sshd import WHY_NOT
 from tests.integration.aws_vms import AwsVms, aws_vms
@@ -43,15 +43,7 @@ class RemoteJob(Job):
             name,
             steps=STEPS,
             resources={"provider": "aws", "device": "cpu", "max_vms": 1},
-            aws={
-                "regions": [REGION],
-                "instance_types": [CPU_KIND],
-                "endpoint_url": cloud.fake.url,
-                "user": cloud.settings()["user"],
-                "ssh_port": cloud.port,
-                "ssh_from": ["192.0.2.0/24"],
-                "python": sys.executable,
-            },
+            aws=cloud.section,
             manager_vm={
                 "identity": "spottrain-manager",
                 "image": "Deep Learning OSS *",

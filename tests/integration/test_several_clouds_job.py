@@ -19,7 +19,7 @@ from tests.fakes.sshd import WHY_NOT
 from tests.integration.aws_vms import free_port
 from tests.integration.jobs import STEPS, Job, until, weights
 from tests.integration.rented_jobs import full_and_training, know_gcp_prices
-from tests.integration.undisturbed import Undisturbed, undisturbed
+from tests.integration.undisturbed import Undisturbed
 from tests.view import View
 
 from spottrain.manifest import list_checkpoints
@@ -92,11 +92,6 @@ def had_vms_and_is_empty(fake: Any) -> None:
     bill = fake.ask("bill")
     assert len(bill) >= 2  # on a busy machine a slow one may have been replaced
     assert all(row["ended_at"] for row in bill)
-
-
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
-    return undisturbed(tmp_path_factory)
 
 
 def test_a_job_moves_to_another_cloud_and_leaves_both_empty(

@@ -5,11 +5,10 @@ Real managers, SSH and agents; the cloud is AWS's fake (``aws_vms``).
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
-from tests.fakes.aws import CPU_KIND, CREDENTIALS, REGION
+from tests.fakes.aws import CREDENTIALS
 from tests.fakes.object_store import CREDENTIALS as KEYS
 from tests.fakes.object_store import bucket
 from tests.fakes.sshd import WHY_NOT
@@ -53,15 +52,7 @@ def test_a_job_ends_whose_vms_never_train(kind: str, tmp_path: Path) -> None:
             tmp_path,
             "never-trains",
             resources={"provider": "aws", "device": "cpu", "max_vms": 2},
-            aws={
-                "regions": [REGION],
-                "instance_types": [CPU_KIND],
-                "endpoint_url": cloud.fake.url,
-                "user": cloud.settings()["user"],
-                "ssh_port": cloud.port,
-                "ssh_from": ["192.0.2.0/24"],
-                "python": sys.executable,
-            },
+            aws=cloud.section,
             checkpoint={"every_steps": 10, "path": s3.url("jobs/never-trains")},
             setup=setup,
             secrets=list(KEYS),

@@ -9,7 +9,6 @@ in memory only. It returns once the manager serves; a background process keeps i
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
@@ -30,6 +29,7 @@ from tenacity import (
 from spottrain.cloud.port import lease
 from spottrain.cloud.port.errors import CloudError
 from spottrain.errors import SpottrainError
+from spottrain.files import locked
 from spottrain.logs import log_to_stderr
 from spottrain.varuna_manager.daemon.main import DURABLE_COPY
 from spottrain.varuna_manager.jobs.bucket import FencedError
@@ -122,10 +122,8 @@ def end_vm(job: JobDir) -> None:
 def _stay(job: JobDir) -> None:
     """Keep the manager running until the job ends, then end the VM; in one process only."""
     log_to_stderr()
-    with open(job.path / "keeper.lock", "ab") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    with locked(job.path / "keeper.lock", wait=False) as held:
+        if not held:
             return
         logger.info("%s", keep(job, job.config().manager_vm.lease_s))
         time.sleep(_FAREWELL_S)

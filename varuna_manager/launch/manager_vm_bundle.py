@@ -9,18 +9,16 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import io
 import re
 import shlex
-import tarfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from spottrain.errors import ConfigError
+from spottrain.files import PRIVATE, packed
 from spottrain.pricing.prices.history import History
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.vm_history import PRICES, open_history
@@ -89,7 +87,8 @@ def root_of(folder: str) -> str:
 
 def software() -> bytes:
     """Return spottrain's own modules and tables, packed (tar.gz)."""
-    return _packed({name: path.read_bytes() for name, path in (*sources(), *sources("csv"))})
+    files = (*sources(), *sources("csv"))
+    return packed(((name, path.read_bytes()) for name, path in files), PRIVATE)
 
 
 def bundle(job: JobDir, config: bytes, key_file: Path, own_vm: bytes) -> bytes:
@@ -105,9 +104,8 @@ def bundle(job: JobDir, config: bytes, key_file: Path, own_vm: bytes) -> bytes:
     files["config.json"] = config
     files["cloud/ssh_key"] = key_file.read_bytes()
     files["vm.json"] = own_vm
-    packed = {f"jobs/{job.name}/{name}": data for name, data in files.items()}
-    packed[PRICES] = _last_prices()
-    return _packed(packed)
+    placed = [(f"jobs/{job.name}/{name}", data) for name, data in files.items()]
+    return packed([*placed, (PRICES, _last_prices())], PRIVATE)
 
 
 def _last_prices() -> bytes:
@@ -174,16 +172,3 @@ def needed(requirements: list[str], extras: Collection[str]) -> list[str]:
         if "extra" not in marker or re.search(rf"extra == ['\"]({asked})['\"]", marker):
             found.append(name)
     return found
-
-
-def _packed(files: Mapping[str, bytes]) -> bytes:
-    buffer = io.BytesIO()
-    with (
-        gzip.GzipFile("", "wb", fileobj=buffer, mtime=0) as zipped,
-        tarfile.open(fileobj=zipped, mode="w") as archive,
-    ):
-        for name, data in files.items():
-            member = tarfile.TarInfo(name)
-            member.size, member.mode = len(data), 0o600
-            archive.addfile(member, io.BytesIO(data))
-    return buffer.getvalue()

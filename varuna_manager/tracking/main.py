@@ -8,7 +8,6 @@ the way of writing; an empty one that nothing is any more.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import select
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from spottrain.errors import one_line
+from spottrain.files import locked
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.measurements import Cursor, Measurements
 from spottrain.varuna_manager.tracking.about import describe
@@ -85,9 +85,8 @@ def write(argv: Sequence[str], open_sink: Callable[[Path, str, str], Sink] = ope
     say = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     (job / "tracking").mkdir(exist_ok=True)
-    with open(job / "tracking" / f"{name}.lock", "ab") as lock:
-        # The process of a manager before may still write what was left.
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    # The process of a manager before may still write what was left.
+    with locked(job / "tracking" / f"{name}.lock"):
         sink = open_sink(job, name, argv[2])
         file = job / "measurements.sqlite"
         with closing(sink), closing(Measurements(file, read_only=True)) as measured:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 import time
 import uuid
 from collections.abc import Iterator
@@ -16,7 +14,7 @@ from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import SshTarget, Vm, VmState
 from spottrain.codec import decode, encode
 from spottrain.errors import WireError
-from spottrain.files import PRIVATE, write_whole
+from spottrain.files import PRIVATE, locked, write_whole
 
 _TARGETS = 1000
 """VMs whose addresses and host keys are kept; the newest."""
@@ -99,9 +97,7 @@ class HostMemory:
             CloudError: the file is damaged.
         """
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = os.open(self.folder / "ssh.lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(self.folder / "ssh.lock"):
             before = self._path.read_text() if self._path.exists() else ""
             record = self._parse(before) if before else HostRecord(uuid.uuid4().hex, {}, {}, {}, {})
             yield record
@@ -109,8 +105,6 @@ class HostMemory:
             if after != before:
                 write_whole(self._path, after, mode=PRIVATE)
             self._last = self._signature(), record
-        finally:
-            os.close(lock)
 
     def same_software(self, found: dict[str, str]) -> dict[str, str]:
         """Return the fleet's software; the first host's ``found`` defines it."""

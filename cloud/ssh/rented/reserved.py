@@ -9,8 +9,6 @@ finds the same moment, at which the one's bill ends and the other's begins.
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +18,7 @@ from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import Vm, VmState
 from spottrain.codec import decode, encode
 from spottrain.errors import WireError
-from spottrain.files import PRIVATE, write_whole
+from spottrain.files import PRIVATE, locked, write_whole
 
 _FILES = 1000
 """VMs that are remembered; the newest."""
@@ -96,12 +94,8 @@ class ReservedVms:
         if self.find(vm_id) is None:
             yield None
             return
-        lock = os.open(self._folder / f"{vm_id}.lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(self._folder / f"{vm_id}.lock"):
             yield self.find(vm_id)
-        finally:
-            os.close(lock)
 
     def corrected(self, listed: Collection[Vm]) -> Sequence[Vm]:
         """Return the cloud's list with the VMs that have gone to others, as terminated."""

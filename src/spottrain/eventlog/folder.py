@@ -30,6 +30,7 @@ from typing import ClassVar, Self
 from platformdirs import user_state_path
 
 from spottrain.errors import ConfigError, SpottrainError
+from spottrain.files import locked
 
 LOCK_S = 2.0
 """How long to wait for a lock that a command may hold for a moment."""
@@ -201,8 +202,7 @@ class Folder:
         """Hold the lock on the name: nobody else can put one of that name on disk."""
         locks = self.path.parent.with_name("locks")
         locks.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with open(locks / self.name, "ab") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(locks / self.name):
             yield
 
     @contextlib.contextmanager

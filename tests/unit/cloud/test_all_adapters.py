@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from tests.fakes import aws, azure, gcp
-from tests.unit.cloud.renting import alive, launch_request, offer_in
+from tests.unit.cloud.renting import alive, launch_request, offer_in, rent, sent
 
 from spottrain.cloud.port.errors import CloudError, ThrottledError
 from spottrain.cloud.port.provider import CloudProvider
@@ -37,6 +38,8 @@ class Words:
     end: str
     throttled: dict[str, Any]
     """The fault by which its cloud says that it was asked too often."""
+    shared: dict[str, int]
+    """How often each request is made for what the VMs of a job share."""
     patient: dict[str, Any]
     """Settings with which it tries often."""
     retries_launch: bool = True
@@ -50,6 +53,7 @@ WORDS: dict[type[Fake], Words] = {
         "DescribeInstances",
         "TerminateInstances",
         {"code": "RequestLimitExceeded", "status": 503},
+        {"CreateSecurityGroup": 1, "ImportKeyPair": 1},
         {"tries": 4},
         retries_launch=False,
         more=frozenset({CloudProvider.move}),
@@ -59,6 +63,7 @@ WORDS: dict[type[Fake], Words] = {
         "LIST virtualMachines",
         "DELETE virtualMachines",
         {"code": "TooManyRequests", "status": 429},
+        {"PUT resourceGroups": 1, "PUT virtualNetworks": 1, "PUT userAssignedIdentities": 1},
         {"tries": 4},
     ),
     gcp.FakeGcp: Words(
@@ -66,6 +71,7 @@ WORDS: dict[type[Fake], Words] = {
         "instances.aggregated_list",
         "instances.delete",
         {"code": "rateLimitExceeded", "status": 403},
+        {"networks.insert": 1, "firewalls.insert": 2},
         {"patience_s": 20.0},
     ),
 }
@@ -123,3 +129,29 @@ def test_persistent_throttling_is_reported(fake: Fake) -> None:
     with pytest.raises(ThrottledError) as told:
         fake.provider().list_vms("job")
     assert told.value.retry_after_s == 17
+
+
+@EVERY
+def test_launches_at_the_same_time_share_what_vms_of_a_job_share(fake: Fake) -> None:
+    provider = fake.provider()
+    offer = offer_in(provider)
+    with ThreadPoolExecutor(3) as pool:
+        launch_requests = [launch_request(offer, intent=f"intent-{n}") for n in range(3)]
+        results = list(pool.map(provider.launch, launch_requests))
+    assert sum(len(result.vms) for result in results) == 3
+    shared = WORDS[type(fake)].shared
+    assert {request: sent(fake).count(request) for request in shared} == shared
+
+
+@EVERY
+def test_what_vms_share_is_removed_after_the_last_and_made_again(fake: Fake) -> None:
+    provider = fake.provider()
+    (vm,) = rent(provider)
+    with pytest.raises(CloudError, match=vm.vm_id):
+        provider.release("job")
+    assert alive(fake) == 1
+    provider.terminate([vm.vm_id])
+    fake.provider().release("job")
+    with pytest.raises(CloudError):
+        rent(provider, intent="intent-2")
+    assert rent(provider, intent="intent-2")

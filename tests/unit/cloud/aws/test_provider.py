@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.fakes.aws import KIND, ON_DEMAND_USD, REGION, ZONE, FakeAws
@@ -232,26 +231,6 @@ def test_one_unknown_vm_does_not_keep_the_others_alive(aws: FakeAws) -> None:
 
 
 # --- what VMs share -------------------------------------------------------------------
-
-
-def test_launches_at_the_same_time_share_one_group_and_one_key(aws: FakeAws) -> None:
-    provider = aws.provider()
-    offer = offer_in(provider)
-    with ThreadPoolExecutor(3) as pool:
-        launch_requests = [launch_request(offer, intent=f"intent-{n}") for n in range(3)]
-        results = list(pool.map(provider.launch, launch_requests))
-    assert sum(len(result.vms) for result in results) == 3
-    assert sent(aws).count("CreateSecurityGroup") == sent(aws).count("ImportKeyPair") == 1
-
-
-def test_a_removed_group_is_created_again(aws: FakeAws) -> None:
-    provider = aws.provider()
-    (vm,) = rent(provider)
-    provider.terminate([vm.vm_id])
-    aws.provider().release("job")
-    with pytest.raises(CloudError):
-        rent(provider, intent="intent-2")
-    assert rent(provider, intent="intent-2")
 
 
 def test_an_account_without_a_network_gets_one_for_the_job(aws: FakeAws) -> None:

@@ -2,38 +2,15 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 from tests.fakes.azure import (
     KIND,
     REGION,
     FakeAzure,
 )
-from tests.unit.cloud.renting import alive, launch_request, offer_in, rent, sent
+from tests.unit.cloud.renting import rent, sent
 
 from spottrain.cloud.port.errors import CloudError, MisconfiguredError, VmNotFoundError
-
-
-def test_launches_at_the_same_time_share_one_network(azure: FakeAzure) -> None:
-    provider = azure.provider()
-    offer = offer_in(provider)
-    with ThreadPoolExecutor(3) as pool:
-        launch_requests = [launch_request(offer, intent=f"intent-{n}") for n in range(3)]
-        results = list(pool.map(provider.launch, launch_requests))
-    assert sum(len(result.vms) for result in results) == 3
-    for made in ("resourceGroups", "virtualNetworks", "userAssignedIdentities"):
-        assert sent(azure).count(f"PUT {made}") == 1
-
-
-def test_removed_resources_are_created_again(azure: FakeAzure) -> None:
-    provider = azure.provider()
-    (vm,) = rent(provider)
-    provider.terminate([vm.vm_id])
-    azure.provider().release("job")
-    with pytest.raises(CloudError):
-        rent(provider, intent="intent-2")
-    assert rent(provider, intent="intent-2")
 
 
 def test_a_foreign_group_of_that_name_is_left_alone(
@@ -45,14 +22,6 @@ def test_a_foreign_group_of_that_name_is_left_alone(
         rent(provider)
     provider.release("job")
     assert "DELETE resourceGroups" not in sent(azure)
-
-
-def test_nothing_is_released_while_vms_run(azure: FakeAzure) -> None:
-    provider = azure.provider()
-    (vm,) = rent(provider)
-    with pytest.raises(CloudError, match=vm.vm_id):
-        provider.release("job")
-    assert alive(azure) == 1
 
 
 def test_a_slow_removal_is_checked_again(azure: FakeAzure) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import socket
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from tests.fakes.gcp import (
     FakeGcp,
     FakePrices,
 )
-from tests.unit.cloud.renting import launch_request, offer_in, rent, sent, settle
+from tests.unit.cloud.renting import launch_request, rent, sent, settle
 
 from spottrain.cloud.gcp.answers import RETURNED_PER_HOUR
 from spottrain.cloud.gcp.provider import GcpProvider
@@ -211,33 +210,11 @@ def test_vms_of_all_regions_and_jobs_are_found(gcp: FakeGcp) -> None:
 # --- what VMs share -------------------------------------------------------------------
 
 
-def test_launches_at_the_same_time_share_one_network(gcp: FakeGcp) -> None:
-    provider = gcp.provider()
-    offer = offer_in(provider)
-    with ThreadPoolExecutor(3) as pool:
-        launch_requests = [launch_request(offer, intent=f"intent-{n}") for n in range(3)]
-        results = list(pool.map(provider.launch, launch_requests))
-    assert sum(len(result.vms) for result in results) == 3
-    assert sent(gcp).count("networks.insert") == 1
-    assert sent(gcp).count("firewalls.insert") == 2
-
-
 def test_firewall_rules_follow_a_manager_that_moves(gcp: FakeGcp) -> None:
     for n, address in enumerate(("192.0.2.1/32", "192.0.2.2/32", "192.0.2.2/32")):
         assert rent(gcp.provider(ssh_from=(address,)), intent=f"intent-{n}")
     assert sent(gcp).count("firewalls.insert") == 2
     assert sent(gcp).count("firewalls.patch") == 1
-
-
-def test_a_removed_network_is_created_again(gcp: FakeGcp) -> None:
-    provider = gcp.provider()
-    (vm,) = rent(provider)
-    provider.terminate([vm.vm_id])
-    gcp.provider().release("job")
-    with pytest.raises(CloudError) as told:
-        rent(provider, intent="intent-2")
-    assert type(told.value) is CloudError
-    assert rent(provider, intent="intent-2")
 
 
 def test_each_region_gets_its_own_address_range(gcp: FakeGcp) -> None:

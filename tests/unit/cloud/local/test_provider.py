@@ -180,13 +180,6 @@ def test_a_vm_that_fell_silent_before_its_agent_started_stays_silent(
     assert machine.marked(cloud.job) == []
 
 
-def test_on_demand_vms_stay(cloud: Cloud, machine: Machine) -> None:
-    (vm,) = cloud.launch(spot=False)
-    pids = cloud.boot(vm)["pids"]
-    assert cloud.hit("kill", count=9) == ()
-    assert all(machine.runs(pid) for pid in pids)
-
-
 def test_capacity_that_was_taken_comes_back_by_itself(cloud: Cloud, machine: Machine) -> None:
     cloud.launch(3)
     cloud.hit("kill", return_after_s=0.1)
