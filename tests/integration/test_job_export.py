@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import pytest
 import torch
 from safetensors.torch import load_file
 from tests.integration import forks
