@@ -20,7 +20,7 @@ STAGE_BYTES = 2_600_000
 
 
 def t5(folder: Path, name: str, **settings: Any) -> Job:
-    job = Job(folder, name, entrypoint="t5_job:job", steps=12, profile=None, **settings)
+    job = Job(folder, name, entrypoint="t5_job:job", steps=60, profile=None, **settings)
     shutil.copy(HERE / "t5_job.py", job.folder / "workdir")
     return job
 
