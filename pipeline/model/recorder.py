@@ -145,7 +145,7 @@ class Recorder(OperationMode):
     def register(self, tensor: torch.Tensor, **what: Any) -> None:
         """Register the facts about a tensor."""
         storage = tensor.untyped_storage()
-        self._values[storage._cdata] = _Value(StorageWeakRef(storage), **what)
+        self._values[storage._cdata] = _Value(_weakly(storage), **what)
 
     def before(self, arguments: Any) -> None:
         """Note what the user's code gives to a function of torch's."""
@@ -213,7 +213,7 @@ class Recorder(OperationMode):
             value = self._values.get(storage._cdata)
             is_models = value is not None and (value.parameter or value.buffer)
             if storage._cdata not in self._saved and not is_models:
-                self._saved[storage._cdata] = StorageWeakRef(storage)
+                self._saved[storage._cdata] = _weakly(storage)
                 self.facts.saved_bytes[self.section] += storage.nbytes()
         return tensor
 
@@ -359,9 +359,9 @@ class KnownValues:
             return
         held = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype)
         if held.untyped_storage().nbytes() == storage.nbytes():
-            in_use = {k: one for k, one in self._storages.items() if not one[0].expired()}
-            self._storages = in_use
-            self._storages[storage._cdata] = StorageWeakRef(storage), held.copy_(value)
+            for key in [k for k, (known, _) in self._storages.items() if _is_gone(known)]:
+                del self._storages[key]
+            self._storages[storage._cdata] = _weakly(storage), held.copy_(value)
 
     def call(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, bool]:
         """Call an operation, on known values as well.
@@ -436,6 +436,15 @@ class KnownValues:
             tensor.shape,
             tensor.stride(),
         )
+
+
+def _weakly(storage: torch.UntypedStorage) -> StorageWeakRef:
+    return StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+
+
+def _is_gone(storage: StorageWeakRef) -> bool:
+    """Return whether no tensor has a storage any more."""
+    return bool(storage.expired())  # type: ignore[no-untyped-call]
 
 
 def _on_meta(tree: Any) -> bool:
