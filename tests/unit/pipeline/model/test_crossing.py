@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tests.chains import batch_of, run_chain, same_bits, seeds, tensors_of
-from tests.families import FAMILIES
+from tests.tiers import first_always
 from tests.unit.pipeline.blocks import WIDTH, Blocks, linear, make_job, plain
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -19,12 +19,13 @@ from spottrain.errors import UserCodeError
 from spottrain.pipeline.model.checks.rehearsal import rehearse
 from spottrain.pipeline.model.data import seed_everything
 from spottrain.pipeline.model.inspect import model_facts
-from spottrain.pipeline.model.job import TrainingJob
+from spottrain.pipeline.model.job import CutPoint, TrainingJob
 from spottrain.pipeline.model.sections import ModelLayout
 from spottrain.pipeline.model.skeleton import materialise
 from spottrain.pipeline.model.stage import StageModel
 from spottrain.pipeline.model.tracer import trace
 from spottrain.wire.model import Precision
+from tests import families
 
 
 def residual(self: Any, x: torch.Tensor) -> torch.Tensor:
@@ -177,16 +178,112 @@ def test_autocast_converts_what_has_come_in_as_what_was_made_here() -> None:
     compare(job, trace(job), [(), (1, 2, 3)], "bf16")
 
 
-@pytest.mark.rotated
-@pytest.mark.parametrize(
-    ("name", "sections"),
-    [("T5", 8), ("BART", 8), ("Whisper", 8), ("DeBERTa-v3", 4), ("CLIP", 4), ("DiT by hand", 4)],
-)
-def test_real_models_have_the_same_bits_whatever_the_cuts(name: str, sections: int) -> None:
-    job = FAMILIES[name].job()
+# --- Models that people train --------------------------------------------------------------
+
+
+class Plain(nn.Module):
+    """Parameters of the root's own, a mask, cuts by hand."""
+
+    scale: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Parameter(torch.randn(families.VOCABULARY, families.WIDTH))
+        self.positions = nn.Parameter(torch.randn(families.LENGTH, families.WIDTH))
+        self.register_buffer("scale", torch.linspace(0.5, 1.5, families.WIDTH))
+        self.dropout = nn.Dropout(0.1)
+        self.widen = nn.Linear(families.WIDTH, 2 * families.WIDTH)
+        self.first_cut = CutPoint()
+        self.middle = nn.LSTM(2 * families.WIDTH, 2 * families.WIDTH, batch_first=True)
+        self.second_cut = CutPoint()
+        self.narrow = nn.Linear(2 * families.WIDTH, families.WIDTH)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        keep = (tokens != 0)[..., None] * self.scale
+        x = self.dropout(self.tokens[tokens] + self.positions)
+        x = self.first_cut(self.widen(x) * keep.repeat(1, 1, 2))
+        x = self.second_cut(self.dropout(self.middle(x)[0]).transpose(0, 1))
+        scores: torch.Tensor = (self.narrow(x).transpose(0, 1) * keep) @ self.tokens.T
+        return scores
+
+
+def masked_loss(model: nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    logits = model(batch["input_ids"]).flatten(0, 1)
+    loss = nn.functional.cross_entropy(logits, batch["labels"].flatten(), reduction="sum")
+    return loss, (batch["input_ids"] != 0).sum()
+
+
+REAL = {
+    "GPT-2": 4,
+    "Llama": 4,
+    "Llama tied": 4,
+    "BERT": 4,
+    "ViT": 4,
+    "ConvNeXt": 5,
+    "OPT": 4,
+    "Mixtral": 4,
+    "Qwen2 tied": 4,
+    "T5": 8,
+    "BART": 8,
+    "Whisper": 8,
+    "DeBERTa-v3": 4,
+    "CLIP": 4,
+    "DiT by hand": 4,
+    "a root with parameters": 3,
+}
+"""Models, and how many sections each has."""
+
+
+def real_job(name: str) -> TrainingJob:
+    if name in families.FAMILIES:
+        return families.FAMILIES[name].job()
+    return families.Family(Plain, loss=masked_loss).job()
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("name", first_always(REAL))
+def test_real_models_have_the_same_bits_whatever_the_cuts(name: str) -> None:
+    job = real_job(name)
     layout = trace(job)
-    assert layout.num_sections == sections
-    compare(job, layout, [(), (sections // 2,), tuple(range(1, sections))])
+    number = layout.num_sections
+    assert number == REAL[name]
+    inner = {(), (1,), (number // 2,), (number - 1,), tuple(range(1, number))}
+    compare(job, layout, sorted(inner))
+
+
+def without_dropout(job: TrainingJob) -> TrainingJob:
+    def build() -> nn.Module:
+        model = job.model()
+        for module in model.modules():
+            for name, value in vars(module).items():
+                if isinstance(value, float) and (isinstance(module, nn.Dropout) or "drop" in name):
+                    setattr(module, name, 0.0)
+        return model
+
+    return replace(job, model=build)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("model_name", first_always(REAL))
+def test_stages_give_the_bits_of_the_plain_model_without_dropout(model_name: str) -> None:
+    job = without_dropout(real_job(model_name))
+    layout = trace(job)
+    batch = batch_of(job, 3)
+    model = materialise(job, seed=1).train()
+    seed_everything(seeds(0))
+    plain_loss, *_ = job.loss(model, batch_of(job, 3))
+    torch.autograd.backward(plain_loss)
+    bounds = list(range(layout.num_sections + 1))
+    loss, _, gradients = run_chain(job, layout, bounds, batch, tensors_of(job, layout))
+    assert torch.equal(loss, plain_loss.detach())
+    for name, parameter in model.named_parameters():
+        parts = [g for (_, n), g in gradients.items() if n == name and g is not None]
+        if parameter.grad is None:
+            assert parts == []
+        elif len(parts) == 1 and model_name not in ("ConvNeXt", "DiT by hand"):
+            assert torch.equal(parts[0], parameter.grad), name
+        else:  # a sum over two sections, or another order of sums
+            torch.testing.assert_close(sum(parts), parameter.grad)
 
 
 def compare(
@@ -200,11 +297,13 @@ def compare(
     for inner in every:
         bounds = [0, *inner, layout.num_sections]
         with torch.random.fork_rng():
-            loss, _, gradients = run_chain(job, layout, bounds, batch, tensors, precision)
-        one = one or (loss, gradients)
+            loss, weight, gradients = run_chain(job, layout, bounds, batch, tensors, precision)
+        one = one or (loss, weight, gradients)
         assert same_bits(loss, one[0]), bounds
+        assert weight == one[1]
+        assert gradients.keys() == one[2].keys()
         for key, gradient in gradients.items():
-            assert same_bits(gradient, one[1][key]), (bounds, key)
+            assert same_bits(gradient, one[2][key]), (bounds, key)
 
 
 # --- What is known of them -----------------------------------------------------------------

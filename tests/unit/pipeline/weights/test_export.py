@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from spottrain.storage.open import open_store
 from spottrain.storage.store import Store
 from spottrain.wire.model import ExportedWeights, ExportFormat
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 Factory = Callable[[], nn.Module]
 
 
@@ -150,14 +151,6 @@ def run_lines(written: ExportedWeights, folder: Path, **names: Any) -> Any:
     first, last = (line.replace("{}", str(folder)) for line in written.load)
     exec(f"{first}\nloaded = {last}", names)  # noqa: S102 - the lines are ours
     return names["loaded"]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "torch"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,8 @@ from spottrain.pipeline.weights.warm_start import (
 )
 from spottrain.storage.open import open_store
 from spottrain.wire.model import FirstWeights
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 Tensors = dict[str, torch.Tensor]
 WORKDIR = Path(__file__).parents[3] / "integration"
@@ -291,11 +293,3 @@ def test_other_models_read_the_files_of_such_a_folder_themselves(
     tmp_path: Path,
 ) -> None:
     assert read_pretrained(build_skeleton(Net), tmp_path) is None
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
