@@ -27,7 +27,8 @@ from typing import Self
 
 from spottrain.cloud.data.request import DataError, DataRequest, short_hash
 from spottrain.cloud.data.sources import DataSource, SourceFile
-from spottrain.cloud.data.stream import locked, prepare_stream
+from spottrain.cloud.data.stream import prepare_stream
+from spottrain.files import locked
 from spottrain.units import size
 
 _CHUNK_BYTES = 1 << 20
