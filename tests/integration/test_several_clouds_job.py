@@ -26,10 +26,7 @@ from spottrain.manifest import list_checkpoints
 from spottrain.storage.open import open_store
 from spottrain.varuna_manager.core.model.state import State
 
-pytestmark = [
-    pytest.mark.nightly,
-    pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT),
-]
+pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 
 
 class SkyJob(Job):
