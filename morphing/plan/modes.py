@@ -6,6 +6,7 @@ import itertools
 import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from functools import cached_property
 
 from spottrain.morphing.memory.room import WorkerBytes, largest
 from spottrain.morphing.plan import placement
@@ -128,7 +129,7 @@ class DeviceFleet:
         self.min_usd_per_hour = [0.0, *itertools.accumulate(prices)]
         self._sizes = Counter(self.vm_slots.values())
 
-    @property
+    @cached_property
     def cores(self) -> int | None:
         """How many devices compute at once if all do; None if each has its own core."""
         machines = Counter((d.machine, d.cores) for d in self.devices)
