@@ -119,7 +119,7 @@ class Chaos:
         return True
 
     def get_over(self, name: str, *, breaks: bool) -> None:
-        """Wait until the job trains on after a fault.
+        """Wait until the job trains on after a fault, and is not done before.
 
         Args:
             name: Of the fault.
@@ -128,6 +128,7 @@ class Chaos:
         watch, since_s = self._on.watch, self._struck_at_s + NOTICED_S
 
         def over() -> bool:
+            self._keep_pace()
             goes_on = watch.number > self._number or not breaks
             return goes_on and watch.trains() and watch.committed_at_s > since_s
 
@@ -138,9 +139,15 @@ class Chaos:
         self._findings.expect(f"{name}: {took_s:.0f} s until it went on", took_s < LONG_S)
 
     def pace(self, fault: int) -> None:
-        """Slow the job down if it would be done before its faults."""
-        step = View(self._on.watch.state).step
-        self._on.job.pace(SLOW_S if step > STEPS_A_FAULT * (fault + 1) else PACE_S)
+        """Slow the job down if it would be done before its faults, of which this is the next."""
+        self._steps = STEPS_A_FAULT * (fault + 1)
+        self._keep_pace()
+
+    def _keep_pace(self) -> None:
+        job = self._on.job
+        pace_s = SLOW_S if View(self._on.watch.state).step > self._steps else PACE_S
+        if pace_s != job.paced_s:
+            job.pace(pace_s)
 
 
 def _each_kind(chaos: Chaos, kinds: Sequence[str]) -> int:
