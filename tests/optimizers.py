@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import nn
@@ -189,6 +189,59 @@ class NestedState(Base):
                 parameter.sub_(mean * group["lr"])
 
 
+class InEightBits(torch.Tensor):
+    """Numbers of 8 bits with a scale for each row, made as torchao makes them."""
+
+    codes: torch.Tensor
+    scale: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, codes: torch.Tensor, scale: torch.Tensor) -> Self:
+        made: Self = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, codes.shape, dtype=torch.float32, device=codes.device
+        )
+        made.codes, made.scale = codes, scale
+        return made
+
+    def __tensor_flatten__(self) -> tuple[list[str], object]:
+        return ["codes", "scale"], None
+
+    @staticmethod
+    def __tensor_unflatten__(parts: dict[str, torch.Tensor], *_: object) -> InEightBits:
+        return InEightBits(**parts)
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, *_: object) -> Any:
+        raise NotImplementedError(f"{function} of numbers of 8 bits")
+
+    def read(self) -> torch.Tensor:
+        """Return the numbers."""
+        return self.codes * (self.scale / 127)
+
+    def write(self, numbers: torch.Tensor) -> None:
+        """Take over numbers, rounded."""
+        self.scale.copy_(numbers.abs().amax(-1, keepdim=True).clamp_min(1e-30))
+        self.codes.copy_((numbers * (127 / self.scale)).round_())
+
+
+class MomentInEightBits(Base):
+    """As torchao's AdamW8bit: a moment that is a tensor of a subclass."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state, gradient = self.state[parameter], parameter.grad
+                assert gradient is not None
+                if not state:
+                    codes = torch.zeros_like(gradient, dtype=torch.int8)
+                    scale = gradient.new_zeros((*gradient.shape[:-1], 1))
+                    state["moment"] = InEightBits(codes, scale)
+                moment = state["moment"].read().mul_(0.9).add_(gradient)
+                state["moment"].write(moment)
+                parameter.sub_(moment * (group["lr"] * 0.1))
+
+
 class AttributeUnused(Base):
     """Sets a flag once, as bitsandbytes does, and counts as torch's schedulers did."""
 
@@ -211,6 +264,7 @@ ACCEPTED: dict[str, type[Base]] = {
         TypedState,
         ListsInState,
         NestedState,
+        MomentInEightBits,
         AttributeUnused,
     )
 }

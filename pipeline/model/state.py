@@ -1,17 +1,20 @@
 """What an optimizer keeps for a parameter, as tensors: nested lists and dictionaries, too.
 
 A leaf of a nested value is named as in Python, such as ``Q[0]`` or ``moments['slow']``, and
-is committed like any other tensor. How leaves are nested is fixed by the first step: every
+is committed like any other tensor. So is each of the tensors that a tensor of a subclass is made of,
+such as ``exp_avg.codes`` and ``exp_avg.scale`` of a moment in 8 bits. How leaves are nested is fixed by the first step: every
 process finds it out for itself, none of it is stored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.model.sections import TensorSpec
@@ -83,7 +86,7 @@ def flatten(name: str, state: Mapping[str, object]) -> FlatState:
     for key, value in state.items():
         if value is None:
             continue
-        paths, tree = pytree.tree_flatten_with_path(value)
+        paths, tree = pytree.tree_flatten_with_path(_opened(value))
         names, constants = [], []
         for position, (path, leaf) in enumerate(paths):
             at = key + pytree.keystr(path)
@@ -105,6 +108,54 @@ def flatten(name: str, state: Mapping[str, object]) -> FlatState:
                 leaves[at] = leaf
         forms[key] = Form(tree, tuple(names), tuple(constants))
     return FlatState(forms, leaves)
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A tensor of a subclass as the tensors that it is made of (torch's protocol of "wrapper
+    subclasses": ``__tensor_flatten__``)."""
+
+    kind: Any
+    parts: dict[str, object]
+    """By attribute, opened themselves."""
+    constants: object
+    shape: torch.Size
+    stride: tuple[int, ...]
+
+
+def _opened(value: object) -> object:
+    """Return a value of an optimizer's state with each tensor of a subclass opened."""
+    return pytree.tree_map_only(torch.Tensor, _open, value)
+
+
+def _open(tensor: torch.Tensor) -> object:
+    if not is_traceable_wrapper_subclass(tensor):
+        return tensor
+    names, constants = tensor.__tensor_flatten__()
+    parts = {name: _open(getattr(tensor, name)) for name in names}
+    return _Opened(type(tensor), parts, constants, tensor.shape, tensor.stride())
+
+
+def _parts_of(opened: _Opened) -> tuple[list[object], object]:
+    outside = opened.kind, tuple(opened.parts), opened.constants, opened.shape, opened.stride
+    return list(opened.parts.values()), outside
+
+
+def _named_parts_of(opened: _Opened) -> tuple[list[tuple[pytree.KeyEntry, object]], object]:
+    parts, outside = _parts_of(opened)
+    keys = map(pytree.GetAttrKey, opened.parts)
+    return list(zip(keys, parts, strict=True)), outside
+
+
+def _close(parts: Iterable[object], outside: Any) -> object:
+    kind, names, constants, shape, stride = outside
+    parts = list(parts)
+    if not all(isinstance(part, torch.Tensor) for part in parts):  # see ``_in_words``
+        return kind.__name__
+    return kind.__tensor_unflatten__(dict(zip(names, parts, strict=True)), constants, shape, stride)
+
+
+pytree.register_pytree_node(_Opened, _parts_of, _close, flatten_with_keys_fn=_named_parts_of)
 
 
 def check_forms(name: str, kept: Forms, made: Forms) -> None:

@@ -14,6 +14,8 @@ from spottrain.errors import UserCodeError
 
 EMA = "ema"
 """Name of the average in the state of a parameter."""
+LOW_BITS = "low_bits"
+"""Name of the rest of a master in the state of a parameter."""
 
 
 def decay_groups(
@@ -79,4 +81,61 @@ def keep_ema(optimizer: Optimizer, decay: float = 0.999) -> Optimizer:
                     state[EMA] = weights.clone()
 
     optimizer.register_step_post_hook(update)
+    return optimizer
+
+
+def keep_masters(optimizer: Optimizer) -> Optimizer:
+    """Have an optimizer update parameters in bf16 as if they were in fp32.
+
+    A step of usual size is less than half of the last place of a bf16 parameter, and would
+    be lost. So the sixteen bits of a master in fp32 that its parameter lacks are kept:
+    ``state[parameter]["low_bits"]``, int16. Both together are the master to the last bit, for two bytes
+    an element where a master of its own takes four (as ``store_param_remainders`` of Apex's
+    ``DistributedFusedAdam``). In a step the optimizer sees masters and gradients in fp32 and
+    makes its state in that type; the parameter becomes the master rounded to nearest, halves
+    away from zero. Parameters of other types are left alone. As state of the optimizer masters are kept
+    when machines are lost, moved, and saved in checkpoints. During a step masters and gradients in fp32
+    of one section take 8 bytes an element.
+
+    Args:
+        optimizer: Any that a job may have.
+
+    Returns:
+        ``optimizer``.
+    """
+    widened: dict[nn.Parameter, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
+    """Weights, gradients and low bits of parameters that are in fp32 now."""
+
+    @torch.no_grad()
+    def widen(optimizer: Optimizer, *_: object) -> None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                weights, gradient = parameter.data, parameter.grad
+                if gradient is None or weights.dtype is not torch.bfloat16:
+                    continue
+                # Optimizers take it from an empty state that they have to make theirs.
+                low = optimizer.state[parameter].pop(LOW_BITS, None)
+                if low is None:
+                    low = torch.zeros_like(weights, dtype=torch.int16)
+                widened[parameter] = weights, gradient, low
+                high = weights.view(torch.int16).to(torch.int32)
+                parameter.grad = None  # a gradient has its parameter's type
+                parameter.data = (high << 16).add_(low).view(torch.float32)
+                parameter.grad = gradient.float()
+
+    @torch.no_grad()
+    def narrow(optimizer: Optimizer, *_: object) -> None:
+        for parameter, (weights, gradient, low) in widened.items():
+            master = parameter.data.view(torch.int32)
+            high = (master + (1 << 15)) >> 16
+            low.copy_(master - (high << 16))
+            weights.view(torch.int16).copy_(high)
+            parameter.grad = None
+            parameter.data = weights
+            parameter.grad = gradient
+            optimizer.state[parameter][LOW_BITS] = low
+        widened.clear()
+
+    optimizer.register_step_pre_hook(widen)
+    optimizer.register_step_post_hook(narrow)
     return optimizer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import sys
 from collections.abc import Callable
@@ -10,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from spottrain import TrainingJob
-from spottrain.optim import keep_ema
+from spottrain.optim import keep_ema, keep_masters
 
 if TYPE_CHECKING:
     from tests.integration import tiny_job as tiny
@@ -114,7 +116,13 @@ _MADE: dict[str, Factory] = {
     "schedule_free_eval": _of_library("schedulefree", "AdamWScheduleFree"),
     "lion": _of_library("lion_pytorch", "Lion"),
     "prodigy": _of_library("prodigyopt", "Prodigy"),
-    "adamw_8bit": _of_library("bitsandbytes.optim", "AdamW8bit"),
+    "adamw_masters": lambda named: keep_masters(_of_torch("AdamW")(named)),
+    "bnb_adamw_8bit": _of_library("bitsandbytes.optim", "AdamW8bit"),
+    "ao_adamw_8bit": _of_library("torchao.optim", "AdamW8bit"),
+    "ao_adamw_4bit": _of_library("torchao.optim", "AdamW4bit"),
+    "ao_adamw_8bit_masters": lambda named: keep_masters(
+        _of_library("torchao.optim", "AdamW8bit")(named)
+    ),
 }
 
 ROWS: dict[str, Factory] = {**_MADE, **optimizers.ACCEPTED}
@@ -122,8 +130,18 @@ ROWS |= {kind.__name__: kind for kind in optimizers.REFUSED}
 """By name: of torch, of libraries, and small ones that show one habit each."""
 
 
+def _model(name: str) -> nn.Module:
+    """Return the model of a row: of bf16 for masters, with 4096 elements, below which libraries
+    keep 32 bits, in a parameter for moments of fewer bits."""
+    model = tiny.Tiny()
+    if "bit" in name:
+        model.embedding = nn.Embedding(256, tiny.WIDTH)
+    return model.bfloat16() if "masters" in name else model
+
+
 def __getattr__(name: str) -> Callable[[], TrainingJob]:
     rows = {**ROWS, "RaisesInFourth": optimizers.RaisesInFourth}
     if name not in rows:
         raise AttributeError(name)
-    return lambda: dataclasses.replace(tiny.job(), optimizer=rows[name])
+    model = functools.partial(_model, name)
+    return lambda: dataclasses.replace(tiny.job(), model=model, optimizer=rows[name])
