@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping
 from typing import TypeVar
 
-from spottrain.morphing.simulate.compute import NARROW_BYTES, trained_bytes
-from spottrain.morphing.simulate.reducing import FLOAT32_BYTES, SENT_PER_BYTE
+from spottrain.morphing.simulate.compute import NARROW_BYTES
+from spottrain.morphing.simulate.reducing import FLOAT32_BYTES
 from spottrain.wire.model import ModelFacts, Plan, Reduction, WireType
 
 Place = TypeVar("Place", bound=Hashable)
@@ -68,7 +68,7 @@ def _gradients(plan: Plan, facts: ModelFacts, reduction: Reduction) -> _Links:
     depth, width = plan.pipeline_depth, plan.data_parallel_width
     for stage in range(depth if width > 1 else 0):
         size = sum(
-            SENT_PER_BYTE[reduction] * trained_bytes(section)
+            section.summed_bytes if reduction == "exact" else section.trained_bytes
             for run in range(stage, depth * plan.chunks, depth)
             for section in facts.sections[plan.stage_bounds[run] : plan.stage_bounds[run + 1]]
         )

@@ -19,7 +19,6 @@ from spottrain.morphing.memory.chunks import Chunk
 from spottrain.morphing.memory.loads import StageLoad, stage_loads
 from spottrain.morphing.memory.room import WorkerBytes
 from spottrain.morphing.simulate.compute import CPU, Compute, trained_bytes
-from spottrain.morphing.simulate.reducing import FLOAT32_BYTES
 from spottrain.wire.model import (
     ModelFacts,
     Plan,
@@ -40,13 +39,12 @@ HELDOUT_FACTOR = 4
 """Examples of an evaluation's micro-batch over those of training; as ``pipeline.data``."""
 HELDOUT_INPUTS, HELDOUT_SENDS = 3, 2
 """Activations that a stage holds during an evaluation; as ``pipeline.executor``."""
-ACCUMULATORS = 2
-"""Bytes of an exact sum, int64, over those of a gradient, fp32."""
+INT64_BYTES = 8
 QUANTISED_ELEMENTS = {False: 1 << 18, True: 1 << 24}
 """Of a gradient that are converted at once, by whether on a GPU; as
 ``pipeline.base.fixed_point``."""
-CONVERSION = 4
-"""Bytes of the float64 and the int64 on the way, over those of the gradient."""
+CONVERSION = 2
+"""Bytes of the float64 and the int64 on the way, over those of an exact sum, int64."""
 LOADER_BYTES = 16 << 20
 """Memory of its own of a loader process, forked from a supervisor that has loaded the job:
 4 MB after 200 batches (measured); the rest is for what the data set opens."""
@@ -270,6 +268,7 @@ def stage_bytes(
     lanes = terms.compute.lanes
     gradients = lanes * sum(chunk.gradients for chunk in chunks)
     exact = terms.reduction == "exact"
+    summed = lanes * sum(section.summed_bytes for section in own)
     undo = max(_undo_bytes(section, lanes) for section in own)
     waiting = load.gradients_waiting * max(chunk.output for chunk in chunks)
     buffers = _pending(chunks, load)
@@ -281,7 +280,7 @@ def stage_bytes(
     whole = StageMemory(
         parameters_bytes=sum(s.param_bytes for s in own),
         gradients_bytes=gradients,
-        accumulators_bytes=ACCUMULATORS * gradients if exact else 0,
+        accumulators_bytes=summed if exact else 0,
         optimizer_bytes=sum(s.optimizer_bytes for s in own),
         undo_bytes=undo + PAGE_BYTES * (len(own) + 1),
         snapshot_bytes=_snapshot(facts, runs, width, replica),
@@ -299,7 +298,7 @@ def stage_bytes(
         return whole
     staging = 2 * (buffers + waiting)
     if width > 1 and (exact or terms.state == "device"):
-        staging += (ACCUMULATORS if exact else 1) * gradients
+        staging += summed if exact else gradients
     loading = max(terms.loader_bytes, heldout_loader)
     return _on_gpu(whole, own, terms, buffers, staging, loading)
 
@@ -343,8 +342,8 @@ def _undo_bytes(section: SectionFacts, lanes: int) -> int:
 
 def _converted_bytes(own: Sequence[SectionFacts], terms: WorkerTerms) -> int:
     """Return the bytes that a backward takes to quantise a gradient."""
-    pieces = FLOAT32_BYTES * QUANTISED_ELEMENTS[terms.compute.on_gpu]
-    return CONVERSION * min(max(map(trained_bytes, own)), pieces)
+    pieces = INT64_BYTES * QUANTISED_ELEMENTS[terms.compute.on_gpu]
+    return CONVERSION * min(max(section.summed_bytes for section in own), pieces)
 
 
 def _library_bytes(terms: WorkerTerms, width: int) -> int:

@@ -87,6 +87,7 @@ def facts_of(job: TrainingJob, derived: Derived) -> ModelFacts:
                 layout.cuts[k].num_bytes(1) if k < len(layout.cuts) else 0
             ),
             gradient_bytes=layout.gradient_bytes(k),
+            integer_bytes=layout.integer_bytes(k),
             lowered_bytes=layout.lowered_bytes(k),
             flops_per_example=layout.flops_per_example[k],
             saved_bytes_per_example=None if saved is None else saved[k],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self, cast
 
@@ -235,8 +235,15 @@ class ModelLayout:
 
     def gradient_bytes(self, section: int) -> int:
         """Return the bytes of those of a section's parameters that are trained."""
+        return sum(spec.num_bytes for spec in self._trained(section))
+
+    def integer_bytes(self, section: int) -> int:
+        """Return the bytes of exact sums of their gradients, which are of int64."""
+        return sum(8 * math.prod(spec.shape) for spec in self._trained(section))
+
+    def _trained(self, section: int) -> Iterator[TensorSpec]:
         specs = (self.specs[name] for name in self.parameters[section])
-        return sum(spec.num_bytes for spec in specs if spec.requires_grad)
+        return (spec for spec in specs if spec.requires_grad)
 
 
 class CutPlaces(NamedTuple):

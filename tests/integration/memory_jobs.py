@@ -9,6 +9,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from spottrain import TrainingJob
+from spottrain.optim import keep_masters
 
 BLOCKS = 8
 EXAMPLES = 4096
@@ -132,3 +133,12 @@ def frozen_job() -> TrainingJob:
         return language
 
     return dataclasses.replace(language_job(), model=model)
+
+
+def masters_job() -> TrainingJob:
+    """Parameters of bf16 with masters of fp32 in the optimizer."""
+    return dataclasses.replace(
+        language_job(),
+        model=lambda: Language().bfloat16(),
+        optimizer=lambda named: keep_masters(torch.optim.AdamW(named, lr=1e-3)),
+    )

@@ -20,6 +20,7 @@ tensor that waits for its turn."""
 PERCEPTRON = "memory_jobs:perceptron_job"
 LANGUAGE = "memory_jobs:language_job"
 FROZEN = "memory_jobs:frozen_job"
+MASTERS = "memory_jobs:masters_job"
 Known = Callable[[Run], Profile]
 
 
@@ -52,6 +53,8 @@ def shares(ranks: list[Rank]) -> list[float]:
         Run(entrypoint=LANGUAGE, depth=2, width=2, schedule="interleaved", chunks=2),
         Run(entrypoint=FROZEN, depth=2, width=1),
         Run(entrypoint=FROZEN, depth=1, width=1, segments=4, microbatch_size=4),
+        Run(entrypoint=MASTERS, depth=2, width=1),
+        Run(entrypoint=MASTERS, depth=1, width=2, reduction="exact", microbatch_size=4),
         Run(entrypoint=PERCEPTRON, depth=1, width=1, microbatch_size=4),
         Run(entrypoint=PERCEPTRON, depth=2, width=1, segments=2, schedule="1f1b"),
         Run(

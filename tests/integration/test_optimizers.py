@@ -24,6 +24,8 @@ ENTRYPOINT = "optimizer_jobs:Nested"
     [
         ("adamw_tensor_lr", ""),
         ("adamw_ema", ""),
+        ("adamw_masters", ""),
+        ("MomentInEightBits", ""),
         ("StepMadeByFirstStep", '[[0,"step",6],[1,"step",6]]'),
         ("EveryThird", '[[0,"rounds",2],[0,"since",0],[1,"rounds",2],[1,"since",0]]'),
         ("Nested", None),

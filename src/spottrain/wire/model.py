@@ -86,6 +86,9 @@ class SectionFacts:
     """The one activation that leaves this section for the next (0 for the last)."""
     gradient_bytes: int | None = None
     """Gradients of the parameters that are trained; ``None``: as many as parameters."""
+    integer_bytes: int | None = None
+    """Their sums in exact mode, 8 bytes an element; ``None``: twice the gradients, which are
+    of fp32."""
     lowered_bytes: int | None = None
     """Of ``param_bytes`` those of matrices that autocast converts before anything else is
     done with them: a GPU's copies of them have its type. ``None``: unknown, as in facts
@@ -102,6 +105,11 @@ class SectionFacts:
         """Of ``param_bytes`` those that are trained."""
         unknown = self.gradient_bytes is None
         return self.param_bytes if unknown else self.gradient_bytes or 0
+
+    @property
+    def summed_bytes(self) -> int:
+        """Of the sums of gradients in exact mode."""
+        return 2 * self.trained_bytes if self.integer_bytes is None else self.integer_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -223,6 +223,17 @@ def test_exact_sums_are_whole_numbers_beside_the_gradients() -> None:
     assert exact.total_bytes == fast.total_bytes + 1400 + converted
 
 
+def test_exact_sums_of_gradients_in_bf16_take_four_times_their_bytes() -> None:
+    sections = tuple(replace(s, integer_bytes=4 * s.trained_bytes) for s in FACTS.sections)
+    narrow = replace(FACTS, sections=sections)
+    load, terms = (
+        StageLoad(in_flight=1, inputs_held=1, recomputes=0),
+        WorkerTerms(reduction="exact"),
+    )
+    memory = stage_bytes(narrow, MEASURED, [range(2)], load, terms)
+    assert memory.accumulators_bytes == 4 * memory.gradients_bytes
+
+
 def test_gradients_stale_by_one_take_two_sums_and_the_parameters_before() -> None:
     load, runs = StageLoad(in_flight=2, inputs_held=2, recomputes=4), (range(2, 4),)
     compute = Compute(semantics="stale_by_one")
