@@ -112,6 +112,7 @@ def facts_of(job: TrainingJob, derived: Derived) -> ModelFacts:
         metrics=layout.metrics,
         helper_bytes=sum(one.nbytes for one in layout.helpers),
         uncut=layout.uncut,
+        normalises_batches=layout.normalises_batches,
         callbacks=tuple(job.callbacks.asked),
         callback_limit_s=float(job.callbacks.limit_s),
     )

@@ -214,6 +214,14 @@ class ModelLayout:
         return frozenset(n for n, spec in self.specs.items() if spec.running)
 
     @property
+    def normalises_batches(self) -> str:
+        """A module that keeps statistics of micro-batches, as BatchNorm does, if there is one."""
+        for name, spec in self.specs.items():
+            if spec.running and spec.running.dtype.is_floating_point and spec.running.keeps:
+                return name.rpartition(".")[0]
+        return ""
+
+    @property
     def frozen(self) -> frozenset[str]:
         """Parameters that are not trained."""
         return frozenset(n for n, spec in self.specs.items() if not spec.requires_grad)

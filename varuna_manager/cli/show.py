@@ -227,7 +227,8 @@ def inspect(
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Show how a model would be cut into sections, and their sizes."""
-    facts = tools.inspect_model(load_config(file))
+    config = load_config(file)
+    facts = tools.inspect_model(config)
     if output is Output.JSON:
         show_json(dataclasses.asdict(facts))
     else:
@@ -239,7 +240,7 @@ def inspect(
                 f"tied: {tied.name} in sections {', '.join(map(str, tied.sections))}"
                 for tied in facts.tied
             ),
-            *model_lines(facts),
+            *model_lines(facts, config.microbatch_size),
         )
 
 

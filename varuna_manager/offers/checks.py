@@ -145,7 +145,7 @@ def check_all(
             say(line)
     say(f"inspecting {config.entrypoint}")
     facts = inspect.inspect_model(config)
-    for line in model_lines(facts):
+    for line in model_lines(facts, config.microbatch_size):
         say(line)
     check_callbacks(facts, on_vm=on_vm)
     if asks:

@@ -321,8 +321,13 @@ def _usd(usd: float) -> str:
     return f"${usd:,.4f}"
 
 
-def model_lines(facts: ModelFacts) -> Iterator[str]:
-    """Yield what a person should know of a model: rates, state that it keeps, others."""
+def model_lines(facts: ModelFacts, microbatch_size: int | None) -> Iterator[str]:
+    """Yield what a person should know of a model: rates, state that it keeps, others.
+
+    Args:
+        facts: Of the model.
+        microbatch_size: That the user has set.
+    """
     if (rates := facts.learning_rates) is not None:
         first, highest, last = (
             f"{rates.base * factor:.3g}"
@@ -335,6 +340,12 @@ def model_lines(facts: ModelFacts) -> Iterator[str]:
             "warning: the model is one section, so every worker trains a replica of all of it, "
             f"with {size(held)} of parameters and optimizer (a cut in the middle would halve "
             f"that): {facts.uncut}"
+        )
+    if facts.normalises_batches and microbatch_size is None:
+        yield (
+            f"warning: {facts.normalises_batches} normalises by the micro-batch, as BatchNorm "
+            "does, and so results depend on its size, which the first plan chooses for the whole "
+            "job: set microbatch_size to have the same results on other machines"
         )
     if facts.carried:
         yield (

@@ -161,6 +161,9 @@ class ModelFacts:
     """What it measures besides the loss in evaluations, each as ``set/metric``, sorted."""
     uncut: str = ""
     """Why the model is one section, which plans can only replicate; empty: it is cut."""
+    normalises_batches: str = ""
+    """A module whose results depend on the size of micro-batches, as BatchNorm's do; empty:
+    there is none."""
     helper_bytes: int = 0
     """Parameters of other models that the loss uses, such as a teacher's; every worker
     holds them."""

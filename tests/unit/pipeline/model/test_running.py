@@ -42,6 +42,7 @@ def test_running_statistics_belong_to_the_section_that_changes_them() -> None:
     layout = trace(make_job(normalised))
 
     assert layout.running == {*STATISTICS}
+    assert layout.normalises_batches == "norm"
     assert layout.parameters[0][-3:] == STATISTICS
     assert all(not set(STATISTICS) & {*names} for names in layout.parameters[1:])
     mean, _, count = (layout.specs[name] for name in STATISTICS)

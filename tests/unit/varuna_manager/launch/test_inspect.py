@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.builders import model_facts
 from tests.tiers import first_always
 
 from spottrain.errors import ConfigError, UserCodeError
@@ -65,7 +67,7 @@ def test_state_that_results_depend_on_is_refused_in_exact_mode_alone(
 
     facts = inspect_model(fast)
     assert facts.carried == "loss.calls"
-    assert any("loss.calls" in line for line in model_lines(facts))
+    assert any("loss.calls" in line for line in model_lines(facts, 1))
     with pytest.raises(UserCodeError, match=r"loss\.calls"):
         inspect_model(fast.model_copy(update={"reduction": "exact"}))
 
@@ -148,7 +150,7 @@ def test_learning_rates_are_those_of_all_steps_of_the_job(
     rates = inspect_model(longer).learning_rates
     assert rates is not None
     assert rates.last_factor == pytest.approx(0.01)
-    lines = list(model_lines(inspect_model(asked)))
+    lines = list(model_lines(inspect_model(asked), None))
     assert lines == ["learning rate: 0 at first, at most 0.1, 0.05 at last"]
 
 
@@ -159,9 +161,17 @@ def test_of_a_model_that_cannot_be_cut_it_is_said_what_one_section_means(
     write_code(tmp_path, TRAIN.replace("in self.blocks:", "in reversed(self.blocks):"))
     facts = inspect_model(config(tmp_path, "near/loss"))
     assert len(facts.sections) == 1
-    (line,) = (line for line in model_lines(facts) if line.startswith("warning"))
+    (line,) = (line for line in model_lines(facts, 1) if line.startswith("warning"))
     assert "every worker trains a replica of all of it, with 240 B of" in line
     assert line.endswith(facts.uncut)
+
+
+def test_of_a_model_with_batch_norm_it_is_said_that_the_planner_would_choose_its_results() -> None:
+    facts = replace(model_facts(), normalises_batches="blocks.0.norm")
+    (line,) = model_lines(facts, None)
+    assert line.startswith("warning: blocks.0.norm normalises by the micro-batch")
+    assert line.endswith("set microbatch_size to have the same results on other machines")
+    assert not list(model_lines(facts, 4))
 
 
 KEPT_ALIVE = """
