@@ -541,6 +541,24 @@ class Outside(Gpt):
         return x + block(x)  # type: ignore[no-any-return]
 
 
+class InPlace(Gpt):
+    """The same, in place: what a block is given must not be what its backward needs."""
+
+    def run(self, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        x += block(F.dropout(x, DROPOUT, self.training))
+        return x
+
+
+class Reverse(Gpt):
+    """Its last block runs first."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(tokens) + self.positions
+        for block in reversed(self.blocks):
+            x = self.run(block, x)
+        return self.head(x)  # type: ignore[no-any-return]
+
+
 class Modulated(nn.Module):
     """A block of a diffusion transformer."""
 
@@ -689,6 +707,8 @@ FAMILIES: dict[str, Family] = {
     "GPT by hand, block.compile()": Family(compiled_blocks, loss=cross_entropy),
     "GPT by hand, torch.compile(model)": Family(compiled, loss=cross_entropy),
     "GPT by hand, residuals outside": Family(Outside, loss=cross_entropy),
+    "GPT by hand, residuals in place": Family(InPlace, loss=cross_entropy),
+    "GPT by hand, blocks in reverse": Family(Reverse, loss=cross_entropy),
     "DiT by hand": Family(Dit, "pictures", denoise),
     "UNet by hand": Family(UNet, "pictures", cross_entropy),
     "Convolution and LSTM, CutPoint": Family(Points, "pictures", cross_entropy),

@@ -21,12 +21,19 @@ Take = Callable[[str, torch.Tensor], torch.Tensor]
 """Given a tensor and its name: returns what the user's code gets in its place."""
 
 
+_OPERATORS = frozenset(["add_", "sub_", "mul_", "div_"])
+"""What torch calls ``+=`` and the like, after which the user's variable is their result: that need
+not be the tensor that they were given."""
+
+
 class Naming(TorchFunctionMode):
     """Names what calls of torch's functions return while it is entered.
 
     Args:
         take: Told each tensor and its name.
         section: Returns the section that runs.
+        to_change: Given a tensor that an operator such as ``+=`` is to change: returns the one
+            that it changes, and that the user's code has from then on.
         before: Told the arguments of every call, named or not.
         after: Told the result of every call.
     """
@@ -35,11 +42,12 @@ class Naming(TorchFunctionMode):
         self,
         take: Take,
         section: Callable[[], int],
+        to_change: Callable[[torch.Tensor], torch.Tensor],
         before: Callable[[Any], None] = lambda _: None,
         after: Callable[[Any], None] = lambda _: None,
     ) -> None:
         super().__init__()
-        self._take, self._section = take, section
+        self._take, self._section, self._to_change = take, section, to_change
         self._before, self._after = before, after
         self._depth = 0
         """Modules around the current call that are named themselves."""
@@ -54,10 +62,13 @@ class Naming(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run a function of torch's."""
+        name = getattr(function, "__name__", "")
+        if not self._depth and name in _OPERATORS:
+            args = self._to_change(args[0]), *args[1:]
         self._before((args, kwargs))
         result = function(*args, **(kwargs or {}))
         if not self._depth:
-            result = self.named(getattr(function, "__name__", ""), result)
+            result = self.named(name, result)
         self._after(result)
         return result
 

@@ -49,6 +49,8 @@ class _Value:
     """True if it is the activation that its section begins with."""
     writes: int = 0
     """Operations that have changed it."""
+    is_replaced: bool = False
+    """True if an operator has changed a copy in its place."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,6 +148,22 @@ class Recorder(OperationMode):
         """Register the facts about a tensor."""
         storage = tensor.untyped_storage()
         self._values[storage._cdata] = _Value(_weakly(storage), **what)
+
+    def to_change(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a copy of what passes cuts, which others use, too, for an operator to change.
+
+        The user's code has the copy in its place from then on; it must have no other view of it.
+        """
+        made = self._made.get(tensor)
+        value = self._values.get(tensor.untyped_storage()._cdata)
+        if made is None or made.section >= self.section or value is None:
+            return tensor
+        if value.received or not value.computed or value.parameter or value.buffer:
+            return tensor
+        self.given = [tensor]
+        copy = tensor.clone()
+        value.is_replaced = True
+        return copy
 
     def before(self, arguments: Any) -> None:
         """Note what the user's code gives to a function of torch's."""
@@ -283,6 +301,12 @@ class Recorder(OperationMode):
             self.facts.uses.setdefault(value.parameter, set()).add(self.section)
             if value.section < self.section:
                 self.facts.captured[value.parameter] = self.where()
+        elif value.is_replaced:
+            raise UserCodeError(
+                f"model cannot be cut: {self.where()} in section {self.section} uses "
+                f"({operation}) a tensor that was changed in place under another name: change a "
+                "new one (x = x + y in place of x += y)"
+            )
         elif value.computed:
             own = [t for t in self.given if t.untyped_storage()._cdata == value.storage.cdata]
             for tensor in own:

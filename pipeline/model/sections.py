@@ -260,7 +260,7 @@ class CutPlaces(NamedTuple):
     blocks: str
     """Names of lists of blocks, or ``"CutPoint"``."""
     cuts: tuple[str, ...]
-    """Modules that end a section, in the order of the model's definition."""
+    """Modules that end a section, in order."""
     units: tuple[str, ...]
     """All blocks, those included that end none."""
     is_guess: bool = False
@@ -270,6 +270,14 @@ class CutPlaces(NamedTuple):
     def is_by_hand(self) -> bool:
         """Whether the user has chosen them."""
         return self.blocks == BY_HAND
+
+    def sorted_by(self, calls: Sequence[str]) -> CutPlaces:
+        """Return the places behind the blocks of lists, these in the order of ``calls``; as
+        they are where it does not have all of them."""
+        if self.is_guess or self.is_by_hand or not {*calls} >= {*self.units}:
+            return self
+        units = tuple(sorted(self.units, key=calls.index))
+        return self._replace(cuts=units[:-1], units=units)
 
 
 BY_HAND = "CutPoint"

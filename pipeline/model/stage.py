@@ -146,7 +146,9 @@ class StageModel:
         self._held: dict[str, torch.Tensor] = {}
         """What passes cuts, of what has come in or was made so far."""
         self._crossing = layout.crossing
-        self._naming = Naming(self._take, lambda: self._section) if layout.names_calls else None
+        self._naming: Naming | None = None
+        if layout.names_calls:
+            self._naming = Naming(self._take, lambda: self._section, self._to_change)
         for cut in layout.cuts:
             know_classes_of(cut.output)
         _place_buffers(self._model, self._device, {} if buffers is None else buffers)
@@ -486,6 +488,11 @@ class StageModel:
             return tensor
         self._held[name] = _as_if_sent(tensor, self._check)
         return self._held[name]
+
+    def _to_change(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a copy of what passes cuts, for an operator such as ``+=`` to change."""
+        passing = (*self._held.values(), *self._received.values())
+        return tensor.clone() if any(tensor is one for one in passing) else tensor
 
     def _refuse_name(self, name: str) -> NoReturn:
         raise UserCodeError(

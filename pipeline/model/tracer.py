@@ -12,6 +12,8 @@ tables) may be used anywhere: each stage computes them again.
 from __future__ import annotations
 
 import contextlib
+import functools
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -102,7 +104,11 @@ class _DryRun:
         self.places, self._cut_names = places, places.cuts
         recorder = self._recorder = Recorder(names=whole is not None)
         self._naming = Naming(
-            recorder.take, lambda: recorder.section, recorder.before, recorder.after
+            recorder.take,
+            lambda: recorder.section,
+            recorder.to_change,
+            recorder.before,
+            recorder.after,
         )
         self._whole = whole or ()
         self._changed = changed
@@ -229,10 +235,6 @@ class _DryRun:
                     "; loss may run the model once: put what belongs together (pairs, two "
                     "views) through it as one batch, by torch.cat"
                 )
-            elif not seen and name == self._cut_names[-1]:
-                advice = (
-                    "; blocks that run in reverse go into the list in the order in which they run"
-                )
             elif not by_hand:
                 advice = (
                     "; a model that leaves layers out at random must not (LayerDrop: set "
@@ -355,10 +357,15 @@ def _trace_first_choice(job: TrainingJob, model: nn.Module) -> ModelLayout:
     except UserCodeError as error:
         refused, choices = error, []
     over_several: ModelLayout | None = None
-    for places in choices:
+    calls = functools.cache(lambda: _calls(job, batches[0]))
+    waiting = deque(choices)
+    while waiting:
+        places = waiting.popleft()
         try:
             layout = _trace(job, places, batches)
         except UserCodeError as error:
+            if (sorted_ones := places.sorted_by(calls())) != places:
+                waiting.appendleft(sorted_ones)
             # The model's code does not run these one after another, once each.
             if refused is None or not places.is_guess:
                 refused = error
@@ -382,6 +389,14 @@ def _trace_first_choice(job: TrainingJob, model: nn.Module) -> ModelLayout:
             refused.traceback,
         ) from refused
     return replace(whole, uncut=str(refused))
+
+
+def _calls(job: TrainingJob, batch: Batch) -> list[str]:
+    """Return the model's modules in the order in which it runs them; empty where it does not run."""
+    try:
+        return [*_first_run(job, WHOLE, batch)[1].calls]
+    except UserCodeError:
+        return []
 
 
 def _passes_several(layout: ModelLayout) -> bool:

@@ -26,6 +26,8 @@ from tests.integration.fleet import Zygote
         ("ResNet by hand, spectral_norm", 9),
         ("EfficientNet by hand, BatchNorm", 5),
         ("GPT by hand, residuals outside", 4),
+        ("GPT by hand, residuals in place", 4),
+        ("GPT by hand, blocks in reverse", 4),
         ("DiT by hand", 4),
         ("wav2vec2", 1),
     ],

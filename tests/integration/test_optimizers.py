@@ -43,6 +43,16 @@ def test_a_stop_and_another_shape_change_no_bit(
     assert kept is None or outcome.kept == kept
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["bnb_adamw_8bit", "ao_adamw_8bit", "ao_adamw_8bit_masters"])
+def test_moments_of_8_bits_keep_their_bits(zygote: Zygote, tmp_path: Path, name: str) -> None:
+    outcome = outcome_of(name, zygote, tmp_path)
+
+    if outcome.kind == "skipped":
+        pytest.skip(outcome.reason)
+    assert outcome.kind == "same bits"
+
+
 @pytest.fixture(scope="module")
 def undisturbed(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     folder = tmp_path_factory.mktemp("undisturbed")

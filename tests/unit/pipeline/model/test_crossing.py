@@ -35,6 +35,20 @@ def residual(self: Any, x: torch.Tensor) -> torch.Tensor:
     return self.head(x)  # type: ignore[no-any-return]
 
 
+def residual_in_place(self: Any, x: torch.Tensor) -> torch.Tensor:
+    x = self.embed(x)
+    for block in self.blocks:
+        x += block(x * 2)
+        x *= 0.5
+    return self.head(x)  # type: ignore[no-any-return]
+
+
+def reverse(self: Any, x: torch.Tensor) -> torch.Tensor:
+    for block in reversed(self.blocks):
+        x = block(x)
+    return self.head(x)  # type: ignore[no-any-return]
+
+
 def recomputed(self: Any, x: torch.Tensor) -> torch.Tensor:
     x = self.embed(x)
     for block in self.blocks:
@@ -127,6 +141,8 @@ def dropping_half() -> nn.Module:
 
 JOBS: dict[str, tuple[TrainingJob, Sequence[int]]] = {
     "residuals outside of blocks": (make_job(residual), (2, 2, 2)),
+    "residuals in place": (make_job(residual_in_place), (2, 2, 2)),
+    "blocks in reverse": (make_job(reverse), (1, 1, 1)),
     "residuals around checkpoints": (make_job(recomputed, dropping_half), (2, 2, 2)),
     "a skip over blocks": (make_job(skipping), (1, 2, 2)),
     "a second tensor for all blocks": (make_job(conditioned, Conditioned), (2, 2, 2)),
@@ -227,7 +243,7 @@ REAL = {
     "BART": 8,
     "Whisper": 8,
     "DeBERTa-v3": 4,
-    "CLIP": 4,
+    "CLIP": 8,
     "DiT by hand": 4,
     "a root with parameters": 3,
 }

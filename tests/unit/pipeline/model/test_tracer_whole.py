@@ -35,10 +35,12 @@ def in_order(*order: int) -> Forward:
 
 
 def residual_in_place(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """Under two names."""
     x = self.embed(x)
+    first = x
     for block in self.blocks:
         x += block(x * 2)
-    return x
+    return x + first
 
 
 def looping(self: Any, x: torch.Tensor) -> torch.Tensor:
@@ -108,14 +110,12 @@ def dropping_half() -> nn.Module:
 JOBS: dict[str, tuple[TrainingJob, str]] = {
     "residuals in place": (
         make_job(residual_in_place),
-        r"is changed in place and used .* \(x = x \+ y in place of",
+        r"changed in place under another name: .* \(x = x \+ y in place of",
     ),
     "what a block does not return": (make_job(gathering, Leaving), "let the block return it"),
     "blocks called twice": (make_job(in_order(0, 1, 1, 2, 3)), "run all blocks once each"),
     "one block in a loop": (make_job(looping), "run all blocks once each"),
-    "blocks in another order": (make_job(in_order(1, 0, 2, 3)), "run all blocks once each"),
     "blocks that never run": (make_job(in_order(0, 1)), "run each once"),
-    "reversed blocks": (make_job(in_order(3, 2, 1, 0)), "it ran first; .* in reverse go into"),
     "layers left out at random": (make_job(plain, model=Dropping), "set layerdrop to 0"),
     "no blocks": (make_job(plain, model=linear), "no repeated blocks and no CutPoint"),
     "an LSTM": (make_job(plain, model=Recurrent), "no repeated blocks and no CutPoint"),

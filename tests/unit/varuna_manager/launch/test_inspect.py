@@ -158,7 +158,7 @@ def test_of_a_model_that_cannot_be_cut_it_is_said_what_one_section_means(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
-    write_code(tmp_path, TRAIN.replace("in self.blocks:", "in reversed(self.blocks):"))
+    write_code(tmp_path, TRAIN.replace("in self.blocks:", "in [*self.blocks, self.blocks[0]]:"))
     facts = inspect_model(config(tmp_path, "near/loss"))
     assert len(facts.sections) == 1
     (line,) = (line for line in model_lines(facts, 1) if line.startswith("warning"))
