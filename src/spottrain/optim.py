@@ -94,8 +94,8 @@ def keep_masters(optimizer: Optimizer) -> Optimizer:
     ``DistributedFusedAdam``). In a step the optimizer sees masters and gradients in fp32 and
     makes its state in that type; the parameter becomes the master rounded to nearest, halves
     away from zero. Parameters of other types are left alone. As state of the optimizer masters are kept
-    when machines are lost, moved, and saved in checkpoints. During a step masters and gradients in fp32
-    of one section take 8 bytes an element.
+    when machines are lost, moved, and saved in checkpoints. During the step of a section its masters
+    and gradients in fp32 take 8 bytes an element.
 
     Args:
         optimizer: Any that a job may have.
@@ -118,18 +118,18 @@ def keep_masters(optimizer: Optimizer) -> Optimizer:
                 if low is None:
                     low = torch.zeros_like(weights, dtype=torch.int16)
                 widened[parameter] = weights, gradient, low
-                high = weights.view(torch.int16).to(torch.int32)
+                master = weights.view(torch.int16).to(torch.int32).bitwise_left_shift_(16).add_(low)
                 parameter.grad = None  # a gradient has its parameter's type
-                parameter.data = (high << 16).add_(low).view(torch.float32)
+                parameter.data = master.view(torch.float32)
                 parameter.grad = gradient.float()
 
     @torch.no_grad()
     def narrow(optimizer: Optimizer, *_: object) -> None:
         for parameter, (weights, gradient, low) in widened.items():
             master = parameter.data.view(torch.int32)
-            high = (master + (1 << 15)) >> 16
-            low.copy_(master - (high << 16))
+            high = master.add(1 << 15).bitwise_right_shift_(16)
             weights.view(torch.int16).copy_(high)
+            low.copy_(master.sub_(high.bitwise_left_shift_(16)))
             parameter.grad = None
             parameter.data = weights
             parameter.grad = gradient
