@@ -43,6 +43,11 @@ def _of_library(module: str, kind: str, **options: Any) -> Factory:
     return factory
 
 
+def _with_masters(module: str, kind: str) -> Factory:
+    factory = _of_library(module, kind)
+    return lambda named: keep_masters(factory(named))
+
+
 def _trained(factory: Factory) -> Factory:
     def train(named: Any) -> torch.optim.Optimizer:
         optimizer: Any = factory(named)
@@ -120,9 +125,9 @@ _MADE: dict[str, Factory] = {
     "bnb_adamw_8bit": _of_library("bitsandbytes.optim", "AdamW8bit"),
     "ao_adamw_8bit": _of_library("torchao.optim", "AdamW8bit"),
     "ao_adamw_4bit": _of_library("torchao.optim", "AdamW4bit"),
-    "ao_adamw_8bit_masters": lambda named: keep_masters(
-        _of_library("torchao.optim", "AdamW8bit")(named)
-    ),
+    "bnb_adamw_8bit_masters": _with_masters("bitsandbytes.optim", "AdamW8bit"),
+    "ao_adamw_8bit_masters": _with_masters("torchao.optim", "AdamW8bit"),
+    "ao_adamw_4bit_masters": _with_masters("torchao.optim", "AdamW4bit"),
 }
 
 ROWS: dict[str, Factory] = {**_MADE, **optimizers.ACCEPTED}

@@ -139,7 +139,7 @@ class RuntimeConfig(Section):
 
     precision: Literal["auto", Precision] = "auto"
     """Type of matrix multiplications: `bf16` (A100 and newer), `fp16` with a dynamic
-    loss scale, or `fp32`. Parameters and optimizer state stay in fp32. `auto`: bf16 where
+    loss scale, or `fp32`. Parameters and optimizer state keep their own type. `auto`: bf16 where
     every GPU that may be used has it, else fp16 (fp32 with `semantics: stale_by_one`), and
     fp32 on CPUs and on own hosts whose GPUs `ssh.hosts.gpu` does not name; it is settled at
     the launch, for the job's life."""
