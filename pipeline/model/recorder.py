@@ -362,6 +362,8 @@ class Recorder(OperationMode):
     def replaced(self, name: str, buffer: torch.Tensor) -> None:
         """Note that a buffer is another tensor than before."""
         value = self._values.get(buffer.untyped_storage()._cdata)
+        if value is not None and value.buffer == name:
+            return  # another view of it, whose writes are noted
         section = self.section if value is None else value.section
         self.facts.changed.setdefault(name, set()).add(section)
 

@@ -171,9 +171,9 @@ class ModelLayout:
     matrices: frozenset[str]
     """Parameters that autocast converts before anything else is done with them."""
     tied: tuple[TiedParameter, ...]
-    skippable: Mapping[str, int]
-    """Modules with parameters that stages after them need not run, and the first
-    section that does; none lies within another."""
+    skippable: Mapping[str, frozenset[int]]
+    """Modules with parameters that stages without them need not run, and the sections
+    in which they run; none lies within another."""
     batch: tuple[TensorSpec, ...]
     """The tensors of a micro-batch of one example."""
     flops_per_example: tuple[int, ...]
@@ -337,16 +337,11 @@ def helper_names(model: nn.Module) -> list[str]:
     return _outermost(model, "", lambda one: isinstance(one, Helper))
 
 
-def find_cuts_beside(model: nn.Module, helpers: Sequence[str]) -> list[CutPlaces]:
-    """Find places where a model may be cut without regard to its helpers.
-
-    Args:
-        model: The user's; its helpers are taken out.
-        helpers: Names of them.
-    """
-    for name in helpers:
+def without_helpers(model: nn.Module) -> nn.Module:
+    """Take the helpers out of a model, and return it."""
+    for name in helper_names(model):
         model.set_submodule(name, nn.Identity())
-    return find_cuts(model)
+    return model
 
 
 def in_waves(

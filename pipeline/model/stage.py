@@ -410,12 +410,14 @@ class StageModel:
         ]
         passed = tuple(f"{name}." for section, name in outside if section < start or waves)
         for section, cut in enumerate(cuts if waves else cuts[: self.sections.stop]):
-            for name in {end.module: None for end in cut.ends.values()}:
+            for name, end in {end.module: end for end in cut.ends.values()}.items():
                 module = self._model.get_submodule(name)
+                if (section, name) in outside and None in end.like and self._twin is not None:
+                    module.forward = self._skipping_forward(name, module.forward)
                 module.forward = self._cut_forward(section, name, module.forward)
-        for name, section in self._layout.skippable.items():
+        for name, sections in self._layout.skippable.items():
             module = self._model.get_submodule(name)
-            skips = section < start or (waves and self._twin is not None)
+            skips = sections - {*self.sections} if waves else min(sections) < start
             if skips and not name.startswith(passed):
                 module.forward = self._skipping_forward(name, module.forward)
             if self._naming is not None:

@@ -54,11 +54,11 @@ from spottrain.pipeline.model.sections import (
     Trunk,
     Wave,
     find_cuts,
-    find_cuts_beside,
     helper_names,
     in_waves,
     is_matrix,
     parameter_slots,
+    without_helpers,
 )
 from spottrain.pipeline.model.skeleton import (
     build_skeleton,
@@ -433,7 +433,7 @@ def _beside_helpers(job: TrainingJob, model: nn.Module, batch: Batch) -> list[Cu
     if not helpers:
         return []
     try:
-        choices = find_cuts_beside(build_skeleton(job.model), [*helpers])
+        choices = find_cuts(without_helpers(build_skeleton(job.model)))
         runs = _first_run(job, WHOLE, batch)[1].runs
     except UserCodeError:
         return []  # the one that says what is wrong comes from the model as it is
@@ -765,9 +765,9 @@ def _skippable(
     calls: dict[str, set[tuple[int, int]]],
     needed: set[str],
     cuts: Collection[str],
-) -> dict[str, int]:
-    """Return outermost modules with parameters that later stages need not run."""
-    chosen: dict[str, int] = {}
+) -> dict[str, frozenset[int]]:
+    """Return outermost modules with parameters that other stages need not run."""
+    chosen: dict[str, frozenset[int]] = {}
     for name, module in model.named_modules():
         spans = calls.get(name)
         inside = name.startswith(tuple(f"{other}." for other in chosen))
@@ -781,5 +781,5 @@ def _skippable(
             and any(True for _ in module.parameters())
             and not any(cut.startswith(f"{name}.") for cut in cuts)
         ):
-            chosen[name] = min(begin for begin, _ in spans)
+            chosen[name] = frozenset(begin for begin, _ in spans)
     return chosen

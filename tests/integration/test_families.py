@@ -27,6 +27,9 @@ from tests.integration.fleet import Zygote
         ("EfficientNet by hand, BatchNorm", 5),
         ("GPT by hand, residuals outside", 4),
         ("DiT by hand", 4),
+        ("GPT by hand, R-Drop", 4),
+        ("ResNet by hand, BatchNorm, SimSiam", 9),
+        ("Llama, DPO with a reference", 4),
         ("wav2vec2", 1),
     ],
 )
