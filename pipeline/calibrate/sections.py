@@ -393,6 +393,8 @@ class _SectionRun:
         self.section = section
         self._device = device
         self._job, self._seed = loaded.job, loaded.spec.seed
+        self._num_sections = loaded.layout.num_sections
+        self._entered: Any = None
         self._fetch = fetch
         parameters, gradients = fetch()
         self._stage = StageModel(
@@ -545,15 +547,15 @@ class _SectionRun:
         return received
 
     def _entered_section(self, section: int) -> int:
-        """Note when the user's code has reached the section."""
+        """Note when the user's code has reached the section, in the first wave that does."""
         seed = random_seed(self._seed, 0, 0, section)
-        if section == self.section:
+        if section % self._num_sections == self.section and self._entered is None:
             self._entered = self._device.mark()
         return seed
 
     def _run(self, batch: Batch, how: AbstractContextManager[None], kind: str) -> StageOutput:
         received = self._received()
-        began = self._device.mark()
+        began, self._entered = self._device.mark(), None
         with user_code("model"), how:
             out = self._stage.forward(batch, received, self._entered_section)
         ended = self._device.mark()

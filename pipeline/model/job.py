@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, Self, cast
 
 import torch
 from torch import nn
@@ -107,6 +107,31 @@ class TrainingJob:
                 return dict(self.heldout)
             case _:
                 return {"heldout": cast(ExampleDataset, self.heldout)}
+
+
+class Helper(nn.Module):
+    """A frozen model beside the one that is trained, such as a reference or a teacher.
+
+    It is part of what ``TrainingJob.model`` builds: as an attribute of the trained model, or
+    beside it in a module of yours. Its parameters are not trained, it stays in evaluation
+    mode, and exports leave it out. Where its blocks can be cut, each section of the trained
+    model has a share of them; else its last section has all.
+
+    Args:
+        module: The model.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module.requires_grad_(False).eval()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the model makes of these arguments."""
+        return self.module(*args, **kwargs)
+
+    def train(self, mode: bool = True) -> Self:
+        """Stay in evaluation mode."""
+        return super().train(False)
 
 
 class CutPoint(nn.Module):

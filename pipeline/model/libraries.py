@@ -13,12 +13,14 @@ from typing import Any
 
 from torch import nn
 
+from spottrain.pipeline.model.sections import helper_names
+
 TRANSFORMERS, PEFT = "transformers.modeling_utils", "peft.peft_model"
 """Python modules in which ``PreTrainedModel`` and ``PeftModel`` are defined."""
 
 
 def modules_of(model: nn.Module, where: str, kind: str) -> Iterator[tuple[str, Any]]:
-    """Yield modules of a class, by name, outer ones first.
+    """Yield modules of a class, by name, outer ones first; none that is in a helper.
 
     Args:
         model: The user's.
@@ -27,7 +29,10 @@ def modules_of(model: nn.Module, where: str, kind: str) -> Iterator[tuple[str, A
     """
     known: Callable[..., object] | None = getattr(sys.modules.get(where), kind, None)
     if isinstance(known, type):
-        yield from ((n, m) for n, m in model.named_modules() if isinstance(m, known))
+        helpers = tuple(f"{name}." for name in helper_names(model))
+        for name, module in model.named_modules():
+            if isinstance(module, known) and not name.startswith(helpers):
+                yield name, module
 
 
 def pretrained_in(model: nn.Module) -> tuple[str, Any] | None:

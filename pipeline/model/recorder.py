@@ -19,6 +19,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.base.operations import OperationMode
 from spottrain.pipeline.model.naming import is_call
+from spottrain.pipeline.model.sections import Wave
 
 _FILLS = ("zeros", "ones", "empty", "full")
 _VALUE_FREE = frozenset(
@@ -67,9 +68,10 @@ class _Made:
 
 @dataclass(frozen=True, kw_only=True)
 class CutFacts:
-    """Observations of one dry run at one cut; see ``sections.Cut``."""
+    """Observations of one dry run where a wave leaves a section; see ``sections.End``."""
 
     module: str
+    name: str
     output: TreeSpec
     leaves: tuple[Any, ...]
     like: tuple[frozenset[int], ...]
@@ -98,8 +100,12 @@ class TraceFacts:
     """Module to the sections at the beginning and end of its calls."""
     needed: set[str] = field(default_factory=set)
     """Modules that make values used in later sections than theirs."""
-    cuts: list[CutFacts] = field(default_factory=list)
-    """In the order in which they were passed."""
+    cuts: dict[tuple[int, int], CutFacts] = field(default_factory=dict)
+    """By section and wave, in the order in which they were passed."""
+    waves: list[Wave] = field(default_factory=list)
+    """That have begun."""
+    runs: list[tuple[str, ...]] = field(default_factory=list)
+    """Of each call of a module: itself, and the modules around it, outer ones first."""
     crossing: dict[str, CrossingFacts] = field(default_factory=dict)
     """What passes cuts, by name, in the order in which it is first used behind one."""
     passes_over: bool = False
@@ -120,6 +126,8 @@ class TraceFacts:
     """Names of what the loss has measured."""
     changed: dict[str, set[int]] = field(default_factory=dict)
     """Buffers that forwards change, and in which sections."""
+    writes: Counter[str] = field(default_factory=Counter)
+    """How often they change each."""
     helpers: dict[int, torch.Tensor] = field(default_factory=dict)
     """Parameters that are not the model's, by their storage, in order of use."""
 
@@ -135,7 +143,7 @@ class Recorder(OperationMode):
         super().__init__()
         self.facts = TraceFacts()
         self._names = names
-        self.section = 0
+        self.section = self.wave = 0
         self.stack: list[str] = []
         self._values: dict[int, _Value] = {}
         self._made: MutableMapping[torch.Tensor, _Made] = WeakTensorKeyDictionary()
@@ -202,7 +210,17 @@ class Recorder(OperationMode):
             what: Uses it.
         """
         made = self._made.get(tensor)
-        if (value.section if made is None else made.section) >= self.section:
+        section = value.section if made is None else made.section
+        known = self.facts.crossing.get(made.name) if made else None
+        if section > self.section:
+            self._refuse_later(section, what)
+        if known and known.last > self.section and known.made.has_gradient:
+            raise UserCodeError(
+                f"model cannot be cut: several calls of it use ({what}) a tensor that depends on "
+                f"parameters ({known.made.name}), each in several sections, so that its gradient "
+                "would be summed in another order: compute it within each call"
+            )
+        if section == self.section:
             return
         if made is None or not made.name or made.has_gradient != tensor.requires_grad:
             self._pass_over(value, what)
@@ -299,7 +317,7 @@ class Recorder(OperationMode):
     def _use(self, value: _Value, operation: str) -> None:
         if value.parameter is not None:
             self.facts.uses.setdefault(value.parameter, set()).add(self.section)
-            if value.section < self.section:
+            if value.section != self.section:
                 self.facts.captured[value.parameter] = self.where()
         elif value.is_replaced:
             raise UserCodeError(
@@ -313,7 +331,9 @@ class Recorder(OperationMode):
                 self.see(tensor, value, operation)
             if value.section < self.section and not own:
                 self._pass_over(value, operation)
-        elif value.section < self.section:
+            if value.section > self.section and not own:
+                self._refuse_later(value.section, operation)
+        elif value.section != self.section:
             self.facts.needed |= value.makers
 
     def _pass_over(self, value: _Value, operation: str) -> None:
@@ -321,12 +341,19 @@ class Recorder(OperationMode):
         self.facts.passes_over = True
         if not self._names:
             return
-        cuts = self.facts.cuts[value.section : value.section + 1]
+        cut = self.facts.cuts.get((value.section, self.wave))
         raise UserCodeError(
             f"model cannot be cut: {self.where()} in section {self.section} uses ({operation}) a "
-            f"value computed in section {value.section}{''.join(f' ({c.module})' for c in cuts)} "
+            f"value computed in section {value.section}{f' ({cut.module})' if cut else ''} "
             "that was neither returned by a block nor made between blocks (a hook or an attribute "
             "has it): let the block return it"
+        )
+
+    def _refuse_later(self, section: int, operation: str) -> None:
+        raise UserCodeError(
+            f"model cannot be cut: {self.where()} in section {self.section} uses ({operation}) a "
+            f"value that was computed in section {section} before: calls of a model must not depend "
+            "on what others return, and random numbers for all of them are drawn before the first"
         )
 
     def check_writes(self) -> None:
@@ -349,6 +376,7 @@ class Recorder(OperationMode):
         for value in self._registered(_written(func, args, kwargs)):
             if value.buffer:
                 self.facts.changed.setdefault(value.buffer, set()).add(self.section)
+                self.facts.writes[value.buffer] += 1
             elif value.parameter:
                 raise UserCodeError(
                     f"model changes its parameter {value.parameter} in forward ({self.where()}), "
@@ -358,6 +386,8 @@ class Recorder(OperationMode):
     def replaced(self, name: str, buffer: torch.Tensor) -> None:
         """Note that a buffer is another tensor than before."""
         value = self._values.get(buffer.untyped_storage()._cdata)
+        if value is not None and value.buffer == name:
+            return  # another view of it, whose writes are noted
         section = self.section if value is None else value.section
         self.facts.changed.setdefault(name, set()).add(section)
 

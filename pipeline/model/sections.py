@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple, Self, cast
 
 import torch
@@ -14,7 +15,7 @@ from torch.utils._pytree import TreeSpec
 
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.base.blank import BlankBatch
-from spottrain.pipeline.model.job import CutPoint
+from spottrain.pipeline.model.job import CutPoint, Helper
 from spottrain.pipeline.model.naming import is_call
 from spottrain.wire.model import TiedParameter
 
@@ -109,13 +110,12 @@ class Crossing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
-    """The end of a section, where ``module`` has returned: a block, or a CutPoint."""
+class End:
+    """Where a wave leaves a section: ``module`` has returned, a block or a CutPoint."""
 
     module: str
-    crossing: tuple[Crossing, ...]
-    """What passes the cut: first the activation, which the block returns; then what was made
-    in this section or an earlier one and is used in a later one."""
+    name: str
+    """Of what it returns, among all that passes cuts."""
     output: TreeSpec
     """Structure of what the block returns."""
     leaves: tuple[object, ...] = field(compare=False)  # tensors do not compare to a bool
@@ -126,9 +126,28 @@ class Cut:
     """The block computes something besides its output that a later section needs,
     from inputs and buffers alone; so later stages run it too."""
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """The end of a section."""
+
+    ends: Mapping[int, End]
+    """By wave: of each that comes through the section."""
+    crossing: tuple[Crossing, ...]
+    """What passes the cut: first the activation, which the block returns; then what was made
+    in this section or an earlier one and is used in a later one."""
+
     def num_bytes(self, examples: int) -> int:
         """Return the bytes of all that passes for a micro-batch of ``examples``."""
         return sum(math.prod(c.shape(examples)) * c.dtype.itemsize for c in self.crossing)
+
+
+class Wave(NamedTuple):
+    """A call of a model that the loss calls several times, or of a helper."""
+
+    module: str
+    section: int
+    """The one that it begins in. It ends in the last one, which all code between waves is in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,9 +171,9 @@ class ModelLayout:
     matrices: frozenset[str]
     """Parameters that autocast converts before anything else is done with them."""
     tied: tuple[TiedParameter, ...]
-    skippable: Mapping[str, int]
-    """Modules with parameters that stages after them need not run, and the first
-    section that does; none lies within another."""
+    skippable: Mapping[str, frozenset[int]]
+    """Modules with parameters that stages without them need not run, and the sections
+    in which they run; none lies within another."""
     batch: tuple[TensorSpec, ...]
     """The tensors of a micro-batch of one example."""
     flops_per_example: tuple[int, ...]
@@ -176,6 +195,9 @@ class ModelLayout:
 
     uncut: str = ""
     """Why the model is one section; empty: it is cut."""
+
+    waves: tuple[Wave, ...] = ()
+    """In the order in which they run; empty: the whole loss is one wave."""
 
     helpers: tuple[torch.Tensor, ...] = ()
     """Parameters of other models that the loss uses, such as a teacher's."""
@@ -254,6 +276,17 @@ class ModelLayout:
         return (spec for spec in specs if spec.requires_grad)
 
 
+class Trunk(NamedTuple):
+    """A module of which each call is a wave of its own through the sections.
+
+    A wave ends in the last section; it begins as many before as it has cuts.
+    """
+
+    module: str
+    cuts: tuple[str, ...]
+    """Blocks in it that end a section, in the order in which they run."""
+
+
 class CutPlaces(NamedTuple):
     """Places where a model may be cut."""
 
@@ -265,6 +298,13 @@ class CutPlaces(NamedTuple):
     """All blocks, those included that end none."""
     is_guess: bool = False
     """Found by position alone: why the model cannot be cut there says little."""
+    trunks: tuple[Trunk, ...] = ()
+    """Empty: the whole loss is one wave."""
+
+    @property
+    def num_cuts(self) -> int:
+        """Cuts that a model gets here."""
+        return max((len(one.cuts) for one in self.trunks), default=len(self.cuts))
 
     @property
     def is_by_hand(self) -> bool:
@@ -313,6 +353,63 @@ def find_cuts(model: nn.Module) -> list[CutPlaces]:
             "spottrain.CutPoint() modules where it may be cut"
         )
     return choices
+
+
+def helper_names(model: nn.Module) -> list[str]:
+    """Return the names of helpers that are in no other helper."""
+    return _outermost(model, "", lambda one: isinstance(one, Helper))
+
+
+def without_helpers(model: nn.Module) -> nn.Module:
+    """Take the helpers out of a model, and return it."""
+    for name in helper_names(model):
+        model.set_submodule(name, nn.Identity())
+    return model
+
+
+def in_waves(
+    places: CutPlaces,
+    runs: Sequence[tuple[str, ...]],
+    helpers: Mapping[str, Helper] = MappingProxyType({}),
+) -> CutPlaces | None:
+    """Return places where a model is cut that the loss calls several times, or with helpers.
+
+    Args:
+        places: Where it could be cut by itself.
+        runs: Calls of modules in a run of the loss; see ``TraceFacts``.
+        helpers: By name.
+
+    Returns:
+        ``None`` if no module runs all of these places in each of its calls.
+    """
+    calls = Counter(run[-1] for run in runs)
+    own = [run for run in runs if run[-1] in places.cuts]
+    if not own:
+        return None
+    around = set.intersection(*({*run[:-1]} for run in own))
+    around -= {name for run in runs if run[-1] in helpers for name in run}
+    times = calls[own[0][-1]]
+    module = next((n for n in own[0] if n in around and calls[n] == times), None)
+    if module is None:
+        return None
+    in_order = tuple(dict.fromkeys(run[-1] for run in own))
+    trunks = [Trunk(module, in_order if places.is_by_hand else places.cuts)]
+    trunks += [_trunk_of(name, one, len(places.cuts)) for name, one in helpers.items()]
+    cuts = tuple(cut for trunk in trunks for cut in trunk.cuts)
+    return places._replace(
+        cuts=cuts, units=(*places.units, *cuts[len(places.cuts) :]), trunks=tuple(trunks)
+    )
+
+
+def _trunk_of(name: str, helper: Helper, most: int) -> Trunk:
+    """Return where a helper is cut: at ``most`` places at most, evenly apart."""
+    try:
+        cuts = find_cuts(helper)[0].cuts
+    except UserCodeError:
+        cuts = ()
+    blocks, parts = len(cuts) + 1, min(len(cuts), most) + 1
+    chosen = (cuts[math.ceil(part * blocks / parts) - 1] for part in range(1, parts))
+    return Trunk(name, tuple(f"{name}.{cut}" for cut in chosen))
 
 
 def _cuts_in_lists(model: nn.Module) -> list[CutPlaces]:

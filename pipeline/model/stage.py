@@ -26,6 +26,7 @@ from spottrain.pipeline.model.sections import (
     Attached,
     Crossing,
     Cut,
+    End,
     ModelLayout,
     Running,
     TensorSpec,
@@ -49,7 +50,8 @@ trained: what led to it gets no gradient, as where no stage ends there."""
 StageOutput = Activations | LossSums
 """What the next stage receives; of the last one, what the loss has returned."""
 Seeds = Callable[[int], int]
-"""The seed of a section's random numbers, for the micro-batch at hand."""
+"""The seed of a section's random numbers, for the micro-batch at hand. Of a model of n sections
+wave w asks for that of section s by the number w n + s."""
 
 CHECK_FINITE = "SPOTTRAIN_CHECK_FINITE"
 """Environment variable of a job that lets every section's output be checked: slow."""
@@ -91,6 +93,10 @@ class StageModel:
     tensor is put in as the output of what has made it, such as of the block before the stage;
     after the stage's last block the user's code is left by an exception. Parameters that the
     stage does not own take no memory.
+
+    Where the loss calls the model several times, each call is a wave that goes through all
+    sections. The stage runs its sections of each; behind them, too, modules yield zeros,
+    until the last wave that comes through the stage has left it.
 
     What passes a cut is laid out as if it had been sent where it is made, whether or not it
     leaves this stage, and so is the sum of its gradients. Autograd adds those of later sections
@@ -138,8 +144,12 @@ class StageModel:
         self._checks_finite = bool(os.environ.get(CHECK_FINITE))
         self._autocast_type = AUTOCAST_TYPES[precision]
         self._model = build_skeleton(job.model).train()
-        self._twin = build_skeleton(job.model).to("meta") if sections.start else None
+        cuts = layout.cuts[sections[-1] : sections.stop]
+        self._last_wave = max(cuts[0].ends) if cuts else len(layout.waves)
+        skips = sections.start or (layout.waves and cuts)
+        self._twin = build_skeleton(job.model).to("meta") if skips else None
         self._section = self._reached = _IDLE
+        self._wave = 0
         self._writable_zeros = False
         self._seeds: Seeds = int
         self._received: dict[str, torch.Tensor] = {}
@@ -149,8 +159,8 @@ class StageModel:
         self._naming: Naming | None = None
         if layout.names_calls:
             self._naming = Naming(self._take, lambda: self._section, self._to_change)
-        for cut in layout.cuts:
-            know_classes_of(cut.output)
+        for end in (end for cut in layout.cuts for end in cut.ends.values()):
+            know_classes_of(end.output)
         _place_buffers(self._model, self._device, {} if buffers is None else buffers)
         built = dict(self._model.named_parameters()) | dict(self._model.named_buffers())
         self._parameters = {
@@ -244,6 +254,12 @@ class StageModel:
         finally:
             reached, self._section, self._received = self._section, _IDLE, {}
             self._held = {}
+        waves = self._layout.waves
+        if waves and self._wave != len(waves) - 1:
+            raise UserCodeError(
+                f"loss called models {self._wave + 1} times, and {len(waves)} times for the first "
+                "example: call them as often, and in the same order, for every micro-batch"
+            )
         if reached != self._layout.num_sections - 1:
             raise UserCodeError(
                 f"loss returned within section {reached}, before section "
@@ -271,6 +287,7 @@ class StageModel:
     def _run_loss(self, batch: Batch) -> Any:
         for one in self._running:
             one.begin()
+        self._wave = -1 if self._layout.waves else 0
         self._enter(0)
         self._held = dict(self._received)
         if self._naming is not None:
@@ -306,7 +323,7 @@ class StageModel:
         self._check()
         self._section = self._reached = section
         if section == 0 or section in self.sections:
-            seed = self._seeds(section)
+            seed = self._seeds(max(self._wave, 0) * self._layout.num_sections + section)
             seed_everything(seed)
             if self._device.type == "cuda":
                 torch.cuda.manual_seed(seed)
@@ -337,6 +354,8 @@ class StageModel:
 
     def _replaying(self, function: Callable[..., Any]) -> Callable[..., Any]:
         section, seeds, received = self._section, self._seeds, self._received
+        wave = self._wave
+        changed = [one.value().clone() for one in self._running if wave > 0]
         naming, held = self._naming, self._held
         named_again: Callable[[], AbstractContextManager[None]] = nullcontext
         if naming is not None and not naming.is_inside:
@@ -344,9 +363,11 @@ class StageModel:
 
         def again(*args: Any, **kwargs: Any) -> None:
             self._section, self._seeds, self._received = section, seeds, received
-            self._held = dict(held)
+            self._held, self._wave = dict(held), wave
             for one in self._running:
                 one.begin()
+            for one, value in zip(self._running, changed, strict=False):
+                one.value().copy_(value)
             self._swap(section)
             try:
                 with named_again():
@@ -382,17 +403,50 @@ class StageModel:
 
     def _intercept(self) -> None:
         """Replace ``forward`` of the modules where the stage begins and ends."""
-        start, cuts = self.sections.start, self._layout.cuts
-        for section, cut in enumerate(cuts[: self.sections.stop]):
-            module = self._model.get_submodule(cut.module)
-            module.forward = self._cut_forward(section, cut, module.forward)
-        passed = tuple(f"{cut.module}." for cut in cuts[:start] if not cut.must_run)
-        for name, section in self._layout.skippable.items():
+        start, cuts, waves = self.sections.start, self._layout.cuts, self._layout.waves
+        outside = [
+            (section, end.module)
+            for section, cut in enumerate(cuts)
+            for end in cut.ends.values()
+            if section not in self.sections and not end.must_run
+        ]
+        passed = tuple(f"{name}." for section, name in outside if section < start or waves)
+        for section, cut in enumerate(cuts if waves else cuts[: self.sections.stop]):
+            for name, end in {end.module: end for end in cut.ends.values()}.items():
+                module = self._model.get_submodule(name)
+                if (section, name) in outside and None in end.like and self._twin is not None:
+                    module.forward = self._skipping_forward(name, module.forward)
+                module.forward = self._cut_forward(section, name, module.forward)
+        for name, sections in self._layout.skippable.items():
             module = self._model.get_submodule(name)
-            if section < start and not name.startswith(passed):
+            skips = sections - {*self.sections} if waves else min(sections) < start
+            if skips and not name.startswith(passed):
                 module.forward = self._skipping_forward(name, module.forward)
             if self._naming is not None:
                 module.forward = self._named_forward(name, module.forward, self._naming)
+        for name, section in dict(waves).items():
+            module = self._model.get_submodule(name)
+            module.forward = self._wave_forward(name, section, module.forward)
+
+    def _wave_forward(
+        self, name: str, section: int, forward: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """Return the new ``forward`` of a module of which each call is a wave."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            wave, waves = self._wave + 1, self._layout.waves
+            if wave >= len(waves) or waves[wave].module != name:
+                raise UserCodeError(
+                    f"loss called {name or 'the model'} as number {wave + 1}, and not so for the "
+                    "first example: call models as often, and in the same order, for every "
+                    "micro-batch"
+                )
+            self._wave = wave
+            if wave or section:  # else what ran before is in the same section
+                self._enter(section)
+            return forward(*args, **kwargs)
+
+        return run
 
     def _named_forward(
         self, name: str, forward: Callable[..., Any], naming: Naming
@@ -407,61 +461,71 @@ class StageModel:
         return run
 
     def _cut_forward(
-        self, section: int, cut: Cut, forward: Callable[..., Any]
+        self, section: int, name: str, forward: Callable[..., Any]
     ) -> Callable[..., Any]:
         """Return the new ``forward`` of the block that ends ``section``."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            if self._section != section:
-                _refuse_order(cut.module, section, self._section)
+            end = self._layout.cuts[section].ends.get(self._wave)
+            if self._section != section or end is None:
+                _refuse_order(name, section, self._section)
             with self._inside():
-                if section >= self.sections.start:
-                    leaves = self._end_section(section, cut, forward(*args, **kwargs))
+                if section in self.sections:
+                    leaves = self._end_section(section, end, forward(*args, **kwargs))
                 else:
-                    leaves = self._skip_section(section, cut, forward, args, kwargs)
-            return tree_unflatten(leaves, cut.output)
+                    leaves = self._skip_section(section, end, forward, args, kwargs)
+            return tree_unflatten(leaves, end.output)
 
         return run
 
-    def _end_section(self, section: int, cut: Cut, output: Any) -> list[Any]:
+    def _end_section(self, section: int, end: End, output: Any) -> list[Any]:
         """Return the leaves of what a block has returned, as the next section gets them."""
-        made, own = tree_leaves(output), self._own_of(cut)
-        if len(made) != len(cut.leaves) or not all(isinstance(made[k], torch.Tensor) for k in own):
+        made, own = tree_leaves(output), self._own_of(end)
+        if len(made) != len(end.leaves) or not all(isinstance(made[k], torch.Tensor) for k in own):
             raise UserCodeError(
-                f"block {cut.module} must return tensors in the same places each time: got "
-                f"{type(output).__name__} of {len(made)}, at first {len(cut.leaves)}"
+                f"block {end.module} must return tensors in the same places each time: got "
+                f"{type(output).__name__} of {len(made)}, at first {len(end.leaves)}"
             )
         for index in own:
             self._check_finite(section, made[index])
+        leaves: list[Any] = list(end.leaves)
         if section == self.sections[-1]:
             self._held |= {name: as_sent(made[index]) for index, name in own.items()}
-            for one in cut.crossing:
-                if one.name not in self._held:
-                    self._refuse_name(one.name)
-            raise _Unwind([self._held[one.name] for one in cut.crossing])
+            if self._wave == self._last_wave:
+                raise _Unwind(self._to_send(self._layout.cuts[section]))
+            self._enter(section + 1)
+            for index in own:
+                leaves[index] = self._zeros_like(made[index])
+            return leaves
         self._enter(section + 1)
-        leaves: list[Any] = list(cut.leaves)
         for index, name in own.items():
             is_written = section + 1 in self._layout.writes_input
             one = made[index].clone() if is_written else made[index]
             leaves[index] = self._held[name] = _as_if_sent(one, self._check)
         return leaves
 
+    def _to_send(self, cut: Cut) -> Activations:
+        """Return what passes the cut behind the stage."""
+        for one in cut.crossing:
+            if one.name not in self._held:
+                self._refuse_name(one.name)
+        return [self._held[one.name] for one in cut.crossing]
+
     def _skip_section(
-        self, section: int, cut: Cut, forward: Callable[..., Any], args: Any, kwargs: Any
+        self, section: int, end: End, forward: Callable[..., Any], args: Any, kwargs: Any
     ) -> list[Any]:
-        """Return stand-ins for what a block before the stage returns, or what has come in."""
+        """Return stand-ins for what a block outside of the stage returns, or what has come in."""
         is_next = section == self.sections.start - 1
-        own = self._own_of(cut)
-        leaves: list[Any] = list(cut.leaves)
+        own = self._own_of(end)
+        leaves: list[Any] = list(end.leaves)
         if is_next:
-            if cut.must_run:
+            if end.must_run:
                 forward(*args, **kwargs)
             self._enter(section + 1)
         else:
             self._enter(section + 1)
-            like = {index: cut.like[index] for index in own}
-            if cut.must_run or None in like.values():
+            like = {index: end.like[index] for index in own}
+            if end.must_run or None in like.values():
                 leaves = tree_leaves(forward(*args, **kwargs))
             else:
                 given = strided_tensors((args, kwargs))
@@ -473,9 +537,9 @@ class StageModel:
                 leaves[index] = leaves[index].clone()  # what came is needed again
         return leaves
 
-    def _own_of(self, cut: Cut) -> dict[int, str]:
+    def _own_of(self, end: End) -> dict[int, str]:
         """Return the leaves of a block's output that pass cuts, and their names."""
-        names = (leaf_name(cut.module, index) for index in range(len(cut.leaves)))
+        names = (leaf_name(end.name, index) for index in range(len(end.leaves)))
         return {k: name for k, name in enumerate(names) if name in self._crossing}
 
     def _take(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -484,7 +548,7 @@ class StageModel:
             if received.shape != tensor.shape:
                 self._refuse_name(name)
             return received
-        if name not in self._crossing or self._section < self.sections.start:
+        if name not in self._crossing or self._section not in self.sections:
             return tensor
         self._held[name] = _as_if_sent(tensor, self._check)
         return self._held[name]
@@ -513,7 +577,7 @@ class StageModel:
 
         def run(*args: Any, **kwargs: Any) -> Any:
             nonlocal needs_values
-            if self._section >= self.sections.start or needs_values:
+            if self._section in self.sections or needs_values:
                 return forward(*args, **kwargs)
             try:
                 with torch.no_grad(), run_eagerly():
@@ -552,10 +616,14 @@ class _RunningBuffer(NamedTuple):
 
     def change(self) -> torch.Tensor:
         """Return what the forward has added to it."""
+        return self.value().detach().to(self.committed.dtype) - self.committed.detach()
+
+    def value(self) -> torch.Tensor:
+        """Return what it is now."""
         module, attribute = self.slots[0]
         value = module._buffers[attribute]
         assert value is not None
-        return value.detach().to(self.committed.dtype) - self.committed.detach()
+        return value
 
 
 def go_backward(out: Activations, gradients: Gradients) -> None:

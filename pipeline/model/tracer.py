@@ -31,7 +31,7 @@ from spottrain.pipeline.base.heap import mmap_large_blocks
 from spottrain.pipeline.model.checks.factory import check_buffers, check_factory, refuse_layer_drop
 from spottrain.pipeline.model.data import check_datasets, collated
 from spottrain.pipeline.model.entrypoint import user_code
-from spottrain.pipeline.model.job import Batch, TrainingJob
+from spottrain.pipeline.model.job import Batch, Helper, TrainingJob
 from spottrain.pipeline.model.libraries import base_name
 from spottrain.pipeline.model.loss import loss_sums
 from spottrain.pipeline.model.naming import Naming, leaf_name
@@ -48,13 +48,19 @@ from spottrain.pipeline.model.sections import (
     Crossing,
     Cut,
     CutPlaces,
+    End,
     ModelLayout,
     ParameterSlots,
     Running,
     TensorSpec,
+    Trunk,
+    Wave,
     find_cuts,
+    helper_names,
+    in_waves,
     is_matrix,
     parameter_slots,
+    without_helpers,
 )
 from spottrain.pipeline.model.skeleton import (
     build_skeleton,
@@ -69,6 +75,10 @@ from spottrain.wire.model import TiedParameter
 
 _NO_HOOKS = "saved tensor hooks"
 """In what torch says where they are not permitted."""
+
+
+class _RunsAgainError(UserCodeError):
+    """A block runs again in one run of the loss."""
 
 
 class _DryRun:
@@ -114,7 +124,10 @@ class _DryRun:
         self._changed = changed
         self._fill()
         stand_in = self._stand_in
-        self._swaps = [{name: stand_in(name) for name in tied} for _ in self._cut_names]
+        numbers = range(1, places.num_cuts + 1)
+        first = {name: self._model.get_parameter(name) for name in tied}
+        self._swaps = [first, *({name: stand_in(name) for name in tied} for _ in numbers)]
+        self._trunk: Trunk | None = None
         for name, module in list(self._model.named_modules()):
             module.forward = self._reporting(name, module.forward)
 
@@ -143,11 +156,12 @@ class _DryRun:
                 "loss calls backward, so that gradients would count twice: remove the call, and "
                 "return the sum of losses, whose backward runs stage by stage"
             )
-        facts, number = self._recorder.facts, len(self._cut_names)
+        facts, number = self._recorder.facts, self.places.num_cuts
         facts.metrics = tuple(sorted(loss_sums(result).metrics))
-        if len(facts.cuts) != number:
+        passed = len({section for section, _ in facts.cuts})
+        if passed != number or self._recorder.section != number:
             raise UserCodeError(
-                f"model ran {len(facts.cuts)} of the {number} modules that end a "
+                f"model ran {passed} of the {number} modules that end a "
                 "section: run each once in every forward pass"
             )
         for name, buffer in self._model.named_buffers():
@@ -205,10 +219,14 @@ class _DryRun:
     def _reporting(self, name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
         recorder, naming = self._recorder, self._naming
         is_cut, is_whole = name in self._cut_names, name in self._whole
+        trunk = next((one for one in self.places.trunks if one.module == name), None)
 
         def run(*args: Any, **kwargs: Any) -> Any:
+            if trunk is not None:
+                self._begin_wave(trunk)
             begin = recorder.section
             recorder.stack.append(name)
+            recorder.facts.runs.append((*recorder.stack,))
             try:
                 with naming.inside() if is_cut or is_whole else contextlib.nullcontext():
                     output = forward(*args, **kwargs)
@@ -222,19 +240,42 @@ class _DryRun:
 
         return run
 
+    def _begin_wave(self, trunk: Trunk) -> None:
+        """Go to the section in which a wave begins."""
+        facts, recorder = self._recorder.facts, self._recorder
+        number = self.places.num_cuts
+        if facts.waves and recorder.section != number:
+            raise UserCodeError(
+                f"model cannot be cut: it ran {trunk.module or 'itself'} before all blocks of "
+                f"{facts.waves[-1].module or 'the model'} had run: run each once in every call"
+            )
+        recorder.wave, recorder.section = len(facts.waves), number - len(trunk.cuts)
+        facts.waves.append(Wave(trunk.module, recorder.section))
+        self._trunk = trunk
+        self._swap(recorder.section)
+
+    def _swap(self, section: int) -> None:
+        for tied, parameter in self._swaps[section].items():
+            self._attach_parameter(tied, parameter, section)
+
     def _cut(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """End a section; return the block's output as a later stage would see it."""
         recorder, section = self._recorder, self._recorder.section
-        by_hand = self.places.is_by_hand
-        expected = self._cut_names if by_hand else self._cut_names[section:][:1]
-        seen = [cut.module for cut in recorder.facts.cuts]
+        by_hand, trunk = self.places.is_by_hand, self._trunk
+        in_order = self._cut_names if trunk is None else trunk.cuts
+        passed = section if trunk is None else section - self.places.num_cuts + len(in_order)
+        expected = in_order if by_hand else in_order[passed:][:1]
+        cuts = recorder.facts.cuts
+        seen = [cut.module for (_, wave), cut in cuts.items() if wave == recorder.wave]
+        if name in seen and not self.places.trunks:
+            raise _RunsAgainError(
+                f"block {name} must run once in each call of a model: it ran again after "
+                f"{seen[-1]}; run all blocks once each, in the order of their list"
+            )
         if name in seen or name not in expected:
             advice = ""
             if name in seen:
-                advice = (
-                    "; loss may run the model once: put what belongs together (pairs, two "
-                    "views) through it as one batch, by torch.cat"
-                )
+                advice = "; a model may be called again once all of its blocks have run"
             elif not by_hand:
                 advice = (
                     "; a model that leaves layers out at random must not (LayerDrop: set "
@@ -248,13 +289,13 @@ class _DryRun:
         know_classes_in(output)
         leaves, structure = tree_flatten(output)
         activation = _activation_among(name, leaves)
-        recorder.facts.cuts.append(
-            CutFacts(
-                module=name,
-                output=structure,
-                leaves=tuple(_stand_in_of(name, leaf) for leaf in leaves),
-                like=tuple(_alike(leaf, strided_tensors((args, kwargs))) for leaf in leaves),
-            )
+        output_name = f"{name}@{recorder.wave}" if recorder.wave else name
+        cuts[section, recorder.wave] = CutFacts(
+            module=name,
+            name=output_name,
+            output=structure,
+            leaves=tuple(_stand_in_of(name, leaf) for leaf in leaves),
+            like=tuple(_alike(leaf, strided_tensors((args, kwargs))) for leaf in leaves),
         )
         begun = section + 1
         makers = frozenset([name])
@@ -274,11 +315,10 @@ class _DryRun:
                     makers=makers,
                     received=is_activation,
                 )
-                recorder.made(copy, leaf_name(name, index), section)
+                recorder.made(copy, leaf_name(output_name, index), section)
         recorder.section = begun
         recorder.cross(leaves[activation])
-        for tied, parameter in self._swaps[section].items():
-            self._attach_parameter(tied, parameter, begun)
+        self._swap(begun)
         return tree_unflatten(leaves, structure)
 
 
@@ -345,7 +385,8 @@ def trace(job: TrainingJob) -> ModelLayout:
 def _trace_first_choice(job: TrainingJob, model: nn.Module) -> ModelLayout:
     """Trace the model cut at the first places that suit its code, else whole.
 
-    Places where one tensor passes each cut go first, unless they leave most of it uncut.
+    Places where one tensor passes each cut go first, unless they leave most of it uncut; before
+    these, places where helpers are cut beside the model.
     """
     with user_code("data set or collate"):
         example = job.dataset[0]
@@ -358,11 +399,11 @@ def _trace_first_choice(job: TrainingJob, model: nn.Module) -> ModelLayout:
         refused, choices = error, []
     over_several: ModelLayout | None = None
     calls = functools.cache(lambda: _calls(job, batches[0]))
-    waiting = deque(choices)
+    waiting = deque([*_beside_helpers(job, model, batches[0]), *choices])
     while waiting:
         places = waiting.popleft()
         try:
-            layout = _trace(job, places, batches)
+            layout = _cut_at(job, places, batches)
         except UserCodeError as error:
             if (sorted_ones := places.sorted_by(calls())) != places:
                 waiting.appendleft(sorted_ones)
@@ -370,6 +411,8 @@ def _trace_first_choice(job: TrainingJob, model: nn.Module) -> ModelLayout:
             if refused is None or not places.is_guess:
                 refused = error
             continue
+        if layout.waves and not (places.is_guess and _is_lopsided(layout)):
+            return layout
         if not _passes_several(layout):
             if over_several is None or not _is_lopsided(layout):
                 return layout
@@ -397,6 +440,31 @@ def _calls(job: TrainingJob, batch: Batch) -> list[str]:
         return [*_first_run(job, WHOLE, batch)[1].calls]
     except UserCodeError:
         return []
+
+
+def _beside_helpers(job: TrainingJob, model: nn.Module, batch: Batch) -> list[CutPlaces]:
+    """Return places where a model is cut and its helpers beside it, if it has any."""
+    helpers = {name: cast("Helper", model.get_submodule(name)) for name in helper_names(model)}
+    if not helpers:
+        return []
+    try:
+        choices = find_cuts(without_helpers(build_skeleton(job.model)))
+        runs = _first_run(job, WHOLE, batch)[1].runs
+    except UserCodeError:
+        return []  # the one that says what is wrong comes from the model as it is
+    found = (in_waves(places, runs, helpers) for places in choices)
+    return [places for places in found if places is not None]
+
+
+def _cut_at(job: TrainingJob, places: CutPlaces, batches: list[Batch]) -> ModelLayout:
+    """Trace a model; in waves where its blocks run several times."""
+    try:
+        return _trace(job, places, batches)
+    except _RunsAgainError:
+        runs = _first_run(job, WHOLE, batches[0])[1].runs
+        if (waves := in_waves(places, runs)) is None:
+            raise
+        return _trace(job, waves, batches)
 
 
 def _passes_several(layout: ModelLayout) -> bool:
@@ -539,16 +607,28 @@ def _layout(
     calls, needed = first.calls, first.needed | second.needed
     slots = run._slots
     crossing = _crossing(first.crossing, second.crossing)
+    if (first.waves, [*first.cuts]) != (second.waves, [*second.cuts]):
+        raise UserCodeError(
+            "model cannot be cut: loss must call it equally often for every micro-batch: got "
+            f"{len(first.waves)} calls for one example and {len(second.waves)} for two"
+        )
     cuts = tuple(
-        _cut(one, two, needed, tuple(c for c, across in crossing if k in across))
-        for k, (one, two) in enumerate(zip(first.cuts, second.cuts, strict=True))
+        Cut(
+            ends={
+                wave: _end(one, second.cuts[section, wave], needed)
+                for (section, wave), one in first.cuts.items()
+                if section == k
+            },
+            crossing=tuple(one for one, across in crossing if k in across),
+        )
+        for k in range(run.places.num_cuts)
     )
     uses = first.uses
     sections = {n: uses.get(n) or _section_of_unused(n, calls) for n in slots}
     specs = {name: _spec(slots, name) for name in slots}
     for name in filter(first.changed.__contains__, run.buffers):
         sections[name] = first.changed[name]
-        specs[name] = _running_spec(run._model, name, run.buffers[name])
+        specs[name] = _running_spec(run._model, name, run.buffers[name], first.writes[name])
     return ModelLayout(
         blocks=run.places.blocks,
         units=run.places.units,
@@ -575,6 +655,7 @@ def _layout(
         base=base_name(run._model),
         helpers=tuple(first.helpers.values()),
         writes_input=frozenset(first.writes_input | second.writes_input),
+        waves=tuple(first.waves),
     )
 
 
@@ -607,16 +688,16 @@ def _crossing(
     return found
 
 
-def _cut(one: CutFacts, two: CutFacts, needed: set[str], crossing: tuple[Crossing, ...]) -> Cut:
+def _end(one: CutFacts, two: CutFacts, needed: set[str]) -> End:
     """Combine the findings of the runs over one and over two examples at a cut."""
     if (one.module, one.output) != (two.module, two.output):
         raise UserCodeError(
             f"block {one.module} must return the same structure for every micro-batch: got "
             f"{one.output} for one example and, from block {two.module}, {two.output} for two"
         )
-    return Cut(
+    return End(
         module=one.module,
-        crossing=crossing,
+        name=one.name,
         output=one.output,
         leaves=one.leaves,
         like=tuple(min(a & b, default=None) for a, b in zip(one.like, two.like, strict=True)),
@@ -635,8 +716,8 @@ def _spec(slots: ParameterSlots, name: str) -> TensorSpec:
     )
 
 
-def _running_spec(model: nn.Module, name: str, buffer: torch.Tensor) -> TensorSpec:
-    """Return how a buffer that forwards change is committed.
+def _running_spec(model: nn.Module, name: str, buffer: torch.Tensor, writes: int) -> TensorSpec:
+    """Return how a buffer that forwards change, so often each, is committed.
 
     Raises:
         UserCodeError: No rule says how the changes of several virtual nodes are put together.
@@ -657,7 +738,7 @@ def _running_spec(model: nn.Module, name: str, buffer: torch.Tensor) -> TensorSp
                 f"{owner} ({type(module).__name__}) must have a number as momentum: got None; "
                 "give it one, such as 0.1"
             )
-        keeps = 1 - module.momentum
+        keeps = (1 - module.momentum) ** max(writes, 1)
     return TensorSpec(
         shape=tuple(buffer.shape),
         dtype=buffer.dtype if buffer.is_floating_point() else torch.float64,
@@ -697,9 +778,9 @@ def _skippable(
     calls: dict[str, set[tuple[int, int]]],
     needed: set[str],
     cuts: Collection[str],
-) -> dict[str, int]:
-    """Return outermost modules with parameters that later stages need not run."""
-    chosen: dict[str, int] = {}
+) -> dict[str, frozenset[int]]:
+    """Return outermost modules with parameters that other stages need not run."""
+    chosen: dict[str, frozenset[int]] = {}
     for name, module in model.named_modules():
         spans = calls.get(name)
         inside = name.startswith(tuple(f"{other}." for other in chosen))
@@ -713,5 +794,5 @@ def _skippable(
             and any(True for _ in module.parameters())
             and not any(cut.startswith(f"{name}.") for cut in cuts)
         ):
-            chosen[name] = min(begin for begin, _ in spans)
+            chosen[name] = frozenset(begin for begin, _ in spans)
     return chosen

@@ -26,6 +26,7 @@ from spottrain.optim import EMA
 from spottrain.pipeline.model.entrypoint import load_job
 from spottrain.pipeline.model.inspect import answer
 from spottrain.pipeline.model.job import TrainingJob
+from spottrain.pipeline.model.sections import without_helpers
 from spottrain.pipeline.model.skeleton import build_skeleton
 from spottrain.pipeline.state.checkpoint import (
     STATE_SEPARATOR,
@@ -60,7 +61,8 @@ def export(
         checkpoint: Name of a complete one.
         format: To write.
         folder: Exists; written to.
-        full: Frozen parameters too, where by themselves only trained ones are written.
+        full: Frozen parameters of the trained model too, where by themselves only trained ones
+            are written; those of helpers never are.
         ema: The moving average of the weights (``spottrain.optim.keep_ema``) instead.
         code: Where this process reads the user's code: a copy that goes away.
         origin: The folder that it is a copy of; empty: not on this machine.
@@ -79,7 +81,8 @@ def export(
     ):
         values = gather_parameters(store, manifest, Path(parts), ema=ema)
         check_values(model, values, manifest.name)
-        written = WRITERS[format](StateDict.of(model, values), folder, full=full)
+        state = StateDict.of(without_helpers(model), values)
+        written = WRITERS[format](state, folder, full=full)
         if code is not None:
             name_origin(folder, code, origin)
         return written

@@ -12,7 +12,7 @@ import dataclasses
 import hashlib
 import sys
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.inspect import answer
 from spottrain.pipeline.model.libraries import pretrained_in
 from spottrain.pipeline.model.loaded import LoadedJob, load
+from spottrain.pipeline.model.sections import helper_names
 from spottrain.pipeline.model.skeleton import build_skeleton, first_values
 from spottrain.pipeline.weights.export import gather_parameters
 from spottrain.pipeline.weights.first import FirstCheckpoint, FirstFiles
@@ -64,7 +65,9 @@ class Fit:
 def fit(model: nn.Module, given: Tensors, running: Collection[str] = ()) -> Fit:
     """Compare given tensors with a model's parameters and buffers, by name.
 
-    A tied parameter may come under any of its names, and under several if they agree.
+    A tied parameter may come under any of its names, and under several if they agree. One of a
+    helper that is not given begins as that of the model itself with the same name and shape, as
+    a reference does.
     Buffers that no forward changes stay as the model makes them; given ones must be equal.
 
     Args:
@@ -77,9 +80,12 @@ def fit(model: nn.Module, given: Tensors, running: Collection[str] = ()) -> Fit:
     first_names = {id(p): name for name, p in model.named_parameters()}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         all_names.setdefault(first_names[id(parameter)], []).append(name)
+    helpers = helper_names(model)
     for first, names in all_names.items():
         wanted = model.get_parameter(first)
         present = [name for name in names if name in given]
+        if not present and (like := _like_model(first, helpers)) in given:
+            present = [like] if given[like].shape == wanted.shape else []
         if not present:
             found.add("missing", first)
             continue
@@ -99,6 +105,12 @@ def fit(model: nn.Module, given: Tensors, running: Collection[str] = ()) -> Fit:
     known = {n for ns in all_names.values() for n in ns}
     _compare_others(found, model, given, known.union(running))
     return found
+
+
+def _like_model(name: str, helpers: Sequence[str]) -> str:
+    """Return the name that a helper's parameter has in the helper; empty: it is of none."""
+    own = (name.removeprefix(f"{h}.module.") for h in helpers if name.startswith(f"{h}.module."))
+    return next(own, "")
 
 
 def _misfit(name: str, value: torch.Tensor, wanted: torch.Tensor) -> tuple[str, str] | None:

@@ -1,7 +1,7 @@
 """spottrain: train large models on preemptible VMs.
 
 A user's entrypoint returns a ``TrainingJob``; ``CutPoint`` marks cuts by hand in models
-without repeated blocks; ``data_path`` leads to the data that the job file names,
+without repeated blocks, ``Helper`` a frozen model beside the trained one; ``data_path`` leads to the data that the job file names,
 ``Shards`` reads more of it than a machine can hold, ``step`` tells which mini-batch is
 being trained. ``hf`` and ``lightning`` take over what is
 written for these, ``optim`` and ``schedules`` are parameter groups and learning-rate schedules
@@ -23,7 +23,7 @@ _PLACES = {
     "spottrain.cloud.data.shards": ("Shards",),
     "spottrain.datasets": ("data_path",),
     "spottrain.errors": ("SpottrainError",),
-    "spottrain.pipeline.model.job": ("CallbackInfo", "Callbacks", "CutPoint", "TrainingJob"),
+    "spottrain.pipeline.model.job": ("CallbackInfo", "Callbacks", "CutPoint", "Helper", "TrainingJob"),
     "spottrain.steps": ("step",),
     "spottrain.varuna_manager.api.job": ("Job", "JobFailedError", "job", "jobs", "launch"),
 }

@@ -2,7 +2,7 @@ from spottrain import hf, lightning, optim, schedules
 from spottrain.cloud.data.shards import Shards
 from spottrain.datasets import data_path
 from spottrain.errors import SpottrainError
-from spottrain.pipeline.model.job import CallbackInfo, Callbacks, CutPoint, TrainingJob
+from spottrain.pipeline.model.job import CallbackInfo, Callbacks, CutPoint, Helper, TrainingJob
 from spottrain.steps import step
 from spottrain.varuna_manager.api.job import Job, JobFailedError, job, jobs, launch
 
@@ -10,6 +10,7 @@ __all__ = [
     "CallbackInfo",
     "Callbacks",
     "CutPoint",
+    "Helper",
     "Job",
     "JobFailedError",
     "Shards",

@@ -23,7 +23,7 @@ from spottrain.pipeline.model.checks.repetition import try_loss
 from spottrain.pipeline.model.checks.trial import try_optimizer
 from spottrain.pipeline.model.inspect import model_facts
 from spottrain.pipeline.model.job import TrainingJob
-from spottrain.pipeline.model.sections import ModelLayout
+from spottrain.pipeline.model.sections import ModelLayout, without_helpers
 from spottrain.pipeline.model.skeleton import materialise
 from spottrain.pipeline.model.tracer import trace
 from spottrain.pipeline.weights.export import export
@@ -142,7 +142,7 @@ def _export(job: TrainingJob, store: Path, checkpoint: str, folder: Path) -> str
     """Return whether a new model loads what is exported, all of it and no more."""
     written = export(job, open_store(store), checkpoint, "torch", folder, full=True)
     state = torch.load(folder / written.files[0], weights_only=True)
-    model = materialise(job, seed=9)
+    model = without_helpers(materialise(job, seed=9))
     model.load_state_dict(state, strict=True)
     equal = all(torch.equal(v, model.state_dict()[k]) for k, v in state.items())
     return "loads" if equal else "OTHER VALUES"

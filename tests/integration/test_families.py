@@ -29,6 +29,9 @@ from tests.integration.fleet import Zygote
         ("GPT by hand, residuals in place", 4),
         ("GPT by hand, blocks in reverse", 4),
         ("DiT by hand", 4),
+        ("GPT by hand, R-Drop", 4),
+        ("ResNet by hand, BatchNorm, SimSiam", 9),
+        ("Llama, DPO with a reference", 4),
         ("wav2vec2", 1),
     ],
 )

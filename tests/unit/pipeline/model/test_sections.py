@@ -9,7 +9,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils._pytree import tree_structure
 
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.model.job import CutPoint
@@ -193,14 +192,7 @@ def test_an_activation_grows_with_the_micro_batch_in_its_batch_dimension_alone(
         dtype=torch.bfloat16,
         has_gradient=True,
     )
-    cut = Cut(
-        module="h.0",
-        crossing=(crossing,),
-        output=tree_structure(0),
-        leaves=(None,),
-        like=(0,),
-        must_run=False,
-    )
+    cut = Cut(ends={}, crossing=(crossing,))
     assert crossing.shape(examples) == (examples, *sizes)
     whole = TensorSpec(shape=(examples, *sizes), dtype=torch.bfloat16)
     assert cut.num_bytes(examples) == whole.num_bytes == examples * cut.num_bytes(1)

@@ -55,7 +55,7 @@ def assert_uncut(job: TrainingJob, reason: str) -> None:
 def test_each_parameter_is_in_the_section_that_uses_it() -> None:
     layout = trace(make_job(plain))
     assert layout.blocks == "blocks"
-    assert [cut.module for cut in layout.cuts] == ["blocks.0", "blocks.1", "blocks.2"]
+    assert [cut.ends[0].module for cut in layout.cuts] == ["blocks.0", "blocks.1", "blocks.2"]
     assert layout.parameters[1] == ("blocks.1.weight", "blocks.1.bias")
     assert layout.parameters[3][:2] == ("blocks.3.weight", "blocks.3.bias")
     assert layout.parameters[3][2:4] == ("head.weight", "head.bias")
@@ -212,7 +212,7 @@ def test_a_block_that_makes_a_mask_for_later_ones_runs_on_every_stage() -> None:
 
     job = make_job(body, Masking)
     layout = trace(job)
-    assert [cut.must_run for cut in layout.cuts] == [True, False, False]
+    assert [cut.ends[0].must_run for cut in layout.cuts] == [True, False, False]
     assert torch.equal(loss_in_stages(job, layout), loss_as_a_whole(job))
 
 
@@ -239,7 +239,7 @@ def test_blocks_that_change_the_shape_are_cut() -> None:
 
     job = make_job(plain, Doubling)
     layout = trace(job)
-    assert [cut.like for cut in layout.cuts] == [(None,)] * 3
+    assert [cut.ends[0].like for cut in layout.cuts] == [(None,)] * 3
     assert layout.cuts[1].crossing[0].shape(3) == (12, WIDTH)
     assert layout.cuts[1].num_bytes(3) == 4 * 12 * WIDTH
     assert torch.equal(loss_in_stages(job, layout), loss_as_a_whole(job))
@@ -279,7 +279,7 @@ def first_of(self: Any, x: torch.Tensor) -> torch.Tensor:
 def test_a_tuple_with_the_activation_first_is_cut() -> None:
     job = make_job(first_of, lambda: Returning(lambda x: (x, None, 3, x * 2)))
     layout = trace(job)
-    assert layout.cuts[0].leaves[1:3] == (None, 3)
+    assert layout.cuts[0].ends[0].leaves[1:3] == (None, 3)
     assert [one.name for one in layout.cuts[0].crossing] == ["blocks.0"]
     assert torch.equal(loss_in_stages(job, layout), loss_as_a_whole(job))
 

@@ -43,7 +43,7 @@ def test_each_cut_point_must_run_once(calls: int) -> None:
     job = make_job(plain, model=Model)
     if calls == 2:
         layout = trace(job)
-        assert [cut.module for cut in layout.cuts] == ["other", "cut"]
+        assert [cut.ends[0].module for cut in layout.cuts] == ["other", "cut"]
         assert layout.parameters[1] == ()
     else:
         assert_refused(job, "run (.*once each|each once).* without CutPoint modules")
