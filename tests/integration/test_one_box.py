@@ -27,8 +27,8 @@ def test_replicas_in_one_vm_lose_a_worker_and_then_the_vm_and_end_with_the_same_
         assert job.launch("--detach").code == 0
         with closing(Watch(job)) as watch:
             watch.until("training", watch.trains)
-            plan = watch.generation and watch.generation.plan
-            assert plan is not None
+            assert watch.generation is not None
+            plan = watch.generation.plan
             assert plan.data_parallel_width > 1
             assert plan.copies == 1
 

@@ -120,7 +120,9 @@ def choice_view(
         "stage_bounds": None if plan is None else list(plan.stage_bounds),
         "why_not": choice.why_not,
         "candidates": [candidate_view(one) for one in choice.candidates],
-        "vm_loss": None if plan is None else _vm_loss(plan, inputs.lag_share, checkpoint_every_steps),
+        "vm_loss": None
+        if plan is None
+        else _vm_loss(plan, inputs.lag_share, checkpoint_every_steps),
     }
 
 
