@@ -150,24 +150,25 @@ def lag_share(outlook: FleetOutlook, lag_s: float, now_s: float) -> float:
     return lag_s / quiet_s if quiet_s > 0 else 0.0
 
 
-def slowdown(depth: int, width: int, share: float) -> float:
+def slowdown(depth: int, copies: int, share: float) -> float:
     """Return by what factor falling back to checkpoints slows a plan down, at least 1.
 
-    A stage is gone when all its replicas are: with one replica at any loss, with two if
+    A stage is gone when all its replicas are: with one copy at any loss, with two if
     of two losses the second hits the partner of the first (before its state has been
     copied again), with more hardly ever.
 
     Args:
-        width: Replicas.
+        depth: Stages.
+        copies: VMs that hold each stage, at least.
         share: See ``lag_share``.
     """
-    chance = {1: 1.0, 2: 1 / (2 * depth - 1)}.get(width, 0.0)
+    chance = {1: 1.0, 2: 1 / (2 * depth - 1)}.get(copies, 0.0)
     return 1 + chance * share
 
 
-def capped_slowdown(depth: int, width: int, share: float) -> float:
+def capped_slowdown(depth: int, copies: int, share: float) -> float:
     """Return ``slowdown``, capped for the choice of plans.
 
     The losses of the next hour are a guess, the speed of a plan much less so.
     """
-    return min(1 + CAUTION, slowdown(depth, width, share))
+    return min(1 + CAUTION, slowdown(depth, copies, share))

@@ -192,13 +192,6 @@ class _Scored:
     """Whether the plan may lose any one VM without a section."""
 
 
-def _survives(plan: Plan) -> bool:
-    """Return whether any one VM may be lost without a section."""
-    depth = plan.pipeline_depth
-    stages = (plan.slots[p::depth] for p in range(depth))
-    return all(len({slot.vm_id for slot in stage}) > 1 for stage in stages)
-
-
 class Search:
     """Best-first search over drafts."""
 
@@ -273,8 +266,8 @@ class Search:
 
     def _cost(self, depth: int, width: int, step_s: float, usd: float) -> float:
         """Return the cost of a plan: time or money of a mini-batch."""
-        share = self.inputs.lag_share
-        cost = step_s * capped_slowdown(depth, width, share) if share else step_s
+        share, copies = self.inputs.lag_share, self.layouts.cuts.fleet.copies(depth, width)
+        cost = step_s * capped_slowdown(depth, copies, share) if share else step_s
         return cost * usd if self.inputs.objective == "examples_per_dollar" else cost
 
     def _preference(self, draft: Draft) -> tuple[bool, ExecutionMode, int, int]:
@@ -303,9 +296,10 @@ class Search:
         chosen = self.chosen
         if chosen is None or scored.min_cost * (1 + NOISE) < chosen.cost:
             return True
-        if scored.draft.width > 1 and not chosen.survives:
+        draft = scored.draft
+        if not chosen.survives and self.layouts.cuts.fleet.copies(draft.depth, draft.width) > 1:
             return True
-        return self._preference(scored.draft) < self._preference(chosen.draft)
+        return self._preference(draft) < self._preference(chosen.draft)
 
     def _evaluate(self, scored: _Scored) -> None:
         draft = scored.draft
@@ -324,7 +318,7 @@ class Search:
 
     def _simulate(self, scored: _Scored, layout: PlanLayout) -> None:
         plan = scored.plan = self.layouts.simulate(layout)
-        scored.survives = _survives(plan)
+        scored.survives = plan.copies > 1
         draft = scored.draft
         step_s, usd_per_hour = plan.predicted_step_s, layout.usd_per_hour
         scored.cost = self._cost(draft.depth, draft.width, step_s, usd_per_hour)

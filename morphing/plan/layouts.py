@@ -98,12 +98,10 @@ class Layouts:
     ) -> PlanLayout | Refusal:
         """Choose devices and cut stages that fit into each of them."""
         fleet = fleet or self.cuts.fleet
-        refusal = Refusal(f"one VM would hold all {draft.width} replicas of a stage")
+        refusal = Refusal("there are no devices")
         tried: set[WorkerBytes] = set()
         for order in fleet.orders:
             devices = fleet.take(order, draft.depth, draft.width)
-            if devices is None:
-                return refusal
             room = smallest([device.room for device in devices])
             if room not in tried:
                 tried.add(room)

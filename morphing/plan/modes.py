@@ -142,23 +142,20 @@ class DeviceFleet:
         """True if every VM has one device only."""
         return set(self._sizes) <= {1}
 
-    def widest(self, depth: int, virtual_nodes: int) -> int:
-        """Return the maximum number of replicas such that no VM has all of a stage."""
-        width = min(len(self.devices) // depth, virtual_nodes)
-        while width > 1 and self._placeable(depth, width) < depth * width:
-            width -= 1
-        return width
-
-    def take(self, order: list[Device], depth: int, width: int) -> list[Device] | None:
-        """Take the first devices of ``order`` that a plan can be placed on."""
-        most = depth * (width - 1) if width > 1 else depth
-        if max(self._sizes) <= most:
-            return order[: depth * width]
-        return placement.take(order, depth, width)
-
-    def _placeable(self, depth: int, width: int) -> int:
+    def copies(self, depth: int, width: int) -> int:
+        """Return how many VMs can hold each stage of a plan: one per replica, or 1 where some
+        VM has to hold all replicas of one."""
         most = depth * (width - 1)
-        return sum(count * min(size, most) for size, count in self._sizes.items())
+        placeable = sum(count * min(size, most) for size, count in self._sizes.items())
+        return width if placeable >= depth * width else 1
+
+    def take(self, order: list[Device], depth: int, width: int) -> list[Device]:
+        """Take the first devices of ``order`` that a plan can be placed on, so that no VM
+        holds all replicas of a stage if that is possible."""
+        most = depth * (width - 1) if width > 1 else depth
+        if max(self._sizes) > most and (safe := placement.take(order, depth, width)):
+            return safe
+        return order[: depth * width]
 
     def widths(self, depth: int, shares: int) -> list[int]:
         """Return the widths worth considering, about twenty at most.
@@ -171,7 +168,7 @@ class DeviceFleet:
             depth: Pipeline depth.
             shares: Number of units in which the mini-batch is shared out.
         """
-        widest = self.widest(depth, shares)
+        widest = min(len(self.devices) // depth, shares)
         if widest < 1:
             return []
         found = {1, widest} if len(self.speeds) > 1 else {1}

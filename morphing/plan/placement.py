@@ -1,6 +1,6 @@
 """Places stages and replicas on slots.
 
-By priority: no VM holds all replicas of a stage; a pipeline is as fast as its slowest
+By priority: no VM holds all replicas of a stage, if that can be had; a pipeline is as fast as its slowest
 device, so equal devices share one; and few sections move.
 """
 
@@ -53,7 +53,7 @@ class Device:
 
 
 def take(devices: Iterable[Device], depth: int, width: int) -> list[Device] | None:
-    """Take the first devices that a plan of depth x width can be placed on.
+    """Take the first devices that a plan of depth x width can be placed on safely.
 
     With two replicas or more a VM may give ``depth * (width - 1)`` devices at most: one
     place of every stage must be left to others.
@@ -91,11 +91,11 @@ def place(
     choice, a device stays with the sections it has in ``previous``, by their bytes. The
     others are assigned in the order of their names, so that the slots of a VM are
     neighbours in a pipeline. Where one VM would get all replicas of a stage, one of
-    them swaps places, if possible with a device of its speed. Replicas are ordered from
+    them swaps places, if possible with a device of its speed; where nobody can, it does get them. Replicas are ordered from
     fast to slow, a mixed one after those of equal devices that are no faster.
 
     Args:
-        devices: What ``take`` returned: exactly one per place.
+        devices: What ``DeviceFleet.take`` returned: exactly one per place.
         stage_bounds: Runs of sections, as in ``Plan.stage_bounds``.
         width: Replicas.
         facts: Bytes of the sections.
@@ -211,10 +211,10 @@ def _assign(devices: Sequence[Device], kept: Kept, quotas: list[Counter[float]])
 
 
 def _separate(devices: Sequence[Device], kept: Kept, stages: list[list[int]]) -> None:
-    """Swap devices until no stage has all its replicas on one VM.
+    """Swap devices until no stage has all its replicas on one VM, as far as that can be had.
 
-    A partner always exists: outside the VM there are as many devices as stages, this
-    stage has none of them, so another has two and can give one away.
+    If ``take`` returned the devices a partner always exists: outside the VM there are as many
+    devices as stages, this stage has none of them, so another has two and can give one away.
     """
     for p, stage in enumerate(stages):
         vm_id = devices[stage[0]].slot.vm_id
@@ -234,6 +234,8 @@ def _separate(devices: Sequence[Device], kept: Kept, stages: list[list[int]]) ->
             if devices[j].slot.vm_id != vm_id
             for i in stage
         ]
+        if not swaps:
+            continue
         *_, i, j, q = max(swaps)
         stage[stage.index(i)], stages[q][stages[q].index(j)] = j, i
 

@@ -110,25 +110,6 @@ def job(
                 "got another; use one for both"
             )
     made, config = _configured(skeleton)
-    names = {id(parameter): name for name, parameter in LightningStep(skeleton).named_parameters()}
-    settings = [
-        {
-            **{key: value for key, value in group.items() if key != "initial_lr"},
-            "lr": group.get("initial_lr", group["lr"]),
-            "params": {names[id(parameter)] for parameter in group["params"]},
-        }
-        for group in made.param_groups
-    ]
-    takes = inspect.signature(type(made)).parameters
-    defaults = {key: value for key, value in made.defaults.items() if key in takes}
-
-    def optimizer(named: NamedParameters) -> torch.optim.Optimizer:
-        # Names, since an optimizer is given the parameters of one section.
-        groups = [
-            {**group, "params": [x for name, x in named if name in group["params"]]}
-            for group in settings
-        ]
-        return type(made)([group for group in groups if group["params"]], **defaults)
 
     def loss(model: nn.Module, batch: Any) -> LossResult:
         mean, logged = model(batch)
@@ -141,7 +122,7 @@ def job(
         dataset=train.dataset,
         heldout=None if heldout is None else heldout.dataset,
         loss=loss,
-        optimizer=optimizer,
+        optimizer=_optimizer(made, LightningStep(skeleton)),
         lr_schedule=None if config is None else _schedule(made, config, len(train)),
         clip_grad_norm=clip_grad_norm,
         collate=train.collate_fn,
@@ -221,6 +202,32 @@ def _configured(module: Any) -> tuple[torch.optim.Optimizer, Any]:
             f"from the step alone: got {', '.join(type(x.scheduler).__name__ for x in configs)}"
         )
     return optimizers[0], configs[0] if configs else None
+
+
+def _optimizer(
+    made: torch.optim.Optimizer, step: LightningStep
+) -> Callable[[NamedParameters], torch.optim.Optimizer]:
+    """Return what makes an optimizer like this one for the parameters of one section."""
+    names = {id(parameter): name for name, parameter in step.named_parameters()}
+    settings = [
+        {
+            **{key: value for key, value in group.items() if key != "initial_lr"},
+            "lr": group.get("initial_lr", group["lr"]),
+            "params": {names[id(parameter)] for parameter in group["params"]},
+        }
+        for group in made.param_groups
+    ]
+    takes = inspect.signature(type(made)).parameters
+    defaults = {key: value for key, value in made.defaults.items() if key in takes}
+
+    def optimizer(named: NamedParameters) -> torch.optim.Optimizer:
+        groups = [
+            {**group, "params": [x for name, x in named if name in group["params"]]}
+            for group in settings
+        ]
+        return type(made)([group for group in groups if group["params"]], **defaults)
+
+    return optimizer
 
 
 def _schedule(

@@ -397,6 +397,12 @@ class JobConfig(Section):
         return max(m for m in range(1, MAX_DEFAULT_MICROBATCH + 1) if self.minibatch_size % m == 0)
 
     @property
+    def checkpoint_every_steps(self) -> int:
+        """Mini-batches between checkpoints; 0: as often as costs least."""
+        every = self.checkpoint.every_steps
+        return 0 if every == "auto" else every
+
+    @property
     def microbatch_sizes(self) -> tuple[int, ...]:
         """The micro-batch sizes to measure: the one given, or all candidates."""
         if self.microbatch_size is not None:
@@ -428,9 +434,7 @@ class JobConfig(Section):
             microbatch_size=self.chosen_microbatch_size,
             reduction=self.reduction,
             checkpoint_path=checkpoint_path,
-            checkpoint_every_steps=(
-                0 if self.checkpoint.every_steps == "auto" else self.checkpoint.every_steps
-            ),
+            checkpoint_every_steps=self.checkpoint_every_steps,
             checkpoint_keep=self.checkpoint.keep,
             lease_s=self.manager.lease_s,
             heartbeat_s=self.manager.heartbeat_s,

@@ -497,8 +497,8 @@ def _worth(state: State, plan: Plan, step_s: float, share: float) -> float:
     Divided by the hourly rent of its VMs, where cost is the objective: both plans are paid
     for by the hour, so the same time makes up for a morph.
     """
-    depth, width = plan.pipeline_depth, plan.data_parallel_width
-    each_s = plan.minibatch_size / step_s / policy.slowdown(depth, width, share)
+    slower = policy.slowdown(plan.pipeline_depth, plan.copies, share)
+    each_s = plan.minibatch_size / step_s / slower
     if state.job.plan_objective != "examples_per_dollar":
         return each_s
     vms = {slot.vm_id for slot in plan.slots}.intersection(state.fleet.vms)

@@ -8,6 +8,8 @@ from typing import Any
 
 from spottrain.cloud.port.provider import Offer
 from spottrain.machine import is_cpu
+from spottrain.morphing.adapt.checkpointing import expected_lag_s
+from spottrain.morphing.adapt.policy import capped_slowdown
 from spottrain.morphing.plan.choose import NOISE, Choice, choose_plan
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.modes import ENDLESS
@@ -19,7 +21,7 @@ from spottrain.varuna_manager.offers.estimates import money_ends
 from spottrain.varuna_manager.reporting.devices import Computing, describe
 from spottrain.varuna_manager.reporting.documents import candidate_view
 from spottrain.varuna_manager.reporting.utilisation import minibatch_use, use_view
-from spottrain.wire.model import Precision, Profile
+from spottrain.wire.model import Plan, Precision, Profile
 
 
 def exceeded(config: JobConfig, document: Mapping[str, Any], now_s: float) -> list[str]:
@@ -76,13 +78,19 @@ def choice_view(
     choice: Choice,
     precision: Precision | None,
     gpus: Mapping[str, str] | None = None,
+    checkpoint_every_steps: int = 0,
 ) -> dict[str, Any]:
     """Return what a plan was made from, and all candidates, the best first.
+
+    ``vm_loss`` is what a VM that vanishes without a notice costs where it holds the only copy of
+    a stage: seconds of training since the newest checkpoint, on average, and the share of speed
+    as which that counted in the choice; None: every stage is on several VMs.
 
     Args:
         inputs: What it was made from.
         precision: Of the matrix multiplications; None: unknown.
         gpus: By VM; of others, the device of the profile.
+        checkpoint_every_steps: 0: as often as costs least.
     """
     plan, facts, profile = choice.plan, inputs.facts, inputs.profile
     slots = () if plan is None else plan.slots
@@ -112,6 +120,19 @@ def choice_view(
         "stage_bounds": None if plan is None else list(plan.stage_bounds),
         "why_not": choice.why_not,
         "candidates": [candidate_view(one) for one in choice.candidates],
+        "vm_loss": None
+        if plan is None
+        else _vm_loss(plan, inputs.lag_share, checkpoint_every_steps),
+    }
+
+
+def _vm_loss(plan: Plan, lag_share: float, checkpoint_every_steps: int) -> dict[str, float] | None:
+    if plan.copies > 1:
+        return None
+    lag_s = checkpoint_every_steps * plan.predicted_step_s / 2
+    return {
+        "lost_s": lag_s or expected_lag_s(len({slot.vm_id for slot in plan.slots})),
+        "counted": capped_slowdown(plan.pipeline_depth, 1, lag_share) - 1,
     }
 
 

@@ -229,7 +229,7 @@ def _preview(
         "name": config.name,
         "computes_on": computes_on([r.priced.offer for r in fleet], config, inputs),
         "fleet": [vm_view(row.priced.offer) for row in fleet],
-        **choice_view(inputs, choice, config.precision, gpus),
+        **choice_view(inputs, choice, config.precision, gpus, config.checkpoint_every_steps),
         **(stale_view(inputs, choice) if scope.stale else {}),
         "usd_per_hour": usd_per_hour,
         "train_s": train_s,

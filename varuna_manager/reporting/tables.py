@@ -448,6 +448,13 @@ def preview_parts(preview: dict[str, Any], explain: bool) -> Iterator[Renderable
             f"{mark}{fmt.dollars(preview['usd'])}{more}{of} at {fmt.dollars(preview['usd_per_hour'])}/hour"
         )
     yield words
+    if (loss := preview["vm_loss"]) is not None:
+        counted_as = f"; counted as {loss['counted']:.0%} of its speed" if loss["counted"] else ""
+        yield (
+            "lost VM  takes an only copy of a stage with it: "
+            f"{fmt.duration(loss['lost_s'])} of training on average, since the newest "
+            f"checkpoint{counted_as}"
+        )
     if (spread := preview["profile_spread"]) is not None:
         step_s, max_step_s = candidates[0]["step_s"], candidates[0]["max_step_s"]
         least = fmt.step_time(step_s * (1 - min(spread, 1.0)))

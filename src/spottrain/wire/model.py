@@ -606,6 +606,12 @@ class Plan:
         return tuple(section for run in self.runs_of(stage) for section in run)
 
     @property
+    def copies(self) -> int:
+        """How many VMs hold each stage, at least: 1 where a VM may not be lost without one."""
+        depth = self.pipeline_depth
+        return min(len({slot.vm_id for slot in self.slots[p::depth]}) for p in range(depth))
+
+    @property
     def copy_holders(self) -> tuple[int, ...]:
         """The rank that keeps the copies of each rank's sections; empty: there are none.
 

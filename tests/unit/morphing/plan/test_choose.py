@@ -336,7 +336,7 @@ def test_a_requested_schedule_is_chosen(schedule: ScheduleKind, recompute: bool)
 def test_of_equally_good_plans_the_one_that_runs_stays() -> None:
     case = inputs(vms=1, slots_per_vm=4, virtual_nodes=65)
     profile = linked(case.profile, bandwidth_bytes_per_s=1e12, latency_s=0.0)
-    case = replace(case, profile=profile)
+    case = replace(case, profile=profile, pipeline_depth=4)
     first = plan_of(case)
     running = plan_of(replace(case, schedule="1f1b"))
     assert first.schedule == "varuna"
@@ -535,7 +535,7 @@ def test_nothing_that_was_ruled_out_by_its_bound_is_better(
     layouts = Layouts(case, 4)
     steps_s = []
     for depth in range(1, min(len(case.facts.sections), len(case.slots)) + 1):
-        widest = layouts.cuts.fleet.widest(depth, layouts.cuts.virtual_nodes)
+        widest = min(len(case.slots) // depth, layouts.cuts.virtual_nodes)
         for width in range(1, widest + 1):
             for mode in execution_modes(case, depth):
                 draft = Draft(depth, width, mode)

@@ -9,6 +9,7 @@ import pytest
 from tests.unit.morphing.plan.test_choose import inputs, plan_of
 
 from spottrain.morphing.plan.choose import choose_plan
+from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.simulate.sharing import MAX_CROWDING
 from spottrain.wire.model import Slot
 
@@ -43,11 +44,31 @@ def test_a_device_too_slow_to_help_is_left_out() -> None:
     assert len(plan.slots) == 4
 
 
-def test_replicas_of_a_stage_are_never_all_on_one_vm() -> None:
+def test_one_vm_holds_all_replicas_where_there_is_no_other() -> None:
     choice = choose_plan(inputs(vms=1, slots_per_vm=4))
     assert choice.plan is not None
-    assert choice.plan.shape == "4x1"
-    assert all(c.data_parallel_width == 1 for c in choice.candidates)
+    assert choice.plan.shape == "1x4"
+    assert {c.data_parallel_width for c in choice.candidates} >= {1, 2, 4}
+
+
+def test_no_vm_holds_all_replicas_of_a_stage_if_others_can_hold_one() -> None:
+    plan = plan_of(box_and_another())
+    assert plan.shape == "1x8"
+    assert plan.copies == 2
+
+
+def test_one_vm_holds_all_replicas_where_others_cannot_and_it_pays() -> None:
+    # Two stages have three replicas at most where the large VM may not hold all of one.
+    plan = plan_of(replace(box_and_another(), pipeline_depth=2, lag_share=1.0))
+    assert plan.shape == "2x4"
+    assert plan.copies == 1
+
+
+def box_and_another() -> PlanInputs:
+    """A VM with eight slots, and one with one."""
+    box = inputs(vms=1, slots_per_vm=8)
+    other = replace(box.slots[0], slot=Slot(vm_id="vm01", index=0))
+    return replace(box, slots=(*box.slots, other))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,46 @@
+"""A job whose replicas share one VM, as the GPUs of one machine do."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from tests.chaos.watch import Watch
+from tests.integration.jobs import Job, until, weights
+from tests.integration.undisturbed import Undisturbed
+
+from spottrain.cloud.process import tree
+
+pytestmark = pytest.mark.rotated(parts=[1])
+
+
+def test_replicas_in_one_vm_lose_a_worker_and_then_the_vm_and_end_with_the_same_weights(
+    tmp_path: Path, reference: Undisturbed
+) -> None:
+    zone = {"name": "box", "capacity": 1, "slots": 4}
+    settings = {"resources": {"max_vms": 1}, "local": {"zones": [zone]}}
+    with Job(tmp_path, "box", **settings) as job:
+        job.pace(0.05)
+        assert job.launch("--detach").code == 0
+        with closing(Watch(job)) as watch:
+            watch.until("training", watch.trains)
+            assert watch.generation is not None
+            plan = watch.generation.plan
+            assert plan.data_parallel_width > 1
+            assert plan.copies == 1
+
+            os.kill(watch.worker(plan.slots[0].vm_id), signal.SIGKILL)
+            watch.until("a second generation", lambda: watch.number == 2 and watch.trains())
+            tree.signal_groups(watch.groups(plan.slots[0].vm_id), signal.SIGKILL)
+            watch.until("a third generation", lambda: watch.number == 3 and watch.trains())
+        job.pace(0.0)
+        until("the end", lambda: not job.dir.is_managed())
+        assert weights(job.checkpoint_root) == reference.weights
+        report = job.run("report", job.name, "-o", "json").report
+        assert report["state"] == "succeeded"
+        assert report["minibatches_recomputed"] > 0, "the VM took the only copies with it"
+        events = job.run("events", job.name).out
+        assert f"starts with {plan.shape}: start; one VM holds all replicas of a stage" in events
