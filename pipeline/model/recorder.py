@@ -106,6 +106,8 @@ class TraceFacts:
     """That have begun."""
     runs: list[tuple[str, ...]] = field(default_factory=list)
     """Of each call of a module: itself, and the modules around it, outer ones first."""
+    fed_by: dict[str, str] = field(default_factory=dict)
+    """Module to the outermost one whose output its first call is given; empty: to none."""
     crossing: dict[str, CrossingFacts] = field(default_factory=dict)
     """What passes cuts, by name, in the order in which it is first used behind one."""
     passes_over: bool = False

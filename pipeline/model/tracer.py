@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import statistics
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, MutableMapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -23,6 +24,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils import checkpoint
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.base.blank import blank_of
@@ -81,6 +83,10 @@ class _RunsAgainError(UserCodeError):
     """A block runs again in one run of the loss."""
 
 
+_LEAST_END_BYTES = 16_000_000
+"""Parameters before all blocks, or after them, that are worth a section of their own."""
+
+
 class _DryRun:
     """The loss, run once over a model whose modules report when they are called.
 
@@ -122,6 +128,7 @@ class _DryRun:
         )
         self._whole = whole or ()
         self._changed = changed
+        self._outputs: MutableMapping[torch.Tensor, str] = WeakTensorKeyDictionary()
         self._fill()
         stand_in = self._stand_in
         numbers = range(1, places.num_cuts + 1)
@@ -225,6 +232,9 @@ class _DryRun:
             if trunk is not None:
                 self._begin_wave(trunk)
             begin = recorder.section
+            given = next(filter(torch.is_tensor, (*args, *kwargs.values())), None)
+            made_by = "" if given is None else self._outputs.get(given, "")
+            recorder.facts.fed_by.setdefault(name, made_by)
             recorder.stack.append(name)
             recorder.facts.runs.append((*recorder.stack,))
             try:
@@ -233,6 +243,8 @@ class _DryRun:
             finally:
                 recorder.stack.pop()
             recorder.facts.calls.setdefault(name, set()).add((begin, recorder.section))
+            if isinstance(output, torch.Tensor):
+                self._outputs[output] = name
             if is_cut:
                 with torch._C.DisableTorchFunction():
                     return self._cut(name, args, kwargs, output)
@@ -404,6 +416,7 @@ def _trace_first_choice(job: TrainingJob, model: nn.Module) -> ModelLayout:
         places = waiting.popleft()
         try:
             layout = _cut_at(job, places, batches)
+            layout = _with_ends(job, places, layout, batches)
         except UserCodeError as error:
             if (sorted_ones := places.sorted_by(calls())) != places:
                 waiting.appendleft(sorted_ones)
@@ -465,6 +478,32 @@ def _cut_at(job: TrainingJob, places: CutPlaces, batches: list[Batch]) -> ModelL
         if (waves := in_waves(places, runs)) is None:
             raise
         return _trace(job, waves, batches)
+
+
+def _with_ends(
+    job: TrainingJob, places: CutPlaces, layout: ModelLayout, batches: list[Batch]
+) -> ModelLayout:
+    """Return a layout in which what comes before the blocks and after them, such as an embedding
+    and a head, are sections of their own, where they hold more than a block and can be."""
+    sizes = [layout.param_bytes(k) for k in range(layout.num_sections)]
+    block = statistics.median_low(sizes)
+    heavy = block + max(block, _LEAST_END_BYTES)
+    if places.is_by_hand or places.is_guess or layout.waves or max(sizes[0], sizes[-1]) <= heavy:
+        return layout
+    ends = [(*places.cuts, places.units[-1])] if sizes[-1] > heavy else []
+    if sizes[0] > heavy and (before := _before(job, places, batches[0])):
+        ends += [(before, *cuts) for cuts in (*ends, places.cuts)]
+    for cuts in sorted(ends, key=len, reverse=True):
+        with contextlib.suppress(UserCodeError):
+            found = _trace(job, places._replace(cuts=cuts), batches)
+            if _passes_several(layout) or not _passes_several(found):
+                return found
+    return layout
+
+
+def _before(job: TrainingJob, places: CutPlaces, batch: Batch) -> str:
+    """Return the module whose output is given to the first block; empty: there is none."""
+    return _first_run(job, WHOLE, batch)[1].fed_by.get(places.units[0], "")
 
 
 def _passes_several(layout: ModelLayout) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
@@ -108,6 +109,24 @@ def two_streams(self: Any, x: torch.Tensor) -> torch.Tensor:
     return self.head(streams["x"] + streams["y"]) * streams["chosen"][:, None]  # type: ignore[no-any-return]
 
 
+class ManyWords(nn.Module):
+    """A model whose embedding and head are larger than its blocks."""
+
+    def __init__(self, *, tied: bool = False) -> None:
+        super().__init__()
+        self.embed, self.drop = nn.Embedding(1_100_000, WIDTH), nn.Dropout(0.5)
+        self.blocks = nn.ModuleList(linear() for _ in range(4))
+        self.head = nn.Linear(WIDTH, 1_100_000, bias=False)
+        if tied:
+            self.head.weight = self.embed.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.drop(self.embed(x.abs().long()).sum(1))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)[:, :100]  # type: ignore[no-any-return]
+
+
 class Helped(nn.Module):
     """A model with a frozen one inside."""
 
@@ -150,6 +169,11 @@ JOBS: dict[str, tuple[TrainingJob, Sequence[int]]] = {
     "two streams and integers": (make_job(two_streams, TwoStreams), (3, 3, 3)),
     "a teacher with dropout": (make_job(plain, loss=with_teacher), (2, 2, 2)),
     "a frozen module": (make_job(plain, model=Helped), (2, 2, 2)),
+    "many words": (make_job(plain, model=ManyWords), (1, 1, 1, 1, 1)),
+    "many words, tied": (
+        make_job(plain, model=functools.partial(ManyWords, tied=True)),
+        (1, 1, 1, 1, 1),
+    ),
     "noise before the model": (make_job(plain, loss=with_noise), (2, 2, 2)),
 }
 
@@ -320,6 +344,12 @@ def compare(
         assert gradients.keys() == one[2].keys()
         for key, gradient in gradients.items():
             assert same_bits(gradient, one[2][key]), (bounds, key)
+
+
+def test_an_embedding_and_a_head_larger_than_blocks_are_sections_of_their_own() -> None:
+    layout = trace(make_job(plain, model=ManyWords))
+    assert [cut.ends[0].module for cut in layout.cuts] == ["drop", *layout.units]
+    assert [*layout.parameters[0], *layout.parameters[5]] == ["embed.weight", "head.weight"]
 
 
 # --- What is known of them -----------------------------------------------------------------
