@@ -491,9 +491,10 @@ def _with_ends(
     if places.is_by_hand or places.is_guess or layout.waves or max(sizes[0], sizes[-1]) <= heavy:
         return layout
     ends = [(*places.cuts, places.units[-1])] if sizes[-1] > heavy else []
-    if sizes[0] > heavy and (before := _before(job, places, batches[0])):
-        ends += [(before, *cuts) for cuts in (*ends, places.cuts)]
-    for cuts in sorted(ends, key=len, reverse=True):
+    if sizes[0] > heavy:
+        before = _before(job, places.units[0], batches[0])
+        ends = [(one, *cuts) for cuts in (*ends, places.cuts) for one in before] + ends
+    for cuts in ends:
         with contextlib.suppress(UserCodeError):
             found = _trace(job, places._replace(cuts=cuts), batches)
             if _passes_several(layout) or not _passes_several(found):
@@ -501,9 +502,17 @@ def _with_ends(
     return layout
 
 
-def _before(job: TrainingJob, places: CutPlaces, batch: Batch) -> str:
-    """Return the module whose output is given to the first block; empty: there is none."""
-    return _first_run(job, WHOLE, batch)[1].fed_by.get(places.units[0], "")
+def _before(job: TrainingJob, block: str, batch: Batch) -> list[str]:
+    """Return modules behind which a section may end that comes before the first block: that
+    whose output the block is given, and that with the most parameters of its own."""
+    run, facts, _ = _first_run(job, WHOLE, batch)
+    names = [stack[-1] for stack in facts.runs]
+    sizes = {
+        name: sum(p.numel() for p in run._model.get_submodule(name).parameters(recurse=False))
+        for name in names[: names.index(block)]
+    }
+    largest = max(sizes, key=sizes.__getitem__)
+    return [name for name in dict.fromkeys((facts.fed_by[block], largest)) if name]
 
 
 def _passes_several(layout: ModelLayout) -> bool:

@@ -112,16 +112,19 @@ def two_streams(self: Any, x: torch.Tensor) -> torch.Tensor:
 class ManyWords(nn.Module):
     """A model whose embedding and head are larger than its blocks."""
 
-    def __init__(self, *, tied: bool = False) -> None:
+    def __init__(self, *, tied: bool = False, scale: float = 1.0) -> None:
         super().__init__()
+        self.scale = scale
         self.embed, self.drop = nn.Embedding(1_100_000, WIDTH), nn.Dropout(0.5)
+        self.norm = nn.LayerNorm(WIDTH, elementwise_affine=False)
         self.blocks = nn.ModuleList(linear() for _ in range(4))
         self.head = nn.Linear(WIDTH, 1_100_000, bias=False)
         if tied:
             self.head.weight = self.embed.weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.drop(self.embed(x.abs().long()).sum(1))
+        x = self.drop(self.embed(x.abs().long())).sum(1)
+        x = self.norm(x) if self.scale == 1 else x * self.scale
         for block in self.blocks:
             x = block(x)
         return self.head(x)[:, :100]  # type: ignore[no-any-return]
@@ -346,9 +349,12 @@ def compare(
             assert same_bits(gradient, one[2][key]), (bounds, key)
 
 
-def test_an_embedding_and_a_head_larger_than_blocks_are_sections_of_their_own() -> None:
-    layout = trace(make_job(plain, model=ManyWords))
-    assert [cut.ends[0].module for cut in layout.cuts] == ["drop", *layout.units]
+@pytest.mark.parametrize(("scale", "before"), [(1.0, "norm"), (2.0, "embed")])
+def test_an_embedding_and_a_head_larger_than_blocks_are_sections_of_their_own(
+    scale: float, before: str
+) -> None:
+    layout = trace(make_job(plain, model=functools.partial(ManyWords, scale=scale)))
+    assert [cut.ends[0].module for cut in layout.cuts] == [before, *layout.units]
     assert [*layout.parameters[0], *layout.parameters[5]] == ["embed.weight", "head.weight"]
 
 
