@@ -23,7 +23,7 @@ STEPS = 10
 CASES: dict[str, tuple[int, dict[str, int]]] = {
     "gpt2_124m": (8, {"H100": 1, "L4": 1, "T4": 1}),
     "gpt2_1558m": (8, {"H100": 1, "L4": 2, "T4": 3}),
-    "gpt2_7b": (8, {"H100": 2, "L4": 8, "T4": 12}),
+    "gpt2_7b": (8, {"H100": 2, "L4": 8, "T4": 17}),
 }
 """Examples of a mini-batch, and how many GPUs there are."""
 HEADER = """\
