@@ -87,8 +87,9 @@ def test_without_momentum_batch_norm_keeps_the_mean_of_all_micro_batches() -> No
             stage.add_changes(node, len(nodes), scale=1.0)
             whole(batch)
         for name in STATISTICS:
-            found[name].data += found[name].grad
-            found[name].grad = None
+            gradient, found[name].grad = found[name].grad, None
+            assert gradient is not None
+            found[name].data += gradient
 
     for name in STATISTICS:
         expected = whole.get_buffer(name).to(found[name].dtype)
