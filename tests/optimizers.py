@@ -197,7 +197,7 @@ class InEightBits(torch.Tensor):
 
     @staticmethod
     def __new__(cls, codes: torch.Tensor, scale: torch.Tensor) -> Self:
-        made: Self = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: Self = torch.Tensor._make_wrapper_subclass(
             cls, codes.shape, dtype=torch.float32, device=codes.device
         )
         made.codes, made.scale = codes, scale

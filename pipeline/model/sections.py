@@ -55,14 +55,25 @@ class Running:
     keeps: float | None
     """The share of the value before that an update keeps, if each adds to such a share what
     depends on the micro-batch alone; ``None``: nothing is known about updates."""
+    counter: str = ""
+    """Where it is the mean of all updates, the attribute of its module that counts them."""
 
-    def weight(self, node: int, nodes: int) -> float:
+    def weight(self, node: int, nodes: int, count: float = 0.0) -> float:
         """Return what a virtual node's change counts in the sum.
 
         With ``keeps`` the sum is what one update after the other leads to, in the order of
         virtual nodes: of x + d and k x + c, d is c - (1 - k) x, so that the changes of
-        nodes 0 to n - 1, all from x, make x + d_0 k^(n-1) + ... + d_(n-1). Else it is the mean.
+        nodes 0 to n - 1, all from x, make x + d_0 k^(n-1) + ... + d_(n-1). A mean of t updates
+        becomes that of t + n: of the mean of t + 1, which each node makes, d is (u - x) / (t + 1).
+        Else the sum is the mean over nodes.
+
+        Args:
+            node: The virtual node.
+            nodes: Of a mini-batch.
+            count: Updates that ``counter`` has counted, that of this node included.
         """
+        if self.counter:
+            return count / (count - 1 + nodes)
         return 1 / nodes if self.keeps is None else self.keeps ** (nodes - 1 - node)
 
 
@@ -239,7 +250,8 @@ class ModelLayout:
     def normalises_batches(self) -> str:
         """A module that keeps statistics of micro-batches, as BatchNorm does, if there is one."""
         for name, spec in self.specs.items():
-            if spec.running and spec.running.dtype.is_floating_point and spec.running.keeps:
+            rule = spec.running
+            if rule and rule.dtype.is_floating_point and (rule.keeps or rule.counter):
                 return name.rpartition(".")[0]
         return ""
 

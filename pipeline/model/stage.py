@@ -281,7 +281,7 @@ class StageModel:
         if self._running:
             torch.autograd.backward(
                 [one.committed for one in self._running],
-                [one.change() * (one.running.weight(node, nodes) * scale) for one in self._running],
+                [one.change() * (one.weight(node, nodes) * scale) for one in self._running],
             )
 
     def _run_loss(self, batch: Batch) -> Any:
@@ -613,6 +613,11 @@ class _RunningBuffer(NamedTuple):
         value = self.committed.detach().to(self.running.dtype, copy=True)
         for module, attribute in self.slots:
             module._buffers[attribute] = value
+
+    def weight(self, node: int, nodes: int) -> float:
+        """Return what the forward's change counts in the sum, see ``Running.weight``."""
+        counted = self.slots[0][0]._buffers.get(self.running.counter)
+        return self.running.weight(node, nodes, 0.0 if counted is None else float(counted))
 
     def change(self) -> torch.Tensor:
         """Return what the forward has added to it."""

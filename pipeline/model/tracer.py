@@ -21,7 +21,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.utils import checkpoint
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -772,7 +772,7 @@ def _running_spec(model: nn.Module, name: str, buffer: torch.Tensor, writes: int
     """
     owner, _, attribute = name.rpartition(".")
     module = model.get_submodule(owner)
-    keeps: float | None = None
+    keeps, counter = None, ""
     if not buffer.is_floating_point():
         if buffer.is_complex() or buffer.dtype is torch.bool:
             raise UserCodeError(
@@ -781,17 +781,20 @@ def _running_spec(model: nn.Module, name: str, buffer: torch.Tensor, writes: int
             )
         keeps = 1.0
     elif isinstance(module, _NormBase) and attribute in ("running_mean", "running_var"):
-        if module.momentum is None:
-            raise UserCodeError(
-                f"{owner} ({type(module).__name__}) must have a number as momentum: got None; "
-                "give it one, such as 0.1"
-            )
-        keeps = (1 - module.momentum) ** max(writes, 1)
+        if module.momentum is not None:
+            keeps = (1 - module.momentum) ** max(writes, 1)
+        elif isinstance(module, _BatchNorm):
+            counter = "num_batches_tracked"
+            if writes > 1:
+                raise UserCodeError(
+                    f"{owner} ({type(module).__name__}) must have a number as momentum where a loss "
+                    "runs it several times: got None; give it one, such as 0.1"
+                )
     return TensorSpec(
         shape=tuple(buffer.shape),
         dtype=buffer.dtype if buffer.is_floating_point() else torch.float64,
         requires_grad=True,
-        running=Running(buffer.dtype, keeps),
+        running=Running(buffer.dtype, keeps, counter),
     )
 
 

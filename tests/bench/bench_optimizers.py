@@ -22,8 +22,15 @@ from tests.integration.optimizer_runs import outcome_of
 from spottrain.pipeline.model.optimizer import optimizer_state_spec
 from spottrain.pipeline.model.sections import TensorSpec
 
-BYTES = ("adamw", "adamw_masters", "bnb_adamw_8bit", "ao_adamw_8bit")
-BYTES += ("bnb_adamw_8bit_masters", "ao_adamw_8bit_masters", "ao_adamw_4bit_masters")
+BYTES = (
+    "adamw",
+    "adamw_masters",
+    "bnb_adamw_8bit",
+    "ao_adamw_8bit",
+    "bnb_adamw_8bit_masters",
+    "ao_adamw_8bit_masters",
+    "ao_adamw_4bit_masters",
+)
 SHAPE = (1024, 1024)
 
 

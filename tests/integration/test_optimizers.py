@@ -44,6 +44,7 @@ def test_a_stop_and_another_shape_change_no_bit(
 
 
 @pytest.mark.nightly
+@pytest.mark.filterwarnings("ignore")  # of what these libraries import
 @pytest.mark.parametrize("name", ["bnb_adamw_8bit", "ao_adamw_8bit", "ao_adamw_8bit_masters"])
 def test_moments_of_8_bits_keep_their_bits(zygote: Zygote, tmp_path: Path, name: str) -> None:
     outcome = outcome_of(name, zygote, tmp_path)

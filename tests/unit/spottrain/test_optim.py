@@ -85,6 +85,7 @@ def test_a_parameter_of_16_bits_and_its_low_bits_are_its_master(numbers: list[fl
     below = (sets.wanted.double() - parameter.double()).abs()
     nearest = (sets.wanted.double() - sets.wanted.bfloat16().double()).abs()
     assert torch.equal(below, nearest)
+    assert parameter.grad is not None
     assert parameter.dtype is parameter.grad.dtype is torch.bfloat16
 
 

@@ -64,14 +64,36 @@ def test_a_buffer_that_is_written_or_replaced_is_committed() -> None:
         assert trace(make_job(body)).specs["table"].running == Running(torch.float32, None)
 
 
-def test_without_momentum_batch_norm_is_refused_by_name() -> None:
-    def model() -> nn.Module:
-        built = Blocks(normalised, linear)
-        built.norm = nn.BatchNorm1d(WIDTH, momentum=None)
-        return built
+def without_momentum() -> nn.Module:
+    built = Blocks(normalised, linear)
+    built.norm = nn.BatchNorm1d(WIDTH, momentum=None)
+    return built
 
-    with pytest.raises(UserCodeError, match=r"norm \(BatchNorm1d\) must have a number as momentum"):
-        trace(make_job(plain, model=model))
+
+def test_without_momentum_batch_norm_keeps_the_mean_of_all_micro_batches() -> None:
+    job = make_job(plain, model=without_momentum)
+    layout = trace(job)
+    mean, _, count = (layout.specs[name].running for name in STATISTICS)
+    assert mean == Running(torch.float32, None, "num_batches_tracked")
+    assert count == Running(torch.int64, 1.0)
+    assert layout.normalises_batches == "norm"
+    stage, found = stage_of(job, layout)
+    whole = materialise(job, seed=1).train()
+    batches = [batch_of(job, 3).square() * number for number in range(1, 6)]
+
+    for nodes in (batches[:2], batches[2:]):
+        for node, batch in enumerate(nodes):
+            stage.forward(batch, [], seeds)
+            stage.add_changes(node, len(nodes), scale=1.0)
+            whole(batch)
+        for name in STATISTICS:
+            gradient, found[name].grad = found[name].grad, None
+            assert gradient is not None
+            found[name].data += gradient
+
+    for name in STATISTICS:
+        expected = whole.get_buffer(name).to(found[name].dtype)
+        torch.testing.assert_close(found[name].detach(), expected)
 
 
 def test_a_flag_that_forwards_change_is_refused_by_name() -> None:
