@@ -349,7 +349,7 @@ class Recorder(OperationMode):
                 )
 
     def _note_writes(self, func: Any, args: Any, kwargs: Any) -> None:
-        for value in self._registered(_written(func, args, kwargs)):
+        for value in dict.fromkeys(self._registered(_written(func, args, kwargs))):
             if value.buffer:
                 self.facts.changed.setdefault(value.buffer, set()).add(self.section)
                 self.facts.writes[value.buffer] += 1
