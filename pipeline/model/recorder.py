@@ -100,6 +100,8 @@ class TraceFacts:
     """Modules that make values used in later sections than theirs."""
     cuts: dict[tuple[int, int], CutFacts] = field(default_factory=dict)
     """By section and wave, in the order in which they were passed."""
+    inner: dict[str, CutFacts] = field(default_factory=dict)
+    """Of blocks that end no section, by name."""
     waves: list[Wave] = field(default_factory=list)
     """That have begun."""
     runs: list[tuple[str, ...]] = field(default_factory=list)

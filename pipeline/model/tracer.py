@@ -213,6 +213,7 @@ class _DryRun:
     def _reporting(self, name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
         recorder, naming = self._recorder, self._naming
         is_cut, is_whole = name in self._cut_names, name in self._whole
+        is_inner = not is_cut and name in self.places.units
         trunk = next((one for one in self.places.trunks if one.module == name), None)
 
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -230,6 +231,9 @@ class _DryRun:
             if is_cut:
                 with torch._C.DisableTorchFunction():
                     return self._cut(name, args, kwargs, output)
+            if is_inner:
+                with contextlib.suppress(UserCodeError):  # what it returns is left as it is
+                    recorder.facts.inner[name] = _cut_facts(name, "", args, kwargs, output)
             return naming.named(name, output) if is_whole else output
 
         return run
@@ -288,13 +292,7 @@ class _DryRun:
         leaves, structure = tree_flatten(output)
         activation = _activation_among(name, leaves)
         output_name = f"{name}@{recorder.wave}" if recorder.wave else name
-        cuts[section, recorder.wave] = CutFacts(
-            module=name,
-            name=output_name,
-            output=structure,
-            leaves=tuple(_stand_in_of(name, leaf) for leaf in leaves),
-            like=tuple(_alike(leaf, strided_tensors((args, kwargs))) for leaf in leaves),
-        )
+        cuts[section, recorder.wave] = _cut_facts(name, output_name, args, kwargs, output)
         begun = section + 1
         makers = frozenset([name])
         for index, leaf in enumerate(leaves):
@@ -329,6 +327,19 @@ def _activation_among(block: str, leaves: Sequence[Any]) -> int:
     raise UserCodeError(
         f"block {block} must return a floating-point tensor, or tuples, lists, dictionaries or "
         f"dataclasses with one: got {got}"
+    )
+
+
+def _cut_facts(block: str, name: str, args: Any, kwargs: Any, output: Any) -> CutFacts:
+    """Note what a block returns, under the name that it has at cuts."""
+    leaves, structure = tree_flatten(output)
+    given = strided_tensors((args, kwargs))
+    return CutFacts(
+        module=block,
+        name=name,
+        output=structure,
+        leaves=tuple(_stand_in_of(block, leaf) for leaf in leaves),
+        like=tuple(_alike(leaf, given) for leaf in leaves),
     )
 
 
@@ -640,6 +651,11 @@ def _layout(
         base=base_name(run._model),
         helpers=tuple(first.helpers.values()),
         writes_input=frozenset(first.writes_input | second.writes_input),
+        inner={
+            name: _end(one, second.inner[name], needed)
+            for name, one in first.inner.items()
+            if name in second.inner and one.output == second.inner[name].output
+        },
         waves=tuple(first.waves),
     )
 
