@@ -717,9 +717,7 @@ def _spec(slots: ParameterSlots, name: str) -> TensorSpec:
     )
 
 
-def _running_spec(
-    model: nn.Module, name: str, buffer: torch.Tensor, writes: int
-) -> TensorSpec:
+def _running_spec(model: nn.Module, name: str, buffer: torch.Tensor, writes: int) -> TensorSpec:
     """Return how a buffer that forwards change, so often each, is committed.
 
     Raises:

@@ -207,10 +207,9 @@ def test_a_helper_is_frozen_and_has_no_dropout() -> None:
 
 def test_a_helper_costs_its_weights_and_a_forward() -> None:
     alone, helped = (
-        model_facts(job, trace(job))
-        for job in (make_job(plain, dropping), JOBS["a reference"][0])
+        model_facts(job, trace(job)) for job in (make_job(plain, dropping), JOBS["a reference"][0])
     )
-    more = [h.param_bytes - a.param_bytes for a, h in zip(alone.sections, helped.sections)]
+    more = [h.param_bytes - a.param_bytes for a, h in zip(alone.sections, helped.sections, strict=True)]
     assert sum(more) == sum(4 * p.numel() for p in deep(4).parameters())
     assert min(more) > 0
     for a, h in zip(alone.sections, helped.sections, strict=True):
@@ -280,5 +279,7 @@ def test_a_loss_that_calls_a_model_less_often_later_is_told() -> None:
     layout: ModelLayout = trace(job)
     assert len(layout.waves) == 2
     stage = StageModel(job, layout, range(2), tensors_of(job, layout))
-    with pytest.raises(UserCodeError, match="loss called models 1 times, and 2 times for the first"):
+    with pytest.raises(
+        UserCodeError, match="loss called models 1 times, and 2 times for the first"
+    ):
         stage.forward(batch_of(job, 3), [], seeds)
