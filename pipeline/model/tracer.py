@@ -38,6 +38,7 @@ from spottrain.pipeline.model.recorder import (
     CutFacts,
     Recorder,
     TraceFacts,
+    cut_facts,
     strided_tensors,
 )
 from spottrain.pipeline.model.sections import (
@@ -233,7 +234,7 @@ class _DryRun:
                     return self._cut(name, args, kwargs, output)
             if is_inner:
                 with contextlib.suppress(UserCodeError):  # what it returns is left as it is
-                    recorder.facts.inner[name] = _cut_facts(name, "", args, kwargs, output)
+                    recorder.facts.inner[name] = cut_facts(name, "", args, kwargs, output)
             return naming.named(name, output) if is_whole else output
 
         return run
@@ -292,7 +293,7 @@ class _DryRun:
         leaves, structure = tree_flatten(output)
         activation = _activation_among(name, leaves)
         output_name = f"{name}@{recorder.wave}" if recorder.wave else name
-        cuts[section, recorder.wave] = _cut_facts(name, output_name, args, kwargs, output)
+        cuts[section, recorder.wave] = cut_facts(name, output_name, args, kwargs, output)
         begun = section + 1
         makers = frozenset([name])
         for index, leaf in enumerate(leaves):
@@ -327,45 +328,6 @@ def _activation_among(block: str, leaves: Sequence[Any]) -> int:
     raise UserCodeError(
         f"block {block} must return a floating-point tensor, or tuples, lists, dictionaries or "
         f"dataclasses with one: got {got}"
-    )
-
-
-def _cut_facts(block: str, name: str, args: Any, kwargs: Any, output: Any) -> CutFacts:
-    """Note what a block returns, under the name that it has at cuts."""
-    leaves, structure = tree_flatten(output)
-    given = strided_tensors((args, kwargs))
-    return CutFacts(
-        module=block,
-        name=name,
-        output=structure,
-        leaves=tuple(_stand_in_of(block, leaf) for leaf in leaves),
-        like=tuple(_alike(leaf, given) for leaf in leaves),
-    )
-
-
-def _alike(leaf: Any, given: Sequence[torch.Tensor]) -> frozenset[int]:
-    """Return which of a block's arguments are like a part of its output."""
-    if not isinstance(leaf, torch.Tensor):
-        return frozenset()
-    kind = leaf.shape, leaf.dtype
-    return frozenset(k for k, one in enumerate(given) if (one.shape, one.dtype) == kind)
-
-
-def _stand_in_of(block: str, item: Any) -> Any:
-    """Return the placeholder for a part of a block's output on a later stage."""
-    if isinstance(item, torch.Tensor):
-        return torch.empty(0, dtype=item.dtype)
-    if item is None or isinstance(item, bool | int | float | str):
-        return item
-    advice = ""
-    if isinstance(item, tuple | list):
-        advice = (
-            "; one that also returns its state, such as nn.LSTM, goes into a module that "
-            "returns the activation alone"
-        )
-    raise UserCodeError(
-        f"block {block} returns a {type(item).__name__} besides its activation: "
-        f"return tensors, numbers or None{advice}"
     )
 
 

@@ -209,7 +209,9 @@ def test_a_helper_costs_its_weights_and_a_forward() -> None:
     alone, helped = (
         model_facts(job, trace(job)) for job in (make_job(plain, dropping), JOBS["a reference"][0])
     )
-    more = [h.param_bytes - a.param_bytes for a, h in zip(alone.sections, helped.sections, strict=True)]
+    more = [
+        h.param_bytes - a.param_bytes for a, h in zip(alone.sections, helped.sections, strict=True)
+    ]
     assert sum(more) == sum(4 * p.numel() for p in deep(4).parameters())
     assert min(more) > 0
     for a, h in zip(alone.sections, helped.sections, strict=True):
