@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._pytree import TreeSpec, tree_leaves, tree_map_only
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -102,6 +102,8 @@ class TraceFacts:
     """Modules that make values used in later sections than theirs."""
     cuts: dict[tuple[int, int], CutFacts] = field(default_factory=dict)
     """By section and wave, in the order in which they were passed."""
+    inner: dict[str, CutFacts] = field(default_factory=dict)
+    """Of blocks that end no section, by name."""
     waves: list[Wave] = field(default_factory=list)
     """That have begun."""
     runs: list[tuple[str, ...]] = field(default_factory=list)
@@ -375,7 +377,7 @@ class Recorder(OperationMode):
                 )
 
     def _note_writes(self, func: Any, args: Any, kwargs: Any) -> None:
-        for value in self._registered(_written(func, args, kwargs)):
+        for value in dict.fromkeys(self._registered(_written(func, args, kwargs))):
             if value.buffer:
                 self.facts.changed.setdefault(value.buffer, set()).add(self.section)
                 self.facts.writes[value.buffer] += 1
@@ -565,6 +567,45 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[A
         # Older operations do not declare that they update running statistics.
         written += [given.get("running_mean"), given.get("running_var")]
     return written
+
+
+def cut_facts(block: str, name: str, args: Any, kwargs: Any, output: Any) -> CutFacts:
+    """Note what a block returns, under the name that it has at cuts."""
+    leaves, structure = tree_flatten(output)
+    given = strided_tensors((args, kwargs))
+    return CutFacts(
+        module=block,
+        name=name,
+        output=structure,
+        leaves=tuple(_stand_in_of(block, leaf) for leaf in leaves),
+        like=tuple(_alike(leaf, given) for leaf in leaves),
+    )
+
+
+def _alike(leaf: Any, given: Sequence[torch.Tensor]) -> frozenset[int]:
+    """Return which of a block's arguments are like a part of its output."""
+    if not isinstance(leaf, torch.Tensor):
+        return frozenset()
+    kind = leaf.shape, leaf.dtype
+    return frozenset(k for k, one in enumerate(given) if (one.shape, one.dtype) == kind)
+
+
+def _stand_in_of(block: str, item: Any) -> Any:
+    """Return the placeholder for a part of a block's output on a later stage."""
+    if isinstance(item, torch.Tensor):
+        return torch.empty(0, dtype=item.dtype)
+    if item is None or isinstance(item, bool | int | float | str):
+        return item
+    advice = ""
+    if isinstance(item, tuple | list):
+        advice = (
+            "; one that also returns its state, such as nn.LSTM, goes into a module that "
+            "returns the activation alone"
+        )
+    raise UserCodeError(
+        f"block {block} returns a {type(item).__name__} besides its activation: "
+        f"return tensors, numbers or None{advice}"
+    )
 
 
 def strided_tensors(tree: Any) -> list[torch.Tensor]:

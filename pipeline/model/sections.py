@@ -207,6 +207,9 @@ class ModelLayout:
     uncut: str = ""
     """Why the model is one section; empty: it is cut."""
 
+    inner: Mapping[str, End] = field(default_factory=dict)
+    """Blocks that end no section, and what they return, as of those that do."""
+
     waves: tuple[Wave, ...] = ()
     """In the order in which they run; empty: the whole loss is one wave."""
 
@@ -295,6 +298,8 @@ class Trunk(NamedTuple):
     """
 
     module: str
+    units: tuple[str, ...]
+    """All blocks, those included that end no section."""
     cuts: tuple[str, ...]
     """Blocks in it that end a section, in the order in which they run."""
 
@@ -405,23 +410,26 @@ def in_waves(
     if module is None:
         return None
     in_order = tuple(dict.fromkeys(run[-1] for run in own))
-    trunks = [Trunk(module, in_order if places.is_by_hand else places.cuts)]
-    trunks += [_trunk_of(name, one, len(places.cuts)) for name, one in helpers.items()]
-    cuts = tuple(cut for trunk in trunks for cut in trunk.cuts)
+    own_cuts = in_order if places.is_by_hand else places.cuts
+    trunks = [Trunk(module, places.units, own_cuts)]
+    trunks += [_trunk_of(name, one, len(own_cuts)) for name, one in helpers.items()]
     return places._replace(
-        cuts=cuts, units=(*places.units, *cuts[len(places.cuts) :]), trunks=tuple(trunks)
+        cuts=tuple(cut for trunk in trunks for cut in trunk.cuts),
+        units=tuple(unit for trunk in trunks for unit in trunk.units),
+        trunks=tuple(trunks),
     )
 
 
 def _trunk_of(name: str, helper: Helper, most: int) -> Trunk:
     """Return where a helper is cut: at ``most`` places at most, evenly apart."""
     try:
-        cuts = find_cuts(helper)[0].cuts
+        places = find_cuts(helper)[0]
     except UserCodeError:
-        cuts = ()
+        return Trunk(name, (), ())
+    cuts = tuple(f"{name}.{cut}" for cut in places.cuts)
     blocks, parts = len(cuts) + 1, min(len(cuts), most) + 1
     chosen = (cuts[math.ceil(part * blocks / parts) - 1] for part in range(1, parts))
-    return Trunk(name, tuple(f"{name}.{cut}" for cut in chosen))
+    return Trunk(name, tuple(f"{name}.{unit}" for unit in places.units), tuple(chosen))
 
 
 def _cuts_in_lists(model: nn.Module) -> list[CutPlaces]:

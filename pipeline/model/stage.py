@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import nn
@@ -524,13 +524,8 @@ class StageModel:
             self._enter(section + 1)
         else:
             self._enter(section + 1)
-            like = {index: end.like[index] for index in own}
-            if end.must_run or None in like.values():
-                leaves = tree_leaves(forward(*args, **kwargs))
-            else:
-                given = strided_tensors((args, kwargs))
-                for index, alike in like.items():
-                    leaves[index] = given[cast("int", alike)]
+            alike = None if end.must_run else _alike(end, own, args, kwargs)
+            leaves = tree_leaves(forward(*args, **kwargs)) if alike is None else alike
         for index, name in own.items():
             leaves[index] = self._received.get(name, leaves[index])
             if is_next and section + 1 in self._layout.writes_input:
@@ -574,21 +569,30 @@ class StageModel:
         assert self._twin is not None
         twin = self._twin.get_submodule(name)
         needs_values = False
+        known: dict[Any, Any] = {}
+        """What the twin has returned, by what it was given."""
+        end = self._layout.inner.get(name)
+        leaves = end.leaves if end else ()
+        tensors = [k for k, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
 
         def run(*args: Any, **kwargs: Any) -> Any:
             nonlocal needs_values
             if self._section in self.sections or needs_values:
                 return forward(*args, **kwargs)
-            try:
-                with torch.no_grad(), run_eagerly():
-                    meta_args, meta_kwargs = tree_map_only(
-                        torch.Tensor, lambda t: t.to("meta"), (args, kwargs)
-                    )
-                    output = twin(*meta_args, **meta_kwargs)
-            except (NotImplementedError, RuntimeError):
-                # It reads values, which meta tensors lack: run it over zeros.
-                needs_values = True
-                return forward(*args, **kwargs)
+            if (alike := end and _alike(end, tensors, args, kwargs)) is not None:
+                return tree_unflatten(alike, end.output)
+            if (given := _shapes_of(args, kwargs)) not in known:
+                try:
+                    with torch.no_grad(), run_eagerly():
+                        meta_args, meta_kwargs = tree_map_only(
+                            torch.Tensor, lambda t: t.to("meta"), (args, kwargs)
+                        )
+                        known[given] = twin(*meta_args, **meta_kwargs)
+                except (NotImplementedError, RuntimeError):
+                    # It reads values, which meta tensors lack: run it over zeros.
+                    needs_values = True
+                    return forward(*args, **kwargs)
+            output = known[given] if given else known.pop(given)
             return tree_map_only(torch.Tensor, self._zeros_like, output)
 
         return run
@@ -640,6 +644,39 @@ def go_backward(out: Activations, gradients: Gradients) -> None:
     ]
     if ends:
         torch.autograd.backward([end for end, _ in ends], [gradient for _, gradient in ends])
+
+
+def _shapes_of(args: Any, kwargs: Any) -> tuple[Any, ...]:
+    """Return what shapes of results depend on; empty if that is not known."""
+    parts: list[Any] = []
+    for name, value in [*enumerate(args), *kwargs.items()]:
+        if isinstance(value, torch.Tensor):
+            parts.append((name, value.shape, value.dtype))
+        elif value is None or isinstance(value, bool | int | float | str):
+            parts.append((name, type(value), value))
+        else:
+            return ()
+    return tuple(parts)
+
+
+def _alike(end: End, own: Iterable[int], args: Any, kwargs: Any) -> list[Any] | None:
+    """Return stand-ins for what a block returns: what it was given of the same shapes.
+
+    Args:
+        end: What is known of the block.
+        own: Leaves of its output that are tensors and matter.
+        args: That it was given.
+        kwargs: That it was given by name.
+
+    Returns:
+        ``None`` if it was given nothing like one of them.
+    """
+    given, leaves = strided_tensors((args, kwargs)), list(end.leaves)
+    for index in own:
+        if (alike := end.like[index]) is None:
+            return None
+        leaves[index] = given[alike]
+    return leaves
 
 
 def _as_if_sent(activation: torch.Tensor, check: Callable[[], None]) -> torch.Tensor:

@@ -42,6 +42,7 @@ from spottrain.pipeline.model.recorder import (
     CutFacts,
     Recorder,
     TraceFacts,
+    cut_facts,
     strided_tensors,
 )
 from spottrain.pipeline.model.sections import (
@@ -226,6 +227,7 @@ class _DryRun:
     def _reporting(self, name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
         recorder, naming = self._recorder, self._naming
         is_cut, is_whole = name in self._cut_names, name in self._whole
+        is_inner = not is_cut and name in self.places.units
         trunk = next((one for one in self.places.trunks if one.module == name), None)
 
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -248,6 +250,9 @@ class _DryRun:
             if is_cut:
                 with torch._C.DisableTorchFunction():
                     return self._cut(name, args, kwargs, output)
+            if is_inner:
+                with contextlib.suppress(UserCodeError):  # what it returns is left as it is
+                    recorder.facts.inner[name] = cut_facts(name, "", args, kwargs, output)
             return naming.named(name, output) if is_whole else output
 
         return run
@@ -302,13 +307,7 @@ class _DryRun:
         leaves, structure = tree_flatten(output)
         activation = _activation_among(name, leaves)
         output_name = f"{name}@{recorder.wave}" if recorder.wave else name
-        cuts[section, recorder.wave] = CutFacts(
-            module=name,
-            name=output_name,
-            output=structure,
-            leaves=tuple(_stand_in_of(name, leaf) for leaf in leaves),
-            like=tuple(_alike(leaf, strided_tensors((args, kwargs))) for leaf in leaves),
-        )
+        cuts[section, recorder.wave] = cut_facts(name, output_name, args, kwargs, output)
         begun = section + 1
         makers = frozenset([name])
         for index, leaf in enumerate(leaves):
@@ -343,32 +342,6 @@ def _activation_among(block: str, leaves: Sequence[Any]) -> int:
     raise UserCodeError(
         f"block {block} must return a floating-point tensor, or tuples, lists, dictionaries or "
         f"dataclasses with one: got {got}"
-    )
-
-
-def _alike(leaf: Any, given: Sequence[torch.Tensor]) -> frozenset[int]:
-    """Return which of a block's arguments are like a part of its output."""
-    if not isinstance(leaf, torch.Tensor):
-        return frozenset()
-    kind = leaf.shape, leaf.dtype
-    return frozenset(k for k, one in enumerate(given) if (one.shape, one.dtype) == kind)
-
-
-def _stand_in_of(block: str, item: Any) -> Any:
-    """Return the placeholder for a part of a block's output on a later stage."""
-    if isinstance(item, torch.Tensor):
-        return torch.empty(0, dtype=item.dtype)
-    if item is None or isinstance(item, bool | int | float | str):
-        return item
-    advice = ""
-    if isinstance(item, tuple | list):
-        advice = (
-            "; one that also returns its state, such as nn.LSTM, goes into a module that "
-            "returns the activation alone"
-        )
-    raise UserCodeError(
-        f"block {block} returns a {type(item).__name__} besides its activation: "
-        f"return tensors, numbers or None{advice}"
     )
 
 
@@ -703,6 +676,11 @@ def _layout(
         base=base_name(run._model),
         helpers=tuple(first.helpers.values()),
         writes_input=frozenset(first.writes_input | second.writes_input),
+        inner={
+            name: _end(one, second.inner[name], needed)
+            for name, one in first.inner.items()
+            if name in second.inner and one.output == second.inner[name].output
+        },
         waves=tuple(first.waves),
     )
 

@@ -23,7 +23,13 @@ _PLACES = {
     "spottrain.cloud.data.shards": ("Shards",),
     "spottrain.datasets": ("data_path",),
     "spottrain.errors": ("SpottrainError",),
-    "spottrain.pipeline.model.job": ("CallbackInfo", "Callbacks", "CutPoint", "Helper", "TrainingJob"),
+    "spottrain.pipeline.model.job": (
+        "CallbackInfo",
+        "Callbacks",
+        "CutPoint",
+        "Helper",
+        "TrainingJob",
+    ),
     "spottrain.steps": ("step",),
     "spottrain.varuna_manager.api.job": ("Job", "JobFailedError", "job", "jobs", "launch"),
 }

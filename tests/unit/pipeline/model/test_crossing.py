@@ -273,6 +273,11 @@ REAL = {
     "CLIP": 8,
     "DiT by hand": 4,
     "a root with parameters": 3,
+    "BERT, SimCSE": 4,
+    "GPT by hand, R-Drop": 4,
+    "ResNet by hand, BatchNorm, SimSiam": 9,
+    "Llama, DPO with a reference": 4,
+    "ViT, distilled from a larger one": 4,
 }
 """Models, and how many sections each has."""
 

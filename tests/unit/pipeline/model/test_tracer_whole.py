@@ -92,19 +92,11 @@ def dropping(self: Any, x: torch.Tensor) -> torch.Tensor:
     return self.head(x)  # type: ignore[no-any-return]
 
 
-def with_two_views(model: nn.Module, batch: Any) -> Any:
-    return (model(batch) - model(batch)).square().sum(), len(batch)
-
-
 def with_penalty(model: Any, batch: torch.Tensor) -> tuple[torch.Tensor, int]:
     given = batch.clone().requires_grad_()
     loss = model(given).square().sum()
     (slope,) = torch.autograd.grad(loss, given, create_graph=True)
     return loss + slope.square().sum(), len(batch)
-
-
-def dropping_half() -> nn.Module:
-    return nn.Sequential(linear(), nn.Dropout(0.5))
 
 
 JOBS: dict[str, tuple[TrainingJob, str]] = {
@@ -119,10 +111,6 @@ JOBS: dict[str, tuple[TrainingJob, str]] = {
     "layers left out at random": (make_job(plain, model=Dropping), "set layerdrop to 0"),
     "no blocks": (make_job(plain, model=linear), "no repeated blocks and no CutPoint"),
     "an LSTM": (make_job(plain, model=Recurrent), "no repeated blocks and no CutPoint"),
-    "two forwards": (
-        make_job(plain, dropping_half, loss=with_two_views),
-        r"run the model once.*one batch, by torch\.cat",
-    ),
     "a gradient penalty": (make_job(plain, loss=with_penalty), "desired behavior; a loss may"),
 }
 

@@ -21,8 +21,8 @@ import transformers as hf
 
 from spottrain.errors import SpottrainError, UserCodeError
 from spottrain.manifest import CheckpointError, new_name, write_manifest
-from spottrain.pipeline.model.job import TrainingJob
-from spottrain.pipeline.model.sections import parameter_slots
+from spottrain.pipeline.model.job import Helper, TrainingJob
+from spottrain.pipeline.model.sections import parameter_slots, without_helpers
 from spottrain.pipeline.model.skeleton import materialise
 from spottrain.pipeline.state.checkpoint import save_section
 from spottrain.pipeline.weights import formats
@@ -224,6 +224,22 @@ def test_frozen_parameters_are_left_out_unless_asked_for(
         assert set(_load(folder)) == set(model.state_dict()) - set(left_out)
         fresh = materialise(job_of(frozen_gpt2), seed=6)
         run_lines(written, folder, model=fresh)
+
+
+def referring() -> nn.Module:
+    model = gpt2()
+    model.reference = Helper(gpt2())
+    return model
+
+
+@pytest.mark.parametrize("kind", ["torch", "hf"])
+def test_a_helper_is_never_exported(tmp_path: Path, kind: ExportFormat) -> None:
+    full = kind == "torch"
+    model, folder, written = run(tmp_path, referring, kind, full=full)
+    assert written.left_out == ()
+    fresh = materialise(job_of(gpt2), seed=6)
+    loaded = run_lines(written, folder, **({"model": fresh} if full else {}))
+    assert_same(fresh if full else loaded, without_helpers(model))
 
 
 def test_hf_holds_frozen_parameters(tmp_path: Path) -> None:

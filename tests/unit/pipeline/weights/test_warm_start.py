@@ -22,6 +22,7 @@ from tests.integration.tiny_job import Tiny
 
 from spottrain.errors import ConfigError
 from spottrain.manifest import config_fingerprint, list_checkpoints, read_manifest
+from spottrain.pipeline.model.job import Helper
 from spottrain.pipeline.model.loaded import LoadedJob, load
 from spottrain.pipeline.model.skeleton import build_skeleton, materialise
 from spottrain.pipeline.state.checkpoint import load_section
@@ -103,6 +104,23 @@ def test_buffers_that_forwards_change_are_taken_unless_they_have_another_shape()
 
     found = fit(model, net(scale=torch.zeros(2)), {"scale"})
     assert found.misfits == {"another shape:": ["scale must be (3,), got (2,)"]}
+
+
+def test_a_reference_that_is_not_given_begins_as_the_model_does() -> None:
+    def build() -> nn.Module:
+        model = Net()
+        model.reference = Helper(Net())
+        model.teacher = Helper(nn.Sequential(nn.Linear(5, 5)))
+        return model
+
+    teacher = {f"teacher.module.0.{n}": v for n, v in nn.Linear(5, 5).state_dict().items()}
+    found = fit(build_skeleton(build), net(**teacher))
+    assert found.misfits == {}
+    assert found.taken["reference.module.blocks.1.bias"] == "blocks.1.bias"
+    given = {"reference.module.blocks.1.bias": torch.zeros(3)}
+    found = fit(build_skeleton(build), net(**teacher, **given))
+    assert found.taken["reference.module.blocks.1.bias"] == "reference.module.blocks.1.bias"
+    assert fit(build_skeleton(build), net()).misfits == {"missing": [*teacher]}
 
 
 def test_all_kinds_of_misfit_are_told_at_once_and_bounded() -> None:
