@@ -12,14 +12,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.commands import Run, runs
+from tests.commands import Run
 
 TIMES = {"forward_s": 1.0, "backward_s": 2.0}
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    return runs(monkeypatch, capsys)
 
 
 @pytest.fixture
