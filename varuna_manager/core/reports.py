@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Literal, assert_never
 
 from spottrain.errors import shortened
@@ -129,15 +130,8 @@ def _supervisor_ready(transition: Transition, vm_id: str, report: messages.Super
         vm,
         phase=VmPhase.READY,
         num_slots=report.num_slots,
-        device=report.device,
-        software=report.software,
-        machine=report.machine,
-        cores=report.cores,
-        gpus=report.gpus,
-        gpu_memory_bytes=report.slot_memory_bytes,
-        memory_bytes=report.memory_bytes,
-        locked_memory_bytes=report.locked_memory_bytes,
         ready_at_s=transition.now_s,
+        **{one.name: getattr(report, one.name) for one in fields(messages.Hardware)},
     )
     transition.put_vm(vm)
     ledger = transition.state.history.ledger.ready(vm_id, transition.now_s)
