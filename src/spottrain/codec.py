@@ -42,7 +42,8 @@ class Message:
     @property
     def kind(self) -> str:
         """Its ``kind`` in data."""
-        return kind_of(type(self))
+        cls: Any = type(self)
+        return kind_of(cls)
 
 
 @functools.cache
