@@ -86,8 +86,8 @@ class JobSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Initialise(Message):
-    """Write the first weights as the checkpoint of step 0, all participants together.
+class RoundCommand(Message):
+    """Do something before training, all participants together.
 
     A round has a negative number where training's generations have positive ones: in
     ``OpenStore``, and in all reports of it. A newer round, of a lower number, ends the one
@@ -96,26 +96,24 @@ class Initialise(Message):
 
     generation: int = -1
     participants: tuple[Slot, ...] = ()
-    """Ranks: each writes an even run of sections. None at all: the first slot of the VM that
-    gets the command writes all, without a store."""
+    """Ranks. None at all: the first slot of the VM that gets the command, alone and without a
+    store."""
     store_host: str = ""
     store_port: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Calibrate(Message):
-    """Measure sections, links and all-reduces, all participants together, once.
+class Initialise(RoundCommand):
+    """Write the first weights as the checkpoint of step 0: each an even run of sections."""
 
-    Rounds of measuring and of writing first weights (``Initialise``) share their numbers.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibrate(RoundCommand):
+    """Measure sections, links and all-reduces, once.
+
+    A slot that comes twice computes once, but sends and receives as two.
     """
 
-    generation: int = -1
-    participants: tuple[Slot, ...] = ()
-    """Ranks. A slot that comes twice computes once, but sends and receives as two. None
-    at all: the first slot of the VM that gets the command, alone and without a
-    store."""
-    store_host: str = ""
-    store_port: int = 0
     microbatch_sizes: tuple[int, ...] = ()
     """Sizes to measure, ascending; none: that of the job."""
     checkpoint: str = ""
