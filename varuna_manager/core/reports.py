@@ -7,7 +7,7 @@ from typing import Literal, assert_never
 
 from spottrain.errors import shortened
 from spottrain.eventlog.changed import replace
-from spottrain.manifest import generation_of, parse_name
+from spottrain.manifest import CheckpointEntry, generation_of, parse_name
 from spottrain.units import counted
 from spottrain.varuna_manager.core import (
     allocation,
@@ -301,7 +301,7 @@ def _checkpoint_saved(transition: Transition, vm_id: str, report: messages.Check
             f"{counted(report.step, 'step')}: it does not count"
         )
         return
-    checkpoint = e.CheckpointRef(name=report.name, step=report.step)
+    checkpoint = CheckpointEntry(name=report.name, step=report.step)
     known = {c.name: c for c in (checkpoint, *state.preparation.checkpoints)}
     bad = {one.name for one in state.preparation.damaged}
     good = [c for c in known.values() if c.name not in bad]

@@ -86,6 +86,20 @@ class JobSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationMessage(Message):
+    """The base of messages about one generation, or one round before training."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotMessage(GenerationMessage):
+    """The base of messages about a slot's part in it."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RoundCommand(Message):
     """Do something before training, all participants together.
 
@@ -121,21 +135,18 @@ class Calibrate(RoundCommand):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenStore(Message):
+class OpenStore(GenerationMessage):
     """Fork the rendezvous store of a generation on this VM."""
-
-    generation: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunGeneration(Message):
+class RunGeneration(GenerationMessage):
     """Hand sections over, then train by ``plan`` until stopped or done.
 
     ``participants`` are the ranks of the plan followed by donors: slots that have no
     part in the plan but may hold the newest copy of a section.
     """
 
-    generation: int
     plan: Plan
     participants: tuple[Slot, ...]
     store_host: str
@@ -159,23 +170,21 @@ class RunGeneration(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StopGeneration(Message):
+class StopGeneration(GenerationMessage):
     """Stop all ranks after the same mini-batch."""
 
-    generation: int
     checkpoint: bool
     """Write a checkpoint at that mini-batch, before reporting ``GenerationStopped``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShareMinibatch(Message):
+class ShareMinibatch(GenerationMessage):
     """Rebalance the mini-batch over the replicas of a generation, without a morph.
 
     All ranks switch before the same mini-batch, once all of them know the same newest
     share; one for a generation that does not run is ignored.
     """
 
-    generation: int
     number: int
     """From 1, grows within the generation: the highest is the newest."""
     replica_bounds: tuple[int, ...]
@@ -188,14 +197,13 @@ when tasks and messages were, as a ``RankTimeline``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TraceMinibatches(Message):
+class TraceMinibatches(GenerationMessage):
     """Record what every rank of a generation does in its next mini-batches.
 
     All ranks begin before the same mini-batch, once all of them know it; one for a
     generation that does not run is ignored. It changes nothing that is computed.
     """
 
-    generation: int
     number: int
     """Grows over the job's life: a higher one follows those before."""
     minibatches: int
@@ -203,10 +211,8 @@ class TraceMinibatches(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AbandonGeneration(Message):
+class AbandonGeneration(GenerationMessage):
     """Kill the workers of this VM that still run ``generation`` or an older one."""
-
-    generation: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,13 +230,12 @@ class EndWorkers(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InspectWorkers(Message):
+class InspectWorkers(GenerationMessage):
     """Report what the workers of a generation do on this VM: none has committed for long.
 
     For the agent itself, which answers even if its supervisor hangs.
     """
 
-    generation: int
     number: int
     """Of the inspection, from 1, within the generation."""
 
@@ -255,7 +260,7 @@ Command = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: a ``VmRecord`` is copied at once
 class Hardware:
     """What a VM computes on, as its supervisor has found it."""
 
@@ -288,19 +293,17 @@ class SupervisorReady(Hardware, Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SectionPrepared(Message):
+class SectionPrepared(GenerationMessage):
     """A participant has come on with a section: in a round it has written its first weights,
     or has it in memory to measure; in a generation that starts, to train."""
 
-    generation: int
     section: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CalibrationProgress(Message):
+class CalibrationProgress(GenerationMessage):
     """Progress of a calibration round, as its first rank sees it."""
 
-    generation: int
     done: int
     total: int
     what: str
@@ -316,20 +319,17 @@ class Calibrated(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoreOpened(Message):
+class StoreOpened(GenerationMessage):
     """The rendezvous store of ``generation`` listens."""
 
-    generation: int
     host: str
     port: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationStarted(Message):
+class GenerationStarted(SlotMessage):
     """A slot has its sections and trains."""
 
-    generation: int
-    slot: int
     pid: int
     step: int
     """Mini-batches applied so far."""
@@ -356,10 +356,9 @@ class Metric:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MinibatchResult(Message):
+class MinibatchResult(GenerationMessage):
     """What came of a mini-batch."""
 
-    generation: int
     step: int
     """Mini-batches applied so far, this one included."""
     loss: float
@@ -407,10 +406,9 @@ class MinibatchAdopted(MinibatchResult):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluated(Message):
+class Evaluated(GenerationMessage):
     """Loss and metrics of a held-out set, of the weights after ``step`` mini-batches."""
 
-    generation: int
     step: int
     loss: float
     name: str = "heldout"
@@ -421,12 +419,10 @@ class Evaluated(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationStopped(Message):
+class GenerationStopped(SlotMessage):
     """A slot stopped: asked to, done, or a donor after the handover; its memory
     stays."""
 
-    generation: int
-    slot: int
     step: int
     done: bool
     """True if all steps of the job are committed, or training has stopped early."""
@@ -435,33 +431,28 @@ class GenerationStopped(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationBroken(Message):
+class GenerationBroken(SlotMessage):
     """A slot left the generation with an error; its memory stays."""
 
-    generation: int
-    slot: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerDied(Message):
+class WorkerDied(SlotMessage):
     """A worker process ended; the memory that the supervisor holds stays.
 
     One that takes part in a round is reported with the number of that.
     """
 
-    generation: int
-    slot: int
     reason: str
     hung: bool = False
     """Whether it was killed because it hung."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkersInspected(Message):
+class WorkersInspected(GenerationMessage):
     """The answer to ``InspectWorkers``."""
 
-    generation: int
     number: int
     workers: tuple[WorkerState, ...]
     """Those that take part in the generation."""
@@ -472,11 +463,9 @@ MemoryUse = Literal["forward", "recompute", "backward", "update", "handover", "e
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OutOfMemory(Message):
+class OutOfMemory(SlotMessage):
     """A slot's device had no memory left; that the slot is out is reported besides."""
 
-    generation: int
-    slot: int
     section: int | None
     """The one that was computed or updated; None: none in particular."""
     microbatch_size: int
@@ -488,12 +477,10 @@ class OutOfMemory(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NcclFailed(Message):
+class NcclFailed(SlotMessage):
     """NCCL did not start in a slot or failed later, and no peer was known to be gone; that
     the slot is out is reported besides."""
 
-    generation: int
-    slot: int
     reason: str
 
 
