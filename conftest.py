@@ -16,6 +16,8 @@ if TYPE_CHECKING:  # a GPU host that runs tests/gpu alone lacks what the fakes n
     from tests.fakes.azure import FakeAzure
     from tests.fakes.gcp import FakeGcp
 
+    from tests.commands import Run
+
 # Importing everything makes hundreds of thousands of objects that stay (Tiers ends this).
 gc.disable()
 
@@ -37,6 +39,14 @@ def pytest_configure(config: pytest.Config) -> None:
     inspected = tempfile.TemporaryDirectory(prefix="spottrain-inspected-")
     config.add_cleanup(inspected.cleanup)
     os.environ["SPOTTRAIN_TEST_INSPECTED"] = inspected.name
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Return what runs commands of ``spottrain`` in this process."""
+    from tests.commands import runs
+
+    return runs(monkeypatch, capsys)
 
 
 # One fake of each cloud for a process: to start one takes seconds.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from spottrain.cloud.port.provider import LaunchRequest, Offer, Vm, VmState
 from spottrain.manifest import FileRecord, Manifest
@@ -17,24 +18,17 @@ from spottrain.wire.messages import (
     JobSpec,
     MinibatchCommitted,
     RunGeneration,
-    SkipReason,
 )
 from spottrain.wire.model import (
-    AUTO_LOADER,
     LinkProfile,
-    LoaderSpec,
     MicrobatchProfile,
     ModelFacts,
-    Network,
     Plan,
-    Precision,
     Profile,
-    Reduction,
     RingProfile,
     ScheduleKind,
     SectionFacts,
     SectionProfile,
-    Semantics,
     Slot,
     StateHome,
     TaskOverheads,
@@ -159,24 +153,18 @@ def section_facts(
     )
 
 
-def model_facts(
-    sections: Iterable[SectionFacts] | None = None,
-    *,
-    fingerprint: str = "model",
-    num_parameters: int = 1,
-    dataset_len: int = 1,
-    heldout_len: int = 0,
-) -> ModelFacts:
+def model_facts(sections: Iterable[SectionFacts] | None = None, **changes: Any) -> ModelFacts:
     """Return facts about a model, of one section unless they are given."""
-    return ModelFacts(
-        fingerprint=fingerprint,
-        num_parameters=num_parameters,
+    facts = ModelFacts(
+        fingerprint="model",
+        num_parameters=1,
         blocks="blocks",
         sections=(section_facts(),) if sections is None else tuple(sections),
         tied=(),
-        dataset_len=dataset_len,
-        heldout_len=heldout_len,
+        dataset_len=1,
+        heldout_len=0,
     )
+    return replace(facts, **changes)
 
 
 def section_profile(
@@ -255,55 +243,29 @@ def a_profile(
     return profile
 
 
-def a_spec(
-    *,
-    name: str = "job",
-    entrypoint: str = "train:job",
-    seed: int = 1,
-    steps: int = 10,
-    minibatch_size: int = 8,
-    microbatch_size: int = 2,
-    reduction: Reduction = "fast",
-    checkpoint_path: str = "/checkpoints",
-    checkpoint_every_steps: int = 10,
-    checkpoint_keep: int = 2,
-    lease_s: float = 600.0,
-    heartbeat_s: float = 1.0,
-    precision: Precision = "fp32",
-    network: Network = "auto",
-    semantics: Semantics = "synchronous",
-    loader: LoaderSpec = AUTO_LOADER,
-) -> JobSpec:
-    return JobSpec(
-        name=name,
-        entrypoint=entrypoint,
-        seed=seed,
-        steps=steps,
-        minibatch_size=minibatch_size,
-        microbatch_size=microbatch_size,
-        reduction=reduction,
-        checkpoint_path=checkpoint_path,
-        checkpoint_every_steps=checkpoint_every_steps,
-        checkpoint_keep=checkpoint_keep,
-        lease_s=lease_s,
-        heartbeat_s=heartbeat_s,
-        precision=precision,
-        network=network,
-        semantics=semantics,
-        loader=loader,
-    )
+def a_spec(**changes: Any) -> JobSpec:
+    return replace(_SPEC, **changes)
 
 
-def a_manifest(
-    name: str,
-    step: int,
-    files: Sequence[FileRecord],
-    *,
-    frozen: tuple[FileRecord, ...] = (),
-    uid: str = "",
-) -> Manifest:
+_SPEC = JobSpec(
+    name="job",
+    entrypoint="train:job",
+    seed=1,
+    steps=10,
+    minibatch_size=8,
+    microbatch_size=2,
+    reduction="fast",
+    checkpoint_path="/checkpoints",
+    checkpoint_every_steps=10,
+    checkpoint_keep=2,
+    lease_s=600.0,
+    heartbeat_s=1.0,
+)
+
+
+def a_manifest(name: str, step: int, files: Sequence[FileRecord], **changes: Any) -> Manifest:
     """Return a checkpoint's manifest, of the sections that ``files`` hold."""
-    return Manifest(
+    manifest = Manifest(
         name=name,
         step=step,
         num_sections=1 + max(file.section for file in files),
@@ -313,110 +275,63 @@ def a_manifest(
         minibatch_size=8,
         microbatch_size=2,
         files=tuple(files),
-        frozen=frozen,
-        uid=uid,
     )
+    return replace(manifest, **changes)
 
 
-def an_offer(
-    *,
-    cloud: str = "local",
-    region: str = "r",
-    zone: str = "z",
-    instance_type: str = "t",
-    spot: bool = True,
-    usd_per_hour: float = 1.0,
-    observed_at_s: float = 0.0,
-    gpus: int = 1,
-    gpu_memory_bytes: int = 1 << 30,
-    gpu_speed: float = 1.0,
-    available: int | None = None,
-    family: str = "",
-) -> Offer:
-    return Offer(
-        cloud=cloud,
-        region=region,
-        zone=zone,
-        instance_type=instance_type,
-        spot=spot,
-        usd_per_hour=usd_per_hour,
-        observed_at_s=observed_at_s,
-        gpus=gpus,
-        gpu_memory_bytes=gpu_memory_bytes,
-        gpu_speed=gpu_speed,
-        available=available,
-        family=family,
-    )
+def an_offer(**changes: Any) -> Offer:
+    return replace(_OFFER, **changes)
 
 
-def a_vm(
-    vm_id: str,
-    offer: Offer,
-    *,
-    job: str = "job",
-    intent: str = "intent",
-    state: VmState = VmState.RUNNING,
-    private_address: str = "10.0.0.1",
-    launched_at_s: float = 0.0,
-    ended_at_s: float | None = None,
-) -> Vm:
-    return Vm(
+_OFFER = Offer(
+    cloud="local",
+    region="r",
+    zone="z",
+    instance_type="t",
+    spot=True,
+    usd_per_hour=1.0,
+    observed_at_s=0.0,
+    gpus=1,
+    gpu_memory_bytes=1 << 30,
+    gpu_speed=1.0,
+)
+
+
+def a_vm(vm_id: str, offer: Offer, **changes: Any) -> Vm:
+    vm = Vm(
         vm_id=vm_id,
-        job=job,
-        intent=intent,
-        state=state,
+        job="job",
+        intent="intent",
+        state=VmState.RUNNING,
         offer=offer,
-        private_address=private_address,
-        launched_at_s=launched_at_s,
-        ended_at_s=ended_at_s,
+        private_address="10.0.0.1",
+        launched_at_s=0.0,
     )
+    return replace(vm, **changes)
 
 
-def a_launch(
-    offer: Offer,
-    count: int = 1,
-    *,
-    token: str = "token",
-    job: str = "job",
-    intent: str = "intent",
-    lease_s: float = 600.0,
-    image: str = "",
-) -> LaunchRequest:
-    return LaunchRequest(
-        token=token,
-        job=job,
-        intent=intent,
-        offer=offer,
-        count=count,
-        lease_s=lease_s,
-        image=image,
+def a_launch(offer: Offer, count: int = 1, **changes: Any) -> LaunchRequest:
+    asked = LaunchRequest(
+        token="token", job="job", intent="intent", offer=offer, count=count, lease_s=600.0
     )
+    return replace(asked, **changes)
 
 
 def a_run(
-    plan: Plan,
-    *,
-    generation: int = 1,
-    participants: tuple[Slot, ...] | None = None,
-    store: tuple[str, int] = ("127.0.0.1", 1),
-    checkpoint: str = "",
-    evaluate_first: bool = False,
-    save_only: bool = False,
-    code: str = "",
+    plan: Plan, *, store: tuple[str, int] = ("127.0.0.1", 1), **changes: Any
 ) -> RunGeneration:
     """Return the command to train by ``plan``, without donors unless they are given."""
     host, port = store
-    return RunGeneration(
-        generation=generation,
+    command = RunGeneration(
+        generation=1,
         plan=plan,
-        participants=plan.slots if participants is None else participants,
+        participants=plan.slots,
         store_host=host,
         store_port=port,
-        checkpoint=checkpoint,
-        evaluate_first=evaluate_first,
-        save_only=save_only,
-        code=code,
+        checkpoint="",
+        evaluate_first=False,
     )
+    return replace(command, **changes)
 
 
 def checkpoint_name(step: int, generation: int | None = None) -> str:
@@ -444,30 +359,19 @@ def generation_started(
 
 
 def minibatch_committed(
-    step: int,
-    *,
-    generation: int = 1,
-    slot: int = 0,
-    sections: Iterable[int] = (0,),
-    loss: float = 1.0,
-    step_s: float = 1.0,
-    peak_bytes: int = 1,
-    busy_s: float = 0.0,
-    microbatches: int = 0,
-    skipped: SkipReason = "",
+    step: int, *, sections: Iterable[int] = (0,), busy_s: float = 0.0, **changes: Any
 ) -> MinibatchCommitted:
     """Return a slot's report of a mini-batch, busy from its first task to its last."""
-    return MinibatchCommitted(
-        generation=generation,
-        slot=slot,
+    report = MinibatchCommitted(
+        generation=1,
+        slot=0,
         step=step,
         sections=tuple(sections),
-        loss=loss,
+        loss=1.0,
         grad_norm=1.0,
-        step_s=step_s,
-        peak_bytes=peak_bytes,
+        step_s=1.0,
+        peak_bytes=1,
         busy_s=busy_s,
-        microbatches=microbatches,
         tasks_s=busy_s,
-        skipped=skipped,
     )
+    return replace(report, **changes)

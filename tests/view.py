@@ -13,12 +13,12 @@ from typing import Any, Generic, TypeVar
 from spottrain.cloud.port.provider import Offer
 from spottrain.codec import hints
 from spottrain.eventlog.changed import replace
+from spottrain.manifest import CheckpointEntry
 from spottrain.pricing.billing.ledger import Ledger
 from spottrain.pricing.deadline.model import FleetDecision
 from spottrain.pricing.ranking.cooldowns import Cooldown
 from spottrain.pricing.ranking.order import OfferWorth
 from spottrain.varuna_manager.core.model import records
-from spottrain.varuna_manager.core.model.events import CheckpointRef
 from spottrain.varuna_manager.core.model.settings import JobSettings
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.wire.messages import CheckpointDamaged
@@ -86,7 +86,7 @@ class View:
     profile = Field[Profile | None]("preparation.profile")
     round = Field[records.Round | None]("preparation.round")
     failed_preparations = Field[int]("preparation.failed_preparations")
-    checkpoints = Field[tuple[CheckpointRef, ...]]("preparation.checkpoints")
+    checkpoints = Field[tuple[CheckpointEntry, ...]]("preparation.checkpoints")
     damaged = Field[tuple[CheckpointDamaged, ...]]("preparation.damaged")
     doubted = Field[tuple[records.Doubt, ...]]("preparation.doubted")
     store_error = Field[str]("preparation.store_error")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from spottrain.codec import SCHEMA_VERSION, encode
@@ -29,11 +29,9 @@ Objective = Literal["throughput", "examples_per_dollar"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanInputs:
-    """Everything that a choice depends on; the same inputs give the same choice."""
+class PlanRequest:
+    """What is asked of a plan, beside the model."""
 
-    facts: ModelFacts
-    profile: Profile
     slots: tuple[Device, ...]
     minibatch_size: int
     microbatch_size: int | None
@@ -62,6 +60,14 @@ class PlanInputs:
     peer_copies: int = 0
     """As in ``Plan``: of plans without second copies, where VMs have memory for them."""
     semantics: Semantics = "synchronous"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanInputs(PlanRequest):
+    """Everything that a choice depends on; the same inputs give the same choice."""
+
+    facts: ModelFacts
+    profile: Profile
     schema_version: int = SCHEMA_VERSION
 
     @property
@@ -91,55 +97,21 @@ class PlanInputs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanQuestion:
+class PlanQuestion(PlanRequest):
     """A request to the planner, to be kept with its answer.
 
-    That is ``PlanInputs`` without facts and profile, which stay the same over the life
-    of a job and are named by a hash.
+    Facts and profile stay the same over the life of a job and are named by a hash.
     """
 
     model_sha256: str
     """Of the JSON of facts and profile, one after the other."""
-    slots: tuple[Device, ...]
-    minibatch_size: int
-    microbatch_size: int | None
-    reduction: Reduction
-    previous: Plan | None
-    schedule: ScheduleKind | None
-    recompute: bool | None
-    objective: Objective
-    lag_share: float
-    precision: Precision = "fp32"
-    state: StateHome | None = None
-    pipeline_depth: int | None = None
-    wire: WireType = "own"
-    network: Network = "auto"
-    peer_copies: int = 0
-    semantics: Semantics = "synchronous"
 
 
 def question_of(inputs: PlanInputs) -> PlanQuestion:
     """Return ``inputs`` in the form in which they are kept."""
     model = encode(inputs.facts) + encode(inputs.profile)
-    return PlanQuestion(
-        model_sha256=hashlib.sha256(model.encode()).hexdigest(),
-        slots=inputs.slots,
-        minibatch_size=inputs.minibatch_size,
-        microbatch_size=inputs.microbatch_size,
-        reduction=inputs.reduction,
-        previous=inputs.previous,
-        schedule=inputs.schedule,
-        recompute=inputs.recompute,
-        objective=inputs.objective,
-        lag_share=inputs.lag_share,
-        precision=inputs.precision,
-        state=inputs.state,
-        pipeline_depth=inputs.pipeline_depth,
-        wire=inputs.wire,
-        network=inputs.network,
-        peer_copies=inputs.peer_copies,
-        semantics=inputs.semantics,
-    )
+    asked = {one.name: getattr(inputs, one.name) for one in fields(PlanRequest)}
+    return PlanQuestion(model_sha256=hashlib.sha256(model.encode()).hexdigest(), **asked)
 
 
 def check_inputs(inputs: PlanInputs) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from spottrain.codec import SCHEMA_VERSION
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.placement import Device
-from spottrain.wire.model import ModelFacts, Precision, Profile, Slot
+from spottrain.wire.model import ModelFacts, Precision, Profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,17 +30,6 @@ class Workload:
     host_memory_bytes: int = 0
     """Of one VM, beside its GPU's; 0: unknown, then it is no limit."""
     schema_version: int = SCHEMA_VERSION
-
-    def device(self, slot: Slot) -> Device:
-        """Return one of its GPUs."""
-        return Device(
-            slot=slot,
-            memory_bytes=self.gpu_memory_bytes,
-            speed=1.0,
-            usd_per_hour=self.usd_per_hour,
-            is_gpu=self.is_gpu,
-            host_memory_bytes=self.host_memory_bytes,
-        )
 
     def plan_inputs(self, slots: Iterable[Device] = ()) -> PlanInputs:
         """Return what the plans of this workload are made from.

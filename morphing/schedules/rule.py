@@ -1,7 +1,7 @@
 """The rule by which a stage takes its next task, as functions of whole numbers.
 
-``schedule.StageProgress`` asks it for the executor, the simulator's loops ask it
-directly, so that what is simulated is what runs.
+``stage.Stage`` asks it for the executor and for the simulator, so that what is simulated
+is what runs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def decide(
     recomputes: bool,
     graph_kept: bool,
 ) -> int:
-    """Return the work to run now, or ``NOTHING``; see ``schedule.next_task``.
+    """Return the work to run now, or ``NOTHING``; see ``StageProgress.next_task``.
 
     Args:
         order_policy: How strictly the stage follows its list.

@@ -1,9 +1,9 @@
 """Schedules as data, and the rule by which a stage departs from its schedule.
 
 A schedule is one list of tasks per stage, made before the mini-batch begins (``lists`` makes
-it). ``next_task`` reads a stage's list and ``StageProgress`` and says what to run now. The
-executor asks it; the simulator's loops ask the functions beneath it (``loops.rule``), so
-that what is simulated is what runs.
+it). ``next_task`` reads a stage's list and its progress and says what to run now. The
+executor asks it; the simulator's loops ask the ``Stage`` beneath it, so that what is
+simulated is what runs.
 
 On every stage forwards and backwards run in ascending order of their micro-batch, for each
 of an interleaved schedule's chunks. Links are first in, first out, so activations and
@@ -14,12 +14,12 @@ the whole state of a stage is a handful of counts.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
 from spottrain.morphing.schedules import rule
 from spottrain.morphing.schedules.lists import Schedule, compact_schedule
+from spottrain.morphing.schedules.stage import ACTIVATIONS, GRADIENTS, Stage
 from spottrain.wire.model import ScheduleKind
 
 
@@ -32,7 +32,7 @@ class Work(StrEnum):
 
 
 WORKS = tuple(Work)
-"""By their numbers in ``loops.rule``."""
+"""By their numbers in ``rule``."""
 NUMBERS = {work: number for number, work in enumerate(WORKS)}
 
 
@@ -158,22 +158,11 @@ def arrivals(
     )
 
 
-@dataclass(slots=True)
-class ChunkCounts:
-    """Counts of arrivals and completed tasks of one of a stage's chunks."""
-
-    recomputes: bool
-    activations: int = 0
-    gradients: int = 0
-    forwards: int = 0
-    backwards: int = 0
-
-
 class StageProgress:
-    """State of one stage: its place in its list, arrivals, and limits.
+    """State of one stage for the executor: its place in its list, arrivals, and limits.
 
-    The one object that executor and simulator keep for each stage: they report arrivals
-    and completed tasks to it, and ask ``next_task``.
+    The simulator keeps the same ``Stage``: both report arrivals and completed tasks to it, and
+    ask what to run next.
 
     Args:
         tasks: The stage's list.
@@ -188,23 +177,6 @@ class StageProgress:
             always followed in order, so that the neighbours know what comes next.
     """
 
-    __slots__ = (
-        "_passed",
-        "_position",
-        "_promised",
-        "_recomputed",
-        "backwards",
-        "bound",
-        "chunks",
-        "forwards",
-        "graph_kept",
-        "num_microbatches",
-        "order_policy",
-        "peak_in_flight",
-        "recomputes",
-        "tasks",
-    )
-
     def __init__(
         self,
         tasks: Sequence[Task],
@@ -214,49 +186,50 @@ class StageProgress:
         bound: int | None = None,
         order_policy: OrderPolicy = OrderPolicy.OPPORTUNISTIC,
     ) -> None:
-        recompute = {task.chunk for task in tasks if task.work is Work.RECOMPUTE}
-        self.chunks = [
-            ChunkCounts(chunk in recompute)
-            for chunk in range(1 + max((task.chunk for task in tasks), default=0))
-        ]
-        backwards = sum(task.work is Work.BACKWARD for task in tasks)
-        self.num_microbatches = backwards // len(self.chunks)
-        self.tasks = tasks
-        one_run = len(self.chunks) == 1
-        self.order_policy = order_policy if one_run else OrderPolicy.STRICT
+        codes = bytes(map(_code, tasks))
+        chunks = [[0, 0, 0, 0] for _ in range(1 + max(codes, default=0) // 3)]
+        self.num_microbatches = codes.count(rule.BACKWARD)
         self.bound = max_in_flight(tasks) if bound is None else bound
-        self.recomputes = bool(recompute)
-        self.chunks[0].activations = self.num_microbatches if first else 0
-        self.chunks[-1].gradients = self.num_microbatches if last else 0
-        self.forwards = 0
+        if first:
+            chunks[0][ACTIVATIONS] = self.num_microbatches
+        if last:
+            chunks[-1][GRADIENTS] = self.num_microbatches
+        self._stage = Stage([(codes, 1)], chunks, self.bound)
+        self._order_policy = order_policy if len(chunks) == 1 else OrderPolicy.STRICT
+        self._recomputed = {task.chunk for task in tasks if task.work is Work.RECOMPUTE}
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether any of the stage's chunks recomputes."""
+        return self._stage.recomputes
+
+    @property
+    def forwards(self) -> int:
         """Forwards done, of all chunks."""
-        self.backwards = 0
-        """Backwards done, of all chunks."""
-        self.graph_kept = False
-        """On a stage that recomputes: whether its one set of activations is held, which
-        is always by the next to go backward."""
-        self.peak_in_flight = 0
-        self._position = 0
-        self._recomputed = 0
-        self._passed = dict.fromkeys(Work, 0)
+        return self._stage.done[rule.FORWARD]
 
     @property
     def in_flight(self) -> int:
         """Micro-batches forwarded and not yet through the backward, in all chunks."""
-        return self.forwards - self.backwards
+        return self._stage.in_flight
+
+    @property
+    def peak_in_flight(self) -> int:
+        """Maximum micro-batches in flight so far."""
+        return self._stage.peak
 
     @property
     def done(self) -> bool:
         """True if the whole list has been run."""
-        return self._position == len(self.tasks)
+        return self._stage.listed == rule.NOTHING
 
     def activation_arrived(self, chunk: int = 0) -> None:
         """Note that the activation of the next micro-batch of a chunk has arrived."""
-        self.chunks[chunk].activations += 1
+        self._stage.chunks[chunk][ACTIVATIONS] += 1
 
     def gradient_arrived(self, chunk: int = 0) -> None:
         """Note that the gradient of the next micro-batch of a chunk has arrived."""
-        self.chunks[chunk].gradients += 1
+        self._stage.chunks[chunk][GRADIENTS] += 1
 
     def keeps_graph(self, task: Task) -> bool:
         """Return whether this forward is to keep its tensors for the backward.
@@ -265,89 +238,37 @@ class StageProgress:
         comes next in the list, nothing else being in flight: its recompute is skipped.
         Ask before the task is completed.
         """
-        if not self.chunks[task.chunk].recomputes:
+        if task.chunk not in self._recomputed:
             return True
-        following = self._position + 1
-        if task.work is not Work.FORWARD or following >= len(self.tasks):
-            return False
-        return rule.keeps_graph(
-            NUMBERS[self.tasks[self._position].work],
-            NUMBERS[self.tasks[following].work],
-            self.forwards,
-            self.backwards,
-            self._passed[Work.RECOMPUTE],
-        )
+        return task.work is Work.FORWARD and self._stage.keeps_graph()
 
     def completed(self, task: Task) -> None:
         """Note that ``task``, which ``next_task`` gave, is done."""
-        counts = self.chunks[task.chunk]
-        if task.work is Work.FORWARD:
-            if counts.recomputes and self.keeps_graph(task):
-                self.graph_kept = True
-                self._recomputed += 1
-            counts.forwards += 1
-            self.forwards += 1
-            self.peak_in_flight = max(self.peak_in_flight, self.in_flight)
-        elif task.work is Work.RECOMPUTE:
-            self.graph_kept = True
-            self._recomputed += 1
-        else:
-            self.graph_kept = False
-            counts.backwards += 1
-            self.backwards += 1
-        self._advance()
+        self._stage.note(_code(task))
 
-    def _advance(self) -> None:
-        """Pass the entries of the list that are done or no longer needed."""
-        done = {
-            Work.FORWARD: self.forwards,
-            Work.RECOMPUTE: self._recomputed,
-            Work.BACKWARD: self.backwards,
-        }
-        for position in range(self._position, len(self.tasks)):
-            work = self.tasks[position].work
-            if self._passed[work] >= done[work]:
-                self._position = position
-                return
-            self._passed[work] += 1
-        self._position = len(self.tasks)
+    def next_task(self) -> Task | None:
+        """Return the task to run now, or ``None`` to wait for an arrival.
+
+        The list's next task, if its input is here. Otherwise the stage is opportunistic
+        (section 3.2): it runs another task whose input is here, forward first. What may
+        run at all, so that memory never exceeds ``bound`` micro-batches in flight and,
+        on a stage that recomputes, one set of activations:
+
+        - a forward, when its activation is here and fewer than ``bound`` are in flight;
+          next to a held set of activations too, for it keeps its input only;
+        - a recompute, only of the oldest micro-batch in flight, while no set is held;
+          if its gradient is missing, only in its turn or when no forward is permitted,
+          and a forward that is ready goes first;
+        - a backward, only of the oldest one in flight, when its gradient is here.
+
+        A list whose forwards exceed ``bound`` is followed as far as ``bound`` permits.
+        """
+        code = self._stage.choose(self._order_policy)
+        if code == rule.NOTHING:
+            return None
+        chunk, work = divmod(code, 3)
+        return Task(WORKS[work], self._stage.next_of(code), chunk)
 
 
-def next_task(progress: StageProgress) -> Task | None:
-    """Return the task to run now, or ``None`` to wait for an arrival.
-
-    The list's next task, if its input is here. Otherwise the stage is opportunistic
-    (section 3.2): it runs another task whose input is here, forward first. What may
-    run at all, so that memory never exceeds ``bound`` micro-batches in flight and,
-    on a stage that recomputes, one set of activations:
-
-    - a forward, when its activation is here and fewer than ``bound`` are in flight;
-      next to a held set of activations too, for it keeps its input only;
-    - a recompute, only of the oldest micro-batch in flight, while no set is held;
-      if its gradient is missing, only in its turn or when no forward is permitted,
-      and a forward that is ready goes first;
-    - a backward, only of the oldest one in flight, when its gradient is here.
-
-    A list whose forwards exceed ``bound`` is followed as far as ``bound`` permits.
-    """
-    if progress.done:
-        return None
-    listed = progress.tasks[progress._position]
-    counts = progress.chunks[listed.chunk]
-    chosen = rule.decide(
-        progress.order_policy,
-        NUMBERS[listed.work],
-        counts.forwards,
-        counts.backwards,
-        counts.activations,
-        counts.gradients,
-        progress.bound,
-        progress.recomputes,
-        progress.graph_kept,
-    )
-    if chosen == rule.NOTHING:
-        return None
-    if chosen == NUMBERS[listed.work]:
-        return listed
-    is_forward = chosen == rule.FORWARD
-    return Task(WORKS[chosen], counts.forwards if is_forward else counts.backwards)
+def _code(task: Task) -> int:
+    return 3 * task.chunk + NUMBERS[task.work]

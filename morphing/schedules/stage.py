@@ -1,7 +1,4 @@
-"""A stage of a simulated replica: what it has done, and its way through its list.
-
-The counts of ``schedule.StageProgress``, for a list as ``lists.Schedule`` encodes it.
-"""
+"""A stage, simulated or real: what it has done, and its way through its list."""
 
 from __future__ import annotations
 
@@ -93,18 +90,27 @@ class Stage:
         )
         return NOTHING if work == NOTHING else 3 * chunk + work
 
+    def next_of(self, code: int) -> int:
+        """Return the micro-batch of the next task of a code."""
+        return self.chunks[code // 3][CHUNK_FORWARDS if code % 3 == FORWARD else CHUNK_BACKWARDS]
+
+    def keeps_graph(self) -> bool:
+        """Return whether the list's next task is a forward that keeps its tensors for its
+        backward, and so saves its recompute."""
+        return self.recomputes and keeps_graph(
+            self.listed % 3,
+            self._following() % 3,
+            self.done[FORWARD],
+            self.done[BACKWARD],
+            self.passed[RECOMPUTE],
+        )
+
     def note(self, code: int) -> None:
         """Count a task, after which the next one may be chosen."""
         chunk, work = divmod(code, 3)
         done = self.done
         if work == FORWARD:
-            if self.recomputes and keeps_graph(
-                self.listed % 3,
-                self._following() % 3,
-                done[FORWARD],
-                done[BACKWARD],
-                self.passed[RECOMPUTE],
-            ):
+            if self.keeps_graph():
                 self.graph_kept = True
                 done[RECOMPUTE] += 1
             done[FORWARD] += 1

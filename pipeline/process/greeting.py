@@ -73,7 +73,7 @@ class Greeting:
             machine=machine.machine_id(),
             cores=machine.cores(),
             gpus=self.gpus,
-            slot_memory_bytes=self.slot_memory_bytes(),
+            gpu_memory_bytes=self.slot_memory_bytes(),
             memory_bytes=machine.memory_bytes(),
             locked_memory_bytes=self.locked_memory_bytes(),
             warnings=self.warnings,

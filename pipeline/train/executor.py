@@ -26,7 +26,6 @@ from spottrain.morphing.schedules.schedule import (
     Unit,
     Work,
     arrivals,
-    next_task,
 )
 from spottrain.pipeline.base.blank import BlankBatch, signature_of
 from spottrain.pipeline.base.faults import FaultScript, Hook
@@ -406,7 +405,7 @@ class Minibatch:
         while not self._progress.done:
             while self._take_arrival(wait=False):
                 pass
-            task = next_task(self._progress)
+            task = self._progress.next_task()
             if task is not None:
                 self._do(task)
             elif not self._let_follow(follow):
@@ -456,7 +455,7 @@ class Minibatch:
         Args:
             room: Micro-batches of this one that may be in flight.
         """
-        task = next_task(self._progress)
+        task = self._progress.next_task()
         if task is None or task.work is not Work.FORWARD:
             return False
         keeps_more = self._progress.recomputes and self._progress.keeps_graph(task)

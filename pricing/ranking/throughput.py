@@ -63,11 +63,6 @@ class ThroughputCache:
         """True if machines that the plan does not use are returned."""
         return self.job.objective == "examples_per_dollar"
 
-    @property
-    def plans_computed(self) -> int:
-        """Plans that were computed so far."""
-        return len(self._planned)
-
     def of(self, machine: MachineShape, vms: int) -> FleetThroughput:
         """Return the throughput of ``vms`` machines.
 

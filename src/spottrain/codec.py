@@ -6,6 +6,8 @@ all texts is a list of pairs. Fields that do not count in comparisons are left o
 decide nothing. A field that the data lacks gets its default. Models are read as dataclasses
 are: what their validators check was checked when a person wrote it.
 
+Of a union of ``Message``s, data has the class as its ``kind``: ``worker_died`` of ``WorkerDied``.
+
 An unknown or missing field, a wrong type or another schema version raises ``WireError``.
 """
 
@@ -16,6 +18,7 @@ import dataclasses
 import functools
 import json
 import math
+import re
 import types
 import typing
 from collections import deque
@@ -29,6 +32,26 @@ from spottrain.printable import printable_data
 SCHEMA_VERSION = 1
 """Of every message and file that is written with this module."""
 _PLAIN = (str, int, float, bool, type(None))
+
+
+class Message:
+    """The base of dataclasses that are told apart by their class, see the module."""
+
+    __slots__ = ()
+
+    @property
+    def kind(self) -> str:
+        """Its ``kind`` in data."""
+        cls: Any = type(self)
+        return kind_of(cls)
+
+
+@functools.cache
+def kind_of(cls: Any) -> str:
+    """Return the ``kind`` of a class of messages; empty: it is no message."""
+    if not issubclass(cls, Message):
+        return ""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
 
 
 # --- To data --------------------------------------------------------------------------
@@ -45,7 +68,8 @@ def to_data(value: Any) -> Any:
     if cls in _PLAIN:
         return value
     if _has_fields(cls):
-        return {name: to_data(getattr(value, name)) for name in kept_fields(cls)}
+        data = {name: to_data(getattr(value, name)) for name in kept_fields(cls)}
+        return {**data, "kind": kind} if (kind := kind_of(cls)) else data
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, Mapping):
@@ -260,10 +284,8 @@ def _read_union(members: tuple[Any, ...], data: Any) -> Any:
         return _read_first(plain, data)
     if type(data) is dict and "kind" in data:
         for member in plain:
-            if dataclasses.is_dataclass(member):
-                kinds = get_args(hints(typing.cast(type, member))["kind"])
-                if data["kind"] in kinds:
-                    return reader(typing.cast(type, member))(data)
+            if kind_of(member) == data["kind"]:
+                return reader(member)(data)
         raise UnfitError(f".kind is unknown: got {shortened(data['kind'])}")
     raise UnfitError(f" must be an object with a kind: got {shortened(data)}")
 
@@ -283,6 +305,8 @@ class _Fields(NamedTuple):
     needed: frozenset[str]
     """Names of the fields without a default."""
     has_version: bool
+    kind: str
+    """See ``kind_of``."""
 
 
 @functools.cache
@@ -294,15 +318,18 @@ def _fields_of(cls: Any) -> _Fields:
         needed = {name for name in readers if defaults[name] == (unset, unset)}
     else:
         needed = {name for name in readers if cls.model_fields[name].is_required()}
-    return _Fields(readers, frozenset(needed), "schema_version" in readers)
+    return _Fields(readers, frozenset(needed), "schema_version" in readers, kind_of(cls))
 
 
 def _read_object(cls: Any, data: Any) -> Any:
     if type(data) is not dict:
         raise _unfit(cls, data)
-    readers, needed, has_version = _fields_of(cls)
+    readers, needed, has_version, kind = _fields_of(cls)
     if has_version:
         _check_version(data, ".")
+    if kind and "kind" in data:
+        data = {**data}
+        _read_literal((kind,), data.pop("kind"))
     if not data.keys() <= readers.keys():
         unknown = min(data.keys() - readers.keys())
         raise UnfitError(f".{unknown} is not a field of {cls.__name__}")

@@ -87,7 +87,7 @@ def main() -> int:
         wall_s, cpu_s = time.perf_counter(), time.process_time()
         rank(priced, throughputs, asked)
         wall_s, cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s
-        print(f"{name:<22} {throughputs.plans_computed:6} {wall_s:8.3f} {cpu_s:11.3f}")
+        print(f"{name:<22} {len(throughputs._planned):6} {wall_s:8.3f} {cpu_s:11.3f}")
         failed += cpu_s > WITHIN_S
     return failed
 

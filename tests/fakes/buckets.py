@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape, unescape
+
+from tests.fakes.http_server import running, url_of
 
 BUCKET = "bucket"
 S3_REGION = "eu-west-1"
@@ -179,12 +180,8 @@ def serve(cloud: str) -> Iterator[str]:
     """Serve an empty bucket of ``s3``, ``gs`` or ``az``; give the server's address."""
     kind = {"s3": _S3, "gs": _Gcs, "az": _Azure}[cloud]
     handler = type("Handler", (kind,), {"objects": {}})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with running(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as server:
+        yield url_of(server)
 
 
 def s3_environment(endpoint: str, region: str) -> dict[str, str]:

@@ -13,6 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
+from tests.fakes.http_server import running, url_of
+
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "x",
     "AWS_SECRET_ACCESS_KEY": "y",
@@ -78,16 +80,12 @@ def held_s3() -> Iterator[HeldS3]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    s3.endpoint = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield s3
-    finally:
-        s3.let_go()
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    s3.endpoint = url_of(server)
+    with running(server):
+        try:
+            yield s3
+        finally:
+            s3.let_go()
 
 
 class _Handler(BaseHTTPRequestHandler):

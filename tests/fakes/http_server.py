@@ -5,9 +5,12 @@ from __future__ import annotations
 import socket
 import sys
 import threading
-from collections.abc import Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
+from typing import Any, TypeVar
+
+S = TypeVar("S", bound=HTTPServer)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -56,6 +59,24 @@ class Server(ThreadingHTTPServer):
         """A client that hangs up is no error."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)
+
+
+@contextmanager
+def running(server: S) -> Iterator[S]:
+    """Serve by a thread until the end."""
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def url_of(server: HTTPServer) -> str:
+    """Return where a server on loopback is."""
+    return f"http://127.0.0.1:{server.server_port}"
 
 
 def serve(server: Any) -> None:

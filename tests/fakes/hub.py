@@ -12,13 +12,12 @@ import contextlib
 import hashlib
 import json
 import re
-import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
-from tests.fakes.http_server import Handler, Server
+from tests.fakes.http_server import Handler, Server, running
 from tests.fakes.web import Web, serve_web
 
 TOKEN = "hf_of_somebody"
@@ -166,13 +165,5 @@ class _Hub(Handler):
 @contextlib.contextmanager
 def serve_hub() -> Iterator[Hub]:
     """Run the Hub and the server of its large files on loopback."""
-    with serve_web() as content:
-        hub = Hub(content)
-        thread = threading.Thread(target=hub.serve_forever)
-        thread.start()
-        try:
-            yield hub
-        finally:
-            hub.shutdown()
-            thread.join()
-            hub.server_close()
+    with serve_web() as content, running(Hub(content)) as hub:
+        yield hub

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+from tests.fakes.http_server import running, url_of
 
 NOW_S = datetime(2026, 11, 20, 12, tzinfo=UTC).timestamp()
 DAY_S = 86400.0
@@ -112,15 +113,9 @@ class FakePrices:
         """Answer on a free port until the end."""
         server = _Server(("127.0.0.1", 0), _Handler)
         server.prices = self
-        self.url = f"http://127.0.0.1:{server.server_port}"
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
+        self.url = url_of(server)
+        with running(server):
             yield self
-        finally:
-            server.shutdown()
-            thread.join()
-            server.server_close()
 
     def page_of(self, items: list[Any], start: int) -> tuple[list[Any], int | None]:
         end = start + self.page

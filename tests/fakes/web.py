@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from tests.fakes.http_server import running, url_of
+
 
 @dataclass
 class Web:
@@ -91,13 +93,6 @@ class Handler(BaseHTTPRequestHandler):
 def serve_web() -> Iterator[Web]:
     """Run the server on loopback."""
     web = Web()
-    server = Server(web)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    web.url = f"http://127.0.0.1:{server.server_port}"
-    try:
+    with running(Server(web)) as server:
+        web.url = url_of(server)
         yield web
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

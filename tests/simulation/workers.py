@@ -17,10 +17,10 @@ from tests.builders import (
 )
 from tests.simulation.market import SimulatedVm
 
+from spottrain.manifest import CheckpointEntry
 from spottrain.morphing.adapt.checkpointing import CheckpointInterval
 from spottrain.morphing.adapt.stragglers import expected_busy_s
 from spottrain.morphing.memory.memory import rank_bytes
-from spottrain.varuna_manager.core.model.events import CheckpointRef
 from spottrain.varuna_manager.core.model.records import VmPhase
 from spottrain.wire import messages
 from spottrain.wire.model import (
@@ -112,7 +112,7 @@ class Workers:
     def __init__(self, world: World) -> None:
         self.world = world
         self.groups: dict[int, Group] = {}
-        self.checkpoints: list[CheckpointRef] = []
+        self.checkpoints: list[CheckpointEntry] = []
         self.committed = 0
         self.noise = random.Random(0)
         self.shared = 0
@@ -404,7 +404,7 @@ class Workers:
             self.world.report(vm, failed)
             return
         name = f"step-{step}-g{generation}-{len(self.checkpoints):08x}"
-        self.checkpoints.insert(0, CheckpointRef(name=name, step=step))
+        self.checkpoints.insert(0, CheckpointEntry(name=name, step=step))
         self.world.report(vm, messages.CheckpointSaved(name=name, step=step))
 
     # --- What goes wrong ----------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -331,16 +331,7 @@ def _offer(row: _Row, now_s: float) -> dict[str, Any]:
         "network_bytes_per_s": kind.network_bytes_per_s,
         "network_baseline_bytes_per_s": kind.network_baseline_bytes_per_s,
         "network_is_burst": kind.network_baseline_bytes_per_s is not None,
-        "hazard": hazard
-        and {
-            "losses_per_hour": hazard.losses_per_hour,
-            "low": hazard.low,
-            "high": hazard.high,
-            "vm_hours": hazard.vm_hours,
-            "losses": hazard.losses,
-            "prior_per_hour": hazard.prior_per_hour,
-            "basis": hazard.basis,
-        },
+        "hazard": hazard and asdict(hazard),
         "history": [
             {"since": p.since_s, "seen": p.seen_s, "usd_per_hour": p.usd_per_hour}
             for p in row.series

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Literal, assert_never
 
 from spottrain.errors import shortened
 from spottrain.eventlog.changed import replace
-from spottrain.manifest import generation_of, parse_name
+from spottrain.manifest import CheckpointEntry, generation_of, parse_name
 from spottrain.units import counted
 from spottrain.varuna_manager.core import (
     allocation,
@@ -129,15 +130,8 @@ def _supervisor_ready(transition: Transition, vm_id: str, report: messages.Super
         vm,
         phase=VmPhase.READY,
         num_slots=report.num_slots,
-        device=report.device,
-        software=report.software,
-        machine=report.machine,
-        cores=report.cores,
-        gpus=report.gpus,
-        gpu_memory_bytes=report.slot_memory_bytes,
-        memory_bytes=report.memory_bytes,
-        locked_memory_bytes=report.locked_memory_bytes,
         ready_at_s=transition.now_s,
+        **{one.name: getattr(report, one.name) for one in fields(messages.Hardware)},
     )
     transition.put_vm(vm)
     ledger = transition.state.history.ledger.ready(vm_id, transition.now_s)
@@ -307,7 +301,7 @@ def _checkpoint_saved(transition: Transition, vm_id: str, report: messages.Check
             f"{counted(report.step, 'step')}: it does not count"
         )
         return
-    checkpoint = e.CheckpointRef(name=report.name, step=report.step)
+    checkpoint = CheckpointEntry(name=report.name, step=report.step)
     known = {c.name: c for c in (checkpoint, *state.preparation.checkpoints)}
     bad = {one.name for one in state.preparation.damaged}
     good = [c for c in known.values() if c.name not in bad]

@@ -402,7 +402,7 @@ class EffectRunner:
         found = listing.result()
         return e.CheckpointsListed(
             at_s=self._now_s,
-            checkpoints=tuple(e.CheckpointRef(name=one.name, step=one.step) for one in found.whole),
+            checkpoints=tuple(found.whole),
             damaged=tuple(found.damaged),
             asked_at_s=asked_at_s,
         )

@@ -13,6 +13,7 @@ from pathlib import Path
 from spottrain.cloud.port.provider import Offer
 from spottrain.errors import BudgetError, ConfigError
 from spottrain.eventlog.journal import JournalError
+from spottrain.manifest import CheckpointEntry
 from spottrain.pricing.billing.budget import WORTH_S, reserve_s
 from spottrain.pricing.billing.money import Money, Rate, is_amount
 from spottrain.storage.open import open_store
@@ -20,7 +21,6 @@ from spottrain.storage.store import StorageError, check_writable, is_object_url
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.config.manager_vm import IDENTITY
 from spottrain.varuna_manager.core.model.events import (
-    CheckpointRef,
     CheckpointsListed,
     JobSubmitted,
 )
@@ -320,7 +320,7 @@ def submit(
             for line in weights.describe(first):
                 say(line)
             spec = replace(settings.spec, init_from=first.sha256)
-            step_0 = (CheckpointRef(name=first.checkpoint, step=0),)
+            step_0 = (CheckpointEntry(name=first.checkpoint, step=0),)
             journal.record(
                 JobSubmitted(at_s=at_s, settings=replace(settings, spec=spec)),
                 CheckpointsListed(at_s=at_s, checkpoints=step_0),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from spottrain.codec import to_data
 from spottrain.varuna_manager.format import finite
 from spottrain.varuna_manager.jobs.measurements import Evaluation, Minibatch, Row
 
@@ -22,33 +23,13 @@ def as_data(row: Row) -> dict[str, Any]:
         case Minibatch():
             return {
                 "kind": "minibatch",
-                "step": row.step,
-                "loss": row.loss,
-                "grad_norm": row.grad_norm,
-                "learning_rate": row.learning_rate,
-                "metrics": dict(row.metrics),
-                "skipped": row.skipped,
-                "weight": row.weight,
-                "examples": row.examples,
-                "step_s": row.step_s,
+                **to_data(row),
                 "examples_per_s": row.examples_per_s,
                 "tokens_per_s": row.tokens_per_s,
-                "plan": row.plan,
-                "usd_spent": row.usd_spent,
-                "generation": row.generation,
-                "at_s": row.at_s,
             }
         case Evaluation():
-            return {
-                "kind": "evaluation",
-                "step": row.step,
-                "set": row.name,
-                "loss": row.loss,
-                "metrics": dict(row.metrics),
-                "is_best": row.is_best,
-                "generation": row.generation,
-                "at_s": row.at_s,
-            }
+            data = to_data(row)
+            return {"kind": "evaluation", "set": data.pop("name"), **data}
 
 
 def as_line(row: Row) -> str:

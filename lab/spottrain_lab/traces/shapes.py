@@ -13,6 +13,7 @@ from spottrain.morphing.memory.room import times
 from spottrain.morphing.plan.inputs import positive
 from spottrain.morphing.plan.layouts import Layouts, PlanLayout, Refusal
 from spottrain.morphing.plan.modes import DeviceFleet, Draft, execution_modes
+from spottrain.morphing.plan.placement import Device
 from spottrain.morphing.plan.profiles import check_profile
 from spottrain.morphing.plan.workload import Workload
 from spottrain.wire.model import (
@@ -75,7 +76,7 @@ class Shapes:
             microbatch_size=workload.profile.microbatch_sizes[0],
             schedule=schedule,
             recompute=recompute,
-            slots=(workload.device(Slot(vm_id="", index=0)),),
+            slots=(_device(workload, ""),),
         )
         self._layouts = Layouts(self._inputs, self.microbatch_size)
         self._shapes: dict[tuple[int, int], Shape | None] = {}
@@ -153,9 +154,7 @@ class Shapes:
         # A shape that does not fit does not fit with fewer replicas either.
         if not possible or width <= self._refused.get(depth, 0):
             return None
-        devices = tuple(
-            self.workload.device(Slot(vm_id=f"{i:06}", index=0)) for i in range(depth * width)
-        )
+        devices = tuple(_device(self.workload, f"{i:06}") for i in range(depth * width))
         mode = execution_modes(self._inputs, depth)[0]
         least = self._layouts.cuts.state_bytes(mode.state)
         if least.beyond(times(devices[0].room, depth)) > 0:
@@ -192,6 +191,18 @@ class Shapes:
         layouts = (one for one in found if isinstance(one, PlanLayout))
         plans = map(self._layouts.simulate, layouts)
         return min(plans, key=lambda plan: plan.predicted_step_s, default=None)
+
+
+def _device(workload: Workload, vm_id: str) -> Device:
+    """Return the GPU of one of its VMs."""
+    return Device(
+        slot=Slot(vm_id=vm_id, index=0),
+        memory_bytes=workload.gpu_memory_bytes,
+        speed=1.0,
+        usd_per_hour=workload.usd_per_hour,
+        is_gpu=workload.is_gpu,
+        host_memory_bytes=workload.host_memory_bytes,
+    )
 
 
 def check_workload(workload: Workload) -> None:

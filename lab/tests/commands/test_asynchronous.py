@@ -3,44 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.unit.varuna_manager.cli.simulate.test_schedule import Simulate, simulating, spec
 
-from tests.commands import Run, runs
-
-TIMES = {"forward_s": 1.0, "backward_s": 2.0}
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    return runs(monkeypatch, capsys)
+from tests.commands import Run
 
 
 @pytest.fixture
-def simulate(run: Run, tmp_path: Path) -> Callable[[Any], tuple[int, str, str]]:
-    def answer(spec: Any) -> tuple[int, str, str]:
-        file = tmp_path / "spec.json"
-        file.write_text(spec if isinstance(spec, str) else json.dumps(spec))
-        return run("simulate", "async-step", file, "-o", "json")
-
-    return answer
-
-
-Simulate = Callable[[Any], tuple[int, str, str]]
-
-
-def spec(**changes: Any) -> dict[str, Any]:
-    plain = {
-        "schedule": "1f1b",
-        "num_microbatches": 8,
-        "stages": [dict(TIMES) for _ in range(4)],
-        "links": [{"send_s": 0} for _ in range(3)],
-        "allreduce_s": 0.5,
-    }
-    return {**plain, **changes}
+def simulate(run: Run, tmp_path: Path) -> Simulate:
+    return simulating(run, tmp_path, "async-step")
 
 
 def test_asynchronous_schedules_name_the_version_of_each_task(run: Run) -> None:

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from spottrain.varuna_manager.cli.main import main
-
-Run = Callable[..., tuple[int, str, str]]
+from tests.commands import Answer, Run
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    def answer(*arguments: str | Path | float, command: str = "deadlines") -> tuple[int, str, str]:
-        words = ["spottrain", "simulate", command, *map(str, arguments)]
-        monkeypatch.setattr(sys, "argv", words)
-        with pytest.raises(SystemExit) as end:
-            main()
-        out, err = capsys.readouterr()
-        return int(end.value.code or 0), out, " ".join(err.split())
+def run(run: Run) -> Run:
+    def answer(*arguments: str | Path | float, command: str = "deadlines") -> Answer:
+        code, out, err = run("simulate", command, *arguments)
+        return Answer(code, out, " ".join(err.split()))
 
     return answer
 

@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from spottrain.varuna_manager.cli.main import main
-
-Mix = Callable[..., tuple[int, str, str]]
+from tests.commands import Answer, Run
 
 
 @pytest.fixture
-def mix(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Mix:
-    def answer(spec: Any, *options: str) -> tuple[int, str, str]:
+def mix(run: Run, tmp_path: Path) -> Run:
+    def answer(spec: Any, *options: str) -> Answer:
         file = tmp_path / "mix.json"
         file.write_text(json.dumps(spec))
-        arguments = ["spottrain", "simulate", "mix", str(file), *options]
-        monkeypatch.setattr(sys, "argv", arguments)
-        with pytest.raises(SystemExit) as end:
-            main()
-        out, err = capsys.readouterr()
-        return int(end.value.code or 0), out, err
+        return run("simulate", "mix", file, *options)
 
     return answer
 
@@ -42,7 +33,7 @@ def spec(**changes: Any) -> dict[str, Any]:
     return {**plain, **changes}
 
 
-def test_a_mix_that_pays_is_found_and_compared_with_each_type(mix: Mix) -> None:
+def test_a_mix_that_pays_is_found_and_compared_with_each_type(mix: Run) -> None:
     code, out, err = mix(spec(), "-o", "json")
     assert (code, err) == (0, "")
     document = json.loads(out)
@@ -54,7 +45,7 @@ def test_a_mix_that_pays_is_found_and_compared_with_each_type(mix: Mix) -> None:
     assert all(alone["step_s"] > 1.4 * best_s for alone in document["alone"].values())
 
 
-def test_people_get_a_table_and_a_verdict(mix: Mix) -> None:
+def test_people_get_a_table_and_a_verdict(mix: Run) -> None:
     code, out, _ = mix(spec())
     assert code == 0
     assert "more examples/s than the best type alone" in out
@@ -64,7 +55,7 @@ def test_people_get_a_table_and_a_verdict(mix: Mix) -> None:
     assert "mixing does not pay" in out
 
 
-def test_a_type_that_cannot_compute_the_minibatch_is_reported(mix: Mix) -> None:
+def test_a_type_that_cannot_compute_the_minibatch_is_reported(mix: Run) -> None:
     types = [
         {"name": "a", "count": 1, "virtual_node_s": {"3": 1.0}},
         {"name": "b", "count": 1, "virtual_node_s": {"2": 1.0}},
@@ -93,7 +84,7 @@ def test_a_type_that_cannot_compute_the_minibatch_is_reported(mix: Mix) -> None:
         ),
     ],
 )
-def test_bad_files_are_refused_in_one_line(mix: Mix, changes: dict[str, Any], message: str) -> None:
+def test_bad_files_are_refused_in_one_line(mix: Run, changes: dict[str, Any], message: str) -> None:
     code, out, err = mix(spec(**changes))
     assert (code, out) == (2, "")
     assert message in err

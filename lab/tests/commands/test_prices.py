@@ -7,14 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import Run, runs
+from tests.commands import Run
 
 HEADER = "cloud,zone,instance_type,observed_at,usd_per_hour"
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    return runs(monkeypatch, capsys)
 
 
 @pytest.fixture

@@ -10,14 +10,9 @@ import pytest
 from tests.unit.morphing.spot import workload
 
 from spottrain.codec import encode
-from tests.commands import Run, runs
+from tests.commands import Run
 
 ROWS = ["0,add,a", "0,add,b", "60000,add,c", "900000,remove,a", "4000000,add,d"]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    return runs(monkeypatch, capsys)
 
 
 @pytest.fixture

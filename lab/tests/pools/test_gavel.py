@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from tests.unit.varuna_manager.pool.test_workload import CSV, KINDS
 
 from spottrain.varuna_manager.pool.core.model import Supply
 from spottrain.varuna_manager.pool.simulation import queue
@@ -16,18 +17,9 @@ from spottrain.varuna_manager.pool.simulation.workload import (
 from spottrain_lab.pools import gavel
 from spottrain_lab.pools.generate import gavel_jobs
 
-KINDS = ("fast", "slow")
 SUPPLIES = [
     Supply(name=kind, vms=1, microusd_per_hour=3_600_000 // (k + 1)) for k, kind in enumerate(KINDS)
 ]
-CSV = """worker_type,job_type,scale_factor,steps_per_s
-fast,LM (batch size 8),1,4.0
-fast,LM (batch size 8),2,9.0
-fast,LM (batch size 4),2,12.0
-slow,LM (batch size 8),1,1.0
-slow,A3C,1,2.0
-fast,A3C,1,2.0
-"""
 
 
 def job(name: str, fast: float, slow: float, rounds: float, at_s: float = 0.0) -> SimulatedJob:

@@ -10,8 +10,6 @@ from typing import NamedTuple, TypeAlias
 from spottrain.morphing.schedules.rule import FORWARD, NOTHING, RECOMPUTE
 from spottrain.morphing.schedules.stage import (
     ACTIVATIONS,
-    CHUNK_BACKWARDS,
-    CHUNK_FORWARDS,
     GRADIENTS,
     Stage,
 )
@@ -132,7 +130,7 @@ def _start(
         code = stage.chosen
         if code == NOTHING or stage.queued != NOTHING:
             return has_begun
-        nth = stage.chunks[code // 3][CHUNK_FORWARDS if code % 3 == FORWARD else CHUNK_BACKWARDS]
+        nth = stage.next_of(code)
         stage.queued, stage.queued_nth = code, nth
         stage.queued_time = durations[code][nth % len(durations[code])]
         stage.chosen = NOTHING

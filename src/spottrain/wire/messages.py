@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from spottrain.codec import SCHEMA_VERSION
+from spottrain.codec import SCHEMA_VERSION, Message
 from spottrain.wire.model import (
     AUTO_LOADER,
     GpuFacts,
@@ -86,8 +86,22 @@ class JobSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Initialise:
-    """Write the first weights as the checkpoint of step 0, all participants together.
+class GenerationMessage(Message):
+    """The base of messages about one generation, or one round before training."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotMessage(GenerationMessage):
+    """The base of messages about a slot's part in it."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundCommand(Message):
+    """Do something before training, all participants together.
 
     A round has a negative number where training's generations have positive ones: in
     ``OpenStore``, and in all reports of it. A newer round, of a lower number, ends the one
@@ -96,51 +110,43 @@ class Initialise:
 
     generation: int = -1
     participants: tuple[Slot, ...] = ()
-    """Ranks: each writes an even run of sections. None at all: the first slot of the VM that
-    gets the command writes all, without a store."""
-    store_host: str = ""
-    store_port: int = 0
-    kind: Literal["initialise"] = "initialise"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Calibrate:
-    """Measure sections, links and all-reduces, all participants together, once.
-
-    Rounds of measuring and of writing first weights (``Initialise``) share their numbers.
-    """
-
-    generation: int = -1
-    participants: tuple[Slot, ...] = ()
-    """Ranks. A slot that comes twice computes once, but sends and receives as two. None
-    at all: the first slot of the VM that gets the command, alone and without a
+    """Ranks. None at all: the first slot of the VM that gets the command, alone and without a
     store."""
     store_host: str = ""
     store_port: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Initialise(RoundCommand):
+    """Write the first weights as the checkpoint of step 0: each an even run of sections."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibrate(RoundCommand):
+    """Measure sections, links and all-reduces, once.
+
+    A slot that comes twice computes once, but sends and receives as two.
+    """
+
     microbatch_sizes: tuple[int, ...] = ()
     """Sizes to measure, ascending; none: that of the job."""
     checkpoint: str = ""
     """Checkpoint that sections are read from; without it every rank builds its own."""
-    kind: Literal["calibrate"] = "calibrate"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenStore:
+class OpenStore(GenerationMessage):
     """Fork the rendezvous store of a generation on this VM."""
 
-    generation: int
-    kind: Literal["open_store"] = "open_store"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunGeneration:
+class RunGeneration(GenerationMessage):
     """Hand sections over, then train by ``plan`` until stopped or done.
 
     ``participants`` are the ranks of the plan followed by donors: slots that have no
     part in the plan but may hold the newest copy of a section.
     """
 
-    generation: int
     plan: Plan
     participants: tuple[Slot, ...]
     store_host: str
@@ -161,33 +167,28 @@ class RunGeneration:
     """Fingerprints of earlier code of the job, whose checkpoints fit the present one."""
     code: str = ""
     """SHA-256 of the packed workdir; empty: unknown."""
-    kind: Literal["run_generation"] = "run_generation"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StopGeneration:
+class StopGeneration(GenerationMessage):
     """Stop all ranks after the same mini-batch."""
 
-    generation: int
     checkpoint: bool
     """Write a checkpoint at that mini-batch, before reporting ``GenerationStopped``."""
-    kind: Literal["stop_generation"] = "stop_generation"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShareMinibatch:
+class ShareMinibatch(GenerationMessage):
     """Rebalance the mini-batch over the replicas of a generation, without a morph.
 
     All ranks switch before the same mini-batch, once all of them know the same newest
     share; one for a generation that does not run is ignored.
     """
 
-    generation: int
     number: int
     """From 1, grows within the generation: the highest is the newest."""
     replica_bounds: tuple[int, ...]
     """As in ``Plan``."""
-    kind: Literal["share_minibatch"] = "share_minibatch"
 
 
 TraceContent = Literal["profile", "timeline"]
@@ -196,31 +197,26 @@ when tasks and messages were, as a ``RankTimeline``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TraceMinibatches:
+class TraceMinibatches(GenerationMessage):
     """Record what every rank of a generation does in its next mini-batches.
 
     All ranks begin before the same mini-batch, once all of them know it; one for a
     generation that does not run is ignored. It changes nothing that is computed.
     """
 
-    generation: int
     number: int
     """Grows over the job's life: a higher one follows those before."""
     minibatches: int
     content: TraceContent = "profile"
-    kind: Literal["trace_minibatches"] = "trace_minibatches"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AbandonGeneration:
+class AbandonGeneration(GenerationMessage):
     """Kill the workers of this VM that still run ``generation`` or an older one."""
 
-    generation: int
-    kind: Literal["abandon_generation"] = "abandon_generation"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EndWorkers:
+class EndWorkers(Message):
     """Kill the workers of some slots of this VM: they hang, or their GPU has reported an
     error, of which the agent tells its supervisor.
 
@@ -231,27 +227,22 @@ class EndWorkers:
     reason: str
     hang: bool = False
     """Whether that is why."""
-    kind: Literal["end_workers"] = "end_workers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InspectWorkers:
+class InspectWorkers(GenerationMessage):
     """Report what the workers of a generation do on this VM: none has committed for long.
 
     For the agent itself, which answers even if its supervisor hangs.
     """
 
-    generation: int
     number: int
     """Of the inspection, from 1, within the generation."""
-    kind: Literal["inspect_workers"] = "inspect_workers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Retire:
+class Retire(Message):
     """End every process of this VM that is ours; the agent exits last."""
-
-    kind: Literal["retire"] = "retire"
 
 
 Command = (
@@ -269,12 +260,10 @@ Command = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SupervisorReady:
-    """The supervisor has imported torch and the user's module and can fork."""
+@dataclass(frozen=True, kw_only=True)  # no slots: a ``VmRecord`` is copied at once
+class Hardware:
+    """What a VM computes on, as its supervisor has found it."""
 
-    num_slots: int
-    torch_version: str
     device: str = ""
     """As in ``Profile``."""
     software: str = ""
@@ -285,64 +274,62 @@ class SupervisorReady:
     """Cores of it that may be used; 0: unknown."""
     gpus: tuple[GpuFacts, ...] = ()
     """The GPUs that its slots drive; none: slots compute on CPUs."""
-    slot_memory_bytes: int = 0
+    gpu_memory_bytes: int = 0
     """Least memory that a slot has on its GPU; 0: as the offer says."""
     memory_bytes: int = 0
     """Of the machine, beside GPUs'; 0: as the offer says."""
     locked_memory_bytes: int = 0
     """What each process may page-lock of it; 0: there is no limit, or it is unknown."""
-    warnings: tuple[str, ...] = ()
-    """What people should know of this VM."""
-    kind: Literal["supervisor_ready"] = "supervisor_ready"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SectionPrepared:
+class SupervisorReady(Hardware, Message):
+    """The supervisor has imported torch and the user's module and can fork."""
+
+    num_slots: int
+    torch_version: str
+    warnings: tuple[str, ...] = ()
+    """What people should know of this VM."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SectionPrepared(GenerationMessage):
     """A participant has come on with a section: in a round it has written its first weights,
     or has it in memory to measure; in a generation that starts, to train."""
 
-    generation: int
     section: int
-    kind: Literal["section_prepared"] = "section_prepared"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CalibrationProgress:
+class CalibrationProgress(GenerationMessage):
     """Progress of a calibration round, as its first rank sees it."""
 
-    generation: int
     done: int
     total: int
     what: str
     """Last measurement."""
-    kind: Literal["calibration_progress"] = "calibration_progress"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Calibrated:
+class Calibrated(Message):
     """The profile that ``Calibrate`` asked for, from its first rank."""
 
     profile: Profile
     generation: int = -1
-    kind: Literal["calibrated"] = "calibrated"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoreOpened:
+class StoreOpened(GenerationMessage):
     """The rendezvous store of ``generation`` listens."""
 
-    generation: int
     host: str
     port: int
-    kind: Literal["store_opened"] = "store_opened"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationStarted:
+class GenerationStarted(SlotMessage):
     """A slot has its sections and trains."""
 
-    generation: int
-    slot: int
     pid: int
     step: int
     """Mini-batches applied so far."""
@@ -352,7 +339,6 @@ class GenerationStarted:
     """Sections this slot received from another slot's memory."""
     sections_loaded: int
     """Sections this slot read from the checkpoint store."""
-    kind: Literal["generation_started"] = "generation_started"
 
 
 SkipReason = Literal["", "loss", "gradients", "scale", "weight"]
@@ -370,16 +356,28 @@ class Metric:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MinibatchCommitted:
-    """A slot has applied a mini-batch to all its sections."""
+class MinibatchResult(GenerationMessage):
+    """What came of a mini-batch."""
 
-    generation: int
-    slot: int
     step: int
     """Mini-batches applied so far, this one included."""
-    sections: tuple[int, ...]
     loss: float
     grad_norm: float
+    weight: float = 0.0
+    """Sum of the loss's weights, such as the number of tokens; 0: not reported."""
+    learning_rate: float | None = None
+    """Of the optimizer's first group; ``None``: the slot trains nothing."""
+    metrics: tuple[Metric, ...] = ()
+    """In the order of their names."""
+    skipped: SkipReason = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MinibatchCommitted(MinibatchResult):
+    """A slot has applied a mini-batch to all its sections."""
+
+    slot: int
+    sections: tuple[int, ...]
     step_s: float
     peak_bytes: int
     """Tracked tensor bytes at their highest (sections, stash, activations)."""
@@ -391,46 +389,26 @@ class MinibatchCommitted:
     """Recomputes among its tasks: those whose graph was kept are left out."""
     tasks_s: float = 0.0
     """From the beginning of the mini-batch until the slot's last task was done."""
-    weight: float = 0.0
-    """Sum of the loss's weights, such as the number of tokens; 0: not reported."""
-    learning_rate: float | None = None
-    """Of the optimizer's first group; ``None``: the slot trains nothing."""
-    metrics: tuple[Metric, ...] = ()
-    """In the order of their names."""
-    skipped: SkipReason = ""
     checkpoint_every_steps: int = 0
     """Mini-batches between checkpoints as they are chosen now; 0: the job file says."""
     checkpoint_cost_s: float = 0.0
     """Training time that a checkpoint costs; 0: not measured."""
     copied_step: int | None = None
     """The newest step of which another VM has a copy of every section; ``None``: none."""
-    kind: Literal["minibatch_committed"] = "minibatch_committed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MinibatchAdopted:
+class MinibatchAdopted(MinibatchResult):
     """A mini-batch of an earlier generation that survivors have brought to its end.
 
-    Whoever committed it may have died before reporting it; fields are those of
-    ``MinibatchCommitted``.
+    Whoever committed it may have died before reporting it.
     """
-
-    generation: int
-    step: int
-    loss: float
-    grad_norm: float
-    weight: float = 0.0
-    learning_rate: float | None = None
-    metrics: tuple[Metric, ...] = ()
-    skipped: SkipReason = ""
-    kind: Literal["minibatch_adopted"] = "minibatch_adopted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluated:
+class Evaluated(GenerationMessage):
     """Loss and metrics of a held-out set, of the weights after ``step`` mini-batches."""
 
-    generation: int
     step: int
     loss: float
     name: str = "heldout"
@@ -438,58 +416,46 @@ class Evaluated:
     metrics: tuple[Metric, ...] = ()
     is_best: bool = False
     """The set's metric that the job file names is the best one so far."""
-    kind: Literal["evaluated"] = "evaluated"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationStopped:
+class GenerationStopped(SlotMessage):
     """A slot stopped: asked to, done, or a donor after the handover; its memory
     stays."""
 
-    generation: int
-    slot: int
     step: int
     done: bool
     """True if all steps of the job are committed, or training has stopped early."""
     early: str = ""
     """Why training stopped before the job's last step; empty: it did not."""
-    kind: Literal["generation_stopped"] = "generation_stopped"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationBroken:
+class GenerationBroken(SlotMessage):
     """A slot left the generation with an error; its memory stays."""
 
-    generation: int
-    slot: int
     reason: str
-    kind: Literal["generation_broken"] = "generation_broken"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerDied:
+class WorkerDied(SlotMessage):
     """A worker process ended; the memory that the supervisor holds stays.
 
     One that takes part in a round is reported with the number of that.
     """
 
-    generation: int
-    slot: int
     reason: str
     hung: bool = False
     """Whether it was killed because it hung."""
-    kind: Literal["worker_died"] = "worker_died"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkersInspected:
+class WorkersInspected(GenerationMessage):
     """The answer to ``InspectWorkers``."""
 
-    generation: int
     number: int
     workers: tuple[WorkerState, ...]
     """Those that take part in the generation."""
-    kind: Literal["workers_inspected"] = "workers_inspected"
 
 
 MemoryUse = Literal["forward", "recompute", "backward", "update", "handover", "evaluation", "start"]
@@ -497,11 +463,9 @@ MemoryUse = Literal["forward", "recompute", "backward", "update", "handover", "e
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OutOfMemory:
+class OutOfMemory(SlotMessage):
     """A slot's device had no memory left; that the slot is out is reported besides."""
 
-    generation: int
-    slot: int
     section: int | None
     """The one that was computed or updated; None: none in particular."""
     microbatch_size: int
@@ -510,120 +474,102 @@ class OutOfMemory:
     device_bytes: int
     """Memory of the device, or the slot's share of it."""
     during: MemoryUse
-    kind: Literal["out_of_memory"] = "out_of_memory"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NcclFailed:
+class NcclFailed(SlotMessage):
     """NCCL did not start in a slot or failed later, and no peer was known to be gone; that
     the slot is out is reported besides."""
 
-    generation: int
-    slot: int
     reason: str
-    kind: Literal["nccl_failed"] = "nccl_failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UserCodeFailed:
+class UserCodeFailed(Message):
     """The user's own code raised: the job cannot go on."""
 
     message: str
     traceback: str
-    kind: Literal["user_code_failed"] = "user_code_failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointSaved:
+class CheckpointSaved(Message):
     """The manifest of a checkpoint is in place."""
 
     name: str
     step: int
-    kind: Literal["checkpoint_saved"] = "checkpoint_saved"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointFailed:
+class CheckpointFailed(Message):
     """A checkpoint could not be written; the one before stays valid."""
 
     step: int
     reason: str
-    kind: Literal["checkpoint_failed"] = "checkpoint_failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointDamaged:
+class CheckpointDamaged(Message):
     """A file of a checkpoint is missing, or not as it was written; the manager verifies."""
 
     name: str
     reason: str
     file: str = ""
     """Its name in the store."""
-    kind: Literal["checkpoint_damaged"] = "checkpoint_damaged"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointUnreachable:
+class CheckpointUnreachable(Message):
     """This VM cannot read a checkpoint now, which says nothing of the checkpoint."""
 
     name: str
     reason: str
-    kind: Literal["checkpoint_unreachable"] = "checkpoint_unreachable"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InterruptionNoticed:
+class InterruptionNoticed(Message):
     """The cloud announced that this VM will be preempted in ``lead_s`` seconds."""
 
     lead_s: float
-    kind: Literal["interruption_noticed"] = "interruption_noticed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InterruptionCancelled:
+class InterruptionCancelled(Message):
     """The cloud withdrew its announcement: this VM stays."""
 
-    kind: Literal["interruption_cancelled"] = "interruption_cancelled"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InterruptionLikely:
+class InterruptionLikely(Message):
     """The cloud says that this VM is likelier than others to be preempted."""
 
-    kind: Literal["interruption_likely"] = "interruption_likely"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VmUnfit:
+class VmUnfit(Message):
     """This VM cannot do what it was rented for, as its driver is missing or too old."""
 
     reason: str
-    kind: Literal["vm_unfit"] = "vm_unfit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VmFailed:
+class VmFailed(Message):
     """The agent ends, and its VM with it: the last thing that it says."""
 
     reason: str
-    kind: Literal["vm_failed"] = "vm_failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GpuSick:
+class GpuSick(Message):
     """A GPU of this VM has failed, or the driver asks for its recovery."""
 
     reason: str
-    kind: Literal["gpu_sick"] = "gpu_sick"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GpuThrottled:
+class GpuThrottled(Message):
     """A GPU of this VM computes slower than it could, or no longer does."""
 
     reason: str
     """Such as thermal slowdown; empty: it is as fast as it can be again."""
-    kind: Literal["gpu_throttled"] = "gpu_throttled"
 
 
 Report = (
@@ -676,7 +622,7 @@ MAX_TRACE_BYTES = 64 * 1024**2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TraceWritten:
+class TraceWritten(Message):
     """A rank's trace is in a file on its VM, for the agent to send and to remove.
 
     The agent sends it before the reports that were made after it.
@@ -693,7 +639,6 @@ class TraceWritten:
     """What was asked for, compressed by gzip; empty: there is none."""
     reason: str = ""
     """Why there is none."""
-    kind: Literal["trace_written"] = "trace_written"
 
 
 SupervisorReport = Report | TraceWritten

@@ -16,7 +16,6 @@ from spottrain.morphing.schedules.schedule import (
     StageSchedule,
     Task,
     Work,
-    next_task,
 )
 from spottrain.morphing.simulate.replica import Link, PipelineRun, StageTimes
 
@@ -92,7 +91,7 @@ class SlowReplica:
                 self.queued[p] = None
                 self.begin(p, task, now)
             if self.chosen[p] is None and (self.asynchronous or self.running[p] is None):
-                self.chosen[p] = next_task(self.progress[p])
+                self.chosen[p] = self.progress[p].next_task()
             if (task := self.chosen[p]) is None or self.queued[p] is not None:
                 return
             self.queued[p], self.chosen[p] = task, None

@@ -28,6 +28,20 @@ from spottrain.varuna_manager.jobs.traces import TraceSet, TracesRefusedError
 from spottrain.varuna_manager.launch.limits import LimitsRefusedError
 from spottrain.wire import messages
 
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the empty state directory that the test has to itself."""
+    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> str:
+    """Return the store of a job whose journal is copied."""
+    return f"file://{tmp_path}/store"
+
+
 SPEC = a_spec(
     minibatch_size=4,
     reduction="exact",

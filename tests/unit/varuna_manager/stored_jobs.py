@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from tests.unit.varuna_manager.story import FACTS
 
 from spottrain.varuna_manager.config.job import load_config
@@ -15,6 +17,7 @@ from spottrain.varuna_manager.jobs.bucket import StoredJob
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.follow import uid_of
 from spottrain.varuna_manager.jobs.journal import Journal
+from spottrain.varuna_manager.jobs.replication import begin_replication
 from spottrain.varuna_manager.jobs.trust import digest_of
 from spottrain.varuna_manager.launch import submit as submission
 from spottrain.varuna_manager.launch import takeover
@@ -51,6 +54,19 @@ def take_over(place: str, say: Callable[[str], None] = lambda _: None) -> JobDir
     folders = map(JobDir, Path(place.removeprefix("file://")).glob("job/*/"))
     numbers = [digest_of(job) for job in folders if job.workdir.exists()]
     return takeover.take_over(place, say, trusted=(numbers or [""])[0])
+
+
+def copy(job: JobDir) -> None:
+    """Copy a job to its store, completely."""
+    begun = begin_replication(job)
+    assert begun is not None
+    assert asyncio.run(begun.finish())
+    begun.close()
+
+
+def elsewhere(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Be another machine from now on."""
+    monkeypatch.setenv("SPOTTRAIN_HOME", str(folder / "other"))
 
 
 def append(job: JobDir, count: int, vm_id: str = "vm") -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from spottrain.cloud.port.provider import Offer, StartStep, Vm, VmState
+from spottrain.manifest import CheckpointEntry
 from spottrain.morphing.plan.candidates import Candidate
 from spottrain.morphing.plan.inputs import PlanQuestion
 from spottrain.pricing.ranking.cooldowns import Refusal
@@ -23,44 +24,47 @@ from spottrain.wire.model import ModelFacts, Plan, Profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointRef:
-    """A complete checkpoint in the job's store."""
+class JobEvent:
+    """The base of all events."""
 
-    name: str
-    step: int
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VmEvent(JobEvent):
+    """The base of events of one VM."""
+
+    vm_id: str
 
 
 # --- The job --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobSubmitted:
+class JobSubmitted(JobEvent):
     """The user wants this job; always the first event of a journal."""
 
-    at_s: float
     settings: JobSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ManagerStarted:
+class ManagerStarted(JobEvent):
     """A manager process took the job over, for the first time or by ``resume``.
 
     The daemon feeds ``CheckpointsListed`` and ``VmsListed`` right after it.
     """
 
-    at_s: float
     software_version: str
     pid: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobMoved:
+class JobMoved(JobEvent):
     """The job was taken over from its checkpoint store, on a machine without its keys.
 
     VMs rented before cannot be reached any more, and the last events may be missing.
     """
 
-    at_s: float
     epoch: int
     """Of the claim (``stored_job.Claim``); above that of any earlier move."""
     host: str
@@ -68,10 +72,9 @@ class JobMoved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StopRequested:
+class StopRequested(JobEvent):
     """A person wants the job to stop; it can be resumed."""
 
-    at_s: float
     by: str
     checkpoint: bool = True
     """Write a checkpoint first."""
@@ -80,37 +83,33 @@ class StopRequested:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LimitsChanged:
+class LimitsChanged(JobEvent):
     """A person wants other limits from now on; those not named stay as they are."""
 
-    at_s: float
     by: str
     limits: tuple[Limit, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GrantReceived:
+class GrantReceived(JobEvent):
     """The job's pool tells what the job may hold and spend from now on."""
 
-    at_s: float
     grant: PoolGrant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepsChanged:
+class StepsChanged(JobEvent):
     """A person wants another number of mini-batches; no VM runs that knows the old one."""
 
-    at_s: float
     by: str
     steps: int
     """Of the whole job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CodeUpdated:
+class CodeUpdated(JobEvent):
     """The job goes on with other code; no VM runs that has the old one."""
 
-    at_s: float
     by: str
     sha256: str
     """Of the packed workdir."""
@@ -123,19 +122,17 @@ class CodeUpdated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClockSet:
+class ClockSet(JobEvent):
     """The wall clock of the manager's machine was set; times of events do not jump."""
 
-    at_s: float
     by_s: float
     """Seconds forward; below 0: back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FolderSeen:
+class FolderSeen(JobEvent):
     """The state of the job's folder has changed."""
 
-    at_s: float
     trouble: str
     """Why it cannot be used, as half a sentence; empty: it can."""
     is_gone: bool = False
@@ -143,26 +140,22 @@ class FolderSeen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TimerFired:
+class TimerFired(JobEvent):
     """The time of the newest ``SetTimer`` has come."""
-
-    at_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FromScratchRequested:
+class FromScratchRequested(JobEvent):
     """A person wants the job to begin again if no checkpoint of it can be used."""
 
-    at_s: float
     by: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointsListed:
+class CheckpointsListed(JobEvent):
     """The complete checkpoints that the store holds, newest first."""
 
-    at_s: float
-    checkpoints: tuple[CheckpointRef, ...]
+    checkpoints: tuple[CheckpointEntry, ...]
     damaged: tuple[messages.CheckpointDamaged, ...] = ()
     """Those that cannot be used: what was in doubt has been read again."""
     asked_at_s: float = 0.0
@@ -170,10 +163,9 @@ class CheckpointsListed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoreUnreachable:
+class StoreUnreachable(JobEvent):
     """The store cannot be asked which checkpoints it holds; it is asked again."""
 
-    at_s: float
     reason: str
 
 
@@ -187,13 +179,12 @@ class KnownProfile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProfilesListed:
+class ProfilesListed(JobEvent):
     """The profiles of the job's model that this machine keeps, newest first.
 
     The daemon feeds it right after ``ManagerStarted``.
     """
 
-    at_s: float
     profiles: tuple[KnownProfile, ...]
 
 
@@ -201,10 +192,9 @@ class ProfilesListed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OffersSeen:
+class OffersSeen(JobEvent):
     """All offers that can be rented now, or what has changed among them."""
 
-    at_s: float
     offers: tuple[Offer, ...]
     only_changes: bool = False
     """True: others that were seen are still there, but for ``gone``."""
@@ -213,10 +203,9 @@ class OffersSeen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OffersRanked:
+class OffersRanked(JobEvent):
     """The worth of the offers to the job; fed before the offers themselves."""
 
-    at_s: float
     worths: tuple[OfferWorth, ...]
     only_changes: bool = False
     """True: others have the worth that they had, but for ``gone``."""
@@ -225,18 +214,16 @@ class OffersRanked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FleetRated:
+class FleetRated(JobEvent):
     """What fleets do for the job; fed if it has a deadline or a minimum throughput."""
 
-    at_s: float
     terms: FleetTerms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VmsLaunched:
+class VmsLaunched(JobEvent):
     """The cloud gave these VMs for an intent, perhaps fewer than asked for."""
 
-    at_s: float
     intent: str
     vms: tuple[Vm, ...]
 
@@ -245,14 +232,13 @@ RefusalKind = Refusal | Literal["throttled", "unknown"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchRefused:
+class LaunchRefused(JobEvent):
     """No VM came for an intent.
 
     After ``throttled`` and ``unknown`` VMs may have been rented all the same: the core
     tries again with the same token. The others close the intent.
     """
 
-    at_s: float
     intent: str
     reason: str
     refusal: RefusalKind
@@ -260,10 +246,9 @@ class LaunchRefused:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VmsListed:
+class VmsListed(JobEvent):
     """The provider's list of VMs; fed after ``ManagerStarted`` and when it has changed."""
 
-    at_s: float
     asked_at_s: float
     """When the call began: a VM that became known later may be missing."""
     vms: tuple[Vm, ...]
@@ -274,28 +259,22 @@ class VmsListed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProviderAnswered:
+class ProviderAnswered(VmEvent):
     """The provider's answer to ``AskProvider``."""
 
-    at_s: float
-    vm_id: str
     state: VmState | None
     """None: the provider does not know the VM."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VmReserved:
+class VmReserved(VmEvent):
     """Nothing of the job is left on a VM: another job of the pool may have it."""
-
-    at_s: float
-    vm_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OrderAnswered:
+class OrderAnswered(JobEvent):
     """A VM that another job kept is this one's from its launch as listed, or never will be."""
 
-    at_s: float
     order: str
     vm: Vm | None = None
     """None: it is not, and will not be."""
@@ -304,10 +283,9 @@ class OrderAnswered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VmsReturned:
+class VmsReturned(JobEvent):
     """The call behind ``TerminateVms`` succeeded for these VMs."""
 
-    at_s: float
     vm_ids: tuple[str, ...]
     vms: tuple[Vm, ...] = ()
     """VMs of this job, as the cloud lists them afterwards, if it could be asked."""
@@ -316,71 +294,58 @@ class VmsReturned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VmLost:
+class VmLost(VmEvent):
     """A VM is gone for good, as learned from something other than ``VmsListed``."""
 
-    at_s: float
-    vm_id: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobReleased:
+class JobReleased(JobEvent):
     """Nothing that the job's VMs shared is left in the cloud."""
-
-    at_s: float
 
 
 # --- Agents ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentStarted:
+class AgentStarted(VmEvent):
     """A VM has all that it needs, and its agent was started; it has yet to call."""
 
-    at_s: float
-    vm_id: str
     steps: tuple[StartStep, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentRegistered:
+class AgentRegistered(VmEvent):
     """The agent of a VM has called for the first time, or again after a while."""
 
-    at_s: float
-    vm_id: str
     num_slots: int
     private_address: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentRefused:
+class AgentRefused(VmEvent):
     """An agent that this manager has started runs other software than the manager."""
 
-    at_s: float
-    vm_id: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReportReceived:
+class ReportReceived(VmEvent):
     """Report ``number`` of a VM's agent (counted from 0 over the agent's life)."""
 
-    at_s: float
-    vm_id: str
     number: int
     report: messages.Report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProgressMade:
+class ProgressMade(JobEvent):
     """The running generation has committed mini-batches.
 
     What ranks report of each mini-batch is a measurement and no event. The watches beside
     the core (``varuna_manager.watch``) say from time to time what decisions depend on.
     """
 
-    at_s: float
     generation: int
     step: int
     """Mini-batches that every section has committed: a lower bound, as later ones may have
@@ -414,10 +379,9 @@ class ProgressMade:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProgressStalled:
+class ProgressStalled(JobEvent):
     """The running generation has committed nothing for much longer than usual."""
 
-    at_s: float
     generation: int
     step: int
     """The last mini-batch that it committed."""
@@ -428,12 +392,10 @@ class ProgressStalled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StragglerFound:
+class StragglerFound(VmEvent):
     """A VM of the running generation takes longer than its peers, time and again."""
 
-    at_s: float
     generation: int
-    vm_id: str
     slowness: float
     """Its time relative to that of its peers: 2 means twice as long."""
     outlying: int
@@ -447,29 +409,22 @@ class StragglerFound:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VmSilent:
+class VmSilent(VmEvent):
     """No heartbeat came from a registered agent for ``suspect_s``."""
-
-    at_s: float
-    vm_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VmHeard:
+class VmHeard(VmEvent):
     """A VM that was reported silent has called again."""
-
-    at_s: float
-    vm_id: str
 
 
 # --- Outcomes of commands ---------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanComputed:
+class PlanComputed(JobEvent):
     """The planner's answer to the ``ComputePlan`` of ``inputs_hash``."""
 
-    at_s: float
     inputs_hash: str
     plan: Plan | None
     candidates: tuple[Candidate, ...] = ()
@@ -494,10 +449,9 @@ FailedCommand = Literal[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommandFailed:
+class CommandFailed(JobEvent):
     """A command could not be performed, retries within its deadline included."""
 
-    at_s: float
     command: FailedCommand
     vm_ids: tuple[str, ...]
     """The VMs that it was for, or the order; empty for ``compute_plan``,
@@ -506,11 +460,9 @@ class CommandFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SetupFailed:
+class SetupFailed(VmEvent):
     """The user's setup failed on a VM: the job cannot run."""
 
-    at_s: float
-    vm_id: str
     reason: str
     output: str
     """The end of what it printed."""

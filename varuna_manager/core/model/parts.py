@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from spottrain.cloud.port.provider import Offer
+from spottrain.manifest import CheckpointEntry
 from spottrain.pricing.billing.ledger import Ledger
 from spottrain.pricing.ranking.cooldowns import Cooldown
 from spottrain.pricing.ranking.order import OfferWorth
 from spottrain.varuna_manager.core.model import records
 from spottrain.varuna_manager.core.model.deadline_state import DeadlineState
-from spottrain.varuna_manager.core.model.events import CheckpointRef, KnownProfile
+from spottrain.varuna_manager.core.model.events import KnownProfile
 from spottrain.wire.messages import CheckpointDamaged
 from spottrain.wire.model import Plan, Profile
 
@@ -103,7 +104,7 @@ class PreparationState:
     progress_at_s: float = 0.0
     """When the round began, or was last heard of."""
     failed_preparations: int = 0
-    checkpoints: tuple[CheckpointRef, ...] = ()
+    checkpoints: tuple[CheckpointEntry, ...] = ()
     """Complete ones, newest first."""
     damaged: tuple[CheckpointDamaged, ...] = ()
     """As the newest listing has them."""

@@ -11,8 +11,8 @@ from spottrain.cloud.port.provider import Offer, StartStep
 from spottrain.morphing.plan.candidates import Candidate
 from spottrain.pricing.billing.money import NOTHING, Money
 from spottrain.varuna_manager.core.model.settings import VmOrder
-from spottrain.wire.messages import ShareMinibatch
-from spottrain.wire.model import GpuFacts, Plan, Slot, WorkerState
+from spottrain.wire.messages import Hardware, ShareMinibatch
+from spottrain.wire.model import Plan, Slot, WorkerState
 
 KEPT = 1000
 """Finished generations, interruptions and price changes kept; totals count all."""
@@ -178,8 +178,8 @@ class SlowVm:
 
 
 @dataclass(frozen=True, kw_only=True)
-class VmRecord:
-    """A VM that is billed."""
+class VmRecord(Hardware):
+    """A VM that is billed; its hardware is known once its supervisor has reported."""
 
     vm_id: str
     intent: str
@@ -196,20 +196,6 @@ class VmRecord:
     agent_version: str = ""
     """Version of spottrain that its agent runs, once it has registered."""
     num_slots: int = 0
-    device: str = ""
-    """As in ``Profile``, once its supervisor has reported; so are the next three."""
-    software: str = ""
-    machine: str = ""
-    """The computer that it is on."""
-    cores: int = 0
-    gpus: tuple[GpuFacts, ...] = ()
-    """That its slots drive; none: they compute on CPUs."""
-    gpu_memory_bytes: int = 0
-    """Least memory that a slot has on its GPU; 0: as the offer says."""
-    memory_bytes: int = 0
-    """Of its computer, beside GPUs'; 0: as the offer says."""
-    locked_memory_bytes: int = 0
-    """What each of its processes may page-lock; 0: there is no limit."""
     throttled: str = ""
     """Why its GPUs are slower than they could be; empty: they are not."""
     used_slots: tuple[int, ...] = ()

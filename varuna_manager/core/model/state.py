@@ -14,13 +14,13 @@ from typing import Any
 from spottrain.cloud.port.provider import Offer
 from spottrain.errors import SpottrainError
 from spottrain.eventlog.changed import replace
+from spottrain.manifest import CheckpointEntry
 from spottrain.pricing.billing import egress
 from spottrain.pricing.billing.budget import Budget, reserve_s
 from spottrain.pricing.billing.money import Money, Rate, total, total_rate
 from spottrain.varuna_manager.core.model import records
 from spottrain.varuna_manager.core.model.commands import Outcome
 from spottrain.varuna_manager.core.model.deadline_state import DeadlineState
-from spottrain.varuna_manager.core.model.events import CheckpointRef
 from spottrain.varuna_manager.core.model.parts import (
     FIELDS,
     FleetState,
@@ -116,7 +116,7 @@ class State:
         return max(self.job.resources.max_vms, wanted)
 
     @property
-    def newest_checkpoint(self) -> CheckpointRef | None:
+    def newest_checkpoint(self) -> CheckpointEntry | None:
         """The newest checkpoint that is not known to be damaged."""
         damaged = {one.name for one in self.preparation.damaged}
         known = self.preparation.checkpoints

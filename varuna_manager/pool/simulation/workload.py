@@ -289,17 +289,11 @@ def read_jobs(text: str, kinds: Sequence[str]) -> list[SimulatedJob]:
         ) from error
     jobs = [
         SimulatedJob(
-            name=one.name,
-            arrived_s=one.arrived_s,
-            work=one.work,
-            size=one.size,
             throughputs=tuple(
                 {n: rate for n, rate in one.throughputs.get(kind, {}).items() if rate}
                 for kind in kinds
             ),
-            weight=one.weight,
-            deadline_s=math.inf if one.deadline_s is None else one.deadline_s,
-            team=one.team,
+            **one.model_dump(exclude={"throughputs"}, exclude_none=True),
         )
         for one in found.jobs
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.fakes.aws import KIND, REGION, FakeAws
+from tests.fakes.http_server import running, url_of
 
 from spottrain.cloud.aws.settings import AwsSettings
 from spottrain.cloud.port.errors import LoginExpiredError
@@ -111,16 +111,10 @@ class Role(ThreadingHTTPServer):
 
 @pytest.fixture
 def role(profile: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Role]:
-    server = Role()
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    url = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", url)
-    monkeypatch.delenv("AWS_EC2_METADATA_DISABLED")
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with running(Role()) as server:
+        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", url_of(server))
+        monkeypatch.delenv("AWS_EC2_METADATA_DISABLED")
+        yield server
 
 
 @pytest.mark.rotated

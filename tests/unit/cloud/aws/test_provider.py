@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import pytest
 from tests.fakes.aws import KIND, ON_DEMAND_USD, REGION, ZONE, FakeAws
@@ -12,25 +11,14 @@ from tests.unit.cloud.renting import alive, launch_request, offer_in, rent, sent
 from spottrain.cloud.port.errors import (
     AuthError,
     CloudError,
-    LoginExpiredError,
-    MisconfiguredError,
     NoCapacityError,
     QuotaExceededError,
     RegionQuotaError,
-    VmNotFoundError,
 )
 from spottrain.cloud.port.provider import (
     ANY_FAMILY,
     VmState,
 )
-
-
-def test_a_type_without_facts_is_refused_before_anything_is_asked(
-    aws: FakeAws,
-) -> None:
-    with pytest.raises(MisconfiguredError, match=r"x9\.huge"):
-        aws.provider(instance_types=("x9.huge",))
-
 
 # --- the market -----------------------------------------------------------------------
 
@@ -108,70 +96,7 @@ def test_placement_scores_are_those_of_three_types_or_more(aws: FakeAws) -> None
     assert zone.startswith(REGION)
 
 
-@pytest.mark.rotated
-def test_all_regions_are_queried_in_parallel(aws: FakeAws) -> None:
-    west = "us-west-2a"
-    aws.ask("stock", zone=west, instance_type=KIND, count=1)
-    aws.ask("price", zone=west, instance_type=KIND, usd=0.2, at_s=time.time() - 60)
-    provider = aws.provider(regions=(REGION, "us-west-2"))
-    offers = {offer.region: offer for offer in provider.offers() if offer.spot}
-    east = provider.launch(launch_request(offers[REGION])).vms
-    there = provider.launch(launch_request(offers["us-west-2"], intent="intent-2")).vms
-    listed = {vm.vm_id: vm.offer.zone for vm in provider.list_vms("job")}
-    assert listed == {east[0].vm_id: ZONE, there[0].vm_id: west}
-    forgetful = aws.provider()  # of the second region
-    assert {vm.vm_id for vm in forgetful.list_all()} == listed.keys()
-    forgetful.terminate(listed)
-    provider.release("job")
-    assert aws.ask("left") == []
-
-
 # --- when things go wrong -------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("setup", "kind"),
-    [
-        (
-            lambda a: a.ask("stock", zone=ZONE, instance_type=KIND, count=0),
-            NoCapacityError,
-        ),
-        (lambda a: a.ask("withdraw", zone=ZONE, instance_type=KIND), NoCapacityError),
-        (lambda a: a.ask("quota", code="L-3819A6DF", vcpus=3), QuotaExceededError),
-        (lambda a: a.ask("expire", expired=True), LoginExpiredError),
-    ],
-    ids=["stock-out", "not offered", "quota", "expired credentials"],
-)
-def test_an_error_says_what_to_do(
-    aws: FakeAws, setup: Callable[[FakeAws], None], kind: type[CloudError]
-) -> None:
-    provider = aws.provider()
-    offer = offer_in(provider)
-    setup(aws)
-    with pytest.raises(kind) as refusal:
-        provider.launch(launch_request(offer))
-    assert type(refusal.value) is kind
-    assert alive(aws) == 0
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"image": "ami-00000000000000000"},
-        {"image": "No Such Image *"},
-        {"security_groups": ("sg-00000000000000000",)},
-        {"subnets": {ZONE: "subnet-00000000000000000"}},
-    ],
-    ids=["image id", "image name", "security group", "subnet"],
-)
-def test_missing_resources_are_reported_before_a_launch(
-    aws: FakeAws, settings: dict[str, object]
-) -> None:
-    provider = aws.provider(**settings)
-    with pytest.raises(MisconfiguredError) as told:
-        provider.launch(launch_request(offer_in(provider)))
-    assert "\n" not in str(told.value)
-    assert alive(aws) == 0
 
 
 def test_no_capacity_is_not_retried_by_the_sdk(
@@ -216,20 +141,6 @@ def test_a_new_vm_is_listed_although_the_cloud_list_lags(aws: FakeAws) -> None:
     assert listed.ended_at_s is not None
 
 
-def test_one_unknown_vm_does_not_keep_the_others_alive(aws: FakeAws) -> None:
-    provider = aws.provider()
-    vms = rent(provider, 2)
-    unknown = [
-        "aws.i-00000000000000000.us-east-1",
-        "aws.x.us-east-1",
-        "gcp.x.us-east-1",
-        "aws.i-1.mars",
-        "",
-    ]
-    provider.terminate([*unknown, *(vm.vm_id for vm in vms)])
-    assert alive(aws) == 0
-
-
 # --- what VMs share -------------------------------------------------------------------
 
 
@@ -258,22 +169,3 @@ def test_named_networks_are_used_and_left_alone(aws: FakeAws) -> None:
 
 
 # --- SSH ----------------------------------------------------------------------------
-
-
-def test_ssh_accepts_the_host_keys_on_the_console(aws: FakeAws) -> None:
-    provider = aws.provider()
-    (vm,) = rent(provider)
-    assert provider.ssh_target(vm.vm_id) is None
-    instance_id = vm.vm_id.split(".")[1]
-    aws.ask("console", instance_id=instance_id, keys="ssh-ed25519 AAAA root@host")
-    target = provider.ssh_target(vm.vm_id)
-    assert target is not None
-    assert target.host_keys == ("ssh-ed25519 AAAA",)
-    assert (target.user, target.port) == ("ubuntu", 22)
-    assert target.host
-    for from_there in ({"public_addresses": False}, {"inside": True}):
-        inside = aws.provider(**from_there).ssh_target(vm.vm_id)
-        assert inside is not None
-        assert inside.host == vm.private_address
-    with pytest.raises(VmNotFoundError):
-        provider.ssh_target("aws.i-00000000000000000.us-east-1")

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from itertools import islice
 
 import pytest
 from tests.fakes.azure import (
     CREDENTIALS,
     KIND,
-    REGION,
     ZONE,
     FakeAzure,
 )
-from tests.fakes.azure_world import SUBSCRIPTION
 from tests.unit.cloud.renting import alive, launch_request, offer_in, rent, sent
 
 from spottrain.cloud.port.errors import (
@@ -23,18 +20,12 @@ from spottrain.cloud.port.errors import (
     MisconfiguredError,
     NoCapacityError,
     PriceTooHighError,
-    QuotaExceededError,
     ThrottledError,
 )
 from spottrain.cloud.port.provider import (
     VmState,
 )
 from spottrain.errors import causes
-
-NO_SUBNET = (
-    f"/subscriptions/{SUBSCRIPTION}/resourceGroups/nobodys/providers/"
-    "Microsoft.Network/virtualNetworks/none/subnets/none"
-)
 
 
 @pytest.mark.parametrize(
@@ -88,36 +79,10 @@ def test_undecided_vms_count_until_they_fail(azure: FakeAzure) -> None:
     assert len(provider.list_vms("job")) == 3  # what failed was cleared away
 
 
-@pytest.mark.parametrize(
-    ("setup", "settings", "kind"),
-    [
-        (
-            lambda a: a.ask("quota", region=REGION, family="lowPriorityCores", vcpus=3),
-            {},
-            QuotaExceededError,
-        ),
-        (lambda a: a.ask("expire", expired=True), {}, AuthError),
-        (lambda a: a.ask("skew", seconds=3600), {}, AuthError),
-        (lambda a: a.ask("moods", denied_grants=True), {}, AuthError),
-        (lambda a: None, {"max_usd_per_hour": 0.1}, PriceTooHighError),
-        (lambda a: None, {"image": "no:such:image:latest"}, MisconfiguredError),
-        (lambda a: None, {"resource_group": "nobodys"}, MisconfiguredError),
-        (lambda a: None, {"subnets": {REGION: NO_SUBNET}}, MisconfiguredError),
-    ],
-    ids=["quota", "expired", "clock", "grants", "price", "image", "group", "subnet"],
-)
-def test_an_error_says_what_to_do_and_leaves_no_vm(
-    azure: FakeAzure,
-    setup: Callable[[FakeAzure], None],
-    settings: dict[str, object],
-    kind: type[CloudError],
-) -> None:
-    provider = azure.provider(**settings)
-    asked = launch_request(offer_in(provider))
-    setup(azure)
-    with pytest.raises(kind) as refusal:
-        provider.launch(asked)
-    assert "\n" not in str(refusal.value)
+def test_a_spot_price_above_what_is_paid_is_refused(azure: FakeAzure) -> None:
+    provider = azure.provider(max_usd_per_hour=0.1)
+    with pytest.raises(PriceTooHighError):
+        rent(provider)
     assert alive(azure) == 0
 
 

@@ -6,12 +6,12 @@ import json
 import os
 import shutil
 import subprocess
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+from tests.fakes.http_server import running
 
 from spottrain.cloud.azure import requests
 
@@ -61,12 +61,8 @@ class Handler(BaseHTTPRequestHandler):
 def cloud() -> Iterator[Both]:
     server = Both(("127.0.0.1", 0), Handler)
     server.seen = []
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with running(server):
+        yield server
 
 
 def test_a_vm_deletes_itself_by_its_identity_and_shows_no_token(

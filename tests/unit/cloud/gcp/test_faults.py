@@ -2,73 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
-from tests.fakes.gcp import KIND, REGION, ZONE, FakeGcp
-from tests.unit.cloud.renting import alive, launch_request, offer_in, rent, sent, settle
+from tests.fakes.gcp import KIND, ZONE, FakeGcp
+from tests.unit.cloud.renting import launch_request, offer_in, rent, sent, settle
 
 from spottrain.cloud.port.errors import (
     CloudError,
-    LoginExpiredError,
-    MisconfiguredError,
     NoCapacityError,
-    QuotaExceededError,
 )
 from spottrain.cloud.port.provider import VmState
 
 # --- when things go wrong -------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("setup", "kind"),
-    [
-        (lambda g: g.ask("stock", zone=ZONE, kind=KIND, count=0), NoCapacityError),
-        (lambda g: g.ask("withdraw", zone=ZONE, kind=KIND), NoCapacityError),
-        (
-            lambda g: g.ask("quota", metric="PREEMPTIBLE_NVIDIA_A100_GPUS", limit=0),
-            QuotaExceededError,
-        ),
-        (lambda g: g.ask("expire", expired=True), LoginExpiredError),
-        (lambda g: g.ask("skew", seconds=7200), LoginExpiredError),
-    ],
-    ids=["stock-out", "not offered", "quota", "expired credentials", "clock skew"],
-)
-def test_an_error_says_what_to_do(
-    gcp: FakeGcp, setup: Callable[[FakeGcp], None], kind: type[CloudError]
-) -> None:
-    provider = gcp.provider()
-    offer = offer_in(provider)
-    setup(gcp)
-    with pytest.raises(kind) as refusal:
-        provider.launch(launch_request(offer))
-    assert type(refusal.value) is kind
-    assert "\n" not in str(refusal.value)
-    assert alive(gcp) == 0
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"image": "projects/nobody/global/images/family/none"},
-        {"image": "projects/nobody/global/images/none"},
-        {"image": "whatever"},
-        {"disk_gib": 10},
-        {"network": "nowhere"},
-        {"network": "theirs", "subnetworks": {REGION: "nowhere"}},
-    ],
-    ids=["family", "image", "no image", "disk", "network", "subnet"],
-)
-def test_missing_resources_are_reported_before_a_launch(
-    gcp: FakeGcp, settings: dict[str, object]
-) -> None:
-    gcp.ask("users_own_network", region=REGION)
-    provider = gcp.provider(**settings)
-    with pytest.raises(MisconfiguredError) as told:
-        provider.launch(launch_request(offer_in(provider)))
-    assert "\n" not in str(told.value)
-    assert alive(gcp) == 0
-    assert "instances.bulk_insert" not in sent(gcp)
 
 
 def test_a_launch_may_take_longer_than_one_request(gcp: FakeGcp) -> None:
@@ -147,22 +91,6 @@ def test_a_zone_that_does_not_answer_is_not_an_empty_zone(gcp: FakeGcp) -> None:
     gcp.ask("silence", zone=ZONE)
     with pytest.raises(CloudError, match=ZONE):
         provider.list_vms("job")
-
-
-def test_terminating_unknown_and_ended_vms_is_no_error(gcp: FakeGcp) -> None:
-    provider = gcp.provider()
-    vms = rent(provider, 2)
-    unknown = [
-        f"gcp.nobody.{ZONE}",
-        f"aws.nobody.{ZONE}",
-        "gcp.x.us-central1-a",
-        "gcp.i-1.mars",
-        "",
-    ]
-    provider.terminate([*unknown, *(vm.vm_id for vm in vms)])
-    settle(gcp)
-    provider.terminate([vm.vm_id for vm in vms])
-    assert alive(gcp) == 0
 
 
 # --- lists that lag behind ------------------------------------------------------------

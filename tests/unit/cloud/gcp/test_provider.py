@@ -28,19 +28,11 @@ from spottrain.cloud.port.errors import (
     CloudError,
     MisconfiguredError,
     RegionQuotaError,
-    VmNotFoundError,
 )
 from spottrain.cloud.port.provider import (
     ANY_FAMILY,
     VmState,
 )
-
-
-def test_a_type_without_facts_is_refused_before_anything_is_asked(
-    gcp: FakeGcp,
-) -> None:
-    with pytest.raises(MisconfiguredError, match=r"x9-huge"):
-        gcp.provider(instance_types=("x9-huge",))
 
 
 def test_only_the_configured_endpoint_is_called(
@@ -191,22 +183,6 @@ def test_what_google_does_not_say_of_spot_vms_is_unknown(gcp: FakeGcp) -> None:
     assert (pool.losses_per_hour, pool.obtainability) == (None, None)
 
 
-def test_vms_of_all_regions_and_jobs_are_found(gcp: FakeGcp) -> None:
-    west = "us-west1-a"
-    gcp.ask("stock", zone=west, kind=KIND, count=1)
-    provider = gcp.provider(regions=(REGION, "us-west1"))
-    offers = {offer.zone: offer for offer in provider.offers() if offer.spot}
-    east = provider.launch(launch_request(offers[ZONE], 3)).vms
-    there = provider.launch(launch_request(offers[west], intent="intent-2")).vms
-    listed = {vm.vm_id: vm.offer.zone for vm in provider.list_vms("job")}
-    assert listed == {vm.vm_id: vm.offer.zone for vm in (*east, *there)}
-    forgetful = gcp.provider()  # of the second region
-    assert {vm.vm_id for vm in forgetful.list_all()} == listed.keys()
-    forgetful.terminate(listed)
-    provider.release("job")
-    assert gcp.ask("left") == []
-
-
 # --- what VMs share -------------------------------------------------------------------
 
 
@@ -257,22 +233,3 @@ def test_release_deletes_the_disk_of_a_vm_that_shut_down(gcp: FakeGcp) -> None:
 
 
 # --- SSH ----------------------------------------------------------------------------
-
-
-def test_ssh_accepts_the_host_keys_that_the_guest_agent_reports(gcp: FakeGcp) -> None:
-    provider = gcp.provider()
-    (vm,) = rent(provider)
-    assert provider.ssh_target(vm.vm_id) is None
-    name = vm.vm_id.split(".")[1]
-    gcp.ask("tell_host_key", name=name, key="ssh-ed25519 AAAA")
-    target = provider.ssh_target(vm.vm_id)
-    assert target is not None
-    assert target.host_keys == ("ssh-ed25519 AAAA",)
-    assert (target.user, target.port) == ("spottrain", 22)
-    assert target.host not in ("", vm.private_address)
-    for from_there in ({"public_addresses": False}, {"inside": True}):
-        inside = gcp.provider(**from_there).ssh_target(vm.vm_id)
-        assert inside is not None
-        assert inside.host == vm.private_address
-    with pytest.raises(VmNotFoundError):
-        provider.ssh_target(f"gcp.nobody.{ZONE}")

@@ -17,7 +17,6 @@ from spottrain.morphing.schedules.schedule import (
     Work,
     make_schedule,
     max_in_flight,
-    next_task,
 )
 from spottrain.wire.model import ScheduleKind
 
@@ -160,56 +159,56 @@ VARUNA = "F0 F1 F2 R0 B0 R1 B1 R2 B2 F3 R3 B3"
 
 def test_nothing_runs_before_its_input_is_here() -> None:
     stage = progress(VARUNA)
-    assert next_task(stage) is None
+    assert stage.next_task() is None
     stage.activation_arrived()
-    assert next_task(stage) == Task(Work.FORWARD, 0)
+    assert stage.next_task() == Task(Work.FORWARD, 0)
 
 
 def test_a_recompute_in_its_turn_does_not_wait_for_the_gradient() -> None:
     stage = progress(VARUNA, done="F0 F1 F2")
-    assert next_task(stage) == Task(Work.RECOMPUTE, 0)
+    assert stage.next_task() == Task(Work.RECOMPUTE, 0)
 
 
 def test_a_forward_goes_before_a_recompute_whose_gradient_is_late() -> None:
     stage = progress(VARUNA, bound=4, done="F0 F1 F2")
     stage.activation_arrived()
-    assert next_task(stage) == Task(Work.FORWARD, 3)
+    assert stage.next_task() == Task(Work.FORWARD, 3)
     stage.gradient_arrived()
-    assert next_task(stage) == Task(Work.RECOMPUTE, 0)
+    assert stage.next_task() == Task(Work.RECOMPUTE, 0)
 
 
 def test_a_forward_goes_before_a_backward_whose_gradient_is_late() -> None:
     stage = progress(VARUNA, bound=4, done="F0 F1 F2 R0")
-    assert next_task(stage) is None
+    assert stage.next_task() is None
     stage.activation_arrived()
-    assert next_task(stage) == Task(Work.FORWARD, 3)
+    assert stage.next_task() == Task(Work.FORWARD, 3)
     stage.completed(Task(Work.FORWARD, 3))
-    assert next_task(stage) is None
+    assert stage.next_task() is None
     stage.gradient_arrived()
-    assert next_task(stage) == Task(Work.BACKWARD, 0)
+    assert stage.next_task() == Task(Work.BACKWARD, 0)
 
 
 def test_the_bound_is_that_of_the_list_unless_another_is_given() -> None:
     stage = progress(VARUNA, done="F0 F1 F2 R0")
     stage.activation_arrived()
-    assert next_task(stage) is None
+    assert stage.next_task() is None
 
 
 def test_a_backward_goes_before_a_forward_whose_activation_is_late() -> None:
     stage = progress(VARUNA, done="F0")
     stage.gradient_arrived()
-    assert next_task(stage) == Task(Work.RECOMPUTE, 0)
+    assert stage.next_task() == Task(Work.RECOMPUTE, 0)
     stage.completed(Task(Work.RECOMPUTE, 0))
-    assert next_task(stage) == Task(Work.BACKWARD, 0)
+    assert stage.next_task() == Task(Work.BACKWARD, 0)
 
 
 def test_a_recompute_out_of_turn_waits_for_its_gradient() -> None:
-    assert next_task(progress(VARUNA, done="F0 F1")) is None
+    assert progress(VARUNA, done="F0 F1").next_task() is None
 
 
 def test_a_stage_that_may_not_forward_recomputes_ahead() -> None:
     stage = progress(VARUNA, bound=1, done="F0")
-    assert next_task(stage) == Task(Work.RECOMPUTE, 0)
+    assert stage.next_task() == Task(Work.RECOMPUTE, 0)
 
 
 def test_a_forward_directly_before_its_own_recompute_keeps_its_graph() -> None:
@@ -217,9 +216,9 @@ def test_a_forward_directly_before_its_own_recompute_keeps_its_graph() -> None:
     assert stage.keeps_graph(Task(Work.FORWARD, 3))
     stage.activation_arrived()
     stage.completed(Task(Work.FORWARD, 3))
-    assert next_task(stage) is None
+    assert stage.next_task() is None
     stage.gradient_arrived()
-    assert next_task(stage) == Task(Work.BACKWARD, 3)
+    assert stage.next_task() == Task(Work.BACKWARD, 3)
 
 
 def test_a_forward_that_ran_ahead_keeps_no_graph() -> None:
@@ -241,7 +240,7 @@ class Watched:
         self.graphs: set[int] = set()
 
     def run(self) -> Task:
-        task = next_task(self.stage)
+        task = self.stage.next_task()
         assert task is not None
         self.history.append(task)
         j = task.microbatch
@@ -285,7 +284,7 @@ def test_any_delays_leave_memory_bounded_orders_ascending_and_all_done(
     ]
     on_links: list[tuple[int, Work]] = []
     while not all(watched.stage.done for watched in stages):
-        ready = [(p, None) for p, w in enumerate(stages) if next_task(w.stage)]
+        ready = [(p, None) for p, w in enumerate(stages) if w.stage.next_task()]
         p, arriving = random.choice([*ready, *on_links])
         if arriving is not None:
             on_links.remove((p, arriving))

@@ -21,7 +21,6 @@ from spottrain.morphing.schedules.schedule import (
     arrivals,
     make_schedule,
     max_in_flight,
-    next_task,
 )
 from spottrain.morphing.simulate.replica import simulate_pipeline
 from spottrain.wire.model import ScheduleKind
@@ -63,7 +62,7 @@ class Stage:
             self.progress.activation_arrived(unit[1])
 
     def run(self) -> Task:
-        task = next_task(self.progress)
+        task = self.progress.next_task()
         assert task is not None
         self.history.append(task)
         unit = task.microbatch, task.chunk
@@ -83,7 +82,7 @@ def test_with_any_delays_all_lists_are_followed_and_arrivals_come_as_predicted(
     depth = len(lists)
     stages = [Stage(lists, p) for p in range(depth)]
     while not all(stage.progress.done for stage in stages):
-        ready = [(p, -1) for p, s in enumerate(stages) if next_task(s.progress)]
+        ready = [(p, -1) for p, s in enumerate(stages) if s.progress.next_task()]
         waiting = [(p, w) for p, s in enumerate(stages) for w in (0, 1) if s.links[w]]
         p, way = random.choice([*ready, *waiting])
         if way >= 0:
@@ -122,9 +121,9 @@ def test_a_list_with_chunks_is_followed_in_order_whatever_is_asked_for() -> None
         stage.completed(Task(Work.FORWARD, microbatch))
 
     stage.gradient_arrived(1)
-    assert next_task(stage) is None
+    assert stage.next_task() is None
     stage.activation_arrived(1)
-    assert next_task(stage) == Task(Work.FORWARD, 0, 1)
+    assert stage.next_task() == Task(Work.FORWARD, 0, 1)
 
 
 def test_only_the_last_chunk_of_the_last_stage_keeps_graphs_when_others_recompute() -> None:

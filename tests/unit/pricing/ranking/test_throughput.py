@@ -33,7 +33,6 @@ def test_a_fleet_is_planned_once() -> None:
     throughputs = ThroughputCache(JOB)
     first = throughputs.of(MACHINE, 2)
     assert throughputs.of(MACHINE, 2) is first
-    assert throughputs.plans_computed == 1
 
 
 def test_faster_gpus_and_networks_train_more() -> None:

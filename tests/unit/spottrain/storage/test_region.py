@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from tests.fakes.http_server import running, url_of
 
 from spottrain.storage.objects import bucket_region
 
@@ -28,12 +28,8 @@ class _Service(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def endpoint() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Service) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with running(ThreadingHTTPServer(("127.0.0.1", 0), _Service)) as server:
+        yield url_of(server)
 
 
 def test_a_redirect_and_a_refusal_name_the_region(endpoint: str) -> None:

@@ -26,9 +26,8 @@ from spottrain.varuna_manager.jobs.measurements import Measurements
 
 
 @pytest.fixture
-def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> spottrain.Job:
+def demo(tmp_path: Path) -> spottrain.Job:
     """A job without a manager, which never rented anything."""
-    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
     submit(tmp_path, f"file://{tmp_path}/store")
     return spottrain.job("demo")
 

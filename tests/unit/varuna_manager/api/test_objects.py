@@ -73,13 +73,10 @@ def test_what_cannot_be_pickled_is_named(parts: dict[str, Any], where: str) -> N
     assert str(refused.value).startswith(where)
 
 
-def test_a_work_folder_is_all_that_another_process_needs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_work_folder_is_all_that_another_process_needs(tmp_path: Path) -> None:
     """Also below a folder of Git that ignores everything, as of a home with dotfiles in Git."""
     (tmp_path / ".git").mkdir()
     (tmp_path / ".gitignore").write_text("*\n")
-    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
     mine = tmp_path / "mine"
     (mine / ".git").mkdir(parents=True)
     (mine / "notes.py").write_text("LR = 0.25\n")
@@ -136,8 +133,7 @@ def test_functions_of_another_python_are_refused(
         pickled.training_job()
 
 
-def test_the_folder_goes_with_the_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path))
+def test_the_folder_goes_with_the_block() -> None:
     with work_folder(training_job(), None, print) as folder:
         assert (folder / pickled.FILE).exists()
     assert not folder.exists()
@@ -159,9 +155,8 @@ def test_the_folder_goes_with_the_block(tmp_path: Path, monkeypatch: pytest.Monk
     ],
 )
 def test_settings_of_an_object_are_checked_as_those_of_a_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], message: str
+    tmp_path: Path, settings: dict[str, Any], message: str
 ) -> None:
-    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
     with pytest.raises(ConfigError, match=message):
         spottrain.launch(training_job(), **settings)
     assert not (tmp_path / "home").exists(), "nothing was written"

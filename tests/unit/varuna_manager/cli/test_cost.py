@@ -11,20 +11,19 @@ from tests.unit.varuna_manager.reporting.test_costs import told
 from spottrain.varuna_manager.jobs.folder import job_dir
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.measurements import Measurements
-from tests.commands import Run, runs
+from tests.commands import Run
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def run(run: Run) -> Run:
     """Commands on a machine with one job, which is over."""
-    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path))
     job = job_dir("job")
     job.path.mkdir(parents=True)
     journal = Journal(job.journal)
     journal.append(*told().steps)
     journal.close()
     Measurements(job.measurements).close()
-    return runs(monkeypatch, capsys)
+    return run
 
 
 def test_cost_is_one_document(run: Run) -> None:

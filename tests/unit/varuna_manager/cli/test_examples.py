@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,8 @@ from tests.integration.rented_jobs import know_gcp_prices
 
 from spottrain.cloud.azure.settings import PRICES_VARIABLE
 from spottrain.cloud.port.errors import CloudError
-from spottrain.varuna_manager.cli.main import main
 from spottrain.varuna_manager.config.files import read_job_file
+from tests.commands import Run
 
 EXAMPLES = Path(__file__).resolve().parents[4] / "examples"
 L4 = "g2-standard-4"
@@ -66,41 +65,21 @@ def on_gcp(job: dict[str, Any], patch: pytest.MonkeyPatch) -> Iterator[Any]:
 CLOUDS = {"aws": on_aws, "azure": on_azure, "gcp": on_gcp}
 
 
-class Doctor:
-    """Runs the command.
-
-    Args:
-        home: SPOTTRAIN_HOME.
-        capture: Of what it prints.
-        patch: Of the command line.
-    """
-
-    def __init__(self, home: Path, capture: Any, patch: pytest.MonkeyPatch) -> None:
-        self._file = home / "job.yaml"
-        self._capture = capture
-        self._patch = patch
-        shutil.copy(EXAMPLES / "byte_gpt.py", home)
-
-    def asked(self, job: dict[str, Any]) -> tuple[int, dict[str, tuple[bool, str]]]:
-        """Return the exit code, and what was found."""
-        self._file.write_text(json.dumps(job))
-        argv = ["spottrain", "doctor", str(self._file), "-o", "json"]
-        self._patch.setattr(sys, "argv", argv)
-        with pytest.raises(SystemExit) as ended:
-            main()
-        found = json.loads(self._capture.readouterr().out)["findings"]
-        told = {each["what"]: (each["ok"], each["message"]) for each in found}
-        return int(ended.value.code or 0), told
+Doctor = Callable[[dict[str, Any]], tuple[int, dict[str, tuple[bool, str]]]]
 
 
 @pytest.fixture
-def doctor(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> Doctor:
-    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path))
-    return Doctor(tmp_path, capsys, monkeypatch)
+def doctor(run: Run, tmp_path: Path) -> Doctor:
+    """Return what examines a job: the exit code, and what was found."""
+    shutil.copy(EXAMPLES / "byte_gpt.py", tmp_path)
+
+    def asked(job: dict[str, Any]) -> tuple[int, dict[str, tuple[bool, str]]]:
+        (tmp_path / "job.yaml").write_text(json.dumps(job))
+        code, out, _ = run("doctor", tmp_path / "job.yaml", "-o", "json")
+        found = json.loads(out)["findings"]
+        return code, {each["what"]: (each["ok"], each["message"]) for each in found}
+
+    return asked
 
 
 def example(cloud: str) -> dict[str, Any]:
@@ -115,13 +94,13 @@ def example(cloud: str) -> dict[str, Any]:
 @pytest.mark.rotated
 @pytest.mark.parametrize("cloud", CLOUDS)
 def test_an_account_with_quota_for_two_vms_is_found_ready(
-    cloud: str, doctor: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cloud: str, doctor: Doctor, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = example(cloud)
     if cloud == "gcp":
-        know_gcp_prices(tmp_path, L4)
+        know_gcp_prices(home, L4)
     with CLOUDS[cloud](job, monkeypatch) as fake:
-        code, found = doctor.asked(job)
+        code, found = doctor(job)
         unencrypted = ["traffic between VMs"]
         assert [what for what, (ok, _) in found.items() if not ok] == unencrypted
         assert code == 0
@@ -139,7 +118,7 @@ def test_without_a_spot_price_doctor_says_that_a_launch_would_be_refused(
     job = example("aws")
     job["aws"]["zones"] = ["us-east-1f"]
     with on_aws(job, monkeypatch):
-        code, found = doctor.asked(job)
+        code, found = doctor(job)
     assert code == CloudError.exit_code
     assert not found["offers"][0]
     assert "run 'spottrain prices --cloud aws'" in found["offers"][1]

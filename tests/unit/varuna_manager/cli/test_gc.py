@@ -24,11 +24,6 @@ from spottrain.varuna_manager.jobs.follow import uid_of
 LOST = Scope(jobs=("lost",))
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path))
-
-
 @pytest.fixture
 def gcp() -> Iterator[FakeGcp]:
     with gcp_running() as fake:

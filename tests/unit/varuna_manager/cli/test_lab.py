@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 
@@ -9,12 +10,12 @@ import pytest
 
 from spottrain.varuna_manager.cli import main as cli
 from spottrain.varuna_manager.cli.main import LAB, SIMULATIONS
-from tests.commands import Run, runs
+from tests.commands import Run
 
 
 @pytest.fixture
-def simulate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    return runs(monkeypatch, capsys, "simulate")
+def simulate(run: Run) -> Run:
+    return functools.partial(run, "simulate")
 
 
 def test_it_adds_its_commands_and_no_others() -> None:

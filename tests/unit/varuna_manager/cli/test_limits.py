@@ -24,17 +24,7 @@ from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.follow import read_state
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.launch import submit as submission
-from tests.commands import Run, runs
-
-
-@pytest.fixture
-def run(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> Run:
-    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
-    return runs(monkeypatch, capsys)
+from tests.commands import Run
 
 
 def submit(folder: Path, **changes: Any) -> JobDir:

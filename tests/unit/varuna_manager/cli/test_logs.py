@@ -17,10 +17,7 @@ from spottrain.errors import ConfigError, SpottrainError
 from spottrain.varuna_manager.cli.main import app
 
 
-def test_followed_logs_show_lines_without_end_and_only_what_is_new(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
+def test_followed_logs_show_lines_without_end_and_only_what_is_new(tmp_path: Path) -> None:
     job = submit(tmp_path, f"file://{tmp_path}/store")
     vm_log = job.cloud / "vms" / "vm-1" / "supervisor.log"
     vm_log.parent.mkdir(parents=True)
@@ -48,9 +45,8 @@ def test_followed_logs_show_lines_without_end_and_only_what_is_new(
 
 
 @pytest.fixture
-def logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+def logged(tmp_path: Path) -> Callable[..., str]:
     """Show the logs of a job with two VMs; the older part of a log is that of one."""
-    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
     job = submit(tmp_path, f"file://{tmp_path}/store")
     logs = {
         "vm-1/agent.1.log": "2026-01-01T10:00:00.000+00:00 begins\nwith a second line\n",

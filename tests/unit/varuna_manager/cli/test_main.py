@@ -33,7 +33,7 @@ from spottrain.varuna_manager.core.model.events import StopRequested
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.launch import submit as submission
-from tests.commands import Run, runs
+from tests.commands import Run
 
 ROOT = Path(__file__).parents[4]
 FACTS = model_facts(
@@ -41,16 +41,6 @@ FACTS = model_facts(
     fingerprint="f",
     num_parameters=10,
 )
-
-
-@pytest.fixture
-def run(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> Run:
-    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
-    return runs(monkeypatch, capsys)
 
 
 def job_file(folder: Path, **changes: Any) -> Path:

@@ -27,14 +27,9 @@ from spottrain.varuna_manager.jobs.folder import JobDir, job_dir
 from spottrain.varuna_manager.launch import machines
 from spottrain.varuna_manager.launch.ssh_command import argv_to
 from spottrain.varuna_manager.launch.submit import submit
-from tests.commands import Run, runs
+from tests.commands import Run
 
 QUOTA = "L-3819A6DF"
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    return runs(monkeypatch, capsys)
 
 
 def job_file(fake: FakeAws, folder: Path, name: str = "job", **changes: Any) -> Path:

@@ -22,9 +22,8 @@ from spottrain.varuna_manager.jobs.measurements import Measurements
 
 
 @pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobDir:
+def job(tmp_path: Path) -> JobDir:
     """Thirty steps, the last of them skipped, and two evaluations."""
-    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
     job = submit(tmp_path, f"file://{tmp_path}/store")
     more = {"learning_rate": 1 / 3, "weight": 1024.0, "metrics": {"accuracy": 0.1}}
     rows = [trained(1, step, **more) for step in range(1, 30)]

@@ -244,12 +244,6 @@ def test_a_calibrated_profile_is_planned_with_facts(run: Run, tmp_path: Path) ->
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
-
-
-@pytest.fixture
 def on_v100(tmp_path: Path) -> Path:
     """A stated profile, as if of a GPU that the catalogue knows."""
     workload = json.loads(SLOW.read_text())

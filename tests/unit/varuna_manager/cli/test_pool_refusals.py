@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from spottrain.varuna_manager.cli.main import main
 from spottrain.varuna_manager.config.pool import parse_pool
 from spottrain.varuna_manager.pool.core.model import (
     JobRequest,
@@ -26,6 +25,7 @@ from spottrain.varuna_manager.pool.core.model import (
 from spottrain.varuna_manager.pool.store.folder import create_pool
 from spottrain.varuna_manager.pool.store.journal import PoolJournal
 from spottrain.varuna_manager.pool.store.settings import settings_of, supplies_of
+from tests.commands import Run
 
 POOL: dict[str, Any] = {"name": "lab", "max_vms": 4, "teams": {"vision": {}}}
 JOB: dict[str, Any] = {
@@ -45,10 +45,9 @@ def write(file: str, content: dict[str, Any]) -> None:
 def refused(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    run: Run,
 ) -> Refused:
     """Run a command beside a pool with a job, and without its daemon."""
-    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     config = parse_pool(POOL, "lab.yaml")
     supplies = supplies_of(config, {"local/cpu": 0.1})
@@ -61,11 +60,9 @@ def refused(
     write("job.yaml", JOB)
 
     def answer(*arguments: str, code: int = 2) -> str:
-        monkeypatch.setattr(sys, "argv", ["spottrain", *arguments])
-        with pytest.raises(SystemExit) as end:
-            main()
-        error = capsys.readouterr().err.strip()
-        assert (end.value.code or 0) == code, error
+        ended, _, err = run(*arguments)
+        error = err.strip()
+        assert ended == code, error
         return error if code == 0 else error.splitlines()[-1]
 
     return answer

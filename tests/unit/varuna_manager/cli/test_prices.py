@@ -22,8 +22,7 @@ ZONE = "us-east-1a"
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     return runs(monkeypatch, capsys, "prices")
 
 

@@ -12,7 +12,6 @@ from tests.commands import Run, runs
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
     return runs(monkeypatch, capsys, "verify")
 
 

@@ -151,7 +151,7 @@ def test_slots_are_what_their_supervisor_has_found() -> None:
         torch_version="2",
         device="Tesla T4",
         gpus=(gpu,),
-        slot_memory_bytes=8 * 10**9,
+        gpu_memory_bytes=8 * 10**9,
         machine="a computer that both are on",
         memory_bytes=10**11,
         locked_memory_bytes=10**7,

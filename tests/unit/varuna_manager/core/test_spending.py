@@ -14,6 +14,7 @@ from tests.unit.varuna_manager.story import FOUR, OFFER, ON_DEMAND, SPEC, Story
 
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.provider import Offer, Vm, VmState
+from spottrain.manifest import CheckpointEntry
 from spottrain.pricing.billing.money import ceil_us
 from spottrain.units import HOUR_S
 from spottrain.varuna_manager.core.model import commands as c
@@ -169,7 +170,7 @@ def test_storage_that_is_freed_while_time_stands_still_costs_no_more() -> None:
     facts = replace(Story().state.job.facts, sections=(section,))
     story = Story(storage_usd_per_gb_month=730.0, facts=facts)
     story.start()
-    refs = tuple(e.CheckpointRef(name=f"step-{n}", step=n) for n in (2, 1))
+    refs = tuple(CheckpointEntry(name=f"step-{n}", step=n) for n in (2, 1))
     story.tell(e.CheckpointsListed, checkpoints=refs)
     story.tell(e.CheckpointsListed, checkpoints=refs[:1])
     assert story.ledger.storage_rate.usd_per_hour == 2.0
@@ -186,7 +187,7 @@ def test_checkpoints_that_are_kept_cost_by_their_size() -> None:
     story = Story(storage_usd_per_gb_month=730.0, facts=facts)
     story.start()
     assert story.ledger.spending(story.now_s).storage.usd == 0.0
-    refs = tuple(e.CheckpointRef(name=f"step-{n}", step=n) for n in (2, 1))
+    refs = tuple(CheckpointEntry(name=f"step-{n}", step=n) for n in (2, 1))
     story.tell(e.CheckpointsListed, checkpoints=refs)
     story.now_s += 3600.0
     assert story.ledger.spending(story.now_s).storage.usd == 6.0

@@ -16,6 +16,7 @@ from tests.unit.varuna_manager.story import FOUR, PROFILE, Story
 from tests.view import changed
 
 from spottrain.cloud.port.provider import VmState
+from spottrain.manifest import CheckpointEntry
 from spottrain.varuna_manager.core import planning
 from spottrain.varuna_manager.core.generation import (
     ABANDON_AFTER_S,
@@ -75,7 +76,7 @@ def test_no_weights_are_written_when_a_checkpoint_exists() -> None:
     story = Story()
     story.start()
     launch = story.emitted(c.LaunchVms)
-    found = (e.CheckpointRef(name=checkpoint_name(7), step=7),)
+    found = (CheckpointEntry(name=checkpoint_name(7), step=7),)
     story.tell(e.CheckpointsListed, checkpoints=found)
     story.commands = tuple(launch)
     story.boot("a", "b")
@@ -456,8 +457,8 @@ def test_a_checkpoint_that_cannot_be_saves_nothing(
 
 
 REFS = (
-    e.CheckpointRef(name=checkpoint_name(5), step=5),
-    e.CheckpointRef(name=checkpoint_name(0), step=0),
+    CheckpointEntry(name=checkpoint_name(5), step=5),
+    CheckpointEntry(name=checkpoint_name(0), step=0),
 )
 TORN = messages.CheckpointDamaged(
     name=checkpoint_name(5), reason="bad hash", file="step-5/section-0.safetensors"
@@ -486,7 +487,7 @@ def cannot_read(*reports: messages.Report) -> Story:
 
 def listed(
     story: Story,
-    refs: tuple[e.CheckpointRef, ...] = REFS,
+    refs: tuple[CheckpointEntry, ...] = REFS,
     damaged: tuple[messages.CheckpointDamaged, ...] = (),
 ) -> None:
     """The manager's answer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields as fields_of
 from dataclasses import replace
 from typing import get_args
 
@@ -225,7 +226,7 @@ def play(story: Story, history: list[tuple[e.Event, float]]) -> None:
         if isinstance(event, e.ReportReceived):
             story.report(event.vm_id, aimed(story, event.report))
         else:
-            fields = {name: getattr(event, name) for name in event.__slots__}
+            fields = {one.name: getattr(event, one.name) for one in fields_of(event)}
             del fields["at_s"]
             story.tell(type(event), **fields)
         check_commands(before, story)

@@ -68,8 +68,7 @@ class Cloud(CloudProvider):
 
 
 @pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobDir:
-    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
+def job(tmp_path: Path) -> JobDir:
     return submit(tmp_path, f"file://{tmp_path}/store")
 
 

@@ -8,7 +8,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from tests.unit.varuna_manager.stored_jobs import submit
 from tests.view import settings_with
 
@@ -20,10 +19,7 @@ from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.journal import Journal, Step
 
 
-def test_an_internal_error_is_logged_with_its_cause_and_story(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
+def test_an_internal_error_is_logged_with_its_cause_and_story(tmp_path: Path) -> None:
     job = submit(tmp_path, f"file://{tmp_path}/store")
     limit = Limit(name="max_usd", value=-1.0)
     with contextlib.closing(Journal(job.journal)) as journal:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 from tests.unit.varuna_manager.story import OFFER, Story
 from tests.view import View
 
@@ -23,11 +22,6 @@ from spottrain.varuna_manager.jobs.vm_history import VmHistory, open_history
 from spottrain.varuna_manager.reporting.history import JobHistory
 
 OTHER = replace(OFFER, zone="other", instance_type="u", usd_per_hour=1.1)
-
-
-@pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path))
 
 
 def trained() -> State:
@@ -122,10 +116,8 @@ def test_interruptions_are_remembered_and_count_from_then_on() -> None:
     assert fed(sink) == ["OffersRanked"]
 
 
-def test_without_a_usable_database_only_interruption_rates_are_missing(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "market.sqlite").mkdir()
+def test_without_a_usable_database_only_interruption_rates_are_missing(home: Path) -> None:
+    (home / "market.sqlite").mkdir(parents=True)
     sink = Sink(trained())
     watch = MarketWatch(sink)
     asyncio.run(watch.seen((OFFER,)))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fakes.http_server import running
 from tests.unit.varuna_manager.story import Story
 
 from spottrain.errors import ConfigError
@@ -51,12 +51,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    with Receiver() as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+    with running(Receiver()) as server:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture

@@ -33,11 +33,6 @@ FACTS = model_facts(
 )
 
 
-@pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
-
-
 @pytest.fixture
 def workdir(tmp_path: Path) -> Path:
     folder = tmp_path / "code"

@@ -20,12 +20,6 @@ from spottrain.wire.model import AUTO_LOADER, LoaderSpec, Profile
 HERE = PROFILE.device, PROFILE.software
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
-
-
 def keep(profile: Profile, measured_at_s: float) -> None:
     profiles.keep(profile)
     os.utime(profiles.path_of(profile), (measured_at_s, measured_at_s))

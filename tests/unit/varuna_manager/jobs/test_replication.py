@@ -42,8 +42,7 @@ def store(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def job(tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> JobDir:
-    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
+def job(tmp_path: Path, store: Path) -> JobDir:
     return submit(tmp_path, f"file://{store}")
 
 
@@ -75,10 +74,7 @@ def mend_store(store: Path) -> None:
     store.with_name("aside").rename(store)
 
 
-def test_a_job_whose_checkpoints_are_in_a_folder_is_not_copied(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
+def test_a_job_whose_checkpoints_are_in_a_folder_is_not_copied(tmp_path: Path) -> None:
     job = submit(tmp_path, str(tmp_path / "folder"))
     assert begin_replication(job) is None
     check_here(job)

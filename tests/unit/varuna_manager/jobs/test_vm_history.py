@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from tests.unit.varuna_manager.story import OFFER, Story
 
@@ -21,11 +19,6 @@ from spottrain.varuna_manager.jobs.vm_history import (
 from spottrain.wire import messages
 
 PLACE = Place(OFFER.cloud, OFFER.region, OFFER.zone, OFFER.instance_type)
-
-
-@pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path))
 
 
 def journal(story: Story, name: str = "job") -> Journal:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Callable
@@ -17,12 +18,12 @@ from tests.unit.varuna_manager.story import FACTS, PROFILE
 from spottrain import machine
 from spottrain.codec import encode
 from spottrain.errors import UserCodeError
-from spottrain.varuna_manager.cli.main import main
 from spottrain.varuna_manager.config.job import JobConfig, parse_config
 from spottrain.varuna_manager.jobs import profiles
 from spottrain.varuna_manager.launch import calibrate, inspect
 from spottrain.wire.messages import CalibrationProgress
 from spottrain.wire.model import Profile
+from tests.commands import Run
 
 CONFIG: JobConfig = parse_config(
     {"name": "demo", "entrypoint": "train:job", "minibatch_size": 2, "steps": 1}, "job"
@@ -126,28 +127,10 @@ def test_a_process_that_dies_is_reported_with_its_last_line(action: str, message
 
 # --- The command ----------------------------------------------------------------------
 
-Run = Callable[..., tuple[int, str, str]]
-
 
 @pytest.fixture
-def run(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> Run:
-    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
-
-    def answer(*arguments: str | Path) -> tuple[int, str, str]:
-        argv = ["spottrain", "calibrate", *map(str, arguments)]
-        monkeypatch.setattr(sys, "argv", argv)
-        with pytest.raises(SystemExit) as end:
-            main()
-        out, err = capsys.readouterr()
-        code = end.value.code
-        assert code is None or isinstance(code, int)
-        return code or 0, out, err
-
-    return answer
+def run(run: Run) -> Run:
+    return functools.partial(run, "calibrate")
 
 
 def job_file(folder: Path, **changes: object) -> Path:

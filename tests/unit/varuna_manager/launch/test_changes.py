@@ -132,8 +132,7 @@ def test_a_job_that_has_succeeded_takes_more_steps() -> None:
 
 
 @pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobDir:
-    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
+def job(tmp_path: Path) -> JobDir:
     return submit(tmp_path, str(tmp_path / "checkpoints"))
 
 

@@ -52,8 +52,7 @@ with JobDir(Path(sys.argv[1])).locked(ManagerError("there is another one")):
 
 
 @pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobDir:
-    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
+def job(tmp_path: Path) -> JobDir:
     (tmp_path / "train.py").touch()
     return submit.submit(config_for(tmp_path), FACTS)[0]
 

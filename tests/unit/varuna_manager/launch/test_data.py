@@ -38,8 +38,7 @@ CORPUS = "SPOTTRAIN_DATA_CORPUS"
 
 
 @pytest.fixture(autouse=True)
-def clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
+def clean(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_data, "_PATIENCE_S", 0.1)
     for name in (CORPUS, "SPOTTRAIN_DATA_B"):  # as it was in the end
         monkeypatch.setenv(name, "")

@@ -58,10 +58,7 @@ COUNTING = TRAIN.replace(
 )
 
 
-def test_state_that_results_depend_on_is_refused_in_exact_mode_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
+def test_state_that_results_depend_on_is_refused_in_exact_mode_alone(tmp_path: Path) -> None:
     write_code(tmp_path, COUNTING)
     fast = config(tmp_path, "near/loss")
 
@@ -85,9 +82,8 @@ def config(folder: Path, metric: str) -> JobConfig:
 
 
 def test_what_evaluations_measure_chooses_the_best_weights_and_nothing_else_does(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path,
 ) -> None:
-    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path))
     facts = inspect_model(config(folder, "near/accuracy"))
     assert (facts.metrics, facts.evaluated) == (("drift",), ("near/accuracy",))
     inspect_model(config(folder, "near/loss"))
@@ -99,10 +95,7 @@ def test_what_evaluations_measure_chooses_the_best_weights_and_nothing_else_does
 
 
 @pytest.mark.parametrize("seeded", first_always([False, True]))
-def test_a_helper_model_must_be_the_same_in_every_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seeded: bool
-) -> None:
-    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
+def test_a_helper_model_must_be_the_same_in_every_process(tmp_path: Path, seeded: bool) -> None:
     seed = "torch.manual_seed(3)" if seeded else ""
     helped = TRAIN.replace("model(batch).square()", "(model(batch) - TEACHER(batch))")
     teacher = f"{seed}\nTEACHER = nn.Linear(4, 4).requires_grad_(False)\ndef loss("
@@ -121,9 +114,8 @@ def test_a_helper_model_must_be_the_same_in_every_process(
     [("0.01 * min(1, (step + 1) / 3)", "0.01"), ("25.0", "25"), ("0.0", "0")],
 )
 def test_a_schedule_of_rates_is_refused_with_the_line_to_write(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schedule: str, highest: str
+    tmp_path: Path, schedule: str, highest: str
 ) -> None:
-    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
     scheduled = TRAIN.replace("lr=0.1),", "lr=0.1), lr_schedule=get_lr,")
     write_code(tmp_path, f"{scheduled}\ndef get_lr(step): return {schedule}\n")
     asked = config(tmp_path, "near/loss")
@@ -135,10 +127,7 @@ def test_a_schedule_of_rates_is_refused_with_the_line_to_write(
 
 
 @pytest.mark.rotated
-def test_learning_rates_are_those_of_all_steps_of_the_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
+def test_learning_rates_are_those_of_all_steps_of_the_job(tmp_path: Path) -> None:
     code = TRAIN.replace("lr=0.1),", "lr=0.1), lr_schedule=schedules.linear(warmup_steps=2),")
     write_code(tmp_path, f"from spottrain import schedules\n{code}")
     asked = config(tmp_path, "near/loss")
@@ -154,10 +143,7 @@ def test_learning_rates_are_those_of_all_steps_of_the_job(
     assert lines == ["learning rate: 0 at first, at most 0.1, 0.05 at last"]
 
 
-def test_of_a_model_that_cannot_be_cut_it_is_said_what_one_section_means(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
+def test_of_a_model_that_cannot_be_cut_it_is_said_what_one_section_means(tmp_path: Path) -> None:
     write_code(tmp_path, TRAIN.replace("in self.blocks:", "in [*self.blocks, self.blocks[0]]:"))
     facts = inspect_model(config(tmp_path, "near/loss"))
     assert len(facts.sections) == 1
@@ -181,10 +167,7 @@ subprocess.Popen(["sleep", "1000"])
 """
 
 
-def test_code_that_leaves_threads_and_processes_behind_is_inspected(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
+def test_code_that_leaves_threads_and_processes_behind_is_inspected(tmp_path: Path) -> None:
     write_code(tmp_path, KEPT_ALIVE + TRAIN)
 
     assert inspect_model(config(tmp_path, "near/loss")).dataset_len == 8

@@ -34,10 +34,7 @@ def test_our_software_comes_with_its_tables() -> None:
     assert "spottrain/pricing/prices/data/instances.csv" in names
 
 
-def test_a_bundle_has_the_job_and_no_secret_but_the_key_to_its_vms(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
+def test_a_bundle_has_the_job_and_no_secret_but_the_key_to_its_vms(tmp_path: Path) -> None:
     job = JobDir(tmp_path / "far")
     (job.path / "cloud").mkdir(parents=True)
     for name in (

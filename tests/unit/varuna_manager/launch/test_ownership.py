@@ -25,11 +25,6 @@ CONFIG = {"name": "a", "entrypoint": "a:b", "minibatch_size": 8, "steps": 9}
 SPEC = parse_config(CONFIG, "job.yaml").job_spec("/place")
 
 
-@pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
-
-
 @pytest.fixture
 def place(tmp_path: Path) -> str:
     return str(tmp_path / "place")

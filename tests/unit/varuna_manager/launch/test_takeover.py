@@ -11,6 +11,8 @@ import pytest
 from tests.unit.varuna_manager.stored_jobs import (
     append,
     copied,
+    copy,
+    elsewhere,
     events,
     stored,
     submit,
@@ -40,30 +42,12 @@ from spottrain.varuna_manager.launch.workdir import pack, packed_files
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> str:
-    return f"file://{tmp_path}/store"
-
-
-@pytest.fixture
-def job(tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> JobDir:
+def job(tmp_path: Path, place: str) -> JobDir:
     """A job of four events that is copied, as far as this machine is concerned."""
-    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
     job = submit(tmp_path, place)
     append(job, 3)
     copy(job)
     return job
-
-
-def copy(job: JobDir) -> None:
-    begun = begin_replication(job)
-    assert begun is not None
-    assert asyncio.run(begun.finish())
-    begun.close()
-
-
-def elsewhere(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Be another machine from now on."""
-    monkeypatch.setenv("SPOTTRAIN_HOME", str(folder / "other"))
 
 
 def segments(job: JobDir) -> list[Path]:
@@ -271,7 +255,6 @@ def test_a_place_without_a_job_says_what_to_give(tmp_path: Path) -> None:
 def test_a_job_that_was_never_copied_is_not_there(
     tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
     submit(tmp_path, place)
     elsewhere(monkeypatch, tmp_path)
     with pytest.raises(ConfigError, match=re.escape(place)):

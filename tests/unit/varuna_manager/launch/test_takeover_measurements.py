@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.varuna_manager.stored_jobs import stored, submit, take_over
+from tests.unit.varuna_manager.stored_jobs import copy, stored, submit, take_over
 from tests.unit.varuna_manager.story import Story
 
 from spottrain.varuna_manager.core.model import commands as c
@@ -33,11 +33,10 @@ STEPS = 4
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
+def place(place: str, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(replication, "STEPS", STEPS)
     monkeypatch.setattr(replication, "_PART", 2)
-    return f"file://{tmp_path}/store"
+    return place
 
 
 class MeasuredStory(Story):
@@ -106,12 +105,6 @@ def begun(job: JobDir) -> JournalReplication:
     copying = begin_replication(job)
     assert copying is not None
     return copying
-
-
-def copy(job: JobDir) -> None:
-    copying = begun(job)
-    assert asyncio.run(copying.finish())
-    copying.close()
 
 
 def files(job: JobDir, kind: str) -> list[Path]:

@@ -11,9 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.unit.varuna_manager.launch.test_takeover import copy, elsewhere
 from tests.unit.varuna_manager.stored_jobs import (
     append,
+    copy,
+    elsewhere,
     events,
     stored,
     submit,
@@ -30,14 +31,8 @@ from spottrain.varuna_manager.launch import takeover
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> str:
-    return f"file://{tmp_path}/store"
-
-
-@pytest.fixture
 def job(tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> JobDir:
     """A job of four events that is copied; this is another machine now."""
-    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
     job = submit(tmp_path, place)
     append(job, 3)
     copy(job)

@@ -46,11 +46,8 @@ def test_everything_is_sent_but_caches_and_repositories(tmp_path: Path) -> None:
     assert sent(tmp_path) == ["pkg/a.py", "train.py"]
 
 
-def test_neither_state_nor_checkpoints_are_sent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "state"))
-    workdir(tmp_path, "train.py", "state/jobs/a/identity.pem", "kept/step-1/x", "b/kept")
+def test_neither_state_nor_checkpoints_are_sent(tmp_path: Path) -> None:
+    workdir(tmp_path, "train.py", "home/jobs/a/identity.pem", "kept/step-1/x", "b/kept")
     for place in (tmp_path / "kept", (tmp_path / "kept").as_uri()):
         files = packed_files(tmp_path, str(place))
         assert [path.as_posix() for path in files] == ["b/kept", "train.py"]

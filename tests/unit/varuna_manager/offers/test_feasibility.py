@@ -26,11 +26,6 @@ LONG = 100_000_000
 """Steps that take years."""
 
 
-@pytest.fixture(autouse=True)
-def _home(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path))
-
-
 def config(steps: int = 10, *, on_demand: bool = False, **data: Any) -> JobConfig:
     zone = {"name": "a", "capacity": 4, "slot_memory_bytes": 1 << 30}
     prices = {"spot_usd_per_hour": 3.0, "on_demand_usd_per_hour": 10.0}

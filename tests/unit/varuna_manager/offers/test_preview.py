@@ -33,11 +33,6 @@ from spottrain.wire.model import AUTO_LOADER
 OFFLINE = SearchScope(offline=True)
 
 
-@pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path))
-
-
 def job(**changes: Any) -> JobConfig:
     zones = [
         {"name": "expensive", "spot_usd_per_hour": 2.0, "capacity": 4},
@@ -140,8 +135,8 @@ def test_too_few_machines_are_an_error_before_anything_is_measured() -> None:
     check_capacity(job(resources={"min_vms": 6, "max_vms": 8}))
 
 
-def test_other_clouds_are_ranked_but_not_rented(tmp_path: Path) -> None:
-    with History(tmp_path / "market.sqlite") as history:
+def test_other_clouds_are_ranked_but_not_rented(home: Path) -> None:
+    with History(home / "market.sqlite") as history:
         history.record_prices([spot("us-east-1a", 0.5)])
     document = preview_job(job(), FACTS, PROFILE, replace(OFFLINE, clouds=("aws",)))
     assert document["choice"] == "aws us-east-1a p4d.24xlarge spot"
@@ -157,9 +152,9 @@ def cloud_job(tmp_path: Path, **aws: Any) -> JobConfig:
     )
 
 
-def test_a_cloud_s_job_is_planned_at_the_last_known_prices(tmp_path: Path) -> None:
+def test_a_cloud_s_job_is_planned_at_the_last_known_prices(home: Path, tmp_path: Path) -> None:
     prices = [spot("us-east-1a", 9.0), spot("us-east-1b", 8.0), spot("us-west-2a", 1.0)]
-    with History(tmp_path / "market.sqlite") as history:
+    with History(home / "market.sqlite") as history:
         history.record_prices(prices)
     document = preview_job(cloud_job(tmp_path), FACTS, PROFILE, OFFLINE)
     assert [vm["zone"] for vm in document["fleet"]] == ["us-east-1b"] * 2
@@ -168,10 +163,10 @@ def test_a_cloud_s_job_is_planned_at_the_last_known_prices(tmp_path: Path) -> No
     assert [vm["zone"] for vm in only["fleet"]] == ["us-east-1a"] * 2
 
 
-def test_the_fleet_s_plan_is_the_one_it_was_ranked_by(tmp_path: Path) -> None:
+def test_the_fleet_s_plan_is_the_one_it_was_ranked_by(home: Path, tmp_path: Path) -> None:
     """A profile of a slower network says nothing about the network that would be rented."""
     slow = replace(PROFILE.between_vms, bandwidth_bytes_per_s=1e6)
-    with History(tmp_path / "market.sqlite") as history:
+    with History(home / "market.sqlite") as history:
         history.record_prices([spot("us-east-1a", 9.0)])
     config = cloud_job(tmp_path)
     document = preview_job(config, FACTS, replace(PROFILE, between_vms=slow), OFFLINE)
@@ -186,10 +181,10 @@ def test_the_fleet_s_plan_is_the_one_it_was_ranked_by(tmp_path: Path) -> None:
     [("auto", "bf16", 312e12), ("auto", "fp32", 19.5e12), ("cpu", "bf16", None)],
 )
 def test_utilisation_is_of_the_gpus_that_would_be_rented(
-    tmp_path: Path, device: str, precision: str, peak: float | None
+    home: Path, tmp_path: Path, device: str, precision: str, peak: float | None
 ) -> None:
     kind = "p4d.24xlarge" if peak else "c7i.4xlarge"
-    with History(tmp_path / "market.sqlite") as history:
+    with History(home / "market.sqlite") as history:
         price = replace(spot("us-east-1a", 9.0), instance_type=kind)
         history.record_prices([price])
     sections = (replace(s, flops_per_example=10**12) for s in FACTS.sections)
@@ -242,10 +237,14 @@ def test_a_cloud_s_machines_are_predicted_from_a_profile_of_a_known_gpu() -> Non
     ],
 )
 def test_a_plan_that_exceeds_a_limit_says_so_first_and_exits_with_4(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], limit: dict[str, Any], key: str
+    home: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    limit: dict[str, Any],
+    key: str,
 ) -> None:
     profiles.keep(PROFILE)
-    with History(tmp_path / "market.sqlite") as history:
+    with History(home / "market.sqlite") as history:
         history.record_prices([spot("us-east-1a", 10.0)])
     config = cloud_job(tmp_path)
     checked = Checked(config=config, facts=FACTS, offers=None, data_bytes={})

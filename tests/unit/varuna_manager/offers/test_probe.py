@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -113,10 +112,7 @@ def test_machines_without_a_price_need_no_cap() -> None:
     assert capped(probe, cost_of(probe, None, None).max_usd).budget.max_usd is None
 
 
-def test_what_was_measured_before_is_not_rented_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path))
+def test_what_was_measured_before_is_not_rented_again() -> None:
     config = job(**CLOUDS)
     profiles.keep(replace(PROFILE, device="NVIDIA H100 80GB HBM3"))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from tests.unit.varuna_manager.story import FACTS, OFFER, ON_DEMAND, PROFILE, Story
@@ -24,11 +23,6 @@ from spottrain.varuna_manager.offers.ranker import TRUSTED_STEPS, OfferRanker
 CALM = Hazards((), {})
 OTHER = replace(OFFER, zone="other", instance_type="u", usd_per_hour=1.1)
 PLACE = Place(OFFER.cloud, OFFER.region, OFFER.zone, OFFER.instance_type)
-
-
-@pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path))
 
 
 def worth(offer: Offer, examples_per_usd: float) -> OfferWorth:

@@ -6,7 +6,6 @@ import math
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from tests.simulation.test_simulation import settings
@@ -77,8 +76,7 @@ def reported(state: PoolState, name: str, at_s: float, held: int) -> HoldingsRep
 
 
 @pytest.fixture
-def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PoolDir:
-    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path))
+def pool() -> PoolDir:
     return create_pool(parse_pool({"name": "lab", "max_vms": 4}, "lab.yaml"), CREATED)
 
 

@@ -7,7 +7,6 @@ import math
 from collections.abc import Coroutine, Iterator
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -85,8 +84,7 @@ class Served:
 
 
 @pytest.fixture
-def loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
-    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path))
+def loop() -> Iterator[Served]:
     config = parse_pool({"name": "lab", "max_vms": 4}, "lab.yaml")
     supplies = supplies_of(config, {"local/cpu": 1.0})
     created = PoolCreated(at_s=0.0, settings=settings_of(config), supplies=supplies)

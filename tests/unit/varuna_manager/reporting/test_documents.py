@@ -11,9 +11,9 @@ from rich.console import Console
 from tests.builders import a_plan, a_spec, an_offer, model_facts, slots_of
 from tests.view import View, changed, settings_with
 
+from spottrain.manifest import CheckpointEntry
 from spottrain.pricing.billing.ledger import Ledger
 from spottrain.varuna_manager.core.model.commands import Outcome
-from spottrain.varuna_manager.core.model.events import CheckpointRef
 from spottrain.varuna_manager.core.model.records import (
     BudgetAlert,
     Generation,
@@ -130,7 +130,7 @@ RUNNING = changed(
     ),
     vms={name: vm(name) for name in "abcd"},
     current_generation=generation_of(plan_on("a", "b", "c", "d")),
-    checkpoints=(CheckpointRef(name="step-40", step=40),),
+    checkpoints=(CheckpointEntry(name="step-40", step=40),),
     progress=Progress(
         step=61,
         highest_step=61,

@@ -99,8 +99,7 @@ class Panel:
 
 
 @pytest.fixture
-def panel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Panel]:
-    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
+def panel() -> Iterator[Panel]:
     panel = Panel()
     yield panel
     panel.close()
@@ -334,10 +333,7 @@ def test_the_list_notices_jobs_that_come_and_go(panel: Panel) -> None:
         assert next(lines) == "data: changed"
 
 
-def test_looking_for_changes_opens_no_journal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path))
+def test_looking_for_changes_opens_no_journal() -> None:
     job = told("demo", killed())
     seen = fingerprint([job])
     job.journal.chmod(0)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from spottrain.varuna_manager.cli.main import main
+from tests.commands import Run
 
 Pool = Callable[..., tuple[int, str, str]]
 CSV = """worker_type,job_type,scale_factor,steps_per_s
@@ -29,25 +29,14 @@ TRACE = "\n".join(
 
 
 @pytest.fixture
-def pool(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> Pool:
+def pool(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     (tmp_path / "jobs.trace").write_text(TRACE)
     (tmp_path / "isolated-throughputs.csv").write_text(CSV)
     monkeypatch.chdir(tmp_path)
-
-    def answer(*arguments: str) -> tuple[int, str, str]:
-        argv = ["spottrain", "simulate", "pool", *arguments]
-        monkeypatch.setattr(sys, "argv", argv)
-        with pytest.raises(SystemExit) as end:
-            main()
-        out, err = capsys.readouterr()
-        return int(end.value.code or 0), out, err
-
-    return answer
+    return functools.partial(run, "simulate", "pool")
 
 
-def test_a_trace_is_replayed_with_sizes_elastic_and_fixed(pool: Pool) -> None:
+def test_a_trace_is_replayed_with_sizes_elastic_and_fixed(pool: Run) -> None:
     code, out, err = pool(
         "jobs.trace", "--cluster", "v100=1,k80=1", "-o", "json", "--picture", "p.svg"
     )
@@ -64,7 +53,7 @@ def test_a_trace_is_replayed_with_sizes_elastic_and_fixed(pool: Pool) -> None:
     assert "<title>job2</title>" in svg
 
 
-def test_gavel_is_replayed_aware_and_unaware_of_kinds(pool: Pool) -> None:
+def test_gavel_is_replayed_aware_and_unaware_of_kinds(pool: Run) -> None:
     mean_s = []
     for option in ([], ["--unaware"]):
         code, out, _ = pool(
@@ -77,7 +66,7 @@ def test_gavel_is_replayed_aware_and_unaware_of_kinds(pool: Pool) -> None:
     assert mean_s[0] < mean_s[1]
 
 
-def test_a_workload_by_name_needs_no_file(pool: Pool) -> None:
+def test_a_workload_by_name_needs_no_file(pool: Run) -> None:
     code, out, _ = pool(
         "virtualflow-three", "--cluster", "v100=4", "--policy", "queue", "--seed", "2"
     )
@@ -103,7 +92,7 @@ def test_a_workload_by_name_needs_no_file(pool: Pool) -> None:
     ],
 )
 def test_what_cannot_be_replayed_is_refused_in_one_line(
-    pool: Pool, arguments: list[str], wanted: str
+    pool: Run, arguments: list[str], wanted: str
 ) -> None:
     code, out, err = pool(*arguments)
     assert code == 2

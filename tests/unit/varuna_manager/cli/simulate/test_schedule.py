@@ -12,27 +12,28 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.commands import Run, runs
+from tests.commands import Run
 
 TIMES = {"forward_s": 1.0, "backward_s": 2.0}
 
 
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    return runs(monkeypatch, capsys)
+Simulate = Callable[[Any], tuple[int, str, str]]
 
 
-@pytest.fixture
-def simulate(run: Run, tmp_path: Path) -> Callable[[Any], tuple[int, str, str]]:
+def simulating(run: Run, folder: Path, command: str) -> Simulate:
+    """Return what runs a command of ``spottrain simulate`` on a file, as JSON or as text."""
+
     def answer(spec: Any) -> tuple[int, str, str]:
-        file = tmp_path / "spec.json"
+        file = folder / "spec.json"
         file.write_text(spec if isinstance(spec, str) else json.dumps(spec))
-        return run("simulate", "step", file, "-o", "json")
+        return run("simulate", command, file, "-o", "json")
 
     return answer
 
 
-Simulate = Callable[[Any], tuple[int, str, str]]
+@pytest.fixture
+def simulate(run: Run, tmp_path: Path) -> Simulate:
+    return simulating(run, tmp_path, "step")
 
 
 def spec(**changes: Any) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
-from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -45,8 +44,7 @@ def grown() -> Story:
 
 
 @pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobDir:
-    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path))
+def job() -> JobDir:
     job = job_dir("job")
     job.path.mkdir(parents=True)
     return job
