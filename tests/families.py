@@ -617,11 +617,11 @@ def r_drop(model: nn.Module, batch: Any) -> tuple[torch.Tensor, float]:
     scores = [model(batch["input_ids"]) for _ in range(2)]
     p, q = (one.log_softmax(-1).flatten(0, 1) for one in scores)
     labels = batch["labels"].flatten()
-    likely = sum(F.nll_loss(one, labels, reduction="sum") for one in (p, q))
-    apart = sum(
+    likely = [F.nll_loss(one, labels, reduction="sum") for one in (p, q)]
+    apart = [
         F.kl_div(one, other, log_target=True, reduction="sum") for one, other in ((p, q), (q, p))
-    )
-    return likely / 2 + apart / 4, float(len(labels))
+    ]
+    return (likely[0] + likely[1]) / 2 + (apart[0] + apart[1]) / 4, float(len(labels))
 
 
 def siamese(model: nn.Module, batch: Any) -> tuple[torch.Tensor, float]:

@@ -579,8 +579,10 @@ class StageModel:
             nonlocal needs_values
             if self._section in self.sections or needs_values:
                 return forward(*args, **kwargs)
-            if (alike := end and _alike(end, tensors, args, kwargs)) is not None:
-                return tree_unflatten(alike, end.output)
+            if end is not None:
+                alike = _alike(end, tensors, args, kwargs)
+                if alike is not None:
+                    return tree_unflatten(alike, end.output)
             if (given := _shapes_of(args, kwargs)) not in known:
                 try:
                     with torch.no_grad(), run_eagerly():
