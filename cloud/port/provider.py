@@ -27,7 +27,7 @@ class VmState(StrEnum):
     @property
     def is_alive(self) -> bool:
         """True until the VM begins to end."""
-        return self in (VmState.STARTING, VmState.RUNNING)
+        return self in (VmState.QUEUED, VmState.STARTING, VmState.RUNNING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

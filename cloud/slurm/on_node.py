@@ -43,7 +43,7 @@ _NOTICED = 75
 """Exit code of the step that waits for SIGTERM."""
 _SENTINEL = (
     f"import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit({_NOTICED})); "
-    "print(flush=True)\nwhile True: signal.pause()"
+    "[signal.pause() for _ in iter(int, 1)]"
 )
 _LOOK_S, _IDLE_LOOK_S = 0.1, 1.0
 """Time between two looks into the shared folder, soon after a request and later."""
@@ -123,7 +123,7 @@ class Node:
         signal.signal(signal.SIGTERM, self._end)
         signal.signal(signal.SIGUSR1, self._notice)
         threading.Thread(target=self._await_preemption, daemon=True).start()
-        self._shared.mkdir(mode=0o700, exist_ok=True)
+        self._shared.mkdir(mode=0o700)
         write_json(self._shared / "node.json", {"address": self._address})
         while not self._is_ended and self._agent.status()["state"] in ("claimed", "running"):
             self._serve_new()
@@ -158,14 +158,8 @@ class Node:
         Where steps cannot be started the notice is that before the time limit only.
         """
         argv = ["srun", "--overlap", "--ntasks=1", "--nodes=1", "--mem=0", "--gres=none"]
-        with open(self._shared / "sentinel.log", "wb") as log:
-            step = subprocess.run(
-                [*argv, sys.executable, "-c", _SENTINEL],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                check=False,
-            )
+        asked = [*argv, sys.executable, "-c", _SENTINEL]
+        step = subprocess.run(asked, stdin=subprocess.DEVNULL, check=False)
         if step.returncode == _NOTICED:
             self._notice()
 
@@ -177,7 +171,7 @@ class Node:
             said = subprocess.run(asked, env=seconds, stdout=subprocess.PIPE, check=True)
             return float(said.stdout.decode().partition(" EndTime=")[2].split()[0])
         except (OSError, ValueError, IndexError, subprocess.CalledProcessError) as error:
-            print(f"when this job ends is not known: {error}", file=sys.stderr, flush=True)
+            sys.stderr.write(f"when this job ends is not known: {error}\n")
             return 0.0
 
 
@@ -189,6 +183,7 @@ def _own_address(manager: str) -> str:
 
 
 def write_json(path: Path, value: Any) -> None:
+    """Write a file; readers find all of it, or none."""
     draft = path.with_suffix(".draft")
     draft.write_text(json.dumps(value))
     draft.replace(path)

@@ -10,11 +10,8 @@ from __future__ import annotations
 import getpass
 import json
 import logging
-import os
 import re
 import shutil
-import socket
-import subprocess
 import tarfile
 import threading
 import time
@@ -23,6 +20,7 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -31,14 +29,13 @@ from spottrain.cloud.port import provider as port
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.errors import (
     CloudError,
-    MisconfiguredError,
     NoCapacityError,
     QueuedError,
     VmNotFoundError,
 )
-from spottrain.cloud.slurm import queue
+from spottrain.cloud.slurm import commands, queue
 from spottrain.cloud.slurm.session import NodeSession
-from spottrain.cloud.slurm.settings import SlurmSettings
+from spottrain.cloud.slurm.settings import INSTANCE_TYPE, SlurmSettings
 from spottrain.cloud.ssh.hosts.bootstrap import bring_up
 from spottrain.cloud.ssh.hosts.memory import HostMemory
 from spottrain.cloud.ssh.hosts.start_log import StartLog
@@ -52,8 +49,6 @@ logger = logging.getLogger(__name__)
 
 CLOUD = "slurm"
 """Name of cloud and region in offers; zones are partitions."""
-_ANSWER_S = 60.0
-"""Time limit of a command; Slurm's own for one message is MessageTimeout, 10 s."""
 _START_S = 10.0
 """How long a launch waits for its batch jobs to begin before it says that they are queued."""
 _LOOK_S = 0.5
@@ -106,7 +101,7 @@ class SlurmProvider(port.CloudProvider):
         How many of its nodes are idle is no bound: who asks for more waits in its queue.
         """
         asked = ["sinfo", "--noheader", "--format=%R|%a"]
-        rows = (line.split("|") for line in self._run(asked).splitlines())
+        rows = (line.split("|") for line in commands.run(asked).splitlines())
         up = {name for name, state in rows if state == "up"}
         now_s = time.time()
         return tuple(self._offer(name, now_s) for name in self._settings.partitions if name in up)
@@ -155,7 +150,7 @@ class SlurmProvider(port.CloudProvider):
         found = [match[1] for vm_id in vm_ids if (match := _ID.fullmatch(vm_id))]
         live = {job.number for job in self._queue() if job.state is not port.VmState.TERMINATED}
         if numbers := [number for number in found if int(number) in live]:
-            self._run(["scancel", *numbers])
+            commands.run(["scancel", *numbers])
 
     def start_agent(self, vm_id: str, bootstrap: port.AgentBootstrap) -> Sequence[port.StartStep]:
         """Bring the job to a node and start the agent there, in its batch job.
@@ -194,14 +189,14 @@ class SlurmProvider(port.CloudProvider):
                     "with slurm.address"
                 ) from error
             self._relay = (address, manager_port), relay
-            self._make_folder()
+            commands.make_folder(self._folder)
             at = f"{own}:{relay.port}"
             write_whole(self._folder / "manager.address", at, mode=PRIVATE)
 
     def check(self) -> Sequence[port.Finding]:
         """Check that the cluster answers, and would take the job's batch jobs."""
         return tuple(
-            port.run_check(name, lambda name=name: self._would_take(name), "partition")
+            port.run_check(name, partial(commands.would_take, self._settings, name), "partition")
             for name in self._settings.partitions
         )
 
@@ -232,45 +227,8 @@ class SlurmProvider(port.CloudProvider):
 
     # --- Slurm ------------------------------------------------------------------------
 
-    def _run(self, argv: Sequence[str], data: str = "") -> str:
-        """Return what a command of Slurm's prints.
-
-        Batch jobs get the environment of ``sbatch``: nothing of this process's but what
-        Slurm and a login shell need.
-
-        Raises:
-            CloudError: it failed; see ``queue.refusal``.
-        """
-        kept = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LD_LIBRARY_PATH")
-        environment = {
-            name: value
-            for name, value in os.environ.items()
-            if name in kept or name.startswith(("SLURM_CONF", "SLURM_CLUSTERS"))
-        }
-        try:
-            done = subprocess.run(
-                argv,
-                input=data,
-                env={**environment, "SLURM_TIME_FORMAT": "%s"},
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=_ANSWER_S,
-                check=False,
-            )
-        except FileNotFoundError as error:
-            raise MisconfiguredError(
-                f"slurm: this machine has no {argv[0]}; start the job on a login node of the "
-                "cluster"
-            ) from error
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise CloudError(f"slurm: {argv[0]}: {error}") from error
-        if done.returncode:
-            raise queue.refusal(argv[0], done.stderr)
-        return done.stdout
-
     def _queue(self) -> list[queue.BatchJob]:
-        return queue.parse_queue(self._run(queue.queue_argv(self._user)))
+        return queue.parse_queue(commands.run(queue.queue_argv(self._user)))
 
     def _is_ours(self, found: queue.BatchJob, job: str) -> bool:
         return found.tags[tags.JOB] == job and found.tags.get(tags.UID) == self._uid
@@ -311,31 +269,12 @@ class SlurmProvider(port.CloudProvider):
                 continue
             comment = {**marks, queue.TOKEN: token}
             argv = queue.launch_argv(settings, self._folder, request.offer.zone, name, comment)
-            self._run(argv, script)
-
-    def _would_take(self, partition: str) -> str:
-        """Return when a batch job would begin, if it were submitted now.
-
-        Raises:
-            CloudError: it would be refused.
-        """
-        self._make_folder()
-        argv = queue.launch_argv(self._settings, self._folder, partition, "spottrain", {})
-        self._run([*argv, "--test-only"], "#!/bin/sh\n")
-        return "takes jobs"
+            commands.run(argv, script)
 
     def _address(self) -> str:
-        """Return this machine's address in the network of the controller.
-
-        Raises:
-            CloudError: it is not known.
-        """
+        """Return this machine's address for the nodes."""
         if not self._own_address:
-            said = self._run(["scontrol", "show", "config"])
-            found = re.search(r"^SlurmctldHost\[0\]\s*=\s*([^\s(]+)(?:\(([^)]+)\))?", said, re.M)
-            if found is None:
-                raise CloudError("slurm: its controller is not known; give slurm.address")
-            self._own_address = own_address(found[2] or found[1])
+            self._own_address = commands.own_address()
         return self._own_address
 
     # --- VMs --------------------------------------------------------------------------
@@ -346,7 +285,7 @@ class SlurmProvider(port.CloudProvider):
             cloud=CLOUD,
             region=CLOUD,
             zone=partition,
-            instance_type="node",
+            instance_type=INSTANCE_TYPE,
             spot=True,
             usd_per_hour=settings.usd_per_hour if usd_per_hour is None else usd_per_hour,
             observed_at_s=now_s,
@@ -433,15 +372,9 @@ class SlurmProvider(port.CloudProvider):
 
     # --- The shared folder --------------------------------------------------------------
 
-    def _make_folder(self) -> None:
-        try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise MisconfiguredError(f"slurm.folder: {error}; name another folder") from error
-
     def _unpacked(self) -> Path:
         """Return the folder with our software, from which batch jobs begin."""
-        self._make_folder()
+        commands.make_folder(self._folder)
         ours = package()
         target = self._folder / f"package-{ours.sha256[:12]}"
         if not target.exists():
@@ -476,17 +409,3 @@ class _Connection:
         """Return the claim on the node and its state; see ``HostAgent.status``."""
         seen = self.calls.call("status")
         return seen["claim"], seen["state"]
-
-
-def own_address(towards: str) -> str:
-    """Return this machine's address in the network of another host.
-
-    Raises:
-        CloudError: there is no way there.
-    """
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((towards, 9))  # sends nothing
-            return str(probe.getsockname()[0])
-    except OSError as error:
-        raise CloudError(f"slurm: {towards}: {error}; give slurm.address") from error

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+INSTANCE_TYPE = "node"
+"""Name of the type of all batch jobs in offers."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmSettings:

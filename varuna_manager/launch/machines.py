@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 from spottrain.cloud.data.request import to_json
 from spottrain.cloud.local.provider import LocalProvider
+from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import (
     CloudProvider,
     Offer,
@@ -17,6 +19,7 @@ from spottrain.varuna_manager.config.data import data_requests
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.config.ssh import environment_of
 from spottrain.varuna_manager.jobs.folder import JobDir
+from spottrain.varuna_manager.jobs.follow import uid_of
 from spottrain.varuna_manager.launch.submit import (
     check_budget,
 )
@@ -51,6 +54,13 @@ def open_provider(job: JobDir) -> CloudProvider:
         from spottrain.varuna_manager.launch import providers
 
         return providers.rent(job, config.clouds, config.resources.span, payload)
+    if config.resources.provider == "slurm":
+        from spottrain.cloud.slurm.provider import SlurmProvider
+
+        settings = config.slurm.settings(uses_gpus=config.device != "cpu")
+        return SlurmProvider(
+            job.cloud, uid_of(job), settings, replace(payload, notices={"kind": "slurm"})
+        )
     from spottrain.cloud.ssh.hosts.provider import SshProvider
 
     return SshProvider(
@@ -99,6 +109,8 @@ def check_machines(
         offers, found = preflight.before_launch(config.clouds, config.resources.max_vms)
         check_budget(config, offers)
         return [*found, *lines, _when_asleep(config, on_vm)], tuple(offers)
+    if config.resources.provider == "slurm":
+        return [*_check_slurm(config), _when_asleep(config)], None
     from spottrain.cloud.ssh.hosts.bootstrap import check_hosts
 
     lines = check_hosts(
@@ -109,6 +121,25 @@ def check_machines(
         device=config.device,
     )
     return [*lines, _when_asleep(config)], None
+
+
+def _check_slurm(config: JobConfig) -> list[str]:
+    """Return what a cluster says of its partitions.
+
+    Raises:
+        CloudError: None of them would take the job's batch jobs; the first one's error.
+    """
+    from spottrain.cloud.slurm.commands import would_take
+
+    found, wrong = [], list[CloudError]()
+    for name in config.slurm.partitions:
+        try:
+            found.append(f"partition {name}: {would_take(config.slurm.settings(), name)}")
+        except CloudError as error:
+            wrong.append(error)
+    if not found:
+        raise wrong[0]
+    return [*map(str, wrong), *found]
 
 
 def _when_asleep(config: JobConfig, on_vm: bool = False) -> str:
