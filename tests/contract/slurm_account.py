@@ -27,6 +27,7 @@ def slurm(request: pytest.FixtureRequest) -> Iterator[Account]:
         partitions=("preempt",),
         python=sys.executable,
         folder=folder / "shared",
+        scratch=str(folder / "node's own"),
         slot_memory_bytes=4_000_000_000,
         usd_per_hour=1.0,
     )

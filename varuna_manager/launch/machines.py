@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from spottrain.cloud.data.request import to_json
@@ -17,6 +19,7 @@ from spottrain.cloud.ssh.transport.hosts import Payload, Published
 from spottrain.storage.store import child_url, is_object_url, is_url
 from spottrain.varuna_manager.config.data import data_requests
 from spottrain.varuna_manager.config.job import JobConfig
+from spottrain.varuna_manager.config.slurm import SlurmConfig
 from spottrain.varuna_manager.config.ssh import environment_of
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.follow import uid_of
@@ -55,17 +58,38 @@ def open_provider(job: JobDir) -> CloudProvider:
 
         return providers.rent(job, config.clouds, config.resources.span, payload)
     if config.resources.provider == "slurm":
-        from spottrain.cloud.slurm.provider import SlurmProvider
-
-        settings = config.slurm.settings(uses_gpus=config.device != "cpu")
-        return SlurmProvider(
-            job.cloud, uid_of(job), settings, replace(payload, notices={"kind": "slurm"})
-        )
+        payload = replace(payload, notices={"kind": "slurm"})
+        uses_gpus = config.device != "cpu"
+        return open_slurm(config.slurm, job.cloud, uid_of(job), payload, uses_gpus=uses_gpus)
     from spottrain.cloud.ssh.hosts.provider import SshProvider
 
     return SshProvider(
         job.cloud, job.name, config.ssh.fleet(uses_gpus=config.device != "cpu"), payload
     )
+
+
+def open_slurm(
+    slurm: SlurmConfig,
+    folder: Path,
+    uid: str,
+    payload: Payload | None = None,
+    *,
+    uses_gpus: bool = True,
+) -> CloudProvider:
+    """Return a cluster as a provider.
+
+    Args:
+        slurm: Its section of the job file.
+        folder: The job's cloud folder.
+        uid: The job's unique id.
+        payload: What each VM gets; None: nothing is launched.
+        uses_gpus: False: slots are CPU slots.
+    """
+    # Not above: paramiko takes longer to import than most commands run.
+    from spottrain.cloud.slurm.provider import SlurmProvider
+
+    settings = slurm.settings(uses_gpus=uses_gpus)
+    return SlurmProvider(folder, uid, settings, payload or Payload(workdir=Path(os.devnull)))
 
 
 def _wheels(config: JobConfig) -> str:
