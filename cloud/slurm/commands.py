@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 import socket
@@ -66,6 +67,23 @@ def would_take(settings: SlurmSettings, partition: str) -> str:
     said = _run([*argv, "--test-only"], "#!/bin/sh\n").stderr
     found = re.search(r"to start at (\S+)", said)
     return f"would start a job at {found[1]}" if found else "takes jobs"
+
+
+def check_address(settings: SlurmSettings) -> None:
+    """Check that agents can be served at this machine's address.
+
+    Raises:
+        CloudError: the address is not known, or one of the whole world.
+    """
+    address = settings.address or own_address()
+    try:
+        is_public = ipaddress.ip_address(address).is_global
+    except ValueError as error:
+        raise MisconfiguredError(f"slurm.address: {error}; give an IP address") from error
+    if is_public:
+        raise MisconfiguredError(
+            f"slurm.address: {address} is public; give this machine's address in the nodes' network"
+        )
 
 
 def make_folder(folder: Path) -> None:

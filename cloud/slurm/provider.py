@@ -10,6 +10,7 @@ from __future__ import annotations
 import getpass
 import json
 import logging
+import math
 import re
 import shutil
 import tarfile
@@ -61,6 +62,10 @@ _PATIENCE_S = 100.0
 """Time limit of one call to start an agent; the next call continues to wait."""
 _UNSTARTED_S = 1800.0
 """A batch job whose agent was never started ends after this time, besides setup and data."""
+_LISTED_S = 2.0
+"""How old a list may be: administrators ask not to call ``squeue`` all the time."""
+_PARTITIONS_S = 60.0
+_NEVER: tuple[float, list[queue.BatchJob]] = -math.inf, []
 _ID = re.compile(r"slurm\.(\d+)")
 
 
@@ -92,6 +97,12 @@ class SlurmProvider(port.CloudProvider):
         self._starters = ThreadPoolExecutor(_STARTERS, "slurm-start")
         self._relay: tuple[tuple[str, int], Relay] | None = None
         self._own_address = settings.address
+        self._submitted: set[str] = set()
+        """Tokens of batch jobs; Slurm forgets those that have ended."""
+        self._seen: tuple[float, list[queue.BatchJob]] = _NEVER
+        """The queue, and when it was asked for (monotonic)."""
+        self._up: tuple[float, set[str]] = 0.0, set()
+        """The partitions that take jobs, and when that was asked for."""
 
     # --- The cloud port ------------------------------------------------------------
 
@@ -100,11 +111,13 @@ class SlurmProvider(port.CloudProvider):
 
         How many of its nodes are idle is no bound: who asks for more waits in its queue.
         """
-        asked = ["sinfo", "--noheader", "--format=%R|%a"]
-        rows = (line.split("|") for line in commands.run(asked).splitlines())
-        up = {name for name, state in rows if state == "up"}
         now_s = time.time()
-        return tuple(self._offer(name, now_s) for name in self._settings.partitions if name in up)
+        if now_s - self._up[0] > _PARTITIONS_S:
+            asked = ["sinfo", "--noheader", "--format=%R|%a"]
+            rows = (line.split("|") for line in commands.run(asked).splitlines())
+            self._up = now_s, {name for name, state in rows if state == "up"}
+        wanted = self._settings.partitions
+        return tuple(self._offer(name, now_s) for name in wanted if name in self._up[1])
 
     def launch(self, request: port.LaunchRequest) -> port.LaunchResult:
         """Submit batch jobs; see ``CloudProvider.launch``.
@@ -114,7 +127,7 @@ class SlurmProvider(port.CloudProvider):
         """
         jobs = self._of_launch(request)
         if len(jobs) < request.count:
-            self._submit(request, {job.tags[queue.TOKEN] for job in jobs})
+            self._submit(request, self._submitted | {job.tags[queue.TOKEN] for job in jobs})
         end_s = time.monotonic() + _START_S
         while True:
             jobs = self._of_launch(request)
@@ -127,8 +140,8 @@ class SlurmProvider(port.CloudProvider):
         if waiting:
             why = ", ".join(sorted({vm.why for vm in waiting}))
             raise QueuedError(
-                f"{counted(len(waiting), 'batch job')} waits in partition "
-                f"{request.offer.zone}: {why}",
+                f"partition {request.offer.zone}: {counted(len(waiting), 'batch job')} in the "
+                f"queue: {why}",
                 _ASK_AGAIN_S,
             )
         if not jobs:
@@ -142,7 +155,9 @@ class SlurmProvider(port.CloudProvider):
 
         Batch jobs that have ended are listed for MinJobAge (slurm.conf), usually 300 s.
         """
-        ours = [one for one in self._queue() if self._is_ours(one, job)]
+        if time.monotonic() - self._seen[0] > _LISTED_S:
+            self._queue()
+        ours = [one for one in self._seen[1] if self._is_ours(one, job)]
         return tuple(self._vm(one) for one in ours)
 
     def terminate(self, vm_ids: Collection[str]) -> None:
@@ -151,6 +166,7 @@ class SlurmProvider(port.CloudProvider):
         live = {job.number for job in self._queue() if job.state is not port.VmState.TERMINATED}
         if numbers := [number for number in found if int(number) in live]:
             commands.run(["scancel", *numbers])
+            self._seen = _NEVER
 
     def start_agent(self, vm_id: str, bootstrap: port.AgentBootstrap) -> Sequence[port.StartStep]:
         """Bring the job to a node and start the agent there, in its batch job.
@@ -228,7 +244,11 @@ class SlurmProvider(port.CloudProvider):
     # --- Slurm ------------------------------------------------------------------------
 
     def _queue(self) -> list[queue.BatchJob]:
-        return queue.parse_queue(commands.run(queue.queue_argv(self._user)))
+        """Return all batch jobs of this user that are VMs of ours."""
+        asked_s = time.monotonic()
+        found = queue.parse_queue(commands.run(queue.queue_argv(self._user)))
+        self._seen = asked_s, found
+        return found
 
     def _is_ours(self, found: queue.BatchJob, job: str) -> bool:
         return found.tags[tags.JOB] == job and found.tags.get(tags.UID) == self._uid
@@ -270,6 +290,7 @@ class SlurmProvider(port.CloudProvider):
             comment = {**marks, queue.TOKEN: token}
             argv = queue.launch_argv(settings, self._folder, request.offer.zone, name, comment)
             commands.run(argv, script)
+            self._submitted.add(token)
 
     def _address(self) -> str:
         """Return this machine's address for the nodes."""

@@ -47,7 +47,9 @@ def test_what_finds_no_free_node_waits_and_starts_by_itself(here: Account, clust
     other = cluster.occupy("urgent", NODES - 1)
     provider = here.connect()
     request = here.launch_request(provider.offers()[0], 2)
-    with pytest.raises(QueuedError, match="1 batch job waits in partition preempt: ") as refusal:
+    with pytest.raises(
+        QueuedError, match="partition preempt: 1 batch job in the queue: "
+    ) as refusal:
         provider.launch(request)
     assert refusal.value.retry_after_s > 0
     assert sorted(states(provider).values()) == [VmState.QUEUED, VmState.RUNNING]

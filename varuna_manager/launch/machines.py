@@ -153,8 +153,9 @@ def _check_slurm(config: JobConfig) -> list[str]:
     Raises:
         CloudError: None of them would take the job's batch jobs; the first one's error.
     """
-    from spottrain.cloud.slurm.commands import would_take
+    from spottrain.cloud.slurm.commands import check_address, would_take
 
+    check_address(config.slurm.settings())
     found, wrong = [], list[CloudError]()
     for name in config.slurm.partitions:
         try:
