@@ -50,8 +50,6 @@ logger = logging.getLogger(__name__)
 
 CLOUD = "slurm"
 """Name of cloud and region in offers; zones are partitions."""
-_START_S = 10.0
-"""How long a launch waits for its batch jobs to begin before it says that they are queued."""
 _LOOK_S = 0.5
 _ASK_AGAIN_S = 30.0
 """Time between two questions for a launch that waits in the queue."""
@@ -80,6 +78,8 @@ class SlurmProvider(port.CloudProvider):
     """
 
     name = CLOUD
+    start_s = 60.0
+    """How long a launch waits for its batch jobs to run; then it says that they are queued."""
 
     def __init__(
         self, state_dir: Path, uid: str, settings: SlurmSettings, payload: Payload
@@ -128,7 +128,7 @@ class SlurmProvider(port.CloudProvider):
         jobs = self._of_launch(request)
         if len(jobs) < request.count:
             self._submit(request, self._submitted | {job.tags[queue.TOKEN] for job in jobs})
-        end_s = time.monotonic() + _START_S
+        end_s = time.monotonic() + self.start_s
         while True:
             jobs = self._of_launch(request)
             vms = tuple(self._vm(job) for job in jobs)
@@ -176,17 +176,15 @@ class SlurmProvider(port.CloudProvider):
             SetupError: the user's setup failed there.
             CloudError: it is not ready yet, and is waited for.
         """
-        connection = self._connection_of(vm_id)
         with self._lock:
             start = self._starts.get(vm_id)
             if start is None or start.done():
-                start = self._starters.submit(self._start, connection, vm_id, bootstrap)
+                start = self._starters.submit(self._start, vm_id, bootstrap)
                 self._starts[vm_id] = start
         try:
             return start.result(_PATIENCE_S)
         except FutureTimeoutError as error:
-            place = connection.host.place
-            raise CloudError(f"{place}: is not ready yet, and is waited for") from error
+            raise CloudError(f"{vm_id}: is not ready yet, and is waited for") from error
 
     # --- What else a manager needs --------------------------------------------------
 
@@ -351,18 +349,18 @@ class SlurmProvider(port.CloudProvider):
         return self._folder / vm_id.removeprefix("slurm.")
 
     def _connection_of(self, vm_id: str) -> _Connection:
-        """Return the connection to a VM's node, once the VM runs.
+        """Return the connection to a VM's node, once its batch script runs.
 
         Raises:
             VmNotFoundError: it has ended.
-            CloudError: it does not run yet.
         """
-        job = next((job for job in self._queue() if job.vm_id == vm_id), None)
-        if job is None or job.state in (port.VmState.STOPPING, port.VmState.TERMINATED):
-            raise VmNotFoundError(f"VM {vm_id} has ended" if job else f"VM {vm_id} is unknown")
-        address = self._address_of(vm_id)
-        if not address:
-            raise CloudError(f"VM {vm_id}: its batch script has not begun")
+        while True:
+            job = next((job for job in self._queue() if job.vm_id == vm_id), None)
+            if job is None or job.state in (port.VmState.STOPPING, port.VmState.TERMINATED):
+                raise VmNotFoundError(f"VM {vm_id} {'has ended' if job else 'is unknown'}")
+            if address := self._address_of(vm_id):
+                break
+            time.sleep(_LOOK_S)
         with self._lock:
             if vm_id not in self._connections:
                 settings = self._settings
@@ -377,12 +375,11 @@ class SlurmProvider(port.CloudProvider):
                 self._connections[vm_id] = _Connection(host, session)
             return self._connections[vm_id]
 
-    def _start(
-        self, connection: _Connection, vm_id: str, bootstrap: port.AgentBootstrap
-    ) -> tuple[port.StartStep, ...]:
+    def _start(self, vm_id: str, bootstrap: port.AgentBootstrap) -> tuple[port.StartStep, ...]:
         def announce() -> None:
             self.serve(bootstrap.manager_url)
 
+        connection = self._connection_of(vm_id)
         try:
             memory, log = self._memory, StartLog()
             started = bring_up(connection, vm_id, bootstrap, announce, self._payload, memory, log)

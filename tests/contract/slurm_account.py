@@ -30,6 +30,7 @@ def slurm(request: pytest.FixtureRequest) -> Iterator[Account]:
         scratch=str(folder / "node's own"),
         slot_memory_bytes=4_000_000_000,
         usd_per_hour=1.0,
+        time_limit="2:00:00",
     )
     payload = Payload(workdir=empty_workdir(folder))
 

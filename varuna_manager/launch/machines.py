@@ -156,7 +156,7 @@ def _check_slurm(config: JobConfig) -> list[str]:
     from spottrain.cloud.slurm.commands import check_address, would_take
 
     check_address(config.slurm.settings())
-    found, wrong = [], list[CloudError]()
+    found, wrong = list[str](), list[CloudError]()
     for name in config.slurm.partitions:
         try:
             found.append(f"partition {name}: {would_take(config.slurm.settings(), name)}")

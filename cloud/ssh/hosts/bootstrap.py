@@ -44,7 +44,9 @@ _MUST_MATCH = ("machine", "python", "torch", "cuda", "nccl")
 class Connection(Protocol):
     """What is known of a host, and how it is asked."""
 
-    host: Host
+    @property
+    def host(self) -> Host:
+        """The host."""
 
     def session(self) -> Calls:
         """Return the connection to its host agent, opened if needed."""
