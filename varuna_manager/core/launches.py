@@ -160,7 +160,7 @@ def launch_refused(transition: Transition, event: e.LaunchRefused) -> None:
         transition.put_intent(replace(intent, retry_at_s=retry_at_s))
         return  # it is told by what the cloud lists
     transition.log(f"no VM from {intent.offer.zone}: {event.reason}")
-    if event.refusal in ("queued", "throttled") or event.refusal == "unknown":
+    if event.refusal == "queued" or event.refusal == "throttled" or event.refusal == "unknown":
         pause_s = event.retry_after_s
         if intent.is_abandoned:
             pause_s = SETTLE_S
