@@ -9,6 +9,7 @@ CloudError              unknown: never read as "no capacity"
 │   └── LoginExpiredError   read the login anew: a person may have renewed it
 ├── MisconfiguredError  a requested resource does not exist or fit: tell the user
 ├── ThrottledError      wait ``retry_after_s``
+│   └── QueuedError         what was asked for waits for its turn: ask again, or withdraw it
 └── VmNotFoundError     the VM is unknown or has ended
 """
 
@@ -67,6 +68,10 @@ class ThrottledError(CloudError):
     def __init__(self, message: str, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class QueuedError(ThrottledError):
+    """VMs of the launch wait in the cloud's queue; ``list_vms`` has them, too."""
 
 
 class VmNotFoundError(CloudError):

@@ -17,6 +17,8 @@ from spottrain.units import counted
 class VmState(StrEnum):
     """State of a VM, as its cloud reports it."""
 
+    QUEUED = "queued"
+    """Asked for, and no VM yet: it waits in its cloud's queue, and costs nothing."""
     STARTING = "starting"
     RUNNING = "running"
     STOPPING = "stopping"
@@ -25,7 +27,7 @@ class VmState(StrEnum):
     @property
     def is_alive(self) -> bool:
         """True until the VM begins to end."""
-        return self in (VmState.STARTING, VmState.RUNNING)
+        return self in (VmState.QUEUED, VmState.STARTING, VmState.RUNNING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +89,8 @@ class Vm:
     """Seconds since the epoch; billing starts here."""
     ended_at_s: float | None = None
     """When billing ended."""
+    why: str = ""
+    """What its cloud says of a VM that waits or has ended: why; empty: nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,9 @@ from tests.contract.real_account import (
     wanted,
 )
 from tests.contract.rented_account import aws_over_ssh
+from tests.contract.slurm_account import slurm
 from tests.contract.ssh_account import ssh
+from tests.fakes.slurm import WHY_NO_SLURM, Slurm, a_slurm
 from tests.fakes.sshd import WHY_NOT
 from tests.tiers import PARTS
 
@@ -29,6 +31,7 @@ PROVIDERS: dict[str, Callable[[pytest.FixtureRequest], Iterator[Account]]] = {
     "gcp over ssh": gcp_over_ssh,
     "local": local,
     "multi": multi,
+    "slurm": slurm,
     "ssh": ssh,
 }
 """A new provider adds itself here: how to set up and take down an account."""
@@ -37,6 +40,7 @@ ALWAYS = "ssh"
 
 _OWN_CRASHES = "a process of this machine: tests/unit/cloud/local kills it instead"
 _OVER_SSH = "agents are brought to it over SSH by whoever wraps it: cloud.ssh"
+_QUEUE = "what finds no free node waits: test_slurm.py"
 _STOCK = "how many machines a real cloud has is not ours to say"
 _LINE = "the line to a real cloud cannot be cut: the fakes' is"
 ON_A_REAL_ACCOUNT: dict[str, str] = {
@@ -63,8 +67,19 @@ EXEMPT: dict[tuple[str, str], str] = {
     ("test_a_crash_at_any_request_rents_nothing_twice", "ssh"): (
         "claims lie on the hosts: tests/integration/test_ssh_provider.py"
     ),
+    ("test_a_launch_of_more_than_there_are_gives_what_there_is", "slurm"): _QUEUE,
+    ("test_a_launch_without_machines_is_no_capacity", "slurm"): _QUEUE,
+    ("test_a_crash_at_any_request_rents_nothing_twice", "slurm"): (
+        "its line is Slurm's own commands: test_slurm.py cuts them"
+    ),
 }
 """(test, provider) -> why it need not hold there."""
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    with a_slurm(tmp_path_factory.mktemp("slurm") / "cluster") as running:
+        yield running
 
 
 @pytest.fixture(scope="session")
@@ -133,8 +148,8 @@ def unexcused(test: str, provider: str, reason: str) -> bool:
         provider: What it is run over, empty for nothing.
         reason: Why it was skipped.
     """
-    if WHY_NOT and WHY_NOT in reason:
-        return False  # there is no OpenSSH server on this machine
+    if any(why and why in reason for why in (WHY_NOT, WHY_NO_SLURM)):
+        return False  # there is no OpenSSH server, or no Slurm, on this machine
     return (test, provider) not in EXEMPT
 
 

@@ -111,7 +111,7 @@ def _of_job(config: JobConfig) -> Iterator[Result]:
     (provider,) = config.resources.providers
     check = Check(what="machines", run=lambda: machines.check_machines(config)[0])
     yield _required(provider, _finding(check))
-    if provider == "ssh":
+    if provider in ("ssh", "slurm"):
         yield _advised("here", _traffic(config))
 
 

@@ -15,10 +15,10 @@ from rich.table import Table
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import (
+    CloudProvider,
     Vm,
     VmState,
 )
-from spottrain.cloud.process.child import ChildProvider
 from spottrain.errors import ConfigError
 from spottrain.eventlog.journal import JournalError
 from spottrain.units import counted
@@ -36,12 +36,15 @@ from spottrain.varuna_manager.config.clouds import (
     GcpConfig,
 )
 from spottrain.varuna_manager.config.job import load_config
+from spottrain.varuna_manager.config.slurm import SlurmConfig
 from spottrain.varuna_manager.format import age, dollars
 from spottrain.varuna_manager.jobs.folder import job_dir
 from spottrain.varuna_manager.jobs.follow import uid_of
+from spottrain.varuna_manager.launch.machines import open_slurm
 from spottrain.varuna_manager.launch.providers import open_cloud
 from spottrain.varuna_manager.reporting.columns import columns
 
+Asked = AnyCloud | SlurmConfig
 SCHEMA_VERSION = 1
 _CLOUDS: dict[str, AnyCloud] = {
     "aws": AwsConfig(),
@@ -105,17 +108,20 @@ def gc(
         raise typer.Exit(CloudError.exit_code)
 
 
-def _chosen_clouds(file: Path | None, names: Sequence[str] | None) -> dict[str, AnyCloud]:
+def _chosen_clouds(file: Path | None, names: Sequence[str] | None) -> dict[str, Asked]:
     """Return the clouds to ask, by name."""
-    clouds = _CLOUDS
+    clouds: dict[str, Asked] = {**_CLOUDS}
     if file is not None:
         config = load_config(file)
-        if not config.clouds:
+        if config.resources.provider == "slurm":
+            clouds = {"slurm": config.slurm}
+        elif not config.clouds:
             raise ConfigError(
                 f"{file.name}: resources.provider: nothing is rented from "
                 f"{config.resources.provider}; name a job file with a cloud"
             )
-        clouds = {cloud.cloud: cloud for cloud in config.clouds}
+        else:
+            clouds = {cloud.cloud: cloud for cloud in config.clouds}
     for name in names or ():
         if name not in clouds:
             raise ConfigError(f"--cloud must be one of {', '.join(clouds)}: got {name}")
@@ -139,14 +145,26 @@ class Scope:
         return ours and _is_known(vm) and not is_kept(vm, orphans)
 
 
-def sweep(cloud: AnyCloud, scope: Scope, yes: bool) -> tuple[list[Vm], list[str]]:
+def _open(cloud: Asked, name: str = "gc", uid: str = "") -> CloudProvider:
+    """Return the provider of an account.
+
+    Args:
+        name: Of a job.
+        uid: Its unique id.
+    """
+    if isinstance(cloud, SlurmConfig):
+        return open_slurm(cloud, job_dir(name).cloud, uid)
+    return open_cloud(cloud, uid=uid, everywhere=True)
+
+
+def sweep(cloud: Asked, scope: Scope, yes: bool) -> tuple[list[Vm], list[str]]:
     """Return the orphans of one cloud, and what failed; with ``yes``, those that were
     terminated.
 
     Raises:
         CloudError: the cloud cannot be asked.
     """
-    provider = open_cloud(cloud, everywhere=True)
+    provider = _open(cloud)
     try:
         orphans = list(_orphans(provider, scope))
     finally:
@@ -165,7 +183,7 @@ def sweep(cloud: AnyCloud, scope: Scope, yes: bool) -> tuple[list[Vm], list[str]
         if _is_managed(name, uid):
             continue
         # The same provider for both: lists lag behind, and it knows what it has terminated.
-        provider = open_cloud(cloud, uid=uid, everywhere=True)
+        provider = _open(cloud, name, uid)
         try:
             provider.terminate([vm.vm_id for vm in lost])
             returned += lost
@@ -216,7 +234,7 @@ def is_kept(vm: Vm, vms: Collection[Vm]) -> bool:
     )
 
 
-def _orphans(provider: ChildProvider, scope: Scope) -> Iterator[Vm]:
+def _orphans(provider: CloudProvider, scope: Scope) -> Iterator[Vm]:
     us = "" if scope.all_owners else provider.principal()
     for vm in provider.list_all():
         wanted = not scope.jobs or vm.job in scope.jobs

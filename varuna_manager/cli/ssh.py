@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
+import shutil
+import sys
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -34,8 +36,20 @@ def ssh(name: NameArgument, vm: VmArgument = None, command: CommandArgument = No
     The VM must prove its identity with its host key. The exit code is that of ssh.
     """
     job = find(name)
-    argv = ssh_argv(job, choose_vm(job, vm), command or [])
-    os.execv(ssh_program(), argv)
+    vm_id = choose_vm(job, vm)
+    if job.config().resources.provider == "slurm":
+        _exec_srun(vm_id, command or [])
+    os.execv(ssh_program(), ssh_argv(job, vm_id, command or []))
+
+
+def _exec_srun(vm_id: str, command: list[str]) -> NoReturn:
+    """Become a step of a batch job, with a terminal."""
+    if (program := shutil.which("srun")) is None:
+        raise ConfigError("no srun command found; run this on a login node of the cluster")
+    job_id = vm_id.removeprefix("slurm.")
+    step = ["srun", "--overlap", f"--jobid={job_id}", "--nodes=1", "--ntasks=1", "--mem=0"]
+    terminal = ["--pty"] if sys.stdin.isatty() else []
+    os.execv(program, [*step, *terminal, *(command or ["bash", "-l"])])
 
 
 def choose_vm(job: JobDir, wanted: str | None) -> str:

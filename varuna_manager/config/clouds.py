@@ -38,7 +38,7 @@ from spottrain.wire.messages import DeviceChoice
 from spottrain.wire.model import Precision
 
 CloudName = Literal["aws", "azure", "gcp"]
-Provider = Literal["local", "ssh"] | CloudName | tuple[CloudName, ...]
+Provider = Literal["local", "ssh", "slurm"] | CloudName | tuple[CloudName, ...]
 DISK_GIB = 200
 """Size of a VM's disk where the job file gives none."""
 Name = Annotated[str, Field(min_length=1)]
@@ -52,14 +52,14 @@ def provider_of(value: Any) -> Any:
         ValueError: It is not a provider.
     """
     clouds = get_args(CloudName)
-    if value in ("local", "ssh", *clouds):
+    if value in ("local", "ssh", "slurm", *clouds):
         return value
     if isinstance(value, list | tuple) and value and all(v in clouds for v in value):
         if len(set(value)) < len(value):
             raise ValueError(f"must name each cloud once: got {', '.join(value)}")
         return tuple(value) if len(value) > 1 else value[0]
     raise ValueError(
-        "must be local, ssh, aws, azure or gcp, or a list of clouds such as [aws, gcp]: "
+        "must be local, ssh, slurm, aws, azure or gcp, or a list of clouds such as [aws, gcp]: "
         f"got {value!r}"
     )
 

@@ -219,9 +219,9 @@ def check_data(data: Mapping[str, DataConfig], providers: Sequence[str]) -> None
                 "mount it yourself and give its path"
             )
         path = one.local_path
-        if path is not None and provider not in ("local", "ssh"):
+        if path is not None and provider not in ("local", "ssh", "slurm"):
             raise ValueError(f"{where}: VMs of {provider} do not have {path}; give a url or mount")
-        if path is not None and provider == "ssh" and path[0] not in "/~":
+        if path is not None and provider in ("ssh", "slurm") and path[0] not in "/~":
             raise ValueError(f"{where}: path must be absolute on the hosts: got {path}")
 
 

@@ -64,6 +64,7 @@ from spottrain.varuna_manager.config.sections import (
     ResourcesConfig,
     RuntimeConfig,
 )
+from spottrain.varuna_manager.config.slurm import SlurmConfig, check_slurm
 from spottrain.varuna_manager.config.ssh import (
     SshConfig,
     Variable,
@@ -257,6 +258,7 @@ class JobConfig(Section):
     manager_vm: ManagerVmConfig = ManagerVmConfig()
     local: LocalConfig = LocalConfig()
     ssh: SshConfig = SshConfig()
+    slurm: SlurmConfig = SlurmConfig()
     aws: AwsConfig = AwsConfig()
     azure: AzureConfig = AzureConfig()
     gcp: GcpConfig = GcpConfig()
@@ -301,6 +303,10 @@ class JobConfig(Section):
         check_data(self.data, self.resources.providers)
         if self.resources.provider == "ssh":
             check_ssh(self.ssh, self.checkpoint.path, self.morphing.objective)
+        elif self.resources.provider == "slurm":
+            weighs = self.morphing.objective == "examples_per_dollar"
+            has_budget = (self.budget.max_usd or self.budget.max_usd_per_hour) is not None
+            check_slurm(self.slurm, self.checkpoint.path, needs_price=weighs or has_budget)
         elif self.clouds:
             check_named(self.clouds, self.checkpoint.path)
             for cloud in self.clouds:
@@ -333,6 +339,8 @@ class JobConfig(Section):
         (first, *_) = self.resources.providers
         if first == "local":
             return self.local.specs
+        if first == "slurm":
+            return self.slurm.specs(self.resources.max_vms)
         return self.ssh.specs if first == "ssh" else ()
 
     @property
@@ -351,6 +359,8 @@ class JobConfig(Section):
         if self.resources.provider == "ssh":
             gpus = [host.gpu_type for host in self.ssh.hosts]
             return tuple(0 if gpu is None else gpu.compute_capability for gpu in gpus)
+        if self.resources.provider == "slurm" and self.slurm.gpu_type is not None:
+            return (self.slurm.gpu_type.compute_capability,)
         machines = (kind for cloud in self._named_clouds() for kind in cloud.machines())
         return tuple(kind.gpu.compute_capability for kind in machines if kind.device == "gpu")
 

@@ -31,7 +31,7 @@ class ResourcesConfig(Section):
 
     provider: Annotated[Provider, BeforeValidator(provider_of)] = "local"
     """Where machines come from: `local` simulates a spot market on this machine, `ssh`
-    uses your own hosts, the others rent from that cloud; several as a list: `[aws,
+    uses your own hosts, `slurm` nodes of a cluster, the others rent from that cloud; several as a list: `[aws,
     gcp]`."""
     device: DeviceChoice = "auto"
     """What workers compute on: `gpu`, or `cpu` to rent machines without GPUs; `auto`:

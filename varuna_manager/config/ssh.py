@@ -72,6 +72,8 @@ VariableValue = Annotated[
     BeforeValidator(_text_of, json_schema_input_type=str | int | float | bool),
 ]
 """Its value: a text, or a number, true or false, which become text."""
+Gpu = Annotated[str, AfterValidator(_gpu)]
+"""The name of a kind of GPU of the catalogue."""
 Folder = Annotated[str, AfterValidator(_folder)]
 """A folder of spottrain's on a host."""
 
@@ -110,7 +112,7 @@ class SshHostConfig(Section):
     """Name of its type; hosts of one type must have the same values below."""
     slots: PositiveInt = 1
     """Number of workers: its GPUs, or shares of its CPU."""
-    gpu: Annotated[str, AfterValidator(_gpu)] | None = None
+    gpu: Gpu | None = None
     """Kind of its GPUs, such as A100-80GB (see `spottrain prices`), by which it is ranked;
     by default as its driver says once it is reached."""
     slot_memory_bytes: PositiveInt = 4_000_000_000

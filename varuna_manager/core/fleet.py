@@ -13,6 +13,7 @@ from spottrain.cloud.port.provider import Vm, VmState
 from spottrain.eventlog.changed import replace
 from spottrain.pricing.billing.budget import reserve_s
 from spottrain.pricing.ranking import cooldowns as cooling
+from spottrain.units import counted
 from spottrain.varuna_manager.core import generation as generations
 from spottrain.varuna_manager.core import rounds, spending
 from spottrain.varuna_manager.core.model import commands as c
@@ -37,7 +38,8 @@ BOOT_BOUND_S = 900.0
 """A VM whose supervisor is not ready by then is returned; the user's setup not counted."""
 RETRY_S = 5.0
 """Pause before a failed command is repeated."""
-_ENDING_STATES = (VmState.STOPPING, VmState.TERMINATED)
+_NO_VMS = (VmState.QUEUED, VmState.STOPPING, VmState.TERMINATED)
+"""Not yet, or no longer."""
 
 
 # --- The provider's list ------------------------------------------------------------------
@@ -60,6 +62,26 @@ def vms_listed(transition: Transition, event: e.VmsListed) -> None:
     for vm in event.vms:
         if vm.intent != tags.MANAGER:
             adopt(transition, vm)
+    _queued_listed(transition, event)
+
+
+def _queued_listed(transition: Transition, event: e.VmsListed) -> None:
+    """Note what waits in queues, and withdraw what no open intent wants."""
+    known = transition.state.fleet.vms
+    waiting = [vm for vm in event.vms if vm.state is VmState.QUEUED and vm.vm_id not in known]
+    for intent in tuple(transition.state.launches.intents.values()):
+        if event.cloud in ("", intent.offer.cloud):
+            queued = {vm.vm_id: vm.why for vm in waiting if vm.intent == intent.intent}
+            if queued.keys() - intent.queued.keys():
+                why = ", ".join(sorted(set(queued.values())))
+                transition.log(
+                    f"{intent.offer.zone}: {counted(len(queued), 'VM')} in the queue: {why}"
+                )
+            if queued != intent.queued:
+                transition.put_intent(replace(intent, queued=queued))
+    intents = transition.state.launches.intents
+    if unwanted := tuple(vm.vm_id for vm in waiting if vm.intent not in intents):
+        transition.emit(c.TerminateVms(vm_ids=unwanted))
 
 
 def _update(transition: Transition, record: VmRecord, vm: Vm, words: str) -> None:
@@ -70,17 +92,19 @@ def _update(transition: Transition, record: VmRecord, vm: Vm, words: str) -> Non
             transition.put_vm(record)
             transition.emit(c.StartAgent(vm_id=vm.vm_id))
         case VmState.STOPPING if record.phase is not VmPhase.RETURNING:
-            remove_vm(transition, record, _loss_reason(record), words)
+            remove_vm(transition, record, _loss_reason(record, vm), words)
         case VmState.TERMINATED:
-            remove_vm(transition, record, _loss_reason(record), words)
+            remove_vm(transition, record, _loss_reason(record, vm), words)
         case _:
             pass
 
 
-def _loss_reason(vm: VmRecord) -> str:
-    if vm.phase is VmPhase.RETURNING:
-        return vm.return_reason
-    noticed = vm.leaves_at_s is not None
+def _loss_reason(record: VmRecord, vm: Vm) -> str:
+    if record.phase is VmPhase.RETURNING:
+        return record.return_reason
+    if vm.why:
+        return vm.why
+    noticed = record.leaves_at_s is not None
     return "preempted with notice" if noticed else "preempted without notice"
 
 
@@ -91,7 +115,7 @@ def adopt(transition: Transition, vm: Vm) -> None:
     cloud still lists though it has taken it back; both are billed.
     """
     state = transition.state
-    if vm.vm_id in state.fleet.vms or vm.state in _ENDING_STATES:
+    if vm.vm_id in state.fleet.vms or vm.state in _NO_VMS:
         return
     intent = state.launches.intents.get(vm.intent)
     came = _order_of(transition, vm)

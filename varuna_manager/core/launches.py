@@ -11,7 +11,7 @@ from spottrain.varuna_manager.core import allocation, spending
 from spottrain.varuna_manager.core.fleet import adopt, return_vms
 from spottrain.varuna_manager.core.model import counters, records
 from spottrain.varuna_manager.core.model import events as e
-from spottrain.varuna_manager.core.model.commands import LaunchVms
+from spottrain.varuna_manager.core.model.commands import LaunchVms, TerminateVms
 from spottrain.varuna_manager.core.model.records import Intent, PriceChange
 from spottrain.varuna_manager.core.model.transition import Transition
 
@@ -155,8 +155,12 @@ def launch_refused(transition: Transition, event: e.LaunchRefused) -> None:
     intent = transition.state.launches.intents.get(event.intent)
     if intent is None:
         return
+    if event.refusal == "queued" and not intent.is_abandoned:
+        retry_at_s = transition.now_s + event.retry_after_s
+        transition.put_intent(replace(intent, retry_at_s=retry_at_s))
+        return  # it is told by what the cloud lists
     transition.log(f"no VM from {intent.offer.zone}: {event.reason}")
-    if event.refusal == "throttled" or event.refusal == "unknown":
+    if event.refusal == "queued" or event.refusal == "throttled" or event.refusal == "unknown":
         pause_s = event.retry_after_s
         if intent.is_abandoned:
             pause_s = SETTLE_S
@@ -175,11 +179,21 @@ def launch_refused(transition: Transition, event: e.LaunchRefused) -> None:
 def abandon(transition: Transition) -> None:
     """Ask for nothing again: VMs of calls without an answer are waited for, and returned."""
     for intent in transition.state.launches.intents.values():
-        if not intent.is_abandoned:
+        if intent.queued:
+            _withdraw(transition, intent)
+        elif not intent.is_abandoned:
             retry_at_s = intent.retry_at_s
             if retry_at_s is not None:  # else its call is under way
                 retry_at_s = transition.now_s + SETTLE_S
             transition.put_intent(replace(intent, retry_at_s=retry_at_s, is_abandoned=True))
+
+
+def _withdraw(transition: Transition, intent: Intent) -> None:
+    """Give an intent up whose VMs wait in a queue, and take them out of it."""
+    _close_intent(transition, intent.intent)
+    given_up = transition.state.launches.given_up | {intent.intent}
+    transition.put(replace(transition.state.launches, given_up=given_up))
+    transition.emit(TerminateVms(vm_ids=tuple(sorted(intent.queued))))
 
 
 def _is_hopeless(transition: Transition) -> bool:
@@ -238,6 +252,10 @@ def advance(transition: Transition) -> None:
         transition.wake(allocation.changes_at_s(state, state.market.offers))
     reason = "not in the region of the VMs that train"
     return_vms(transition, allocation.stranded_vms(state), reason)
+    for intent in reversed(tuple(state.launches.intents.values())):
+        if intent.queued and allocation.room(transition.state) < 0:
+            transition.log(f"{intent.intent}: no longer wanted, taken out of the queue")
+            _withdraw(transition, intent)
     for intent in transition.state.launches.intents.values():
         if intent.retry_at_s is None or not transition.waited_until(intent.retry_at_s):
             continue

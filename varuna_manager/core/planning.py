@@ -27,6 +27,7 @@ from spottrain.varuna_manager.core.model.state import (
     State,
     is_expecting,
     is_outdated,
+    only_queues,
 )
 from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.wire.model import Plan, Profile
@@ -313,7 +314,8 @@ def _is_enough(transition: Transition, vms: Sequence[records.VmRecord]) -> bool:
     if len(vms) < state.job.resources.min_vms:
         return False
     cold = not any(vm.used_slots for vm in vms)
-    coming = is_expecting(state) or any(vm.is_coming for vm in state.fleet.vms.values())
+    coming = any(vm.is_coming for vm in state.fleet.vms.values())
+    coming = coming or (is_expecting(state) and not only_queues(state))
     if not (cold and coming):
         return True
     first_s = min(vm.ready_at_s or state.now_s for vm in vms)

@@ -60,7 +60,7 @@ from spottrain.varuna_manager.core.model import records
 from spottrain.varuna_manager.core.model.commands import Command, SetTimer
 from spottrain.varuna_manager.core.model.errors import InternalError
 from spottrain.varuna_manager.core.model.recent import with_event
-from spottrain.varuna_manager.core.model.state import JobPhase, State
+from spottrain.varuna_manager.core.model.state import JobPhase, State, queued
 from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.wire.messages import MinibatchCommitted
 
@@ -426,12 +426,20 @@ def _waiting(state: State) -> str:
     if coming:
         waiting_for.append(f"{counted(coming, 'VM')} to boot")
     if asked:
-        waiting_for.append(f"{counted(asked, 'VM')} to be rented")
+        waiting_for.append(f"{counted(asked, 'VM')} to be rented{_in_queues(state)}")
     if not waiting_for:
         waiting_for.append(_capacity(state))
     answer = state.training.answer
     why = f" ({answer.why_not})" if usable and answer and answer.why_not else ""
     return f"waiting for {' and '.join(waiting_for)}{why}"
+
+
+def _in_queues(state: State) -> str:
+    """Return how many of the VMs asked for wait in queues, and why."""
+    waiting = queued(state)
+    if not waiting:
+        return ""
+    return f" ({len(waiting)} in the queue: {', '.join(sorted(set(waiting.values())))})"
 
 
 def _capacity(state: State) -> str:

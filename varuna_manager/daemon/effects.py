@@ -66,6 +66,7 @@ _REFUSALS: dict[type[CloudError], e.RefusalKind] = {
     errors.LoginExpiredError: "auth",
     errors.MisconfiguredError: "misconfigured",
     errors.ThrottledError: "throttled",
+    errors.QueuedError: "queued",
 }
 
 P = ParamSpec("P")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from spottrain.cloud.data.request import to_json
 from spottrain.cloud.local.provider import LocalProvider
+from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import (
     CloudProvider,
     Offer,
@@ -15,8 +19,10 @@ from spottrain.cloud.ssh.transport.hosts import Payload, Published
 from spottrain.storage.store import child_url, is_object_url, is_url
 from spottrain.varuna_manager.config.data import data_requests
 from spottrain.varuna_manager.config.job import JobConfig
+from spottrain.varuna_manager.config.slurm import SlurmConfig
 from spottrain.varuna_manager.config.ssh import environment_of
 from spottrain.varuna_manager.jobs.folder import JobDir
+from spottrain.varuna_manager.jobs.follow import uid_of
 from spottrain.varuna_manager.launch.submit import (
     check_budget,
 )
@@ -51,11 +57,39 @@ def open_provider(job: JobDir) -> CloudProvider:
         from spottrain.varuna_manager.launch import providers
 
         return providers.rent(job, config.clouds, config.resources.span, payload)
+    if config.resources.provider == "slurm":
+        payload = replace(payload, notices={"kind": "slurm"})
+        uses_gpus = config.device != "cpu"
+        return open_slurm(config.slurm, job.cloud, uid_of(job), payload, uses_gpus=uses_gpus)
     from spottrain.cloud.ssh.hosts.provider import SshProvider
 
     return SshProvider(
         job.cloud, job.name, config.ssh.fleet(uses_gpus=config.device != "cpu"), payload
     )
+
+
+def open_slurm(
+    slurm: SlurmConfig,
+    folder: Path,
+    uid: str,
+    payload: Payload | None = None,
+    *,
+    uses_gpus: bool = True,
+) -> CloudProvider:
+    """Return a cluster as a provider.
+
+    Args:
+        slurm: Its section of the job file.
+        folder: The job's cloud folder.
+        uid: The job's unique id.
+        payload: What each VM gets; None: nothing is launched.
+        uses_gpus: False: slots are CPU slots.
+    """
+    # Not above: paramiko takes longer to import than most commands run.
+    from spottrain.cloud.slurm.provider import SlurmProvider
+
+    settings = slurm.settings(uses_gpus=uses_gpus)
+    return SlurmProvider(folder, uid, settings, payload or Payload(workdir=Path(os.devnull)))
 
 
 def _wheels(config: JobConfig) -> str:
@@ -99,6 +133,8 @@ def check_machines(
         offers, found = preflight.before_launch(config.clouds, config.resources.max_vms)
         check_budget(config, offers)
         return [*found, *lines, _when_asleep(config, on_vm)], tuple(offers)
+    if config.resources.provider == "slurm":
+        return [*_check_slurm(config), _when_asleep(config)], None
     from spottrain.cloud.ssh.hosts.bootstrap import check_hosts
 
     lines = check_hosts(
@@ -109,6 +145,26 @@ def check_machines(
         device=config.device,
     )
     return [*lines, _when_asleep(config)], None
+
+
+def _check_slurm(config: JobConfig) -> list[str]:
+    """Return what a cluster says of its partitions.
+
+    Raises:
+        CloudError: None of them would take the job's batch jobs; the first one's error.
+    """
+    from spottrain.cloud.slurm.commands import check_address, would_take
+
+    check_address(config.slurm.settings())
+    found, wrong = list[str](), list[CloudError]()
+    for name in config.slurm.partitions:
+        try:
+            found.append(f"partition {name}: {would_take(config.slurm.settings(), name)}")
+        except CloudError as error:
+            wrong.append(error)
+    if not found:
+        raise wrong[0]
+    return [*map(str, wrong), *found]
 
 
 def _when_asleep(config: JobConfig, on_vm: bool = False) -> str:

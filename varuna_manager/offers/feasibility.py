@@ -75,7 +75,7 @@ def predict(
         None if there is nothing to report: the job has no limits, a budget that is not
         known to be too small, or hosts of its own.
     """
-    if config.resources.provider == "ssh":
+    if config.resources.provider in ("ssh", "slurm"):
         return None
     offers = own_offers(config, time.time()) if offers is None else offers
     state = state_as_launched(config, facts, offers, profile)
@@ -153,7 +153,7 @@ def check_memory(config: JobConfig, facts: ModelFacts, offers: Sequence[Offer] |
         CapacityError: It fits on none.
     """
     offers = own_offers(config, time.time()) if offers is None else offers
-    if not offers or any(o.cloud == "ssh" or not o.gpu_memory_bytes for o in offers):
+    if not offers or any(o.cloud in ("ssh", "slurm") or not o.gpu_memory_bytes for o in offers):
         return
     best, ways = "", list[tuple[int, str]]()
     for offer in sorted(offers, key=lambda o: o.gpus * o.gpu_memory_bytes):

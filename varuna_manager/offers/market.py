@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from spottrain.cloud.port.facts import with_attached
 from spottrain.cloud.port.provider import Offer
+from spottrain.cloud.slurm.settings import INSTANCE_TYPE
 from spottrain.errors import ConfigError
 from spottrain.machine import cores, is_cpu
 from spottrain.pricing.prices.catalogue import GpuType, catalogue
@@ -109,16 +110,18 @@ def own_market(
     (provider,) = config.resources.providers
     markets = (True, False) if provider == "local" else (True,)
     found = []
-    gpus = {host.type: host.gpu or "" for host in config.ssh.hosts}
-    if provider != "ssh" or config.device == "cpu":
-        gpus = {}
+    gpus: dict[str, str] = {}
+    if provider == "ssh" and config.device != "cpu":
+        gpus = {host.type: host.gpu or "" for host in config.ssh.hosts}
+    if provider == "slurm" and config.device != "cpu":
+        gpus = {INSTANCE_TYPE: config.slurm.gpu or ""}
     for zone in config.zones:
         for spot in markets:
             usd = zone.spot_usd_per_hour if spot else zone.on_demand_usd_per_hour
             offer = Offer(
                 cloud=provider,
                 region=provider,
-                zone=zone.name if provider == "local" else provider,
+                zone=provider if provider == "ssh" else zone.name,
                 instance_type=zone.instance_type,
                 spot=spot,
                 usd_per_hour=usd,

@@ -94,7 +94,7 @@ def probe_job(config: JobConfig, kind: str) -> JobConfig:
         changes["local"] = _own_zones(config.local, kind)
     elif provider == "ssh":
         changes["ssh"] = _own_hosts(config.ssh, kind)
-    else:
+    elif provider != "slurm":  # its VMs are all of one type
         clouds = _rented(config, kind)
         changes |= clouds
         alone["provider"] = next(iter(clouds)) if len(clouds) == 1 else tuple(clouds)
@@ -155,7 +155,7 @@ def measured_before(config: JobConfig, probe: JobConfig, facts: ModelFacts) -> K
         probe: See ``probe_job``.
     """
     known = known_profiles(facts, config.loader_spec)
-    if "ssh" in config.resources.providers:
+    if not {"ssh", "slurm"}.isdisjoint(config.resources.providers):
         return None  # what its hosts compute on is not known from here
     gpus = {machine.gpu.name for cloud in probe.clouds for machine in cloud.machines()}
     here = "" if probe.clouds else devices_here(config).name

@@ -98,6 +98,7 @@ def status(state: states.State, managed: bool, at_s: float) -> dict[str, Any]:
         "plan": _present_plan(state),
         "move": None if state.fleet.move is None else move_view(state, state.fleet.move),
         "fleet": [_vm(state, vm) for vm in state.fleet.vms.values()],
+        "queued": states.queued(state),
         "safety": _safety(state),
         "exit_code": state.outcome.exit_code if state.outcome else None,
         "reason": state.outcome.reason if state.outcome else "",
@@ -469,4 +470,7 @@ def fleet_line(status: dict[str, Any]) -> str:
             counts["spare"] += 1
         else:
             counts[words.get(vm["phase"], vm["phase"])] += 1
+    if status["queued"]:
+        why = ", ".join(sorted(set(status["queued"].values())))
+        counts[f"queued ({why})"] = len(status["queued"])
     return ", ".join(f"{n} {word}" for word, n in counts.items()) or "no VMs"

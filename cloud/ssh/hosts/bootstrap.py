@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from spottrain.cloud.port import lease
 from spottrain.cloud.port.errors import CloudError, VmNotFoundError
@@ -17,8 +17,8 @@ from spottrain.cloud.port.provider import AgentBootstrap
 from spottrain.cloud.ssh.hosts.memory import HostMemory
 from spottrain.cloud.ssh.hosts.start_log import StartLog
 from spottrain.cloud.ssh.on_vm.package import Package, carries_obstore, package
-from spottrain.cloud.ssh.transport.connection import HostConnection
 from spottrain.cloud.ssh.transport.hosts import (
+    Calls,
     Host,
     MissingSoftwareError,
     Payload,
@@ -41,8 +41,22 @@ _NEEDED = ("torch", "numpy", "safetensors")
 _MUST_MATCH = ("machine", "python", "torch", "cuda", "nccl")
 
 
+class Connection(Protocol):
+    """What is known of a host, and how it is asked."""
+
+    @property
+    def host(self) -> Host:
+        """The host."""
+
+    def session(self) -> Calls:
+        """Return the connection to its host agent, opened if needed."""
+
+    def status(self) -> tuple[dict[str, Any] | None, str]:
+        """Return the claim on the host and its state; see ``HostAgent.status``."""
+
+
 def bring_up(
-    connection: HostConnection,
+    connection: Connection,
     vm_id: str,
     bootstrap: AgentBootstrap,
     announce: Callable[[], None],
@@ -114,7 +128,7 @@ def bring_up(
     return True
 
 
-def _check_lease(session: Session, log: StartLog) -> None:
+def _check_lease(session: Calls, log: StartLog) -> None:
     """Check that a VM would end itself without a manager.
 
     Raises:
@@ -127,17 +141,17 @@ def _check_lease(session: Session, log: StartLog) -> None:
             raise UnfitHostError(f"{session.host.place}: {wrong}")
 
 
-Deliver = Callable[[Session, str, str, bytes], str]
+Deliver = Callable[[Calls, str, str, bytes], str]
 """Brings an archive to a host and has it unpacked there: session, VM id, name of the
 folder, archive; returns where the host has it from."""
 
 
-def _send(session: Session, vm_id: str, name: str, archive: bytes) -> str:
+def _send(session: Calls, vm_id: str, name: str, archive: bytes) -> str:
     send(session, vm_id, name, archive)
     return "manager"
 
 
-def send(session: Session, vm_id: str, name: str, archive: bytes, keep: str = "") -> None:
+def send(session: Calls, vm_id: str, name: str, archive: bytes, keep: str = "") -> None:
     """Send an archive to a host and have it unpacked there.
 
     Args:
@@ -162,7 +176,7 @@ class _Preparation:
         log: Of the start.
     """
 
-    session: Session
+    session: Calls
     vm_id: str
     folder: str
     payload: Payload

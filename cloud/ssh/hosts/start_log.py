@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from spottrain.cloud.port.provider import StartStep
-from spottrain.cloud.ssh.transport.session import Session
+from spottrain.cloud.ssh.transport.hosts import Calls
 
 
 class StartLog:
@@ -42,7 +42,7 @@ class StartLog:
             self.add("boot", max(0.0, seconds))
 
     @contextlib.contextmanager
-    def step(self, name: str, session: Session) -> Iterator[list[str]]:
+    def step(self, name: str, session: Calls) -> Iterator[list[str]]:
         """Measure a step on a host; one that fails counts too.
 
         Yields:

@@ -38,7 +38,6 @@ from spottrain.cloud.ssh.rented.sharing import ArchiveSharing
 from spottrain.cloud.ssh.rented.vm import RentedVm, VmAccess
 from spottrain.cloud.ssh.transport import hosts
 from spottrain.cloud.ssh.transport.connection import HostConnection
-from spottrain.cloud.ssh.transport.session import Session
 from spottrain.cloud.ssh_keys import copy_key, key_file
 from spottrain.storage.store import is_object_url, parse_url
 from spottrain.units import counted
@@ -422,7 +421,7 @@ class RentedVmProvider(Wrapper):
         def announce() -> None:
             self._relays.announce_address(rented_vm, connection, manager)
 
-        def deliver(session: Session, vm_id: str, name: str, archive: bytes) -> str:
+        def deliver(session: hosts.Calls, vm_id: str, name: str, archive: bytes) -> str:
             return self._sharing.deliver(rented_vm, session, name, archive)
 
         return bring_up(

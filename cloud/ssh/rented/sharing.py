@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.ssh.hosts.bootstrap import send
 from spottrain.cloud.ssh.rented.vm import RentedVm
-from spottrain.cloud.ssh.transport.session import CALL_S, Session
+from spottrain.cloud.ssh.transport.hosts import Calls
+from spottrain.cloud.ssh.transport.session import CALL_S
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ class ArchiveSharing:
         self._lock = threading.Lock()
         self._copies: defaultdict[tuple[str, str], _Copies] = defaultdict(_Copies)
 
-    def deliver(self, rented_vm: RentedVm, session: Session, name: str, archive: bytes) -> str:
+    def deliver(self, rented_vm: RentedVm, session: Calls, name: str, archive: bytes) -> str:
         """Bring an archive to a VM and have it unpacked there.
 
         Args:
@@ -82,7 +83,7 @@ class ArchiveSharing:
             copies.vms.append(rented_vm)
         return "manager"
 
-    def _fetch(self, holder: RentedVm, session: Session, vm_id: str, name: str, digest: str) -> str:
+    def _fetch(self, holder: RentedVm, session: Calls, vm_id: str, name: str, digest: str) -> str:
         """Have a VM fetch an archive from another one; return why it could not."""
         connection = holder.connection
         if connection is None:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from spottrain.cloud.port.errors import AuthError, CloudError
@@ -96,6 +96,26 @@ class Host:
     def place(self) -> str:
         """Its name in errors."""
         return f"host {self.name} ({self.address}:{self.port})"
+
+
+class Calls(Protocol):
+    """A connection to a host agent (``on_vm.host_agent``), whatever carries it."""
+
+    @property
+    def host(self) -> Host:
+        """The host."""
+
+    @property
+    def private_address(self) -> str:
+        """Address of the host for the others."""
+
+    def call(self, operation: str, timeout_s: float = ..., **arguments: Any) -> Any:
+        """Return the result of an operation, as ``session.Session.call``."""
+
+    def unpack(
+        self, vm_id: str, name: str, archive: bytes, timeout_s: float, keep: str = ""
+    ) -> None:
+        """Have an archive unpacked on the host, as ``session.Session.unpack``."""
 
 
 CLAIM_S = 1800.0

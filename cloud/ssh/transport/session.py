@@ -245,18 +245,13 @@ class Session:
                 if waiting is None:
                     continue  # its call has timed out
                 if "error" in answer:
-                    waiting.set_exception(self._refusal(answer["error"]))
+                    waiting.set_exception(refusal(self.host.place, answer["error"]))
                 else:
                     waiting.set_result(answer["ok"])
         except (OSError, ValueError):
             self._client.close()
         self._dead.set()
         self._fail_all(self._end_reason(channel))
-
-    def _refusal(self, reason: str) -> CloudError:
-        if reason.startswith("gone: "):
-            return VmNotFoundError(f"{self.host.place}: {reason.removeprefix('gone: ')}")
-        return hosts.UnfitHostError(f"{self.host.place}: {reason}")
 
     def _fail_all(self, error: CloudError) -> None:
         for waiting in tuple(self._waiting.values()):
@@ -288,6 +283,13 @@ class Session:
                 "terminal"
             )
         return hosts.UnreachableHostError(f"{place}: {last}")
+
+
+def refusal(place: str, reason: str) -> CloudError:
+    """Return the error for an answer of the host agent that says why it refuses."""
+    if reason.startswith("gone: "):
+        return VmNotFoundError(f"{place}: {reason.removeprefix('gone: ')}")
+    return hosts.UnfitHostError(f"{place}: {reason}")
 
 
 def _command(python: str) -> str:

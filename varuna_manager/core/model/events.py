@@ -228,7 +228,7 @@ class VmsLaunched(JobEvent):
     vms: tuple[Vm, ...]
 
 
-RefusalKind = Refusal | Literal["throttled", "unknown"]
+RefusalKind = Refusal | Literal["queued", "throttled", "unknown"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -123,12 +123,19 @@ class Intent:
     """That its VMs are to have; empty: the newest."""
     is_abandoned: bool = False
     """It is not asked for again: ``retry_at_s`` is when no VM of it comes any more."""
+    queued: Mapping[str, str] = field(default_factory=dict)
+    """What waits in the cloud's queue to become its VMs: why, by id."""
     choice: LaunchChoice
 
     @property
     def missing(self) -> int:
         """VMs that have not arrived yet."""
         return self.count - self.arrived
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether all that it misses waits in a queue: nobody knows for how long."""
+        return self.missing <= len(self.queued)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -166,6 +166,18 @@ def is_expecting(state: State) -> bool:
     return bool(state.launches.intents) or bool(places_by_kind(state))
 
 
+def only_queues(state: State) -> bool:
+    """Return whether all VMs that are expected wait in queues of clouds."""
+    intents = state.launches.intents.values()
+    return all(intent.is_queued for intent in intents) and not places_by_kind(state)
+
+
+def queued(state: State) -> dict[str, str]:
+    """Return what waits in queues of clouds to become a VM: why, by id."""
+    intents = state.launches.intents.values()
+    return {vm_id: why for intent in intents for vm_id, why in intent.queued.items()}
+
+
 def is_unfit(state: State, offer: Offer) -> bool:
     """Return whether VMs of an offer's type were unfit too often to rent more."""
     return state.launches.unfit.get(kind_of(offer), 0) >= MAX_UNFIT

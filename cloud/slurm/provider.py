@@ -1,0 +1,429 @@
+"""Slurm as a provider: a VM is a batch job of one node that runs an agent.
+
+The manager runs where ``sbatch`` does, and shares a folder with the nodes (``on_node``).
+Agents call a relay on the manager's machine. What is rented stands in the comments of the
+batch jobs, so nothing about it is kept on disk.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import logging
+import math
+import re
+import shutil
+import tarfile
+import threading
+import time
+import uuid
+from collections.abc import Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
+from functools import partial
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from spottrain.cloud.port import provider as port
+from spottrain.cloud.port import tags
+from spottrain.cloud.port.errors import (
+    CloudError,
+    NoCapacityError,
+    QueuedError,
+    VmNotFoundError,
+)
+from spottrain.cloud.slurm import commands, queue
+from spottrain.cloud.slurm.session import NodeSession
+from spottrain.cloud.slurm.settings import INSTANCE_TYPE, SlurmSettings
+from spottrain.cloud.ssh.hosts.bootstrap import bring_up
+from spottrain.cloud.ssh.hosts.memory import HostMemory
+from spottrain.cloud.ssh.hosts.start_log import StartLog
+from spottrain.cloud.ssh.on_vm.package import package
+from spottrain.cloud.ssh.on_vm.relay import Relay
+from spottrain.cloud.ssh.transport.hosts import Host, Payload, UnfitHostError, address_of
+from spottrain.files import PRIVATE, write_whole
+from spottrain.units import counted
+
+logger = logging.getLogger(__name__)
+
+CLOUD = "slurm"
+"""Name of cloud and region in offers; zones are partitions."""
+_LOOK_S = 0.5
+_ASK_AGAIN_S = 30.0
+"""Time between two questions for a launch that waits in the queue."""
+_END_S = 300.0
+"""How long batch jobs may take to end: KillWait (slurm.conf) and an epilog."""
+_STARTERS = 64
+_PATIENCE_S = 100.0
+"""Time limit of one call to start an agent; the next call continues to wait."""
+_UNSTARTED_S = 1800.0
+"""A batch job whose agent was never started ends after this time, besides setup and data."""
+_LISTED_S = 2.0
+"""How old a list may be: administrators ask not to call ``squeue`` all the time."""
+_PARTITIONS_S = 60.0
+_NEVER: tuple[float, list[queue.BatchJob]] = -math.inf, []
+_ID = re.compile(r"slurm\.(\d+)")
+
+
+class SlurmProvider(port.CloudProvider):
+    """A Slurm cluster, as one job sees it.
+
+    Args:
+        state_dir: The job's folder for what its VMs have in common, and for their logs.
+        uid: The job's unique id.
+        settings: Of the batch jobs.
+        payload: The job's files and settings for each VM.
+    """
+
+    name = CLOUD
+    start_s = 60.0
+    """How long a launch waits for its batch jobs to run; then it says that they are queued."""
+
+    def __init__(
+        self, state_dir: Path, uid: str, settings: SlurmSettings, payload: Payload
+    ) -> None:
+        self._uid = uid
+        self._settings = settings
+        self._payload = payload
+        self._folder = settings.folder / (uid or "no-job")
+        self._memory = HostMemory(state_dir)
+        self._user = getpass.getuser()
+        self._lock = threading.Lock()
+        self._addresses: dict[str, str] = {}
+        self._connections: dict[str, _Connection] = {}
+        self._starts: dict[str, Future[tuple[port.StartStep, ...]]] = {}
+        self._starters = ThreadPoolExecutor(_STARTERS, "slurm-start")
+        self._relay: tuple[tuple[str, int], Relay] | None = None
+        self._own_address = settings.address
+        self._submitted: set[str] = set()
+        """Tokens of batch jobs; Slurm forgets those that have ended."""
+        self._seen: tuple[float, list[queue.BatchJob]] = _NEVER
+        """The queue, and when it was asked for (monotonic)."""
+        self._up: tuple[float, set[str]] = 0.0, set()
+        """The partitions that take jobs, and when that was asked for."""
+
+    # --- The cloud port ------------------------------------------------------------
+
+    def offers(self) -> Sequence[port.Offer]:
+        """Return one offer per partition that takes jobs.
+
+        How many of its nodes are idle is no bound: who asks for more waits in its queue.
+        """
+        now_s = time.time()
+        if now_s - self._up[0] > _PARTITIONS_S:
+            asked = ["sinfo", "--noheader", "--format=%R|%a"]
+            rows = (line.split("|") for line in commands.run(asked).splitlines())
+            self._up = now_s, {name for name, state in rows if state == "up"}
+        wanted = self._settings.partitions
+        return tuple(self._offer(name, now_s) for name in wanted if name in self._up[1])
+
+    def launch(self, request: port.LaunchRequest) -> port.LaunchResult:
+        """Submit batch jobs; see ``CloudProvider.launch``.
+
+        Raises:
+            QueuedError: some of them wait in the queue.
+        """
+        jobs = self._of_launch(request)
+        if len(jobs) < request.count:
+            self._submit(request, self._submitted | {job.tags[queue.TOKEN] for job in jobs})
+        end_s = time.monotonic() + self.start_s
+        while True:
+            jobs = self._of_launch(request)
+            vms = tuple(self._vm(job) for job in jobs)
+            waiting = [vm for vm in vms if vm.state is port.VmState.QUEUED]
+            starting = any(vm.state is port.VmState.STARTING for vm in vms)
+            if not (waiting or starting) or time.monotonic() > end_s:
+                break
+            time.sleep(_LOOK_S)
+        if waiting:
+            why = ", ".join(sorted({vm.why for vm in waiting}))
+            raise QueuedError(
+                f"partition {request.offer.zone}: {counted(len(waiting), 'batch job')} in the "
+                f"queue: {why}",
+                _ASK_AGAIN_S,
+            )
+        if not jobs:
+            raise NoCapacityError(
+                f"slurm: {request.offer.zone}: all jobs of {request.intent} ended"
+            )
+        return port.LaunchResult(vms=vms)
+
+    def list_vms(self, job: str) -> Sequence[port.Vm]:
+        """Return a job's VMs, and what waits in the queue to become one.
+
+        Batch jobs that have ended are listed for MinJobAge (slurm.conf), usually 300 s.
+        """
+        if time.monotonic() - self._seen[0] > _LISTED_S:
+            self._queue()
+        ours = [one for one in self._seen[1] if self._is_ours(one, job)]
+        return tuple(self._vm(one) for one in ours)
+
+    def terminate(self, vm_ids: Collection[str]) -> None:
+        """Cancel batch jobs; see ``CloudProvider.terminate``."""
+        found = [match[1] for vm_id in vm_ids if (match := _ID.fullmatch(vm_id))]
+        live = {job.number for job in self._queue() if job.state is not port.VmState.TERMINATED}
+        if numbers := [number for number in found if int(number) in live]:
+            commands.run(["scancel", *numbers])
+            self._seen = _NEVER
+
+    def start_agent(self, vm_id: str, bootstrap: port.AgentBootstrap) -> Sequence[port.StartStep]:
+        """Bring the job to a node and start the agent there, in its batch job.
+
+        Raises:
+            VmNotFoundError: the VM has ended, or its node is unsuitable.
+            SetupError: the user's setup failed there.
+            CloudError: it is not ready yet, and is waited for.
+        """
+        with self._lock:
+            start = self._starts.get(vm_id)
+            if start is None or start.done():
+                start = self._starters.submit(self._start, vm_id, bootstrap)
+                self._starts[vm_id] = start
+        try:
+            return start.result(_PATIENCE_S)
+        except FutureTimeoutError as error:
+            raise CloudError(f"{vm_id}: is not ready yet, and is waited for") from error
+
+    # --- What else a manager needs --------------------------------------------------
+
+    def serve(self, manager_url: str) -> None:
+        """Relay agents' calls to the manager from now on; see ``CloudProvider``."""
+        address, manager_port = address_of(manager_url)
+        with self._lock:
+            if self._relay is not None and self._relay[0] == (address, manager_port):
+                return
+            own = self._address()
+            try:
+                relay = Relay(own, manager_port)
+            except (ValueError, OSError) as error:
+                raise CloudError(
+                    f"slurm: {error}; name the address of this machine in the nodes' network "
+                    "with slurm.address"
+                ) from error
+            self._relay = (address, manager_port), relay
+            commands.make_folder(self._folder)
+            at = f"{own}:{relay.port}"
+            write_whole(self._folder / "manager.address", at, mode=PRIVATE)
+
+    def check(self) -> Sequence[port.Finding]:
+        """Check that the cluster answers, and would take the job's batch jobs."""
+        return tuple(
+            port.run_check(name, partial(commands.would_take, self._settings, name), "partition")
+            for name in self._settings.partitions
+        )
+
+    def principal(self) -> str:
+        """Return the user whose batch jobs these are."""
+        return self._user
+
+    def list_all(self) -> Sequence[port.Vm]:
+        """Return the VMs of all jobs of this user, and what waits to become one."""
+        return tuple(self._vm(job) for job in self._queue())
+
+    def release(self, job: str) -> None:
+        """Remove the job's folder on the shared file system, once no VM uses it."""
+        end_s = time.monotonic() + _END_S
+        while left := [vm for vm in self.list_vms(job) if vm.state is not port.VmState.TERMINATED]:
+            self.terminate([vm.vm_id for vm in left if vm.state is not port.VmState.STOPPING])
+            if time.monotonic() > end_s:
+                raise CloudError(f"slurm: {counted(len(left), 'batch job')} of {job} still end")
+            time.sleep(_LOOK_S)
+        self._keep_logs()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def close(self) -> None:
+        """Wait for no node any more; VMs keep running."""
+        for connection in self._connections.values():
+            connection.calls.close()
+        self._starters.shutdown(cancel_futures=True)
+
+    # --- Slurm ------------------------------------------------------------------------
+
+    def _queue(self) -> list[queue.BatchJob]:
+        """Return all batch jobs of this user that are VMs of ours."""
+        asked_s = time.monotonic()
+        found = queue.parse_queue(commands.run(queue.queue_argv(self._user)))
+        self._seen = asked_s, found
+        return found
+
+    def _is_ours(self, found: queue.BatchJob, job: str) -> bool:
+        return found.tags[tags.JOB] == job and found.tags.get(tags.UID) == self._uid
+
+    def _of_launch(self, request: port.LaunchRequest) -> list[queue.BatchJob]:
+        """Return the batch jobs of a launch; what was submitted twice is cancelled.
+
+        Only an ``sbatch`` whose answer was lost, and which the controller carried out after
+        it was asked what there is, leads to that.
+        """
+        kept: dict[str, queue.BatchJob] = {}
+        twice = []
+        for job in self._queue():
+            token = job.tags.get(queue.TOKEN, "")
+            if token.rpartition("/")[0] != request.token:
+                continue
+            if kept.setdefault(token, job) is not job:
+                twice.append(job.vm_id)
+        if twice:
+            self.terminate(twice)
+        return list(kept.values())
+
+    def _submit(self, request: port.LaunchRequest, known: Collection[str]) -> None:
+        """Submit the batch jobs of a launch that are not there yet."""
+        settings, marks = self._settings, queue.marks(request, self._uid)
+        given = {
+            "folder": str(self._folder),
+            "scratch": settings.scratch,
+            "manager": self._address(),
+            "unstarted_s": _UNSTARTED_S + self._payload.limit_s,
+            "claim": {"owner": self._uid, "job": request.job, "intent": request.intent},
+        }
+        script = queue.script(settings, str(self._unpacked()), given)
+        name = f"spottrain-{request.job}"
+        for number in range(request.count):
+            token = f"{request.token}/{number}"
+            if token in known:
+                continue
+            comment = {**marks, queue.TOKEN: token}
+            argv = queue.launch_argv(settings, self._folder, request.offer.zone, name, comment)
+            commands.run(argv, script)
+            self._submitted.add(token)
+
+    def _address(self) -> str:
+        """Return this machine's address for the nodes."""
+        if not self._own_address:
+            self._own_address = commands.own_address()
+        return self._own_address
+
+    # --- VMs --------------------------------------------------------------------------
+
+    def _offer(self, partition: str, now_s: float, usd_per_hour: float | None = None) -> port.Offer:
+        settings = self._settings
+        return port.Offer(
+            cloud=CLOUD,
+            region=CLOUD,
+            zone=partition,
+            instance_type=INSTANCE_TYPE,
+            spot=True,
+            usd_per_hour=settings.usd_per_hour if usd_per_hour is None else usd_per_hour,
+            observed_at_s=now_s,
+            gpus=settings.slots,
+            gpu_memory_bytes=settings.slot_memory_bytes,
+            gpu_speed=settings.slot_speed,
+            gpu=settings.gpu,
+        )
+
+    def _vm(self, job: queue.BatchJob) -> port.Vm:
+        state, address, began_s = job.state, "", job.start_s or 0.0
+        if state is port.VmState.QUEUED:
+            began_s = 0.0
+        elif state is port.VmState.RUNNING:
+            address = self._address_of(job.vm_id)
+            state = state if address else port.VmState.STARTING
+        return port.Vm(
+            vm_id=job.vm_id,
+            job=job.tags[tags.JOB],
+            intent=job.tags.get(tags.INTENT, ""),
+            state=state,
+            offer=self._offer(job.partition, began_s, float(job.tags.get(tags.PRICE, 0.0))),
+            private_address=address,
+            uid=job.tags.get(tags.UID, ""),
+            owner=job.user,
+            launched_at_s=began_s,
+            ended_at_s=job.end_s if state is port.VmState.TERMINATED else None,
+            why=job.why,
+        )
+
+    def _address_of(self, vm_id: str) -> str:
+        """Return a node's address, empty until its program runs."""
+        if vm_id not in self._addresses:
+            try:
+                text = (self._shared(vm_id) / "node.json").read_text()
+            except FileNotFoundError:
+                return ""
+            self._addresses[vm_id] = json.loads(text)["address"]
+        return self._addresses[vm_id]
+
+    def _shared(self, vm_id: str) -> Path:
+        return self._folder / vm_id.removeprefix("slurm.")
+
+    def _connection_of(self, vm_id: str) -> _Connection:
+        """Return the connection to a VM's node, once its batch script runs.
+
+        Raises:
+            VmNotFoundError: it has ended.
+        """
+        while True:
+            job = next((job for job in self._queue() if job.vm_id == vm_id), None)
+            if job is None or job.state in (port.VmState.STOPPING, port.VmState.TERMINATED):
+                raise VmNotFoundError(f"VM {vm_id} {'has ended' if job else 'is unknown'}")
+            if address := self._address_of(vm_id):
+                break
+            time.sleep(_LOOK_S)
+        with self._lock:
+            if vm_id not in self._connections:
+                settings = self._settings
+                host = Host(
+                    name=job.node,
+                    address=address,
+                    user=job.user,
+                    slots=settings.slots,
+                    uses_gpus=settings.uses_gpus,
+                )
+                session = NodeSession(host, self._shared(vm_id), self._folder, address)
+                self._connections[vm_id] = _Connection(host, session)
+            return self._connections[vm_id]
+
+    def _start(self, vm_id: str, bootstrap: port.AgentBootstrap) -> tuple[port.StartStep, ...]:
+        def announce() -> None:
+            self.serve(bootstrap.manager_url)
+
+        connection = self._connection_of(vm_id)
+        try:
+            memory, log = self._memory, StartLog()
+            started = bring_up(connection, vm_id, bootstrap, announce, self._payload, memory, log)
+        except UnfitHostError as error:
+            self.terminate([vm_id])
+            raise VmNotFoundError(str(error)) from error
+        return log.take() if started else ()
+
+    # --- The shared folder --------------------------------------------------------------
+
+    def _unpacked(self) -> Path:
+        """Return the folder with our software, from which batch jobs begin."""
+        commands.make_folder(self._folder)
+        ours = package()
+        target = self._folder / f"package-{ours.sha256[:12]}"
+        if not target.exists():
+            draft = self._folder / f".{uuid.uuid4().hex}.draft"
+            with tarfile.open(fileobj=BytesIO(ours.archive)) as tar:
+                tar.extractall(draft, filter="data")
+            try:
+                draft.rename(target)
+            except OSError:  # another thread was faster
+                shutil.rmtree(draft)
+        return target
+
+    def _keep_logs(self) -> None:
+        """Take over the logs that VMs have left."""
+        for path in self._folder.glob("*/*.log"):
+            text = path.read_text(errors="replace")
+            self._memory.keep_logs(f"slurm.{path.parent.name}", {path.name: text})
+
+
+@dataclass(frozen=True, slots=True)
+class _Connection:
+    """The way to one batch job's program, as ``bring_up`` uses it."""
+
+    host: Host
+    calls: NodeSession
+
+    def session(self) -> NodeSession:
+        """Return the session."""
+        return self.calls
+
+    def status(self) -> tuple[dict[str, Any] | None, str]:
+        """Return the claim on the node and its state; see ``HostAgent.status``."""
+        seen = self.calls.call("status")
+        return seen["claim"], seen["state"]

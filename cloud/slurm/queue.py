@@ -1,0 +1,193 @@
+"""Slurm's commands and what they print, as plain functions.
+
+``squeue --json`` is not used: up to 22.05 it lists the jobs of all users whatever is asked
+for, and its fields changed from release to release (numbers became objects, states lists).
+The formats of ``squeue -o`` have been the same since long before; times are seconds since the
+epoch by SLURM_TIME_FORMAT (squeue(1), "ENVIRONMENT VARIABLES").
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spottrain.cloud.port import errors, tags
+from spottrain.cloud.port.provider import LaunchRequest, VmState
+from spottrain.cloud.slurm.settings import SlurmSettings
+from spottrain.errors import one_line
+
+TOKEN = "spottrain-token"
+"""Tag with the token of the launch, and the number of the VM in it."""
+_FORMAT = "%i|%T|%S|%e|%r|%P|%N|%u|%k"
+"""Job id, state, (expected) start, end, reason, partition, nodes, user, comment."""
+_STATES = {
+    "PENDING": VmState.QUEUED,
+    "CONFIGURING": VmState.STARTING,
+    "COMPLETING": VmState.STOPPING,
+    "STAGE_OUT": VmState.STOPPING,
+    **dict.fromkeys(("RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING"), VmState.RUNNING),
+}
+"""Of ``JOB STATE CODES`` in squeue(1); all others are ends."""
+_ENDS = {
+    "BOOT_FAIL": "its node did not boot",
+    "CANCELLED": "cancelled with scancel, by its owner or an administrator",
+    "DEADLINE": "ended at its deadline",
+    "FAILED": "its batch script failed",
+    "NODE_FAIL": "its node failed",
+    "OUT_OF_MEMORY": "killed: it used more memory than was asked for",
+    "PREEMPTED": "preempted for a job of higher priority",
+    "TIMEOUT": "ended at its time limit",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BatchJob:
+    """A batch job of ours, as the controller tells."""
+
+    number: int
+    state: VmState
+    start_s: float | None
+    """When it began; of one that waits, when it is expected to."""
+    end_s: float | None
+    why: str
+    """Of one that waits: why; of one that has ended: how; else empty."""
+    partition: str
+    node: str
+    user: str
+    tags: Mapping[str, str]
+
+    @property
+    def vm_id(self) -> str:
+        """Its id as a VM."""
+        return f"slurm.{self.number}"
+
+
+def queue_argv(user: str) -> list[str]:
+    """Return the command that lists the batch jobs of a user, with those ended lately."""
+    return ["squeue", "--noheader", f"--user={user}", "--states=all", f"--format={_FORMAT}"]
+
+
+def parse_queue(text: str) -> list[BatchJob]:
+    """Return the batch jobs that are VMs in what ``queue_argv`` prints, oldest first.
+
+    One that was cancelled while it waited never was a VM.
+    """
+    found = []
+    for line in text.splitlines():
+        number, state, start, end, reason, partition, node, user, comment = line.split("|", 8)
+        marks = _tags_of(comment)
+        if tags.JOB not in marks or not number.isdecimal():
+            continue
+        now, start_s, end_s = _STATES.get(state, VmState.TERMINATED), _seconds(start), _seconds(end)
+        why = _ENDS.get(state, "")
+        if now is VmState.QUEUED:
+            why = reason if start_s is None else f"{reason}, expected to start at {_clock(start_s)}"
+        if now is VmState.QUEUED or node:
+            found.append(
+                BatchJob(int(number), now, start_s, end_s, why, partition, node, user, marks)
+            )
+    return sorted(found, key=lambda job: job.number)
+
+
+def _seconds(text: str) -> float | None:
+    return float(text) if text.isdecimal() and int(text) else None
+
+
+def _clock(at_s: float) -> str:
+    return time.strftime("%d %b %H:%M", time.localtime(at_s))
+
+
+def _tags_of(comment: str) -> dict[str, str]:
+    try:
+        value = json.loads(comment)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def marks(request: LaunchRequest, uid: str) -> dict[str, str]:
+    """Return the tags of the VMs of a launch; that of the token has yet to be numbered."""
+    return {
+        tags.JOB: request.job,
+        tags.UID: uid,
+        tags.INTENT: request.intent,
+        tags.PRICE: repr(request.offer.usd_per_hour),
+        TOKEN: request.token,
+    }
+
+
+def launch_argv(
+    settings: SlurmSettings, folder: Path, partition: str, name: str, comment: Mapping[str, str]
+) -> list[str]:
+    """Return the command that submits one batch job, whose script is on stdin.
+
+    It is never requeued: a VM that has ended does not come back (``--no-requeue``).
+    """
+    given = {
+        "account": settings.account,
+        "qos": settings.qos,
+        "constraint": settings.constraint,
+        "gres": settings.gres,
+        "time": settings.time_limit,
+    }
+    return [
+        *("sbatch", "--parsable", "--no-requeue", "--nodes=1", "--ntasks=1"),
+        f"--partition={partition}",
+        f"--job-name={name}",
+        f"--comment={json.dumps(comment, separators=(',', ':'))}",
+        f"--output={folder / '%j.log'}",
+        f"--chdir={folder}",
+        f"--signal=B:USR1@{settings.notice_s}",
+        *(f"--{key}={value}" for key, value in given.items() if value),
+        *settings.options,
+    ]
+
+
+def script(settings: SlurmSettings, package: str, given: Mapping[str, Any]) -> str:
+    """Return the batch script.
+
+    Args:
+        settings: Of the job.
+        package: Folder with our software.
+        given: Arguments of ``on_node.Node``.
+    """
+    argv = [settings.python, "-P", "-m", "spottrain.cloud.slurm.on_node", json.dumps(given)]
+    path = f"PYTHONPATH={shlex.quote(package)}${{PYTHONPATH:+:$PYTHONPATH}}"
+    # A login shell, as `module` is defined in its files.
+    return f"#!/bin/bash -l\n{settings.before}\nexport {path}\nexec {shlex.join(argv)}\n"
+
+
+def refusal(program: str, output: str) -> errors.CloudError:
+    """Return the error for what a command of Slurm's printed when it failed.
+
+    Texts are those of ``slurm_strerror`` (src/common/slurm_errno.c).
+    """
+    lines = [line for line in output.strip().splitlines() if line.strip()]
+    said = re.sub(r"^\w+: error: ", "", lines[-1]) if lines else "ended without a message"
+    message = f"slurm: {program}: {one_line(Exception(said))}"
+    for words, kind in _REFUSALS:
+        if words in output:
+            return kind(message)
+    return errors.CloudError(message)
+
+
+_REFUSALS: Sequence[tuple[str, type[errors.CloudError]]] = (
+    ("AssocMaxSubmitJobLimit", errors.QuotaExceededError),
+    ("QOSMaxSubmitJobPerUserLimit", errors.QuotaExceededError),
+    ("Job violates accounting/QOS policy", errors.QuotaExceededError),
+    ("Invalid account or account/partition combination", errors.MisconfiguredError),
+    ("Invalid qos specification", errors.MisconfiguredError),
+    ("invalid partition specified", errors.MisconfiguredError),
+    ("Invalid feature specification", errors.MisconfiguredError),
+    ("Invalid generic resource", errors.MisconfiguredError),
+    ("Requested node configuration is not available", errors.MisconfiguredError),
+    ("Requested time limit is invalid", errors.MisconfiguredError),
+    ("User's group not permitted to use this partition", errors.MisconfiguredError),
+    ("Access/permission denied", errors.AuthError),
+)

@@ -1,0 +1,49 @@
+"""A real Slurm under contract: four nodes on this machine."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.contract.account import Account
+from tests.contract.ssh_account import empty_workdir
+from tests.fakes.slurm import NODES, WHY_NO_SLURM, Slurm
+
+from spottrain.cloud.slurm.provider import SlurmProvider
+from spottrain.cloud.slurm.settings import SlurmSettings
+from spottrain.cloud.ssh.transport.hosts import Payload
+
+
+def slurm(request: pytest.FixtureRequest) -> Iterator[Account]:
+    if WHY_NO_SLURM:
+        pytest.skip(WHY_NO_SLURM)
+    cluster: Slurm = request.getfixturevalue("cluster")
+    folder: Path = request.getfixturevalue("tmp_path")
+    request.getfixturevalue("monkeypatch").setenv("SLURM_CONF", cluster.environment["SLURM_CONF"])
+    clients: list[SlurmProvider] = []
+    settings = SlurmSettings(
+        partitions=("preempt",),
+        python=sys.executable,
+        folder=folder / "shared",
+        scratch=str(folder / "node's own"),
+        slot_memory_bytes=4_000_000_000,
+        usd_per_hour=1.0,
+        time_limit="2:00:00",
+    )
+    payload = Payload(workdir=empty_workdir(folder))
+
+    def connect() -> SlurmProvider:
+        clients.append(SlurmProvider(folder / "cloud", folder.name, settings, payload))
+        return clients[-1]
+
+    def left() -> list[str]:
+        return [*cluster.jobs(), *map(str, folder.glob("shared/*"))]
+
+    try:
+        yield Account(connect, "job", NODES, left=left, markets=frozenset({True}))
+    finally:
+        for client in clients:
+            client.close()
+        cluster.cancel_all()

@@ -1,0 +1,146 @@
+"""What Slurm does beyond the contract of all providers: queues, lost answers, notices."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.contract.account import Account
+from tests.contract.slurm_account import slurm
+from tests.fakes.slurm import NODES, WHY_NO_SLURM, Slurm
+from tests.integration.ssh_hosts import unanswered
+
+from spottrain.cloud.notices.slurm import VARIABLE, SlurmSource
+from spottrain.cloud.port.errors import CloudError, MisconfiguredError, QueuedError
+from spottrain.cloud.port.provider import CloudProvider, Vm, VmState
+from spottrain.cloud.slurm import commands
+from spottrain.cloud.slurm.provider import SlurmProvider
+from spottrain.cloud.slurm.settings import SlurmSettings
+
+pytestmark = [
+    pytest.mark.rotated(parts=[4]),
+    pytest.mark.skipif(bool(WHY_NO_SLURM), reason=WHY_NO_SLURM),
+]
+
+
+@pytest.fixture
+def here(request: pytest.FixtureRequest) -> Iterator[Account]:
+    yield from slurm(request)
+
+
+def impatient(account: Account) -> SlurmProvider:
+    """Return a client that says at once what waits in the queue."""
+    provider = account.connect()
+    assert isinstance(provider, SlurmProvider)
+    provider.start_s = 1.0
+    return provider
+
+
+def states(provider: CloudProvider) -> dict[str, VmState]:
+    return {vm.vm_id: vm.state for vm in provider.list_vms("job")}
+
+
+def until_listed(provider: CloudProvider, state: VmState, count: int) -> list[Vm]:
+    """Return the VMs in a state once they are so many."""
+    while True:
+        found = [vm for vm in provider.list_vms("job") if vm.state is state]
+        if len(found) == count:
+            return found
+        time.sleep(0.2)
+
+
+def test_what_finds_no_free_node_waits_and_starts_by_itself(here: Account, cluster: Slurm) -> None:
+    other = cluster.occupy("urgent", NODES - 1)
+    provider = here.connect()
+    request = here.launch_request(provider.offers()[0], 2)
+    with pytest.raises(
+        QueuedError, match="partition preempt: 1 batch job in the queue: "
+    ) as refusal:
+        provider.launch(request)
+    assert refusal.value.retry_after_s > 0
+    until_listed(provider, VmState.RUNNING, 1)
+    (waiting,) = until_listed(provider, VmState.QUEUED, 1)
+    assert waiting.intent == request.intent
+    assert waiting.why
+    cluster.ask("scancel", other)
+    until_listed(provider, VmState.RUNNING, 2)
+    ids = {vm.vm_id for vm in provider.launch(request).vms}
+    assert ids == states(provider).keys()
+
+
+def test_what_waits_can_be_withdrawn(here: Account, cluster: Slurm) -> None:
+    cluster.occupy("urgent", NODES)
+    provider = impatient(here)
+    with pytest.raises(QueuedError):
+        provider.launch(here.launch_request(provider.offers()[0]))
+    provider.terminate(states(provider))
+    assert states(provider) == {}, "it never was a VM"
+
+
+def test_a_manager_that_dies_after_sbatch_leaves_no_double(
+    here: Account, cluster: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer of ``sbatch`` is lost: Slurm has the job, its caller does not know."""
+    provider = here.connect()
+    request = here.launch_request(provider.offers()[0], 2)
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    lossy = programs / "sbatch"
+    lossy.write_text(f'#!/bin/sh\nPATH={os.environ["PATH"]} sbatch "$@" && exit 1\n')
+    lossy.chmod(0o700)
+    with monkeypatch.context() as cut:
+        cut.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+        with pytest.raises(CloudError):
+            provider.launch(request)
+    assert len(cluster.jobs()) == 1
+    second = here.connect()
+    ids = {vm.vm_id for vm in second.launch(request).vms}
+    assert len(ids) == len(cluster.jobs()) == 2
+    assert states(provider).keys() == ids
+
+
+def test_a_time_limit_is_announced_before_it_ends_the_vm(
+    here: Account, cluster: Slurm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    provider = here.connect()
+    (vm,) = provider.launch(here.launch_request(provider.offers()[0])).vms
+    number = vm.vm_id.removeprefix("slurm.")
+    cluster.ask("scancel", "--batch", "--signal=USR1", number)
+    (own,) = tmp_path.glob(f"node's own/spottrain-*/{number}/{vm.vm_id}")
+    monkeypatch.setenv(VARIABLE, str(own / "notice.json"))
+    source = SlurmSource()
+    while (found := source.ask().notice) is None:
+        time.sleep(0.1)
+    assert found.lead_s > 3600, "its limit is two hours"
+
+
+def test_nothing_is_left_on_a_node_that_is_given_back(here: Account, tmp_path: Path) -> None:
+    provider = here.connect()
+    (vm,) = provider.launch(here.launch_request(provider.offers()[0])).vms
+    provider.start_agent(vm.vm_id, unanswered())
+    places = f"node's own/spottrain-*/{vm.vm_id.removeprefix('slurm.')}"
+    assert list(tmp_path.glob(places))
+    provider.terminate([vm.vm_id])
+    provider.release("job")
+    assert not list(tmp_path.glob(places))
+    assert list(tmp_path.glob(f"cloud/vms/{vm.vm_id}/agent.log"))
+
+
+def test_everything_of_this_user_can_be_found(here: Account) -> None:
+    provider = here.connect()
+    (vm,) = provider.launch(here.launch_request(provider.offers()[0])).vms
+    found = {one.vm_id: one for one in here.connect().list_all()}[vm.vm_id]
+    assert (found.job, found.uid, found.owner) == ("job", vm.uid, provider.principal())
+
+
+def test_a_wrong_partition_is_refused_before_anything_is_launched(
+    here: Account, tmp_path: Path
+) -> None:
+    settings = SlurmSettings(partitions=("none",), folder=tmp_path, slot_memory_bytes=1)
+    with pytest.raises(MisconfiguredError, match="partition"):
+        commands.would_take(settings, "none")
+    assert here.connect().offers()
+    assert commands.would_take(settings, "preempt").startswith("would start a job at ")

@@ -1,0 +1,222 @@
+"""A real Slurm on this machine: munged, slurmctld, and a slurmd for each of four nodes.
+
+Debian's build lets several slurmd run on one host. Needs to be root: slurmd starts jobs as
+their users.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
+_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin"
+_missing = [name for name in PROGRAMS if shutil.which(name, path=_PATH) is None]
+WHY_NO_SLURM = ""
+"""Why there can be no cluster here, if there cannot."""
+if _missing:
+    WHY_NO_SLURM = f"needs {', '.join(_missing)}: apt-get install slurm-wlm munge"
+elif os.geteuid() != 0:
+    WHY_NO_SLURM = "needs to be root: slurmd starts jobs as their users"
+
+NODES = 4
+GRACE_S = 15
+_PATIENCE_S = 600.0
+_CONFIG = """
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+CryptoType=crypto/munge
+AuthInfo=socket={root}/munge.socket
+MpiDefault=none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+ReturnToService=2
+KillWait=5
+SlurmctldPidFile={root}/slurmctld.pid
+SlurmdPidFile={root}/slurmd-%n.pid
+SlurmdSpoolDir={root}/spool-%n
+StateSaveLocation={root}/state
+SlurmctldLogFile={root}/log/slurmctld.log
+SlurmdLogFile={root}/log/slurmd-%n.log
+SlurmctldPort={control_port}
+SchedulerType=sched/backfill
+SchedulerParameters=bf_interval=2,sched_interval=2
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+PreemptType=preempt/partition_prio
+PreemptMode=CANCEL
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+NodeName=DEFAULT CPUs=1 RealMemory=2000 State=UNKNOWN
+{nodes}
+PartitionName=preempt Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 \
+PreemptMode=CANCEL GraceTime={grace_s}
+PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
+"""
+
+
+@dataclass(frozen=True)
+class Slurm:
+    """A running cluster with the partitions ``preempt`` and ``urgent``, which preempts it."""
+
+    root: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Selects this cluster for every command of Slurm's."""
+        return {"SLURM_CONF": str(self.root / "slurm.conf")}
+
+    def ask(self, *argv: str) -> str:
+        """Return what a command of Slurm's prints."""
+        done = subprocess.run(
+            argv,
+            env={**os.environ, **self.environment},
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=self.root,
+        )
+        assert done.returncode == 0, f"{argv}: {done.stderr}"
+        return done.stdout
+
+    def jobs(self) -> list[str]:
+        """Return the ids of all jobs that have not ended."""
+        return self.ask("squeue", "-h", "-o", "%i").split()
+
+    def occupy(self, partition: str, nodes: int = 1) -> str:
+        """Have a job of someone else's run on some nodes, or wait for them; return its id."""
+        argv = ("sbatch", "--parsable", "-p", partition, f"-N{nodes}", "-o", "/dev/null")
+        return self.ask(*argv, "--wrap", "sleep 100000").strip()
+
+    def cancel_all(self) -> None:
+        """End every job; return when all have left their nodes."""
+        self.ask("scancel", "--user=root")
+        _until("the queue is empty", lambda: not self.jobs())
+
+    def kill_node(self, node: str) -> None:
+        """End a node as a power cut would: its slurmd, its steps, and what they started.
+
+        The controller notices by itself within minutes; it is told.
+        """
+        _kill([int((self.root / f"slurmd-{node}.pid").read_text())])
+        _kill(self._processes(node))
+        self.ask("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=power")
+
+    def _processes(self, node: str = "") -> list[int]:
+        """Return the processes of jobs; first those of Slurm's that watch them."""
+        conf, tasks, watching = str(self.root / "slurm.conf"), [], []
+        for folder in Path("/proc").iterdir():
+            with contextlib.suppress(OSError, ValueError):
+                pid = int(folder.name)
+                text = (folder / "environ").read_bytes().decode(errors="replace")
+                variables = dict(x.partition("=")[::2] for x in text.split("\0"))
+                is_there = node in ("", variables.get("SLURMD_NODENAME"))
+                if is_there and variables.get("SLURM_CONF") == conf and "SLURM_JOB_ID" in variables:
+                    tasks.append(pid)
+                    watching.append(_parent(pid))
+        return [pid for pid in watching if pid > 1 and pid not in tasks] + tasks
+
+    def start_node(self, node: str) -> None:
+        """Start a node's slurmd."""
+        _run(["slurmd", "-N", node, "-f", str(self.root / "slurm.conf")], self.root)
+
+
+@contextlib.contextmanager
+def a_slurm(root: Path) -> Iterator[Slurm]:
+    """Run a cluster in a folder of its own."""
+    for name in ("state", "log"):
+        (root / name).mkdir(parents=True)
+    control, *ports = _free_ports(NODES + 1)
+    host = socket.gethostname().partition(".")[0]
+    here = f"NodeHostname={host} NodeAddr=127.0.0.1"
+    nodes = "\n".join(f"NodeName=n{n} {here} Port={port}" for n, port in enumerate(ports, 1))
+    text = _CONFIG.format(root=root, host=host, control_port=control, nodes=nodes, grace_s=GRACE_S)
+    (root / "slurm.conf").write_text(text)
+    key = root / "munge.key"
+    key.touch(mode=0o400)
+    key.write_bytes(secrets.token_bytes(1024))
+    cluster = Slurm(root)
+    try:
+        _run(_munged(root, key), root)
+        _run(["slurmctld", "-f", str(root / "slurm.conf")], root)
+        for n in range(1, NODES + 1):
+            cluster.start_node(f"n{n}")
+        _until("all nodes are idle", lambda: _idle(cluster) == NODES)
+        yield cluster
+    finally:
+        _end(cluster)
+
+
+def _munged(root: Path, key: Path) -> list[str]:
+    options = {
+        "socket": root / "munge.socket",
+        "key-file": key,
+        "pid-file": root / "munged.pid",
+        "log-file": root / "log" / "munged.log",
+        "seed-file": root / "munged.seed",
+    }
+    return ["munged", "--force", *(f"--{name}={value}" for name, value in options.items())]
+
+
+def _idle(cluster: Slurm) -> int:
+    states = cluster.ask("sinfo", "-h", "-N", "-p", "preempt", "-o", "%T").split()
+    return states.count("idle")
+
+
+def _end(cluster: Slurm) -> None:
+    for path in cluster.root.glob("*.pid"):
+        with contextlib.suppress(ValueError):
+            _kill([int(path.read_text())])
+    _kill(cluster._processes())
+
+
+def _kill(pids: Sequence[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    _until("they are gone", lambda: not any(_runs(pid) for pid in pids))
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def _runs(pid: int) -> bool:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return text.rpartition(")")[2].split()[0] != "Z"
+
+
+def _free_ports(count: int) -> list[int]:
+    """Return ports that nobody listens on now."""
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+
+
+def _run(argv: Sequence[str], root: Path) -> None:
+    environment = {**os.environ, "PATH": _PATH, "SLURM_CONF": str(root / "slurm.conf")}
+    subprocess.run(argv, env=environment, check=True, cwd=root, stdin=subprocess.DEVNULL)
+
+
+def _until(what: str, holds: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + _PATIENCE_S
+    while not holds():
+        assert time.monotonic() < end_s, f"never: {what}"
+        time.sleep(0.1)

@@ -1,0 +1,119 @@
+"""What Slurm's commands are asked, and what they print."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.builders import a_launch, an_offer
+
+from spottrain.cloud.port import errors, tags
+from spottrain.cloud.port.provider import VmState
+from spottrain.cloud.slurm import queue
+from spottrain.cloud.slurm.settings import SlurmSettings
+
+MARKS = json.dumps({tags.JOB: "job", tags.UID: "u", queue.TOKEN: "t/0"})
+SETTINGS = SlurmSettings(partitions=("p",), folder=Path("/shared"), slot_memory_bytes=1)
+
+
+def row(state: str, node: str = "n1", reason: str = "None", start: str = "1000") -> str:
+    return f"7|{state}|{start}|2000|{reason}|p|{node}|me|{MARKS}\n"
+
+
+@pytest.mark.parametrize(
+    ("state", "found", "why"),
+    [
+        ("CONFIGURING", VmState.STARTING, ""),
+        ("RUNNING", VmState.RUNNING, ""),
+        ("SUSPENDED", VmState.RUNNING, ""),
+        ("COMPLETING", VmState.STOPPING, ""),
+        ("COMPLETED", VmState.TERMINATED, ""),
+        ("NODE_FAIL", VmState.TERMINATED, "its node failed"),
+        ("TIMEOUT", VmState.TERMINATED, "ended at its time limit"),
+        ("PREEMPTED", VmState.TERMINATED, "preempted for a job of higher priority"),
+        ("A_STATE_OF_LATER", VmState.TERMINATED, ""),
+    ],
+)
+def test_a_batch_job_is_a_vm_in_its_state(state: str, found: VmState, why: str) -> None:
+    (job,) = queue.parse_queue(row(state))
+    assert (job.vm_id, job.state, job.why) == ("slurm.7", found, why)
+    assert (job.start_s, job.end_s) == (1000.0, 2000.0)
+
+
+def test_one_that_waits_says_why_and_until_when() -> None:
+    (one,) = queue.parse_queue(row("PENDING", node="", reason="Priority", start="N/A"))
+    assert (one.state, one.why, one.start_s) == (VmState.QUEUED, "Priority", None)
+    (other,) = queue.parse_queue(row("PENDING", node="", reason="Resources"))
+    assert other.why.startswith("Resources, expected to start at ")
+
+
+def test_one_that_was_cancelled_while_it_waited_never_was_a_vm() -> None:
+    assert queue.parse_queue(row("CANCELLED", node="")) == []
+
+
+def test_batch_jobs_of_others_are_left_alone() -> None:
+    others = "8|RUNNING|1|2|None|p|n1|me|(null)\n9|RUNNING|1|2|None|p|n1|me|a|b\n"
+    assert [job.number for job in queue.parse_queue(others + row("RUNNING"))] == [7]
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("invalid partition specified: x", errors.MisconfiguredError),
+        ("Batch job submission failed: Invalid qos specification", errors.MisconfiguredError),
+        (
+            "QOSMaxSubmitJobPerUserLimit\nsbatch: error: Batch job submission failed: Job violates",
+            errors.QuotaExceededError,
+        ),
+        ("Batch job submission failed: Access/permission denied", errors.AuthError),
+        (
+            "Batch job submission failed: Unable to contact slurm controller (connect failure)",
+            errors.CloudError,
+        ),
+    ],
+)
+def test_refusals_are_told_apart(said: str, kind: type[errors.CloudError]) -> None:
+    error = queue.refusal("sbatch", f"sbatch: error: {said}\n")
+    assert type(error) is kind
+    assert str(error).startswith("slurm: sbatch: ")
+
+
+def test_a_batch_script_runs_the_users_commands_first_and_quotes_what_it_is_given(
+    tmp_path: Path,
+) -> None:
+    python = tmp_path / "a python"
+    python.write_text('#!/bin/sh\nprintf "%s\\n" "$LOADED" "$PYTHONPATH" "$4" >"$OUT"\n')
+    python.chmod(0o700)
+    settings = SlurmSettings(
+        partitions=("p",),
+        folder=tmp_path,
+        slot_memory_bytes=1,
+        python=str(python),
+        before="export LOADED=yes",
+    )
+    given = {"folder": "it's $HERE"}
+    script = tmp_path / "script"
+    script.write_text(queue.script(settings, "/with space", given))
+    out = tmp_path / "out"
+    subprocess.run(["bash", script], env={"OUT": str(out), "HOME": str(tmp_path)}, check=True)
+    loaded, path, argument = out.read_text().splitlines()
+    assert (loaded, path, json.loads(argument)) == ("yes", "/with space", given)
+
+
+def test_options_of_the_job_file_reach_sbatch() -> None:
+    settings = SlurmSettings(
+        partitions=("p",),
+        folder=Path("/shared"),
+        slot_memory_bytes=1,
+        gres="gpu:2",
+        time_limit="4:00:00",
+        options=("--mem=64G",),
+    )
+    marks = queue.marks(a_launch(an_offer(), 1), "u")
+    argv = queue.launch_argv(settings, Path("/shared/u"), "p", "name", marks)
+    assert {"--gres=gpu:2", "--time=4:00:00", "--mem=64G", "--no-requeue"} <= set(argv)
+    assert not any(one.startswith("--account") for one in argv)
+    comment = next(one for one in argv if one.startswith("--comment="))
+    assert json.loads(comment.removeprefix("--comment=")) == marks

@@ -1,0 +1,172 @@
+"""The section of a job file about a Slurm cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+
+from spottrain.cloud.local.market import ZoneSpec
+from spottrain.cloud.slurm.settings import INSTANCE_TYPE, SlurmSettings
+from spottrain.pricing.prices.catalogue import GpuType, catalogue
+from spottrain.varuna_manager.config.base import LocalPath, Section
+from spottrain.varuna_manager.config.ssh import Gpu
+
+_OURS = (
+    *(
+        "--parsable",
+        "--requeue",
+        "--no-requeue",
+        "--nodes",
+        "-N",
+        "--ntasks",
+        "-n",
+        "--array",
+        "-a",
+    ),
+    *("--comment", "--output", "-o", "--chdir", "-D", "--signal", "--job-name", "-J", "--wrap"),
+    *("--partition", "-p", "--account", "-A", "--qos", "-q", "--constraint", "-C", "--gres"),
+    *("--time", "-t", "--hold", "-H", "--test-only", "--wait", "-W"),
+)
+"""Options of ``sbatch`` that spottrain sets, that have keys, or that would break it."""
+
+
+def _option(text: str) -> str:
+    name = text.partition("=")[0]
+    if not text.startswith("-") or name in _OURS or text[:2] in _OURS:
+        raise ValueError(
+            f"must be an option of sbatch that has no key here, such as --mem=64G: got {text}"
+        )
+    return text
+
+
+Name = Annotated[str, Field(pattern=r"^[^\s,|]+$")]
+
+
+class SlurmConfig(Section):
+    """A Slurm cluster, for `provider: slurm`; see docs/clouds/slurm.md."""
+
+    partitions: tuple[Name, ...] = ()
+    """Partitions in which nodes may be asked for; each is an offer."""
+    account: str = ""
+    """Account that is charged, as `sbatch --account`; by default your own default."""
+    qos: str = ""
+    """Quality of service, as `sbatch --qos`."""
+    constraint: str = ""
+    """Features that nodes must have, as `sbatch --constraint`."""
+    gres: str = ""
+    """Generic resources of each VM, as `sbatch --gres`, such as `gpu:a100:4`."""
+    time_limit: Annotated[str, Field(pattern=r"^(\d+-)?\d+(:\d+){0,2}$")] | None = None
+    """Time limit of each VM, as `sbatch --time`; by default the partition's. Before it is
+    over the VM gives its state away, as before a preemption."""
+    notice_s: Annotated[int, Field(ge=10, le=65535)] = 120
+    """How long before its time limit a VM is told of it."""
+    sbatch: tuple[Annotated[str, AfterValidator(_option)], ...] = ()
+    """Further options of `sbatch`, such as `--mem=64G` or `--exclusive`."""
+    before: str = ""
+    """Shell commands that each batch script runs first, such as `module load python/3.12`."""
+    python: str = Field(default="python3", min_length=1)
+    """Python 3.11 or newer on the nodes, with torch, numpy and safetensors."""
+    folder: LocalPath = "~/.spottrain-slurm"
+    """Folder that this machine and all nodes share, relative to the job file."""
+    scratch: str = ""
+    """Folder of a node's own for the job's files; variables such as `$TMPDIR` are the
+    node's. By default Python's folder for temporary files."""
+    address: str = ""
+    """This machine's address for the nodes; by default that in the network of Slurm's
+    controller."""
+    slots: PositiveInt = 1
+    """Number of workers of a VM: its GPUs, or shares of its CPU."""
+    gpu: Gpu | None = None
+    """Kind of its GPUs, such as A100-80GB (see `spottrain prices`), by which it is ranked."""
+    slot_memory_bytes: PositiveInt = 4_000_000_000
+    """Memory per slot, which the planner's memory model respects; of a known GPU, the
+    GPU's counts."""
+    slot_speed: PositiveFloat = 1.0
+    """Speed relative to the machine on which the model is measured."""
+    usd_per_gpu_hour: NonNegativeFloat = 0.0
+    """Price of a slot per hour, as you value it; budgets need one."""
+
+    @property
+    def gpu_type(self) -> GpuType | None:
+        """The kind of its GPUs, if the job file says it."""
+        return None if self.gpu is None else catalogue().gpus[self.gpu]
+
+    def specs(self, max_vms: int) -> tuple[ZoneSpec, ...]:
+        """Return the partitions, as zones for planners.
+
+        Args:
+            max_vms: How many nodes each may give.
+        """
+        return tuple(
+            ZoneSpec(
+                name=name,
+                instance_type=INSTANCE_TYPE,
+                slots=self.slots,
+                slot_memory_bytes=self.slot_memory_bytes,
+                slot_speed=self.slot_speed,
+                capacity=max_vms,
+                spot_usd_per_hour=self.usd_per_hour,
+                on_demand_usd_per_hour=self.usd_per_hour,
+            )
+            for name in self.partitions
+        )
+
+    @property
+    def usd_per_hour(self) -> float:
+        """Price of a VM."""
+        return self.usd_per_gpu_hour * self.slots
+
+    def settings(self, *, uses_gpus: bool = True) -> SlurmSettings:
+        """Return the settings for the provider.
+
+        Args:
+            uses_gpus: False: slots are CPU slots.
+        """
+        return SlurmSettings(
+            partitions=self.partitions,
+            account=self.account,
+            qos=self.qos,
+            constraint=self.constraint,
+            gres=self.gres,
+            time_limit=self.time_limit or "",
+            notice_s=self.notice_s,
+            options=self.sbatch,
+            before=self.before,
+            python=self.python,
+            folder=Path(self.folder).expanduser(),
+            scratch=self.scratch,
+            address=self.address,
+            slots=self.slots,
+            gpu=self.gpu or "",
+            uses_gpus=uses_gpus,
+            slot_memory_bytes=self.slot_memory_bytes,
+            slot_speed=self.slot_speed,
+            usd_per_hour=self.usd_per_hour,
+        )
+
+
+def check_slurm(slurm: SlurmConfig, checkpoint_path: str | None, *, needs_price: bool) -> None:
+    """Check the rest of a job file with ``provider: slurm``.
+
+    Args:
+        slurm: Its section.
+        checkpoint_path: Where checkpoints are to be; None: not said.
+        needs_price: The job has a budget in dollars, or weighs throughput against them.
+
+    Raises:
+        ValueError: It is wrong.
+    """
+    if not slurm.partitions:
+        raise ValueError("resources.provider slurm needs slurm.partitions; 'sinfo' lists them")
+    if checkpoint_path is None:
+        raise ValueError(
+            "resources.provider slurm needs a checkpoint.path that all nodes and this "
+            "machine can access, such as a folder of the cluster's file system"
+        )
+    if needs_price and not slurm.usd_per_gpu_hour:
+        raise ValueError(
+            "budget and morphing.objective examples_per_dollar need a price; give "
+            "slurm.usd_per_gpu_hour, or leave them out"
+        )
