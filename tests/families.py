@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 os.environ["HF_HUB_OFFLINE"] = "1"  # before the import: nothing is downloaded
 
 from spottrain.pipeline.model.job import CutPoint, Helper, TrainingJob
+from tests import family_losses
 
 LAYERS, WIDTH, HEADS, VOCABULARY, LENGTH = 4, 32, 4, 64, 16
 IMAGE, CLASSES, DROPOUT = 16, 10, 0.1
@@ -599,38 +600,7 @@ def denoise(model: nn.Module, batch: Any) -> tuple[torch.Tensor, float]:
     return (found - noise).square().mean((1, 2, 3)).sum(), float(len(pictures))
 
 
-# --- Losses that call a model several times, or another one -------------------------------
-
-
-def simcse(model: nn.Module, batch: Any) -> tuple[torch.Tensor, float]:
-    """Return the loss of SimCSE (Gao et al., 2021): a sentence is like itself under another
-    dropout, and unlike all others."""
-    tokens = batch["input_ids"]
-    one, two = (model(input_ids=tokens).pooler_output for _ in range(2))
-    likeness = F.cosine_similarity(one[:, None], two[None], dim=-1) / 0.05
-    own = torch.arange(len(one), device=one.device)
-    return F.cross_entropy(likeness, own, reduction="sum"), float(len(one))
-
-
-def r_drop(model: nn.Module, batch: Any) -> tuple[torch.Tensor, float]:
-    """Return the loss of R-Drop (Liang et al., 2021): two dropouts are to agree."""
-    scores = [model(batch["input_ids"]) for _ in range(2)]
-    p, q = (one.log_softmax(-1).flatten(0, 1) for one in scores)
-    labels = batch["labels"].flatten()
-    likely = [F.nll_loss(one, labels, reduction="sum") for one in (p, q)]
-    apart = [
-        F.kl_div(one, other, log_target=True, reduction="sum") for one, other in ((p, q), (q, p))
-    ]
-    return (likely[0] + likely[1]) / 2 + (apart[0] + apart[1]) / 4, float(len(labels))
-
-
-def siamese(model: nn.Module, batch: Any) -> tuple[torch.Tensor, float]:
-    """Return the loss of SimSiam (Chen and He, 2020), without its predictor."""
-    pictures = batch["pixel_values"]
-    views = [pictures + torch.randn_like(pictures) / 4 for _ in range(2)]
-    one, two = (model(view) for view in views)
-    likeness = F.cosine_similarity(one, two.detach()) + F.cosine_similarity(two, one.detach())
-    return -likeness.sum(), float(len(pictures))
+# --- Models with frozen ones beside them ----------------------------------------------------
 
 
 def preferring() -> nn.Module:
@@ -640,34 +610,12 @@ def preferring() -> nn.Module:
     return model  # type: ignore[no-any-return]
 
 
-def dpo(model: Any, batch: Any) -> tuple[torch.Tensor, float]:
-    """Return the loss of DPO (Rafailov et al., 2023)."""
-    chosen = batch["input_ids"]
-    pair = chosen, chosen.flip(1)
-    scores = [one(input_ids=tokens).logits for one in (model, model.reference) for tokens in pair]
-    likely = [
-        logits[:, :-1].log_softmax(-1).gather(-1, tokens[:, 1:, None]).sum((1, 2))
-        for logits, tokens in zip(scores, pair * 2, strict=True)
-    ]
-    margin = (likely[0] - likely[1]) - (likely[2] - likely[3])
-    return -F.logsigmoid(0.1 * margin).sum(), float(len(chosen))
-
-
 def taught() -> nn.Module:
     """A ViT, and a wider and deeper one that it learns from."""
     model: Any = hugging_face("ViT", "ForImageClassification", **_PICTURE, **_DROPOUT).build()
     larger = {**_PICTURE, "num_hidden_layers": 6, "hidden_size": 2 * WIDTH}
     model.teacher = Helper(hugging_face("ViT", "ForImageClassification", **larger).build())
     return model  # type: ignore[no-any-return]
-
-
-def distil(model: Any, batch: Any) -> tuple[torch.Tensor, float]:
-    """Return the loss of distillation (Hinton et al., 2015)."""
-    pictures = batch["pixel_values"]
-    wanted = model.teacher(pictures).logits.log_softmax(-1)
-    found = model(pictures).logits.log_softmax(-1)
-    loss = F.kl_div(found, wanted, log_target=True, reduction="sum")
-    return loss + F.nll_loss(found, batch["labels"], reduction="sum"), float(len(pictures))
 
 
 class Points(nn.Module):
@@ -794,11 +742,11 @@ FAMILIES: dict[str, Family] = {
     "ResNet by hand, spectral_norm": Family(spectral, "pictures", cross_entropy),
     "ResNet-50 by hand, BatchNorm": Family(ResNet50, "pictures", cross_entropy),
     "EfficientNet by hand, BatchNorm": Family(EfficientNet, "pictures", cross_entropy),
-    "BERT, SimCSE": Family(hugging_face("Bert", "Model", **_TEXT, **_DROPOUT).build, loss=simcse),
-    "GPT by hand, R-Drop": Family(Gpt, loss=r_drop),
+    "BERT, SimCSE": Family(hugging_face("Bert", "Model", **_TEXT, **_DROPOUT).build, loss=family_losses.simcse),
+    "GPT by hand, R-Drop": Family(Gpt, loss=family_losses.r_drop),
     "ResNet by hand, BatchNorm, SimSiam": Family(
-        lambda: with_batch_norm(ResNet()), "pictures", siamese
+        lambda: with_batch_norm(ResNet()), "pictures", family_losses.siamese
     ),
-    "Llama, DPO with a reference": Family(preferring, loss=dpo),
-    "ViT, distilled from a larger one": Family(taught, "pictures", distil),
+    "Llama, DPO with a reference": Family(preferring, loss=family_losses.dpo),
+    "ViT, distilled from a larger one": Family(taught, "pictures", family_losses.distil),
 }  # fmt: skip
