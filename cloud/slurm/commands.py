@@ -65,8 +65,8 @@ def would_take(settings: SlurmSettings, partition: str) -> str:
     make_folder(settings.folder)
     argv = queue.launch_argv(settings, settings.folder, partition, "spottrain", {})
     said = _run([*argv, "--test-only"], "#!/bin/sh\n").stderr
-    found = re.search(r"to start at (\S+)", said)
-    return f"would start a job at {found[1]}" if found else "takes jobs"
+    found = re.search(r"to start at (\d+)", said)
+    return f"would start a job at {queue.clock(float(found[1]))}" if found else "takes jobs"
 
 
 def check_address(settings: SlurmSettings) -> None:

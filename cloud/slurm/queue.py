@@ -87,7 +87,7 @@ def parse_queue(text: str) -> list[BatchJob]:
         now, start_s, end_s = _STATES.get(state, VmState.TERMINATED), _seconds(start), _seconds(end)
         why = _ENDS.get(state, "")
         if now is VmState.QUEUED:
-            why = reason if start_s is None else f"{reason}, expected to start at {_clock(start_s)}"
+            why = reason if start_s is None else f"{reason}, expected to start at {clock(start_s)}"
         if now is VmState.QUEUED or node:
             found.append(
                 BatchJob(int(number), now, start_s, end_s, why, partition, node, user, marks)
@@ -99,7 +99,8 @@ def _seconds(text: str) -> float | None:
     return float(text) if text.isdecimal() and int(text) else None
 
 
-def _clock(at_s: float) -> str:
+def clock(at_s: float) -> str:
+    """Return a moment for people, to the minute: expected starts move all the time."""
     return time.strftime("%d %b %H:%M", time.localtime(at_s))
 
 

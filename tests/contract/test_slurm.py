@@ -99,7 +99,7 @@ def test_a_manager_that_dies_after_sbatch_leaves_no_double(
     second = here.connect()
     ids = {vm.vm_id for vm in second.launch(request).vms}
     assert len(ids) == len(cluster.jobs()) == 2
-    assert states(provider).keys() == ids
+    assert states(second).keys() == ids
 
 
 def test_a_time_limit_is_announced_before_it_ends_the_vm(

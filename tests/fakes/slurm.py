@@ -29,7 +29,8 @@ elif os.geteuid() != 0:
     WHY_NO_SLURM = "needs to be root: slurmd starts jobs as their users"
 
 NODES = 4
-GRACE_S = 15
+GRACE_S = 300
+"""Longer than any hand-over takes, on however slow a machine."""
 _PATIENCE_S = 600.0
 _CONFIG = """
 ClusterName=test
