@@ -1,6 +1,6 @@
 """Families of models that people train, small: 4 blocks where they have blocks.
 
-``FAMILIES`` has one entry per row of docs/models.md. What a library that is not installed
+``FAMILIES`` has one entry per row of docs/families.md. What a library that is not installed
 has is left out when it is built: ``ImportError``.
 """
 
