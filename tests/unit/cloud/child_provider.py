@@ -72,6 +72,8 @@ class OddProvider(CloudProvider):
                 raise UserCodeError("setup failed", "its output")
             case ["throttled"]:
                 raise errors.ThrottledError("slow down", 7.5)
+            case ["queued"]:
+                raise errors.QueuedError("wait", 2.5)
             case ["own"]:
                 raise OwnError("unheard of")
             case ["bug"]:
