@@ -669,6 +669,7 @@ FAMILIES: dict[str, Family] = {
     "ModernBERT": hugging_face(
         "ModernBert", "ForMaskedLM", cls_token_id=1, sep_token_id=2, **_TEXT
     ),
+    "ALBERT": hugging_face("Albert", "ForMaskedLM", embedding_size=WIDTH, **_TEXT, **_DROPOUT),
     "DeBERTa-v2": hugging_face(
         "DebertaV2", "ForMaskedLM", relative_attention=True, **_TEXT, **_DROPOUT
     ),
@@ -706,6 +707,14 @@ FAMILIES: dict[str, Family] = {
         hidden_sizes=[8, 16], depths=[2, 2], num_labels=CLASSES,
     ),
     "T5": hugging_face("T5", "ForConditionalGeneration", **_T5),
+    "Switch Transformers": hugging_face(
+        "SwitchTransformers", "ForConditionalGeneration", num_experts=4,
+        num_decoder_layers=LAYERS, num_sparse_encoder_layers=2, num_sparse_decoder_layers=2, **_T5,
+    ),
+    "Switch Transformers, router losses": hugging_face(
+        "SwitchTransformers", "ForConditionalGeneration", num_experts=4, output_router_logits=True,
+        num_decoder_layers=LAYERS, num_sparse_encoder_layers=2, num_sparse_decoder_layers=2, **_T5,
+    ),
     "BART": hugging_face("Bart", "ForConditionalGeneration", **_BART),
     "Whisper": hugging_face(
         "Whisper", "ForConditionalGeneration", "spectra", num_mel_bins=8,
