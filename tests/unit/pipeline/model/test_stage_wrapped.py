@@ -258,7 +258,7 @@ class Staged(nn.Module):
 def test_blocks_of_all_lists_are_cut() -> None:
     check(make_job(ResNet), 8)
     assert trace(make_job(ResNet)).blocks == "layer1, layer2, layer3, layer4"
-    check(make_job(Staged), 6)
+    check(make_job(Staged), 9)
 
 
 def test_lists_that_do_not_follow_one_another_leave_the_largest() -> None:
