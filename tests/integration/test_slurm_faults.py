@@ -22,6 +22,10 @@ pytestmark = [
 ]
 
 
+PACE_S = 2.0
+"""Time for a loss: so that a job is not over before all has happened to it."""
+
+
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     with a_slurm(tmp_path_factory.mktemp("slurm-faults") / "cluster") as cluster:
@@ -88,7 +92,7 @@ def test_while_the_controller_is_away_a_job_trains_and_then_launches_resume(
     cluster: Slurm, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     with slurm_job(tmp_path, cluster) as job:
-        job.pace(0.3)
+        job.pace(PACE_S)
         launched = job.launch("--detach")
         assert launched.code == 0, launched.err
         first = job.until("two train", two_train)
@@ -112,7 +116,7 @@ def test_ends_by_scancel_and_by_the_time_limit_are_told_and_made_good(
 ) -> None:
     """Ten hours before its limit a VM gives its state away, and has a successor."""
     with slurm_job(tmp_path, cluster, time_limit="24:00:00", notice_s=36000) as job:
-        job.pace(0.3)
+        job.pace(PACE_S)
         launched = job.launch("--detach")
         assert launched.code == 0, launched.err
         first = job.until("two train", two_train)
@@ -128,7 +132,6 @@ def test_ends_by_scancel_and_by_the_time_limit_are_told_and_made_good(
         assert limited not in third
         until("it is given back", lambda: limited not in listed(cluster))
 
-        job.pace(1.0)  # so that the job is not over before
         late = min(third)
         until("a minute", lambda: not ran(cluster, late).startswith("0:"))
         cluster.ask("scontrol", "update", f"JobId={number(late)}", "TimeLimit=1")
@@ -161,7 +164,7 @@ def test_a_manager_killed_around_sbatch_leaves_no_double_and_no_orphan(
         deadly.write_text(DEADLY.format(path=job.environment["PATH"], order=order))
         deadly.chmod(0o700)
         job.environment["PATH"] = f"{programs}:{job.environment['PATH']}"
-        job.pace(0.3)
+        job.pace(PACE_S)
         for start, moment, left in ((job.launch, "before", 0), (job.resume, "after", 1)):
             order.write_text(moment)
             start("--detach")
