@@ -90,7 +90,7 @@ class Vm:
     ended_at_s: float | None = None
     """When billing ended."""
     why: str = ""
-    """What its cloud says of a VM that waits or has ended: why; empty: nothing."""
+    """What its cloud says of a VM that waits, is ending or has ended: why; empty: nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -97,6 +97,8 @@ class SlurmProvider(port.CloudProvider):
         self._starters = ThreadPoolExecutor(_STARTERS, "slurm-start")
         self._relay: tuple[tuple[str, int], Relay] | None = None
         self._own_address = settings.address
+        self._cancelled: set[str] = set()
+        """The VMs that we ended: who cancelled them is no question."""
         self._submitted: set[str] = set()
         """Tokens of batch jobs; Slurm forgets those that have ended."""
         self._seen: tuple[float, list[queue.BatchJob]] = _NEVER
@@ -163,8 +165,10 @@ class SlurmProvider(port.CloudProvider):
     def terminate(self, vm_ids: Collection[str]) -> None:
         """Cancel batch jobs; see ``CloudProvider.terminate``."""
         found = [match[1] for vm_id in vm_ids if (match := _ID.fullmatch(vm_id))]
-        live = {job.number for job in self._queue() if job.state is not port.VmState.TERMINATED}
+        over = (port.VmState.STOPPING, port.VmState.TERMINATED)
+        live = {job.number for job in self._queue() if job.state not in over}
         if numbers := [number for number in found if int(number) in live]:
+            self._cancelled |= {f"slurm.{number}" for number in numbers}
             commands.run(["scancel", *numbers])
             self._seen = _NEVER
 
@@ -332,7 +336,7 @@ class SlurmProvider(port.CloudProvider):
             owner=job.user,
             launched_at_s=began_s,
             ended_at_s=job.end_s if state is port.VmState.TERMINATED else None,
-            why=job.why,
+            why="" if job.vm_id in self._cancelled else job.why,
         )
 
     def _address_of(self, vm_id: str) -> str:
@@ -367,6 +371,7 @@ class SlurmProvider(port.CloudProvider):
                 host = Host(
                     name=job.node,
                     address=address,
+                    port=0,
                     user=job.user,
                     slots=settings.slots,
                     uses_gpus=settings.uses_gpus,

@@ -44,6 +44,10 @@ _ENDS = {
     "PREEMPTED": "preempted for a job of higher priority",
     "TIMEOUT": "ended at its time limit",
 }
+_REASONS = {"NodeDown": "NODE_FAIL", "OutOfMemory": "OUT_OF_MEMORY", "TimeLimit": "TIMEOUT"}
+"""The state in which a batch job that is ending will be, by the reason that is given."""
+_NOT_SEEN = "None"
+"""The reason why a batch job waits that the scheduler has not looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,7 @@ class BatchJob:
     """When it began; of one that waits, when it is expected to."""
     end_s: float | None
     why: str
-    """Of one that waits: why; of one that has ended: how; else empty."""
+    """Of one that waits: why; of one that ends or has ended: how; else empty."""
     partition: str
     node: str
     user: str
@@ -86,7 +90,10 @@ def parse_queue(text: str) -> list[BatchJob]:
             continue
         now, start_s, end_s = _STATES.get(state, VmState.TERMINATED), _seconds(start), _seconds(end)
         why = _ENDS.get(state, "")
+        if now is VmState.STOPPING:
+            why = _ENDS.get(_REASONS.get(reason, ""), "its batch job is ending")
         if now is VmState.QUEUED:
+            reason = "not considered by the scheduler yet" if reason == _NOT_SEEN else reason
             why = reason if start_s is None else f"{reason}, expected to start at {clock(start_s)}"
         if now is VmState.QUEUED or node:
             found.append(

@@ -32,6 +32,9 @@ NODES = 4
 GRACE_S = 300
 """Longer than any hand-over takes, on however slow a machine."""
 _PATIENCE_S = 600.0
+_JOBS = 60_000_000
+"""Clusters that run side by side here must not use the same ids: processes of VMs, whose ids
+these are, are found by them."""
 _CONFIG = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -49,6 +52,7 @@ SlurmctldPidFile={root}/slurmctld.pid
 SlurmdPidFile={root}/slurmd-%n.pid
 SlurmdSpoolDir={root}/spool-%n
 StateSaveLocation={root}/state
+FirstJobId={first_job}
 SlurmctldLogFile={root}/log/slurmctld.log
 SlurmdLogFile={root}/log/slurmd-%n.log
 SlurmctldPort={control_port}
@@ -106,6 +110,18 @@ class Slurm:
         self.ask("scancel", "--user=root")
         _until("the queue is empty", lambda: not self.jobs())
 
+    def stop_controller(self) -> None:
+        """End slurmctld, as a crash of its machine would."""
+        _kill([int((self.root / "slurmctld.pid").read_text())])
+
+    def start_controller(self) -> None:
+        """Start slurmctld; it takes its state up where it was."""
+        _run(["slurmctld", "-f", str(self.root / "slurm.conf")], self.root)
+
+    def kill_job(self, number: str) -> None:
+        """End what a job has started; its node lives."""
+        _kill([pid for pid, job in self._tasks() if job["SLURM_JOB_ID"] == number])
+
     def kill_node(self, node: str) -> None:
         """End a node as a power cut would: its slurmd, its steps, and what they started.
 
@@ -117,17 +133,26 @@ class Slurm:
 
     def _processes(self, node: str = "") -> list[int]:
         """Return the processes of jobs; first those of Slurm's that watch them."""
-        conf, tasks, watching = str(self.root / "slurm.conf"), [], []
+        tasks = [pid for pid, job in self._tasks() if node in ("", job.get("SLURMD_NODENAME"))]
+        watching = []
+        for pid in tasks:
+            with contextlib.suppress(OSError):
+                watching.append(_parent(pid))
+        return [pid for pid in watching if pid > 1 and pid not in tasks] + tasks
+
+    def _tasks(self) -> Iterator[tuple[int, dict[str, str]]]:
+        """Return the processes that jobs have started, with their environments."""
+        return ((pid, job) for pid, job in self._all() if "SLURM_JOB_ID" in job)
+
+    def _all(self) -> Iterator[tuple[int, dict[str, str]]]:
+        """Return all processes that know this cluster, with their environments."""
+        conf = str(self.root / "slurm.conf")
         for folder in Path("/proc").iterdir():
             with contextlib.suppress(OSError, ValueError):
-                pid = int(folder.name)
                 text = (folder / "environ").read_bytes().decode(errors="replace")
                 variables = dict(x.partition("=")[::2] for x in text.split("\0"))
-                is_there = node in ("", variables.get("SLURMD_NODENAME"))
-                if is_there and variables.get("SLURM_CONF") == conf and "SLURM_JOB_ID" in variables:
-                    tasks.append(pid)
-                    watching.append(_parent(pid))
-        return [pid for pid in watching if pid > 1 and pid not in tasks] + tasks
+                if variables.get("SLURM_CONF") == conf:
+                    yield int(folder.name), variables
 
     def start_node(self, node: str) -> None:
         """Start a node's slurmd."""
@@ -143,7 +168,14 @@ def a_slurm(root: Path) -> Iterator[Slurm]:
     host = socket.gethostname().partition(".")[0]
     here = f"NodeHostname={host} NodeAddr=127.0.0.1"
     nodes = "\n".join(f"NodeName=n{n} {here} Port={port}" for n, port in enumerate(ports, 1))
-    text = _CONFIG.format(root=root, host=host, control_port=control, nodes=nodes, grace_s=GRACE_S)
+    text = _CONFIG.format(
+        root=root,
+        host=host,
+        first_job=1 + secrets.randbelow(_JOBS),
+        control_port=control,
+        nodes=nodes,
+        grace_s=GRACE_S,
+    )
     (root / "slurm.conf").write_text(text)
     key = root / "munge.key"
     key.touch(mode=0o400)
@@ -151,7 +183,7 @@ def a_slurm(root: Path) -> Iterator[Slurm]:
     cluster = Slurm(root)
     try:
         _run(_munged(root, key), root)
-        _run(["slurmctld", "-f", str(root / "slurm.conf")], root)
+        cluster.start_controller()
         for n in range(1, NODES + 1):
             cluster.start_node(f"n{n}")
         _until("all nodes are idle", lambda: _idle(cluster) == NODES)
@@ -180,6 +212,7 @@ def _end(cluster: Slurm) -> None:
     for path in cluster.root.glob("*.pid"):
         with contextlib.suppress(ValueError):
             _kill([int(path.read_text())])
+    _kill([pid for pid, _ in cluster._all() if _name(pid) == "slurmstepd"])
     _kill(cluster._processes())
 
 
@@ -188,6 +221,12 @@ def _kill(pids: Sequence[int]) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     _until("they are gone", lambda: not any(_runs(pid) for pid in pids))
+
+
+def _name(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""
 
 
 def _parent(pid: int) -> int:

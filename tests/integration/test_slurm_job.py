@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
 from tests.fakes.slurm import WHY_NO_SLURM, Slurm, a_slurm
 from tests.integration.jobs import STEPS, Answer, Job, trained_on, trains, until, weights
+from tests.integration.slurm_jobs import slurm_job
 from tests.integration.undisturbed import undisturbed
 from tests.view import View
 
@@ -36,25 +36,7 @@ class Story:
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     folder = tmp_path_factory.mktemp("slurm-job")
-    shared = folder / "shared"
-    with (
-        a_slurm(folder / "cluster") as cluster,
-        Job(
-            folder,
-            "on-slurm",
-            resources={"provider": "slurm", "max_vms": 3},
-            checkpoint={"every_steps": 10, "path": str(folder / "checkpoints")},
-            env={"PACE_FILE": str(folder / "on-slurm" / "pace")},
-            manager={"suspect_s": 30.0},
-            slurm={
-                "partitions": ["preempt"],
-                "python": sys.executable,
-                "folder": str(shared),
-                "scratch": str(folder / "node-local"),
-            },
-        ) as job,
-    ):
-        job.environment |= cluster.environment
+    with a_slurm(folder / "cluster") as cluster, slurm_job(folder, cluster, max_vms=3) as job:
         yield lived_through(job, cluster)
 
 
@@ -79,7 +61,7 @@ def lived_through(job: Job, cluster: Slurm) -> Story:
     job.pace(0.0)
     until("its end", lambda: not job.dir.is_managed(), lambda: job.tail(job.state()))
     story.end = job.state()
-    story.left = [*cluster.jobs(), *(path.name for path in job.folder.parent.glob("shared/*"))]
+    story.left = [*cluster.jobs(), *(path.name for path in job.folder.glob("shared/*"))]
     return story
 
 

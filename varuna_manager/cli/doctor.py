@@ -133,7 +133,8 @@ def _bucket_access(config: JobConfig) -> Finding:
 
 
 def _traffic(config: JobConfig) -> Finding:
-    where = "the network of one region" if config.clouds else "your hosts' network"
+    places = {"ssh": "your hosts' network", "slurm": "the cluster's network"}
+    where = places.get(config.resources.providers[0], "the network of one region")
     if config.resources.span != "region":
         named = ", ".join(f"{c.cloud}.{c.network_key}" for c in config.clouds)
         where = f"your own network between regions ({named}), which must be private"

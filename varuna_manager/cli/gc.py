@@ -90,7 +90,7 @@ def gc(
     can answer, unless --job names the job. The same holds for jobs whose manager runs on a
     VM of its own.
     """
-    scope = Scope(jobs=tuple(job or ()), all_owners=all_owners)
+    scope = Scope(jobs=tuple(job or ()), all_owners=all_owners, file=file)
     found: list[Vm] = []
     failed: dict[str, str] = {}
     left: dict[str, str] = {}
@@ -136,6 +136,13 @@ class Scope:
     """Names of jobs; empty: all."""
     all_owners: bool = False
     """Also what others rented."""
+    file: Path | None = None
+    """The job file that names the account."""
+
+    def command(self, options: str) -> str:
+        """Return the command that does more in the same account."""
+        file = f"{self.file} " if self.file else ""
+        return f"'spottrain gc {file}{options}'"
 
     def returns(self, vm: Vm, orphans: Collection[Vm]) -> bool:
         """Return whether a VM is returned, of those that are shown."""
@@ -171,7 +178,7 @@ def sweep(cloud: Asked, scope: Scope, yes: bool) -> tuple[list[Vm], list[str]]:
         provider.close()
     if not yes:
         return orphans, []
-    agreed = tuple(job for job in _unknown(orphans, scope) if _agrees(job))
+    agreed = tuple(job for job in _unknown(orphans, scope) if _agrees(job, scope))
     scope = replace(scope, jobs=(*scope.jobs, *agreed))
     jobs: dict[tuple[str, str], list[Vm]] = {(name, _uid_here(name)): [] for name in scope.jobs}
     for vm in orphans:
@@ -214,16 +221,16 @@ def _unknown(vms: Collection[Vm], scope: Scope) -> list[str]:
     return sorted(unknown.difference(scope.jobs))
 
 
-def _agrees(job: str) -> bool:
+def _agrees(job: str, scope: Scope) -> bool:
     """Ask a person whether to return a job's VMs; no, where nobody can answer."""
     if sys.stdin.isatty():
         return typer.confirm(f"job {job} {_ELSEWHERE}. Return its VMs?", err=True)
-    say(f"job {job} {_ELSEWHERE}; {_ends(job)}")
+    say(f"job {job} {_ELSEWHERE}; {_ends(job, scope)}")
     return False
 
 
-def _ends(job: str) -> str:
-    return f"'spottrain gc --job {job} --yes' ends it anyway"
+def _ends(job: str, scope: Scope) -> str:
+    return f"{scope.command(f'--job {job} --yes')} ends it anyway"
 
 
 def is_kept(vm: Vm, vms: Collection[Vm]) -> bool:
@@ -278,13 +285,13 @@ def _show(
     orphans = [vm for vm in vms if vm in lost or not is_kept(vm, vms)]
     rate = sum(vm.offer.usd_per_hour for vm in orphans if vm.state.is_alive)
     what = f"{counted(len(orphans), 'VM')} without a manager here, {dollars(rate)} an hour"
-    hint = "; 'spottrain gc --yes' returns them" if lost and not yes else ""
+    hint = f"; {scope.command('--yes')} returns them" if lost and not yes else ""
     kept = {vm.job for vm in vms if is_kept(vm, vms)}
     for name in sorted({vm.job for vm in vms} - {vm.job for vm in lost}):
         why = _ELSEWHERE
         if name in kept:
             why = "has its manager on a VM of its own and is no orphan"
-        say(f"job {name} {why}; {_ends(name)}")
+        say(f"job {name} {why}; {_ends(name, scope)}")
     say(f"{'returned: ' if yes and vms else ''}{what}{hint}")
 
 

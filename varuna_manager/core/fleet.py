@@ -48,6 +48,7 @@ _NO_VMS = (VmState.QUEUED, VmState.STOPPING, VmState.TERMINATED)
 def vms_listed(transition: Transition, event: e.VmsListed) -> None:
     """Reconcile the state with the cloud's list, which is authoritative."""
     transition.put(replace(transition.state.fleet, reconciled=True))
+    _ends_told(transition, event.vms)
     listed = {vm.vm_id: vm for vm in event.vms}
     for record in tuple(transition.state.fleet.vms.values()):
         vm = listed.get(record.vm_id)
@@ -63,6 +64,20 @@ def vms_listed(transition: Transition, event: e.VmsListed) -> None:
         if vm.intent != tags.MANAGER:
             adopt(transition, vm)
     _queued_listed(transition, event)
+
+
+def _ends_told(transition: Transition, vms: Iterable[Vm]) -> None:
+    """Correct why VMs were lost: a cloud may say so only after they are."""
+    gone = {vm.vm_id: vm.why for vm in vms if vm.state is VmState.TERMINATED and vm.why}
+    gone = {vm_id: why for vm_id, why in gone.items() if vm_id not in transition.state.fleet.vms}
+    history, corrected = transition.state.history, []
+    for one in history.interruptions:
+        why = gone.get(one.vm_id, one.reason)
+        if one.interruption in ("kill", "notice") and why != one.reason:
+            transition.log(f"{one.vm_id}: {why}")
+            one = replace(one, reason=why)
+        corrected.append(one)
+    transition.put(replace(history, interruptions=tuple(corrected)))
 
 
 def _queued_listed(transition: Transition, event: e.VmsListed) -> None:

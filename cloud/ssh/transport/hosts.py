@@ -63,6 +63,7 @@ class Host:
     """Unique in the fleet; made of letters, digits, ``.``, ``_`` and ``-``."""
     address: str
     port: int = 22
+    """Of its SSH server; 0: it is not reached by SSH."""
     user: str
     host_key: str | None = None
     """``type base64``, as in known_hosts files; None: from ``known_hosts``."""
@@ -95,7 +96,8 @@ class Host:
     @property
     def place(self) -> str:
         """Its name in errors."""
-        return f"host {self.name} ({self.address}:{self.port})"
+        at = f"{self.address}:{self.port}" if self.port else self.address
+        return f"host {self.name} ({at})"
 
 
 class Calls(Protocol):

@@ -28,8 +28,13 @@ def row(state: str, node: str = "n1", reason: str = "None", start: str = "1000")
         ("CONFIGURING", VmState.STARTING, ""),
         ("RUNNING", VmState.RUNNING, ""),
         ("SUSPENDED", VmState.RUNNING, ""),
-        ("COMPLETING", VmState.STOPPING, ""),
+        ("COMPLETING", VmState.STOPPING, "its batch job is ending"),
         ("COMPLETED", VmState.TERMINATED, ""),
+        (
+            "OUT_OF_MEMORY",
+            VmState.TERMINATED,
+            "killed: it used more memory than was asked for",
+        ),
         ("NODE_FAIL", VmState.TERMINATED, "its node failed"),
         ("TIMEOUT", VmState.TERMINATED, "ended at its time limit"),
         ("PREEMPTED", VmState.TERMINATED, "preempted for a job of higher priority"),
@@ -40,6 +45,16 @@ def test_a_batch_job_is_a_vm_in_its_state(state: str, found: VmState, why: str) 
     (job,) = queue.parse_queue(row(state))
     assert (job.vm_id, job.state, job.why) == ("slurm.7", found, why)
     assert (job.start_s, job.end_s) == (1000.0, 2000.0)
+
+
+@pytest.mark.parametrize(
+    ("reason", "state"),
+    [("TimeLimit", "TIMEOUT"), ("OutOfMemory", "OUT_OF_MEMORY"), ("NodeDown", "NODE_FAIL")],
+)
+def test_one_that_is_ending_says_how_where_slurm_does(reason: str, state: str) -> None:
+    (ending,) = queue.parse_queue(row("COMPLETING", reason=reason))
+    (ended,) = queue.parse_queue(row(state))
+    assert (ending.state, ending.why) == (VmState.STOPPING, ended.why)
 
 
 def test_one_that_waits_says_why_and_until_when() -> None:

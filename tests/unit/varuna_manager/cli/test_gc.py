@@ -107,3 +107,8 @@ def test_a_job_that_may_be_managed_elsewhere_is_left_alone_where_nobody_is_asked
 
 def test_without_a_job_file_all_three_clouds_are_asked() -> None:
     assert _chosen_clouds(None, None).keys() == {"aws", "azure", "gcp"}
+
+
+def test_further_commands_name_the_same_account() -> None:
+    assert Scope(file=Path("job.yaml")).command("--yes") == "'spottrain gc job.yaml --yes'"
+    assert Scope().command("--yes") == "'spottrain gc --yes'"

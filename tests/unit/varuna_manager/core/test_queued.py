@@ -98,6 +98,18 @@ def test_a_job_that_is_stopped_leaves_nothing_in_the_queue() -> None:
     assert not story.intents
 
 
+def test_why_a_vm_ended_is_taken_over_when_the_cloud_says_so_later() -> None:
+    story = begun()
+    story.boot("a", "b", "c", "d")
+    rest = [story.listed(one) for one in "bcd"]
+    listing(story, story.listed("a", state=VmState.STOPPING, why="it is ending"), *rest)
+    assert story.state.history.interruptions[-1].reason == "it is ending"
+    gone = story.listed("a", state=VmState.TERMINATED, why="its node failed")
+    listing(story, gone, *rest)
+    (only,) = story.state.history.interruptions
+    assert only.reason == "its node failed"
+
+
 def test_what_the_cloud_says_of_the_end_of_a_vm_is_the_reason() -> None:
     story = begun()
     story.boot("a", "b", "c", "d")
