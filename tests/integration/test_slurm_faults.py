@@ -17,7 +17,7 @@ from spottrain.varuna_manager.core.model.records import Interruption
 from spottrain.varuna_manager.core.model.state import State
 
 pytestmark = [
-    pytest.mark.rotated,
+    pytest.mark.nightly,
     pytest.mark.skipif(bool(WHY_NO_SLURM), reason=WHY_NO_SLURM),
 ]
 
