@@ -266,8 +266,10 @@ class Search:
 
     def _cost(self, depth: int, width: int, step_s: float, usd: float) -> float:
         """Return the cost of a plan: time or money of a mini-batch."""
-        share, copies = self.inputs.lag_share, self.layouts.cuts.fleet.copies(depth, width)
-        cost = step_s * capped_slowdown(depth, copies, share) if share else step_s
+        cost = step_s
+        if share := self.inputs.lag_share:
+            copies = self.layouts.cuts.fleet.copies(depth, width)
+            cost *= capped_slowdown(depth, copies, share)
         return cost * usd if self.inputs.objective == "examples_per_dollar" else cost
 
     def _preference(self, draft: Draft) -> tuple[bool, ExecutionMode, int, int]:

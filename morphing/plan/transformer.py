@@ -6,7 +6,10 @@ parameters are float32: a test compares both with models of Hugging Face.
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from spottrain.morphing.errors import PlanError
 from spottrain.wire.model import ModelFacts, SectionFacts, TiedParameter
@@ -26,6 +29,20 @@ SCORE_BYTES = 10
 5 bytes in two-byte types (Korthikanti et al. 2022, section 4.1)."""
 ENDLESS = 10**9
 """Length of a data set that nobody has named."""
+LEAST_END_BYTES = 16_000_000
+"""Parameters before all blocks, or after them, that are worth a section of their own."""
+
+
+def heavy_ends(param_bytes: Sequence[int]) -> tuple[bool, bool]:
+    """Return whether an embedding and a head are worth sections of their own.
+
+    Args:
+        param_bytes: Of sections, a block each: the first with what comes before all blocks,
+            the last with what comes after them.
+    """
+    block = statistics.median_low(param_bytes)
+    heavy = block + max(block, LEAST_END_BYTES)
+    return param_bytes[0] > heavy, param_bytes[-1] > heavy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,47 +211,75 @@ class TransformerShape:
         return VALUE_BYTES * self.context * (2 * self.hidden + 2 * self.vocabulary)
 
     def facts(self, name: str) -> ModelFacts:
-        """Return its facts, trained by Adam: a section for each layer, the embedding with
-        the first and the head with the last.
+        """Return its facts, trained by Adam: a section for each layer; the embedding and the
+        head are sections of their own where they are heavy, as in a model that is built.
 
         Args:
             name: Its fingerprint.
         """
+        width = VALUE_BYTES * self.context * self.hidden
         shared = VALUE_BYTES * self.vocabulary * self.hidden
-        last = self.layers - 1
+        parts = [self._embedding, *[self._layer] * self.layers, self._head]
+        blocks = _joined(parts, (False, False))
+        parts = _joined(parts, heavy_ends([VALUE_BYTES * part.parameters for part in blocks]))
+        last = len(parts) - 1
+        if self.is_tied and last == 0:
+            parts = [parts[0]._replace(parameters=self.num_parameters)]
         tied = TiedParameter(name="embedding", sections=(0, last), param_bytes=shared)
         return ModelFacts(
             fingerprint=name,
             num_parameters=self.num_parameters,
             blocks="layers",
-            sections=tuple(self._section(k) for k in range(self.layers)),
+            sections=tuple(
+                SectionFacts(
+                    index=index,
+                    param_bytes=VALUE_BYTES * part.parameters,
+                    optimizer_bytes=2 * VALUE_BYTES * part.parameters,
+                    activation_bytes_per_example=0 if index == last else width,
+                    lowered_bytes=VALUE_BYTES * part.matrices,
+                    flops_per_example=part.flops,
+                    saved_bytes_per_example=part.saved_bytes,
+                )
+                for index, part in enumerate(parts)
+            ),
             tied=(tied,) if self.is_tied and last else (),
             dataset_len=ENDLESS,
             heldout_len=0,
         )
 
-    def _section(self, index: int) -> SectionFacts:
-        is_first, is_last = index == 0, index == self.layers - 1
-        parameters, matrices = self.layer_parameters, self.matrix_parameters
-        flops, saved = self.layer_flops, self.layer_saved_bytes
-        if is_first:
-            parameters += self.embedding_parameters
-        if is_last:
-            parameters += self.hidden * (2 if self.has_biases else 1)
-            flops += self.head_flops
-            saved += self.head_saved_bytes
-        if is_last and not (self.is_tied and is_first):
-            parameters += self.vocabulary * self.hidden
-        if is_last and not self.is_tied:
-            matrices += self.vocabulary * self.hidden
-        return SectionFacts(
-            index=index,
-            param_bytes=VALUE_BYTES * parameters,
-            optimizer_bytes=2 * VALUE_BYTES * parameters,
-            activation_bytes_per_example=(
-                0 if is_last else VALUE_BYTES * self.context * self.hidden
-            ),
-            lowered_bytes=VALUE_BYTES * matrices,
-            flops_per_example=flops,
-            saved_bytes_per_example=saved,
+    @property
+    def _embedding(self) -> _Part:
+        return _Part(self.embedding_parameters, 0, 0, 0)
+
+    @property
+    def _layer(self) -> _Part:
+        return _Part(
+            self.layer_parameters, self.matrix_parameters, self.layer_flops, self.layer_saved_bytes
         )
+
+    @property
+    def _head(self) -> _Part:
+        matrix = self.vocabulary * self.hidden
+        norm = self.hidden * (2 if self.has_biases else 1)
+        lowered = 0 if self.is_tied else matrix
+        return _Part(matrix + norm, lowered, self.head_flops, self.head_saved_bytes)
+
+
+class _Part(NamedTuple):
+    """What a section holds and does, or a part of it."""
+
+    parameters: int
+    matrices: int
+    flops: int
+    saved_bytes: int
+
+
+def _joined(parts: list[_Part], apart: tuple[bool, bool]) -> list[_Part]:
+    """Return parts whose first and last are joined to their neighbours if not ``apart``."""
+    for is_apart, end, neighbour in zip(apart, (0, -1), (1, -2), strict=True):
+        if not is_apart:
+            both = zip(parts[end], parts[neighbour], strict=True)
+            parts = [*parts]
+            parts[neighbour] = _Part(*map(sum, both))
+            del parts[end]
+    return parts

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import statistics
 from collections import deque
 from collections.abc import Collection
 from dataclasses import replace
@@ -15,6 +14,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from spottrain.errors import UserCodeError
+from spottrain.morphing.plan.transformer import heavy_ends
 from spottrain.pipeline.base.blank import blank_of
 from spottrain.pipeline.model.checks.factory import check_buffers, check_factory, refuse_layer_drop
 from spottrain.pipeline.model.data import check_datasets, collated
@@ -50,9 +50,6 @@ from spottrain.pipeline.model.skeleton import (
 )
 from spottrain.steps import at_step
 from spottrain.wire.model import TiedParameter
-
-_LEAST_END_BYTES = 16_000_000
-"""Parameters before all blocks, or after them, that are worth a section of their own."""
 
 
 def trace(job: TrainingJob) -> ModelLayout:
@@ -165,13 +162,11 @@ def _with_ends(
 ) -> ModelLayout:
     """Return a layout in which what comes before the blocks and after them, such as an embedding
     and a head, are sections of their own, where they hold more than a block and can be."""
-    sizes = [layout.param_bytes(k) for k in range(layout.num_sections)]
-    block = statistics.median_low(sizes)
-    heavy = block + max(block, _LEAST_END_BYTES)
-    if places.is_by_hand or places.is_guess or layout.waves or max(sizes[0], sizes[-1]) <= heavy:
+    first, last = heavy_ends([layout.param_bytes(k) for k in range(layout.num_sections)])
+    if places.is_by_hand or places.is_guess or layout.waves or not (first or last):
         return layout
-    ends = [(*places.cuts, places.units[-1])] if sizes[-1] > heavy else []
-    if sizes[0] > heavy:
+    ends = [(*places.cuts, places.units[-1])] if last else []
+    if first:
         before = _before(job, places.units[0], batches[0])
         ends = [(one, *cuts) for cuts in (*ends, places.cuts) for one in before] + ends
     for cuts in ends:

@@ -355,8 +355,7 @@ def worth_of(throughput: FleetThroughput, priced: Priced, terms: RankingTerms) -
     offer, place = priced.offer, priced.place
     examples_per_s = throughput.examples_per_s * terms.correction(place)
     step_s = throughput.step_s / terms.correction(place)
-    copies = throughput.data_parallel_width if throughput.vms > 1 else 1
-    only_checkpoints = slowdown(throughput.pipeline_depth, copies, 1.0) - 1
+    only_checkpoints = slowdown(throughput.pipeline_depth, throughput.copies, 1.0) - 1
     rent = throughput.vms * offer.usd_per_hour
     losses_per_hour = throughput.vms * priced.losses_per_hour
     lag_s = (

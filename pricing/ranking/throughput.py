@@ -28,6 +28,8 @@ class FleetThroughput:
     """VMs that are paid for."""
     pipeline_depth: int = 1
     data_parallel_width: int = 1
+    copies: int = 1
+    """How many VMs hold each stage, at least."""
     step_s: float = math.inf
     """Predicted time of a mini-batch."""
     examples_per_s: float = 0.0
@@ -108,7 +110,7 @@ class ThroughputCache:
             step_s = vm_s / vms
         return FleetThroughput(
             vms=vms,
-            data_parallel_width=3,  # hardly ever falls back to a checkpoint
+            copies=min(vms, 3),  # hardly ever falls back to a checkpoint
             step_s=step_s,
             examples_per_s=self.job.minibatch_size / step_s,
         )
@@ -133,6 +135,7 @@ class ThroughputCache:
             vms=max(used, min(vms, self.min_vms)) if self.returns_unused else vms,
             pipeline_depth=plan.pipeline_depth,
             data_parallel_width=plan.data_parallel_width,
+            copies=plan.copies,
             step_s=plan.predicted_step_s,
             examples_per_s=plan.minibatch_size / plan.predicted_step_s,
             sent_bytes=sent_bytes(

@@ -101,11 +101,7 @@ def open_generation(
     transition.put_generation(generation)
     transition.put(replace(transition.state.training, next_generation=generation.number + 1))
     number, reason = generation.number, generation.reason
-    alone = (
-        "; one VM holds all replicas of a stage"
-        if plan.copies < min(2, plan.data_parallel_width)
-        else ""
-    )
+    alone = "; one VM holds all replicas of a stage" if plan.rests_on_one_vm else ""
     transition.log(f"generation {number} starts with {plan.shape}: {reason}{alone}")
     open_store(transition, generation)
 

@@ -612,6 +612,11 @@ class Plan:
         return min(len({slot.vm_id for slot in self.slots[p::depth]}) for p in range(depth))
 
     @property
+    def rests_on_one_vm(self) -> bool:
+        """Whether there are several replicas, and one VM holds a stage of all of them."""
+        return self.copies == 1 < self.data_parallel_width
+
+    @property
     def copy_holders(self) -> tuple[int, ...]:
         """The rank that keeps the copies of each rank's sections; empty: there are none.
 

@@ -59,7 +59,7 @@ def test_a_size_is_met_as_nearly_as_layers_allow(size: float, context: int) -> N
     shape = TransformerShape.of_size(size, context)
     assert 0.6 < shape.num_parameters / size < 1.6
     assert shape.context == context
-    assert len(shape.facts("model").sections) == shape.layers
+    assert len(shape.facts("model").sections) in (shape.layers, shape.layers + 2)
 
 
 def test_what_is_no_model_is_refused() -> None:

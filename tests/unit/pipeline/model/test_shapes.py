@@ -36,6 +36,14 @@ CONFIGS = {
     "gpt_neox": hf.GPTNeoXConfig(
         **SIZES, hidden_size=64, intermediate_size=256, max_position_embeddings=32,
     ),
+    "llama with a vocabulary that outweighs its layers": hf.LlamaConfig(
+        **SIZES | {"vocab_size": 80_000}, hidden_size=64, intermediate_size=160,
+        num_key_value_heads=2, max_position_embeddings=32,
+    ),
+    "tied, with a vocabulary that outweighs its layers": hf.GPT2Config(
+        n_layer=3, n_embd=64, n_head=4, vocab_size=80_000, n_positions=32,
+        bos_token_id=0, eos_token_id=0,
+    ),
 }  # fmt: skip
 
 
@@ -72,11 +80,12 @@ def test_a_config_of_the_hub_has_the_facts_of_its_model(family: str) -> None:
     for ours, theirs in zip(facts.sections, found.sections, strict=True):
         assert same(ours) == same(theirs)
         assert ours.optimizer_bytes == pytest.approx(theirs.optimizer_bytes, rel=0.01)
-        # What plain PyTorch saves is more than fused kernels have to, but not by much.
+        # What plain PyTorch saves is more than fused kernels have to, but not by much; of the
+        # logits and their softmax, which models that count in two bytes keep, it keeps one.
         saved, needed = theirs.saved_bytes_per_example, ours.saved_bytes_per_example
         assert saved is not None
         assert needed is not None
-        assert 0.8 * needed < saved < 3 * needed
+        assert 0.5 * needed < saved < 3 * needed
 
 
 class Product(nn.Module):

@@ -35,7 +35,7 @@ from spottrain.pricing.ranking.throughput import FleetThroughput, ThroughputCach
 
 FOR_MONEY = ThroughputCache(replace(JOB, objective="examples_per_dollar"))
 THROUGHPUT = FleetThroughput(
-    vms=4, pipeline_depth=2, data_parallel_width=2, step_s=2.0, examples_per_s=8.0
+    vms=4, pipeline_depth=2, data_parallel_width=2, copies=2, step_s=2.0, examples_per_s=8.0
 )
 
 
