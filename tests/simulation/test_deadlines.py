@@ -62,7 +62,7 @@ class OpenCloud(Cloud):
 class DeadlineWorld(World):
     """Tells the core what fleets do, as the manager's market watch does."""
 
-    rated: FleetTerms | None = None
+    rated: tuple[FleetTerms, FleetTerms | None] | None = None
 
     def __init__(self, seed: int, settings: JobSettings, cloud: Cloud) -> None:
         super().__init__(seed, settings, cloud)
@@ -72,10 +72,12 @@ class DeadlineWorld(World):
         super().poll(force=force)
         if not self.manager_alive or self.profile is None:
             return
-        terms = terms_for(self.appraiser, self.state, self.cloud.offers())
-        if terms != self.rated or force:
-            self.rated = terms
-            self.feed(e.FleetRated(at_s=self.now_s, terms=terms))
+        state, offers = self.state, self.cloud.offers()
+        terms = terms_for(self.appraiser, state, offers)
+        other = self.appraiser.fleet_terms(state, offers, CALM, elsewhere=True)
+        if (terms, other) != self.rated or force:
+            self.rated = terms, other
+            self.feed(e.FleetRated(at_s=self.now_s, terms=terms, elsewhere=other))
 
 
 def terms_for(appraiser: OfferRanker, state: State, offers: Sequence[Offer]) -> FleetTerms:

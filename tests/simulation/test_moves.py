@@ -184,3 +184,15 @@ def test_a_manager_may_die_after_any_event_of_a_move(far: bool) -> None:
         check_end(job)
         assert job.finished is not None
         assert job.finished.kind == "succeeded"
+
+
+def test_a_place_is_not_moved_to_a_third_time_in_a_day() -> None:
+    job = moving(0, far=True, steps=2_000)
+    job.run(until_s=100.0)
+    came: list[str] = []
+    for turn in range(7):
+        job.cloud.prices["ba"[turn % 2]] = 0.6 * 0.7**turn
+        job.run_on(until_s=300.0)
+        came += sorted(zones(job))
+    assert came[:4] == ["b", "a", "b", "a"]
+    assert came[4:] == ["a"] * 3

@@ -274,9 +274,12 @@ def wanted_by_deadline(state: State, replacing: VmRecord | None = None) -> Calla
     Before the throughput of fleets is known, on demand only what training takes to start.
     """
     have = {one.name: one.ready + one.booting for one in held(state)}
+    move, decision = state.fleet.move, state.deadline.decision
+    if move is not None and not move.is_cut_over:
+        missing = len(move.vm_ids) - sum(have.values())
+        return lambda offer: missing if offer_key(offer) == move.offer else 0
     if replacing is not None and replacing.counts:
         have[offer_key(replacing.offer)] -= 1
-    decision = state.deadline.decision
     if decision is not None:
         wanted = dict(decision.wanted)
         return lambda offer: wanted.get(key := offer_key(offer), 0) - have.get(key, 0)

@@ -22,10 +22,12 @@ from spottrain.pricing.deadline.model import (
     JobStatus,
     Supply,
 )
-from spottrain.pricing.deadline.outlook import observe
+from spottrain.pricing.deadline.outlook import MarketOutlook, observe
 from spottrain.pricing.deadline.policy import decide
 from spottrain.pricing.deadline.rolling import is_due, note
+from spottrain.pricing.deadline.worst_case import WorstCase
 from spottrain.pricing.prices.place import offer_key
+from spottrain.pricing.ranking import cooldowns
 from spottrain.varuna_manager.core import allocation, limits
 from spottrain.varuna_manager.core.model.commands import Outcome
 from spottrain.varuna_manager.core.model.deadline_state import DeadlineState, FleetTerms
@@ -46,12 +48,15 @@ REVIEWS_LEFT = 100
 
 def fleet_rated(transition: Transition, event: FleetRated) -> None:
     """Note the throughput of fleets; forget what was decided without knowing it."""
-    before = transition.state.deadline
+    before, training = transition.state.deadline, transition.state.fleet.training
+    if training and not any(event.terms.is_for(vm.offer) for vm in training):
+        return  # asked before the job moved
     rates, known = event.terms.fleet.rates, before.terms
     same = known is not None and known.fleet.rates == rates
     trains = same or transition.state.history.progress.step > 0
     decision = before.decision if trains else None
-    transition.put(replace(before, terms=event.terms, seen=(), decision=decision))
+    rated = replace(before, terms=event.terms, elsewhere=event.elsewhere)
+    transition.put(replace(rated, seen=(), decision=decision))
 
 
 def advance(transition: Transition) -> None:
@@ -67,6 +72,8 @@ def advance(transition: Transition) -> None:
         if state.deadline.decision is not None:
             transition.put(DeadlineState(terms=terms))
         return
+    if (move := state.fleet.move) is not None and not move.is_cut_over:
+        return  # the old VMs train until the new ones are there, see ``moves``
     transition.wake(allocation.changes_at_s(state, _in_reach(state, terms)))
     if _seen(state, terms) == state.deadline.seen and not transition.waited_until(
         state.deadline.review_at_s
@@ -185,6 +192,91 @@ def _return(transition: Transition, rented: Holdings, wanted: int, reason: str) 
         limits.drain(transition, vm, f"deadline policy: {reason}")
 
 
+# --- Moves --------------------------------------------------------------------------------
+
+
+def survives_move(state: State, offer: Offer, late_s: float, usd: float) -> bool:
+    """Return whether the limits are kept if the job moves to as many VMs of an offer.
+
+    In the worst case nothing is trained until they are there, and all of them are lost then:
+    on-demand VMs beside them must still be enough. Where nothing is guaranteed (there are
+    none, neither here nor there) the new VMs must be in time if they are not lost.
+
+    Args:
+        late_s: When the new VMs train, at the latest, from now on.
+        usd: What old and new ones cost until then.
+    """
+    known = (state.deadline.terms, state.deadline.elsewhere)
+    terms = next((one for one in known if one is not None and one.is_for(offer)), None)
+    if terms is None or state.deadline.terms is None:
+        return False
+    now, count = job_status(state), len(state.fleet.vms)
+    rate = terms.fleet.rates[min(count, terms.fleet.max_vms)]
+    if rate < (now.min_examples_per_s or 0.0):
+        return False
+    now = _later(now, late_s, usd)
+    alone = replace(state, fleet=replace(state.fleet, vms={}))
+    there = supplies(alone, terms, cooldowns.location_of(offer, state.job.resources.span))
+    if all(one.spot for one in there):
+        is_guaranteed = not all(one.spot for one in supplies(state, state.deadline.terms))
+        return not is_guaranteed and now.examples_left <= rate * now.left_s
+    name = offer_key(offer)
+    worst = WorstCase(now, terms.fleet, there, (Holdings(name=name, ready=count),))
+    return worst.is_survived({name: count}, worst.attempts_usd)
+
+
+def may_wait(state: State, usd: float) -> bool:
+    """Return whether the old VMs would keep the limits if a move that is under way were given
+    up at the next decision.
+
+    Args:
+        usd: What the new VMs cost until they must be ready.
+    """
+    terms = state.deadline.terms
+    if terms is None or not state.job.has_slo:
+        return True
+    old = {vm.vm_id: replace(vm, successor="") for vm in state.fleet.training}
+    stays = replace(
+        state,
+        fleet=replace(state.fleet, vms=old, move=None),
+        launches=replace(state.launches, intents={}),
+    )
+    here, rented = supplies(stays, terms), holdings(stays, terms)
+    if all(one.spot for one in here):
+        return True
+    now = replace(_later(job_status(stays), 0.0, usd), paused_s=_paused_s(stays, terms))
+    worst = WorstCase(now, terms.fleet, here, rented)
+    return worst.is_survived({one.name: one.rented for one in rented}, worst.attempts_usd)
+
+
+def moved(transition: Transition) -> None:
+    """Decide anew, by what fleets of the kind of machine do that the job has moved to."""
+    before, training = transition.state.deadline, transition.state.fleet.training
+    if before.terms is None or not training:
+        return
+    known = [one for one in (before.terms, before.elsewhere) if one is not None]
+    known.sort(key=lambda one: not any(one.is_for(vm.offer) for vm in training))
+    transition.put(
+        replace(
+            before,
+            terms=known[0],
+            elsewhere=known[-1] if len(known) > 1 else None,
+            outlook=MarketOutlook(),
+            decision=None,
+            seen=(),
+        )
+    )
+
+
+def _later(now: JobStatus, late_s: float, usd: float) -> JobStatus:
+    """Return the status of a job with so much less time and money."""
+    return replace(
+        now,
+        deadline_s=None if now.deadline_s is None else now.deadline_s - late_s,
+        usd_left=None if now.usd_left is None else now.usd_left - usd,
+    )
+
+
 # --- What is decided over -------------------------------------------------------------
 
 
@@ -232,9 +324,10 @@ def holdings(state: State, terms: FleetTerms) -> tuple[Holdings, ...]:
     )
 
 
-def _in_reach(state: State, terms: FleetTerms) -> list[Offer]:
-    """Return the offers of the kind that the terms are about, where the job's VMs are."""
-    where = allocation.home(state)
+def _in_reach(state: State, terms: FleetTerms, where: tuple[str, ...] | None = None) -> list[Offer]:
+    """Return the offers of the kind that the terms are about at a location, or where the job's
+    VMs are."""
+    where = where or allocation.home(state)
     return [
         offer
         for offer in state.market.offers
@@ -242,14 +335,16 @@ def _in_reach(state: State, terms: FleetTerms) -> list[Offer]:
     ]
 
 
-def supplies(state: State, terms: FleetTerms) -> tuple[Supply, ...]:
+def supplies(
+    state: State, terms: FleetTerms, where: tuple[str, ...] | None = None
+) -> tuple[Supply, ...]:
     """Return what is on offer of the kind of machine that the terms are about.
 
-    Only where the job's VMs are, if they have to be near each other. Spot offers that cool
+    Only at a location, or where the job's VMs are, if they have to be near each other. Spot offers that cool
     down, or cost as much as on-demand VMs of their zone, count as sold out.
     """
     here = {one.name for one in allocation.held(state)}
-    kind = _in_reach(state, terms)
+    kind = _in_reach(state, terms, where)
     open_keys = {offer_key(o) for o in kind if allocation.is_open(state, o)}
     on_demand_usd = {
         (o.region, o.zone): o.usd_per_hour for o in kind if not o.spot and offer_key(o) in open_keys

@@ -13,8 +13,11 @@ rented beside the old ones, which train on until all of them are ready. The rule
    old ones save a checkpoint, and the new ones load it (``Move.is_far``).
 3. Plans use old VMs up to the end of the first phase, then new ones
    (``planning.usable_vms``).
-4. Only one move at a time, none for a job with a deadline, whose policy knows one type of
-   machine, and none within a pool's grant, in which all that is billed counts.
+4. Only one move at a time, and none within a pool's grant, in which all that is billed counts.
+5. With a deadline the worst case is asked: until the new VMs train, what they leave must still
+   finish in time, and so must what they find (``deadline.survives_move``, ``may_wait``).
+6. A place that was moved to twice in a day, and left again or never reached, is not tried again
+   that day.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ from spottrain.pricing.ranking.switching import (
     decide,
 )
 from spottrain.units import DAY_S, HOUR_S, counted
-from spottrain.varuna_manager.core import allocation
+from spottrain.varuna_manager.core import allocation, deadline
 from spottrain.varuna_manager.core.fleet import return_vms
 from spottrain.varuna_manager.core.model.records import (
     GenerationPhase,
@@ -58,6 +61,8 @@ READY_BOUND_S = 1800.0
 """How long new VMs may take, refusals included."""
 PAUSE_S = 3600.0
 """After a move that was given up, until the next may begin."""
+MOST_A_DAY = 2
+"""Moves to one place: another would be one more that is soon undone."""
 
 
 def advance(transition: Transition) -> None:
@@ -103,14 +108,15 @@ def _begin(transition: Transition) -> None:
     )
     for vm in tuple(state.fleet.vms.values()):
         transition.put_vm(replace(vm, successor="expected"))
-    transition.put(replace(transition.state.fleet, move=move))
+    made = (*_of_day(state), (state.now_s, move.offer))
+    transition.put(replace(transition.state.fleet, move=move, moves_of_day=made))
     transition.log(f"moving from {move.source} to {move.to}: {why}")
 
 
 def _is_calm(state: State) -> bool:
     """Return whether a move may begin: the whole fleet trains, and nothing is under way."""
     job, generation = state.job, state.training.generation
-    if job.plan_objective != "examples_per_dollar" or job.has_slo or job.grant:
+    if job.morphing.objective != "examples_per_dollar" or job.grant:
         return False
     if generation is None or generation.phase is not GenerationPhase.RUNNING:
         return False
@@ -123,6 +129,12 @@ def _is_calm(state: State) -> bool:
     return train and allocation.next_launch(state).offer is None
 
 
+def _of_day(state: State) -> tuple[tuple[float, str], ...]:
+    """Return the moves of the last day."""
+    since_s = state.now_s - DAY_S
+    return tuple(made for made in state.fleet.moves_of_day if made[0] > since_s)
+
+
 def _better(state: State) -> tuple[Offer, str, float] | None:
     """Return the offer to move to, why, and the dollars that it saves; None: to stay is
     better."""
@@ -132,11 +144,14 @@ def _better(state: State) -> tuple[Offer, str, float] | None:
     count = len(state.fleet.vms)
     affords = allocation.affordable(state)
     left = quota_left(state.market.offers, allocation.rented(state))
+    made = Counter(key for _, key in _of_day(state))
     offers: dict[Place, Offer] = {}
     quotes = [held]
     for offer in state.market.offers:
         worth = state.market.worths.get(offer_key(offer))
         if worth is None or worth.examples_per_usd <= 0:
+            continue
+        if made[offer_key(offer)] >= MOST_A_DAY:
             continue
         # First what costs little to ask: most offers are no better.
         if worth.at(offer.usd_per_hour) * held.usd_per_hour <= _per_hour(held):
@@ -165,15 +180,26 @@ def _better(state: State) -> tuple[Offer, str, float] | None:
         decide([held, quote], at, _frictions(state, quote.place), RULE) for quote in quotes[1:]
     ]
     moves = [one for one in decisions if one.moves]
-    if not moves:
+    moves.sort(key=lambda one: (-one.saves_usd, one.quote.place))
+    best = next((one for one in moves if _keeps_limits(state, offers[one.quote.place])), None)
+    if best is None:
         return None
-    best = min(moves, key=lambda one: (-one.saves_usd, one.quote.place))
     gain = _usd_each(held) / _usd_each(best.quote)
     why = (
         f"{gain - 1:.0%} more examples per dollar save {dollars(best.saves_usd)} over "
         f"{duration(min(RULE.horizon_s or math.inf, at.examples / held.examples_per_s))}"
     )
     return offers[best.quote.place], why, best.saves_usd
+
+
+def _keeps_limits(state: State, offer: Offer) -> bool:
+    """Return whether a job with a deadline or a minimum throughput may move to an offer."""
+    if not state.job.has_slo:
+        return True
+    late_s = READY_BOUND_S + _move_s(state, place_of(offer))
+    each_usd = [state.history.ledger.rate_of(vm_id).usd_per_hour for vm_id in state.fleet.vms]
+    usd_per_hour = math.fsum(each_usd) + len(each_usd) * offer.usd_per_hour
+    return deadline.survives_move(state, offer, late_s, usd_per_hour * late_s / HOUR_S)
 
 
 def _usd_each(quote: Quote) -> float:
@@ -213,20 +239,26 @@ def _place(state: State) -> Place:
 
 def _frictions(state: State, to: Place) -> Frictions:
     """Return what a move to a place costs."""
-    job, here = state.job, _place(state)
-    near = to.site == here.site or allocation.reach_each_other(state, here, to)
-    moved_s = state.history.progress.morph_cost_s or MORPH_COST_S
+    job = state.job
     fetched = egress.fetched(job.data_bytes, to.cloud).usd * len(state.fleet.vms)
     base = Frictions()
     zone = job.budget.zone_usd_per_gb
     return replace(
         base,
         boot_s=boot_s(state),
-        move_s=moved_s if near else RELOAD_S,
+        move_s=_move_s(state, to),
         checkpoint_bytes=float(job.facts.stored_bytes(1)),
         zone_usd_per_gb=base.zone_usd_per_gb if zone is None else zone,
         dataset_bytes=fetched / base.cloud_usd_per_gb * 1e9,
     )
+
+
+def _move_s(state: State, to: Place) -> float:
+    """Return the training time that a move to a place costs."""
+    here = _place(state)
+    if to.site == here.site or allocation.reach_each_other(state, here, to):
+        return state.history.progress.morph_cost_s or MORPH_COST_S
+    return RELOAD_S
 
 
 # --- A move under way ---------------------------------------------------------------------
@@ -240,13 +272,21 @@ def _wait(transition: Transition, move: Move) -> None:
     ready = [vm for vm in new if vm.is_usable]
     if not old:  # there is nothing to wait for
         transition.put(replace(state.fleet, move=None))
+        deadline.moved(transition)
         return
     if len(ready) >= len(move.vm_ids):
         for vm in old:
             transition.put_vm(replace(vm, successor="arrived"))
         transition.put(replace(transition.state.fleet, move=replace(move, is_cut_over=True)))
+        deadline.moved(transition)
         transition.note_fleet_change()
         return
+    new_usd = [state.history.ledger.rate_of(vm.vm_id).usd_per_hour for vm in new]
+    waits_s = max(0.0, move.since_s + READY_BOUND_S - state.now_s)
+    if not deadline.may_wait(state, math.fsum(new_usd) * waits_s / HOUR_S):
+        _give_up(transition, "no more time or money to wait for the new VMs")
+        return
+    transition.wake(state.now_s + deadline.REVIEW_S)
     # Launches that nobody has answered yet may still bring VMs.
     if transition.waited_until(move.since_s + READY_BOUND_S) and not state.launches.intents:
         _give_up(transition, f"{len(ready)} of {counted(len(move.vm_ids), 'new VM')} ready")
@@ -286,3 +326,4 @@ def _give_up(transition: Transition, reason: str) -> None:
     transition.note_fleet_change()
     transition.log(f"not moving to {move.to}: {reason}")
     return_vms(transition, new[max(0, kept) :], "the move was given up")
+    deadline.moved(transition)

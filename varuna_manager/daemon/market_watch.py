@@ -21,6 +21,7 @@ from spottrain.pricing.prices.history import History, HistoryError, VmLife
 from spottrain.pricing.prices.place import offer_key
 from spottrain.pricing.prices.price import Price
 from spottrain.pricing.ranking.order import OfferWorth
+from spottrain.varuna_manager.core.deadline import is_cost_optimal
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.deadline_state import FleetTerms
 from spottrain.varuna_manager.daemon.ports import EventSink
@@ -48,7 +49,7 @@ class MarketWatch:
         # As reported to the core last:
         self._offers: Mapping[str, Offer] | None = None
         self._worths: Mapping[str, OfferWorth] | None = None
-        self._terms: FleetTerms | None = None
+        self._rated: tuple[FleetTerms, FleetTerms | None] | None = None
 
     async def seen(self, offers: Sequence[Offer]) -> None:
         """Feed offers that have changed, and before them what they are worth.
@@ -58,10 +59,11 @@ class MarketWatch:
         worths = await asyncio.to_thread(self._rank, tuple(offers))
         if worths is not None and not _about_equal(worths, self._worths):
             self._feed_worths(worths)
-        terms = await asyncio.to_thread(self._fleet_terms, tuple(offers))
-        if terms is not None and terms != self._terms:
-            self._terms = terms
-            self._sink.feed(e.FleetRated(at_s=self._sink.now_s(), terms=terms))
+        rated = await asyncio.to_thread(self._fleet_terms, tuple(offers))
+        if rated is not None and rated != self._rated:
+            self._rated = rated
+            terms, other = rated
+            self._sink.feed(e.FleetRated(at_s=self._sink.now_s(), terms=terms, elsewhere=other))
         if self._feed_offers(offers):
             await asyncio.to_thread(self._remember_prices, tuple(offers))
 
@@ -117,13 +119,21 @@ class MarketWatch:
             logger.warning("offers are not ranked: %s", error)
             return None
 
-    def _fleet_terms(self, offers: tuple[Offer, ...]) -> FleetTerms | None:
-        """Return what fleets do for the job, if it has a deadline or a minimum throughput."""
-        state = self._sink.state
-        if self._hazards is None or not state.job.has_slo:
+    def _fleet_terms(
+        self, offers: tuple[Offer, ...]
+    ) -> tuple[FleetTerms, FleetTerms | None] | None:
+        """Return what fleets do for the job, if it has a deadline or a minimum throughput, and
+        what those of the best other kind do, if it may move."""
+        state, hazards = self._sink.state, self._hazards
+        if hazards is None or not state.job.has_slo:
             return None
         try:
-            return self._ranker.fleet_terms(state, offers, self._hazards)
+            terms = self._ranker.fleet_terms(state, offers, hazards)
+            if terms is None:
+                return None
+            if not is_cost_optimal(state):
+                return terms, None  # it never moves
+            return terms, self._ranker.fleet_terms(state, offers, hazards, elsewhere=True)
         except PlanError:
             return None  # logged with the ranking
 

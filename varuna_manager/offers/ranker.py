@@ -129,7 +129,12 @@ class OfferRanker:
         }
 
     def fleet_terms(
-        self, state: State, offers: Sequence[Offer], hazards: Hazards
+        self,
+        state: State,
+        offers: Sequence[Offer],
+        hazards: Hazards,
+        *,
+        elsewhere: bool = False,
     ) -> FleetTerms | None:
         """Return the throughput of fleets of the kind of machine that the job has or
         should have.
@@ -138,6 +143,7 @@ class OfferRanker:
             state: The manager's.
             offers: What can be rented now.
             hazards: Interruption rates.
+            elsewhere: Of the best other kind instead, to which the job could move.
 
         Returns:
             None before anything was ranked, or where nothing trains the job.
@@ -148,7 +154,7 @@ class OfferRanker:
         profile, throughputs = self._profile, self._throughputs
         if profile is None or throughputs is None:
             return None
-        of_kind = _of_one_kind(state, offers)
+        of_kind = _of_one_kind(state, offers, elsewhere=elsewhere)
         if not of_kind:
             return None
         priced = [self._priced(o, state, profile, hazards) for o in of_kind]
@@ -268,18 +274,14 @@ class OfferRanker:
             self._corrections[kind] = float(f"{ratio:.2g}")
 
 
-def _of_one_kind(state: State, offers: Sequence[Offer]) -> list[Offer]:
-    """Return the offers of the kind of most VMs; without VMs, of the best kind."""
-    kinds = Counter(
-        (vm.offer.cloud, vm.offer.instance_type) for vm in state.fleet.vms.values() if vm.counts
-    )
-    best = in_order(offers, state.market.worths)
-    if kinds:
-        kind = max(kinds, key=lambda one: (kinds[one], one))
-    elif best:
-        kind = best[0].cloud, best[0].instance_type
-    else:
-        return []
+def _of_one_kind(state: State, offers: Sequence[Offer], *, elsewhere: bool) -> list[Offer]:
+    """Return the offers of the kind of most VMs; without VMs, of the best kind; or those of
+    the best other kind."""
+    kinds = Counter((vm.offer.cloud, vm.offer.instance_type) for vm in state.fleet.training)
+    ranked = [(o.cloud, o.instance_type) for o in in_order(offers, state.market.worths)]
+    kind = max(kinds, key=lambda one: (kinds[one], one), default=next(iter(ranked), None))
+    if elsewhere:
+        kind = next((other for other in ranked if other != kind), None)
     return [o for o in offers if (o.cloud, o.instance_type) == kind]
 
 

@@ -35,6 +35,8 @@ class DeadlineState:
 
     terms: FleetTerms | None = None
     """None: not known yet."""
+    elsewhere: FleetTerms | None = None
+    """Of the best other kind of machine, where the job may move."""
     outlook: MarketOutlook = field(default_factory=MarketOutlook)
     decision: FleetDecision | None = None
     """None: the job has no such limits, or nothing is known."""

@@ -218,6 +218,8 @@ class FleetRated(JobEvent):
     """What fleets do for the job; fed if it has a deadline or a minimum throughput."""
 
     terms: FleetTerms
+    elsewhere: FleetTerms | None = None
+    """Of the best other kind of machine, where the job may move."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,12 +81,20 @@ class FleetState:
     """To VMs that train more per dollar, while it is under way."""
     move_after_s: float = 0.0
     """When the next may begin, after one that was given up."""
+    moves_of_day: tuple[tuple[float, str], ...] = ()
+    """When moves of the last day began, and the offers (``offer_key``)."""
     fleet_changed_at_s: float = 0.0
     """When usable slots last came or went."""
     short_since_s: float | None = None
     """Since when there are no VMs, or too few to train."""
     shortages: Mapping[str, records.Shortage] = field(default_factory=dict)
     """By kind of machine, where memory was less than a plan needed."""
+
+    @property
+    def training(self) -> tuple[records.VmRecord, ...]:
+        """The VMs that the job trains on, or will: until a move has all new ones, the old."""
+        waits = self.move is not None and not self.move.is_cut_over
+        return tuple(vm for vm in self.vms.values() if (vm.successor if waits else vm.counts))
 
 
 @dataclass(frozen=True, kw_only=True)
