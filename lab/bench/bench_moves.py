@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from tests.simulation.market import Cloud
 from tests.simulation.market import offer as offer_in
@@ -78,11 +79,18 @@ def _on(days: list[dict[Place, float]], after_s: float) -> dict[Place, float]:
 class Recorded(RankedWorld):
     """One VM on the market of some days, ranked at every look."""
 
+    market = Market
+
     def __init__(
-        self, seed: int, days: list[dict[Place, float]], steps: int, data_bytes: float
+        self,
+        seed: int,
+        days: list[dict[Place, float]],
+        steps: int,
+        data_bytes: float,
+        **changes: Any,
     ) -> None:
         zones = {place.zone: 10 for day in days for place in day}
-        market = Market(capacity=zones, prices={})
+        market = self.market(capacity=zones, prices={})
         market.days, market.world = days, self
         sections = tuple(
             replace(section, param_bytes=1 << 24, optimizer_bytes=1 << 25)
@@ -95,6 +103,7 @@ class Recorded(RankedWorld):
             max_vms=1,
             objective="examples_per_dollar",
             data_bytes={HOME: data_bytes} if data_bytes else {},
+            **changes,
         )
         super().__init__(seed, job, market)
 
@@ -183,17 +192,16 @@ def main() -> None:
     print(f"all rows together: the core gains {core / replay:.1%} of what the replay does")
 
 
-def row(
-    days: Sequence[Mapping[Place, Sequence[float]]],
-    model: str,
-    region: str,
-    lasts: int,
-    data_bytes: float,
-    starts: int,
-) -> tuple[float, float]:
-    """Play the jobs of one row, and print it; return what replay and core gain."""
+def each_day(
+    days: Sequence[Mapping[Place, Sequence[float]]], model: str, region: str
+) -> list[dict[Place, float]]:
+    """Return the price of a GPU over its speed for a model, by day and place.
+
+    Args:
+        region: Where; empty: everywhere.
+    """
     speeds = THROUGHPUTS[model]
-    whole = [
+    return [
         {
             place: min(seen)
             / INSTANCES[place.instance_type].count
@@ -203,6 +211,18 @@ def row(
         }
         for day in days
     ]
+
+
+def row(
+    days: Sequence[Mapping[Place, Sequence[float]]],
+    model: str,
+    region: str,
+    lasts: int,
+    data_bytes: float,
+    starts: int,
+) -> tuple[float, float]:
+    """Play the jobs of one row, and print it; return what replay and core gain."""
+    whole = each_day(days, model, region)
     steps = int(lasts * DAY_S / 512)
     kept, by_rule, by_core = list[float](), list[float](), list[float]()
     moves = 0

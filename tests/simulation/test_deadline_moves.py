@@ -35,9 +35,7 @@ class OpenMarket(Market):
 
     def offers(self) -> tuple[Offer, ...]:
         return tuple(
-            offer
-            if offer.spot
-            else replace(offer, available=None, usd_per_hour=self.on_demand_usd)
+            offer if offer.spot else replace(offer, available=None, usd_per_hour=self.on_demand_usd)
             for offer in super().offers()
         )
 
@@ -125,9 +123,7 @@ def test_on_demand_vms_are_rented_where_it_went_if_all_are_lost_there() -> None:
 
 @pytest.mark.parametrize("far", first_always([True, False]))
 @pytest.mark.parametrize("seed", first_always(range(6)))
-def test_the_deadline_is_kept_whatever_markets_do_to_a_job_that_moves(
-    seed: int, far: bool
-) -> None:
+def test_the_deadline_is_kept_whatever_markets_do_to_a_job_that_moves(seed: int, far: bool) -> None:
     job = moving(seed, hours=4.0 + seed % 3, far=far)
     draw = job.random
 
