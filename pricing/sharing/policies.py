@@ -134,7 +134,8 @@ def cheapest(problem: AllocationProblem) -> Allocation:
 def hierarchical(problem: AllocationProblem) -> Allocation:
     """Return shares that are fair to teams by their weights (section 5.4.3).
 
-    A team's weight goes to its jobs that can still gain, by their own weights.
+    A team's weight goes to its jobs that can still gain: by their own weights, or all of it to
+    the one that arrived first (Figure 5.13).
     """
     equal = equal_rates(problem) / problem.best
     weights = problem.teams or {}
@@ -146,6 +147,8 @@ def hierarchical(problem: AllocationProblem) -> Allocation:
         slope = np.zeros(len(problem.demands))
         for team, jobs in members.items():
             gaining = [m for m in jobs if active[m]]
+            if team in problem.fifo_teams:
+                gaining = sorted(gaining, key=lambda m: (problem.demands[m].arrived_s, m))[:1]
             total = sum(problem.demands[m].weight for m in gaining)
             for m in gaining:
                 slope[m] = weights.get(team, 1.0) * problem.demands[m].weight / total
@@ -172,6 +175,7 @@ def _remembered(policy: Policy) -> Policy:
             problem.vms,
             problem.caps,
             problem.teams,
+            problem.fifo_teams,
             [(c.name, c.options, c.weight, c.team, c.arrived_s) for c in problem.demands],
         )
         if not last or last[0][0] != asked:

@@ -114,6 +114,8 @@ class AllocationProblem:
     """Of one VM, by kind; none where money plays no part."""
     teams: Mapping[str, float] | None = None
     """Weights of teams; 1 for one that is not named."""
+    fifo_teams: frozenset[str] = frozenset()
+    """Teams inside which the first job to arrive comes first."""
     caps: tuple[Constraint, ...] = ()
     """Further limits."""
 

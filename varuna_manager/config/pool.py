@@ -76,6 +76,9 @@ class TeamConfig(Section):
 
     weight: Weight = 1.0
     """Its part, against those of the other teams; under the policy `hierarchical`."""
+    order: Literal["fair", "fifo"] = "fair"
+    """Under `hierarchical` its part goes to its jobs by their priorities (`fair`), or to the one
+    that came first, and what it cannot use to the next (`fifo`)."""
     max_vms: PositiveInt | None = None
     """VMs that its jobs hold at most, together."""
     max_usd: Dollars | None = None

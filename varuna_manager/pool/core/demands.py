@@ -71,6 +71,7 @@ def problem_of(
         demands=tuple(demand_of(state, job) for job in fitting),
         usd_per_hour=tuple(s.microusd_per_hour / MICRO for s in state.supplies),
         teams={name: team.weight for name, team in state.settings.teams.items()},
+        fifo_teams=frozenset(n for n, team in state.settings.teams.items() if team.order == "fifo"),
         caps=tuple(_caps(state, fitting)),
     )
     return problem, fitting

@@ -46,6 +46,8 @@ class Team:
     """A team's part and its own caps."""
 
     weight: float = 1.0
+    order: Literal["fair", "fifo"] = "fair"
+    """How its part is divided among its jobs."""
     limits: Limits = Limits()
 
 

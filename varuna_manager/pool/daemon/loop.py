@@ -278,8 +278,8 @@ class PoolLoop(Loop[PoolState, PoolEvent, PoolCommand]):
             else:
                 raise ConfigError(
                     f"{key}: cannot be changed; these can: max_vms, policy, budget.max_usd, "
-                    "budget.max_usd_per_hour, teams.NAME.weight and its caps, min_stay_s, "
-                    "round_s, jobs.NAME.priority"
+                    "budget.max_usd_per_hour, teams.NAME.weight, its order and caps, "
+                    "min_stay_s, round_s, jobs.NAME.priority"
                 )
         config = parse_pool(data, "set")
         for name, weight in weights:

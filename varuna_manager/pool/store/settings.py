@@ -30,6 +30,7 @@ def settings_of(config: PoolConfig) -> PoolSettings:
         teams={
             name: Team(
                 weight=team.weight,
+                order=team.order,
                 limits=Limits(
                     max_vms=float("inf") if team.max_vms is None else team.max_vms,
                     max_microusd=microusd(team.max_usd),

@@ -113,6 +113,21 @@ def test_a_team_is_served_by_its_weight() -> None:
     assert rates == pytest.approx((1 / 3, 2 / 9, 2 / 9, 2 / 9), rel=CLOSE)
 
 
+def test_inside_a_team_the_first_to_arrive_may_come_first() -> None:
+    teams = [("a", 0.0), ("b", 2.0), ("b", 1.0), ("b", 3.0)]
+    demands = tuple(
+        replace(demand, team=team, arrived_s=arrived_s)
+        for demand, (team, arrived_s) in zip(four((1,) * 4).demands, teams, strict=True)
+    )
+    problem = AllocationProblem(
+        kinds=("gpu",), vms=(2,), demands=demands, fifo_teams=frozenset({"b"})
+    )
+    # Each team has one GPU; what the first job cannot use is the next one's.
+    assert hierarchical(problem).examples_per_s == pytest.approx((1, 0, 1, 0), abs=1e-5)
+    more = hierarchical(replace(problem, vms=(3,))).examples_per_s
+    assert more == pytest.approx((1, 1, 1, 0), abs=1e-5)
+
+
 def test_a_deadline_buys_the_fast_kind_only_as_far_as_it_must() -> None:
     job = fixed("j", (2.0, 1.0), examples=5400.0, deadline_s=3600.0)
     problem = AllocationProblem(kinds=KINDS, vms=(1, 1), demands=(job,), usd_per_hour=(3.0, 1.0))

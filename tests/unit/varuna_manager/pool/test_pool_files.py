@@ -27,7 +27,7 @@ from spottrain.varuna_manager.pool.store.settings import (
 )
 
 ROOT = Path(__file__).parents[4]
-POOL: dict[str, Any] = {"name": "lab", "max_vms": 4, "teams": {"vision": {"weight": 2}}}
+POOL: dict[str, Any] = {"name": "lab", "max_vms": 4, "teams": {"vision": {"weight": 2, "order": "fifo"}}}
 JOB: dict[str, Any] = {
     "name": "job",
     "entrypoint": "train:job",
@@ -95,6 +95,7 @@ def test_the_file_becomes_the_core_s_settings_to_the_micro_dollar() -> None:
     assert settings.limits.max_microusd_per_hour == 12_100_000
     assert settings.budget_per == "life"
     assert settings.teams["vision"].weight == 2
+    assert settings.teams["vision"].order == "fifo"
     assert math.isinf(settings.teams["vision"].limits.max_microusd)
     assert settings.grant_s / 4 >= settings.shortest_grant_s, "renewed in time"
 
