@@ -79,33 +79,10 @@ class PoolOutcome:
         )
 
     def finish_time_fairness(self) -> list[float]:
-        """Return, by job, its time over what it would have taken on its own part of the pool.
-
-        That part is one over the number of jobs that are there, of every kind, at the job's own
-        size, by the mean over the job's life of what it trains there.
-        """
-        moments = sorted(
-            [(one.job.arrived_s, 1) for one in self.jobs]
-            + [(one.ended_s, -1) for one in self.jobs if one.ended_s < math.inf]
-        )
-        times = np.array([at_s for at_s, _ in moments])
-        present = np.cumsum([change for _, change in moments])
-        found = []
-        for one in self.jobs:
-            if one.ended_s == math.inf:
-                found.append(math.inf)
-                continue
-            own = slice(
-                int(np.searchsorted(times, one.job.arrived_s)),
-                int(np.searchsorted(times, one.ended_s)),
-            )
-            counts, at = np.maximum(1, present[own]), np.append(times[own], one.ended_s)
-            rates = {n: own_part_rate(one.job, self.vms, 1.0 / n) for n in set(counts.tolist())}
-            alone = sum(
-                rates[n] * lasts_s for n, lasts_s in zip(counts.tolist(), np.diff(at), strict=True)
-            )
-            found.append(one.job.work / alone if alone > 0 else math.inf)
-        return found
+        """Return, by job, its time over that in a pool in which each job keeps to its own part
+        (``isolated_times_s``): the same for every policy."""
+        alone = isolated_times_s([one.job for one in self.jobs], self.vms)
+        return [one.completion_s / time_s for one, time_s in zip(self.jobs, alone, strict=True)]
 
     def deadlines(self) -> tuple[int, int]:
         """Return how many deadlines were kept, of how many."""
@@ -117,6 +94,43 @@ class PoolOutcome:
     def usd(self) -> float:
         """Dollars of all VMs."""
         return sum(one.usd for one in self.jobs)
+
+
+def isolated_times_s(jobs: Sequence[SimulatedJob], vms: Vms) -> list[float]:
+    """Return the time from arrival to end of each job if each keeps to its own part.
+
+    That part is one over the number of the jobs that are there then, of every kind, at the
+    job's own size. Infinite for a job that cannot run.
+    """
+    rates: dict[tuple[int, int, int], float] = {}
+
+    def rate_of(job: SimulatedJob, count: int) -> float:
+        key = id(job.throughputs), job.size, count
+        if key not in rates:
+            rates[key] = own_part_rate(job, vms, 1.0 / count)
+        return rates[key]
+
+    ends_s = [math.inf] * len(jobs)
+    runnable = [m for m, job in enumerate(jobs) if rate_of(job, 1) > 0]
+    coming = sorted(runnable, key=lambda m: jobs[m].arrived_s, reverse=True)
+    left: dict[int, float] = {}
+    now_s = 0.0
+    while coming or left:
+        arrives_s = jobs[coming[-1]].arrived_s if coming else math.inf
+        each = {m: rate_of(jobs[m], len(left)) for m in left}
+        ends_first = min(left, key=lambda m: left[m] / each[m], default=None)
+        lasts_s = math.inf if ends_first is None else left[ends_first] / each[ends_first]
+        until_s = min(arrives_s, now_s + lasts_s)
+        for m in left:
+            left[m] -= each[m] * (until_s - now_s)
+        now_s = until_s
+        if arrives_s <= until_s:
+            arrived = coming.pop()
+            left[arrived] = jobs[arrived].work
+        elif ends_first is not None:
+            del left[ends_first]
+            ends_s[ends_first] = now_s
+    return [end_s - job.arrived_s for end_s, job in zip(ends_s, jobs, strict=True)]
 
 
 def own_part_rate(job: SimulatedJob, vms: Vms, part: float) -> float:

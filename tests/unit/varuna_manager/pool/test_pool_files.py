@@ -27,7 +27,11 @@ from spottrain.varuna_manager.pool.store.settings import (
 )
 
 ROOT = Path(__file__).parents[4]
-POOL: dict[str, Any] = {"name": "lab", "max_vms": 4, "teams": {"vision": {"weight": 2, "order": "fifo"}}}
+POOL: dict[str, Any] = {
+    "name": "lab",
+    "max_vms": 4,
+    "teams": {"vision": {"weight": 2, "order": "fifo"}},
+}
 JOB: dict[str, Any] = {
     "name": "job",
     "entrypoint": "train:job",

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.tiers import first_always
 
 from spottrain.pricing.sharing.policies import POLICIES
 from spottrain.varuna_manager.pool.core.model import PoolSettings, Supply
-from spottrain.varuna_manager.pool.simulation.outcome import PoolOutcome, measures
+from spottrain.varuna_manager.pool.simulation.outcome import (
+    PoolOutcome,
+    isolated_times_s,
+    measures,
+)
 from spottrain.varuna_manager.pool.simulation.product import simulate
 from spottrain.varuna_manager.pool.simulation.workload import SimulatedJob
 
@@ -41,8 +48,34 @@ def test_two_jobs_share_until_one_ends() -> None:
     assert [one.completion_s for one in found.jobs] == pytest.approx([200, 300])
     assert found.utilisation == pytest.approx(1)
     assert found.usd == pytest.approx(1200 * 1e-3)
-    # Alone on half of the pool a would have taken as long; b had it to itself in the end.
+    # Each would have kept to half of the pool, b to all of it in the end.
     assert found.finish_time_fairness() == pytest.approx([1, 1])
+
+
+def test_fairness_is_compared_with_the_same_times_whatever_the_policy() -> None:
+    jobs = job("a", 400), job("b", 400)
+    assert run("fifo", *jobs).finish_time_fairness() == pytest.approx([0.5, 1])
+    assert run("fair", *jobs).finish_time_fairness() == pytest.approx([1, 1])
+
+
+@given(st.lists(st.tuples(st.floats(0, 1000), st.floats(1, 1000)), min_size=1, max_size=6))
+def test_jobs_that_keep_to_their_parts_share_a_pool_like_a_processor(
+    drawn: list[tuple[float, float]],
+) -> None:
+    # One VM, split evenly: all of it is used while a job is there.
+    jobs = [
+        replace(job(f"j{m}", work), arrived_s=arrived_s, size=1, throughputs=({1: 1.0},))
+        for m, (arrived_s, work) in enumerate(drawn)
+    ]
+    found = isolated_times_s(jobs, (1,))
+    ends = [one.arrived_s + time_s for one, time_s in zip(jobs, found, strict=True)]
+    now_s = 0.0
+    for one in sorted(jobs, key=lambda one: one.arrived_s):
+        now_s = max(now_s, one.arrived_s) + one.work
+    assert max(ends) == pytest.approx(now_s)
+    for one, time_s in zip(jobs, found, strict=True):
+        assert time_s >= one.work * (1 - 1e-9)
+        assert time_s <= sum(other.work for other in jobs) * (1 + 1e-9)
 
 
 def test_first_come_first_served_queues() -> None:
