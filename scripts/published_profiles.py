@@ -6,7 +6,7 @@ Bytes follow from the shapes of layers, times from the published mini-batches. R
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from spottrain.codec import encode
@@ -37,6 +37,11 @@ EMBEDDING_SHARE = 0.05
 """Assumed time of the embedding over that of a layer."""
 
 
+NETWORK = LinkProfile(latency_s=0.0005, bandwidth_bytes_per_s=1.25e9)
+NVLINK = LinkProfile(latency_s=1e-5, bandwidth_bytes_per_s=150e9)
+"""Of a V100: six links of 25 GB/s in each direction (NVIDIA V100 datasheet); latency assumed."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Published:
     """A model and one measured mini-batch of it."""
@@ -56,6 +61,7 @@ class Published:
     """Whether embedding and head are sections of their own."""
     shape_source: str
     step_source: str
+    within_vm: LinkProfile = NETWORK
 
     @property
     def shape(self) -> TransformerShape:
@@ -163,6 +169,9 @@ MODELS = (
     ),
 )
 
+ON_NVLINK = replace(MODELS[2], name="20b-nvlink", within_vm=NVLINK)
+"""What no table of Varuna's is about: the same GPUs, eight to a VM."""
+
 
 def workload_of(model: Published) -> Workload:
     """Return the model, its profile and its machines."""
@@ -175,7 +184,6 @@ def workload_of(model: Published) -> Workload:
         param_bytes=PARAMETER_BYTES * VOCABULARY * model.hidden,
     )
     counted = sum(section.param_bytes for section in sections)
-    link = LinkProfile(latency_s=0.0005, bandwidth_bytes_per_s=1.25e9)
     fingerprint = f"varuna-{model.name}"
     return Workload(
         sources=_sources(model),
@@ -196,8 +204,8 @@ def workload_of(model: Published) -> Workload:
                 MicrobatchProfile(microbatch_size=model.microbatch_size, sections=tuple(measured)),
             ),
             optimizer_s_per_byte=1.67e-11,
-            within_vm=link,
-            between_vms=link,
+            within_vm=model.within_vm,
+            between_vms=NETWORK,
             task_overhead_s=float(f"{model.copies_s / 3:.3g}"),
             upload_bytes_per_s=12e9,
             download_bytes_per_s=12e9,
@@ -271,7 +279,7 @@ def _profile(
 def _sources(model: Published) -> tuple[str, ...]:
     return (
         (
-            f"Not measured: written for the GPT-2 of {model.name.upper()} parameters of "
+            f"Not measured: written for the GPT-2 of {model.name.upper().removesuffix('-NVLINK')} parameters of "
             "Varuna (EuroSys 2022), section 7, by scripts/published_profiles.py."
         ),
         (
@@ -306,12 +314,17 @@ def _sources(model: Published) -> tuple[str, ...]:
             "bus in and out (nominal 15.75 GB/s)."
         ),
         "usd_per_hour: 30 % of 3.06, the on-demand price of NC6s_v3 in eastus.",
+        *(
+            ["Within a VM: NVLink of a V100, 6 links of 25 GB/s each way, 10 us (assumed)."]
+            if model.within_vm is NVLINK
+            else []
+        ),
     )
 
 
 def main() -> None:
     """Write all files."""
-    for model in MODELS:
+    for model in (*MODELS, ON_NVLINK):
         path = FOLDER / f"varuna-{model.name}.json"
         path.write_text(encode(workload_of(model)) + "\n")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -24,7 +24,7 @@ LONG = replace(SPEC, steps=500, checkpoint_every_steps=10)
 class OpenMarket(Market):
     """On-demand VMs of any zone are always to be had, beside its spot VMs."""
 
-    on_demand_usd: float = 3.0
+    on_demand_usd: dict[str, float] = field(default_factory=lambda: {"a": 3.0, "b": 3.0})
 
     def free(self, zone: str) -> int:
         used = sum(
@@ -35,7 +35,9 @@ class OpenMarket(Market):
 
     def offers(self) -> tuple[Offer, ...]:
         return tuple(
-            offer if offer.spot else replace(offer, available=None, usd_per_hour=self.on_demand_usd)
+            offer
+            if offer.spot
+            else replace(offer, available=None, usd_per_hour=self.on_demand_usd[offer.zone])
             for offer in super().offers()
         )
 
@@ -104,6 +106,16 @@ def test_it_stays_where_a_move_that_fails_would_be_late_or_too_dear(
     job = moving(0, hours=hours, far=True, **changes)
     job.run(until_s=600.0)
     job.cloud.prices["b"] = 0.8
+    job.run_on(until_s=600.0)
+    assert zones(job) == {"a"}
+    run_to_end(job)
+
+
+def test_it_stays_if_a_move_that_fails_could_not_be_made_good_where_it_was() -> None:
+    job = moving(0, hours=6.0, far=True, max_usd=41.0)
+    job.market.on_demand_usd = {"a": 4.0, "b": 3.0}
+    job.run(until_s=600.0)
+    job.cloud.prices["b"] = 0.3
     job.run_on(until_s=600.0)
     assert zones(job) == {"a"}
     run_to_end(job)

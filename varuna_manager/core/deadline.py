@@ -198,55 +198,37 @@ def _return(transition: Transition, rented: Holdings, wanted: int, reason: str) 
 def survives_move(state: State, offer: Offer, late_s: float, usd: float) -> bool:
     """Return whether the limits are kept if the job moves to as many VMs of an offer.
 
-    In the worst case nothing is trained until they are there, and all of them are lost then:
-    on-demand VMs beside them must still be enough. Where nothing is guaranteed (there are
-    none, neither here nor there) the new VMs must be in time if they are not lost.
+    In the worst case nothing is trained until the new VMs are there, and then all VMs are lost:
+    on-demand VMs alone must still be enough, where it went and, as the new ones may never come,
+    where it was. Where nothing is guaranteed (there are none, neither here nor there) the new
+    VMs must be in time if they are not lost.
 
     Args:
         late_s: When the new VMs train, at the latest, from now on.
         usd: What old and new ones cost until then.
     """
-    known = (state.deadline.terms, state.deadline.elsewhere)
-    terms = next((one for one in known if one is not None and one.is_for(offer)), None)
-    if terms is None or state.deadline.terms is None:
+    here = state.deadline.terms
+    known = (here, state.deadline.elsewhere)
+    there = next((one for one in known if one is not None and one.is_for(offer)), None)
+    if here is None or there is None:
         return False
-    now, count = job_status(state), len(state.fleet.vms)
-    rate = terms.fleet.rates[min(count, terms.fleet.max_vms)]
+    now = job_status(state)
+    rate = there.fleet.rates[min(len(state.fleet.vms), there.fleet.max_vms)]
     if rate < (now.min_examples_per_s or 0.0):
         return False
-    now = _later(now, late_s, usd)
-    alone = replace(state, fleet=replace(state.fleet, vms={}))
-    there = supplies(alone, terms, cooldowns.location_of(offer, state.job.resources.span))
-    if all(one.spot for one in there):
-        is_guaranteed = not all(one.spot for one in supplies(state, state.deadline.terms))
-        return not is_guaranteed and now.examples_left <= rate * now.left_s
-    name = offer_key(offer)
-    worst = WorstCase(now, terms.fleet, there, (Holdings(name=name, ready=count),))
-    return worst.is_survived({name: count}, worst.attempts_usd)
-
-
-def may_wait(state: State, usd: float) -> bool:
-    """Return whether the old VMs would keep the limits if a move that is under way were given
-    up at the next decision.
-
-    Args:
-        usd: What the new VMs cost until they must be ready.
-    """
-    terms = state.deadline.terms
-    if terms is None or not state.job.has_slo:
-        return True
-    old = {vm.vm_id: replace(vm, successor="") for vm in state.fleet.training}
-    stays = replace(
-        state,
-        fleet=replace(state.fleet, vms=old, move=None),
-        launches=replace(state.launches, intents={}),
+    now = replace(
+        now,
+        deadline_s=None if now.deadline_s is None else now.deadline_s - late_s,
+        usd_left=None if now.usd_left is None else now.usd_left - usd,
     )
-    here, rented = supplies(stays, terms), holdings(stays, terms)
-    if all(one.spot for one in here):
-        return True
-    now = replace(_later(job_status(stays), 0.0, usd), paused_s=_paused_s(stays, terms))
-    worst = WorstCase(now, terms.fleet, here, rented)
-    return worst.is_survived({one.name: one.rented for one in rented}, worst.attempts_usd)
+    alone = replace(state, fleet=replace(state.fleet, vms={}))
+    to = cooldowns.location_of(offer, state.job.resources.span)
+    ends = [(here, allocation.home(state)), (there, to)]
+    markets = [(terms.fleet, supplies(alone, terms, where)) for terms, where in ends]
+    if all(supply.spot for _, market in markets for supply in market):
+        return now.examples_left <= rate * now.left_s
+    worst = [WorstCase(now, fleet, market, ()) for fleet, market in markets]
+    return all(one.is_survived({}, one.attempts_usd) for one in worst)
 
 
 def moved(transition: Transition) -> None:
@@ -265,15 +247,6 @@ def moved(transition: Transition) -> None:
             decision=None,
             seen=(),
         )
-    )
-
-
-def _later(now: JobStatus, late_s: float, usd: float) -> JobStatus:
-    """Return the status of a job with so much less time and money."""
-    return replace(
-        now,
-        deadline_s=None if now.deadline_s is None else now.deadline_s - late_s,
-        usd_left=None if now.usd_left is None else now.usd_left - usd,
     )
 
 

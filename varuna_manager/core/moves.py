@@ -14,8 +14,8 @@ rented beside the old ones, which train on until all of them are ready. The rule
 3. Plans use old VMs up to the end of the first phase, then new ones
    (``planning.usable_vms``).
 4. Only one move at a time, and none within a pool's grant, in which all that is billed counts.
-5. With a deadline the worst case is asked: until the new VMs train, what they leave must still
-   finish in time, and so must what they find (``deadline.survives_move``, ``may_wait``).
+5. With a deadline the worst case is asked (``deadline.survives_move``): whatever comes of the
+   move, on-demand VMs where the job was and where it went must still finish in time.
 6. A place that was moved to twice in a day, and left again or never reached, is not tried again
    that day.
 """
@@ -281,12 +281,6 @@ def _wait(transition: Transition, move: Move) -> None:
         deadline.moved(transition)
         transition.note_fleet_change()
         return
-    new_usd = [state.history.ledger.rate_of(vm.vm_id).usd_per_hour for vm in new]
-    waits_s = max(0.0, move.since_s + READY_BOUND_S - state.now_s)
-    if not deadline.may_wait(state, math.fsum(new_usd) * waits_s / HOUR_S):
-        _give_up(transition, "no more time or money to wait for the new VMs")
-        return
-    transition.wake(state.now_s + deadline.REVIEW_S)
     # Launches that nobody has answered yet may still bring VMs.
     if transition.waited_until(move.since_s + READY_BOUND_S) and not state.launches.intents:
         _give_up(transition, f"{len(ready)} of {counted(len(move.vm_ids), 'new VM')} ready")

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from scripts.published_profiles import MODELS, Published, workload_of
+from scripts.published_profiles import MODELS, ON_NVLINK, Published, workload_of
 
 from spottrain.codec import decode, encode
 from spottrain.morphing.memory.memory import plan_bytes
@@ -31,7 +31,7 @@ def chosen(name: str) -> tuple[PlanInputs, Choice]:
     return inputs, choose_plan(inputs)
 
 
-@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+@pytest.mark.parametrize("model", [*MODELS, ON_NVLINK], ids=lambda model: model.name)
 def test_files_are_what_the_script_writes(model: Published) -> None:
     path = PROFILES / f"varuna-{model.name}.json"
     assert path.read_text() == encode(workload_of(model)) + "\n"
@@ -47,14 +47,6 @@ def test_a_published_configuration_fits(model: Published) -> None:
     memory = plan_bytes(inputs.facts, inputs.profile, plan, "fast", inputs.compute)
     room = inputs.slots[0].room
     assert all(stage.needed.beyond(room) <= 0 for stage in memory)
-
-
-@pytest.mark.parametrize("name", ["2.5b", "8.3b", "20b"])
-def test_a_published_time_is_predicted_within_five_percent(name: str) -> None:
-    _, choice = chosen(name)
-    assert choice.plan is not None
-    step_s = EACH[name].step_s
-    assert choice.plan.predicted_step_s == pytest.approx(step_s, rel=0.05)
 
 
 def test_8_3_billion_parameters_were_refused_without_state_on_the_host() -> None:
