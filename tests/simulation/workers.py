@@ -116,6 +116,10 @@ class Workers:
         self.committed = 0
         self.noise = random.Random(0)
         self.shared = 0
+        self.fails_to_measure = False
+        self.load = self.measured_load = 1.0
+        """How many times longer everything takes on busy machines: now, and when the model was
+        measured."""
         """Commands to share a mini-batch anew."""
         self.save_s = 0.0
         """By how much a checkpoint prolongs the mini-batch after it."""
@@ -142,7 +146,8 @@ class Workers:
                 if vm_id == participants[0].vm_id:
                     soon(lambda: self.save(vm, 0, 0), 3.0)
             case messages.Calibrate(generation=number, participants=participants):
-                profile = profile_of(self.world.settings.facts)
+                self.measured_load = self.load
+                profile = profile_of(self.world.settings.facts, self.load)
                 calibrated = messages.Calibrated(profile=profile, generation=number)
                 if vm_id == participants[0].vm_id:
                     soon(lambda: self.measure(vm, participants, calibrated), 3.0)
@@ -167,7 +172,7 @@ class Workers:
         self, vm: SimulatedVm, slots: tuple[Slot, ...], calibrated: messages.Calibrated
     ) -> None:
         """A round comes to its end only if all its participants still live."""
-        if all(self.vm(slot).alive for slot in slots):
+        if all(self.vm(slot).alive for slot in slots) and not self.fails_to_measure:
             self.world.report(vm, calibrated)
         elif vm.alive:
             broken = messages.GenerationBroken(
@@ -272,6 +277,7 @@ class Workers:
             for replica in range(plan.data_parallel_width)
         )
         step_s = plan.predicted_step_s * max(s for s, _ in busy) / expected_s
+        step_s *= self.load / self.measured_load
         assert group.step is not None
         step_s += self.save_s * group.saving
         to_save = group.steps_to_save(spec.checkpoint_every_steps)
@@ -486,13 +492,16 @@ class Workers:
 
 
 @functools.cache
-def profile_of(facts: ModelFacts) -> Profile:
-    """Every section takes the same time."""
+def profile_of(facts: ModelFacts, load: float = 1.0) -> Profile:
+    """Every section takes the same time, on a busy machine ``load`` times as long."""
+    sections = (
+        section_profile(
+            section.index, forward_s=0.5 * load, saved_bytes=1 << 20, output_bytes=1 << 10
+        )
+        for section in facts.sections
+    )
     return a_profile(
-        microbatch_profile(
-            section_profile(section.index, forward_s=0.5, saved_bytes=1 << 20, output_bytes=1 << 10)
-            for section in facts.sections
-        ),
+        microbatch_profile(replace(s, forward_spread=load - 1) for s in sections),
         fingerprint=facts.fingerprint,
         device="simulated",
     )

@@ -15,6 +15,7 @@ from spottrain.eventlog.changed import replace
 from spottrain.morphing.adapt import checkpointing, policy
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.placement import Device
+from spottrain.morphing.plan.profiles import is_noisy
 from spottrain.morphing.simulate.reducing import NCCL_FAILED
 from spottrain.varuna_manager.core import allocation, fleet, memory, rounds
 from spottrain.varuna_manager.core import generation as generations
@@ -41,6 +42,11 @@ STORE_WAIT_S = 300.0
 """How long nothing may begin, as no checkpoint can be read, before the job ends."""
 MAX_BLIND = 2
 """Times in a row that a VM may fail to read a checkpoint that the manager can read."""
+CALM, CALM_STEPS = 1.25, 20
+"""How many times faster than predicted a generation must train, and for how many mini-batches,
+before what a busy machine measured is measured again."""
+MEASURED_AGAIN_S = 600.0
+"""How old a profile must be then at least, and how long the job must still last."""
 BOOT_WAIT_S = 60.0
 """How long the first plan waits for VMs that are still booting."""
 UNUSED_S = 60.0
@@ -232,8 +238,13 @@ def _prepare(transition: Transition) -> None:
         total_bytes = sum(section.param_bytes for section in state.job.facts.sections)
         if total_bytes <= AT_ONCE_BYTES or _is_enough(transition, vms):
             rounds.write_first_weights(transition, vms)
-    elif state.preparation.profile is None and _is_enough(transition, vms):
+    elif _is_to_measure(state) and _is_enough(transition, vms):
         rounds.get_profile(transition, vms)
+
+
+def _is_to_measure(state: State) -> bool:
+    again = state.preparation.measures_again and state.phase is JobPhase.ACTIVE
+    return state.preparation.profile is None or again
 
 
 def _has_nothing_left(state: State) -> bool:
@@ -260,11 +271,16 @@ def fail_preparation(transition: Transition, reason: str) -> None:
     """Writing the first weights or measuring failed: try again, a few times."""
     before = transition.state.preparation
     assert before.round is not None
+    what = f"the {before.round.purpose}"
+    transition.log(f"{what} failed: {reason}")
+    if before.measures_again:  # the old profile still serves
+        now_s = transition.now_s
+        transition.put(replace(before, measures_again=False, profile_at_s=now_s))
+        rounds.give_up(transition)
+        return
     failures = before.failed_preparations + 1
     transition.put(replace(before, failed_preparations=failures))
     rounds.give_up(transition)
-    what = f"the {before.round.purpose}"
-    transition.log(f"{what} failed: {reason}")
     if failures >= MAX_FAILED_PREPARATIONS:
         reason = f"{what} failed {failures} times: {reason}"
         transition.fail(reason)
@@ -283,7 +299,7 @@ def _start(transition: Transition) -> None:
     if outdated and state.phase is JobPhase.ACTIVE:
         _save_outdated(transition, state.preparation.profile, checkpoint.name, outdated)
         return
-    if not _is_enough(transition, vms):
+    if not _is_enough(transition, vms) or _is_to_measure(state):
         return
     answer = _answer(transition, outdated or vms, state.preparation.profile)
     if answer is None:
@@ -340,6 +356,10 @@ def _reconsider(transition: Transition, generation: records.Generation) -> None:
         reason = f"the manager is of version {state.manager_version} now"
         _leave(transition, reason, checkpoint=True)
         return
+    if _is_calm_now(state, generation):
+        transition.put(replace(state.preparation, measures_again=True))
+        _leave(transition, "what a busy machine measured is measured again", checkpoint=False)
+        return
     if _hash(state, vms, state.preparation.profile) == generation.inputs_hash:
         _return_unused(transition, generation, vms)
         return
@@ -380,6 +400,22 @@ def _reconsider(transition: Transition, generation: records.Generation) -> None:
             f"{why}: {grown:+d} {'slot' if abs(grown) == 1 else 'slots'}",
             checkpoint=False,
         )
+
+
+def _is_calm_now(state: State, generation: records.Generation) -> bool:
+    """Return whether a machine that was busy when it measured the model trains so much faster
+    than it said that a profile of today pays for a pause."""
+    profile, measured_s = state.preparation.profile, generation.measured_step_s
+    if profile is None or not is_noisy(profile) or measured_s is None:
+        return False
+    if generation.timed < CALM_STEPS or state.phase is not JobPhase.ACTIVE:
+        return False
+    left_s = (state.job.spec.steps - state.history.progress.step) * measured_s
+    age_s = state.now_s - state.preparation.profile_at_s
+    return (
+        generation.plan.predicted_step_s > CALM * measured_s
+        and min(left_s, age_s) > MEASURED_AGAIN_S
+    )
 
 
 def _reconsider_at_s(

@@ -41,12 +41,14 @@ def write_first_weights(transition: Transition, vms: Sequence[VmRecord]) -> None
 def get_profile(transition: Transition, vms: Sequence[VmRecord]) -> None:
     """Reuse a kept profile, or begin to measure on ``vms``."""
     same = [vm for vm in vms if _kind_of(vm) == _kind_of(vms[0])]
-    known = _reusable(transition.state, same)
+    again = transition.state.preparation.measures_again
+    known = None if again else _reusable(transition.state, same)
     if known is None:
         _begin(transition, "measurement", participants_of(same))
         return
     age = duration(max(0.0, transition.now_s - known.measured_at_s))
-    transition.put(replace(transition.state.preparation, profile=known.profile))
+    preparation = transition.state.preparation
+    transition.put(replace(preparation, profile=known.profile, profile_at_s=known.measured_at_s))
     transition.log(
         f"profile of {known.profile.device} reused, measured {age} ago"
         + profiles.remark(known.profile)
@@ -186,7 +188,9 @@ def report_received(
 
 
 def _calibrated(transition: Transition, profile: Profile) -> None:
-    transition.put(replace(transition.state.preparation, profile=profile, round=None))
+    preparation = replace(transition.state.preparation, profile=profile, round=None)
+    now_s = transition.now_s
+    transition.put(replace(preparation, profile_at_s=now_s, measures_again=False))
     failed = [s for s in profile.sources if s.startswith(NCCL_FAILED)]
     if not failed:
         transition.emit(KeepProfile(profile=profile))

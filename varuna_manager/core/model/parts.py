@@ -102,6 +102,10 @@ class PreparationState:
     """What training needs: a profile of the model, and a checkpoint to begin with."""
 
     profile: Profile | None = None
+    profile_at_s: float = 0.0
+    """When it was measured, or when that was tried last."""
+    measures_again: bool = False
+    """The model is to be measured before the next generation, though there is a profile."""
     known_profiles: tuple[KnownProfile, ...] = ()
     """Measured for earlier jobs, newest first."""
     round: records.Round | None = None
