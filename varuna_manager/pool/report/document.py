@@ -10,8 +10,10 @@ from contextlib import closing
 from typing import Any
 
 from spottrain.errors import SpottrainError
+from spottrain.morphing.plan.profiles import remark, spread_of
 from spottrain.varuna_manager.core.model.commands import Outcome
 from spottrain.varuna_manager.core.model.state import JobPhase, State
+from spottrain.varuna_manager.format import duration
 from spottrain.varuna_manager.jobs.follow import folder_of, read_state
 from spottrain.varuna_manager.pool.core.decide import with_time
 from spottrain.varuna_manager.pool.core.demands import too_large_for
@@ -160,6 +162,7 @@ def _job(
         "vms": {supply.name: n for supply, n in zip(pool.supplies, job.held, strict=True) if n},
         "vms_granted": sum(job.granted),
         "examples_per_s": _measured(state),
+        "believed": _believed(pool, job, state),
         "steps_done": done,
         "steps": steps,
         "usd_spent": job.spent / 1e6,
@@ -173,6 +176,20 @@ def _job(
         and (takes_part or _state_of(job, state) in ("succeeded", "paused")),
         "why": why(name, pool, job, state),
         "rents_because": apart(pool, job) or None,
+    }
+
+
+def _believed(pool: PoolState, job: PoolJob, state: State | None) -> dict[str, Any]:
+    """Return what the pool divides its VMs by, and what that rests on."""
+    known = None if state is None else state.preparation
+    profile = None if known is None else known.profile
+    return {
+        "examples_per_s": {
+            supply.name: {str(vms): rate for vms, rate in table}
+            for supply, table in zip(pool.supplies, job.request.throughputs, strict=True)
+        },
+        "measured_at_s": None if known is None or profile is None else known.profile_at_s or None,
+        "spread": None if profile is None else spread_of(profile),
     }
 
 
@@ -262,7 +279,7 @@ def why(name: str, pool: PoolState, job: PoolJob, state: State | None) -> str:
         return _why_less(pool, job)
     if not any(job.target):
         return _why_nothing(pool, job)
-    return _why_so_much(pool, job)
+    return _why_so_much(pool, job, state)
 
 
 def apart(pool: PoolState, job: PoolJob) -> str:
@@ -314,14 +331,23 @@ def _why_nothing(pool: PoolState, job: PoolJob) -> str:
     return f"waits its turn ({pool.settings.policy}): {', '.join(ahead) or 'nobody'} first"
 
 
-def _why_so_much(pool: PoolState, job: PoolJob) -> str:
+def _doubt(pool: PoolState, state: State | None) -> str:
+    """Return how old a job's profile is, and whether a busy machine measured it."""
+    if state is None or state.preparation.profile is None:
+        return ""
+    at_s = state.preparation.profile_at_s
+    age = f" of {duration(max(0.0, pool.now_s - at_s))} ago" if at_s else ""
+    return age + remark(state.preparation.profile)
+
+
+def _why_so_much(pool: PoolState, job: PoolJob, state: State | None) -> str:
     jobs = [j for j in pool.jobs.values() if pool.takes_part(j)]
     size = sum(job.target)
     if size < pool.settings.limits.max_vms:
         if size >= job.request.limits.max_vms:
             return f"its own resources.max_vms is {size}"
         if job.rate(job.target) >= job.best * (1 - 1e-6):
-            return "more VMs would train it no faster, by its profile"
+            return f"more VMs would train it no faster, by its profile{_doubt(pool, state)}"
     if len(jobs) == 1:
         return "it has the pool for itself"
     weights = sum(j.request.weight for j in jobs)
