@@ -14,8 +14,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from lab.bench.bench_moves import START_S, Market, Recorded, each_day
-
 from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.deadline.model import Fleet
 from spottrain.pricing.prices.place import Place, offer_key
@@ -23,6 +21,8 @@ from spottrain.units import DAY_S
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.deadline_state import FleetTerms
 from spottrain_lab.markets.price_file import parse_prices
+
+from .bench_moves import START_S, Market, Recorded, each_day
 
 ON_DEMAND = 3.0
 """Of the spot price: most ratios of the dissertation's Table 6.3 are 2 to 4."""

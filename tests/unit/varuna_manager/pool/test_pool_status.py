@@ -8,7 +8,8 @@ import pytest
 from tests.builders import a_profile, microbatch_profile, section_profile
 from tests.simulation.test_simulation import settings
 
-from spottrain.varuna_manager.core.model.state import JobPhase, PreparationState, State
+from spottrain.varuna_manager.core.model.parts import PreparationState
+from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.pool.core.model import (
     JobRequest,
     Limits,
@@ -60,8 +61,10 @@ def status_of(spread: float, measured_at_s: float) -> dict[str, object]:
         (
             0.8,
             700.0,
-            "more VMs would train it no faster, by its profile of 5 min 00 s ago; the machine was "
-            "busy: times vary by 80%, and predictions with them",
+            (
+                "more VMs would train it no faster, by its profile of 5 min 00 s ago; the machine was "
+                "busy: times vary by 80%, and predictions with them"
+            ),
         ),
     ],
 )
