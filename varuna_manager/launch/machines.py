@@ -58,7 +58,7 @@ def open_provider(job: JobDir) -> CloudProvider:
 
         return providers.rent(job, config.clouds, config.resources.span, payload)
     if config.resources.provider == "slurm":
-        payload = replace(payload, notices={"kind": "slurm"})
+        payload = replace(payload, notices={"kind": "file"})
         uses_gpus = config.device != "cpu"
         return open_slurm(config.slurm, job.cloud, uid_of(job), payload, uses_gpus=uses_gpus)
     from spottrain.cloud.ssh.hosts.provider import SshProvider
