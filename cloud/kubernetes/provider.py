@@ -186,7 +186,8 @@ class KubernetesProvider(port.CloudProvider):
         queued = [pod for pod in ours if pod.state is port.VmState.QUEUED]
         vms = self._ended.add(job, [self._vm(pod) for pod in ours if pod not in queued])
         self._forget(vms)
-        self._warn([pod for pod in ours if pod.state is port.VmState.RUNNING])
+        if self._manager is not None:
+            self._tend([pod for pod in ours if pod.state is port.VmState.RUNNING])
         return (*vms, *map(self._vm, queued))
 
     def terminate(self, vm_ids: Collection[str]) -> None:
@@ -235,9 +236,6 @@ class KubernetesProvider(port.CloudProvider):
                     "kubernetes.address"
                 ) from error
             self._relay = self._manager, f"{self._own_address}:{relay.port}"
-        for pod in self._list(self._uid):
-            if pod.state is port.VmState.RUNNING:
-                self._starters.submit(self._announce, self._link_to(pod))
 
     def unreachable_vms(self) -> Collection[str]:
         """Return the VMs whose link is down; see ``CloudProvider``."""
@@ -375,14 +373,15 @@ class KubernetesProvider(port.CloudProvider):
             self._nodes = time.monotonic(), nodes
         return nodes or {}
 
-    def _warn(self, running: Sequence[pods.Pod]) -> None:
-        """Tell the VMs whose nodes will be taken away."""
-        if self._manager is None:
-            return  # we are no manager
+    def _tend(self, running: Sequence[pods.Pod]) -> None:
+        """Carry the calls of VMs of an earlier process; tell those whose nodes will go."""
         nodes = self._nodes_now()
         for pod in running:
-            if pod.vm_id not in self._told and pod.node in nodes and nodes[pod.node].leaves:
-                self._told.add(pod.vm_id)
+            vm_id = pod.vm_id
+            if vm_id not in self._links and vm_id not in self._starts:
+                self._starters.submit(self._announce, self._link_to(pod))
+            if vm_id not in self._told and pod.node in nodes and nodes[pod.node].leaves:
+                self._told.add(vm_id)
                 logger.info("%s: its node %s will be taken away", pod.name, pod.node)
                 self._starters.submit(self._link_to(pod).notice, 0.0)
 

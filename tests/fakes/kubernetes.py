@@ -202,6 +202,10 @@ class FakeCluster:
                 del self.pods[pod.name]
             del self.nodes[node]
 
+    def is_used(self, node: str) -> bool:
+        """Return whether pods run on a node."""
+        return any(not pod.is_over for pod in self._on(node))
+
     def _on(self, node: str) -> list[FakePod]:
         with self.lock:
             return [p for p in self.pods.values() if p.object["spec"].get("nodeName") == node]
