@@ -20,6 +20,7 @@ from spottrain.cloud.kubernetes.settings import KubernetesSettings
 from spottrain.cloud.port import errors
 from spottrain.errors import one_line
 
+_CORE = client.CoreV1Api
 _ANSWER_S = 30.0
 """Time limit of an answer."""
 _SILENT_S = 30
@@ -50,34 +51,20 @@ class Clients:
         """
         options = {"dry_run": "All"} if dry_run else {}
         with contextlib.suppress(AlreadyExistsError):
-            self._ask(
-                lambda api: client.CoreV1Api(api).create_namespaced_pod(
-                    self._namespace, pod, _preload_content=False, **options, **_LIMIT
-                )
-            )
+            self._ask(_CORE, "create_namespaced_pod", self._namespace, pod, **options)
 
     def pods(self, selector: str) -> list[Any]:
         """Return the pods with some labels."""
-        answer = self._ask(
-            lambda api: client.CoreV1Api(api).list_namespaced_pod(
-                self._namespace, label_selector=selector, _preload_content=False, **_LIMIT
-            )
-        )
-        items: list[Any] = answer["items"]
-        return items
+        found: list[Any] = self._ask(
+            _CORE, "list_namespaced_pod", self._namespace, label_selector=selector
+        )["items"]
+        return found
 
     def delete(self, name: str, grace_s: int) -> None:
         """Have a pod end, at most so long after it is told; one that is gone is no error."""
         with contextlib.suppress(errors.VmNotFoundError):
-            self._ask(
-                lambda api: client.CoreV1Api(api).delete_namespaced_pod(
-                    name,
-                    self._namespace,
-                    grace_period_seconds=grace_s,
-                    _preload_content=False,
-                    **_LIMIT,
-                )
-            )
+            where = name, self._namespace
+            self._ask(_CORE, "delete_namespaced_pod", *where, grace_period_seconds=grace_s)
 
     def nodes(self, selector: str) -> list[Any]:
         """Return the nodes with some labels.
@@ -85,13 +72,8 @@ class Clients:
         Raises:
             AuthError: we may not read nodes.
         """
-        answer = self._ask(
-            lambda api: client.CoreV1Api(api).list_node(
-                label_selector=selector, _preload_content=False, **_LIMIT
-            )
-        )
-        items: list[Any] = answer["items"]
-        return items
+        found: list[Any] = self._ask(_CORE, "list_node", label_selector=selector)["items"]
+        return found
 
     def may(self, verb: str, resource: str) -> bool:
         """Return whether we may do something (SelfSubjectAccessReview).
@@ -101,35 +83,24 @@ class Clients:
             resource: Such as ``pods/portforward``; nodes are in no namespace.
         """
         name, _, part = resource.partition("/")
-        asked = {"verb": verb, "resource": name}
-        if part:
-            asked["subresource"] = part
-        if name != "nodes":
-            asked["namespace"] = self._namespace
+        where = {} if name == "nodes" else {"namespace": self._namespace}
+        asked = {"verb": verb, "resource": name, "subresource": part, **where}
         review = {
             "apiVersion": "authorization.k8s.io/v1",
             "kind": "SelfSubjectAccessReview",
             "spec": {"resourceAttributes": asked},
         }
-        answer = self._ask(
-            lambda api: client.AuthorizationV1Api(api).create_self_subject_access_review(
-                review, _preload_content=False, **_LIMIT
-            )
-        )
-        return bool(answer["status"]["allowed"])
+        call = "create_self_subject_access_review"
+        return bool(self._ask(client.AuthorizationV1Api, call, review)["status"]["allowed"])
 
     def user(self) -> str:
         """Return the name that the API server knows us by; empty before Kubernetes 1.28."""
         review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
         try:
-            answer = self._ask(
-                lambda api: client.AuthenticationV1Api(api).create_self_subject_review(
-                    review, _preload_content=False, **_LIMIT
-                )
-            )
+            found = self._ask(client.AuthenticationV1Api, "create_self_subject_review", review)
         except errors.VmNotFoundError:
             return ""
-        return str(answer["status"]["userInfo"].get("username", ""))
+        return str(found["status"]["userInfo"].get("username", ""))
 
     def forward(self, name: str, port: int) -> socket.socket:
         """Return a connection to a port on a pod's loopback.
@@ -142,7 +113,13 @@ class Clients:
             # A client of its own: ``portforward`` changes it while it connects.
             core = client.CoreV1Api(client.ApiClient(api.configuration))
             call = core.connect_get_namespaced_pod_portforward
-            return stream.portforward(call, name, self._namespace, ports=str(port))
+            try:
+                return stream.portforward(call, name, self._namespace, ports=str(port))
+            except AttributeError as error:
+                # The client decodes the body of an answer that has none (36.0).
+                if isinstance(error.__context__, ApiException):
+                    raise error.__context__ from None
+                raise
 
         forwarded = self._call(ask)
         carrier = forwarded.websocket.sock
@@ -153,9 +130,11 @@ class Clients:
         connection: socket.socket = forwarded.socket(port)
         return connection
 
-    def _ask(self, call: Callable[[client.ApiClient], Any]) -> Any:
-        """Return the JSON that a call answers."""
-        return json.loads(self._call(call).data)
+    def _ask(self, group: Any, call: str, *arguments: Any, **options: Any) -> Any:
+        """Return the JSON that a call of the client answers."""
+        limits = {"_preload_content": False, "_request_timeout": _ANSWER_S}
+        answer = self._call(lambda api: getattr(group(api), call)(*arguments, **options, **limits))
+        return json.loads(answer.data)
 
     def _call(self, call: Callable[[client.ApiClient], Any]) -> Any:
         used = self._client()
@@ -181,9 +160,6 @@ def _translated(call: Callable[[client.ApiClient], Any], api: client.ApiClient) 
         raise refusal(error) from error
     except (urllib3.exceptions.HTTPError, OSError) as error:
         raise errors.CloudError(f"kubernetes: {one_line(error)}") from error
-
-
-_LIMIT = {"_request_timeout": _ANSWER_S}
 
 
 def is_inside() -> bool:

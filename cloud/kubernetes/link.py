@@ -103,24 +103,22 @@ class PodLink:
                 self._session.close()
                 self._session = None
 
-    def notice(self, end_s: float) -> None:
-        """Tell the agent that its pod will end.
-
-        Args:
-            end_s: Seconds since the epoch; 0: unknown.
+    def notice(self) -> None:
+        """Tell the agent that its pod will end, at a time that is not known.
 
         Raises:
             CloudError: the pod cannot be reached.
         """
         connection = self._dial()
         try:
-            connection.sendall(b"notice %f\n" % end_s)
+            connection.sendall(b"notice 0\n")
             connection.settimeout(_HELLO_S)
-            connection.recv(1)  # it closes the connection once it has told
-        except OSError as error:
-            raise UnreachableHostError(f"{self.host.place}: {error}") from error
-        finally:
-            connection.close()
+            is_told = connection.recv(1) == IDLE
+        except OSError:
+            is_told = False
+        _end(connection)
+        if not is_told:
+            raise UnreachableHostError(f"{self.host.place}: connection lost")
 
     def carry(self, manager: tuple[str, int]) -> None:
         """Carry the agent's calls to a manager, from now on until ``close``."""

@@ -7,7 +7,7 @@ begins with a line that says what it is for:
 
     agent         requests, as ``host_agent.serve`` reads them
     call          waits for a call of the pod's agent, then carries it to the manager
-    notice END    the pod will end at END, in seconds since the epoch; 0: unknown
+    notice END    the pod will end at END, in seconds since the epoch; 0: unknown. Answered
 
 Connections for calls are opened by the manager, which nobody can reach from a cluster. An
 idle one hears ``.`` every few seconds, and ``+`` once a call is on it. The agent calls the
@@ -69,6 +69,8 @@ class Pod:
         self._calls = socket.create_server(("127.0.0.1", given["port"] + 1))
         self._idle: queue.Queue[socket.socket] = queue.Queue()
         self._is_terminated = False
+        self._is_answered = threading.Event()
+        """Set while no manager asks anything."""
 
     def run(self) -> None:
         """Serve until the VM is over, then leave its last words to the pod's log."""
@@ -85,6 +87,8 @@ class Pod:
                 self._is_terminated = False
                 self._tell(time.time() + self._grace_s)
             time.sleep(_LOOK_S)
+        if state == "free":  # a manager has ended it, and has yet to read the answer
+            self._is_answered.wait(_CALL_S)
         for name, text in self._agent.end(self._vm_id).items():
             sys.stdout.write(f"--- {name}\n{text}")
         sys.stdout.flush()
@@ -102,13 +106,16 @@ class Pod:
         stream = connection.makefile("rb")
         kind, *arguments = stream.readline().decode().split() or ["nothing"]
         if kind == "agent":
+            self._is_answered.clear()
             with contextlib.suppress(OSError):  # the manager is gone
                 serve(stream, connection.makefile("wb"), self._root)
+            self._is_answered.set()
         elif kind == "call" and _send(connection, IDLE):
             self._idle.put(connection)
             return
         elif kind == "notice":
             self._tell(float(arguments[0]))
+            _send(connection, IDLE)
         connection.close()
 
     def _call(self, caller: socket.socket) -> None:

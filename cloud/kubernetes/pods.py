@@ -107,6 +107,8 @@ class Pod:
     end_s: float | None
     why: str
     """Of one that waits, ends or has ended: why; else empty."""
+    is_deleted: bool
+    """It is to end, and has its grace period for that."""
     is_stuck: bool
     """Its container will not start without people; ``why`` says why."""
     node: str
@@ -274,6 +276,7 @@ def _pod(item: Json, now_s: float) -> Pod | None:
         start_s=_seconds(status.get("startTime")),
         end_s=end_s,
         why=_why(state, status, waiting, ended),
+        is_deleted="deletionTimestamp" in metadata,
         is_stuck=state is VmState.STARTING and waiting.get("reason") in _STUCK,
         node=node,
         address=status.get("podIP", ""),
@@ -345,6 +348,8 @@ class Node:
     name: str
     leaves: bool
     """A taint says that it will be taken away."""
+    is_lost: bool
+    """A taint says that it does not answer."""
     cloud: str
     """Of ours, empty if it is none of them."""
     region: str
@@ -360,9 +365,11 @@ def parse_nodes(items: Sequence[Json]) -> list[Node]:
 def _node(item: Json) -> Node:
     labels, spec = item["metadata"].get("labels", {}), item.get("spec", {})
     provider = spec.get("providerID", "").partition(":")[0]
+    taints = {taint["key"] for taint in spec.get("taints") or ()}
     return Node(
         name=item["metadata"]["name"],
-        leaves=any(taint["key"] in _LEAVING for taint in spec.get("taints") or ()),
+        leaves=not taints.isdisjoint(_LEAVING),
+        is_lost="node.kubernetes.io/unreachable" in taints,
         cloud=_CLOUDS.get(provider, ""),
         region=labels.get("topology.kubernetes.io/region", ""),
         instance_type=labels.get("node.kubernetes.io/instance-type", ""),

@@ -126,6 +126,9 @@ class KubernetesProvider(port.CloudProvider):
         """Names of pods; those that were deleted are not created again."""
         self._cancelled: set[str] = set()
         """The VMs that we ended: why they ended is no question."""
+        self._tending: dict[str, Future[None]] = {}
+        self._announced: set[str] = set()
+        """The VMs whose agents know where to call."""
         self._told: set[str] = set()
         """The VMs whose nodes will be taken away, and which know."""
         self._nodes: tuple[float, dict[str, pods.Node] | None] = 0.0, {}
@@ -182,7 +185,7 @@ class KubernetesProvider(port.CloudProvider):
 
         Those whose nodes will be taken away are told, once.
         """
-        ours = [pod for pod in self._list(self._uid) if pod.tags[tags.JOB] == job]
+        ours = [self._judged(p) for p in self._list(self._uid) if p.tags[tags.JOB] == job]
         queued = [pod for pod in ours if pod.state is port.VmState.QUEUED]
         vms = self._ended.add(job, [self._vm(pod) for pod in ours if pod not in queued])
         self._forget(vms)
@@ -373,17 +376,39 @@ class KubernetesProvider(port.CloudProvider):
             self._nodes = time.monotonic(), nodes
         return nodes or {}
 
+    def _judged(self, pod: pods.Pod) -> pods.Pod:
+        """Return a pod; as ending, if it is to end and its node does not answer."""
+        if pod.is_deleted and pod.state is port.VmState.RUNNING:
+            node = self._nodes_now().get(pod.node)
+            if node is not None and node.is_lost:
+                return replace(pod, state=port.VmState.STOPPING, why="its node does not answer")
+        return pod
+
     def _tend(self, running: Sequence[pods.Pod]) -> None:
         """Carry the calls of VMs of an earlier process; tell those whose nodes will go."""
         nodes = self._nodes_now()
         for pod in running:
             vm_id = pod.vm_id
-            if vm_id not in self._links and vm_id not in self._starts:
-                self._starters.submit(self._announce, self._link_to(pod))
-            if vm_id not in self._told and pod.node in nodes and nodes[pod.node].leaves:
-                self._told.add(vm_id)
+            is_new = vm_id not in self._announced and vm_id not in self._starts
+            leaves = vm_id not in self._told and pod.node in nodes and nodes[pod.node].leaves
+            before = self._tending.get(vm_id)
+            if (is_new or leaves) and (before is None or before.done()):
+                self._tending[vm_id] = self._starters.submit(
+                    self._tell, pod, is_new=is_new, leaves=leaves
+                )
+
+    def _tell(self, pod: pods.Pod, *, is_new: bool, leaves: bool) -> None:
+        """Tell a VM what it does not know yet; the next list tries again."""
+        link = self._link_to(pod)
+        try:
+            if is_new:
+                self._announce(link)
+            if leaves:
+                link.notice()
+                self._told.add(pod.vm_id)
                 logger.info("%s: its node %s will be taken away", pod.name, pod.node)
-                self._starters.submit(self._link_to(pod).notice, 0.0)
+        except CloudError as error:
+            logger.debug("%s", error)
 
     # --- Agents -----------------------------------------------------------------------
 
@@ -457,6 +482,7 @@ class KubernetesProvider(port.CloudProvider):
             address = f"127.0.0.1:{pods.port_of(link.host.name) + 1}"
         vm_id = f"kubernetes.{link.host.name}"
         link.session().call("set_manager_address", vm_id=vm_id, address=address)
+        self._announced.add(vm_id)
 
     def _fetch_logs(self, name: str) -> None:
         """Save the logs of a VM, if it was ever reached."""
