@@ -261,7 +261,7 @@ def _pod(item: Json, now_s: float) -> Pod | None:
     if tags.JOB not in marks:
         return None
     node = spec.get("nodeName", "")
-    container = next(iter(status.get("containerStatuses") or ()), {})
+    container: Json = next(iter(status.get("containerStatuses") or ()), {})
     state = _state(metadata, node, status, container, now_s)
     if state is VmState.QUEUED and "deletionTimestamp" in metadata:
         return None

@@ -42,7 +42,7 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Here]:
             check_schema(pod.object, strict=False)  # what we tell is what Kubernetes would
 
 
-def until(seen: Callable[[], T]) -> T:
+def until(seen: Callable[[], T | None]) -> T:
     """Return what is seen once it is anything."""
     while not (found := seen()):
         time.sleep(0.05)

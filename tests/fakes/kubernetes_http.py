@@ -93,7 +93,7 @@ class _Request(Handler):
                 allowed &= asked["namespace"] == NAMESPACE
             return {**body, "status": {"allowed": allowed}}
         if verb == "get" and path == "/api/v1/nodes":
-            self._allow("list", "nodes", _only(query, "labelSelector"))
+            self._allow("list", "nodes", query, "labelSelector")
             chosen = query.get("labelSelector", "")
             with cluster.lock:
                 nodes = list(cluster.nodes.values())
@@ -104,24 +104,27 @@ class _Request(Handler):
             raise RefusedError(404, "NotFound", "the server could not find the requested resource")
         namespace, name, part = match.groups()
         if verb == "create" and name is None:
-            self._allow("create", "pods", _only(query, "dryRun"))
+            self._allow("create", "pods", query, "dryRun")
             return cluster.create(namespace, body, dry_run=query.get("dryRun") == "All")
         if verb == "get" and name is None:
-            self._allow("list", "pods", _only(query, "labelSelector"))
+            self._allow("list", "pods", query, "labelSelector")
             items = cluster.list(query.get("labelSelector", ""))
             return {"apiVersion": "v1", "kind": "PodList", "metadata": {}, "items": items}
         if verb == "delete" and name is not None and part is None:
-            self._allow("delete", "pods", _only(query, "gracePeriodSeconds"))
+            self._allow("delete", "pods", query, "gracePeriodSeconds")
             grace = query.get("gracePeriodSeconds")
             return cluster.delete(name, None if grace is None else int(grace))
         if verb == "get" and name is not None and part is not None:
-            self._allow("get", "pods/portforward", _only(query, "ports"))
-            self._allow("create", "pods/portforward", {})  # 1.35 and newer
+            self._allow("get", "pods/portforward", query, "ports")
+            self._allow("create", "pods/portforward", {}, "")  # 1.35 and newer
             self._forward(name, int(query["ports"]))
             return None
         raise RefusedError(405, "MethodNotAllowed", "the server does not allow this method")
 
-    def _allow(self, verb: str, resource: str, _: Any) -> None:
+    def _allow(self, verb: str, resource: str, query: dict[str, str], known: str) -> None:
+        """Refuse what the user may not do, and parameters that we do not know."""
+        if query.keys() - {known}:
+            raise RefusedError(400, "BadRequest", f"unknown parameters: {sorted(query)}")
         if (verb, resource) in self.server.cluster.forbidden:
             raise RefusedError(
                 403,
@@ -175,7 +178,7 @@ class _Request(Handler):
         pod.close()
 
     def _receive(self, size: int) -> bytes:
-        data: bytes = self.rfile.read1(size) if size else b""  # type: ignore[attr-defined]
+        data: bytes = self.rfile.read1(size) if size else b""
         if not data:
             raise EOFError
         return data
@@ -189,9 +192,3 @@ class _Request(Handler):
 
     def _frame(self, data: bytes) -> None:
         self.connection.sendall(ABNF(1, 0, 0, 0, ABNF.OPCODE_BINARY, 0, data).format())
-
-
-def _only(query: dict[str, str], *names: str) -> None:
-    unknown = query.keys() - set(names)
-    if unknown:
-        raise RefusedError(400, "BadRequest", f"unknown parameters: {sorted(unknown)}")

@@ -6,10 +6,11 @@ namespaces; pods that are processes of one machine have not.
 
 import os
 import socket
+from typing import Any
 
 
-def _mapped(call):  # type: ignore[no-untyped-def]
-    def mapped(self, address):  # type: ignore[no-untyped-def]
+def _mapped(call: Any) -> Any:
+    def mapped(self: Any, address: Any) -> Any:
         if isinstance(address, tuple) and address[0] == "127.0.0.1":
             address = (os.environ["POD_LOOPBACK"], *address[1:])
         return call(self, address)
