@@ -15,6 +15,8 @@ from tests.view import View
 from spottrain.varuna_manager.core.model.records import VmPhase
 from spottrain.varuna_manager.core.model.state import State, queued
 
+pytestmark = pytest.mark.rotated(parts=[9])
+
 
 @dataclass
 class Story:
