@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import urllib3
+import websocket
 from kubernetes import client, config, stream
 from kubernetes.client.exceptions import ApiException
 from kubernetes.config.config_exception import ConfigException
@@ -25,6 +26,10 @@ _ANSWER_S = 30.0
 """Time limit of an answer."""
 _SILENT_S = 30
 """An API server that acknowledges nothing for so long is given up by port-forwards."""
+
+
+# Or a dial waits for as long as TCP does. No other library here uses it.
+websocket.setdefaulttimeout(_ANSWER_S)
 
 
 class Clients:
@@ -123,6 +128,7 @@ class Clients:
 
         forwarded = self._call(ask)
         carrier = forwarded.websocket.sock
+        forwarded.websocket.settimeout(None)
         if carrier is not None and hasattr(socket, "TCP_USER_TIMEOUT"):
             with contextlib.suppress(OSError):  # it may be closed already
                 carrier.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -12,7 +12,7 @@ from typing import Any
 
 from spottrain.cloud.kubernetes.on_pod import BEAT_S, CALLED, IDLE, pump
 from spottrain.cloud.port.errors import CloudError
-from spottrain.cloud.ssh.transport.conversation import Conversation, Stream
+from spottrain.cloud.ssh.transport.conversation import ByteStream, Conversation
 from spottrain.cloud.ssh.transport.hosts import Host, UnreachableHostError
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class PodSession(Conversation):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
 
-    def end_reason(self, stream: Stream) -> CloudError:
+    def end_reason(self, stream: ByteStream) -> CloudError:
         """Return that it is lost: port-forwards end without a reason."""
         return UnreachableHostError(f"{self.host.place}: connection lost")
 
@@ -98,10 +98,9 @@ class PodLink:
 
     def hang_up(self) -> None:
         """Close the session; calls are still carried."""
-        with self._lock:
-            if self._session is not None:
-                self._session.close()
-                self._session = None
+        session, self._session = self._session, None  # without the lock: a dial may take long
+        if session is not None:
+            session.close()
 
     def notice(self) -> None:
         """Tell the agent that its pod will end, at a time that is not known.

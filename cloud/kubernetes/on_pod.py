@@ -45,7 +45,7 @@ _CALL_S = 20.0
 """How long a call of the agent may wait for a connection of the manager."""
 
 
-class Pod:
+class PodProgram:
     """The pod's side.
 
     Args:
@@ -187,5 +187,5 @@ def _send(connection: socket.socket, sign: bytes) -> bool:
 
 def main(given: dict[str, Any]) -> None:
     """Run the program; the threads that wait for the manager end with it."""
-    Pod(given).run()
+    PodProgram(given).run()
     os._exit(0)

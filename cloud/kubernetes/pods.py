@@ -102,8 +102,8 @@ class Pod:
 
     name: str
     state: VmState
-    start_s: float | None
-    """When its node took it."""
+    start_s: float
+    """When it got its node; 0: it waits for one."""
     end_s: float | None
     why: str
     """Of one that waits, ends or has ended: why; else empty."""
@@ -255,6 +255,18 @@ def parse_pods(items: Sequence[Json], now_s: float) -> list[Pod]:
     return sorted(there, key=lambda pod: (pod.start_s or now_s, pod.name))
 
 
+def _start_s(metadata: Json, status: Json, state: VmState) -> float:
+    if state is VmState.QUEUED:
+        return 0.0
+    scheduled = _condition(status, "PodScheduled").get("lastTransitionTime")
+    times = (status.get("startTime"), scheduled, metadata.get("creationTimestamp"))
+    return next((at_s for at_s in map(_seconds, times) if at_s is not None), 0.0)
+
+
+def _condition(status: Json, kind: str) -> Json:
+    return next((one for one in status.get("conditions") or () if one["type"] == kind), {})
+
+
 def _pod(item: Json, now_s: float) -> Pod | None:
     metadata, spec, status = item["metadata"], item["spec"], item.get("status", {})
     marks = metadata.get("annotations", {})
@@ -273,7 +285,7 @@ def _pod(item: Json, now_s: float) -> Pod | None:
     return Pod(
         name=metadata["name"],
         state=state,
-        start_s=_seconds(status.get("startTime")),
+        start_s=_start_s(metadata, status, state),
         end_s=end_s,
         why=_why(state, status, waiting, ended),
         is_deleted="deletionTimestamp" in metadata,
@@ -301,13 +313,12 @@ def _state(metadata: Json, node: str, status: Json, container: Json, now_s: floa
 
 
 def _why(state: VmState, status: Json, waiting: Json, ended: Json) -> str:
-    conditions = {one["type"]: one for one in status.get("conditions") or ()}
     if state is VmState.QUEUED:
-        scheduled = conditions.get("PodScheduled", {})
-        return _line(scheduled.get("message") or "not considered by the scheduler yet")
+        message = _condition(status, "PodScheduled").get("message")
+        return _line(message or "not considered by the scheduler yet")
     if state is VmState.STARTING:
         return _line(": ".join(filter(None, map(waiting.get, ("reason", "message")))))
-    disruption = conditions.get("DisruptionTarget", {})
+    disruption = _condition(status, "DisruptionTarget")
     if disruption.get("status") == "True":
         reason = disruption.get("reason", "")
         return _DISRUPTIONS.get(reason, reason) if state is not VmState.RUNNING else ""
@@ -342,7 +353,7 @@ def _seconds(text: str | None) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class ClusterNode:
     """A node of the cluster."""
 
     name: str
@@ -357,16 +368,16 @@ class Node:
     is_spot: bool
 
 
-def parse_nodes(items: Sequence[Json]) -> list[Node]:
+def parse_nodes(items: Sequence[Json]) -> list[ClusterNode]:
     """Return the nodes in a list of the API's."""
     return [_node(item) for item in items]
 
 
-def _node(item: Json) -> Node:
+def _node(item: Json) -> ClusterNode:
     labels, spec = item["metadata"].get("labels", {}), item.get("spec", {})
     provider = spec.get("providerID", "").partition(":")[0]
     taints = {taint["key"] for taint in spec.get("taints") or ()}
-    return Node(
+    return ClusterNode(
         name=item["metadata"]["name"],
         leaves=not taints.isdisjoint(_LEAVING),
         is_lost="node.kubernetes.io/unreachable" in taints,

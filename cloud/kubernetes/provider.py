@@ -26,6 +26,7 @@ from spottrain.cloud.kubernetes.clients import Clients, is_inside
 from spottrain.cloud.kubernetes.link import PodLink
 from spottrain.cloud.kubernetes.settings import INSTANCE_TYPE, KubernetesSettings
 from spottrain.cloud.lag.ended import EndedVms, as_terminated
+from spottrain.cloud.parallel import run_parallel
 from spottrain.cloud.port import provider as port
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.errors import (
@@ -72,7 +73,7 @@ _NODES_S = 5.0
 """How old what is known of nodes may be."""
 _ID = re.compile(r"kubernetes\.([a-z0-9-]+)")
 _OVER = (port.VmState.STOPPING, port.VmState.TERMINATED)
-NodePrice = Callable[[pods.Node, int], float | None]
+NodePrice = Callable[[pods.ClusterNode, int], float | None]
 """(node, GPUs or cores) -> USD per hour of so many of it; None: unknown."""
 NEEDED = (
     ("create", "pods"),
@@ -131,8 +132,9 @@ class KubernetesProvider(port.CloudProvider):
         """The VMs whose agents know where to call."""
         self._told: set[str] = set()
         """The VMs whose nodes will be taken away, and which know."""
-        self._nodes: tuple[float, dict[str, pods.Node] | None] = 0.0, {}
+        self._nodes: tuple[float, dict[str, pods.ClusterNode] | None] = 0.0, {}
         """By name, and when they were asked for; None: we may not."""
+        self._closed = threading.Event()
         self._ended = EndedVms(lambda _: (), self._gone, time.monotonic)
 
     # --- The cloud port ------------------------------------------------------------
@@ -196,14 +198,9 @@ class KubernetesProvider(port.CloudProvider):
     def terminate(self, vm_ids: Collection[str]) -> None:
         """Fetch the logs of VMs, and delete their pods; see ``CloudProvider.terminate``."""
         names = [match[1] for vm_id in vm_ids if (match := _ID.fullmatch(vm_id))]
-        if not names:
-            return
         self._cancelled |= {f"kubernetes.{name}" for name in names}
-        with ThreadPoolExecutor(min(len(names), _STARTERS), "kubernetes-end") as threads:
-            wait_for([threads.submit(self._fetch_logs, name) for name in names], _LOGS_S)
-            ends = [threads.submit(self._clients.delete, name, pods.NOW_S) for name in names]
-            for end in ends:
-                end.result()
+        wait_for([self._starters.submit(self._fetch_logs, name) for name in names], _LOGS_S)
+        run_parallel(partial(self._clients.delete, grace_s=pods.NOW_S), names)
 
     def start_agent(self, vm_id: str, bootstrap: port.AgentBootstrap) -> Sequence[port.StartStep]:
         """Bring the job to a pod and start the agent there.
@@ -280,6 +277,7 @@ class KubernetesProvider(port.CloudProvider):
 
     def close(self) -> None:
         """Close all connections; VMs keep running."""
+        self._closed.set()
         with self._lock:
             links = tuple(self._links.values())
         for link in links:
@@ -327,17 +325,16 @@ class KubernetesProvider(port.CloudProvider):
         )
 
     def _vm(self, pod: pods.Pod) -> port.Vm:
-        began_s = pod.start_s or 0.0
         return port.Vm(
             vm_id=pod.vm_id,
             job=pod.tags[tags.JOB],
             intent=pod.tags.get(tags.INTENT, ""),
             state=pod.state,
-            offer=self._offer(began_s, float(pod.tags.get(tags.PRICE, 0.0))),
+            offer=self._offer(pod.start_s, float(pod.tags.get(tags.PRICE, 0.0))),
             private_address=pod.address,
             uid=pod.tags.get(tags.UID, ""),
             owner=pod.tags.get(tags.OWNER, ""),
-            launched_at_s=began_s,
+            launched_at_s=pod.start_s,
             ended_at_s=pod.end_s,
             why="" if pod.vm_id in self._cancelled else pod.why,
         )
@@ -364,7 +361,7 @@ class KubernetesProvider(port.CloudProvider):
 
     # --- Nodes ------------------------------------------------------------------------
 
-    def _nodes_now(self) -> dict[str, pods.Node]:
+    def _nodes_now(self) -> dict[str, pods.ClusterNode]:
         """Return the nodes that pods may be on, by name; none if we may not read them."""
         asked_s, nodes = self._nodes
         if nodes is not None and time.monotonic() - asked_s > _NODES_S:
@@ -436,7 +433,7 @@ class KubernetesProvider(port.CloudProvider):
             CloudError: it runs and does not answer.
         """
         running_s: float | None = None
-        while True:
+        while not self._closed.is_set():
             pod = next((pod for pod in self._list(self._uid) if pod.vm_id == vm_id), None)
             if pod is None or pod.state in _OVER:
                 why = f": {pod.why}" if pod and pod.why else ""
@@ -453,7 +450,8 @@ class KubernetesProvider(port.CloudProvider):
                 except UnreachableHostError:
                     if time.monotonic() - running_s > _REACH_S:
                         raise
-            time.sleep(_LOOK_S)
+            self._closed.wait(_LOOK_S)
+        raise CloudError(f"VM {vm_id}: the manager is shutting down")
 
     def _start(self, vm_id: str, bootstrap: port.AgentBootstrap) -> tuple[port.StartStep, ...]:
         link = self._await_link(vm_id)

@@ -16,7 +16,7 @@ from tests.fakes.kubernetes import GPU, USER, FakePod
 from tests.fakes.kubernetes_rules import check_schema
 from tests.integration.ssh_hosts import unanswered
 
-from spottrain.cloud.kubernetes.pods import Node, port_of
+from spottrain.cloud.kubernetes.pods import ClusterNode, port_of
 from spottrain.cloud.kubernetes.provider import KubernetesProvider
 from spottrain.cloud.notices.file import VARIABLE, FileSource
 from spottrain.cloud.port.errors import (
@@ -351,7 +351,7 @@ def test_another_jobs_pods_outlive_a_release(there: Here) -> None:
 def test_the_price_of_a_pod_is_that_of_its_share_of_the_dearest_node(there: Here) -> None:
     prices = {"a": 1.0, "b": 3.0}
 
-    def price_of(node: Node, slots: int) -> float | None:
+    def price_of(node: ClusterNode, slots: int) -> float | None:
         return prices.get(node.instance_type, 0.0) * slots if node.is_spot else None
 
     spot = {"cloud.google.com/gke-spot": "true"}

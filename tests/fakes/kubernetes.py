@@ -66,6 +66,7 @@ class FakePod:
         """Set a condition."""
         others = [one for one in self.status.get("conditions", ()) if one["type"] != kind]
         condition = {"type": kind, "status": status, "reason": reason, "message": message}
+        condition["lastTransitionTime"] = _now()
         self.status["conditions"] = [*others, condition]
 
     def processes(self) -> list[int]:

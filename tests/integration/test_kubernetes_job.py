@@ -15,7 +15,7 @@ from tests.view import View
 from spottrain.varuna_manager.core.model.records import VmPhase
 from spottrain.varuna_manager.core.model.state import State, queued
 
-pytestmark = pytest.mark.rotated(parts=[9])
+pytestmark = pytest.mark.rotated(parts=[5])
 
 
 @dataclass
@@ -24,6 +24,7 @@ class Story:
 
     job: Job
     cluster: FakeCluster
+    checked: Answer
     launched: Answer
     evicted: str = ""
     waiting: set[str] = field(default_factory=set)
@@ -42,7 +43,8 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
 def lived_through(job: Job, cluster: FakeCluster) -> Story:
     """Two pods on three nodes of which one is lost, so that its successor waits."""
     job.pace(0.3)  # so that the job is not over before all has happened to it
-    story = Story(job, cluster, job.launch("--detach"))
+    checked = job.run("doctor", str(job.file))
+    story = Story(job, cluster, checked, job.launch("--detach"))
     assert story.launched.code == 0, story.launched.err
     first = job.until("two pods are ready", ready)
 
@@ -87,6 +89,11 @@ def test_it_trains_to_its_end_bit_for_bit(
     assert story.end.outcome.kind == "succeeded", story.end.outcome
     assert story.job.checkpoints()[0].step == STEPS
     assert weights(story.job.checkpoint_root) == undisturbed(tmp_path_factory).weights
+
+
+def test_doctor_asked_the_cluster_whether_it_would_take_the_pods(story: Story) -> None:
+    assert story.checked.code == 0, story.checked.err
+    assert "namespace training takes them" in story.checked.out
 
 
 def test_an_evicted_pod_gives_its_state_away_in_time(story: Story) -> None:

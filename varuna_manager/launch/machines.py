@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from spottrain.cloud.data.request import to_json
-from spottrain.cloud.kubernetes.pods import Node
+from spottrain.cloud.kubernetes.pods import ClusterNode
 from spottrain.cloud.local.provider import LocalProvider
 from spottrain.cloud.port.errors import CloudError, MisconfiguredError
 from spottrain.cloud.port.provider import (
@@ -103,7 +103,7 @@ def open_cluster(
     return KubernetesProvider(folder, uid, settings, payload, node_price)
 
 
-def node_price(node: Node, slots: int) -> float | None:
+def node_price(node: ClusterNode, slots: int) -> float | None:
     """Return the published price per hour of so many slots of a node; None: unknown."""
     kind = catalogue().find(node.cloud, node.instance_type)
     place = node.cloud, node.region, node.instance_type, node.is_spot

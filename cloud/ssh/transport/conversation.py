@@ -19,7 +19,7 @@ CALL_S = 30.0
 _CHUNK_BYTES = 64 * 1024
 
 
-class Stream(Protocol):
+class ByteStream(Protocol):
     """The bytes from and to a host agent: a socket, or a channel of SSH."""
 
     def sendall(self, data: bytes, /) -> object:
@@ -38,7 +38,7 @@ class Conversation(ABC):
 
     def __init__(self, host: Host) -> None:
         self.host = host
-        self._stream: Stream
+        self._stream: ByteStream
         self._numbers = itertools.count(1)
         self._waiting: dict[int, Future[Any]] = {0: Future()}
         self._sending = threading.Lock()
@@ -49,7 +49,7 @@ class Conversation(ABC):
         """Close the connection; processes on the host keep running."""
 
     @abstractmethod
-    def end_reason(self, stream: Stream) -> CloudError:
+    def end_reason(self, stream: ByteStream) -> CloudError:
         """Return why the connection ended."""
 
     @property
@@ -57,7 +57,7 @@ class Conversation(ABC):
         """True while connected."""
         return not self._dead.is_set()
 
-    def listen(self, stream: Stream) -> None:
+    def listen(self, stream: ByteStream) -> None:
         """Take answers from a stream from now on, and send requests to it."""
         self._stream = stream
         name = self.host.name
@@ -125,7 +125,7 @@ class Conversation(ABC):
         finally:
             self._waiting.pop(number, None)
 
-    def _read(self, stream: Stream) -> None:
+    def _read(self, stream: ByteStream) -> None:
         """Read answers until the connection ends."""
         try:
             for line in _lines(stream):
@@ -169,7 +169,7 @@ def _answer(line: bytes) -> dict[str, Any] | None:
     return answer if is_one and ("ok" in answer or "error" in answer) else None
 
 
-def _lines(stream: Stream) -> Iterator[bytes]:
+def _lines(stream: ByteStream) -> Iterator[bytes]:
     """Yield what a host says, line by line, until it ends; it may be silent for long.
 
     A stream has one time limit for both directions, and is idle while nothing is asked.

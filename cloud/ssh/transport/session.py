@@ -22,7 +22,7 @@ from paramiko.ssh_exception import IncompatiblePeer
 from spottrain.cloud.port.errors import AuthError, CloudError
 from spottrain.cloud.ssh.on_vm import host_agent
 from spottrain.cloud.ssh.transport import hosts, proxy
-from spottrain.cloud.ssh.transport.conversation import CALL_S, Conversation, Stream
+from spottrain.cloud.ssh.transport.conversation import CALL_S, ByteStream, Conversation
 from spottrain.errors import one_line
 
 CONNECT_S = 10.0
@@ -159,7 +159,7 @@ class Session(Conversation):
                 f"{self.host.place}: {error or type(error).__name__}"
             ) from error
 
-    def end_reason(self, stream: Stream) -> CloudError:
+    def end_reason(self, stream: ByteStream) -> CloudError:
         """Return why the connection ended, such as no suitable Python."""
         channel = cast(paramiko.Channel, stream)
         place, python = self.host.place, self.host.python

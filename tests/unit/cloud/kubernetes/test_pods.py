@@ -44,8 +44,8 @@ def parsed(**changed: Any) -> pods.Pod | None:
     item = a_manifest()
     item["metadata"] |= changed.pop("metadata", {})
     item["spec"] |= {"nodeName": changed.pop("node", "n1")}
-    (found,) = pods.parse_pods([{**item, "status": changed}], NOW) or [None]
-    return found
+    found = pods.parse_pods([{**item, "status": changed}], NOW)
+    return found[0] if found else None
 
 
 def container(state: str, **what: Any) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from spottrain.cloud.kubernetes.pods import Node
+from spottrain.cloud.kubernetes.pods import ClusterNode
 from spottrain.errors import ConfigError
 from spottrain.pricing.prices.catalogue import catalogue
 from spottrain.varuna_manager.config.job import load_config, parse_config
@@ -93,7 +93,7 @@ def test_a_share_of_a_node_costs_that_share_of_its_published_price() -> None:
     price = next(p for p in catalogue().published() if p.spot)
     kind = catalogue().find(price.cloud, price.instance_type)
     assert kind is not None
-    node = Node("n", False, False, price.cloud, price.region, price.instance_type, True)
+    node = ClusterNode("n", False, False, price.cloud, price.region, price.instance_type, True)
     assert node_price(node, kind.gpus) == pytest.approx(price.usd_per_hour)
     assert node_price(node, 1) == pytest.approx(price.usd_per_hour / kind.gpus)
-    assert node_price(Node("n", False, False, "", "", "", True), 1) is None
+    assert node_price(ClusterNode("n", False, False, "", "", "", True), 1) is None
