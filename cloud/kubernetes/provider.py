@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from concurrent.futures import wait as wait_for
 from dataclasses import replace
 from functools import partial
@@ -40,7 +39,7 @@ from spottrain.cloud.port.errors import (
 )
 from spottrain.cloud.ssh.hosts.bootstrap import bring_up
 from spottrain.cloud.ssh.hosts.memory import HostMemory
-from spottrain.cloud.ssh.hosts.start_log import StartLog
+from spottrain.cloud.ssh.hosts.start_log import AgentStarts, StartLog
 from spottrain.cloud.ssh.on_vm.relay import Relay
 from spottrain.cloud.ssh.transport.hosts import (
     Host,
@@ -62,9 +61,7 @@ _END_S = 300.0
 """How long pods may take to be gone."""
 _LOGS_S = 10.0
 """Time limit for fetching the logs of VMs that are terminated."""
-_STARTERS = 64
-_PATIENCE_S = 100.0
-"""Time limit of one call to start an agent; the next call continues to wait."""
+_THREADS = 32
 _UNSTARTED_S = 1800.0
 """A pod whose agent was never started ends after this time, besides setup and data."""
 _REACH_S = 60.0
@@ -117,8 +114,8 @@ class KubernetesProvider(port.CloudProvider):
         self._clients = Clients(settings)
         self._lock = threading.Lock()
         self._links: dict[str, PodLink] = {}
-        self._starts: dict[str, Future[tuple[port.StartStep, ...]]] = {}
-        self._starters = ThreadPoolExecutor(_STARTERS, "kubernetes-start")
+        self._starts = AgentStarts(CLOUD)
+        self._threads = ThreadPoolExecutor(_THREADS, CLOUD)
         self._manager: tuple[str, int] | None = None
         self._relay: tuple[tuple[str, int], str] | None = None
         self._own_address = settings.address
@@ -199,7 +196,7 @@ class KubernetesProvider(port.CloudProvider):
         """Fetch the logs of VMs, and delete their pods; see ``CloudProvider.terminate``."""
         names = [match[1] for vm_id in vm_ids if (match := _ID.fullmatch(vm_id))]
         self._cancelled |= {f"kubernetes.{name}" for name in names}
-        wait_for([self._starters.submit(self._fetch_logs, name) for name in names], _LOGS_S)
+        wait_for([self._threads.submit(self._fetch_logs, name) for name in names], _LOGS_S)
         run_parallel(partial(self._clients.delete, grace_s=pods.NOW_S), names)
 
     def start_agent(self, vm_id: str, bootstrap: port.AgentBootstrap) -> Sequence[port.StartStep]:
@@ -210,15 +207,7 @@ class KubernetesProvider(port.CloudProvider):
             SetupError: the user's setup failed there.
             CloudError: it is not ready yet, and is waited for.
         """
-        with self._lock:
-            start = self._starts.get(vm_id)
-            if start is None or start.done():
-                start = self._starters.submit(self._start, vm_id, bootstrap)
-                self._starts[vm_id] = start
-        try:
-            return start.result(_PATIENCE_S)
-        except FutureTimeoutError as error:
-            raise CloudError(f"{vm_id}: is not ready yet, and is waited for") from error
+        return self._starts.wait_for(vm_id, vm_id, partial(self._start, vm_id, bootstrap))
 
     # --- What else a manager needs --------------------------------------------------
 
@@ -282,7 +271,8 @@ class KubernetesProvider(port.CloudProvider):
             links = tuple(self._links.values())
         for link in links:
             link.close()
-        self._starters.shutdown(wait=False, cancel_futures=True)
+        self._starts.close(wait=False)
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     # --- Pods -------------------------------------------------------------------------
 
@@ -390,7 +380,7 @@ class KubernetesProvider(port.CloudProvider):
             leaves = vm_id not in self._told and pod.node in nodes and nodes[pod.node].leaves
             before = self._tending.get(vm_id)
             if (is_new or leaves) and (before is None or before.done()):
-                self._tending[vm_id] = self._starters.submit(
+                self._tending[vm_id] = self._threads.submit(
                     self._tell, pod, is_new=is_new, leaves=leaves
                 )
 
