@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from kubernetes.config import incluster_config
 from tests.contract.kubernetes_account import Here, here
 from tests.fakes.kubernetes import GPU, USER, FakePod
 from tests.fakes.kubernetes_rules import check_schema
@@ -235,7 +236,7 @@ class a_manager:  # noqa: N801 - used as a function
 def a_call(pod: FakePod) -> bytes:
     """Return what a manager answers to a call from within a pod; empty: nothing."""
     with (
-        contextlib.suppress(ConnectionRefusedError),
+        contextlib.suppress(ConnectionError),
         socket.create_connection((pod.address, port_of(pod.name) + 1)) as call,
     ):
         call.sendall(b"hello")
@@ -269,16 +270,14 @@ def test_a_manager_that_takes_over_hears_the_vms_that_run(there: Here) -> None:
 def test_vms_are_out_of_reach_while_no_port_can_be_forwarded(there: Here) -> None:
     provider = there.connect()
     vm, pod = one_vm(there, provider)
+    there.cluster.forbidden.add(("get", "pods/portforward"))
     with a_manager() as url:
         provider.serve(url)
         provider.list_vms("job")
-        assert until(lambda: a_call(pod))
-        until(lambda: not provider.unreachable_vms())
-        there.cluster.forbidden.add(("get", "pods/portforward"))
-        a_call(pod)  # uses the connection up that there is
         assert until(provider.unreachable_vms) == [vm.vm_id]
         there.cluster.forbidden.clear()
         until(lambda: not provider.unreachable_vms())
+        assert a_call(pod) == b"heard hello"
 
 
 def test_pods_call_a_manager_directly_whose_address_they_reach(there: Here) -> None:
@@ -309,6 +308,23 @@ def test_a_login_that_nobody_renewed_is_asked_for(there: Here) -> None:
     there.cluster.token = "another"
     with pytest.raises(LoginExpiredError, match="log in to the cluster anew"):
         provider.list_vms("job")
+
+
+def test_within_the_cluster_the_pods_service_account_is_the_login(
+    there: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token, authority = tmp_path / "token", tmp_path / "ca.crt"
+    authority.write_text(there.cluster.identity.ca_pem)
+    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(token))
+    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(authority))
+    monkeypatch.setenv("KUBECONFIG", "")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", there.cluster.url.rpartition(":")[2])
+    provider = there.connect()
+    for _ in range(2):
+        there.cluster.renew_token()  # a kubelet writes it anew before it expires
+        token.write_text(there.cluster.token)
+        assert provider.list_vms("job") == ()
 
 
 def test_a_cluster_that_takes_the_jobs_pods_says_so(there: Here) -> None:

@@ -7,6 +7,7 @@ the like are what a test says.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import itertools
 import json
@@ -25,6 +26,8 @@ from typing import Any
 
 from tests.fakes.http_server import running
 from tests.fakes.kubernetes_rules import RefusedError, admit, blocked_by, selected
+
+from spottrain.varuna_manager.jobs.identity import ensure_identity
 
 NAMESPACE = "training"
 GPU = "nvidia.com/gpu"
@@ -115,6 +118,7 @@ class FakeCluster:
     _passed: int = 0
 
     def __post_init__(self) -> None:
+        self.identity = ensure_identity(self.folder, ("127.0.0.1",))
         for number in (1, 2, 3):
             self.add_node(f"n{number}")
 
@@ -143,7 +147,9 @@ class FakeCluster:
         """Let the token expire, and write another one into the kubeconfig."""
         self.token = secrets.token_hex(8)
         user = {"name": "me", "user": {"token": self.token}}
-        cluster = {"name": "c", "cluster": {"server": self.url}}
+        authority = base64.b64encode(self.identity.ca_pem.encode()).decode()
+        server = {"server": self.url, "certificate-authority-data": authority}
+        cluster = {"name": "c", "cluster": server}
         context = {"name": "x", "context": {"cluster": "c", "user": "me"}}
         self.kubeconfig.write_text(
             json.dumps(
@@ -445,7 +451,7 @@ def a_cluster(folder: Path) -> Iterator[FakeCluster]:
     folder.mkdir(parents=True, exist_ok=True)
     cluster = FakeCluster(folder)
     with running(server_of(cluster)) as server:
-        cluster.url = f"http://127.0.0.1:{server.server_port}"
+        cluster.url = f"https://127.0.0.1:{server.server_port}"
         cluster.renew_token()
         try:
             yield cluster

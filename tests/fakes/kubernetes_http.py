@@ -7,8 +7,9 @@ import contextlib
 import hashlib
 import json
 import re
+import select
 import socket
-import threading
+import ssl
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -30,6 +31,14 @@ class _ApiServer(Server):
     def __init__(self, cluster: FakeCluster) -> None:
         super().__init__(("127.0.0.1", 0), _Request)
         self.cluster = cluster
+        self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._tls.load_cert_chain(cluster.identity.path)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Shake hands in the thread of the connection."""
+        plain, address = super().get_request()
+        wrapped = self._tls.wrap_socket(plain, server_side=True, do_handshake_on_connect=False)
+        return wrapped, address
 
 
 def server_of(cluster: FakeCluster) -> Server:
@@ -164,31 +173,33 @@ class _Request(Handler):
         if pod is None:
             self._frame(b"\x01" + problem.encode())
             return
-        back = threading.Thread(target=self._back, args=(pod,), daemon=True)
-        back.start()
-        with contextlib.suppress(Exception):  # either side may end in any way
-            frames = frame_buffer(self._receive, skip_utf8_validation=True)
-            while (frame := frames.recv_frame()).opcode != ABNF.OPCODE_CLOSE:
-                if frame.opcode == ABNF.OPCODE_BINARY:
-                    assert frame.data[0] == 0, "only the data channel is written to"
-                    pod.sendall(frame.data[1:])
-        with contextlib.suppress(OSError):
-            pod.shutdown(socket.SHUT_RDWR)
-        back.join()
+        with contextlib.suppress(OSError, EOFError):  # either side may end in any way
+            self._carry(pod)
         pod.close()
 
+    def _carry(self, pod: socket.socket) -> None:
+        """Copy in both directions; in one thread, as TLS is not for two."""
+        carrier = self.connection
+        assert isinstance(carrier, ssl.SSLSocket)
+        frames = frame_buffer(self._receive, skip_utf8_validation=True)
+        while True:
+            ready = [carrier] if carrier.pending() else select.select([carrier, pod], [], [])[0]
+            if carrier in ready:
+                frame = frames.recv_frame()
+                if frame.opcode == ABNF.OPCODE_CLOSE:
+                    return
+                assert frame.data[0] == 0, "only the data channel is written to"
+                pod.sendall(frame.data[1:])
+            elif data := pod.recv(_CHUNK_BYTES):
+                self._frame(b"\0" + data)
+            else:
+                return
+
     def _receive(self, size: int) -> bytes:
-        data: bytes = self.rfile.read1(size) if size else b""
+        data = self.connection.recv(size)
         if not data:
             raise EOFError
         return data
-
-    def _back(self, pod: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := pod.recv(_CHUNK_BYTES):
-                self._frame(b"\0" + data)
-        with contextlib.suppress(OSError):
-            self.connection.shutdown(socket.SHUT_RDWR)
 
     def _frame(self, data: bytes) -> None:
         self.connection.sendall(ABNF(1, 0, 0, 0, ABNF.OPCODE_BINARY, 0, data).format())
