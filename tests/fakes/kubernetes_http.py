@@ -63,7 +63,8 @@ class _Request(Handler):
             self.break_off()
             return
         try:
-            if self.headers.get("Authorization") != f"Bearer {cluster.token}":
+            scheme, _, token = self.headers.get("Authorization", "").partition(" ")
+            if scheme.lower() != "bearer" or token != cluster.token:  # RFC 9110, 11.1
                 raise RefusedError(401, "Unauthorized", "Unauthorized")
             answer = self._answer(verb, parts.path, query, json.loads(raw) if raw else {})
         except RefusedError as refused:
