@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spottrain.cloud import unix_http
-from spottrain.cloud.notices import aws, azure, gcp, slurm, source
+from spottrain.cloud.notices import aws, azure, file, gcp, source
 from spottrain.cloud.port.errors import CloudError
 
 logger = logging.getLogger(__name__)
@@ -73,10 +73,10 @@ def open_source(settings: Mapping[str, Any]) -> source.NoticeSource:
             return azure.AzureSource(_metadata(azure.URL))
         case "gcp":
             return gcp.GcpSource(_metadata(gcp.URL))
-        case "slurm":
-            return slurm.SlurmSource()
+        case "file":
+            return file.FileSource()
         case kind:
-            known = "none, local, aws, azure, gcp, slurm"
+            known = "none, local, aws, azure, gcp, file"
             raise CloudError(f"notices.kind must be one of {known}: got {kind!r}")
 
 

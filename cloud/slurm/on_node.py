@@ -36,7 +36,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from spottrain.cloud.notices.slurm import VARIABLE
+from spottrain.cloud.notices.file import VARIABLE
 from spottrain.cloud.ssh.on_vm.host_agent import HostAgent, serve
 
 _NOTICED = 75

@@ -18,8 +18,6 @@ import threading
 import time
 import uuid
 from collections.abc import Collection, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
@@ -39,7 +37,7 @@ from spottrain.cloud.slurm.session import NodeSession
 from spottrain.cloud.slurm.settings import INSTANCE_TYPE, SlurmSettings
 from spottrain.cloud.ssh.hosts.bootstrap import bring_up
 from spottrain.cloud.ssh.hosts.memory import HostMemory
-from spottrain.cloud.ssh.hosts.start_log import StartLog
+from spottrain.cloud.ssh.hosts.start_log import AgentStarts, StartLog
 from spottrain.cloud.ssh.on_vm.package import package
 from spottrain.cloud.ssh.on_vm.relay import Relay
 from spottrain.cloud.ssh.transport.hosts import Host, Payload, UnfitHostError, address_of
@@ -55,9 +53,6 @@ _ASK_AGAIN_S = 30.0
 """Time between two questions for a launch that waits in the queue."""
 _END_S = 300.0
 """How long batch jobs may take to end: KillWait (slurm.conf) and an epilog."""
-_STARTERS = 64
-_PATIENCE_S = 100.0
-"""Time limit of one call to start an agent; the next call continues to wait."""
 _UNSTARTED_S = 1800.0
 """A batch job whose agent was never started ends after this time, besides setup and data."""
 _LISTED_S = 2.0
@@ -93,8 +88,7 @@ class SlurmProvider(port.CloudProvider):
         self._lock = threading.Lock()
         self._addresses: dict[str, str] = {}
         self._connections: dict[str, _Connection] = {}
-        self._starts: dict[str, Future[tuple[port.StartStep, ...]]] = {}
-        self._starters = ThreadPoolExecutor(_STARTERS, "slurm-start")
+        self._starts = AgentStarts(CLOUD)
         self._relay: tuple[tuple[str, int], Relay] | None = None
         self._own_address = settings.address
         self._cancelled: set[str] = set()
@@ -180,15 +174,7 @@ class SlurmProvider(port.CloudProvider):
             SetupError: the user's setup failed there.
             CloudError: it is not ready yet, and is waited for.
         """
-        with self._lock:
-            start = self._starts.get(vm_id)
-            if start is None or start.done():
-                start = self._starters.submit(self._start, vm_id, bootstrap)
-                self._starts[vm_id] = start
-        try:
-            return start.result(_PATIENCE_S)
-        except FutureTimeoutError as error:
-            raise CloudError(f"{vm_id}: is not ready yet, and is waited for") from error
+        return self._starts.wait_for(vm_id, vm_id, partial(self._start, vm_id, bootstrap))
 
     # --- What else a manager needs --------------------------------------------------
 
@@ -241,7 +227,7 @@ class SlurmProvider(port.CloudProvider):
         """Wait for no node any more; VMs keep running."""
         for connection in self._connections.values():
             connection.calls.close()
-        self._starters.shutdown(cancel_futures=True)
+        self._starts.close()
 
     # --- Slurm ------------------------------------------------------------------------
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from spottrain.cloud.port.errors import VmNotFoundError
+from spottrain.cloud.ssh.transport.conversation import CALL_S, refusal
 from spottrain.cloud.ssh.transport.hosts import Host, UnreachableHostError
-from spottrain.cloud.ssh.transport.session import CALL_S, refusal
 from spottrain.files import write_whole
 
 _LOOK_S = 0.05

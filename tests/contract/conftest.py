@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Iterator
 import pytest
 from tests.contract.account import Account, on_fake
 from tests.contract.gcp_account import gcp_over_ssh
+from tests.contract.kubernetes_account import kubernetes
 from tests.contract.local_account import local
 from tests.contract.multi_account import multi
 from tests.contract.real_account import (
@@ -29,6 +30,7 @@ PROVIDERS: dict[str, Callable[[pytest.FixtureRequest], Iterator[Account]]] = {
     "azure": on_fake("fake_azure"),
     "gcp": on_fake("fake_gcp"),
     "gcp over ssh": gcp_over_ssh,
+    "kubernetes": kubernetes,
     "local": local,
     "multi": multi,
     "slurm": slurm,
@@ -41,6 +43,7 @@ ALWAYS = "ssh"
 _OWN_CRASHES = "a process of this machine: tests/unit/cloud/local kills it instead"
 _OVER_SSH = "agents are brought to it over SSH by whoever wraps it: cloud.ssh"
 _QUEUE = "what finds no free node waits: test_slurm.py"
+_WAITS = "what finds no node waits, and quotas are refusals: test_kubernetes.py"
 _STOCK = "how many machines a real cloud has is not ours to say"
 _LINE = "the line to a real cloud cannot be cut: the fakes' is"
 ON_A_REAL_ACCOUNT: dict[str, str] = {
@@ -67,6 +70,7 @@ EXEMPT: dict[tuple[str, str], str] = {
     ("test_a_crash_at_any_request_rents_nothing_twice", "ssh"): (
         "claims lie on the hosts: tests/integration/test_ssh_provider.py"
     ),
+    ("test_a_launch_without_machines_is_no_capacity", "kubernetes"): _WAITS,
     ("test_a_launch_of_more_than_there_are_gives_what_there_is", "slurm"): _QUEUE,
     ("test_a_launch_without_machines_is_no_capacity", "slurm"): _QUEUE,
     ("test_a_crash_at_any_request_rents_nothing_twice", "slurm"): (

@@ -13,7 +13,7 @@ from tests.contract.slurm_account import slurm
 from tests.fakes.slurm import NODES, WHY_NO_SLURM, Slurm
 from tests.integration.ssh_hosts import unanswered
 
-from spottrain.cloud.notices.slurm import VARIABLE, SlurmSource
+from spottrain.cloud.notices.file import VARIABLE, FileSource
 from spottrain.cloud.port.errors import CloudError, MisconfiguredError, QueuedError
 from spottrain.cloud.port.provider import CloudProvider, Vm, VmState
 from spottrain.cloud.slurm import commands
@@ -111,7 +111,7 @@ def test_a_time_limit_is_announced_before_it_ends_the_vm(
     cluster.ask("scancel", "--batch", "--signal=USR1", number)
     (own,) = tmp_path.glob(f"node's own/spottrain-*/{number}/{vm.vm_id}")
     monkeypatch.setenv(VARIABLE, str(own / "notice.json"))
-    source = SlurmSource()
+    source = FileSource()
     while (found := source.ask().notice) is None:
         time.sleep(0.1)
     assert found.lead_s > 3600, "its limit is two hours"

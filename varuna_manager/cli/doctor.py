@@ -19,6 +19,7 @@ from spottrain.varuna_manager.cli.console import (
     show_json,
 )
 from spottrain.varuna_manager.config.clouds import (
+    OWN_MACHINES,
     AnyCloud,
     AwsConfig,
     AzureConfig,
@@ -111,7 +112,7 @@ def _of_job(config: JobConfig) -> Iterator[Result]:
     (provider,) = config.resources.providers
     check = Check(what="machines", run=lambda: machines.check_machines(config)[0])
     yield _required(provider, _finding(check))
-    if provider in ("ssh", "slurm"):
+    if provider in OWN_MACHINES:
         yield _advised("here", _traffic(config))
 
 
@@ -133,8 +134,11 @@ def _bucket_access(config: JobConfig) -> Finding:
 
 
 def _traffic(config: JobConfig) -> Finding:
-    places = {"ssh": "your hosts' network", "slurm": "the cluster's network"}
-    where = places.get(config.resources.providers[0], "the network of one region")
+    where = "the network of one region"
+    if config.resources.provider == "ssh":
+        where = "your hosts' network"
+    elif config.cluster is not None:
+        where = "the cluster's network"
     if config.resources.span != "region":
         named = ", ".join(f"{c.cloud}.{c.network_key}" for c in config.clouds)
         where = f"your own network between regions ({named}), which must be private"

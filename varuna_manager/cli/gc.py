@@ -35,16 +35,15 @@ from spottrain.varuna_manager.config.clouds import (
     AzureConfig,
     GcpConfig,
 )
-from spottrain.varuna_manager.config.job import load_config
-from spottrain.varuna_manager.config.slurm import SlurmConfig
+from spottrain.varuna_manager.config.job import AnyCluster, load_config
 from spottrain.varuna_manager.format import age, dollars
 from spottrain.varuna_manager.jobs.folder import job_dir
 from spottrain.varuna_manager.jobs.follow import uid_of
-from spottrain.varuna_manager.launch.machines import open_slurm
+from spottrain.varuna_manager.launch.machines import open_cluster
 from spottrain.varuna_manager.launch.providers import open_cloud
 from spottrain.varuna_manager.reporting.columns import columns
 
-Asked = AnyCloud | SlurmConfig
+Asked = AnyCloud | AnyCluster
 SCHEMA_VERSION = 1
 _CLOUDS: dict[str, AnyCloud] = {
     "aws": AwsConfig(),
@@ -113,8 +112,8 @@ def _chosen_clouds(file: Path | None, names: Sequence[str] | None) -> dict[str, 
     clouds: dict[str, Asked] = {**_CLOUDS}
     if file is not None:
         config = load_config(file)
-        if config.resources.provider == "slurm":
-            clouds = {"slurm": config.slurm}
+        if config.cluster is not None:
+            clouds = {config.resources.providers[0]: config.cluster}
         elif not config.clouds:
             raise ConfigError(
                 f"{file.name}: resources.provider: nothing is rented from "
@@ -159,8 +158,8 @@ def _open(cloud: Asked, name: str = "gc", uid: str = "") -> CloudProvider:
         name: Of a job.
         uid: Its unique id.
     """
-    if isinstance(cloud, SlurmConfig):
-        return open_slurm(cloud, job_dir(name).cloud, uid)
+    if isinstance(cloud, AnyCluster):
+        return open_cluster(cloud, job_dir(name).cloud, uid)
     return open_cloud(cloud, uid=uid, everywhere=True)
 
 

@@ -16,6 +16,8 @@ from spottrain.cloud.ssh_keys import key_file
 from spottrain.errors import ConfigError
 from spottrain.varuna_manager.cli.arguments import NameArgument
 from spottrain.varuna_manager.config.clouds import AnyCloud
+from spottrain.varuna_manager.config.kubernetes import KubernetesConfig
+from spottrain.varuna_manager.config.slurm import SlurmConfig
 from spottrain.varuna_manager.jobs.folder import JobDir, find
 from spottrain.varuna_manager.jobs.follow import read_state
 from spottrain.varuna_manager.launch.ssh_command import argv_to, ssh_program
@@ -37,8 +39,11 @@ def ssh(name: NameArgument, vm: VmArgument = None, command: CommandArgument = No
     """
     job = find(name)
     vm_id = choose_vm(job, vm)
-    if job.config().resources.provider == "slurm":
+    cluster = job.config().cluster
+    if isinstance(cluster, SlurmConfig):
         _exec_srun(vm_id, command or [])
+    if isinstance(cluster, KubernetesConfig):
+        _exec_kubectl(cluster, vm_id, command or [])
     os.execv(ssh_program(), ssh_argv(job, vm_id, command or []))
 
 
@@ -50,6 +55,16 @@ def _exec_srun(vm_id: str, command: list[str]) -> NoReturn:
     step = ["srun", "--overlap", f"--jobid={job_id}", "--nodes=1", "--ntasks=1", "--mem=0"]
     terminal = ["--pty"] if sys.stdin.isatty() else []
     os.execv(program, [*step, *terminal, *(command or ["bash", "-l"])])
+
+
+def _exec_kubectl(cluster: KubernetesConfig, vm_id: str, command: list[str]) -> NoReturn:
+    """Become a shell in a pod."""
+    if (program := shutil.which("kubectl")) is None:
+        raise ConfigError("no kubectl command found; install it, it is Kubernetes' own")
+    where = [*(["--context", cluster.context] if cluster.context else []), "-n", cluster.namespace]
+    terminal = ["-it"] if sys.stdin.isatty() else ["-i"]
+    pod = vm_id.removeprefix("kubernetes.")
+    os.execv(program, ["kubectl", *where, "exec", *terminal, pod, "--", *(command or ["sh"])])
 
 
 def choose_vm(job: JobDir, wanted: str | None) -> str:

@@ -38,7 +38,10 @@ from spottrain.wire.messages import DeviceChoice
 from spottrain.wire.model import Precision
 
 CloudName = Literal["aws", "azure", "gcp"]
-Provider = Literal["local", "ssh", "slurm"] | CloudName | tuple[CloudName, ...]
+OwnMachines = Literal["ssh", "slurm", "kubernetes"]
+"""Providers of machines that people have, and do not rent."""
+OWN_MACHINES: frozenset[str] = frozenset(get_args(OwnMachines))
+Provider = Literal["local"] | OwnMachines | CloudName | tuple[CloudName, ...]
 DISK_GIB = 200
 """Size of a VM's disk where the job file gives none."""
 Name = Annotated[str, Field(min_length=1)]
@@ -52,15 +55,15 @@ def provider_of(value: Any) -> Any:
         ValueError: It is not a provider.
     """
     clouds = get_args(CloudName)
-    if value in ("local", "ssh", "slurm", *clouds):
+    if value in ("local", *OWN_MACHINES, *clouds):
         return value
     if isinstance(value, list | tuple) and value and all(v in clouds for v in value):
         if len(set(value)) < len(value):
             raise ValueError(f"must name each cloud once: got {', '.join(value)}")
         return tuple(value) if len(value) > 1 else value[0]
     raise ValueError(
-        "must be local, ssh, slurm, aws, azure or gcp, or a list of clouds such as [aws, gcp]: "
-        f"got {value!r}"
+        "must be local, ssh, slurm, kubernetes, aws, azure or gcp, or a list of clouds such as "
+        f"[aws, gcp]: got {value!r}"
     )
 
 

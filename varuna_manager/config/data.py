@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from spottrain.cloud.data.request import WEB_SCHEMES, DataRequest, HubUrl
 from spottrain.storage.store import OBJECT_SCHEMES, StorageError, parse_url
 from spottrain.varuna_manager.config.base import LocalPath, Section, below
+from spottrain.varuna_manager.config.clouds import OWN_MACHINES
 
 _SCHEMES = (*OBJECT_SCHEMES, "hf", "https", "http", "file")
 _WEB_URL = re.compile(r"[!-~]+")
@@ -219,9 +220,9 @@ def check_data(data: Mapping[str, DataConfig], providers: Sequence[str]) -> None
                 "mount it yourself and give its path"
             )
         path = one.local_path
-        if path is not None and provider not in ("local", "ssh", "slurm"):
+        if path is not None and provider not in ("local", *OWN_MACHINES):
             raise ValueError(f"{where}: VMs of {provider} do not have {path}; give a url or mount")
-        if path is not None and provider in ("ssh", "slurm") and path[0] not in "/~":
+        if path is not None and provider in OWN_MACHINES and path[0] not in "/~":
             raise ValueError(f"{where}: path must be absolute on the hosts: got {path}")
 
 

@@ -52,6 +52,7 @@ from spottrain.varuna_manager.config.files import (
     validate,
 )
 from spottrain.varuna_manager.config.init_from import InitFrom
+from spottrain.varuna_manager.config.kubernetes import KubernetesConfig, check_kubernetes
 from spottrain.varuna_manager.config.local import LocalConfig
 from spottrain.varuna_manager.config.manager_vm import ManagerVmConfig
 from spottrain.varuna_manager.config.notify import NotifyConfig
@@ -194,6 +195,9 @@ class LoaderConfig(Section):
         return self
 
 
+AnyCluster = SlurmConfig | KubernetesConfig
+
+
 class JobConfig(Section):
     """A whole job file."""
 
@@ -259,6 +263,7 @@ class JobConfig(Section):
     local: LocalConfig = LocalConfig()
     ssh: SshConfig = SshConfig()
     slurm: SlurmConfig = SlurmConfig()
+    kubernetes: KubernetesConfig = KubernetesConfig()
     aws: AwsConfig = AwsConfig()
     azure: AzureConfig = AzureConfig()
     gcp: GcpConfig = GcpConfig()
@@ -303,10 +308,14 @@ class JobConfig(Section):
         check_data(self.data, self.resources.providers)
         if self.resources.provider == "ssh":
             check_ssh(self.ssh, self.checkpoint.path, self.morphing.objective)
-        elif self.resources.provider == "slurm":
+        elif self.cluster is not None:
             weighs = self.morphing.objective == "examples_per_dollar"
             has_budget = (self.budget.max_usd or self.budget.max_usd_per_hour) is not None
-            check_slurm(self.slurm, self.checkpoint.path, needs_price=weighs or has_budget)
+            needs_price, path = weighs or has_budget, self.checkpoint.path
+            if isinstance(self.cluster, SlurmConfig):
+                check_slurm(self.cluster, path, needs_price=needs_price)
+            else:
+                check_kubernetes(self.cluster, path, needs_price=needs_price)
         elif self.clouds:
             check_named(self.clouds, self.checkpoint.path)
             for cloud in self.clouds:
@@ -339,8 +348,8 @@ class JobConfig(Section):
         (first, *_) = self.resources.providers
         if first == "local":
             return self.local.specs
-        if first == "slurm":
-            return self.slurm.specs(self.resources.max_vms)
+        if self.cluster is not None:
+            return self.cluster.specs(self.resources.max_vms)
         return self.ssh.specs if first == "ssh" else ()
 
     @property
@@ -359,8 +368,8 @@ class JobConfig(Section):
         if self.resources.provider == "ssh":
             gpus = [host.gpu_type for host in self.ssh.hosts]
             return tuple(0 if gpu is None else gpu.compute_capability for gpu in gpus)
-        if self.resources.provider == "slurm" and self.slurm.gpu_type is not None:
-            return (self.slurm.gpu_type.compute_capability,)
+        if self.cluster is not None and self.cluster.gpu_type is not None:
+            return (self.cluster.gpu_type.compute_capability,)
         machines = (kind for cloud in self._named_clouds() for kind in cloud.machines())
         return tuple(kind.gpu.compute_capability for kind in machines if kind.device == "gpu")
 
@@ -393,6 +402,12 @@ class JobConfig(Section):
         known: dict[str, AnyCloud]
         known = {"aws": self.aws, "azure": self.azure, "gcp": self.gcp}
         return (known[name] for name in self.resources.providers if name in known)
+
+    @property
+    def cluster(self) -> AnyCluster | None:
+        """The cluster in whose queue the job waits for machines, if it does."""
+        known: dict[str, AnyCluster] = {"slurm": self.slurm, "kubernetes": self.kubernetes}
+        return known.get(self.resources.providers[0])
 
     @property
     def cloud(self) -> AnyCloud | None:

@@ -31,8 +31,8 @@ class ResourcesConfig(Section):
 
     provider: Annotated[Provider, BeforeValidator(provider_of)] = "local"
     """Where machines come from: `local` simulates a spot market on this machine, `ssh`
-    uses your own hosts, `slurm` nodes of a cluster, the others rent from that cloud; several as a list: `[aws,
-    gcp]`."""
+    uses your own hosts, `slurm` nodes and `kubernetes` pods of a cluster, the others rent from
+    that cloud; several as a list: `[aws, gcp]`."""
     device: DeviceChoice = "auto"
     """What workers compute on: `gpu`, or `cpu` to rent machines without GPUs; `auto`:
     GPUs from a cloud, on other machines those that they have."""

@@ -8,17 +8,19 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from spottrain.cloud.data.request import to_json
+from spottrain.cloud.kubernetes.pods import ClusterNode
 from spottrain.cloud.local.provider import LocalProvider
-from spottrain.cloud.port.errors import CloudError
+from spottrain.cloud.port.errors import CloudError, MisconfiguredError
 from spottrain.cloud.port.provider import (
     CloudProvider,
     Offer,
     Vm,
 )
 from spottrain.cloud.ssh.transport.hosts import Payload, Published
+from spottrain.pricing.prices.catalogue import catalogue
 from spottrain.storage.store import child_url, is_object_url, is_url
 from spottrain.varuna_manager.config.data import data_requests
-from spottrain.varuna_manager.config.job import JobConfig
+from spottrain.varuna_manager.config.job import AnyCluster, JobConfig
 from spottrain.varuna_manager.config.slurm import SlurmConfig
 from spottrain.varuna_manager.config.ssh import environment_of
 from spottrain.varuna_manager.jobs.folder import JobDir
@@ -57,10 +59,10 @@ def open_provider(job: JobDir) -> CloudProvider:
         from spottrain.varuna_manager.launch import providers
 
         return providers.rent(job, config.clouds, config.resources.span, payload)
-    if config.resources.provider == "slurm":
-        payload = replace(payload, notices={"kind": "slurm"})
+    if config.cluster is not None:
+        payload = replace(payload, notices={"kind": "file"})
         uses_gpus = config.device != "cpu"
-        return open_slurm(config.slurm, job.cloud, uid_of(job), payload, uses_gpus=uses_gpus)
+        return open_cluster(config.cluster, job.cloud, uid_of(job), payload, uses_gpus=uses_gpus)
     from spottrain.cloud.ssh.hosts.provider import SshProvider
 
     return SshProvider(
@@ -68,8 +70,8 @@ def open_provider(job: JobDir) -> CloudProvider:
     )
 
 
-def open_slurm(
-    slurm: SlurmConfig,
+def open_cluster(
+    cluster: AnyCluster,
     folder: Path,
     uid: str,
     payload: Payload | None = None,
@@ -79,17 +81,41 @@ def open_slurm(
     """Return a cluster as a provider.
 
     Args:
-        slurm: Its section of the job file.
+        cluster: Its section of the job file.
         folder: The job's cloud folder.
         uid: The job's unique id.
         payload: What each VM gets; None: nothing is launched.
         uses_gpus: False: slots are CPU slots.
     """
     # Not above: paramiko takes longer to import than most commands run.
-    from spottrain.cloud.slurm.provider import SlurmProvider
+    payload = payload or Payload(workdir=Path(os.devnull))
+    if isinstance(cluster, SlurmConfig):
+        from spottrain.cloud.slurm.provider import SlurmProvider
 
-    settings = slurm.settings(uses_gpus=uses_gpus)
-    return SlurmProvider(folder, uid, settings, payload or Payload(workdir=Path(os.devnull)))
+        return SlurmProvider(folder, uid, cluster.settings(uses_gpus=uses_gpus), payload)
+    try:
+        from spottrain.cloud.kubernetes.provider import KubernetesProvider
+    except ModuleNotFoundError as error:
+        raise MisconfiguredError(
+            f"kubernetes: {error}; install its client: pip install 'spottrain[kubernetes]'"
+        ) from error
+    settings = cluster.settings(uses_gpus=uses_gpus)
+    return KubernetesProvider(folder, uid, settings, payload, node_price)
+
+
+def node_price(node: ClusterNode, slots: int) -> float | None:
+    """Return the published price per hour of so many slots of a node; None: unknown."""
+    kind = catalogue().find(node.cloud, node.instance_type)
+    place = node.cloud, node.region, node.instance_type, node.is_spot
+    for price in catalogue().published():
+        if kind is not None and place == (
+            price.cloud,
+            price.region,
+            price.instance_type,
+            price.spot,
+        ):
+            return price.usd_per_hour * slots / kind.gpus
+    return None
 
 
 def _wheels(config: JobConfig) -> str:
@@ -133,8 +159,10 @@ def check_machines(
         offers, found = preflight.before_launch(config.clouds, config.resources.max_vms)
         check_budget(config, offers)
         return [*found, *lines, _when_asleep(config, on_vm)], tuple(offers)
-    if config.resources.provider == "slurm":
-        return [*_check_slurm(config), _when_asleep(config)], None
+    if isinstance(config.cluster, SlurmConfig):
+        return [*_check_slurm(config.cluster), _when_asleep(config)], None
+    if config.cluster is not None:
+        return [*_check_pods(config, config.cluster), _when_asleep(config)], None
     from spottrain.cloud.ssh.hosts.bootstrap import check_hosts
 
     lines = check_hosts(
@@ -147,7 +175,24 @@ def check_machines(
     return [*lines, _when_asleep(config)], None
 
 
-def _check_slurm(config: JobConfig) -> list[str]:
+def _check_pods(config: JobConfig, cluster: AnyCluster) -> list[str]:
+    """Return what a cluster says of the job's pods.
+
+    Raises:
+        MisconfiguredError: It would not take them, or may not be asked.
+    """
+    provider = open_cluster(cluster, Path(os.devnull), "", uses_gpus=config.device != "cpu")
+    try:
+        found = provider.check()
+    finally:
+        provider.close()
+    for one in found:
+        if not one.ok:
+            raise MisconfiguredError(f"{one.what}: {one.message}")
+    return [f"{one.what}: {one.message}" for one in found if one.message != "allowed"]
+
+
+def _check_slurm(slurm: SlurmConfig) -> list[str]:
     """Return what a cluster says of its partitions.
 
     Raises:
@@ -155,11 +200,11 @@ def _check_slurm(config: JobConfig) -> list[str]:
     """
     from spottrain.cloud.slurm.commands import check_address, would_take
 
-    check_address(config.slurm.settings())
+    check_address(slurm.settings())
     found, wrong = list[str](), list[CloudError]()
-    for name in config.slurm.partitions:
+    for name in slurm.partitions:
         try:
-            found.append(f"partition {name}: {would_take(config.slurm.settings(), name)}")
+            found.append(f"partition {name}: {would_take(slurm.settings(), name)}")
         except CloudError as error:
             wrong.append(error)
     if not found:

@@ -227,7 +227,7 @@ def job_settings(
         microbatch_sizes=config.microbatch_sizes,
         profile=given_profile(config, facts),
         busy_s=config.setup_limit_s * bool(config.setup) + config.data_limit_s * bool(config.data),
-        shares=config.cloud is not None or config.resources.provider == "slurm",
+        shares=config.cloud is not None or config.cluster is not None,
         data_bytes=dict(data_bytes or {}),
     )
 

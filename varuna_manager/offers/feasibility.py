@@ -17,6 +17,7 @@ from spottrain.morphing.simulate.compute import Compute, trained_bytes
 from spottrain.pricing.prices.hazard import Hazards
 from spottrain.pricing.ranking.gpu_speed import machine_as_offered
 from spottrain.units import counted
+from spottrain.varuna_manager.config.clouds import OWN_MACHINES
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.core import deadline
 from spottrain.varuna_manager.core.model.deadline_state import FleetTerms
@@ -75,7 +76,7 @@ def predict(
         None if there is nothing to report: the job has no limits, a budget that is not
         known to be too small, or hosts of its own.
     """
-    if config.resources.provider in ("ssh", "slurm"):
+    if config.resources.provider in OWN_MACHINES:
         return None
     offers = own_offers(config, time.time()) if offers is None else offers
     state = state_as_launched(config, facts, offers, profile)
@@ -153,7 +154,7 @@ def check_memory(config: JobConfig, facts: ModelFacts, offers: Sequence[Offer] |
         CapacityError: It fits on none.
     """
     offers = own_offers(config, time.time()) if offers is None else offers
-    if not offers or any(o.cloud in ("ssh", "slurm") or not o.gpu_memory_bytes for o in offers):
+    if not offers or any(o.cloud in OWN_MACHINES or not o.gpu_memory_bytes for o in offers):
         return
     best, ways = "", list[tuple[int, str]]()
     for offer in sorted(offers, key=lambda o: o.gpus * o.gpu_memory_bytes):

@@ -10,7 +10,6 @@ from types import MappingProxyType
 
 from spottrain.cloud.port.facts import with_attached
 from spottrain.cloud.port.provider import Offer
-from spottrain.cloud.slurm.settings import INSTANCE_TYPE
 from spottrain.errors import ConfigError
 from spottrain.machine import cores, is_cpu
 from spottrain.pricing.prices.catalogue import GpuType, catalogue
@@ -113,8 +112,8 @@ def own_market(
     gpus: dict[str, str] = {}
     if provider == "ssh" and config.device != "cpu":
         gpus = {host.type: host.gpu or "" for host in config.ssh.hosts}
-    if provider == "slurm" and config.device != "cpu":
-        gpus = {INSTANCE_TYPE: config.slurm.gpu or ""}
+    if config.cluster is not None and config.device != "cpu":
+        gpus = {zone.instance_type: config.cluster.gpu or "" for zone in config.zones}
     for zone in config.zones:
         for spot in markets:
             usd = zone.spot_usd_per_hour if spot else zone.on_demand_usd_per_hour

@@ -19,6 +19,7 @@ from spottrain.pricing.billing.money import Rate, is_amount
 from spottrain.pricing.prices.catalogue import InstanceType, catalogue
 from spottrain.storage.store import child_url
 from spottrain.units import HOUR_S
+from spottrain.varuna_manager.config.clouds import OWN_MACHINES
 from spottrain.varuna_manager.config.job import (
     EvaluationConfig,
     JobConfig,
@@ -94,7 +95,7 @@ def probe_job(config: JobConfig, kind: str) -> JobConfig:
         changes["local"] = _own_zones(config.local, kind)
     elif provider == "ssh":
         changes["ssh"] = _own_hosts(config.ssh, kind)
-    elif provider != "slurm":  # its VMs are all of one type
+    elif config.cluster is None:  # its VMs are all of one type
         clouds = _rented(config, kind)
         changes |= clouds
         alone["provider"] = next(iter(clouds)) if len(clouds) == 1 else tuple(clouds)
@@ -155,7 +156,7 @@ def measured_before(config: JobConfig, probe: JobConfig, facts: ModelFacts) -> K
         probe: See ``probe_job``.
     """
     known = known_profiles(facts, config.loader_spec)
-    if not {"ssh", "slurm"}.isdisjoint(config.resources.providers):
+    if not OWN_MACHINES.isdisjoint(config.resources.providers):
         return None  # what its hosts compute on is not known from here
     gpus = {machine.gpu.name for cloud in probe.clouds for machine in cloud.machines()}
     here = "" if probe.clouds else devices_here(config).name

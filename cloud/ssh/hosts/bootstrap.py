@@ -17,6 +17,7 @@ from spottrain.cloud.port.provider import AgentBootstrap
 from spottrain.cloud.ssh.hosts.memory import HostMemory
 from spottrain.cloud.ssh.hosts.start_log import StartLog
 from spottrain.cloud.ssh.on_vm.package import Package, carries_obstore, package
+from spottrain.cloud.ssh.transport.conversation import CALL_S
 from spottrain.cloud.ssh.transport.hosts import (
     Calls,
     Host,
@@ -26,7 +27,7 @@ from spottrain.cloud.ssh.transport.hosts import (
     UnfitHostError,
     UnreachableHostError,
 )
-from spottrain.cloud.ssh.transport.session import CALL_S, Session
+from spottrain.cloud.ssh.transport.session import Session
 from spottrain.errors import CapacityError
 from spottrain.gpus.builds import UnfitBuildError, build_of, check_driver
 from spottrain.wire.messages import DeviceChoice

@@ -13,9 +13,9 @@ import time
 import uuid
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from concurrent.futures import wait as wait_for
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from spottrain.cloud.port import provider as port
 from spottrain.cloud.port.errors import CloudError, NoCapacityError, VmNotFoundError
 from spottrain.cloud.ssh.hosts.bootstrap import bring_up
 from spottrain.cloud.ssh.hosts.memory import HostMemory, HostVm
-from spottrain.cloud.ssh.hosts.start_log import StartLog
+from spottrain.cloud.ssh.hosts.start_log import AgentStarts, StartLog
 from spottrain.cloud.ssh.transport.connection import HostConnection
 from spottrain.cloud.ssh.transport.hosts import Host, Payload, UnfitHostError, address_of
 from spottrain.cloud.ssh.transport.session import trusted_keys
@@ -33,11 +33,7 @@ logger = logging.getLogger(__name__)
 CLOUD = "ssh"
 """Name of cloud, region and zone in offers."""
 _THREADS = 32
-_BOOTSTRAPS = 64
-"""Hosts that are bootstrapped in parallel."""
 _FIRST_POLL_S, _POLL_S = 40.0, 2.0
-_PATIENCE_S = 100.0
-"""Time limit of one call to start an agent; the next call continues to wait."""
 _UNSTARTED_S = 1800.0
 """A claim whose agent never started expires after this time."""
 _CHECKPOINT_S = 120.0
@@ -64,9 +60,8 @@ class SshProvider(port.CloudProvider):
         self._owner = self._memory.read().owner
         self._manager: tuple[str, int] | None = None
         self._threads = ThreadPoolExecutor(_THREADS, "ssh")
-        self._starters = ThreadPoolExecutor(_BOOTSTRAPS, "ssh-start")
         self._polls: dict[str, Future[None]] = {}
-        self._starts: dict[str, Future[tuple[port.StartStep, ...]]] = {}
+        self._starts = AgentStarts(CLOUD)
         self._seen: dict[str, str | None] = {}
         """The VM of each host when it was last polled."""
         self._lock = threading.Lock()
@@ -137,17 +132,9 @@ class SshProvider(port.CloudProvider):
             CloudError: it is not ready yet, and is waited for, or is unreachable.
         """
         connection = self._connection_of(vm_id)
-        with self._lock:
-            start = self._starts.get(vm_id)
-            if start is None or start.done():
-                start = self._starters.submit(self._start, connection, vm_id, bootstrap)
-                self._starts[vm_id] = start
-        try:
-            return start.result(_PATIENCE_S)
-        except FutureTimeoutError as error:
-            raise CloudError(
-                f"{connection.host.place}: is not ready yet, and is waited for"
-            ) from error
+        return self._starts.wait_for(
+            vm_id, connection.host.place, partial(self._start, connection, vm_id, bootstrap)
+        )
 
     # --- What else a manager needs --------------------------------------------------
 
@@ -170,11 +157,11 @@ class SshProvider(port.CloudProvider):
 
     def close(self) -> None:
         """Close all connections; VMs keep running."""
-        self._starters.shutdown(wait=False, cancel_futures=True)
+        self._starts.close(wait=False)
         self._threads.shutdown(wait=False, cancel_futures=True)
         for connection in self._connections.values():
             connection.hang_up()
-        self._starters.shutdown()
+        self._starts.close()
         self._threads.shutdown()
 
     # --- The state of the hosts -----------------------------------------------------

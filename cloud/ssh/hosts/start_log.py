@@ -1,14 +1,67 @@
-"""What the start of a VM takes: steps, time, bytes."""
+"""The starts of agents, and what each takes: steps, time, bytes."""
 
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import replace
 
+from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import StartStep
 from spottrain.cloud.ssh.transport.hosts import Calls
+
+_STARTS = 64
+"""Agents that are started in parallel."""
+_PATIENCE_S = 100.0
+"""Time limit of one call to start an agent; the next call continues to wait."""
+
+
+class AgentStarts:
+    """The starts of agents, at most one at a time on each VM.
+
+    Args:
+        cloud: Whose VMs, for the names of threads.
+    """
+
+    def __init__(self, cloud: str) -> None:
+        self._threads = ThreadPoolExecutor(_STARTS, f"{cloud}-start")
+        self._lock = threading.Lock()
+        self._starts: dict[str, Future[tuple[StartStep, ...]]] = {}
+
+    def __contains__(self, vm_id: str) -> bool:
+        return vm_id in self._starts
+
+    def wait_for(
+        self, vm_id: str, place: str, start: Callable[[], tuple[StartStep, ...]]
+    ) -> tuple[StartStep, ...]:
+        """Return what a start returns; begin it unless it runs.
+
+        Args:
+            place: The VM's name in errors.
+
+        Raises:
+            CloudError: It is not over yet, and goes on; or its own error.
+        """
+        with self._lock:
+            running = self._starts.get(vm_id)
+            if running is None or running.done():
+                running = self._starts[vm_id] = self._threads.submit(start)
+        try:
+            return running.result(_PATIENCE_S)
+        except FutureTimeoutError as error:
+            raise CloudError(f"{place}: is not ready yet, and is waited for") from error
+
+    def close(self, *, wait: bool = True) -> None:
+        """Begin no start any more.
+
+        Args:
+            wait: For those that run.
+        """
+        self._threads.shutdown(wait=wait, cancel_futures=True)
 
 
 class StartLog:

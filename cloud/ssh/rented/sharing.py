@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.ssh.hosts.bootstrap import send
 from spottrain.cloud.ssh.rented.vm import RentedVm
+from spottrain.cloud.ssh.transport.conversation import CALL_S
 from spottrain.cloud.ssh.transport.hosts import Calls
-from spottrain.cloud.ssh.transport.session import CALL_S
 
 logger = logging.getLogger(__name__)
 

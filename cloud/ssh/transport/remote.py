@@ -10,7 +10,8 @@ from typing import Self
 import paramiko
 
 from spottrain.cloud.ssh.transport import hosts
-from spottrain.cloud.ssh.transport.session import CALL_S, Dial, connect, dial
+from spottrain.cloud.ssh.transport.conversation import CALL_S
+from spottrain.cloud.ssh.transport.session import Dial, connect, dial
 
 _CHUNK_BYTES = 1 << 15
 

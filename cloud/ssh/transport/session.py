@@ -7,34 +7,27 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import itertools
-import json
 import logging
 import shlex
 import socket
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import paramiko
 from cryptography.exceptions import UnsupportedAlgorithm
 from paramiko.ssh_exception import IncompatiblePeer
 
-from spottrain.cloud.port.errors import AuthError, CloudError, VmNotFoundError
+from spottrain.cloud.port.errors import AuthError, CloudError
 from spottrain.cloud.ssh.on_vm import host_agent
 from spottrain.cloud.ssh.transport import hosts, proxy
+from spottrain.cloud.ssh.transport.conversation import CALL_S, ByteStream, Conversation
 from spottrain.errors import one_line
 
 CONNECT_S = 10.0
 """Time limit of each step of connecting."""
-CALL_S = 30.0
-"""Time limit of an answer."""
 _KEEPALIVE_S = 15
-_CHUNK_BYTES = 64 * 1024
 _LOADER = """
 import sys
 if sys.version_info < (3, 11):
@@ -92,8 +85,8 @@ Dial = Callable[[hosts.Host], socket.socket | paramiko.Channel]
 """Opens the connection to a host: ``dial``, or through a bastion or a tool."""
 
 
-class Session:
-    """A connection to a running host agent; ``close`` it at the end.
+class Session(Conversation):
+    """An SSH connection to a running host agent; ``close`` it at the end.
 
     Args:
         dial: Opens the TCP connection.
@@ -106,55 +99,20 @@ class Session:
     """
 
     def __init__(self, host: hosts.Host, dial: Dial = dial) -> None:
-        self.host = host
+        super().__init__(host)
         self._client = connect(host, dial)
-        self._numbers = itertools.count(1)
-        self._waiting: dict[int, Future[Any]] = {0: Future()}
-        self._sending = threading.Lock()
-        self._dead = threading.Event()
         try:
-            self._channel = self._start_host_agent()
-            hello = self._wait(0, "hello", CONNECT_S)
+            self._start_host_agent()
+            hello = self.wait_for_hello(CONNECT_S)
         except BaseException:
             self._client.close()
             raise
         self.private_address = host.private_address or hello["address"] or host.address
         """Address of this host for the others."""
 
-    @property
-    def alive(self) -> bool:
-        """True while connected."""
-        return not self._dead.is_set()
-
     def close(self) -> None:
         """Close the connection; processes on the host keep running."""
         self._client.close()
-
-    def call(self, operation: str, timeout_s: float = CALL_S, **arguments: Any) -> Any:
-        """Return the result of an operation of ``host_agent.HostAgent``.
-
-        Raises:
-            VmNotFoundError: the VM is no longer on the host.
-            UnfitHostError: the operation failed.
-            UnreachableHostError: no answer in time.
-        """
-        return self._wait(self._send(operation, arguments), operation, timeout_s)
-
-    def unpack(
-        self, vm_id: str, name: str, archive: bytes, timeout_s: float, keep: str = ""
-    ) -> None:
-        """Send an archive (tar.gz) and have it unpacked into ``name``.
-
-        Args:
-            vm_id: The VM on the host.
-            name: Folder below ours.
-            keep: Its SHA-256, if the host is to keep it for other VMs.
-
-        Raises:
-            CloudError: as ``call``.
-        """
-        arguments = {"vm_id": vm_id, "name": name, "bytes": len(archive), "keep": keep}
-        self._wait(self._send("unpack", arguments, archive), f"unpack {name}", timeout_s)
 
     def forward(self, handler: Callable[[paramiko.Channel], None]) -> int | None:
         """Make the host listen on its loopback; return the port, None if refused.
@@ -179,7 +137,7 @@ class Session:
             with contextlib.suppress(paramiko.SSHException, OSError, EOFError):
                 transport.cancel_port_forward("127.0.0.1", port)
 
-    def _start_host_agent(self) -> paramiko.Channel:
+    def _start_host_agent(self) -> None:
         """Start the host agent; its first answer has the number 0."""
         source = Path(host_agent.__file__).read_text() + _MAIN % self.host.folder
         code = source.encode()
@@ -190,9 +148,7 @@ class Session:
             channel = transport.open_session(timeout=CONNECT_S)
             channel.settimeout(CALL_S)
             channel.exec_command(command)
-            threading.Thread(
-                target=self._read, args=(channel,), name=self.host.name, daemon=True
-            ).start()
+            self.listen(channel)
             channel.sendall(b"%d\n%b" % (len(code), code))
         except (paramiko.SSHException, OSError, EOFError) as error:
             if not self._waiting[0].done():
@@ -202,64 +158,10 @@ class Session:
             raise hosts.UnreachableHostError(
                 f"{self.host.place}: {error or type(error).__name__}"
             ) from error
-        return channel
 
-    def _send(self, op: str, arguments: dict[str, Any], data: bytes = b"") -> int:
-        number = next(self._numbers)
-        self._waiting[number] = Future()
-        line = json.dumps({"id": number, "op": op, **arguments}).encode() + b"\n"
-        with self._sending:
-            try:
-                self._channel.sendall(line)
-                self._channel.sendall(data)
-            except (OSError, EOFError) as error:
-                self._client.close()  # half a request may have been sent
-                self._waiting.pop(number, None)
-                raise hosts.UnreachableHostError(
-                    f"{self.host.place}: connection lost: {error or 'closed'}"
-                ) from error
-        if self._dead.is_set():
-            self._fail_all(hosts.UnreachableHostError(f"{self.host.place}: connection lost"))
-        return number
-
-    def _wait(self, number: int, operation: str, timeout_s: float) -> Any:
-        try:
-            return self._waiting[number].result(timeout_s)
-        except FutureTimeoutError as error:
-            raise hosts.UnreachableHostError(
-                f"{self.host.place}: no answer to {operation} in {timeout_s:g} s"
-            ) from error
-        finally:
-            self._waiting.pop(number, None)
-
-    def _read(self, channel: paramiko.Channel) -> None:
-        """Read answers until the connection ends."""
-        try:
-            for line in _lines(channel):
-                answer = _answer(line)
-                if answer is None and 0 in self._waiting:
-                    continue  # printed by the login shell's files, such as ~/.bashrc
-                if answer is None:
-                    raise ValueError(f"no answer: {line!r}")
-                waiting = self._waiting.get(answer["id"])
-                if waiting is None:
-                    continue  # its call has timed out
-                if "error" in answer:
-                    waiting.set_exception(refusal(self.host.place, answer["error"]))
-                else:
-                    waiting.set_result(answer["ok"])
-        except (OSError, ValueError):
-            self._client.close()
-        self._dead.set()
-        self._fail_all(self._end_reason(channel))
-
-    def _fail_all(self, error: CloudError) -> None:
-        for waiting in tuple(self._waiting.values()):
-            if not waiting.done():
-                waiting.set_exception(error)
-
-    def _end_reason(self, channel: paramiko.Channel) -> CloudError:
+    def end_reason(self, stream: ByteStream) -> CloudError:
         """Return why the connection ended, such as no suitable Python."""
+        channel = cast(paramiko.Channel, stream)
         place, python = self.host.place, self.host.python
         named = "python3" if python == hosts.FIND_PYTHON else python
         channel.status_event.wait(1.0)  # the exit status follows the output
@@ -285,13 +187,6 @@ class Session:
         return hosts.UnreachableHostError(f"{place}: {last}")
 
 
-def refusal(place: str, reason: str) -> CloudError:
-    """Return the error for an answer of the host agent that says why it refuses."""
-    if reason.startswith("gone: "):
-        return VmNotFoundError(f"{place}: {reason.removeprefix('gone: ')}")
-    return hosts.UnfitHostError(f"{place}: {reason}")
-
-
 def _command(python: str) -> str:
     """Return the command line that starts the host agent.
 
@@ -304,33 +199,6 @@ def _command(python: str) -> str:
     if python == hosts.FIND_PYTHON:
         return f"exec /bin/sh -c {shlex.quote(_FINDING)} sh {code}"
     return f"exec {shlex.quote(python)} -c {code}"
-
-
-def _answer(line: bytes) -> dict[str, Any] | None:
-    """Return what the host agent answers in a line; None: nothing."""
-    try:
-        answer = json.loads(line)
-    except ValueError:
-        return None
-    is_one = isinstance(answer, dict) and "id" in answer
-    return answer if is_one and ("ok" in answer or "error" in answer) else None
-
-
-def _lines(channel: paramiko.Channel) -> Iterator[bytes]:
-    """Yield what a host says, line by line, until it ends; it may be silent for long.
-
-    A channel has one time limit for both directions, and is idle while nothing is asked.
-    """
-    rest = b""
-    while True:
-        try:
-            data = channel.recv(_CHUNK_BYTES)
-        except TimeoutError:
-            continue
-        if not data:
-            return
-        *lines, rest = (rest + data).split(b"\n")
-        yield from lines
 
 
 def _recv_stderr(channel: paramiko.Channel) -> bytes:

@@ -127,7 +127,7 @@ def test_the_example_for_several_clouds_can_be_read() -> None:
     assert all(cloud.kinds() for cloud in config.clouds)
 
 
-_NAMES = "must be local, ssh, slurm, aws, azure or gcp, or a list of clouds such as [aws, gcp]"
+_NAMES = "must be local, ssh, slurm, kubernetes, aws, azure or gcp, or a list of clouds such as [aws, gcp]"
 MISTAKES = [
     (several("aws", "gcp", checkpoint={}), "provider aws, gcp needs a checkpoint.path"),
     (

@@ -1,4 +1,4 @@
-"""Notices of a batch job's end, which the program that Slurm has started leaves in a file."""
+"""Notices that the program which a scheduler has started leaves in a file."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ VARIABLE = "SPOTTRAIN_NOTICE"
 """Names the file, which appears with the notice; it holds ``end_s``, seconds since the epoch."""
 
 
-class SlurmSource(NoticeSource):
-    """The notices of this batch job."""
+class FileSource(NoticeSource):
+    """The notices of this batch job, or pod."""
 
     every_s = 0.5
 
