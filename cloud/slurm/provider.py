@@ -20,7 +20,7 @@ import uuid
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -303,20 +303,9 @@ class SlurmProvider(port.CloudProvider):
     # --- VMs --------------------------------------------------------------------------
 
     def _offer(self, partition: str, now_s: float, usd_per_hour: float | None = None) -> port.Offer:
-        settings = self._settings
-        return port.Offer(
-            cloud=CLOUD,
-            region=CLOUD,
-            zone=partition,
-            instance_type=INSTANCE_TYPE,
-            spot=True,
-            usd_per_hour=settings.usd_per_hour if usd_per_hour is None else usd_per_hour,
-            observed_at_s=now_s,
-            gpus=settings.slots,
-            gpu_memory_bytes=settings.slot_memory_bytes,
-            gpu_speed=settings.slot_speed,
-            gpu=settings.gpu,
-        )
+        offer = self._settings.offer(CLOUD, partition, INSTANCE_TYPE, now_s)
+        given_usd = offer.usd_per_hour if usd_per_hour is None else usd_per_hour
+        return replace(offer, gpu=self._settings.gpu, usd_per_hour=given_usd)
 
     def _vm(self, job: queue.BatchJob) -> port.Vm:
         state, address, began_s = job.state, "", job.start_s or 0.0

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from spottrain.cloud.port.settings import SlotSettings
+
 INSTANCE_TYPE = "node"
 """Name of the type of all batch jobs in offers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlurmSettings:
+class SlurmSettings(SlotSettings):
     """Settings of the batch jobs; every one has a node, and all are alike."""
 
     partitions: tuple[str, ...]
@@ -33,9 +35,3 @@ class SlurmSettings:
     """Folder of a node's own; empty: that for temporary files there."""
     address: str = ""
     """Of this machine for the nodes; empty: that in the network of Slurm's controller."""
-    slots: int = 1
-    gpu: str = ""
-    uses_gpus: bool = True
-    slot_memory_bytes: int
-    slot_speed: float = 1.0
-    usd_per_hour: float = 0.0
