@@ -86,7 +86,8 @@ class SlurmConfig(SlotSection):
     """This machine's address for the nodes; by default that in the network of Slurm's
     controller."""
     usd_per_gpu_hour: NonNegativeFloat = 0.0
-    """Price of a slot per hour, as you value it; budgets need one."""
+    """Price of a slot per hour, as you value it; budgets in dollars need one,
+    `budget.max_gpu_hours` does not."""
 
     @model_validator(mode="after")
     def _has_time(self) -> Self:
@@ -157,6 +158,6 @@ def check_slurm(slurm: SlurmConfig, checkpoint_path: str | None, *, needs_price:
         )
     if needs_price and not slurm.usd_per_gpu_hour:
         raise ValueError(
-            "budget and morphing.objective examples_per_dollar need a price; give "
-            "slurm.usd_per_gpu_hour, or leave them out"
+            "budgets in dollars and morphing.objective examples_per_dollar need a price; give "
+            "slurm.usd_per_gpu_hour, or budget.max_gpu_hours instead of dollars"
         )

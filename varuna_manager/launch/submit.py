@@ -184,6 +184,15 @@ def check_budget(config: JobConfig, offers: Sequence[Offer] = ()) -> None:
             f"costs {cheapest} per hour; raise it"
         )
     kept_s = reserve_s(config.manager.lease_s)
+    hours = config.budget.max_gpu_hours
+    gpus = [zone.slots for zone in config.zones] + [o.gpus for o in offers]
+    needed = (Rate.of(min(gpus)) * min_vms).over(kept_s + WORTH_S)
+    if hours is not None and Money.allowed(hours) < needed:
+        raise BudgetError(
+            f"budget.max_gpu_hours: {hours} is less than one step takes: {needed.usd:.4f} for "
+            f"{some} of the smallest, {WORTH_S:.0f} s and the {kept_s:.0f} s that are reserved "
+            "until they are returned; raise it or shorten manager.lease_s"
+        )
     needed = rate.over(kept_s + WORTH_S)
     if budget is not None and Money.allowed(budget) < needed:
         raise BudgetError(

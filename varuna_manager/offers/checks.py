@@ -131,7 +131,7 @@ def check_all(
     """
     for line in unknown_regions(config.clouds):
         say(line)
-    if config.clouds and config.budget.max_usd is None:
+    if config.clouds and (config.budget.max_usd or config.budget.max_gpu_hours) is None:
         say("warning: no budget: nothing limits what the job costs; set budget.max_usd")
     check_here(config, say, purpose, on_vm=on_vm, adopt=adopt)
     if purpose == "launch":
@@ -198,8 +198,10 @@ def _manager(config: JobConfig, on_vm: bool) -> list[str]:
 
 def _budget(config: JobConfig) -> list[str]:
     submit.check_budget(config)
-    limit = config.budget.max_usd
-    return ["without limit" if limit is None else f"at most {limit:g} US dollars"]
+    usd, hours = config.budget.max_usd, config.budget.max_gpu_hours
+    limits = [f"{usd:g} US dollars"] * (usd is not None)
+    limits += [f"{hours:g} GPU-hours"] * (hours is not None)
+    return [f"at most {' and '.join(limits)}" if limits else "without limit"]
 
 
 def _capacity(config: JobConfig) -> list[str]:
