@@ -14,7 +14,6 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from spottrain.cloud.port import errors, tags
@@ -72,13 +71,12 @@ class BatchJob:
         return f"slurm.{self.number}"
 
 
-def queue_argv(user: str) -> list[str]:
-    """Return the command that lists the batch jobs of a user, with those ended lately."""
-    return ["squeue", "--noheader", f"--user={user}", "--states=all", f"--format={_FORMAT}"]
+QUEUE_ARGV = ("squeue", "--noheader", "--me", "--states=all", f"--format={_FORMAT}")
+"""The command that lists one's own batch jobs, with those ended lately."""
 
 
 def parse_queue(text: str) -> list[BatchJob]:
-    """Return the batch jobs that are VMs in what ``queue_argv`` prints, oldest first.
+    """Return the batch jobs that are VMs in what ``QUEUE_ARGV`` prints, oldest first.
 
     One that was cancelled while it waited never was a VM.
     """
@@ -131,7 +129,7 @@ def marks(request: LaunchRequest, uid: str) -> dict[str, str]:
 
 
 def launch_argv(
-    settings: SlurmSettings, folder: Path, partition: str, name: str, comment: Mapping[str, str]
+    settings: SlurmSettings, folder: str, partition: str, name: str, comment: Mapping[str, str]
 ) -> list[str]:
     """Return the command that submits one batch job, whose script is on stdin.
 
@@ -149,7 +147,7 @@ def launch_argv(
         f"--partition={partition}",
         f"--job-name={name}",
         f"--comment={json.dumps(comment, separators=(',', ':'))}",
-        f"--output={folder / '%j.log'}",
+        f"--output={folder}/%j.log",
         f"--chdir={folder}",
         f"--signal=B:USR1@{settings.notice_s}",
         *(f"--{key}={value}" for key, value in given.items() if value),

@@ -16,7 +16,7 @@ from tests.integration.ssh_hosts import unanswered
 from spottrain.cloud.notices.slurm import VARIABLE, SlurmSource
 from spottrain.cloud.port.errors import CloudError, MisconfiguredError, QueuedError
 from spottrain.cloud.port.provider import CloudProvider, Vm, VmState
-from spottrain.cloud.slurm import commands
+from spottrain.cloud.slurm.login import Login
 from spottrain.cloud.slurm.provider import SlurmProvider
 from spottrain.cloud.slurm.settings import SlurmSettings
 
@@ -139,8 +139,8 @@ def test_everything_of_this_user_can_be_found(here: Account) -> None:
 def test_a_wrong_partition_is_refused_before_anything_is_launched(
     here: Account, tmp_path: Path
 ) -> None:
-    settings = SlurmSettings(partitions=("none",), folder=tmp_path, slot_memory_bytes=1)
+    login = Login(SlurmSettings(partitions=("none",), folder=str(tmp_path)))
     with pytest.raises(MisconfiguredError, match="partition"):
-        commands.would_take(settings, "none")
+        login.would_take("none")
     assert here.connect().offers()
-    assert commands.would_take(settings, "preempt").startswith("would start a job at ")
+    assert login.would_take("preempt").startswith("would start a job at ")

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.fakes.sshd import Sshd, keygen
+
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin"
 _missing = [name for name in PROGRAMS if shutil.which(name, path=_PATH) is None]
@@ -190,6 +192,28 @@ def a_slurm(root: Path) -> Iterator[Slurm]:
         yield cluster
     finally:
         _end(cluster)
+
+
+LOGIN = "login"
+"""The name by which ``ssh`` knows a cluster's login node."""
+
+
+@contextlib.contextmanager
+def a_login_node(folder: Path, cluster: Slurm, *lines: str) -> Iterator[Path]:
+    """Let this machine be reached over SSH, where alone the cluster is known; yield a folder
+    for PATH with an ``ssh`` that knows it as ``LOGIN``.
+
+    Args:
+        lines: Further ones of what ``ssh`` is told of it.
+    """
+    keygen(folder / "login_key")
+    sshd = Sshd(folder / "login-node", folder / "login_key", environment=cluster.environment)
+    sshd.folder.mkdir()
+    sshd.start()
+    try:
+        yield sshd.known_to_ssh(LOGIN, *lines)
+    finally:
+        sshd.stop()
 
 
 def _munged(root: Path, key: Path) -> list[str]:

@@ -139,6 +139,34 @@ class Sshd:
             **{**known, **what},
         )
 
+    def known_to_ssh(self, name: str, *lines: str, is_trusted: bool = True) -> Path:
+        """Return a folder for PATH with an ``ssh`` that knows this host by a name, and no
+        configuration of this machine's user.
+
+        Args:
+            lines: Further ones of its configuration.
+            is_trusted: Its host key is known.
+        """
+        known, config = self.folder / "known", self.folder / "ssh_config"
+        known.write_text(f"[{self.address}]:{self.port} {self.host_key}\n" * is_trusted)
+        said = (
+            f"Host {name}",
+            f"HostName {self.address}",
+            f"Port {self.port}",
+            f"User {getpass.getuser()}",
+            f"IdentityFile {self.key_file}",
+            "IdentitiesOnly yes",
+            f"UserKnownHostsFile {known}",
+            f"GlobalKnownHostsFile {os.devnull}",
+            *lines,
+        )
+        config.write_text("\n".join(said) + "\n")
+        tool = self.folder / "bin" / "ssh"
+        tool.parent.mkdir(exist_ok=True)
+        tool.write_text(f'#!/bin/sh\nexec "{shutil.which("ssh")}" -F "{config}" "$@"\n')
+        tool.chmod(0o755)
+        return tool.parent
+
     def left(self) -> list[str]:
         """Return what lies in the home."""
         return sorted(path.name for path in self.home.iterdir())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 from typing import Annotated, NoReturn
@@ -11,6 +12,7 @@ import typer
 
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import CloudProvider, SshTarget, cloud_of
+from spottrain.cloud.slurm.settings import HERE
 from spottrain.cloud.ssh.transport.proxy import through_jump
 from spottrain.cloud.ssh_keys import key_file
 from spottrain.errors import ConfigError
@@ -38,18 +40,22 @@ def ssh(name: NameArgument, vm: VmArgument = None, command: CommandArgument = No
     job = find(name)
     vm_id = choose_vm(job, vm)
     if job.config().resources.provider == "slurm":
-        _exec_srun(vm_id, command or [])
+        _exec_srun(job.config().slurm.login, vm_id, command or [])
     os.execv(ssh_program(), ssh_argv(job, vm_id, command or []))
 
 
-def _exec_srun(vm_id: str, command: list[str]) -> NoReturn:
+def _exec_srun(login: str, vm_id: str, command: list[str]) -> NoReturn:
     """Become a step of a batch job, with a terminal."""
-    if (program := shutil.which("srun")) is None:
-        raise ConfigError("no srun command found; run this on a login node of the cluster")
     job_id = vm_id.removeprefix("slurm.")
     step = ["srun", "--overlap", f"--jobid={job_id}", "--nodes=1", "--ntasks=1", "--mem=0"]
     terminal = ["--pty"] if sys.stdin.isatty() else []
-    os.execv(program, [*step, *terminal, *(command or ["bash", "-l"])])
+    argv = [*step, *terminal, *(command or ["bash", "-l"])]
+    if login != HERE:
+        shell = ["ssh", "-t" if terminal else "-T", "--", login, shlex.join(argv)]
+        os.execv(ssh_program(), shell)
+    if (program := shutil.which("srun")) is None:
+        raise ConfigError("no srun command found; run this on a login node of the cluster")
+    os.execv(program, argv)
 
 
 def choose_vm(job: JobDir, wanted: str | None) -> str:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, model_validator
 
 from spottrain.cloud.local.market import ZoneSpec
-from spottrain.cloud.slurm.settings import INSTANCE_TYPE, SlurmSettings
-from spottrain.varuna_manager.config.base import LocalPath
+from spottrain.cloud.slurm.settings import HERE, INSTANCE_TYPE, SlurmSettings
 from spottrain.varuna_manager.config.slots import SlotSection
 
 _OURS = (
@@ -77,13 +75,16 @@ class SlurmConfig(SlotSection):
     """Shell commands that each batch script runs first, such as `module load python/3.12`."""
     python: str = Field(default="python3", min_length=1)
     """Python 3.11 or newer on the nodes, with torch, numpy and safetensors."""
-    folder: LocalPath = "~/.spottrain-slurm"
-    """Folder that this machine and all nodes share, relative to the job file."""
+    login: Annotated[str, Field(pattern=r"^[^\s-]\S*$")] = HERE
+    """Login node of the cluster, as the `ssh` command knows it, such as `me@login`; `here`:
+    this machine is one."""
+    folder: str = Field(default="~/.spottrain-slurm", min_length=1)
+    """Folder that login node and all nodes share, relative to the home folder there."""
     scratch: str = ""
     """Folder of a node's own for the job's files; variables such as `$TMPDIR` are the
     node's. By default Python's folder for temporary files."""
     address: str = ""
-    """This machine's address for the nodes; by default that in the network of Slurm's
+    """The login node's address for the nodes; by default that in the network of Slurm's
     controller."""
     usd_per_gpu_hour: NonNegativeFloat = 0.0
     """Price of a slot per hour, as you value it; budgets in dollars need one,
@@ -130,7 +131,8 @@ class SlurmConfig(SlotSection):
             options=self.sbatch,
             before=self.before,
             python=self.python,
-            folder=Path(self.folder).expanduser(),
+            login=self.login,
+            folder=self.folder,
             scratch=self.scratch,
             address=self.address,
             usd_per_hour=self.usd_per_hour,

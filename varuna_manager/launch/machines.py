@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -153,15 +154,16 @@ def _check_slurm(config: JobConfig) -> list[str]:
     Raises:
         CloudError: None of them would take the job's batch jobs; the first one's error.
     """
-    from spottrain.cloud.slurm.commands import check_address, would_take
+    from spottrain.cloud.slurm.login import Login
 
-    check_address(config.slurm.settings())
     found, wrong = list[str](), list[CloudError]()
-    for name in config.slurm.partitions:
-        try:
-            found.append(f"partition {name}: {would_take(config.slurm.settings(), name)}")
-        except CloudError as error:
-            wrong.append(error)
+    with contextlib.closing(Login(config.slurm.settings())) as login:
+        login.address()
+        for name in config.slurm.partitions:
+            try:
+                found.append(f"partition {name}: {login.would_take(name)}")
+            except CloudError as error:
+                wrong.append(error)
     if not found:
         raise wrong[0]
     return [*map(str, wrong), *found]

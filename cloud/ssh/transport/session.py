@@ -183,7 +183,7 @@ class Session:
         """Start the host agent; its first answer has the number 0."""
         source = Path(host_agent.__file__).read_text() + _MAIN % self.host.folder
         code = source.encode()
-        command = _command(self.host.python)
+        command = agent_command(self.host.python)
         try:
             transport = self._client.get_transport()
             assert transport is not None
@@ -236,7 +236,7 @@ class Session:
         """Read answers until the connection ends."""
         try:
             for line in _lines(channel):
-                answer = _answer(line)
+                answer = answer_in(line)
                 if answer is None and 0 in self._waiting:
                     continue  # printed by the login shell's files, such as ~/.bashrc
                 if answer is None:
@@ -292,7 +292,7 @@ def refusal(place: str, reason: str) -> CloudError:
     return hosts.UnfitHostError(f"{place}: {reason}")
 
 
-def _command(python: str) -> str:
+def agent_command(python: str) -> str:
     """Return the command line that starts the host agent.
 
     In one line, as csh and tcsh need it within quotes. With exec: its parent is then the
@@ -306,7 +306,7 @@ def _command(python: str) -> str:
     return f"exec {shlex.quote(python)} -c {code}"
 
 
-def _answer(line: bytes) -> dict[str, Any] | None:
+def answer_in(line: bytes) -> dict[str, Any] | None:
     """Return what the host agent answers in a line; None: nothing."""
     try:
         answer = json.loads(line)

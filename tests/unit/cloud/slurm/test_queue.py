@@ -15,7 +15,7 @@ from spottrain.cloud.slurm import queue
 from spottrain.cloud.slurm.settings import SlurmSettings
 
 MARKS = json.dumps({tags.JOB: "job", tags.UID: "u", queue.TOKEN: "t/0"})
-SETTINGS = SlurmSettings(partitions=("p",), folder=Path("/shared"), slot_memory_bytes=1)
+SETTINGS = SlurmSettings(partitions=("p",), folder="/shared")
 
 
 def row(state: str, node: str = "n1", reason: str = "None", start: str = "1000") -> str:
@@ -103,7 +103,7 @@ def test_a_batch_script_runs_the_users_commands_first_and_quotes_what_it_is_give
     python.chmod(0o700)
     settings = SlurmSettings(
         partitions=("p",),
-        folder=tmp_path,
+        folder=str(tmp_path),
         slot_memory_bytes=1,
         python=str(python),
         before="export LOADED=yes",
@@ -120,14 +120,14 @@ def test_a_batch_script_runs_the_users_commands_first_and_quotes_what_it_is_give
 def test_options_of_the_job_file_reach_sbatch() -> None:
     settings = SlurmSettings(
         partitions=("p",),
-        folder=Path("/shared"),
+        folder="/shared",
         slot_memory_bytes=1,
         gres="gpu:2",
         time_limit="4:00:00",
         options=("--mem=64G",),
     )
     marks = queue.marks(a_launch(an_offer(), 1), "u")
-    argv = queue.launch_argv(settings, Path("/shared/u"), "p", "name", marks)
+    argv = queue.launch_argv(settings, "/shared/u", "p", "name", marks)
     assert {"--gres=gpu:2", "--time=4:00:00", "--mem=64G", "--no-requeue"} <= set(argv)
     assert not any(one.startswith("--account") for one in argv)
     comment = next(one for one in argv if one.startswith("--comment="))

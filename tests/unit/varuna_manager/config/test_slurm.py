@@ -58,7 +58,7 @@ def test_the_example_is_accepted() -> None:
     config = load_config(EXAMPLE)
     settings = config.slurm.settings()
     assert settings.time_limit == "4:00:00"
-    assert settings.folder.is_absolute()
+    assert settings.login == "here"
 
 
 @pytest.mark.parametrize(
