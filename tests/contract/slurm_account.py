@@ -24,8 +24,8 @@ def slurm_over_ssh(request: pytest.FixtureRequest) -> Iterator[Account]:
         pytest.skip(why)
     cluster: Slurm = request.getfixturevalue("cluster")
     folder: Path = request.getfixturevalue("tmp_path")
-    with a_login_node(folder, cluster) as programs:
-        path = f"{programs}:{os.environ['PATH']}"
+    with a_login_node(folder, cluster) as sshd:
+        path = f"{sshd.known_to_ssh(LOGIN)}:{os.environ['PATH']}"
         request.getfixturevalue("monkeypatch").setenv("PATH", path)
         yield from _account(cluster, folder, LOGIN)
 

@@ -199,19 +199,14 @@ LOGIN = "login"
 
 
 @contextlib.contextmanager
-def a_login_node(folder: Path, cluster: Slurm, *lines: str) -> Iterator[Path]:
-    """Let this machine be reached over SSH, where alone the cluster is known; yield a folder
-    for PATH with an ``ssh`` that knows it as ``LOGIN``.
-
-    Args:
-        lines: Further ones of what ``ssh`` is told of it.
-    """
+def a_login_node(folder: Path, cluster: Slurm) -> Iterator[Sshd]:
+    """Let this machine be reached over SSH, where alone the cluster is known."""
     keygen(folder / "login_key")
     sshd = Sshd(folder / "login-node", folder / "login_key", environment=cluster.environment)
     sshd.folder.mkdir()
     sshd.start()
     try:
-        yield sshd.known_to_ssh(LOGIN, *lines)
+        yield sshd
     finally:
         sshd.stop()
 

@@ -198,9 +198,8 @@ def _manager(config: JobConfig, on_vm: bool) -> list[str]:
 
 def _budget(config: JobConfig) -> list[str]:
     submit.check_budget(config)
-    usd, hours = config.budget.max_usd, config.budget.max_gpu_hours
-    limits = [f"{usd:g} US dollars"] * (usd is not None)
-    limits += [f"{hours:g} GPU-hours"] * (hours is not None)
+    caps = {"US dollars": config.budget.max_usd, "GPU-hours": config.budget.max_gpu_hours}
+    limits = [f"{cap:g} {unit}" for unit, cap in caps.items() if cap is not None]
     return [f"at most {' and '.join(limits)}" if limits else "without limit"]
 
 
