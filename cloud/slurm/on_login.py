@@ -11,7 +11,6 @@ import getpass
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tarfile
@@ -22,6 +21,8 @@ from pathlib import Path
 
 from spottrain.cloud.ssh.on_vm.host_agent import serve
 from spottrain.cloud.ssh.on_vm.relay import Relay
+from spottrain.files import PRIVATE, write_whole
+from spottrain.network import address_towards
 
 _ANSWER_S = 50.0
 """Time limit of a command; Slurm's own for one message is MessageTimeout, 10 s."""
@@ -66,14 +67,7 @@ class OnLogin:
         """Return this machine's address in the network of the controller; empty: unknown."""
         _, said, _ = self.run(["scontrol", "show", "config"])
         host = re.search(r"^SlurmctldHost\[0\]\s*=\s*([^\s(]+)(?:\(([^)]+)\))?", said, re.MULTILINE)
-        if host is None:
-            return ""
-        try:
-            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-                probe.connect((host[2] or host[1], 9))  # sends nothing
-                return str(probe.getsockname()[0])
-        except OSError:
-            return ""
+        return "" if host is None else address_towards(host[2] or host[1])
 
     def relay(self, address: str, target: int) -> str:
         """Forward calls of agents to a port of this machine's loopback; return where to call.
@@ -104,10 +98,8 @@ class OnLogin:
 
     def write(self, path: str, text: str) -> None:
         """Write a file; readers find all of it, or none."""
-        draft = _draft(path)
-        draft.touch(mode=0o600)
-        draft.write_text(text)
-        draft.replace(path)
+        Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_whole(Path(path), text, mode=PRIVATE)
 
     def has(self, path: str) -> bool:
         """Return whether there is such a file or folder."""
@@ -119,7 +111,9 @@ class OnLogin:
         Args:
             archive: Where it is on this machine; it is removed.
         """
-        draft = _draft(path)
+        folder = Path(path).parent
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        draft = folder / f".{uuid.uuid4().hex}.draft"
         if unpacks:
             with tarfile.open(archive) as tar:
                 tar.extractall(draft, filter="data")
@@ -157,13 +151,6 @@ class OnLogin:
     def remove(self, folder: str) -> None:
         """Remove a folder."""
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _draft(path: str) -> Path:
-    """Return a new name beside a path, whose folder is there then."""
-    folder = Path(path).parent
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return folder / f".{uuid.uuid4().hex}.draft"
 
 
 def main(root: Path) -> None:

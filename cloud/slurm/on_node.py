@@ -27,7 +27,6 @@ import io
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -38,6 +37,8 @@ from typing import Any
 
 from spottrain.cloud.notices.slurm import VARIABLE
 from spottrain.cloud.ssh.on_vm.host_agent import HostAgent, serve
+from spottrain.files import PRIVATE, write_whole
+from spottrain.network import address_towards
 
 _NOTICED = 75
 """Exit code of the step that waits for SIGTERM."""
@@ -107,7 +108,7 @@ class Node:
             "vm_id": self._vm_id,
             "expires_at": time.time() + given["unstarted_s"],
         }
-        self._address = _own_address(given["manager"])
+        self._address = address_towards(given["manager"])
         self._agent = HostAgent(self._root)
         self._served: dict[str, Tail] = {}
         self._is_noticed = self._is_ended = False
@@ -124,12 +125,12 @@ class Node:
         signal.signal(signal.SIGUSR1, self._notice)
         threading.Thread(target=self._await_preemption, daemon=True).start()
         self._shared.mkdir(mode=0o700)
-        write_json(self._shared / "node.json", {"address": self._address})
+        _write_json(self._shared / "node.json", {"address": self._address})
         while not self._is_ended and self._agent.status()["state"] in ("claimed", "running"):
             self._serve_new()
             if self._is_noticed:
                 self._is_noticed = False
-                write_json(Path(os.environ[VARIABLE]), {"end_s": self._ask_end_s()})
+                _write_json(Path(os.environ[VARIABLE]), {"end_s": self._ask_end_s()})
             time.sleep(_LOOK_S)
         for name, text in self._agent.end(self._vm_id).items():
             (self._shared / name).write_text(text, errors="backslashreplace")
@@ -175,18 +176,8 @@ class Node:
             return 0.0
 
 
-def _own_address(manager: str) -> str:
-    """Return this node's address in the network that leads to the manager's machine."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((manager, 9))  # sends nothing
-        return str(probe.getsockname()[0])
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a file; readers find all of it, or none."""
-    draft = path.with_suffix(".draft")
-    draft.write_text(json.dumps(value))
-    draft.replace(path)
+def _write_json(path: Path, value: Any) -> None:
+    write_whole(path, json.dumps(value), mode=PRIVATE)
 
 
 if __name__ == "__main__":

@@ -16,10 +16,9 @@ import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 from spottrain.cloud.port import provider as port
 from spottrain.cloud.port import tags
@@ -85,7 +84,7 @@ class SlurmProvider(port.CloudProvider):
         self._memory = HostMemory(state_dir)
         self._lock = threading.Lock()
         self._addresses: dict[str, str] = {}
-        self._connections: dict[str, _Connection] = {}
+        self._connections: dict[str, NodeSession] = {}
         self._starts: dict[str, Future[tuple[port.StartStep, ...]]] = {}
         self._starters = ThreadPoolExecutor(_STARTERS, "slurm-start")
         self._served = 0
@@ -224,7 +223,7 @@ class SlurmProvider(port.CloudProvider):
     def close(self) -> None:
         """Wait for no node any more; VMs keep running."""
         for connection in self._connections.values():
-            connection.calls.close()
+            connection.close()
         self._starters.shutdown(cancel_futures=True)
         self._login.close()
 
@@ -335,7 +334,7 @@ class SlurmProvider(port.CloudProvider):
     def _shared(self, vm_id: str) -> str:
         return f"{self._folder}/{vm_id.removeprefix('slurm.')}"
 
-    def _connection_of(self, vm_id: str) -> _Connection:
+    def _connection_of(self, vm_id: str) -> NodeSession:
         """Return the connection to a VM's node, once its batch script runs.
 
         Raises:
@@ -359,8 +358,9 @@ class SlurmProvider(port.CloudProvider):
                     slots=settings.slots,
                     uses_gpus=settings.uses_gpus,
                 )
-                session = NodeSession(host, self._login, self._folder, self._shared(vm_id), address)
-                self._connections[vm_id] = _Connection(host, session)
+                self._connections[vm_id] = NodeSession(
+                    host, self._login, self._folder, self._shared(vm_id), address
+                )
             return self._connections[vm_id]
 
     def _start(self, vm_id: str, bootstrap: port.AgentBootstrap) -> tuple[port.StartStep, ...]:
@@ -383,20 +383,3 @@ class SlurmProvider(port.CloudProvider):
         if not self._login.call("has", path=target):
             self._login.call("put", ours.archive, path=target, unpacks=True)
         return target
-
-
-@dataclass(frozen=True, slots=True)
-class _Connection:
-    """The way to one batch job's program, as ``bring_up`` uses it."""
-
-    host: Host
-    calls: NodeSession
-
-    def session(self) -> NodeSession:
-        """Return the session."""
-        return self.calls
-
-    def status(self) -> tuple[dict[str, Any] | None, str]:
-        """Return the claim on the node and its state; see ``HostAgent.status``."""
-        seen = self.calls.call("status")
-        return seen["claim"], seen["state"]

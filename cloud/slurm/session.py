@@ -47,6 +47,15 @@ class NodeSession:
         self._lock = threading.Lock()
         self._is_over = False
 
+    def session(self) -> NodeSession:
+        """Return itself: it is its own connection; see ``bootstrap.Connection``."""
+        return self
+
+    def status(self) -> tuple[dict[str, Any] | None, str]:
+        """Return the claim on the node and its state; see ``HostAgent.status``."""
+        seen = self.call("status")
+        return seen["claim"], seen["state"]
+
     def close(self) -> None:
         """Wait for no answer any more."""
         self._is_over = True
