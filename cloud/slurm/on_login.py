@@ -8,6 +8,7 @@ ends it.
 from __future__ import annotations
 
 import getpass
+import json
 import os
 import re
 import shutil
@@ -142,6 +143,10 @@ class OnLogin:
             if found or time.monotonic() > end_s:
                 return found
             time.sleep(_LOOK_S)
+
+    def ran(self, folder: str) -> list[str]:
+        """Return the tokens of the batch jobs of a folder that have run."""
+        return [json.loads(one.read_text())["token"] for one in Path(folder).glob("*/node.json")]
 
     def logs(self, folder: str) -> list[tuple[str, str, str]]:
         """Return the logs that batch jobs have left: number, name and text."""

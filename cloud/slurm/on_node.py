@@ -6,7 +6,7 @@ Standard library only.
 The manager and the node share a folder, which Slurm's users have on all nodes: usually in
 their home. Of each batch job it holds
 
-    <job id>/node.json            the node's address, once the program runs
+    <job id>/node.json            the node's address and the VM's token, once the program runs
     <job id>/<name>.requests      of one process of the manager, as ``serve`` reads them
     <job id>/<name>.answers       to that process
     <job id>/*.log                the VM's logs, once it is over
@@ -92,8 +92,8 @@ class Node:
     Args:
         given: ``folder``, shared, of the job of spottrain's; ``scratch``, of the node's own,
             by default that for temporary files; ``manager``, an address of the manager's
-            machine; ``claim``, as ``HostAgent.claim`` takes it, but for the VM's id; and
-            ``unstarted_s``, how long the agent may take to be started.
+            machine; ``claim``, as ``HostAgent.claim`` takes it, but for the VM's id; its
+            ``token``; and ``unstarted_s``, how long the agent may take to be started.
     """
 
     def __init__(self, given: dict[str, Any]) -> None:
@@ -108,7 +108,7 @@ class Node:
             "vm_id": self._vm_id,
             "expires_at": time.time() + given["unstarted_s"],
         }
-        self._address = address_towards(given["manager"])
+        self._about = {"address": address_towards(given["manager"]), "token": given["token"]}
         self._agent = HostAgent(self._root)
         self._served: dict[str, Tail] = {}
         self._is_noticed = self._is_ended = False
@@ -125,7 +125,7 @@ class Node:
         signal.signal(signal.SIGUSR1, self._notice)
         threading.Thread(target=self._await_preemption, daemon=True).start()
         self._shared.mkdir(mode=0o700)
-        _write_json(self._shared / "node.json", {"address": self._address})
+        _write_json(self._shared / "node.json", self._about)
         while not self._is_ended and self._agent.status()["state"] in ("claimed", "running"):
             self._serve_new()
             if self._is_noticed:

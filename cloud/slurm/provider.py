@@ -92,7 +92,11 @@ class SlurmProvider(port.CloudProvider):
         self._cancelled: set[str] = set()
         """The VMs that we ended: who cancelled them is no question."""
         self._submitted: set[str] = set()
-        """Tokens of batch jobs; Slurm forgets those that have ended."""
+        """Tokens of batch jobs that may not have begun to run yet."""
+        self._live: set[int] | None = None
+        """Batch jobs that had not ended when the queue was last seen; None: it never was."""
+        self._past: dict[int, queue.BatchJob] = {}
+        """Those that the queue had forgotten by then, as far as accounts are kept."""
         self._seen: tuple[float, list[queue.BatchJob]] = _NEVER
         """The queue, and when it was asked for (monotonic)."""
         self._up: tuple[float, set[str]] = 0.0, set()
@@ -121,7 +125,7 @@ class SlurmProvider(port.CloudProvider):
         """
         jobs = self._of_launch(request)
         if len(jobs) < request.count:
-            self._submit(request, self._submitted | {job.tags[queue.TOKEN] for job in jobs})
+            self._submit(request, {job.tags[queue.TOKEN] for job in jobs})
         end_s = time.monotonic() + self.start_s
         while True:
             jobs = self._of_launch(request)
@@ -147,14 +151,14 @@ class SlurmProvider(port.CloudProvider):
     def list_vms(self, job: str) -> Sequence[port.Vm]:
         """Return a job's VMs, and what waits in the queue to become one.
 
-        Batch jobs that have ended are listed for MinJobAge (slurm.conf), usually 300 s.
+        Batch jobs that have ended are listed for MinJobAge (slurm.conf), usually 300 s; those
+        that ended before are known where Slurm keeps accounts.
         """
         if time.monotonic() - self._seen[0] > _LISTED_S:
             self._queue()
             if not self._login.relays:
                 self._relay(self._served)
-        ours = [one for one in self._seen[1] if self._is_ours(one, job)]
-        return tuple(self._vm(one) for one in ours)
+        return tuple(self._vm(one) for one in self._of_job(job))
 
     def terminate(self, vm_ids: Collection[str]) -> None:
         """Cancel batch jobs; see ``CloudProvider.terminate``."""
@@ -236,11 +240,38 @@ class SlurmProvider(port.CloudProvider):
         self._seen = asked_s, found
         return found
 
+    def _of_job(self, job: str) -> list[queue.BatchJob]:
+        """Return a job's batch jobs in the queue as last seen, and those that it forgot."""
+        found = {one.number: one for one in self._seen[1] if self._is_ours(one, job)}
+        if self._live is None or self._live - found.keys():
+            self._past = {
+                one.number: one
+                for one in self._ask_accounts(job)
+                if one.state is port.VmState.TERMINATED and self._is_ours(one, job)
+            }
+        over = port.VmState.TERMINATED
+        self._live = {number for number, one in found.items() if one.state is not over}
+        return list({**self._past, **found}.values())
+
+    def _ask_accounts(self, job: str) -> list[queue.BatchJob]:
+        """Return a job's batch jobs as Slurm's accounting knows them, if it does."""
+        try:
+            said = self._login.run(queue.past_argv(job)) if self._has_accounts else ""
+        except CloudError as error:
+            logger.warning("batch jobs that ended long ago are not known: %s", error)
+            return []
+        return queue.parse_queue(said)
+
+    @cached_property
+    def _has_accounts(self) -> bool:
+        said = self._login.run(["scontrol", "show", "config"])
+        return "accounting_storage/slurmdbd" in said
+
     def _is_ours(self, found: queue.BatchJob, job: str) -> bool:
         return found.tags[tags.JOB] == job and found.tags.get(tags.UID) == self._uid
 
     def _of_launch(self, request: port.LaunchRequest) -> list[queue.BatchJob]:
-        """Return the batch jobs of a launch; what was submitted twice is cancelled.
+        """Return the batch jobs of a launch in the queue; what is there twice is cancelled.
 
         Only an ``sbatch`` whose answer was lost, and which the controller carried out after
         it was asked what there is, leads to that.
@@ -257,9 +288,13 @@ class SlurmProvider(port.CloudProvider):
             self.terminate(twice)
         return list(kept.values())
 
-    def _submit(self, request: port.LaunchRequest, known: Collection[str]) -> None:
-        """Submit the batch jobs of a launch that are not there yet."""
+    def _submit(self, request: port.LaunchRequest, known: set[str]) -> None:
+        """Submit the batch jobs of a launch that never were.
+
+        The queue forgets what has ended; the shared folder does not.
+        """
         settings, marks = self._settings, queue.marks(request, self._uid)
+        known = known | self._submitted | set(self._login.call("ran", folder=self._folder))
         given = {
             "folder": self._folder,
             "scratch": settings.scratch,
@@ -267,15 +302,14 @@ class SlurmProvider(port.CloudProvider):
             "unstarted_s": _UNSTARTED_S + self._payload.limit_s,
             "claim": {"owner": self._uid, "job": request.job, "intent": request.intent},
         }
-        script = queue.script(settings, self._unpacked(), given)
-        name = f"spottrain-{request.job}"
+        package, name = self._unpacked(), queue.name_of(request.job)
         for number in range(request.count):
             token = f"{request.token}/{number}"
             if token in known:
                 continue
             comment = {**marks, queue.TOKEN: token}
             argv = queue.launch_argv(settings, self._folder, request.offer.zone, name, comment)
-            self._login.run(argv, script)
+            self._login.run(argv, queue.script(settings, package, {**given, "token": token}))
             self._submitted.add(token)
 
     def _relay(self, manager_port: int) -> None:

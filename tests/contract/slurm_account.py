@@ -27,7 +27,7 @@ def slurm_over_ssh(request: pytest.FixtureRequest) -> Iterator[Account]:
     with a_login_node(folder, cluster) as sshd:
         path = f"{sshd.known_to_ssh(LOGIN)}:{os.environ['PATH']}"
         request.getfixturevalue("monkeypatch").setenv("PATH", path)
-        yield from _account(cluster, folder, LOGIN)
+        yield from account_on(cluster, folder, LOGIN)
 
 
 def slurm(request: pytest.FixtureRequest) -> Iterator[Account]:
@@ -35,10 +35,11 @@ def slurm(request: pytest.FixtureRequest) -> Iterator[Account]:
         pytest.skip(WHY_NO_SLURM)
     cluster: Slurm = request.getfixturevalue("cluster")
     request.getfixturevalue("monkeypatch").setenv("SLURM_CONF", cluster.environment["SLURM_CONF"])
-    yield from _account(cluster, request.getfixturevalue("tmp_path"), HERE)
+    yield from account_on(cluster, request.getfixturevalue("tmp_path"), HERE)
 
 
-def _account(cluster: Slurm, folder: Path, login: str) -> Iterator[Account]:
+def account_on(cluster: Slurm, folder: Path, login: str = HERE) -> Iterator[Account]:
+    """Set up the account of a user of a cluster."""
     clients: list[SlurmProvider] = []
     settings = SlurmSettings(
         partitions=("preempt",),

@@ -9,12 +9,17 @@ from pathlib import Path
 
 import pytest
 from tests.contract.account import Account
-from tests.contract.slurm_account import slurm
-from tests.fakes.slurm import NODES, WHY_NO_SLURM, Slurm
+from tests.contract.slurm_account import account_on, slurm
+from tests.fakes.slurm import NODES, WHY_NO_SLURM, Slurm, a_slurm
 from tests.integration.ssh_hosts import unanswered
 
 from spottrain.cloud.notices.slurm import VARIABLE, SlurmSource
-from spottrain.cloud.port.errors import CloudError, MisconfiguredError, QueuedError
+from spottrain.cloud.port.errors import (
+    CloudError,
+    MisconfiguredError,
+    NoCapacityError,
+    QueuedError,
+)
 from spottrain.cloud.port.provider import CloudProvider, Vm, VmState
 from spottrain.cloud.slurm.login import Login
 from spottrain.cloud.slurm.provider import SlurmProvider
@@ -100,6 +105,25 @@ def test_a_manager_that_dies_after_sbatch_leaves_no_double(
     ids = {vm.vm_id for vm in second.launch(request).vms}
     assert len(ids) == len(cluster.jobs()) == 2
     assert states(second).keys() == ids
+
+
+@pytest.mark.nightly
+def test_a_launch_whose_batch_job_slurm_has_forgotten_is_not_submitted_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a manager dies before it has noted its answer, and is away for long."""
+    with a_slurm(tmp_path / "cluster", "MinJobAge=2") as cluster:
+        monkeypatch.setenv("SLURM_CONF", cluster.environment["SLURM_CONF"])
+        for account in account_on(cluster, tmp_path):
+            first = account.connect()
+            request = account.launch_request(first.offers()[0])
+            (vm,) = first.launch(request).vms
+            cluster.ask("scancel", vm.vm_id.removeprefix("slurm."))
+            while first.list_vms("job"):
+                time.sleep(1.0)
+            with pytest.raises(NoCapacityError):
+                account.connect().launch(request)
+            assert cluster.jobs() == []
 
 
 def test_a_time_limit_is_announced_before_it_ends_the_vm(

@@ -162,8 +162,12 @@ class Slurm:
 
 
 @contextlib.contextmanager
-def a_slurm(root: Path) -> Iterator[Slurm]:
-    """Run a cluster in a folder of its own."""
+def a_slurm(root: Path, *lines: str) -> Iterator[Slurm]:
+    """Run a cluster in a folder of its own.
+
+    Args:
+        lines: Further ones of slurm.conf.
+    """
     for name in ("state", "log"):
         (root / name).mkdir(parents=True)
     control, *ports = _free_ports(NODES + 1)
@@ -178,7 +182,7 @@ def a_slurm(root: Path) -> Iterator[Slurm]:
         nodes=nodes,
         grace_s=GRACE_S,
     )
-    (root / "slurm.conf").write_text(text)
+    (root / "slurm.conf").write_text("\n".join([text, *lines, ""]))
     key = root / "munge.key"
     key.touch(mode=0o400)
     key.write_bytes(secrets.token_bytes(1024))

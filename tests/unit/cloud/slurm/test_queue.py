@@ -38,13 +38,49 @@ def row(state: str, node: str = "n1", reason: str = "None", start: str = "1000")
         ("NODE_FAIL", VmState.TERMINATED, "its node failed"),
         ("TIMEOUT", VmState.TERMINATED, "ended at its time limit"),
         ("PREEMPTED", VmState.TERMINATED, "preempted for a job of higher priority"),
-        ("A_STATE_OF_LATER", VmState.TERMINATED, ""),
+        ("POWER_UP_NODE", VmState.STARTING, ""),
+        ("A_STATE_OF_LATER", VmState.RUNNING, ""),
     ],
 )
 def test_a_batch_job_is_a_vm_in_its_state(state: str, found: VmState, why: str) -> None:
     (job,) = queue.parse_queue(row(state))
     assert (job.vm_id, job.state, job.why) == ("slurm.7", found, why)
     assert (job.start_s, job.end_s) == (1000.0, 2000.0)
+
+
+# The states of slurm.h of 25.11 (as pyslurm 25.11.2 has it: `job_states`, `JOB_*`) by the names
+# of squeue(1): 22.05 lists all but the last three.
+ENDS = (
+    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
+    *("PREEMPTED", "REVOKED", "TIMEOUT"),
+)
+WAITING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
+OTHERS = ("CONFIGURING", "COMPLETING", "RESIZING", "RUNNING", "SIGNALING", "STAGE_OUT", "STOPPED")
+LATER = ("EXPEDITING", "LAUNCH_FAILED", "RECONFIG_FAIL")
+
+
+@pytest.mark.parametrize("state", [*ENDS, *WAITING, *OTHERS, *LATER])
+def test_only_an_end_is_taken_for_one(state: str) -> None:
+    (with_node,) = queue.parse_queue(row(state))
+    assert (with_node.state is VmState.TERMINATED) is (state in ENDS)
+    if state in (*WAITING, *LATER):
+        (waiting,) = queue.parse_queue(row(state, node="", reason="JobHeldAdmin"))
+        assert (waiting.state, waiting.why[:12]) == (VmState.QUEUED, "JobHeldAdmin")
+
+
+def test_what_accounting_says_is_read_as_the_queue() -> None:
+    """The columns of sacct(1) with --parsable2, their forms as that page says."""
+    marks = MARKS
+    said = (
+        f"7|CANCELLED by 1000|1000|2000|None|p|n1|me|{marks}\n"
+        f"8|CANCELLED by 0|None|2000|Resources|p|None assigned|me|{marks}\n"
+        f"9|OUT_OF_MEMORY|1000|1500|None|p|n2|me|{marks}\n"
+        "10|COMPLETED|1000|1500|None|p|n2|me|\n"
+    )
+    cancelled, full = queue.parse_queue(said)
+    assert (cancelled.number, cancelled.end_s) == (7, 2000.0)
+    assert cancelled.why == "cancelled with scancel, by its owner or an administrator"
+    assert (full.number, full.state) == (9, VmState.TERMINATED)
 
 
 @pytest.mark.parametrize(
