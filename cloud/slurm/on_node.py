@@ -37,6 +37,7 @@ from typing import Any
 
 from spottrain.cloud.notices.slurm import VARIABLE
 from spottrain.cloud.ssh.on_vm.host_agent import HostAgent, serve
+from spottrain.cloud.ssh.on_vm.tail import Tail
 from spottrain.files import PRIVATE, write_whole
 from spottrain.network import address_towards
 
@@ -46,44 +47,8 @@ _SENTINEL = (
     f"import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit({_NOTICED})); "
     "[signal.pause() for _ in iter(int, 1)]"
 )
-_LOOK_S, _IDLE_LOOK_S = 0.1, 1.0
-"""Time between two looks into the shared folder, soon after a request and later."""
-_BUSY_S = 30.0
-
-
-class Tail(io.RawIOBase):
-    """A growing file as a stream, until ``close_soon``.
-
-    It is opened for each look: NFS shows what others have written only then (nfs(5),
-    "Close-to-open cache consistency").
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._at, self._heard_s = path, 0, time.monotonic()
-        self._over = threading.Event()
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def close_soon(self) -> None:
-        """Let the next read find the end."""
-        self._over.set()
-
-    def readinto(self, buffer: Any) -> int:
-        """Read what was appended; wait for it."""
-        while not self._over.is_set():
-            with open(self._path, "rb") as file:
-                file.seek(self._at)
-                data = file.read(len(buffer))
-            if data:
-                buffer[: len(data)] = data
-                self._at += len(data)
-                self._heard_s = time.monotonic()
-                return len(data)
-            is_idle = time.monotonic() - self._heard_s > _BUSY_S
-            self._over.wait(_IDLE_LOOK_S if is_idle else _LOOK_S)
-        return 0
+_LOOK_S = 0.1
+"""Time between two looks for a new process of the manager, and for notices."""
 
 
 class Node:

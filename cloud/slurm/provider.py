@@ -30,13 +30,13 @@ from spottrain.cloud.port.errors import (
 )
 from spottrain.cloud.slurm import queue
 from spottrain.cloud.slurm.login import Login
-from spottrain.cloud.slurm.session import NodeSession
 from spottrain.cloud.slurm.settings import INSTANCE_TYPE, SlurmSettings
 from spottrain.cloud.ssh.hosts.bootstrap import bring_up
 from spottrain.cloud.ssh.hosts.memory import HostMemory
 from spottrain.cloud.ssh.hosts.start_log import StartLog
 from spottrain.cloud.ssh.on_vm.package import package
 from spottrain.cloud.ssh.transport.hosts import Host, Payload, UnfitHostError, address_of
+from spottrain.cloud.ssh.transport.mailbox import MailboxSession
 from spottrain.units import counted
 
 logger = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class SlurmProvider(port.CloudProvider):
         self._memory = HostMemory(state_dir)
         self._lock = threading.Lock()
         self._addresses: dict[str, str] = {}
-        self._connections: dict[str, NodeSession] = {}
+        self._connections: dict[str, MailboxSession] = {}
         self._starts: dict[str, Future[tuple[port.StartStep, ...]]] = {}
         self._starters = ThreadPoolExecutor(_STARTERS, "slurm-start")
         self._served = 0
@@ -368,7 +368,7 @@ class SlurmProvider(port.CloudProvider):
     def _shared(self, vm_id: str) -> str:
         return f"{self._folder}/{vm_id.removeprefix('slurm.')}"
 
-    def _connection_of(self, vm_id: str) -> NodeSession:
+    def _connection_of(self, vm_id: str) -> MailboxSession:
         """Return the connection to a VM's node, once its batch script runs.
 
         Raises:
@@ -392,8 +392,8 @@ class SlurmProvider(port.CloudProvider):
                     slots=settings.slots,
                     uses_gpus=settings.uses_gpus,
                 )
-                self._connections[vm_id] = NodeSession(
-                    host, self._login, self._folder, self._shared(vm_id), address
+                self._connections[vm_id] = MailboxSession(
+                    host, self._login.call, self._folder, self._shared(vm_id), address
                 )
             return self._connections[vm_id]
 

@@ -1,4 +1,4 @@
-"""Requests to the program of a batch job, by way of the folder that it and we share."""
+"""Requests to a host agent by way of a folder that its host and another machine share."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import json
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
 from spottrain.cloud.port.errors import VmNotFoundError
-from spottrain.cloud.slurm.login import Login
 from spottrain.cloud.ssh.transport.hosts import Host, UnreachableHostError
 from spottrain.cloud.ssh.transport.session import CALL_S, refusal
 
@@ -22,32 +22,34 @@ _WAIT_S = 1.0
 
 
 @dataclass
-class NodeSession:
-    """What one process of the manager asks of a batch job; see ``on_node``.
+class MailboxSession:
+    """What one process of the manager asks of a host agent, which serves the newest
+    ``*.requests`` of a folder (``on_vm.tail``).
 
     Args:
-        host: The node, for messages.
-        login: Where the shared folder is.
-        folder: That of the job, in which what is sent to all nodes lies once.
-        shared: That of the batch job.
-        private_address: Of the node.
+        host: The host, for messages.
+        call_there: Calls an operation on a machine that has the shared folder: ``ask``, ``answers``,
+            ``has`` and ``put`` of ``slurm.on_login.OnLogin``.
+        folder: In which what is sent to all hosts lies once.
+        shared: For requests and answers.
+        private_address: Of the host.
     """
 
     host: Host
-    login: Login
+    call_there: Callable[..., Any]
     folder: str
     shared: str
     private_address: str
 
     def __post_init__(self) -> None:
-        # Names are ordered: the node serves the newest.
+        # Names are ordered: the newest is served.
         name = f"{self.shared}/{time.time_ns():020d}-{uuid.uuid4().hex[:8]}"
         self._requests, self._answers = f"{name}.requests", f"{name}.answers"
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._is_over = False
 
-    def session(self) -> NodeSession:
+    def session(self) -> MailboxSession:
         """Return itself: it is its own connection; see ``bootstrap.Connection``."""
         return self
 
@@ -71,11 +73,11 @@ class NodeSession:
         with self._lock:
             number = next(self._numbers)
             line = json.dumps({"id": number, "op": operation, **arguments})
-            if not self.login.call("ask", requests=self._requests, line=line):
+            if not self.call_there("ask", requests=self._requests, line=line):
                 raise VmNotFoundError(f"{self.host.place}: its folder is gone")
         end_s, known = time.monotonic() + timeout_s, 0
         while not self._is_over and time.monotonic() < end_s:
-            lines = self.login.call("answers", path=self._answers, known=known, wait_s=_WAIT_S)
+            lines = self.call_there("answers", path=self._answers, known=known, wait_s=_WAIT_S)
             known += len(lines)
             for answer in map(json.loads, lines):
                 if answer["id"] != number:
@@ -93,8 +95,8 @@ class NodeSession:
         """Have an archive unpacked into ``name`` on the node; see ``Session.unpack``."""
         digest = keep or hashlib.sha256(archive).hexdigest()
         path = f"{self.folder}/{digest}.tar.gz"
-        if not self.login.call("has", path=path):
-            self.login.call("put", archive, path=path, unpacks=False)
+        if not self.call_there("has", path=path):
+            self.call_there("put", archive, path=path, unpacks=False)
         url = PurePosixPath(path).as_uri()
         arguments = {"vm_id": vm_id, "name": name, "url": url, "digest": digest}
         if wrong := self.call("receive", timeout_s, **arguments):
