@@ -56,7 +56,10 @@ class OnLogin:
             )
         except FileNotFoundError as error:
             return NO_PROGRAM, "", str(error)
-        except (OSError, subprocess.TimeoutExpired) as error:
+        except subprocess.TimeoutExpired as error:
+            said = (error.stderr or b"").decode(errors="replace")
+            return 1, "", f"{said}\n{argv[0]}: no end in {_ANSWER_S:g} s"
+        except OSError as error:
             return 1, "", str(error)
         return done.returncode, done.stdout, done.stderr
 

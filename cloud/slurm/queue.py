@@ -208,6 +208,7 @@ def refusal(program: str, output: str) -> errors.CloudError:
 _REFUSALS: Sequence[tuple[str, type[errors.CloudError]]] = (
     ("AssocMaxSubmitJobLimit", errors.QuotaExceededError),
     ("QOSMaxSubmitJobPerUserLimit", errors.QuotaExceededError),
+    ("job queue full", errors.QuotaExceededError),  # MaxJobCount; sbatch waits, and tries again
     ("Job violates accounting/QOS policy", errors.QuotaExceededError),
     ("Invalid account or account/partition combination", errors.MisconfiguredError),
     ("Invalid qos specification", errors.MisconfiguredError),

@@ -19,7 +19,7 @@ from tests.contract.real_account import (
 from tests.contract.rented_account import aws_over_ssh
 from tests.contract.slurm_account import slurm, slurm_over_ssh
 from tests.contract.ssh_account import ssh
-from tests.fakes.slurm import WHY_NO_SLURM, Slurm, a_slurm
+from tests.fakes.slurm import WHY_NO_ACCOUNTS, WHY_NO_SLURM, Slurm, a_slurm
 from tests.fakes.sshd import WHY_NOT
 from tests.tiers import PARTS
 
@@ -155,7 +155,7 @@ def unexcused(test: str, provider: str, reason: str) -> bool:
         provider: What it is run over, empty for nothing.
         reason: Why it was skipped.
     """
-    if any(why and why in reason for why in (WHY_NOT, WHY_NO_SLURM)):
+    if any(why and why in reason for why in (WHY_NOT, WHY_NO_SLURM, WHY_NO_ACCOUNTS)):
         return False  # there is no OpenSSH server, or no Slurm, on this machine
     return (test, provider) not in EXEMPT
 

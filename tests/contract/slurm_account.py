@@ -38,12 +38,19 @@ def slurm(request: pytest.FixtureRequest) -> Iterator[Account]:
     yield from account_on(cluster, request.getfixturevalue("tmp_path"), HERE)
 
 
-def account_on(cluster: Slurm, folder: Path, login: str = HERE) -> Iterator[Account]:
-    """Set up the account of a user of a cluster."""
+def account_on(
+    cluster: Slurm, folder: Path, login: str = HERE, options: tuple[str, ...] = ()
+) -> Iterator[Account]:
+    """Set up the account of a user of a cluster.
+
+    Args:
+        options: Of ``sbatch``.
+    """
     clients: list[SlurmProvider] = []
     settings = SlurmSettings(
         partitions=("preempt",),
         login=login,
+        options=options,
         python=sys.executable,
         folder=str(folder / "shared"),
         scratch=str(folder / "node's own"),
