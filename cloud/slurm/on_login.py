@@ -58,7 +58,7 @@ class OnLogin:
             return NO_PROGRAM, "", str(error)
         except subprocess.TimeoutExpired as error:
             said = (error.stderr or b"").decode(errors="replace")
-            return 1, "", f"{said}\n{argv[0]}: no end in {_ANSWER_S:g} s"
+            return 1, "", f"no end in {_ANSWER_S:g} s\n{said}"
         except OSError as error:
             return 1, "", str(error)
         return done.returncode, done.stdout, done.stderr

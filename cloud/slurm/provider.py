@@ -97,6 +97,8 @@ class SlurmProvider(port.CloudProvider):
         """Batch jobs that had not ended when the queue was last seen; None: it never was."""
         self._past: dict[int, queue.BatchJob] = {}
         """Those that the queue had forgotten by then, as far as accounts are kept."""
+        self._said: dict[str, str] = {}
+        """The last lines that batch jobs printed which failed."""
         self._seen: tuple[float, list[queue.BatchJob]] = _NEVER
         """The queue, and when it was asked for (monotonic)."""
         self._up: tuple[float, set[str]] = 0.0, set()
@@ -347,8 +349,17 @@ class SlurmProvider(port.CloudProvider):
             owner=job.user,
             launched_at_s=began_s,
             ended_at_s=job.end_s if state is port.VmState.TERMINATED else None,
-            why="" if job.vm_id in self._cancelled else job.why,
+            why="" if job.vm_id in self._cancelled else self._why(job),
         )
+
+    def _why(self, job: queue.BatchJob) -> str:
+        """Return how a batch job ended; of one that failed also the last line that it printed."""
+        if job.why != queue.FAILED or job.tags.get(tags.UID) != self._uid:
+            return job.why
+        if job.vm_id not in self._said:
+            text = self._login.call("read", path=f"{self._folder}/{job.number}.log") or ""
+            self._said[job.vm_id] = text.strip().rpartition("\n")[2]
+        return f"{job.why}: {self._said[job.vm_id] or 'it printed nothing'}"
 
     def _address_of(self, vm_id: str) -> str:
         """Return a node's address, empty until its program runs."""

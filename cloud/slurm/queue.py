@@ -36,12 +36,13 @@ _STATES = {
 """Of ``JOB STATE CODES`` in squeue(1), and of slurm.h of 25.11 (``job_states``, ``JOB_*``); see
 ``_ENDS`` for ends. All others run if they have a node, and wait if not: what a later Slurm
 calls otherwise must not be taken for gone while it may run."""
+FAILED = "its batch script failed"
 _ENDS = {
     "BOOT_FAIL": "its node did not boot",
     "CANCELLED": "cancelled with scancel, by its owner or an administrator",
     "COMPLETED": "",
     "DEADLINE": "ended at its deadline",
-    "FAILED": "its batch script failed",
+    "FAILED": FAILED,
     "NODE_FAIL": "its node failed",
     "OUT_OF_MEMORY": "killed: it used more memory than was asked for",
     "PREEMPTED": "preempted for a job of higher priority",
@@ -208,7 +209,7 @@ def refusal(program: str, output: str) -> errors.CloudError:
 _REFUSALS: Sequence[tuple[str, type[errors.CloudError]]] = (
     ("AssocMaxSubmitJobLimit", errors.QuotaExceededError),
     ("QOSMaxSubmitJobPerUserLimit", errors.QuotaExceededError),
-    ("job queue full", errors.QuotaExceededError),  # MaxJobCount; sbatch waits, and tries again
+    ("temporarily unable to accept job", errors.QuotaExceededError),  # MaxJobCount, seen with 22.05
     ("Job violates accounting/QOS policy", errors.QuotaExceededError),
     ("Invalid account or account/partition combination", errors.MisconfiguredError),
     ("Invalid qos specification", errors.MisconfiguredError),
