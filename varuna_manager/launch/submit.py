@@ -113,6 +113,11 @@ def check_manager(config: JobConfig, *, on_vm: bool) -> None:
                 "--manager-vm, or lower it"
             )
         return
+    if config.resources.provider == "slurm":
+        raise ConfigError(
+            "--manager-vm: with resources.provider slurm the manager is where it is launched; for "
+            "one on a node launch within a batch job: sbatch --wrap 'spottrain launch FILE'"
+        )
     if len(config.clouds) != 1:
         raise ConfigError(
             "--manager-vm: the job must rent from exactly one cloud: got "
