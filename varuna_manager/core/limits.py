@@ -54,7 +54,7 @@ def with_limits(state: State, event: LimitsChanged) -> State:
 
     def is_due(alert: BudgetAlert) -> bool:
         one = money.get(alert.unit)
-        cap: float | None = one and getattr(after.job.budget, one.key)
+        cap: float | None = None if one is None else getattr(after.job.budget, one.key)
         if one is None or cap is None:
             return False
         return alert.cap == cap or one.spent.usd >= alert.share * cap

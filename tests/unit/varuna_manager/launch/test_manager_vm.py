@@ -153,7 +153,7 @@ def test_what_is_missing_is_said_before_money_is_spent(changes: dict[str, Any], 
 def test_on_slurm_the_manager_may_be_a_batch_job_instead() -> None:
     slurm = {"partitions": ["p"]}
     config = config_of("slurm", slurm=slurm, checkpoint={"path": "/shared"})
-    with pytest.raises(ConfigError, match="--manager-vm: .* within a batch job: sbatch --wrap"):
+    with pytest.raises(ConfigError, match=r"--manager-vm: .* within a batch job: sbatch --wrap"):
         check_manager(config, on_vm=True)
 
 
