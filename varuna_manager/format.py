@@ -57,6 +57,13 @@ def dollars(usd: float | None) -> str:
     return f"${usd:,.2f}" if usd == 0 or usd >= 1 else f"${usd:.4f}"
 
 
+def gpu_hours(document: Mapping[str, Any], before: str) -> str:
+    """Return ``before`` and how much of a budget in GPU-hours is used; empty without one."""
+    if document["gpu_hours_budget"] is None:
+        return ""
+    return f"{before}{document['gpu_hours']:.2f} of {document['gpu_hours_budget']:g} GPU-hours"
+
+
 def saved(share: float | None) -> str:
     """Return in words which share of a cost was saved, or was paid on top of it."""
     if share is None:

@@ -1,9 +1,41 @@
-"""Settings of an account and of VMs that every cloud has."""
+"""Settings of an account and of VMs that every cloud has, and of own machines."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from spottrain.cloud.port.provider import Offer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotSettings:
+    """What the user says of the workers of a machine of their own."""
+
+    slots: int = 1
+    gpu: str = ""
+    """Name of its GPUs; empty: it is not said."""
+    uses_gpus: bool = True
+    """False: its slots are CPU slots, whatever GPUs it has."""
+    slot_memory_bytes: int = 4_000_000_000
+    slot_speed: float = 1.0
+    usd_per_hour: float = 0.0
+    """Price of the machine."""
+
+    def offer(self, cloud: str, zone: str, instance_type: str, now_s: float) -> Offer:
+        """Return the offer of such machines, in a cloud that is its only region."""
+        return Offer(
+            cloud=cloud,
+            region=cloud,
+            zone=zone,
+            instance_type=instance_type,
+            spot=True,  # its owner may take it at any time
+            usd_per_hour=self.usd_per_hour,
+            observed_at_s=now_s,
+            gpus=self.slots,
+            gpu_memory_bytes=self.slot_memory_bytes,
+            gpu_speed=self.slot_speed,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ Standard library only.
 The manager and the node share a folder, which Slurm's users have on all nodes: usually in
 their home. Of each batch job it holds
 
-    <job id>/node.json            the node's address, once the program runs
+    <job id>/node.json            the node's address and the VM's token, once the program runs
     <job id>/<name>.requests      of one process of the manager, as ``serve`` reads them
     <job id>/<name>.answers       to that process
     <job id>/*.log                the VM's logs, once it is over
@@ -27,7 +27,6 @@ import io
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -38,6 +37,9 @@ from typing import Any
 
 from spottrain.cloud.notices.file import VARIABLE
 from spottrain.cloud.ssh.on_vm.host_agent import HostAgent, serve
+from spottrain.cloud.ssh.on_vm.tail import Tail
+from spottrain.files import PRIVATE, write_whole
+from spottrain.network import address_towards
 
 _NOTICED = 75
 """Exit code of the step that waits for SIGTERM."""
@@ -45,44 +47,8 @@ _SENTINEL = (
     f"import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit({_NOTICED})); "
     "[signal.pause() for _ in iter(int, 1)]"
 )
-_LOOK_S, _IDLE_LOOK_S = 0.1, 1.0
-"""Time between two looks into the shared folder, soon after a request and later."""
-_BUSY_S = 30.0
-
-
-class Tail(io.RawIOBase):
-    """A growing file as a stream, until ``close_soon``.
-
-    It is opened for each look: NFS shows what others have written only then (nfs(5),
-    "Close-to-open cache consistency").
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._at, self._heard_s = path, 0, time.monotonic()
-        self._over = threading.Event()
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def close_soon(self) -> None:
-        """Let the next read find the end."""
-        self._over.set()
-
-    def readinto(self, buffer: Any) -> int:
-        """Read what was appended; wait for it."""
-        while not self._over.is_set():
-            with open(self._path, "rb") as file:
-                file.seek(self._at)
-                data = file.read(len(buffer))
-            if data:
-                buffer[: len(data)] = data
-                self._at += len(data)
-                self._heard_s = time.monotonic()
-                return len(data)
-            is_idle = time.monotonic() - self._heard_s > _BUSY_S
-            self._over.wait(_IDLE_LOOK_S if is_idle else _LOOK_S)
-        return 0
+_LOOK_S = 0.1
+"""Time between two looks for a new process of the manager, and for notices."""
 
 
 class Node:
@@ -91,8 +57,8 @@ class Node:
     Args:
         given: ``folder``, shared, of the job of spottrain's; ``scratch``, of the node's own,
             by default that for temporary files; ``manager``, an address of the manager's
-            machine; ``claim``, as ``HostAgent.claim`` takes it, but for the VM's id; and
-            ``unstarted_s``, how long the agent may take to be started.
+            machine; ``claim``, as ``HostAgent.claim`` takes it, but for the VM's id; its
+            ``token``; and ``unstarted_s``, how long the agent may take to be started.
     """
 
     def __init__(self, given: dict[str, Any]) -> None:
@@ -107,7 +73,7 @@ class Node:
             "vm_id": self._vm_id,
             "expires_at": time.time() + given["unstarted_s"],
         }
-        self._address = _own_address(given["manager"])
+        self._about = {"address": address_towards(given["manager"]), "token": given["token"]}
         self._agent = HostAgent(self._root)
         self._served: dict[str, Tail] = {}
         self._is_noticed = self._is_ended = False
@@ -124,12 +90,12 @@ class Node:
         signal.signal(signal.SIGUSR1, self._notice)
         threading.Thread(target=self._await_preemption, daemon=True).start()
         self._shared.mkdir(mode=0o700)
-        write_json(self._shared / "node.json", {"address": self._address})
+        _write_json(self._shared / "node.json", self._about)
         while not self._is_ended and self._agent.status()["state"] in ("claimed", "running"):
             self._serve_new()
             if self._is_noticed:
                 self._is_noticed = False
-                write_json(Path(os.environ[VARIABLE]), {"end_s": self._ask_end_s()})
+                _write_json(Path(os.environ[VARIABLE]), {"end_s": self._ask_end_s()})
             time.sleep(_LOOK_S)
         for name, text in self._agent.end(self._vm_id).items():
             (self._shared / name).write_text(text, errors="backslashreplace")
@@ -175,18 +141,8 @@ class Node:
             return 0.0
 
 
-def _own_address(manager: str) -> str:
-    """Return this node's address in the network that leads to the manager's machine."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((manager, 9))  # sends nothing
-        return str(probe.getsockname()[0])
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a file; readers find all of it, or none."""
-    draft = path.with_suffix(".draft")
-    draft.write_text(json.dumps(value))
-    draft.replace(path)
+def _write_json(path: Path, value: Any) -> None:
+    write_whole(path, json.dumps(value), mode=PRIVATE)
 
 
 if __name__ == "__main__":

@@ -1,28 +1,22 @@
 """Slurm as a provider: a VM is a batch job of one node that runs an agent.
 
-The manager runs where ``sbatch`` does, and shares a folder with the nodes (``on_node``).
-Agents call a relay on the manager's machine. What is rented stands in the comments of the
+``sbatch`` and a folder that the nodes share (``on_node``) are on a login node, which is this
+machine or reached by SSH (``login``). Agents call a relay there. What is rented stands in the comments of the
 batch jobs, so nothing about it is kept on disk.
 """
 
 from __future__ import annotations
 
-import getpass
 import json
 import logging
 import math
 import re
-import shutil
-import tarfile
 import threading
 import time
-import uuid
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from functools import partial
-from io import BytesIO
+from dataclasses import replace
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 from spottrain.cloud.port import provider as port
 from spottrain.cloud.port import tags
@@ -32,16 +26,15 @@ from spottrain.cloud.port.errors import (
     QueuedError,
     VmNotFoundError,
 )
-from spottrain.cloud.slurm import commands, queue
-from spottrain.cloud.slurm.session import NodeSession
+from spottrain.cloud.slurm import queue
+from spottrain.cloud.slurm.login import Login
 from spottrain.cloud.slurm.settings import INSTANCE_TYPE, SlurmSettings
 from spottrain.cloud.ssh.hosts.bootstrap import bring_up
 from spottrain.cloud.ssh.hosts.memory import HostMemory
 from spottrain.cloud.ssh.hosts.start_log import AgentStarts, StartLog
 from spottrain.cloud.ssh.on_vm.package import package
-from spottrain.cloud.ssh.on_vm.relay import Relay
 from spottrain.cloud.ssh.transport.hosts import Host, Payload, UnfitHostError, address_of
-from spottrain.files import PRIVATE, write_whole
+from spottrain.cloud.ssh.transport.mailbox import MailboxSession
 from spottrain.units import counted
 
 logger = logging.getLogger(__name__)
@@ -82,19 +75,24 @@ class SlurmProvider(port.CloudProvider):
         self._uid = uid
         self._settings = settings
         self._payload = payload
-        self._folder = settings.folder / (uid or "no-job")
+        self._login = Login(settings)
         self._memory = HostMemory(state_dir)
-        self._user = getpass.getuser()
         self._lock = threading.Lock()
         self._addresses: dict[str, str] = {}
-        self._connections: dict[str, _Connection] = {}
+        self._connections: dict[str, MailboxSession] = {}
         self._starts = AgentStarts(CLOUD)
-        self._relay: tuple[tuple[str, int], Relay] | None = None
-        self._own_address = settings.address
+        self._served = 0
+        """Port of the manager whose calls are relayed; 0: of none yet."""
         self._cancelled: set[str] = set()
         """The VMs that we ended: who cancelled them is no question."""
         self._submitted: set[str] = set()
-        """Tokens of batch jobs; Slurm forgets those that have ended."""
+        """Tokens of batch jobs that may not have begun to run yet."""
+        self._live: set[int] | None = None
+        """Batch jobs that had not ended when the queue was last seen; None: it never was."""
+        self._past: dict[int, queue.BatchJob] = {}
+        """Those that the queue had forgotten by then, as far as accounts are kept."""
+        self._said: dict[str, str] = {}
+        """The last lines that batch jobs printed which failed."""
         self._seen: tuple[float, list[queue.BatchJob]] = _NEVER
         """The queue, and when it was asked for (monotonic)."""
         self._up: tuple[float, set[str]] = 0.0, set()
@@ -110,7 +108,7 @@ class SlurmProvider(port.CloudProvider):
         now_s = time.time()
         if now_s - self._up[0] > _PARTITIONS_S:
             asked = ["sinfo", "--noheader", "--format=%R|%a"]
-            rows = (line.split("|") for line in commands.run(asked).splitlines())
+            rows = (line.split("|") for line in self._login.run(asked).splitlines())
             self._up = now_s, {name for name, state in rows if state == "up"}
         wanted = self._settings.partitions
         return tuple(self._offer(name, now_s) for name in wanted if name in self._up[1])
@@ -123,7 +121,7 @@ class SlurmProvider(port.CloudProvider):
         """
         jobs = self._of_launch(request)
         if len(jobs) < request.count:
-            self._submit(request, self._submitted | {job.tags[queue.TOKEN] for job in jobs})
+            self._submit(request, {job.tags[queue.TOKEN] for job in jobs})
         end_s = time.monotonic() + self.start_s
         while True:
             jobs = self._of_launch(request)
@@ -149,12 +147,14 @@ class SlurmProvider(port.CloudProvider):
     def list_vms(self, job: str) -> Sequence[port.Vm]:
         """Return a job's VMs, and what waits in the queue to become one.
 
-        Batch jobs that have ended are listed for MinJobAge (slurm.conf), usually 300 s.
+        Batch jobs that have ended are listed for MinJobAge (slurm.conf), usually 300 s; those
+        that ended before are known where Slurm keeps accounts.
         """
         if time.monotonic() - self._seen[0] > _LISTED_S:
             self._queue()
-        ours = [one for one in self._seen[1] if self._is_ours(one, job)]
-        return tuple(self._vm(one) for one in ours)
+            if not self._login.relays:
+                self._relay(self._served)
+        return tuple(self._vm(one) for one in self._of_job(job))
 
     def terminate(self, vm_ids: Collection[str]) -> None:
         """Cancel batch jobs; see ``CloudProvider.terminate``."""
@@ -163,7 +163,7 @@ class SlurmProvider(port.CloudProvider):
         live = {job.number for job in self._queue() if job.state not in over}
         if numbers := [number for number in found if int(number) in live]:
             self._cancelled |= {f"slurm.{number}" for number in numbers}
-            commands.run(["scancel", *numbers])
+            self._login.run(["scancel", *numbers])
             self._seen = _NEVER
 
     def start_agent(self, vm_id: str, bootstrap: port.AgentBootstrap) -> Sequence[port.StartStep]:
@@ -180,33 +180,21 @@ class SlurmProvider(port.CloudProvider):
 
     def serve(self, manager_url: str) -> None:
         """Relay agents' calls to the manager from now on; see ``CloudProvider``."""
-        address, manager_port = address_of(manager_url)
+        _, manager_port = address_of(manager_url)
         with self._lock:
-            if self._relay is not None and self._relay[0] == (address, manager_port):
-                return
-            own = self._address()
-            try:
-                relay = Relay(own, manager_port)
-            except (ValueError, OSError) as error:
-                raise CloudError(
-                    f"slurm: {error}; name the address of this machine in the nodes' network "
-                    "with slurm.address"
-                ) from error
-            self._relay = (address, manager_port), relay
-            commands.make_folder(self._folder)
-            at = f"{own}:{relay.port}"
-            write_whole(self._folder / "manager.address", at, mode=PRIVATE)
+            if self._served != manager_port:
+                self._relay(manager_port)
 
     def check(self) -> Sequence[port.Finding]:
         """Check that the cluster answers, and would take the job's batch jobs."""
         return tuple(
-            port.run_check(name, partial(commands.would_take, self._settings, name), "partition")
+            port.run_check(name, partial(self._login.would_take, name), "partition")
             for name in self._settings.partitions
         )
 
     def principal(self) -> str:
         """Return the user whose batch jobs these are."""
-        return self._user
+        return str(self._login.call("user"))
 
     def list_all(self) -> Sequence[port.Vm]:
         """Return the VMs of all jobs of this user, and what waits to become one."""
@@ -220,29 +208,58 @@ class SlurmProvider(port.CloudProvider):
             if time.monotonic() > end_s:
                 raise CloudError(f"slurm: {counted(len(left), 'batch job')} of {job} still end")
             time.sleep(_LOOK_S)
-        self._keep_logs()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        for number, name, text in self._login.call("logs", folder=self._folder):
+            self._memory.keep_logs(f"slurm.{number}", {name: text})
+        self._login.call("remove", folder=self._folder)
 
     def close(self) -> None:
         """Wait for no node any more; VMs keep running."""
         for connection in self._connections.values():
-            connection.calls.close()
+            connection.close()
         self._starts.close()
+        self._login.close()
 
     # --- Slurm ------------------------------------------------------------------------
 
     def _queue(self) -> list[queue.BatchJob]:
         """Return all batch jobs of this user that are VMs of ours."""
         asked_s = time.monotonic()
-        found = queue.parse_queue(commands.run(queue.queue_argv(self._user)))
+        found = queue.parse_queue(self._login.run(queue.QUEUE_ARGV))
         self._seen = asked_s, found
         return found
+
+    def _of_job(self, job: str) -> list[queue.BatchJob]:
+        """Return a job's batch jobs in the queue as last seen, and those that it forgot."""
+        found = {one.number: one for one in self._seen[1] if self._is_ours(one, job)}
+        if self._live is None or self._live - found.keys():
+            self._past = {
+                one.number: one
+                for one in self._ask_accounts(job)
+                if one.state is port.VmState.TERMINATED and self._is_ours(one, job)
+            }
+        over = port.VmState.TERMINATED
+        self._live = {number for number, one in found.items() if one.state is not over}
+        return list({**self._past, **found}.values())
+
+    def _ask_accounts(self, job: str) -> list[queue.BatchJob]:
+        """Return a job's batch jobs as Slurm's accounting knows them, if it does."""
+        try:
+            said = self._login.run(queue.past_argv(job)) if self._has_accounts else ""
+        except CloudError as error:
+            logger.warning("batch jobs that ended long ago are not known: %s", error)
+            return []
+        return queue.parse_queue(said)
+
+    @cached_property
+    def _has_accounts(self) -> bool:
+        said = self._login.run(["scontrol", "show", "config"])
+        return "accounting_storage/slurmdbd" in said
 
     def _is_ours(self, found: queue.BatchJob, job: str) -> bool:
         return found.tags[tags.JOB] == job and found.tags.get(tags.UID) == self._uid
 
     def _of_launch(self, request: port.LaunchRequest) -> list[queue.BatchJob]:
-        """Return the batch jobs of a launch; what was submitted twice is cancelled.
+        """Return the batch jobs of a launch in the queue; what is there twice is cancelled.
 
         Only an ``sbatch`` whose answer was lost, and which the controller carried out after
         it was asked what there is, leads to that.
@@ -259,50 +276,46 @@ class SlurmProvider(port.CloudProvider):
             self.terminate(twice)
         return list(kept.values())
 
-    def _submit(self, request: port.LaunchRequest, known: Collection[str]) -> None:
-        """Submit the batch jobs of a launch that are not there yet."""
+    def _submit(self, request: port.LaunchRequest, known: set[str]) -> None:
+        """Submit the batch jobs of a launch that never were.
+
+        The queue forgets what has ended; the shared folder does not.
+        """
         settings, marks = self._settings, queue.marks(request, self._uid)
+        known = known | self._submitted | set(self._login.call("ran", folder=self._folder))
         given = {
-            "folder": str(self._folder),
+            "folder": self._folder,
             "scratch": settings.scratch,
-            "manager": self._address(),
+            "manager": self._address,
             "unstarted_s": _UNSTARTED_S + self._payload.limit_s,
             "claim": {"owner": self._uid, "job": request.job, "intent": request.intent},
         }
-        script = queue.script(settings, str(self._unpacked()), given)
-        name = f"spottrain-{request.job}"
+        package, name = self._unpacked(), queue.name_of(request.job)
         for number in range(request.count):
             token = f"{request.token}/{number}"
             if token in known:
                 continue
             comment = {**marks, queue.TOKEN: token}
             argv = queue.launch_argv(settings, self._folder, request.offer.zone, name, comment)
-            commands.run(argv, script)
+            self._login.run(argv, queue.script(settings, package, {**given, "token": token}))
             self._submitted.add(token)
 
+    def _relay(self, manager_port: int) -> None:
+        at = self._login.relay(self._address, manager_port)
+        self._login.call("write", path=f"{self._folder}/manager.address", text=at)
+        self._served = manager_port
+
+    @cached_property
     def _address(self) -> str:
-        """Return this machine's address for the nodes."""
-        if not self._own_address:
-            self._own_address = commands.own_address()
-        return self._own_address
+        """The login node's address for the nodes."""
+        return self._login.address()
 
     # --- VMs --------------------------------------------------------------------------
 
     def _offer(self, partition: str, now_s: float, usd_per_hour: float | None = None) -> port.Offer:
-        settings = self._settings
-        return port.Offer(
-            cloud=CLOUD,
-            region=CLOUD,
-            zone=partition,
-            instance_type=INSTANCE_TYPE,
-            spot=True,
-            usd_per_hour=settings.usd_per_hour if usd_per_hour is None else usd_per_hour,
-            observed_at_s=now_s,
-            gpus=settings.slots,
-            gpu_memory_bytes=settings.slot_memory_bytes,
-            gpu_speed=settings.slot_speed,
-            gpu=settings.gpu,
-        )
+        offer = self._settings.offer(CLOUD, partition, INSTANCE_TYPE, now_s)
+        given_usd = offer.usd_per_hour if usd_per_hour is None else usd_per_hour
+        return replace(offer, gpu=self._settings.gpu, usd_per_hour=given_usd)
 
     def _vm(self, job: queue.BatchJob) -> port.Vm:
         state, address, began_s = job.state, "", job.start_s or 0.0
@@ -322,23 +335,37 @@ class SlurmProvider(port.CloudProvider):
             owner=job.user,
             launched_at_s=began_s,
             ended_at_s=job.end_s if state is port.VmState.TERMINATED else None,
-            why="" if job.vm_id in self._cancelled else job.why,
+            why="" if job.vm_id in self._cancelled else self._why(job),
         )
+
+    def _why(self, job: queue.BatchJob) -> str:
+        """Return how a batch job ended; of one that failed also the last line that it printed."""
+        if job.why != queue.FAILED or job.tags.get(tags.UID) != self._uid:
+            return job.why
+        if job.vm_id not in self._said:
+            text = self._login.call("read", path=f"{self._folder}/{job.number}.log") or ""
+            self._said[job.vm_id] = text.strip().rpartition("\n")[2]
+        return f"{job.why}: {self._said[job.vm_id] or 'it printed nothing'}"
 
     def _address_of(self, vm_id: str) -> str:
         """Return a node's address, empty until its program runs."""
         if vm_id not in self._addresses:
-            try:
-                text = (self._shared(vm_id) / "node.json").read_text()
-            except FileNotFoundError:
+            text = self._login.call("read", path=f"{self._shared(vm_id)}/node.json")
+            if text is None:
                 return ""
             self._addresses[vm_id] = json.loads(text)["address"]
         return self._addresses[vm_id]
 
-    def _shared(self, vm_id: str) -> Path:
-        return self._folder / vm_id.removeprefix("slurm.")
+    @cached_property
+    def _folder(self) -> str:
+        """The job's folder on the shared file system."""
+        path = f"{self._settings.folder}/{self._uid or 'no-job'}"
+        return str(self._login.call("folder", path=path))
 
-    def _connection_of(self, vm_id: str) -> _Connection:
+    def _shared(self, vm_id: str) -> str:
+        return f"{self._folder}/{vm_id.removeprefix('slurm.')}"
+
+    def _connection_of(self, vm_id: str) -> MailboxSession:
         """Return the connection to a VM's node, once its batch script runs.
 
         Raises:
@@ -362,8 +389,9 @@ class SlurmProvider(port.CloudProvider):
                     slots=settings.slots,
                     uses_gpus=settings.uses_gpus,
                 )
-                session = NodeSession(host, self._shared(vm_id), self._folder, address)
-                self._connections[vm_id] = _Connection(host, session)
+                self._connections[vm_id] = MailboxSession(
+                    host, self._login.call, self._folder, self._shared(vm_id), address
+                )
             return self._connections[vm_id]
 
     def _start(self, vm_id: str, bootstrap: port.AgentBootstrap) -> tuple[port.StartStep, ...]:
@@ -379,42 +407,10 @@ class SlurmProvider(port.CloudProvider):
             raise VmNotFoundError(str(error)) from error
         return log.take() if started else ()
 
-    # --- The shared folder --------------------------------------------------------------
-
-    def _unpacked(self) -> Path:
+    def _unpacked(self) -> str:
         """Return the folder with our software, from which batch jobs begin."""
-        commands.make_folder(self._folder)
         ours = package()
-        target = self._folder / f"package-{ours.sha256[:12]}"
-        if not target.exists():
-            draft = self._folder / f".{uuid.uuid4().hex}.draft"
-            with tarfile.open(fileobj=BytesIO(ours.archive)) as tar:
-                tar.extractall(draft, filter="data")
-            try:
-                draft.rename(target)
-            except OSError:  # another thread was faster
-                shutil.rmtree(draft)
+        target = f"{self._folder}/package-{ours.sha256[:12]}"
+        if not self._login.call("has", path=target):
+            self._login.call("put", ours.archive, path=target, unpacks=True)
         return target
-
-    def _keep_logs(self) -> None:
-        """Take over the logs that VMs have left."""
-        for path in self._folder.glob("*/*.log"):
-            text = path.read_text(errors="replace")
-            self._memory.keep_logs(f"slurm.{path.parent.name}", {path.name: text})
-
-
-@dataclass(frozen=True, slots=True)
-class _Connection:
-    """The way to one batch job's program, as ``bring_up`` uses it."""
-
-    host: Host
-    calls: NodeSession
-
-    def session(self) -> NodeSession:
-        """Return the session."""
-        return self.calls
-
-    def status(self) -> tuple[dict[str, Any] | None, str]:
-        """Return the claim on the node and its state; see ``HostAgent.status``."""
-        seen = self.calls.call("status")
-        return seen["claim"], seen["state"]

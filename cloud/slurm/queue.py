@@ -2,8 +2,9 @@
 
 ``squeue --json`` is not used: up to 22.05 it lists the jobs of all users whatever is asked
 for, and its fields changed from release to release (numbers became objects, states lists).
-The formats of ``squeue -o`` have been the same since long before; times are seconds since the
-epoch by SLURM_TIME_FORMAT (squeue(1), "ENVIRONMENT VARIABLES").
+The formats of ``squeue -o`` have been the same since long before, and ``sacct`` prints the same
+columns; times are seconds since the epoch by SLURM_TIME_FORMAT (squeue(1), sacct(1),
+"ENVIRONMENT VARIABLES").
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from spottrain.cloud.port import errors, tags
@@ -26,26 +26,32 @@ TOKEN = "spottrain-token"
 """Tag with the token of the launch, and the number of the VM in it."""
 _FORMAT = "%i|%T|%S|%e|%r|%P|%N|%u|%k"
 """Job id, state, (expected) start, end, reason, partition, nodes, user, comment."""
+_COLUMNS = "JobIDRaw,State,Start,End,Reason,Partition,NodeList,User,Comment"
 _STATES = {
-    "PENDING": VmState.QUEUED,
     "CONFIGURING": VmState.STARTING,
+    "POWER_UP_NODE": VmState.STARTING,
     "COMPLETING": VmState.STOPPING,
     "STAGE_OUT": VmState.STOPPING,
-    **dict.fromkeys(("RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING"), VmState.RUNNING),
 }
-"""Of ``JOB STATE CODES`` in squeue(1); all others are ends."""
+"""Of ``JOB STATE CODES`` in squeue(1), and of slurm.h of 25.11 (``job_states``, ``JOB_*``); see
+``_ENDS`` for ends. All others run if they have a node, and wait if not: what a later Slurm
+calls otherwise must not be taken for gone while it may run."""
+FAILED = "its batch script failed"
 _ENDS = {
     "BOOT_FAIL": "its node did not boot",
     "CANCELLED": "cancelled with scancel, by its owner or an administrator",
+    "COMPLETED": "",
     "DEADLINE": "ended at its deadline",
-    "FAILED": "its batch script failed",
+    "FAILED": FAILED,
     "NODE_FAIL": "its node failed",
     "OUT_OF_MEMORY": "killed: it used more memory than was asked for",
     "PREEMPTED": "preempted for a job of higher priority",
+    "REVOKED": "another cluster of the federation has started it",
     "TIMEOUT": "ended at its time limit",
 }
 _REASONS = {"NodeDown": "NODE_FAIL", "OutOfMemory": "OUT_OF_MEMORY", "TimeLimit": "TIMEOUT"}
 """The state in which a batch job that is ending will be, by the reason that is given."""
+_NOWHERE = ("(null)", "None assigned")
 _NOT_SEEN = "None"
 """The reason why a batch job waits that the scheduler has not looked at."""
 
@@ -72,13 +78,26 @@ class BatchJob:
         return f"slurm.{self.number}"
 
 
-def queue_argv(user: str) -> list[str]:
-    """Return the command that lists the batch jobs of a user, with those ended lately."""
-    return ["squeue", "--noheader", f"--user={user}", "--states=all", f"--format={_FORMAT}"]
+QUEUE_ARGV = ("squeue", "--noheader", "--me", "--states=all", f"--format={_FORMAT}")
+"""The command that lists one's own batch jobs, with those ended lately."""
+
+
+def past_argv(job: str) -> list[str]:
+    """Return the command that lists the batch jobs of a job as Slurm's accounting knows them.
+
+    Comments are kept there where AccountingStoreFlags has ``job_comment`` (slurm.conf).
+    """
+    options = ("--noheader", "--parsable2", "--allocations", "--starttime=now-30days")
+    return ["sacct", *options, f"--name={name_of(job)}", f"--format={_COLUMNS}"]
+
+
+def name_of(job: str) -> str:
+    """Return the name of a job's batch jobs."""
+    return f"spottrain-{job}"
 
 
 def parse_queue(text: str) -> list[BatchJob]:
-    """Return the batch jobs that are VMs in what ``queue_argv`` prints, oldest first.
+    """Return the batch jobs that are VMs in what ``QUEUE_ARGV`` or ``past_argv`` print, oldest first.
 
     One that was cancelled while it waited never was a VM.
     """
@@ -88,8 +107,10 @@ def parse_queue(text: str) -> list[BatchJob]:
         marks = _tags_of(comment)
         if tags.JOB not in marks or not number.isdecimal():
             continue
-        now, start_s, end_s = _STATES.get(state, VmState.TERMINATED), _seconds(start), _seconds(end)
-        why = _ENDS.get(state, "")
+        state, node = state.partition(" by ")[0], "" if node in _NOWHERE else node
+        other = VmState.RUNNING if node else VmState.QUEUED
+        now = VmState.TERMINATED if state in _ENDS else _STATES.get(state, other)
+        start_s, end_s, why = _seconds(start), _seconds(end), _ENDS.get(state, "")
         if now is VmState.STOPPING:
             why = _ENDS.get(_REASONS.get(reason, ""), "its batch job is ending")
         if now is VmState.QUEUED:
@@ -131,7 +152,7 @@ def marks(request: LaunchRequest, uid: str) -> dict[str, str]:
 
 
 def launch_argv(
-    settings: SlurmSettings, folder: Path, partition: str, name: str, comment: Mapping[str, str]
+    settings: SlurmSettings, folder: str, partition: str, name: str, comment: Mapping[str, str]
 ) -> list[str]:
     """Return the command that submits one batch job, whose script is on stdin.
 
@@ -149,7 +170,7 @@ def launch_argv(
         f"--partition={partition}",
         f"--job-name={name}",
         f"--comment={json.dumps(comment, separators=(',', ':'))}",
-        f"--output={folder / '%j.log'}",
+        f"--output={folder}/%j.log",
         f"--chdir={folder}",
         f"--signal=B:USR1@{settings.notice_s}",
         *(f"--{key}={value}" for key, value in given.items() if value),
@@ -188,6 +209,7 @@ def refusal(program: str, output: str) -> errors.CloudError:
 _REFUSALS: Sequence[tuple[str, type[errors.CloudError]]] = (
     ("AssocMaxSubmitJobLimit", errors.QuotaExceededError),
     ("QOSMaxSubmitJobPerUserLimit", errors.QuotaExceededError),
+    ("temporarily unable to accept job", errors.QuotaExceededError),  # MaxJobCount, seen with 22.05
     ("Job violates accounting/QOS policy", errors.QuotaExceededError),
     ("Invalid account or account/partition combination", errors.MisconfiguredError),
     ("Invalid qos specification", errors.MisconfiguredError),

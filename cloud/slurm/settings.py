@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
+from spottrain.cloud.port.settings import SlotSettings
+
+HERE = "here"
+"""The login node is this machine."""
 INSTANCE_TYPE = "node"
 """Name of the type of all batch jobs in offers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlurmSettings:
+class SlurmSettings(SlotSettings):
     """Settings of the batch jobs; every one has a node, and all are alike."""
 
     partitions: tuple[str, ...]
@@ -27,15 +30,11 @@ class SlurmSettings:
     before: str = ""
     """Shell commands that the batch script runs first."""
     python: str = "python3"
-    folder: Path
-    """On this machine and all nodes."""
+    login: str = HERE
+    """The machine where Slurm's commands are, as ``ssh`` is told of it."""
+    folder: str
+    """On the login node and all nodes; may be relative to the home folder."""
     scratch: str = ""
     """Folder of a node's own; empty: that for temporary files there."""
     address: str = ""
-    """Of this machine for the nodes; empty: that in the network of Slurm's controller."""
-    slots: int = 1
-    gpu: str = ""
-    uses_gpus: bool = True
-    slot_memory_bytes: int
-    slot_speed: float = 1.0
-    usd_per_hour: float = 0.0
+    """Of the login node for the nodes; empty: that in the network of Slurm's controller."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from spottrain.pricing.billing.money import FREE, NOTHING, Money, Rate, is_amount
 
+BudgetKey = Literal["max_usd", "max_gpu_hours"]
+UNITS: Mapping[BudgetKey, str] = {"max_usd": "USD", "max_gpu_hours": "GPU-hours"}
 LAST_CHECKPOINT_S = 120.0
 """Longest time for the last checkpoint, of an ending job or of VMs whose lease is over."""
 RETURN_S = 30.0
@@ -26,11 +30,15 @@ def reserve_s(lease_s: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """The caps of a job, and its spending under them."""
+    """The caps of a job, and its spending under them: in dollars, or in GPU-hours, which are
+    counted like dollars: a VM's price is the number of its GPUs."""
+
+    key: BudgetKey = "max_usd"
+    """Of the section ``budget`` of the job file: where the cap is."""
 
     cap: Money | None
     """For the whole job; None: no cap."""
-    hourly_cap: Rate | None
+    hourly_cap: Rate | None = None
     spent: Money
     rate: Rate
     """Of the fleet, VMs being launched included."""
@@ -40,6 +48,11 @@ class Budget:
     """Of storage, and of the running plan's traffic."""
     pending: Money = NOTHING
     """One-time charges of VMs that have not booted yet."""
+
+    @property
+    def unit(self) -> str:
+        """Of what is spent, for people."""
+        return UNITS[self.key]
 
     @property
     def job_rate(self) -> Rate:
@@ -67,7 +80,7 @@ class Budget:
         """Return how many more VMs of a price the caps allow.
 
         Args:
-            usd_per_hour: Price of one; 0 VMs if it is invalid.
+            usd_per_hour: Price of one, or the number of its GPUs; 0 VMs if it is invalid.
             max_vms: The answer is never more.
             once: One-time charge of each when it boots.
         """

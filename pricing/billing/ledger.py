@@ -41,6 +41,8 @@ class Spending:
     """What all VMs would have cost on demand."""
     billed_us: int = 0
     """VM time that was billed, in microseconds."""
+    gpu_hours: money.Money = money.NOTHING
+    """GPU-hours of VMs that train, an amount of one for each."""
 
     @property
     def total(self) -> money.Money:
@@ -58,6 +60,7 @@ class Spending:
             attached=self.attached + other.attached * sign,
             if_on_demand=self.if_on_demand + other.if_on_demand * sign,
             billed_us=self.billed_us + other.billed_us * sign,
+            gpu_hours=self.gpu_hours + other.gpu_hours * sign,
         )
 
 
@@ -106,6 +109,13 @@ class LedgerLine:
         return self.prices[-1][1] if self.prices else self.rate
 
     @property
+    def gpus(self) -> money.Rate:
+        """GPU-hours per hour."""
+        if self.offer is None or not self.trains:
+            return money.FREE
+        return money.Rate.of(self.offer.gpus)
+
+    @property
     def _terms(self) -> BillingTerms:
         return EXACT if self.offer is None else TERMS.get(self.offer.cloud, EXACT)
 
@@ -151,6 +161,7 @@ class LedgerLine:
             attached=attached.over_us(billed_us),
             if_on_demand=self.on_demand.over_us(billed_us),
             billed_us=billed_us,
+            gpu_hours=self.gpus.over_us(billed_us),
         )
 
     def cost(self, at_us: int) -> money.Money:
@@ -305,6 +316,17 @@ class Ledger:
         rest = (*_over(self.storage, at_us), *self.traffic.values())
         lines = (line.cost(at_us) + line.fetched for line in self.open.values())
         return self.settled.total + money.total(rest) + money.total(lines)
+
+    def gpu_hours(self, at_s: float) -> money.Money:
+        """Return the GPU-hours that were billed until ``at_s``."""
+        at_us = money.ceil_us(at_s)
+        lines = (line.gpus.over_us(line.billed_us(at_us)) for line in self.open.values())
+        return self.settled.gpu_hours + money.total(lines)
+
+    @property
+    def gpus(self) -> money.Rate:
+        """GPU-hours per hour of the fleet now."""
+        return money.total_rate(line.gpus for line in self.open.values())
 
     @property
     def rate(self) -> money.Rate:

@@ -1,4 +1,4 @@
-"""The network between VMs, as gloo and NCCL are told of it."""
+"""Addresses of this machine; and the network between VMs, as gloo and NCCL are told of it."""
 
 from __future__ import annotations
 
@@ -37,6 +37,17 @@ def network_environment(cloud: str, address: str, interface: str) -> Mapping[str
     if cloud not in ("aws", "gcp", "local"):
         names |= {"NCCL_SOCKET_NTHREADS": "4", "NCCL_NSOCKS_PERTHREAD": "4"}
     return names
+
+
+def address_towards(host: str) -> str:
+    """Return this machine's address in the network that leads to another.
+
+    Raises:
+        OSError: None does.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))  # sends nothing
+        return str(probe.getsockname()[0])
 
 
 def interface_of(address: str) -> str:

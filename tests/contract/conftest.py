@@ -18,9 +18,9 @@ from tests.contract.real_account import (
     wanted,
 )
 from tests.contract.rented_account import aws_over_ssh
-from tests.contract.slurm_account import slurm
+from tests.contract.slurm_account import slurm, slurm_over_ssh
 from tests.contract.ssh_account import ssh
-from tests.fakes.slurm import WHY_NO_SLURM, Slurm, a_slurm
+from tests.fakes.slurm import WHY_NO_ACCOUNTS, WHY_NO_SLURM, Slurm, a_slurm
 from tests.fakes.sshd import WHY_NOT
 from tests.tiers import PARTS
 
@@ -34,6 +34,7 @@ PROVIDERS: dict[str, Callable[[pytest.FixtureRequest], Iterator[Account]]] = {
     "local": local,
     "multi": multi,
     "slurm": slurm,
+    "slurm over ssh": slurm_over_ssh,
     "ssh": ssh,
 }
 """A new provider adds itself here: how to set up and take down an account."""
@@ -71,11 +72,17 @@ EXEMPT: dict[tuple[str, str], str] = {
         "claims lie on the hosts: tests/integration/test_ssh_provider.py"
     ),
     ("test_a_launch_without_machines_is_no_capacity", "kubernetes"): _WAITS,
-    ("test_a_launch_of_more_than_there_are_gives_what_there_is", "slurm"): _QUEUE,
-    ("test_a_launch_without_machines_is_no_capacity", "slurm"): _QUEUE,
-    ("test_a_crash_at_any_request_rents_nothing_twice", "slurm"): (
-        "its line is Slurm's own commands: test_slurm.py cuts them"
-    ),
+    **{
+        (test, provider): why
+        for provider in ("slurm", "slurm over ssh")
+        for test, why in {
+            "test_a_launch_of_more_than_there_are_gives_what_there_is": _QUEUE,
+            "test_a_launch_without_machines_is_no_capacity": _QUEUE,
+            "test_a_crash_at_any_request_rents_nothing_twice": (
+                "its line is Slurm's own commands: test_slurm.py cuts them"
+            ),
+        }.items()
+    },
 }
 """(test, provider) -> why it need not hold there."""
 
@@ -152,7 +159,7 @@ def unexcused(test: str, provider: str, reason: str) -> bool:
         provider: What it is run over, empty for nothing.
         reason: Why it was skipped.
     """
-    if any(why and why in reason for why in (WHY_NOT, WHY_NO_SLURM)):
+    if any(why and why in reason for why in (WHY_NOT, WHY_NO_SLURM, WHY_NO_ACCOUNTS)):
         return False  # there is no OpenSSH server, or no Slurm, on this machine
     return (test, provider) not in EXEMPT
 

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.fakes.sshd import Sshd, keygen
+
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin"
 _missing = [name for name in PROGRAMS if shutil.which(name, path=_PATH) is None]
@@ -27,6 +29,14 @@ if _missing:
     WHY_NO_SLURM = f"needs {', '.join(_missing)}: apt-get install slurm-wlm munge"
 elif os.geteuid() != 0:
     WHY_NO_SLURM = "needs to be root: slurmd starts jobs as their users"
+
+_DATABASE = ("mariadbd", "slurmdbd", "sacctmgr", "sacct")
+_lacking = [name for name in _DATABASE if shutil.which(name, path=_PATH) is None]
+WHY_NO_ACCOUNTS = WHY_NO_SLURM
+"""Why a cluster cannot keep accounts here, if it cannot."""
+if _lacking and not WHY_NO_SLURM:
+    packages = "mariadb-server-core slurmdbd slurm-wlm-mysql-plugin"
+    WHY_NO_ACCOUNTS = f"needs {', '.join(_lacking)}: apt-get install {packages}"
 
 NODES = 4
 GRACE_S = 300
@@ -63,12 +73,36 @@ SelectTypeParameters=CR_Core
 PreemptType=preempt/partition_prio
 PreemptMode=CANCEL
 JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/none
+{accounting}
 NodeName=DEFAULT CPUs=1 RealMemory=2000 State=UNKNOWN
 {nodes}
 PartitionName=preempt Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 \
 PreemptMode=CANCEL GraceTime={grace_s}
 PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
+"""
+
+
+_NO_ACCOUNTS = "AccountingStorageType=accounting_storage/none"
+_ACCOUNTS = """AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost=127.0.0.1
+AccountingStoragePort={port}
+AccountingStoragePass={root}/munge.socket
+AccountingStoreFlags=job_comment"""
+_DATABASE_CONFIG = """
+AuthType=auth/munge
+AuthInfo=socket={root}/munge.socket
+DbdHost=localhost
+DbdAddr=127.0.0.1
+DbdPort={port}
+SlurmUser=root
+LogFile={root}/log/slurmdbd.log
+PidFile={root}/slurmdbd.pid
+PluginDir={plugins}
+StorageType=accounting_storage/mysql
+StorageHost=127.0.0.1
+StoragePort={database_port}
+StorageUser=root
+StorageLoc=accounts
 """
 
 
@@ -160,11 +194,16 @@ class Slurm:
 
 
 @contextlib.contextmanager
-def a_slurm(root: Path) -> Iterator[Slurm]:
-    """Run a cluster in a folder of its own."""
+def a_slurm(root: Path, *lines: str, keeps_accounts: bool = False) -> Iterator[Slurm]:
+    """Run a cluster in a folder of its own.
+
+    Args:
+        lines: Further ones of slurm.conf.
+        keeps_accounts: By slurmdbd, in a database of its own.
+    """
     for name in ("state", "log"):
         (root / name).mkdir(parents=True)
-    control, *ports = _free_ports(NODES + 1)
+    control, accounts, database, *ports = _free_ports(NODES + 3)
     host = socket.gethostname().partition(".")[0]
     here = f"NodeHostname={host} NodeAddr=127.0.0.1"
     nodes = "\n".join(f"NodeName=n{n} {here} Port={port}" for n, port in enumerate(ports, 1))
@@ -175,14 +214,17 @@ def a_slurm(root: Path) -> Iterator[Slurm]:
         control_port=control,
         nodes=nodes,
         grace_s=GRACE_S,
+        accounting=_ACCOUNTS.format(root=root, port=accounts) if keeps_accounts else _NO_ACCOUNTS,
     )
-    (root / "slurm.conf").write_text(text)
+    (root / "slurm.conf").write_text("\n".join([text, *lines, ""]))
     key = root / "munge.key"
     key.touch(mode=0o400)
     key.write_bytes(secrets.token_bytes(1024))
     cluster = Slurm(root)
     try:
         _run(_munged(root, key), root)
+        if keeps_accounts:
+            _start_accounts(cluster, accounts, database)
         cluster.start_controller()
         for n in range(1, NODES + 1):
             cluster.start_node(f"n{n}")
@@ -190,6 +232,63 @@ def a_slurm(root: Path) -> Iterator[Slurm]:
         yield cluster
     finally:
         _end(cluster)
+
+
+LOGIN = "login"
+"""The name by which ``ssh`` knows a cluster's login node."""
+
+
+@contextlib.contextmanager
+def a_login_node(folder: Path, cluster: Slurm) -> Iterator[Sshd]:
+    """Let this machine be reached over SSH, where alone the cluster is known."""
+    keygen(folder / "login_key")
+    sshd = Sshd(folder / "login-node", folder / "login_key", environment=cluster.environment)
+    sshd.folder.mkdir()
+    sshd.start()
+    try:
+        yield sshd
+    finally:
+        sshd.stop()
+
+
+def _start_accounts(cluster: Slurm, port: int, database_port: int) -> None:
+    root, data = cluster.root, cluster.root / "database"
+    data.mkdir()
+    options = {
+        "user": "root",
+        "datadir": data,
+        "bind-address": "127.0.0.1",
+        "port": database_port,
+        "socket": data / "socket",
+        "pid-file": root / "database.pid",
+        "log-error": root / "log" / "database.log",
+        "innodb-buffer-pool-size": "64M",
+        "innodb-log-file-size": "8M",
+    }
+    given = (f"--{name}={value}" for name, value in options.items())
+    programs = {name: shutil.which(name, path=_PATH) or name for name in ("mariadbd", "slurmdbd")}
+    share = Path(programs["mariadbd"]).parents[1] / "share" / "mysql"
+    own = ["--no-defaults", "--skip-grant-tables", f"--lc-messages-dir={share}"]
+    _run(["setsid", "--fork", programs["mariadbd"], *own, *given], root)
+    _until("the database listens", lambda: _listens(database_port))
+    found = Path(programs["slurmdbd"]).parents[1].glob("lib/*/slurm-wlm")
+    plugins = dict.fromkeys(map(str, (*found, *Path("/usr").glob("lib/*/slurm-wlm"))))
+    config = root / "slurmdbd.conf"
+    config.touch(mode=0o600)
+    config.write_text(
+        _DATABASE_CONFIG.format(
+            root=root, port=port, database_port=database_port, plugins=":".join(plugins)
+        )
+    )
+    environment = {**os.environ, "SLURM_CONF": str(root / "slurm.conf")}
+    subprocess.run([programs["slurmdbd"]], env=environment, check=True, cwd=root)
+    _until("slurmdbd listens", lambda: _listens(port))
+    cluster.ask("sacctmgr", "--immediate", "add", "cluster", "test")
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _munged(root: Path, key: Path) -> list[str]:

@@ -20,6 +20,7 @@ from spottrain.cloud.ssh.transport.hosts import Host
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
 WHY_NOT = "" if SSHD else "needs an OpenSSH server: apt-get install openssh-server"
 """Why there can be no such hosts here, if there cannot."""
+_SSH = shutil.which("ssh")
 _START_S = 600.0
 
 
@@ -138,6 +139,37 @@ class Sshd:
             user=getpass.getuser(),
             **{**known, **what},
         )
+
+    def known_to_ssh(
+        self, name: str, *lines: str, is_trusted: bool = True, key_file: Path | None = None
+    ) -> Path:
+        """Return a folder for PATH with an ``ssh`` that knows this host by a name, and no
+        configuration of this machine's user.
+
+        Args:
+            lines: Further ones of its configuration.
+            is_trusted: Its host key is known.
+            key_file: Of the user; by default one that may log in.
+        """
+        known, config = self.folder / "known", self.folder / "ssh_config"
+        known.write_text(f"[{self.address}]:{self.port} {self.host_key}\n" * is_trusted)
+        said = (
+            f"Host {name}",
+            f"HostName {self.address}",
+            f"Port {self.port}",
+            f"User {getpass.getuser()}",
+            f"IdentityFile {key_file or self.key_file}",
+            "IdentitiesOnly yes",
+            f"UserKnownHostsFile {known}",
+            f"GlobalKnownHostsFile {os.devnull}",
+            *lines,
+        )
+        config.write_text("\n".join(said) + "\n")
+        tool = self.folder / "bin" / "ssh"
+        tool.parent.mkdir(exist_ok=True)
+        tool.write_text(f'#!/bin/sh\nexec "{_SSH}" -F "{config}" "$@"\n')
+        tool.chmod(0o755)
+        return tool.parent
 
     def left(self) -> list[str]:
         """Return what lies in the home."""

@@ -14,7 +14,8 @@ def slurm_job(folder: Path, cluster: Slurm, name: str = "on-slurm", **changed: A
     """Return a job in the cluster's partition ``preempt``.
 
     Args:
-        changed: ``max_vms``, and keys of the section ``slurm``.
+        changed: ``max_vms``, and keys of the section ``slurm``; with ``login`` this machine
+            knows nothing of the cluster.
     """
     here = folder / name
     job = Job(
@@ -32,5 +33,6 @@ def slurm_job(folder: Path, cluster: Slurm, name: str = "on-slurm", **changed: A
             **changed,
         },
     )
-    job.environment |= cluster.environment
+    if "login" not in changed:
+        job.environment |= cluster.environment
     return job

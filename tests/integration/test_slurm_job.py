@@ -1,9 +1,12 @@
-"""A job on a real Slurm: preempted, queued, its node lost, trained to its end all the same."""
+"""examples/slurm.yaml on a real Slurm: preempted, queued, its node lost, trained to its end all
+the same. Its model is that of other tests, which know the weights it must end with, and its
+folders are the test's."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from tests.fakes.slurm import WHY_NO_SLURM, Slurm, a_slurm
@@ -15,6 +18,9 @@ from tests.view import View
 from spottrain.varuna_manager.core.model.records import VmPhase
 from spottrain.varuna_manager.core.model.state import State, queued
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "slurm.yaml"
+MINE = ("entrypoint", "minibatch_size", "microbatch_size", "steps", "profile")
+"""What the job must have in common with that to which nothing happens."""
 pytestmark = pytest.mark.skipif(bool(WHY_NO_SLURM), reason=WHY_NO_SLURM)
 
 
@@ -36,14 +42,24 @@ class Story:
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     folder = tmp_path_factory.mktemp("slurm-job")
-    with a_slurm(folder / "cluster") as cluster, slurm_job(folder, cluster, max_vms=3) as job:
+    with a_slurm(folder / "cluster") as cluster, slurm_job(folder, cluster) as job:
         yield lived_through(job, cluster)
+
+
+def launched(job: Job) -> Answer:
+    """Launch the example, with what the test's job has others for."""
+    mine = {key: job.settings[key] for key in MINE}
+    mine |= {"workdir": str(job.folder / "workdir"), "checkpoint.path": job.checkpoint_root}
+    mine |= {f"slurm.{key}": job.settings["slurm"][key] for key in ("python", "folder", "scratch")}
+    options = [option for key, value in mine.items() for option in ("--set", f"{key}={value}")]
+    paced = ("--env", f"PACE_FILE={job.settings['env']['PACE_FILE']}")
+    return job.run("launch", str(EXAMPLE), *options, *paced, "--detach")
 
 
 def lived_through(job: Job, cluster: Slurm) -> Story:
     job.pace(0.3)  # so that the job is not over before all has happened to it
     others = cluster.occupy("urgent")
-    story = Story(job, cluster, job.launch("--detach"))
+    story = Story(job, cluster, launched(job))
     assert story.launched.code == 0, story.launched.err
     first = job.until("three nodes are ready", ready)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -28,10 +29,21 @@ def change(job: World, name: str, value: float) -> None:
     job.feed(LimitsChanged(at_s=job.now_s, by="a person", limits=(limit,)))
 
 
+def gpu_hours(job: World) -> float:
+    """What all VMs, each of one GPU, have run."""
+    lives = ((vm.ended_at_s or job.now_s) - vm.launched_at_s for vm in job.cloud.vms.values())
+    return sum(lives) / 3600
+
+
+@pytest.mark.parametrize(
+    ("key", "used"),
+    [("max_usd", lambda job: job.cloud.bill_usd(job.now_s)), ("max_gpu_hours", gpu_hours)],
+)
 @pytest.mark.parametrize("seed", first_always(range(3)))
-def test_the_cap_holds_though_the_manager_dies_while_the_job_ends(seed: int) -> None:
-    max_usd = 4.0
-    job = world(seed, spec=LONG, max_usd=max_usd)
+def test_the_cap_holds_though_the_manager_dies_while_the_job_ends(
+    seed: int, key: str, used: Callable[[World], float]
+) -> None:
+    job = world(seed, spec=LONG, **{key: 4.0})
     died: list[float] = []
 
     def strike() -> None:
@@ -44,7 +56,7 @@ def test_the_cap_holds_though_the_manager_dies_while_the_job_ends(seed: int) -> 
     job.run()
     check_end(job)
     assert died
-    assert 2.5 < job.cloud.bill_usd(job.now_s) <= max_usd
+    assert 2.5 < used(job) <= 4.0
 
 
 def test_the_cap_holds_with_traffic_though_the_manager_is_away_just_then() -> None:

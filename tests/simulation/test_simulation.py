@@ -161,12 +161,13 @@ def test_the_same_seed_gives_the_same_run(seed: int) -> None:
 @pytest.mark.rotated
 @pytest.mark.parametrize("seed", first_always(range(4)))
 def test_a_budget_is_never_exceeded(seed: int) -> None:
-    max_usd = 2.0
-    job = world(seed, max_usd=max_usd)
+    max_usd, max_gpu_hours = 2.0, 1.0 + seed / 2
+    job = world(seed, max_usd=max_usd, max_gpu_hours=max_gpu_hours)
     torment(job)
     job.run()
     check_end(job)
     assert job.cloud.bill_usd(job.now_s) <= max_usd
+    assert job.ledger.gpu_hours(job.now_s).usd <= max_gpu_hours
     assert job.finished is not None
     assert job.finished.kind in ("budget", "succeeded")
 

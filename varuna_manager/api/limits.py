@@ -11,6 +11,7 @@ from spottrain.varuna_manager.format import NOTHING, dollars, number, utc
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.follow import read_state
 from spottrain.varuna_manager.reporting.deadline import deadline_line, deadline_view
+from spottrain.varuna_manager.reporting.documents import gpu_hours
 
 SCHEMA_VERSION = 1
 
@@ -38,6 +39,7 @@ def limits_of(name: str, state: State) -> dict[str, Any]:
         "usd_spent": spent_usd(state, state.now_s),
         "usd_reserved": budget(state).reserve.usd,
         "usd_per_hour": budget(state).rate.usd_per_hour,
+        **gpu_hours(state, state.now_s),
         "forecast": deadline_view(state, state.now_s),
         "notes": list(_notes(state)),
     }
@@ -66,6 +68,9 @@ def lines(document: dict[str, Any]) -> Iterator[str]:
     total = f"{dollars(document['max_usd'])}: {spent} spent, {reserved} reserved"
     yield f"budget       {total}"
     yield f"per hour     {dollars(document['max_usd_per_hour'])}: {rate} now"
+    if document["gpu_hours_budget"] is not None:
+        used, kept = document["gpu_hours"], document["gpu_hours_reserved"]
+        yield f"GPU-hours    {document['gpu_hours_budget']:g}: {used:.2f} used, {kept:.2f} reserved"
     yield f"deadline     {document['deadline'] or NOTHING}"
     yield f"min speed    {number(min_speed, 1)} examples/s"
     if (forecast := document["forecast"]) is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 from typing import Annotated, NoReturn
@@ -11,6 +12,7 @@ import typer
 
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import CloudProvider, SshTarget, cloud_of
+from spottrain.cloud.slurm.settings import HERE
 from spottrain.cloud.ssh.transport.proxy import through_jump
 from spottrain.cloud.ssh_keys import key_file
 from spottrain.errors import ConfigError
@@ -41,20 +43,24 @@ def ssh(name: NameArgument, vm: VmArgument = None, command: CommandArgument = No
     vm_id = choose_vm(job, vm)
     cluster = job.config().cluster
     if isinstance(cluster, SlurmConfig):
-        _exec_srun(vm_id, command or [])
+        _exec_srun(cluster.login, vm_id, command or [])
     if isinstance(cluster, KubernetesConfig):
         _exec_kubectl(cluster, vm_id, command or [])
     os.execv(ssh_program(), ssh_argv(job, vm_id, command or []))
 
 
-def _exec_srun(vm_id: str, command: list[str]) -> NoReturn:
+def _exec_srun(login: str, vm_id: str, command: list[str]) -> NoReturn:
     """Become a step of a batch job, with a terminal."""
-    if (program := shutil.which("srun")) is None:
-        raise ConfigError("no srun command found; run this on a login node of the cluster")
     job_id = vm_id.removeprefix("slurm.")
     step = ["srun", "--overlap", f"--jobid={job_id}", "--nodes=1", "--ntasks=1", "--mem=0"]
     terminal = ["--pty"] if sys.stdin.isatty() else []
-    os.execv(program, [*step, *terminal, *(command or ["bash", "-l"])])
+    argv = [*step, *terminal, *(command or ["bash", "-l"])]
+    if login != HERE:
+        shell = ["ssh", "-t" if terminal else "-T", "--", login, shlex.join(argv)]
+        os.execv(ssh_program(), shell)
+    if (program := shutil.which("srun")) is None:
+        raise ConfigError("no srun command found; run this on a login node of the cluster")
+    os.execv(program, argv)
 
 
 def _exec_kubectl(cluster: KubernetesConfig, vm_id: str, command: list[str]) -> NoReturn:

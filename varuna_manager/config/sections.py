@@ -88,8 +88,11 @@ class BudgetConfig(Section):
     more."""
     max_usd_per_hour: Dollars | None = None
     """Dollars per hour for all VMs together, at the prices they are billed."""
+    max_gpu_hours: Annotated[PositiveFloat, Field(le=MAX_USD)] | None = None
+    """GPU-hours for the whole job, kept as `max_usd` is: the time of each VM times its GPUs
+    (slots), from its start to its end."""
     alerts: tuple[Share, ...] = (0.5, 0.8, 0.95)
-    """Shares of `max_usd` at which to report the spending, once each."""
+    """Shares of `max_usd` and of `max_gpu_hours` at which to report the spending, once each."""
     storage_usd_per_gb_month: Price = 0.0
     """Price of the checkpoint store."""
     zone_usd_per_gb: Price | None = None

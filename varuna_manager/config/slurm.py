@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, Field, NonNegativeFloat, model_validator
 
 from spottrain.cloud.local.market import ZoneSpec
-from spottrain.cloud.slurm.settings import INSTANCE_TYPE, SlurmSettings
-from spottrain.pricing.prices.catalogue import GpuType, catalogue
-from spottrain.varuna_manager.config.base import LocalPath, Section
-from spottrain.varuna_manager.config.ssh import Gpu
+from spottrain.cloud.slurm.settings import HERE, INSTANCE_TYPE, SlurmSettings
+from spottrain.varuna_manager.config.slots import SlotSection
 
 _OURS = (
     *(
@@ -41,10 +38,20 @@ def _option(text: str) -> str:
     return text
 
 
+def seconds(limit: str) -> int:
+    """Return a time limit as ``sbatch --time`` reads it, in seconds: minutes, minutes:seconds,
+    hours:minutes:seconds, days-hours, days-hours:minutes, days-hours:minutes:seconds."""
+    days, dash, rest = limit.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    hours_first = [*parts, 0, 0] if dash or len(parts) == 3 else [0, *parts, 0]
+    hours, minutes, rest_s = hours_first[:3]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + rest_s
+
+
 Name = Annotated[str, Field(pattern=r"^[^\s,|]+$")]
 
 
-class SlurmConfig(Section):
+class SlurmConfig(SlotSection):
     """A Slurm cluster, for `provider: slurm`; see docs/clouds/slurm.md."""
 
     partitions: tuple[Name, ...] = ()
@@ -61,37 +68,36 @@ class SlurmConfig(Section):
     """Time limit of each VM, as `sbatch --time`; by default the partition's. Before it is
     over the VM gives its state away, as before a preemption."""
     notice_s: Annotated[int, Field(ge=10, le=65535)] = 120
-    """How long before its time limit a VM is told of it."""
+    """How long before its time limit, which must be longer, a VM is told of it."""
     sbatch: tuple[Annotated[str, AfterValidator(_option)], ...] = ()
     """Further options of `sbatch`, such as `--mem=64G` or `--exclusive`."""
     before: str = ""
     """Shell commands that each batch script runs first, such as `module load python/3.12`."""
     python: str = Field(default="python3", min_length=1)
     """Python 3.11 or newer on the nodes, with torch, numpy and safetensors."""
-    folder: LocalPath = "~/.spottrain-slurm"
-    """Folder that this machine and all nodes share, relative to the job file."""
+    login: Annotated[str, Field(pattern=r"^[^\s-]\S*$")] = HERE
+    """Login node of the cluster, as the `ssh` command knows it, such as `me@login`; `here`:
+    this machine is one."""
+    folder: str = Field(default="~/.spottrain-slurm", min_length=1)
+    """Folder that login node and all nodes share, relative to the home folder there."""
     scratch: str = ""
     """Folder of a node's own for the job's files; variables such as `$TMPDIR` are the
     node's. By default Python's folder for temporary files."""
     address: str = ""
-    """This machine's address for the nodes; by default that in the network of Slurm's
+    """The login node's address for the nodes; by default that in the network of Slurm's
     controller."""
-    slots: PositiveInt = 1
-    """Number of workers of a VM: its GPUs, or shares of its CPU."""
-    gpu: Gpu | None = None
-    """Kind of its GPUs, such as A100-80GB (see `spottrain prices`), by which it is ranked."""
-    slot_memory_bytes: PositiveInt = 4_000_000_000
-    """Memory per slot, which the planner's memory model respects; of a known GPU, the
-    GPU's counts."""
-    slot_speed: PositiveFloat = 1.0
-    """Speed relative to the machine on which the model is measured."""
     usd_per_gpu_hour: NonNegativeFloat = 0.0
-    """Price of a slot per hour, as you value it; budgets need one."""
+    """Price of a slot per hour, as you value it; budgets in dollars need one,
+    `budget.max_gpu_hours` does not."""
 
-    @property
-    def gpu_type(self) -> GpuType | None:
-        """The kind of its GPUs, if the job file says it."""
-        return None if self.gpu is None else catalogue().gpus[self.gpu]
+    @model_validator(mode="after")
+    def _has_time(self) -> Self:
+        if self.time_limit is not None and seconds(self.time_limit) <= self.notice_s:
+            raise ValueError(
+                f"time_limit must be longer than notice_s, {self.notice_s} s: got "
+                f"{self.time_limit}; give more time or a shorter notice"
+            )
+        return self
 
     def specs(self, max_vms: int) -> tuple[ZoneSpec, ...]:
         """Return the partitions, as zones for planners.
@@ -100,17 +106,7 @@ class SlurmConfig(Section):
             max_vms: How many nodes each may give.
         """
         return tuple(
-            ZoneSpec(
-                name=name,
-                instance_type=INSTANCE_TYPE,
-                slots=self.slots,
-                slot_memory_bytes=self.slot_memory_bytes,
-                slot_speed=self.slot_speed,
-                capacity=max_vms,
-                spot_usd_per_hour=self.usd_per_hour,
-                on_demand_usd_per_hour=self.usd_per_hour,
-            )
-            for name in self.partitions
+            self.spec(name, INSTANCE_TYPE, max_vms, self.usd_per_hour) for name in self.partitions
         )
 
     @property
@@ -135,15 +131,12 @@ class SlurmConfig(Section):
             options=self.sbatch,
             before=self.before,
             python=self.python,
-            folder=Path(self.folder).expanduser(),
+            login=self.login,
+            folder=self.folder,
             scratch=self.scratch,
             address=self.address,
-            slots=self.slots,
-            gpu=self.gpu or "",
-            uses_gpus=uses_gpus,
-            slot_memory_bytes=self.slot_memory_bytes,
-            slot_speed=self.slot_speed,
             usd_per_hour=self.usd_per_hour,
+            **self.slot_settings(uses_gpus=uses_gpus),
         )
 
 
@@ -167,6 +160,6 @@ def check_slurm(slurm: SlurmConfig, checkpoint_path: str | None, *, needs_price:
         )
     if needs_price and not slurm.usd_per_gpu_hour:
         raise ValueError(
-            "budget and morphing.objective examples_per_dollar need a price; give "
-            "slurm.usd_per_gpu_hour, or leave them out"
+            "budgets in dollars and morphing.objective examples_per_dollar need a price; give "
+            "slurm.usd_per_gpu_hour, or budget.max_gpu_hours instead of dollars"
         )

@@ -15,17 +15,14 @@ from pydantic import (
     BeforeValidator,
     Field,
     NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
     model_validator,
 )
 
 from spottrain.cloud.local.market import ZoneSpec
 from spottrain.cloud.ssh.transport.hosts import Host
 from spottrain.errors import ConfigError
-from spottrain.pricing.prices.catalogue import GpuType, catalogue
-from spottrain.suggest import did_you_mean
 from spottrain.varuna_manager.config.base import LocalPath, Section
+from spottrain.varuna_manager.config.slots import SlotSection
 
 _SAME_BY_TYPE = ("slots", "gpu", "slot_memory_bytes", "slot_speed", "usd_per_hour")
 OURS = ("SPOTTRAIN_", "OMP_NUM_THREADS")
@@ -57,13 +54,6 @@ def _folder(text: str) -> str:
     return text
 
 
-def _gpu(name: str) -> str:
-    known = catalogue().gpus
-    if name not in known:
-        raise ValueError(did_you_mean(name, known) or f"must be one of {', '.join(known)}")
-    return name
-
-
 Variable = Annotated[str, AfterValidator(_variable)]
 """The name of an environment variable."""
 VariableValue = Annotated[
@@ -72,8 +62,6 @@ VariableValue = Annotated[
     BeforeValidator(_text_of, json_schema_input_type=str | int | float | bool),
 ]
 """Its value: a text, or a number, true or false, which become text."""
-Gpu = Annotated[str, AfterValidator(_gpu)]
-"""The name of a kind of GPU of the catalogue."""
 Folder = Annotated[str, AfterValidator(_folder)]
 """A folder of spottrain's on a host."""
 
@@ -85,7 +73,7 @@ def _jump(text: str) -> str:
     return text
 
 
-class SshHostConfig(Section):
+class SshHostConfig(SlotSection):
     """One of your hosts."""
 
     address: str = Field(min_length=1)
@@ -109,18 +97,7 @@ class SshHostConfig(Section):
     private_address: str | None = None
     """Its address for the other hosts; by default the one that accepts SSH."""
     type: str = Field(default="host", min_length=1)
-    """Name of its type; hosts of one type must have the same values below."""
-    slots: PositiveInt = 1
-    """Number of workers: its GPUs, or shares of its CPU."""
-    gpu: Gpu | None = None
-    """Kind of its GPUs, such as A100-80GB (see `spottrain prices`), by which it is ranked;
-    by default as its driver says once it is reached."""
-    slot_memory_bytes: PositiveInt = 4_000_000_000
-    """Memory per slot, which the planner's memory model respects; of a known GPU, the
-    GPU's counts."""
-    slot_speed: PositiveFloat = 1.0
-    """Speed relative to the machine on which the model is measured; 1: of GPUs that are
-    known, estimated from their peaks."""
+    """Name of its type; hosts of one type must have the same slots and price."""
     usd_per_hour: NonNegativeFloat = 0.0
     """Its price per hour, as you value it."""
 
@@ -129,11 +106,6 @@ class SshHostConfig(Section):
         """The name given, or the default."""
         address = re.sub(r"[^A-Za-z0-9._-]+", "-", self.address).strip("-.")
         return self.name or (address if self.port == 22 else f"{address}-{self.port}")
-
-    @property
-    def gpu_type(self) -> GpuType | None:
-        """The kind of its GPUs, if the job file says it."""
-        return None if self.gpu is None else catalogue().gpus[self.gpu]
 
 
 def _by_name(value: object) -> object:
@@ -219,16 +191,7 @@ class SshConfig(Section):
         """The types of hosts, as zones for planners."""
         counts = Counter(host.type for host in self.hosts)
         return tuple(
-            ZoneSpec(
-                name=kind,
-                instance_type=kind,
-                slots=host.slots,
-                slot_memory_bytes=host.slot_memory_bytes,
-                slot_speed=host.slot_speed,
-                capacity=counts[kind],
-                spot_usd_per_hour=host.usd_per_hour,
-                on_demand_usd_per_hour=host.usd_per_hour,
-            )
+            host.spec(kind, kind, counts[kind], host.usd_per_hour)
             for kind, host in {host.type: host for host in self.hosts}.items()
         )
 
@@ -252,12 +215,8 @@ class SshConfig(Section):
                 folder=self.folder,
                 private_address=host.private_address,
                 instance_type=host.type,
-                slots=host.slots,
-                gpu=host.gpu or "",
-                uses_gpus=uses_gpus,
-                slot_memory_bytes=host.slot_memory_bytes,
-                slot_speed=host.slot_speed,
                 usd_per_hour=host.usd_per_hour,
+                **host.slot_settings(uses_gpus=uses_gpus),
             )
             for host in self.hosts
         )

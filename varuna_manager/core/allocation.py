@@ -26,7 +26,7 @@ from spottrain.varuna_manager.core.model.records import (
 )
 from spottrain.varuna_manager.core.model.state import (
     State,
-    budget,
+    budgets,
     held_by_kind,
     is_expecting,
     is_unfit,
@@ -169,13 +169,15 @@ def why_not(state: State, offer: Offer) -> str:
 
 def _cap(state: State) -> str:
     """Return which cap an offer exceeds."""
-    money, job = budget(state), state.job
+    (money, *hours), job = budgets(state), state.job
     left = f"${money.spent.usd:.2f} spent at ${money.rate.usd_per_hour:g}/hour"
+    left += "".join(f", {one.spent.usd:.2f} {one.unit}" for one in hours)
     caps = []
     if job.budget.max_usd is not None:
         caps.append(f"${job.budget.max_usd:g}")
     if job.budget.max_usd_per_hour is not None:
         caps.append(f"${job.budget.max_usd_per_hour:g}/hour")
+    caps += [f"{job.budget.max_gpu_hours:g} {one.unit}" for one in hours]
     return f"over the cap of {' and '.join(caps) or 'the budget'} ({left})"
 
 
@@ -456,16 +458,17 @@ def _unseen(state: State, offer: Offer) -> list[VmRecord]:
 
 
 def affordable(state: State) -> Callable[[Offer], int]:
-    """Return a function: how many more VMs of an offer the hourly cap and budget pay for.
+    """Return a function: how many more VMs of an offer the hourly cap and budgets pay for.
 
     None where the fleet would still be too small to train: it would only cost.
     """
-    money, job = budget(state), state.job
+    (money, *hours), job = budgets(state), state.job
     missing = job.resources.min_vms - _count(state)
 
     def affords(offer: Offer) -> int:
         fetched = egress.fetched(job.data_bytes, offer.cloud)
         vms = money.affords(offer.usd_per_hour, job.resources.max_vms, fetched)
+        vms = min([vms, *(one.affords(offer.gpus, vms) for one in hours)])
         return vms if vms >= missing else 0
 
     return affords

@@ -17,9 +17,9 @@ from spottrain.varuna_manager.core.model.events import (
     LimitsChanged,
     StepsChanged,
 )
-from spottrain.varuna_manager.core.model.records import VmPhase, VmRecord
+from spottrain.varuna_manager.core.model.records import BudgetAlert, VmPhase, VmRecord
 from spottrain.varuna_manager.core.model.settings import BUDGET_LIMITS, JobSettings
-from spottrain.varuna_manager.core.model.state import JobPhase, State, budget, kind_of
+from spottrain.varuna_manager.core.model.state import JobPhase, State, budget, budgets, kind_of
 from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.varuna_manager.format import utc
 
@@ -30,6 +30,7 @@ DRAIN_S = 120.0
 _WORDS = {
     "max_usd": ("budget.max_usd", " USD"),
     "max_usd_per_hour": ("budget.max_usd_per_hour", " USD/h"),
+    "max_gpu_hours": ("budget.max_gpu_hours", " GPU-hours"),
     "deadline_s": ("slo.deadline", ""),
     "min_examples_per_s": ("slo.min_examples_per_s", " examples/s"),
 }
@@ -48,15 +49,18 @@ def changed(settings: JobSettings, event: LimitsChanged) -> JobSettings:
 
 def with_limits(state: State, event: LimitsChanged) -> State:
     """Return the state with new limits; alerts of a raised budget are given again."""
-    job = changed(state.job, event)
-    alerts = state.history.alerts
-    if job.budget.max_usd != state.job.budget.max_usd:
-        spent_usd = state.history.ledger.spent(state.now_s).usd
-        cap = job.budget.max_usd
-        alerts = tuple(
-            alert for alert in alerts if cap is not None and spent_usd >= alert.share * cap
-        )
-    return replace(state, settings=job, history=replace(state.history, alerts=alerts))
+    after = replace(state, settings=changed(state.job, event))
+    money = {one.unit: one for one in budgets(after)}
+
+    def is_due(alert: BudgetAlert) -> bool:
+        one = money.get(alert.unit)
+        cap: float | None = None if one is None else getattr(after.job.budget, one.key)
+        if one is None or cap is None:
+            return False
+        return alert.cap == cap or one.spent.usd >= alert.share * cap
+
+    alerts = tuple(alert for alert in state.history.alerts if is_due(alert))
+    return replace(after, history=replace(state.history, alerts=alerts))
 
 
 def limits_changed(transition: Transition, event: LimitsChanged) -> None:

@@ -7,7 +7,7 @@ VMs are returned, and what they shared in the cloud is removed.
 from __future__ import annotations
 
 from spottrain.eventlog.changed import replace
-from spottrain.pricing.billing.budget import LAST_CHECKPOINT_S, Budget, reserve_s
+from spottrain.pricing.billing.budget import LAST_CHECKPOINT_S, Budget, BudgetKey, reserve_s
 from spottrain.pricing.billing.money import FREE, NOTHING, Money
 from spottrain.units import counted
 from spottrain.varuna_manager.core import generation, planning, spending, vm_transfer
@@ -21,9 +21,9 @@ from spottrain.varuna_manager.core.model.events import (
     StopRequested,
 )
 from spottrain.varuna_manager.core.model.records import BudgetAlert, Release, VmPhase
-from spottrain.varuna_manager.core.model.settings import PoolGrant
+from spottrain.varuna_manager.core.model.settings import BUDGET_LIMITS, PoolGrant
 from spottrain.varuna_manager.core.model.starts import MAX_FAILED, MAX_FAILED_BESIDE
-from spottrain.varuna_manager.core.model.state import JobPhase, State, budget
+from spottrain.varuna_manager.core.model.state import JobPhase, State, budget, budgets
 from spottrain.varuna_manager.core.model.transition import Transition
 
 FOLDER_WAIT_S = 60.0
@@ -55,8 +55,11 @@ def watch_limits(transition: Transition) -> None:
     if job.deadline_s is not None and transition.waited_until(job.deadline_s):
         outcome = Outcome(kind="deadline", exit_code=4, reason="the deadline passed")
         transition.end(outcome)
-    elif job.budget.max_usd is not None:
-        _watch_budget(transition, job.budget.max_usd)
+    else:
+        for money in budgets(state):
+            cap: float | None = getattr(job.budget, money.key)
+            if cap is not None:
+                _watch_budget(transition, money, cap)
     _watch_capacity(transition)
     _watch_starts(transition)
     _watch_folder(transition)
@@ -123,28 +126,27 @@ def _watch_grant(transition: Transition, grant: PoolGrant) -> bool:
     return True
 
 
-def _watch_budget(transition: Transition, max_usd: float) -> None:
-    """End the job while the budget still covers what the fleet may cost."""
+def _watch_budget(transition: Transition, money: Budget, cap: float) -> None:
+    """End the job while a budget still covers what the fleet may cost."""
     state = transition.state
-    money = budget(state)
-    _alert(transition, money, max_usd)
+    _alert(transition, money, cap)
     lasts_s = money.lasts_s
     is_over = lasts_s is not None and transition.waited_until(state.now_s + lasts_s)
-    if is_over or _is_over_budget(state):
-        reason = f"budget of {max_usd:g} USD used up: {money.spent.usd:.4f} spent"
+    if is_over or _is_over_budget(state, money.key):
+        reason = f"budget of {cap:g} {money.unit} used up: {money.spent.usd:.4f} spent"
         if money.reserve > NOTHING:
             reason += f", {money.reserve.usd:.4f} reserved for {money.reserve_s:g} s"
         outcome = Outcome(kind="budget", exit_code=4, reason=reason)
         transition.end(outcome)
 
 
-def _alert(transition: Transition, money: Budget, max_usd: float) -> None:
-    """Alert, once each, to the shares of the budget that are spent."""
-    state = transition.state
-    given = {alert.share for alert in state.history.alerts}
+def _alert(transition: Transition, money: Budget, cap: float) -> None:
+    """Alert, once each, to the shares of a budget that are spent."""
+    state, unit = transition.state, money.unit
+    given = {alert.share for alert in state.history.alerts if alert.unit == unit}
     reached = []
     for share in sorted(set(state.job.budget.alerts) - given):
-        left = Money.allowed(max_usd).share(share) - money.spent
+        left = Money.allowed(cap).share(share) - money.spent
         if left <= NOTHING or (
             money.job_rate > FREE
             and transition.waited_until(state.now_s + money.job_rate.lasts_s(left))
@@ -152,22 +154,21 @@ def _alert(transition: Transition, money: Budget, max_usd: float) -> None:
             reached.append(share)
     if not reached:
         return
-    spent_usd = money.spent.usd
+    at_s, spent = transition.now_s, money.spent.usd
     alerts = [
-        BudgetAlert(share=share, at_s=transition.now_s, spent_usd=spent_usd, max_usd=max_usd)
-        for share in reached
+        BudgetAlert(share=share, at_s=at_s, spent=spent, cap=cap, unit=unit) for share in reached
     ]
     transition.put(replace(transition.state.history, alerts=(*state.history.alerts, *alerts)))
-    transition.log(f"{reached[-1]:.0%} of the budget of {max_usd:g} USD is spent")
+    transition.log(f"{reached[-1]:.0%} of the budget of {cap:g} {unit} is spent")
 
 
-def _is_over_budget(state: State) -> bool:
-    """Return whether nothing is rented and the budget allows no offer."""
+def _is_over_budget(state: State, key: BudgetKey) -> bool:
+    """Return whether nothing is rented and a budget allows no offer."""
     if state.fleet.vms or state.launches.intents or not state.market.offers:
         return False
-    budget = state.job.budget.model_copy(update={"max_usd_per_hour": None})
-    unlimited = replace(state, settings=replace(state.job, budget=budget))
-    count_of = affordable(unlimited)
+    others = BUDGET_LIMITS - {key}
+    budget = state.job.budget.model_copy(update=dict.fromkeys(others))
+    count_of = affordable(replace(state, settings=replace(state.job, budget=budget)))
     return all(count_of(offer) == 0 for offer in state.market.offers)
 
 

@@ -133,6 +133,13 @@ def _money(state: State, now_s: float) -> Iterator[Metric]:
     text = "What the fleet costs, in US dollars a second."
     yield from _gauge("spend_rate_dollars_per_second", text, rate)
     yield from _gauge("budget_dollars", "Cap on the money spent.", job.budget.max_usd)
+    hours, cap_hours = (
+        state.history.ledger.gpu_hours(max(now_s, state.now_s)),
+        job.budget.max_gpu_hours,
+    )
+    yield _counter("spent_gpu_seconds", "Time of all GPUs (slots).", hours.usd * HOUR_S)
+    cap_s = None if cap_hours is None else cap_hours * HOUR_S
+    yield from _gauge("budget_gpu_seconds", "Cap on the time of all GPUs.", cap_s)
     hourly = job.budget.max_usd_per_hour
     cap = None if hourly is None else hourly / HOUR_S
     text = "Cap on what the fleet costs, in US dollars a second."

@@ -15,12 +15,13 @@ from spottrain.varuna_manager.config.sections import BudgetConfig
 from spottrain.varuna_manager.core import limits, step
 from spottrain.varuna_manager.core.model.events import LimitsChanged
 from spottrain.varuna_manager.core.model.settings import Limit
-from spottrain.varuna_manager.core.model.state import JobPhase, State, budget
+from spottrain.varuna_manager.core.model.state import JobPhase, State, budgets
 from spottrain.varuna_manager.format import utc
 
 SETTABLE = (
     "budget.max_usd",
     "budget.max_usd_per_hour",
+    "budget.max_gpu_hours",
     "slo.deadline",
     "slo.max_hours",
     "slo.min_examples_per_s",
@@ -124,6 +125,8 @@ def _limit(key: str, value: Any, given: _Limits, launched_at_s: float, now_s: fl
             return Limit(name="max_usd", value=given.budget.max_usd)
         case "budget.max_usd_per_hour":
             return Limit(name="max_usd_per_hour", value=given.budget.max_usd_per_hour)
+        case "budget.max_gpu_hours":
+            return Limit(name="max_gpu_hours", value=given.budget.max_gpu_hours)
         case "slo.min_examples_per_s":
             return Limit(name="min_examples_per_s", value=given.slo.min_examples_per_s)
         case _:
@@ -142,8 +145,9 @@ def check(state: State, event: LimitsChanged) -> None:
         LimitsRefusedError: It would end the job, at once or when it is resumed.
     """
     after = limits.with_limits(state, event)
-    money = budget(replace(after, now_s=max(after.now_s, event.at_s)))
-    if money.cap is not None and money.committed >= money.cap:
+    for money in budgets(replace(after, now_s=max(after.now_s, event.at_s))):
+        if money.cap is None or money.committed < money.cap:
+            continue
         when = "as soon as it is resumed" if state.phase is JobPhase.ENDED else "at once"
         spent, min_usd = f"{money.spent.usd:.4f} is spent", _up(money.committed)
         if money.reserve > NOTHING:
@@ -152,7 +156,7 @@ def check(state: State, event: LimitsChanged) -> None:
                 "the VMs may still run"
             )
         raise LimitsRefusedError(
-            f"budget.max_usd: {money.cap.usd:g} would end the job {when}: {spent}; "
+            f"budget.{money.key}: {money.cap.usd:g} would end the job {when}: {spent}; "
             f"give more than {min_usd:.4f}, or confirm with --yes"
         )
     if state.phase is JobPhase.ACTIVE:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -198,15 +199,16 @@ def _check_slurm(slurm: SlurmConfig) -> list[str]:
     Raises:
         CloudError: None of them would take the job's batch jobs; the first one's error.
     """
-    from spottrain.cloud.slurm.commands import check_address, would_take
+    from spottrain.cloud.slurm.login import Login
 
-    check_address(slurm.settings())
     found, wrong = list[str](), list[CloudError]()
-    for name in slurm.partitions:
-        try:
-            found.append(f"partition {name}: {would_take(slurm.settings(), name)}")
-        except CloudError as error:
-            wrong.append(error)
+    with contextlib.closing(Login(slurm.settings())) as login:
+        login.address()
+        for name in slurm.partitions:
+            try:
+                found.append(f"partition {name}: {login.would_take(name)}")
+            except CloudError as error:
+                wrong.append(error)
     if not found:
         raise wrong[0]
     return [*map(str, wrong), *found]

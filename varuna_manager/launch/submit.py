@@ -113,6 +113,11 @@ def check_manager(config: JobConfig, *, on_vm: bool) -> None:
                 "--manager-vm, or lower it"
             )
         return
+    if config.resources.provider == "slurm":
+        raise ConfigError(
+            "--manager-vm: with resources.provider slurm the manager is where it is launched; for "
+            "one on a node launch within a batch job: sbatch --wrap 'spottrain launch FILE'"
+        )
     if len(config.clouds) != 1:
         raise ConfigError(
             "--manager-vm: the job must rent from exactly one cloud: got "
@@ -184,6 +189,15 @@ def check_budget(config: JobConfig, offers: Sequence[Offer] = ()) -> None:
             f"costs {cheapest} per hour; raise it"
         )
     kept_s = reserve_s(config.manager.lease_s)
+    hours = config.budget.max_gpu_hours
+    gpus = [zone.slots for zone in config.zones] + [o.gpus for o in offers]
+    needed = (Rate.of(min(gpus)) * min_vms).over(kept_s + WORTH_S)
+    if hours is not None and Money.allowed(hours) < needed:
+        raise BudgetError(
+            f"budget.max_gpu_hours: {hours} is less than one step takes: {needed.usd:.4f} for "
+            f"{some} of the smallest, {WORTH_S:.0f} s and the {kept_s:.0f} s that are reserved "
+            "until they are returned; raise it or shorten manager.lease_s"
+        )
     needed = rate.over(kept_s + WORTH_S)
     if budget is not None and Money.allowed(budget) < needed:
         raise BudgetError(

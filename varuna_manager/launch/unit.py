@@ -28,6 +28,8 @@ _CONDITION_ARGV = (
     "-m",
     "spottrain.varuna_manager.launch.unit",
 )
+_PASSED_ON = ("LD_LIBRARY_PATH", "SLURM_CONF")
+"""What `module load slurm` may have set: Slurm's commands need it."""
 _LINGERING = Path("/var/lib/systemd/linger")
 
 
@@ -68,6 +70,7 @@ def unit_text(job: JobDir) -> str:
             for name, value in (
                 ("PATH", os.environ.get("PATH", os.defpath)),
                 ("SPOTTRAIN_HOME", str(home())),
+                *((name, os.environ[name]) for name in _PASSED_ON if name in os.environ),
             )
         ),
         f"EnvironmentFile=-{_path(str(secrets_file(job)))}",

@@ -131,7 +131,7 @@ def check_all(
     """
     for line in unknown_regions(config.clouds):
         say(line)
-    if config.clouds and config.budget.max_usd is None:
+    if config.clouds and (config.budget.max_usd or config.budget.max_gpu_hours) is None:
         say("warning: no budget: nothing limits what the job costs; set budget.max_usd")
     check_here(config, say, purpose, on_vm=on_vm, adopt=adopt)
     if purpose == "launch":
@@ -198,8 +198,9 @@ def _manager(config: JobConfig, on_vm: bool) -> list[str]:
 
 def _budget(config: JobConfig) -> list[str]:
     submit.check_budget(config)
-    limit = config.budget.max_usd
-    return ["without limit" if limit is None else f"at most {limit:g} US dollars"]
+    caps = {"US dollars": config.budget.max_usd, "GPU-hours": config.budget.max_gpu_hours}
+    limits = [f"{cap:g} {unit}" for unit, cap in caps.items() if cap is not None]
+    return [f"at most {' and '.join(limits)}" if limits else "without limit"]
 
 
 def _capacity(config: JobConfig) -> list[str]:

@@ -38,6 +38,13 @@ def exceeded(config: JobConfig, document: Mapping[str, Any], now_s: float) -> li
     if config.budget.max_usd is not None and usd > config.budget.max_usd:
         ends = money_ends(config.budget.max_usd, usd, config.steps)
         found.append(f"budget.max_usd: {ends}; raise it or train fewer steps")
+    max_hours, hours = config.budget.max_gpu_hours, document["gpu_hours"]
+    if max_hours is not None and hours > max_hours:
+        last = int(config.steps * max_hours / hours)
+        found.append(
+            f"budget.max_gpu_hours: they end at step {last:,} of {config.steps:,}: the plan takes "
+            f"{number(hours, 2)} GPU-hours, more than {max_hours:g}; raise it or train fewer steps"
+        )
     deadline_s = config.slo.deadline_s(now_s)
     if deadline_s is not None and now_s + train_s > deadline_s:
         key = "slo.deadline" if config.slo.max_hours is None else "slo.max_hours"

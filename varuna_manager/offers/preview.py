@@ -219,6 +219,7 @@ def _preview(
     names = ((n, gpu_of_machine(config, row.priced.offer)) for n, row in enumerate(fleet))
     gpus = {f"vm-{number}": name for number, name in names if name is not None}
     usd_per_hour = total_rate(Rate.of(row.priced.offer.usd_per_hour) for row in fleet).usd_per_hour
+    gpus_rented = sum(row.priced.offer.gpus for row in fleet)
     plan = choice.plan
     train_s = train_max_s = None
     if plan is not None:
@@ -237,6 +238,8 @@ def _preview(
         "usd": None if train_s is None else cost_usd(usd_per_hour, train_s),
         "usd_max": None if train_max_s is None else cost_usd(usd_per_hour, train_max_s),
         "usd_budget": config.budget.max_usd,
+        "gpu_hours": None if train_s is None else gpus_rented * train_s / HOUR_S,
+        "gpu_hours_budget": config.budget.max_gpu_hours,
     }
 
 

@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from spottrain.units import HOUR_S
-from spottrain.varuna_manager.format import NOTHING, dollars, duration
+from spottrain.varuna_manager.format import NOTHING, dollars, duration, gpu_hours
 from spottrain.varuna_manager.reporting.columns import columns
 from spottrain.varuna_manager.reporting.costs import By
 from spottrain.varuna_manager.reporting.text import money_rows, time_kinds
@@ -25,7 +25,7 @@ def cost_parts(cost: Mapping[str, Any], by: By | None = None) -> Iterator[Render
     of = "" if cost["usd_budget"] is None else f" of {dollars(cost['usd_budget'])}"
     yield (
         f"{cost['name']}: {cost['state']}, {duration(cost['wall_s'])}, "
-        f"{dollars(cost['usd_spent'])}{of}; "
+        f"{dollars(cost['usd_spent'])}{of}{gpu_hours(cost, ', ')}; "
         f"{dollars(cost['usd_per_million_examples'])} per million examples"
     )
     yield _time_table(cost)

@@ -58,6 +58,8 @@ def cost(state: State, history: JobHistory, at_s: float) -> dict[str, Any]:
     return {
         "usd_spent": spent.usd,
         "usd_budget": state.job.budget.max_usd,
+        "gpu_hours": spending.gpu_hours.usd,
+        "gpu_hours_budget": state.job.budget.max_gpu_hours,
         "examples_done": examples,
         "usd_per_million_examples": spent.usd / examples * 1e6 if examples else None,
         "vm_seconds": {"billed": time.billed_s, **time.parts()},

@@ -92,6 +92,7 @@ def status(state: states.State, managed: bool, at_s: float) -> dict[str, Any]:
         "usd_spent": states.spent_usd(state, at_s),
         "usd_budget": job.budget.max_usd,
         "usd_reserved": states.budget(state).reserve.usd,
+        **gpu_hours(state, at_s),
         "budget_alerts": _alerts(state),
         "usd_per_hour": states.rate_usd_per_hour(state),
         "wall_s": at_s - state.submitted_at_s,
@@ -161,6 +162,7 @@ def report(state: states.State, history: JobHistory, managed: bool, at_s: float)
         "usd_spent": states.spent_usd(state, at_s),
         "usd_on_demand": states.on_demand_usd(state, at_s),
         "usd_budget": job.budget.max_usd,
+        **gpu_hours(state, at_s),
         "budget_alerts": _alerts(state),
         "examples_per_s": _examples_per_s(state),
         **use_view(total_use(job, ran)),
@@ -407,6 +409,17 @@ def _plan_run(job: JobSettings, plan: records.GenerationSummary, at_s: float) ->
         "ran_s": ended_at_s - plan.started_at_s,
         "ended_by": plan.ended_by,
         "decision": decision(plan.inputs_hash, plan.candidates),
+    }
+
+
+def gpu_hours(state: states.State, at_s: float) -> dict[str, float | None]:
+    """Return the GPU-hours of a job until ``at_s``, what it may still use once it ends, and
+    its budget of them."""
+    hours = states.budgets(state)[1:]
+    return {
+        "gpu_hours": state.history.ledger.gpu_hours(max(at_s, state.now_s)).usd,
+        "gpu_hours_reserved": hours[0].reserve.usd if hours else None,
+        "gpu_hours_budget": state.job.budget.max_gpu_hours,
     }
 
 

@@ -65,9 +65,9 @@ def _losses(interruptions: Sequence[Interruption], notify: NotifyConfig) -> Iter
 
 def _budget(state: State) -> Iterator[Notice]:
     for alert in state.history.alerts:
-        share, max_usd = f"{alert.share:.0%}", f"{alert.max_usd:g}"
-        text = f"{share} of the budget of {max_usd} USD is spent"
-        yield Notice(key=f"budget {share} of {max_usd}", notice="budget", text=text)
+        share, cap = f"{alert.share:.0%}", f"{alert.cap:g} {alert.unit}"
+        text = f"{share} of the budget of {cap} is spent"
+        yield Notice(key=f"budget {share} of {cap}", notice="budget", text=text)
 
 
 def _stall(state: State, notify: NotifyConfig, now_s: float) -> Iterator[Notice]:

@@ -126,10 +126,12 @@ def _speed(examples_per_s: float | None) -> str:
 
 
 def money_line(status: dict[str, Any]) -> str:
-    """Return the dollars spent, the budget, and dollars per hour."""
+    """Return the dollars spent, the budget, dollars per hour; and GPU-hours if they are capped."""
     budget = status["usd_budget"]
     of = "" if budget is None else f" of {fmt.dollars(budget)}"
-    return f"{fmt.dollars(status['usd_spent'])}{of} · {fmt.dollars(status['usd_per_hour'])}/hour"
+    rate = fmt.dollars(status["usd_per_hour"])
+    hours = fmt.gpu_hours(status, " · ")
+    return f"{fmt.dollars(status['usd_spent'])}{of} · {rate}/hour{hours}"
 
 
 def plan_line(status: dict[str, Any]) -> str:
@@ -280,7 +282,8 @@ def _totals(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "compute", f"{compute}, while training"
     spent, on_demand = report["usd_spent"], report["usd_on_demand"]
     saved = "" if not on_demand else f" ({fmt.saved(1 - spent / on_demand)})"
-    yield "cost", f"{fmt.dollars(spent)}, on demand {fmt.dollars(on_demand)}{saved}"
+    hours = fmt.gpu_hours(report, "; ")
+    yield "cost", f"{fmt.dollars(spent)}, on demand {fmt.dollars(on_demand)}{saved}{hours}"
     cost = report["cost"]
     yield "per million examples", fmt.dollars(cost["usd_per_million_examples"])
     if (billed_s := cost["vm_seconds"]["billed"]) > 0:
@@ -446,6 +449,7 @@ def preview_parts(preview: dict[str, Any], explain: bool) -> Iterator[Renderable
         words += (
             f": without interruptions {mark}{fmt.duration(preview['train_s'])}{longer} and "
             f"{mark}{fmt.dollars(preview['usd'])}{more}{of} at {fmt.dollars(preview['usd_per_hour'])}/hour"
+            f"{fmt.gpu_hours(preview, f', {mark}')}"
         )
     yield words
     if (loss := preview["vm_loss"]) is not None:

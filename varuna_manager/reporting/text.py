@@ -10,6 +10,7 @@ from spottrain.varuna_manager.format import (
     NOTHING,
     dollars,
     duration,
+    gpu_hours,
     number,
     predicted_time,
     saved,
@@ -84,7 +85,7 @@ def summary(report: Mapping[str, Any]) -> Iterator[str]:
 def _money_sentence(report: Mapping[str, Any]) -> str:
     cost = report["cost"]
     of = "" if cost["usd_budget"] is None else f" of a budget of {dollars(cost['usd_budget'])}"
-    text = f"It cost {dollars(cost['usd_spent'])}{of}"
+    text = f"It cost {dollars(cost['usd_spent'])}{of}{gpu_hours(cost, ' and ')}"
     if cost["usd_per_million_examples"] is not None:
         text += f", {dollars(cost['usd_per_million_examples'])} per million examples"
     sentences = [text + "."]
@@ -160,7 +161,7 @@ def tiles(report: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     yield (
         "spent",
         dollars(cost["usd_spent"]),
-        "no budget" if budget is None else f"of {dollars(budget)}",
+        ("no budget" if budget is None else f"of {dollars(budget)}") + gpu_hours(cost, "; "),
     )
     yield (
         "per million examples",

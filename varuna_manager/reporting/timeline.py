@@ -73,9 +73,7 @@ def _of_the_job(state: State, history: JobHistory) -> Iterator[dict[str, Any]]:
         )
         yield _entry(state, change.at_s, "price", text)
     for alert in state.history.alerts:
-        text = (
-            f"{alert.share:.0%} of the budget spent: {alert.spent_usd:.2f} of {alert.max_usd:g} USD"
-        )
+        text = f"{alert.share:.0%} of the budget spent: {alert.spent:.2f} of {alert.cap:g} {alert.unit}"
         yield _entry(state, alert.at_s, "alert", text)
     for one in history.milestones:
         yield _entry(state, one.at_s, one.kind, one.text)

@@ -78,7 +78,7 @@ class SshProvider(port.CloudProvider):
             types.setdefault(connection.host.instance_type, []).append(connection)
         return tuple(
             replace(
-                _offer(connections[0].host, now_s),
+                connections[0].host.offer(CLOUD, CLOUD, connections[0].host.instance_type, now_s),
                 gpu=next((x.gpu for x in connections if x.gpu), ""),
                 available=sum(x.free for x in connections),
             )
@@ -272,7 +272,9 @@ class SshProvider(port.CloudProvider):
         try:
             with connection.lock:
                 session = connection.session()
-                offer = replace(_offer(host, now_s), gpu=connection.gpu or "")
+                offer = replace(
+                    host.offer(CLOUD, CLOUD, host.instance_type, now_s), gpu=connection.gpu or ""
+                )
                 claim_wanted = {
                     "vm_id": f"{host.name}-{uuid.uuid4().hex[:8]}",
                     "owner": self._owner,
@@ -344,21 +346,6 @@ def _gpu_of(connection: HostConnection) -> str:
     if not host.uses_gpus:
         return ""
     return host.gpu or str(connection.session().call("probe")["gpu"])
-
-
-def _offer(host: Host, now_s: float) -> port.Offer:
-    return port.Offer(
-        cloud=CLOUD,
-        region=CLOUD,
-        zone=CLOUD,
-        instance_type=host.instance_type,
-        spot=True,  # its owner may take it at any time
-        usd_per_hour=host.usd_per_hour,
-        observed_at_s=now_s,
-        gpus=host.slots,
-        gpu_memory_bytes=host.slot_memory_bytes,
-        gpu_speed=host.slot_speed,
-    )
 
 
 def vm_from_claim(host: Host, claim: dict[str, Any]) -> HostVm:

@@ -577,13 +577,19 @@ class HostAgent:
         return found
 
 
-def serve(requests: BinaryIO, answers: BinaryIO, root: Path) -> None:
+def serve(requests: BinaryIO, answers: BinaryIO, root: Path, agent: Any = None) -> None:
     """Answer requests until the connection ends.
+
+    Args:
+        requests: A line of JSON each; with ``bytes`` an archive of that size follows.
+        answers: A line of JSON each, in any order.
+        root: Folder for archives, and of the host agent.
+        agent: Has the operations; None: a host agent.
 
     Each renews the lease of a rented VM, for it comes from the manager; the agent, which
     does so later, starts after setup and data, and these may take longer than the lease.
     """
-    agent, write_lock = HostAgent(root), threading.Lock()
+    agent, write_lock = agent or HostAgent(root), threading.Lock()
 
     def reply(answer: dict[str, Any]) -> None:
         with write_lock:
@@ -605,8 +611,7 @@ def serve(requests: BinaryIO, answers: BinaryIO, root: Path) -> None:
         arguments = json.loads(line)
         renew_lease()
         number, name = arguments.pop("id"), arguments.pop("op")
-        if name == "unpack":
-            # The archive follows the line on stdin.
+        if "bytes" in arguments:
             arguments["archive"] = _receive(requests, root, arguments.pop("bytes"), number)
         threading.Thread(
             target=handle, args=(number, getattr(agent, name), arguments), daemon=True

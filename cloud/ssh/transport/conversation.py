@@ -129,7 +129,7 @@ class Conversation(ABC):
         """Read answers until the connection ends."""
         try:
             for line in _lines(stream):
-                answer = _answer(line)
+                answer = answer_in(line)
                 if answer is None and 0 in self._waiting:
                     continue  # printed by the login shell's files, such as ~/.bashrc
                 if answer is None:
@@ -159,7 +159,7 @@ def refusal(place: str, reason: str) -> CloudError:
     return UnfitHostError(f"{place}: {reason}")
 
 
-def _answer(line: bytes) -> dict[str, Any] | None:
+def answer_in(line: bytes) -> dict[str, Any] | None:
     """Return what the host agent answers in a line; None: nothing."""
     try:
         answer = json.loads(line)

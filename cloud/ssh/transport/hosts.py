@@ -22,6 +22,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from spottrain.cloud.port.errors import AuthError, CloudError
+from spottrain.cloud.port.settings import SlotSettings
 from spottrain.errors import UserCodeError
 
 
@@ -56,7 +57,7 @@ FIND_PYTHON = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
+class Host(SlotSettings):
     """One host, the user's own or rented."""
 
     name: str
@@ -81,17 +82,9 @@ class Host:
     private_address: str | None = None
     """Address for other hosts; if None, the address that SSH used."""
     instance_type: str = "host"
-    """Hosts of one type have the same values for all following fields."""
-    slots: int = 1
+    """Hosts of one type have the same slots, GPUs and price."""
     gpus: int = 0
     """GPUs that a cloud rents it with; 0: an own host, of which nothing is known."""
-    gpu: str = ""
-    """Name of its GPUs, as declared; empty: its driver is asked."""
-    uses_gpus: bool = True
-    """False: its slots are CPU slots, whatever GPUs it has."""
-    slot_memory_bytes: int = 4_000_000_000
-    slot_speed: float = 1.0
-    usd_per_hour: float = 0.0
 
     @property
     def place(self) -> str:

@@ -141,7 +141,7 @@ class Session(Conversation):
         """Start the host agent; its first answer has the number 0."""
         source = Path(host_agent.__file__).read_text() + _MAIN % self.host.folder
         code = source.encode()
-        command = _command(self.host.python)
+        command = agent_command(self.host.python)
         try:
             transport = self._client.get_transport()
             assert transport is not None
@@ -187,7 +187,7 @@ class Session(Conversation):
         return hosts.UnreachableHostError(f"{place}: {last}")
 
 
-def _command(python: str) -> str:
+def agent_command(python: str) -> str:
     """Return the command line that starts the host agent.
 
     In one line, as csh and tcsh need it within quotes. With exec: its parent is then the

@@ -512,8 +512,9 @@ class BudgetAlert:
 
     share: float
     at_s: float
-    spent_usd: float
-    max_usd: float
+    spent: float
+    cap: float
+    unit: str = "USD"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from spottrain.morphing.plan.inputs import Objective
+from spottrain.pricing.billing.budget import BudgetKey
 from spottrain.varuna_manager.config.sections import (
     BudgetConfig,
     ManagerConfig,
@@ -122,8 +123,8 @@ class JobSettings:
         return "throughput" if self.has_slo else self.morphing.objective
 
 
-LimitName = Literal["max_usd", "max_usd_per_hour", "deadline_s", "min_examples_per_s"]
-BUDGET_LIMITS: frozenset[LimitName] = frozenset(("max_usd", "max_usd_per_hour"))
+LimitName = Literal[BudgetKey, "max_usd_per_hour", "deadline_s", "min_examples_per_s"]
+BUDGET_LIMITS: frozenset[LimitName] = frozenset(("max_usd", "max_usd_per_hour", "max_gpu_hours"))
 """Those in ``JobSettings.budget``."""
 
 

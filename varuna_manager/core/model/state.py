@@ -223,6 +223,22 @@ def budget(state: State) -> Budget:
     )
 
 
+def budgets(state: State) -> tuple[Budget, ...]:
+    """Return the job's budget in dollars, and that in GPU-hours if there is one."""
+    max_gpu_hours, ledger = state.job.budget.max_gpu_hours, state.history.ledger
+    if max_gpu_hours is None:
+        return (budget(state),)
+    coming = sum(one.offer.gpus * one.missing for one in state.launches.intents.values())
+    hours = Budget(
+        key="max_gpu_hours",
+        cap=Money.allowed(max_gpu_hours),
+        spent=ledger.gpu_hours(state.now_s),
+        rate=ledger.gpus + Rate.of(coming),
+        reserve_s=reserve_s(state.job.spec.lease_s),
+    )
+    return budget(state), hours
+
+
 def _side(state: State) -> Rate:
     """Return the cost rate of storage and of the running plan's egress."""
     generation = state.training.generation

@@ -18,7 +18,7 @@ from spottrain.varuna_manager.core.model.records import (
     PassedOver,
     VmPhase,
 )
-from spottrain.varuna_manager.core.model.state import JobPhase, State
+from spottrain.varuna_manager.core.model.state import JobPhase, State, budgets
 from spottrain.varuna_manager.format import clock, duration, predicted_time, step_time
 from spottrain.varuna_manager.jobs.journal import Step
 from spottrain.wire import messages
@@ -136,8 +136,11 @@ def decided(step: Step, asked: Asked) -> Iterator[str]:
 
 
 def _spent(state: State) -> str:
-    spent, cap = state.history.ledger.spent(state.now_s).usd, state.job.budget.max_usd
-    return f"${spent:.2f}" + ("" if cap is None else f" of ${cap:g}")
+    money, *hours = budgets(state)
+    cap = state.job.budget.max_usd
+    words = f"${money.spent.usd:.2f}" + ("" if cap is None else f" of ${cap:g}")
+    used = (f", {h.spent.usd:.2f} of {state.job.budget.max_gpu_hours:g} {h.unit}" for h in hours)
+    return words + "".join(used)
 
 
 def _asked(entry: Sequence[str], before: State, after: State) -> Iterator[str]:

@@ -15,7 +15,7 @@ from spottrain.cloud.slurm import queue
 from spottrain.cloud.slurm.settings import SlurmSettings
 
 MARKS = json.dumps({tags.JOB: "job", tags.UID: "u", queue.TOKEN: "t/0"})
-SETTINGS = SlurmSettings(partitions=("p",), folder=Path("/shared"), slot_memory_bytes=1)
+SETTINGS = SlurmSettings(partitions=("p",), folder="/shared")
 
 
 def row(state: str, node: str = "n1", reason: str = "None", start: str = "1000") -> str:
@@ -38,13 +38,49 @@ def row(state: str, node: str = "n1", reason: str = "None", start: str = "1000")
         ("NODE_FAIL", VmState.TERMINATED, "its node failed"),
         ("TIMEOUT", VmState.TERMINATED, "ended at its time limit"),
         ("PREEMPTED", VmState.TERMINATED, "preempted for a job of higher priority"),
-        ("A_STATE_OF_LATER", VmState.TERMINATED, ""),
+        ("POWER_UP_NODE", VmState.STARTING, ""),
+        ("A_STATE_OF_LATER", VmState.RUNNING, ""),
     ],
 )
 def test_a_batch_job_is_a_vm_in_its_state(state: str, found: VmState, why: str) -> None:
     (job,) = queue.parse_queue(row(state))
     assert (job.vm_id, job.state, job.why) == ("slurm.7", found, why)
     assert (job.start_s, job.end_s) == (1000.0, 2000.0)
+
+
+# The states of slurm.h of 25.11 (as pyslurm 25.11.2 has it: `job_states`, `JOB_*`) by the names
+# of squeue(1): 22.05 lists all but the last three.
+ENDS = (
+    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
+    *("PREEMPTED", "REVOKED", "TIMEOUT"),
+)
+WAITING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT")
+OTHERS = ("CONFIGURING", "COMPLETING", "RESIZING", "RUNNING", "SIGNALING", "STAGE_OUT", "STOPPED")
+LATER = ("EXPEDITING", "LAUNCH_FAILED", "RECONFIG_FAIL")
+
+
+@pytest.mark.parametrize("state", [*ENDS, *WAITING, *OTHERS, *LATER])
+def test_only_an_end_is_taken_for_one(state: str) -> None:
+    (with_node,) = queue.parse_queue(row(state))
+    assert (with_node.state is VmState.TERMINATED) is (state in ENDS)
+    if state in (*WAITING, *LATER):
+        (waiting,) = queue.parse_queue(row(state, node="", reason="JobHeldAdmin"))
+        assert (waiting.state, waiting.why[:12]) == (VmState.QUEUED, "JobHeldAdmin")
+
+
+def test_what_accounting_says_is_read_as_the_queue() -> None:
+    """The columns of sacct(1) with --parsable2, their forms as that page says."""
+    marks = MARKS
+    said = (
+        f"7|CANCELLED by 1000|1000|2000|None|p|n1|me|{marks}\n"
+        f"8|CANCELLED by 0|None|2000|Resources|p|None assigned|me|{marks}\n"
+        f"9|OUT_OF_MEMORY|1000|1500|None|p|n2|me|{marks}\n"
+        "10|COMPLETED|1000|1500|None|p|n2|me|\n"
+    )
+    cancelled, full = queue.parse_queue(said)
+    assert (cancelled.number, cancelled.end_s) == (7, 2000.0)
+    assert cancelled.why == "cancelled with scancel, by its owner or an administrator"
+    assert (full.number, full.state) == (9, VmState.TERMINATED)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +139,7 @@ def test_a_batch_script_runs_the_users_commands_first_and_quotes_what_it_is_give
     python.chmod(0o700)
     settings = SlurmSettings(
         partitions=("p",),
-        folder=tmp_path,
+        folder=str(tmp_path),
         slot_memory_bytes=1,
         python=str(python),
         before="export LOADED=yes",
@@ -120,14 +156,14 @@ def test_a_batch_script_runs_the_users_commands_first_and_quotes_what_it_is_give
 def test_options_of_the_job_file_reach_sbatch() -> None:
     settings = SlurmSettings(
         partitions=("p",),
-        folder=Path("/shared"),
+        folder="/shared",
         slot_memory_bytes=1,
         gres="gpu:2",
         time_limit="4:00:00",
         options=("--mem=64G",),
     )
     marks = queue.marks(a_launch(an_offer(), 1), "u")
-    argv = queue.launch_argv(settings, Path("/shared/u"), "p", "name", marks)
+    argv = queue.launch_argv(settings, "/shared/u", "p", "name", marks)
     assert {"--gres=gpu:2", "--time=4:00:00", "--mem=64G", "--no-requeue"} <= set(argv)
     assert not any(one.startswith("--account") for one in argv)
     comment = next(one for one in argv if one.startswith("--comment="))

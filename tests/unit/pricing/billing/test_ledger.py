@@ -199,12 +199,15 @@ class Life:
     from_s: float
     until_s: float
 
-    def exact_usd(self) -> Fraction:
+    def exact_us(self) -> int:
         us = math.ceil(self.until_s * 1e6) - math.floor(self.from_s * 1e6)
         if self.offer.cloud == "aws":
             us = math.ceil(Fraction(max(us, 60_000_000), 10**6)) * 10**6
+        return us
+
+    def exact_usd(self) -> Fraction:
         nano = math.ceil(Fraction(repr(self.offer.usd_per_hour)) * 10**9)
-        return Fraction(nano * us, 10**9 * 3_600_000_000)
+        return Fraction(nano * self.exact_us(), 10**9 * 3_600_000_000)
 
 
 @st.composite
@@ -218,6 +221,7 @@ def lives(draw: st.DrawFn) -> list[Life]:
                 cloud=draw(st.sampled_from(["local", "aws"])),
                 spot=draw(st.booleans()),
                 usd_per_hour=draw(st.floats(0, 50)),
+                gpus=draw(st.integers(1, 8)),
             ),
             from_s=(from_s := draw(st.floats(1.6e9, 1.6e9 + 1e5))),
             until_s=from_s + draw(st.floats(0, 1e6)),
@@ -243,6 +247,8 @@ def test_the_total_is_the_exact_sum_of_times_and_prices(lives: list[Life]) -> No
         ledger = fact.applied_to(ledger)
     exact = sum((life.exact_usd() for life in lives), Fraction(0))
     assert ledger.spent(9e9).microusd == math.ceil(exact * 10**6)
+    gpu_us = sum(life.offer.gpus * life.exact_us() for life in lives)
+    assert ledger.gpu_hours(9e9).microusd == math.ceil(Fraction(gpu_us, 3600))
 
 
 @given(
@@ -262,6 +268,7 @@ def test_spending_never_shrinks_while_vms_come_and_go(
                 ledger = ended.applied_to(ledger)
         spent = ledger.spent(now_s)
         assert spent == ledger.spending(now_s).total
+        assert ledger.gpu_hours(now_s) == ledger.spending(now_s).gpu_hours
         assert spent >= last
         last = spent
 

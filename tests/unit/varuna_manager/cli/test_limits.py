@@ -66,6 +66,9 @@ def test_what_is_now_true_is_answered(run: Run, tmp_path: Path) -> None:
         "usd_spent": 0.0,
         "usd_reserved": 0.0,
         "usd_per_hour": 0.0,
+        "gpu_hours": 0.0,
+        "gpu_hours_reserved": None,
+        "gpu_hours_budget": None,
         "forecast": None,
         "notes": [],
     }

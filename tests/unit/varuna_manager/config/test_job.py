@@ -188,6 +188,8 @@ def test_a_path_that_leads_nowhere_is_told(tmp_path: Path, changes: dict[str, An
         ({"manager": {"suspect_s": 0.5}}, "must be heartbeat_s < suspect_s"),
         ({"budget": {"max_usd": float("nan")}}, "budget.max_usd: must be a finite"),
         ({"budget": {"max_usd": 1e308}}, "budget.max_usd: must be less than"),
+        ({"budget": {"max_gpu_hours": 0}}, "budget.max_gpu_hours: must be greater than 0"),
+        ({"budget": {"max_gpu_hours": float("inf")}}, "budget.max_gpu_hours: must be a finite"),
         ({"env": {"A": "b\0c"}}, "env.A: must hold no NUL character"),
         ({"seed": {1, 2}}, "{1, 2} is not a text, number, list or mapping"),
     ],

@@ -9,6 +9,7 @@ import pytest
 
 from spottrain.errors import ConfigError
 from spottrain.varuna_manager.config.job import load_config, parse_config
+from spottrain.varuna_manager.config.slurm import seconds
 
 EXAMPLE = Path(__file__).parents[4] / "examples" / "slurm.yaml"
 JOB: dict[str, Any] = {
@@ -32,6 +33,22 @@ def test_every_partition_may_give_as_many_nodes_as_the_job_wants() -> None:
     assert {zone.spot_usd_per_hour for zone in config.zones} == {2.0}
 
 
+@pytest.mark.parametrize(
+    ("limit", "limit_s"),
+    [
+        ("5", 300),
+        ("5:30", 330),
+        ("1:05:30", 3930),
+        ("2-1", 176_400),
+        ("2-1:05", 176_700),
+        ("2-1:05:30", 176_730),
+    ],
+)
+def test_time_limits_are_read_as_sbatch_does(limit: str, limit_s: int) -> None:
+    """The formats of sbatch(1), ``--time``."""
+    assert seconds(limit) == limit_s
+
+
 def test_its_gpus_settle_the_precision() -> None:
     assert parse_config(changed(gpu="A100-80GB"), "x").precision == "bf16"
     assert parse_config(changed(), "x").precision == "fp32"
@@ -41,7 +58,7 @@ def test_the_example_is_accepted() -> None:
     config = load_config(EXAMPLE)
     settings = config.slurm.settings()
     assert settings.time_limit == "4:00:00"
-    assert settings.folder.is_absolute()
+    assert settings.login == "here"
 
 
 @pytest.mark.parametrize(
@@ -56,6 +73,7 @@ def test_the_example_is_accepted() -> None:
         (changed(sbatch=["-pother"]), "slurm.sbatch"),
         (changed(sbatch=["script.sh"]), "slurm.sbatch"),
         (changed(time_limit="soon"), "slurm.time_limit"),
+        (changed(time_limit="2"), "notice_s"),
         (changed(partitions=["a,b"]), "slurm.partitions"),
         (changed(gpu="A1000"), "slurm.gpu"),
     ],

@@ -10,7 +10,7 @@ from tests.builders import checkpoint_saved
 from tests.unit.varuna_manager.story import FACTS, FOUR, OFFER, PROFILE, Story
 
 from spottrain.varuna_manager.core import step
-from spottrain.varuna_manager.core.limits import DRAIN_S
+from spottrain.varuna_manager.core.limits import DRAIN_S, with_limits
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import COOLDOWN_S
@@ -21,12 +21,16 @@ from spottrain.wire import messages
 SHARES = (0.5, 0.8, 0.95)
 
 
-def change(story: Story, **limits: Any) -> None:
+def limits_event(story: Story, **limits: Any) -> e.LimitsChanged:
     told = tuple(
         Limit(name=name, value=value)  # type: ignore[arg-type]
         for name, value in limits.items()
     )
-    story.tell(e.LimitsChanged, by="a person", limits=told)
+    return e.LimitsChanged(at_s=story.now_s, by="a person", limits=told)
+
+
+def change(story: Story, **limits: Any) -> None:
+    story.tell(e.LimitsChanged, by="a person", limits=limits_event(story, **limits).limits)
 
 
 def run_out(story: Story) -> None:
@@ -64,6 +68,26 @@ def test_a_higher_budget_lets_the_job_train_for_longer() -> None:
     run_out(poor)
     run_out(rich)
     assert rich.now_s - poor.now_s == pytest.approx(1800.0)  # 2 USD at 4 USD/h
+
+
+def test_gpu_hours_are_a_budget_of_their_own() -> None:
+    """Four VMs of one GPU: four GPU-hours an hour, whatever they cost."""
+    story = Story(max_gpu_hours=3.0, max_usd=100.0, alerts=(0.5,)).training(*FOUR)
+    run_out(story)
+    assert story.state.outcome is not None
+    told = story.state.outcome
+    assert (told.kind, told.exit_code) == ("budget", 4)
+    assert told.reason == ("budget of 3 GPU-hours used up: 2.0333 spent, 0.9667 reserved for 870 s")
+    (alert,) = story.alerts
+    assert (alert.spent, alert.cap, alert.unit) == (1.5, 3.0, "GPU-hours")
+    after = with_limits(story.state, limits_event(story, max_gpu_hours=30.0))
+    assert after.history.alerts == ()
+
+
+def test_no_vm_is_rented_for_which_there_are_no_gpu_hours() -> None:
+    story = Story(max_gpu_hours=1.0)
+    story.start()
+    assert story.launch().count == 3, "of four, a quarter and five minutes each"
 
 
 def test_a_budget_below_what_is_spent_ends_the_job_with_a_checkpoint() -> None:
@@ -159,7 +183,7 @@ def test_each_budget_alert_is_given_once() -> None:
     ], "the end comes before the third"
     alerts = story.alerts
     assert [alert.share for alert in alerts] == [0.5, 0.8]
-    assert [alert.spent_usd for alert in alerts] == pytest.approx([5.0, 8.0])
+    assert [alert.spent for alert in alerts] == pytest.approx([5.0, 8.0])
 
 
 def test_alerts_of_a_raised_budget_are_given_again() -> None:
@@ -172,7 +196,7 @@ def test_alerts_of_a_raised_budget_are_given_again() -> None:
     while len(story.alerts) < 2:
         assert story.state.timer_at_s is not None
         story.wait(story.state.timer_at_s - story.now_s)
-    assert story.alerts[-1].spent_usd == pytest.approx(24.0)
+    assert story.alerts[-1].spent == pytest.approx(24.0)
 
 
 def test_a_job_without_a_budget_gets_no_alert() -> None:

@@ -54,6 +54,10 @@ def test_a_job_that_trains_shows_progress_money_and_vms() -> None:
     assert found["spottrain_spent_dollars_total"] > 2.0
     assert found["spottrain_spend_rate_dollars_per_second"] == pytest.approx(2 / 3600)
     assert found["spottrain_budget_dollars"] == 10.0
+    assert found["spottrain_spent_gpu_seconds_total"] == pytest.approx(
+        3600 * found["spottrain_spent_dollars_total"]
+    ), "two VMs of one GPU for a dollar an hour"
+    assert "spottrain_budget_gpu_seconds" not in found
     assert found["spottrain_spend_rate_cap_dollars_per_second"] == pytest.approx(0.001)
     assert found["spottrain_checkpoint_step"] == 3
     assert found["spottrain_checkpoint_timestamp_seconds"] == story.now_s

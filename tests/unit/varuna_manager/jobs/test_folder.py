@@ -226,6 +226,9 @@ def test_a_budget_below_one_step_is_refused(workdir: Path) -> None:
     check(max_usd=0.67, max_usd_per_hour=3.6)
     with pytest.raises(BudgetError, match="less than one step costs"):
         check(max_usd=0.66)
+    check(max_gpu_hours=0.19)
+    with pytest.raises(BudgetError, match=r"^budget\.max_gpu_hours: 0.18 is less than one step"):
+        check(max_gpu_hours=0.18)
     with pytest.raises(
         BudgetError,
         match=r"budget\.max_usd_per_hour: .* does not pay for one machine: .*; ",

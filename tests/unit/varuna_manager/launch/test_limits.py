@@ -46,6 +46,7 @@ def read(*texts: str) -> dict[str, float | None]:
         ("budget.max_usd = 0.5", "max_usd", 0.5),
         ("budget.max_usd=none", "max_usd", None),
         ("budget.max_usd_per_hour=1.25", "max_usd_per_hour", 1.25),
+        ("budget.max_gpu_hours=500", "max_gpu_hours", 500.0),
         ("slo.deadline=2030-03-17T18:46:40Z", "deadline_s", NOW_S + 3600),
         ("slo.deadline=2030-03-17T20:46:40+02:00", "deadline_s", NOW_S + 3600),
         ("slo.deadline=none", "deadline_s", None),
@@ -121,6 +122,14 @@ def test_a_cap_below_what_is_committed_is_refused_with_numbers() -> None:
         "confirm with --yes"
     )
     assert refused.value.exit_code == 4
+
+
+def test_gpu_hours_fewer_than_are_committed_are_refused() -> None:
+    story = Story(max_usd=10.0).training(*FOUR)
+    story.now_s += 900.0
+    check(story.state, changed(story, "max_gpu_hours", 2.5))
+    with pytest.raises(LimitsRefusedError, match=r"^budget\.max_gpu_hours: 1\.5 would end"):
+        check(story.state, changed(story, "max_gpu_hours", 1.5))
 
 
 def test_a_budget_for_not_one_vm_is_refused_while_the_job_waits() -> None:

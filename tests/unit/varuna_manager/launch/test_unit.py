@@ -62,6 +62,13 @@ def test_it_starts_the_manager_of_this_job_again_but_leaves_its_vms(
     assert parser["Install"]["WantedBy"] == "default.target"
 
 
+def test_slurm_s_commands_find_their_cluster_in_it(
+    job: JobDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_CONF", "/opt/slurm.conf")
+    assert 'Environment="SLURM_CONF=/opt/slurm.conf"' in unit.unit_text(job)
+
+
 def test_a_job_that_has_ended_does_not_begin_anew_with_the_machine(job: JobDir) -> None:
     assert unit.main([str(job.path)]) == 1, "there is no job"
     story = Story().training("a", "b")

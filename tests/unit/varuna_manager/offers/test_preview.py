@@ -231,6 +231,7 @@ def test_a_cloud_s_machines_are_predicted_from_a_profile_of_a_known_gpu() -> Non
     ("limit", "key"),
     [
         ({"budget": {"max_usd": 5}}, "budget.max_usd"),
+        ({"budget": {"max_gpu_hours": 5}}, "budget.max_gpu_hours"),
         ({"slo": {"max_hours": 2}}, "slo.max_hours"),
         ({"slo": {"deadline": "2999-01-01T00:00:00Z"}}, "slo.deadline"),
         ({"slo": {"min_examples_per_s": 1e9}}, "slo.min_examples_per_s"),
@@ -254,7 +255,7 @@ def test_a_plan_that_exceeds_a_limit_says_so_first_and_exits_with_4(
     with pytest.raises(BudgetError, match=key) as caught:
         plan.preview(small, checked, Output.TABLE, scope=OFFLINE)
     assert caught.value.exit_code == 4
-    assert capsys.readouterr().out.startswith(f"exceeds  {key}: the ")
+    assert capsys.readouterr().out.startswith(f"exceeds  {key}: the")
     plan.preview(config, checked, Output.TABLE, scope=OFFLINE)
     assert "exceeds" not in capsys.readouterr().out
 

@@ -30,7 +30,7 @@ from spottrain.varuna_manager.core.model.records import (
 from spottrain.varuna_manager.core.model.settings import JobSettings
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.format import dollars, duration, predicted_time, size, step_time
-from spottrain.varuna_manager.reporting import documents, tables
+from spottrain.varuna_manager.reporting import documents, tables, text
 from spottrain.varuna_manager.reporting.history import JobHistory
 from spottrain.wire.model import Plan
 
@@ -216,9 +216,19 @@ def test_the_report_has_every_documented_field() -> None:
     assert json.loads(json.dumps(report)) == report
 
 
+def test_gpu_hours_are_shown_where_they_are_capped() -> None:
+    capped = replace(RUNNING, settings=settings_with(RUNNING.job, max_gpu_hours=8.0))
+    for state, told in ((RUNNING, False), (capped, True)):
+        status = documents.status(state, True, 1200.0)
+        report = documents.report(state, JobHistory(), True, 1200.0)
+        assert status["gpu_hours"] == report["cost"]["gpu_hours"] > 0
+        assert (" of 8 GPU-hours" in tables.money_line(status)) is told
+        assert (" of 8 GPU-hours" in " ".join(text.summary(report))) is told
+
+
 def test_slow_vms_and_alerts_of_the_budget_are_timed_from_the_submission() -> None:
     slow = SlowVm(vm_id="a", found_at_s=1100.0, slowness=2.0, evidence="late", replaced_by="e")
-    alert = BudgetAlert(share=0.5, at_s=1120.0, spent_usd=1.0, max_usd=2.0)
+    alert = BudgetAlert(share=0.5, at_s=1120.0, spent=1.0, cap=2.0)
     report = documents.report(
         changed(RUNNING, slow_vms=(slow,), alerts=(alert,)), JobHistory(), True, 1200.0
     )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import getpass
 import os
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,23 +86,14 @@ def test_the_python_of_an_image_that_has_torch_is_found(sshd: Sshd) -> None:
 
 
 def test_a_host_behind_a_jump_host_is_reached_as_the_users_ssh_says(
-    sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sshd: Sshd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = tmp_path / "config"
-    config.write_text(
-        f"Host front\n  HostName {sshd.address}\n  Port {sshd.port}\n  User {getpass.getuser()}\n"
-        f"  IdentityFile {sshd.key_file}\n  UserKnownHostsFile {tmp_path / 'known'}\n"
-        f"  GlobalKnownHostsFile {os.devnull}\n"
-    )
-    tool = tmp_path / "bin" / "ssh"  # that finds no configuration of this machine's user
-    tool.parent.mkdir()
-    tool.write_text(f'#!/bin/sh\nexec "{shutil.which("ssh")}" -F "{config}" "$@"\n')
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
+    programs = sshd.known_to_ssh("front", is_trusted=False)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     host = sshd.host("h", proxy_jump="front")
     with pytest.raises(UnreachableHostError, match="Host key verification failed"):
         Remote(host)
-    (tmp_path / "known").write_text(f"[{sshd.address}]:{sshd.port} {sshd.host_key}\n")
+    sshd.known_to_ssh("front")
     with Remote(host) as remote:
         assert remote.check("echo $SSH_CONNECTION").split()[2] == sshd.address
     assert through_jump(sshd.host("h", proxy_jump="me@one:1,two"))[3:] == [

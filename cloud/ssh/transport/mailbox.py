@@ -1,4 +1,4 @@
-"""Requests to the program of a batch job, by way of the folder that it and we share."""
+"""Requests to a host agent by way of a folder that its host and another machine share."""
 
 from __future__ import annotations
 
@@ -8,42 +8,55 @@ import json
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import PurePosixPath
 from typing import Any
 
 from spottrain.cloud.port.errors import VmNotFoundError
 from spottrain.cloud.ssh.transport.conversation import CALL_S, refusal
 from spottrain.cloud.ssh.transport.hosts import Host, UnreachableHostError
-from spottrain.files import write_whole
 
-_LOOK_S = 0.05
+_WAIT_S = 1.0
+"""How long one look for answers may last."""
 
 
 @dataclass
-class NodeSession:
-    """What one process of the manager asks of a batch job; see ``on_node``.
+class MailboxSession:
+    """What one process of the manager asks of a host agent, which serves the newest
+    ``*.requests`` of a folder (``on_vm.tail``).
 
     Args:
-        host: The node, for messages.
-        shared: Folder of the batch job.
-        archives: Folder in which what is sent to all nodes lies once.
-        private_address: Of the node.
+        host: The host, for messages.
+        call_there: Calls an operation on a machine that has the shared folder: ``ask``, ``answers``,
+            ``has`` and ``put`` of ``slurm.on_login.OnLogin``.
+        folder: In which what is sent to all hosts lies once.
+        shared: For requests and answers.
+        private_address: Of the host.
     """
 
     host: Host
-    shared: Path
-    archives: Path
+    call_there: Callable[..., Any]
+    folder: str
+    shared: str
     private_address: str
 
     def __post_init__(self) -> None:
-        # Names are ordered: the node serves the newest.
-        self._name = f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}"
-        self._requests = self.shared / f"{self._name}.requests"
-        self._answers = self.shared / f"{self._name}.answers"
+        # Names are ordered: the newest is served.
+        name = f"{self.shared}/{time.time_ns():020d}-{uuid.uuid4().hex[:8]}"
+        self._requests, self._answers = f"{name}.requests", f"{name}.answers"
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._is_over = False
+
+    def session(self) -> MailboxSession:
+        """Return itself: it is its own connection; see ``bootstrap.Connection``."""
+        return self
+
+    def status(self) -> tuple[dict[str, Any] | None, str]:
+        """Return the claim on the node and its state; see ``HostAgent.status``."""
+        seen = self.call("status")
+        return seen["claim"], seen["state"]
 
     def close(self) -> None:
         """Wait for no answer any more."""
@@ -60,41 +73,31 @@ class NodeSession:
         with self._lock:
             number = next(self._numbers)
             line = json.dumps({"id": number, "op": operation, **arguments})
-            try:
-                with self._requests.open("a") as file:
-                    file.write(f"{line}\n")
-            except FileNotFoundError as error:
-                raise VmNotFoundError(f"{self.host.place}: its folder is gone") from error
-        end_s = time.monotonic() + timeout_s
+            if not self.call_there("ask", requests=self._requests, line=line):
+                raise VmNotFoundError(f"{self.host.place}: its folder is gone")
+        end_s, known = time.monotonic() + timeout_s, 0
         while not self._is_over and time.monotonic() < end_s:
-            for answer in self._answered():
+            lines = self.call_there("answers", path=self._answers, known=known, wait_s=_WAIT_S)
+            known += len(lines)
+            for answer in map(json.loads, lines):
                 if answer["id"] != number:
                     continue
                 if "error" in answer:
                     raise refusal(self.host.place, answer["error"])
                 return answer["ok"]
-            time.sleep(_LOOK_S)
         raise UnreachableHostError(
             f"{self.host.place}: no answer to {operation} in {timeout_s:g} s"
         )
-
-    def _answered(self) -> list[dict[str, Any]]:
-        """Return all answers so far; the last line may not be whole yet."""
-        try:
-            text = self._answers.read_text()
-        except FileNotFoundError:
-            return []
-        return [json.loads(line) for line in text.split("\n")[:-1]]
 
     def unpack(
         self, vm_id: str, name: str, archive: bytes, timeout_s: float, keep: str = ""
     ) -> None:
         """Have an archive unpacked into ``name`` on the node; see ``Session.unpack``."""
         digest = keep or hashlib.sha256(archive).hexdigest()
-        shared = self.archives / f"{digest}.tar.gz"
-        if not shared.exists():
-            write_whole(shared, archive, mode=0o600)
-        url = shared.absolute().as_uri()
+        path = f"{self.folder}/{digest}.tar.gz"
+        if not self.call_there("has", path=path):
+            self.call_there("put", archive, path=path, unpacks=False)
+        url = PurePosixPath(path).as_uri()
         arguments = {"vm_id": vm_id, "name": name, "url": url, "digest": digest}
         if wrong := self.call("receive", timeout_s, **arguments):
             raise UnreachableHostError(f"{self.host.place}: {name}: {wrong}")
