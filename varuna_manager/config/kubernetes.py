@@ -11,7 +11,7 @@ from spottrain.cloud.local.market import ZoneSpec
 from spottrain.pricing.prices.catalogue import GpuType, catalogue
 from spottrain.storage.store import is_url
 from spottrain.varuna_manager.config.base import Section
-from spottrain.varuna_manager.config.ssh import Gpu
+from spottrain.varuna_manager.config.slots import Gpu
 
 _LABEL = r"^([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")]

@@ -17,8 +17,9 @@ from typing import Any
 
 from spottrain.cloud.port.errors import AuthError, CloudError, MisconfiguredError
 from spottrain.cloud.ssh.on_vm.package import package
+from spottrain.cloud.ssh.transport.conversation import answer_in
 from spottrain.cloud.ssh.transport.proxy import ProxySocket
-from spottrain.cloud.ssh.transport.session import agent_command, answer_in
+from spottrain.cloud.ssh.transport.session import agent_command
 
 _CALL_S = 60.0
 _START_S = 120.0
