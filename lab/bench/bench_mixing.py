@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
-from tests.unit.morphing.mixed_fleet import facts, fleet, inputs, profile
+from tests.unit.morphing.mixed_fleet import facts, fleet, inputs, profile, profile_at
 
 from spottrain.morphing.adapt.balance import start
 from spottrain.morphing.adapt.shares import replica_speed, share_virtual_nodes
@@ -99,7 +99,8 @@ def step_s(plan: Plan, speeds: list[float]) -> float:
         fixed_s=[pace.fixed_s for pace in throughputs],
     )
     shared = replace(plan, replica_bounds=bounds)
-    step = simulate_step(shared, profile(), facts(), reduction="fast", speeds=speeds)
+    profiles = list(map(profile_at, speeds))
+    step = simulate_step(shared, profile(), facts(), reduction="fast", profiles=profiles)
     return step.step_s
 
 

@@ -48,7 +48,7 @@ def plain_losses(spec: JobSpec) -> list[float]:
     model = materialise(job, spec.seed).train()
     optimizer = job.optimizer(list(model.named_parameters()))
     rates = [group["lr"] for group in optimizer.param_groups]
-    losses = []
+    losses = list[float]()
     for step in range(spec.steps):
         optimizer.zero_grad()
         total, weight = job.loss(model, source.training(step, range(1)))  # type: ignore[misc]
@@ -59,7 +59,7 @@ def plain_losses(spec: JobSpec) -> list[float]:
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * job.lr_schedule(step)
         optimizer.step()
-        losses.append(total.item() / weight)
+        losses.append(float(total.detach()) / float(weight))
     return losses
 
 
