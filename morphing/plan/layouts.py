@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple
@@ -412,34 +412,40 @@ def choose_layouts(inputs: PlanInputs) -> Layouts:
     If it is left open: the smallest whose time per example is within ``NEAR`` of the
     best that fits (Varuna, section 4.3, takes the smallest at which that stops
     improving). Where replicas may compute several virtual nodes at once, that is found for
-    each kind of device: the least of all is the size of a virtual node, and no replica
+    each kind of device: virtual nodes are no larger than the least of all, and no replica
     computes more at once than what is found for its devices.
     """
     largest = dict(_sizes_by_kind(inputs)) if inputs.merges else {}
     if inputs.microbatch_size is not None:
         return Layouts(inputs, inputs.microbatch_size, largest)
-    known = [m for m in inputs.profile.microbatch_sizes if inputs.minibatch_size % m == 0]
-    size = min(largest.values(), default=None) or _best_size(inputs) or known[0]
-    return Layouts(inputs, size, largest)
+    known = _dividing(inputs)
+    least = min(largest.values(), default=0) or _best_size(inputs, known) or known[0]
+    return Layouts(inputs, max(m for m in known if m <= max(least, known[0])), largest)
+
+
+def _dividing(inputs: PlanInputs) -> list[int]:
+    """Return the sizes that the mini-batch is a multiple of."""
+    return [m for m in inputs.profile.microbatch_sizes if inputs.minibatch_size % m == 0]
 
 
 def _sizes_by_kind(inputs: PlanInputs) -> Iterator[tuple[DeviceKind, int]]:
     """Yield the best size for each kind of device that can train by itself."""
+    is_mixed = len(set(map(kind_of, inputs.slots))) > 1
     in_order = sorted(inputs.slots, key=kind_of)
     for kind, devices in itertools.groupby(in_order, key=kind_of):
         own = tuple(replace(device, kind="", speed=1.0) for device in devices)
         alone = replace(
             inputs, slots=own, profile=inputs.profile_on(kind), previous=None, merges=False
         )
-        size = _best_size(alone)
+        # A replica may compute fewer at once in the end, where there are others beside it.
+        size = _best_size(alone, alone.profile.microbatch_sizes if is_mixed else _dividing(alone))
         if size is not None:
             yield kind, size
 
 
-def _best_size(inputs: PlanInputs) -> int | None:
-    """Return the best size for a plan of any shape, None if nothing fits."""
-    sizes = inputs.profile.microbatch_sizes
-    known = [Layouts(inputs, m) for m in sizes if inputs.minibatch_size % m == 0]
+def _best_size(inputs: PlanInputs, sizes: Iterable[int]) -> int | None:
+    """Return the best of some sizes for a plan of any shape, None if nothing fits."""
+    known = (Layouts(inputs, m) for m in sizes if m <= inputs.minibatch_size)
     fitting = [layouts for layouts in known if layouts.cuts.fits_somehow()]
     if not fitting:
         return None
