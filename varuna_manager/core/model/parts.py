@@ -95,7 +95,9 @@ class PreparationState:
 
     profile: Profile | None = None
     known_profiles: tuple[KnownProfile, ...] = ()
-    """Measured for earlier jobs, newest first."""
+    """Measured for this job and earlier ones, newest first."""
+    unmeasured: tuple[str, ...] = ()
+    """Types of devices whose own times remain unknown: measuring on them failed."""
     round: records.Round | None = None
     """That runs now: the checkpoint of step 0 is written, or the model is measured."""
     next_round: int = -1
