@@ -398,7 +398,7 @@ def power_like_split(p100s: int) -> str:
 
 
 def virtualflow() -> Iterator[Row]:
-    groups = {"H1": "less than 0", "H2": "less than H3", "H3": 42.3}
+    groups: dict[str, float | str] = {"H1": "less than 0", "H2": "less than H3", "H3": 42.3}
     for name, v100, v100_nodes, p100s, p100, p100_nodes in TABLE_4_H:
         gain = table_4_gain((v100, v100_nodes), p100s, (p100, p100_nodes))
         yield Row(
