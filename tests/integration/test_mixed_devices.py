@@ -168,6 +168,7 @@ def test_micro_batches_of_unlike_sizes_train_as_the_plain_loop_through_a_kill(
     assert fleet.committed_twice() == []
 
 
+@pytest.mark.rotated
 def test_shares_by_speed_change_no_bit_in_exact_mode(zygote: Zygote, tmp_path: Path) -> None:
     spec = a_spec(tmp_path / "alone", "exact")
     with Fleet(spec, "a", tmp_path / "alone" / "log", zygote) as fleet:

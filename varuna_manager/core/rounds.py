@@ -55,8 +55,9 @@ def get_profile(transition: Transition, vms: Sequence[VmRecord]) -> None:
 
 def measured_on(state: State, vm: VmRecord) -> Profile | None:
     """Return the newest profile that was measured on a VM's type of device, if one was."""
+    fingerprint = state.job.facts.fingerprint
     known = (one.profile for one in state.preparation.known_profiles)
-    return next((p for p in known if _is_of(p, vm) and _fits(state, p)), None)
+    return next((p for p in known if _is_of(p, vm) and p.fingerprint == fingerprint), None)
 
 
 def unmeasured(state: State, vms: Sequence[VmRecord]) -> tuple[VmRecord, ...]:
