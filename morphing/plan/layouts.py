@@ -157,6 +157,8 @@ class Layouts:
                 return _too_small(largest(needed), room)
         if placed is None or bounds != even:
             placed = self._place(devices, draft, bounds)
+            if merged:
+                _, merged = self._shares(draft, bounds, placed)
         plan = self._plan(draft, bounds, replicas, placed)
         profiles = tuple(map(self.cuts.profile_on, placed))
         if merged or any(device.kind for device in placed):
@@ -260,10 +262,10 @@ class Layouts:
         """
         depth, segments = draft.depth, draft.mode.segments
         own = [
-            [kind_of(device) for device in placed[i : i + depth]]
+            tuple(kind_of(device) for device in placed[i : i + depth])
             for i in range(0, len(placed), depth)
         ]
-        kinds = sorted({kind for replica in own for kind in replica})
+        kinds = sorted(set(itertools.chain(*own)))
         group = depth if draft.mode.chunks > 1 else 1
 
         @cache
@@ -281,7 +283,7 @@ class Layouts:
         for chosen in itertools.product(*(self._merges(draft, kind) for kind in kinds)):
             most = dict(zip(kinds, chosen, strict=True))
             sizes = tuple(self._common(draft, replica, most) for replica in own)
-            paces = [pace(tuple(kinds), n) for kinds, n in zip(own, sizes, strict=True)]
+            paces = [pace(replica, n) for replica, n in zip(own, sizes, strict=True)]
             shared = share_virtual_nodes(
                 self.cuts.virtual_nodes // group,
                 [group * p.per_virtual_node_s / n for p, n in zip(paces, sizes, strict=True)],
@@ -298,10 +300,8 @@ class Layouts:
                 for p, count in zip(paces, counts, strict=True)
             )
             if set(sizes) == {1}:
-                alone = replica_bounds
-                ends_s[Shares(alone, ())] = end_s
-            else:
-                ends_s[Shares(replica_bounds, sizes)] = end_s
+                alone, sizes = replica_bounds, ()
+            ends_s[Shares(replica_bounds, sizes)] = end_s
         best_first = sorted(ends_s, key=lambda one: (ends_s[one], one.nodes_per_microbatch))
         return alone, best_first[: best_first.index(Shares(alone, ()))]
 
