@@ -93,6 +93,8 @@ class Cuts:
         self._joined = cache(self._joined_cut)
         self.times_on = cache(lambda kind, nodes: self._times_of(self._profile(kind), nodes))
         """On a kind of device, in micro-batches of so many virtual nodes."""
+        self.merges_on = cache(self._merges_on)
+        """How many virtual nodes a micro-batch may have on a kind of device."""
         self._fastest = cache(self._fastest_times)
         kinds = {kind_of(device) for device in self.fleet.devices}
         self._merges = sorted({1}.union(*map(self.merges_on, kinds)))
@@ -110,8 +112,7 @@ class Cuts:
             self._profiles[kind] = self.inputs.profile_on(kind, self.microbatch_size)
         return self._profiles[kind]
 
-    def merges_on(self, kind: DeviceKind) -> list[int]:
-        """Return how many virtual nodes a micro-batch may have on a kind of device."""
+    def _merges_on(self, kind: DeviceKind) -> list[int]:
         size = self.microbatch_size
         known = self._profile(kind).microbatch_sizes
         most = self._largest.get(kind, size)

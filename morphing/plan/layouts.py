@@ -282,7 +282,8 @@ class Layouts:
         alone: tuple[int, ...] = ()
         for chosen in itertools.product(*(self._merges(draft, kind) for kind in kinds)):
             most = dict(zip(kinds, chosen, strict=True))
-            sizes = tuple(self._common(draft, replica, most) for replica in own)
+            common = {replica: self._common(draft, replica, most) for replica in set(own)}
+            sizes = tuple(common[replica] for replica in own)
             paces = [pace(replica, n) for replica, n in zip(own, sizes, strict=True)]
             shared = share_virtual_nodes(
                 self.cuts.virtual_nodes // group,
