@@ -20,6 +20,7 @@ from tests.faults import Action, environment_of
 from tests.integration import stale_jobs
 from tests.integration.fleet import Fleet, Zygote, make_plan
 from tests.integration.struck_runs import job_spec
+from tests.integration.test_shares import SharingFleet
 from tests.tiers import first_always
 
 from spottrain.morphing.plan.choose import choose_plan
@@ -166,6 +167,25 @@ def test_micro_batches_of_unlike_sizes_train_as_the_plain_loop_through_a_kill(
     # Two fast devices and two slow ones; then a fast device each, one with half a micro-batch.
     assert [examples_of(plan) for plan in plans] == [[(16, 4), (6, 2)], [(10, 4), (12, 4)]]
     assert fleet.committed_twice() == []
+
+
+@pytest.mark.rotated
+def test_shares_that_change_need_be_no_multiples_of_micro_batches(
+    zygote: Zygote, tmp_path: Path
+) -> None:
+    spec = a_spec(tmp_path)
+    slowly = {"STALE_SLEEP_S": "0.05"}  # another share comes in before the last step is done
+    with SharingFleet(spec, "abcd", tmp_path / "log", zygote, slowly) as fleet:
+        fleet.ready()
+        how = {"replica_bounds": (0, 8, 11), "nodes_per_microbatch": (4, 1)}
+        fleet.run(make_plan(spec, 2, 2, "abcd", NUM_SECTIONS, **how), fleet.initialise())
+        fleet.wait_for_step(1)
+        fleet.share(1, (0, 6, 11))
+        assert fleet.wait_for_end(set("abcd"))
+        rows = fleet.computed()
+
+    assert set(rows) == {(2, 2, 3, 3), (2, 2, 5, 5)}
+    assert losses_of(fleet, "a") == pytest.approx(plain_losses(spec), rel=1e-5)
 
 
 @pytest.mark.rotated
