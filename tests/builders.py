@@ -87,6 +87,7 @@ def a_plan(
     state: StateHome = "host",
     segments: int = 1,
     peer_copies: int = 0,
+    nodes_per_microbatch: tuple[int, ...] = (),
 ) -> Plan:
     """Return a plan with a VM for each rank, cut evenly where no bounds are given.
 
@@ -107,6 +108,7 @@ def a_plan(
         state: Where committed state lives.
         segments: In which each run is recomputed.
         peer_copies: Copies that other VMs keep.
+        nodes_per_microbatch: Virtual nodes that replicas compute at once.
     """
     runs, group = depth * chunks, depth if chunks > 1 else 1
     if stage_bounds is None:
@@ -132,6 +134,7 @@ def a_plan(
         state=state,
         segments=segments,
         peer_copies=peer_copies,
+        nodes_per_microbatch=nodes_per_microbatch,
     )
 
 

@@ -7,13 +7,21 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from random import Random
 
-from tests.unit.morphing.mixed_fleet import facts, fleet, inputs, profile
+from tests.bench.mixed_types import (
+    LEAST,
+    examples_of,
+    inputs_of,
+    leaves_out_the_slowest,
+    sums_s,
+)
+from tests.unit.morphing.mixed_fleet import facts, fleet, inputs, profile, profile_at
 
 from spottrain.morphing.adapt.balance import start
 from spottrain.morphing.adapt.shares import replica_speed, share_virtual_nodes
-from spottrain.morphing.plan.choose import choose_plan
+from spottrain.morphing.plan.choose import NOISE, choose_plan
 from spottrain.morphing.plan.placement import Device
 from spottrain.morphing.simulate.simulator import simulate_step
 from spottrain.wire.model import Plan
@@ -53,6 +61,78 @@ def solver() -> None:
         best = split_minibatch(8192, types, ring(ring_s)).best
         names = " + ".join(f"{s.workers} {s.name}" for s in best.shares)
         print(f"{ring_s:8.1f} s  {best.step_s:.3f} s  {names}")
+
+
+def both_answers() -> None:
+    """Compare the planner with the solver on drawn fleets."""
+    print("\nThe planner beside the solver: 2 or 3 types of 1 to 4 GPUs, sizes of 16 up to 256,")
+    print("mini-batches of 64 to 4096; a virtual node costs as much as so many examples besides\n")
+    print("            solver's set of  planner:              at most  solver  planner")
+    print("besides     GPUs             equal  faster  slower  slower   mixes    mixes")
+    for least, most in ((256, 640), (0, 32)):
+        random = Random(0)
+        rows: dict[bool, list[tuple[float, bool, bool]]] = {True: [], False: []}
+        for _ in range(200):
+            types = []
+            for name in random.choice(("VP", "VPK")):
+                speed, beside = random.choice((1.0, 1.7, 2.0, 4.0)), random.uniform(least, most)
+                sizes = [LEAST * 2**k for k in range(random.randint(1, 5))]
+                times = {size: (beside + size) / 400 / speed for size in sizes}
+                types.append(
+                    WorkerType(name=name, count=random.randint(1, 4), virtual_node_s=times)
+                )
+            minibatch_size = 64 * random.randint(1, 64)
+            case = inputs_of(types, minibatch_size, random.choice((0, 10**7, 10**8)))
+            best = split_minibatch(minibatch_size, types, partial(sums_s, case)).best
+            plan = choose_plan(case).plan
+            assert plan is not None
+            used = {name for name, _, _ in examples_of(plan)}
+            ratio = plan.predicted_step_s / best.step_s
+            rows[leaves_out_the_slowest(best, types)].append((ratio, best.is_mixed, len(used) > 1))
+        for possible, found in rows.items():
+            ratios = [ratio for ratio, _, _ in found]
+            faster, slower = (sum(f(r) for r in ratios) for f in (is_faster, is_slower))
+            print(
+                f"{least:3d} to {most:3d}  {'fastest' if possible else 'others':15s}  "
+                f"{len(found) - faster - slower:5d}  {faster:6d}  {slower:6d}  "
+                f"{max(ratios) - 1:7.1%}  {sum(m for _, m, _ in found):6d}  "
+                f"{sum(m for _, _, m in found):7d}"
+            )
+
+
+def is_faster(ratio: float) -> bool:
+    return ratio < 1 - NOISE
+
+
+def is_slower(ratio: float) -> bool:
+    return ratio > 1 + NOISE
+
+
+def types_of_gpus() -> None:
+    """Plans with micro-batches for each type of GPU, and with one size for all."""
+    print("\nchoose_plan for 2 fast and 8 slow GPUs, mini-batch 8192; a micro-batch costs 20 ms")
+    print("on slow GPUs, 5 ms on fast ones, beside its examples; fast ones have memory for 256\n")
+    print("largest on slow  micro-batches  step      examples of each (of a micro-batch)")
+    for largest in (256, 64, 16):
+        types = [
+            WorkerType(
+                name=name,
+                count=count,
+                virtual_node_s={
+                    size: (0.02 + size / 400) / speed
+                    for size in (16, 32, 64, 128, 256)
+                    if size <= top
+                },
+            )
+            for name, count, speed, top in (("fast", 2, FAST, 256), ("slow", 8, SLOW, largest))
+        ]
+        case = inputs_of(types, 8192, 10**8)
+        for name, merges in (("for each type", True), ("of 16 for all", False)):
+            plan = choose_plan(replace(case, merges=merges)).plan
+            assert plan is not None
+            rows = Counter(examples_of(plan))
+            each = " ".join(f"{n} {kind} x {e} ({m})" for (kind, e, m), n in rows.items())
+            print(f"{largest:15d}  {name:13s}  {plan.predicted_step_s:.3f} s   {each}")
 
 
 def speeds_of(plan: Plan, devices: tuple[Device, ...]) -> list[float]:
@@ -99,13 +179,15 @@ def step_s(plan: Plan, speeds: list[float]) -> float:
         fixed_s=[pace.fixed_s for pace in throughputs],
     )
     shared = replace(plan, replica_bounds=bounds)
-    step = simulate_step(shared, profile(), facts(), reduction="fast", speeds=speeds)
+    profiles = list(map(profile_at, speeds))
+    step = simulate_step(shared, profile(), facts(), reduction="fast", profiles=profiles)
     return step.step_s
 
 
 def like_first() -> None:
     """What it costs to leave devices where their sections are instead."""
-    plan = choose_plan(inputs(fleet((2, FAST), (8, SLOW)))).plan
+    case = replace(inputs(fleet((2, FAST), (8, SLOW))), schedule="varuna")
+    plan = choose_plan(case).plan
     assert plan is not None
     like_s = step_s(plan, [FAST] * 2 + [SLOW] * 8)
     kept_s = step_s(plan, [FAST, SLOW] * 2 + [SLOW] * 6)
@@ -147,6 +229,8 @@ def controller() -> None:
 
 if __name__ == "__main__":
     solver()
+    both_answers()
+    types_of_gpus()
     plans()
     like_first()
     controller()

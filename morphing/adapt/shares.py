@@ -48,19 +48,22 @@ def share_virtual_nodes(
     limits: Sequence[int] | None = None,
     *,
     fixed_s: Sequence[float] | None = None,
+    sizes: Sequence[int] | None = None,
 ) -> tuple[int, ...]:
     """Share virtual nodes out so that the slowest replica finishes earliest.
 
-    A replica of ``n`` virtual nodes takes ``fixed_s + n * seconds_per_virtual_node``;
-    each has at least one. Of all such shares those are taken in which every virtual
-    node went to the replica that finishes it earliest, the first one of equals: equally
-    fast replicas get what ``partition.spread`` gives them.
+    A replica of ``n`` micro-batches takes ``fixed_s + n * seconds_per_virtual_node *
+    size``; each has at least a virtual node. Of all such shares those are taken in which
+    every micro-batch went to the replica that finishes it earliest, the first one of
+    equals: equally fast replicas get what ``partition.spread`` gives them. One micro-batch
+    of a replica may be no whole one and takes as long as if it were.
 
     Args:
         virtual_nodes: Of the mini-batch.
         seconds_per_virtual_node: Of each replica.
         limits: Maximum that each can hold; any number if not given.
         fixed_s: What each takes besides; 0 if not given.
+        sizes: Virtual nodes of each replica's micro-batches; 1 if not given.
 
     Returns:
         Bounds of the replicas' runs of virtual nodes, as in ``Plan.replica_bounds``.
@@ -72,26 +75,38 @@ def share_virtual_nodes(
     paces = list(seconds_per_virtual_node)
     fixed = [0.0] * len(paces) if fixed_s is None else list(fixed_s)
     limits = [virtual_nodes] * len(paces) if limits is None else list(limits)
+    sizes = [1] * len(paces) if sizes is None else sizes
     _check(virtual_nodes, paces, limits, fixed)
     level_s = _level_s(virtual_nodes, paces, limits, fixed)
-    shares = [
-        min(max(int((level_s - f) / pace), 1), limit)
-        for pace, limit, f in zip(paces, limits, fixed, strict=True)
+    # Micro-batches from here on, the last one of a limit perhaps no whole one.
+    each_s = [pace * size for pace, size in zip(paces, sizes, strict=True)]
+    most = [-(-limit // size) for limit, size in zip(limits, sizes, strict=True)]
+    counts = [
+        min(max(int((level_s - f) / one_s), 1), top)
+        for one_s, top, f in zip(each_s, most, fixed, strict=True)
     ]
-    # Fewer are left than there are replicas (but for SAFETY): earliest finish first.
+    shares = [min(n * size, limit) for n, size, limit in zip(counts, sizes, limits, strict=True)]
+    # Few are left (with sizes of 1, but for SAFETY, fewer than replicas): earliest finish first.
     ends = [
-        (fixed[i] + (shares[i] + 1) * paces[i], i)
+        (fixed[i] + (counts[i] + 1) * each_s[i], i)
         for i in range(len(paces))
-        if shares[i] < limits[i]
+        if counts[i] < most[i]
     ]
     heapq.heapify(ends)
-    for _ in range(virtual_nodes - sum(shares)):
+    left = virtual_nodes - sum(shares)
+    while left > 0:
         _, i = ends[0]
-        shares[i] += 1
-        if shares[i] < limits[i]:
-            heapq.heapreplace(ends, (fixed[i] + (shares[i] + 1) * paces[i], i))
+        counts[i] += 1
+        more = min(sizes[i], limits[i] - shares[i])
+        shares[i], left = shares[i] + more, left - more
+        if counts[i] < most[i]:
+            heapq.heapreplace(ends, (fixed[i] + (counts[i] + 1) * each_s[i], i))
         else:
             heapq.heappop(ends)
+    # What is too much is taken from the micro-batches that are finished last.
+    for i in sorted(range(len(paces)), key=lambda i: -(fixed[i] + counts[i] * each_s[i])):
+        less = min(-left, (shares[i] - 1) % sizes[i])
+        shares[i], left = shares[i] - less, left + less
     return tuple(itertools.accumulate(shares, initial=0))
 
 

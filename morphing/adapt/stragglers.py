@@ -194,17 +194,19 @@ def _over_others(values: Sequence[float]) -> list[float]:
 
 
 def expected_busy_s(
-    plan: Plan, profile: Profile, stage: int, microbatches: int, recomputes: int
+    plan: Plan, profile: Profile, rank: int, microbatches: int, recomputes: int
 ) -> float:
-    """Return the time a stage's tasks of one mini-batch should take by the profile.
+    """Return the time a rank's tasks of one mini-batch should take by the profile.
 
     Args:
-        plan: Which sections the stage has.
-        profile: Their times.
+        plan: Which sections the rank has, and the size of its micro-batches.
+        profile: Times of its device.
+        rank: In the plan.
         microbatches: Forwards, and backwards.
     """
-    measured = profile.sections_at(plan.microbatch_size)
-    beside = profile.overheads_at(plan.microbatch_size)
+    replica, stage = divmod(rank, plan.pipeline_depth)
+    size = plan.microbatch_size_of(replica)
+    measured, beside = profile.sections_at(size), profile.overheads_at(size)
     sections = [measured[k] for k in plan.sections_of(stage) if k < len(measured)]
     once_s = math.fsum(one.forward_s + one.backward_s for one in sections)
     again_s = math.fsum(one.recompute_s for one in sections)

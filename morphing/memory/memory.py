@@ -478,22 +478,26 @@ def rank_bytes(
     plan: Plan,
     reduction: Reduction,
     compute: Compute = CPU,
+    profiles: Sequence[Profile] | None = None,
 ) -> tuple[StageMemory, ...]:
-    """Return the peak memory of every worker of ``plan``, by rank."""
-    measured = profile.sections_at(plan.microbatch_size)
-    width = plan.data_parallel_width
-    terms = WorkerTerms.of(
-        profile,
-        plan.microbatch_size,
-        reduction=reduction,
-        compute=compute,
-        state=plan.state,
-    )
+    """Return the peak memory of every worker of ``plan``, by rank.
+
+    Args:
+        facts: Of the model.
+        profile: Of all devices, where ``profiles`` are not given.
+        plan: Who computes what.
+        reduction: How gradients are summed up.
+        compute: What workers compute on.
+        profiles: Of the device of each rank.
+    """
+    depth, width = plan.pipeline_depth, plan.data_parallel_width
+    profiles = [profile] * len(plan.slots) if profiles is None else profiles
     loads: dict[int, tuple[StageLoad, ...]] = {}
     ranks = []
     for replica in range(width):
         # Two mini-batches fill a pipeline as one of twice the length does.
-        count = compute.lanes * len(plan.virtual_nodes_of(replica))
+        count = compute.lanes * len(plan.microbatches_of(replica))
+        size = plan.microbatch_size_of(replica)
         if count not in loads:
             loads[count] = stage_loads(
                 plan.schedule,
@@ -506,15 +510,19 @@ def rank_bytes(
         ranks += [
             stage_bytes(
                 facts,
-                measured,
+                device.sections_at(size),
                 plan.runs_of(p),
                 load,
-                terms,
+                WorkerTerms.of(
+                    device, size, reduction=reduction, compute=compute, state=plan.state
+                ),
                 segments=plan.segments,
                 width=width,
                 replica=replica,
             )
-            for p, load in enumerate(loads[count])
+            for p, (load, device) in enumerate(
+                zip(loads[count], profiles[replica * depth :], strict=False)
+            )
         ]
     return tuple(ranks)
 

@@ -16,8 +16,8 @@ other placement has more of any speed or above), and virtual nodes are divisible
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,12 +54,37 @@ class SectionTimes:
         overheads: TaskOverheads,
         compute: Compute = CPU,
     ) -> None:
-        self.sections, self.overheads = sections, overheads
+        self.sections, self.overheads = tuple(sections), overheads
         self.forward_s = _sums(self.sections, "forward_s")
         self.backward_s = _sums(self.sections, "backward_s")
         self.recompute_s = _sums(self.sections, "recompute_s")
         self.sent_bytes = np.array([compute.sent_bytes(s) for s in self.sections])
         """As they travel, from each section to the next."""
+
+    @staticmethod
+    def fastest(every: Sequence[SectionTimes]) -> SectionTimes:
+        """Return times that none of ``every``, all of one micro-batch size, are below."""
+        if len(every) == 1:
+            return every[0]
+        sections = [
+            replace(
+                own[0],
+                forward_s=min(s.forward_s for s in own),
+                backward_s=min(s.backward_s for s in own),
+                recompute_s=min(s.recompute_s for s in own),
+            )
+            for own in zip(*(times.sections for times in every), strict=True)
+        ]
+        beside = [times.overheads for times in every]
+        overheads = TaskOverheads(
+            forward_s=min(o.forward_s for o in beside),
+            backward_s=min(o.backward_s for o in beside),
+            recompute_s=min(o.recompute_s for o in beside),
+            posting_s=min(o.posting_s for o in beside),
+        )
+        fastest = SectionTimes(sections, overheads)
+        fastest.sent_bytes = np.min([times.sent_bytes for times in every], axis=0)
+        return fastest
 
     def costs_s(self, segments: int) -> tuple[list[float], list[float]]:
         """Return the costs of sections before the last stage, and in the last stage.
@@ -119,8 +144,6 @@ class Pipe:
     round_trip_s: Array
     """From the beginning of a forward on each stage to the end of its backward."""
     link: LinkProfile
-    speed: float
-    """Of the devices."""
     sections: NDArray[np.int64]
     """Of each stage."""
     forward_s: Array
@@ -137,24 +160,22 @@ def make_pipe(
     depth: int,
     segments: int,
     link: LinkProfile,
-    speed: float,
     single_slot: bool = False,
 ) -> Pipe:
     """Return the pipe of runs of sections ``bounds`` over ``depth`` stages in turn.
 
     Args:
-        times: On a device of speed 1.
+        times: On a device, or such that no device has shorter ones.
         bounds: Of the runs, several per stage if interleaved.
         depth: Stages.
         segments: In which runs are recomputed, see ``SectionTimes.costs_s``.
         link: One that no link is faster than.
-        speed: One that no device is faster than.
         single_slot: Whether every VM has one slot only, so that a stage's activations and
             gradients leave over the same NIC.
     """
     cuts, overheads = np.array(bounds), times.overheads
-    forward = np.diff(times.forward_s[cuts]) / speed + overheads.forward_s
-    backward = np.diff(times.backward_s[cuts]) / speed + overheads.backward_s
+    forward = np.diff(times.forward_s[cuts]) + overheads.forward_s
+    backward = np.diff(times.backward_s[cuts]) + overheads.backward_s
     forward[:-1] += overheads.posting_s
     backward[1:] += overheads.posting_s
     again = np.zeros(len(cuts) - 1)
@@ -164,8 +185,8 @@ def make_pipe(
         further_s = np.array([len(part) - 1 for part in parts]) * overheads.recompute_s
         forward += further_s
         done_s = times.recompute_s
-        backward += further_s + (done_s[last] - done_s[cuts[:-1]]) / speed
-        again[:-1] = (done_s[cuts[1:]] - done_s[last])[:-1] / speed
+        backward += further_s + (done_s[last] - done_s[cuts[:-1]])
+        again[:-1] = (done_s[cuts[1:]] - done_s[last])[:-1]
         again[:-1] += overheads.recompute_s
     by_stage = (-1, depth)
     spare = again.reshape(by_stage).sum(axis=0)
@@ -188,11 +209,29 @@ def make_pipe(
         return_s=returned,
         round_trip_s=round_trip,
         link=link,
-        speed=speed,
         sections=np.diff(cuts).reshape(by_stage).sum(axis=0),
         forward_s=forward[:depth],
         message_s=min(times.sent_bytes[:-1], default=0.0) / link.bandwidth_bytes_per_s,
         messages=messages,
+    )
+
+
+def fastest_pipe(pipes: Mapping[int, Pipe]) -> Pipe:
+    """Return a pipe for ``min_finish_s`` that micro-batches of no size are faster in.
+
+    Args:
+        pipes: By the virtual nodes that a micro-batch has.
+
+    Returns:
+        One whose times are those of a virtual node.
+    """
+    every = list(pipes.values())
+    return replace(
+        every[0],
+        busy_s=np.min([pipe.busy_s / nodes for nodes, pipe in pipes.items()], axis=0),
+        recompute_s=np.max([pipe.recompute_s for pipe in every], axis=0),
+        arrival_s=np.min([pipe.arrival_s for pipe in every], axis=0),
+        return_s=np.min([pipe.return_s for pipe in every], axis=0),
     )
 
 

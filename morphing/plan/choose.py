@@ -112,6 +112,7 @@ def canonical(inputs: PlanInputs) -> tuple[PlanInputs, dict[str, str]]:
                 ranks.get(device.slot, len(ranks)),
                 device.slot.index,
                 -device.speed,
+                device.kind,
                 -device.memory_bytes,
                 device.usd_per_hour,
                 device.is_gpu,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 
@@ -28,6 +28,7 @@ from spottrain.morphing.plan.bounds import (
     Pipe,
     SectionTimes,
     fastest_link,
+    fastest_pipe,
     make_pipe,
     min_finish_s,
     min_steps_s,
@@ -35,10 +36,11 @@ from spottrain.morphing.plan.bounds import (
 )
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.partition import join, partition, spread
+from spottrain.morphing.plan.placement import Device, DeviceKind, kind_of
 from spottrain.morphing.simulate.compute import min_update_s, trained_bytes
 from spottrain.morphing.simulate.reducing import sections_at, tied_bytes, tied_hops
 from spottrain.units import counted
-from spottrain.wire.model import ScheduleKind, StateHome, segments_of
+from spottrain.wire.model import Profile, ScheduleKind, StateHome, segments_of
 
 SHORT_LISTS = 8
 """Micro-batches per stage of a schedule long enough to show what its stages hold; no stage
@@ -62,18 +64,21 @@ class Cuts:
     Drafts of one micro-batch size have most of it in common: it is worked out once.
     """
 
-    def __init__(self, inputs: PlanInputs, microbatch_size: int) -> None:
+    def __init__(
+        self,
+        inputs: PlanInputs,
+        microbatch_size: int,
+        largest: Mapping[DeviceKind, int] | None = None,
+    ) -> None:
         self.inputs = inputs
+        self._largest = largest or {}
         self.microbatch_size = microbatch_size
         self.virtual_nodes = inputs.minibatch_size // microbatch_size
         self.fleet = modes.DeviceFleet(inputs)
         self.compute = inputs.compute
-        profile, size = inputs.profile, microbatch_size
-        self.times = SectionTimes(
-            sections_at(profile, size, inputs.facts, inputs.reduction),
-            profile.overheads_at(size),
-            self.compute,
-        )
+        self._profiles: dict[DeviceKind, Profile] = {}
+        self.times = self._times_of(inputs.profile, 1)
+        """On a device of speed 1."""
         param_bytes = [s.param_bytes for s in inputs.facts.sections]
         self.param_sums = np.concatenate(([0.0], np.cumsum(param_bytes)))
         self.cut = cache(self._cut)
@@ -86,6 +91,53 @@ class Cuts:
         self._tight = cache(self._tight_cut)
         self._update_s = cache(self._slowest_update_s)
         self._joined = cache(self._joined_cut)
+        self.times_on = cache(lambda kind, nodes: self._times_of(self._profile(kind), nodes))
+        """On a kind of device, in micro-batches of so many virtual nodes."""
+        self.merges_on = cache(self._merges_on)
+        """How many virtual nodes a micro-batch may have on a kind of device."""
+        self._fastest = cache(self._fastest_times)
+        kinds = {kind_of(device) for device in self.fleet.devices}
+        self._merges = sorted({1}.union(*map(self.merges_on, kinds)))
+        """Virtual nodes that a micro-batch may have on some device."""
+
+    # --- Kinds of devices ---------------------------------------------------------------
+
+    def profile_on(self, device: Device) -> Profile:
+        """Return the profile of a device: measured on its kind, else derived by its speed."""
+        return self._profile(kind_of(device))
+
+    def _profile(self, kind: DeviceKind) -> Profile:
+        """Return the one profile of a kind of device."""
+        if kind not in self._profiles:
+            self._profiles[kind] = self.inputs.profile_on(kind, self.microbatch_size)
+        return self._profiles[kind]
+
+    def _merges_on(self, kind: DeviceKind) -> list[int]:
+        size = self.microbatch_size
+        known = self._profile(kind).microbatch_sizes
+        most = self._largest.get(kind, size)
+        return [one // size for one in known if one % size == 0 and size <= one <= most]
+
+    def _times_of(self, profile: Profile, nodes: int) -> SectionTimes:
+        size = nodes * self.microbatch_size
+        return SectionTimes(
+            sections_at(profile, size, self.inputs.facts, self.inputs.reduction),
+            profile.overheads_at(size),
+            self.compute,
+        )
+
+    def _fastest_times(self, speed: float | None, nodes: int) -> SectionTimes | None:
+        """Return times that no device of a speed (of any, if None) is faster than.
+
+        Args:
+            speed: Of the devices.
+            nodes: Virtual nodes of a micro-batch; None is returned where none computes so many.
+        """
+        kinds = {kind_of(d) for d in self.fleet.devices if speed in (None, d.speed)}
+        able = [kind for kind in sorted(kinds) if nodes == 1 or nodes in self.merges_on(kind)]
+        if not kinds:
+            return self.times
+        return SectionTimes.fastest([self.times_on(kind, nodes) for kind in able]) if able else None
 
     def state_bytes(self, state: StateHome) -> WorkerBytes:
         """Return the minimum bytes of all stages together, by the home of their state.
@@ -109,35 +161,47 @@ class Cuts:
         self, depth: int, mode: modes.ExecutionMode, widths: Sequence[int]
     ) -> list[float]:
         """Return the minimum time of a mini-batch for each of ``widths``."""
-        fastest_device = max(self.fleet.speeds, default=1.0)
-        pipe = self.pipe(depth, mode.chunks, mode.segments, fastest_device)
         ring = np.array(widths, np.int64)
         group = depth if mode.chunks > 1 else 1
-        counts = group * -(-(self.virtual_nodes // group) // ring)
-        min_s = min_steps_s(
-            pipe,
-            counts,
-            ring,
-            in_flight_bound=mode.in_flight_bound or None,
-            stage_bytes=self._stage_params(depth, mode),
-            update_s=self._update_s(
-                self.cut(mode.segments, depth * mode.chunks), depth, mode.state
-            ),
-            profile=self.inputs.profile,
-            reduction=self.inputs.reduction,
-            finish_s=self._finish_s(depth, mode, widths),
-            shared_s=self._shared_s(pipe, ring),
-        )
+        nodes = group * -(-(self.virtual_nodes // group) // ring)
+        finish_s = self._finish_s(depth, mode, widths)
+        # Whatever micro-batches the largest replica has.
+        every_s = [
+            min_steps_s(
+                pipe,
+                -(-nodes // merged),
+                ring,
+                in_flight_bound=mode.in_flight_bound or None,
+                stage_bytes=self._stage_params(depth, mode),
+                update_s=self._update_s(
+                    self.cut(mode.segments, depth * mode.chunks), depth, mode.state
+                ),
+                profile=self.inputs.profile,
+                reduction=self.inputs.reduction,
+                finish_s=finish_s,
+                shared_s=self._shared_s(pipe, ring, merged),
+            )
+            for merged, pipe in self._pipes(depth, mode, None).items()
+        ]
         # Of two mini-batches in a row both fill and drain a pipeline (``stale_step``).
-        steps: list[float] = (min_s / self.compute.lanes).tolist()
+        steps: list[float] = (np.min(every_s, axis=0) / self.compute.lanes).tolist()
         return steps
 
-    def _shared_s(self, pipe: Pipe, widths: NDArray[np.int64]) -> Array | None:
+    def _pipes(self, depth: int, mode: modes.ExecutionMode, speed: float | None) -> dict[int, Pipe]:
+        """Return pipes that no pipeline of devices of a speed (of any, if None) is faster
+        than, by the virtual nodes of micro-batches."""
+        pipes = {
+            merged: self.pipe(depth, mode.chunks, mode.segments, speed, merged)
+            for merged in (self._merges if mode.chunks == 1 else (1,))
+        }
+        return {merged: pipe for merged, pipe in pipes.items() if pipe is not None}
+
+    def _shared_s(self, pipe: Pipe, widths: NDArray[np.int64], merged: int) -> Array | None:
         """Return the time of all tasks on the cores there are, where slots share them."""
         cores = self.fleet.cores
         if cores is None or not self.inputs.counts_cores:
             return None
-        work_s = self.virtual_nodes * pipe.busy_s.sum()
+        work_s = self.virtual_nodes * pipe.busy_s.sum() / merged
         rounded_s = 3 * NANOSECOND * self.virtual_nodes * pipe.depth**2
         shared: Array = (work_s - widths * pipe.recompute_s.sum() - rounded_s) / cores
         return shared
@@ -149,8 +213,7 @@ class Cuts:
         if len(self.fleet.speeds) <= 1:
             return None
         pure, mixed = self._counts(depth, tuple(widths))
-        chunks, segments = mode.chunks, mode.segments
-        pipes = [self.pipe(depth, chunks, segments, v) for v in self.fleet.speeds]
+        pipes = [fastest_pipe(self._pipes(depth, mode, v)) for v in self.fleet.speeds]
         return min_finish_s(pipes, pure, mixed, self.virtual_nodes)
 
     def _replica_counts(self, depth: int, widths: tuple[int, ...]) -> tuple[Counts, Counts]:
@@ -164,19 +227,28 @@ class Cuts:
 
     def _slowest_update_s(self, cut: tuple[int, ...], depth: int, state: StateHome) -> float:
         """Return the minimum time of the slowest stage's update on the fastest device."""
-        inputs, speed = self.inputs, max(self.fleet.speeds, default=1.0)
+        inputs = self.inputs
+        kinds = {kind_of(device) for device in self.fleet.devices}
+        devices = [self._profile(kind) for kind in kinds] or [inputs.profile]
         runs = [inputs.facts.sections[a:b] for a, b in itertools.pairwise(cut)]
         stages = (list(itertools.chain(*runs[p::depth])) for p in range(depth))
-        return max(min_update_s(inputs.profile, own, state, self.compute, speed) for own in stages)
+        return max(
+            min(min_update_s(device, own, state, self.compute) for device in devices)
+            for own in stages
+        )
 
-    def _pipe(self, depth: int, chunks: int, segments: int, speed: float) -> Pipe:
+    def _pipe(
+        self, depth: int, chunks: int, segments: int, speed: float | None, merged: int
+    ) -> Pipe | None:
+        times = self._fastest(speed, merged)
+        if times is None:
+            return None
         return make_pipe(
-            self.times,
+            times,
             self.cut(segments, depth * chunks),
             depth,
             segments,
             fastest_link(self.inputs.profile, self.fleet.alone),
-            speed,
             self.fleet.alone,
         )
 
@@ -223,9 +295,17 @@ class Cuts:
             total_s += tied_hops(tied, stages) * copy_s
         return total_s
 
-    def stage_s(self, draft: modes.Draft, bounds: Sequence[int]) -> list[float]:
-        """Return the time of a micro-batch on each stage at speed 1."""
-        costs_s, last_s = self.times.costs_s(draft.mode.segments)
+    def stage_s(
+        self, draft: modes.Draft, bounds: Sequence[int], times: SectionTimes | None = None
+    ) -> list[float]:
+        """Return the time of a micro-batch in the sections of each stage.
+
+        Args:
+            draft: How it is run.
+            bounds: Runs of sections.
+            times: On the device; at speed 1 if not given.
+        """
+        costs_s, last_s = (times or self.times).costs_s(draft.mode.segments)
         runs = [sum(costs_s[a:b]) for a, b in itertools.pairwise(bounds)]
         runs[-1] = sum(last_s[bounds[-2] :])
         return [sum(runs[p :: draft.depth]) for p in range(draft.depth)]

@@ -9,8 +9,8 @@ from typing import Literal
 
 from spottrain.codec import SCHEMA_VERSION, encode
 from spottrain.morphing.errors import PlanError
-from spottrain.morphing.plan.placement import Device
-from spottrain.morphing.plan.profiles import check_profile
+from spottrain.morphing.plan.placement import Device, DeviceKind
+from spottrain.morphing.plan.profiles import check_profile, derive_profile
 from spottrain.morphing.simulate.compute import Compute
 from spottrain.wire.model import (
     ModelFacts,
@@ -60,6 +60,9 @@ class PlanRequest:
     peer_copies: int = 0
     """As in ``Plan``: of plans without second copies, where VMs have memory for them."""
     semantics: Semantics = "synchronous"
+    merges: bool = False
+    """Whether replicas may compute several virtual nodes at once, each type of device as many
+    as suit it; in fast mode only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +71,24 @@ class PlanInputs(PlanRequest):
 
     facts: ModelFacts
     profile: Profile
+    """Links, and times of devices of speed 1."""
+    measured: tuple[Profile, ...] = ()
+    """Of other types of devices, as they were measured."""
     schema_version: int = SCHEMA_VERSION
+
+    def profile_on(self, kind: DeviceKind, microbatch_size: int | None = None) -> Profile:
+        """Return the profile of a kind of device.
+
+        As measured, if it was measured and knows a micro-batch size; else the job's, derived
+        by the speed.
+        """
+        name, speed = kind
+        for one in self.measured:
+            if one.device == name and microbatch_size in (None, *one.microbatch_sizes):
+                return one
+        if speed == 1:
+            return self.profile
+        return derive_profile(self.profile, name or self.profile.device, speed)
 
     @property
     def compute(self) -> Compute:
@@ -100,16 +120,16 @@ class PlanInputs(PlanRequest):
 class PlanQuestion(PlanRequest):
     """A request to the planner, to be kept with its answer.
 
-    Facts and profile stay the same over the life of a job and are named by a hash.
+    Facts and profiles hardly change over the life of a job and are named by a hash.
     """
 
     model_sha256: str
-    """Of the JSON of facts and profile, one after the other."""
+    """Of the JSON of facts and profiles, one after the other."""
 
 
 def question_of(inputs: PlanInputs) -> PlanQuestion:
     """Return ``inputs`` in the form in which they are kept."""
-    model = encode(inputs.facts) + encode(inputs.profile)
+    model = "".join(map(encode, (inputs.facts, inputs.profile, *inputs.measured)))
     asked = {one.name: getattr(inputs, one.name) for one in fields(PlanRequest)}
     return PlanQuestion(model_sha256=hashlib.sha256(model.encode()).hexdigest(), **asked)
 
@@ -123,7 +143,8 @@ def check_inputs(inputs: PlanInputs) -> None:
             multiple of the micro-batch, the profile does not know the micro-batch, or a device
             has no memory, speed or price that makes sense.
     """
-    check_profile(inputs.profile, inputs.facts)
+    for profile in (inputs.profile, *inputs.measured):
+        check_profile(profile, inputs.facts)
     sections = len(inputs.facts.sections)
     if inputs.pipeline_depth is not None and inputs.pipeline_depth > sections:
         raise PlanError(
@@ -151,6 +172,12 @@ def check_inputs(inputs: PlanInputs) -> None:
     for device in inputs.slots:
         name = f"{device.slot.vm_id}[{device.slot.index}]"
         positive(f"speed of {name}", device.speed)
+        kinds = [one.device for one in inputs.measured]
+        if device.kind and device.kind not in kinds:
+            raise PlanError(
+                f"kind of {name} must be one that was measured, {kinds}: got {device.kind}; "
+                "calibrate on it"
+            )
         positive(f"memory_bytes of {name}", device.memory_bytes)
         host = device.host_memory_bytes
         positive(f"host_memory_bytes of {name}", host, or_zero=True)

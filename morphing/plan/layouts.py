@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from typing import NamedTuple
 
-from spottrain.morphing.adapt.shares import replica_speed, share_virtual_nodes
+from spottrain.morphing.adapt.shares import ReplicaSpeed, replica_speed, share_virtual_nodes
 from spottrain.morphing.memory.copies import copy_bytes, with_copies
 from spottrain.morphing.memory.handover import handover_bytes
-from spottrain.morphing.memory.memory import loader_bytes
+from spottrain.morphing.memory.memory import loader_bytes, rank_bytes
 from spottrain.morphing.memory.room import (
     WorkerBytes,
     largest,
@@ -21,7 +24,7 @@ from spottrain.morphing.memory.room import (
 from spottrain.morphing.plan.cuts import MAX_UNEVEN, Cuts
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.modes import DeviceFleet, Draft
-from spottrain.morphing.plan.placement import Device, place
+from spottrain.morphing.plan.placement import Device, DeviceKind, kind_of, place
 from spottrain.morphing.simulate.sharing import MAX_CROWDING, SharedCores, shared_cores
 from spottrain.morphing.simulate.simulator import (
     expect_step,
@@ -29,7 +32,7 @@ from spottrain.morphing.simulate.simulator import (
     slowest_update_s,
     stale_step,
 )
-from spottrain.wire.model import Network, Plan
+from spottrain.wire.model import Network, Plan, Profile
 
 NEAR = 0.05
 """Share by which a micro-batch size may be slower per example than the best one."""
@@ -51,7 +54,7 @@ class PlanLayout:
     """A plan that fits; its time is not predicted yet."""
 
     plan: Plan
-    speeds: tuple[float, ...]
+    profiles: tuple[Profile, ...]
     """Of its devices."""
     sharing: SharedCores | None
     """How they share cores; None: each has one of its own."""
@@ -83,13 +86,25 @@ def _too_small(needed: WorkerBytes, room: WorkerBytes) -> Refusal:
     return Refusal(f"a stage needs {_shortage(needed, room)}", needed, room)
 
 
+class Shares(NamedTuple):
+    """How a mini-batch is shared out; as in ``Plan``."""
+
+    replica_bounds: tuple[int, ...]
+    nodes_per_microbatch: tuple[int, ...]
+
+
 class Layouts:
     """Makes plans of drafts, all of one micro-batch size."""
 
-    def __init__(self, inputs: PlanInputs, microbatch_size: int) -> None:
+    def __init__(
+        self,
+        inputs: PlanInputs,
+        microbatch_size: int,
+        largest: Mapping[DeviceKind, int] | None = None,
+    ) -> None:
         self.inputs = inputs
         self.microbatch_size = microbatch_size
-        self.cuts = Cuts(inputs, microbatch_size)
+        self.cuts = Cuts(inputs, microbatch_size, largest)
         self.waives_handover = False
         """True if plans need not fit beside the present plan's sections."""
 
@@ -124,9 +139,10 @@ class Layouts:
         even = self.cuts.even_cut(draft)
         replicas = self.cuts.even_shares(draft)
         placed = None
-        if len({device.speed for device in devices}) > 1:
+        merged: list[Shares] = []
+        if self._may_differ(draft, devices):
             placed = self._place(devices, draft, even)
-            replicas = self._shares(draft, even, placed)
+            replicas, merged = self._shares(draft, even, placed)
         bounds = even
         needed = self.cuts.needed_bytes(depth, mode, even, replicas)
         if largest(needed).beyond(room) > 0:
@@ -141,7 +157,17 @@ class Layouts:
                 return _too_small(largest(needed), room)
         if placed is None or bounds != even:
             placed = self._place(devices, draft, bounds)
+            if merged:
+                _, merged = self._shares(draft, bounds, placed)
         plan = self._plan(draft, bounds, replicas, placed)
+        profiles = tuple(map(self.cuts.profile_on, placed))
+        if merged or any(device.kind for device in placed):
+            rooms = [device.room for device in placed]
+            tried = [*merged, Shares(replicas, ())]
+            found = self._first_that_fits(plan, tried, profiles, rooms)
+            if isinstance(found, Refusal):
+                return found
+            plan, needed, room = found
         plan, needed = self._with_copies(plan, needed, placed)
         refusal = self._handover(plan, placed)
         if refusal is not None:
@@ -149,7 +175,7 @@ class Layouts:
         vms = {slot.vm_id for slot in plan.slots}
         return PlanLayout(
             plan,
-            tuple(device.speed for device in placed),
+            profiles,
             self._sharing(placed),
             largest(needed),
             room,
@@ -217,23 +243,104 @@ class Layouts:
             chunks=draft.mode.chunks,
         )
 
+    def _may_differ(self, draft: Draft, devices: Sequence[Device]) -> bool:
+        """Return whether replicas may get unlike shares, or micro-batches."""
+        kinds = {kind_of(device) for device in devices}
+        return len(kinds) > 1 or any(len(self._merges(draft, kind)) > 1 for kind in kinds)
+
+    def _merges(self, draft: Draft, kind: DeviceKind) -> list[int]:
+        return [1] if draft.mode.chunks > 1 else self.cuts.merges_on(kind)
+
     def _shares(
         self, draft: Draft, bounds: Sequence[int], placed: Sequence[Device]
-    ) -> tuple[int, ...]:
-        """Share virtual nodes out so that the slowest replica finishes earliest."""
-        depth = draft.depth
-        stages = self.cuts.stage_s(draft, bounds)
-        paces = [
-            replica_speed([s / device.speed for s, device in zip(stages, own, strict=True)])
-            for own in (placed[i : i + depth] for i in range(0, len(placed), depth))
+    ) -> tuple[tuple[int, ...], list[Shares]]:
+        """Share virtual nodes out so that the slowest replica finishes earliest.
+
+        Returns:
+            The best shares with micro-batches of one virtual node each, and better ones with
+            micro-batches for each kind of device (VirtualFlow, section 5.1.2), best first.
+        """
+        depth, segments = draft.depth, draft.mode.segments
+        own = [
+            tuple(kind_of(device) for device in placed[i : i + depth])
+            for i in range(0, len(placed), depth)
         ]
+        kinds = sorted(set(itertools.chain(*own)))
         group = depth if draft.mode.chunks > 1 else 1
-        shares = share_virtual_nodes(
-            self.cuts.virtual_nodes // group,
-            [group * pace.per_virtual_node_s for pace in paces],
-            fixed_s=[pace.fixed_s for pace in paces],
-        )
-        return tuple(group * bound for bound in shares)
+
+        @cache
+        def stages_s(kind: DeviceKind, nodes: int) -> list[float]:
+            on_kind = self.cuts.times_on(kind, nodes)
+            beside_s = on_kind.overhead_s(segments)
+            return [s + beside_s for s in self.cuts.stage_s(draft, bounds, on_kind)]
+
+        @cache
+        def pace(replica: tuple[DeviceKind, ...], nodes: int) -> ReplicaSpeed:
+            return replica_speed([stages_s(kind, nodes)[p] for p, kind in enumerate(replica)])
+
+        ends_s: dict[Shares, float] = {}
+        alone: tuple[int, ...] = ()
+        for chosen in itertools.product(*(self._merges(draft, kind) for kind in kinds)):
+            most = dict(zip(kinds, chosen, strict=True))
+            common = {replica: self._common(draft, replica, most) for replica in set(own)}
+            sizes = tuple(common[replica] for replica in own)
+            paces = [pace(replica, n) for replica, n in zip(own, sizes, strict=True)]
+            shared = share_virtual_nodes(
+                self.cuts.virtual_nodes // group,
+                [group * p.per_virtual_node_s / n for p, n in zip(paces, sizes, strict=True)],
+                fixed_s=[p.fixed_s for p in paces],
+                sizes=sizes,
+            )
+            replica_bounds = tuple(group * bound for bound in shared)
+            counts = [
+                math.ceil((end - begin) / n)
+                for (begin, end), n in zip(itertools.pairwise(replica_bounds), sizes, strict=True)
+            ]
+            end_s = max(
+                p.fixed_s + count * p.per_virtual_node_s
+                for p, count in zip(paces, counts, strict=True)
+            )
+            if set(sizes) == {1}:
+                alone, sizes = replica_bounds, ()
+            ends_s[Shares(replica_bounds, sizes)] = end_s
+        best_first = sorted(ends_s, key=lambda one: (ends_s[one], one.nodes_per_microbatch))
+        return alone, best_first[: best_first.index(Shares(alone, ()))]
+
+    def _common(
+        self, draft: Draft, replica: Sequence[DeviceKind], most: Mapping[DeviceKind, int]
+    ) -> int:
+        """Return the largest micro-batch of a replica that all its devices can compute."""
+        able = set.intersection(*(set(self._merges(draft, kind)) for kind in replica))
+        top = min(most[kind] for kind in replica)
+        return max(nodes for nodes in able if nodes <= top)
+
+    def _first_that_fits(
+        self,
+        plan: Plan,
+        tried: Sequence[Shares],
+        profiles: Sequence[Profile],
+        rooms: Sequence[WorkerBytes],
+    ) -> tuple[Plan, list[WorkerBytes], WorkerBytes] | Refusal:
+        """Return ``plan`` with the first shares for which all devices have room.
+
+        Returns:
+            It, what its workers need, and the room of the one that has the least left.
+        """
+        inputs = self.inputs
+        for shares in tried:
+            one = replace(
+                plan,
+                replica_bounds=shares.replica_bounds,
+                nodes_per_microbatch=shares.nodes_per_microbatch,
+            )
+            ranks = rank_bytes(
+                inputs.facts, inputs.profile, one, inputs.reduction, self.cuts.compute, profiles
+            )
+            needed = [rank.needed for rank in ranks]
+            worst, room = max(zip(needed, rooms, strict=True), key=lambda at: at[0].beyond(at[1]))
+            if worst.beyond(room) <= 0:
+                return one, needed, room
+        return _too_small(worst, room)
 
     def _plan(
         self,
@@ -267,7 +374,7 @@ class Layouts:
             layout.plan,
             inputs.profile,
             inputs.facts,
-            layout.speeds,
+            layout.profiles,
             self.cuts.compute,
             reduction=inputs.reduction,
             sharing=layout.sharing,
@@ -288,7 +395,7 @@ class Layouts:
             self.inputs.profile,
             self.inputs.facts,
             reduction=self.inputs.reduction,
-            speeds=layout.speeds,
+            profiles=layout.profiles,
             compute=self.cuts.compute,
             sharing=layout.sharing,
         )
@@ -305,15 +412,44 @@ def choose_layouts(inputs: PlanInputs) -> Layouts:
 
     If it is left open: the smallest whose time per example is within ``NEAR`` of the
     best that fits (Varuna, section 4.3, takes the smallest at which that stops
-    improving).
+    improving). Where replicas may compute several virtual nodes at once, that is found for
+    each kind of device: virtual nodes are no larger than the least of all, and no replica
+    computes more at once than what is found for its devices.
     """
+    largest = dict(_sizes_by_kind(inputs)) if inputs.merges else {}
     if inputs.microbatch_size is not None:
-        return Layouts(inputs, inputs.microbatch_size)
-    sizes = inputs.profile.microbatch_sizes
-    known = [Layouts(inputs, m) for m in sizes if inputs.minibatch_size % m == 0]
+        return Layouts(inputs, inputs.microbatch_size, largest)
+    known = _dividing(inputs)
+    least = min(largest.values(), default=0) or _best_size(inputs, known) or known[0]
+    return Layouts(inputs, max(m for m in known if m <= max(least, known[0])), largest)
+
+
+def _dividing(inputs: PlanInputs) -> list[int]:
+    """Return the sizes that the mini-batch is a multiple of."""
+    return [m for m in inputs.profile.microbatch_sizes if inputs.minibatch_size % m == 0]
+
+
+def _sizes_by_kind(inputs: PlanInputs) -> Iterator[tuple[DeviceKind, int]]:
+    """Yield the best size for each kind of device that can train by itself."""
+    is_mixed = len(set(map(kind_of, inputs.slots))) > 1
+    in_order = sorted(inputs.slots, key=kind_of)
+    for kind, devices in itertools.groupby(in_order, key=kind_of):
+        own = tuple(replace(device, kind="", speed=1.0) for device in devices)
+        alone = replace(
+            inputs, slots=own, profile=inputs.profile_on(kind), previous=None, merges=False
+        )
+        # A replica may compute fewer at once in the end, where there are others beside it.
+        size = _best_size(alone, alone.profile.microbatch_sizes if is_mixed else _dividing(alone))
+        if size is not None:
+            yield kind, size
+
+
+def _best_size(inputs: PlanInputs, sizes: Iterable[int]) -> int | None:
+    """Return the best of some sizes for a plan of any shape, None if nothing fits."""
+    known = (Layouts(inputs, m) for m in sizes if m <= inputs.minibatch_size)
     fitting = [layouts for layouts in known if layouts.cuts.fits_somehow()]
     if not fitting:
-        return known[0]
+        return None
     again = int(inputs.recompute is not False)
     each_s = [
         (sum(layouts.cuts.times.costs_s(again)[0]) + layouts.cuts.times.overhead_s(again))
@@ -321,4 +457,4 @@ def choose_layouts(inputs: PlanInputs) -> Layouts:
         for layouts in fitting
     ]
     good = (1 + NEAR) * min(each_s)
-    return next(f for f, s in zip(fitting, each_s, strict=True) if s <= good)
+    return next(f.microbatch_size for f, s in zip(fitting, each_s, strict=True) if s <= good)

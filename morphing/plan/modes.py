@@ -19,6 +19,9 @@ RUNNABLE: tuple[ScheduleKind, ...] = ("varuna", "1f1b", "gpipe", "interleaved")
 ENDLESS: tuple[ScheduleKind, ...] = ("varuna", "1f1b")
 """Those whose stages alternate forward and backward, so that they need not drain between
 mini-batches."""
+FEW_WIDTHS = 8
+"""Of a mixed fleet so many widths are all considered: which replicas are best left out does
+not follow from the largest share."""
 CHUNKS = (2, 3, 4)
 """Runs of sections per stage that are considered for an interleaved schedule."""
 
@@ -171,7 +174,9 @@ class DeviceFleet:
         widest = min(len(self.devices) // depth, shares)
         if widest < 1:
             return []
-        found = {1, widest} if len(self.speeds) > 1 else {1}
+        found = {1}
+        if len(self.speeds) > 1:
+            found |= set(range(1, widest + 1)) if widest <= FEW_WIDTHS else {widest}
         if self._previous is not None and self._previous.pipeline_depth == depth:
             found.add(self._previous.data_parallel_width)
         for speed in self.speeds[:-1]:

@@ -31,6 +31,9 @@ class Device:
     memory_bytes: int
     speed: float
     """Relative to the device of the profile; 2 computes twice as fast."""
+    kind: str = ""
+    """The device of one of ``PlanInputs.measured``, whose times it has; empty: it has those of
+    ``PlanInputs.profile`` by its speed."""
     usd_per_hour: float = 0.0
     """Its share of the VM's price; 0 where prices do not matter."""
     is_gpu: bool = False
@@ -50,6 +53,15 @@ class Device:
         if not self.is_gpu:
             return WorkerBytes(self.memory_bytes)
         return WorkerBytes(self.memory_bytes, self.host_memory_bytes, self.locked_memory_bytes)
+
+
+DeviceKind = tuple[str, float]
+"""What the times of a device depend on: ``Device.kind`` and its speed."""
+
+
+def kind_of(device: Device) -> DeviceKind:
+    """Return what the times of a device depend on."""
+    return device.kind, device.speed
 
 
 def take(devices: Iterable[Device], depth: int, width: int) -> list[Device] | None:

@@ -83,7 +83,6 @@ def update_s(
     sections: Sequence[SectionFacts],
     state: StateHome,
     compute: Compute = CPU,
-    speed: float = 1.0,
     beside_s: Sequence[float] = (),
 ) -> float:
     """Return the time from reduced gradients to updated parameters of one worker.
@@ -98,14 +97,13 @@ def update_s(
         sections: Those of the worker.
         state: Where it keeps them.
         compute: What it computes on.
-        speed: Of its device.
         beside_s: For how long each section is at work before its gradients can leave, the
             last one first: its backward, or its sum over replicas. None: all gradients
             leave at once.
     """
     if not compute.on_gpu or state == "device":
         param_bytes = sum(section.param_bytes for section in sections)
-        return profile.optimizer_s_per_byte * param_bytes / speed
+        return profile.optimizer_s_per_byte * param_bytes
     times_s = host_update_times_s(profile, sections, compute)
     ready_s = down_s = 0.0
     works_s = beside_s or (0.0,) * len(times_s)
@@ -124,14 +122,13 @@ def min_update_s(
     sections: Sequence[SectionFacts],
     state: StateHome,
     compute: Compute,
-    speed: float,
 ) -> float:
     """Return a lower bound on ``update_s``, whatever downloads run beside.
 
     Those of the first section never do.
     """
     if not compute.on_gpu or state == "device":
-        return update_s(profile, sections, state, compute, speed)
+        return update_s(profile, sections, state, compute)
     times_s = host_update_times_s(profile, sections, compute)
     _, updates_s, uploads_s = map(sum, zip(*times_s, strict=True))
     return times_s[0][0] + max(updates_s, uploads_s)

@@ -73,7 +73,7 @@ def simulate_step(
     facts: ModelFacts,
     *,
     reduction: Reduction,
-    speeds: Sequence[float] | None = None,
+    profiles: Sequence[Profile] | None = None,
     seed: int | None = None,
     compute: Compute = CPU,
     sharing: SharedCores | None = None,
@@ -87,10 +87,11 @@ def simulate_step(
 
     Args:
         plan: Its ``predicted_step_s`` is not read.
-        profile: Times on a device of speed 1.
+        profile: Links, and times of devices.
         facts: Bytes to reduce and update.
         reduction: See ``Reducer``.
-        speeds: Of the devices, in the order of ``plan.slots``; 1 for all if not given.
+        profiles: Of the devices, in the order of ``plan.slots``; not given: that is
+            ``profile`` for all.
         seed: If given, tasks and messages vary at random as they did when measured,
             equally for the same seed; see ``expect_step``.
         compute: What workers compute on: it decides where updates are made.
@@ -98,13 +99,12 @@ def simulate_step(
             over the cores, which is a lower bound; not given: each has a core of its own.
     """
     depth, width = plan.pipeline_depth, plan.data_parallel_width
-    speeds = [1.0] * (depth * width) if speeds is None else speeds
-    if len(speeds) != depth * width or min(speeds) <= 0:
+    profiles = [profile] * (depth * width) if profiles is None else profiles
+    if len(profiles) != depth * width:
         raise PlanError(
-            f"a plan of {depth * width} slots needs as many speeds above 0: got {list(speeds)}"
+            f"a plan of {depth * width} slots needs as many profiles: got {len(profiles)}"
         )
-    measured = reducing.sections_at(profile, plan.microbatch_size, facts, reduction)
-    runs = _run_replicas(plan, profile, compute, measured, speeds, seed)
+    runs = _run_replicas(plan, profile, compute, facts, reduction, profiles, seed)
     prepared_s: dict[Network, float] = {
         network: _prepared_s(plan, facts, profile, reducer, runs, sharing)
         for network, reducer in _reducers(plan, profile, reduction, compute)
@@ -114,7 +114,7 @@ def simulate_step(
     step_s = prepared_s[network]
     step_s += reducing.gather_s(profile, depth * width, between_vms)
     step_s += slowest_update_s(
-        plan, profile, facts, speeds, compute, reduction=reduction, sharing=sharing
+        plan, profile, facts, profiles, compute, reduction=reduction, sharing=sharing
     )
     pipeline_s = max(max(run.finish_s) for run in runs)
     if sharing is not None:
@@ -195,7 +195,7 @@ def slowest_update_s(
     plan: Plan,
     profile: Profile,
     facts: ModelFacts,
-    speeds: Sequence[float],
+    profiles: Sequence[Profile],
     compute: Compute = CPU,
     *,
     reduction: Reduction,
@@ -203,18 +203,23 @@ def slowest_update_s(
 ) -> float:
     """Return the time of the slowest update; arguments as of ``simulate_step``."""
     depth, width = plan.pipeline_depth, plan.data_parallel_width
-    measured = reducing.sections_at(profile, plan.microbatch_size, facts, reduction)
     reducer = reducing.Reducer(plan, profile, reduction, compute)
 
-    def one_s(stage: int) -> float:
+    def on_device_s(stage: int, device: Profile) -> float:
         own = [facts.sections[k] for k in plan.sections_of(stage)]
-        speed = min(speeds[stage::depth])
-        beside_s = [measured[section.index].backward_s / speed for section in own]
-        if plan.data_parallel_width > 1:  # sums on the devices follow all backwards
+        if width > 1:  # sums on the devices follow all backwards
             beside_s = reducer.sections_s(stage, [s.param_bytes for s in own])
-        return update_s(profile, own, plan.state, compute, speed, beside_s)
+        else:
+            size = plan.microbatch_size_of(0)
+            measured = reducing.sections_at(device, size, facts, reduction)
+            beside_s = [measured[section.index].backward_s for section in own]
+        return update_s(device, own, plan.state, compute, beside_s)
 
-    updates = list(map(one_s, range(depth)))
+    def slowest_s(stage: int) -> float:
+        devices = {id(device): device for device in profiles[stage::depth]}
+        return max(on_device_s(stage, device) for device in devices.values())
+
+    updates = list(map(slowest_s, range(depth)))
     if sharing is None:
         return max(updates)
     return max(*updates, sharing.least_s(updates * width))
@@ -226,7 +231,7 @@ def expect_step(
     facts: ModelFacts,
     *,
     reduction: Reduction,
-    speeds: Sequence[float] | None = None,
+    profiles: Sequence[Profile] | None = None,
     compute: Compute = CPU,
     sharing: SharedCores | None = None,
 ) -> StepTime:
@@ -244,14 +249,14 @@ def expect_step(
             profile,
             facts,
             reduction=reduction,
-            speeds=speeds,
+            profiles=profiles,
             seed=seed,
             compute=compute,
             sharing=sharing,
         )
 
     calm = play(plan, None)
-    if _is_calm(plan, profile, speeds, compute):
+    if _is_calm(plan, profile, profiles or (profile,), compute):
         return calm
     settled = replace(plan, network=calm.network)
     steps = [play(settled, seed) for seed in SEEDS]
@@ -271,7 +276,7 @@ def stale_step(
     facts: ModelFacts,
     *,
     reduction: Reduction,
-    speeds: Sequence[float] | None = None,
+    profiles: Sequence[Profile] | None = None,
     compute: Compute = CPU,
     sharing: SharedCores | None = None,
 ) -> StepTime:
@@ -284,8 +289,7 @@ def stale_step(
 
     Arguments are those of ``expect_step``, and its jitter counts in the same way.
     """
-    width = plan.data_parallel_width
-    speeds = [1.0] * (plan.pipeline_depth * width) if speeds is None else speeds
+    profiles = [profile] * len(plan.slots) if profiles is None else profiles
 
     def expect(one: Plan) -> StepTime:
         return expect_step(
@@ -293,7 +297,7 @@ def stale_step(
             profile,
             facts,
             reduction=reduction,
-            speeds=speeds,
+            profiles=profiles,
             compute=compute,
             sharing=sharing,
         )
@@ -310,16 +314,14 @@ def stale_step(
     steady_s = expect(twice).pipeline_s - alone.pipeline_s
     if not compute.on_gpu or plan.state == "device":
         steady_s += slowest_update_s(
-            plan, profile, facts, speeds, compute, reduction=reduction, sharing=sharing
+            plan, profile, facts, profiles, compute, reduction=reduction, sharing=sharing
         )
     commit_s = alone.step_s - alone.pipeline_s
     step_s = max(steady_s, commit_s, alone.step_s / 2)
     return replace(alone, step_s=min(step_s, alone.step_s))
 
 
-def _is_calm(
-    plan: Plan, profile: Profile, speeds: Sequence[float] | None, compute: Compute
-) -> bool:
+def _is_calm(plan: Plan, profile: Profile, profiles: Sequence[Profile], compute: Compute) -> bool:
     """Return whether messages hardly vary compared with tasks."""
     rows = wire_replicas(plan, profile, compute)
     deviation_s = max(
@@ -330,24 +332,24 @@ def _is_calm(
         ),
         default=0.0,
     )
-    measured = profile.sections_at(plan.microbatch_size)
+    devices = {id(device): device for device in profiles}.values()
     min_s = min(
         sum(measured[k].forward_s + measured[k].backward_s for k in plan.sections_of(p))
+        for measured in (device.sections_at(plan.microbatch_size) for device in devices)
         for p in range(plan.pipeline_depth)
     )
-    return deviation_s < CALM * min_s / max(speeds or (1.0,))
+    return deviation_s < CALM * min_s
 
 
 def stage_times(
     measured: Sequence[SectionProfile],
     run: range,
-    speed: float,
     overheads: TaskOverheads = NO_OVERHEADS,
     *,
     keeps_graph: bool = False,
     segments: int = 1,
 ) -> StageTimes:
-    """Return the times of a micro-batch on a run of sections at ``speed``.
+    """Return the times of a micro-batch on a run of sections.
 
     All segments but the last are recomputed within the backward. Each further segment
     enters the user's code once more in a forward, and in a backward.
@@ -355,8 +357,7 @@ def stage_times(
     Args:
         measured: All sections.
         run: Those of the run.
-        speed: Of the device.
-        overheads: Added to each task, at any speed.
+        overheads: Added to each task.
         keeps_graph: Whether forwards keep their tensors for the backward: then they
             take as long as recomputes, which do nothing else.
         segments: In which the run is recomputed.
@@ -388,7 +389,7 @@ def stage_times(
         if work == "backward":
             again = (s for s in own if s.index not in last)
             taken += [(s.recompute_s, s.recompute_spread) for s in again]
-        parts = [time_s / speed for time_s, _ in taken]
+        parts = [time_s for time_s, _ in taken]
         spreads = [spread for _, spread in taken]
         total_s = sum(parts) + beside_s[work]
         total_s += overheads.posting_s if sends.get(work) else 0.0
@@ -402,45 +403,52 @@ def _run_replicas(
     plan: Plan,
     profile: Profile,
     compute: Compute,
-    measured: Sequence[SectionProfile],
-    speeds: Sequence[float],
+    facts: ModelFacts,
+    reduction: Reduction,
+    profiles: Sequence[Profile],
     seed: int | None,
 ) -> list[PipelineRun]:
     """Simulate every replica, equal ones once (with jitter: a few times)."""
     depth = plan.pipeline_depth
-    overheads = profile.overheads_at(plan.microbatch_size)
     known: dict[object, PipelineRun] = {}
     runs = []
-    counts = [len(plan.virtual_nodes_of(d)) for d in range(plan.data_parallel_width)]
     for replica, links in enumerate(wire_replicas(plan, profile, compute)):
-        count = counts[replica]
-        own = tuple(speeds[replica * depth : (replica + 1) * depth])
+        count, size = len(plan.microbatches_of(replica)), plan.microbatch_size_of(replica)
+        own = profiles[replica * depth : (replica + 1) * depth]
         chance = seed
         if seed is not None:
             chance = seed + SEEDS.stop * (replica % MAX_PLAYED_REPLICAS)
-        key = count, own, id(links), chance  # equal links are one tuple
+        # Equal links are one tuple, and equal devices have one profile.
+        key = count, size, tuple(map(id, own)), id(links), chance
         if key not in known:
-            stages = [
-                [
-                    stage_times(
-                        measured,
-                        run,
-                        own[p],
-                        overheads,
-                        keeps_graph=not plan.recompute or run.stop == plan.num_sections,
-                        segments=plan.segments,
-                    )
-                    for run in plan.runs_of(p)
-                ]
-                for p in range(depth)
-            ]
-            if overheads.fetch_s:
-                stages = [_waiting(runs, overheads, plan.recompute) for runs in stages]
-            known[key] = _play(
-                plan, count, tuple(map(tuple, stages)), links, chance, compute.on_gpu
+            stages = tuple(
+                _stage_times(plan, p, device, size, facts, reduction)
+                for p, device in enumerate(own)
             )
+            known[key] = _play(plan, count, stages, links, chance, compute.on_gpu)
         runs.append(known[key])
     return runs
+
+
+def _stage_times(
+    plan: Plan, stage: int, device: Profile, size: int, facts: ModelFacts, reduction: Reduction
+) -> tuple[StageTimes, ...]:
+    """Return the times of each of a stage's runs of sections, for micro-batches of ``size``."""
+    measured = reducing.sections_at(device, size, facts, reduction)
+    overheads = device.overheads_at(size)
+    times = [
+        stage_times(
+            measured,
+            run,
+            overheads,
+            keeps_graph=not plan.recompute or run.stop == plan.num_sections,
+            segments=plan.segments,
+        )
+        for run in plan.runs_of(stage)
+    ]
+    if overheads.fetch_s:
+        times = _waiting(times, overheads, plan.recompute)
+    return tuple(times)
 
 
 def _waiting(

@@ -27,24 +27,20 @@ def wire_replicas(plan: Plan, profile: Profile, compute: Compute = CPU) -> list[
     depth, width = plan.pipeline_depth, plan.data_parallel_width
     sent = _sent_bytes(plan, profile, compute)
     names = [slot.vm_id for slot in plan.slots]
-    if len(set(names)) == len(names):
-        row = _wire(profile, sent, _Ends(tuple(range(depth)), (1,) * len(sent)))
-        return [row] * width
     vms = [names[d * depth : (d + 1) * depth] for d in range(width)]
-    starts, stops = _links_per_vm(vms, len(sent))
-    known: dict[_Ends, tuple[Link, ...]] = {}
+    apart = _Ends(tuple(range(depth)), (1,) * len(sent))
+    if len(set(names)) == len(names):
+        every = [apart] * width
+    else:
+        starts, stops = _links_per_vm(vms, len(sent))
+        every = [_ends_of(own, starts, stops) for own in vms]
+    known: dict[tuple[_Ends, int], tuple[Link, ...]] = {}
     rows = []
-    for own in vms:
-        numbers: dict[str, int] = {}
-        ends = _Ends(
-            tuple([numbers.setdefault(vm, len(numbers)) for vm in own]),
-            tuple(
-                [max(starts[p][own[p]], stops[p][own[(p + 1) % depth]]) for p in range(len(sent))]
-            ),
-        )
-        if ends not in known:
-            known[ends] = _wire(profile, sent, ends)
-        rows.append(known[ends])
+    for replica, ends in enumerate(every):
+        nodes = plan.microbatch_size_of(replica) // plan.microbatch_size
+        if (ends, nodes) not in known:
+            known[ends, nodes] = _wire(profile, [nodes * one for one in sent], ends)
+        rows.append(known[ends, nodes])
     return rows
 
 
@@ -55,6 +51,19 @@ class _Ends(NamedTuple):
     """Number of each stage's VM."""
     sharing: tuple[int, ...]
     """Number of replicas that send over the NICs of each link at the same time."""
+
+
+def _ends_of(
+    own: Sequence[str], starts: Sequence[Counter[str]], stops: Sequence[Counter[str]]
+) -> _Ends:
+    """Return the ends of a replica's links, given its VMs and what ``_links_per_vm`` returns."""
+    numbers: dict[str, int] = {}
+    return _Ends(
+        tuple([numbers.setdefault(vm, len(numbers)) for vm in own]),
+        tuple(
+            [max(starts[p][own[p]], stops[p][own[(p + 1) % len(own)]]) for p in range(len(starts))]
+        ),
+    )
 
 
 def _links_per_vm(
@@ -85,7 +94,7 @@ def _wire(profile: Profile, sent: Sequence[float], ends: _Ends) -> tuple[Link, .
 
 
 def _sent_bytes(plan: Plan, profile: Profile, compute: Compute) -> list[float]:
-    """Return what a micro-batch sends over each link; a mean over chunks."""
+    """Return what a virtual node sends over each link; a mean over chunks."""
     measured = profile.sections_at(plan.microbatch_size)
     cuts = plan.stage_bounds[1:-1]
     sent = [

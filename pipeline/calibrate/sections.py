@@ -222,7 +222,7 @@ class SectionBench:
                 self._loaded.spec.seed,
                 self._loaded.spec.minibatch_size,
                 microbatch_size,
-            ).training(0, 0)
+            ).training(0, range(1))
         return on_device(batch, self.device)
 
     def warm_up(self, batch: Batch, activations: Activations) -> Activations:

@@ -124,7 +124,7 @@ def time_tasks(
         spec.precision,
     )
     alone = Replicas(
-        virtual_nodes=range(num_microbatches),
+        microbatches=_one_each(num_microbatches),
         num_virtual_nodes=num_microbatches,
         has_loss=chain.neighbours[1] is None,
         num_metrics=len(loaded.layout.metrics),
@@ -169,7 +169,12 @@ def _timed_source(
 def _place(chain: Chain, num_microbatches: int) -> StagePlace:
     """Return the place in a schedule that recomputes wherever a stage can."""
     lists = make_schedule("varuna", len(chain.ranks), num_microbatches, recompute=True)
-    return StagePlace(chain.place, lists, range(num_microbatches), num_microbatches)
+    return StagePlace(chain.place, lists, _one_each(num_microbatches), num_microbatches)
+
+
+def _one_each(num_microbatches: int) -> tuple[range, ...]:
+    """Return the virtual nodes of micro-batches of one each."""
+    return tuple(range(node, node + 1) for node in range(num_microbatches))
 
 
 def summarise_overheads(

@@ -51,8 +51,8 @@ def seed_everything(seed: int) -> None:
 class Microbatch(NamedTuple):
     """Name of a micro-batch: with the job and its seed it determines every bit."""
 
-    number: int
-    """The virtual node, or the place in a held-out set."""
+    first: int
+    """Place of its first example in the mini-batch, or in a held-out set."""
     size: int
     """Examples; the last micro-batch of a held-out set may have fewer."""
     step: int = 0
@@ -73,13 +73,12 @@ def make_batch(job: TrainingJob, seed: int, wanted: Microbatch) -> Batch:
     if wanted.heldout is None:
         what, kind = f"dataset in mini-batch {wanted.step}", _DATA
         dataset = job.dataset
-        first = wanted.step * wanted.minibatch_size + wanted.number * wanted.size
+        first = wanted.step * wanted.minibatch_size + wanted.first
         positions = range(first, first + wanted.size)
     else:
         what, kind = "evaluation", _HELDOUT
         dataset = job.heldout_sets[wanted.heldout]
-        first = wanted.number * wanted.size
-        positions = range(first, min(first + wanted.size, len(dataset)))
+        positions = range(wanted.first, min(wanted.first + wanted.size, len(dataset)))
     examples = []
     # Here, not where it is asked for: that may be another process.
     now = nullcontext() if wanted.heldout is not None else at_step(wanted.step)
@@ -113,7 +112,7 @@ class MicrobatchSource:
         job: Gives the datasets and how examples are put together.
         seed: The job's seed.
         minibatch_size: Examples per mini-batch.
-        microbatch_size: Examples per micro-batch.
+        microbatch_size: Examples of a virtual node.
         fetch: How to get them; by default they are made where they are asked for.
     """
 
@@ -126,29 +125,34 @@ class MicrobatchSource:
         fetch: Fetch | None = None,
     ) -> None:
         self._minibatch_size = minibatch_size
-        self.microbatch_size = microbatch_size
+        self._node_size = microbatch_size
         self._heldout_sets = job.heldout_sets
         self._heldout_size = HELDOUT_FACTOR * microbatch_size
         self._fetch = fetch or (lambda wanted, _: make_batch(job, seed, wanted))
 
     def training(
-        self, step: int, virtual_node: int, following: Iterable[tuple[int, int]] = ()
+        self, step: int, nodes: range, following: Iterable[tuple[int, range]] = ()
     ) -> Batch:
-        """Return the micro-batch of ``virtual_node`` in mini-batch ``step``.
+        """Return a micro-batch of mini-batch ``step``.
 
         Args:
             step: The mini-batch.
-            virtual_node: Which part of it.
+            nodes: Virtual nodes that make up the micro-batch.
             following: Steps and virtual nodes that will probably be wanted next.
 
         Raises:
             UserCodeError: The data set or ``collate`` raised.
         """
         rest = (self._name(*one) for one in following)
-        return self._fetch(self._name(step, virtual_node), rest)
+        return self._fetch(self._name(step, nodes), rest)
 
-    def _name(self, step: int, virtual_node: int) -> Microbatch:
-        return Microbatch(virtual_node, self.microbatch_size, step, self._minibatch_size)
+    def num_examples(self, nodes: range) -> int:
+        """Return how many examples virtual nodes have."""
+        return self._node_size * len(nodes)
+
+    def _name(self, step: int, nodes: range) -> Microbatch:
+        first = nodes.start * self._node_size
+        return Microbatch(first, self.num_examples(nodes), step, self._minibatch_size)
 
     def num_heldout(self, name: str) -> int:
         """Return how many micro-batches the examples of a held-out set make."""
@@ -171,8 +175,8 @@ class MicrobatchSource:
             UserCodeError: The data set or ``collate`` raised.
         """
         size = self._heldout_size
-        rest = (Microbatch(number, size, heldout=name) for number in following)
-        return self._fetch(Microbatch(microbatch, size, heldout=name), rest)
+        rest = (Microbatch(number * size, size, heldout=name) for number in following)
+        return self._fetch(Microbatch(microbatch * size, size, heldout=name), rest)
 
 
 # --- Checks of the user's data sets ----------------------------------------------------

@@ -270,18 +270,22 @@ class StageModel:
         self._check_finite(reached, sums.loss)
         return sums
 
-    def add_changes(self, node: int, nodes: int, scale: float) -> None:
+    def add_changes(self, nodes: range, num_nodes: int, scale: float) -> None:
         """Add to the gradients of buffers what the newest forward has changed in them.
 
         Args:
-            node: Virtual node of the forward.
-            nodes: Of a mini-batch.
+            nodes: Virtual nodes of the forward; each counts as if it had made that change.
+            num_nodes: Of a mini-batch.
             scale: What gradients are multiplied by.
         """
+
+        def weight(one: _RunningBuffer) -> float:
+            return scale * sum(one.weight(node, num_nodes) for node in nodes)
+
         if self._running:
             torch.autograd.backward(
                 [one.committed for one in self._running],
-                [one.change() * (one.weight(node, nodes) * scale) for one in self._running],
+                [one.change() * weight(one) for one in self._running],
             )
 
     def _run_loss(self, batch: Batch) -> Any:

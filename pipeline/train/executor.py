@@ -61,7 +61,8 @@ class StagePlace:
     lists: tuple[StageSchedule, ...]
     """Of all stages of its replica: the neighbours' lists determine the order of
     arrivals."""
-    virtual_nodes: range
+    microbatches: tuple[range, ...]
+    """Virtual nodes of each micro-batch of its replica, in order."""
     num_virtual_nodes: int
     """Of a mini-batch, those of all replicas."""
     in_flight_bound: int | None = None
@@ -134,7 +135,7 @@ class StageExecutor:
     @property
     def microbatches(self) -> int:
         """Micro-batches of every mini-batch."""
-        return len(self.place.virtual_nodes)
+        return len(self.place.microbatches)
 
     def train(self, step: int) -> list[list[float]]:
         """Run forwards and backwards of mini-batch ``step``; returns as ``finish``."""
@@ -162,7 +163,7 @@ class StageExecutor:
                 may begin; asked whenever there is nothing else to do.
 
         Returns:
-            ``LossSums.values`` of every virtual node, in order; empty on every stage
+            ``LossSums.values`` of every micro-batch, in order; empty on every stage
             but the last.
         """
         losses = minibatch.run(follow)
@@ -532,8 +533,8 @@ class Minibatch:
 
     def _add_changes(self, segment: _Segment, microbatch: int) -> None:
         """Add up what a forward, which no recompute is, has changed in buffers."""
-        node = self._place.virtual_nodes[microbatch]
-        segment.model.add_changes(node, self._place.num_virtual_nodes, self._scale)
+        nodes = self._place.microbatches[microbatch]
+        segment.model.add_changes(nodes, self._place.num_virtual_nodes, self._scale)
 
     def _blank(self, task: Task) -> Batch | None:
         """Return a stand-in for examples, if the stage can do with one."""
@@ -543,7 +544,8 @@ class Minibatch:
         self._notes[task.microbatch] = arrived.note
         if stage.blank is None:
             return None
-        blank = stage.blank.make(stage.source.microbatch_size, self._device.torch_device)
+        examples = stage.source.num_examples(self._place.microbatches[task.microbatch])
+        blank = stage.blank.make(examples, self._device.torch_device)
         if signature_of(blank) == arrived.note:
             return blank
         stage.blank = None  # shapes vary: examples are fetched ahead from now on
@@ -554,19 +556,19 @@ class Minibatch:
         with self._stage.activity.during("data"):
             batch = self._stage.source.training(
                 self._step,
-                self._place.virtual_nodes[microbatch],
+                self._place.microbatches[microbatch],
                 self._following(microbatch),
             )
         if self._place.is_first:
             self._notes[microbatch] = signature_of(batch)
         return batch
 
-    def _following(self, microbatch: int) -> Iterator[tuple[int, int]]:
-        """Yield steps and virtual nodes after one of this mini-batch."""
-        nodes = self._place.virtual_nodes
-        yield from ((self._step, node) for node in nodes[microbatch + 1 :])
+    def _following(self, microbatch: int) -> Iterator[tuple[int, range]]:
+        """Yield steps and virtual nodes of the micro-batches after one of this mini-batch."""
+        each = self._place.microbatches
+        yield from ((self._step, nodes) for nodes in each[microbatch + 1 :])
         for step in range(self._step + 1, self._stage.steps):
-            yield from ((step, node) for node in nodes)
+            yield from ((step, nodes) for nodes in each)
 
     def _recompute(self, task: Task) -> None:
         self._stage.faults.at(Hook.RECOMPUTE)
@@ -580,8 +582,8 @@ class Minibatch:
         received = self._stash.get(unit, [])
         if segment.goes_back:
             segment.model.require_gradients(received)
-        node = self._place.virtual_nodes[microbatch]
-        seeds = self._stage.seeds(self._step, node)
+        nodes = self._place.microbatches[microbatch]
+        seeds = self._stage.seeds(self._step, nodes.start)
         model = self._stage.model = segment.model
         with (
             user_code(f"model in mini-batch {self._step}"),

@@ -257,11 +257,13 @@ def _report_out_of_memory(
 ) -> None:
     found = _REQUESTED.search(str(error))
     requested = float(found[1]) * _UNITS[found[2]] if found else 0
+    plan = command.plan
+    replica = _rank_of(context, command) // plan.pipeline_depth
     report = messages.OutOfMemory(
         generation=command.generation,
         slot=context.slot,
         section=section,
-        microbatch_size=command.plan.microbatch_size,
+        microbatch_size=plan.microbatch_size_of(min(replica, plan.data_parallel_width - 1)),
         requested_bytes=int(requested),
         device_bytes=context.device.memory_bytes() or 0,
         during=during,
@@ -275,7 +277,7 @@ def _stage_of(command: RunGeneration, rank: int) -> tuple[object, ...] | None:
     if rank >= len(plan.slots) or command.save_only:
         return None
     runs = plan.runs_of(rank % plan.pipeline_depth)
-    return *runs, plan.segments, plan.microbatch_size
+    return *runs, plan.segments, plan.microbatch_size_of(rank // plan.pipeline_depth)
 
 
 def _rank_of(context: WorkerContext, command: RunGeneration) -> int:

@@ -150,7 +150,7 @@ class Lanes:
         replicas = Replicas(
             group=self._network.groups.get(stage_ranks(plan, self._stage)),
             device_group=self._network.device_groups.mine,
-            virtual_nodes=plan.virtual_nodes_of(self._replica),
+            microbatches=plan.microbatches_of(self._replica),
             num_virtual_nodes=plan.replica_bounds[-1],
             has_loss=self._stage == plan.pipeline_depth - 1,
             num_metrics=len(loaded.layout.metrics),
@@ -163,21 +163,21 @@ class Lanes:
         plan, loaded = self._plan, self._context.loaded
         assert self._source is not None
         assert self._links is not None
-        nodes = plan.virtual_nodes_of(self._replica)
+        microbatches = plan.microbatches_of(self._replica)
         lists = make_schedule(
             plan.schedule,
             plan.pipeline_depth,
-            len(nodes),
+            len(microbatches),
             recompute=plan.recompute,
             chunks=plan.chunks,
         )
         place = StagePlace(
             self._stage,
             lists,
-            nodes,
+            microbatches,
             plan.replica_bounds[-1],
             plan.in_flight_bound,
-            self._pair_bound(nodes),
+            self._pair_bound(len(microbatches)),
         )
         for lane in self._lanes:
             lane.executor = StageExecutor(
@@ -196,7 +196,7 @@ class Lanes:
                 self._context.activity,
             )
 
-    def _pair_bound(self, nodes: range) -> int:
+    def _pair_bound(self, count: int) -> int:
         """Return how many micro-batches of two mini-batches may be in flight: as many as of
         one that is twice as long, as the planner has it."""
         plan = self._plan
@@ -207,7 +207,7 @@ class Lanes:
         lists = make_schedule(
             plan.schedule,
             plan.pipeline_depth,
-            self._number * len(nodes),
+            self._number * count,
             recompute=plan.recompute,
         )
         return max_in_flight(lists[self._stage])

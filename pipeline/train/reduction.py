@@ -34,7 +34,7 @@ from spottrain.pipeline.train.working import WorkingSection
 from spottrain.wire.model import Plan, Reduction, TiedParameter
 
 Losses = Sequence[Sequence[float]]
-"""``LossSums.values`` of every virtual node of a replica; empty but on the last stage."""
+"""``LossSums.values`` of every micro-batch of a replica; empty but on the last stage."""
 
 
 class GradientReduction:
@@ -122,8 +122,8 @@ class GradientReduction:
         if not replicas.has_loss:
             return [0.0] * width
         table = torch.zeros(replicas.num_virtual_nodes, width, dtype=torch.float64)
-        mine = replicas.virtual_nodes
-        table[mine.start : mine.stop] = torch.tensor(losses, dtype=torch.float64)
+        mine = [nodes.start for nodes in replicas.microbatches]
+        table[mine] = torch.tensor(losses, dtype=torch.float64)
         replicas.sum([table])
         return add_up(table.tolist(), width)
 

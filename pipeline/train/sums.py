@@ -33,8 +33,8 @@ class Replicas:
     """Sums tensors of the host; ``None`` if there is one rank only."""
     device_group: dist.ProcessGroup | None = None
     """Sums tensors of the device, where there is such a group."""
-    virtual_nodes: range = range(1)
-    """Of this replica."""
+    microbatches: tuple[range, ...] = (range(1),)
+    """Virtual nodes of each micro-batch of this replica."""
     num_virtual_nodes: int = 1
     """Of a mini-batch."""
     has_loss: bool = True
@@ -164,7 +164,7 @@ class SectionSums(abc.ABC):
         self._scale_exponent = scale_exponent
         self._transfers.clear()
         self.given = [False] * len(self.section.target_gradients)
-        self.completion.begin(len(replicas.virtual_nodes))
+        self.completion.begin(len(replicas.microbatches))
 
     @abc.abstractmethod
     def _complete(self) -> None:

@@ -103,7 +103,7 @@ def print_summary(ranks: list[Rank]) -> None:
 def print_allocator() -> None:
     """Print what one mini-batch takes by the tracker and by torch's allocator."""
     job = load_job(GPT, HERE.parents[1] / "examples")
-    batch = MicrobatchSource(job, 1, 4, 4).training(0, 0)
+    batch = MicrobatchSource(job, 1, 4, 4).training(0, range(1))
     model = materialise(job, seed=0)
     optimizer = job.optimizer(list(model.named_parameters()))
 

@@ -67,7 +67,7 @@ def plain_loop(folder: Path) -> torch.nn.Module:
     for step in range(spec.steps):
         optimizer.zero_grad()
         for node in range(spec.minibatch_size // spec.microbatch_size):
-            loss, _ = job.loss(model, source.training(step, node))  # type: ignore[misc]
+            loss, _ = job.loss(model, source.training(step, range(node, node + 1)))  # type: ignore[misc]
             (loss / spec.minibatch_size).backward()
         optimizer.step()
     return model

@@ -94,7 +94,7 @@ def sum_gradients(
     peaks, weight = torch.zeros(len(parameters), dtype=torch.float64), 0.0
     for node in range(count):
         model.zero_grad()
-        total, number = job.loss(model, source.training(step, node))[:2]
+        total, number = job.loss(model, source.training(step, range(node, node + 1)))[:2]
         torch.autograd.backward(total)
         weight += float(number)
         for k, p in enumerate(parameters):

@@ -211,14 +211,15 @@ class JobConfig(Section):
     """Examples per optimizer step, whatever machines the job runs on."""
     microbatch_size: PositiveInt | None = None
     """Examples per micro-batch. By default the first plan chooses it for the whole job:
-    the smallest size that was measured to be nearly as fast as the best one."""
+    the smallest size that was measured to be nearly as fast as the best one; with
+    `reduction: fast`, types of devices may then compute multiples of it at once."""
     steps: PositiveInt
     """Number of optimizer steps of the whole job."""
     seed: NonNegativeInt = 0
     """Random seed of initial weights, data order and dropout."""
     reduction: Reduction = "fast"
     """`exact`: weights are the same bit for bit, whatever the plans and interruptions;
-    `fast`: they differ by rounding."""
+    `fast`: they differ by rounding, and dropout by the size of micro-batches."""
     semantics: Semantics = "synchronous"
     """`stale_by_one`: each mini-batch's gradient is taken at the weights of one mini-batch
     before, so that pipelines need not drain (PipeDream-2BW): faster with few micro-batches,

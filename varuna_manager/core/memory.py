@@ -14,10 +14,11 @@ from spottrain.morphing.memory.memory import rank_bytes
 from spottrain.morphing.memory.room import megabytes
 from spottrain.morphing.plan.placement import Device
 from spottrain.morphing.simulate.compute import Compute
-from spottrain.pricing.ranking.gpu_speed import gpu_speed, machine_as_offered
+from spottrain.pricing.ranking.gpu_speed import example_s, gpu_speed, machine_as_offered
 from spottrain.pricing.ranking.machine import MachineShape
 from spottrain.pricing.ranking.throughput import devices_of
 from spottrain.varuna_manager.core import generation as generations
+from spottrain.varuna_manager.core import rounds
 from spottrain.varuna_manager.core.model import records
 from spottrain.varuna_manager.core.model.state import State, kind_of
 from spottrain.varuna_manager.core.model.transition import Transition
@@ -31,10 +32,38 @@ MAX_MARGIN = 0.5
 
 
 def devices(state: State, vms: Sequence[records.VmRecord], profile: Profile) -> Iterator[Device]:
-    """Yield the slots of ``vms`` as the planner takes them."""
+    """Yield the slots of ``vms`` as the planner takes them.
+
+    With times of their own where those were measured; else with the speed that their offer
+    declares, or that is estimated.
+    """
     for vm in vms:
-        speed = gpu_speed(vm.offer, profile, state.job.facts, state.job.spec.precision)
-        yield from devices_of(vm.vm_id, _machine(state, vm, speed), vm.offer.usd_per_hour)
+        own = _measured_on(state, vm, profile)
+        if own is None:
+            speed = gpu_speed(vm.offer, profile, state.job.facts, state.job.spec.precision)
+        else:
+            speed = example_s(profile) / example_s(own)
+        for device in devices_of(vm.vm_id, _machine(state, vm, speed), vm.offer.usd_per_hour):
+            yield device if own is None else replace(device, kind=own.device)
+
+
+def measured(
+    state: State, vms: Sequence[records.VmRecord], profile: Profile
+) -> tuple[Profile, ...]:
+    """Return what was measured on the types of devices of ``vms`` beside ``profile``."""
+    found = (_measured_on(state, vm, profile) for vm in vms)
+    return tuple({one.device: one for one in found if one is not None}.values())
+
+
+def rank_profiles(state: State, plan: Plan, profile: Profile) -> list[Profile]:
+    """Return the profile of the device of each rank; ``profile`` where none was measured."""
+    vms = (state.fleet.vms.get(slot.vm_id) for slot in plan.slots)
+    own = (None if vm is None else _measured_on(state, vm, profile) for vm in vms)
+    return [one or profile for one in own]
+
+
+def _measured_on(state: State, vm: records.VmRecord, profile: Profile) -> Profile | None:
+    return None if vm.device == profile.device else rounds.measured_on(state, vm)
 
 
 def _machine(state: State, vm: records.VmRecord, speed: float = 1.0) -> MachineShape:
@@ -111,7 +140,8 @@ def _predicted_bytes(state: State, plan: Plan, slot: Slot, profile: Profile) -> 
     job = state.job
     vms = [state.fleet.vms[s.vm_id] for s in plan.slots if s.vm_id in state.fleet.vms]
     compute = compute_of(state, vms)
-    ranks = rank_bytes(job.facts, profile, plan, job.spec.reduction, compute)
+    profiles = rank_profiles(state, plan, profile)
+    ranks = rank_bytes(job.facts, profile, plan, job.spec.reduction, compute, profiles)
     return ranks[plan.slots.index(slot)].total_bytes
 
 

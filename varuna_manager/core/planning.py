@@ -229,9 +229,10 @@ def _prepare(transition: Transition) -> None:
             transition.fail(_nothing_left(state), checkpoint=False)
         return
     if begun.round is not None:
-        bound_s = generations.silence_bound_s(state)
-        if transition.waited_until(begun.progress_at_s + bound_s):
-            fail_preparation(transition, f"no sign of progress in {bound_s:.0f} s")
+        if begun.profile is not None and not _is_cold(vms):
+            rounds.give_up(transition)  # what has trained goes on first
+        else:
+            _watch_round(transition)
     elif not vms:
         return
     elif state.newest_checkpoint is None and not state.job.measures_only:
@@ -240,6 +241,35 @@ def _prepare(transition: Transition) -> None:
             rounds.write_first_weights(transition, vms)
     elif _is_to_measure(state) and _is_enough(transition, vms):
         rounds.get_profile(transition, vms)
+    elif _is_cold(vms) and _is_enough(transition, vms):
+        _measure_others(transition, vms)
+
+
+def _is_cold(vms: Sequence[records.VmRecord]) -> bool:
+    """Return whether no VM holds anything that was trained."""
+    return not any(vm.used_slots for vm in vms)
+
+
+def _watch_round(transition: Transition) -> None:
+    """Let the round that runs fail if nothing is heard of it."""
+    bound_s = generations.silence_bound_s(transition.state)
+    if transition.waited_until(transition.state.preparation.progress_at_s + bound_s):
+        fail_preparation(transition, f"no sign of progress in {bound_s:.0f} s")
+
+
+def _measure_others(transition: Transition, vms: Sequence[records.VmRecord]) -> bool:
+    """Measure on VMs of a type whose times are only estimated so far.
+
+    Returns:
+        Whether that is under way.
+    """
+    if transition.state.preparation.round is None:
+        if not (others := rounds.unmeasured(transition.state, vms)):
+            return False
+        rounds.measure(transition, others)
+    else:
+        _watch_round(transition)
+    return True
 
 
 def _is_to_measure(state: State) -> bool:
@@ -272,11 +302,14 @@ def fail_preparation(transition: Transition, reason: str) -> None:
     before = transition.state.preparation
     assert before.round is not None
     what = f"the {before.round.purpose}"
-    transition.log(f"{what} failed: {reason}")
     if before.measures_again:  # the old profile still serves
+        transition.log(f"{what} failed: {reason}")
         now_s = transition.now_s
         transition.put(replace(before, measures_again=False, profile_at_s=now_s))
         rounds.give_up(transition)
+        return
+    if before.profile is not None:
+        _leave_unmeasured(transition, before.round, reason)
         return
     failures = before.failed_preparations + 1
     transition.put(replace(before, failed_preparations=failures))
@@ -284,6 +317,15 @@ def fail_preparation(transition: Transition, reason: str) -> None:
     if failures >= MAX_FAILED_PREPARATIONS:
         reason = f"{what} failed {failures} times: {reason}"
         transition.fail(reason)
+
+
+def _leave_unmeasured(transition: Transition, round_: records.Round, reason: str) -> None:
+    """Measuring on a further type of device failed: its times remain estimates."""
+    rounds.give_up(transition)
+    vm = transition.state.fleet.vms.get(round_.participants[0].vm_id)
+    if vm is not None:
+        rounds.leave_unmeasured(transition, vm)
+        transition.log(f"measuring on {vm.device} failed, its times are estimates: {reason}")
 
 
 # --- From no generation to one --------------------------------------------------------------
@@ -299,7 +341,8 @@ def _start(transition: Transition) -> None:
     if outdated and state.phase is JobPhase.ACTIVE:
         _save_outdated(transition, state.preparation.profile, checkpoint.name, outdated)
         return
-    if not _is_enough(transition, vms) or _is_to_measure(state):
+    begun = transition.state.preparation.round is not None
+    if begun or _is_to_measure(state) or not _is_enough(transition, vms):
         return
     answer = _answer(transition, outdated or vms, state.preparation.profile)
     if answer is None:
@@ -329,10 +372,9 @@ def _is_enough(transition: Transition, vms: Sequence[records.VmRecord]) -> bool:
         return True  # what they hold is only to be saved
     if len(vms) < state.job.resources.min_vms:
         return False
-    cold = not any(vm.used_slots for vm in vms)
     coming = any(vm.is_coming for vm in state.fleet.vms.values())
     coming = coming or (is_expecting(state) and not only_queues(state))
-    if not (cold and coming):
+    if not (_is_cold(vms) and coming):
         return True
     first_s = min(vm.ready_at_s or state.now_s for vm in vms)
     return transition.waited_until(first_s + BOOT_WAIT_S)
@@ -369,6 +411,9 @@ def _reconsider(transition: Transition, generation: records.Generation) -> None:
     slow = [vm.slow for vm in in_plan if vm.slow is not None and vm.is_replaced]
     at_s = _reconsider_at_s(state, leaving, in_plan)
     if at_s is None or not transition.waited_until(at_s):
+        return
+    spare = [vm for vm in vms if vm.vm_id not in ids]
+    if not (leaving or slow) and _measure_others(transition, spare):
         return
     answer = _answer(transition, vms, state.preparation.profile)
     if answer is None:
@@ -573,6 +618,7 @@ def outlook(state: State) -> policy.FleetOutlook:
 def _hash(state: State, vms: Sequence[records.VmRecord], profile: Profile) -> str:
     """Return a hash of what a plan depends on: slots, their memory and the profile."""
     parts = [profile.fingerprint, *(f"{vm.vm_id}:{vm.num_slots}" for vm in vms)]
+    parts += sorted({vm.device for vm in vms if rounds.measured_on(state, vm) is not None})
     parts += sorted(f"{one.machine}:{one.room_bytes}" for one in state.fleet.shortages.values())
     parts += (source for source in profile.sources if source.startswith(NCCL_FAILED))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
@@ -593,6 +639,7 @@ def _answer(
             state.job,
             profile,
             memory.devices(state, vms, profile),
+            measured=memory.measured(state, vms, profile),
             previous=newest_plan(state),
             is_settled=bool(state.history.progress.highest_step) or not state.fleet.shortages,
             lag_share=_lag_share(state),
@@ -606,6 +653,7 @@ def plan_inputs(
     profile: Profile,
     slots: Iterable[Device] = (),
     *,
+    measured: Iterable[Profile] = (),
     previous: Plan | None = None,
     is_settled: bool = True,
     lag_share: float = policy.UNSEEN_SHARE,
@@ -618,6 +666,7 @@ def plan_inputs(
         job: What it asks of its plans.
         profile: What was measured of its model.
         slots: The fleet.
+        measured: What was measured on further types of its devices.
         previous: The plan that runs or ran last: it has settled the micro-batch size,
             and in exact mode the home of committed state.
         is_settled: False if that plan has trained nothing and needs too much memory.
@@ -631,10 +680,12 @@ def plan_inputs(
     return PlanInputs(
         facts=job.facts,
         profile=profile,
+        measured=tuple(measured),
         slots=tuple(slots),
         minibatch_size=job.spec.minibatch_size,
         microbatch_size=job.microbatch_size or settled,
         reduction=job.spec.reduction,
+        merges=not exact and job.microbatch_size is None and not job.facts.normalises_batches,
         previous=previous,
         schedule=job.morphing.asked_schedule,
         recompute=job.morphing.asked_recompute,

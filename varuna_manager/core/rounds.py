@@ -40,11 +40,13 @@ def write_first_weights(transition: Transition, vms: Sequence[VmRecord]) -> None
 
 def get_profile(transition: Transition, vms: Sequence[VmRecord]) -> None:
     """Reuse a kept profile, or begin to measure on ``vms``."""
-    same = [vm for vm in vms if _kind_of(vm) == _kind_of(vms[0])]
-    again = transition.state.preparation.measures_again
-    known = None if again else _reusable(transition.state, same)
+    before = transition.state.preparation
+    old = before.profile if before.measures_again else None
+    first = next((vm for vm in vms if old is not None and _is_of(old, vm)), vms[0])
+    same = [vm for vm in vms if _kind_of(vm) == _kind_of(first)]
+    known = None if before.measures_again else _reusable(transition.state, same)
     if known is None:
-        _begin(transition, "measurement", participants_of(same))
+        measure(transition, same)
         return
     age = duration(max(0.0, transition.now_s - known.measured_at_s))
     preparation = transition.state.preparation
@@ -53,6 +55,41 @@ def get_profile(transition: Transition, vms: Sequence[VmRecord]) -> None:
         f"profile of {known.profile.device} reused, measured {age} ago"
         + profiles.remark(known.profile)
     )
+
+
+def measured_on(state: State, vm: VmRecord) -> Profile | None:
+    """Return the newest profile that was measured on a VM's type of device, if one was."""
+    fingerprint = state.job.facts.fingerprint
+    known = (one.profile for one in state.preparation.known_profiles)
+    return next((p for p in known if _is_of(p, vm) and p.fingerprint == fingerprint), None)
+
+
+def unmeasured(state: State, vms: Sequence[VmRecord]) -> tuple[VmRecord, ...]:
+    """Return the VMs of one type of device on which the model is yet to be measured.
+
+    None where the user has given a profile, or the job's is no measured one.
+    """
+    preparation, profile = state.preparation, state.preparation.profile
+    if state.job.profile is not None or profile is None or profile.origin != "measured":
+        return ()
+    known = {"", profile.device, *preparation.unmeasured}
+    lacking = [vm for vm in vms if vm.device not in known and measured_on(state, vm) is None]
+    return tuple(vm for vm in lacking if _kind_of(vm) == _kind_of(lacking[0]))
+
+
+def leave_unmeasured(transition: Transition, vm: VmRecord) -> None:
+    """Do not measure on a VM's type of device any more."""
+    before = transition.state.preparation
+    transition.put(replace(before, unmeasured=(*before.unmeasured, vm.device)))
+
+
+def measure(transition: Transition, vms: Sequence[VmRecord]) -> None:
+    """Begin to measure on VMs of one type of device."""
+    _begin(transition, "measurement", participants_of(vms))
+
+
+def _is_of(profile: Profile, vm: VmRecord) -> bool:
+    return (profile.device, profile.software) == _kind_of(vm)
 
 
 def _kind_of(vm: VmRecord) -> tuple[str, str]:
@@ -67,7 +104,7 @@ def _reusable(state: State, vms: Sequence[VmRecord]) -> KnownProfile | None:
         (
             known
             for known in state.preparation.known_profiles
-            if (known.profile.device, known.profile.software) == _kind_of(vms[0])
+            if _is_of(known.profile, vms[0])
             and profiles.knows_sizes(known.profile, sizes_of(state))
             and (len(vms) == 1 or not profiles.assumes_links(known.profile))
             and _fits(state, known.profile)
@@ -170,12 +207,12 @@ def report_received(
     transition: Transition,
     report: messages.SectionPrepared | messages.CalibrationProgress | messages.Calibrated,
 ) -> None:
-    """Fold the round's progress, or its profile, which is kept for later jobs."""
+    """Fold the round's progress, or its profile, which is kept for later jobs, too."""
     round_ = _running(transition.state, report.generation)
     if round_ is None:
         return
     if isinstance(report, messages.Calibrated):
-        _calibrated(transition, report.profile)
+        _calibrated(transition, round_, report.profile)
         return
     if isinstance(report, messages.CalibrationProgress):
         round_ = replace(round_, done=report.done, total=report.total)
@@ -187,10 +224,19 @@ def report_received(
     transition.put(replace(transition.state.preparation, round=round_, progress_at_s=now_s))
 
 
-def _calibrated(transition: Transition, profile: Profile) -> None:
-    preparation = replace(transition.state.preparation, profile=profile, round=None)
-    now_s = transition.now_s
-    transition.put(replace(preparation, profile_at_s=now_s, measures_again=False))
+def _calibrated(transition: Transition, round_: Round, profile: Profile) -> None:
+    before = transition.state.preparation
+    kind = profile.device, profile.software
+    others = (k for k in before.known_profiles if (k.profile.device, k.profile.software) != kind)
+    known = KnownProfile(profile=profile, measured_at_s=transition.now_s)
+    after = replace(before, known_profiles=(known, *others), round=None)
+    if before.profile is None or before.measures_again:
+        now_s = transition.now_s
+        after = replace(after, profile=profile, profile_at_s=now_s, measures_again=False)
+    transition.put(after)
+    vm = transition.state.fleet.vms.get(round_.participants[0].vm_id)
+    if vm is not None and not _is_of(profile, vm):
+        leave_unmeasured(transition, vm)
     failed = [s for s in profile.sources if s.startswith(NCCL_FAILED)]
     if not failed:
         transition.emit(KeepProfile(profile=profile))

@@ -321,6 +321,10 @@ def _present_plan(state: states.State) -> dict[str, Any] | None:
         "recompute": generation.plan.recompute,
         "segments": generation.plan.segments,
         "microbatch_size": generation.plan.microbatch_size,
+        "microbatch_sizes": [
+            generation.plan.microbatch_size_of(replica)
+            for replica in range(generation.plan.data_parallel_width)
+        ],
         "decision": decision(generation.decision_hash, generation.candidates),
     }
 

@@ -49,8 +49,9 @@ class RankTimings:
         self.pending: dict[int, dict[Slot, MinibatchCommitted]] = {}
         """Reports of mini-batches that some ranks have yet to report, by step."""
         self._profile = profile
+        self._profiles = slots.rank_profiles(state, generation.plan, profile)
         self._expected_s: dict[tuple[int, int, int], float] = {}
-        """By stage, micro-batches and recomputes."""
+        """By rank, micro-batches and recomputes."""
 
     def observe(
         self,
@@ -88,29 +89,38 @@ class RankTimings:
         if generation.phase is not GenerationPhase.RUNNING or generation.done:
             return False
         if self.balancer is not None:
-            self._balance(self.balancer, [ranks[slot] for slot in plan.slots])
+            self._balance(generation, self.balancer, [ranks[slot] for slot in plan.slots])
         return True
 
     def _sample(
         self, state: State, plan: Plan, rank: int, report: MinibatchCommitted
     ) -> RankSample:
         vm = state.fleet.vms.get(plan.slots[rank].vm_id)
-        speed = 1.0 if vm is None else speed_of(state, vm.offer, self._profile)
-        key = rank % plan.pipeline_depth, report.microbatches, report.recomputes
+        own = self._profiles[rank]
+        is_scaled = vm is not None and own is self._profile
+        speed = speed_of(state, vm.offer, own) if vm is not None and is_scaled else 1.0
+        key = rank, report.microbatches, report.recomputes
         if key not in self._expected_s:
-            self._expected_s[key] = expected_busy_s(plan, self._profile, *key)
+            self._expected_s[key] = expected_busy_s(plan, own, *key)
         return RankSample(
             busy_s=report.busy_s,
             expected_s=self._expected_s[key] / speed,
             microbatches=report.microbatches,
         )
 
-    def _balance(self, balancer: balance.ShareBalancer, reports: list[MinibatchCommitted]) -> None:
+    def _balance(
+        self,
+        generation: Generation,
+        balancer: balance.ShareBalancer,
+        reports: list[MinibatchCommitted],
+    ) -> None:
         """Let the balancer observe a mini-batch that was shared as it asked."""
         depth = self.watch.pipeline_depth
         replicas = [reports[i : i + depth] for i in range(0, len(reports), depth)]
         # Else its newest shares are not in force yet.
-        if tuple(r[0].microbatches for r in replicas) == balancer.shares:
+        wanted = replace(generation.plan, replica_bounds=balancer.replica_bounds)
+        counts = [len(wanted.microbatches_of(d)) for d in range(wanted.data_parallel_width)]
+        if [r[0].microbatches for r in replicas] == counts:
             times_s = [max(one.tasks_s for one in r) for r in replicas]
             self.balancer = balancer.observe(times_s)
 
@@ -157,30 +167,31 @@ def _balancer(
 
 def _max_share(state: State, plan: Plan, profile: Profile) -> int:
     """Return how many virtual nodes a replica can have within its devices' memory."""
-    vms = state.fleet.vms
-    own = (vms[slot.vm_id] for slot in plan.slots if slot.vm_id in vms)
-    have = min((slots.room_bytes(state, vm) for vm in own), default=0)
     low, high = 0, plan.replica_bounds[-1] - plan.data_parallel_width + 1
     while low < high:
         share = (low + high + 1) // 2
-        if _bytes_with(state, plan, profile, share) <= have:
+        if _fits_with(state, plan, profile, share):
             low = share
         else:
             high = share - 1
     return low
 
 
-def _bytes_with(state: State, plan: Plan, profile: Profile, share: int) -> int:
-    """Return the peak memory of a worker if a replica has ``share`` virtual nodes."""
-    width, total = plan.data_parallel_width, plan.replica_bounds[-1]
-    left = total - share
-    bounds = (*(left * d // (width - 1) for d in range(width)), total)
-    skewed = replace(plan, replica_bounds=bounds)
-    job = state.job
-    own = [state.fleet.vms[slot.vm_id] for slot in plan.slots if slot.vm_id in state.fleet.vms]
-    compute = slots.compute_of(state, own)
-    stages = memory.plan_bytes(job.facts, profile, skewed, job.spec.reduction, compute)
-    return max(stage.total_bytes for stage in stages)
+def _fits_with(state: State, plan: Plan, profile: Profile, share: int) -> bool:
+    """Return whether every replica has memory for ``share`` virtual nodes."""
+    job, vms, width = state.job, state.fleet.vms, plan.data_parallel_width
+    of_each = replace(
+        plan,
+        minibatch_size=plan.microbatch_size * share * width,
+        replica_bounds=tuple(share * d for d in range(width + 1)),
+    )
+    compute = slots.compute_of(state, [vms[s.vm_id] for s in plan.slots if s.vm_id in vms])
+    profiles = slots.rank_profiles(state, plan, profile)
+    needed = memory.rank_bytes(job.facts, profile, of_each, job.spec.reduction, compute, profiles)
+    return all(
+        slot.vm_id in vms and one.total_bytes <= slots.room_bytes(state, vms[slot.vm_id])
+        for slot, one in zip(plan.slots, needed, strict=True)
+    )
 
 
 def _crowding(state: State, plan: Plan) -> list[float]:

@@ -512,7 +512,8 @@ class Plan:
     into ``pipeline_depth * chunks`` runs of sections, run ``k`` from
     ``stage_bounds[k]`` up to ``stage_bounds[k + 1]``; stage ``p`` owns runs ``p``, ``p
     + pipeline_depth`` and so on. Replica ``d`` computes virtual nodes
-    ``replica_bounds[d]`` up to ``replica_bounds[d + 1]``. An interleaved plan has two
+    ``replica_bounds[d]`` up to ``replica_bounds[d + 1]``, in fast mode perhaps several of
+    them as one micro-batch. An interleaved plan has two
     stages and more, follows its lists exactly, hence without a bound of its own, and
     gives every replica a multiple of ``pipeline_depth`` virtual nodes.
     """
@@ -545,6 +546,9 @@ class Plan:
     peer_copies: int = 0
     """Copies of each section that another VM keeps of an earlier mini-batch, 0 or 1; only
     where no replica has one of the present."""
+    nodes_per_microbatch: tuple[int, ...] = ()
+    """Virtual nodes that each replica computes at once, as one micro-batch; the last one of
+    its share may have fewer. Empty: one each, as always in exact mode."""
     schema_version: int = SCHEMA_VERSION
 
     def __post_init__(self) -> None:
@@ -565,6 +569,7 @@ class Plan:
             and len(set(self.slots)) == len(self.slots) == depth * width
             and self.devices_per_stage_replica == 1
             and (self.peer_copies == 0 or (self.peer_copies == width == 1))
+            and (not self.nodes_per_microbatch or self._merges())
         )
         if not good:
             raise WireError(f"plan does not add up: {self}")
@@ -577,6 +582,11 @@ class Plan:
             and self.in_flight_bound is None
             and all(nodes % self.pipeline_depth == 0 for nodes in self.replica_bounds)
         )
+
+    def _merges(self) -> bool:
+        """Return whether replicas can compute several virtual nodes at once."""
+        each = self.nodes_per_microbatch
+        return self.chunks == 1 and len(each) == self.data_parallel_width and min(each) >= 1
 
     @property
     def num_sections(self) -> int:
@@ -637,6 +647,18 @@ class Plan:
     def virtual_nodes_of(self, replica: int) -> range:
         """Return the virtual nodes that ``replica`` computes."""
         return range(self.replica_bounds[replica], self.replica_bounds[replica + 1])
+
+    def microbatches_of(self, replica: int) -> tuple[range, ...]:
+        """Return the virtual nodes of each micro-batch of ``replica``, in order."""
+        nodes, size = self.virtual_nodes_of(replica), self._nodes_at_once(replica)
+        return tuple(nodes[at : at + size] for at in range(0, len(nodes), size))
+
+    def microbatch_size_of(self, replica: int) -> int:
+        """Return the examples of each micro-batch of ``replica`` but perhaps the last."""
+        return self.microbatch_size * self._nodes_at_once(replica)
+
+    def _nodes_at_once(self, replica: int) -> int:
+        return self.nodes_per_microbatch[replica] if self.nodes_per_microbatch else 1
 
 
 def segments_of(run: range, segments: int) -> tuple[range, ...]:

@@ -15,6 +15,7 @@ from tests.builders import (
 
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.placement import Device
+from spottrain.morphing.plan.profiles import derive_profile
 from spottrain.wire.model import (
     ModelFacts,
     Plan,
@@ -79,6 +80,11 @@ def fleet(*kinds: tuple[int, float]) -> tuple[Device, ...]:
         )
         for vm, speed in enumerate(speeds)
     )
+
+
+def profile_at(speed: float) -> Profile:
+    """Return times on a device of some speed, as the planner has them."""
+    return profile() if speed == 1 else derive_profile(profile(), "slow", speed)
 
 
 def inputs(

@@ -6,7 +6,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from tests.unit.morphing.mixed_fleet import facts, fleet, inputs, profile
+from tests.unit.morphing.mixed_fleet import facts, fleet, inputs, profile, profile_at
 
 from spottrain.morphing.plan.choose import NOISE, choose_plan
 from spottrain.morphing.plan.placement import Device
@@ -57,7 +57,8 @@ def test_shares_by_speed_beat_even_ones() -> None:
     width, last = plan.data_parallel_width, plan.replica_bounds[-1]
     even = replace(plan, replica_bounds=tuple(last * d // width for d in range(width + 1)))
     flat = [speed for own in speeds(plan, both) for speed in own]
-    step = simulate_step(even, profile(), facts(), reduction="fast", speeds=flat)
+    profiles = list(map(profile_at, flat))
+    step = simulate_step(even, profile(), facts(), reduction="fast", profiles=profiles)
     assert step.step_s > 1.4 * plan.predicted_step_s
 
 
@@ -93,8 +94,8 @@ def test_interleaved_has_to_win_with_the_shares_that_it_can_give(
     assert forced is not None
     of_slot = {device.slot: device.speed for device in case.slots}
     for plan in (best, forced):
-        speeds = [of_slot[slot] for slot in plan.slots]
-        step = simulate_step(plan, profile(), facts(), reduction="fast", speeds=speeds)
+        profiles = [profile_at(of_slot[slot]) for slot in plan.slots]
+        step = simulate_step(plan, profile(), facts(), reduction="fast", profiles=profiles)
         assert plan.predicted_step_s == step.step_s
     assert all(share % forced.pipeline_depth == 0 for share in shares(forced))
     if best.chunks > 1:

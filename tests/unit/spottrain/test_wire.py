@@ -65,6 +65,9 @@ def plans(draw: st.DrawFn) -> Plan:
         in_flight_bound=None if interleaved else draw(st.none() | st.integers(1, 8)),
         chunks=chunks,
         segments=draw(st.integers(1, 8)) if recompute else 1,
+        nodes_per_microbatch=()
+        if interleaved
+        else draw(st.just(()) | st.tuples(*[st.integers(1, 3)] * width)),
     )
 
 
@@ -249,6 +252,8 @@ def test_a_plan_assigns_sections_and_virtual_nodes_to_ranks() -> None:
         {"slots": tuple(Slot(vm_id="vm", index=0) for _ in range(4))},
         {"pipeline_depth": 0},
         {"devices_per_stage_replica": 2},
+        {"nodes_per_microbatch": (2,)},
+        {"nodes_per_microbatch": (2, 0)},
     ],
 )
 def test_a_plan_that_does_not_add_up_is_refused(changes: dict[str, Any]) -> None:
@@ -258,6 +263,14 @@ def test_a_plan_that_does_not_add_up_is_refused(changes: dict[str, Any]) -> None
     changed = json.loads(json.dumps(changes, default=dataclasses.asdict))
     with pytest.raises(WireError):
         from_data(Plan, data | changed)
+
+
+def test_a_replica_s_last_micro_batch_has_what_is_left_of_its_virtual_nodes() -> None:
+    plan = a_plan(nodes_per_microbatch=(2, 1))
+    assert plan.microbatches_of(0) == (range(2), range(2, 3))
+    assert plan.microbatches_of(1) == (range(3, 4), range(4, 5))
+    assert [plan.microbatch_size_of(d) for d in range(2)] == [4, 2]
+    assert a_plan().microbatches_of(0) == (range(1), range(1, 2), range(2, 3))
 
 
 INTERLEAVED: dict[str, Any] = {
@@ -288,6 +301,7 @@ def test_a_stage_of_an_interleaved_plan_has_several_runs_of_sections() -> None:
         {"pipeline_depth": 1, "data_parallel_width": 4, "stage_bounds": (0, 3, 6)}
         | {"replica_bounds": (0, 1, 2, 4, 6)},
         {"schedule": "varuna", "chunks": 0, "stage_bounds": (0,)},
+        {"nodes_per_microbatch": (2, 2)},
     ],
 )
 def test_an_interleaved_plan_that_cannot_run_is_refused(

@@ -245,11 +245,12 @@ class Story(View):
         )
 
     def prepare(self, profile: Profile = PROFILE) -> None:
-        """Write the first weights and measure, once no VM boots any more."""
+        """Write the first weights and measure each type of device, once no VM boots any more."""
         self.write_first_weights()
         if self.round is None:
             self.wait(BOOT_WAIT_S)
-        self.measure(profile)
+        while self.round is not None:
+            self.measure(profile)
 
     def write_first_weights(self) -> None:
         """Go through a round of writing first weights."""

@@ -107,7 +107,9 @@ class PreparationState:
     measures_again: bool = False
     """The model is to be measured before the next generation, though there is a profile."""
     known_profiles: tuple[KnownProfile, ...] = ()
-    """Measured for earlier jobs, newest first."""
+    """Measured for this job and earlier ones, newest first."""
+    unmeasured: tuple[str, ...] = ()
+    """Types of devices whose own times remain unknown: measuring on them failed."""
     round: records.Round | None = None
     """That runs now: the checkpoint of step 0 is written, or the model is measured."""
     next_round: int = -1

@@ -54,6 +54,27 @@ def test_no_other_shares_end_sooner(seconds: list[float], data: st.DataObject) -
     assert share_virtual_nodes(total, seconds, limits, fixed_s=fixed_s) == bounds
 
 
+@given(throughputs, st.data())
+def test_no_other_shares_of_larger_micro_batches_end_sooner(
+    seconds: list[float], data: st.DataObject
+) -> None:
+    count = len(seconds)
+    total = data.draw(st.integers(count, 12))
+    several = st.lists(st.integers(1, 5), min_size=count, max_size=count)
+    nodes = data.draw(several)
+    fixed_s = data.draw(st.lists(st.sampled_from([0.0, 0.5, 40.0]), min_size=count, max_size=count))
+
+    def end_s(shares: Sequence[int]) -> float:
+        whole = [size * math.ceil(n / size) for n, size in zip(shares, nodes, strict=True)]
+        return slowest_s(whole, seconds, fixed_s)
+
+    shares = sizes(share_virtual_nodes(total, seconds, fixed_s=fixed_s, sizes=nodes))
+
+    every = list(splits(total, [total] * count))
+    assert tuple(shares) in every
+    assert end_s(shares) == pytest.approx(min(map(end_s, every)))
+
+
 @given(
     st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=40),
     st.integers(0, 10**6),

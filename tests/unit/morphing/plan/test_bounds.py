@@ -22,6 +22,7 @@ from spottrain.morphing.plan.placement import Device
 from spottrain.morphing.simulate.simulator import expect_step
 from spottrain.wire.model import (
     LinkProfile,
+    MicrobatchProfile,
     Precision,
     Profile,
     Reduction,
@@ -118,9 +119,58 @@ def cases(draw: st.DrawFn) -> PlanInputs:
     )
 
 
+@st.composite
+def measured_kinds(draw: st.DrawFn) -> PlanInputs:
+    """Return cases whose devices are of two types, each measured, in several sizes."""
+    case = replace(draw(cases()), reduction="fast", merges=True)
+
+    def sized(one: MicrobatchProfile, nodes: int) -> MicrobatchProfile:
+        sections = (
+            replace(
+                section,
+                forward_s=draw(times) * nodes,
+                recompute_s=draw(times) * nodes,
+                backward_s=draw(times) * nodes,
+                output_bytes=section.output_bytes * nodes,
+                saved_bytes=section.saved_bytes * nodes,
+            )
+            for section in one.sections
+        )
+        size = one.microbatch_size * nodes
+        return replace(one, microbatch_size=size, sections=tuple(sections))
+
+    def kind(device: str, sizes: tuple[int, ...]) -> Profile:
+        (one,) = case.profile.microbatches
+        return replace(
+            case.profile,
+            device=device,
+            microbatches=tuple(sized(one, nodes) for nodes in sizes),
+            optimizer_s_per_byte=draw(st.sampled_from([0.0, 1e-9])),
+        )
+
+    other = kind("other", (1, 2, 3))
+    slots = tuple(
+        replace(d, kind="other", speed=1.5) if draw(st.booleans()) else replace(d, speed=1.0)
+        for d in case.slots
+    )
+    return replace(case, profile=kind("base", (1, 4)), measured=(other,), slots=slots)
+
+
+@given(measured_kinds(), st.data())
+def test_no_bound_exceeds_the_simulation_of_micro_batches_of_any_size(
+    case: PlanInputs, data: st.DataObject
+) -> None:
+    largest = {("other", 1.5): 4 * data.draw(st.integers(1, 3)), ("", 1.0): 16}
+    check_bounds(case, Layouts(case, 4, largest), data)
+
+
 @given(cases(), st.data())
 def test_no_bound_exceeds_the_simulation(case: PlanInputs, data: st.DataObject) -> None:
-    layouts = Layouts(case, 4)
+    check_bounds(case, Layouts(case, 4), data)
+
+
+def check_bounds(case: PlanInputs, layouts: Layouts, data: st.DataObject) -> None:
+    """Compare the bounds of plans of some depth and mode with what they are simulated to take."""
     depth = data.draw(st.integers(1, min(len(case.facts.sections), len(case.slots))))
     mode = data.draw(st.sampled_from(execution_modes(case, depth)))
     if mode.segments or depth == 1:

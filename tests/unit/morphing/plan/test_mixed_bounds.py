@@ -17,9 +17,17 @@ from spottrain.morphing.plan.bounds import (
     replica_counts,
 )
 from spottrain.morphing.plan.placement import place
+from spottrain.morphing.plan.profiles import derive_profile
 
 INSTANT = a_link(latency_s=0.0, bytes_per_s=1e30)
-PROFILE = a_profile(microbatch_profile(section_profile(i) for i in range(6)), between_vms=INSTANT)
+PROFILE = a_profile(microbatch_profile(section_profile(i) for i in range(6)))
+
+
+def times_at(speed: float) -> SectionTimes:
+    """Return the times of devices of some speed."""
+    profile = derive_profile(PROFILE, "device", speed)
+    return SectionTimes(profile.sections_at(1), profile.overheads_at(1))
+
 
 speeds = st.lists(st.sampled_from([1.0, 2.0, 4.0]), min_size=1, max_size=20)
 
@@ -45,8 +53,9 @@ def test_replicas_are_counted_as_they_are_placed(
 @pytest.mark.parametrize("virtual_nodes", [5, 60, 1000])
 def test_replicas_that_never_wait_are_done_just_then(depth: int, virtual_nodes: int) -> None:
     each = {4.0: 2, 1.0: 3}
-    times = SectionTimes(PROFILE.sections_at(1), PROFILE.overheads_at(1))
-    pipes = [make_pipe(times, even_bounds(depth), depth, False, INSTANT, speed) for speed in each]
+    pipes = [
+        make_pipe(times_at(speed), even_bounds(depth), depth, False, INSTANT) for speed in each
+    ]
     pure = np.array([list(each.values())])
     finish_s = min_finish_s(pipes, pure, np.zeros_like(pure), virtual_nodes)
     # A stage takes 3 s a section; the first micro-batch passes all, one after the other.
@@ -68,9 +77,8 @@ def test_replicas_that_never_wait_are_done_just_then(depth: int, virtual_nodes: 
 
 
 def test_more_replicas_are_never_done_later() -> None:
-    times = SectionTimes(PROFILE.sections_at(1), PROFILE.overheads_at(1))
     fleet = [4.0, 2.0, 2.0, 1.0, 1.0, 1.0, 1.0]
-    pipes = [make_pipe(times, even_bounds(2), 2, True, INSTANT, speed) for speed in (4.0, 2.0, 1.0)]
+    pipes = [make_pipe(times_at(v), even_bounds(2), 2, True, INSTANT) for v in (4.0, 2.0, 1.0)]
     pure, mixed = replica_counts(fleet, 2, [1, 2, 3])
     finish_s = min_finish_s(pipes, pure, mixed, 50).tolist()
     assert finish_s == sorted(finish_s, reverse=True)

@@ -74,26 +74,26 @@ def test_downloads_overlap_with_what_works_on_the_sections_before(
     downloads_s = [down_s for down_s, _, _ in host_update_times_s(profile, own, gpu)]
     whole_s = update_s(profile, own, "host", gpu)
 
-    found_s = update_s(profile, own, "host", gpu, 1.0, beside_s)
+    found_s = update_s(profile, own, "host", gpu, beside_s)
 
     # What comes before the last section's is hidden at most, and by no more than there is.
     hidden_s = min(sum(downloads_s[1:]), sum(beside_s[:-1]))
     assert whole_s - hidden_s <= found_s + 1e-9
     assert found_s <= whole_s + 1e-9
-    assert found_s >= min_update_s(profile, own, "host", gpu, 1.0) - 1e-9
+    assert found_s >= min_update_s(profile, own, "host", gpu) - 1e-9
     if min(beside_s) == 100.0:
         assert found_s == pytest.approx(whole_s - sum(downloads_s[1:]))
 
 
-@given(sections, profiles, st.sampled_from([0.5, 1.0, 4.0]))
-def test_an_update_on_the_device_goes_with_its_speed(
-    own: list[SectionFacts], profile: Profile, speed: float
+@given(sections, profiles)
+def test_an_update_on_the_device_goes_with_its_parameters(
+    own: list[SectionFacts], profile: Profile
 ) -> None:
     gpu = Compute(on_gpu=True)
     total = sum(section.param_bytes for section in own)
-    expected_s = profile.optimizer_s_per_byte * total / speed
-    assert update_s(profile, own, "device", gpu, speed) == expected_s
-    assert update_s(profile, own, "host", Compute(), speed) == expected_s
+    expected_s = profile.optimizer_s_per_byte * total
+    assert update_s(profile, own, "device", gpu) == expected_s
+    assert update_s(profile, own, "host", Compute()) == expected_s
 
 
 def test_what_was_not_measured_is_assumed() -> None:

@@ -17,6 +17,7 @@ from tests.unit.morphing.steps import (
 )
 
 from spottrain.morphing.errors import PlanError
+from spottrain.morphing.plan.profiles import derive_profile
 from spottrain.morphing.schedules.schedule import Task, Work, make_schedule
 from spottrain.morphing.simulate.compute import Compute
 from spottrain.morphing.simulate.replica import (
@@ -221,17 +222,16 @@ def test_a_tied_parameter_s_size_in_the_facts_counts_before_an_inferred_one() ->
 
 
 def test_a_slow_device_slows_its_replica_and_all_wait_for_it() -> None:
-    speeds = [1.0, 1.0, 1.0, 0.5]
-    step = simulate_step(plan(2, 2, 4), PROFILE, FACTS, reduction="fast", speeds=speeds)
+    profiles = [*[PROFILE] * 3, derive_profile(PROFILE, "slow", 0.5)]
+    step = simulate_step(plan(2, 2, 4), PROFILE, FACTS, reduction="fast", profiles=profiles)
     even = simulate_step(plan(2, 2, 4), PROFILE, FACTS, reduction="fast")
     assert step.busy_s == (12.0, 24.0)
     assert step.step_s > even.step_s + 12.0
 
 
-@pytest.mark.parametrize("speeds", [[1.0], [1.0, 0.0]])
-def test_speeds_that_do_not_fit_the_plan_are_refused(speeds: list[float]) -> None:
-    with pytest.raises(PlanError, match="needs as many speeds above 0"):
-        simulate_step(plan(2, 1, 2), PROFILE, FACTS, reduction="fast", speeds=speeds)
+def test_profiles_that_do_not_fit_the_plan_are_refused() -> None:
+    with pytest.raises(PlanError, match="needs as many profiles: got 1"):
+        simulate_step(plan(2, 1, 2), PROFILE, FACTS, reduction="fast", profiles=[PROFILE])
 
 
 def test_every_task_has_its_overhead() -> None:
@@ -318,7 +318,9 @@ def test_without_a_drain_a_mini_batch_takes_its_slowest_stage_s_time(
     stale = stale_step(some, PROFILE, FACTS, reduction="fast")
     assert alone.step_s / 2 <= stale.step_s <= alone.step_s
     if count >= 4 * depth:
-        update_s = slowest_update_s(some, PROFILE, FACTS, [1.0] * depth * width, reduction="fast")
+        update_s = slowest_update_s(
+            some, PROFILE, FACTS, [PROFILE] * depth * width, reduction="fast"
+        )
         assert stale.step_s >= max(stale.busy_s)
         longest_s = max(max(stale.busy_s) + update_s, alone.step_s - alone.pipeline_s)
         assert stale.step_s <= longest_s * 1.1 + 2 * depth * LATENCY_S
@@ -386,10 +388,10 @@ def test_segments_cost_the_forward_of_all_but_the_last_once_more() -> None:
 def test_each_further_segment_enters_the_user_s_code_once_more() -> None:
     beside = TaskOverheads(forward_s=0.5, recompute_s=0.25, backward_s=0.125)
     measured = PROFILE.sections_at(1)
-    times = stage_times(measured, range(4), 2.0, beside, segments=2)
-    assert times.forward_s == 4 * 0.5 + 0.5 + 0.25
-    assert times.recompute_s == 2 * 0.5 + 0.25
-    assert times.backward_s == 4 * 1.0 + 2 * 0.5 + 0.125 + 0.25
+    times = stage_times(measured, range(4), beside, segments=2)
+    assert times.forward_s == 4 * 1.0 + 0.5 + 0.25
+    assert times.recompute_s == 2 * 1.0 + 0.25
+    assert times.backward_s == 4 * 2.0 + 2 * 1.0 + 0.125 + 0.25
 
 
 @given(st.integers(1, 3), st.integers(1, 6), st.integers(1, 5))

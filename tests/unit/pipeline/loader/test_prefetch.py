@@ -112,19 +112,19 @@ def start(
 
 
 def training(number: int, step: int = 0, size: int = 2) -> Microbatch:
-    return Microbatch(number, size, step, 8)
+    return Microbatch(number * size, size, step, 8)
 
 
 def mark(folder: Path, what: str, name: Microbatch) -> None:
     """Let something happen to the examples of a micro-batch."""
-    first = name.step * name.minibatch_size + name.number * name.size
+    first = name.step * name.minibatch_size + name.first
     for position in range(first, first + name.size):
         (folder / f"{what}-{example_index(SEED, range(40), position)}").touch()
 
 
 NAMES = st.builds(
     Microbatch,
-    number=st.integers(0, 3),
+    first=st.integers(0, 9),
     size=st.integers(1, 3),
     step=st.integers(0, 3),
     minibatch_size=st.just(8),
@@ -235,7 +235,7 @@ def test_a_loader_that_dies_is_replaced(
     mark(tmp_path, "die-once", training(2))  # twice: it has two examples
     names = [training(number) for number in range(5)]
 
-    batches = [prefetcher.fetch(n, names[n.number + 1 :]) for n in names]
+    batches = [prefetcher.fetch(n, names[number + 1 :]) for number, n in enumerate(names)]
 
     for name, batch in zip(names, batches, strict=True):
         assert torch.equal(batch, make_batch(a_job(), SEED, name))

@@ -84,7 +84,7 @@ def test_without_momentum_batch_norm_keeps_the_mean_of_all_micro_batches() -> No
     for nodes in (batches[:2], batches[2:]):
         for node, batch in enumerate(nodes):
             stage.forward(batch, [], seeds)
-            stage.add_changes(node, len(nodes), scale=1.0)
+            stage.add_changes(range(node, node + 1), len(nodes), scale=1.0)
             whole(batch)
         for name in STATISTICS:
             gradient, found[name].grad = found[name].grad, None
@@ -178,7 +178,7 @@ def test_changes_are_added_up_as_gradients_and_those_of_a_recompute_are_not() ->
     batch = batch_of(job, 3)
 
     stage.forward(batch, [], seeds)
-    stage.add_changes(node=1, nodes=3, scale=4.0)
+    stage.add_changes(range(1, 2), 3, scale=4.0)
     stage.forward(batch, [], seeds)  # recomputed
 
     mean, _, count = (found[name] for name in STATISTICS)
@@ -187,6 +187,9 @@ def test_changes_are_added_up_as_gradients_and_those_of_a_recompute_are_not() ->
     expected = 0.1 * torch.arange(float(WIDTH)) * 0.9 * 4.0
     torch.testing.assert_close(mean.grad, expected)
     assert count.grad == 4.0
+    stage.forward(batch, [], seeds)
+    stage.add_changes(range(1, 3), 3, scale=4.0)
+    assert count.grad == 4.0 + 2 * 4.0  # of two virtual nodes at once
     assert torch.equal(mean, torch.zeros(WIDTH))
 
 

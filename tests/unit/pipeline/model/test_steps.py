@@ -51,7 +51,9 @@ JOB = TrainingJob(
 
 def test_examples_are_told_the_mini_batch_that_they_are_for() -> None:
     source = MicrobatchSource(JOB, 1, 8, 2)
-    assert [float(source.training(7, node)[0, 0]) for node in range(4)] == [7.0] * 4
+    assert [float(source.training(7, range(node, node + 1))[0, 0]) for node in range(4)] == [
+        7.0
+    ] * 4
     assert float(source.heldout("heldout", 0)[0, 0]) == -1
     assert spottrain.step() is None
 

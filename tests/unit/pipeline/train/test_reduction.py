@@ -54,7 +54,8 @@ class Stage:
         self.parameters = {
             name: nn.Parameter(tensor) for name, tensor in working.parameters.items()
         }
-        replicas = Replicas(virtual_nodes=range(virtual_nodes), num_virtual_nodes=virtual_nodes)
+        microbatches = tuple(range(node, node + 1) for node in range(virtual_nodes))
+        replicas = Replicas(microbatches=microbatches, num_virtual_nodes=virtual_nodes)
         tracker = TensorTracker(0)
         named = {0: list(self.parameters.items())}
         arguments: tuple[Any, ...] = (named, [working], replicas, self.device, tracker)
@@ -292,7 +293,7 @@ def test_a_section_comes_down_beside_the_backward_of_the_ones_before_it(
     world: dist.ProcessGroup,
 ) -> None:
     group = None if summed == "alone" else world
-    replicas = Replicas(group, virtual_nodes=range(2), num_virtual_nodes=2)
+    replicas = Replicas(group, microbatches=(range(1), range(1, 2)), num_virtual_nodes=2)
     chain = Chain(kind, on_device, replicas)
     for _ in range(2):
         with chain.device.using():
@@ -323,7 +324,7 @@ def test_a_section_comes_down_beside_the_sums_of_the_ones_before_it(
     world: dist.ProcessGroup,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    replicas = Replicas(world, world, virtual_nodes=range(1))
+    replicas = Replicas(world, world)
     chain = Chain(kind, False, replicas)
     all_reduce = dist.all_reduce
 

@@ -47,6 +47,20 @@ def test_a_plan_that_ran_settles_the_micro_batch_size_unless_the_job_says_it() -
     assert plan_inputs(said, PROFILE, previous=plan).microbatch_size == 4
 
 
+def test_types_of_devices_differ_in_micro_batches_only_where_nothing_depends_on_them() -> None:
+    spec = SETTINGS.spec
+    open_size = settings_with(SETTINGS, spec=replace(spec, reduction="fast"))
+    facts = replace(SETTINGS.facts, normalises_batches="blocks.0.norm")
+    settings = {
+        "open": open_size,
+        "said": settings_with(open_size, microbatch_size=4),
+        "exact": settings_with(open_size, spec=replace(spec, reduction="exact")),
+        "BatchNorm": settings_with(open_size, facts=facts),
+    }
+    merge = [name for name, one in settings.items() if plan_inputs(one, PROFILE).merges]
+    assert merge == ["open"]
+
+
 def test_a_job_that_runs_asks_with_its_fleet_and_its_plan() -> None:
     story = Story().training("a", "b", "c", "d")
     story.tell(e.VmLost, vm_id="d", reason="taken")

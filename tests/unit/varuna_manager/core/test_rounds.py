@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,13 +16,15 @@ from tests.builders import (
 )
 from tests.unit.varuna_manager.story import FACTS, PROFILE, Story
 
-from spottrain.morphing.plan.profiles import BETWEEN_AS_WITHIN
+from spottrain.morphing.plan.profiles import BETWEEN_AS_WITHIN, derive_profile
 from spottrain.varuna_manager.core.generation import SILENCE_BOUND_S, SLOWEST_BYTES_PER_S
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import Round
+from spottrain.varuna_manager.core.planning import BOOT_WAIT_S
 from spottrain.varuna_manager.core.rounds import RETRY_PAUSE_S
 from spottrain.wire import messages
+from spottrain.wire.model import Profile
 
 KNOWN = e.KnownProfile(profile=PROFILE, measured_at_s=400.0)
 
@@ -31,34 +34,39 @@ def booted(
     slots: int = 1,
     cores: int = 0,
     known: tuple[e.KnownProfile, ...] = (),
+    kinds: Mapping[str, str] = {},
+    coming: tuple[str, ...] = (),
     **changes: Any,
 ) -> Story:
-    """VMs of one computer, and the first weights written."""
+    """VMs of one computer, and the first weights written; ``kinds``: what those compute on
+    that are of another type; ``coming``: VMs that still boot."""
     story = Story(max_vms=max(4, len(ids)), **changes)
     story.start()
     story.tell(e.ProfilesListed, profiles=known)
     (intent,) = story.intents
-    vms = tuple(story.listed(vm_id, intent) for vm_id in ids)
+    vms = tuple(story.listed(vm_id, intent) for vm_id in (*ids, *coming))
     story.tell(e.VmsLaunched, intent=intent, vms=vms)
     for vm_id in ids:
-        story.tell(
-            e.AgentRegistered,
-            vm_id=vm_id,
-            num_slots=slots,
-            private_address="10.0.0.1",
-        )
-        ready = messages.SupervisorReady(
-            num_slots=slots,
-            torch_version="2",
-            device=PROFILE.device,
-            software=PROFILE.software,
-            machine="computer" if cores else "",
-            cores=cores,
-        )
-        story.report(vm_id, ready)
+        come(story, vm_id, slots, cores, kinds.get(vm_id, PROFILE.device))
     if not story.state.job.measures_only:
         story.report(ids[0], checkpoint_saved(0))
     return story
+
+
+def come(
+    story: Story, vm_id: str, slots: int = 1, cores: int = 0, device: str = PROFILE.device
+) -> None:
+    """Let a VM register and be ready."""
+    story.tell(e.AgentRegistered, vm_id=vm_id, num_slots=slots, private_address="10.0.0.1")
+    ready = messages.SupervisorReady(
+        num_slots=slots,
+        torch_version="2",
+        device=device,
+        software=PROFILE.software,
+        machine="computer" if cores else "",
+        cores=cores,
+    )
+    story.report(vm_id, ready)
 
 
 def round_of(story: Story) -> Round:
@@ -252,6 +260,85 @@ def test_a_profile_with_assumed_links_is_reused_on_a_single_vm() -> None:
     story = booted("a", known=(replace(KNOWN, profile=assumed),))
 
     assert story.profile == assumed
+
+
+def scaled(device: str, ratio: float) -> Profile:
+    """Return what is measured on a device that is so many times as fast."""
+    return replace(derive_profile(PROFILE, device, ratio), origin="measured", sources=())
+
+
+FAST = scaled("fast", 4.0)
+
+
+def test_each_type_of_device_is_measured_before_training_begins() -> None:
+    story = booted("a", "b", "c", kinds={"c": "fast"})
+    assert taking_part(story) == [("a", 0), ("b", 0)]
+
+    story.measure()
+
+    assert taking_part(story) == [("c", 0), ("c", 0)]
+    assert story.plan_asked is None
+    story.measure(FAST)
+    assert story.emitted(c.KeepProfile) == [c.KeepProfile(profile=FAST)]
+    (asked,) = story.emitted(c.ComputePlan)
+    assert asked.inputs.profile == PROFILE
+    assert asked.inputs.measured == (FAST,)
+    assert [(d.kind, d.speed) for d in asked.inputs.slots] == [("", 1), ("", 1), ("fast", 4)]
+
+
+def test_a_type_that_was_measured_for_an_earlier_job_is_not_measured_again() -> None:
+    known = KNOWN, e.KnownProfile(profile=FAST, measured_at_s=1.0)
+    story = booted("a", "c", known=known, kinds={"c": "fast"})
+
+    assert story.round is None
+    (asked,) = story.emitted(c.ComputePlan)
+    assert asked.inputs.measured == (FAST,)
+
+
+def test_a_type_on_which_measuring_fails_keeps_the_estimate() -> None:
+    story = booted("a", "c", kinds={"c": "fast"}, known=(KNOWN,))
+    died = messages.WorkerDied(generation=round_of(story).number, slot=0, reason="SIGKILL")
+
+    story.report("c", died)
+    story.wait(RETRY_PAUSE_S)
+
+    assert story.round is None
+    assert story.plan_asked is not None
+    story.plan("a", "c")
+    assert story.generation.plan.slots == slots_of("ac")
+
+
+def with_a_fast_spare() -> Story:
+    """A job that trains on ``a`` and ``b``; ``c``, of another type, has come since."""
+    story = booted("a", "b", coming=("c",), known=(KNOWN,), debounce_s=2.0)
+    story.wait(BOOT_WAIT_S)
+    story.plan("a", "b")
+    story.open()
+    story.begin(0)
+    story.commit(1)
+    come(story, "c", device="fast")
+    story.wait(2.0)
+    return story
+
+
+def test_a_vm_of_another_type_that_joins_is_measured_beside_training() -> None:
+    story = with_a_fast_spare()
+    assert taking_part(story) == [("c", 0), ("c", 0)]
+    story.commit(2)
+
+    story.measure(FAST)
+
+    (asked,) = story.emitted(c.ComputePlan)
+    assert asked.inputs.measured == (FAST,)
+
+
+def test_what_has_trained_does_not_wait_for_measuring() -> None:
+    story = with_a_fast_spare()
+    story.tell(e.VmLost, vm_id="b", reason="killed")
+    story.report("a", messages.GenerationBroken(generation=1, slot=0, reason="lost a peer"))
+
+    assert story.round is None
+    assert story.plan_asked is not None
 
 
 def test_a_profile_that_the_user_gives_is_taken() -> None:
