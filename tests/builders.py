@@ -87,6 +87,7 @@ def a_plan(
     state: StateHome = "host",
     segments: int = 1,
     peer_copies: int = 0,
+    tensor_parallel: int = 1,
 ) -> Plan:
     """Return a plan with a VM for each rank, cut evenly where no bounds are given.
 
@@ -107,6 +108,7 @@ def a_plan(
         state: Where committed state lives.
         segments: In which each run is recomputed.
         peer_copies: Copies that other VMs keep.
+        tensor_parallel: Ranks that divide the matrices of a stage, whose slots are given.
     """
     runs, group = depth * chunks, depth if chunks > 1 else 1
     if stage_bounds is None:
@@ -131,6 +133,7 @@ def a_plan(
         chunks=chunks,
         state=state,
         segments=segments,
+        devices_per_stage_replica=tensor_parallel,
         peer_copies=peer_copies,
     )
 

@@ -15,7 +15,7 @@ from torch.utils._pytree import TreeSpec
 
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.base.blank import BlankBatch
-from spottrain.pipeline.model.job import CutPoint, Helper
+from spottrain.pipeline.model.job import CutPoint, Helper, TensorStyle
 from spottrain.pipeline.model.naming import is_call
 from spottrain.wire.model import TiedParameter
 
@@ -218,6 +218,12 @@ class ModelLayout:
 
     writes_input: frozenset[int] = frozenset()
     """Sections that change the activation in place that they begin with."""
+
+    tensor_styles: Mapping[str, TensorStyle] = field(default_factory=dict)
+    """How modules are divided in tensor parallelism; see ``tensor_parallel.find_styles``."""
+
+    undivided: str = ""
+    """Why no module is divided; empty: some are."""
 
     @property
     def crossing(self) -> frozenset[str]:

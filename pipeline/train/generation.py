@@ -132,7 +132,7 @@ def _save(
 ) -> None:
     """Write a checkpoint of what is committed; neither model nor data set is needed."""
     plan, held = command.plan, context.memory.arenas
-    replica, stage = divmod(rank, plan.pipeline_depth)
+    row, stage = divmod(rank, plan.pipeline_depth)
     arenas = {k: held[k] for k in plan.sections_of(stage)}
     step = next(iter(arenas.values())).version
     saving = None
@@ -142,7 +142,7 @@ def _save(
             for arena in arenas.values():
                 arena.synchronise()
             tracker = TensorTracker(context.memory.num_bytes)
-            saving = CheckpointRound(context, command, arenas, replica, store, tracker)
+            saving = CheckpointRound(context, command, arenas, row, store, tracker)
             release_rendezvous(store, len(command.participants))
             saving.save_now(step)
             with context.activity.waiting():
@@ -301,7 +301,7 @@ class _Training:
         self._network = network
         self._context, self._command, self._plan = context, command, plan
         self._rank = rank
-        self._replica, self._stage_index = divmod(rank, plan.pipeline_depth)
+        self._row, self._stage_index = divmod(rank, plan.pipeline_depth)
         arenas = context.memory.arenas
         self._arenas = {k: arenas[k] for k in plan.sections_of(self._stage_index)}
         self._is_stale = spec.semantics == "stale_by_one"
@@ -317,7 +317,7 @@ class _Training:
         sizes = plan.minibatch_size, plan.microbatch_size
         source = MicrobatchSource(context.loaded.job, spec.seed, *sizes, context.batches.fetch)
         self._saving = CheckpointRound(
-            behind, command, self._arenas, self._replica, network.store, self._tracker
+            behind, command, self._arenas, self._row, network.store, self._tracker
         )
         # Threads begin last, when no code of the user's can raise any more.
         self._links = PipelineLinks(*neighbours(plan, rank), context.device, spec.wire)
@@ -607,7 +607,7 @@ class _Training:
         reduction = self._lanes.of(computed.step).reduction
         fits = reduction.reduce()
         totals = reduction.total_loss(computed.losses)
-        sum_tied(self._plan, self._replica, self._ties, self._arenas, self._network.groups)
+        sum_tied(self._plan, self._row, self._ties, self._arenas, self._network.groups)
         self._behind.faults.at(Hook.REDUCED)
         sums = {self._plan.num_sections - 1: totals}
         return update.contributions(self._arenas.values(), self._ties, sums, fits)

@@ -21,6 +21,7 @@ from spottrain.errors import UserCodeError
 from spottrain.pipeline.base import fixed_point
 from spottrain.pipeline.devices.port import Device, Transfer
 from spottrain.pipeline.model.job import NamedParameters
+from spottrain.pipeline.model.tensor_parallel import Shards
 from spottrain.pipeline.state.update import GradientFit
 from spottrain.pipeline.train.working import WorkingSection
 
@@ -41,6 +42,9 @@ class Replicas:
     """True on the last stage."""
     num_metrics: int = 0
     """What the loss measures besides the loss."""
+    shards: Shards = Shards()
+    """What this rank has of the stage's matrices. The others that divide them are among the
+    ranks, each with a gradient of its part and zeros in place of all other parts."""
 
     @property
     def num_sums(self) -> int:
@@ -209,9 +213,14 @@ class SectionRuns(SectionSums):
         self._sums_on_device = replicas.device_group is not None
         # Autograd adds in place to a gradient of the parameter's own type.
         self._in_place: list[tuple[nn.Parameter, torch.Tensor]] = []
+        self._repeated: list[torch.Tensor] = []
+        """Of which another rank has the same gradient."""
         self._leaves_early = section.is_copy or self._sums_on_host
         trained = dict(parameters[section.arena.section])
-        for number, (name, total) in enumerate(section.gradients.items()):
+        for number, (name, whole) in enumerate(section.gradients.items()):
+            total = replicas.shards.part_of(name, whole)
+            if not replicas.shards.has_gradient_of(name):
+                self._repeated.append(total)
             if total.dtype is trained[name].dtype:
                 self._in_place.append((trained[name], total))
             else:
@@ -235,6 +244,8 @@ class SectionRuns(SectionSums):
 
     def _complete(self) -> None:
         """Take the loss scale out; what no other rank adds to on the device goes down."""
+        for total in self._repeated:
+            total.zero_()
         for run in self._runs if self._scale_exponent else ():
             run.mul_(2.0**-self._scale_exponent)
         if self._sums_on_device:
@@ -290,6 +301,7 @@ class SectionIntegers(SectionSums):
     ) -> None:
         super().__init__(section, device)
         gradients = section.target_gradients
+        self._shards, self._names = replicas.shards, list(gradients)
         self._targets = list(gradients.values())
         trained = dict(parameters[section.arena.section])
         self._sizes = [target.numel() for target in self._targets]
@@ -325,9 +337,15 @@ class SectionIntegers(SectionSums):
         gradient, parameter.grad = parameter.grad, None
         assert gradient is not None
         self.given[number] = True
-        used = self._used[number] - self._scale_exponent
-        add = fixed_point.adder(gradient.device, gradient.dtype)
-        add(self._parts[number], gradient, used, self.peaks[number])
+        name, target = self._names[number], self._targets[number]
+        if self._shards.has_gradient_of(name):
+            if gradient.shape != target.shape:
+                whole = gradient.new_zeros(target.shape)
+                self._shards.part_of(name, whole).copy_(gradient)
+                gradient = whole
+            used = self._used[number] - self._scale_exponent
+            add = fixed_point.adder(gradient.device, gradient.dtype)
+            add(self._parts[number], gradient, used, self.peaks[number])
         if self._leaves_early:
             self.completion.count(number)
 
