@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,17 +71,19 @@ def train(
     name: str,
     shape: tuple[int, int, int],
     reduction: Reduction = "fast",
-    *blows: Blow,
+    environment: Mapping[str, str] | None = None,
 ) -> Trained:
     folder.mkdir(exist_ok=True)
     spec = tensor_spec(folder, name, reduction)
     plan = shape_plan(spec, shape, SECTIONS[name])
     names = tuple(dict.fromkeys(slot.vm_id for slot in plan.slots))
     hosts = {vm: Host(num_slots=shape[2]) for vm in names}
-    environment = environment_of([blow.in_script(folder / "mark") for blow in blows])
     with Fleet(spec, names, folder / "log", zygote, environment, hosts=hosts) as fleet:
         fleet.ready()
-        weights = fleet.train(lambda _: plan, fleet.initialise())
+        smaller = shape_plan(spec, (1, 1, shape[2]), SECTIONS[name])
+        weights = fleet.train(
+            lambda left: plan if len(left) == len(names) else smaller, fleet.initialise()
+        )
     return outcome_of(fleet, weights)
 
 
@@ -126,9 +129,12 @@ def test_the_same_ranks_train_to_the_same_bits_through_any_other_shape_and_a_kil
     zygote: Zygote, tmp_path: Path
 ) -> None:
     undisturbed = train(zygote, tmp_path / "undisturbed", "gpt", (1, 1, 2), "exact")
-    for number, shape in enumerate([(2, 1, 2), (1, 2, 2)]):
-        blow = Blow(Hook.UPDATED, number, "kill", 2)
-        struck = train(zygote, tmp_path / str(number), "gpt", shape, "exact", blow)
+    for shape, action in (((2, 1, 2), Action.KILL_WORKER), ((1, 2, 2), Action.KILL_VM)):
+        folder = tmp_path / action
+        blow = {"hook": Hook.UPDATED, "rank": 3, "step": 2, "action": action}
+        script = [blow | {"mark": str(folder / "mark")}]
+        struck = train(zygote, folder, "gpt", shape, "exact", environment_of(script))
+        assert (folder / "mark").exists()
         assert struck.weights == undisturbed.weights
 
 
