@@ -481,7 +481,6 @@ def rank_bytes(
 ) -> tuple[StageMemory, ...]:
     """Return the peak memory of every worker of ``plan``, by rank."""
     measured = profile.sections_at(plan.microbatch_size)
-    width = plan.data_parallel_width
     terms = WorkerTerms.of(
         profile,
         plan.microbatch_size,
@@ -491,8 +490,9 @@ def rank_bytes(
     )
     loads: dict[int, tuple[StageLoad, ...]] = {}
     ranks = []
-    for replica in range(width):
+    for row in range(plan.num_rows):
         # Two mini-batches fill a pipeline as one of twice the length does.
+        replica = row // plan.devices_per_stage_replica
         count = compute.lanes * len(plan.virtual_nodes_of(replica))
         if count not in loads:
             loads[count] = stage_loads(
@@ -511,8 +511,8 @@ def rank_bytes(
                 load,
                 terms,
                 segments=plan.segments,
-                width=width,
-                replica=replica,
+                width=plan.num_rows,
+                replica=row,
             )
             for p, load in enumerate(loads[count])
         ]

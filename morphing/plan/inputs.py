@@ -60,6 +60,8 @@ class PlanRequest:
     peer_copies: int = 0
     """As in ``Plan``: of plans without second copies, where VMs have memory for them."""
     semantics: Semantics = "synchronous"
+    tensor_parallel: int = 1
+    """Slots of a VM that divide the matrices of a stage, see ``tensor_groups``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ from spottrain.pipeline.model.checks.rehearsal import (
     changing_state,
     check_schedule,
     rehearse,
+    rehearse_divided,
     schedule_factors,
 )
 from spottrain.pipeline.model.checks.repetition import is_small, try_loss
@@ -278,6 +279,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--helpers", action="store_true", help="print a hash of helper models instead"
     )
+    parser.add_argument("--tensor-parallel", type=int, default=1, help="ranks to divide it")
     parser.add_argument("--layout", type=Path, help="where to keep it for supervisors")
     chosen = parser.parse_args(arguments)
     for name in ("workdir", "layout"):
@@ -303,6 +305,7 @@ def main(arguments: list[str] | None = None) -> int:
             rates = learning_rates(job, layout, steps)
             optimizer = optimizer_in_words(job, layout)
             evaluated = rehearse(job, layout)
+            rehearse_divided(job, layout, chosen.tensor_parallel)
             try_optimizer(job, layout)
             refuse_differing(examples, digests_of(other))
             small = is_small(layout)

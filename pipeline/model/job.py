@@ -19,7 +19,9 @@ LossResult = tuple[torch.Tensor, Real] | tuple[torch.Tensor, Real, Mapping[str, 
 
 NamedParameters = Sequence[tuple[str, nn.Parameter]]
 
-TensorStyle = Literal["colwise", "colwise_gather_output", "rowwise", "replicated_with_grad_allreduce"]
+TensorStyle = Literal[
+    "colwise", "colwise_gather_output", "rowwise", "replicated_with_grad_allreduce"
+]
 """How ranks divide a module, in the words of transformers: each computes a part of its outputs
 (and with ``gather_output`` gets the others' part), or what a part of its inputs contributes. The
 last one is of modules that stay whole, but get a part as their input, such as the norm of a query."""

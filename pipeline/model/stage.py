@@ -40,7 +40,7 @@ from spottrain.pipeline.model.skeleton import (
     replaced,
     run_eagerly,
 )
-from spottrain.pipeline.model.tensor_parallel import Shards
+from spottrain.pipeline.model.tensor_parallel import ALONE, Shards
 from spottrain.wire.model import Precision
 
 Activations = list[torch.Tensor]
@@ -136,7 +136,7 @@ class StageModel:
         device: torch.device | str = "cpu",
         precision: Precision = "fp32",
         buffers: dict[str, torch.Tensor] | None = None,
-        shards: Shards = Shards(),  # noqa: B008 - it is immutable
+        shards: Shards = ALONE,
         check: Callable[[], None] = _pass,
     ) -> None:
         self.sections = sections
@@ -188,7 +188,10 @@ class StageModel:
             if (running := layout.specs[name].running)
         ]
         self._swaps = self._place_parameters()
-        shards.divide(self._model, {name.rpartition(".")[0] for own in self._parameters.values() for name in own})
+        shards.divide(
+            self._model,
+            {name.rpartition(".")[0] for own in self._parameters.values() for name in own},
+        )
         compile_blocks(self._model, layout.units)
         self._intercept()
 

@@ -79,8 +79,10 @@ class Shards:
         """Return whether this rank's gradient has a part in the sum over all ranks: of a
         parameter that is whole all ranks have the same one, unless it is used with parts."""
         module = parameter.rpartition(".")[0]
-        return self.is_first or module in self.styles and (
-            self.dimension(parameter) is not None or self.styles[module] == _PARTIAL
+        return (
+            self.is_first
+            or (module in self.styles
+            and (self.dimension(parameter) is not None or self.styles[module] == _PARTIAL))
         )
 
     def divide(self, model: nn.Module, modules: Collection[str]) -> None:
@@ -94,6 +96,10 @@ class Shards:
             if name in modules and style != _PARTIAL:
                 module = model.get_submodule(name)
                 module.forward = functools.partial(_FORWARDS[style], module, self)
+
+
+ALONE = Shards()
+"""Every matrix is whole."""
 
 
 class _Shared(torch.autograd.Function):
@@ -141,19 +147,21 @@ class _Gathered(torch.autograd.Function):
         return gradient.chunk(ctx.shards.size, -1)[ctx.shards.index], None
 
 
-def _colwise(module: nn.Linear, shards: Shards, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
+def _colwise(module: nn.Linear, shards: Shards, input: torch.Tensor) -> torch.Tensor:
     part: torch.Tensor = _Shared.apply(input, shards)
     return F.linear(part, module.weight, module.bias)
 
 
 def _colwise_gather_output(
-    module: nn.Linear, shards: Shards, input: torch.Tensor  # noqa: A002
+    module: nn.Linear,
+    shards: Shards,
+    input: torch.Tensor,
 ) -> torch.Tensor:
     whole: torch.Tensor = _Gathered.apply(_colwise(module, shards, input), shards)
     return whole
 
 
-def _rowwise(module: nn.Linear, shards: Shards, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
+def _rowwise(module: nn.Linear, shards: Shards, input: torch.Tensor) -> torch.Tensor:
     total: torch.Tensor = _Summed.apply(F.linear(input, module.weight), shards)
     return total if module.bias is None else total + module.bias
 

@@ -25,7 +25,7 @@ from spottrain.pipeline.comm.ranks import stage_ranks
 from spottrain.pipeline.model.data import MicrobatchSource
 from spottrain.pipeline.model.job import NamedParameters
 from spottrain.pipeline.model.stage import AUTOCAST_TYPES, StageModel
-from spottrain.pipeline.model.tensor_parallel import Shards
+from spottrain.pipeline.model.tensor_parallel import ALONE, Shards
 from spottrain.pipeline.state.arena import SectionArena
 from spottrain.pipeline.state.context import WorkerContext
 from spottrain.pipeline.train.executor import Minibatch, StageExecutor, StagePlace
@@ -112,7 +112,7 @@ class Lanes:
     def _divide(self, ranks: tuple[int, ...], rank: int) -> Shards:
         """Return what this rank has of matrices that ``ranks`` divide."""
         if len(ranks) == 1:
-            return Shards()
+            return ALONE
         group = self._network.groups[ranks]
 
         def total(tensor: torch.Tensor) -> None:

@@ -21,7 +21,7 @@ from spottrain.errors import UserCodeError
 from spottrain.pipeline.base import fixed_point
 from spottrain.pipeline.devices.port import Device, Transfer
 from spottrain.pipeline.model.job import NamedParameters
-from spottrain.pipeline.model.tensor_parallel import Shards
+from spottrain.pipeline.model.tensor_parallel import ALONE, Shards
 from spottrain.pipeline.state.update import GradientFit
 from spottrain.pipeline.train.working import WorkingSection
 
@@ -42,7 +42,7 @@ class Replicas:
     """True on the last stage."""
     num_metrics: int = 0
     """What the loss measures besides the loss."""
-    shards: Shards = Shards()
+    shards: Shards = ALONE
     """What this rank has of the stage's matrices. The others that divide them are among the
     ranks, each with a gradient of its part and zeros in place of all other parts."""
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.builders import a_plan
 from tests.faults import Action, environment_of
-from tests.integration.fleet import Fleet, Host, Zygote, read_weights
+from tests.integration.fleet import Fleet, Host, Zygote
 from tests.integration.struck_runs import job_spec
 
 from spottrain.pipeline.base.faults import Hook
@@ -37,8 +37,13 @@ class Trained:
         assert self.weights.keys() == other.weights.keys()
         for name, own in self.weights.items():
             if "//" not in name:
-                a, b = (torch.frombuffer(bytearray(w), dtype=torch.float32) for w in (own, other.weights[name]))
-                torch.testing.assert_close(a, b, rtol=0, atol=1e-4, msg=lambda text: f"{name}: {text}")
+                a, b = (
+                    torch.frombuffer(bytearray(w), dtype=torch.float32)
+                    for w in (own, other.weights[name])
+                )
+                torch.testing.assert_close(
+                    a, b, rtol=0, atol=1e-4
+                )
 
 
 def tensor_spec(folder: Path, name: str, reduction: Reduction = "fast") -> JobSpec:
@@ -88,9 +93,7 @@ def train(
 
 
 def outcome_of(fleet: Fleet, weights: dict[str, bytes]) -> Trained:
-    committed = {
-        r.step: r for _, r in fleet.history if isinstance(r, messages.MinibatchCommitted)
-    }
+    committed = {r.step: r for _, r in fleet.history if isinstance(r, messages.MinibatchCommitted)}
     (evaluated,) = (r.loss for _, r in fleet.history if isinstance(r, messages.Evaluated))
     in_order = [committed[step] for step in sorted(committed)]
     return Trained([r.loss for r in in_order], [r.grad_norm for r in in_order], evaluated, weights)

@@ -299,6 +299,21 @@ class JobConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _can_divide(self) -> Self:
+        size = self.runtime.tensor_parallel
+        impossible = {
+            f"semantics: {self.semantics}": self.semantics != "synchronous",
+            "morphing.schedule: interleaved": self.morphing.schedule == "interleaved",
+            "morphing.peer_copies: 1": self.morphing.peer_copies > 0,
+        }
+        for key, is_set in impossible.items():
+            if size > 1 and is_set:
+                raise ValueError(
+                    f"runtime.tensor_parallel must be 1 with {key}: got {size}; leave one of both out"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _provided(self) -> Self:
         check_data(self.data, self.resources.providers)
         if self.resources.provider == "ssh":
@@ -455,6 +470,7 @@ class JobConfig(Section):
             evaluation=EvaluationSpec(**self.evaluation.model_dump()),
             loader=self.loader_spec,
             semantics=self.semantics,
+            tensor_parallel=self.runtime.tensor_parallel,
             uid=uid,
             secrets=self.secrets,
         )

@@ -610,6 +610,7 @@ def plan_inputs(
         wire=job.spec.wire,
         network=job.spec.network,
         semantics=job.spec.semantics,
+        tensor_parallel=job.spec.tensor_parallel,
     )
 
 

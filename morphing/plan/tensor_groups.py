@@ -1,0 +1,75 @@
+"""Plans whose stages are groups of devices that divide matrices: tensor parallelism.
+
+A group is planned as one device. It is taken to compute as many times faster as it has devices,
+since profiles are measured on single ones, and to need of each the memory that one alone would:
+state is whole at each, and so are the activations between blocks.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import replace
+
+from spottrain.morphing.plan.inputs import PlanInputs
+from spottrain.morphing.plan.placement import Device
+from spottrain.wire.model import Plan, Slot
+
+Members = Mapping[Slot, tuple[Slot, ...]]
+"""The slots of each group, by the first one."""
+
+
+def grouped(inputs: PlanInputs) -> tuple[PlanInputs, Members]:
+    """Return inputs whose slots are groups, and whose previous plan runs on groups.
+
+    What is left over of a VM is left out.
+    """
+    size = inputs.tensor_parallel
+    vms: defaultdict[str, list[Device]] = defaultdict(list)
+    for device in sorted(inputs.slots, key=lambda device: device.slot):
+        vms[device.slot.vm_id].append(device)
+    groups = [
+        own[first : first + size]
+        for own in vms.values()
+        for first in range(0, len(own) - size + 1, size)
+    ]
+    previous = inputs.previous
+    if previous is not None:
+        leads = previous.devices_per_stage_replica == size
+        previous = _of_first(previous) if leads else None
+    members = {group[0].slot: tuple(device.slot for device in group) for group in groups}
+    slots = tuple(map(_as_one, groups))
+    return replace(inputs, slots=slots, previous=previous), members
+
+
+def spread(plan: Plan, members: Members) -> Plan:
+    """Return a plan on groups as one on their slots."""
+    depth, leaders = plan.pipeline_depth, plan.slots
+    size = len(members[leaders[0]])
+    slots = [
+        members[leader][index]
+        for first in range(0, len(leaders), depth)
+        for index in range(size)
+        for leader in leaders[first : first + depth]
+    ]
+    return replace(plan, slots=tuple(slots), devices_per_stage_replica=size)
+
+
+def _of_first(plan: Plan) -> Plan:
+    """Return a plan as one on groups, which go by their first slots."""
+    firsts = [slot for rank, slot in enumerate(plan.slots) if rank == plan.tensor_ranks(rank)[0]]
+    return replace(plan, slots=tuple(firsts), devices_per_stage_replica=1)
+
+
+def _as_one(group: list[Device]) -> Device:
+    """Return a group as a device: each of it has as little memory as the least of them."""
+    size = len(group)
+    return replace(
+        group[0],
+        speed=size * min(device.speed for device in group),
+        memory_bytes=min(device.memory_bytes for device in group),
+        host_memory_bytes=min(device.host_memory_bytes for device in group),
+        locked_memory_bytes=min(device.locked_memory_bytes for device in group),
+        usd_per_hour=sum(device.usd_per_hour for device in group),
+        cores=-(-group[0].cores // size),
+    )
