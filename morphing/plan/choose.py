@@ -86,9 +86,11 @@ def choose_plan(inputs: PlanInputs) -> Choice:
         )
         return Choice(plan=None, candidates=(), why_not=why_not)
     choice = _choose(groups)
-    if choice.plan is None:
-        return choice
-    return replace(choice, plan=tensor_groups.spread(choice.plan, members))
+    return replace(
+        choice,
+        plan=choice.plan and tensor_groups.spread(choice.plan, members),
+        candidates=tuple(tensor_groups.on_slots(one, inputs) for one in choice.candidates),
+    )
 
 
 def _choose(inputs: PlanInputs) -> Choice:

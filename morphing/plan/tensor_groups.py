@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 
+from spottrain.morphing.plan.candidates import Candidate
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.placement import Device
 from spottrain.wire.model import Plan, Slot
@@ -53,6 +54,12 @@ def spread(plan: Plan, members: Members) -> Plan:
         for leader in leaders[first : first + depth]
     ]
     return replace(plan, slots=tuple(slots), devices_per_stage_replica=size)
+
+
+def on_slots(candidate: Candidate, inputs: PlanInputs) -> Candidate:
+    """Return a candidate on groups as one on their slots."""
+    groups = candidate.pipeline_depth * candidate.data_parallel_width
+    return replace(candidate, unused_slots=len(inputs.slots) - groups * inputs.tensor_parallel)
 
 
 def _of_first(plan: Plan) -> Plan:

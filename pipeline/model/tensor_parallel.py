@@ -75,15 +75,11 @@ class Shards:
             return tensor
         return tensor.chunk(self.size, dimension)[self.index]
 
-    def has_gradient_of(self, parameter: str) -> bool:
-        """Return whether this rank's gradient has a part in the sum over all ranks: of a
-        parameter that is whole all ranks have the same one, unless it is used with parts."""
+    def is_repeated(self, parameter: str) -> bool:
+        """Return whether all ranks have the same gradient of a parameter, so that it counts
+        once: it is whole, and not used with parts."""
         module = parameter.rpartition(".")[0]
-        return (
-            self.is_first
-            or (module in self.styles
-            and (self.dimension(parameter) is not None or self.styles[module] == _PARTIAL))
-        )
+        return self.dimension(parameter) is None and self.styles.get(module) != _PARTIAL
 
     def divide(self, model: nn.Module, modules: Collection[str]) -> None:
         """Let modules compute with parts; their parameters are to be replaced by these.
@@ -92,10 +88,11 @@ class Shards:
             model: The user's.
             modules: Names of those whose parameters are there.
         """
+        inputs = _Inputs(self)
         for name, style in self.styles.items() if self.size > 1 else ():
             if name in modules and style != _PARTIAL:
                 module = model.get_submodule(name)
-                module.forward = functools.partial(_FORWARDS[style], module, self)
+                module.forward = functools.partial(_FORWARDS[style], module, inputs)
 
 
 ALONE = Shards()
@@ -147,22 +144,41 @@ class _Gathered(torch.autograd.Function):
         return gradient.chunk(ctx.shards.size, -1)[ctx.shards.index], None
 
 
-def _colwise(module: nn.Linear, shards: Shards, input: torch.Tensor) -> torch.Tensor:
-    part: torch.Tensor = _Shared.apply(input, shards)
-    return F.linear(part, module.weight, module.bias)
+class _Inputs:
+    """Inputs of modules that make parts, such as those for queries, keys and values.
+
+    Modules that have one input share the sum of its gradient.
+    """
+
+    def __init__(self, shards: Shards) -> None:
+        self.shards = shards
+        self._given: torch.Tensor | None = None
+        self._shared: torch.Tensor | None = None
+
+    def share(self, given: torch.Tensor) -> torch.Tensor:
+        """Return an input whose gradient is the sum of all ranks'."""
+        if self._shared is None or given is not self._given:
+            self._given, self._shared = given, _Shared.apply(given, self.shards)
+        return self._shared
+
+    def end(self) -> None:
+        """Let go of the last input: parts have become something whole."""
+        self._given = self._shared = None
 
 
-def _colwise_gather_output(
-    module: nn.Linear,
-    shards: Shards,
-    input: torch.Tensor,
-) -> torch.Tensor:
-    whole: torch.Tensor = _Gathered.apply(_colwise(module, shards, input), shards)
+def _colwise(module: nn.Linear, inputs: _Inputs, given: torch.Tensor) -> torch.Tensor:
+    return F.linear(inputs.share(given), module.weight, module.bias)
+
+
+def _colwise_gather_output(module: nn.Linear, inputs: _Inputs, given: torch.Tensor) -> torch.Tensor:
+    whole: torch.Tensor = _Gathered.apply(_colwise(module, inputs, given), inputs.shards)
+    inputs.end()
     return whole
 
 
-def _rowwise(module: nn.Linear, shards: Shards, input: torch.Tensor) -> torch.Tensor:
-    total: torch.Tensor = _Summed.apply(F.linear(input, module.weight), shards)
+def _rowwise(module: nn.Linear, inputs: _Inputs, given: torch.Tensor) -> torch.Tensor:
+    total: torch.Tensor = _Summed.apply(F.linear(given, module.weight), inputs.shards)
+    inputs.end()
     return total if module.bias is None else total + module.bias
 
 

@@ -32,7 +32,7 @@ from spottrain.pipeline.comm.groups import (
     world,
 )
 from spottrain.pipeline.comm.p2p import PipelineLinks
-from spottrain.pipeline.comm.ranks import memberships, neighbours, stage_ranks
+from spottrain.pipeline.comm.ranks import memberships, neighbours
 from spottrain.pipeline.model.data import MicrobatchSource
 from spottrain.pipeline.model.sections import ModelLayout
 from spottrain.pipeline.state import update
@@ -53,6 +53,7 @@ from spottrain.pipeline.train.profiling import RankProfiler
 from spottrain.pipeline.train.reduction import sum_tied
 from spottrain.wire import messages
 from spottrain.wire.messages import RunGeneration
+from spottrain.wire.model import Network as NetworkChoice
 from spottrain.wire.model import TiedParameter
 
 _REQUESTED = re.compile(r"Tried to allocate ([0-9.]+) (bytes|KiB|MiB|GiB)")
@@ -237,9 +238,10 @@ def _form_groups(
     ties = context.loaded.layout.tied
     groups = new_groups(memberships(plan, ties), TIMEOUT_S)
     connections.seal()
-    stages = [stage_ranks(plan, stage) for stage in range(plan.pipeline_depth)]
-    networks = spec.network, plan.network
-    device_groups.form(endpoints, *networks, stages, rank, TIMEOUT_S)
+    summing = memberships(plan, ())
+    # What was chosen for gradients is not for the sums within every forward.
+    planned: NetworkChoice = plan.network if plan.devices_per_stage_replica == 1 else "auto"
+    device_groups.form(endpoints, spec.network, planned, summing, rank, TIMEOUT_S)
     return groups
 
 

@@ -113,11 +113,17 @@ class Lanes:
         """Return what this rank has of matrices that ``ranks`` divide."""
         if len(ranks) == 1:
             return ALONE
-        group = self._network.groups[ranks]
+        device, on_host = self._context.device, self._network.groups[ranks]
+        on_device = on_host if device.is_host else self._network.device_groups.of(ranks)
 
         def total(tensor: torch.Tensor) -> None:
             try:
-                dist.all_reduce(tensor, group=group)
+                if on_device is not None:
+                    dist.all_reduce(tensor, group=on_device)
+                    return
+                part = device.finish(device.download(tensor))
+                dist.all_reduce(part, group=on_host)
+                device.wait(device.upload(part, tensor))
             except RuntimeError as error:
                 raise GenerationBrokenError(f"a peer is gone: {error}") from error
 
@@ -139,8 +145,6 @@ class Lanes:
             )
             for arena in self._arenas.values()
         ]
-        for section in sections:
-            section.refresh()
         tensors = {s.arena.section: s.parameters for s in sections}
         chunks = [
             [
@@ -159,15 +163,19 @@ class Lanes:
             ]
             for runs in self._plan.runs_of(self._stage)
         ]
-        return Lane(sections, chunks, self._make_reduction(sections, chunks))
+        reduction = self._make_reduction(sections, chunks)
+        for section in sections:  # not before views of its parameters were taken
+            section.refresh()
+        return Lane(sections, chunks, reduction)
 
     def _make_reduction(
         self, sections: list[WorkingSection], chunks: list[list[StageModel]]
     ) -> GradientReduction:
         plan, loaded = self._plan, self._context.loaded
+        ranks = stage_ranks(plan, self._stage)
         replicas = Replicas(
-            group=self._network.groups.get(stage_ranks(plan, self._stage)),
-            device_group=self._network.device_groups.mine,
+            group=self._network.groups.get(ranks),
+            device_group=self._network.device_groups.of(ranks),
             virtual_nodes=plan.virtual_nodes_of(self._replica),
             num_virtual_nodes=plan.replica_bounds[-1],
             has_loss=self._stage == plan.pipeline_depth - 1,

@@ -144,6 +144,30 @@ class _Completion:
             self._act()
 
 
+class _SameGradient:
+    """Checks that ranks which divide matrices have the same gradient of what they do not.
+
+    In the first backward alone; before anything else is done with the gradient.
+    """
+
+    def __init__(self, name: str, parameter: nn.Parameter, shards: Shards) -> None:
+        self._name, self._shards = name, shards
+        self._handle = add_hook(parameter, self._check)
+
+    def _check(self, parameter: torch.Tensor) -> None:
+        self._handle.remove()
+        assert parameter.grad is not None
+        own = parameter.grad.double().norm()
+        total = own.clone()
+        self._shards.sum(total)
+        if not torch.isclose(own * self._shards.size, total, rtol=0.1, atol=1e-5, equal_nan=True):
+            raise UserCodeError(
+                f"tensor_plan must name {self._name.rpartition('.')[0] or self._name}: the ranks have "
+                "other gradients of it, since it gets a part as its input; give it as "
+                "replicated_with_grad_allreduce"
+            )
+
+
 class SectionSums(abc.ABC):
     """The gradients of one section, added up: over virtual nodes, then over replicas."""
 
@@ -153,8 +177,19 @@ class SectionSums(abc.ABC):
     """Largest absolute value of every gradient, of all virtual nodes so far, if that is
     looked at."""
 
-    def __init__(self, section: WorkingSection, device: Device) -> None:
+    def __init__(
+        self,
+        parameters: Mapping[int, NamedParameters],
+        section: WorkingSection,
+        replicas: Replicas,
+        device: Device,
+    ) -> None:
         self.section = section
+        self._trained = dict(parameters[section.arena.section])
+        shards = replicas.shards
+        for name in section.target_gradients:
+            if shards.size > 1 and shards.is_repeated(name):
+                _SameGradient(name, self._trained[name], shards)
         self.completion = _Completion(section.target_gradients, self._complete)
         self.given: list[bool] = []
         """Which gradients backwards of the mini-batch have given so far."""
@@ -206,7 +241,7 @@ class SectionRuns(SectionSums):
         replicas: Replicas,
         device: Device,
     ) -> None:
-        super().__init__(section, device)
+        super().__init__(parameters, section, replicas, device)
         self._runs = section.gradient_runs
         self._targets = section.target_runs
         self._sums_on_host = replicas.sum_on_host and not device.is_host
@@ -216,12 +251,13 @@ class SectionRuns(SectionSums):
         self._repeated: list[torch.Tensor] = []
         """Of which another rank has the same gradient."""
         self._leaves_early = section.is_copy or self._sums_on_host
-        trained = dict(parameters[section.arena.section])
+        trained = self._trained
         for number, (name, whole) in enumerate(section.gradients.items()):
             total = replicas.shards.part_of(name, whole)
-            if not replicas.shards.has_gradient_of(name):
+            if replicas.shards.is_repeated(name) and not replicas.shards.is_first:
                 self._repeated.append(total)
-            if total.dtype is trained[name].dtype:
+            # In memory with gaps, as that of some columns is, it would warn.
+            if total.dtype is trained[name].dtype and total.is_contiguous():
                 self._in_place.append((trained[name], total))
             else:
                 hook = partial(_add_converted, total)
@@ -299,11 +335,10 @@ class SectionIntegers(SectionSums):
         replicas: Replicas,
         device: Device,
     ) -> None:
-        super().__init__(section, device)
+        super().__init__(parameters, section, replicas, device)
         gradients = section.target_gradients
         self._shards, self._names = replicas.shards, list(gradients)
         self._targets = list(gradients.values())
-        trained = dict(parameters[section.arena.section])
         self._sizes = [target.numel() for target in self._targets]
         where = device.torch_device
         self.total = torch.zeros(sum(self._sizes), dtype=torch.int64, device=where)
@@ -315,7 +350,7 @@ class SectionIntegers(SectionSums):
         self._staged: Transfer | None = None
         """The integers, on their way to where they are summed."""
         self._hooks = [
-            add_hook(trained[name], partial(self._add, number))
+            add_hook(self._trained[name], partial(self._add, number))
             for number, name in enumerate(gradients)
         ]
 
@@ -338,7 +373,7 @@ class SectionIntegers(SectionSums):
         assert gradient is not None
         self.given[number] = True
         name, target = self._names[number], self._targets[number]
-        if self._shards.has_gradient_of(name):
+        if self._shards.is_first or not self._shards.is_repeated(name):
             if gradient.shape != target.shape:
                 whole = gradient.new_zeros(target.shape)
                 self._shards.part_of(name, whole).copy_(gradient)

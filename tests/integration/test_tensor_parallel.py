@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -11,12 +11,12 @@ import torch
 from tests.builders import a_plan
 from tests.faults import Action, environment_of
 from tests.integration.fleet import Fleet, Host, Zygote
-from tests.integration.struck_runs import job_spec
+from tests.integration.struck_runs import RUNTIMES, Runtime, job_spec
 
 from spottrain.pipeline.base.faults import Hook
 from spottrain.wire import messages
 from spottrain.wire.messages import JobSpec
-from spottrain.wire.model import Plan, Reduction, Slot
+from spottrain.wire.model import Network, Plan, Reduction, Slot, StateHome
 
 STEPS = 4
 SECTIONS = {"gpt": 2, "qwen3": 2}
@@ -41,9 +41,7 @@ class Trained:
                     torch.frombuffer(bytearray(w), dtype=torch.float32)
                     for w in (own, other.weights[name])
                 )
-                torch.testing.assert_close(
-                    a, b, rtol=0, atol=1e-4
-                )
+                torch.testing.assert_close(a, b, rtol=0, atol=1e-4)
 
 
 def tensor_spec(folder: Path, name: str, reduction: Reduction = "fast") -> JobSpec:
@@ -77,12 +75,13 @@ def train(
     shape: tuple[int, int, int],
     reduction: Reduction = "fast",
     environment: Mapping[str, str] | None = None,
+    runtime: Runtime = RUNTIMES[0],
 ) -> Trained:
     folder.mkdir(exist_ok=True)
-    spec = tensor_spec(folder, name, reduction)
-    plan = shape_plan(spec, shape, SECTIONS[name])
+    spec = replace(tensor_spec(folder, name, reduction), network=runtime.network)
+    plan = replace(shape_plan(spec, shape, SECTIONS[name]), state=runtime.state)
     names = tuple(dict.fromkeys(slot.vm_id for slot in plan.slots))
-    hosts = {vm: Host(num_slots=shape[2]) for vm in names}
+    hosts = {vm: Host(num_slots=shape[2], device=runtime.device) for vm in names}
     with Fleet(spec, names, folder / "log", zygote, environment, hosts=hosts) as fleet:
         fleet.ready()
         smaller = shape_plan(spec, (1, 1, shape[2]), SECTIONS[name])
@@ -139,6 +138,15 @@ def test_the_same_ranks_train_to_the_same_bits_through_any_other_shape_and_a_kil
         struck = train(zygote, folder, "gpt", shape, "exact", environment_of(script))
         assert (folder / "mark").exists()
         assert struck.weights == undisturbed.weights
+
+
+@pytest.mark.rotated
+@pytest.mark.parametrize(("network", "state"), [("nccl", "device"), ("gloo", "host")])
+def test_ranks_on_gpus_sum_there_or_in_their_vms_memory(
+    zygote: Zygote, tmp_path: Path, alone: Trained, network: Network, state: StateHome
+) -> None:
+    runtime = Runtime("tests.fakes.deferred:3", state, network=network)
+    train(zygote, tmp_path, "gpt", (2, 2, 2), runtime=runtime).assert_close(alone)
 
 
 @pytest.mark.rotated

@@ -596,11 +596,8 @@ class Plan:
 
     @property
     def shape(self) -> str:
-        """``PxD`` for people, or ``PxDxT`` where T ranks divide the matrices of a stage."""
-        parts = [self.pipeline_depth, self.data_parallel_width]
-        if self.devices_per_stage_replica > 1:
-            parts.append(self.devices_per_stage_replica)
-        return "x".join(map(str, parts))
+        """``PxD`` for people."""
+        return f"{self.pipeline_depth}x{self.data_parallel_width}"
 
     @property
     def num_rows(self) -> int:
