@@ -92,6 +92,8 @@ def facts_of(job: TrainingJob, derived: Derived) -> ModelFacts:
             lowered_bytes=layout.lowered_bytes(k),
             flops_per_example=layout.flops_per_example[k],
             saved_bytes_per_example=None if saved is None else saved[k],
+            divided_share=layout.divided_share(k),
+            divided_sums=layout.divided_sums(k),
         )
         for k, kept in enumerate(derived.states)
     )
@@ -305,7 +307,8 @@ def main(arguments: list[str] | None = None) -> int:
             rates = learning_rates(job, layout, steps)
             optimizer = optimizer_in_words(job, layout)
             evaluated = rehearse(job, layout)
-            rehearse_divided(job, layout, chosen.tensor_parallel)
+            if chosen.tensor_parallel > 1:
+                rehearse_divided(job, layout, chosen.tensor_parallel)
             try_optimizer(job, layout)
             refuse_differing(examples, digests_of(other))
             small = is_small(layout)

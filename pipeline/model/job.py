@@ -25,6 +25,10 @@ TensorStyle = Literal[
 """How ranks divide a module, in the words of transformers: each computes a part of its outputs
 (and with ``gather_output`` gets the others' part), or what a part of its inputs contributes. The
 last one is of modules that stay whole, but get a part as their input, such as the norm of a query."""
+DIVIDING: tuple[TensorStyle, ...] = ("colwise", "colwise_gather_output", "rowwise")
+"""Those that divide a matrix."""
+SUMMING: tuple[TensorStyle, ...] = ("colwise_gather_output", "rowwise")
+"""Those that make something whole of parts."""
 
 
 class ExampleDataset(Sized, Protocol):

@@ -15,7 +15,7 @@ from torch.utils._pytree import TreeSpec
 
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.base.blank import BlankBatch
-from spottrain.pipeline.model.job import CutPoint, Helper, TensorStyle
+from spottrain.pipeline.model.job import DIVIDING, SUMMING, CutPoint, Helper, TensorStyle
 from spottrain.pipeline.model.naming import is_call
 from spottrain.wire.model import TiedParameter
 
@@ -287,6 +287,22 @@ class ModelLayout:
     def gradient_bytes(self, section: int) -> int:
         """Return the bytes of those of a section's parameters that are trained."""
         return sum(spec.num_bytes for spec in self._trained(section))
+
+    def divided_share(self, section: int) -> float:
+        """Return the share of the elements of a section's matrices that ranks may divide."""
+        sizes = {n: math.prod(self.specs[n].shape) for n in self.parameters[section]}
+        matrices = sum(sizes[name] for name in sizes.keys() & self.matrices)
+        divided = sum(
+            sizes[name]
+            for name in sizes.keys() & self.matrices
+            if self.tensor_styles.get(name.rpartition(".")[0]) in DIVIDING
+        )
+        return divided / matrices if matrices else 0.0
+
+    def divided_sums(self, section: int) -> int:
+        """Return how many sums over ranks that divide matrices a section's forward has."""
+        modules = {name.rpartition(".")[0] for name in self.parameters[section]}
+        return sum(self.tensor_styles.get(name) in SUMMING for name in modules)
 
     def integer_bytes(self, section: int) -> int:
         """Return the bytes of exact sums of their gradients, which are of int64."""

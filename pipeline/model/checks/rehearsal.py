@@ -71,8 +71,6 @@ def rehearse_divided(job: TrainingJob, layout: ModelLayout, size: int) -> None:
     Raises:
         UserCodeError: They cannot.
     """
-    if size == 1:
-        return
     if layout.undivided:
         raise UserCodeError(
             f"runtime.tensor_parallel must be 1 for this model: got {size}; {layout.undivided}"

@@ -99,6 +99,10 @@ class SectionFacts:
     saved_bytes_per_example: int | None = None
     """Tensors that autograd keeps from a forward over one example for its backward, without
     parameters, in the types in which the model is built; ``None``: unknown."""
+    divided_share: float = 0.0
+    """Of the elements of its matrices, those that ranks divide in tensor parallelism."""
+    divided_sums: int = 0
+    """Sums of activations over these ranks in a forward; a backward has as many."""
 
     @property
     def trained_bytes(self) -> int:
