@@ -290,14 +290,13 @@ class ModelLayout:
 
     def divided_share(self, section: int) -> float:
         """Return the share of the elements of a section's matrices that ranks may divide."""
-        sizes = {n: math.prod(self.specs[n].shape) for n in self.parameters[section]}
-        matrices = sum(sizes[name] for name in sizes.keys() & self.matrices)
-        divided = sum(
-            sizes[name]
-            for name in sizes.keys() & self.matrices
-            if self.tensor_styles.get(name.rpartition(".")[0]) in DIVIDING
-        )
-        return divided / matrices if matrices else 0.0
+        # An embedding multiplies nothing but where it is the head, too.
+        heads = {tied.name for tied in self.tied if section != tied.sections[0]}
+        names = (self.matrices | heads) & {*self.parameters[section]}
+        sizes = {name: math.prod(self.specs[name].shape) for name in names}
+        styles = ((name, self.tensor_styles.get(name.rpartition(".")[0])) for name in names)
+        divided = sum(sizes[name] for name, style in styles if style in DIVIDING)
+        return divided / sum(sizes.values()) if sizes else 0.0
 
     def divided_sums(self, section: int) -> int:
         """Return how many sums over ranks that divide matrices a section's forward has."""

@@ -26,7 +26,12 @@ from spottrain.pipeline.model.loss import LossSums, check_leads_back
 from spottrain.pipeline.model.optimizer import rate_factor
 from spottrain.pipeline.model.recorder import KnownValues
 from spottrain.pipeline.model.sections import ModelLayout, TensorSpec
-from spottrain.pipeline.model.skeleton import of_any_size, run_eagerly
+from spottrain.pipeline.model.skeleton import (
+    build_skeleton,
+    compiled_in,
+    of_any_size,
+    run_eagerly,
+)
 from spottrain.pipeline.model.stage import Activations, StageModel, go_backward
 from spottrain.pipeline.model.tensor_parallel import ALONE, Shards
 from spottrain.steps import at_step
@@ -74,6 +79,11 @@ def rehearse_divided(job: TrainingJob, layout: ModelLayout, size: int) -> None:
     if layout.undivided:
         raise UserCodeError(
             f"runtime.tensor_parallel must be 1 for this model: got {size}; {layout.undivided}"
+        )
+    if name := compiled_in(build_skeleton(job.model)):
+        raise UserCodeError(
+            f"runtime.tensor_parallel must be 1 for a compiled model: got {size}, and {name} is "
+            "compiled; leave torch.compile out"
         )
     shards = Shards(layout.tensor_styles, size)
     for name, spec in layout.specs.items():

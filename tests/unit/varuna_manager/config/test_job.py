@@ -483,6 +483,21 @@ def test_a_precision_that_there_is_not_is_refused_with_those_that_there_are() ->
 
 
 @pytest.mark.parametrize(
+    "other",
+    [
+        {"semantics": "stale_by_one"},
+        {"morphing": {"schedule": "interleaved"}},
+        {"morphing": {"peer_copies": 1}},
+    ],
+)
+def test_matrices_cannot_be_divided_with_everything(other: dict[str, Any]) -> None:
+    divided = {**MINIMAL, "runtime": {"tensor_parallel": 2}}
+    assert parse_config(divided, "job.yaml").job_spec("").tensor_parallel == 2
+    with pytest.raises(ConfigError, match="runtime.tensor_parallel must be 1 with .*: got 2"):
+        parse_config({**divided, **other}, "job.yaml")
+
+
+@pytest.mark.parametrize(
     ("section", "named"),
     [
         ({"runtime": {"precision": "fp16"}}, "runtime.precision fp16"),
