@@ -158,7 +158,9 @@ class _Inputs:
     def share(self, given: torch.Tensor) -> torch.Tensor:
         """Return an input whose gradient is the sum of all ranks'."""
         if self._shared is None or given is not self._given:
-            self._given, self._shared = given, _Shared.apply(given, self.shards)
+            self._given = given
+            self._shared = _Shared.apply(given, self.shards)  # type: ignore[no-untyped-call]
+        assert self._shared is not None
         return self._shared
 
     def end(self) -> None:
@@ -171,13 +173,17 @@ def _colwise(module: nn.Linear, inputs: _Inputs, given: torch.Tensor) -> torch.T
 
 
 def _colwise_gather_output(module: nn.Linear, inputs: _Inputs, given: torch.Tensor) -> torch.Tensor:
-    whole: torch.Tensor = _Gathered.apply(_colwise(module, inputs, given), inputs.shards)
+    made = _colwise(module, inputs, given)
+    whole: torch.Tensor
+    whole = _Gathered.apply(made, inputs.shards)  # type: ignore[no-untyped-call]
     inputs.end()
     return whole
 
 
 def _rowwise(module: nn.Linear, inputs: _Inputs, given: torch.Tensor) -> torch.Tensor:
-    total: torch.Tensor = _Summed.apply(F.linear(given, module.weight), inputs.shards)
+    made = F.linear(given, module.weight)
+    total: torch.Tensor
+    total = _Summed.apply(made, inputs.shards)  # type: ignore[no-untyped-call]
     inputs.end()
     return total if module.bias is None else total + module.bias
 

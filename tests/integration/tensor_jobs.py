@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -10,6 +11,7 @@ from tests.integration.tiny_job import Tokens, loss
 from torch import nn
 
 from spottrain import TrainingJob
+from spottrain.pipeline.model.job import TensorStyle
 
 WIDTH, HEADS, BLOCKS = 16, 4, 2
 
@@ -22,11 +24,11 @@ class Attention(nn.Module):
         self.out = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        heads = (
+        query, key, value = (
             one(x).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2)
             for one in (self.query, self.key, self.value)
         )
-        mixed = F.scaled_dot_product_attention(*heads, is_causal=True)
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         made: torch.Tensor = self.out(mixed.transpose(1, 2).flatten(2))
         return made
 
@@ -59,7 +61,7 @@ class Gpt(nn.Module):
         return F.linear(self.norm(x), self.embedding.weight)
 
 
-PLAN = {
+PLAN: dict[str, TensorStyle] = {
     "blocks.*.attention.query": "colwise",
     "blocks.*.attention.key": "colwise",
     "blocks.*.attention.value": "colwise",
@@ -81,7 +83,7 @@ def gpt() -> TrainingJob:
     )
 
 
-def qwen3_model() -> nn.Module:
+def qwen3_model() -> Any:
     """Its queries and keys go through norms, whose weights all heads share."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 

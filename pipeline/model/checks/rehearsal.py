@@ -235,8 +235,9 @@ class _Rehearsal:
             }
             for section in sections
         }
-        parts = {"device": self._device, "shards": self._shards}
-        stage = StageModel(self._job, self._layout, sections, tensors, **parts)
+        stage = StageModel(
+            self._job, self._layout, sections, tensors, self._device, shards=self._shards
+        )
         for section in sections:
             for _, parameter in stage.parameters_of(section):
                 if parameter.requires_grad:

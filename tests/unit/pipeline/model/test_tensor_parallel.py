@@ -55,13 +55,14 @@ def test_a_transformers_model_of_unknown_styles_trains_on_whole_matrices_alone()
     def odd() -> nn.Module:
         model = qwen3_model()
         model._tp_plan["model.layers.*.mlp.up_proj"] = "packed_colwise"
+        assert isinstance(model, nn.Module)
         return model
 
     job = replace(qwen3(), model=odd)
     layout = trace(job)
 
     assert layout.tensor_styles == {}
-    with pytest.raises(UserCodeError, match="must be 1 for this model.*packed_colwise"):
+    with pytest.raises(UserCodeError, match=r"must be 1 for this model.*packed_colwise"):
         rehearse_divided(job, layout, 2)
 
 
