@@ -113,17 +113,19 @@ class Lanes:
         """Return what this rank has of matrices that ``ranks`` divide."""
         if len(ranks) == 1:
             return ALONE
-        device, on_host = self._context.device, self._network.groups[ranks]
+        device, activity = self._context.device, self._context.activity
+        on_host = self._network.groups[ranks]
         on_device = on_host if device.is_host else self._network.device_groups.of(ranks)
 
         def total(tensor: torch.Tensor) -> None:
             try:
-                if on_device is not None:
-                    dist.all_reduce(tensor, group=on_device)
-                    return
-                part = device.finish(device.download(tensor))
-                dist.all_reduce(part, group=on_host)
-                device.wait(device.upload(part, tensor))
+                with activity.waiting():
+                    if on_device is not None:
+                        dist.all_reduce(tensor, group=on_device)
+                        return
+                    part = device.finish(device.download(tensor))
+                    dist.all_reduce(part, group=on_host)
+                    device.wait(device.upload(part, tensor))
             except RuntimeError as error:
                 raise GenerationBrokenError(f"a peer is gone: {error}") from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -113,3 +114,9 @@ def qwen3() -> TrainingJob:
         optimizer=partial(torch.optim.AdamW, lr=1e-2),
         clip_grad_norm=0.5,
     )
+
+
+def without_norms() -> TrainingJob:
+    """A plan that says nothing of the norms that get parts."""
+    plan = {n: style for n, style in qwen3_model()._tp_plan.items() if "norm" not in n}
+    return replace(qwen3(), tensor_plan={n: s for n, s in plan.items() if "embed" not in n})

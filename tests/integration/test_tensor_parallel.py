@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.builders import a_plan
 from tests.faults import Action, environment_of
-from tests.integration.fleet import Fleet, Host, Zygote
+from tests.integration.fleet import Fleet, FleetError, Host, Zygote
 from tests.integration.struck_runs import RUNTIMES, Runtime, job_spec
 
 from spottrain.pipeline.base.faults import Hook
@@ -19,7 +19,7 @@ from spottrain.wire.messages import JobSpec
 from spottrain.wire.model import Network, Plan, Reduction, Slot, StateHome
 
 STEPS = 4
-SECTIONS = {"gpt": 2, "qwen3": 2}
+SECTIONS = {"gpt": 2, "qwen3": 2, "without_norms": 2}
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,11 @@ def train(
     runtime: Runtime = RUNTIMES[0],
 ) -> Trained:
     folder.mkdir(exist_ok=True)
-    spec = replace(tensor_spec(folder, name, reduction), network=runtime.network)
-    plan = replace(shape_plan(spec, shape, SECTIONS[name]), state=runtime.state)
+    precision, network = runtime.precision, runtime.network
+    spec = replace(tensor_spec(folder, name, reduction), precision=precision, network=network)
+    plan = replace(
+        shape_plan(spec, shape, SECTIONS[name]), state=runtime.state, segments=runtime.segments
+    )
     names = tuple(dict.fromkeys(slot.vm_id for slot in plan.slots))
     hosts = {vm: Host(num_slots=shape[2], device=runtime.device) for vm in names}
     with Fleet(spec, names, folder / "log", zygote, environment, hosts=hosts) as fleet:
@@ -138,6 +141,24 @@ def test_the_same_ranks_train_to_the_same_bits_through_any_other_shape_and_a_kil
         struck = train(zygote, folder, "gpt", shape, "exact", environment_of(script))
         assert (folder / "mark").exists()
         assert struck.weights == undisturbed.weights
+
+
+@pytest.mark.rotated
+@pytest.mark.parametrize("runtime", RUNTIMES[1:4:2], ids=str)
+def test_ranks_that_divide_round_as_one_alone_in_16_bits(
+    zygote: Zygote, tmp_path: Path, runtime: Runtime
+) -> None:
+    alone, divided = (
+        train(zygote, tmp_path / str(size), "gpt", (1, 1, size), "exact", runtime=runtime)
+        for size in (1, 2)
+    )
+    assert divided.losses == pytest.approx(alone.losses, rel=2e-3)
+
+
+@pytest.mark.rotated
+def test_a_plan_that_leaves_out_what_gets_a_part_is_refused(zygote: Zygote, tmp_path: Path) -> None:
+    with pytest.raises(FleetError, match=r"self_attn\.[qk]_norm.*replicated_with_grad_allreduce"):
+        train(zygote, tmp_path, "without_norms", (1, 1, 2))
 
 
 @pytest.mark.rotated
