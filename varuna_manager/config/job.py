@@ -330,6 +330,19 @@ class JobConfig(Section):
             raise ValueError("setup cannot be used with the local provider; remove it")
         return self
 
+    @model_validator(mode="after")
+    def _has_slots(self) -> Self:
+        if (size := self.runtime.tensor_parallel) == 1:
+            return self
+        rented = [kind.gpus for cloud in self._named_clouds() for kind in cloud.machines()]
+        most = max([*rented, *(zone.slots for zone in self.zones)], default=size)
+        if size > most:
+            raise ValueError(
+                f"runtime.tensor_parallel must be at most {most}, the slots of the largest VM: got "
+                f"{size}; set it to less, or take VMs with more GPUs"
+            )
+        return self
+
     def settled(self, gpus: Sequence[GpuFacts], memory_bytes: int) -> JobConfig:
         """Return this with what it leaves to its machines: the precision, and the VMs of the
         local provider (``ZoneConfig.on``).

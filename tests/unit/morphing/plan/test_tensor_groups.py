@@ -97,3 +97,13 @@ def test_what_is_divided_takes_a_part_of_its_time_and_sums_are_added() -> None:
     assert half < summing < whole
     assert abs(whole - alone) < 0.1 * alone
     assert abs(half - alone / 2) < 0.1 * alone
+
+
+def test_no_plan_that_divides_matrices_is_interleaved() -> None:
+    case = inputs({"a": 4, "b": 4}, 2)
+
+    whole, divided = (
+        {one.schedule for one in choose_plan(replace(case, tensor_parallel=size)).candidates}
+        for size in (1, 2)
+    )
+    assert whole - divided == {"interleaved"}
