@@ -225,7 +225,7 @@ def find_styles(
     modules = dict(model.named_modules())
     for pattern, style in plan.items():
         named = [name for name in modules if _matches(prefix + pattern, name)]
-        if style in _WHOLE and not own:
+        if not own and (style in _WHOLE or not named):
             continue
         if style not in _DIMENSIONS:
             raise UserCodeError(

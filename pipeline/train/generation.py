@@ -277,7 +277,7 @@ def _stage_of(command: RunGeneration, rank: int) -> tuple[object, ...] | None:
     if rank >= len(plan.slots) or command.save_only:
         return None
     runs = plan.runs_of(rank % plan.pipeline_depth)
-    return *runs, plan.segments, plan.microbatch_size
+    return *runs, plan.segments, plan.microbatch_size, plan.devices_per_stage_replica
 
 
 def _rank_of(context: WorkerContext, command: RunGeneration) -> int:

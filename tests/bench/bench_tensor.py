@@ -28,6 +28,7 @@ from tests.integration.fleet import Fleet, Host, Zygote
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
+    ParallelStyle,
     RowwiseParallel,
     parallelize_module,
 )
@@ -111,7 +112,9 @@ def _rank(rank: int, store: str, answer: Connection) -> None:
     )
     for block in model.model.layers:
         names = [name for name, _ in block.named_modules()]
-        plan = {name: ColwiseParallel() for name in names if name.endswith(colwise)}
+        plan: dict[str, ParallelStyle] = {
+            name: ColwiseParallel() for name in names if name.endswith(colwise)
+        }
         plan |= {name: RowwiseParallel() for name in names if name.endswith(rowwise)}
         parallelize_module(block, mesh, plan)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=False)
