@@ -88,6 +88,7 @@ def a_plan(
     segments: int = 1,
     peer_copies: int = 0,
     nodes_per_microbatch: tuple[int, ...] = (),
+    tensor_parallel: int = 1,
 ) -> Plan:
     """Return a plan with a VM for each rank, cut evenly where no bounds are given.
 
@@ -109,6 +110,7 @@ def a_plan(
         segments: In which each run is recomputed.
         peer_copies: Copies that other VMs keep.
         nodes_per_microbatch: Virtual nodes that replicas compute at once.
+        tensor_parallel: Ranks that divide the matrices of a stage, whose slots are given.
     """
     runs, group = depth * chunks, depth if chunks > 1 else 1
     if stage_bounds is None:
@@ -133,6 +135,7 @@ def a_plan(
         chunks=chunks,
         state=state,
         segments=segments,
+        devices_per_stage_replica=tensor_parallel,
         peer_copies=peer_copies,
         nodes_per_microbatch=nodes_per_microbatch,
     )

@@ -490,12 +490,13 @@ def rank_bytes(
         compute: What workers compute on.
         profiles: Of the device of each rank.
     """
-    depth, width = plan.pipeline_depth, plan.data_parallel_width
+    depth = plan.pipeline_depth
     profiles = [profile] * len(plan.slots) if profiles is None else profiles
     loads: dict[int, tuple[StageLoad, ...]] = {}
     ranks = []
-    for replica in range(width):
+    for row in range(plan.num_rows):
         # Two mini-batches fill a pipeline as one of twice the length does.
+        replica = row // plan.devices_per_stage_replica
         count = compute.lanes * len(plan.microbatches_of(replica))
         size = plan.microbatch_size_of(replica)
         if count not in loads:
@@ -517,11 +518,11 @@ def rank_bytes(
                     device, size, reduction=reduction, compute=compute, state=plan.state
                 ),
                 segments=plan.segments,
-                width=width,
-                replica=replica,
+                width=plan.num_rows,
+                replica=row,
             )
             for p, (load, device) in enumerate(
-                zip(loads[count], profiles[replica * depth :], strict=False)
+                zip(loads[count], profiles[row * depth :], strict=False)
             )
         ]
     return tuple(ranks)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from spottrain.morphing.adapt.policy import capped_slowdown
 from spottrain.morphing.memory.room import WorkerBytes
+from spottrain.morphing.plan import tensor_groups
 from spottrain.morphing.plan.candidates import Candidate
 from spottrain.morphing.plan.inputs import PlanInputs, check_inputs
 from spottrain.morphing.plan.layouts import Layouts, PlanLayout, Refusal, choose_layouts
@@ -74,6 +75,26 @@ def choose_plan(inputs: PlanInputs) -> Choice:
     check_inputs(inputs)
     if not inputs.slots:
         return Choice(plan=None, candidates=(), why_not="there are no slots")
+    if inputs.tensor_parallel == 1:
+        return _choose(inputs)
+    groups, members = tensor_groups.grouped(inputs)
+    if not members:
+        most = max(Counter(device.slot.vm_id for device in inputs.slots).values())
+        why_not = (
+            f"runtime.tensor_parallel takes {inputs.tensor_parallel} slots of one VM: got VMs of "
+            f"{most} at most; set it to less, or take VMs with more GPUs"
+        )
+        return Choice(plan=None, candidates=(), why_not=why_not)
+    choice = _choose(groups)
+    return replace(
+        choice,
+        plan=choice.plan and tensor_groups.spread(choice.plan, members),
+        candidates=tuple(tensor_groups.on_slots(one, inputs) for one in choice.candidates),
+    )
+
+
+def _choose(inputs: PlanInputs) -> Choice:
+    """Choose a plan of one device for each stage of a replica."""
     inputs, names = canonical(inputs)
     layouts = choose_layouts(inputs)
     search = Search(layouts)

@@ -390,7 +390,8 @@ class Cuts:
         there are sections make no difference, but several have a communicator).
         """
         count = max(b - a for a, b in itertools.pairwise(replica_bounds))
-        return count, min(len(replica_bounds) - 1, max(2, len(self.inputs.facts.sections)))
+        rows = (len(replica_bounds) - 1) * self.inputs.tensor_parallel
+        return count, min(rows, max(2, len(self.inputs.facts.sections)))
 
     def tight_cut(
         self,

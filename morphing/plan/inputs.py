@@ -63,6 +63,8 @@ class PlanRequest:
     merges: bool = False
     """Whether replicas may compute several virtual nodes at once, each type of device as many
     as suit it; in fast mode only."""
+    tensor_parallel: int = 1
+    """Slots of a VM that divide the matrices of a stage, see ``tensor_groups``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

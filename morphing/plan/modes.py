@@ -88,8 +88,12 @@ def execution_modes(inputs: PlanInputs, depth: int) -> list[ExecutionMode]:
 
 def _possible(inputs: PlanInputs) -> tuple[ScheduleKind, ...]:
     """Return the schedules that a job can have: those that fill pipelines again as they
-    drain, where gradients may be stale."""
-    return RUNNABLE if inputs.semantics == "synchronous" else ENDLESS
+    drain, where gradients may be stale; none of several runs where ranks divide matrices."""
+    if inputs.semantics == "stale_by_one":
+        return ENDLESS
+    if inputs.tensor_parallel > 1:
+        return tuple(schedule for schedule in RUNNABLE if schedule != "interleaved")
+    return RUNNABLE
 
 
 class DeviceFleet:

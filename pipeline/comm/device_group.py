@@ -187,7 +187,7 @@ def nccl_failure(text: str) -> str:
 
 
 class DeviceGroups:
-    """This rank's group on devices, if there is one, for one generation.
+    """This rank's groups on devices, if there are any, for one generation.
 
     Args:
         device: What the worker computes on.
@@ -209,8 +209,8 @@ class DeviceGroups:
         self._tell = tell
         self._starting = False
         self._own: Connections | None = None
-        """The group's, where it is gloo that stands in for NCCL."""
-        self._group: dist.ProcessGroup | None = None
+        """The groups', where it is gloo that stands in for NCCL."""
+        self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
         self._watcher: threading.Thread | None = None
         self._stop, self._stopped = socket.socketpair()
         self._finished = False
@@ -225,17 +225,17 @@ class DeviceGroups:
         endpoints: Sequence[Endpoint],
         network: Network,
         planned: Network,
-        stages: Sequence[tuple[int, ...]],
+        memberships: Sequence[tuple[int, ...]],
         rank: int,
         timeout_s: float,
     ) -> None:
-        """Form the groups of all stages, and sum once; all ranks call this.
+        """Form groups, and sum once in each; all ranks call this.
 
         Args:
             endpoints: Of every rank.
             network: As in the job file.
             planned: As in the plan.
-            stages: Ranks of every stage.
+            memberships: Ranks of every group, the same at all ranks; each is in one at least.
             rank: This one.
             timeout_s: Of one collective.
 
@@ -243,9 +243,9 @@ class DeviceGroups:
             NetworkRefusedError: See ``choose_library``.
             GenerationBrokenError, RuntimeError: A peer is gone, or NCCL did not start.
         """
-        library = choose_library(network, endpoints, stages, planned)
-        stages = [ranks for ranks in stages if len(ranks) > 1]
-        if library is None or not stages:
+        library = choose_library(network, endpoints, memberships, planned)
+        mine = [ranks for ranks in dict.fromkeys(memberships) if rank in ranks and len(ranks) > 1]
+        if library is None or not mine:
             return
         if library == "nccl":
             os.environ.update(_NCCL_ENVIRONMENT)
@@ -255,34 +255,26 @@ class DeviceGroups:
         self._watcher = threading.Thread(target=self._watch, name="watch", daemon=True)
         self._watcher.start()
         self._starting = True
-        with self.bounded(TRIAL_BOUND_S + EACH_TRIAL_S):
-            self._form(library, stages, rank, timeout_s)
+        with self.bounded(TRIAL_BOUND_S + EACH_TRIAL_S * len(mine)):
+            self._form(library, mine, timeout_s)
         self._starting = False
 
-    def _form(
-        self,
-        library: str,
-        stages: Sequence[tuple[int, ...]],
-        rank: int,
-        timeout_s: float,
-    ) -> None:
-        for ranks in stages:
-            if rank in ranks:
-                self._group = new_group(ranks, timeout_s, library)
+    def _form(self, library: str, mine: Sequence[tuple[int, ...]], timeout_s: float) -> None:
+        for ranks in mine:
+            self._groups[ranks] = new_group(ranks, timeout_s, library)
         if self._own is not None:
             self._own.seal()
-        size = next(len(ranks) for ranks in stages if rank in ranks)
-        _sum_ones(self._device, self._group, size, library)  # a failure shows at the start
+        for ranks, group in self._groups.items():  # a failure shows at the start
+            _sum_ones(self._device, group, len(ranks), library)
         self.check()
 
-    @property
-    def mine(self) -> dist.ProcessGroup | None:
-        """The group of this rank's stage."""
-        return self._group
+    def of(self, ranks: tuple[int, ...]) -> dist.ProcessGroup | None:
+        """Return the group of ``ranks``; None: they do not sum on their devices."""
+        return self._groups.get(ranks)
 
     @contextmanager
     def bounded(self, bound_s: float | None = None) -> Iterator[None]:
-        """Abort the group if what sums inside has not ended in time.
+        """Abort the groups if what sums inside has not ended in time.
 
         The device must be done with the sums at the end.
 
@@ -319,7 +311,7 @@ class DeviceGroups:
         self._finished = True
 
     def close(self) -> None:
-        """End the group, also one in which nothing is under way, in bounded time.
+        """End the groups, also where nothing is under way, in bounded time.
 
         By an abort, always: the regular end of a communicator waits for its peers.
         """
@@ -352,8 +344,9 @@ class DeviceGroups:
     def _abort(self, done: threading.Event) -> None:
         if self._own is not None:
             self._own.cut()
-        elif self._group is not None:
-            self._group.abort()
+        else:
+            for group in self._groups.values():
+                group.abort()
         done.set()
 
 

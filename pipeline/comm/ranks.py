@@ -1,4 +1,4 @@
-"""Ranks of a plan that exchange tensors. Rank = replica * pipeline_depth + stage."""
+"""Ranks of a plan that exchange tensors. Rank = row * pipeline_depth + stage."""
 
 from __future__ import annotations
 
@@ -8,33 +8,35 @@ from spottrain.wire.model import Plan, TiedParameter
 
 
 def neighbours(plan: Plan, rank: int) -> tuple[int | None, int | None]:
-    """Return the ranks of the stages before and after ``rank``, in its replica.
+    """Return the ranks of the stages before and after ``rank``, in its row.
 
     The stages of an interleaved plan form a ring: what leaves the last stage enters the
     next chunk of the first.
     """
     depth = plan.pipeline_depth
-    replica, stage = divmod(rank, depth)
-    before, after = (replica * depth + p % depth for p in (stage - 1, stage + 1))
+    row, stage = divmod(rank, depth)
+    before, after = (row * depth + p % depth for p in (stage - 1, stage + 1))
     ring = plan.chunks > 1
     has_before, has_after = ring or stage > 0, ring or stage < depth - 1
     return before if has_before else None, after if has_after else None
 
 
 def stage_ranks(plan: Plan, stage: int) -> tuple[int, ...]:
-    """Return the ranks that hold ``stage``, in the order of replicas."""
+    """Return the ranks that hold ``stage``, in the order of rows."""
     depth = plan.pipeline_depth
-    return tuple(d * depth + stage for d in range(plan.data_parallel_width))
+    return tuple(row * depth + stage for row in range(plan.num_rows))
 
 
-def tied_ranks(plan: Plan, tied: TiedParameter, replica: int) -> tuple[int, ...]:
-    """Return the ranks of one replica that hold a copy of a tied parameter."""
+def tied_ranks(plan: Plan, tied: TiedParameter, row: int) -> tuple[int, ...]:
+    """Return the ranks of one row that hold a copy of a tied parameter."""
     stages = dict.fromkeys(plan.stage_of(section) for section in tied.sections)
-    return tuple(replica * plan.pipeline_depth + stage for stage in stages)
+    return tuple(row * plan.pipeline_depth + stage for stage in stages)
 
 
 def memberships(plan: Plan, ties: Sequence[TiedParameter]) -> list[tuple[int, ...]]:
     """Return every group that a plan needs, in an order that all ranks share."""
     stages = [stage_ranks(plan, p) for p in range(plan.pipeline_depth)]
-    replicas = range(plan.data_parallel_width)
-    return stages + [tied_ranks(plan, tied, d) for d in replicas for tied in ties]
+    alone = plan.devices_per_stage_replica == 1
+    tensor = [] if alone else [plan.tensor_ranks(rank) for rank in range(len(plan.slots))]
+    rows = range(plan.num_rows)
+    return stages + tensor + [tied_ranks(plan, tied, row) for row in rows for tied in ties]

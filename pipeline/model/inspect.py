@@ -23,6 +23,7 @@ from spottrain.pipeline.model.checks.rehearsal import (
     changing_state,
     check_schedule,
     rehearse,
+    rehearse_divided,
     schedule_factors,
 )
 from spottrain.pipeline.model.checks.repetition import is_small, try_loss
@@ -91,6 +92,8 @@ def facts_of(job: TrainingJob, derived: Derived) -> ModelFacts:
             lowered_bytes=layout.lowered_bytes(k),
             flops_per_example=layout.flops_per_example[k],
             saved_bytes_per_example=None if saved is None else saved[k],
+            divided_share=layout.divided_share(k),
+            divided_sums=layout.divided_sums(k),
         )
         for k, kept in enumerate(derived.states)
     )
@@ -278,6 +281,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--helpers", action="store_true", help="print a hash of helper models instead"
     )
+    parser.add_argument("--tensor-parallel", type=int, default=1, help="ranks to divide it")
     parser.add_argument("--layout", type=Path, help="where to keep it for supervisors")
     chosen = parser.parse_args(arguments)
     for name in ("workdir", "layout"):
@@ -303,6 +307,8 @@ def main(arguments: list[str] | None = None) -> int:
             rates = learning_rates(job, layout, steps)
             optimizer = optimizer_in_words(job, layout)
             evaluated = rehearse(job, layout)
+            if chosen.tensor_parallel > 1:
+                rehearse_divided(job, layout, chosen.tensor_parallel)
             try_optimizer(job, layout)
             refuse_differing(examples, digests_of(other))
             small = is_small(layout)

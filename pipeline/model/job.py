@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol, Self, cast
+from typing import Any, Literal, Protocol, Self, cast
 
 import torch
 from torch import nn
@@ -18,6 +18,17 @@ Real = torch.Tensor | float
 LossResult = tuple[torch.Tensor, Real] | tuple[torch.Tensor, Real, Mapping[str, tuple[Real, Real]]]
 
 NamedParameters = Sequence[tuple[str, nn.Parameter]]
+
+TensorStyle = Literal[
+    "colwise", "colwise_gather_output", "rowwise", "replicated_with_grad_allreduce"
+]
+"""How ranks divide a module, in the words of transformers: each computes a part of its outputs
+(and with ``gather_output`` gets the others' part), or what a part of its inputs contributes. The
+last one is of modules that stay whole, but get a part as their input, such as the norm of a query."""
+DIVIDING: tuple[TensorStyle, ...] = ("colwise", "colwise_gather_output", "rowwise")
+"""Those that divide a matrix."""
+SUMMING: tuple[TensorStyle, ...] = ("colwise_gather_output", "rowwise")
+"""Those that make something whole of parts."""
 
 
 class ExampleDataset(Sized, Protocol):
@@ -94,6 +105,10 @@ class TrainingJob:
     first step, after the last one, and as often between as the job file says
     (``evaluation``). Several sets go by their names."""
     collate: Callable[[list[Any]], Batch] = torch.utils.data.default_collate
+    tensor_plan: Mapping[str, TensorStyle] | None = None
+    """Which ``torch.nn.Linear`` modules ``runtime.tensor_parallel`` divides, and how; ``*`` in a
+    name stands for one part of it, such as a block's number. ``None``: the plan of a transformers
+    model."""
     callbacks: Callbacks = Callbacks()
     """What is called when held-out sets were evaluated, weights saved, the job ended."""
 

@@ -15,7 +15,7 @@ from torch.utils._pytree import TreeSpec
 
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.base.blank import BlankBatch
-from spottrain.pipeline.model.job import CutPoint, Helper
+from spottrain.pipeline.model.job import DIVIDING, SUMMING, CutPoint, Helper, TensorStyle
 from spottrain.pipeline.model.naming import is_call
 from spottrain.wire.model import TiedParameter
 
@@ -219,6 +219,12 @@ class ModelLayout:
     writes_input: frozenset[int] = frozenset()
     """Sections that change the activation in place that they begin with."""
 
+    tensor_styles: Mapping[str, TensorStyle] = field(default_factory=dict)
+    """How modules are divided in tensor parallelism; see ``tensor_parallel.find_styles``."""
+
+    undivided: str = ""
+    """Why no module is divided; empty: some are."""
+
     @property
     def crossing(self) -> frozenset[str]:
         """Names of all that passes a cut."""
@@ -281,6 +287,21 @@ class ModelLayout:
     def gradient_bytes(self, section: int) -> int:
         """Return the bytes of those of a section's parameters that are trained."""
         return sum(spec.num_bytes for spec in self._trained(section))
+
+    def divided_share(self, section: int) -> float:
+        """Return the share of the elements of a section's matrices that ranks may divide."""
+        # An embedding multiplies nothing but where it is the head, too.
+        heads = {tied.name for tied in self.tied if section != tied.sections[0]}
+        names = (self.matrices | heads) & {*self.parameters[section]}
+        sizes = {name: math.prod(self.specs[name].shape) for name in names}
+        styles = ((name, self.tensor_styles.get(name.rpartition(".")[0])) for name in names)
+        divided = sum(sizes[name] for name, style in styles if style in DIVIDING)
+        return divided / sum(sizes.values()) if sizes else 0.0
+
+    def divided_sums(self, section: int) -> int:
+        """Return how many sums over ranks that divide matrices a section's forward has."""
+        modules = {name.rpartition(".")[0] for name in self.parameters[section]}
+        return sum(self.tensor_styles.get(name) in SUMMING for name in modules)
 
     def integer_bytes(self, section: int) -> int:
         """Return the bytes of exact sums of their gradients, which are of int64."""

@@ -202,6 +202,18 @@ def compile_blocks(model: nn.Module, blocks: Sequence[str]) -> None:
     _refuse_graphs(model)
 
 
+def compiled_in(model: nn.Module) -> str:
+    """Return a module of a skeleton that is to be compiled; empty: there is none."""
+    found = (
+        name or type(module).__name__
+        for name, module in model.named_modules()
+        if _is_compiled(module)
+        or _COMPILE in module.__dict__
+        or _is_compiled_function(module.__dict__.get("forward"))
+    )
+    return next(found, "")
+
+
 def _refuse_graphs(model: nn.Module) -> None:
     """Refuse what torch would record as CUDA graphs.
 

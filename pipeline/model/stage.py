@@ -40,6 +40,7 @@ from spottrain.pipeline.model.skeleton import (
     replaced,
     run_eagerly,
 )
+from spottrain.pipeline.model.tensor_parallel import ALONE, Shards
 from spottrain.wire.model import Precision
 
 Activations = list[torch.Tensor]
@@ -116,6 +117,7 @@ class StageModel:
         precision: Type that the loss computes matrix multiplications in (autocast).
         buffers: Of the whole model on ``device``, by name, where another stage model of
             this process has moved them there already; those that are missing are added.
+        shards: What this rank has of matrices that several divide; ``tensors`` are whole.
         check: Called between sections, forward and backward: what it raises ends the
             computation there, and is no error of the user's code if it is a
             SpottrainError.
@@ -134,6 +136,7 @@ class StageModel:
         device: torch.device | str = "cpu",
         precision: Precision = "fp32",
         buffers: dict[str, torch.Tensor] | None = None,
+        shards: Shards = ALONE,
         check: Callable[[], None] = _pass,
     ) -> None:
         self.sections = sections
@@ -172,6 +175,7 @@ class StageModel:
                     tensors,
                     self._autocast_type if name in layout.matrices else None,
                     built[name],
+                    shards,
                 )
                 for name in layout.parameters[section]
             }
@@ -184,6 +188,10 @@ class StageModel:
             if (running := layout.specs[name].running)
         ]
         self._swaps = self._place_parameters()
+        shards.divide(
+            self._model,
+            {name.rpartition(".")[0] for own in self._parameters.values() for name in own},
+        )
         compile_blocks(self._model, layout.units)
         self._intercept()
 
@@ -714,6 +722,7 @@ def _owned_parameter(
     tensors: Mapping[int, Mapping[str, torch.Tensor]],
     lowered: torch.dtype | None,
     built: torch.Tensor,
+    shards: Shards,
 ) -> nn.Parameter:
     """Make a parameter over the storage given for it.
 
@@ -725,6 +734,7 @@ def _owned_parameter(
         lowered: Another type that it may have.
         built: What the user's code has built in its place. What is attached to it,
             hooks on the gradient included, is attached to what is made.
+        shards: Of which the parameter has its part alone.
     """
     tensor = tensors.get(section, {}).get(name)
     got = None if tensor is None else (tuple(tensor.shape), tensor.dtype)
@@ -733,7 +743,8 @@ def _owned_parameter(
             f"tensor of parameter {name} in section {section} must be "
             f"{(spec.shape, spec.dtype)}: got {got}"
         )
-    parameter = Attached.of(built).parameter(tensor, spec.requires_grad)
+    part = shards.part_of(name, tensor)
+    parameter = Attached.of(built).parameter(part, spec.requires_grad)
     # The same dictionary: code that holds a handle can still take its hook away.
     parameter._backward_hooks = built._backward_hooks
     return parameter

@@ -20,7 +20,7 @@ from spottrain.pipeline.model.checks.factory import check_buffers, check_factory
 from spottrain.pipeline.model.data import check_datasets, collated
 from spottrain.pipeline.model.dry_run import DryRun, RunsAgainError, first_run
 from spottrain.pipeline.model.entrypoint import user_code
-from spottrain.pipeline.model.job import Batch, Helper, TrainingJob
+from spottrain.pipeline.model.job import Batch, Helper, TensorStyle, TrainingJob
 from spottrain.pipeline.model.libraries import base_name
 from spottrain.pipeline.model.recorder import (
     CrossingFacts,
@@ -48,6 +48,7 @@ from spottrain.pipeline.model.sections import (
 from spottrain.pipeline.model.skeleton import (
     build_skeleton,
 )
+from spottrain.pipeline.model.tensor_parallel import find_styles
 from spottrain.steps import at_step
 from spottrain.wire.model import TiedParameter
 
@@ -68,7 +69,8 @@ def trace(job: TrainingJob) -> ModelLayout:
         models = check_factory(job)
         layout = _trace_first_choice(job, models[0])
         check_buffers(*models, layout)
-        return layout
+        styles, undivided = _tensor_styles(job, models[0], layout)
+        return replace(layout, tensor_styles=styles, undivided=undivided)
 
 
 def _trace_first_choice(job: TrainingJob, model: nn.Module) -> ModelLayout:
@@ -346,6 +348,19 @@ def _layout(
         },
         waves=tuple(first.waves),
     )
+
+
+def _tensor_styles(
+    job: TrainingJob, model: nn.Module, layout: ModelLayout
+) -> tuple[dict[str, TensorStyle], str]:
+    """Return how modules are divided, or why none is."""
+    try:
+        styles = find_styles(model, job.tensor_plan, {tied.name for tied in layout.tied})
+    except UserCodeError as error:
+        if job.tensor_plan is not None:
+            raise
+        return {}, str(error)
+    return styles, "" if styles else "the model has no tensor_plan"
 
 
 def _crossing(

@@ -86,7 +86,7 @@ class CheckpointRound:
         context: The worker's.
         command: The generation's.
         arenas: The rank's sections.
-        replica: Replicas take turns in writing the sections of a stage.
+        row: Of the plan; rows take turns in writing the sections of a stage.
         store: Store in which rank 0 puts a number that makes names unique.
         tracker: Counts the copies that are being written.
     """
@@ -96,7 +96,7 @@ class CheckpointRound:
         context: WorkerContext,
         command: RunGeneration,
         arenas: Mapping[int, SectionArena],
-        replica: int,
+        row: int,
         store: Store,
         tracker: TensorTracker,
     ) -> None:
@@ -104,8 +104,8 @@ class CheckpointRound:
         self._command = command
         self._arenas = arenas
         self._tracker = tracker
-        width = command.plan.data_parallel_width
-        self._share = [section for section in arenas if section % width == replica]
+        rows = command.plan.num_rows
+        self._share = [section for section in arenas if section % rows == row]
         self._uploads = context.uploads
         self._earlier = self._uploads.unfinished
         """What a generation before has left under way."""

@@ -98,8 +98,9 @@ class Evaluation:
         )
 
     def _evaluate(self, name: str, executor: StageExecutor) -> Means:
-        count, width = self._source.num_heldout(name), self._command.plan.data_parallel_width
-        replica = self._rank // self._command.plan.pipeline_depth
+        plan = self._command.plan
+        count, width = self._source.num_heldout(name), plan.data_parallel_width
+        replica = plan.replica_of(self._rank)
         share = [count * d // width for d in range(width + 1)]
         mine = range(share[replica], share[replica + 1])
         found = executor.evaluate(name, mine)
@@ -109,7 +110,7 @@ class Evaluation:
         metrics = sorted({metric for names in seen for metric in names})
         table = torch.zeros(count, 2 + 2 * len(metrics), dtype=torch.float64)
         rows = [sums.values(metrics) for sums in found]
-        if rows:
+        if rows and self._rank == plan.tensor_ranks(self._rank)[0]:
             values = read_reals(rows, self._context.device)
             table[mine.start : mine.stop] = torch.tensor(values, dtype=torch.float64)
         with self._context.activity.waiting():

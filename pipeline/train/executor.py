@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from spottrain.activity import Activity
 from spottrain.morphing.schedules.schedule import (
+    OrderPolicy,
     StageProgress,
     StageSchedule,
     Task,
@@ -67,6 +68,8 @@ class StagePlace:
     """Of a mini-batch, those of all replicas."""
     in_flight_bound: int | None = None
     """As in the plan."""
+    order_policy: OrderPolicy = OrderPolicy.OPPORTUNISTIC
+    """How strictly it follows its list."""
     pair_bound: int = 0
     """Maximum micro-batches in flight of a mini-batch and the one after it together."""
 
@@ -373,6 +376,7 @@ class Minibatch:
             first=self._place.is_first,
             last=self._place.is_last,
             bound=self._place.in_flight_bound,
+            order_policy=self._place.order_policy,
         )
         self.following: Minibatch | None = None
         """The mini-batch after it, once its forwards may run."""

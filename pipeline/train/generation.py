@@ -32,7 +32,7 @@ from spottrain.pipeline.comm.groups import (
     world,
 )
 from spottrain.pipeline.comm.p2p import PipelineLinks
-from spottrain.pipeline.comm.ranks import memberships, neighbours, stage_ranks
+from spottrain.pipeline.comm.ranks import memberships, neighbours
 from spottrain.pipeline.model.data import MicrobatchSource
 from spottrain.pipeline.model.sections import ModelLayout
 from spottrain.pipeline.state import update
@@ -53,6 +53,7 @@ from spottrain.pipeline.train.profiling import RankProfiler
 from spottrain.pipeline.train.reduction import sum_tied
 from spottrain.wire import messages
 from spottrain.wire.messages import RunGeneration
+from spottrain.wire.model import Network as NetworkChoice
 from spottrain.wire.model import TiedParameter
 
 _REQUESTED = re.compile(r"Tried to allocate ([0-9.]+) (bytes|KiB|MiB|GiB)")
@@ -132,7 +133,7 @@ def _save(
 ) -> None:
     """Write a checkpoint of what is committed; neither model nor data set is needed."""
     plan, held = command.plan, context.memory.arenas
-    replica, stage = divmod(rank, plan.pipeline_depth)
+    row, stage = divmod(rank, plan.pipeline_depth)
     arenas = {k: held[k] for k in plan.sections_of(stage)}
     step = next(iter(arenas.values())).version
     saving = None
@@ -142,7 +143,7 @@ def _save(
             for arena in arenas.values():
                 arena.synchronise()
             tracker = TensorTracker(context.memory.num_bytes)
-            saving = CheckpointRound(context, command, arenas, replica, store, tracker)
+            saving = CheckpointRound(context, command, arenas, row, store, tracker)
             release_rendezvous(store, len(command.participants))
             saving.save_now(step)
             with context.activity.waiting():
@@ -237,9 +238,10 @@ def _form_groups(
     ties = context.loaded.layout.tied
     groups = new_groups(memberships(plan, ties), TIMEOUT_S)
     connections.seal()
-    stages = [stage_ranks(plan, stage) for stage in range(plan.pipeline_depth)]
-    networks = spec.network, plan.network
-    device_groups.form(endpoints, *networks, stages, rank, TIMEOUT_S)
+    summing = memberships(plan, ())
+    # What was chosen for gradients is not for the sums within every forward.
+    planned: NetworkChoice = plan.network if plan.devices_per_stage_replica == 1 else "auto"
+    device_groups.form(endpoints, spec.network, planned, summing, rank, TIMEOUT_S)
     return groups
 
 
@@ -258,7 +260,7 @@ def _report_out_of_memory(
     found = _REQUESTED.search(str(error))
     requested = float(found[1]) * _UNITS[found[2]] if found else 0
     plan = command.plan
-    replica = _rank_of(context, command) // plan.pipeline_depth
+    replica = plan.replica_of(_rank_of(context, command))
     report = messages.OutOfMemory(
         generation=command.generation,
         slot=context.slot,
@@ -277,7 +279,8 @@ def _stage_of(command: RunGeneration, rank: int) -> tuple[object, ...] | None:
     if rank >= len(plan.slots) or command.save_only:
         return None
     runs = plan.runs_of(rank % plan.pipeline_depth)
-    return *runs, plan.segments, plan.microbatch_size_of(rank // plan.pipeline_depth)
+    size = plan.microbatch_size_of(plan.replica_of(rank))
+    return *runs, plan.segments, size, plan.devices_per_stage_replica
 
 
 def _rank_of(context: WorkerContext, command: RunGeneration) -> int:
@@ -303,7 +306,7 @@ class _Training:
         self._network = network
         self._context, self._command, self._plan = context, command, plan
         self._rank = rank
-        self._replica, self._stage_index = divmod(rank, plan.pipeline_depth)
+        self._row, self._stage_index = divmod(rank, plan.pipeline_depth)
         arenas = context.memory.arenas
         self._arenas = {k: arenas[k] for k in plan.sections_of(self._stage_index)}
         self._is_stale = spec.semantics == "stale_by_one"
@@ -319,7 +322,7 @@ class _Training:
         sizes = plan.minibatch_size, plan.microbatch_size
         source = MicrobatchSource(context.loaded.job, spec.seed, *sizes, context.batches.fetch)
         self._saving = CheckpointRound(
-            behind, command, self._arenas, self._replica, network.store, self._tracker
+            behind, command, self._arenas, self._row, network.store, self._tracker
         )
         # Threads begin last, when no code of the user's can raise any more.
         self._links = PipelineLinks(*neighbours(plan, rank), context.device, spec.wire)
@@ -609,7 +612,7 @@ class _Training:
         reduction = self._lanes.of(computed.step).reduction
         fits = reduction.reduce()
         totals = reduction.total_loss(computed.losses)
-        sum_tied(self._plan, self._replica, self._ties, self._arenas, self._network.groups)
+        sum_tied(self._plan, self._row, self._ties, self._arenas, self._network.groups)
         self._behind.faults.at(Hook.REDUCED)
         sums = {self._plan.num_sections - 1: totals}
         return update.contributions(self._arenas.values(), self._ties, sums, fits)

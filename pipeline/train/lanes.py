@@ -16,15 +16,16 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
-from spottrain.morphing.schedules.schedule import make_schedule, max_in_flight
+from spottrain.morphing.schedules.schedule import OrderPolicy, make_schedule, max_in_flight
 from spottrain.pipeline.base.tracking import TensorTracker
 from spottrain.pipeline.comm.device_group import DeviceGroups
-from spottrain.pipeline.comm.groups import Connections
+from spottrain.pipeline.comm.groups import Connections, GenerationBrokenError
 from spottrain.pipeline.comm.p2p import PipelineLinks
 from spottrain.pipeline.comm.ranks import stage_ranks
 from spottrain.pipeline.model.data import MicrobatchSource
 from spottrain.pipeline.model.job import NamedParameters
 from spottrain.pipeline.model.stage import AUTOCAST_TYPES, StageModel
+from spottrain.pipeline.model.tensor_parallel import ALONE, Shards
 from spottrain.pipeline.state.arena import SectionArena
 from spottrain.pipeline.state.context import WorkerContext
 from spottrain.pipeline.train.executor import Minibatch, StageExecutor, StagePlace
@@ -92,8 +93,9 @@ class Lanes:
         tracker: TensorTracker,
     ) -> None:
         self._context, self._plan = context, plan
-        self._replica, self._stage = divmod(rank, plan.pipeline_depth)
+        self._replica, self._stage = plan.replica_of(rank), rank % plan.pipeline_depth
         self._arenas, self._network, self._tracker = arenas, network, tracker
+        self._shards = self._divide(plan.tensor_ranks(rank), rank)
         self._number = 2 if context.loaded.spec.semantics == "stale_by_one" else 1
         self._source: MicrobatchSource | None = None
         self._links: PipelineLinks | None = None
@@ -106,6 +108,29 @@ class Lanes:
         """Get what micro-batches and activations come from."""
         self._source, self._links = source, links
         self._make_executors()
+
+    def _divide(self, ranks: tuple[int, ...], rank: int) -> Shards:
+        """Return what this rank has of matrices that ``ranks`` divide."""
+        if len(ranks) == 1:
+            return ALONE
+        device, activity = self._context.device, self._context.activity
+        on_host = self._network.groups[ranks]
+        on_device = on_host if device.is_host else self._network.device_groups.of(ranks)
+
+        def total(tensor: torch.Tensor) -> None:
+            try:
+                with activity.waiting():
+                    if on_device is not None:
+                        dist.all_reduce(tensor, group=on_device)
+                        return
+                    part = device.finish(device.download(tensor))
+                    dist.all_reduce(part, group=on_host)
+                    device.wait(device.upload(part, tensor))
+            except RuntimeError as error:
+                raise GenerationBrokenError(f"a peer is gone: {error}") from error
+
+        styles = self._context.loaded.layout.tensor_styles
+        return Shards(styles, len(ranks), ranks.index(rank), total)
 
     def _make(self, step: int, buffers: dict[str, torch.Tensor]) -> Lane:
         """Make the lane of mini-batch ``step``, and of others."""
@@ -122,8 +147,6 @@ class Lanes:
             )
             for arena in self._arenas.values()
         ]
-        for section in sections:
-            section.refresh()
         tensors = {s.arena.section: s.parameters for s in sections}
         chunks = [
             [
@@ -135,25 +158,31 @@ class Lanes:
                     device.torch_device,
                     spec.precision,
                     buffers,
+                    self._shards,
                     self._network.connections.check,
                 )
                 for run in segments_of(runs, self._plan.segments)
             ]
             for runs in self._plan.runs_of(self._stage)
         ]
-        return Lane(sections, chunks, self._make_reduction(sections, chunks))
+        reduction = self._make_reduction(sections, chunks)
+        for section in sections:  # not before views of its parameters were taken
+            section.refresh()
+        return Lane(sections, chunks, reduction)
 
     def _make_reduction(
         self, sections: list[WorkingSection], chunks: list[list[StageModel]]
     ) -> GradientReduction:
         plan, loaded = self._plan, self._context.loaded
+        ranks = stage_ranks(plan, self._stage)
         replicas = Replicas(
-            group=self._network.groups.get(stage_ranks(plan, self._stage)),
-            device_group=self._network.device_groups.mine,
+            group=self._network.groups.get(ranks),
+            device_group=self._network.device_groups.of(ranks),
             microbatches=plan.microbatches_of(self._replica),
             num_virtual_nodes=plan.replica_bounds[-1],
             has_loss=self._stage == plan.pipeline_depth - 1,
             num_metrics=len(loaded.layout.metrics),
+            shards=self._shards,
         )
         parameters = _parameters_of(chunks)
         make = REDUCTIONS[loaded.spec.reduction]
@@ -177,6 +206,8 @@ class Lanes:
             microbatches,
             plan.replica_bounds[-1],
             plan.in_flight_bound,
+            # Ranks that divide matrices must come to the same sums.
+            OrderPolicy.OPPORTUNISTIC if self._shards.size == 1 else OrderPolicy.STRICT,
             self._pair_bound(len(microbatches)),
         )
         for lane in self._lanes:

@@ -123,7 +123,8 @@ class GradientReduction:
             return [0.0] * width
         table = torch.zeros(replicas.num_virtual_nodes, width, dtype=torch.float64)
         mine = [nodes.start for nodes in replicas.microbatches]
-        table[mine] = torch.tensor(losses, dtype=torch.float64)
+        if replicas.shards.is_first:
+            table[mine] = torch.tensor(losses, dtype=torch.float64)
         replicas.sum([table])
         return add_up(table.tolist(), width)
 
@@ -149,7 +150,7 @@ def add_up(rows: Iterable[Sequence[float]], width: int) -> list[float]:
 
 def sum_tied(
     plan: Plan,
-    replica: int,
+    row: int,
     ties: Sequence[TiedParameter],
     arenas: Mapping[int, SectionArena],
     groups: Mapping[tuple[int, ...], dist.ProcessGroup],
@@ -159,7 +160,7 @@ def sum_tied(
     Copies are added in the order of their sections, also when one rank has them all.
     """
     for tied in ties:
-        ranks = tied_ranks(plan, tied, replica)
+        ranks = tied_ranks(plan, tied, row)
         mine = {k: arenas[k] for k in tied.sections if k in arenas}
         if not mine:
             continue
@@ -168,7 +169,7 @@ def sum_tied(
         for section in tied.sections:
             copy = copies[section] if section in copies else torch.empty_like(total)
             if len(ranks) > 1:
-                owner = replica * plan.pipeline_depth + plan.stage_of(section)
+                owner = row * plan.pipeline_depth + plan.stage_of(section)
                 place = ranks.index(owner)
                 dist.broadcast(copy, group=groups[ranks], group_src=place)
             total.add_(copy)

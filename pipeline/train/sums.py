@@ -21,6 +21,7 @@ from spottrain.errors import UserCodeError
 from spottrain.pipeline.base import fixed_point
 from spottrain.pipeline.devices.port import Device, Transfer
 from spottrain.pipeline.model.job import NamedParameters
+from spottrain.pipeline.model.tensor_parallel import ALONE, Shards
 from spottrain.pipeline.state.update import GradientFit
 from spottrain.pipeline.train.working import WorkingSection
 
@@ -41,6 +42,9 @@ class Replicas:
     """True on the last stage."""
     num_metrics: int = 0
     """What the loss measures besides the loss."""
+    shards: Shards = ALONE
+    """What this rank has of the stage's matrices. The others that divide them are among the
+    ranks, each with a gradient of its part and zeros in place of all other parts."""
 
     @property
     def num_sums(self) -> int:
@@ -140,6 +144,30 @@ class _Completion:
             self._act()
 
 
+class _SameGradient:
+    """Checks that ranks which divide matrices have the same gradient of what they do not.
+
+    In the first backward alone; before anything else is done with the gradient.
+    """
+
+    def __init__(self, name: str, parameter: nn.Parameter, shards: Shards) -> None:
+        self._name, self._shards = name, shards
+        self._handle = add_hook(parameter, self._check)
+
+    def _check(self, parameter: torch.Tensor) -> None:
+        self._handle.remove()
+        assert parameter.grad is not None
+        own = parameter.grad.double().norm()
+        total = own.clone()
+        self._shards.sum(total)
+        if not torch.isclose(own * self._shards.size, total, rtol=0.1, atol=1e-5, equal_nan=True):
+            raise UserCodeError(
+                f"tensor_plan must name {self._name.rpartition('.')[0] or self._name}: the ranks have "
+                "other gradients of it, since it gets a part as its input; give it as "
+                "replicated_with_grad_allreduce"
+            )
+
+
 class SectionSums(abc.ABC):
     """The gradients of one section, added up: over virtual nodes, then over replicas."""
 
@@ -149,8 +177,19 @@ class SectionSums(abc.ABC):
     """Largest absolute value of every gradient, of all virtual nodes so far, if that is
     looked at."""
 
-    def __init__(self, section: WorkingSection, device: Device) -> None:
+    def __init__(
+        self,
+        parameters: Mapping[int, NamedParameters],
+        section: WorkingSection,
+        replicas: Replicas,
+        device: Device,
+    ) -> None:
         self.section = section
+        self._trained = dict(parameters[section.arena.section])
+        shards = replicas.shards
+        for name in section.target_gradients:
+            if shards.size > 1 and shards.is_repeated(name):
+                _SameGradient(name, self._trained[name], shards)
         self.completion = _Completion(section.target_gradients, self._complete)
         self.given: list[bool] = []
         """Which gradients backwards of the mini-batch have given so far."""
@@ -202,17 +241,23 @@ class SectionRuns(SectionSums):
         replicas: Replicas,
         device: Device,
     ) -> None:
-        super().__init__(section, device)
+        super().__init__(parameters, section, replicas, device)
         self._runs = section.gradient_runs
         self._targets = section.target_runs
         self._sums_on_host = replicas.sum_on_host and not device.is_host
         self._sums_on_device = replicas.device_group is not None
         # Autograd adds in place to a gradient of the parameter's own type.
         self._in_place: list[tuple[nn.Parameter, torch.Tensor]] = []
+        self._repeated: list[torch.Tensor] = []
+        """Of which another rank has the same gradient."""
         self._leaves_early = section.is_copy or self._sums_on_host
-        trained = dict(parameters[section.arena.section])
-        for number, (name, total) in enumerate(section.gradients.items()):
-            if total.dtype is trained[name].dtype:
+        trained = self._trained
+        for number, (name, whole) in enumerate(section.gradients.items()):
+            total = replicas.shards.part_of(name, whole)
+            if replicas.shards.is_repeated(name) and not replicas.shards.is_first:
+                self._repeated.append(total)
+            # In memory with gaps, as that of some columns is, it would warn.
+            if total.dtype is trained[name].dtype and total.is_contiguous():
                 self._in_place.append((trained[name], total))
             else:
                 hook = partial(_add_converted, total)
@@ -235,6 +280,8 @@ class SectionRuns(SectionSums):
 
     def _complete(self) -> None:
         """Take the loss scale out; what no other rank adds to on the device goes down."""
+        for total in self._repeated:
+            total.zero_()
         for run in self._runs if self._scale_exponent else ():
             run.mul_(2.0**-self._scale_exponent)
         if self._sums_on_device:
@@ -288,10 +335,10 @@ class SectionIntegers(SectionSums):
         replicas: Replicas,
         device: Device,
     ) -> None:
-        super().__init__(section, device)
+        super().__init__(parameters, section, replicas, device)
         gradients = section.target_gradients
+        self._shards, self._names = replicas.shards, list(gradients)
         self._targets = list(gradients.values())
-        trained = dict(parameters[section.arena.section])
         self._sizes = [target.numel() for target in self._targets]
         where = device.torch_device
         self.total = torch.zeros(sum(self._sizes), dtype=torch.int64, device=where)
@@ -303,7 +350,7 @@ class SectionIntegers(SectionSums):
         self._staged: Transfer | None = None
         """The integers, on their way to where they are summed."""
         self._hooks = [
-            add_hook(trained[name], partial(self._add, number))
+            add_hook(self._trained[name], partial(self._add, number))
             for number, name in enumerate(gradients)
         ]
 
@@ -325,9 +372,15 @@ class SectionIntegers(SectionSums):
         gradient, parameter.grad = parameter.grad, None
         assert gradient is not None
         self.given[number] = True
-        used = self._used[number] - self._scale_exponent
-        add = fixed_point.adder(gradient.device, gradient.dtype)
-        add(self._parts[number], gradient, used, self.peaks[number])
+        name, target = self._names[number], self._targets[number]
+        if self._shards.is_first or not self._shards.is_repeated(name):
+            if gradient.shape != target.shape:
+                whole = gradient.new_zeros(target.shape)
+                self._shards.part_of(name, whole).copy_(gradient)
+                gradient = whole
+            used = self._used[number] - self._scale_exponent
+            add = fixed_point.adder(gradient.device, gradient.dtype)
+            add(self._parts[number], gradient, used, self.peaks[number])
         if self._leaves_early:
             self.completion.count(number)
 

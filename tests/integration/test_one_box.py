@@ -44,3 +44,34 @@ def test_replicas_in_one_vm_lose_a_worker_and_then_the_vm_and_end_with_the_same_
         assert report["minibatches_recomputed"] > 0, "the VM took the only copies with it"
         events = job.run("events", job.name).out
         assert f"starts with {plan.shape}: start; one VM holds all replicas of a stage" in events
+
+
+def test_ranks_that_divide_matrices_lose_a_worker_and_then_the_vm_and_end_with_the_same_weights(
+    tmp_path: Path,
+) -> None:
+    zone = {"name": "boxes", "capacity": 2, "slots": 2}
+    settings = {
+        "entrypoint": "tiny_job:divided_job",
+        "runtime": {"tensor_parallel": 2},
+        "resources": {"max_vms": 2},
+        "local": {"zones": [zone]},
+    }
+    with Job(tmp_path, "quiet", **settings) as quiet:
+        assert quiet.launch().code == 0
+    with Job(tmp_path, "divided", **settings) as job:
+        job.pace(0.05)
+        assert job.launch("--detach").code == 0
+        with closing(Watch(job)) as watch:
+            watch.until("training", watch.trains)
+            assert watch.generation is not None
+            plan = watch.generation.plan
+            assert plan.devices_per_stage_replica == 2
+
+            os.kill(watch.worker(plan.slots[0].vm_id), signal.SIGKILL)
+            watch.until("a second generation", lambda: watch.number == 2 and watch.trains())
+            tree.signal_groups(watch.groups(plan.slots[0].vm_id), signal.SIGKILL)
+            watch.until("a third generation", lambda: watch.number == 3 and watch.trains())
+        job.pace(0.0)
+        until("the end", lambda: not job.dir.is_managed())
+        assert weights(job.checkpoint_root) == weights(quiet.checkpoint_root)
+        assert f"starts with {plan.shape}, 2 slots a stage" in job.run("events", job.name).out

@@ -129,6 +129,12 @@ def paced_job() -> TrainingJob:
     return dataclasses.replace(job(), loss=paced)
 
 
+def divided_job() -> TrainingJob:
+    """As ``paced_job``, with matrices that ranks can divide."""
+    plan: dict[str, Any] = {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}
+    return dataclasses.replace(paced_job(), tensor_plan=plan)
+
+
 def sleeping_job() -> TrainingJob:
     """As ``paced_job``; the one worker that finds a file ``.sleep`` sleeps for ever."""
     paced = paced_job()

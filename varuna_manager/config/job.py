@@ -305,6 +305,21 @@ class JobConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _can_divide(self) -> Self:
+        size = self.runtime.tensor_parallel
+        impossible = {
+            f"semantics: {self.semantics}": self.semantics != "synchronous",
+            "morphing.schedule: interleaved": self.morphing.schedule == "interleaved",
+            "morphing.peer_copies: 1": self.morphing.peer_copies > 0,
+        }
+        for key, is_set in impossible.items():
+            if size > 1 and is_set:
+                raise ValueError(
+                    f"runtime.tensor_parallel must be 1 with {key}: got {size}; leave one of both out"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _provided(self) -> Self:
         check_data(self.data, self.resources.providers)
         if self.resources.provider == "ssh":
@@ -323,6 +338,19 @@ class JobConfig(Section):
                 check_cloud(cloud, self.resources.span, self.resources.device, self.precision)
         elif self.setup:
             raise ValueError("setup cannot be used with the local provider; remove it")
+        return self
+
+    @model_validator(mode="after")
+    def _has_slots(self) -> Self:
+        if (size := self.runtime.tensor_parallel) == 1:
+            return self
+        rented = [kind.gpus for cloud in self._named_clouds() for kind in cloud.machines()]
+        most = max([*rented, *(zone.slots for zone in self.zones)], default=size)
+        if size > most:
+            raise ValueError(
+                f"runtime.tensor_parallel must be at most {most}, the slots of the largest VM: got "
+                f"{size}; set it to less, or take VMs with more GPUs"
+            )
         return self
 
     def settled(self, gpus: Sequence[GpuFacts], memory_bytes: int) -> JobConfig:
@@ -471,6 +499,7 @@ class JobConfig(Section):
             evaluation=EvaluationSpec(**self.evaluation.model_dump()),
             loader=self.loader_spec,
             semantics=self.semantics,
+            tensor_parallel=self.runtime.tensor_parallel,
             uid=uid,
             secrets=self.secrets,
         )

@@ -158,6 +158,9 @@ class RuntimeConfig(Section):
     `fp16` for half the bytes of fp32, at the price of rounding, or their `own`; `auto`:
     bf16 with `reduction: fast` and a precision of 16 bits, else their own.
     `reduction: exact` allows no other."""
+    tensor_parallel: PositiveInt = 1
+    """GPUs (or CPU slots) of one VM that divide the matrices of each stage among them; every
+    plan has as many. See docs/training.md."""
 
     @property
     def asked_state(self) -> StateHome | None:

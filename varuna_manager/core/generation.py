@@ -102,7 +102,9 @@ def open_generation(
     transition.put(replace(transition.state.training, next_generation=generation.number + 1))
     number, reason = generation.number, generation.reason
     alone = "; one VM holds all replicas of a stage" if plan.rests_on_one_vm else ""
-    transition.log(f"generation {number} starts with {plan.shape}: {reason}{alone}")
+    size = plan.devices_per_stage_replica
+    shape = plan.shape if size == 1 else f"{plan.shape}, {size} slots a stage"
+    transition.log(f"generation {number} starts with {shape}: {reason}{alone}")
     open_store(transition, generation)
 
 
@@ -438,7 +440,7 @@ def _patience_s(state: State, generation: Generation) -> float:
     keeps_on_gpu = on_gpu and state.job.runtime.asked_state != "host"
     if generation.started_at_s is None and left and not keeps_on_gpu:
         return ABANDON_FORMING_S
-    sums = on_gpu and generation.plan.data_parallel_width > 1 and state.job.spec.network != "gloo"
+    sums = on_gpu and generation.plan.num_rows > 1 and state.job.spec.network != "gloo"
     return ABANDON_NCCL_AFTER_S if sums else ABANDON_AFTER_S
 
 

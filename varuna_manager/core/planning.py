@@ -314,6 +314,7 @@ def fail_preparation(transition: Transition, reason: str) -> None:
     failures = before.failed_preparations + 1
     transition.put(replace(before, failed_preparations=failures))
     rounds.give_up(transition)
+    transition.log(f"{what} failed: {reason}")
     if failures >= MAX_FAILED_PREPARATIONS:
         reason = f"{what} failed {failures} times: {reason}"
         transition.fail(reason)
@@ -697,6 +698,7 @@ def plan_inputs(
         wire=job.spec.wire,
         network=job.spec.network,
         semantics=job.spec.semantics,
+        tensor_parallel=job.spec.tensor_parallel,
     )
 
 

@@ -134,7 +134,9 @@ def _facts(config: JobConfig) -> ModelFacts:
     kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=kept.parent) as scratch:
         draft, layout = Path(scratch, "facts"), Path(scratch, "layout")
-        facts = decode(ModelFacts, run_tool(INSPECTOR, config, "--layout", str(layout)))
+        size = str(config.runtime.tensor_parallel)
+        arguments = "--layout", str(layout), "--tensor-parallel", size
+        facts = decode(ModelFacts, run_tool(INSPECTOR, config, *arguments))
         draft.write_text(encode(facts))
         if layout.exists():
             layout.replace(kept.with_suffix(_LAYOUT))
@@ -194,7 +196,8 @@ def _key(config: JobConfig) -> str:
         fingerprint(theirs, packed_files(theirs, config.checkpoint.path)),
         fingerprint(ours, sorted(x.relative_to(ours) for x in ours.rglob("*.py"))),
     ]
-    parts += [config.entrypoint, str(config.steps), spottrain.__version__, sys.version]
+    parts += [config.entrypoint, str(config.steps), str(config.runtime.tensor_parallel)]
+    parts += [spottrain.__version__, sys.version]
     with contextlib.suppress(PackageNotFoundError):
         parts.append(version("torch"))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]

@@ -260,7 +260,7 @@ def survives_any_worker(plan: Plan) -> bool:
 
     What is on its device ends with it; what is in its VM's memory does not.
     """
-    return plan.state == "host" or plan.data_parallel_width > 1
+    return plan.state == "host" or plan.num_rows > 1
 
 
 def clock_of(state: states.State, at_s: float) -> float:

@@ -156,7 +156,7 @@ def _balancer(
 ) -> balance.ShareBalancer | None:
     """Return the balancer of the mini-batch; None if there is nothing to balance."""
     plan, bounds = generation.plan, bounds_of(generation)
-    if plan.data_parallel_width == 1 or plan.chunks > 1:
+    if plan.data_parallel_width == 1 or plan.chunks > 1 or plan.devices_per_stage_replica > 1:
         return None
     shares = [end - start for start, end in itertools.pairwise(bounds)]
     most = _max_share(state, plan, profile)

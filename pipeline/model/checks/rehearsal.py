@@ -26,8 +26,14 @@ from spottrain.pipeline.model.loss import LossSums, check_leads_back
 from spottrain.pipeline.model.optimizer import rate_factor
 from spottrain.pipeline.model.recorder import KnownValues
 from spottrain.pipeline.model.sections import ModelLayout, TensorSpec
-from spottrain.pipeline.model.skeleton import of_any_size, run_eagerly
+from spottrain.pipeline.model.skeleton import (
+    build_skeleton,
+    compiled_in,
+    of_any_size,
+    run_eagerly,
+)
 from spottrain.pipeline.model.stage import Activations, StageModel, go_backward
+from spottrain.pipeline.model.tensor_parallel import ALONE, Shards
 from spottrain.steps import at_step
 
 MOST_NAMES = 3
@@ -39,7 +45,11 @@ MAX_ASKED = 100_000
 """Steps for which a schedule is asked, at most, for the range of its factors."""
 
 
-def rehearse(job: TrainingJob, layout: ModelLayout) -> tuple[str, ...]:
+def rehearse(
+    job: TrainingJob,
+    layout: ModelLayout,
+    shards: Shards = ALONE,
+) -> tuple[str, ...]:
     """Train one example and evaluate one of every held-out set, over stages.
 
     Returns:
@@ -56,8 +66,42 @@ def rehearse(job: TrainingJob, layout: ModelLayout) -> tuple[str, ...]:
         )
     if not layout.needs_values:
         with contextlib.suppress(NotImplementedError):
-            return _Rehearsal(job, layout, "meta").run()
-    return _Rehearsal(job, layout, "cpu").run()
+            return _Rehearsal(job, layout, "meta", shards).run()
+    return _Rehearsal(job, layout, "cpu", shards).run()
+
+
+def rehearse_divided(job: TrainingJob, layout: ModelLayout, size: int) -> None:
+    """Train and evaluate as one of ``size`` ranks that divide the matrices of a model.
+
+    Raises:
+        UserCodeError: They cannot.
+    """
+    if layout.undivided:
+        raise UserCodeError(
+            f"runtime.tensor_parallel must be 1 for this model: got {size}; {layout.undivided}"
+        )
+    if name := compiled_in(build_skeleton(job.model)):
+        raise UserCodeError(
+            f"runtime.tensor_parallel must be 1 for a compiled model: got {size}, and {name} is "
+            "compiled; leave torch.compile out"
+        )
+    shards = Shards(layout.tensor_styles, size)
+    for name, spec in layout.specs.items():
+        dimension = shards.dimension(name)
+        if dimension is not None and spec.shape[dimension] % size:
+            raise UserCodeError(
+                f"runtime.tensor_parallel must divide the matrices of the model: got {size}, and "
+                f"{name} has {spec.shape[dimension]} rows or columns to divide"
+            )
+    try:
+        rehearse(job, layout, shards)
+    except UserCodeError as error:
+        raise UserCodeError(
+            f"runtime.tensor_parallel: a rank with one of {size} parts cannot run the model; {size} "
+            "must divide its heads, and its code must take their number from the tensors: "
+            f"{error}",
+            traceback=error.traceback,
+        ) from error
 
 
 def check_schedule(schedule: Callable[[int], float] | None, num_steps: int) -> None:
@@ -139,8 +183,15 @@ class _OnStandIns(OperationMode):
 class _Rehearsal:
     """Stages of a job on one device."""
 
-    def __init__(self, job: TrainingJob, layout: ModelLayout, device: str) -> None:
+    def __init__(
+        self,
+        job: TrainingJob,
+        layout: ModelLayout,
+        device: str,
+        shards: Shards = ALONE,
+    ) -> None:
         self._job, self._layout, self._device = job, layout, device
+        self._shards = shards
         number = layout.num_sections
         stages = min(MAX_STAGES, number)
         bounds = [number * index // stages for index in range(stages + 1)]
@@ -184,7 +235,9 @@ class _Rehearsal:
             }
             for section in sections
         }
-        stage = StageModel(self._job, self._layout, sections, tensors, self._device)
+        stage = StageModel(
+            self._job, self._layout, sections, tensors, self._device, shards=self._shards
+        )
         for section in sections:
             for _, parameter in stage.parameters_of(section):
                 if parameter.requires_grad:

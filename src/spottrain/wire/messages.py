@@ -78,6 +78,8 @@ class JobSpec:
     ``model`` makes."""
     loader: LoaderSpec = AUTO_LOADER
     semantics: Semantics = "synchronous"
+    tensor_parallel: int = 1
+    """Ranks that divide the matrices of each stage."""
     uid: str = ""
     """Of the job, which marks its checkpoints and their store; empty: nothing is marked."""
     secrets: tuple[str, ...] = ()

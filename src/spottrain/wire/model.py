@@ -99,6 +99,10 @@ class SectionFacts:
     saved_bytes_per_example: int | None = None
     """Tensors that autograd keeps from a forward over one example for its backward, without
     parameters, in the types in which the model is built; ``None``: unknown."""
+    divided_share: float = 0.0
+    """Of the elements of its matrices, those that ranks divide in tensor parallelism."""
+    divided_sums: int = 0
+    """Sums of activations over these ranks in a forward; a backward has as many."""
 
     @property
     def trained_bytes(self) -> int:
@@ -508,8 +512,10 @@ class WorkerState:
 class Plan:
     """An immutable plan: assigns the computation to slots (design: the words).
 
-    Rank ``replica * pipeline_depth + stage`` runs on ``slots[rank]``. The model is cut
-    into ``pipeline_depth * chunks`` runs of sections, run ``k`` from
+    Rank ``row * pipeline_depth + stage`` runs on ``slots[rank]``. A row is a pipeline; each
+    replica is ``devices_per_stage_replica`` rows, one after the other, which compute the same
+    micro-batches together: those of a stage, in one VM, divide its matrices (tensor
+    parallelism), and each has the stage's whole committed state. The model is cut into ``pipeline_depth * chunks`` runs of sections, run ``k`` from
     ``stage_bounds[k]`` up to ``stage_bounds[k + 1]``; stage ``p`` owns runs ``p``, ``p
     + pipeline_depth`` and so on. Replica ``d`` computes virtual nodes
     ``replica_bounds[d]`` up to ``replica_bounds[d + 1]``, in fast mode perhaps several of
@@ -537,6 +543,7 @@ class Plan:
     chunks: int = 1
     """Runs of sections that each stage has; more than one if interleaved."""
     devices_per_stage_replica: int = 1
+    """Ranks that divide the matrices of a stage of a replica; see ``replica_of``."""
     state: StateHome = "host"
     """Where workers on GPUs keep parameters, optimizer state and undo slot."""
     network: Network = "auto"
@@ -566,9 +573,10 @@ class Plan:
             and (self.segments == 1 or self.recompute)
             and _is_cover(self.replica_bounds, width)
             and self.replica_bounds[-1] == self.minibatch_size // self.microbatch_size
-            and len(set(self.slots)) == len(self.slots) == depth * width
-            and self.devices_per_stage_replica == 1
-            and (self.peer_copies == 0 or (self.peer_copies == width == 1))
+            and self.devices_per_stage_replica >= 1
+            and len(set(self.slots)) == len(self.slots) == depth * self.num_rows
+            and (self.devices_per_stage_replica == 1 or self._divides_matrices())
+            and (self.peer_copies == 0 or (self.peer_copies == self.num_rows == 1))
             and (not self.nodes_per_microbatch or self._merges())
         )
         if not good:
@@ -588,6 +596,13 @@ class Plan:
         each = self.nodes_per_microbatch
         return self.chunks == 1 and len(each) == self.data_parallel_width and min(each) >= 1
 
+    def _divides_matrices(self) -> bool:
+        """Return whether the ranks that divide a stage's matrices are in one VM each."""
+        groups = map(self.tensor_ranks, range(len(self.slots)))
+        return self.chunks == 1 and all(
+            len({self.slots[rank].vm_id for rank in ranks}) == 1 for ranks in groups
+        )
+
     @property
     def num_sections(self) -> int:
         """Sections of the whole model."""
@@ -597,6 +612,21 @@ class Plan:
     def shape(self) -> str:
         """``PxD`` for people."""
         return f"{self.pipeline_depth}x{self.data_parallel_width}"
+
+    @property
+    def num_rows(self) -> int:
+        """Ranks that have each stage's committed state."""
+        return self.data_parallel_width * self.devices_per_stage_replica
+
+    def replica_of(self, rank: int) -> int:
+        """Return the replica that a rank computes in."""
+        return rank // self.pipeline_depth // self.devices_per_stage_replica
+
+    def tensor_ranks(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks that divide the matrices of a stage with ``rank``, itself included."""
+        depth, size = self.pipeline_depth, self.devices_per_stage_replica
+        first = self.replica_of(rank) * size * depth + rank % depth
+        return tuple(range(first, first + size * depth, depth))
 
     def stage_of(self, section: int) -> int:
         """Return the stage that owns ``section``."""

@@ -254,6 +254,10 @@ def test_a_plan_assigns_sections_and_virtual_nodes_to_ranks() -> None:
         {"devices_per_stage_replica": 2},
         {"nodes_per_microbatch": (2,)},
         {"nodes_per_microbatch": (2, 0)},
+        {"devices_per_stage_replica": 0},
+        # Two slots for each stage, but in two VMs.
+        {"devices_per_stage_replica": 2, "data_parallel_width": 1, "replica_bounds": (0, 5)}
+        | {"slots": tuple(Slot(vm_id=f"vm{i // 2}", index=i % 2) for i in range(4))},
     ],
 )
 def test_a_plan_that_does_not_add_up_is_refused(changes: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from spottrain.pipeline.comm.ranks import (
     stage_ranks,
     tied_ranks,
 )
-from spottrain.wire.model import Plan, TiedParameter
+from spottrain.wire.model import Plan, Slot, TiedParameter
 
 
 def plan(depth: int, width: int, chunks: int = 1) -> Plan:
@@ -51,6 +51,25 @@ def test_a_tie_between_runs_of_one_stage_needs_no_group_of_its_own() -> None:
 
     assert tied_ranks(plan(2, 2, chunks=2), tied, 1) == (2,)
     assert tied_ranks(plan(3, 2), tied, 1) == (3, 5)
+
+
+def test_ranks_that_divide_a_stage_are_rows_side_by_side_and_have_a_group() -> None:
+    divided = a_plan(
+        2,
+        2,
+        slots=tuple(Slot(vm_id=f"{k // 4}{k % 2}", index=k // 2 % 2) for k in range(8)),
+        tensor_parallel=2,
+    )
+    assert [divided.replica_of(rank) for rank in range(8)] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert [divided.tensor_ranks(rank) for rank in (0, 3, 6)] == [(0, 2), (1, 3), (4, 6)]
+    assert stage_ranks(divided, 1) == (1, 3, 5, 7)
+    assert neighbours(divided, 3) == (2, None)
+    tied = TiedParameter(name="w", sections=(0, 1))
+    assert {*memberships(divided, [tied])} == {
+        *((0, 2, 4, 6), (1, 3, 5, 7)),
+        *((0, 2), (1, 3), (4, 6), (5, 7)),
+        *((0, 1), (2, 3), (4, 5), (6, 7)),
+    }
 
 
 def test_groups_are_those_of_stages_then_those_of_ties() -> None:

@@ -485,6 +485,37 @@ def test_a_precision_that_there_is_not_is_refused_with_those_that_there_are() ->
 
 
 @pytest.mark.parametrize(
+    "other",
+    [
+        {"semantics": "stale_by_one"},
+        {"morphing": {"schedule": "interleaved"}},
+        {"morphing": {"peer_copies": 1}},
+    ],
+)
+def test_matrices_cannot_be_divided_with_everything(other: dict[str, Any]) -> None:
+    divided = {**MINIMAL, "runtime": {"tensor_parallel": 2}, "local": {"zones": [{"slots": 2}]}}
+    assert parse_config(divided, "job.yaml").job_spec("").tensor_parallel == 2
+    with pytest.raises(ConfigError, match=r"tensor_parallel must be 1 with .*: got 2"):
+        parse_config({**divided, **other}, "job.yaml")
+
+
+@pytest.mark.parametrize(
+    ("section", "most"),
+    [
+        ({"local": {"zones": [{"name": "a", "slots": 2}, {"name": "b"}]}}, 2),
+        (
+            {"resources": {"provider": "aws"}, "aws": {"instance_types": ["p4d.24xlarge"]}}
+            | {"checkpoint": {"path": "s3://bucket/job"}},
+            8,
+        ),
+    ],
+)
+def test_no_more_slots_divide_matrices_than_a_vm_has(section: dict[str, Any], most: int) -> None:
+    with pytest.raises(ConfigError, match=f"must be at most {most}, the slots of the largest VM"):
+        parse_config({**MINIMAL, "runtime": {"tensor_parallel": 16}, **section}, "job.yaml")
+
+
+@pytest.mark.parametrize(
     ("section", "named"),
     [
         ({"runtime": {"precision": "fp16"}}, "runtime.precision fp16"),

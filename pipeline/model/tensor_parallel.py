@@ -1,0 +1,263 @@
+"""Tensor parallelism: matrices that ranks of one VM divide among them.
+
+As in Megatron-LM (Shoeybi et al., section 3; Narayanan's dissertation, 4.2.3): of a ``colwise``
+layer each rank computes a part of the outputs, of a ``rowwise`` layer the part of the sum that
+its part of the inputs gives. Between the two each rank goes on with its part, such as its heads
+of an attention. All else every rank computes as one alone would, from the same inputs, to the
+same bits.
+
+A rank's part of a matrix is a view of the whole one, which stays what is committed: updates,
+checkpoints, handovers do not depend on how many ranks divide the matrices. DTensor is not used:
+it needs torch's default group, which is the user's code's (``comm.groups.World``).
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+from spottrain.errors import UserCodeError
+from spottrain.pipeline.model.job import TensorStyle
+from spottrain.pipeline.model.libraries import pretrained_in
+from spottrain.pipeline.model.sections import parameter_slots
+
+_WHOLE = ("embedding_rowwise", "replicate")
+"""Styles of transformers that save memory or messages alone: such modules stay whole."""
+_PARTIAL: TensorStyle = "replicated_with_grad_allreduce"
+_DIMENSIONS: Mapping[TensorStyle, Mapping[str, int]] = {
+    "colwise": {"weight": 0, "bias": 0},
+    "colwise_gather_output": {"weight": 0, "bias": 0},
+    "rowwise": {"weight": 1},
+    _PARTIAL: {},
+}
+"""In which parameters of a module are divided; those that are missing stay whole."""
+
+
+def _keep(tensor: torch.Tensor) -> None:
+    """Sum over one rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shards:
+    """What one rank has of matrices that several divide."""
+
+    styles: Mapping[str, TensorStyle] = field(default_factory=dict)
+    """Of modules, by name; see ``find_styles``."""
+    size: int = 1
+    """Ranks that divide them."""
+    index: int = 0
+    """Of this one."""
+    sum: Callable[[torch.Tensor], None] = _keep
+    """Sums a contiguous tensor over the ranks, in place, to the same bits at all of them."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether sums over all ranks take from this one what each of them has computed."""
+        return self.index == 0
+
+    def dimension(self, parameter: str) -> int | None:
+        """Return in which dimension a parameter is divided; None: it is whole."""
+        module, _, attribute = parameter.rpartition(".")
+        if self.size == 1 or module not in self.styles:
+            return None
+        return _DIMENSIONS[self.styles[module]].get(attribute)
+
+    def part_of(self, parameter: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a view of this rank's part of a parameter, or of a tensor of its shape."""
+        if (dimension := self.dimension(parameter)) is None:
+            return tensor
+        return tensor.chunk(self.size, dimension)[self.index]
+
+    def is_repeated(self, parameter: str) -> bool:
+        """Return whether all ranks have the same gradient of a parameter, so that it counts
+        once: it is whole, and not used with parts."""
+        module = parameter.rpartition(".")[0]
+        return self.dimension(parameter) is None and self.styles.get(module) != _PARTIAL
+
+    def divide(self, model: nn.Module, modules: Collection[str]) -> None:
+        """Let modules compute with parts; their parameters are to be replaced by these.
+
+        Args:
+            model: The user's.
+            modules: Names of those whose parameters are there.
+        """
+        inputs = _Inputs(self)
+        for name, style in self.styles.items() if self.size > 1 else ():
+            if name in modules and style != _PARTIAL:
+                module = model.get_submodule(name)
+                module.forward = functools.partial(_FORWARDS[style], module, inputs)
+
+
+ALONE = Shards()
+"""Every matrix is whole."""
+
+
+class _Shared(torch.autograd.Function):
+    """Gives all ranks an input; its gradient is the sum of theirs."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, shards: Shards) -> torch.Tensor:
+        ctx.shards = shards
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        total = gradient.clone(memory_format=torch.contiguous_format)
+        ctx.shards.sum(total)
+        return total, None
+
+
+class _Summed(torch.autograd.Function):
+    """Sums what all ranks have computed, with which all then go on."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, shards: Shards) -> torch.Tensor:
+        total = tensor.clone(memory_format=torch.contiguous_format)
+        shards.sum(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient, None
+
+
+class _Gathered(torch.autograd.Function):
+    """Puts together what all ranks have computed, with which all then go on."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, shards: Shards) -> torch.Tensor:
+        ctx.shards = shards
+        whole = tensor.new_zeros(*tensor.shape[:-1], tensor.shape[-1] * shards.size)
+        whole.chunk(shards.size, -1)[shards.index].copy_(tensor)
+        shards.sum(whole)
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient.chunk(ctx.shards.size, -1)[ctx.shards.index], None
+
+
+class _Inputs:
+    """Inputs of modules that make parts, such as those for queries, keys and values.
+
+    Modules that have one input share the sum of its gradient.
+    """
+
+    def __init__(self, shards: Shards) -> None:
+        self.shards = shards
+        self._given: torch.Tensor | None = None
+        self._shared: torch.Tensor | None = None
+
+    def share(self, given: torch.Tensor) -> torch.Tensor:
+        """Return an input whose gradient is the sum of all ranks'."""
+        if self._shared is None or given is not self._given:
+            self._given = given
+            self._shared = _Shared.apply(given, self.shards)  # type: ignore[no-untyped-call]
+        assert self._shared is not None
+        return self._shared
+
+    def end(self) -> None:
+        """Let go of the last input: parts have become something whole."""
+        self._given = self._shared = None
+
+
+def _colwise(module: nn.Linear, inputs: _Inputs, given: torch.Tensor) -> torch.Tensor:
+    return F.linear(inputs.share(given), module.weight, module.bias)
+
+
+def _colwise_gather_output(module: nn.Linear, inputs: _Inputs, given: torch.Tensor) -> torch.Tensor:
+    made = _colwise(module, inputs, given)
+    whole: torch.Tensor
+    whole = _Gathered.apply(made, inputs.shards)  # type: ignore[no-untyped-call]
+    inputs.end()
+    return whole
+
+
+def _rowwise(module: nn.Linear, inputs: _Inputs, given: torch.Tensor) -> torch.Tensor:
+    made = F.linear(given, module.weight)
+    total: torch.Tensor
+    total = _Summed.apply(made, inputs.shards)  # type: ignore[no-untyped-call]
+    inputs.end()
+    return total if module.bias is None else total + module.bias
+
+
+_FORWARDS: Mapping[TensorStyle, Callable[..., torch.Tensor]] = {
+    "colwise": _colwise,
+    "colwise_gather_output": _colwise_gather_output,
+    "rowwise": _rowwise,
+}
+
+
+def find_styles(
+    model: nn.Module, plan: Mapping[str, TensorStyle] | None, tied: Iterable[str]
+) -> dict[str, TensorStyle]:
+    """Return how the modules of a model are divided, by name; empty: it has no plan.
+
+    Args:
+        model: The user's.
+        plan: The job's own; None: that of a transformers model, if there is one.
+        tied: Parameters that several sections share. Their modules stay whole.
+
+    Raises:
+        UserCodeError: The plan names no module, an unknown style, or what cannot be divided.
+    """
+    own, prefix = plan is not None, ""
+    if plan is None:
+        found = pretrained_in(model)
+        if found is None:
+            return {}
+        prefix = found[0]
+        plan = getattr(found[1], "_tp_plan", None) or {}
+    shared = {
+        module
+        for name, slots in parameter_slots(model).items()
+        if name in {*tied} or len(slots) > 1
+        for module, _ in slots
+    }
+    styles: dict[str, TensorStyle] = {}
+    modules = dict(model.named_modules())
+    for pattern, style in plan.items():
+        named = [name for name in modules if _matches(prefix + pattern, name)]
+        if not own and (style in _WHOLE or not named):
+            continue
+        if style not in _DIMENSIONS:
+            raise UserCodeError(
+                f"tensor_plan has styles {', '.join(_DIMENSIONS)}: got {style} for {pattern}"
+                + ("" if own else "; give TrainingJob(tensor_plan={...}) for this model")
+            )
+        if not named:
+            raise UserCodeError(
+                f"tensor_plan must name modules of the model: got {pattern}, which none is called; "
+                f"write e.g. {next(_linear_names(modules), 'blocks.*.up')}"
+            )
+        for name in named:
+            if modules[name] in shared:
+                if own:
+                    raise UserCodeError(
+                        f"tensor_plan must not name modules whose weights are tied: got {name}; "
+                        "leave it out"
+                    )
+            elif style != _PARTIAL and type(modules[name]).forward is not nn.Linear.forward:
+                raise UserCodeError(
+                    f"tensor_plan must name torch.nn.Linear for {style}: got {name}, a "
+                    f"{type(modules[name]).__name__}; leave it out, or use torch.nn.Linear"
+                )
+            else:
+                styles[name] = style
+    return styles
+
+
+def _matches(pattern: str, name: str) -> bool:
+    """Return whether a name is of a pattern, in which ``*`` stands for one part of a name."""
+    return re.fullmatch(re.escape(pattern).replace(r"\*", "[^.]+"), name) is not None
+
+
+def _linear_names(modules: Mapping[str, nn.Module]) -> Iterator[str]:
+    return (name for name, module in modules.items() if isinstance(module, nn.Linear))

@@ -1,0 +1,160 @@
+"""Two ranks that divide the matrices of a Llama: spottrain, and torch's ``parallelize_module``.
+
+Both train the same mini-batches over gloo on CPUs, by turns; printed are the least median of the
+time of a mini-batch, and the least CPU time that both ranks took for one. The loop by hand does
+what trains and nothing else: no commit, no undo.
+
+    python -m tests.bench.bench_tensor [--turns 3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import statistics
+import tempfile
+import time
+from contextlib import closing
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from tests.bench import llama_job
+from tests.bench.processes import cpu_s
+from tests.builders import a_plan, a_spec
+from tests.integration.fleet import Fleet, Host, Zygote
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+from spottrain.pipeline.model.entrypoint import load_job
+from spottrain.pipeline.model.tracer import trace
+from spottrain.wire import messages
+from spottrain.wire.model import Slot
+
+HERE = Path(__file__).parent
+STEPS, WARM_UP, SIZE = 10, 2, 2
+EXAMPLES, MICROBATCH = 8, 4
+Times = tuple[float, float]
+"""Of a mini-batch: median, and CPU time of both ranks."""
+
+
+def ours(zygote: Zygote) -> Times:
+    """Train as a worker does."""
+    with tempfile.TemporaryDirectory() as folder:
+        spec = a_spec(
+            name="tensor",
+            entrypoint="llama_job:job",
+            steps=STEPS,
+            minibatch_size=EXAMPLES,
+            microbatch_size=MICROBATCH,
+            reduction="fast",
+            checkpoint_path=f"{folder}/checkpoints",
+            checkpoint_every_steps=1000,
+            checkpoint_keep=1,
+            lease_s=100.0,
+        )
+        plan = a_plan(
+            num_sections=trace(load_job(spec.entrypoint, HERE)).num_sections,
+            virtual_nodes=EXAMPLES // MICROBATCH,
+            microbatch_size=MICROBATCH,
+            slots=tuple(Slot(vm_id="a", index=index) for index in range(SIZE)),
+            tensor_parallel=SIZE,
+            recompute=False,
+        )
+        hosts = {"a": Host(num_slots=SIZE)}
+        with Fleet(spec, "a", Path(folder) / "log", zygote, workdir=HERE, hosts=hosts) as fleet:
+            fleet.ready()
+            fleet.run(plan, fleet.initialise())
+            fleet.wait_for_step(WARM_UP)
+            pids = {pid for some in fleet.pids().values() for pid in some}
+            began_s = cpu_s(pids)
+            fleet.wait_for_step(STEPS)
+            spent_s = cpu_s(pids) - began_s
+            steps = (r for _, r in fleet.history if isinstance(r, messages.MinibatchCommitted))
+            times_s = [r.step_s for r in steps if r.step > WARM_UP]
+    return statistics.median(times_s), spent_s / (STEPS - WARM_UP)
+
+
+def by_hand() -> Times:
+    """Train in a loop of two processes."""
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        pipes = [context.Pipe() for _ in range(SIZE)]
+        ranks = [
+            context.Process(target=_rank, args=(rank, f"{folder}/store", pipes[rank][1]))
+            for rank in range(SIZE)
+        ]
+        for process, (_, theirs) in zip(ranks, pipes, strict=True):
+            process.start()
+            theirs.close()
+        found: list[Times] = [pipe.recv() for pipe, _ in pipes]
+        for process in ranks:
+            process.join()
+    return found[0][0], sum(spent_s for _, spent_s in found)
+
+
+def _rank(rank: int, store: str, answer: Connection) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=SIZE)
+    mesh = init_device_mesh("cpu", (SIZE,))
+    torch.manual_seed(0)
+    model = llama_job.model()
+    colwise, rowwise = (
+        ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"),
+        ("o_proj", "down_proj"),
+    )
+    for block in model.model.layers:
+        names = [name for name, _ in block.named_modules()]
+        plan: dict[str, ParallelStyle] = {
+            name: ColwiseParallel() for name in names if name.endswith(colwise)
+        }
+        plan |= {name: RowwiseParallel() for name in names if name.endswith(rowwise)}
+        parallelize_module(block, mesh, plan)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=False)
+    data = llama_job.Tokens()
+    times_s, began_cpu_s = [], 0.0
+    for step in range(STEPS):
+        if step == WARM_UP:
+            began_cpu_s = time.process_time()
+        began_s = time.monotonic()
+        weight = 0.0
+        for first in range(0, EXAMPLES, MICROBATCH):
+            at = step * EXAMPLES + first
+            batch = torch.stack([data[i] for i in range(at, at + MICROBATCH)])
+            total, count = llama_job.loss(model, batch)
+            total.backward()  # type: ignore[no-untyped-call]
+            weight += count
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.grad.div_(weight)
+        optimizer.step()
+        optimizer.zero_grad()
+        times_s.append(time.monotonic() - began_s)
+    spent_s = (time.process_time() - began_cpu_s) / (STEPS - WARM_UP)
+    answer.send((statistics.median(times_s[WARM_UP:]), spent_s))
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--turns", type=int, default=3)
+    chosen = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    with closing(Zygote()) as zygote:
+        turns = [(ours(zygote), by_hand()) for _ in range(chosen.turns)]
+    for name, rows in zip(
+        ("spottrain", "parallelize_module"), zip(*turns, strict=True), strict=True
+    ):
+        step_s, spent_s = (min(column) for column in zip(*rows, strict=True))
+        print(f"{name:18}  {step_s * 1e3:7.0f} ms a mini-batch  {spent_s * 1e3:7.0f} ms of CPU")
+
+
+if __name__ == "__main__":
+    main()

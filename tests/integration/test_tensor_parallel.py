@@ -1,0 +1,187 @@
+"""Ranks that divide the matrices of a stage: what one rank alone would train."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from tests.builders import a_plan
+from tests.faults import Action, environment_of
+from tests.integration.fleet import Fleet, FleetError, Host, Zygote
+from tests.integration.struck_runs import RUNTIMES, Runtime, job_spec
+
+from spottrain.pipeline.base.faults import Hook
+from spottrain.wire import messages
+from spottrain.wire.messages import JobSpec
+from spottrain.wire.model import Network, Plan, Reduction, Slot, StateHome
+
+STEPS = 4
+SECTIONS = {"gpt": 2, "qwen3": 2, "without_norms": 2}
+
+
+@dataclass(frozen=True)
+class Trained:
+    losses: list[float]
+    norms: list[float]
+    heldout: float
+    weights: dict[str, bytes]
+
+    def assert_close(self, other: Trained) -> None:
+        """Equal within round-off."""
+        assert self.losses == pytest.approx(other.losses, rel=1e-5)
+        assert self.norms == pytest.approx(other.norms, rel=1e-4)
+        assert self.heldout == pytest.approx(other.heldout, rel=1e-5)
+        assert self.weights.keys() == other.weights.keys()
+        for name, own in self.weights.items():
+            if "//" not in name:
+                a, b = (
+                    torch.frombuffer(bytearray(w), dtype=torch.float32)
+                    for w in (own, other.weights[name])
+                )
+                torch.testing.assert_close(a, b, rtol=0, atol=1e-4)
+
+
+def tensor_spec(folder: Path, name: str, reduction: Reduction = "fast") -> JobSpec:
+    return job_spec(folder, reduction, STEPS, entrypoint=f"tensor_jobs:{name}")
+
+
+def shape_plan(spec: JobSpec, shape: tuple[int, int, int], sections: int) -> Plan:
+    """A VM for each stage of each replica."""
+    depth, width, size = shape
+    slots = tuple(
+        Slot(vm_id=f"{stage}{replica}", index=index)
+        for replica in range(width)
+        for index in range(size)
+        for stage in range(depth)
+    )
+    return a_plan(
+        depth,
+        width,
+        num_sections=sections,
+        virtual_nodes=spec.minibatch_size // spec.microbatch_size,
+        microbatch_size=spec.microbatch_size,
+        slots=slots,
+        tensor_parallel=size,
+    )
+
+
+def train(
+    zygote: Zygote,
+    folder: Path,
+    name: str,
+    shape: tuple[int, int, int],
+    reduction: Reduction = "fast",
+    environment: Mapping[str, str] | None = None,
+    runtime: Runtime = RUNTIMES[0],
+) -> Trained:
+    folder.mkdir(exist_ok=True)
+    precision, network = runtime.precision, runtime.network
+    spec = replace(tensor_spec(folder, name, reduction), precision=precision, network=network)
+    plan = replace(
+        shape_plan(spec, shape, SECTIONS[name]), state=runtime.state, segments=runtime.segments
+    )
+    names = tuple(dict.fromkeys(slot.vm_id for slot in plan.slots))
+    hosts = {vm: Host(num_slots=shape[2], device=runtime.device) for vm in names}
+    with Fleet(spec, names, folder / "log", zygote, environment, hosts=hosts) as fleet:
+        fleet.ready()
+        smaller = shape_plan(spec, (1, 1, shape[2]), SECTIONS[name])
+        weights = fleet.train(
+            lambda left: plan if len(left) == len(names) else smaller, fleet.initialise()
+        )
+    return outcome_of(fleet, weights)
+
+
+def outcome_of(fleet: Fleet, weights: dict[str, bytes]) -> Trained:
+    committed = {r.step: r for _, r in fleet.history if isinstance(r, messages.MinibatchCommitted)}
+    (evaluated,) = (r.loss for _, r in fleet.history if isinstance(r, messages.Evaluated))
+    in_order = [committed[step] for step in sorted(committed)]
+    return Trained([r.loss for r in in_order], [r.grad_norm for r in in_order], evaluated, weights)
+
+
+@pytest.fixture(scope="module")
+def alone(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    return train(zygote, tmp_path_factory.mktemp("alone"), "gpt", (1, 1, 1))
+
+
+def test_ranks_of_two_stages_that_divide_their_matrices_train_what_one_rank_does(
+    zygote: Zygote, tmp_path: Path, alone: Trained
+) -> None:
+    train(zygote, tmp_path, "gpt", (2, 1, 2)).assert_close(alone)
+
+
+@pytest.mark.rotated
+@pytest.mark.parametrize("shape", [(1, 1, 2), (1, 2, 2), (2, 2, 2), (1, 1, 4)])
+def test_ranks_of_any_shape_train_what_one_rank_does(
+    zygote: Zygote, tmp_path: Path, alone: Trained, shape: tuple[int, int, int]
+) -> None:
+    train(zygote, tmp_path, "gpt", shape).assert_close(alone)
+
+
+@pytest.mark.rotated
+@pytest.mark.parametrize("shape", [(2, 1, 1), (1, 1, 2), (2, 1, 2)])
+def test_a_transformers_model_is_divided_by_its_own_plan(
+    zygote: Zygote, tmp_path: Path, shape: tuple[int, int, int]
+) -> None:
+    alone = train(zygote, tmp_path / "alone", "qwen3", (1, 1, 1))
+    train(zygote, tmp_path / "divided", "qwen3", shape).assert_close(alone)
+
+
+@pytest.mark.rotated
+def test_the_same_ranks_train_to_the_same_bits_through_any_other_shape_and_a_kill(
+    zygote: Zygote, tmp_path: Path
+) -> None:
+    undisturbed = train(zygote, tmp_path / "undisturbed", "gpt", (1, 1, 2), "exact")
+    for shape, action in (((2, 1, 2), Action.KILL_WORKER), ((1, 2, 2), Action.KILL_VM)):
+        folder = tmp_path / action
+        blow = {"hook": Hook.UPDATED, "rank": 3, "step": 2, "action": action}
+        script = [blow | {"mark": str(folder / "mark")}]
+        struck = train(zygote, folder, "gpt", shape, "exact", environment_of(script))
+        assert (folder / "mark").exists()
+        assert struck.weights == undisturbed.weights
+
+
+@pytest.mark.rotated
+@pytest.mark.parametrize("runtime", RUNTIMES[1:4:2], ids=str)
+def test_ranks_that_divide_round_as_one_alone_in_16_bits(
+    zygote: Zygote, tmp_path: Path, runtime: Runtime
+) -> None:
+    alone, divided = (
+        train(zygote, tmp_path / str(size), "gpt", (1, 1, size), "exact", runtime=runtime)
+        for size in (1, 2)
+    )
+    assert divided.losses == pytest.approx(alone.losses, rel=2e-3)
+
+
+@pytest.mark.rotated
+def test_a_plan_that_leaves_out_what_gets_a_part_is_refused(zygote: Zygote, tmp_path: Path) -> None:
+    with pytest.raises(FleetError, match=r"self_attn\.[qk]_norm.*replicated_with_grad_allreduce"):
+        train(zygote, tmp_path, "without_norms", (1, 1, 2))
+
+
+@pytest.mark.rotated
+@pytest.mark.parametrize(("network", "state"), [("nccl", "device"), ("gloo", "host")])
+def test_ranks_on_gpus_sum_there_or_in_their_vms_memory(
+    zygote: Zygote, tmp_path: Path, alone: Trained, network: Network, state: StateHome
+) -> None:
+    runtime = Runtime("tests.fakes.deferred:3", state, network=network)
+    train(zygote, tmp_path, "gpt", (2, 2, 2), runtime=runtime).assert_close(alone)
+
+
+@pytest.mark.rotated
+@pytest.mark.parametrize("sizes", [(1, 2), (2, 1)])
+def test_what_one_number_of_ranks_has_trained_another_goes_on_with(
+    zygote: Zygote, tmp_path: Path, alone: Trained, sizes: tuple[int, int]
+) -> None:
+    spec = tensor_spec(tmp_path, "gpt")
+    with Fleet(spec, ["00"], tmp_path / "log", zygote, hosts={"00": Host(num_slots=2)}) as fleet:
+        fleet.ready()
+        before, after = (shape_plan(spec, (1, 1, size), SECTIONS["gpt"]) for size in sizes)
+        fleet.run(before, fleet.initialise())
+        fleet.wait_for_step(1)
+        fleet.stop()
+        fleet.wait_for_end({"00"})
+        weights = fleet.train(lambda _: after, "")
+    outcome_of(fleet, weights).assert_close(alone)

@@ -1,0 +1,109 @@
+"""Plans whose stages are groups of slots."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.builders import (
+    a_profile,
+    microbatch_profile,
+    model_facts,
+    section_facts,
+    section_profile,
+)
+
+from spottrain.morphing.memory.memory import rank_bytes
+from spottrain.morphing.plan.choose import choose_plan
+from spottrain.morphing.plan.inputs import PlanInputs
+from spottrain.morphing.plan.placement import Device
+from spottrain.wire.model import Plan, Slot
+
+MIB = 2**20
+
+
+def inputs(vms: dict[str, int], size: int, share: float = 1.0, sums: int = 0) -> PlanInputs:
+    """Four sections of 10 ms, on VMs of so many slots."""
+    facts = [
+        replace(
+            section_facts(k, param_bytes=MIB, activation_bytes=MIB // 4),
+            divided_share=share,
+            divided_sums=sums,
+        )
+        for k in range(4)
+    ]
+    sections = [section_profile(k, forward_s=0.010, output_bytes=MIB) for k in range(4)]
+    return PlanInputs(
+        facts=model_facts(facts),
+        profile=a_profile(microbatch_profile(sections, 4), written=True),
+        slots=tuple(
+            Device(slot=Slot(vm_id=vm, index=index), memory_bytes=2**40, speed=1.0)
+            for vm, count in vms.items()
+            for index in range(count)
+        ),
+        minibatch_size=64,
+        microbatch_size=4,
+        reduction="fast",
+        tensor_parallel=size,
+    )
+
+
+def plan_of(case: PlanInputs) -> Plan:
+    plan = choose_plan(case).plan
+    assert plan is not None
+    return plan
+
+
+@given(st.lists(st.integers(1, 8), min_size=1, max_size=4), st.sampled_from([2, 4]))
+def test_the_slots_that_divide_a_stage_are_in_one_vm_and_stay_together(
+    counts: list[int], size: int
+) -> None:
+    vms = {f"vm{number}": count for number, count in enumerate(counts)}
+    case = inputs(vms, size)
+    groups = sum(count // size for count in counts)
+    choice = choose_plan(case)
+
+    if not groups:
+        assert choice.plan is None
+        return
+    plan = choice.plan
+    assert plan is not None
+    assert plan.devices_per_stage_replica == size
+    assert plan.pipeline_depth * plan.data_parallel_width <= groups
+    together = Counter(plan.tensor_ranks(rank) for rank in range(len(plan.slots)))
+    assert set(together.values()) == {size}
+    assert sorted(rank for ranks in together for rank in ranks) == [*range(len(plan.slots))]
+    assert choice.candidates[0].unused_slots == sum(counts) - len(plan.slots)
+    assert len(rank_bytes(case.facts, case.profile, plan, "fast")) == len(plan.slots)
+    # The same VMs again: nothing moves.
+    assert plan_of(replace(case, previous=plan)).slots == plan.slots
+
+
+def test_vms_with_fewer_slots_are_refused_in_a_line() -> None:
+    why_not = choose_plan(inputs({"a": 2, "b": 3}, 4)).why_not
+
+    assert why_not.startswith("runtime.tensor_parallel takes 4 slots of one VM: got VMs of 3")
+
+
+def test_what_is_divided_takes_a_part_of_its_time_and_sums_are_added() -> None:
+    alone = plan_of(inputs({"a": 1}, 1)).predicted_step_s
+
+    whole, half, summing = (
+        plan_of(inputs({"a": 2}, 2, share, sums)).predicted_step_s
+        for share, sums in ((0.0, 0), (1.0, 0), (1.0, 1))
+    )
+    assert half < summing < whole
+    assert abs(whole - alone) < 0.1 * alone
+    assert abs(half - alone / 2) < 0.1 * alone
+
+
+def test_no_plan_that_divides_matrices_is_interleaved() -> None:
+    case = inputs({"a": 4, "b": 4}, 2)
+
+    whole, divided = (
+        {one.schedule for one in choose_plan(replace(case, tensor_parallel=size)).candidates}
+        for size in (1, 2)
+    )
+    assert whole - divided == {"interleaved"}

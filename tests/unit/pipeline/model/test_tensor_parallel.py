@@ -1,0 +1,136 @@
+"""Which modules ranks divide, and what is refused before anything is rented."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.integration.tensor_jobs import PLAN, Gpt, gpt, qwen3, qwen3_model
+from torch import nn
+
+from spottrain.errors import UserCodeError
+from spottrain.pipeline.model.checks.rehearsal import rehearse_divided
+from spottrain.pipeline.model.inspect import model_facts
+from spottrain.pipeline.model.job import TensorStyle, TrainingJob
+from spottrain.pipeline.model.tensor_parallel import Shards, find_styles
+from spottrain.pipeline.model.tracer import trace
+
+
+def test_a_plan_divides_the_modules_that_its_patterns_match() -> None:
+    layout = trace(gpt())
+
+    assert layout.undivided == ""
+    assert layout.tensor_styles == {
+        name.replace("*", str(block)): style for name, style in PLAN.items() for block in (0, 1)
+    }
+    first, last = model_facts(gpt(), layout).sections
+    assert (first.divided_share, first.divided_sums) == (1.0, 2)
+    # A block has 12 matrices of 16 x 16, the head is one of 32 x 16 and whole.
+    assert (last.divided_share, last.divided_sums) == (12 / 14, 2)
+
+
+def test_a_transformers_model_is_divided_as_it_says_itself() -> None:
+    model = qwen3_model()
+
+    styles = find_styles(model, None, ())
+
+    assert styles["lm_head"] == "colwise_gather_output"
+    assert styles["model.layers.0.self_attn.q_norm"] == "replicated_with_grad_allreduce"
+    assert "model.embed_tokens" not in styles
+    wrapped = nn.ModuleDict({"inner": model})
+    assert find_styles(wrapped, None, ()) == {f"inner.{name}": s for name, s in styles.items()}
+
+
+def test_a_head_that_is_tied_to_the_embedding_stays_whole() -> None:
+    model = qwen3_model()
+    model.lm_head.weight = model.model.embed_tokens.weight
+
+    assert "lm_head" not in find_styles(model, None, ())
+
+
+def test_a_transformers_model_of_unknown_styles_trains_on_whole_matrices_alone() -> None:
+    def odd() -> nn.Module:
+        model = qwen3_model()
+        model._tp_plan["model.layers.*.mlp.up_proj"] = "packed_colwise"
+        assert isinstance(model, nn.Module)
+        return model
+
+    job = replace(qwen3(), model=odd)
+    layout = trace(job)
+
+    assert layout.tensor_styles == {}
+    with pytest.raises(UserCodeError, match=r"must be 1 for this model.*packed_colwise"):
+        rehearse_divided(job, layout, 2)
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        ({"blocks.*.middle": "colwise"}, r"got blocks\.\*\.middle, which none is called"),
+        ({"blocks.*.norm": "colwise"}, r"got blocks\.0\.norm, a LayerNorm"),
+        ({"blocks.*.up": "sideways"}, "got sideways for"),
+        ({"embedding": "colwise"}, "whose weights are tied: got embedding"),
+    ],
+)
+def test_a_plan_of_ones_own_is_refused_in_a_line(
+    plan: dict[str, TensorStyle], message: str
+) -> None:
+    with pytest.raises(UserCodeError, match=message):
+        trace(replace(gpt(), tensor_plan=plan))
+
+
+def whole() -> TrainingJob:
+    return replace(gpt(), tensor_plan=None)
+
+
+def compiled() -> TrainingJob:
+    def model() -> nn.Module:
+        made = gpt().model()
+        assert isinstance(made, Gpt)
+        made.blocks[0].compile()
+        return made
+
+    return replace(gpt(), model=model)
+
+
+@pytest.mark.parametrize(
+    ("job", "size", "message"),
+    [
+        (whole, 2, "must be 1 for this model: got 2; the model has no tensor_plan"),
+        (gpt, 3, r"must divide the matrices of the model: got 3, and blocks\.0\.\S+ has 16"),
+        (gpt, 8, "a rank with one of 8 parts cannot run the model"),
+        (qwen3, 4, "4 must divide its heads"),
+        (compiled, 2, "for a compiled model: got 2, and blocks.0 is"),
+    ],
+)
+def test_a_number_of_ranks_that_a_model_cannot_have_is_refused(
+    job: object, size: int, message: str
+) -> None:
+    assert callable(job)
+    one = job()
+    with pytest.raises(UserCodeError, match=message):
+        rehearse_divided(one, trace(one), size)
+
+
+@pytest.mark.parametrize("job", [gpt, qwen3])
+def test_a_rank_with_a_part_can_be_rehearsed(job: object) -> None:
+    assert callable(job)
+    rehearse_divided(job(), trace(job()), 2)
+
+
+@given(
+    st.sampled_from([1, 2, 4, 8]),
+    st.sampled_from(["colwise", "colwise_gather_output", "rowwise"]),
+)
+def test_parts_are_views_that_make_up_the_whole(size: int, style: TensorStyle) -> None:
+    weight, bias = torch.zeros(16, 24), torch.zeros(16)
+    for index in range(size):
+        shards = Shards({"up": style}, size, index)
+        shards.part_of("up.weight", weight).add_(1)
+        shards.part_of("up.bias", bias).add_(1)
+        assert shards.is_repeated("norm.weight")
+    assert torch.equal(weight, torch.ones_like(weight))
+    assert torch.equal(bias, torch.full_like(bias, size if style == "rowwise" else 1))
