@@ -204,8 +204,7 @@ def expected_busy_s(
         rank: In the plan.
         microbatches: Forwards, and backwards.
     """
-    replica, stage = divmod(rank, plan.pipeline_depth)
-    size = plan.microbatch_size_of(replica)
+    stage, size = rank % plan.pipeline_depth, plan.microbatch_size_of(plan.replica_of(rank))
     measured, beside = profile.sections_at(size), profile.overheads_at(size)
     sections = [measured[k] for k in plan.sections_of(stage) if k < len(measured)]
     once_s = math.fsum(one.forward_s + one.backward_s for one in sections)
