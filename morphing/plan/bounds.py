@@ -27,6 +27,7 @@ from spottrain.morphing.simulate.reducing import (
     CONCURRENT_ALL_REDUCES,
     LOSS_TENSORS,
     SENT_PER_BYTE,
+    Hop,
     fastest_hop,
 )
 from spottrain.wire.model import (
@@ -250,6 +251,7 @@ def min_steps_s(
     update_s: float,
     profile: Profile,
     reduction: Reduction,
+    most_slots: int,
     finish_s: Array | None = None,
     shared_s: Array | None = None,
 ) -> Array:
@@ -265,6 +267,7 @@ def min_steps_s(
         update_s: Minimum time of the slowest update.
         profile: Has the rings.
         reduction: How gradients are summed up.
+        most_slots: Of one VM: sums of more replicas leave it.
         finish_s: When the first stage has drained at the earliest, as far as that is
             known, see ``min_finish_s``.
         shared_s: For each width, the time of all tasks on the cores that devices share;
@@ -281,13 +284,18 @@ def min_steps_s(
     if in_flight_bound is not None:
         turns = np.ceil(many / np.minimum(in_flight_bound, many))
         drained = np.maximum(drained, pipe.arrival_s + turns * pipe.round_trip_s)
-    reduce_s = _reduce_s(pipe, profile, widths[:, None], stage_bytes, reduction)
+    ranks = widths[:, None]
+    reduce_s = np.where(
+        ranks > most_slots,
+        _reduce_s(pipe, fastest_hop(profile, leaves_vms=True), ranks, stage_bytes, reduction),
+        _reduce_s(pipe, fastest_hop(profile), ranks, stage_bytes, reduction),
+    )
     prepared = (drained + reduce_s).max(axis=1)
     if shared_s is not None:
         prepared = np.maximum(prepared, shared_s)
     latency_s = pipe.link.latency_s
-    ranks: list[int] = (widths * pipe.depth).tolist()
-    gather_s = [(n - 1).bit_length() * latency_s for n in ranks]
+    all_ranks: list[int] = (widths * pipe.depth).tolist()
+    gather_s = [(n - 1).bit_length() * latency_s for n in all_ranks]
     # The simulator counts in whole nanoseconds.
     rounded_s = NANOSECOND * (3 * counts + 8 * pipe.depth)
     least: Array = prepared + np.array(gather_s) + update_s - rounded_s
@@ -296,13 +304,13 @@ def min_steps_s(
 
 def _reduce_s(
     pipe: Pipe,
-    profile: Profile,
+    hop: Hop,
     widths: NDArray[np.int64],
     stage_bytes: Array,
     reduction: Reduction,
 ) -> Array:
     """Return the minimum time of reducing, for each width (a column) and each stage."""
-    hop, sent_bytes = fastest_hop(profile), SENT_PER_BYTE[reduction] * stage_bytes
+    sent_bytes = SENT_PER_BYTE[reduction] * stage_bytes
     turns = np.ceil((pipe.sections + LOSS_TENSORS) / CONCURRENT_ALL_REDUCES)
     each_s = turns * hop.latency_s + sent_bytes / widths * hop.s_per_byte
     in_rings: Array = (widths - 1) * each_s

@@ -178,6 +178,7 @@ class Cuts:
                 ),
                 profile=self.inputs.profile,
                 reduction=self.inputs.reduction,
+                most_slots=self.fleet.most_slots,
                 finish_s=finish_s,
                 shared_s=self._shared_s(pipe, ring, merged),
             )

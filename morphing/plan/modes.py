@@ -147,7 +147,12 @@ class DeviceFleet:
     @property
     def alone(self) -> bool:
         """True if every VM has one device only."""
-        return set(self._sizes) <= {1}
+        return self.most_slots <= 1
+
+    @property
+    def most_slots(self) -> int:
+        """Devices of the largest VM."""
+        return max(self._sizes, default=0)
 
     def copies(self, depth: int, width: int) -> int:
         """Return how many VMs can hold each stage of a plan: one per replica, or 1 where some

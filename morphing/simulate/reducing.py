@@ -79,19 +79,24 @@ def hop_of(
     return Hop(hop.latency_s, hop.s_per_byte * rings / nearest.rings)
 
 
-def fastest_hop(profile: Profile) -> Hop:
-    """Return a hop at least as fast as that of any ring of any plan."""
+def fastest_hop(profile: Profile, *, leaves_vms: bool = False) -> Hop:
+    """Return a hop at least as fast as that of any ring of any plan.
+
+    Args:
+        leaves_vms: Only of rings over several VMs.
+    """
+    kinds = {True: profile.between_vms}
+    if not leaves_vms:
+        kinds[False] = profile.within_vm
     hops = [
         _hop_over(link)
-        for between_vms, link in (
-            (False, profile.within_vm),
-            (True, profile.between_vms),
-        )
+        for between_vms, link in kinds.items()
         if all(ring.between_vms != between_vms for ring in profile.rings)
     ]
     for ring in profile.rings:
-        hop = _measured_hop(ring)
-        hops.append(Hop(hop.latency_s, hop.s_per_byte / ring.rings))
+        if ring.between_vms in kinds:
+            hop = _measured_hop(ring)
+            hops.append(Hop(hop.latency_s, hop.s_per_byte / ring.rings))
     return Hop(min(hop.latency_s for hop in hops), min(hop.s_per_byte for hop in hops))
 
 

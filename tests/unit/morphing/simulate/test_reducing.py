@@ -91,9 +91,9 @@ def test_no_ring_beats_the_fastest_hop(
 ) -> None:
     profile = with_rings(*known)
     hop = hop_of(profile, ranks, between_vms, count, there)
-    least = fastest_hop(profile)
-    assert least.latency_s <= hop.latency_s
-    assert least.s_per_byte <= hop.s_per_byte * (1 + 1e-9)
+    for least in (fastest_hop(profile), fastest_hop(profile, leaves_vms=between_vms)):
+        assert least.latency_s <= hop.latency_s
+        assert least.s_per_byte <= hop.s_per_byte * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(("ranks", "rounds"), [(1, 0), (2, 1), (3, 2), (8, 3), (24, 5)])
