@@ -82,6 +82,8 @@ class WorkerTerms:
     """Micro-batches that loader processes have ready, and these processes, in training."""
     heldout_loader_bytes: int = 0
     """The same in an evaluation."""
+    heldout_factor: float = HELDOUT_FACTOR
+    """Examples of a micro-batch in an evaluation, over those in training."""
 
     @staticmethod
     def of(
@@ -91,19 +93,25 @@ class WorkerTerms:
         reduction: Reduction,
         compute: Compute,
         state: StateHome,
+        nodes: int = 1,
     ) -> WorkerTerms:
-        """Return the terms of workers that ``profile`` is about."""
+        """Return the terms of workers that ``profile`` is about.
+
+        Their micro-batches have so many virtual nodes, in evaluations as if it were one.
+        """
+        factor = HELDOUT_FACTOR / nodes
         return WorkerTerms(
             reduction=reduction,
             compute=compute,
             state=state,
             context_bytes=profile.context_bytes,
             loader_bytes=loader_bytes(profile, microbatch_size),
-            heldout_loader_bytes=loader_bytes(profile, microbatch_size, HELDOUT_FACTOR),
+            heldout_loader_bytes=loader_bytes(profile, microbatch_size, factor),
+            heldout_factor=factor,
         )
 
 
-def loader_bytes(profile: Profile, microbatch_size: int, factor: int = 1) -> int:
+def loader_bytes(profile: Profile, microbatch_size: int, factor: float = 1) -> int:
     """Return what the loader processes of a worker take of its VM's memory.
 
     That is, as many micro-batches as they may be ahead, and what each takes itself.
@@ -117,7 +125,7 @@ def loader_bytes(profile: Profile, microbatch_size: int, factor: int = 1) -> int
     if not loaders:
         return 0
     sections = profile.sections_at(microbatch_size)
-    batch = factor * max(section.batch_bytes for section in sections)
+    batch = int(factor * max(section.batch_bytes for section in sections))
     own = LOADER_BYTES + LOADER_COPIES * batch
     return loaders * own + profile.loader.ahead * batch
 
@@ -275,7 +283,7 @@ def stage_bytes(
     training = _peak(chunks, load, _converted_bytes(own, terms) if exact else 0)
     evaluation, heldout_loader = 0, 0
     if facts.heldout_len:
-        evaluation, heldout_loader = _evaluation(chunks), terms.heldout_loader_bytes
+        evaluation, heldout_loader = _evaluation(chunks, terms), terms.heldout_loader_bytes
     on_gpu = terms.compute.on_gpu
     whole = StageMemory(
         parameters_bytes=sum(s.param_bytes for s in own),
@@ -453,12 +461,12 @@ def _pending(chunks: Sequence[Chunk], load: StageLoad) -> int:
     return max(0, sent - graphs) * outputs + (PENDING_SENDS - sent) * inputs
 
 
-def _evaluation(chunks: Sequence[Chunk]) -> int:
+def _evaluation(chunks: Sequence[Chunk], terms: WorkerTerms) -> int:
     one = max(
         HELDOUT_INPUTS * chunk.input + HELDOUT_SENDS * chunk.output + chunk.batch + chunk.alone
         for chunk in chunks
     )
-    return HELDOUT_FACTOR * one
+    return int(terms.heldout_factor * one)
 
 
 def _snapshot(facts: ModelFacts, runs: Iterable[range], width: int, replica: int | None) -> int:
@@ -515,7 +523,12 @@ def rank_bytes(
                 plan.runs_of(p),
                 load,
                 WorkerTerms.of(
-                    device, size, reduction=reduction, compute=compute, state=plan.state
+                    device,
+                    size,
+                    reduction=reduction,
+                    compute=compute,
+                    state=plan.state,
+                    nodes=size // plan.microbatch_size,
                 ),
                 segments=plan.segments,
                 width=plan.num_rows,
@@ -526,18 +539,3 @@ def rank_bytes(
             )
         ]
     return tuple(ranks)
-
-
-def plan_bytes(
-    facts: ModelFacts,
-    profile: Profile,
-    plan: Plan,
-    reduction: Reduction,
-    compute: Compute = CPU,
-) -> tuple[StageMemory, ...]:
-    """Return the peak memory of the largest worker of each stage of ``plan``."""
-    ranks = rank_bytes(facts, profile, plan, reduction, compute)
-    return tuple(
-        max(ranks[p :: plan.pipeline_depth], key=lambda memory: memory.needed)
-        for p in range(plan.pipeline_depth)
-    )

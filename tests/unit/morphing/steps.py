@@ -17,11 +17,10 @@ from tests.builders import (
     slots_of,
 )
 
+from spottrain.morphing.memory.memory import StageMemory, rank_bytes
 from spottrain.morphing.plan.partition import spread
-from spottrain.wire.model import (
-    Plan,
-    Profile,
-)
+from spottrain.morphing.simulate.compute import CPU, Compute
+from spottrain.wire.model import ModelFacts, Plan, Profile, Reduction
 
 LATENCY_S, BYTES_PER_S = 0.25, 1000.0
 FACTS = model_facts(
@@ -61,3 +60,18 @@ def plan(
         "chunks": chunks,
     }
     return a_plan(depth, width, **{**even, **changes})
+
+
+def plan_bytes(
+    facts: ModelFacts,
+    profile: Profile,
+    plan: Plan,
+    reduction: Reduction,
+    compute: Compute = CPU,
+) -> tuple[StageMemory, ...]:
+    """Return the peak memory of the largest worker of each stage of ``plan``."""
+    ranks = rank_bytes(facts, profile, plan, reduction, compute)
+    return tuple(
+        max(ranks[p :: plan.pipeline_depth], key=lambda memory: memory.needed)
+        for p in range(plan.pipeline_depth)
+    )

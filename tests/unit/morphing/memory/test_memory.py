@@ -15,6 +15,7 @@ from tests.builders import (
     section_facts,
     section_profile,
 )
+from tests.unit.morphing.steps import plan_bytes
 
 from spottrain.morphing.memory.loads import StageLoad
 from spottrain.morphing.memory.memory import (
@@ -32,7 +33,6 @@ from spottrain.morphing.memory.memory import (
     StageMemory,
     WorkerTerms,
     loader_bytes,
-    plan_bytes,
     rank_bytes,
     stage_bytes,
 )

@@ -7,9 +7,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.morphing.plan.test_choose import inputs
+from tests.unit.morphing.steps import plan_bytes
 
 from spottrain.morphing.memory.loads import stage_loads
-from spottrain.morphing.memory.memory import plan_bytes
 from spottrain.morphing.plan.choose import choose_plan
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.layouts import Layouts, PlanLayout

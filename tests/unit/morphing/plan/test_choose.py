@@ -14,8 +14,8 @@ from tests.builders import (
     section_profile,
 )
 from tests.tiers import costly
+from tests.unit.morphing.steps import plan_bytes
 
-from spottrain.morphing.memory.memory import plan_bytes
 from spottrain.morphing.plan.candidates import Candidate
 from spottrain.morphing.plan.choose import (
     MEASURED,

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from scripts.published_profiles import MODELS, ON_NVLINK, Published, workload_of
+from tests.unit.morphing.steps import plan_bytes
 
 from spottrain.codec import decode, encode
-from spottrain.morphing.memory.memory import plan_bytes
 from spottrain.morphing.plan.choose import Choice, choose_plan
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.workload import Workload
