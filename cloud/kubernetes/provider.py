@@ -57,7 +57,7 @@ CLOUD = "kubernetes"
 _LOOK_S = 0.5
 _ASK_AGAIN_S = 30.0
 """Time between two questions for a launch that waits for nodes."""
-_END_S = 300.0
+_GONE_S = 300.0
 """How long pods may take to be gone."""
 _LOGS_S = 10.0
 """Time limit for fetching the logs of VMs that are terminated."""
@@ -97,6 +97,8 @@ class KubernetesProvider(port.CloudProvider):
     name = CLOUD
     start_s = 60.0
     """How long a launch waits for its pods to run; then it says that they are queued."""
+    end_s = 60.0
+    """How long nodes may take to confirm that pods have ended."""
 
     def __init__(
         self,
@@ -214,6 +216,7 @@ class KubernetesProvider(port.CloudProvider):
     def serve(self, manager_url: str) -> None:
         """Carry agents' calls to the manager from now on; see ``CloudProvider``."""
         self._manager = address_of(manager_url)
+        self._announced.clear()
         if is_inside() and not self._own_address:
             self._own_address = _own_address()
         if self._own_address and (self._relay is None or self._relay[0] != self._manager):
@@ -253,14 +256,19 @@ class KubernetesProvider(port.CloudProvider):
         return tuple(map(self._vm, self._list(None)))
 
     def release(self, job: str) -> None:
-        """Remove the job's pods, also those that have ended; return when all are gone."""
-        end_s = time.monotonic() + _END_S
-        deleted: set[str] = set()
+        """Remove the job's pods, also those that have ended; return when all are gone.
+
+        Nodes that are lost confirm no end: what has not ended in time is removed without.
+        """
+        began_s = time.monotonic()
+        asked: dict[str, int] = {}
         while left := {pod.name for pod in self._list(self._uid) if pod.tags[tags.JOB] == job}:
-            for name in left - deleted:
-                self._clients.delete(name, pods.NOW_S)
-            deleted |= left
-            if time.monotonic() > end_s:
+            grace_s = pods.NOW_S if time.monotonic() - began_s < self.end_s else 0
+            for name in left:
+                if asked.get(name) != grace_s:
+                    asked[name] = grace_s
+                    self._clients.delete(name, grace_s)
+            if time.monotonic() - began_s > _GONE_S:
                 raise CloudError(f"kubernetes: {counted(len(left), 'pod')} of {job} still end")
             time.sleep(_LOOK_S)
 
@@ -283,8 +291,9 @@ class KubernetesProvider(port.CloudProvider):
     def _create(self, request: port.LaunchRequest, names: Sequence[str]) -> None:
         """Create the pods of a launch that were not yet, as far as quotas allow."""
         unstarted_s = _UNSTARTED_S + self._payload.limit_s
+        known = self._created.union(pod.name for pod in self._list(self._uid))
         for name in names:
-            if name in self._created:
+            if name in known:
                 continue
             pod = pods.manifest(
                 self._settings, name, request, self._uid, self.principal(), unstarted_s
@@ -292,7 +301,7 @@ class KubernetesProvider(port.CloudProvider):
             try:
                 self._clients.create(pod)
             except QuotaExceededError as error:
-                if name == names[0]:
+                if known.isdisjoint(names) and name == names[0]:
                     raise
                 logger.info("%s", error)
                 return
