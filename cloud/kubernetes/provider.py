@@ -9,6 +9,7 @@ than the manager looks away, and there is no watch that expires.
 from __future__ import annotations
 
 import logging
+import math
 import re
 import socket
 import threading
@@ -133,6 +134,9 @@ class KubernetesProvider(port.CloudProvider):
         """The VMs whose nodes will be taken away, and which know."""
         self._nodes: tuple[float, dict[str, pods.ClusterNode] | None] = 0.0, {}
         """By name, and when they were asked for; None: we may not."""
+        self._recently: tuple[float, list[pods.Pod]] = -math.inf, []
+        """The job's pods, and when they were asked for (monotonic)."""
+        self._recent_lock = threading.Lock()
         self._closed = threading.Event()
         self._ended = EndedVms(lambda _: (), self._gone, time.monotonic)
 
@@ -288,6 +292,13 @@ class KubernetesProvider(port.CloudProvider):
         """Return the pods of a job; None: of all jobs."""
         return pods.parse_pods(self._clients.pods(pods.selector(uid)), time.time())
 
+    def _recent(self) -> list[pods.Pod]:
+        """Return the job's pods, as of a moment ago: many starts ask at the same time."""
+        with self._recent_lock:
+            if time.monotonic() - self._recently[0] > _LOOK_S:
+                self._recently = time.monotonic(), self._list(self._uid)
+            return self._recently[1]
+
     def _create(self, request: port.LaunchRequest, names: Sequence[str]) -> None:
         """Create the pods of a launch that were not yet, as far as quotas allow."""
         unstarted_s = _UNSTARTED_S + self._payload.limit_s
@@ -369,6 +380,8 @@ class KubernetesProvider(port.CloudProvider):
                 nodes = {node.name: node for node in pods.parse_nodes(self._clients.nodes(wanted))}
             except AuthError:
                 nodes = None
+            except CloudError as error:
+                logger.info("nodes are not known anew: %s", error)
             self._nodes = time.monotonic(), nodes
         return nodes or {}
 
@@ -405,6 +418,9 @@ class KubernetesProvider(port.CloudProvider):
                 logger.info("%s: its node %s will be taken away", pod.name, pod.node)
         except CloudError as error:
             logger.debug("%s", error)
+        finally:
+            if pod.vm_id not in self._starts:
+                link.hang_up()
 
     # --- Agents -----------------------------------------------------------------------
 
@@ -433,7 +449,7 @@ class KubernetesProvider(port.CloudProvider):
         """
         running_s: float | None = None
         while not self._closed.is_set():
-            pod = next((pod for pod in self._list(self._uid) if pod.vm_id == vm_id), None)
+            pod = next((pod for pod in self._recent() if pod.vm_id == vm_id), None)
             if pod is None or pod.state in _OVER:
                 why = f": {pod.why}" if pod and pod.why else ""
                 raise VmNotFoundError(f"VM {vm_id} {'has ended' if pod else 'is unknown'}{why}")
