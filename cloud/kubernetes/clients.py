@@ -128,9 +128,9 @@ class Clients:
 
         forwarded = self._call(ask)
         carrier = forwarded.websocket.sock
-        forwarded.websocket.settimeout(None)
-        if carrier is not None and hasattr(socket, "TCP_USER_TIMEOUT"):
-            with contextlib.suppress(OSError):  # it may be closed already
+        with contextlib.suppress(OSError):  # it may be closed already
+            forwarded.websocket.settimeout(None)
+            if carrier is not None and hasattr(socket, "TCP_USER_TIMEOUT"):
                 carrier.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                 carrier.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * _SILENT_S)
         connection: socket.socket = forwarded.socket(port)

@@ -87,9 +87,13 @@ class PodLink:
             CloudError: the pod cannot be reached.
         """
         with self._lock:
-            if self._session is None or not self._session.alive:
-                self._session = PodSession(self.host, self._dial())
-            return self._session
+            session = self._session
+            if session is None or not session.alive:
+                session = self._session = PodSession(self.host, self._dial())
+            if self._closed.is_set():
+                session.close()
+                raise UnreachableHostError(f"{self.host.place}: its link is closed")
+            return session
 
     def status(self) -> tuple[dict[str, Any] | None, str]:
         """Return the claim on the pod and its state; see ``HostAgent.status``."""

@@ -320,8 +320,8 @@ def _why(state: VmState, status: Json, waiting: Json, ended: Json) -> str:
         return _line(": ".join(filter(None, map(waiting.get, ("reason", "message")))))
     disruption = _condition(status, "DisruptionTarget")
     if disruption.get("status") == "True":
-        reason = disruption.get("reason", "")
-        return _DISRUPTIONS.get(reason, reason) if state is not VmState.RUNNING else ""
+        cause: str = disruption.get("reason", "")
+        return _DISRUPTIONS.get(cause, cause) if state is not VmState.RUNNING else ""
     if state is VmState.RUNNING:
         return ""
     if ended.get("reason") == "OOMKilled":

@@ -9,6 +9,7 @@ than the manager looks away, and there is no watch that expires.
 from __future__ import annotations
 
 import logging
+import math
 import re
 import socket
 import threading
@@ -57,7 +58,7 @@ CLOUD = "kubernetes"
 _LOOK_S = 0.5
 _ASK_AGAIN_S = 30.0
 """Time between two questions for a launch that waits for nodes."""
-_END_S = 300.0
+_GONE_S = 300.0
 """How long pods may take to be gone."""
 _LOGS_S = 10.0
 """Time limit for fetching the logs of VMs that are terminated."""
@@ -97,6 +98,8 @@ class KubernetesProvider(port.CloudProvider):
     name = CLOUD
     start_s = 60.0
     """How long a launch waits for its pods to run; then it says that they are queued."""
+    end_s = 60.0
+    """How long nodes may take to confirm that pods have ended."""
 
     def __init__(
         self,
@@ -131,6 +134,9 @@ class KubernetesProvider(port.CloudProvider):
         """The VMs whose nodes will be taken away, and which know."""
         self._nodes: tuple[float, dict[str, pods.ClusterNode] | None] = 0.0, {}
         """By name, and when they were asked for; None: we may not."""
+        self._recently: tuple[float, list[pods.Pod]] = -math.inf, []
+        """The job's pods, and when they were asked for (monotonic)."""
+        self._recent_lock = threading.Lock()
         self._closed = threading.Event()
         self._ended = EndedVms(lambda _: (), self._gone, time.monotonic)
 
@@ -214,6 +220,7 @@ class KubernetesProvider(port.CloudProvider):
     def serve(self, manager_url: str) -> None:
         """Carry agents' calls to the manager from now on; see ``CloudProvider``."""
         self._manager = address_of(manager_url)
+        self._announced.clear()
         if is_inside() and not self._own_address:
             self._own_address = _own_address()
         if self._own_address and (self._relay is None or self._relay[0] != self._manager):
@@ -253,14 +260,19 @@ class KubernetesProvider(port.CloudProvider):
         return tuple(map(self._vm, self._list(None)))
 
     def release(self, job: str) -> None:
-        """Remove the job's pods, also those that have ended; return when all are gone."""
-        end_s = time.monotonic() + _END_S
-        deleted: set[str] = set()
+        """Remove the job's pods, also those that have ended; return when all are gone.
+
+        Nodes that are lost confirm no end: what has not ended in time is removed without.
+        """
+        began_s = time.monotonic()
+        asked: dict[str, int] = {}
         while left := {pod.name for pod in self._list(self._uid) if pod.tags[tags.JOB] == job}:
-            for name in left - deleted:
-                self._clients.delete(name, pods.NOW_S)
-            deleted |= left
-            if time.monotonic() > end_s:
+            grace_s = pods.NOW_S if time.monotonic() - began_s < self.end_s else 0
+            for name in left:
+                if asked.get(name) != grace_s:
+                    asked[name] = grace_s
+                    self._clients.delete(name, grace_s)
+            if time.monotonic() - began_s > _GONE_S:
                 raise CloudError(f"kubernetes: {counted(len(left), 'pod')} of {job} still end")
             time.sleep(_LOOK_S)
 
@@ -280,11 +292,19 @@ class KubernetesProvider(port.CloudProvider):
         """Return the pods of a job; None: of all jobs."""
         return pods.parse_pods(self._clients.pods(pods.selector(uid)), time.time())
 
+    def _recent(self) -> list[pods.Pod]:
+        """Return the job's pods, as of a moment ago: many starts ask at the same time."""
+        with self._recent_lock:
+            if time.monotonic() - self._recently[0] > _LOOK_S:
+                self._recently = time.monotonic(), self._list(self._uid)
+            return self._recently[1]
+
     def _create(self, request: port.LaunchRequest, names: Sequence[str]) -> None:
         """Create the pods of a launch that were not yet, as far as quotas allow."""
         unstarted_s = _UNSTARTED_S + self._payload.limit_s
+        known = self._created.union(pod.name for pod in self._list(self._uid))
         for name in names:
-            if name in self._created:
+            if name in known:
                 continue
             pod = pods.manifest(
                 self._settings, name, request, self._uid, self.principal(), unstarted_s
@@ -292,7 +312,7 @@ class KubernetesProvider(port.CloudProvider):
             try:
                 self._clients.create(pod)
             except QuotaExceededError as error:
-                if name == names[0]:
+                if known.isdisjoint(names) and name == names[0]:
                     raise
                 logger.info("%s", error)
                 return
@@ -360,6 +380,8 @@ class KubernetesProvider(port.CloudProvider):
                 nodes = {node.name: node for node in pods.parse_nodes(self._clients.nodes(wanted))}
             except AuthError:
                 nodes = None
+            except CloudError as error:
+                logger.info("nodes are not known anew: %s", error)
             self._nodes = time.monotonic(), nodes
         return nodes or {}
 
@@ -396,6 +418,9 @@ class KubernetesProvider(port.CloudProvider):
                 logger.info("%s: its node %s will be taken away", pod.name, pod.node)
         except CloudError as error:
             logger.debug("%s", error)
+        finally:
+            if pod.vm_id not in self._starts:
+                link.hang_up()
 
     # --- Agents -----------------------------------------------------------------------
 
@@ -424,7 +449,7 @@ class KubernetesProvider(port.CloudProvider):
         """
         running_s: float | None = None
         while not self._closed.is_set():
-            pod = next((pod for pod in self._list(self._uid) if pod.vm_id == vm_id), None)
+            pod = next((pod for pod in self._recent() if pod.vm_id == vm_id), None)
             if pod is None or pod.state in _OVER:
                 why = f": {pod.why}" if pod and pod.why else ""
                 raise VmNotFoundError(f"VM {vm_id} {'has ended' if pod else 'is unknown'}{why}")

@@ -108,6 +108,13 @@ def test_a_quota_is_a_refusal_that_says_so(there: Here) -> None:
     assert provider.list_vms("job") == ()
 
 
+def test_a_full_quota_does_not_hide_what_an_earlier_process_launched(there: Here) -> None:
+    there.cluster.quota = 1
+    request = there.account.launch_request(there.connect().offers()[0])
+    first, second = (there.connect().launch(request) for _ in range(2))
+    assert second == first
+
+
 def test_an_image_that_cannot_be_pulled_is_said_and_nothing_stays(there: Here) -> None:
     provider = there.connect(image="registry.example/none:1")
     with pytest.raises(MisconfiguredError, match="ImagePullBackOff: Back-off pulling"):
@@ -177,6 +184,15 @@ def test_a_pod_on_a_node_that_does_not_answer_is_given_up_although_it_still_runs
     there.cluster.give_up_on(pod.object["spec"]["nodeName"])
     (vm,) = provider.list_vms("job")
     assert (vm.state, vm.why) == (VmState.STOPPING, "its node does not answer")
+
+
+def test_a_release_does_not_wait_for_nodes_that_are_lost(there: Here) -> None:
+    provider = there.connect()
+    _, pod = one_vm(there, provider)
+    there.cluster.lose_node(pod.object["spec"]["nodeName"])
+    provider.end_s = 1.0
+    provider.release("job")
+    assert there.cluster.pods == {}
 
 
 def test_a_pod_that_is_to_end_runs_on_through_its_grace_period(there: Here) -> None:

@@ -245,8 +245,7 @@ class FakeCluster:
         pod = admit(body)
         name = pod["metadata"]["name"]
         with self.lock:
-            if name in self.pods:
-                raise RefusedError(409, "AlreadyExists", f'pods "{name}" already exists')
+            # Admission, with its quotas, comes before storage.
             used = sum(not pod.is_over for pod in self.pods.values())
             if self.quota is not None and used >= self.quota:
                 raise RefusedError(
@@ -255,6 +254,8 @@ class FakeCluster:
                     f'pods "{name}" is forbidden: exceeded quota: few, requested: pods=1, used: '
                     f"pods={used}, limited: pods={self.quota}",
                 )
+            if name in self.pods:
+                raise RefusedError(409, "AlreadyExists", f'pods "{name}" already exists')
             pod["metadata"] |= {
                 "namespace": namespace,
                 "uid": str(uuid.uuid4()),
@@ -383,7 +384,7 @@ class FakeCluster:
 
     def _delete(self, pod: FakePod, grace_s: int) -> None:
         self._mark_deleted(pod, grace_s)
-        if "nodeName" not in pod.object["spec"]:
+        if "nodeName" not in pod.object["spec"] or grace_s == 0:
             del self.pods[pod.name]
         elif pod.process is not None and pod.process.poll() is None:
             pod.process.send_signal(signal.SIGTERM)

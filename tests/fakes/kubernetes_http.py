@@ -197,7 +197,7 @@ class _Request(Handler):
                 return
 
     def _receive(self, size: int) -> bytes:
-        data = self.connection.recv(size)
+        data: bytes = self.connection.recv(size)
         if not data:
             raise EOFError
         return data
