@@ -187,8 +187,8 @@ MUTATIONS = (
     Mutation(
         "the budget is watched once nothing is rented",
         shutdown._watch_budget,
-        "is_over or _is_over_budget(state)",
-        "_is_over_budget(state)",
+        "is_over or _is_over_budget(state, money.key)",
+        "_is_over_budget(state, money.key)",
         rare=True,
     ),
     Mutation(

@@ -121,6 +121,7 @@ def test_it_stays_if_a_move_that_fails_could_not_be_made_good_where_it_was() -> 
     run_to_end(job)
 
 
+@pytest.mark.rotated
 def test_on_demand_vms_are_rented_where_it_went_if_all_are_lost_there() -> None:
     job = moving(0, hours=4.0, far=True)
     job.run(until_s=600.0)
@@ -133,8 +134,9 @@ def test_on_demand_vms_are_rented_where_it_went_if_all_are_lost_there() -> None:
     run_to_end(job)
 
 
-@pytest.mark.parametrize("far", first_always([True, False]))
-@pytest.mark.parametrize("seed", first_always(range(6)))
+@pytest.mark.rotated
+@pytest.mark.parametrize("far", [True, False])
+@pytest.mark.parametrize("seed", range(6))
 def test_the_deadline_is_kept_whatever_markets_do_to_a_job_that_moves(seed: int, far: bool) -> None:
     job = moving(seed, hours=4.0 + seed % 3, far=far)
     draw = job.random

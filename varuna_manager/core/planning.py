@@ -229,7 +229,7 @@ def _prepare(transition: Transition) -> None:
             transition.fail(_nothing_left(state), checkpoint=False)
         return
     if begun.round is not None:
-        if begun.profile is not None and not _is_cold(vms):
+        if begun.profile is not None and not begun.measures_again and not _is_cold(vms):
             rounds.give_up(transition)  # what has trained goes on first
         else:
             _watch_round(transition)
