@@ -320,19 +320,8 @@ class KubernetesProvider(port.CloudProvider):
 
     def _offer(self, now_s: float, usd_per_hour: float) -> port.Offer:
         settings = self._settings
-        return port.Offer(
-            cloud=CLOUD,
-            region=CLOUD,
-            zone=settings.namespace,
-            instance_type=INSTANCE_TYPE,
-            spot=True,
-            usd_per_hour=usd_per_hour,
-            observed_at_s=now_s,
-            gpus=settings.slots,
-            gpu_memory_bytes=settings.slot_memory_bytes,
-            gpu_speed=settings.slot_speed,
-            gpu=settings.gpu,
-        )
+        offer = settings.offer(CLOUD, settings.namespace, INSTANCE_TYPE, now_s)
+        return replace(offer, usd_per_hour=usd_per_hour, gpu=settings.gpu)
 
     def _vm(self, pod: pods.Pod) -> port.Vm:
         return port.Vm(

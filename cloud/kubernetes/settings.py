@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from spottrain.cloud.port.settings import SlotSettings
+
 INSTANCE_TYPE = "pod"
 """Name of the type of all pods in offers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KubernetesSettings:
-    """Settings of the pods; all are alike."""
+class KubernetesSettings(SlotSettings):
+    """Settings of the pods; all are alike. Without a price, that of the nodes' types counts."""
 
     context: str = ""
     """Of the kubeconfig; empty: the current one, or the cluster that this process is in."""
@@ -35,10 +37,3 @@ class KubernetesSettings:
     python: str = "python3"
     address: str = ""
     """Of this machine for pods; empty: pods are reached by port-forward."""
-    slots: int = 1
-    gpu: str = ""
-    uses_gpus: bool = True
-    slot_memory_bytes: int
-    slot_speed: float = 1.0
-    usd_per_hour: float = 0.0
-    """Of a pod; 0: by the types of the nodes, if they may be read."""

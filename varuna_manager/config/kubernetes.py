@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat
 
 from spottrain.cloud.kubernetes.settings import INSTANCE_TYPE, KubernetesSettings
 from spottrain.cloud.local.market import ZoneSpec
-from spottrain.pricing.prices.catalogue import GpuType, catalogue
 from spottrain.storage.store import is_url
 from spottrain.varuna_manager.config.base import Section
-from spottrain.varuna_manager.config.slots import Gpu
+from spottrain.varuna_manager.config.slots import SlotSection
 
 _LABEL = r"^([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")]
@@ -32,7 +31,7 @@ class TolerationConfig(Section):
     """Its effect; by default any."""
 
 
-class KubernetesConfig(Section):
+class KubernetesConfig(SlotSection):
     """A Kubernetes cluster, for `provider: kubernetes`; see docs/clouds/kubernetes.md."""
 
     context: str = ""
@@ -74,23 +73,9 @@ class KubernetesConfig(Section):
     address: str = ""
     """This machine's address for pods, if they reach it; by default they are reached by
     port-forward, and within the cluster by this pod's own address."""
-    slots: PositiveInt = 1
-    """Number of workers of a pod: its GPUs, or shares of its CPU."""
-    gpu: Gpu | None = None
-    """Kind of its GPUs, such as A100-80GB (see `spottrain prices`), by which it is ranked."""
-    slot_memory_bytes: PositiveInt = 4_000_000_000
-    """Memory per slot, which the planner's memory model respects; of a known GPU, the
-    GPU's counts."""
-    slot_speed: PositiveFloat = 1.0
-    """Speed relative to the machine on which the model is measured."""
     usd_per_gpu_hour: NonNegativeFloat = 0.0
     """Price of a slot per hour; budgets need one. By default by the instance types of the
     nodes, where they may be read and the catalogue has them."""
-
-    @property
-    def gpu_type(self) -> GpuType | None:
-        """The kind of its GPUs, if the job file says it."""
-        return None if self.gpu is None else catalogue().gpus[self.gpu]
 
     @property
     def usd_per_hour(self) -> float:
@@ -103,18 +88,7 @@ class KubernetesConfig(Section):
         Args:
             max_vms: How many pods it may give.
         """
-        return (
-            ZoneSpec(
-                name=self.namespace,
-                instance_type=INSTANCE_TYPE,
-                slots=self.slots,
-                slot_memory_bytes=self.slot_memory_bytes,
-                slot_speed=self.slot_speed,
-                capacity=max_vms,
-                spot_usd_per_hour=self.usd_per_hour,
-                on_demand_usd_per_hour=self.usd_per_hour,
-            ),
-        )
+        return (self.spec(self.namespace, INSTANCE_TYPE, max_vms, self.usd_per_hour),)
 
     def settings(self, *, uses_gpus: bool = True) -> KubernetesSettings:
         """Return the settings for the provider.
@@ -140,11 +114,7 @@ class KubernetesConfig(Section):
             grace_s=self.grace_s,
             python=self.python,
             address=self.address,
-            slots=self.slots,
-            gpu=self.gpu or "",
-            uses_gpus=uses_gpus,
-            slot_memory_bytes=self.slot_memory_bytes,
-            slot_speed=self.slot_speed,
+            **self.slot_settings(uses_gpus=uses_gpus),
             usd_per_hour=self.usd_per_hour,
         )
 
