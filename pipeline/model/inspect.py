@@ -19,11 +19,11 @@ import torch
 
 from spottrain.codec import encode
 from spottrain.errors import SpottrainError, UserCodeError
+from spottrain.pipeline.model.checks.division import try_divided
 from spottrain.pipeline.model.checks.rehearsal import (
     changing_state,
     check_schedule,
     rehearse,
-    rehearse_divided,
     schedule_factors,
 )
 from spottrain.pipeline.model.checks.repetition import is_small, try_loss
@@ -308,7 +308,7 @@ def main(arguments: list[str] | None = None) -> int:
             optimizer = optimizer_in_words(job, layout)
             evaluated = rehearse(job, layout)
             if chosen.tensor_parallel > 1:
-                rehearse_divided(job, layout, chosen.tensor_parallel)
+                try_divided(job, layout, chosen.tensor_parallel)
             try_optimizer(job, layout)
             refuse_differing(examples, digests_of(other))
             small = is_small(layout)

@@ -26,12 +26,7 @@ from spottrain.pipeline.model.loss import LossSums, check_leads_back
 from spottrain.pipeline.model.optimizer import rate_factor
 from spottrain.pipeline.model.recorder import KnownValues
 from spottrain.pipeline.model.sections import ModelLayout, TensorSpec
-from spottrain.pipeline.model.skeleton import (
-    build_skeleton,
-    compiled_in,
-    of_any_size,
-    run_eagerly,
-)
+from spottrain.pipeline.model.skeleton import of_any_size, run_eagerly
 from spottrain.pipeline.model.stage import Activations, StageModel, go_backward
 from spottrain.pipeline.model.tensor_parallel import ALONE, Shards
 from spottrain.steps import at_step
@@ -68,40 +63,6 @@ def rehearse(
         with contextlib.suppress(NotImplementedError):
             return _Rehearsal(job, layout, "meta", shards).run()
     return _Rehearsal(job, layout, "cpu", shards).run()
-
-
-def rehearse_divided(job: TrainingJob, layout: ModelLayout, size: int) -> None:
-    """Train and evaluate as one of ``size`` ranks that divide the matrices of a model.
-
-    Raises:
-        UserCodeError: They cannot.
-    """
-    if layout.undivided:
-        raise UserCodeError(
-            f"runtime.tensor_parallel must be 1 for this model: got {size}; {layout.undivided}"
-        )
-    if name := compiled_in(build_skeleton(job.model)):
-        raise UserCodeError(
-            f"runtime.tensor_parallel must be 1 for a compiled model: got {size}, and {name} is "
-            "compiled; leave torch.compile out"
-        )
-    shards = Shards(layout.tensor_styles, size)
-    for name, spec in layout.specs.items():
-        dimension = shards.dimension(name)
-        if dimension is not None and spec.shape[dimension] % size:
-            raise UserCodeError(
-                f"runtime.tensor_parallel must divide the matrices of the model: got {size}, and "
-                f"{name} has {spec.shape[dimension]} rows or columns to divide"
-            )
-    try:
-        rehearse(job, layout, shards)
-    except UserCodeError as error:
-        raise UserCodeError(
-            f"runtime.tensor_parallel: a rank with one of {size} parts cannot run the model; {size} "
-            "must divide its heads, and its code must take their number from the tensors: "
-            f"{error}",
-            traceback=error.traceback,
-        ) from error
 
 
 def check_schedule(schedule: Callable[[int], float] | None, num_steps: int) -> None:

@@ -124,14 +124,14 @@ class _Trial:
 
     def _run(self) -> None:
         with _at_first():
-            self._tensors = _parameters(self.job, self.layout)
+            self._tensors = first_tensors(self.job, self.layout)
             whole = self._stages(1)
         _check_sums(self.job, whole[0])
         parts = self.job.loss, self.job.dataset, self.job.collate
         self._roots = [*parts, *(stage.module for stage in whole)]
         self._look()
         with _at_first():
-            batches = [_batch(self.job, number) for number in (0, 1)]
+            batches = [trial_batch(self.job, number) for number in (0, 1)]
             made = [batch_digest(batch) for batch in batches]
             results = [_train(whole, batches[0], 1)]
         self._changes_batch = batch_digest(batches[0]) != made[0]
@@ -140,7 +140,7 @@ class _Trial:
             results.append(_train(whole, batches[1], 1))
             self._look()
             for number in (1, 0):
-                again = _batch(self.job, number)
+                again = trial_batch(self.job, number)
                 self._compare([batch_digest(again)], [made[number]])
             self._look()
             chain = self._stages(MAX_STAGES)
@@ -210,7 +210,8 @@ def _later() -> Iterator[None]:
         raise _DependsError from error
 
 
-def _parameters(job: TrainingJob, layout: ModelLayout) -> Tensors:
+def first_tensors(job: TrainingJob, layout: ModelLayout) -> Tensors:
+    """Return the first values of what each section has, by name."""
     model = materialise(job, seed=0)
     made: dict[str, torch.Tensor] = {}
     buffers = [(name, model.get_buffer(name)) for name in layout.running]
@@ -227,7 +228,7 @@ def _parameters(job: TrainingJob, layout: ModelLayout) -> Tensors:
     }
 
 
-def _batch(job: TrainingJob, number: int) -> Batch:
+def trial_batch(job: TrainingJob, number: int) -> Batch:
     """Return micro-batch ``number``, of other examples than those before it."""
     with user_code("data set or collate"):
         indices = range(number * _EXAMPLES, (number + 1) * _EXAMPLES)

@@ -8,11 +8,21 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.integration.tensor_jobs import PLAN, Gpt, gpt, qwen3, qwen3_model
+from tests.integration.tensor_jobs import (
+    HEADS,
+    PLAN,
+    WIDTH,
+    Attention,
+    Gpt,
+    gpt,
+    qwen3,
+    qwen3_model,
+)
 from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
 
 from spottrain.errors import UserCodeError
-from spottrain.pipeline.model.checks.rehearsal import rehearse_divided
+from spottrain.pipeline.model.checks.division import try_divided
 from spottrain.pipeline.model.inspect import model_facts
 from spottrain.pipeline.model.job import TensorStyle, TrainingJob
 from spottrain.pipeline.model.tensor_parallel import Shards, find_styles
@@ -63,7 +73,7 @@ def test_a_transformers_model_of_unknown_styles_trains_on_whole_matrices_alone()
 
     assert layout.tensor_styles == {}
     with pytest.raises(UserCodeError, match=r"must be 1 for this model.*packed_colwise"):
-        rehearse_divided(job, layout, 2)
+        try_divided(job, layout, 2)
 
 
 @pytest.mark.parametrize(
@@ -112,13 +122,43 @@ def test_a_number_of_ranks_that_a_model_cannot_have_is_refused(
     assert callable(job)
     one = job()
     with pytest.raises(UserCodeError, match=message):
-        rehearse_divided(one, trace(one), size)
+        try_divided(one, trace(one), size)
 
 
 @pytest.mark.parametrize("job", [gpt, qwen3])
-def test_a_rank_with_a_part_can_be_rehearsed(job: object) -> None:
+def test_ranks_with_parts_come_to_the_loss_of_one_alone(job: object) -> None:
     assert callable(job)
-    rehearse_divided(job(), trace(job()), 2)
+    try_divided(job(), trace(job()), 2)
+
+
+class Fused(Attention):
+    """Queries, keys and values are one matrix, one behind the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        heads = self.query(x).chunk(3, -1)
+        query, key, value = (
+            one.unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2) for one in heads
+        )
+        mixed = scaled_dot_product_attention(query, key, value, is_causal=True)
+        made: torch.Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return made
+
+
+def test_a_plan_that_divides_what_is_not_side_by_side_comes_to_another_loss() -> None:
+    def model() -> nn.Module:
+        made = Gpt()
+        for block in made.blocks:
+            block.attention = Fused()
+        return made
+
+    job = replace(gpt(), model=model)
+
+    with pytest.raises(UserCodeError, match=r"2 ranks come to a loss of .*, one alone to"):
+        try_divided(job, trace(job), 2)
 
 
 @given(
