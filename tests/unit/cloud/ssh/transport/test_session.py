@@ -28,7 +28,7 @@ SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "csh", "tcsh", "fish")
 @pytest.mark.parametrize("python", [sys.executable, FIND_PYTHON])
 @pytest.mark.parametrize("shell", SHELLS)
 def test_the_host_agent_starts_from_any_login_shell(shell: str, python: str) -> None:
-    command, code = session._command(python), b"print('hello', __name__)"
+    command, code = session.agent_command(python), b"print('hello', __name__)"
     # csh ends a quoted text with the line, and takes what follows a ! from its history.
     assert "\n" not in command
     assert "!" not in command
