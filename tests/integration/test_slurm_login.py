@@ -42,7 +42,7 @@ class Person:
         self._ssh("-O", "exit")
 
     def _ssh(self, *options: str) -> None:
-        argv = [self.programs / "ssh", *options, LOGIN]
+        argv = [str(self.programs / "ssh"), *options, LOGIN]
         nowhere = subprocess.DEVNULL
         subprocess.run(argv, check=True, stdin=nowhere, stdout=nowhere, stderr=nowhere)
 

@@ -33,6 +33,7 @@ from spottrain.varuna_manager.config.job import JobConfig, load_config
 from spottrain.varuna_manager.config.local import LocalConfig
 from spottrain.varuna_manager.config.overrides import NO_OVERRIDES, Overrides
 from spottrain.varuna_manager.config.sections import Dollars
+from spottrain.varuna_manager.config.slurm import SlurmConfig, check_cluster
 
 Policy = Literal[
     "fair",
@@ -44,7 +45,7 @@ Policy = Literal[
     "cheapest",
     "hierarchical",
 ]
-_PLACES = ("local", "aws", "azure", "gcp")
+_PLACES = ("local", "aws", "azure", "gcp", "slurm")
 _SHARED = ("seed", "zones", "return_after_s", "price_volatility")
 """Keys of the pool's ``local`` section that its jobs take over; events are a job's own."""
 
@@ -106,11 +107,11 @@ class PoolConfig(Section):
     name: JobName
     """Name of the pool, unique on this machine."""
     clouds: Annotated[
-        Literal["local"] | CloudName | tuple[CloudName, ...],
+        Literal["local", "slurm"] | CloudName | tuple[CloudName, ...],
         BeforeValidator(provider_of),
     ] = "local"
-    """Where VMs come from: `local` simulates a spot market on this machine; else one
-    cloud, or several as a list."""
+    """Where VMs come from: `local` simulates a spot market on this machine, `slurm` are nodes of
+    a cluster; else one cloud, or several as a list."""
     max_vms: PositiveInt
     """VMs of all jobs together."""
     kinds: dict[str, PositiveInt] = {}  # noqa: RUF012 - pydantic copies it
@@ -135,6 +136,7 @@ class PoolConfig(Section):
     aws: AwsConfig = AwsConfig()
     azure: AzureConfig = AzureConfig()
     gcp: GcpConfig = GcpConfig()
+    slurm: SlurmConfig = SlurmConfig()
 
     @property
     def providers(self) -> tuple[str, ...]:
@@ -143,6 +145,9 @@ class PoolConfig(Section):
 
     @model_validator(mode="after")
     def _within(self) -> Self:
+        if self.clouds == "slurm":
+            capped = (self.budget.max_usd or self.hourly_cap) is not None
+            check_cluster(self.slurm, needs_price=capped)
         for name, team in self.teams.items():
             for key, value, cap in (
                 ("max_vms", team.max_vms, self.max_vms),

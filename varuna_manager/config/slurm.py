@@ -146,18 +146,30 @@ def check_slurm(slurm: SlurmConfig, checkpoint_path: str | None, *, needs_price:
     Args:
         slurm: Its section.
         checkpoint_path: Where checkpoints are to be; None: not said.
-        needs_price: The job has a budget in dollars, or weighs throughput against them.
+        needs_price: See ``check_cluster``.
 
     Raises:
         ValueError: It is wrong.
     """
-    if not slurm.partitions:
-        raise ValueError("resources.provider slurm needs slurm.partitions; 'sinfo' lists them")
+    check_cluster(slurm, needs_price=needs_price)
     if checkpoint_path is None:
         raise ValueError(
             "resources.provider slurm needs a checkpoint.path that all nodes and this "
             "machine can access, such as a folder of the cluster's file system"
         )
+
+
+def check_cluster(slurm: SlurmConfig, *, needs_price: bool) -> None:
+    """Check that it is said where nodes are asked for, and for what.
+
+    Args:
+        needs_price: There is a budget in dollars, or throughput is weighed against them.
+
+    Raises:
+        ValueError: It is not.
+    """
+    if not slurm.partitions:
+        raise ValueError("slurm needs slurm.partitions; 'sinfo' lists them")
     if needs_price and not slurm.usd_per_gpu_hour:
         raise ValueError(
             "budgets in dollars and morphing.objective examples_per_dollar need a price; give "

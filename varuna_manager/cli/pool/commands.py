@@ -13,6 +13,7 @@ import typer
 from rich.console import Group
 from rich.live import Live
 
+from spottrain.cloud.slurm.settings import INSTANCE_TYPE
 from spottrain.errors import ConfigError, SpottrainError
 from spottrain.pricing.sharing.solver import check_solver
 from spottrain.units import counted
@@ -112,6 +113,8 @@ def _prices(config: PoolConfig) -> dict[str, float]:
             kind = f"local/{zone.instance_type}"
             found[kind] = max(found.get(kind, 0.0), *prices)
         return found
+    if config.clouds == "slurm":
+        return {f"slurm/{INSTANCE_TYPE}": config.slurm.usd_per_hour}
     # Not above: it imports the cloud adapters, which other commands do not need.
     from spottrain.varuna_manager.launch import preflight
 

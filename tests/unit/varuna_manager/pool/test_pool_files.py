@@ -76,6 +76,11 @@ def job_file(folder: Path, **changes: Any) -> Path:
         ({"budget": {"per": "month"}}, "budget: per needs max_usd"),
         ({"policy": "random"}, "policy: must be 'fair', 'priority'"),
         ({"clouds": "ssh"}, "clouds"),
+        ({"clouds": "slurm"}, "slurm needs slurm.partitions"),
+        (
+            {"clouds": "slurm", "slurm": {"partitions": ["p"]}, "budget": {"max_usd": 5}},
+            "slurm.usd_per_gpu_hour",
+        ),
         ({"polcy": "fair"}, "polcy: unknown key; did you mean policy?"),
         ({"jobs": [{"file": "a.yaml", "priority": 0}]}, "priority: must be greater"),
     ],
@@ -146,6 +151,17 @@ def test_a_job_file_that_contradicts_its_pool_is_refused(
     assert error in str(refused.value)
 
 
+def test_a_job_of_a_pool_over_slurm_runs_in_the_pool_s_partitions(tmp_path: Path) -> None:
+    shared = pool(clouds="slurm", slurm={"partitions": ["p"], "slots": 4})
+    path = job_file(tmp_path, checkpoint={"path": "/shared"})
+    config = load_job_of(shared, path)
+    assert (config.resources.provider, config.slurm) == ("slurm", shared.slurm)
+    assert machine_of(config) == "", "its VMs are returned, and submitted anew"
+    own = job_file(tmp_path, checkpoint={"path": "/shared"}, slurm={"partitions": ["q"]})
+    with pytest.raises(ConfigError, match="slurm: the pool lab says it"):
+        load_job_of(shared, own)
+
+
 def test_the_example_is_valid_and_so_are_its_jobs() -> None:
     config = load_pool(ROOT / "examples" / "pool.yaml")
     names = [load_job_of(config, Path(job.file)).name for job in config.jobs]
@@ -155,7 +171,7 @@ def test_the_example_is_valid_and_so_are_its_jobs() -> None:
 def test_every_key_is_documented() -> None:
     page = (ROOT / "docs" / "pool.md").read_text()
     told = set(re.findall(r"^\| `([a-z_.]+)` \|", page, re.MULTILINE))
-    clouds = ("local.", "aws.", "azure.", "gcp.")
+    clouds = ("local.", "aws.", "azure.", "gcp.", "slurm.")
     known = {key for key in key_paths(PoolConfig) if not key.startswith(clouds)}
     assert known <= told, known - told
 
