@@ -503,7 +503,7 @@ def main(arguments: Sequence[str]) -> None:
         return
     folder = Path(arguments[0])
     measured = read_throughputs((folder / "isolated-throughputs.csv").read_text())
-    for name, part in (PARTS | ON_REQUEST).items():
+    for name, part in {**PARTS, **ON_REQUEST}.items():
         if name in wanted or (not wanted and name in PARTS):
             show(part(measured, folder))
 
