@@ -41,6 +41,7 @@ SMALL = {
     "finetune_hf": {"CONTEXT": "16"},
     "lora": {"CONTEXT": "16"},
     "pretrain": {"CONTEXT": "16", "LAYERS": "4", "HEADS": "2", "WIDTH": "16"},
+    "bert_large": {"CONTEXT": "16", "LAYERS": "4", "HEADS": "2", "WIDTH": "16"},
     "vit": {"SIZE": "16", "PATCH": "8", "LAYERS": "4", "HEADS": "2", "WIDTH": "16"},
 }
 """What makes an example tiny: variables that its job file, or a reader, may set."""
@@ -103,6 +104,7 @@ def set_small(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         ("finetune_hf", 4, ("accuracy",)),
         ("lora", 4, ("accuracy",)),
         ("pretrain", 4, ()),
+        ("bert_large", 4, ()),
         ("vit", 4, ("accuracy",)),
     ],
 )
