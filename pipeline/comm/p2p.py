@@ -4,15 +4,20 @@ Two facts of gloo shape this file. A receive cannot be polled, so one thread per
 link waits and puts arrivals into a queue. A message leaves only once its receiver has
 said that it waits for it; so receives are posted before the message is sent, where its
 shape is known, or it would travel three times as long.
+
+Ranks that divide the matrices of a stage have the same activations and gradients. Each sends a
+part of them, and those that receive put the parts together in their VM: all of it crosses the
+network once (scatter/gather, Narayanan's dissertation, 4.1.3).
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
@@ -24,6 +29,7 @@ import torch.distributed as dist
 from spottrain.pipeline.base.layout import as_sent, format_of
 from spottrain.pipeline.comm.collectives import GATHER_TAG
 from spottrain.pipeline.comm.groups import GenerationBrokenError, world
+from spottrain.pipeline.comm.tensor_group import TensorGroup
 from spottrain.pipeline.devices.port import Device, Transfer
 from spottrain.wire.model import WireType
 
@@ -61,12 +67,19 @@ class Travelling:
     transfer: Transfer
     dtype: torch.dtype
     """In which its sender computes; it may travel in another one."""
-    channels_last: bool = False
+    channels_last: bool
     """It travels in the order of its memory, in which dimension 1 is the last one."""
+    shape: tuple[int, ...]
+    """As it travels; that of all parts together, where this is one."""
+    group: TensorGroup | None = None
+    """Those that have the other parts."""
 
     def on(self, device: Device) -> torch.Tensor:
         """Return the tensor, to be computed with from now on."""
-        tensor = device.wait(self.transfer).to(self.dtype)
+        tensor = device.wait(self.transfer)
+        if self.group is not None:
+            tensor = self.group.gather(tensor).view(self.shape)
+        tensor = tensor.to(self.dtype)
         return tensor.movedim(-1, 1) if self.channels_last else tensor
 
 
@@ -116,8 +129,8 @@ class _Part(Enum):
 
 _Form = tuple[int, ...]
 """Of a tensor: the indices of the dtypes in which it travels and in which its sender
-computes, whether channels are the last dimension, then its shape as it travels; empty where
-there is none."""
+computes, whether channels are the last dimension, then its whole shape as it travels; empty
+where there is none."""
 _Signature = tuple[_Form, ...]
 """Of the tensors that are sent together."""
 _NOTHING = torch.empty(1, dtype=torch.uint8)
@@ -126,6 +139,11 @@ _WIRE_TYPES: Mapping[WireType, torch.dtype | None] = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
 }
+
+
+def _is_divided(shape: Sequence[int], group: TensorGroup | None) -> bool:
+    """Return whether a tensor of that shape is sent in parts."""
+    return group is not None and math.prod(shape) % group.size == 0
 
 
 @functools.lru_cache(maxsize=16)
@@ -152,11 +170,12 @@ class _Posted:
         direction: Direction,
         signature: _Signature,
         device: Device,
+        group: TensorGroup | None,
     ) -> None:
         self._source = source
         self._direction = direction
         self._signature = signature
-        self._device = device
+        self._device, self._group = device, group
         self._header = torch.empty(2, dtype=torch.int64)
         self._works = [self._post(_Part.HEADER, self._header)]
         self._payload = self._post_all(_Part.PAYLOAD, signature)
@@ -180,12 +199,15 @@ class _Posted:
             work.wait()
 
     def _post_all(self, part: _Part, signature: _Signature) -> list[torch.Tensor | None]:
-        tensors = [
-            self._device.allocate_host(form[3:], _DTYPES[form[0]]) if form else None
-            for form in signature
-        ]
+        tensors = [self._allocate(form) if form else None for form in signature]
         self._works += [self._post(part, tensor) for tensor in tensors if tensor is not None]
         return tensors
+
+    def _allocate(self, form: _Form) -> torch.Tensor:
+        dtype, _, _, *shape = form
+        if self._group is not None and _is_divided(shape, self._group):
+            shape = [math.prod(shape) // self._group.size]
+        return self._device.allocate_host(shape, _DTYPES[dtype])
 
     def _post(self, part: _Part, tensor: torch.Tensor) -> dist.Work:
         return world().receive(tensor, self._source, part.tag(self._direction))
@@ -200,12 +222,13 @@ class _Receiver(threading.Thread):
         direction: Direction,
         arrivals: SimpleQueue[Arrival | _Broken | None],
         device: Device,
+        group: TensorGroup | None,
     ) -> None:
         super().__init__(name=f"receive-{direction.name.lower()}", daemon=True)
         self._source = source
         self._direction = direction
         self._arrivals = arrivals
-        self._device = device
+        self._device, self._group = device, group
         self.orders: SimpleQueue[int] = SimpleQueue()
         """Numbers of messages to receive next; 0 ends the thread."""
         self._signatures: deque[_Signature] = deque([()] * _AHEAD)
@@ -223,7 +246,9 @@ class _Receiver(threading.Thread):
         for left in range(count, 0, -1):
             while len(posted) < min(_AHEAD, left):
                 signature = self._signatures.popleft()
-                posted.append(_Posted(self._source, self._direction, signature, self._device))
+                posted.append(
+                    _Posted(self._source, self._direction, signature, self._device, self._group)
+                )
             signature, tensors, note = posted.popleft().wait()
             self._signatures.append(signature)
             arrived = tuple(map(self._upload, tensors, signature))
@@ -232,8 +257,10 @@ class _Receiver(threading.Thread):
     def _upload(self, tensor: torch.Tensor | None, form: _Form) -> Travelling | None:
         if tensor is None:
             return None
-        _, own, channels_last, *_ = form
-        return Travelling(self._device.upload(tensor), _DTYPES[own], bool(channels_last))
+        _, own, channels_last, *shape = form
+        group = self._group if _is_divided(shape, self._group) else None
+        transfer = self._device.upload(tensor)
+        return Travelling(transfer, _DTYPES[own], bool(channels_last), tuple(shape), group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +277,7 @@ def _form(one: Travelling | None, tensor: torch.Tensor | None) -> _Form:
     if one is None or tensor is None:
         return ()
     dtypes = _DTYPES.index(tensor.dtype), _DTYPES.index(one.dtype)
-    return (*dtypes, int(one.channels_last), *tensor.shape)
+    return (*dtypes, int(one.channels_last), *one.shape)
 
 
 class _Sends:
@@ -331,6 +358,7 @@ class PipelineLinks:
         following: Rank of the stage after, if there is one.
         device: Where tensors are sent from, and go to.
         wire: Type in which they travel, where theirs is wider.
+        group: Ranks that send and receive the same tensors, if there are several.
     """
 
     def __init__(
@@ -339,8 +367,10 @@ class PipelineLinks:
         following: int | None,
         device: Device,
         wire: WireType = "own",
+        group: TensorGroup | None = None,
     ) -> None:
         self._wire = _WIRE_TYPES[wire]
+        self._group = group
         self._previous = previous
         self._following = following
         self._device = device
@@ -351,7 +381,7 @@ class PipelineLinks:
         sources = (Direction.ACTIVATION, previous), (Direction.GRADIENT, following)
         for direction, source in sources:
             if source is not None:
-                receiver = _Receiver(source, direction, self._arrivals, device)
+                receiver = _Receiver(source, direction, self._arrivals, device, group)
                 receiver.start()
                 self._receivers[direction] = receiver
         self._sender: _Sender | None = None
@@ -419,7 +449,10 @@ class PipelineLinks:
         is_wide = dtype.is_floating_point and self._wire and dtype.itemsize > self._wire.itemsize
         if is_wide:
             tensor = tensor.to(self._wire)
-        return Travelling(self._device.download(tensor), dtype, channels_last)
+        shape, group = tuple(tensor.shape), self._group
+        if group is not None and _is_divided(shape, group):
+            tensor = tensor.flatten().chunk(group.size)[group.index]
+        return Travelling(self._device.download(tensor), dtype, channels_last, shape)
 
     def flush(self) -> None:
         """Wait until the neighbours have taken all that was sent."""

@@ -511,7 +511,9 @@ class Minibatch:
         *others, last = self._stage.segments[task.chunk]
         if (arrived := self._arrived.pop(_unit(task), None)) is not None:
             first = others[0] if others else last
-            self._stash[first.of(task.microbatch)] = arrived.activations_on(self._device)
+            received = arrived.activations_on(self._device)
+            self._stage.tracker.adopt_all(received)
+            self._stash[first.of(task.microbatch)] = received
         for segment in others:
             self._stash_output(segment, task.microbatch)
             self._add_changes(segment, task.microbatch)
@@ -613,6 +615,7 @@ class Minibatch:
             del loss
         else:
             gradients = arrival.on(self._device)
+            self._stage.tracker.adopt_all(gradients)
         gradients = self._go_back(last, task.microbatch, out, gradients)
         del out
         for segment in reversed(others):

@@ -325,7 +325,9 @@ class _Training:
             behind, command, self._arenas, self._row, network.store, self._tracker
         )
         # Threads begin last, when no code of the user's can raise any more.
-        self._links = PipelineLinks(*neighbours(plan, rank), context.device, spec.wire)
+        self._links = PipelineLinks(
+            *neighbours(plan, rank), context.device, spec.wire, self._lanes.tensor_group
+        )
         self._lanes.connect(source, self._links)
         self._evaluation = Evaluation(context, command, rank, self._arenas, source)
         self._good_step = self._step  # the newest one that has changed the weights

@@ -19,9 +19,10 @@ from torch.distributed.distributed_c10d import Store
 from spottrain.morphing.schedules.schedule import OrderPolicy, make_schedule, max_in_flight
 from spottrain.pipeline.base.tracking import TensorTracker
 from spottrain.pipeline.comm.device_group import DeviceGroups
-from spottrain.pipeline.comm.groups import Connections, GenerationBrokenError
+from spottrain.pipeline.comm.groups import Connections
 from spottrain.pipeline.comm.p2p import PipelineLinks
 from spottrain.pipeline.comm.ranks import stage_ranks
+from spottrain.pipeline.comm.tensor_group import TensorGroup
 from spottrain.pipeline.model.data import MicrobatchSource
 from spottrain.pipeline.model.job import NamedParameters
 from spottrain.pipeline.model.stage import AUTOCAST_TYPES, StageModel
@@ -95,7 +96,9 @@ class Lanes:
         self._context, self._plan = context, plan
         self._replica, self._stage = plan.replica_of(rank), rank % plan.pipeline_depth
         self._arenas, self._network, self._tracker = arenas, network, tracker
-        self._shards = self._divide(plan.tensor_ranks(rank), rank)
+        self.tensor_group = self._group_of(plan.tensor_ranks(rank), rank)
+        """Those that divide the matrices of this rank's stage, if several do."""
+        self._shards = self._divide()
         self._number = 2 if context.loaded.spec.semantics == "stale_by_one" else 1
         self._source: MicrobatchSource | None = None
         self._links: PipelineLinks | None = None
@@ -109,28 +112,20 @@ class Lanes:
         self._source, self._links = source, links
         self._make_executors()
 
-    def _divide(self, ranks: tuple[int, ...], rank: int) -> Shards:
-        """Return what this rank has of matrices that ``ranks`` divide."""
+    def _group_of(self, ranks: tuple[int, ...], rank: int) -> TensorGroup | None:
+        """Return this rank among ``ranks``, which divide the matrices of its stage."""
         if len(ranks) == 1:
-            return ALONE
+            return None
+        on_host, on_device = self._network.groups[ranks], self._network.device_groups.of(ranks)
         device, activity = self._context.device, self._context.activity
-        on_host = self._network.groups[ranks]
-        on_device = on_host if device.is_host else self._network.device_groups.of(ranks)
+        return TensorGroup(ranks, rank, device, on_host, on_device, activity)
 
-        def total(tensor: torch.Tensor) -> None:
-            try:
-                with activity.waiting():
-                    if on_device is not None:
-                        dist.all_reduce(tensor, group=on_device)
-                        return
-                    part = device.finish(device.download(tensor))
-                    dist.all_reduce(part, group=on_host)
-                    device.wait(device.upload(part, tensor))
-            except RuntimeError as error:
-                raise GenerationBrokenError(f"a peer is gone: {error}") from error
-
+    def _divide(self) -> Shards:
+        """Return what this rank has of matrices that its group divides."""
+        if (group := self.tensor_group) is None:
+            return ALONE
         styles = self._context.loaded.layout.tensor_styles
-        return Shards(styles, len(ranks), ranks.index(rank), total)
+        return Shards(styles, group.size, group.index, group.sum, group.gather)
 
     def _make(self, step: int, buffers: dict[str, torch.Tensor]) -> Lane:
         """Make the lane of mini-batch ``step``, and of others."""

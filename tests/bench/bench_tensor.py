@@ -1,10 +1,11 @@
-"""Two ranks that divide the matrices of a Llama: spottrain, and torch's ``parallelize_module``.
+"""Ranks of one VM that share the work of a Llama: spottrain's ways beside torch's.
 
-Both train the same mini-batches over gloo on CPUs, by turns; printed are the least median of the
-time of a mini-batch, and the least CPU time that both ranks took for one. The loop by hand does
-what trains and nothing else: no commit, no undo.
+Matrices are divided (``runtime.tensor_parallel``, torch's ``parallelize_module``), or examples
+(replicas, torch's FSDP2). All train the same mini-batches over gloo on CPUs, by turns; printed are
+the least median of the time of a mini-batch, and the least CPU time that all ranks took for one.
+The loops by hand do what trains and nothing else: no commit, no undo.
 
-    python -m tests.bench.bench_tensor [--turns 3]
+    python -m tests.bench.bench_tensor [--ranks 2] [--turns 3]
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import closing
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -25,7 +27,9 @@ from tests.bench import llama_job
 from tests.bench.processes import cpu_s
 from tests.builders import a_plan, a_spec
 from tests.integration.fleet import Fleet, Host, Zygote
-from torch.distributed.device_mesh import init_device_mesh
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -39,14 +43,20 @@ from spottrain.wire import messages
 from spottrain.wire.model import Slot
 
 HERE = Path(__file__).parent
-STEPS, WARM_UP, SIZE = 10, 2, 2
-EXAMPLES, MICROBATCH = 8, 4
+STEPS, WARM_UP = 10, 2
+EXAMPLES, MICROBATCH = 16, 4
 Times = tuple[float, float]
-"""Of a mini-batch: median, and CPU time of both ranks."""
+"""Of a mini-batch: median, and CPU time of all ranks."""
 
 
-def ours(zygote: Zygote) -> Times:
-    """Train as a worker does."""
+def ours(zygote: Zygote, size: int, divided: bool) -> Times:
+    """Train as workers do.
+
+    Args:
+        zygote: Starts them.
+        size: How many.
+        divided: Whether they divide matrices; else examples.
+    """
     with tempfile.TemporaryDirectory() as folder:
         spec = a_spec(
             name="tensor",
@@ -61,14 +71,16 @@ def ours(zygote: Zygote) -> Times:
             lease_s=100.0,
         )
         plan = a_plan(
+            1,
+            1 if divided else size,
             num_sections=trace(load_job(spec.entrypoint, HERE)).num_sections,
             virtual_nodes=EXAMPLES // MICROBATCH,
             microbatch_size=MICROBATCH,
-            slots=tuple(Slot(vm_id="a", index=index) for index in range(SIZE)),
-            tensor_parallel=SIZE,
+            slots=tuple(Slot(vm_id="a", index=index) for index in range(size)),
+            tensor_parallel=size if divided else 1,
             recompute=False,
         )
-        hosts = {"a": Host(num_slots=SIZE)}
+        hosts = {"a": Host(num_slots=size)}
         with Fleet(spec, "a", Path(folder) / "log", zygote, workdir=HERE, hosts=hosts) as fleet:
             fleet.ready()
             fleet.run(plan, fleet.initialise())
@@ -82,14 +94,16 @@ def ours(zygote: Zygote) -> Times:
     return statistics.median(times_s), spent_s / (STEPS - WARM_UP)
 
 
-def by_hand() -> Times:
-    """Train in a loop of two processes."""
+def by_hand(size: int, divided: bool) -> Times:
+    """Train in a loop of ``size`` processes."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
-        pipes = [context.Pipe() for _ in range(SIZE)]
+        pipes = [context.Pipe() for _ in range(size)]
         ranks = [
-            context.Process(target=_rank, args=(rank, f"{folder}/store", pipes[rank][1]))
-            for rank in range(SIZE)
+            context.Process(
+                target=_rank, args=(rank, size, divided, f"{folder}/store", pipes[rank][1])
+            )
+            for rank in range(size)
         ]
         for process, (_, theirs) in zip(ranks, pipes, strict=True):
             process.start()
@@ -100,12 +114,7 @@ def by_hand() -> Times:
     return found[0][0], sum(spent_s for _, spent_s in found)
 
 
-def _rank(rank: int, store: str, answer: Connection) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=SIZE)
-    mesh = init_device_mesh("cpu", (SIZE,))
-    torch.manual_seed(0)
-    model = llama_job.model()
+def _divide(model: nn.Module, mesh: DeviceMesh) -> None:
     colwise, rowwise = (
         ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"),
         ("o_proj", "down_proj"),
@@ -117,6 +126,22 @@ def _rank(rank: int, store: str, answer: Connection) -> None:
         }
         plan |= {name: RowwiseParallel() for name in names if name.endswith(rowwise)}
         parallelize_module(block, mesh, plan)
+
+
+def _shard(model: nn.Module, mesh: DeviceMesh) -> None:
+    for block in model.model.layers:
+        fully_shard(block, mesh=mesh, reshard_after_forward=False)
+    fully_shard(model, mesh=mesh, reshard_after_forward=False)
+
+
+def _rank(rank: int, size: int, divided: bool, store: str, answer: Connection) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+    mesh = init_device_mesh("cpu", (size,))
+    torch.manual_seed(0)
+    model = llama_job.model()
+    (_divide if divided else _shard)(model, mesh)
+    own, each = (0, EXAMPLES) if divided else (rank * EXAMPLES // size, EXAMPLES // size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=False)
     data = llama_job.Tokens()
     times_s, began_cpu_s = [], 0.0
@@ -125,8 +150,10 @@ def _rank(rank: int, store: str, answer: Connection) -> None:
             began_cpu_s = time.process_time()
         began_s = time.monotonic()
         weight = 0.0
-        for first in range(0, EXAMPLES, MICROBATCH):
-            at = step * EXAMPLES + first
+        for first in range(0, each, MICROBATCH):
+            at = step * EXAMPLES + own + first
+            if not divided:
+                model.set_requires_gradient_sync(first + MICROBATCH >= each)
             batch = torch.stack([data[i] for i in range(at, at + MICROBATCH)])
             total, count = llama_job.loss(model, batch)
             total.backward()  # type: ignore[no-untyped-call]
@@ -144,14 +171,19 @@ def _rank(rank: int, store: str, answer: Connection) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--turns", type=int, default=3)
     chosen = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     with closing(Zygote()) as zygote:
-        turns = [(ours(zygote), by_hand()) for _ in range(chosen.turns)]
-    for name, rows in zip(
-        ("spottrain", "parallelize_module"), zip(*turns, strict=True), strict=True
-    ):
+        ways: dict[str, Callable[[], Times]] = {
+            "tensor_parallel": lambda: ours(zygote, chosen.ranks, True),
+            "parallelize_module": lambda: by_hand(chosen.ranks, True),
+            "replicas": lambda: ours(zygote, chosen.ranks, False),
+            "FSDP2": lambda: by_hand(chosen.ranks, False),
+        }
+        turns = [[way() for way in ways.values()] for _ in range(chosen.turns)]
+    for name, rows in zip(ways, zip(*turns, strict=True), strict=True):
         step_s, spent_s = (min(column) for column in zip(*rows, strict=True))
         print(f"{name:18}  {step_s * 1e3:7.0f} ms a mini-batch  {spent_s * 1e3:7.0f} ms of CPU")
 

@@ -8,6 +8,7 @@ Its exit code is 0 if all went well.
 from __future__ import annotations
 
 import functools
+import math
 import os
 import signal
 import sys
@@ -20,6 +21,7 @@ import torch
 from tests.fakes.deferred import DeferredDevice
 from tests.unit.pipeline.memory import LocalHolder
 
+from spottrain.activity import Activity
 from spottrain.pipeline.comm import device_group
 from spottrain.pipeline.comm.collectives import gather_json, gather_rows
 from spottrain.pipeline.comm.device_group import TrialGroups
@@ -27,9 +29,11 @@ from spottrain.pipeline.comm.groups import (
     GenerationBrokenError,
     join,
     leave,
+    new_groups,
     open_rendezvous,
 )
 from spottrain.pipeline.comm.p2p import Direction, PipelineLinks
+from spottrain.pipeline.comm.tensor_group import TensorGroup
 from spottrain.pipeline.devices.host import HostDevice
 from spottrain.pipeline.model.loaded import ParameterSpec
 from spottrain.pipeline.model.sections import TensorSpec
@@ -81,6 +85,42 @@ def tensors_of_any_look(rank: int, size: int) -> None:
             assert received.stride() == tensor.stride()
             assert torch.equal(received, tensor), (received, tensor)
     links.close()
+
+
+def groups_send_each_tensor_once_and_get_all_of_it(rank: int, size: int) -> None:
+    """Two groups of ranks that divide matrices: each rank carries a part, if it comes out even."""
+    groups = [(0, 1), (2, 3)]
+    gloo = new_groups(groups, TIMEOUT_S)
+    ranks = groups[rank // 2]
+    for device in (HostDevice(), DeferredDevice(rank)):
+        group = TensorGroup(ranks, rank, device, gloo[ranks], None, Activity())
+        if rank < 2:
+            links = PipelineLinks(None, rank + 2, device, "own", group)
+        else:
+            links = PipelineLinks(rank - 2, None, device, "own", group)
+        sent = [
+            torch.arange(math.prod(shape), device=device.torch_device).to(dtype).view(shape)
+            for shape in ((4, 6), (4, 6), (4, 6), (3, 5), (2, 3, 4, 5), ())
+            for dtype in (*DTYPES, torch.bool)
+        ]
+        sent.append(sent[-8].to(memory_format=torch.channels_last))
+        for tensor in sent:
+            if rank < 2:
+                links.send(Direction.ACTIVATION, [tensor, None])
+                continue
+            links.expect(Direction.ACTIVATION, 1)
+            arrival = links.arrival(wait=True)
+            assert arrival is not None
+            (carried, nothing), (received,) = arrival.tensors, arrival.activations_on(device)
+            assert carried is not None
+            assert nothing is None
+            parts = 1 if tensor.numel() % 2 else 2
+            assert carried.transfer.target.numel() * parts == tensor.numel()
+            assert received.dtype == tensor.dtype
+            assert received.stride() == tensor.stride()
+            assert torch.equal(received, tensor), (received, tensor)
+        links.flush()
+        links.close()
 
 
 def a_cut_ends_what_is_awaited(rank: int, size: int) -> None:
@@ -178,6 +218,7 @@ def sections_of_any_size_move_through_little_locked_memory(rank: int, size: int)
 CASES: tuple[tuple[Callable[[int, int], None], int], ...] = (
     *((gathers, size) for size in range(1, MOST + 1)),
     (tensors_of_any_look, 2),
+    (groups_send_each_tensor_once_and_get_all_of_it, 4),
     (a_cut_ends_what_is_awaited, 2),
     (sections_of_any_size_move_through_little_locked_memory, 2),
     (a_library_that_one_rank_cannot_start_is_done_without, 3),
