@@ -20,6 +20,7 @@ from collections.abc import Callable
 from contextlib import closing
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,7 +28,6 @@ from tests.bench import llama_job
 from tests.bench.processes import cpu_s
 from tests.builders import a_plan, a_spec
 from tests.integration.fleet import Fleet, Host, Zygote
-from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import (
@@ -114,7 +114,7 @@ def by_hand(size: int, divided: bool) -> Times:
     return found[0][0], sum(spent_s for _, spent_s in found)
 
 
-def _divide(model: nn.Module, mesh: DeviceMesh) -> None:
+def _divide(model: Any, mesh: DeviceMesh) -> None:
     colwise, rowwise = (
         ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"),
         ("o_proj", "down_proj"),
@@ -128,7 +128,7 @@ def _divide(model: nn.Module, mesh: DeviceMesh) -> None:
         parallelize_module(block, mesh, plan)
 
 
-def _shard(model: nn.Module, mesh: DeviceMesh) -> None:
+def _shard(model: Any, mesh: DeviceMesh) -> None:
     for block in model.model.layers:
         fully_shard(block, mesh=mesh, reshard_after_forward=False)
     fully_shard(model, mesh=mesh, reshard_after_forward=False)
