@@ -44,11 +44,6 @@ def _keep(tensor: torch.Tensor) -> None:
     """Sum over one rank."""
 
 
-def _same(tensor: torch.Tensor) -> torch.Tensor:
-    """Gather from one rank."""
-    return tensor
-
-
 @dataclass(frozen=True, slots=True)
 class Shards:
     """What one rank has of matrices that several divide."""
@@ -61,9 +56,6 @@ class Shards:
     """Of this one."""
     sum: Callable[[torch.Tensor], None] = _keep
     """Sums a contiguous tensor over the ranks, in place, to the same bits at all of them."""
-    gather: Callable[[torch.Tensor], torch.Tensor] = _same
-    """Takes a tensor of one dimension, as large at each rank; returns all of them, one after
-    the other."""
 
     @property
     def is_first(self) -> bool:
@@ -142,8 +134,10 @@ class _Gathered(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, shards: Shards) -> torch.Tensor:
         ctx.shards = shards
-        parts = shards.gather(tensor.flatten()).view(shards.size, *tensor.shape)
-        return torch.cat(parts.unbind(), -1)
+        whole = tensor.new_zeros(*tensor.shape[:-1], tensor.shape[-1] * shards.size)
+        whole.chunk(shards.size, -1)[shards.index].copy_(tensor)
+        shards.sum(whole)
+        return whole
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:

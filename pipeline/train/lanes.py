@@ -125,7 +125,7 @@ class Lanes:
         if (group := self.tensor_group) is None:
             return ALONE
         styles = self._context.loaded.layout.tensor_styles
-        return Shards(styles, group.size, group.index, group.sum, group.gather)
+        return Shards(styles, group.size, group.index, group.sum)
 
     def _make(self, step: int, buffers: dict[str, torch.Tensor]) -> Lane:
         """Make the lane of mini-batch ``step``, and of others."""
