@@ -259,6 +259,7 @@ class _Round:
         microbatches = _with_posting(microbatches, links.posting_s)
         if self._rank:
             return None
+        spec = self._loaded.spec
         return Profile(
             fingerprint=self._loaded.fingerprint,
             device=self._device_name,
@@ -269,7 +270,9 @@ class _Round:
             between_vms=links.between_vms,
             rings=links.rings,
             task_overhead_s=_mean_s(microbatches),
-            loader=self._loaded.spec.loader,
+            loader=spec.loader,
+            precision=spec.precision,
+            selective_recompute=spec.selective_recompute,
             sources=links.assumed + ended,
         )
 

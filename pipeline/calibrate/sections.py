@@ -404,6 +404,7 @@ class _SectionRun:
             {section: parameters},
             device.torch_device,
             loaded.spec.precision,
+            selective=loaded.spec.selective_recompute,
         )
         self._named = self._stage.parameters_of(section)
         self._running = loaded.layout.running

@@ -122,6 +122,7 @@ def time_tasks(
         {s.arena.section: s.parameters for s in sections},
         bench.device.torch_device,
         spec.precision,
+        selective=spec.selective_recompute,
     )
     alone = Replicas(
         microbatches=_one_each(num_microbatches),

@@ -49,6 +49,7 @@ from spottrain.pipeline.model.optimizer import (
     rate_factor,
 )
 from spottrain.pipeline.model.sections import ModelLayout, TensorSpec
+from spottrain.pipeline.model.selective import check_selective
 from spottrain.pipeline.model.tracer import trace
 from spottrain.redaction import redacted
 from spottrain.wire.model import (
@@ -282,6 +283,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--helpers", action="store_true", help="print a hash of helper models instead"
     )
     parser.add_argument("--tensor-parallel", type=int, default=1, help="ranks to divide it")
+    parser.add_argument("--selective", action="store_true", help="blocks recompute selectively")
     parser.add_argument("--layout", type=Path, help="where to keep it for supervisors")
     chosen = parser.parse_args(arguments)
     for name in ("workdir", "layout"):
@@ -307,6 +309,8 @@ def main(arguments: list[str] | None = None) -> int:
             rates = learning_rates(job, layout, steps)
             optimizer = optimizer_in_words(job, layout)
             evaluated = rehearse(job, layout)
+            if chosen.selective:
+                check_selective(job)
             if chosen.tensor_parallel > 1:
                 try_divided(job, layout, chosen.tensor_parallel)
             try_optimizer(job, layout)

@@ -33,6 +33,7 @@ from spottrain.pipeline.model.sections import (
     buffer_slots,
     parameter_slots,
 )
+from spottrain.pipeline.model.selective import recomputed_selectively
 from spottrain.pipeline.model.skeleton import (
     build_skeleton,
     compile_blocks,
@@ -118,6 +119,7 @@ class StageModel:
         buffers: Of the whole model on ``device``, by name, where another stage model of
             this process has moved them there already; those that are missing are added.
         shards: What this rank has of matrices that several divide; ``tensors`` are whole.
+        selective: Whether blocks keep little for their backward (``selective``).
         check: Called between sections, forward and backward: what it raises ends the
             computation there, and is no error of the user's code if it is a
             SpottrainError.
@@ -137,6 +139,7 @@ class StageModel:
         precision: Precision = "fp32",
         buffers: dict[str, torch.Tensor] | None = None,
         shards: Shards = ALONE,
+        selective: bool = False,
         check: Callable[[], None] = _pass,
     ) -> None:
         self.sections = sections
@@ -193,6 +196,8 @@ class StageModel:
             {name.rpartition(".")[0] for own in self._parameters.values() for name in own},
         )
         compile_blocks(self._model, layout.units)
+        for block in map(self._model.get_submodule, layout.units if selective else ()):
+            block.forward = recomputed_selectively(block.forward)
         self._intercept()
 
     def parameters_of(self, section: int) -> list[tuple[str, nn.Parameter]]:

@@ -154,6 +154,7 @@ class Lanes:
                     spec.precision,
                     buffers,
                     self._shards,
+                    spec.selective_recompute,
                     self._network.connections.check,
                 )
                 for run in segments_of(runs, self._plan.segments)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -101,6 +101,7 @@ def train(
     runtime: Runtime = RUNTIMES[0],
     entrypoint: str = "tiny_job:job",
     reduction: Reduction = "exact",
+    selective: bool = False,
 ) -> tuple[dict[str, bytes], Fleet]:
     """Train to the end on the given shape, on a smaller one after a VM is lost."""
     spec = job_spec(
@@ -110,6 +111,7 @@ def train(
         entrypoint=entrypoint,
         network=runtime.network,
     )
+    spec = replace(spec, selective_recompute=selective)
     script = [
         {
             "hook": blow.hook,

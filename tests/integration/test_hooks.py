@@ -149,6 +149,20 @@ def test_workers_of_an_interleaved_pipeline_killed_at_hooks_cost_nothing(
     assert fleet.committed_twice() == []
 
 
+@pytest.mark.rotated
+@pytest.mark.parametrize("shape", [(1, 1), (2, 2)], ids=str)
+def test_workers_whose_blocks_recompute_selectively_are_killed_and_train_the_same_bits(
+    zygote: Zygote, undisturbed: dict[str, bytes], tmp_path: Path, shape: tuple[int, int]
+) -> None:
+    depth, width = shape
+    blows = series_of_blows(SERIES[1], depth, depth * width - 1)
+
+    weights, fleet = train(zygote, tmp_path, depth, width, blows, selective=True)
+
+    assert weights == undisturbed
+    assert fleet.committed_twice() == []
+
+
 VM_HOOKS = (
     Hook.BACKWARD,
     Hook.PREPARED,

@@ -364,7 +364,7 @@ def _profile(config: JobConfig, facts: ModelFacts) -> Profile:
     the job's, an estimated one."""
     if config.cloud is not None and config.profile is None:
         on_cpus = config.device == "cpu"
-        profile = previews.profile_on_known_device(facts, config.loader_spec, on_cpus)
+        profile = previews.profile_on_known_device(facts, config.job_spec(""), on_cpus)
         if profile is not None:
             return profile
         if not on_cpus and not preflight.has_known_gpu(config):

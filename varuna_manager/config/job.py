@@ -500,9 +500,15 @@ class JobConfig(Section):
             loader=self.loader_spec,
             semantics=self.semantics,
             tensor_parallel=self.runtime.tensor_parallel,
+            selective_recompute=self.selective_recompute,
             uid=uid,
             secrets=self.secrets,
         )
+
+    @property
+    def selective_recompute(self) -> bool:
+        """Whether blocks recompute selectively."""
+        return self.morphing.recompute == "selective"
 
     @property
     def loader_spec(self) -> LoaderSpec:

@@ -115,9 +115,10 @@ class MorphingConfig(Section):
     """Time to wait for further changes before growing."""
     schedule: Literal["auto", ScheduleKind] = "auto"
     """Pipeline schedule; `auto`: the best one for each plan."""
-    recompute: bool | Literal["auto"] = "auto"
+    recompute: bool | Literal["auto", "selective"] = "auto"
     """Recompute activations in the backward pass to save memory, in segments where that
-    is what fits; `auto`: where that is faster."""
+    is what fits; `auto`: where that is faster; `selective`: blocks keep the outputs of their
+    matrix products and attention kernels alone, and stages recompute beside that as with `auto`."""
     objective: Objective = "throughput"
     """How plans are compared: by `throughput` (examples per second) or by
     `examples_per_dollar`, which returns machines that are not worth their price."""
@@ -134,7 +135,7 @@ class MorphingConfig(Section):
     @property
     def asked_recompute(self) -> bool | None:
         """True if every plan must recompute; ``None``: the planner chooses."""
-        return None if self.recompute == "auto" else self.recompute
+        return self.recompute if isinstance(self.recompute, bool) else None
 
 
 class RuntimeConfig(Section):

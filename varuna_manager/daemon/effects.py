@@ -438,9 +438,7 @@ class EffectRunner:
 
     async def list_profiles(self) -> None:
         """Feed the profiles of the job's model that this machine keeps."""
-        found = await asyncio.to_thread(
-            profiles.known_profiles, self._job.facts, self._job.spec.loader
-        )
+        found = await asyncio.to_thread(profiles.known_profiles, self._job.facts, self._job.spec)
         self._sink.feed(e.ProfilesListed(at_s=self._now_s, profiles=found))
 
     async def keep_profile(self, command: c.KeepProfile) -> None:

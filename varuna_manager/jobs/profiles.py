@@ -3,7 +3,7 @@
     <home>/cache/profiles/<model>-<conditions>-<micro-batch sizes>.json
 
 Each is a ``Profile`` as indented JSON. A profile is reused for the same model on the
-same device with the same software and loader processes.
+same device with the same software, loader processes, precision, and recompute in blocks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from spottrain.morphing.plan.profiles import (
 from spottrain.varuna_manager.config.files import read_text
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.core.model.events import KnownProfile
-from spottrain.wire.model import AUTO_LOADER, LoaderSpec, ModelFacts, Profile
+from spottrain.wire.messages import JobSpec
+from spottrain.wire.model import LoaderSpec, ModelFacts, Profile
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +80,15 @@ def given_profile(config: JobConfig, facts: ModelFacts) -> Profile | None:
         return None
     profile = read_profile(Path(config.profile), facts)
     wanted, loader = config.microbatch_size, config.loader_spec
+    for name, asked in (
+        ("precision", config.precision),
+        ("selective_recompute", config.selective_recompute),
+    ):
+        if profile.origin == "measured" and (got := getattr(profile, name)) != asked:
+            raise ConfigError(
+                f"{config.profile}: {name} must be that of the job, {str(asked).lower()}: got "
+                f"{str(got).lower()}; measure again"
+            )
     if profile.origin == "measured" and profile.loader != loader:
         raise ConfigError(
             f"{config.profile}: loader must be that of the job, {_in_words(loader)}: got "
@@ -113,11 +123,15 @@ def write_profile(path: Path, profile: Profile) -> None:
 def path_of(profile: Profile) -> Path:
     """Return the file in which a measured profile is kept."""
     conditions = [profile.device, profile.software]
-    if profile.loader != AUTO_LOADER:
-        conditions.append(str(profile.loader))
+    conditions.append(str(_conditions(profile)))
     where = hashlib.sha256("\0".join(conditions).encode()).hexdigest()
     sizes = "-".join(map(str, profile.microbatch_sizes))
     return folder() / f"{profile.fingerprint[:16]}-{where[:16]}-m{sizes}.json"
+
+
+def _conditions(of: Profile | JobSpec) -> tuple[object, ...]:
+    """Return what measured times depend on beside model, device, software and size."""
+    return of.loader, of.precision, of.selective_recompute
 
 
 def keep(profile: Profile) -> None:
@@ -140,18 +154,18 @@ def _is_calm(path: Path) -> bool:
         return False
 
 
-def known_profiles(facts: ModelFacts, loader: LoaderSpec) -> tuple[KnownProfile, ...]:
+def known_profiles(facts: ModelFacts, like: Profile | JobSpec) -> tuple[KnownProfile, ...]:
     """Return the kept profiles of a model, newest first; damaged files are logged.
 
-    Those that were measured for other loader processes are left out: how long examples
-    take is in their times.
+    Those that were measured for other loader processes, for another precision or recompute in
+    blocks than a job's, or another profile's, are left out: other times and bytes are in them.
     """
     found = []
     for path in folder().glob(f"{facts.fingerprint[:16]}-*.json"):
         try:
             profile = read_profile(path, facts)
             at_s = path.stat().st_mtime
-            if profile.loader == loader:
+            if _conditions(profile) == _conditions(like):
                 found.append(KnownProfile(profile=profile, measured_at_s=at_s))
         except (ConfigError, OSError) as error:
             logger.warning("profile skipped: %s", error)
@@ -161,7 +175,7 @@ def known_profiles(facts: ModelFacts, loader: LoaderSpec) -> tuple[KnownProfile,
 
 def find(
     facts: ModelFacts,
-    loader: LoaderSpec,
+    spec: JobSpec,
     device: str,
     software: str,
     sizes: tuple[int, ...],
@@ -170,7 +184,7 @@ def find(
     return next(
         (
             known
-            for known in known_profiles(facts, loader)
+            for known in known_profiles(facts, spec)
             if (known.profile.device, known.profile.software) == (device, software)
             and knows_sizes(known.profile, sizes)
             and not assumes_links(known.profile)

@@ -134,14 +134,19 @@ def _facts(config: JobConfig) -> ModelFacts:
     kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=kept.parent) as scratch:
         draft, layout = Path(scratch, "facts"), Path(scratch, "layout")
-        size = str(config.runtime.tensor_parallel)
-        arguments = "--layout", str(layout), "--tensor-parallel", size
+        arguments = ["--layout", str(layout), *_asked(config)]
         facts = decode(ModelFacts, run_tool(INSPECTOR, config, *arguments))
         draft.write_text(encode(facts))
         if layout.exists():
             layout.replace(kept.with_suffix(_LAYOUT))
         draft.replace(kept)
     return facts
+
+
+def _asked(config: JobConfig) -> list[str]:
+    """Return the inspector's arguments for what the job file asks of a model."""
+    selective = ["--selective"] if config.selective_recompute else []
+    return ["--tensor-parallel", str(config.runtime.tensor_parallel), *selective]
 
 
 def kept_layout(config: JobConfig) -> Path:
@@ -180,7 +185,7 @@ def calibrate(
         if (given := profiles.given_profile(config, facts)) is not None:
             return given
         here = devices_here(config).name, machine.software()
-        known = profiles.find(facts, config.loader_spec, *here, config.microbatch_sizes)
+        known = profiles.find(facts, config.job_spec(""), *here, config.microbatch_sizes)
         if known is not None:
             return known.profile
     data.ensure_data(config)
@@ -196,7 +201,7 @@ def _key(config: JobConfig) -> str:
         fingerprint(theirs, packed_files(theirs, config.checkpoint.path)),
         fingerprint(ours, sorted(x.relative_to(ours) for x in ours.rglob("*.py"))),
     ]
-    parts += [config.entrypoint, str(config.steps), str(config.runtime.tensor_parallel)]
+    parts += [config.entrypoint, str(config.steps), *_asked(config)]
     parts += [spottrain.__version__, sys.version]
     with contextlib.suppress(PackageNotFoundError):
         parts.append(version("torch"))

@@ -268,7 +268,7 @@ def state_as_launched(
         now_s=now_s,
         preparation=PreparationState(
             profile=settings.profile or profile,
-            known_profiles=known_profiles(facts, config.loader_spec),
+            known_profiles=known_profiles(facts, config.job_spec("")),
         ),
         fleet=FleetState(reconciled=True),
         market=MarketState(offers=tuple(offers)),

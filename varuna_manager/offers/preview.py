@@ -65,7 +65,8 @@ from spottrain.varuna_manager.offers.plan_view import (
 from spottrain.varuna_manager.offers.ranker import ranking_terms
 from spottrain.varuna_manager.offers.table import ranking_view, why_nothing
 from spottrain.varuna_manager.reporting.documents import SCHEMA_VERSION
-from spottrain.wire.model import LoaderSpec, ModelFacts, Precision, Profile
+from spottrain.wire.messages import JobSpec
+from spottrain.wire.model import ModelFacts, Precision, Profile
 
 SHOWN_EXAMPLES = 1e6
 """Examples that time and cost are shown for, of a job without an end."""
@@ -361,12 +362,12 @@ def _keeps(row: RankedOffer, examples: float, limits: PlanLimits) -> bool:
     return not limits.exceeded(examples / row.worth.examples_per_usd, hours, 1)
 
 
-def profile_on_known_device(facts: ModelFacts, loader: LoaderSpec, on_cpus: bool) -> Profile | None:
+def profile_on_known_device(facts: ModelFacts, spec: JobSpec, on_cpus: bool) -> Profile | None:
     """Return the newest kept profile of a model that was measured on a known GPU or CPU.
 
     It predicts a cloud's machines better than a profile of this machine would.
     """
-    known = (one.profile for one in known_profiles(facts, loader))
+    known = (one.profile for one in known_profiles(facts, spec))
     found = ((one, catalogue().gpu_of(one.device)) for one in known)
     return next(
         (
@@ -401,7 +402,7 @@ def _own(
         facts,
         config.precision,
         on_cpus=config.device == "cpu",
-        others=_measured(facts, config.loader_spec),
+        others=_measured(facts, config.job_spec("")),
     )
     markets = [
         cloud_market(
@@ -423,8 +424,8 @@ def _own(
     )
 
 
-def _measured(facts: ModelFacts, loader: LoaderSpec) -> tuple[Profile, ...]:
-    return tuple(known.profile for known in known_profiles(facts, loader))
+def _measured(facts: ModelFacts, like: Profile | JobSpec) -> tuple[Profile, ...]:
+    return tuple(known.profile for known in known_profiles(facts, like))
 
 
 def _others(
@@ -440,7 +441,7 @@ def _others(
         inputs.profile,
         inputs.facts,
         precision,
-        others=_measured(inputs.facts, inputs.profile.loader),
+        others=_measured(inputs.facts, replace(inputs.profile, precision=precision)),
     )
     attached = {
         cloud: catalogue().attached_usd_per_hour(cloud, DISK_GIB, public_address=True)

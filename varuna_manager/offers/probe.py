@@ -155,7 +155,7 @@ def measured_before(config: JobConfig, probe: JobConfig, facts: ModelFacts) -> K
     Args:
         probe: See ``probe_job``.
     """
-    known = known_profiles(facts, config.loader_spec)
+    known = known_profiles(facts, config.job_spec(""))
     if not OWN_MACHINES.isdisjoint(config.resources.providers):
         return None  # what its hosts compute on is not known from here
     gpus = {machine.gpu.name for cloud in probe.clouds for machine in cloud.machines()}

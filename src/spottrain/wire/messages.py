@@ -80,6 +80,8 @@ class JobSpec:
     semantics: Semantics = "synchronous"
     tensor_parallel: int = 1
     """Ranks that divide the matrices of each stage."""
+    selective_recompute: bool = False
+    """Whether blocks keep for their backward but what is dear to compute again."""
     uid: str = ""
     """Of the job, which marks its checkpoints and their store; empty: nothing is marked."""
     secrets: tuple[str, ...] = ()

@@ -425,6 +425,10 @@ class Profile:
     """Device memory that is taken before the first tensor."""
     loader: LoaderSpec = AUTO_LOADER
     """The loader processes that workers were to have when it was measured."""
+    precision: Precision = "fp32"
+    """Of the matrix multiplications that were measured."""
+    selective_recompute: bool = False
+    """As in ``JobSpec``, when it was measured."""
     origin: Literal["measured", "derived", "written", "estimated"] = "measured"
     """``derived``: from a measured one by a declared ratio; ``written``: by hand;
     ``estimated``: from the model's facts and the roofline of a GPU."""

@@ -7,17 +7,20 @@ import logging
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.builders import a_spec
 from tests.unit.varuna_manager.story import FACTS, PROFILE
 
 from spottrain.errors import ConfigError
 from spottrain.morphing.plan.profiles import BETWEEN_AS_WITHIN
 from spottrain.varuna_manager.config.job import parse_config
 from spottrain.varuna_manager.jobs import profiles
-from spottrain.wire.model import AUTO_LOADER, LoaderSpec, Profile
+from spottrain.wire.model import LoaderSpec, Profile
 
 HERE = PROFILE.device, PROFILE.software
+SPEC = a_spec()
 
 
 def keep(profile: Profile, measured_at_s: float) -> None:
@@ -28,14 +31,14 @@ def keep(profile: Profile, measured_at_s: float) -> None:
 def test_what_was_kept_is_found_for_the_same_model_device_and_software() -> None:
     keep(PROFILE, 1000.0)
 
-    known = profiles.find(FACTS, AUTO_LOADER, *HERE, (1,))
+    known = profiles.find(FACTS, SPEC, *HERE, (1,))
 
     assert known is not None
     assert (known.profile, known.measured_at_s) == (PROFILE, 1000.0)
-    assert profiles.find(replace(FACTS, fingerprint="other"), AUTO_LOADER, *HERE, (1,)) is None
-    assert profiles.find(FACTS, AUTO_LOADER, "other", HERE[1], (1,)) is None
-    assert profiles.find(FACTS, AUTO_LOADER, HERE[0], "other", (1,)) is None
-    assert profiles.find(FACTS, AUTO_LOADER, *HERE, (1, 2)) is None
+    assert profiles.find(replace(FACTS, fingerprint="other"), SPEC, *HERE, (1,)) is None
+    assert profiles.find(FACTS, SPEC, "other", HERE[1], (1,)) is None
+    assert profiles.find(FACTS, SPEC, HERE[0], "other", (1,)) is None
+    assert profiles.find(FACTS, SPEC, *HERE, (1, 2)) is None
 
 
 def test_the_newest_comes_first() -> None:
@@ -43,28 +46,31 @@ def test_the_newest_comes_first() -> None:
     keep(PROFILE, 2000.0)
     keep(older, 1000.0)
 
-    known = profiles.known_profiles(FACTS, AUTO_LOADER)
+    known = profiles.known_profiles(FACTS, SPEC)
 
     assert [one.profile for one in known] == [PROFILE, older]
 
 
-def test_a_profile_serves_jobs_with_the_same_loaders_only() -> None:
-    two = LoaderSpec(workers=2)
+@pytest.mark.parametrize(
+    "condition",
+    [{"loader": LoaderSpec(workers=2)}, {"precision": "bf16"}, {"selective_recompute": True}],
+    ids=str,
+)
+def test_a_profile_serves_jobs_under_the_same_conditions_only(condition: dict[str, Any]) -> None:
+    other = replace(PROFILE, **condition)
     keep(PROFILE, 2000.0)
-    keep(replace(PROFILE, loader=two), 1000.0)
+    keep(other, 1000.0)
 
-    (known,) = profiles.known_profiles(FACTS, two)
-
-    assert known.profile.loader == two
-    assert profiles.known_profiles(FACTS, LoaderSpec(workers=0)) == ()
-    assert len(profiles.known_profiles(FACTS, AUTO_LOADER)) == 1
+    for profile, spec in ((PROFILE, SPEC), (other, replace(SPEC, **condition))):
+        (known,) = profiles.known_profiles(FACTS, spec)
+        assert known.profile == profile
 
 
 def test_measuring_again_takes_the_place_of_what_was_kept() -> None:
     keep(PROFILE, 1000.0)
     keep(replace(PROFILE, task_overhead_s=1.0), 2000.0)
 
-    (known,) = profiles.known_profiles(FACTS, AUTO_LOADER)
+    (known,) = profiles.known_profiles(FACTS, SPEC)
 
     assert known.profile.task_overhead_s == 1.0
 
@@ -72,7 +78,7 @@ def test_measuring_again_takes_the_place_of_what_was_kept() -> None:
 def test_links_that_were_assumed_are_no_use_later() -> None:
     keep(replace(PROFILE, sources=(BETWEEN_AS_WITHIN,)), 1000.0)
 
-    assert profiles.find(FACTS, AUTO_LOADER, *HERE, (1,)) is None
+    assert profiles.find(FACTS, SPEC, *HERE, (1,)) is None
 
 
 def test_a_damaged_file_is_reported_and_skipped(
@@ -82,7 +88,7 @@ def test_a_damaged_file_is_reported_and_skipped(
     profiles.path_of(PROFILE).write_text("{")
 
     with caplog.at_level(logging.WARNING):
-        assert profiles.known_profiles(FACTS, AUTO_LOADER) == ()
+        assert profiles.known_profiles(FACTS, SPEC) == ()
 
     assert "JSON" in caplog.text
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.builders import a_spec
 from tests.unit.pricing.ranked import FACTS, PROFILE
 
 from spottrain.errors import BudgetError, CapacityError, ConfigError
@@ -28,7 +29,6 @@ from spottrain.varuna_manager.offers.preview import (
     profile_on_known_device,
 )
 from spottrain.varuna_manager.reporting.tables import preview_parts
-from spottrain.wire.model import AUTO_LOADER
 
 OFFLINE = SearchScope(offline=True)
 
@@ -219,12 +219,12 @@ def test_of_a_job_whose_slots_share_cores_time_and_money_are_ranges(
 
 
 def test_a_cloud_s_machines_are_predicted_from_a_profile_of_a_known_gpu() -> None:
-    assert profile_on_known_device(FACTS, AUTO_LOADER, False) is None
+    assert profile_on_known_device(FACTS, a_spec(), False) is None
     laptop = replace(PROFILE, device="Xeon, 1 thread")
     profiles.keep(laptop)
-    assert profile_on_known_device(FACTS, AUTO_LOADER, False) is None
+    assert profile_on_known_device(FACTS, a_spec(), False) is None
     profiles.keep(PROFILE)
-    assert profile_on_known_device(FACTS, AUTO_LOADER, False) == PROFILE
+    assert profile_on_known_device(FACTS, a_spec(), False) == PROFILE
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def test_machines_without_a_price_need_no_cap() -> None:
 
 def test_what_was_measured_before_is_not_rented_again() -> None:
     config = job(**CLOUDS)
-    profiles.keep(replace(PROFILE, device="NVIDIA H100 80GB HBM3"))
+    profiles.keep(replace(PROFILE, device="NVIDIA H100 80GB HBM3", precision=config.precision))
 
     def found(kind: str, **changes: Any) -> bool:
         asked = job(**{**CLOUDS, **changes})
@@ -123,3 +123,4 @@ def test_what_was_measured_before_is_not_rented_again() -> None:
     assert found("H100")
     assert not found("A100")
     assert not found("H100", microbatch_size=2)
+    assert not found("H100", runtime={"precision": "fp32"})
