@@ -349,7 +349,9 @@ class Layouts:
         replica_bounds: tuple[int, ...],
         placed: Sequence[Device],
     ) -> Plan:
-        mode = draft.mode
+        mode, inputs = draft.mode, self.inputs
+        # With stale gradients, a thread that commits has the stream that links need.
+        may_link = inputs.network != "gloo" and inputs.semantics == "synchronous"
         return Plan(
             pipeline_depth=draft.depth,
             data_parallel_width=draft.width,
@@ -363,6 +365,7 @@ class Layouts:
             slots=tuple(device.slot for device in placed),
             predicted_step_s=0.0,
             in_flight_bound=mode.in_flight_bound or None,
+            links_on_devices=may_link and inputs.profile.within_vm.on_devices,
             chunks=mode.chunks,
             state=mode.state,
         )

@@ -45,7 +45,7 @@ from spottrain.pipeline.comm.groups import (
     release_rendezvous,
     world,
 )
-from spottrain.pipeline.comm.p2p import Direction, PipelineLinks
+from spottrain.pipeline.comm.p2p import Direction, LinkOf, PipelineLinks, through_hosts
 from spottrain.pipeline.devices.port import Device
 from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.units import counted
@@ -179,6 +179,10 @@ def even_shares(num_sections: int, count: int) -> list[range]:
         range(num_sections * rank // count, num_sections * (rank + 1) // count)
         for rank in range(count)
     ]
+
+
+_Timed = tuple[LinkProfile, float]
+"""A link between two ranks, and how long its sender is busy with a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -464,13 +468,22 @@ class _Round:
             return _Links(LOOPBACK, LOOPBACK, (), 0.0, (profiles.LINKS_ASSUMED,))
         vms = [slot.vm_id for slot in self._slots]
         activation_bytes = max(one.output_bytes for one in largest.sections)
-        within = self._time_pairs(pairs_within_vms(vms), activation_bytes)
+        inside = pairs_within_vms(vms)
+        within = self._time_pairs(inside, activation_bytes)
         between = self._time_pairs(pairs_between_vms(vms), activation_bytes)
         layout = self._loaded.layout
         count = layout.num_sections
         mean = sum(layout.param_bytes(k) for k in range(count)) // count
         tensor = min(max(mean, _RING_BYTES.start), _RING_BYTES.stop)
-        rings, failed = self._measure_rings(vms, (1 << 12, tensor // 4, tensor))
+        rings, straight, failed = self._measure_rings(
+            vms, (1 << 12, tensor // 4, tensor), inside, activation_bytes
+        )
+        if (
+            within
+            and straight
+            and _message_s(straight, activation_bytes) < _message_s(within, activation_bytes)
+        ):
+            within = straight
         known = within or between
         assert known is not None
         unmeasured = list(failed)
@@ -483,12 +496,22 @@ class _Round:
         return _Links(within_vm, between_vms, rings, posting_s, tuple(unmeasured))
 
     def _measure_rings(
-        self, vms: Sequence[str], sizes: Sequence[int]
-    ) -> tuple[tuple[RingProfile, ...], tuple[str, ...]]:
-        """Measure all-reduces in VMs' memory and, where possible, on GPUs.
+        self,
+        vms: Sequence[str],
+        sizes: Sequence[int],
+        pairs: Sequence[tuple[int, int]],
+        activation_bytes: int,
+    ) -> tuple[tuple[RingProfile, ...], _Timed | None, tuple[str, ...]]:
+        """Measure all-reduces in VMs' memory and, where possible, on GPUs; there also messages.
+
+        Args:
+            vms: Of each rank.
+            sizes: Bytes that are summed.
+            pairs: Ranks that send each other messages.
+            activation_bytes: About how large these are.
 
         Returns:
-            The rings, and what a profile says of those that failed.
+            The rings, the messages on GPUs, and what a profile says of those that failed.
         """
         plans = rings_to_measure(vms)
         memberships = memberships_of(plans)
@@ -496,10 +519,12 @@ class _Round:
         rings = measure_rings(plans, groups, sizes, RINGS_BUDGET_S)
         network = self._loaded.spec.network
         if network == "gloo":
-            return rings, ()
-        trial = TrialGroups(self._device)
+            return rings, None, ()
+        trial, straight = TrialGroups(self._device), None
+        links = [way for pair in pairs for way in (pair, pair[::-1])]
         try:
-            if trial.form(memberships, self._rank, _GROUP_TIMEOUT_S):
+            if trial.form(memberships, self._rank, _GROUP_TIMEOUT_S, links):
+                straight = self._time_pairs(pairs, activation_bytes, trial.link)
                 rings += measure_rings(plans, trial.groups, sizes, RINGS_BUDGET_S, self._device)
         finally:
             self.is_free = trial.close()
@@ -507,11 +532,14 @@ class _Round:
             raise NetworkRefusedError(
                 f"runtime.network: nccl does not start: {trial.failure}; use auto or gloo"
             )
-        return rings, (f"{NCCL_FAILED}{trial.failure}",) if trial.failure else ()
+        return rings, straight, (f"{NCCL_FAILED}{trial.failure}",) if trial.failure else ()
 
     def _time_pairs(
-        self, pairs: Sequence[tuple[int, int]], activation_bytes: int
-    ) -> tuple[LinkProfile, float] | None:
+        self,
+        pairs: Sequence[tuple[int, int]],
+        activation_bytes: int,
+        link_of: LinkOf = through_hosts,
+    ) -> _Timed | None:
         """Time all pairs at once; return the median link and the time to post."""
         mine = next((pair for pair in pairs if self._rank in pair), None)
         times: MessageTimes | None = None
@@ -524,6 +552,7 @@ class _Round:
                 leads=leads,
                 sizes=message_sizes(activation_bytes),
                 device=self._device,
+                link_of=link_of,
                 budget_s=LINK_BUDGET_S,
             )
         found = None
@@ -533,9 +562,16 @@ class _Round:
         every = [one for one in _gather(found) if one is not None]
         if not every:
             return None
-        names = every[0][0]
+        names = every[0][0].keys() - {"on_devices"}
         link = {k: statistics.median(one[k] for one, _ in every) for k in names}
-        return LinkProfile(**link), statistics.median(posted for _, posted in every)
+        profile = LinkProfile(**link, on_devices=link_of is not through_hosts)
+        return profile, statistics.median(posted for _, posted in every)
+
+
+def _message_s(timed: _Timed, num_bytes: int) -> float:
+    """Return how long a message takes."""
+    link, _ = timed
+    return link.latency_s + num_bytes / link.bandwidth_bytes_per_s
 
 
 def _spike_bytes(section: dict[str, Any]) -> int:

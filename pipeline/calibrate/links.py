@@ -18,7 +18,7 @@ import torch.distributed as dist
 from spottrain.pipeline.calibrate.statistics import fit_line, is_steady, spread
 from spottrain.pipeline.comm.collectives import gather_json
 from spottrain.pipeline.comm.groups import world
-from spottrain.pipeline.comm.p2p import Direction, PipelineLinks
+from spottrain.pipeline.comm.p2p import Direction, LinkOf, PipelineLinks, through_hosts
 from spottrain.pipeline.devices.port import Device
 from spottrain.wire.model import LinkProfile, RingProfile
 
@@ -70,6 +70,7 @@ def time_messages(
     leads: bool,
     sizes: Sequence[int],
     device: Device,
+    link_of: LinkOf = through_hosts,
     budget_s: float = 1.0,
 ) -> MessageTimes | None:
     """Time messages to rank ``peer`` of the default group, which must do so too.
@@ -79,6 +80,7 @@ def time_messages(
         leads: Whether this rank takes the time; its peer says the opposite.
         sizes: Bytes of messages, ``SMALLEST_BYTES`` and more; the same on both sides.
         device: Where messages come from and go to.
+        link_of: What carries them there, if not gloo.
         budget_s: About how long to go on, unless the medians are steady before.
 
     Returns:
@@ -87,7 +89,8 @@ def time_messages(
     Raises:
         GenerationBrokenError, RuntimeError: The peer is gone.
     """
-    links = PipelineLinks(None if leads else peer, peer if leads else None, device)
+    before, after = (None, peer) if leads else (peer, None)
+    links = PipelineLinks(before, after, device, link_of=link_of)
     times = None
     try:
         if leads:
@@ -134,7 +137,7 @@ def _ping(links: PipelineLinks, message: torch.Tensor, device: Device) -> tuple[
     arrival = links.arrival(wait=True)
     assert arrival is not None
     for one in filter(None, arrival.tensors):
-        device.finish(one.transfer)
+        one.finish(device)
     return posted - began, time.perf_counter() - began
 
 

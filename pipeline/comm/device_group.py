@@ -1,6 +1,6 @@
-"""The group that sums device tensors of a stage's replicas, and how it is ended.
+"""Groups that sum device tensors of a stage's replicas, or carry them, and how they are ended.
 
-Control stays with gloo on the host; this group has one communicator of its own. A
+Control stays with gloo on the host; each of these groups has a communicator of its own. A
 communicator whose peer is gone waits for ever, and the computations queued behind it do,
 too: NCCL leaves it to the application to notice and to abort ("Fault Tolerance" in
 NCCL's user guide: an operation with an asynchronous error never completes). So a thread
@@ -23,12 +23,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from spottrain.errors import SpottrainError
 from spottrain.pipeline.comm.collectives import gather_json
+from spottrain.pipeline.comm.device_link import DeviceLink
 from spottrain.pipeline.comm.groups import (
     Connections,
     GenerationBrokenError,
@@ -157,6 +159,55 @@ def _obstacle(endpoints: Sequence[Endpoint], stages: Sequence[tuple[int, ...]]) 
     return None
 
 
+Links = Mapping[tuple[int, int], dist.ProcessGroup]
+"""Groups of the rank that sends and the one that receives, in this order."""
+
+
+def _form_all(
+    memberships: Iterable[tuple[int, ...]],
+    links: Iterable[tuple[int, int]],
+    rank: int,
+    timeout_s: float,
+    library: str,
+) -> tuple[dict[tuple[int, ...], dist.ProcessGroup], dict[tuple[int, int], dist.ProcessGroup]]:
+    """Form this rank's groups, all of them before one is used."""
+
+    def own(members: Iterable[Any]) -> dict[Any, dist.ProcessGroup]:
+        mine = [ranks for ranks in dict.fromkeys(members) if rank in ranks and len(ranks) > 1]
+        return {ranks: new_group(ranks, timeout_s, library) for ranks in mine}
+
+    return own(memberships), own(links)
+
+
+def _try_all(
+    device: Device,
+    groups: Mapping[tuple[int, ...], dist.ProcessGroup],
+    links: Links,
+    rank: int,
+    library: str,
+) -> None:
+    """Use each group once: NCCL connects only now, and a failure shows at the start."""
+    for ranks, group in groups.items():
+        _sum_ones(device, group, len(ranks), library)
+    for (source, _), group in links.items():
+        _pass_ones(DeviceLink(group, device), source == rank, library)
+
+
+def _pass_ones(link: DeviceLink, sends: bool, library: str) -> None:
+    """Send ones over a link, or receive them.
+
+    Raises:
+        GenerationBrokenError: Others have come in.
+    """
+    for count in _TRIALS.get(library, (1,)):
+        if sends:
+            ones = torch.ones(count, device=link.device.torch_device)
+            link.device.synchronise()
+            link.send(ones).wait()
+        elif float(link.receive((count,), torch.float32).sum()) != count:
+            raise GenerationBrokenError(f"{count} ones have arrived as others")
+
+
 def _sum_ones(device: Device, group: dist.ProcessGroup | None, size: int, library: str) -> None:
     """Sum ones over ``size`` ranks: NCCL connects only now.
 
@@ -211,6 +262,7 @@ class DeviceGroups:
         self._own: Connections | None = None
         """The groups', where it is gloo that stands in for NCCL."""
         self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+        self._links: dict[tuple[int, int], dist.ProcessGroup] = {}
         self._watcher: threading.Thread | None = None
         self._stop, self._stopped = socket.socketpair()
         self._finished = False
@@ -226,16 +278,19 @@ class DeviceGroups:
         network: Network,
         planned: Network,
         memberships: Sequence[tuple[int, ...]],
+        links: Sequence[tuple[int, int]],
         rank: int,
         timeout_s: float,
     ) -> None:
-        """Form groups, and sum once in each; all ranks call this.
+        """Form groups, and use each once; all ranks call this.
 
         Args:
             endpoints: Of every rank.
             network: As in the job file.
             planned: As in the plan.
             memberships: Ranks of every group, the same at all ranks; each is in one at least.
+            links: Ranks that send, and those that receive from them, the same at all ranks.
+                None is formed where two of them share a device.
             rank: This one.
             timeout_s: Of one collective.
 
@@ -244,8 +299,11 @@ class DeviceGroups:
             GenerationBrokenError, RuntimeError: A peer is gone, or NCCL did not start.
         """
         library = choose_library(network, endpoints, memberships, planned)
-        mine = [ranks for ranks in dict.fromkeys(memberships) if rank in ranks and len(ranks) > 1]
-        if library is None or not mine:
+        carrier = None if network == "gloo" or _obstacle(endpoints, links) else endpoints[0].library
+        own = [ranks for ranks in memberships if library and rank in ranks and len(ranks) > 1]
+        ways = [way for way in links if carrier and rank in way]
+        library = library or carrier
+        if library is None or not (own or ways):
             return
         if library == "nccl":
             os.environ.update(_NCCL_ENVIRONMENT)
@@ -255,22 +313,22 @@ class DeviceGroups:
         self._watcher = threading.Thread(target=self._watch, name="watch", daemon=True)
         self._watcher.start()
         self._starting = True
-        with self.bounded(TRIAL_BOUND_S + EACH_TRIAL_S * len(mine)):
-            self._form(library, mine, timeout_s)
+        with self.bounded(TRIAL_BOUND_S + EACH_TRIAL_S * (len(own) + len(ways))):
+            self._groups, self._links = _form_all(own, ways, rank, timeout_s, library)
+            if self._own is not None:
+                self._own.seal()
+            _try_all(self._device, self._groups, self._links, rank, library)
+            self.check()
         self._starting = False
-
-    def _form(self, library: str, mine: Sequence[tuple[int, ...]], timeout_s: float) -> None:
-        for ranks in mine:
-            self._groups[ranks] = new_group(ranks, timeout_s, library)
-        if self._own is not None:
-            self._own.seal()
-        for ranks, group in self._groups.items():  # a failure shows at the start
-            _sum_ones(self._device, group, len(ranks), library)
-        self.check()
 
     def of(self, ranks: tuple[int, ...]) -> dist.ProcessGroup | None:
         """Return the group of ``ranks``; None: they do not sum on their devices."""
         return self._groups.get(ranks)
+
+    def link(self, source: int, target: int) -> DeviceLink | None:
+        """Return what carries tensors from one rank to another; None: gloo does."""
+        group = self._links.get((source, target))
+        return None if group is None else DeviceLink(group, self._device)
 
     @contextmanager
     def bounded(self, bound_s: float | None = None) -> Iterator[None]:
@@ -345,7 +403,7 @@ class DeviceGroups:
         if self._own is not None:
             self._own.cut()
         else:
-            for group in self._groups.values():
+            for group in (*self._groups.values(), *self._links.values()):
                 group.abort()
         done.set()
 
@@ -367,16 +425,24 @@ class TrialGroups:
         self._error = ""
         self.groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
         """Those of this rank."""
+        self._links: dict[tuple[int, int], dist.ProcessGroup] = {}
         self.failure = ""
         """The first error of any rank, in one line, the same at all of them."""
 
-    def form(self, memberships: Sequence[tuple[int, ...]], rank: int, timeout_s: float) -> bool:
-        """Form groups and sum once in each, in bounded time.
+    def form(
+        self,
+        memberships: Sequence[tuple[int, ...]],
+        rank: int,
+        timeout_s: float,
+        links: Sequence[tuple[int, int]] = (),
+    ) -> bool:
+        """Form groups and use each once, in bounded time.
 
         Args:
             memberships: Ranks of every group, the same at all ranks.
             rank: This one.
             timeout_s: Of one collective.
+            links: Ranks that send, and those that receive from them, the same at all ranks.
 
         Returns:
             Whether they can be used, the same at all ranks. If not and there is no
@@ -385,7 +451,7 @@ class TrialGroups:
         endpoints = _gather_endpoints(self._device)
         ranks = tuple(range(len(endpoints)))
         self._library = choose_library("auto", endpoints, [ranks])
-        if self._library is None or not memberships:
+        if self._library is None or not (memberships or links):
             return False
         if self._library == "nccl":
             os.environ.update(_NCCL_ENVIRONMENT)
@@ -393,12 +459,12 @@ class TrialGroups:
             self._own = Connections()
         starting = threading.Thread(
             target=self._start,
-            args=(dict.fromkeys(memberships), rank, timeout_s, self._library),
+            args=(memberships, links, rank, timeout_s, self._library),
             name="start",
             daemon=True,
         )
         starting.start()
-        bound_s = TRIAL_BOUND_S + EACH_TRIAL_S * len(memberships)
+        bound_s = TRIAL_BOUND_S + EACH_TRIAL_S * (len(memberships) + len(links))
         starting.join(bound_s)
         late = f"no answer in {bound_s:g} s" if starting.is_alive() else ""
         found = gather_json([self._error, late])
@@ -409,22 +475,26 @@ class TrialGroups:
     def _start(
         self,
         memberships: Iterable[tuple[int, ...]],
+        links: Iterable[tuple[int, int]],
         rank: int,
         timeout_s: float,
         library: str,
     ) -> None:
         try:
             with self._device.using():
-                for members in memberships:
-                    if rank in members:
-                        group = new_group(members, timeout_s, library)
-                        self.groups[members] = group
-                        _sum_ones(self._device, group, len(members), library)
+                made = _form_all(memberships, links, rank, timeout_s, library)
+                self.groups, self._links = made
+                _try_all(self._device, *made, rank, library)
         except dist.DistBackendError as error:
             self._error = nccl_failure(str(error))
         except (RuntimeError, ValueError, GenerationBrokenError) as error:
             line = (str(error).splitlines() or [""])[0]
             self._error = f"{type(error).__name__}: {line}"
+
+    def link(self, source: int, target: int) -> DeviceLink | None:
+        """Return what carries tensors from one rank to another, if anything does."""
+        group = self._links.get((source, target))
+        return None if group is None else DeviceLink(group, self._device)
 
     def close(self) -> bool:
         """Abort the groups in bounded time; return whether that has ended."""
@@ -437,5 +507,5 @@ class TrialGroups:
         if self._own is not None:
             self._own.cut()
         elif self._library is not None:
-            for group in self.groups.values():
+            for group in (*self.groups.values(), *self._links.values()):
                 group.abort()

@@ -17,17 +17,19 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
 from queue import Queue, SimpleQueue
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from spottrain.pipeline.base.layout import as_sent, format_of
 from spottrain.pipeline.comm.collectives import GATHER_TAG
+from spottrain.pipeline.comm.device_link import DeviceLink, Resident, Sent
 from spottrain.pipeline.comm.groups import GenerationBrokenError, world
 from spottrain.pipeline.comm.tensor_group import TensorGroup
 from spottrain.pipeline.devices.port import Device, Transfer
@@ -64,7 +66,7 @@ class Direction(Enum):
 class Travelling:
     """A tensor on its way to a device, or from it."""
 
-    transfer: Transfer
+    transfer: Transfer | Resident
     dtype: torch.dtype
     """In which its sender computes; it may travel in another one."""
     channels_last: bool
@@ -76,11 +78,29 @@ class Travelling:
 
     def on(self, device: Device) -> torch.Tensor:
         """Return the tensor, to be computed with from now on."""
-        tensor = device.wait(self.transfer)
+        if isinstance(self.transfer, Resident):
+            tensor = self.transfer.target
+        else:
+            tensor = device.wait(self.transfer)
         if self.group is not None:
             tensor = self.group.gather(tensor).view(self.shape)
         tensor = tensor.to(self.dtype)
         return tensor.movedim(-1, 1) if self.channels_last else tensor
+
+    def finish(self, device: Device) -> torch.Tensor:
+        """Hold the host until it is at the end of its way; return what has come there."""
+        if isinstance(self.transfer, Resident):
+            return self.transfer.target
+        return device.finish(self.transfer)
+
+
+LinkOf = Callable[[int, int], DeviceLink | None]
+"""What carries tensors from one rank to another one where they do not go through host memory."""
+
+
+def through_hosts(source: int, target: int) -> DeviceLink | None:
+    """Return none: gloo carries them."""
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,24 +191,29 @@ class _Posted:
         signature: _Signature,
         device: Device,
         group: TensorGroup | None,
+        link: DeviceLink | None,
     ) -> None:
         self._source = source
         self._direction = direction
         self._signature = signature
-        self._device, self._group = device, group
+        self._device, self._group, self._link = device, group, link
         self._header = torch.empty(2, dtype=torch.int64)
         self._works = [self._post(_Part.HEADER, self._header)]
-        self._payload = self._post_all(_Part.PAYLOAD, signature)
+        self._payload = [] if link else self._post_all(_Part.PAYLOAD, signature)
 
     def wait(self) -> tuple[_Signature, list[torch.Tensor | None], int]:
         """Return the tensors, their signature, and the sender's note."""
         self._wait()
         note, num_described = self._header.tolist()
+        signature = self._signature
+        if num_described:
+            described = torch.empty(num_described, dtype=torch.int64)
+            self._post(_Part.EXTRA, described).wait()
+            signature = _read(described.tolist())
+        if self._link is not None:
+            return signature, [self._receive(self._link, form) for form in signature], note
         if not num_described:
-            return self._signature, self._payload, note
-        described = torch.empty(num_described, dtype=torch.int64)
-        self._post(_Part.EXTRA, described).wait()
-        signature = _read(described.tolist())
+            return signature, self._payload, note
         self._works = []
         extra = self._post_all(_Part.EXTRA, signature)
         self._wait()
@@ -203,11 +228,18 @@ class _Posted:
         self._works += [self._post(part, tensor) for tensor in tensors if tensor is not None]
         return tensors
 
+    def _receive(self, link: DeviceLink, form: _Form) -> torch.Tensor | None:
+        return link.receive(self._shape_of(form), _DTYPES[form[0]]) if form else None
+
     def _allocate(self, form: _Form) -> torch.Tensor:
-        dtype, _, _, *shape = form
+        return self._device.allocate_host(self._shape_of(form), _DTYPES[form[0]])
+
+    def _shape_of(self, form: _Form) -> Sequence[int]:
+        """Return the shape of what comes."""
+        shape = form[3:]
         if self._group is not None and _is_divided(shape, self._group):
-            shape = [math.prod(shape) // self._group.size]
-        return self._device.allocate_host(shape, _DTYPES[dtype])
+            return (math.prod(shape) // self._group.size,)
+        return shape
 
     def _post(self, part: _Part, tensor: torch.Tensor) -> dist.Work:
         return world().receive(tensor, self._source, part.tag(self._direction))
@@ -223,12 +255,13 @@ class _Receiver(threading.Thread):
         arrivals: SimpleQueue[Arrival | _Broken | None],
         device: Device,
         group: TensorGroup | None,
+        link: DeviceLink | None,
     ) -> None:
         super().__init__(name=f"receive-{direction.name.lower()}", daemon=True)
         self._source = source
         self._direction = direction
         self._arrivals = arrivals
-        self._device, self._group = device, group
+        self._device, self._group, self._link = device, group, link
         self.orders: SimpleQueue[int] = SimpleQueue()
         """Numbers of messages to receive next; 0 ends the thread."""
         self._signatures: deque[_Signature] = deque([()] * _AHEAD)
@@ -246,20 +279,22 @@ class _Receiver(threading.Thread):
         for left in range(count, 0, -1):
             while len(posted) < min(_AHEAD, left):
                 signature = self._signatures.popleft()
-                posted.append(
-                    _Posted(self._source, self._direction, signature, self._device, self._group)
-                )
+                posted.append(self._post(signature))
             signature, tensors, note = posted.popleft().wait()
             self._signatures.append(signature)
-            arrived = tuple(map(self._upload, tensors, signature))
+            arrived = tuple(map(self._arrived, tensors, signature))
             self._arrivals.put(Arrival(self._direction, arrived, time.monotonic(), note))
 
-    def _upload(self, tensor: torch.Tensor | None, form: _Form) -> Travelling | None:
+    def _post(self, signature: _Signature) -> _Posted:
+        way = self._source, self._direction
+        return _Posted(*way, signature, self._device, self._group, self._link)
+
+    def _arrived(self, tensor: torch.Tensor | None, form: _Form) -> Travelling | None:
         if tensor is None:
             return None
         _, own, channels_last, *shape = form
         group = self._group if _is_divided(shape, self._group) else None
-        transfer = self._device.upload(tensor)
+        transfer = Resident(tensor) if self._link else self._device.upload(tensor)
         return Travelling(transfer, _DTYPES[own], bool(channels_last), tuple(shape), group)
 
 
@@ -271,6 +306,9 @@ class _Message:
     target: int
     tensors: tuple[Travelling | None, ...]
     note: int
+    link: DeviceLink | None
+    ready: Any
+    """Moment of the device at which they are computed."""
 
 
 def _form(one: Travelling | None, tensor: torch.Tensor | None) -> _Form:
@@ -284,7 +322,7 @@ class _Sends:
     """What was sent and is not yet known to have arrived."""
 
     def __init__(self) -> None:
-        self._works: deque[tuple[dist.Work, torch.Tensor]] = deque()
+        self._works: deque[tuple[dist.Work | Sent, torch.Tensor]] = deque()
         self._sent: dict[Direction, deque[_Signature]] = {
             way: deque([()] * _AHEAD, _AHEAD) for way in Direction
         }
@@ -292,19 +330,24 @@ class _Sends:
 
     def post(self, message: _Message, device: Device) -> None:
         """Send tensors once they have come down from the device."""
-        direction, note = message.direction, message.note
-        tensors = [None if one is None else device.finish(one.transfer) for one in message.tensors]
+        direction, note, link = message.direction, message.note, message.link
+        tensors = [None if one is None else one.finish(device) for one in message.tensors]
         signature = tuple(map(_form, message.tensors, tensors))
         payload = [tensor for tensor in tensors if tensor is not None]
         expected = self._sent[direction][0]
         self._sent[direction].append(signature)
+        placeholders = [_NOTHING for form in expected if form]
+        if link is not None:
+            device.reach(message.ready)
+            self._works += [(link.send(tensor), tensor) for tensor in payload]
+            payload, placeholders = [], []
         if signature == expected:
             parts = [(_Part.HEADER, _header(note, 0)), *((_Part.PAYLOAD, one) for one in payload)]
         else:
             described = torch.tensor(_described(signature), dtype=torch.int64)
             parts = [
                 (_Part.HEADER, _header(note, len(described))),
-                *((_Part.PAYLOAD, _NOTHING) for form in expected if form),
+                *((_Part.PAYLOAD, one) for one in placeholders),
                 *((_Part.EXTRA, one) for one in (described, *payload)),
             ]
         for part, content in parts:
@@ -351,7 +394,8 @@ class _Sender(threading.Thread):
 class PipelineLinks:
     """The links of one stage to its neighbours.
 
-    Tensors of a GPU go through page-locked memory of the host.
+    Tensors of a GPU go through page-locked memory of the host, or straight to another one of
+    their VM.
 
     Args:
         previous: Rank of the stage before, if there is one.
@@ -359,6 +403,7 @@ class PipelineLinks:
         device: Where tensors are sent from, and go to.
         wire: Type in which they travel, where theirs is wider.
         group: Ranks that send and receive the same tensors, if there are several.
+        link_of: See ``LinkOf``.
     """
 
     def __init__(
@@ -368,7 +413,11 @@ class PipelineLinks:
         device: Device,
         wire: WireType = "own",
         group: TensorGroup | None = None,
+        link_of: LinkOf = through_hosts,
     ) -> None:
+        targets = {Direction.ACTIVATION: following, Direction.GRADIENT: previous}
+        self._targets = {way: one for way, one in targets.items() if one is not None}
+        self._links = {way: link_of(world().rank, one) for way, one in self._targets.items()}
         self._wire = _WIRE_TYPES[wire]
         self._group = group
         self._previous = previous
@@ -381,7 +430,8 @@ class PipelineLinks:
         sources = (Direction.ACTIVATION, previous), (Direction.GRADIENT, following)
         for direction, source in sources:
             if source is not None:
-                receiver = _Receiver(source, direction, self._arrivals, device, group)
+                link = link_of(source, world().rank)
+                receiver = _Receiver(source, direction, self._arrivals, device, group, link)
                 receiver.start()
                 self._receivers[direction] = receiver
         self._sender: _Sender | None = None
@@ -430,16 +480,16 @@ class PipelineLinks:
         self, direction: Direction, tensors: Iterable[torch.Tensor | None], note: int = 0
     ) -> None:
         """Send tensors of the device together, and a number; return before they have arrived."""
-        forward = direction is Direction.ACTIVATION
-        target = self._following if forward else self._previous
-        assert target is not None
-        message = _Message(direction, target, tuple(map(self._download, tensors)), note)
+        target, link = self._targets[direction], self._links[direction]
+        travelling = tuple(self._leave(tensor, link) for tensor in tensors)
+        ready = None if link is None else self._device.mark()
+        message = _Message(direction, target, travelling, note, link, ready)
         if self._sender is None:
             self._sends.post(message, self._device)
         else:
             self._sender.orders.put(message)
 
-    def _download(self, tensor: torch.Tensor | None) -> Travelling | None:
+    def _leave(self, tensor: torch.Tensor | None, link: DeviceLink | None) -> Travelling | None:
         if tensor is None:
             return None
         dtype, tensor = tensor.dtype, as_sent(tensor)
@@ -452,7 +502,8 @@ class PipelineLinks:
         shape, group = tuple(tensor.shape), self._group
         if group is not None and _is_divided(shape, group):
             tensor = tensor.flatten().chunk(group.size)[group.index]
-        return Travelling(self._device.download(tensor), dtype, channels_last, shape)
+        transfer = self._device.download(tensor) if link is None else Resident(tensor)
+        return Travelling(transfer, dtype, channels_last, shape)
 
     def flush(self) -> None:
         """Wait until the neighbours have taken all that was sent."""

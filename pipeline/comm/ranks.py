@@ -21,6 +21,16 @@ def neighbours(plan: Plan, rank: int) -> tuple[int | None, int | None]:
     return before if has_before else None, after if has_after else None
 
 
+def links_within_vms(plan: Plan) -> list[tuple[int, int]]:
+    """Return the directed links between neighbours in one VM: who sends, who receives."""
+    found = []
+    for rank, slot in enumerate(plan.slots):
+        for other in neighbours(plan, rank):
+            if other not in (None, rank) and plan.slots[other].vm_id == slot.vm_id:
+                found.append((rank, other))
+    return list(dict.fromkeys(found))
+
+
 def stage_ranks(plan: Plan, stage: int) -> tuple[int, ...]:
     """Return the ranks that hold ``stage``, in the order of rows."""
     depth = plan.pipeline_depth

@@ -119,6 +119,13 @@ class CudaDevice:
         """Return page-locked memory, from the pool that torch keeps of it."""
         return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
 
+    def allocate_beside(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Return memory of the pool of that thread's stream, not to be given out again before
+        the computations queued until it is let go of."""
+        memory = torch.empty(tuple(shape), dtype=dtype, device=self.torch_device)
+        memory.record_stream(self._compute)
+        return memory
+
     def lock_pages(self, memory: torch.Tensor) -> None:
         """Register memory with the driver (``cudaHostRegister``), for this process.
 

@@ -33,6 +33,10 @@ class HostDevice:
         """Return uninitialised memory."""
         return torch.empty(tuple(shape), dtype=dtype)
 
+    def allocate_beside(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Return uninitialised memory."""
+        return torch.empty(tuple(shape), dtype=dtype)
+
     def lock_pages(self, memory: torch.Tensor) -> None:
         """Do nothing."""
 

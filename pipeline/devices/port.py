@@ -56,6 +56,10 @@ class Device(Protocol):
         """Return uninitialised host memory from and to which transfers run beside
         computations."""
 
+    def allocate_beside(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Return uninitialised memory of the device in a thread ``beside``, to be computed
+        with by the one that is ``using`` once that thread has synchronised."""
+
     def lock_pages(self, memory: torch.Tensor) -> None:
         """Let transfers run beside computations from and to ``memory``.
 

@@ -32,7 +32,7 @@ from spottrain.pipeline.comm.groups import (
     world,
 )
 from spottrain.pipeline.comm.p2p import PipelineLinks
-from spottrain.pipeline.comm.ranks import memberships, neighbours
+from spottrain.pipeline.comm.ranks import links_within_vms, memberships, neighbours
 from spottrain.pipeline.model.data import MicrobatchSource
 from spottrain.pipeline.model.sections import ModelLayout
 from spottrain.pipeline.state import update
@@ -241,7 +241,8 @@ def _form_groups(
     summing = memberships(plan, ())
     # What was chosen for gradients is not for the sums within every forward.
     planned: NetworkChoice = plan.network if plan.devices_per_stage_replica == 1 else "auto"
-    device_groups.form(endpoints, spec.network, planned, summing, rank, TIMEOUT_S)
+    links = links_within_vms(plan) if plan.links_on_devices else []
+    device_groups.form(endpoints, spec.network, planned, summing, links, rank, TIMEOUT_S)
     return groups
 
 
@@ -326,7 +327,11 @@ class _Training:
         )
         # Threads begin last, when no code of the user's can raise any more.
         self._links = PipelineLinks(
-            *neighbours(plan, rank), context.device, spec.wire, self._lanes.tensor_group
+            *neighbours(plan, rank),
+            context.device,
+            spec.wire,
+            self._lanes.tensor_group,
+            network.device_groups.link,
         )
         self._lanes.connect(source, self._links)
         self._evaluation = Evaluation(context, command, rank, self._arenas, source)

@@ -172,6 +172,13 @@ class DeferredDevice(HostDevice):
         _remember(self._pinned, memory)
         return memory
 
+    def allocate_beside(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Return memory that holds no numbers."""
+        memory = super().allocate_beside(shape, dtype)
+        self.spoil(memory)
+        self.hold([memory])
+        return memory
+
     def lock_pages(self, memory: torch.Tensor) -> None:
         """Note the addresses; refuse those that are locked, as a driver does."""
         begin, end = _begin(memory), _end(memory)

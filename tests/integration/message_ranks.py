@@ -32,7 +32,7 @@ from spottrain.pipeline.comm.groups import (
     new_groups,
     open_rendezvous,
 )
-from spottrain.pipeline.comm.p2p import Direction, PipelineLinks
+from spottrain.pipeline.comm.p2p import Direction, LinkOf, PipelineLinks, through_hosts
 from spottrain.pipeline.comm.tensor_group import TensorGroup
 from spottrain.pipeline.devices.host import HostDevice
 from spottrain.pipeline.model.loaded import ParameterSpec
@@ -59,6 +59,15 @@ def gathers(rank: int, size: int) -> None:
 
 def tensors_of_any_look(rank: int, size: int) -> None:
     """What is sent arrives in order as it was, in whatever portions it is expected."""
+    trial = TrialGroups(DeferredDevice(rank))
+    assert trial.form([], rank, TIMEOUT_S, [(0, 1), (1, 0)]), trial.failure
+    _send_tensors_of_any_look(rank, HostDevice(), through_hosts)
+    _send_tensors_of_any_look(rank, DeferredDevice(rank), through_hosts)
+    _send_tensors_of_any_look(rank, DeferredDevice(rank), trial.link)
+    assert trial.close()
+
+
+def _send_tensors_of_any_look(rank: int, device: HostDevice, link_of: LinkOf) -> None:
     sent = [
         torch.full(shape, float(n), dtype=DTYPES[n % len(DTYPES)])
         for n, shape in enumerate(SHAPES * 3)
@@ -69,18 +78,18 @@ def tensors_of_any_look(rank: int, size: int) -> None:
     sent += [one.to(memory_format=to) for one, to in zip(pictures, layouts, strict=True)]
     sent += pictures
     if rank == 0:
-        links = PipelineLinks(None, 1, HostDevice())
+        links = PipelineLinks(None, 1, device, link_of=link_of)
         for tensor in sent:
             links.send(Direction.ACTIVATION, [tensor])
         links.flush()
     else:
-        links = PipelineLinks(0, None, HostDevice())
+        links = PipelineLinks(0, None, device, link_of=link_of)
         for count in (1, 2, len(sent) - 3):
             links.expect(Direction.ACTIVATION, count)
         for tensor in sent:
             arrival = links.arrival(wait=True)
             assert arrival is not None
-            (received,) = arrival.activations_on(HostDevice())
+            (received,) = arrival.activations_on(device)
             assert received.dtype == tensor.dtype
             assert received.stride() == tensor.stride()
             assert torch.equal(received, tensor), (received, tensor)

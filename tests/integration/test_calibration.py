@@ -37,13 +37,14 @@ def begin(
     number: int = -1,
     sizes: Sequence[int] = (),
     checkpoint: str = "",
+    slots: Sequence[int] = (0,),
 ) -> messages.Calibrate:
     """Tell all what a manager would tell them."""
     fleet.generation = number
     host, port = fleet.open_store(names[0])
     command = messages.Calibrate(
         generation=number,
-        participants=tuple(Slot(vm_id=name, index=0) for name in names),
+        participants=tuple(Slot(vm_id=name, index=slot) for name in names for slot in slots),
         store_host=host,
         store_port=port,
         microbatch_sizes=tuple(sizes),
@@ -80,6 +81,23 @@ def test_two_vms_measure_everything_together(fleet: Fleet) -> None:
         assert min(*times_s, beside.posting_s) > 0
     progress = [r for _, r in fleet.history if isinstance(r, messages.CalibrationProgress)]
     assert [(p.done, p.total) for p in progress] == [(n, 4) for n in (1, 2, 3, 4)]
+
+
+@pytest.mark.rotated
+def test_messages_within_a_vm_are_measured_from_device_to_device(
+    zygote: Zygote, tmp_path: Path
+) -> None:
+    """gloo carries both here; the profile has the faster way, and no word of a failure."""
+    hosts = {"a": Host(num_slots=2, device="tests.fakes.deferred:3")}
+    spec = job_spec(tmp_path)
+    with Fleet(spec, "a", tmp_path / "log", zygote, hosts=hosts) as fleet:
+        fleet.ready()
+        begin(fleet, "a", checkpoint=fleet.initialise(), slots=range(2))
+
+        profile = end(fleet)
+
+    assert profile.sources == (BETWEEN_AS_WITHIN,)
+    assert profile.within_vm.bandwidth_bytes_per_s > 0
 
 
 @pytest.mark.rotated

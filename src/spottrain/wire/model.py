@@ -372,6 +372,8 @@ class LinkProfile:
     bandwidth_bytes_per_s: float
     jitter: float = 0.0
     """Standard deviation of that time as a share of it, robust to outliers."""
+    on_devices: bool = False
+    """Whether they went from GPU to GPU (NCCL), not through VMs' memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -552,6 +554,8 @@ class Plan:
     """Where workers on GPUs keep parameters, optimizer state and undo slot."""
     network: Network = "auto"
     """What sums gradients over replicas of workers on GPUs, where that was chosen."""
+    links_on_devices: bool = False
+    """Whether neighbours in one VM send from GPU to GPU, where they have one each."""
     segments: int = 1
     """In which each run of sections is recomputed, see ``segments_of``; 1: as a whole."""
     peer_copies: int = 0
