@@ -21,7 +21,6 @@ from spottrain.pipeline.base.tracking import TensorTracker
 from spottrain.pipeline.comm.device_group import DeviceGroups
 from spottrain.pipeline.comm.groups import Connections, GenerationBrokenError
 from spottrain.pipeline.comm.p2p import PipelineLinks
-from spottrain.pipeline.comm.ranks import stage_ranks
 from spottrain.pipeline.model.data import MicrobatchSource
 from spottrain.pipeline.model.job import NamedParameters
 from spottrain.pipeline.model.stage import AUTOCAST_TYPES, StageModel
@@ -174,7 +173,7 @@ class Lanes:
         self, sections: list[WorkingSection], chunks: list[list[StageModel]]
     ) -> GradientReduction:
         plan, loaded = self._plan, self._context.loaded
-        ranks = stage_ranks(plan, self._stage)
+        ranks = plan.stage_ranks(self._stage)
         replicas = Replicas(
             group=self._network.groups.get(ranks),
             device_group=self._network.device_groups.of(ranks),

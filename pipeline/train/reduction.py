@@ -169,9 +169,8 @@ def sum_tied(
         for section in tied.sections:
             copy = copies[section] if section in copies else torch.empty_like(total)
             if len(ranks) > 1:
-                owner = row * plan.pipeline_depth + plan.stage_of(section)
-                place = ranks.index(owner)
-                dist.broadcast(copy, group=groups[ranks], group_src=place)
+                holder = next(rank for rank in plan.holders_of(section) if rank in ranks)
+                dist.broadcast(copy, group=groups[ranks], group_src=ranks.index(holder))
             total.add_(copy)
         given = any(tied.name not in arena.lacking for arena in mine.values())
         if len(ranks) > 1:
