@@ -314,7 +314,7 @@ class Updater:
         optimizer = self._optimizers[arena.section]
         if arena.versions > 1:
             optimizer.point_at(arena.advance())
-        changes = not decision.overflow and decision.weight > 0
+        changes = decision.changes
         if changes:
             scale = gradient_scale(decision, self._clip)
             means, runs = self._means[arena.section]

@@ -670,6 +670,11 @@ class Plan:
         dealt = self._dealt(self.sharers_of(rank))
         return tuple(sorted(section for section, holder in dealt.items() if holder == rank))
 
+    def writer_of(self, section: int) -> int:
+        """Return the rank that writes ``section`` to checkpoints: holders take turns."""
+        holders = self.holders_of(section)
+        return holders[section % len(holders)]
+
     def _dealt(self, sharers: Sequence[int]) -> dict[int, int]:
         """Return which of the ranks that share a stage in a VM holds each of its sections: the
         largest first, each the rank that has the least so far."""

@@ -1,0 +1,165 @@
+"""Ranks in one VM that share the state of their stage train to the bits of one rank alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from tests.builders import a_plan
+from tests.faults import Action, environment_of
+from tests.integration.fleet import Fleet, Host, Zygote
+from tests.integration.struck_runs import (
+    NUM_SECTIONS,
+    RUNTIMES,
+    STEP_OF,
+    Blow,
+    Runtime,
+    Undisturbed,
+    can_reach,
+    job_spec,
+)
+from tests.integration.test_hooks import SERIES, VM_HOOKS
+
+from spottrain.pipeline.base.faults import Hook
+from spottrain.wire import messages
+from spottrain.wire.messages import JobSpec
+from spottrain.wire.model import Plan, Slot
+
+SIZES = (5, 3, 2, 1)
+"""Of sections: those of two ranks in one VM are not every other one."""
+
+
+def plan_on(
+    spec: JobSpec, vms: str, depth: int, runtime: Runtime = RUNTIMES[0], *, shares: bool = True
+) -> Plan:
+    """Return a plan whose ranks are in these VMs, of which each has as many slots as that takes."""
+    seen: Counter[str] = Counter()
+    slots = []
+    for vm in vms:
+        slots.append(Slot(vm_id=vm, index=seen[vm]))
+        seen[vm] += 1
+    return a_plan(
+        depth,
+        len(vms) // depth,
+        num_sections=NUM_SECTIONS,
+        virtual_nodes=spec.minibatch_size // spec.microbatch_size,
+        microbatch_size=spec.microbatch_size,
+        slots=tuple(slots),
+        step_s=0.1,
+        state=runtime.state,
+        segments=runtime.segments,
+        shared_state=SIZES if shares else (),
+    )
+
+
+def train(
+    zygote: Zygote,
+    folder: Path,
+    vms: str,
+    depth: int = 1,
+    blows: Sequence[Blow] = (),
+    runtime: Runtime = RUNTIMES[0],
+) -> tuple[dict[str, bytes], Fleet]:
+    """Train to the end; after a VM is lost, on what is left of a shape of depth 1."""
+    spec = job_spec(folder, precision=runtime.precision, network=runtime.network)
+    marks = [folder / f"mark-{number}" for number in range(len(blows))]
+    script = [
+        {
+            "hook": one.hook,
+            "rank": one.rank,
+            "action": one.action,
+            "step": one.step,
+            "mark": str(mark),
+        }
+        for one, mark in zip(blows, marks, strict=True)
+    ]
+    # One VM more than the plan takes, so that losing one leaves somebody.
+    hosts = {vm: Host(num_slots=count, device=runtime.device) for vm, count in Counter(vms).items()}
+    hosts |= {"z": Host(num_slots=2, device=runtime.device)} if len(hosts) == 1 else {}
+
+    def choose(left: Sequence[str]) -> Plan:
+        if {*vms} <= {*left}:
+            return plan_on(spec, vms, depth, runtime)
+        rest = "".join(vm for vm in left for _ in range(hosts[vm].num_slots))
+        return plan_on(spec, rest, 1, runtime)
+
+    names = tuple(hosts)
+    with Fleet(spec, names, folder / "log", zygote, environment_of(script), hosts=hosts) as fleet:
+        fleet.ready()
+        weights = fleet.train(choose, fleet.initialise())
+    for mark, blow in zip(marks, blows, strict=True):
+        assert mark.exists(), f"{blow} did not strike"
+    return weights, fleet
+
+
+def test_two_replicas_that_share_a_vm_and_its_state_train_to_the_bits_of_one_alone(
+    zygote: Zygote, tmp_path: Path, undisturbed: dict[str, bytes]
+) -> None:
+    weights, fleet = train(zygote, tmp_path, "aa")
+
+    assert weights == undisturbed
+    held = [
+        (r.slot, r.sections) for _, r in fleet.history if isinstance(r, messages.MinibatchCommitted)
+    ]
+    assert {*held} == {(0, (0, 3)), (1, (1, 2))}
+
+
+@pytest.mark.rotated
+@pytest.mark.parametrize(
+    ("vms", "depth"),
+    [("aaaa", 2), ("aabb", 1), ("aab", 1), ("abab", 2), ("abaaab", 2), ("a" * 8, 4)],
+)
+def test_replicas_of_any_shape_that_share_state_train_to_the_bits_of_one_alone(
+    zygote: Zygote, tmp_path: Path, undisturbed: dict[str, bytes], vms: str, depth: int
+) -> None:
+    assert train(zygote, tmp_path, vms, depth)[0] == undisturbed
+
+
+@pytest.mark.rotated
+@pytest.mark.parametrize("runtime", RUNTIMES, ids=str)
+@pytest.mark.parametrize("hooks", SERIES, ids=str)
+@pytest.mark.parametrize(("vms", "depth"), [("aa", 1), ("aaaa", 2)])
+def test_workers_that_share_state_killed_at_any_hook_change_no_bit(
+    zygote: Zygote,
+    undisturbed_in: Undisturbed,
+    tmp_path: Path,
+    vms: str,
+    depth: int,
+    hooks: Sequence[Hook],
+    runtime: Runtime,
+) -> None:
+    last = len(vms) - 1
+    blows = [
+        Blow(hook, 0 if hook is Hook.RECOMPUTE else last, Action.KILL_WORKER, STEP_OF.get(hook, k))
+        for k, hook in enumerate(hooks, 1)
+        if can_reach(hook, depth)
+    ]
+
+    weights, fleet = train(zygote, tmp_path, vms, depth, blows, runtime)
+
+    assert weights == undisturbed_in(runtime.precision)
+    if runtime.outlives_workers:
+        assert fleet.committed_twice() == []
+
+
+@pytest.mark.rotated
+@pytest.mark.parametrize("hook", VM_HOOKS)
+@pytest.mark.parametrize(("vms", "depth"), [("aa", 1), ("aabb", 1), ("aabb", 2)])
+def test_a_vm_that_shares_state_lost_at_a_hook_costs_a_checkpoint_only_with_the_last_copy(
+    zygote: Zygote,
+    undisturbed: dict[str, bytes],
+    tmp_path: Path,
+    vms: str,
+    depth: int,
+    hook: Hook,
+) -> None:
+    blow = Blow(hook, len(vms) - 1, Action.KILL_VM, STEP_OF.get(hook, 3))
+
+    weights, fleet = train(zygote, tmp_path, vms, depth, [blow])
+
+    assert weights == undisturbed
+    plan = plan_on(job_spec(tmp_path), vms, depth)
+    if plan.copies > 1:
+        assert fleet.committed_twice() == []
