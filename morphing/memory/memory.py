@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 
 from spottrain.morphing.memory.chunks import Chunk
@@ -256,6 +256,8 @@ def stage_bytes(
     width: int = 1,
     replica: int | None = None,
     chunks: Sequence[Chunk] | None = None,
+    held: Collection[int] | None = None,
+    communicators: int | None = None,
 ) -> StageMemory:
     """Return the peak memory of a worker of a stage.
 
@@ -269,15 +271,22 @@ def stage_bytes(
         width: Replicas, which share the writing of checkpoints.
         replica: Whose worker; ``None``: the one with the largest share.
         chunks: One for each of ``runs``, where they are known already.
+        held: Sections of which it has the committed state, where ranks share that; it has
+            working copies and gradients of the others. ``None``: all.
+        communicators: Groups of ranks that it sums with; ``None``: one where there are
+            several replicas.
     """
     own = [facts.sections[k] for run in runs for k in run]
+    holds = own if held is None else [facts.sections[k] for k in held]
+    communicators = int(width > 1) if communicators is None else communicators
     if chunks is None:
         chunks = [Chunk.of(facts, measured, segments_of(run, segments)) for run in runs]
     lanes = terms.compute.lanes
     gradients = lanes * sum(chunk.gradients for chunk in chunks)
     exact = terms.reduction == "exact"
     summed = lanes * sum(section.summed_bytes for section in own)
-    undo = max(_undo_bytes(section, lanes) for section in own)
+    undo = max((_undo_bytes(section, lanes) for section in holds), default=0)
+    updates = (measured[s.index].update_bytes for s in holds)
     waiting = load.gradients_waiting * max(chunk.output for chunk in chunks)
     buffers = _pending(chunks, load)
     training = _peak(chunks, load, _converted_bytes(own, terms) if exact else 0)
@@ -289,17 +298,19 @@ def stage_bytes(
         parameters_bytes=sum(s.param_bytes for s in own),
         gradients_bytes=gradients,
         accumulators_bytes=summed if exact else 0,
-        optimizer_bytes=sum(s.optimizer_bytes for s in own),
+        optimizer_bytes=sum(s.optimizer_bytes for s in holds),
         undo_bytes=undo + PAGE_BYTES * (len(own) + 1),
-        snapshot_bytes=_snapshot(facts, runs, width, replica),
+        snapshot_bytes=_snapshot(facts, runs, width, replica)
+        if held is None
+        else sum(s.param_bytes + s.optimizer_bytes for s in holds),
         stash_bytes=training.stash,
         batches_bytes=training.batches,
         activations_bytes=training.activations,
         buffers_bytes=buffers + waiting,
-        update_bytes=buffers + max(measured[s.index].update_bytes for s in own),
+        update_bytes=buffers + max(updates, default=0),
         evaluation_bytes=evaluation + (0 if on_gpu else heldout_loader),
         loader_bytes=0 if on_gpu else terms.loader_bytes,
-        library_bytes=_library_bytes(terms, width) if on_gpu else 0,
+        library_bytes=_library_bytes(terms, communicators) if on_gpu else 0,
         fragmentation=FRAGMENTATION if on_gpu else 0.0,
     )
     if not on_gpu:
@@ -307,13 +318,16 @@ def stage_bytes(
     staging = 2 * (buffers + waiting)
     if width > 1 and (exact or terms.state == "device"):
         staging += summed if exact else gradients
+    elif held is not None:
+        staging += gradients - sum(lanes * trained_bytes(s) for s in holds)
     loading = max(terms.loader_bytes, heldout_loader)
-    return _on_gpu(whole, own, terms, buffers, staging, loading)
+    return _on_gpu(whole, own, holds, terms, buffers, staging, loading)
 
 
 def _on_gpu(
     whole: StageMemory,
     own: Sequence[SectionFacts],
+    holds: Sequence[SectionFacts],
     terms: WorkerTerms,
     buffers: int,
     staging: int,
@@ -324,19 +338,30 @@ def _on_gpu(
     Args:
         whole: All of it, as on a CPU.
         own: The stage's sections.
+        holds: Those of which it has the committed state.
         terms: What holds for all workers.
         buffers: What was sent last.
         staging: Page-locked memory that any home of state takes.
         loading: What its loaders take.
     """
-    casts = terms.compute.cast_bytes(own)
+    casts = terms.compute.cast_bytes(holds)
     host = HostMemory(
-        snapshot_bytes=max(s.param_bytes + s.optimizer_bytes for s in own),
+        snapshot_bytes=max((s.param_bytes + s.optimizer_bytes for s in holds), default=0),
         staging_bytes=staging,
         loader_bytes=loading,
         process_bytes=PROCESS_BYTES,
     )
+    # Copies of what others hold are of the type that is computed with.
+    whole = replace(
+        whole,
+        parameters_bytes=whole.parameters_bytes - terms.compute.cast_bytes(own) + casts,
+    )
     if terms.state == "host":
+        host = replace(
+            host,
+            parameters_bytes=sum(s.param_bytes for s in holds),
+            gradients_bytes=terms.compute.lanes * sum(map(trained_bytes, holds)),
+        )
         return _on_host(whole, host, terms, casts, buffers)
     return _on_device(whole, host, casts, PAGE_BYTES * (len(own) + 1))
 
@@ -354,10 +379,10 @@ def _converted_bytes(own: Sequence[SectionFacts], terms: WorkerTerms) -> int:
     return CONVERSION * min(max(section.summed_bytes for section in own), pieces)
 
 
-def _library_bytes(terms: WorkerTerms, width: int) -> int:
+def _library_bytes(terms: WorkerTerms, communicators: int) -> int:
     """Return what libraries take on the GPU of a worker."""
     context = terms.context_bytes or CONTEXT_BYTES
-    return context + LIBRARY_BYTES + (NCCL_BYTES if width > 1 else 0)
+    return context + LIBRARY_BYTES + communicators * NCCL_BYTES
 
 
 def _on_host(
@@ -386,8 +411,6 @@ def _on_host(
         update_bytes=buffers,
         host=replace(
             host,
-            parameters_bytes=whole.parameters_bytes,
-            gradients_bytes=whole.gradients_bytes,
             optimizer_bytes=whole.optimizer_bytes,
             update_bytes=whole.update_bytes - buffers,
             undo_bytes=whole.undo_bytes,
@@ -502,6 +525,7 @@ def rank_bytes(
     profiles = [profile] * len(plan.slots) if profiles is None else profiles
     loads: dict[int, tuple[StageLoad, ...]] = {}
     ranks = []
+    sharing = [_share_of(plan, rank) for rank in range(len(plan.slots))]
     for row in range(plan.num_rows):
         # Two mini-batches fill a pipeline as one of twice the length does.
         replica = row // plan.devices_per_stage_replica
@@ -533,9 +557,22 @@ def rank_bytes(
                 segments=plan.segments,
                 width=plan.num_rows,
                 replica=row,
+                held=sharing[row * depth + p][0],
+                communicators=sharing[row * depth + p][1],
             )
             for p, (load, device) in enumerate(
                 zip(loads[count], profiles[row * depth :], strict=False)
             )
         ]
     return tuple(ranks)
+
+
+def _share_of(plan: Plan, rank: int) -> tuple[Collection[int] | None, int | None]:
+    """Return what ``stage_bytes`` is told of a rank where state is shared: the sections that it
+    holds, and the groups that it sums with."""
+    if not plan.shared_state:
+        return None, None
+    held = plan.held_by(rank)
+    groups = {plan.stage_ranks(rank % plan.pipeline_depth), plan.sharers_of(rank)}
+    groups.update(map(plan.holders_of, held))
+    return held, sum(len(ranks) > 1 for ranks in groups)

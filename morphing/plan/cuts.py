@@ -345,6 +345,8 @@ class Cuts:
         state: StateHome,
         segments: int,
         width: int,
+        *,
+        holds: bool = True,
     ) -> WorkerBytes:
         return stage_bytes(
             self.inputs.facts,
@@ -354,6 +356,7 @@ class Cuts:
             self._terms(state),
             width=width,
             chunks=[self._chunk(run, segments) for run in runs],
+            held=None if holds else (),
         ).needed
 
     def _chunk_of(self, run: range, segments: int) -> Chunk:
@@ -374,13 +377,16 @@ class Cuts:
         mode: modes.ExecutionMode,
         stage_bounds: Sequence[int],
         replica_bounds: Sequence[int],
+        *,
+        holds: bool = True,
     ) -> list[WorkerBytes]:
-        """Return the peak memory of the largest worker of each stage."""
+        """Return the peak memory of the largest worker of each stage, or of one that does not
+        hold any committed state."""
         count, width = self._replica_load(replica_bounds)
         runs = [range(a, b) for a, b in itertools.pairwise(stage_bounds)]
         loads, segments = self.loads(depth, mode, count), max(1, mode.segments)
         return [
-            self._needed(tuple(runs[p::depth]), loads[p], mode.state, segments, width)
+            self._needed(tuple(runs[p::depth]), loads[p], mode.state, segments, width, holds=holds)
             for p in range(depth)
         ]
 
