@@ -12,8 +12,11 @@ from __future__ import annotations
 import itertools
 import math
 import operator
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache
+from typing import NamedTuple
 
 from spottrain.morphing.memory.chunks import Chunk
 from spottrain.morphing.memory.loads import StageLoad, stage_loads
@@ -525,7 +528,34 @@ def rank_bytes(
     profiles = [profile] * len(plan.slots) if profiles is None else profiles
     loads: dict[int, tuple[StageLoad, ...]] = {}
     ranks = []
-    sharing = [_share_of(plan, rank) for rank in range(len(plan.slots))]
+    shares = _shares_of(plan)
+
+    @cache
+    def of(
+        stage: int, load: StageLoad, profile: int, size: int, row: int, share: _Share
+    ) -> StageMemory:
+        device = profiles[profile]
+        return stage_bytes(
+            facts,
+            device.sections_at(size),
+            plan.runs_of(stage),
+            load,
+            WorkerTerms.of(
+                device,
+                size,
+                reduction=reduction,
+                compute=compute,
+                state=plan.state,
+                nodes=size // plan.microbatch_size,
+            ),
+            segments=plan.segments,
+            width=plan.num_rows,
+            replica=row,
+            held=share.held,
+            communicators=share.communicators,
+        )
+
+    numbers = {id(one): number for number, one in enumerate(profiles)}
     for row in range(plan.num_rows):
         # Two mini-batches fill a pipeline as one of twice the length does.
         replica = row // plan.devices_per_stage_replica
@@ -540,39 +570,35 @@ def rank_bytes(
                 chunks=plan.chunks,
                 in_flight_bound=plan.in_flight_bound,
             )
-        ranks += [
-            stage_bytes(
-                facts,
-                device.sections_at(size),
-                plan.runs_of(p),
-                load,
-                WorkerTerms.of(
-                    device,
-                    size,
-                    reduction=reduction,
-                    compute=compute,
-                    state=plan.state,
-                    nodes=size // plan.microbatch_size,
-                ),
-                segments=plan.segments,
-                width=plan.num_rows,
-                replica=row,
-                held=sharing[row * depth + p][0],
-                communicators=sharing[row * depth + p][1],
-            )
-            for p, (load, device) in enumerate(
-                zip(loads[count], profiles[row * depth :], strict=False)
-            )
-        ]
+        for p, (load, device) in enumerate(
+            zip(loads[count], profiles[row * depth :], strict=False)
+        ):
+            share = shares[row * depth + p]
+            writes = row if share.held is None else 0  # else what it holds, wherever it is
+            ranks.append(of(p, load, numbers[id(device)], size, writes, share))
     return tuple(ranks)
 
 
-def _share_of(plan: Plan, rank: int) -> tuple[Collection[int] | None, int | None]:
-    """Return what ``stage_bytes`` is told of a rank where state is shared: the sections that it
-    holds, and the groups that it sums with."""
+class _Share(NamedTuple):
+    """What ``stage_bytes`` is told of a rank where state is shared."""
+
+    held: tuple[int, ...] | None = None
+    communicators: int | None = None
+
+
+def _shares_of(plan: Plan) -> Sequence[_Share]:
+    """Return what each rank holds, and with how many groups it sums: its stage's ranks, those
+    in its VM, and those that hold the same in others."""
     if not plan.shared_state:
-        return None, None
-    held = plan.held_by(rank)
-    groups = {plan.stage_ranks(rank % plan.pipeline_depth), plan.sharers_of(rank)}
-    groups.update(map(plan.holders_of, held))
-    return held, sum(len(ranks) > 1 for ranks in groups)
+        return [_Share()] * len(plan.slots)
+    shares: dict[int, _Share] = {}
+    for stage in range(plan.pipeline_depth):
+        held = plan.held_on(stage)
+        counts = Counter(plan.slots[rank].vm_id for rank in held)
+        for rank, sections in held.items():
+            # Where VMs have unequally many, each section is held by other ranks together.
+            across = 1 if len(set(counts.values())) == 1 else len(sections)
+            inside = int(counts[plan.slots[rank].vm_id] > 1)
+            groups = int(len(held) > 1) if len(counts) == 1 else 1 + inside + across
+            shares[rank] = _Share(sections, groups)
+    return [shares[rank] for rank in range(len(plan.slots))]

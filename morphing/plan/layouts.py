@@ -210,14 +210,14 @@ class Layouts:
             return None
         room = smallest([device.room for device in devices])
         bounds, replicas = self.cuts.even_cut(draft), self.cuts.even_shares(draft)
-        least = self.cuts.needed_bytes(draft.depth, draft.mode, bounds, replicas, holds=False)
+        least = self.cuts.needed_bytes(draft.depth, draft.mode, bounds, replicas, together)
         if largest(least).beyond(room) > 0:
             return None
         placed = self._place(devices, draft, bounds)
         if self._may_differ(draft, devices):
             replicas, _ = self._shares(draft, bounds, placed)
-        state = tuple(one.param_bytes + one.optimizer_bytes for one in inputs.facts.sections)
-        plan = replace(self._plan(draft, bounds, replicas, placed), shared_state=state)
+        weights = self.cuts.state_weights
+        plan = replace(self._plan(draft, bounds, replicas, placed), shared_state=weights)
         profiles = tuple(map(self.cuts.profile_on, placed))
         rows = [slice(at, at + draft.depth) for at in range(0, len(placed), draft.depth)]
         ranks = rank_bytes(

@@ -445,7 +445,9 @@ class _Training:
         """Begin a checkpoint where a plan without second copies begins: the loss of a VM
         would undo all that was trained since the checkpoint before."""
         last = self._context.loaded.spec.steps
-        if self._plan.data_parallel_width == 1 and self._step < last:
+        plan = self._plan
+        is_alone = plan.data_parallel_width == 1 or (plan.shared_state and plan.copies == 1)
+        if is_alone and self._step < last:
             self._start_saving()
 
     def _save_if_due(self) -> None:

@@ -437,6 +437,8 @@ def preview_parts(preview: dict[str, Any], explain: bool) -> Iterator[Renderable
     words = f"plan     {preview['plan']}, {execution_line(candidates[0])}"
     if candidates[0]["host_stage_bytes"]:
         words += f", state on the {candidates[0]['state']}"
+    if candidates[0]["shares_state"]:
+        words += ", state shared within VMs"
     if summed := sums_words(candidates[0]):
         words += f", all-reduce by {summed}"
     if "train_s" in preview:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -654,36 +654,31 @@ class Plan:
 
         Those that run it; where state is shared, one in each VM of these.
         """
-        ranks = self.stage_ranks(self.stage_of(section))
-        if not self.shared_state:
-            return ranks
-        sharers: dict[str, list[int]] = {}
-        for rank in ranks:
-            sharers.setdefault(self.slots[rank].vm_id, []).append(rank)
-        return tuple(sorted(self._dealt(own)[section] for own in sharers.values()))
+        held = self.held_on(self.stage_of(section))
+        return tuple(rank for rank, sections in held.items() if section in sections)
 
     def held_by(self, rank: int) -> tuple[int, ...]:
         """Return the sections whose committed state ``rank`` has; where state is shared,
         perhaps none."""
+        return self.held_on(rank % self.pipeline_depth)[rank]
+
+    def held_on(self, stage: int) -> dict[int, tuple[int, ...]]:
+        """Return the sections whose committed state each rank of ``stage`` has."""
+        sections, ranks = self.sections_of(stage), self.stage_ranks(stage)
         if not self.shared_state:
-            return self.sections_of(rank % self.pipeline_depth)
-        dealt = self._dealt(self.sharers_of(rank))
-        return tuple(sorted(section for section, holder in dealt.items() if holder == rank))
+            return dict.fromkeys(ranks, sections)
+        sharers: dict[str, list[int]] = {}
+        for rank in ranks:
+            sharers.setdefault(self.slots[rank].vm_id, []).append(rank)
+        weights = {k: self.shared_state[k] for k in sections}
+        dealt = {parts: deal(weights, parts) for parts in set(map(len, sharers.values()))}
+        own = {rank: sharers[self.slots[rank].vm_id] for rank in ranks}
+        return {rank: dealt[len(own[rank])][own[rank].index(rank)] for rank in ranks}
 
     def writer_of(self, section: int) -> int:
         """Return the rank that writes ``section`` to checkpoints: holders take turns."""
         holders = self.holders_of(section)
         return holders[section % len(holders)]
-
-    def _dealt(self, sharers: Sequence[int]) -> dict[int, int]:
-        """Return which of the ranks that share a stage in a VM holds each of its sections: the
-        largest first, each the rank that has the least so far."""
-        sections = self.sections_of(sharers[0] % self.pipeline_depth)
-        loads, dealt = dict.fromkeys(sharers, 0), {}
-        for section in sorted(sections, key=lambda k: (-self.shared_state[k], k)):
-            holder = dealt[section] = min(sharers, key=lambda rank: (loads[rank], rank))
-            loads[holder] += self.shared_state[section]
-        return dealt
 
     def stage_of(self, section: int) -> int:
         """Return the stage that runs ``section``."""
@@ -746,6 +741,21 @@ class Plan:
 
     def _nodes_at_once(self, replica: int) -> int:
         return self.nodes_per_microbatch[replica] if self.nodes_per_microbatch else 1
+
+
+def deal(weights: Mapping[int, int], parts: int) -> list[tuple[int, ...]]:
+    """Divide sections by weight: the heaviest first, each to the part that has least so far.
+
+    Args:
+        weights: Of each section.
+        parts: How many; if there are fewer sections, the last ones are empty.
+    """
+    loads, dealt = [0] * parts, [list[int]() for _ in range(parts)]
+    for section in sorted(weights, key=lambda k: (-weights[k], k)):
+        least = min(range(parts), key=lambda part: (loads[part], part))
+        dealt[least].append(section)
+        loads[least] += weights[section]
+    return [tuple(sorted(part)) for part in dealt]
 
 
 def segments_of(run: range, segments: int) -> tuple[range, ...]:
