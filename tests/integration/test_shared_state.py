@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 from tests.builders import a_plan
 from tests.faults import Action, environment_of
 from tests.integration.fleet import Fleet, Host, Zygote
@@ -25,14 +26,20 @@ from tests.integration.test_hooks import SERIES, VM_HOOKS
 from spottrain.pipeline.base.faults import Hook
 from spottrain.wire import messages
 from spottrain.wire.messages import JobSpec
-from spottrain.wire.model import Plan, Slot
+from spottrain.wire.model import Plan, Reduction, Slot
 
 SIZES = (5, 3, 2, 1)
 """Of sections: those of two ranks in one VM are not every other one."""
 
 
 def plan_on(
-    spec: JobSpec, vms: str, depth: int, runtime: Runtime = RUNTIMES[0], *, shares: bool = True
+    spec: JobSpec,
+    vms: str,
+    depth: int,
+    runtime: Runtime = RUNTIMES[0],
+    *,
+    chunks: int = 1,
+    shares: bool = True,
 ) -> Plan:
     """Return a plan whose ranks are in these VMs, of which each has as many slots as that takes."""
     seen: Counter[str] = Counter()
@@ -50,6 +57,7 @@ def plan_on(
         step_s=0.1,
         state=runtime.state,
         segments=runtime.segments,
+        chunks=chunks,
         shared_state=SIZES if shares else (),
     )
 
@@ -61,9 +69,20 @@ def train(
     depth: int = 1,
     blows: Sequence[Blow] = (),
     runtime: Runtime = RUNTIMES[0],
+    reduction: Reduction = "exact",
+    entrypoint: str = "tiny_job:job",
+    *,
+    chunks: int = 1,
+    shares: bool = True,
 ) -> tuple[dict[str, bytes], Fleet]:
-    """Train to the end; after a VM is lost, on what is left of a shape of depth 1."""
-    spec = job_spec(folder, precision=runtime.precision, network=runtime.network)
+    """Train to the end; after a VM is lost, on what is left, in one stage."""
+    spec = job_spec(
+        folder,
+        reduction,
+        precision=runtime.precision,
+        network=runtime.network,
+        entrypoint=entrypoint,
+    )
     marks = [folder / f"mark-{number}" for number in range(len(blows))]
     script = [
         {
@@ -81,7 +100,7 @@ def train(
 
     def choose(left: Sequence[str]) -> Plan:
         if {*vms} <= {*left}:
-            return plan_on(spec, vms, depth, runtime)
+            return plan_on(spec, vms, depth, runtime, chunks=chunks, shares=shares)
         rest = "".join(vm for vm in left for _ in range(hosts[vm].num_slots))
         return plan_on(spec, rest, 1, runtime)
 
@@ -163,3 +182,70 @@ def test_a_vm_that_shares_state_lost_at_a_hook_costs_a_checkpoint_only_with_the_
     plan = plan_on(job_spec(tmp_path), vms, depth)
     if plan.copies > 1:
         assert fleet.committed_twice() == []
+
+
+@pytest.mark.rotated
+def test_stages_of_several_runs_share_their_state(
+    zygote: Zygote, undisturbed: dict[str, bytes], tmp_path: Path
+) -> None:
+    blow = Blow(Hook.FLIPPED, 2, Action.KILL_WORKER, 2)
+    assert train(zygote, tmp_path, "aaaa", 2, [blow], chunks=2)[0] == undisturbed
+
+
+@pytest.mark.rotated
+@pytest.mark.parametrize(
+    ("entrypoint", "runtime"),
+    [
+        ("running_jobs:odd", RUNTIMES[0]),
+        ("running_jobs:odd", RUNTIMES[5]),
+        ("odd_jobs:frozen_job", RUNTIMES[0]),
+        ("odd_jobs:frozen_job", RUNTIMES[5]),
+        ("odd_jobs:bfloat16_job", RUNTIMES[0]),
+    ],
+    ids=str,
+)
+def test_other_models_that_share_state_train_to_the_same_bits(
+    zygote: Zygote, tmp_path: Path, entrypoint: str, runtime: Runtime
+) -> None:
+    whole, shared = tmp_path / "whole", tmp_path / "shared"
+    for folder in (whole, shared):
+        folder.mkdir()
+    expected, _ = train(zygote, whole, "aa", runtime=runtime, entrypoint=entrypoint, shares=False)
+    blow = Blow(Hook.FLIPPED, 1, Action.KILL_WORKER, 2)
+    weights, _ = train(zygote, shared, "aa", 1, [blow], runtime, entrypoint=entrypoint)
+    assert weights == expected
+
+
+@pytest.mark.rotated
+@pytest.mark.parametrize("vms", ["aa", "aabb"])
+def test_in_fast_mode_shared_state_trains_to_the_same_within_round_off(
+    zygote: Zygote, tmp_path: Path, vms: str
+) -> None:
+    runs = []
+    for shares in (False, True):
+        folder = tmp_path / str(shares)
+        folder.mkdir()
+        runs.append(train(zygote, folder, vms, reduction="fast", shares=shares)[0])
+    whole, shared = runs
+    for name in (name for name in whole if "//" not in name):
+        a, b = (torch.frombuffer(bytearray(w[name]), dtype=torch.float32) for w in (whole, shared))
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-4)
+
+
+@pytest.mark.rotated
+@pytest.mark.parametrize("first", [True, False])
+def test_state_is_shared_from_a_morph_on_or_until_one(
+    zygote: Zygote, undisturbed: dict[str, bytes], tmp_path: Path, first: bool
+) -> None:
+    spec = job_spec(tmp_path)
+    hosts = {"a": Host(num_slots=2)}
+    with Fleet(spec, ["a"], tmp_path / "log", zygote, hosts=hosts) as fleet:
+        fleet.ready()
+        fleet.run(plan_on(spec, "aa", 1, shares=first), fleet.initialise())
+        fleet.wait_for_step(2)
+        fleet.stop()
+        fleet.wait_for_end({"a"})
+        weights = fleet.train(lambda _: plan_on(spec, "aa", 1, shares=not first), "")
+    assert weights == undisturbed
+    started = [r for _, r in fleet.history if isinstance(r, messages.GenerationStarted)]
+    assert sum(r.sections_loaded for r in started if r.generation > 1) == 0

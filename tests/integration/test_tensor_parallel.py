@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -82,7 +83,7 @@ def train(
     folder.mkdir(exist_ok=True)
     precision, network = runtime.precision, runtime.network
     spec = replace(tensor_spec(folder, name, reduction), precision=precision, network=network)
-    changes = {
+    changes: dict[str, Any] = {
         "state": runtime.state,
         "segments": runtime.segments,
         "shared_state": (1,) * SECTIONS[name] if shares else (),
