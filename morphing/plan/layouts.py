@@ -183,16 +183,29 @@ class Layouts:
                 return found
             plan, needed, room = found
         plan, needed = self._with_copies(plan, needed, placed)
+        return self._laid_out(plan, placed, profiles, fleet, needed, room)
+
+    def _laid_out(
+        self,
+        plan: Plan,
+        placed: Sequence[Device],
+        profiles: tuple[Profile, ...],
+        fleet: DeviceFleet,
+        needed: Sequence[WorkerBytes],
+        room: WorkerBytes,
+    ) -> PlanLayout | Refusal:
+        """Return the layout of a plan that fits, unless its handover does not."""
         refusal = self._handover(plan, placed)
         if refusal is not None:
             return refusal
+        vms = {slot.vm_id for slot in plan.slots}
         return PlanLayout(
             plan,
             profiles,
             self._sharing(placed),
             largest(needed),
             room,
-            self._usd_per_hour(plan, fleet),
+            math.fsum(fleet.vm_usd_per_hour[vm] for vm in vms),
         )
 
     def _share_state(
@@ -232,18 +245,7 @@ class Layouts:
         rooms = [device.room for row in rows for device in size * placed[row]]
         if any(one.beyond(own) > 0 for one, own in zip(needed, rooms, strict=True)):
             return None
-        return self._handover(plan, placed) or PlanLayout(
-            plan,
-            profiles,
-            self._sharing(placed),
-            largest(needed),
-            room,
-            self._usd_per_hour(plan, fleet),
-        )
-
-    def _usd_per_hour(self, plan: Plan, fleet: DeviceFleet) -> float:
-        vms = {slot.vm_id for slot in plan.slots}
-        return math.fsum(fleet.vm_usd_per_hour[vm] for vm in vms)
+        return self._laid_out(plan, placed, profiles, fleet, needed, room)
 
     def _sharing(self, placed: Sequence[Device]) -> SharedCores | None:
         """Return how ranks share cores."""

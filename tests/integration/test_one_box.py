@@ -18,6 +18,13 @@ from spottrain.cloud.process import tree
 pytestmark = pytest.mark.rotated(parts=[1])
 
 
+def lose_a_worker_and_then_a_vm(watch: Watch, vm_id: str) -> None:
+    os.kill(watch.worker(vm_id), signal.SIGKILL)
+    watch.until("a second generation", lambda: watch.number == 2 and watch.trains())
+    tree.signal_groups(watch.groups(vm_id), signal.SIGKILL)
+    watch.until("a third generation", lambda: watch.number == 3 and watch.trains())
+
+
 def test_replicas_in_one_vm_lose_a_worker_and_then_the_vm_and_end_with_the_same_weights(
     tmp_path: Path, reference: Undisturbed
 ) -> None:
@@ -33,10 +40,7 @@ def test_replicas_in_one_vm_lose_a_worker_and_then_the_vm_and_end_with_the_same_
             assert plan.data_parallel_width > 1
             assert plan.copies == 1
 
-            os.kill(watch.worker(plan.slots[0].vm_id), signal.SIGKILL)
-            watch.until("a second generation", lambda: watch.number == 2 and watch.trains())
-            tree.signal_groups(watch.groups(plan.slots[0].vm_id), signal.SIGKILL)
-            watch.until("a third generation", lambda: watch.number == 3 and watch.trains())
+            lose_a_worker_and_then_a_vm(watch, plan.slots[0].vm_id)
         job.pace(0.0)
         until("the end", lambda: not job.dir.is_managed())
         assert weights(job.checkpoint_root) == reference.weights
@@ -68,10 +72,7 @@ def test_ranks_that_divide_matrices_lose_a_worker_and_then_the_vm_and_end_with_t
             plan = watch.generation.plan
             assert plan.devices_per_stage_replica == 2
 
-            os.kill(watch.worker(plan.slots[0].vm_id), signal.SIGKILL)
-            watch.until("a second generation", lambda: watch.number == 2 and watch.trains())
-            tree.signal_groups(watch.groups(plan.slots[0].vm_id), signal.SIGKILL)
-            watch.until("a third generation", lambda: watch.number == 3 and watch.trains())
+            lose_a_worker_and_then_a_vm(watch, plan.slots[0].vm_id)
         job.pace(0.0)
         until("the end", lambda: not job.dir.is_managed())
         assert weights(job.checkpoint_root) == weights(quiet.checkpoint_root)
@@ -98,11 +99,7 @@ def test_replicas_that_share_state_lose_a_worker_and_then_the_vm_and_end_with_th
             assert plan.shape == "1x2"
             assert plan.shared_state
 
-            os.kill(watch.worker(plan.slots[0].vm_id), signal.SIGKILL)
-            watch.until("a second generation", lambda: watch.number == 2 and watch.trains())
-            assert watch.generation.plan.shared_state
-            tree.signal_groups(watch.groups(plan.slots[0].vm_id), signal.SIGKILL)
-            watch.until("a third generation", lambda: watch.number == 3 and watch.trains())
+            lose_a_worker_and_then_a_vm(watch, plan.slots[0].vm_id)
         job.pace(0.0)
         until("the end", lambda: not job.dir.is_managed())
         assert weights(job.checkpoint_root) == reference.weights
