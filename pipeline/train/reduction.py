@@ -94,15 +94,15 @@ class GradientReduction:
             if peaks is None
             else fixed_point.magnitudes(device.finish(peaks))
         )
-        rest = []
+        if replicas.sharing is not None:
+            for begun in works:
+                wait_for(begun)
+            sums = [one for one in sums if replicas.holds(one.number)]
+            works = [replicas.complete_sum(one.number, one.addends()) for one in sums]
         for one, begun in zip(sums, works, strict=True):
             wait_for(begun)
-            if replicas.holds(one.number):
-                rest.append((one, replicas.complete_sum(one.number, one.addends())))
-        for one, begun in rest:
-            wait_for(begun)
             one.take_sum()
-        for one, _ in rest:
+        for one in sums:
             one.arrive()
         return fits
 

@@ -93,9 +93,9 @@ class Replicas:
         return [work for work in works if work is not None]
 
     def complete_sum(self, section: int, tensors: Iterable[torch.Tensor]) -> list[dist.Work]:
-        """Begin to add the sums of other VMs to that of this one, which is there."""
-        if self.sharing is None or section not in self.sharing.across:
-            return []
+        """Begin to add the sums of other VMs to that of this one, which is there; of a section
+        that this rank holds, where state is shared."""
+        assert self.sharing is not None
         return _begin_sums(self.sharing.across[section], tensors)
 
     def begin_maximum(self, tensor: torch.Tensor) -> list[dist.Work]:

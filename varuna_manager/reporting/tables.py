@@ -456,8 +456,9 @@ def preview_parts(preview: dict[str, Any], explain: bool) -> Iterator[Renderable
     yield words
     if (loss := preview["vm_loss"]) is not None:
         counted_as = f"; counted as {loss['counted']:.0%} of its speed" if loss["counted"] else ""
+        too = ", as a killed worker does of state on its GPU" if loss["by_worker"] else ""
         yield (
-            "lost VM  takes an only copy of a stage with it: "
+            f"lost VM  takes an only copy of a stage with it{too}: "
             f"{fmt.duration(loss['lost_s'])} of training on average, since the newest "
             f"checkpoint{counted_as}"
         )
