@@ -136,10 +136,24 @@ def test_replicas_of_any_shape_that_share_state_train_to_the_bits_of_one_alone(
     assert train(zygote, tmp_path, vms, depth)[0] == undisturbed
 
 
+KILLS = [
+    pytest.param(
+        vms,
+        depth,
+        hooks,
+        runtime,
+        id=f"{vms}-{depth}-{hooks[0]}-{runtime}",
+        marks=() if k == number and k % 2 == shape else pytest.mark.nightly,
+    )
+    for k, hooks in enumerate(SERIES)
+    for shape, (vms, depth) in enumerate([("aa", 1), ("aaaa", 2)])
+    for number, runtime in enumerate(RUNTIMES)
+]
+"""All series on both shapes in every runtime: each series and runtime once before nightly."""
+
+
 @pytest.mark.rotated
-@pytest.mark.parametrize("runtime", RUNTIMES, ids=str)
-@pytest.mark.parametrize("hooks", SERIES, ids=str)
-@pytest.mark.parametrize(("vms", "depth"), [("aa", 1), ("aaaa", 2)])
+@pytest.mark.parametrize(("vms", "depth", "hooks", "runtime"), KILLS)
 def test_workers_that_share_state_killed_at_any_hook_change_no_bit(
     zygote: Zygote,
     undisturbed_in: Undisturbed,
@@ -163,9 +177,21 @@ def test_workers_that_share_state_killed_at_any_hook_change_no_bit(
         assert fleet.committed_twice() == []
 
 
+LOSSES = [
+    pytest.param(
+        vms,
+        depth,
+        hook,
+        id=f"{vms}-{depth}-{hook}",
+        marks=() if number % 3 == shape else pytest.mark.nightly,
+    )
+    for number, hook in enumerate(VM_HOOKS)
+    for shape, (vms, depth) in enumerate([("aa", 1), ("aabb", 1), ("aabb", 2)])
+]
+
+
 @pytest.mark.rotated
-@pytest.mark.parametrize("hook", VM_HOOKS)
-@pytest.mark.parametrize(("vms", "depth"), [("aa", 1), ("aabb", 1), ("aabb", 2)])
+@pytest.mark.parametrize(("vms", "depth", "hook"), LOSSES)
 def test_a_vm_that_shares_state_lost_at_a_hook_costs_a_checkpoint_only_with_the_last_copy(
     zygote: Zygote,
     undisturbed: dict[str, bytes],
