@@ -89,6 +89,7 @@ def a_plan(
     peer_copies: int = 0,
     nodes_per_microbatch: tuple[int, ...] = (),
     tensor_parallel: int = 1,
+    shared_state: Sequence[int] = (),
 ) -> Plan:
     """Return a plan with a VM for each rank, cut evenly where no bounds are given.
 
@@ -111,6 +112,7 @@ def a_plan(
         peer_copies: Copies that other VMs keep.
         nodes_per_microbatch: Virtual nodes that replicas compute at once.
         tensor_parallel: Ranks that divide the matrices of a stage, whose slots are given.
+        shared_state: Bytes of sections, by which ranks of a stage in one VM divide its state.
     """
     runs, group = depth * chunks, depth if chunks > 1 else 1
     if stage_bounds is None:
@@ -138,6 +140,7 @@ def a_plan(
         devices_per_stage_replica=tensor_parallel,
         peer_copies=peer_copies,
         nodes_per_microbatch=nodes_per_microbatch,
+        shared_state=tuple(shared_state),
     )
 
 

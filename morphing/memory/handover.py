@@ -29,8 +29,7 @@ def handover_bytes(
     keeps under ``previous``.
     """
     kept = held_bytes(facts, previous)
-    old_depth = previous.pipeline_depth
-    had = {slot: rank % old_depth for rank, slot in enumerate(previous.slots)}
+    had = {slot: previous.held_by(rank) for rank, slot in enumerate(previous.slots)}
     sizes = [
         section.param_bytes
         + compute.lanes * trained_bytes(section)
@@ -44,9 +43,7 @@ def handover_bytes(
         return sum(own) + max(own, default=0)
 
     @cache
-    def both(before: int | None, stage: int) -> WorkerBytes:
-        new = plan.sections_of(stage)
-        old = () if before is None else previous.sections_of(before)
+    def both(old: tuple[int, ...], new: tuple[int, ...]) -> WorkerBytes:
         if not compute.on_gpu:
             return WorkerBytes(held(old, new) + loading)
         homes = {"host": held(), "device": held()}
@@ -62,7 +59,7 @@ def handover_bytes(
 
     return tuple(
         with_copies(
-            both(had.get(slot), rank % plan.pipeline_depth),
+            both(had.get(slot, ()), plan.held_by(rank)),
             kept.get(slot, 0),
             on_gpu=compute.on_gpu,
         )

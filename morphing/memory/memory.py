@@ -12,8 +12,11 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache
+from typing import NamedTuple
 
 from spottrain.morphing.memory.chunks import Chunk
 from spottrain.morphing.memory.loads import StageLoad, stage_loads
@@ -256,6 +259,8 @@ def stage_bytes(
     width: int = 1,
     replica: int | None = None,
     chunks: Sequence[Chunk] | None = None,
+    held: Collection[int] | None = None,
+    communicators: int | None = None,
 ) -> StageMemory:
     """Return the peak memory of a worker of a stage.
 
@@ -269,15 +274,22 @@ def stage_bytes(
         width: Replicas, which share the writing of checkpoints.
         replica: Whose worker; ``None``: the one with the largest share.
         chunks: One for each of ``runs``, where they are known already.
+        held: Sections of which it has the committed state, where ranks share that; it has
+            working copies and gradients of the others. ``None``: all.
+        communicators: Groups of ranks that it sums with; ``None``: one where there are
+            several replicas.
     """
     own = [facts.sections[k] for run in runs for k in run]
+    holds = own if held is None else [facts.sections[k] for k in held]
+    communicators = int(width > 1) if communicators is None else communicators
     if chunks is None:
         chunks = [Chunk.of(facts, measured, segments_of(run, segments)) for run in runs]
     lanes = terms.compute.lanes
     gradients = lanes * sum(chunk.gradients for chunk in chunks)
     exact = terms.reduction == "exact"
     summed = lanes * sum(section.summed_bytes for section in own)
-    undo = max(_undo_bytes(section, lanes) for section in own)
+    undo = max((_undo_bytes(section, lanes) for section in holds), default=0)
+    updates = (measured[s.index].update_bytes for s in holds)
     waiting = load.gradients_waiting * max(chunk.output for chunk in chunks)
     buffers = _pending(chunks, load)
     training = _peak(chunks, load, _converted_bytes(own, terms) if exact else 0)
@@ -289,17 +301,19 @@ def stage_bytes(
         parameters_bytes=sum(s.param_bytes for s in own),
         gradients_bytes=gradients,
         accumulators_bytes=summed if exact else 0,
-        optimizer_bytes=sum(s.optimizer_bytes for s in own),
+        optimizer_bytes=sum(s.optimizer_bytes for s in holds),
         undo_bytes=undo + PAGE_BYTES * (len(own) + 1),
-        snapshot_bytes=_snapshot(facts, runs, width, replica),
+        snapshot_bytes=_snapshot(facts, runs, width, replica)
+        if held is None
+        else sum(s.param_bytes + s.optimizer_bytes for s in holds),
         stash_bytes=training.stash,
         batches_bytes=training.batches,
         activations_bytes=training.activations,
         buffers_bytes=buffers + waiting,
-        update_bytes=buffers + max(measured[s.index].update_bytes for s in own),
+        update_bytes=buffers + max(updates, default=0),
         evaluation_bytes=evaluation + (0 if on_gpu else heldout_loader),
         loader_bytes=0 if on_gpu else terms.loader_bytes,
-        library_bytes=_library_bytes(terms, width) if on_gpu else 0,
+        library_bytes=_library_bytes(terms, communicators) if on_gpu else 0,
         fragmentation=FRAGMENTATION if on_gpu else 0.0,
     )
     if not on_gpu:
@@ -307,13 +321,16 @@ def stage_bytes(
     staging = 2 * (buffers + waiting)
     if width > 1 and (exact or terms.state == "device"):
         staging += summed if exact else gradients
+    elif held is not None:
+        staging += gradients - sum(lanes * trained_bytes(s) for s in holds)
     loading = max(terms.loader_bytes, heldout_loader)
-    return _on_gpu(whole, own, terms, buffers, staging, loading)
+    return _on_gpu(whole, own, holds, terms, buffers, staging, loading)
 
 
 def _on_gpu(
     whole: StageMemory,
     own: Sequence[SectionFacts],
+    holds: Sequence[SectionFacts],
     terms: WorkerTerms,
     buffers: int,
     staging: int,
@@ -324,19 +341,30 @@ def _on_gpu(
     Args:
         whole: All of it, as on a CPU.
         own: The stage's sections.
+        holds: Those of which it has the committed state.
         terms: What holds for all workers.
         buffers: What was sent last.
         staging: Page-locked memory that any home of state takes.
         loading: What its loaders take.
     """
-    casts = terms.compute.cast_bytes(own)
+    casts = terms.compute.cast_bytes(holds)
     host = HostMemory(
-        snapshot_bytes=max(s.param_bytes + s.optimizer_bytes for s in own),
+        snapshot_bytes=max((s.param_bytes + s.optimizer_bytes for s in holds), default=0),
         staging_bytes=staging,
         loader_bytes=loading,
         process_bytes=PROCESS_BYTES,
     )
+    # Copies of what others hold are of the type that is computed with.
+    whole = replace(
+        whole,
+        parameters_bytes=whole.parameters_bytes - terms.compute.cast_bytes(own) + casts,
+    )
     if terms.state == "host":
+        host = replace(
+            host,
+            parameters_bytes=sum(s.param_bytes for s in holds),
+            gradients_bytes=terms.compute.lanes * sum(map(trained_bytes, holds)),
+        )
         return _on_host(whole, host, terms, casts, buffers)
     return _on_device(whole, host, casts, PAGE_BYTES * (len(own) + 1))
 
@@ -354,10 +382,10 @@ def _converted_bytes(own: Sequence[SectionFacts], terms: WorkerTerms) -> int:
     return CONVERSION * min(max(section.summed_bytes for section in own), pieces)
 
 
-def _library_bytes(terms: WorkerTerms, width: int) -> int:
+def _library_bytes(terms: WorkerTerms, communicators: int) -> int:
     """Return what libraries take on the GPU of a worker."""
     context = terms.context_bytes or CONTEXT_BYTES
-    return context + LIBRARY_BYTES + (NCCL_BYTES if width > 1 else 0)
+    return context + LIBRARY_BYTES + communicators * NCCL_BYTES
 
 
 def _on_host(
@@ -386,8 +414,6 @@ def _on_host(
         update_bytes=buffers,
         host=replace(
             host,
-            parameters_bytes=whole.parameters_bytes,
-            gradients_bytes=whole.gradients_bytes,
             optimizer_bytes=whole.optimizer_bytes,
             update_bytes=whole.update_bytes - buffers,
             undo_bytes=whole.undo_bytes,
@@ -502,6 +528,34 @@ def rank_bytes(
     profiles = [profile] * len(plan.slots) if profiles is None else profiles
     loads: dict[int, tuple[StageLoad, ...]] = {}
     ranks = []
+    shares = _shares_of(plan)
+
+    @cache
+    def of(
+        stage: int, load: StageLoad, profile: int, size: int, row: int, share: _Share
+    ) -> StageMemory:
+        device = profiles[profile]
+        return stage_bytes(
+            facts,
+            device.sections_at(size),
+            plan.runs_of(stage),
+            load,
+            WorkerTerms.of(
+                device,
+                size,
+                reduction=reduction,
+                compute=compute,
+                state=plan.state,
+                nodes=size // plan.microbatch_size,
+            ),
+            segments=plan.segments,
+            width=plan.num_rows,
+            replica=row,
+            held=share.held,
+            communicators=share.communicators,
+        )
+
+    numbers = {id(one): number for number, one in enumerate(profiles)}
     for row in range(plan.num_rows):
         # Two mini-batches fill a pipeline as one of twice the length does.
         replica = row // plan.devices_per_stage_replica
@@ -516,26 +570,35 @@ def rank_bytes(
                 chunks=plan.chunks,
                 in_flight_bound=plan.in_flight_bound,
             )
-        ranks += [
-            stage_bytes(
-                facts,
-                device.sections_at(size),
-                plan.runs_of(p),
-                load,
-                WorkerTerms.of(
-                    device,
-                    size,
-                    reduction=reduction,
-                    compute=compute,
-                    state=plan.state,
-                    nodes=size // plan.microbatch_size,
-                ),
-                segments=plan.segments,
-                width=plan.num_rows,
-                replica=row,
-            )
-            for p, (load, device) in enumerate(
-                zip(loads[count], profiles[row * depth :], strict=False)
-            )
-        ]
+        for p, (load, device) in enumerate(
+            zip(loads[count], profiles[row * depth :], strict=False)
+        ):
+            share = shares[row * depth + p]
+            writes = row if share.held is None else 0  # else what it holds, wherever it is
+            ranks.append(of(p, load, numbers[id(device)], size, writes, share))
     return tuple(ranks)
+
+
+class _Share(NamedTuple):
+    """What ``stage_bytes`` is told of a rank where state is shared."""
+
+    held: tuple[int, ...] | None = None
+    communicators: int | None = None
+
+
+def _shares_of(plan: Plan) -> Sequence[_Share]:
+    """Return what each rank holds, and with how many groups it sums: its stage's ranks, those
+    in its VM, and those that hold the same in others."""
+    if not plan.shared_state:
+        return [_Share()] * len(plan.slots)
+    shares: dict[int, _Share] = {}
+    for stage in range(plan.pipeline_depth):
+        held = plan.held_on(stage)
+        counts = Counter(plan.slots[rank].vm_id for rank in held)
+        for rank, sections in held.items():
+            # Where VMs have unequally many, each section is held by other ranks together.
+            across = 1 if len(set(counts.values())) == 1 else len(sections)
+            inside = int(counts[plan.slots[rank].vm_id] > 1)
+            groups = int(len(held) > 1) if len(counts) == 1 else 1 + inside + across
+            shares[rank] = _Share(sections, groups)
+    return [shares[rank] for rank in range(len(plan.slots))]

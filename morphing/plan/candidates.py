@@ -50,6 +50,8 @@ class Candidate:
     gloo_s: float | None = None
     segments: int = 1
     """As in ``Plan``."""
+    shares_state: bool = False
+    """Whether ranks in one VM divide their stage's committed state among them."""
 
     @property
     def shape(self) -> str:

@@ -512,6 +512,7 @@ class Search:
             network="auto" if plan is None else plan.network,
             nccl_s=sums_s.get("nccl"),
             gloo_s=sums_s.get("gloo"),
+            shares_state=plan is not None and bool(plan.shared_state),
         )
 
     def _why_not(self, scored: _Scored) -> str:

@@ -40,7 +40,7 @@ from spottrain.morphing.plan.placement import Device, DeviceKind, kind_of
 from spottrain.morphing.simulate.compute import min_update_s, trained_bytes
 from spottrain.morphing.simulate.reducing import sections_at, tied_bytes, tied_hops
 from spottrain.units import counted
-from spottrain.wire.model import Profile, ScheduleKind, StateHome, segments_of
+from spottrain.wire.model import Profile, ScheduleKind, StateHome, deal, segments_of
 
 SHORT_LISTS = 8
 """Micro-batches per stage of a schedule long enough to show what its stages hold; no stage
@@ -80,6 +80,8 @@ class Cuts:
         self.times = self._times_of(inputs.profile, 1)
         """On a device of speed 1."""
         param_bytes = [s.param_bytes for s in inputs.facts.sections]
+        self.state_weights = tuple(s.param_bytes + s.optimizer_bytes for s in inputs.facts.sections)
+        """Bytes of each section by which ranks share state."""
         self.param_sums = np.concatenate(([0.0], np.cumsum(param_bytes)))
         self.cut = cache(self._cut)
         self.pipe = cache(self._pipe)
@@ -345,7 +347,12 @@ class Cuts:
         state: StateHome,
         segments: int,
         width: int,
+        sharers: int = 1,
     ) -> WorkerBytes:
+        held = None
+        if sharers > 1:
+            weights = {k: self.state_weights[k] for run in runs for k in run}
+            held = deal(weights, sharers)[0]
         return stage_bytes(
             self.inputs.facts,
             self.times.sections,
@@ -354,6 +361,7 @@ class Cuts:
             self._terms(state),
             width=width,
             chunks=[self._chunk(run, segments) for run in runs],
+            held=held,
         ).needed
 
     def _chunk_of(self, run: range, segments: int) -> Chunk:
@@ -374,13 +382,15 @@ class Cuts:
         mode: modes.ExecutionMode,
         stage_bounds: Sequence[int],
         replica_bounds: Sequence[int],
+        sharers: int = 1,
     ) -> list[WorkerBytes]:
-        """Return the peak memory of the largest worker of each stage."""
+        """Return the peak memory of the largest worker of each stage, whose committed state so
+        many share."""
         count, width = self._replica_load(replica_bounds)
         runs = [range(a, b) for a, b in itertools.pairwise(stage_bounds)]
         loads, segments = self.loads(depth, mode, count), max(1, mode.segments)
         return [
-            self._needed(tuple(runs[p::depth]), loads[p], mode.state, segments, width)
+            self._needed(tuple(runs[p::depth]), loads[p], mode.state, segments, width, sharers)
             for p in range(depth)
         ]
 

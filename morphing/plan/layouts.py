@@ -86,6 +86,18 @@ def _too_small(needed: WorkerBytes, room: WorkerBytes) -> Refusal:
     return Refusal(f"a stage needs {_shortage(needed, room)}", needed, room)
 
 
+def _on_slots(plan: Plan, size: int) -> Plan:
+    """Return a plan on groups of ``size`` slots of a VM as one on slots."""
+    depth = plan.pipeline_depth
+    slots = tuple(
+        replace(slot, index=size * slot.index + number)
+        for first in range(0, len(plan.slots), depth)
+        for number in range(size)
+        for slot in plan.slots[first : first + depth]
+    )
+    return replace(plan, slots=slots, devices_per_stage_replica=size)
+
+
 class Shares(NamedTuple):
     """How a mini-batch is shared out; as in ``Plan``."""
 
@@ -121,6 +133,8 @@ class Layouts:
             if room not in tried:
                 tried.add(room)
                 laid = self._lay_out_on(draft, devices, fleet, room, uneven)
+                if isinstance(laid, Refusal) and laid.room is not None:
+                    laid = self._share_state(draft, devices, fleet) or laid
                 if isinstance(laid, PlanLayout):
                     return laid
                 refusal = laid
@@ -169,6 +183,18 @@ class Layouts:
                 return found
             plan, needed, room = found
         plan, needed = self._with_copies(plan, needed, placed)
+        return self._laid_out(plan, placed, profiles, fleet, needed, room)
+
+    def _laid_out(
+        self,
+        plan: Plan,
+        placed: Sequence[Device],
+        profiles: tuple[Profile, ...],
+        fleet: DeviceFleet,
+        needed: Sequence[WorkerBytes],
+        room: WorkerBytes,
+    ) -> PlanLayout | Refusal:
+        """Return the layout of a plan that fits, unless its handover does not."""
         refusal = self._handover(plan, placed)
         if refusal is not None:
             return refusal
@@ -181,6 +207,45 @@ class Layouts:
             room,
             math.fsum(fleet.vm_usd_per_hour[vm] for vm in vms),
         )
+
+    def _share_state(
+        self, draft: Draft, devices: list[Device], fleet: DeviceFleet
+    ) -> PlanLayout | Refusal | None:
+        """Lay out with ranks that share their stage's state wherever they are in one VM.
+
+        Returns:
+            ``None`` if that does not fit either, or cannot be: where gradients are stale by one
+            mini-batch, and where no two ranks of a stage are in one VM.
+        """
+        inputs, size = self.inputs, self.inputs.tensor_parallel
+        together = min(draft.width, fleet.most_slots) * size
+        if inputs.semantics == "stale_by_one" or together < 2:
+            return None
+        room = smallest([device.room for device in devices])
+        bounds, replicas = self.cuts.even_cut(draft), self.cuts.even_shares(draft)
+        least = self.cuts.needed_bytes(draft.depth, draft.mode, bounds, replicas, together)
+        if largest(least).beyond(room) > 0:
+            return None
+        placed = self._place(devices, draft, bounds)
+        if self._may_differ(draft, devices):
+            replicas, _ = self._shares(draft, bounds, placed)
+        weights = self.cuts.state_weights
+        plan = replace(self._plan(draft, bounds, replicas, placed), shared_state=weights)
+        profiles = tuple(map(self.cuts.profile_on, placed))
+        rows = [slice(at, at + draft.depth) for at in range(0, len(placed), draft.depth)]
+        ranks = rank_bytes(
+            inputs.facts,
+            inputs.profile,
+            _on_slots(plan, size),
+            inputs.reduction,
+            self.cuts.compute,
+            [profile for row in rows for profile in size * profiles[row]],
+        )
+        needed = [rank.needed for rank in ranks]
+        rooms = [device.room for row in rows for device in size * placed[row]]
+        if any(one.beyond(own) > 0 for one, own in zip(needed, rooms, strict=True)):
+            return None
+        return self._laid_out(plan, placed, profiles, fleet, needed, room)
 
     def _sharing(self, placed: Sequence[Device]) -> SharedCores | None:
         """Return how ranks share cores."""

@@ -145,13 +145,16 @@ def _kept_bytes(
         for run, (start, end) in enumerate(itertools.pairwise(stage_bounds))
         for _ in range(start, end)
     ]
-    old_depth = previous.pipeline_depth
-    had: list[Counter[int]] = [Counter() for _ in range(old_depth)]
-    for p, kept in enumerate(had):
-        for k in previous.sections_of(p):
-            section = facts.sections[k]
-            kept[stage_of[k]] += section.param_bytes + section.optimizer_bytes
-    of_slot = {slot: had[rank % old_depth] for rank, slot in enumerate(previous.slots)}
+    had: dict[tuple[int, ...], Counter[int]] = {}
+    of_slot = {}
+    for rank, slot in enumerate(previous.slots):
+        held = previous.held_by(rank)
+        if held not in had:
+            kept = had[held] = Counter()
+            for k in held:
+                section = facts.sections[k]
+                kept[stage_of[k]] += section.param_bytes + section.optimizer_bytes
+        of_slot[slot] = had[held]
     return [of_slot.get(device.slot, nothing) for device in devices]
 
 

@@ -31,22 +31,22 @@ def links_within_vms(plan: Plan) -> list[tuple[int, int]]:
     return list(dict.fromkeys(found))
 
 
-def stage_ranks(plan: Plan, stage: int) -> tuple[int, ...]:
-    """Return the ranks that hold ``stage``, in the order of rows."""
-    depth = plan.pipeline_depth
-    return tuple(row * depth + stage for row in range(plan.num_rows))
-
-
 def tied_ranks(plan: Plan, tied: TiedParameter, row: int) -> tuple[int, ...]:
-    """Return the ranks of one row that hold a copy of a tied parameter."""
+    """Return the ranks of one row that hold a copy of a tied parameter; where state is
+    shared, those of all rows."""
+    if plan.shared_state:
+        return tuple(sorted({rank for k in tied.sections for rank in plan.holders_of(k)}))
     stages = dict.fromkeys(plan.stage_of(section) for section in tied.sections)
     return tuple(row * plan.pipeline_depth + stage for stage in stages)
 
 
 def memberships(plan: Plan, ties: Sequence[TiedParameter]) -> list[tuple[int, ...]]:
     """Return every group that a plan needs, in an order that all ranks share."""
-    stages = [stage_ranks(plan, p) for p in range(plan.pipeline_depth)]
+    stages = [plan.stage_ranks(p) for p in range(plan.pipeline_depth)]
     alone = plan.devices_per_stage_replica == 1
     tensor = [] if alone else [plan.tensor_ranks(rank) for rank in range(len(plan.slots))]
-    rows = range(plan.num_rows)
-    return stages + tensor + [tied_ranks(plan, tied, row) for row in rows for tied in ties]
+    rows, shared = range(plan.num_rows), list[tuple[int, ...]]()
+    if plan.shared_state:
+        shared = [plan.sharers_of(rank) for rank in range(len(plan.slots))]
+        shared += [plan.holders_of(section) for section in range(plan.num_sections)]
+    return stages + tensor + shared + [tied_ranks(plan, tied, row) for row in rows for tied in ties]

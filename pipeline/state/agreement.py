@@ -78,6 +78,11 @@ class MinibatchDecision:
     metrics: tuple[float, ...] = ()
     """As in ``Contribution``."""
 
+    @property
+    def changes(self) -> bool:
+        """True if the mini-batch changes parameters."""
+        return not self.overflow and self.weight > 0
+
 
 @dataclass(frozen=True, slots=True)
 class SectionRecord:

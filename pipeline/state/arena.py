@@ -22,6 +22,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 import torch
@@ -47,6 +48,11 @@ _METRICS = 32
 """First word of a page's sums of metrics, which go up to its end."""
 UNUSABLE = -1
 """Version of a section that is not whole."""
+
+
+Types = Mapping[str, torch.dtype]
+"""Of copies of parameters, by name, where they are others than the parameters'."""
+_AS_SPECIFIED: Types = MappingProxyType({})
 
 
 class MemoryHolder(Protocol):
@@ -221,7 +227,7 @@ def _aligned(num_bytes: int) -> int:
     return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
-def _lay_out(specs: tuple[ParameterSpec, ...]) -> _Layout:
+def _lay_out(specs: tuple[ParameterSpec, ...], types: Types = _AS_SPECIFIED) -> _Layout:
     offset = 0
     runs: list[tuple[torch.dtype, int, int]] = []
 
@@ -231,11 +237,16 @@ def _lay_out(specs: tuple[ParameterSpec, ...]) -> _Layout:
         offset += _aligned(math.prod(shape) * dtype.itemsize)
         return here
 
-    parameters = [
-        {spec.name: place(spec.shape, spec.dtype) for spec in specs if not spec.trainable}
-    ]
+    def place_all(*, trainable: bool) -> dict[str, int]:
+        return {
+            spec.name: place(spec.shape, types.get(spec.name, spec.dtype))
+            for spec in specs
+            if spec.trainable == trainable
+        }
+
+    parameters = [place_all(trainable=False)]
     starts = [offset]
-    parameters[0] |= {spec.name: place(spec.shape, spec.dtype) for spec in specs if spec.trainable}
+    parameters[0] |= place_all(trainable=True)
     versions = max((spec.versions for spec in specs), default=1)
     for version in range(1, versions):
         starts.append(offset)
@@ -295,13 +306,15 @@ class SectionArena:
     the present, and no mini-batch's gradients touch those of the one before it.
 
     Args:
-        holder: Gives the memory, with the contents that a predecessor left.
+        holder: Gives the memory, with the contents that a predecessor left; ``None``: it
+            is this process's own, and new.
         section: Number of the section.
         specs: Its parameters; the same list always gives the same layout.
         device: Where the tensors are; ``None``: in the holder's memory. On a device a
             section begins and ends with this process.
         room: Of a copy that is kept beside what is trained. Its gradients are never
             written, so they take no memory.
+        types: Of parameters that another rank holds, and this one only computes with.
     """
 
     _VERSION, _ORIGIN, _PREPARED_STEP, _PREPARED_GENERATION = range(4)
@@ -310,13 +323,14 @@ class SectionArena:
 
     def __init__(
         self,
-        holder: MemoryHolder,
+        holder: MemoryHolder | None,
         section: int,
         specs: tuple[ParameterSpec, ...],
         device: Device | None = None,
         room: int | None = None,
+        types: Types = _AS_SPECIFIED,
     ) -> None:
-        layout = _lay_out(specs)
+        layout = _lay_out(specs, types)
         on_host = HEADER_BYTES + layout.payload + (0 if device else layout.end)
         name = section_name(section, room)
         piece = _Piece(None if device else holder, name, on_host)
@@ -339,7 +353,7 @@ class SectionArena:
         self._layout = layout
         self._words, self._reals = piece.words, piece.reals
 
-        self._parameters = self._map_parameters(payload)
+        self._parameters = self._map_parameters(payload, types)
         self._gradients = [
             self._map_gradients(payload, -number * layout.gradients_bytes)
             for number in range(self.versions)
@@ -436,14 +450,19 @@ class SectionArena:
                 following[name].copy_(parameter)
         return following
 
-    def _map_parameters(self, payload: torch.Tensor) -> list[dict[str, torch.Tensor]]:
+    def _map_parameters(self, payload: torch.Tensor, types: Types) -> list[dict[str, torch.Tensor]]:
         versions: list[dict[str, torch.Tensor]] = []
         for places in self._layout.parameters:
             versions.append(
                 {
                     spec.name: versions[0][spec.name]
                     if versions and spec.versions == 1
-                    else _part(payload, places[spec.name], spec.shape, spec.dtype)
+                    else _part(
+                        payload,
+                        places[spec.name],
+                        spec.shape,
+                        types.get(spec.name, spec.dtype),
+                    )
                     for spec in self.specs
                 }
             )
@@ -631,13 +650,15 @@ class UndoSlot:
         device: Device | None = None,
     ) -> None:
         sizes = [(_aligned(one.numbers.contents.numel()), one.undo_bytes) for one in arenas]
-        on_host = max(numbers + (0 if device else payload) for numbers, payload in sizes)
+        on_host = max(
+            (numbers + (0 if device else payload) for numbers, payload in sizes), default=0
+        )
         piece = _Piece(None if device else holder, self.NAME, HEADER_BYTES + max(on_host, 1))
         self._words = piece.words
         self._on_host = piece.after_header()
         self._on_device: torch.Tensor | None = None
         if device is not None:
-            self._on_device = device.allocate(max(payload for _, payload in sizes))
+            self._on_device = device.allocate(max((payload for _, payload in sizes), default=0))
 
     def save(self, arena: SectionArena) -> None:
         """Copy the section here."""

@@ -77,9 +77,8 @@ class PeerCopies:
         """That of the newest copies begun."""
         if self._holder is not None:
             self._memory.hold_copies(self._sections)
-        self._step = next(iter(arenas.values())).version
         self._pending: int | None = None
-        self._begun = self._step
+        self._begun = max((arena.version for arena in arenas.values()), default=0)
         self._threads: list[Future[bool]] = []
         self._pool = ThreadPoolExecutor(2, "copy")
         self._stopping = threading.Event()

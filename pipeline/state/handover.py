@@ -29,7 +29,6 @@ from spottrain.pipeline.base.faults import Hook
 from spottrain.pipeline.comm.collectives import gather_json
 from spottrain.pipeline.comm.device_group import Endpoint
 from spottrain.pipeline.comm.groups import TIMEOUT_S, Connections, join, leave, world
-from spottrain.pipeline.comm.ranks import stage_ranks
 from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.pipeline.state.agreement import (
     Agreement,
@@ -98,9 +97,7 @@ class HandoverResult:
 
 def owners_of(plan: Plan) -> dict[int, tuple[int, ...]]:
     """Return the ranks that must hold each section when training begins."""
-    return {
-        section: stage_ranks(plan, plan.stage_of(section)) for section in range(plan.num_sections)
-    }
+    return {section: plan.holders_of(section) for section in range(plan.num_sections)}
 
 
 def hand_over(
@@ -145,11 +142,7 @@ class _Handover:
         self._sender = ThreadPoolExecutor(1, "hand over")
         self._told_s = time.monotonic()
         self._num_sections = command.plan.num_sections
-        self._mine = (
-            command.plan.sections_of(rank % command.plan.pipeline_depth)
-            if rank < len(command.plan.slots)
-            else ()
-        )
+        self._mine = command.plan.held_by(rank) if rank < len(command.plan.slots) else ()
 
     def run(self) -> HandoverResult:
         self._context.faults.at(Hook.JOINED)

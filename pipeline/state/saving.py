@@ -59,6 +59,7 @@ from spottrain.pipeline.state.handover import (
     UnreadableCheckpointError,
     saved_tensors,
 )
+from spottrain.pipeline.state.numbers import EvaluationRecord
 from spottrain.storage.store import StorageError
 from spottrain.wire import messages
 from spottrain.wire.messages import RunGeneration
@@ -86,7 +87,7 @@ class CheckpointRound:
         context: The worker's.
         command: The generation's.
         arenas: The rank's sections.
-        row: Of the plan; rows take turns in writing the sections of a stage.
+        rank: Of this worker.
         store: Store in which rank 0 puts a number that makes names unique.
         tracker: Counts the copies that are being written.
     """
@@ -96,7 +97,7 @@ class CheckpointRound:
         context: WorkerContext,
         command: RunGeneration,
         arenas: Mapping[int, SectionArena],
-        row: int,
+        rank: int,
         store: Store,
         tracker: TensorTracker,
     ) -> None:
@@ -104,8 +105,7 @@ class CheckpointRound:
         self._command = command
         self._arenas = arenas
         self._tracker = tracker
-        rows = command.plan.num_rows
-        self._share = [section for section in arenas if section % rows == row]
+        self._share = [section for section in arenas if command.plan.writer_of(section) == rank]
         self._uploads = context.uploads
         self._earlier = self._uploads.unfinished
         """What a generation before has left under way."""
@@ -120,7 +120,8 @@ class CheckpointRound:
         if self._left_out:
             self._agree_on_frozen(store)
         records = (arena.numbers.evaluation for arena in arenas.values())
-        self.best_step = max(records, key=lambda record: record.step).best_step
+        newest = max(records, key=lambda record: record.step, default=EvaluationRecord())
+        self.best_step = newest.best_step
         """Step of the best weights by evaluation, whose checkpoint is kept; 0: none."""
         self._tries = 0
         """Checkpoints begun: no name is used twice, as half of one may be left there."""
@@ -221,7 +222,8 @@ class CheckpointRound:
             self._written = Future()
             self._written.set_result(SnapshotOutcome(error=reason))
             return
-        home = next(iter(self._arenas.values())).device or HostDevice()
+        devices = (arena.device for arena in self._arenas.values())
+        home = next(devices, None) or HostDevice()
         beside = self._copier, self._tracker, self._abandoned
         copies = SectionCopies(self._context.device, home, self._tensors(), *beside)
         self._copies = copies

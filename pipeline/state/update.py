@@ -146,7 +146,7 @@ class Gatherer:
     """The exchange that ends a mini-batch: contributions of all ranks to all ranks.
 
     Args:
-        plan: Says which ranks hold each section; the first replica's count.
+        plan: Says which ranks hold each section; the first one's count.
         num_metrics: What the loss measures besides the loss.
     """
 
@@ -154,7 +154,7 @@ class Gatherer:
     _EXTRAS = 7
 
     def __init__(self, plan: Plan, num_metrics: int = 0) -> None:
-        self._owners = [plan.stage_of(k) for k in range(plan.num_sections)]
+        self._owners = [plan.holders_of(k)[0] for k in range(plan.num_sections)]
         self._metrics_at = plan.num_sections * self._FIELDS
         self._extras_at = self._metrics_at + 2 * num_metrics
         self._length = self._extras_at + self._EXTRAS
@@ -314,7 +314,7 @@ class Updater:
         optimizer = self._optimizers[arena.section]
         if arena.versions > 1:
             optimizer.point_at(arena.advance())
-        changes = not decision.overflow and decision.weight > 0
+        changes = decision.changes
         if changes:
             scale = gradient_scale(decision, self._clip)
             means, runs = self._means[arena.section]

@@ -36,7 +36,8 @@ from spottrain.pipeline.comm.ranks import links_within_vms, memberships, neighbo
 from spottrain.pipeline.model.data import MicrobatchSource
 from spottrain.pipeline.model.sections import ModelLayout
 from spottrain.pipeline.state import update
-from spottrain.pipeline.state.agreement import Contribution, MinibatchDecision, fold
+from spottrain.pipeline.state.agreement import Agreement, Contribution, MinibatchDecision, fold
+from spottrain.pipeline.state.arena import SectionArena
 from spottrain.pipeline.state.context import StopRequest, WorkerContext
 from spottrain.pipeline.state.copies import PeerCopies
 from spottrain.pipeline.state.evacuation import end_worker
@@ -46,11 +47,11 @@ from spottrain.pipeline.train.evaluation import LOSS, Evaluation, weighted_means
 from spottrain.pipeline.train.lanes import (
     Computed,
     Lanes,
-    Network,
 )
 from spottrain.pipeline.train.overlap import Committed, Overlap
 from spottrain.pipeline.train.profiling import RankProfiler
 from spottrain.pipeline.train.reduction import sum_tied
+from spottrain.pipeline.train.sharing import Network, StageSections
 from spottrain.wire import messages
 from spottrain.wire.messages import RunGeneration
 from spottrain.wire.model import Network as NetworkChoice
@@ -105,7 +106,7 @@ def run_generation(context: WorkerContext, command: RunGeneration, pid: int) -> 
                 context, command, rank, result.endpoints, connections, device_groups
             )
             network = Network(store, connections, groups, device_groups)
-            training = _Training(context, command, rank, network)
+            training = _Training(context, command, rank, network, result.agreement)
             release_rendezvous(store, len(command.participants))
             training.begin(result, pid)
             training.run()
@@ -133,17 +134,15 @@ def _save(
 ) -> None:
     """Write a checkpoint of what is committed; neither model nor data set is needed."""
     plan, held = command.plan, context.memory.arenas
-    row, stage = divmod(rank, plan.pipeline_depth)
-    arenas = {k: held[k] for k in plan.sections_of(stage)}
-    step = next(iter(arenas.values())).version
-    saving = None
+    arenas = {k: held[k] for k in plan.held_by(rank)}
+    step, saving = result.agreement.step, None
     try:
         with context.device.using():
             _report_start(context, command, rank, step, result, pid)
             for arena in arenas.values():
                 arena.synchronise()
             tracker = TensorTracker(context.memory.num_bytes)
-            saving = CheckpointRound(context, command, arenas, row, store, tracker)
+            saving = CheckpointRound(context, command, arenas, rank, store, tracker)
             release_rendezvous(store, len(command.participants))
             saving.save_now(step)
             with context.activity.waiting():
@@ -194,7 +193,7 @@ def _report_start(
             messages.MinibatchAdopted(
                 generation=command.generation,
                 step=step,
-                skipped=_skip_reason(context, decision),
+                skipped=_skip_reason(context, context.memory.arenas, decision),
                 **_measured(context, decision, updater),
             )
         )
@@ -217,11 +216,13 @@ def _measured(
     }
 
 
-def _skip_reason(context: WorkerContext, decision: MinibatchDecision) -> messages.SkipReason:
+def _skip_reason(
+    context: WorkerContext, arenas: Mapping[int, SectionArena], decision: MinibatchDecision
+) -> messages.SkipReason:
     """Return why a mini-batch changes no parameter."""
     scale = None
     if context.loaded.spec.precision == "fp16":
-        scale = next(iter(context.memory.arenas.values())).numbers.loss_scale
+        scale = next(iter(arenas.values())).numbers.loss_scale
     return update.skip_reason(decision, scale)
 
 
@@ -302,28 +303,29 @@ class _Training:
         command: RunGeneration,
         rank: int,
         network: Network,
+        agreement: Agreement,
     ) -> None:
         plan, spec = command.plan, context.loaded.spec
         self._network = network
         self._context, self._command, self._plan = context, command, plan
         self._rank = rank
-        self._row, self._stage_index = divmod(rank, plan.pipeline_depth)
-        arenas = context.memory.arenas
-        self._arenas = {k: arenas[k] for k in plan.sections_of(self._stage_index)}
+        self._stage = stage = StageSections(context, plan, rank, network)
+        self._arenas = stage.held
         self._is_stale = spec.semantics == "stale_by_one"
         self._behind = behind = _committer_context(context) if self._is_stale else context
         """Of the thread that commits."""
         self._copies = PeerCopies(behind, command, rank, self._arenas)
-        self._tracker = TensorTracker(context.memory.num_bytes, context.stages.known)
-        self._lanes = Lanes(context, plan, rank, self._arenas, network, self._tracker)
+        num_bytes = context.memory.num_bytes + stage.num_copied_bytes
+        self._tracker = TensorTracker(num_bytes, context.stages.known)
+        self._lanes = Lanes(context, plan, rank, stage, network, self._tracker)
         self._ties = _trainable_ties(context.loaded.layout)
         self._updater = context.memory.updater(self._arenas, behind.faults)
         self._gatherer = update.Gatherer(plan, len(context.loaded.layout.metrics))
-        self._step = next(iter(self._arenas.values())).version
+        self._step = agreement.step
         sizes = plan.minibatch_size, plan.microbatch_size
         source = MicrobatchSource(context.loaded.job, spec.seed, *sizes, context.batches.fetch)
         self._saving = CheckpointRound(
-            behind, command, self._arenas, self._row, network.store, self._tracker
+            behind, command, self._arenas, rank, network.store, self._tracker
         )
         # Threads begin last, when no code of the user's can raise any more.
         self._links = PipelineLinks(
@@ -334,7 +336,7 @@ class _Training:
             network.device_groups.link,
         )
         self._lanes.connect(source, self._links)
-        self._evaluation = Evaluation(context, command, rank, self._arenas, source)
+        self._evaluation = Evaluation(context, command, rank, stage.all, source)
         self._good_step = self._step  # the newest one that has changed the weights
         self._skipped: messages.SkipReason = ""
         """Why the newest mini-batch changed no parameter."""
@@ -359,7 +361,8 @@ class _Training:
         )
 
     def begin(self, result: HandoverResult, pid: int) -> None:
-        """Report that this rank is ready."""
+        """Get what this rank does not hold, and report that it is ready."""
+        self._lanes.begin(result.agreement.step, result.agreement.origin)
         _report_start(
             self._context,
             self._command,
@@ -449,7 +452,9 @@ class _Training:
         """Begin a checkpoint where a plan without second copies begins: the loss of a VM
         would undo all that was trained since the checkpoint before."""
         last = self._context.loaded.spec.steps
-        if self._plan.data_parallel_width == 1 and self._step < last:
+        plan = self._plan
+        is_alone = plan.data_parallel_width == 1 or (plan.shared_state and plan.copies == 1)
+        if is_alone and self._step < last:
             self._start_saving()
 
     def _save_if_due(self) -> None:
@@ -549,7 +554,7 @@ class _Training:
             return Committed(in_range=False)
         stops = all_ranks.stop != StopRequest.NONE
         decision = fold(generation, step, all_ranks.contributions, stops)
-        self._skipped = _skip_reason(self._context, decision)
+        self._skipped = _skip_reason(self._context, self._stage.all, decision)
         self._context.memory.control.decision = decision
         faults.at(Hook.DECIDED)
         with self._profiler.phase("update"):
@@ -612,6 +617,7 @@ class _Training:
         self._saving.finish_copying()
         with self._tracker.watch():
             self._updater.apply(decision, list(self._arenas), self._lanes.refresh)
+        self._lanes.follow(decision)
 
     def _reduce(self, computed: Computed) -> list[Contribution]:
         """Sum gradients and losses; return what this rank's sections contribute."""
@@ -619,14 +625,18 @@ class _Training:
         reduction = self._lanes.of(computed.step).reduction
         fits = reduction.reduce()
         totals = reduction.total_loss(computed.losses)
-        sum_tied(self._plan, self._row, self._ties, self._arenas, self._network.groups)
+        row = self._rank // self._plan.pipeline_depth
+        sum_tied(self._plan, row, self._ties, self._arenas, self._network.groups)
         self._behind.faults.at(Hook.REDUCED)
         sums = {self._plan.num_sections - 1: totals}
         return update.contributions(self._arenas.values(), self._ties, sums, fits)
 
     def _prepare(self, step: int, mine: Sequence[Contribution]) -> None:
         """Mark gradients as whole, once the device is done with them."""
-        next(iter(self._arenas.values())).synchronise()
+        for arena in self._stage.all.values():
+            if arena.device is not None:
+                arena.synchronise()
+                break
         self._network.device_groups.check()
         with self._context.memory.control.lock:
             for arena, one in zip(self._arenas.values(), mine, strict=True):

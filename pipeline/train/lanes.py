@@ -9,43 +9,29 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-import torch.distributed as dist
-from torch.distributed.distributed_c10d import Store
 
 from spottrain.morphing.schedules.schedule import OrderPolicy, make_schedule, max_in_flight
 from spottrain.pipeline.base.tracking import TensorTracker
-from spottrain.pipeline.comm.device_group import DeviceGroups
-from spottrain.pipeline.comm.groups import Connections
 from spottrain.pipeline.comm.p2p import PipelineLinks
-from spottrain.pipeline.comm.ranks import stage_ranks
 from spottrain.pipeline.comm.tensor_group import TensorGroup
 from spottrain.pipeline.model.data import MicrobatchSource
 from spottrain.pipeline.model.job import NamedParameters
 from spottrain.pipeline.model.stage import AUTOCAST_TYPES, StageModel
 from spottrain.pipeline.model.tensor_parallel import ALONE, Shards
+from spottrain.pipeline.state.agreement import MinibatchDecision
 from spottrain.pipeline.state.arena import SectionArena
 from spottrain.pipeline.state.context import WorkerContext
 from spottrain.pipeline.train.executor import Minibatch, StageExecutor, StagePlace
 from spottrain.pipeline.train.recording import Recording
 from spottrain.pipeline.train.reduction import REDUCTIONS, GradientReduction
+from spottrain.pipeline.train.sharing import Network, StageSections
 from spottrain.pipeline.train.sums import Replicas
 from spottrain.pipeline.train.working import WorkingSection
 from spottrain.wire.model import Plan, segments_of
-
-
-@dataclass(frozen=True, slots=True)
-class Network:
-    """A rank's connections to its peers in one generation."""
-
-    store: Store
-    connections: Connections
-    groups: Mapping[tuple[int, ...], dist.ProcessGroup]
-    """Of the host, those that this rank is in."""
-    device_groups: DeviceGroups
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +65,7 @@ class Lanes:
         context: The worker's.
         plan: Of the generation.
         rank: Of this worker.
-        arenas: Its sections.
+        stage: Its sections.
         network: To its peers.
         tracker: Counts bytes.
     """
@@ -89,13 +75,14 @@ class Lanes:
         context: WorkerContext,
         plan: Plan,
         rank: int,
-        arenas: Mapping[int, SectionArena],
+        stage: StageSections,
         network: Network,
         tracker: TensorTracker,
     ) -> None:
         self._context, self._plan = context, plan
         self._replica, self._stage = plan.replica_of(rank), rank % plan.pipeline_depth
-        self._arenas, self._network, self._tracker = arenas, network, tracker
+        self._sections, self._arenas = stage, stage.all
+        self._network, self._tracker = network, tracker
         self.tensor_group = self._group_of(plan.tensor_ranks(rank), rank)
         """Those that divide the matrices of this rank's stage, if several do."""
         self._shards = self._divide()
@@ -170,7 +157,7 @@ class Lanes:
         self, sections: list[WorkingSection], chunks: list[list[StageModel]]
     ) -> GradientReduction:
         plan, loaded = self._plan, self._context.loaded
-        ranks = stage_ranks(plan, self._stage)
+        ranks = plan.stage_ranks(self._stage)
         replicas = Replicas(
             group=self._network.groups.get(ranks),
             device_group=self._network.device_groups.of(ranks),
@@ -179,6 +166,7 @@ class Lanes:
             has_loss=self._stage == plan.pipeline_depth - 1,
             num_metrics=len(loaded.layout.metrics),
             shards=self._shards,
+            sharing=self._sections.sharing,
         )
         parameters = _parameters_of(chunks)
         make = REDUCTIONS[loaded.spec.reduction]
@@ -260,6 +248,15 @@ class Lanes:
         version = arena.version
         lane = self.of(version if self._number == 1 else version + 1)
         next(s for s in lane.sections if s.arena is arena).refresh()
+
+    def begin(self, step: int, origin: int) -> None:
+        """Get what tasks need of sections that other ranks hold, in the agreed state."""
+        self._sections.begin(self._lanes[0].sections, step, origin)
+
+    def follow(self, decision: MinibatchDecision) -> None:
+        """Get the next version of sections that other ranks hold; what this one holds is
+        applied."""
+        self._sections.follow(self._lanes[0].sections, decision)
 
     def at_newest(self, version: int) -> StageExecutor:
         """Return what computes with the parameters of ``version``, the newest one."""

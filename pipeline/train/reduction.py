@@ -76,24 +76,31 @@ class GradientReduction:
             one.begin(step, attempt, scale_exponent, self._replicas)
 
     def reduce(self) -> Mapping[int, GradientFit]:
-        """Sum over replicas; afterwards the arenas hold the whole mini-batch's sum.
+        """Sum over replicas; afterwards the arenas of sections that this rank holds have the
+        whole mini-batch's sum.
 
         Integers out of range are summed, too, and their sums of no use: to wait for what
         all ranks have found would cost each mini-batch more.
         """
-        device, sums = self._device, self._sums[::-1]  # backwards come to the last section first
+        device, replicas = self._device, self._replicas
+        sums = self._sums[::-1]  # backwards come to the last section first
         for one in sums:
             one.completion.force()
         found = [one.peaks for one in self._sums if one.peaks is not None]
         peaks = device.download(torch.cat(found)) if found else None
-        works = [self._replicas.begin_sum(one.addends()) for one in sums]
+        works = [replicas.begin_sum(one.number, one.addends()) for one in sums]
         fits = self._settle(
             torch.zeros(0, dtype=torch.int64)
             if peaks is None
             else fixed_point.magnitudes(device.finish(peaks))
         )
-        for one, mine in zip(sums, works, strict=True):
-            wait_for(mine)
+        if replicas.sharing is not None:
+            for begun in works:
+                wait_for(begun)
+            sums = [one for one in sums if replicas.holds(one.number)]
+            works = [replicas.complete_sum(one.number, one.addends()) for one in sums]
+        for one, begun in zip(sums, works, strict=True):
+            wait_for(begun)
             one.take_sum()
         for one in sums:
             one.arrive()
@@ -169,9 +176,8 @@ def sum_tied(
         for section in tied.sections:
             copy = copies[section] if section in copies else torch.empty_like(total)
             if len(ranks) > 1:
-                owner = row * plan.pipeline_depth + plan.stage_of(section)
-                place = ranks.index(owner)
-                dist.broadcast(copy, group=groups[ranks], group_src=place)
+                holder = next(rank for rank in plan.holders_of(section) if rank in ranks)
+                dist.broadcast(copy, group=groups[ranks], group_src=ranks.index(holder))
             total.add_(copy)
         given = any(tied.name not in arena.lacking for arena in mine.values())
         if len(ranks) > 1:

@@ -27,8 +27,20 @@ from spottrain.pipeline.train.working import WorkingSection
 
 
 @dataclass(frozen=True, slots=True)
+class Sharing:
+    """The way of sums to the ranks that hold a section: one in each VM of the stage."""
+
+    within: dist.ProcessGroup | None
+    """The ranks of the stage in this VM; ``None`` if there is one only."""
+    places: Mapping[int, int]
+    """That of the holder of each section in it."""
+    across: Mapping[int, dist.ProcessGroup | None]
+    """Of each section that this rank holds, all that hold it; ``None`` if it is alone."""
+
+
+@dataclass(frozen=True, slots=True)
 class Replicas:
-    """The ranks that hold the same stage."""
+    """The ranks that run the same stage."""
 
     group: dist.ProcessGroup | None = None
     """Sums tensors of the host; ``None`` if there is one rank only."""
@@ -45,6 +57,8 @@ class Replicas:
     shards: Shards = ALONE
     """What this rank has of the stage's matrices. The others that divide them are among the
     ranks, each with a gradient of its part and zeros in place of all other parts."""
+    sharing: Sharing | None = None
+    """Where the ranks of a VM share the stage's state."""
 
     @property
     def num_sums(self) -> int:
@@ -60,13 +74,29 @@ class Replicas:
         """Sum every tensor of the host over all ranks, in place."""
         wait_for(_begin_sums(self.group, tensors))
 
-    def begin_sum(self, tensors: Iterable[torch.Tensor]) -> list[dist.Work]:
-        """Begin to sum gradients over all ranks, in place, where ``sum_on_host`` says.
+    def holds(self, section: int) -> bool:
+        """Return whether this rank has the section's committed state."""
+        return self.sharing is None or section in self.sharing.across
 
-        Ranks must sum in the same order.
+    def begin_sum(self, section: int, tensors: Iterable[torch.Tensor]) -> list[dist.Work]:
+        """Begin to sum gradients of a section, in place, where ``sum_on_host`` says.
+
+        Over all ranks; where state is shared, over those of this VM, at the one that holds the
+        section. Ranks must sum in the same order.
         """
-        group = self.group if self.sum_on_host else self.device_group
-        return _begin_sums(group, tensors)
+        if self.sharing is None:
+            return _begin_sums(self.group if self.sum_on_host else self.device_group, tensors)
+        if (group := self.sharing.within) is None:
+            return []
+        place = self.sharing.places[section]
+        works = (dist.reduce(one, group=group, group_dst=place, async_op=True) for one in tensors)
+        return [work for work in works if work is not None]
+
+    def complete_sum(self, section: int, tensors: Iterable[torch.Tensor]) -> list[dist.Work]:
+        """Begin to add the sums of other VMs to that of this one, which is there; of a section
+        that this rank holds, where state is shared."""
+        assert self.sharing is not None
+        return _begin_sums(self.sharing.across[section], tensors)
 
     def begin_maximum(self, tensor: torch.Tensor) -> list[dist.Work]:
         """Begin to take the maximum over all ranks of a tensor of the host, in place."""
@@ -185,7 +215,8 @@ class SectionSums(abc.ABC):
         device: Device,
     ) -> None:
         self.section = section
-        self._trained = dict(parameters[section.arena.section])
+        self.number = section.arena.section
+        self._trained = dict(parameters[self.number])
         shards = replicas.shards
         for name in section.target_gradients:
             if shards.size > 1 and shards.is_repeated(name):

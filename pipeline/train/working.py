@@ -17,6 +17,25 @@ from spottrain.pipeline.devices.port import Device, Transfer
 from spottrain.pipeline.state.arena import SectionArena
 
 
+def lowered_types(
+    parameters: Mapping[str, torch.dtype], lowered: torch.dtype | None, matrices: Collection[str]
+) -> dict[str, torch.dtype]:
+    """Return the types of copies that are not those of the parameters.
+
+    Args:
+        parameters: Their types, by name.
+        lowered: Type of copies of ``matrices``; ``None``: that of the parameters.
+        matrices: Names of parameters.
+    """
+    if lowered is None:
+        return {}
+    return {
+        name: lowered
+        for name, dtype in parameters.items()
+        if name in matrices and dtype is torch.float32
+    }
+
+
 class WorkingSection:
     """One section as the model of a worker sees it.
 
@@ -69,10 +88,11 @@ class WorkingSection:
             memory = self._device.allocate(self.arena.gradients_bytes)
             self.gradients, self.gradient_runs = self.arena.gradients_in(memory)
         self.parameters = parameters = {}
+        own = {name: source.dtype for name, source in self._source.items()}
+        types = lowered_types(own, lowered, matrices)
         for name, source in self._source.items():
-            dtype = source.dtype
-            if lowered is not None and name in matrices and dtype is torch.float32:
-                dtype = lowered
+            dtype = types.get(name, source.dtype)
+            if name in types:
                 self._staged[name] = self._device.allocate_host(source.shape, dtype)
             memory = self._device.allocate(source.numel() * dtype.itemsize)
             parameters[name] = memory.view(dtype).view(source.shape)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.builders import a_spec
-from tests.integration.fleet import HERE, Fleet, Zygote, make_plan
+from tests.integration.fleet import HERE, Fleet, Host, Zygote, make_plan
 
 from spottrain.morphing.memory.memory import StageMemory, rank_bytes
 from spottrain.morphing.simulate.compute import Compute
@@ -25,6 +26,7 @@ from spottrain.wire.model import (
     Reduction,
     ScheduleKind,
     Semantics,
+    Slot,
 )
 
 EXAMPLES = HERE.parents[1] / "examples"
@@ -51,6 +53,8 @@ class Run:
     checkpoint_every_steps: int = 1000
     steps: int = 2
     semantics: Semantics = "synchronous"
+    shares_state: bool = False
+    """Whether all ranks are in one VM, and share their stage's state."""
 
     def __str__(self) -> str:
         module, _, function = self.entrypoint.partition(":")
@@ -64,6 +68,7 @@ class Run:
             f"{name} {self.depth}x{self.width} {kind}{bound} {again} {self.reduction} "
             f"m={self.microbatch_size}{' checkpoint' if saves else ''}"
             f"{'' if self.semantics == 'synchronous' else ' stale'}"
+            f"{' shared' if self.shares_state else ''}"
         )
 
     @property
@@ -92,7 +97,7 @@ class Run:
     def plan(self, spec: JobSpec, num_sections: int) -> Plan:
         """Return the plan, its stages cut evenly."""
         runs = self.depth * self.chunks
-        return make_plan(
+        plan = make_plan(
             spec,
             self.depth,
             self.width,
@@ -104,6 +109,14 @@ class Run:
             in_flight_bound=self.in_flight_bound,
             segments=self.segments,
             stage_bounds=tuple(num_sections * k // runs for k in range(runs + 1)),
+        )
+        if not self.shares_state:
+            return plan
+        sections = facts_of(self.entrypoint).sections
+        return replace(
+            plan,
+            slots=tuple(Slot(vm_id=NAMES[0], index=rank) for rank in range(len(plan.slots))),
+            shared_state=tuple(one.param_bytes + one.optimizer_bytes for one in sections),
         )
 
 
@@ -163,8 +176,12 @@ def track(
     facts = facts_of(run.entrypoint)
     spec = run.spec(folder)
     plan = run.plan(spec, len(facts.sections))
-    names = NAMES[: run.depth * run.width]
-    with Fleet(spec, names, folder / "log", zygote, workdir=run.workdir) as fleet:
+    hosts = {
+        name: Host(num_slots=count)
+        for name, count in Counter(slot.vm_id for slot in plan.slots).items()
+    }
+    names = tuple(hosts)
+    with Fleet(spec, names, folder / "log", zygote, workdir=run.workdir, hosts=hosts) as fleet:
         fleet.ready()
         if watch is not None:
             watch(fleet)
@@ -172,7 +189,9 @@ def track(
         assert fleet.wait_for_end(set(names))
         history = fleet.history
     tracked = {
-        name: r.peak_bytes for name, r in history if isinstance(r, messages.MinibatchCommitted)
+        Slot(vm_id=name, index=r.slot): r.peak_bytes
+        for name, r in history
+        if isinstance(r, messages.MinibatchCommitted)
     }
     if run.semantics == "stale_by_one":
         facts = facts.with_delayed()
@@ -181,6 +200,6 @@ def track(
     if run.checkpoint_every_steps >= run.steps:
         allowed = tuple(replace(one, snapshot_bytes=0) for one in allowed)
     return [
-        Rank(rank % run.depth, rank // run.depth, tracked[slot.vm_id], allowed[rank])
+        Rank(rank % run.depth, rank // run.depth, tracked[slot], allowed[rank])
         for rank, slot in enumerate(plan.slots)
     ]

@@ -36,7 +36,8 @@ from spottrain.pipeline.state import update
 from spottrain.pipeline.state.agreement import fold
 from spottrain.pipeline.state.context import SupervisorPort, WorkerContext
 from spottrain.pipeline.state.slot import SlotMemory
-from spottrain.pipeline.train.lanes import Lanes, Network
+from spottrain.pipeline.train.lanes import Lanes
+from spottrain.pipeline.train.sharing import Network, StageSections
 from spottrain.storage.open import open_store
 from spottrain.wire.messages import Calibrate
 from spottrain.wire.model import LinkProfile, Plan, Profile, StateHome
@@ -97,9 +98,8 @@ class Stage:
         network = Network(store, connections, {}, DeviceGroups(device, connections, print, print))
         self.device, self.board, self.rank = device, board, rank
         self.arenas = memory.arenas
-        self.lanes = Lanes(
-            context, plan, rank, self.arenas, network, TensorTracker(memory.num_bytes)
-        )
+        stage = StageSections(context, plan, rank, network)
+        self.lanes = Lanes(context, plan, rank, stage, network, TensorTracker(memory.num_bytes))
         self.links = TimedLinks(*neighbours(plan, rank), device, board, rank, WIRE)
         sizes = plan.minibatch_size, plan.microbatch_size
         source = MicrobatchSource(loaded.job, loaded.spec.seed, *sizes)

@@ -48,6 +48,8 @@ def shares(ranks: list[Rank]) -> list[float]:
     [
         Run(entrypoint=LANGUAGE, depth=1, width=3, reduction="exact", microbatch_size=4),
         Run(entrypoint=LANGUAGE, depth=2, width=2, reduction="exact"),
+        Run(entrypoint=LANGUAGE, depth=1, width=2, shares_state=True),
+        Run(entrypoint=LANGUAGE, depth=1, width=4, reduction="exact", shares_state=True),
         Run(entrypoint=LANGUAGE, depth=4, width=1, microbatch_size=1),
         Run(entrypoint=LANGUAGE, depth=3, width=1, schedule="gpipe", recompute=False),
         Run(entrypoint=LANGUAGE, depth=2, width=2, schedule="interleaved", chunks=2),

@@ -6,6 +6,7 @@ import os
 import signal
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.chaos.watch import Watch
@@ -15,6 +16,13 @@ from tests.integration.undisturbed import Undisturbed
 from spottrain.cloud.process import tree
 
 pytestmark = pytest.mark.rotated(parts=[1])
+
+
+def lose_a_worker_and_then_a_vm(watch: Watch, vm_id: str) -> None:
+    os.kill(watch.worker(vm_id), signal.SIGKILL)
+    watch.until("a second generation", lambda: watch.number == 2 and watch.trains())
+    tree.signal_groups(watch.groups(vm_id), signal.SIGKILL)
+    watch.until("a third generation", lambda: watch.number == 3 and watch.trains())
 
 
 def test_replicas_in_one_vm_lose_a_worker_and_then_the_vm_and_end_with_the_same_weights(
@@ -32,10 +40,7 @@ def test_replicas_in_one_vm_lose_a_worker_and_then_the_vm_and_end_with_the_same_
             assert plan.data_parallel_width > 1
             assert plan.copies == 1
 
-            os.kill(watch.worker(plan.slots[0].vm_id), signal.SIGKILL)
-            watch.until("a second generation", lambda: watch.number == 2 and watch.trains())
-            tree.signal_groups(watch.groups(plan.slots[0].vm_id), signal.SIGKILL)
-            watch.until("a third generation", lambda: watch.number == 3 and watch.trains())
+            lose_a_worker_and_then_a_vm(watch, plan.slots[0].vm_id)
         job.pace(0.0)
         until("the end", lambda: not job.dir.is_managed())
         assert weights(job.checkpoint_root) == reference.weights
@@ -67,11 +72,38 @@ def test_ranks_that_divide_matrices_lose_a_worker_and_then_the_vm_and_end_with_t
             plan = watch.generation.plan
             assert plan.devices_per_stage_replica == 2
 
-            os.kill(watch.worker(plan.slots[0].vm_id), signal.SIGKILL)
-            watch.until("a second generation", lambda: watch.number == 2 and watch.trains())
-            tree.signal_groups(watch.groups(plan.slots[0].vm_id), signal.SIGKILL)
-            watch.until("a third generation", lambda: watch.number == 3 and watch.trains())
+            lose_a_worker_and_then_a_vm(watch, plan.slots[0].vm_id)
         job.pace(0.0)
         until("the end", lambda: not job.dir.is_managed())
         assert weights(job.checkpoint_root) == weights(quiet.checkpoint_root)
         assert f"starts with {plan.shape}, 2 slots a stage" in job.run("events", job.name).out
+
+
+def test_replicas_that_share_state_lose_a_worker_and_then_the_vm_and_end_with_the_same_weights(
+    tmp_path: Path, reference: Undisturbed
+) -> None:
+    """One byte less than the plan without needs is what memory asks for it with."""
+    zone: dict[str, Any] = {"name": "box", "capacity": 1, "slots": 2}
+    settings = {"resources": {"max_vms": 1}, "local": {"zones": [zone]}}
+    with Job(tmp_path, "roomy", **settings) as roomy:
+        chosen = roomy.run("plan", str(roomy.file), "-o", "json").report["candidates"][0]
+        assert (chosen["shape"], chosen["shares_state"]) == ("1x2", False)
+    zone["slot_memory_bytes"] = chosen["stage_bytes"] - 1
+    with Job(tmp_path, "shared", **settings) as job:
+        job.pace(0.05)
+        assert job.launch("--detach").code == 0
+        with closing(Watch(job)) as watch:
+            watch.until("training", watch.trains)
+            assert watch.generation is not None
+            plan = watch.generation.plan
+            assert plan.shape == "1x2"
+            assert plan.shared_state
+
+            lose_a_worker_and_then_a_vm(watch, plan.slots[0].vm_id)
+        job.pace(0.0)
+        until("the end", lambda: not job.dir.is_managed())
+        assert weights(job.checkpoint_root) == reference.weights
+        events = job.run("events", job.name).out
+        assert (
+            "one VM holds all replicas of a stage; replicas in one VM share their state" in events
+        )

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -80,18 +81,23 @@ def train(
     reduction: Reduction = "fast",
     environment: Mapping[str, str] | None = None,
     runtime: Runtime = RUNTIMES[0],
+    *,
+    shares: bool = False,
 ) -> Trained:
     folder.mkdir(exist_ok=True)
     precision, network = runtime.precision, runtime.network
     spec = replace(tensor_spec(folder, name, reduction), precision=precision, network=network)
-    plan = replace(
-        shape_plan(spec, shape, SECTIONS[name]), state=runtime.state, segments=runtime.segments
-    )
+    changes: dict[str, Any] = {
+        "state": runtime.state,
+        "segments": runtime.segments,
+        "shared_state": (1,) * SECTIONS[name] if shares else (),
+    }
+    plan = replace(shape_plan(spec, shape, SECTIONS[name]), **changes)
     names = tuple(dict.fromkeys(slot.vm_id for slot in plan.slots))
     hosts = {vm: Host(num_slots=shape[2], device=runtime.device) for vm in names}
     with Fleet(spec, names, folder / "log", zygote, environment, hosts=hosts) as fleet:
         fleet.ready()
-        smaller = shape_plan(spec, (1, 1, shape[2]), SECTIONS[name])
+        smaller = replace(shape_plan(spec, (1, 1, shape[2]), SECTIONS[name]), **changes)
         weights = fleet.train(
             lambda left: plan if len(left) == len(names) else smaller, fleet.initialise()
         )
@@ -172,6 +178,34 @@ def test_a_rank_of_a_group_killed_at_any_hook_changes_no_bit(
     assert struck.weights == divided.weights
     for number, blow in enumerate(blows):
         assert (tmp_path / f"mark-{number}").exists(), f"{blow} did not strike"
+
+
+@pytest.mark.rotated
+@pytest.mark.parametrize(
+    ("shape", "rank", "action", "runtime"),
+    [
+        ((1, 1, 2), 0, Action.KILL_WORKER, RUNTIMES[0]),
+        ((2, 1, 2), 0, Action.KILL_WORKER, RUNTIMES[0]),
+        ((1, 2, 2), 3, Action.KILL_VM, RUNTIMES[0]),
+        ((1, 1, 2), 1, Action.KILL_WORKER, RUNTIMES[2]),
+    ],
+    ids=str,
+)
+def test_ranks_that_divide_matrices_and_share_state_train_to_the_same_bits_through_a_kill(
+    zygote: Zygote,
+    tmp_path: Path,
+    shape: tuple[int, int, int],
+    rank: int,
+    action: Action,
+    runtime: Runtime,
+) -> None:
+    whole = train(zygote, tmp_path / "whole", "gpt", (1, 1, 2), "exact", runtime=runtime)
+    blow = {"hook": Hook.FLIPPED, "rank": rank, "step": 2, "action": action}
+    environment = environment_of([blow | {"mark": str(tmp_path / "mark")}])
+    folder = tmp_path / "shared"
+    shared = train(zygote, folder, "gpt", shape, "exact", environment, runtime, shares=True)
+    assert (tmp_path / "mark").exists()
+    assert shared.weights == whole.weights
 
 
 @pytest.mark.rotated

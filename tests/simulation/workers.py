@@ -213,7 +213,7 @@ class Workers:
         group.training = set(plan.slots)
         group.full = self.full_slot(group)
         for rank, slot in enumerate(plan.slots):
-            sections = plan.sections_of(rank % plan.pipeline_depth)
+            sections = plan.held_by(rank)
             self.vm(slot).memory[slot.index] = (step, frozenset(sections))
             started = generation_started(
                 step,
@@ -356,7 +356,7 @@ class Workers:
         group.step += count
         self.committed = step = group.step
         for rank, slot in enumerate(plan.slots):
-            sections = plan.sections_of(rank % plan.pipeline_depth)
+            sections = plan.held_by(rank)
             self.vm(slot).memory[slot.index] = (step, frozenset(sections))
             busy_s, microbatches = stretch.busy[rank]
             self.report(

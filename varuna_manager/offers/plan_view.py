@@ -19,7 +19,7 @@ from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.format import duration, number
 from spottrain.varuna_manager.offers.estimates import money_ends
 from spottrain.varuna_manager.reporting.devices import Computing, describe
-from spottrain.varuna_manager.reporting.documents import candidate_view
+from spottrain.varuna_manager.reporting.documents import candidate_view, survives_any_worker
 from spottrain.varuna_manager.reporting.utilisation import minibatch_use, use_view
 from spottrain.wire.model import Plan, Precision, Profile
 
@@ -91,7 +91,8 @@ def choice_view(
 
     ``vm_loss`` is what a VM that vanishes without a notice costs where it holds the only copy of
     a stage: seconds of training since the newest checkpoint, on average, and the share of speed
-    as which that counted in the choice; None: every stage is on several VMs.
+    as which that counted in the choice, and whether a killed worker takes as much; None: every
+    stage is on several VMs.
 
     Args:
         inputs: What it was made from.
@@ -140,6 +141,7 @@ def _vm_loss(plan: Plan, lag_share: float, checkpoint_every_steps: int) -> dict[
     return {
         "lost_s": lag_s or expected_lag_s(len({slot.vm_id for slot in plan.slots})),
         "counted": capped_slowdown(plan.pipeline_depth, 1, lag_share) - 1,
+        "by_worker": not survives_any_worker(plan),
     }
 
 

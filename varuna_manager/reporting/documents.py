@@ -260,7 +260,8 @@ def survives_any_worker(plan: Plan) -> bool:
 
     What is on its device ends with it; what is in its VM's memory does not.
     """
-    return plan.state == "host" or plan.num_rows > 1
+    held = (plan.holders_of(section) for section in range(plan.num_sections))
+    return plan.state == "host" or all(len(ranks) > 1 for ranks in held)
 
 
 def clock_of(state: states.State, at_s: float) -> float:

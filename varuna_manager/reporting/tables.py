@@ -437,6 +437,8 @@ def preview_parts(preview: dict[str, Any], explain: bool) -> Iterator[Renderable
     words = f"plan     {preview['plan']}, {execution_line(candidates[0])}"
     if candidates[0]["host_stage_bytes"]:
         words += f", state on the {candidates[0]['state']}"
+    if candidates[0]["shares_state"]:
+        words += ", state shared within VMs"
     if summed := sums_words(candidates[0]):
         words += f", all-reduce by {summed}"
     if "train_s" in preview:
@@ -454,8 +456,9 @@ def preview_parts(preview: dict[str, Any], explain: bool) -> Iterator[Renderable
     yield words
     if (loss := preview["vm_loss"]) is not None:
         counted_as = f"; counted as {loss['counted']:.0%} of its speed" if loss["counted"] else ""
+        too = ", as a killed worker does of state on its GPU" if loss["by_worker"] else ""
         yield (
-            "lost VM  takes an only copy of a stage with it: "
+            f"lost VM  takes an only copy of a stage with it{too}: "
             f"{fmt.duration(loss['lost_s'])} of training on average, since the newest "
             f"checkpoint{counted_as}"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -521,7 +522,9 @@ class Plan:
     Rank ``row * pipeline_depth + stage`` runs on ``slots[rank]``. A row is a pipeline; each
     replica is ``devices_per_stage_replica`` rows, one after the other, which compute the same
     micro-batches together: those of a stage, in one VM, divide its matrices (tensor
-    parallelism), and each has the stage's whole committed state. The model is cut into ``pipeline_depth * chunks`` runs of sections, run ``k`` from
+    parallelism). Every rank runs all sections of its stage; which ranks hold a section, that is,
+    have its committed state, says ``holders_of``. The model is cut into ``pipeline_depth *
+    chunks`` runs of sections, run ``k`` from
     ``stage_bounds[k]`` up to ``stage_bounds[k + 1]``; stage ``p`` owns runs ``p``, ``p
     + pipeline_depth`` and so on. Replica ``d`` computes virtual nodes
     ``replica_bounds[d]`` up to ``replica_bounds[d + 1]``, in fast mode perhaps several of
@@ -564,6 +567,10 @@ class Plan:
     nodes_per_microbatch: tuple[int, ...] = ()
     """Virtual nodes that each replica computes at once, as one micro-batch; the last one of
     its share may have fewer. Empty: one each, as always in exact mode."""
+    shared_state: tuple[int, ...] = ()
+    """Bytes of each section's committed state, by which the ranks of a stage that are in one
+    VM divide it among them (ZeRO-1, Rajbhandari et al. 2020, section 5.1, by whole sections);
+    empty: each rank holds all sections that it runs."""
     schema_version: int = SCHEMA_VERSION
 
     def __post_init__(self) -> None:
@@ -586,6 +593,7 @@ class Plan:
             and (self.devices_per_stage_replica == 1 or self._divides_matrices())
             and (self.peer_copies == 0 or (self.peer_copies == self.num_rows == 1))
             and (not self.nodes_per_microbatch or self._merges())
+            and (not self.shared_state or self._shares())
         )
         if not good:
             raise WireError(f"plan does not add up: {self}")
@@ -603,6 +611,10 @@ class Plan:
         """Return whether replicas can compute several virtual nodes at once."""
         each = self.nodes_per_microbatch
         return self.chunks == 1 and len(each) == self.data_parallel_width and min(each) >= 1
+
+    def _shares(self) -> bool:
+        """Return whether the bytes of all sections are known."""
+        return len(self.shared_state) == self.num_sections and min(self.shared_state) >= 0
 
     def _divides_matrices(self) -> bool:
         """Return whether the ranks that divide a stage's matrices are in one VM each."""
@@ -623,7 +635,7 @@ class Plan:
 
     @property
     def num_rows(self) -> int:
-        """Ranks that have each stage's committed state."""
+        """Ranks that run each stage."""
         return self.data_parallel_width * self.devices_per_stage_replica
 
     def replica_of(self, rank: int) -> int:
@@ -636,8 +648,48 @@ class Plan:
         first = self.replica_of(rank) * size * depth + rank % depth
         return tuple(range(first, first + size * depth, depth))
 
+    def stage_ranks(self, stage: int) -> tuple[int, ...]:
+        """Return the ranks that run ``stage``, in the order of rows."""
+        return tuple(range(stage, len(self.slots), self.pipeline_depth))
+
+    def sharers_of(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks in the VM of ``rank`` that run its stage, itself included."""
+        vm_id, ranks = self.slots[rank].vm_id, self.stage_ranks(rank % self.pipeline_depth)
+        return tuple(one for one in ranks if self.slots[one].vm_id == vm_id)
+
+    def holders_of(self, section: int) -> tuple[int, ...]:
+        """Return the ranks that have the committed state of ``section``, in order.
+
+        Those that run it; where state is shared, one in each VM of these.
+        """
+        held = self.held_on(self.stage_of(section))
+        return tuple(rank for rank, sections in held.items() if section in sections)
+
+    def held_by(self, rank: int) -> tuple[int, ...]:
+        """Return the sections whose committed state ``rank`` has; where state is shared,
+        perhaps none."""
+        return self.held_on(rank % self.pipeline_depth)[rank]
+
+    def held_on(self, stage: int) -> dict[int, tuple[int, ...]]:
+        """Return the sections whose committed state each rank of ``stage`` has."""
+        sections, ranks = self.sections_of(stage), self.stage_ranks(stage)
+        if not self.shared_state:
+            return dict.fromkeys(ranks, sections)
+        sharers: dict[str, list[int]] = {}
+        for rank in ranks:
+            sharers.setdefault(self.slots[rank].vm_id, []).append(rank)
+        weights = {k: self.shared_state[k] for k in sections}
+        dealt = {parts: deal(weights, parts) for parts in set(map(len, sharers.values()))}
+        own = {rank: sharers[self.slots[rank].vm_id] for rank in ranks}
+        return {rank: dealt[len(own[rank])][own[rank].index(rank)] for rank in ranks}
+
+    def writer_of(self, section: int) -> int:
+        """Return the rank that writes ``section`` to checkpoints: holders take turns."""
+        holders = self.holders_of(section)
+        return holders[section % len(holders)]
+
     def stage_of(self, section: int) -> int:
-        """Return the stage that owns ``section``."""
+        """Return the stage that runs ``section``."""
         run = bisect.bisect_right(self.stage_bounds, section) - 1
         return run % self.pipeline_depth
 
@@ -697,6 +749,21 @@ class Plan:
 
     def _nodes_at_once(self, replica: int) -> int:
         return self.nodes_per_microbatch[replica] if self.nodes_per_microbatch else 1
+
+
+def deal(weights: Mapping[int, int], parts: int) -> list[tuple[int, ...]]:
+    """Divide sections by weight: the heaviest first, each to the part that has least so far.
+
+    Args:
+        weights: Of each section.
+        parts: How many; if there are fewer sections, the last ones are empty.
+    """
+    loads, dealt = [0] * parts, [list[int]() for _ in range(parts)]
+    for section in sorted(weights, key=lambda k: (-weights[k], k)):
+        least = min(range(parts), key=lambda part: (loads[part], part))
+        dealt[least].append(section)
+        loads[least] += weights[section]
+    return [tuple(sorted(part)) for part in dealt]
 
 
 def segments_of(run: range, segments: int) -> tuple[range, ...]:

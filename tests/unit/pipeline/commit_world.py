@@ -17,6 +17,9 @@ attempt of a mini-batch: that stage marks nothing, and after the gather all comp
 Where gradients are stale by one mini-batch, a slot computes each before its commit begins, at
 any moment from when the one before the one before is applied: on the weights of then, which
 are committed beside the present ones. What is computed ahead ends with the worker.
+Where slots share a VM, each holds some of their stage's sections and works with copies of the
+others, which end with the worker: it gets them when a generation begins, and after each
+mini-batch once all who hold one have flipped it.
 Atomic here, since the difference is not visible: marking prepared and offering;
 flipping the last section and reporting.
 """
@@ -63,6 +66,11 @@ class Shape:
     out_of_range: int | None = None  # the stage that is, at each first attempt
     copies: bool = False  # on the next stage's slot
     stale: bool = False  # gradients are of the weights one mini-batch before
+    slots_per_vm: int = 1  # of a stage, which share the sections of it
+
+    @property
+    def shares(self) -> bool:
+        return self.slots_per_vm > 1
 
     @property
     def num_sections(self) -> int:
@@ -95,7 +103,7 @@ class Kept(NamedTuple):
 class Op(NamedTuple):
     """One step of recovery."""
 
-    kind: str  # decide, half, flip, wipe, copy, keep, back, release
+    kind: str  # decide, half, flip, wipe, copy, keep, back, release, borrow
     section: int = -1
     source: int | None = None  # None: the checkpoint
     state: tuple[int, int] = (-1, -1)  # the decision; or version and origin to copy
@@ -107,6 +115,7 @@ class Slot(NamedTuple):
 
     generation: int = 0
     stage: int | None = None  # None: a donor
+    holds: tuple[int, ...] = ()  # sections
     program: tuple[Op, ...] = ()  # what is left to do of recovery
     step: int = 0
     attempt: int = 0
@@ -119,6 +128,7 @@ class Slot(NamedTuple):
     whole: tuple[int, int] | None = None  # state of copies that are not overwritten
     ahead: tuple[int, Content] | None = None  # mini-batch computed, on which weights
     entered: Content = ()  # weights on which the one that is committed was computed
+    borrowed: Content = ()  # of the sections of its stage that it does not hold
     pending: tuple[int, int] | None = None  # state of copies that are being made
     copied: tuple[int, int] | None = None  # state that this generation has copies of
     told: tuple[bool, bool] = (False, False)  # whether they are; by parity of the step
@@ -132,7 +142,7 @@ class World(NamedTuple):
 
     slots: tuple[Slot, ...]
     generation: int
-    reported: tuple[int, ...]  # version of each stage, in this generation
+    reported: tuple[int, ...]  # version of each section, in this generation
     committed: Content
     checkpoint: Content
     faults_left: int
@@ -252,7 +262,7 @@ def train(shape: Shape, world: World, i: int) -> Slot | None:
     if slot.stage is None or slot.step >= shape.steps:
         return None
     now = slot.step * PHASES + slot.attempt * ATTEMPT
-    own, is_retry = shape.sections_of(slot.stage), slot.attempt > 0
+    own, is_retry = slot.holds, slot.attempt > 0
     after = slot._replace(phase=slot.phase + 1)
     if slot.phase == START:
         return enter(shape, slot, after)
@@ -264,14 +274,14 @@ def train(shape: Shape, world: World, i: int) -> Slot | None:
         # complete before all have begun, which takes their marks of attempts before back.
         if is_retry and everybody < now + SENT:
             return None
+        if slot.heard is None:
+            check_same_weights(world, slot)
         after = after._replace(told=telling(shape, slot))
         if shape.out_of_range == slot.stage and not is_retry:
             return after
         for k in own:
-            mark, base = (slot.generation, slot.step), held(slot, k).content
-            if shape.stale:
-                base = slot.entered
-            copy = held(slot, k)._replace(mark=mark, base=base, attempt=slot.attempt)
+            mark = (slot.generation, slot.step)
+            copy = held(slot, k)._replace(mark=mark, base=slot.entered, attempt=slot.attempt)
             after = put(after, k, copy)
         return after
     if slot.phase == PREPARED:
@@ -285,13 +295,45 @@ def train(shape: Shape, world: World, i: int) -> Slot | None:
             # What was computed ahead goes the way of this one.
             return after._replace(attempt=1, phase=START, ahead=None)
         return after._replace(decision=(slot.generation, slot.step))
+    if slot.phase == given(shape):
+        return borrow(shape, world, i)
     index, is_flip = divmod(slot.phase - DECIDED, 2)
+    if index == len(own):  # it holds none
+        return after._replace(phase=given(shape))
     if not is_flip:
         return half(shape, after, own[index])
     after = flip(after, own[index])
     if own[index] == own[-1]:
-        after = after._replace(step=slot.step + 1, attempt=0, phase=START)
+        return after._replace(phase=given(shape)) if shape.shares else next_step(after)
     return after
+
+
+def next_step(slot: Slot) -> Slot:
+    return slot._replace(step=slot.step + 1, attempt=0, phase=START)
+
+
+def given(shape: Shape) -> int:
+    """Return the phase in which a slot that shares has flipped all that it holds."""
+    return DECIDED + 2 * shape.sections_per_stage
+
+
+def borrow(shape: Shape, world: World, i: int) -> Slot | None:
+    """Get the next weights of what others hold, once these have flipped them."""
+    slot = world.slots[i]
+    ring, _, _ = heard_by(world, i)
+    if ring < slot.step * PHASES + slot.attempt * ATTEMPT + given(shape):
+        return None
+    assert slot.decision is not None
+    return next_step(slot._replace(borrowed=(*slot.entered, (*slot.decision, slot.attempt))))
+
+
+def check_same_weights(world: World, slot: Slot) -> None:
+    """Assert that all of a stage have computed a mini-batch on the same weights."""
+    now = slot.step * PHASES + slot.attempt * ATTEMPT
+    for other in world.slots:
+        together = (other.generation, other.stage) == (slot.generation, slot.stage)
+        if together and SENT <= progress(other) - now < ATTEMPT:
+            assert other.entered == slot.entered, "replicas compute on other weights"
 
 
 def enter(shape: Shape, slot: Slot, after: Slot) -> Slot | None:
@@ -302,8 +344,16 @@ def enter(shape: Shape, slot: Slot, after: Slot) -> Slot | None:
             return None
         assert slot.ahead[0] == slot.step
         after = after._replace(ahead=None, entered=slot.ahead[1])
+    else:
+        contents = {held(slot, k).content for k in slot.holds}
+        if len(slot.holds) < shape.sections_per_stage:
+            contents.add(slot.borrowed)
+        assert len(contents) == 1, "computes on the weights of several mini-batches"
+        (content,) = contents
+        assert content is not None
+        after = after._replace(entered=content)
     after = after._replace(undo=None)
-    for k in shape.sections_of(slot.stage):
+    for k in slot.holds:
         after = put(after, k, held(slot, k)._replace(mark=None, base=None, attempt=0))
     return copying(shape, after) if shape.copies else after
 
@@ -420,6 +470,15 @@ def recover(shape: Shape, world: World, slot: Slot) -> Slot | None:
         stays = tuple(one for one in slot.kept if one.state in op.states)
         whole = max((one.state for one in stays), default=None)
         return after._replace(kept=stays, whole=whole)
+    if op.kind == "borrow":
+        if world.generation != slot.generation or not is_past_moves(world):
+            return None
+        owners = [
+            s for s in world.slots if s.generation == slot.generation and op.section in s.holds
+        ]
+        content = held(owners[0], op.section).content
+        assert content is not None
+        return after._replace(borrowed=content)
     if op.kind == "back":
         (found,) = (one for one in slot.kept if one[:2] == (op.section, op.state))
         return put(after, op.section, Copy(*op.state, found.content))
@@ -444,7 +503,7 @@ def recover(shape: Shape, world: World, slot: Slot) -> Slot | None:
 def is_past_moves(world: World) -> bool:
     """Return whether all of the newest generation have every section that they need."""
     return all(
-        slot.alive and all(op.kind == "release" for op in slot.program)
+        slot.alive and all(op.kind in ("release", "borrow") for op in slot.program)
         for slot in world.slots
         if slot.generation == world.generation
     )
@@ -459,13 +518,13 @@ def with_slot(world: World, i: int, slot: Slot) -> World:
 def report(shape: Shape, world: World, i: int, slot: Slot) -> World:
     """Tell the manager what slot i has applied; one of an old generation is fenced."""
     world = with_slot(world, i, slot)
-    stage = slot.stage
-    if stage is None or slot.program or slot.generation != world.generation:
+    if not slot.holds or slot.program or slot.generation != world.generation:
         return world
     reported = list(world.reported)
-    reported[stage] = max(reported[stage], slot.step)
+    for k in slot.holds:
+        reported[k] = max(reported[k], slot.step)
     version = min(reported)
-    content = held(slot, shape.sections_of(stage)[0]).content
+    content = held(slot, slot.holds[0]).content
     world = world._replace(reported=tuple(reported))
     if version > len(world.committed):
         assert content is not None
@@ -508,6 +567,18 @@ def plan(shape: Shape, absent: frozenset[int]) -> tuple[tuple[int, ...], ...] | 
     return tuple(owners)
 
 
+def holders_of(shape: Shape, owners: tuple[tuple[int, ...], ...]) -> dict[int, tuple[int, ...]]:
+    """Return the slots that hold each section: one of each VM of its stage."""
+    holders = {}
+    for stage, own in enumerate(owners):
+        vms: dict[int, list[int]] = {}
+        for i in own:
+            vms.setdefault(i // shape.slots_per_vm, []).append(i)
+        for index, k in enumerate(shape.sections_of(stage)):
+            holders[k] = tuple(slots[index % len(slots)] for slots in vms.values())
+    return holders
+
+
 def survivors(shape: Shape, world: World, absent: frozenset[int]) -> dict[int, Slot]:
     """Return the slots that are present as new workers find them, lost VMs replaced."""
     fresh = Slot(copies=(None,) * shape.num_sections)
@@ -535,16 +606,18 @@ def begin(
     slots = list(world.slots)
     for i in left:
         slots[i] = slots[i]._replace(heard=heard_by(world, i))
+    holders = holders_of(shape, owners)
     programs = programs_of(shape, records, agreement, owners)
     for i, slot in present.items():
         stage = next((p for p, ranks in enumerate(owners) if i in ranks), None)
-        begun_slot = Slot(generation, stage, programs[i], agreement.step)
+        holds = tuple(k for k, ranks in holders.items() if i in ranks)
+        begun_slot = Slot(generation, stage, holds, programs[i], agreement.step)
         slots[i] = begun_slot._replace(copies=slot.copies, decision=slot.decision, kept=slot.kept)
     is_kept = content[: len(world.committed)] == world.committed
     begun = World(
         slots=tuple(slots),
         generation=generation,
-        reported=(0,) * shape.stages,
+        reported=(0,) * shape.num_sections,
         committed=world.committed if is_kept else content,
         checkpoint=world.checkpoint,
         faults_left=world.faults_left - len(left),
@@ -565,6 +638,7 @@ def programs_of(
     programs: dict[int, list[Op]] = {record.rank: [] for record in records}
     decision, state = agreement.decision, (agreement.step, agreement.origin)
     lasts = kept_state(shape.num_sections, records)
+    wanted = holders_of(shape, owners)
     for record in records:
         program = programs[record.rank]
         if shape.copies:
@@ -573,12 +647,7 @@ def programs_of(
             program.append(Op("decide", state=(decision.generation, decision.step)))
         for k in applies(record, agreement):
             program += Op("half", k), Op("flip", k)
-        own = {
-            k
-            for p, ranks in enumerate(owners)
-            if record.rank in ranks
-            for k in shape.sections_of(p)
-        }
+        own = {k for k, ranks in wanted.items() if record.rank in ranks}
         there = {
             c.section for c in record.sections if (c.version, c.origin) == state and not c.is_copy
         }
@@ -589,7 +658,6 @@ def programs_of(
             if c.is_copy and (c.version, c.origin) == state
             if c.section in own - there
         ]
-    wanted = {k: ranks for p, ranks in enumerate(owners) for k in shape.sections_of(p)}
     for move in moves(shape.num_sections, records, agreement, wanted):
         assert (move.source is None) == (agreement.outcome == "restored")
         program = programs[move.target]
@@ -600,4 +668,8 @@ def programs_of(
     if shape.copies:
         for program in programs.values():
             program.append(Op("release", states=(lasts,)))
+    for p, ranks in enumerate(owners):
+        for k, rank in product(shape.sections_of(p), ranks):
+            if rank not in wanted[k]:
+                programs[rank].append(Op("borrow", k))
     return {rank: tuple(program) for rank, program in programs.items()}

@@ -23,7 +23,9 @@ from tests.unit.pipeline.commit_world import (
     advance,
     base_of,
     compute,
+    holders_of,
     new_generations,
+    plan,
     put,
     receive,
     with_slot,
@@ -99,15 +101,20 @@ def check_copies(shape: Shape, members: list[Slot]) -> None:
 
 def first_world(shape: Shape) -> World:
     slots = []
+    owners = plan(shape, frozenset())
+    assert owners is not None
+    holders = holders_of(shape, owners)
     for i in range(shape.stages * shape.replicas + shape.spares):
         stage, copies = i // shape.replicas, [None] * shape.num_sections
-        slot = Slot(stage=stage if stage < shape.stages else None, copies=tuple(copies))
-        if slot.stage is not None:
-            for k in shape.sections_of(slot.stage):
-                slot = put(slot, k, Copy(0, 0, ()))
+        holds = tuple(k for k, ranks in holders.items() if i in ranks)
+        slot = Slot(
+            stage=stage if stage < shape.stages else None, holds=holds, copies=tuple(copies)
+        )
+        for k in holds:
+            slot = put(slot, k, Copy(0, 0, ()))
         slots.append(slot)
     nothing: Content = ()
-    return World(tuple(slots), 0, (0,) * shape.stages, nothing, nothing, shape.faults)
+    return World(tuple(slots), 0, (0,) * shape.num_sections, nothing, nothing, shape.faults)
 
 
 def events(shape: Shape, world: World, judge: Judge) -> Iterator[World]:
@@ -167,6 +174,20 @@ SHAPES = {
     "two replicas, out of range": Shape(1, 2, generations=2, out_of_range=0),
     "two by two, one out of range": Shape(2, 2, generations=1, faults=1, steps=1, out_of_range=1),
     "two by two, memory stays": Shape(2, 2, generations=2, faults=0, steps=1),
+    "shared, two sections": Shape(1, 2, sections_per_stage=2, generations=2, slots_per_vm=2),
+    "shared, one holds nothing": Shape(1, 2, generations=2, slots_per_vm=2),
+    "shared, a checkpoint and a donor": Shape(
+        1, 2, 2, spares=1, steps=1, generations=2, faults=1, checkpoints=True, slots_per_vm=2
+    ),
+    "shared, beside another VM": Shape(
+        1, 3, sections_per_stage=2, generations=1, faults=1, slots_per_vm=2
+    ),
+    "shared, two stages": Shape(
+        2, 2, sections_per_stage=2, generations=1, faults=1, steps=1, slots_per_vm=2
+    ),
+    "shared, out of range": Shape(
+        1, 2, sections_per_stage=2, generations=2, faults=1, out_of_range=0, slots_per_vm=2
+    ),
     "stale, one slot, a donor": Shape(1, 1, spares=1, stale=True),
     "stale, two stages": Shape(2, 1, generations=3, faults=1, stale=True),
     "stale, two stages of two sections": Shape(
@@ -275,10 +296,33 @@ def forget_to_wait_for_the_commit(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(globals(), "compute", compute_early)
 
 
+def forget_to_get_copies_when_a_generation_begins(patch: pytest.MonkeyPatch) -> None:
+    def recover(shape: Shape, world: World, slot: Slot) -> Slot | None:
+        after = commit_world_recover(shape, world, slot)
+        if after is not None and slot.program[0].kind == "borrow":
+            after = after._replace(borrowed=slot.borrowed)
+        return after
+
+    commit_world_recover = commit_world.recover
+    patch.setattr(commit_world, "recover", recover)
+
+
+def forget_to_give_copies(patch: pytest.MonkeyPatch) -> None:
+    def borrow(shape: Shape, world: World, i: int) -> Slot:
+        return commit_world.next_step(world.slots[i])
+
+    patch.setattr(commit_world, "borrow", borrow)
+
+
+SHARED = Shape(1, 2, sections_per_stage=2, generations=1, slots_per_vm=2)
+
+
 @pytest.mark.rotated
 @pytest.mark.parametrize(
     ("forget", "shape"),
     [
+        (forget_to_get_copies_when_a_generation_begins, SHARED),
+        (forget_to_give_copies, SHARED),
         (forget_that_weights_are_kept, Shape(2, 1, generations=1, stale=True)),
         (forget_to_wait_for_the_commit, Shape(2, 1, generations=1, stale=True)),
         (forget_which_copies_are_whole, COPIES),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import typing
@@ -28,6 +29,7 @@ from spottrain.wire.model import (
     Slot,
     segments_of,
 )
+from tests import builders
 
 COMMANDS = get_args(messages.Command)
 REPORTS = get_args(messages.Report)
@@ -255,6 +257,8 @@ def test_a_plan_assigns_sections_and_virtual_nodes_to_ranks() -> None:
         {"nodes_per_microbatch": (2,)},
         {"nodes_per_microbatch": (2, 0)},
         {"devices_per_stage_replica": 0},
+        {"shared_state": (1, 1, 1)},
+        {"shared_state": (1, 1, 1, -1)},
         # Two slots for each stage, but in two VMs.
         {"devices_per_stage_replica": 2, "data_parallel_width": 1, "replica_bounds": (0, 5)}
         | {"slots": tuple(Slot(vm_id=f"vm{i // 2}", index=i % 2) for i in range(4))},
@@ -267,6 +271,46 @@ def test_a_plan_that_does_not_add_up_is_refused(changes: dict[str, Any]) -> None
     changed = json.loads(json.dumps(changes, default=dataclasses.asdict))
     with pytest.raises(WireError):
         from_data(Plan, data | changed)
+
+
+@st.composite
+def plans_that_share(draw: st.DrawFn) -> Plan:
+    depth, width = draw(st.integers(1, 3)), draw(st.integers(1, 4))
+    sizes = draw(st.lists(st.integers(0, 9), min_size=depth, max_size=8))
+    vms = st.lists(st.sampled_from("abc"), min_size=depth * width, max_size=depth * width)
+    return builders.a_plan(
+        depth,
+        width,
+        num_sections=len(sizes),
+        slots=tuple(Slot(vm_id=vm, index=i) for i, vm in enumerate(draw(vms))),
+        shared_state=sizes,
+    )
+
+
+@given(plans_that_share())
+def test_every_vm_that_runs_a_stage_holds_each_section_of_it_once(plan: Plan) -> None:
+    for section in range(plan.num_sections):
+        holders = plan.holders_of(section)
+        running = {plan.slots[rank].vm_id for rank in plan.stage_ranks(plan.stage_of(section))}
+        assert sorted(plan.slots[rank].vm_id for rank in holders) == sorted(running)
+        assert list(holders) == sorted(holders)
+        assert all(section in plan.held_by(rank) for rank in holders)
+
+
+@given(plans_that_share())
+def test_ranks_of_a_vm_hold_as_much_up_to_one_section_and_the_first_one_some(plan: Plan) -> None:
+    for rank in range(len(plan.slots)):
+        sharers = plan.sharers_of(rank)
+        sizes = [[plan.shared_state[k] for k in plan.held_by(one)] for one in sharers]
+        largest = max(itertools.chain(*sizes))
+        assert max(map(sum, sizes)) - min(map(sum, sizes)) <= largest
+        assert plan.held_by(sharers[0])
+
+
+def test_without_sharing_every_rank_holds_what_it_runs() -> None:
+    plan = a_plan()
+    assert [plan.holders_of(k) for k in (0, 3)] == [(0, 2), (1, 3)]
+    assert [plan.held_by(rank) for rank in range(4)] == [(0, 1, 2), (3,)] * 2
 
 
 def test_a_replica_s_last_micro_batch_has_what_is_left_of_its_virtual_nodes() -> None:

@@ -45,6 +45,15 @@ def test_a_new_worker_holds_no_old_sections() -> None:
     assert handover_bytes(FACTS, other, first) == ((5 * SECTION_BYTES, 0, 0),)
 
 
+def test_ranks_that_share_state_hold_their_part_of_it_in_a_handover() -> None:
+    alone = plan(1, 2, 4, ["a", "a"])
+    slots = tuple(replace(slot, index=k) for k, slot in enumerate(alone.slots))
+    whole = replace(alone, slots=slots)
+    shared = replace(whole, shared_state=(1,) * 4)
+    assert handover_bytes(FACTS, shared, shared) == ((3 * SECTION_BYTES, 0, 0),) * 2
+    assert handover_bytes(FACTS, shared, whole) == ((5 * SECTION_BYTES, 0, 0),) * 2
+
+
 def test_a_gpu_hands_over_in_the_home_of_its_state() -> None:
     halves, gpu = plan(2, 1, 4), Compute(on_gpu=True)
     on_device = replace(halves, state="device")

@@ -14,6 +14,7 @@ from tests.builders import (
     model_facts,
     section_facts,
     section_profile,
+    slots_of,
 )
 from tests.unit.morphing.steps import plan_bytes
 
@@ -328,6 +329,38 @@ def on(state: StateHome, reduction: Reduction = "fast", width: int = 1) -> Stage
     gpu = Compute(on_gpu=True, precision="bf16")
     terms = WorkerTerms(reduction=reduction, compute=gpu, state=state, context_bytes=10**6)
     return stage_bytes(FACTS, MEASURED, (range(1, 3),), load, terms, width=width)
+
+
+@pytest.mark.parametrize("width", [1, 2, 4])
+def test_a_parameter_whose_state_a_vm_shares_takes_6_bytes_and_a_part_of_12(width: int) -> None:
+    """Of AdamW in bf16, with state on the device."""
+    count = 1000
+    facts = model_facts(
+        section_facts(k, param_bytes=4 * count, optimizer_bytes=8 * count) for k in range(4)
+    )
+    whole = a_plan(
+        1, width, num_sections=4, microbatch_size=2, state="device", slots=slots_of("a" * width)
+    )
+    shared = replace(whole, shared_state=(12 * count,) * 4)
+    gpu = Compute(on_gpu=True, precision="bf16")
+    for plan, each in ((whole, 18), (shared, 6 + 12 / width)):
+        for rank in rank_bytes(facts, PROFILE, plan, "fast", gpu):
+            held = rank.parameters_bytes + rank.gradients_bytes + rank.optimizer_bytes
+            assert held == 4 * count * each
+
+
+def test_a_gpu_that_shares_state_on_the_host_has_its_part_there() -> None:
+    whole = a_plan(1, 4, num_sections=4, microbatch_size=2, slots=slots_of("aabb"))
+    shared = replace(whole, shared_state=(1,) * 4)
+    gpu = Compute(on_gpu=True, precision="bf16")
+    before, after = (rank_bytes(FACTS, PROFILE, one, "fast", gpu)[1] for one in (whole, shared))
+    assert (after.parameters_bytes, after.gradients_bytes) == (500, 1000)
+    assert (before.parameters_bytes, before.gradients_bytes) == (500, 1000)
+    # Of sections 1 and 3.
+    host = after.host
+    assert (host.parameters_bytes, host.gradients_bytes, host.optimizer_bytes) == (600, 600, 1200)
+    # Its stage, its VM, and the rank that holds the same in the other one.
+    assert after.library_bytes - before.library_bytes == 2 * NCCL_BYTES
 
 
 def test_with_state_on_the_host_a_gpu_holds_what_it_computes_on() -> None:

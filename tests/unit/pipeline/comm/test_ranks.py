@@ -6,7 +6,6 @@ from tests.builders import a_plan, slots_of
 from spottrain.pipeline.comm.ranks import (
     memberships,
     neighbours,
-    stage_ranks,
     tied_ranks,
 )
 from spottrain.wire.model import Plan, Slot, TiedParameter
@@ -62,7 +61,7 @@ def test_ranks_that_divide_a_stage_are_rows_side_by_side_and_have_a_group() -> N
     )
     assert [divided.replica_of(rank) for rank in range(8)] == [0, 0, 0, 0, 1, 1, 1, 1]
     assert [divided.tensor_ranks(rank) for rank in (0, 3, 6)] == [(0, 2), (1, 3), (4, 6)]
-    assert stage_ranks(divided, 1) == (1, 3, 5, 7)
+    assert divided.stage_ranks(1) == (1, 3, 5, 7)
     assert neighbours(divided, 3) == (2, None)
     tied = TiedParameter(name="w", sections=(0, 1))
     assert {*memberships(divided, [tied])} == {
@@ -74,5 +73,5 @@ def test_ranks_that_divide_a_stage_are_rows_side_by_side_and_have_a_group() -> N
 
 def test_groups_are_those_of_stages_then_those_of_ties() -> None:
     tied = TiedParameter(name="w", sections=(0, 1))
-    assert stage_ranks(plan(2, 2), 1) == (1, 3)
+    assert plan(2, 2).stage_ranks(1) == (1, 3)
     assert memberships(plan(2, 2), [tied]) == [(0, 2), (1, 3), (0, 1), (2, 3)]

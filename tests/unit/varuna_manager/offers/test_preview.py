@@ -77,6 +77,21 @@ def test_the_fleet_is_of_the_first_offers() -> None:
     assert document["plan"] is not None
 
 
+def test_a_plan_says_what_the_loss_of_its_only_vm_takes_along() -> None:
+    box = [{"name": "box", "capacity": 1, "slots": 2, "spot_usd_per_hour": 1.0}]
+    document = preview_job(
+        job(resources={"max_vms": 1}, local={"zones": box}), FACTS, PROFILE, OFFLINE
+    )
+    text = "\n".join(str(part) for part in preview_parts(document, explain=False))
+    assert "lost VM  takes an only copy of a stage with it: " in text
+    document["vm_loss"]["by_worker"] = True
+    text = "\n".join(str(part) for part in preview_parts(document, explain=False))
+    assert (
+        "takes an only copy of a stage with it, as a killed worker does of state on its GPU: "
+        in text
+    )
+
+
 def test_the_budget_s_hourly_cap_bounds_the_fleet() -> None:
     document = preview_job(job(budget={"max_usd_per_hour": 4.5}), FACTS, PROFILE, OFFLINE)
     assert [vm["zone"] for vm in document["fleet"]] == ["cheap", "cheap", "expensive"]

@@ -433,6 +433,13 @@ def test_state_on_gpus_is_lost_with_a_worker() -> None:
     assert "losing another VM or a killed worker may cost 21 steps" in line
 
 
+@pytest.mark.parametrize(("vms", "survives"), [("aa", False), ("aabb", True)])
+def test_state_on_gpus_that_one_vm_shares_is_lost_with_a_worker(vms: str, survives: bool) -> None:
+    plan = a_plan(1, len(vms), num_sections=2, slots=slots_of(vms), state="device")
+    assert documents.survives_any_worker(plan)
+    assert documents.survives_any_worker(replace(plan, shared_state=(1, 1))) == survives
+
+
 def test_the_live_panel_shows_everything() -> None:
     text = text_of(tables.live_panel(documents.status(RUNNING, True, 1100.0), 1088.0))
     for part in (
