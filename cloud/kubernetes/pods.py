@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from spottrain.cloud.clusters import Allocation
 from spottrain.cloud.kubernetes import on_pod
 from spottrain.cloud.kubernetes.settings import KubernetesSettings
 from spottrain.cloud.notices.file import VARIABLE
@@ -96,29 +97,13 @@ _STUCK = frozenset(
 """Reasons for which containers wait, and which only people can remove."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pod:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pod(Allocation):
     """A pod of ours, as the API server tells."""
 
     name: str
-    state: VmState
-    start_s: float
-    """When it got its node; 0: it waits for one."""
-    end_s: float | None
-    why: str
-    """Of one that waits, ends or has ended: why; else empty."""
     is_deleted: bool
     """It is to end, and has its grace period for that."""
-    is_stuck: bool
-    """Its container will not start without people; ``why`` says why."""
-    node: str
-    address: str
-    tags: Mapping[str, str]
-
-    @property
-    def vm_id(self) -> str:
-        """Its id as a VM."""
-        return f"kubernetes.{self.name}"
 
 
 # --- What is asked for ------------------------------------------------------------------
@@ -218,6 +203,7 @@ def manifest(
         "kind": "Pod",
         "metadata": {
             "name": name,
+            "namespace": settings.namespace,
             "labels": {**settings.labels, tags.UID: uid, tags.JOB: request.job},
             "annotations": marks,
         },
@@ -283,6 +269,7 @@ def _pod(item: Json, now_s: float) -> Pod | None:
         end_s = _seconds(ended.get("finishedAt")) or now_s
     waiting = container.get("state", {}).get("waiting", {})
     return Pod(
+        vm_id=f"kubernetes.{metadata['name']}",
         name=metadata["name"],
         state=state,
         start_s=_start_s(metadata, status, state),
@@ -290,8 +277,10 @@ def _pod(item: Json, now_s: float) -> Pod | None:
         why=_why(state, status, waiting, ended),
         is_deleted="deletionTimestamp" in metadata,
         is_stuck=state is VmState.STARTING and waiting.get("reason") in _STUCK,
+        zone=metadata["namespace"],
         node=node,
         address=status.get("podIP", ""),
+        owner=marks.get(tags.OWNER, ""),
         tags=marks,
     )
 

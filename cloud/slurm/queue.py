@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from spottrain.cloud.clusters import Allocation
 from spottrain.cloud.port import errors, tags
 from spottrain.cloud.port.provider import LaunchRequest, VmState
 from spottrain.cloud.slurm.settings import SlurmSettings
@@ -56,26 +57,11 @@ _NOT_SEEN = "None"
 """The reason why a batch job waits that the scheduler has not looked at."""
 
 
-@dataclass(frozen=True, slots=True)
-class BatchJob:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchJob(Allocation):
     """A batch job of ours, as the controller tells."""
 
     number: int
-    state: VmState
-    start_s: float | None
-    """When it began; of one that waits, when it is expected to."""
-    end_s: float | None
-    why: str
-    """Of one that waits: why; of one that ends or has ended: how; else empty."""
-    partition: str
-    node: str
-    user: str
-    tags: Mapping[str, str]
-
-    @property
-    def vm_id(self) -> str:
-        """Its id as a VM."""
-        return f"slurm.{self.number}"
 
 
 QUEUE_ARGV = ("squeue", "--noheader", "--me", "--states=all", f"--format={_FORMAT}")
@@ -118,7 +104,18 @@ def parse_queue(text: str) -> list[BatchJob]:
             why = reason if start_s is None else f"{reason}, expected to start at {clock(start_s)}"
         if now is VmState.QUEUED or node:
             found.append(
-                BatchJob(int(number), now, start_s, end_s, why, partition, node, user, marks)
+                BatchJob(
+                    vm_id=f"slurm.{number}",
+                    number=int(number),
+                    state=now,
+                    start_s=start_s,
+                    end_s=end_s,
+                    why=why,
+                    zone=partition,
+                    node=node,
+                    owner=user,
+                    tags=marks,
+                )
             )
     return sorted(found, key=lambda job: job.number)
 
