@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 
-from spottrain.cloud.clusters import OVER, ClusterProvider, names_of
+from spottrain.cloud.clusters import LOOK_S, OVER, ClusterProvider, names_of
 from spottrain.cloud.port import provider as port
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.errors import CloudError
@@ -33,7 +33,9 @@ logger = logging.getLogger(__name__)
 CLOUD = "slurm"
 """Name of cloud and region in offers; zones are partitions."""
 _LISTED_S = 2.0
-"""How old a list may be: administrators ask not to call ``squeue`` all the time."""
+"""How old a list may be: administrators ask not to call ``squeue`` all the time. One with a
+batch job that starts or ends is soon another."""
+_MOVES = (port.VmState.STARTING, port.VmState.STOPPING)
 _PARTITIONS_S = 60.0
 
 
@@ -83,7 +85,9 @@ class SlurmProvider(ClusterProvider[queue.BatchJob]):
         Batch jobs that have ended are listed for MinJobAge (slurm.conf), usually 300 s; those
         that ended before are known where Slurm keeps accounts.
         """
-        if time.monotonic() - self._recently[0] > _LISTED_S:
+        seen_s, seen = self._recently
+        bound_s = LOOK_S if any(one.state in _MOVES for one in seen) else _LISTED_S
+        if time.monotonic() - seen_s > bound_s:
             self._ours()
             if not self._login.relays:
                 self._relay(self._served)

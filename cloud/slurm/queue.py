@@ -82,16 +82,19 @@ def name_of(job: str) -> str:
     return f"spottrain-{job}"
 
 
-def parse_queue(text: str) -> list[BatchJob]:
-    """Return the batch jobs that are VMs in what ``QUEUE_ARGV`` or ``past_argv`` print, oldest first.
+def parse_queue(text: str, tag: str = tags.JOB) -> list[BatchJob]:
+    """Return the batch jobs with a tag in what ``QUEUE_ARGV`` or ``past_argv`` print, oldest first.
 
-    One that was cancelled while it waited never was a VM.
+    One that was cancelled while it waited never was one of them.
+
+    Args:
+        tag: By default that of VMs.
     """
     found = []
     for line in text.splitlines():
         number, state, start, end, reason, partition, node, user, comment = line.split("|", 8)
         marks = _tags_of(comment)
-        if tags.JOB not in marks or not number.isdecimal():
+        if tag not in marks or not number.isdecimal():
             continue
         state, node = state.partition(" by ")[0], "" if node in _NOWHERE else node
         other = VmState.RUNNING if node else VmState.QUEUED

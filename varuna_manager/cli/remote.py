@@ -15,11 +15,12 @@ from collections.abc import Iterator, Sequence
 
 import typer
 
-from spottrain.cloud.port.provider import Offer, Vm
+from spottrain.cloud.port.provider import Offer, Vm, VmState
 from spottrain.cloud.ssh.transport.hosts import HostKeyError, UnfitHostError
 from spottrain.errors import ConfigError, SpottrainError
 from spottrain.varuna_manager.cli.console import say
 from spottrain.varuna_manager.cli.watch import INTERRUPTED
+from spottrain.varuna_manager.config.ssh import environment_of
 from spottrain.varuna_manager.core.model.events import VmsListed
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.jobs import manager_location
@@ -29,7 +30,7 @@ from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.manager_location import RemoteManager
 from spottrain.varuna_manager.jobs.measurements import Measurements
 from spottrain.varuna_manager.jobs.replication import stored_job
-from spottrain.varuna_manager.launch import control, manager_vm
+from spottrain.varuna_manager.launch import control, manager_job, manager_vm
 from spottrain.varuna_manager.launch.providers import open_cloud
 from spottrain.varuna_manager.launch.ssh_command import argv_to, ssh_program
 from spottrain.varuna_manager.launch.submit import end_of
@@ -65,6 +66,9 @@ def forward_command(job: JobDir, command: str) -> None:
     manager = manager_location.read(job)
     if manager is None:
         return
+    if manager_job.slurm_of(job) is not None:
+        _forward_to_batch_job(job, command, manager)
+        return
     if command == "down":
         _end_there(job, manager)
         return
@@ -98,7 +102,15 @@ def begin(job: JobDir, offers: Sequence[Offer]) -> None:
         SpottrainError: As ``manager_vm.begin``; the user was told about the VM.
     """
     with launching(job):
-        manager_vm.begin(job, offers, say)
+        if manager_job.slurm_of(job) is not None:
+            manager_job.start(job, _environment(job), say)
+        else:
+            manager_vm.begin(job, offers, say)
+
+
+def _environment(job: JobDir) -> dict[str, str]:
+    config = job.config()
+    return environment_of(config.env, config.secrets)
 
 
 @contextlib.contextmanager
@@ -136,6 +148,8 @@ def watch(job: JobDir) -> int:
     """Watch until the job ends; return its exit code. Ctrl-C only stops watching."""
     manager = manager_location.read(job)
     assert manager is not None, "its manager was just started there"
+    if manager_job.slurm_of(job) is not None:
+        return _watch_batch_job(job)
     code = run_there(job, manager, ["status", job.name, "--watch"])
     if code != INTERRUPTED:
         reclaim(job, manager, ended=code != LOST)
@@ -155,7 +169,10 @@ def _finish_launch(job: JobDir, command: str) -> None:
             f"continues it, 'spottrain down {job.name}' returns what it rented"
         )
     with launching(job):
-        manager_vm.go_on(job, say)
+        if manager_job.slurm_of(job) is not None:
+            manager_job.start(job, _environment(job), say)
+        else:
+            manager_vm.go_on(job, say)
     raise typer.Exit(0)
 
 
@@ -182,6 +199,53 @@ def run_there(job: JobDir, manager: RemoteManager, argv: Sequence[str]) -> int:
     terminal = ["-t"] if sys.stdin.isatty() and sys.stdout.isatty() else []
     done = subprocess.run([ssh_program(), *terminal, *quiet, *options], check=False)
     return done.returncode if done.returncode >= 0 else LOST
+
+
+# --- A manager that is a batch job ----------------------------------------------------
+
+
+def _forward_to_batch_job(job: JobDir, command: str, manager: RemoteManager) -> None:
+    """As ``forward_command``: what does not reach a manager runs here, where its folder is."""
+    if not manager.started and command != "down":
+        _finish_launch(job, command)
+    found = manager_job.find(job)
+    if found is not None and manager_job.is_within(found):
+        return
+    if found is not None and found.state is VmState.RUNNING and command != "ssh":
+        argv = ["stop", job.name, "--now"] if command == "down" else sys.argv[1:]
+        code = run_in_batch_job(job, found.number, argv)
+        if command != "down":
+            raise typer.Exit(code)
+    elif found is not None and command == "stop":
+        raise ConfigError(
+            f"job {job.name}: its manager waits in the queue: {found.why}; wait for it, or end "
+            f"the job with 'spottrain down {job.name}'"
+        )
+    elif found is not None:
+        say(f"job {job.name}: its manager waits in the queue: {found.why}")
+    if command == "down":
+        manager_job.end(job)
+    if command == "down" or found is None:
+        manager_location.forget(job)
+
+
+def run_in_batch_job(job: JobDir, number: int, argv: Sequence[str]) -> int:
+    """Run one of our commands in the batch job of a manager; return its exit code."""
+    cli = [sys.executable, "-P", "-m", "spottrain.varuna_manager.cli.main", *argv]
+    terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    step = manager_job.step_argv(number, cli, terminal=terminal)
+    code = subprocess.run(step, check=False).returncode
+    # The end of the manager ends its batch job, and this step with it.
+    if code and (end := end_of(job)):
+        return 0 if end == "stopped" else _outcome(job)
+    return code
+
+
+def _watch_batch_job(job: JobDir) -> int:
+    found = manager_job.find(job)
+    if found is None or found.state is not VmState.RUNNING:
+        return _outcome(job) if end_of(job) else 0
+    return run_in_batch_job(job, found.number, ["status", job.name, "--watch"])
 
 
 # --- Reclaiming the job ---------------------------------------------------------------

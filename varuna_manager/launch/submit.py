@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from spottrain.cloud.port.provider import Offer
+from spottrain.cloud.slurm.settings import HERE
 from spottrain.errors import BudgetError, ConfigError
 from spottrain.eventlog.journal import JournalError
 from spottrain.manifest import CheckpointEntry
@@ -20,6 +21,7 @@ from spottrain.storage.open import open_store
 from spottrain.storage.store import StorageError, check_writable, is_object_url
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.config.manager_vm import IDENTITY
+from spottrain.varuna_manager.config.slurm import SlurmConfig
 from spottrain.varuna_manager.core.model.events import (
     CheckpointsListed,
     JobSubmitted,
@@ -113,11 +115,9 @@ def check_manager(config: JobConfig, *, on_vm: bool) -> None:
                 "--manager-vm, or lower it"
             )
         return
-    if config.resources.provider == "slurm":
-        raise ConfigError(
-            "--manager-vm: with resources.provider slurm the manager is where it is launched; for "
-            "one on a node launch within a batch job: sbatch --wrap 'spottrain launch FILE'"
-        )
+    if isinstance(config.cluster, SlurmConfig):
+        _check_batch_manager(config.cluster)
+        return
     if len(config.clouds) != 1:
         raise ConfigError(
             "--manager-vm: the job must rent from exactly one cloud: got "
@@ -134,6 +134,19 @@ def check_manager(config: JobConfig, *, on_vm: bool) -> None:
         raise ConfigError(
             "--manager-vm needs manager_vm.identity, the identity under which the VM rents "
             f"({name}.{IDENTITY[name]}); docs/permissions.md lists what it must allow"
+        )
+
+
+def _check_batch_manager(slurm: SlurmConfig) -> None:
+    if slurm.login != HERE:
+        raise ConfigError(
+            f"--manager-vm: the manager becomes a batch job where login node and nodes share its "
+            f"folder: got slurm.login {slurm.login}; launch on a login node, with slurm.login here"
+        )
+    if slurm.manager_partition is None:
+        raise ConfigError(
+            "--manager-vm needs slurm.manager_partition, one that is not preempted; 'sinfo' lists "
+            "partitions"
         )
 
 

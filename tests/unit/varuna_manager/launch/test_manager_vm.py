@@ -150,11 +150,13 @@ def test_what_is_missing_is_said_before_money_is_spent(changes: dict[str, Any], 
     assert "\n" not in str(refused.value)
 
 
-def test_on_slurm_the_manager_may_be_a_batch_job_instead() -> None:
+def test_on_slurm_the_manager_needs_a_partition_of_its_own() -> None:
     slurm = {"partitions": ["p"]}
     config = config_of("slurm", slurm=slurm, checkpoint={"path": "/shared"})
-    with pytest.raises(ConfigError, match=r"--manager-vm: .* within a batch job: sbatch --wrap"):
+    with pytest.raises(ConfigError, match=r"--manager-vm needs slurm\.manager_partition"):
         check_manager(config, on_vm=True)
+    slurm["manager_partition"] = "steady"
+    check_manager(config_of("slurm", slurm=slurm, checkpoint={"path": "/shared"}), on_vm=True)
 
 
 def test_a_manager_on_a_laptop_handles_at_most_128_vms() -> None:
