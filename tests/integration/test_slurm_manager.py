@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.fakes.slurm import NODES, WHY_NO_SLURM, Slurm, a_slurm
+from tests.fakes.aws import CREDENTIALS
+from tests.fakes.object_store import serve_s3
+from tests.fakes.slurm import LOGIN, NODES, WHY_NO_SLURM, Slurm, a_login_node, a_slurm
+from tests.fakes.sshd import WHY_NOT
 from tests.integration.jobs import Job, trained_on, trains, until, weights
 from tests.integration.slurm_jobs import slurm_job
 from tests.integration.undisturbed import undisturbed
@@ -88,3 +93,44 @@ def test_a_manager_whose_batch_job_ends_says_why(cluster: Slurm, tmp_path: Path)
         assert launched.code != 0
         assert launched.error.endswith(" ended: no quota")
         assert job.run("down", job.name).code == 0
+
+
+@pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+def test_a_laptop_starts_the_manager_on_the_cluster_and_may_go_away(
+    cluster: Slurm, tmp_path: Path
+) -> None:
+    with (
+        serve_s3() as s3,
+        a_login_node(tmp_path, cluster) as sshd,
+        slurm_job(tmp_path, cluster, login=LOGIN, manager_partition="urgent") as job,
+    ):
+        job.environment["PATH"] = f"{sshd.known_to_ssh(LOGIN)}:{job.environment['PATH']}"
+        job.environment |= CREDENTIALS | {"A_SECRET": "hunter2"}
+        job.settings["checkpoint"]["path"] = s3.url(job.name)
+        job.settings["env"] |= CREDENTIALS
+        job.settings["secrets"] = ["A_SECRET"]
+        job.file.write_text(json.dumps(job.settings))
+        job.pace(1.0)
+        launched = job.launch("--manager-vm", "--detach")
+        assert launched.code == 0, launched.err
+        assert f"{LOGIN}: the manager of job {job.name} runs there" in launched.err
+        assert manager_of(cluster, job)[1] == "RUNNING"
+        assert not job.dir.is_managed(), "not here"
+
+        def status() -> dict[str, Any]:
+            answer = job.run("status", job.name, "-o", "json")
+            assert answer.code == 0, answer.err
+            return answer.report
+
+        until("it trains", lambda: status()["step"] > 2)
+        assert "agent of slurm." in job.run("logs", job.name).out
+        stopped = job.run("stop", job.name)
+        assert stopped.code == 0, stopped.err
+        until("nothing runs", lambda: cluster.jobs() == [])
+        assert not job.dir.remote_manager_file.exists(), "it can go on here"
+        assert job.run("status", job.name, "-o", "json").report["state"] == "stopped"
+        (root,) = job.folder.glob("shared/*")
+        left = {path.name.partition("-")[0] for path in root.iterdir()}
+        assert left == {"software", "run", "state"}, "what the next job uses, too"
+        ended = job.run("down", job.name)
+        assert ended.code == 0, ended.err

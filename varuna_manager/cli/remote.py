@@ -7,7 +7,6 @@ checkpoint store and from then on has the job like any other.
 from __future__ import annotations
 
 import contextlib
-import shlex
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from collections.abc import Iterator, Sequence
 import typer
 
 from spottrain.cloud.port.provider import Offer, Vm, VmState
+from spottrain.cloud.slurm.settings import HERE
 from spottrain.cloud.ssh.transport.hosts import HostKeyError, UnfitHostError
 from spottrain.errors import ConfigError, SpottrainError
 from spottrain.varuna_manager.cli.console import say
@@ -35,8 +35,7 @@ from spottrain.varuna_manager.launch.providers import open_cloud
 from spottrain.varuna_manager.launch.ssh_command import argv_to, ssh_program
 from spottrain.varuna_manager.launch.submit import end_of
 
-LOST = 255
-"""Exit code of ``ssh`` when it cannot connect or loses the connection."""
+LOST = manager_vm.SSH_LOST
 GONE_S = 180.0
 """How long the manager's VM may take to end after the job is over."""
 COPIED_S = 30.0
@@ -66,7 +65,8 @@ def forward_command(job: JobDir, command: str) -> None:
     manager = manager_location.read(job)
     if manager is None:
         return
-    if manager_job.slurm_of(job) is not None:
+    slurm = manager_job.slurm_of(job)
+    if slurm is not None and slurm.login == HERE:
         _forward_to_batch_job(job, command, manager)
         return
     if command == "down":
@@ -102,15 +102,20 @@ def begin(job: JobDir, offers: Sequence[Offer]) -> None:
         SpottrainError: As ``manager_vm.begin``; the user was told about the VM.
     """
     with launching(job):
-        if manager_job.slurm_of(job) is not None:
-            manager_job.start(job, _environment(job), say)
-        else:
+        if not _begin_on_slurm(job):
             manager_vm.begin(job, offers, say)
 
 
-def _environment(job: JobDir) -> dict[str, str]:
-    config = job.config()
-    return environment_of(config.env, config.secrets)
+def _begin_on_slurm(job: JobDir) -> bool:
+    """Start the manager of a job on a Slurm cluster, if it is on one; return whether it is."""
+    if (slurm := manager_job.slurm_of(job)) is None:
+        return False
+    if slurm.login == HERE:
+        config = job.config()
+        manager_job.start(job, environment_of(config.env, config.secrets), say)
+    else:
+        manager_vm.start_on_login_node(job, slurm, say)
+    return True
 
 
 @contextlib.contextmanager
@@ -148,7 +153,8 @@ def watch(job: JobDir) -> int:
     """Watch until the job ends; return its exit code. Ctrl-C only stops watching."""
     manager = manager_location.read(job)
     assert manager is not None, "its manager was just started there"
-    if manager_job.slurm_of(job) is not None:
+    slurm = manager_job.slurm_of(job)
+    if slurm is not None and slurm.login == HERE:
         return _watch_batch_job(job)
     code = run_there(job, manager, ["status", job.name, "--watch"])
     if code != INTERRUPTED:
@@ -169,36 +175,47 @@ def _finish_launch(job: JobDir, command: str) -> None:
             f"continues it, 'spottrain down {job.name}' returns what it rented"
         )
     with launching(job):
-        if manager_job.slurm_of(job) is not None:
-            manager_job.start(job, _environment(job), say)
-        else:
+        if not _begin_on_slurm(job):
             manager_vm.go_on(job, say)
     raise typer.Exit(0)
 
 
 def _end_there(job: JobDir, manager: RemoteManager) -> None:
     """Have the manager end at once, if it can be reached, and reclaim the job."""
-    if manager.started:
+    if (slurm := manager_job.slurm_of(job)) is not None:
+        code = run_there(job, manager, ["down", job.name, "--yes"])
+        if code and manager.started:
+            raise typer.Exit(code)
+        manager_vm.clear_login_node(job, slurm)
+    elif manager.started:
         run_there(job, manager, ["stop", job.name, "--now"])
     refresh(job)
     manager_location.forget(job)
 
 
 def run_there(job: JobDir, manager: RemoteManager, argv: Sequence[str]) -> int:
-    """Run one of our commands on the manager's VM; return its exit code, or ``LOST``."""
+    """Run one of our commands where the manager is; return its exit code, or ``LOST``."""
+    terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    if (slurm := manager_job.slurm_of(job)) is not None:
+        command = manager_vm.run_there(job, argv)
+        call = manager_vm.login_argv(slurm.login, command, terminal=terminal)
+    else:
+        call = _call_to_vm(job, manager, argv, terminal=terminal)
+    done = subprocess.run([ssh_program(), *call[1:]], check=False)
+    return done.returncode if done.returncode >= 0 else LOST
+
+
+def _call_to_vm(
+    job: JobDir, manager: RemoteManager, argv: Sequence[str], *, terminal: bool
+) -> list[str]:
     assert manager.target is not None, "the manager was started there"
     cloud = job.config().clouds[0]
-    cli = f"{manager_vm.run_on_vm(cloud)} spottrain.varuna_manager.cli.main"
-    command = [f"{cli} {shlex.join(argv)}"]
-    key_file = job.cloud / "ssh_key"
     target = manager.target
     proxy = cloud.proxy_argv(manager.vm_id, target.port) if cloud.ssh_proxy else ()
-    _, *options = argv_to(job, target, key_file, cloud.bastion, command, proxy)
-    quiet = ["-o", "LogLevel=ERROR", "-o", "ConnectTimeout=10"]
-    quiet += ["-o", "ServerAliveInterval=15"]
-    terminal = ["-t"] if sys.stdin.isatty() and sys.stdout.isatty() else []
-    done = subprocess.run([ssh_program(), *terminal, *quiet, *options], check=False)
-    return done.returncode if done.returncode >= 0 else LOST
+    command = [manager_vm.run_there(job, argv)]
+    _, *options = argv_to(job, target, job.cloud / "ssh_key", cloud.bastion, command, proxy)
+    quiet = ["-o", "LogLevel=ERROR", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=15"]
+    return ["ssh", *(["-t"] if terminal else []), *quiet, *options]
 
 
 # --- A manager that is a batch job ----------------------------------------------------
@@ -286,7 +303,16 @@ def reclaim(job: JobDir, manager: RemoteManager, *, ended: bool = False) -> bool
         if time.monotonic() > give_up_at_s:
             return False
         time.sleep(POLL_S)
-    provider = open_cloud(job.config().clouds[0], uid=uid_of(job))
+    config = job.config()
+    if (slurm := manager_job.slurm_of(job)) is not None:
+        if not over:
+            raise ManagerVmError(
+                f"job {job.name}: the login node does not answer; try again in a few minutes"
+            )
+        manager_vm.clear_login_node(job, slurm)
+        manager_location.forget(job)
+        return True
+    provider = open_cloud(config.clouds[0], uid=uid_of(job))
     try:
         give_up_at_s = time.monotonic() + GONE_S
         while manager.vm_id in (alive := _alive(vms := provider.list_vms(job.name))):

@@ -10,6 +10,7 @@ folder, so what does not ask the manager is read there whether it runs or not.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shlex
 import sys
@@ -21,6 +22,7 @@ from spottrain.cloud.port.provider import VmState
 from spottrain.cloud.slurm import queue
 from spottrain.cloud.slurm.login import Login
 from spottrain.cloud.slurm.settings import SlurmSettings
+from spottrain.errors import SpottrainError
 from spottrain.eventlog.folder import home
 from spottrain.files import PRIVATE, write_whole
 from spottrain.varuna_manager.config.slurm import SlurmConfig
@@ -195,3 +197,17 @@ def _last_line(job: JobDir, number: int) -> str:
     log = job.path / f"{number}.log"
     text = log.read_text(errors="replace").strip() if log.exists() else ""
     return text.rpartition("\n")[2] or "it printed nothing"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Submit the manager of the job in folder ``argv[0]``; return 0 once that is done."""
+    try:
+        start(JobDir(Path(argv[0]).absolute()), json.load(sys.stdin), print)
+    except SpottrainError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -116,19 +116,21 @@ def check_manager(config: JobConfig, *, on_vm: bool) -> None:
             )
         return
     if isinstance(config.cluster, SlurmConfig):
-        _check_batch_manager(config.cluster)
+        if config.cluster.manager_partition is None:
+            raise ConfigError(
+                "--manager-vm needs slurm.manager_partition, one that is not preempted; 'sinfo' "
+                "lists partitions"
+            )
+        if config.cluster.login == HERE:
+            return  # the job's folder stays where it is
+        _check_outlives(config)
         return
     if len(config.clouds) != 1:
         raise ConfigError(
             "--manager-vm: the job must rent from exactly one cloud: got "
             f"resources.provider {', '.join(config.resources.providers)}"
         )
-    if not is_object_url(config.checkpoint.path or ""):
-        raise ConfigError(
-            "--manager-vm: checkpoint.path must be in an object store such as "
-            "s3://bucket/job, which outlives the manager's VM: got "
-            f"{config.checkpoint.path}"
-        )
+    _check_outlives(config)
     if not config.manager_vm.identity:
         name = config.clouds[0].cloud
         raise ConfigError(
@@ -137,16 +139,12 @@ def check_manager(config: JobConfig, *, on_vm: bool) -> None:
         )
 
 
-def _check_batch_manager(slurm: SlurmConfig) -> None:
-    if slurm.login != HERE:
+def _check_outlives(config: JobConfig) -> None:
+    if not is_object_url(config.checkpoint.path or ""):
         raise ConfigError(
-            f"--manager-vm: the manager becomes a batch job where login node and nodes share its "
-            f"folder: got slurm.login {slurm.login}; launch on a login node, with slurm.login here"
-        )
-    if slurm.manager_partition is None:
-        raise ConfigError(
-            "--manager-vm needs slurm.manager_partition, one that is not preempted; 'sinfo' lists "
-            "partitions"
+            "--manager-vm: checkpoint.path must be in an object store such as "
+            "s3://bucket/job, which this machine reaches and which outlives the manager's: got "
+            f"{config.checkpoint.path}"
         )
 
 
