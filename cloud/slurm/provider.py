@@ -60,7 +60,7 @@ class SlurmProvider(ClusterProvider[queue.BatchJob]):
         self._past: dict[int, queue.BatchJob] = {}
         """Those that the queue had forgotten by then, as far as accounts are kept."""
         self._said: dict[str, str] = {}
-        """The last lines that batch jobs printed which failed."""
+        """How batch jobs ended that failed."""
         self._up: tuple[float, set[str]] = 0.0, set()
         """The partitions that take jobs, and when that was asked for."""
 
@@ -250,13 +250,13 @@ class SlurmProvider(ClusterProvider[queue.BatchJob]):
         return replace(job, state=state, address=address, why=self._why(job))
 
     def _why(self, job: queue.BatchJob) -> str:
-        """Return how a batch job ended; of one that failed also the last line that it printed."""
+        """Return how a batch job ended; of one that failed by what it printed."""
         if job.why != queue.FAILED:
             return job.why
         if job.vm_id not in self._said:
             text = self._login.call("read", path=f"{self._folder}/{job.number}.log") or ""
-            self._said[job.vm_id] = text.strip().rpartition("\n")[2]
-        return f"{job.why}: {self._said[job.vm_id] or 'it printed nothing'}"
+            self._said[job.vm_id] = queue.failure(text)
+        return self._said[job.vm_id]
 
     def _address_of(self, vm_id: str) -> str:
         """Return a node's address, empty until its program runs."""

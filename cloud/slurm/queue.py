@@ -50,6 +50,10 @@ _ENDS = {
     "REVOKED": "another cluster of the federation has started it",
     "TIMEOUT": "ended at its time limit",
 }
+_KILLED = re.compile(r"(?im)^slurmstepd(-\S+)?: error: .*(oom.kill event|memory limit)")
+"""What is written into the output of a job that used too much memory. Where the kernel ended only
+some of its processes, or Slurm's own accounting ended it (jobacct_gather, OverMemoryKill), its
+state may be FAILED."""
 _REASONS = {"NodeDown": "NODE_FAIL", "OutOfMemory": "OUT_OF_MEMORY", "TimeLimit": "TIMEOUT"}
 """The state in which a batch job that is ending will be, by the reason that is given."""
 _NOWHERE = ("(null)", "None assigned")
@@ -121,6 +125,13 @@ def parse_queue(text: str, tag: str = tags.JOB) -> list[BatchJob]:
                 )
             )
     return sorted(found, key=lambda job: job.number)
+
+
+def failure(output: str) -> str:
+    """Return how a batch job ended whose state is FAILED, by what it printed."""
+    if _KILLED.search(output):
+        return _ENDS["OUT_OF_MEMORY"]
+    return f"{FAILED}: {output.strip().rpartition(chr(10))[2] or 'it printed nothing'}"
 
 
 def _seconds(text: str) -> float | None:
