@@ -68,17 +68,31 @@ def test_the_manager_is_a_batch_job_that_is_reached_stopped_and_begun_again(
         assert View(job.state()).tally.vms_launched == 4, "none was lost with the manager"
 
 
-def test_a_manager_that_waits_in_the_queue_says_so_and_can_be_withdrawn(
+def test_a_manager_that_waits_in_the_queue_says_so_and_begins_by_itself(
     cluster: Slurm, tmp_path: Path
 ) -> None:
     others = cluster.occupy("urgent", NODES)
     with slurm_job(tmp_path, cluster, manager_partition="urgent") as job:
+        job.pace(1.0)
         launched = job.launch("--manager-vm", "--detach")
         assert launched.code == 0, launched.err
         assert "its manager waits in the queue" in launched.err
         assert manager_of(cluster, job)[1] == "PENDING"
         assert job.run("status", job.name).code == 0
         assert "waits in the queue" in job.run("stop", job.name).error
+        cluster.ask("scancel", others)
+        job.until("it trains", lambda s: trains(s) > 1)
+        assert manager_of(cluster, job)[1] == "RUNNING"
+        ended = job.run("down", job.name)
+        assert ended.code == 0, ended.err
+        assert cluster.jobs() == []
+        assert job.run("status", job.name, "-o", "json").report["state"] == "down"
+
+
+def test_a_manager_that_waits_in_the_queue_can_be_withdrawn(cluster: Slurm, tmp_path: Path) -> None:
+    others = cluster.occupy("urgent", NODES)
+    with slurm_job(tmp_path, cluster, manager_partition="urgent") as job:
+        assert job.launch("--manager-vm", "--detach").code == 0
         ended = job.run("down", job.name)
         assert ended.code == 0, ended.err
         cluster.ask("scancel", others)

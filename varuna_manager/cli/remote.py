@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -30,10 +31,13 @@ from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.manager_location import RemoteManager
 from spottrain.varuna_manager.jobs.measurements import Measurements
 from spottrain.varuna_manager.jobs.replication import stored_job
-from spottrain.varuna_manager.launch import control, manager_job, manager_vm
+from spottrain.varuna_manager.launch import control, manager_job, manager_pod, manager_vm
 from spottrain.varuna_manager.launch.providers import open_cloud
 from spottrain.varuna_manager.launch.ssh_command import argv_to, ssh_program
 from spottrain.varuna_manager.launch.submit import end_of
+
+if TYPE_CHECKING:
+    from spottrain.cloud.kubernetes.manager import ManagerPod
 
 LOST = manager_vm.SSH_LOST
 GONE_S = 180.0
@@ -102,12 +106,15 @@ def begin(job: JobDir, offers: Sequence[Offer]) -> None:
         SpottrainError: As ``manager_vm.begin``; the user was told about the VM.
     """
     with launching(job):
-        if not _begin_on_slurm(job):
+        if not _begin_on_cluster(job):
             manager_vm.begin(job, offers, say)
 
 
-def _begin_on_slurm(job: JobDir) -> bool:
-    """Start the manager of a job on a Slurm cluster, if it is on one; return whether it is."""
+def _begin_on_cluster(job: JobDir) -> bool:
+    """Start the manager of a job on its cluster, if it is on one; return whether it is."""
+    if (pod := manager_pod.pod_of(job)) is not None:
+        manager_pod.start(job, pod, say)
+        return True
     if (slurm := manager_job.slurm_of(job)) is None:
         return False
     if slurm.login == HERE:
@@ -175,7 +182,7 @@ def _finish_launch(job: JobDir, command: str) -> None:
             f"continues it, 'spottrain down {job.name}' returns what it rented"
         )
     with launching(job):
-        if not _begin_on_slurm(job):
+        if not _begin_on_cluster(job):
             manager_vm.go_on(job, say)
     raise typer.Exit(0)
 
@@ -189,6 +196,8 @@ def _end_there(job: JobDir, manager: RemoteManager) -> None:
         manager_vm.clear_login_node(job, slurm)
     elif manager.started:
         run_there(job, manager, ["stop", job.name, "--now"])
+    if (pod := manager_pod.pod_of(job)) is not None:
+        pod.end()
     refresh(job)
     manager_location.forget(job)
 
@@ -196,6 +205,10 @@ def _end_there(job: JobDir, manager: RemoteManager) -> None:
 def run_there(job: JobDir, manager: RemoteManager, argv: Sequence[str]) -> int:
     """Run one of our commands where the manager is; return its exit code, or ``LOST``."""
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    if (pod := manager_pod.pod_of(job)) is not None:
+        call = pod.argv(manager_pod.command_in_pod(argv), terminal=terminal)
+        code = subprocess.run(call, check=False).returncode
+        return LOST if code and pod.look() is None else code
     if (slurm := manager_job.slurm_of(job)) is not None:
         command = manager_vm.run_there(job, argv)
         call = manager_vm.login_argv(slurm.login, command, terminal=terminal)
@@ -233,13 +246,15 @@ def _forward_to_batch_job(job: JobDir, command: str, manager: RemoteManager) -> 
         code = run_in_batch_job(job, found.number, argv)
         if command != "down":
             raise typer.Exit(code)
-    elif found is not None and command == "stop":
-        raise ConfigError(
-            f"job {job.name}: its manager waits in the queue: {found.why}; wait for it, or end "
-            f"the job with 'spottrain down {job.name}'"
-        )
     elif found is not None:
-        say(f"job {job.name}: its manager waits in the queue: {found.why}")
+        waits = found.state is VmState.QUEUED
+        does = f"waits in the queue: {found.why}" if waits else "is starting or ending"
+        if command == "stop":
+            raise ConfigError(
+                f"job {job.name}: its manager {does}; wait for that, or end the job with "
+                f"'spottrain down {job.name}'"
+            )
+        say(f"job {job.name}: its manager {does}")
     if command == "down":
         manager_job.end(job)
     if command == "down" or found is None:
@@ -312,6 +327,8 @@ def reclaim(job: JobDir, manager: RemoteManager, *, ended: bool = False) -> bool
         manager_vm.clear_login_node(job, slurm)
         manager_location.forget(job)
         return True
+    if (pod := manager_pod.pod_of(job)) is not None:
+        return _reclaim_from_pod(job, pod, over=over)
     provider = open_cloud(config.clouds[0], uid=uid_of(job))
     try:
         give_up_at_s = time.monotonic() + GONE_S
@@ -330,6 +347,11 @@ def reclaim(job: JobDir, manager: RemoteManager, *, ended: bool = False) -> bool
                 provider.release(job.name)
     finally:
         provider.close()
+    _take_back(job, over=over)
+    return True
+
+
+def _take_back(job: JobDir, *, over: bool) -> None:
     manager_location.forget(job)
     if not over:
         url = job.config().checkpoint.path
@@ -337,6 +359,21 @@ def reclaim(job: JobDir, manager: RemoteManager, *, ended: bool = False) -> bool
             f"job {job.name}: the VM of its manager is gone; continue with 'spottrain "
             f"resume {job.name}' here, or 'spottrain resume {url}' on any machine"
         )
+
+
+def _reclaim_from_pod(job: JobDir, pod: ManagerPod, *, over: bool) -> bool:
+    give_up_at_s = time.monotonic() + GONE_S
+    while pod.look() is not None:
+        if not over:
+            raise ManagerVmError(
+                f"job {job.name}: its manager's pod ({pod.name}) runs but does not answer; try "
+                "again in a few minutes"
+            )
+        if time.monotonic() > give_up_at_s:
+            return False
+        time.sleep(POLL_S)
+    pod.end()
+    _take_back(job, over=over)
     return True
 
 

@@ -163,7 +163,7 @@ def check_machines(
     if isinstance(config.cluster, SlurmConfig):
         return [*_check_slurm(config.cluster, on_vm), _when_asleep(config, on_vm)], None
     if config.cluster is not None:
-        return [*_check_pods(config, config.cluster), _when_asleep(config)], None
+        return [*_check_pods(config, config.cluster), _when_asleep(config, on_vm)], None
     from spottrain.cloud.ssh.hosts.bootstrap import check_hosts
 
     lines = check_hosts(

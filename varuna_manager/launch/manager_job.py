@@ -93,10 +93,7 @@ def start(job: JobDir, environment: Mapping[str, str], say: Say) -> None:
         slurm, uid = slurm_of(job), uid_of(job)
         assert slurm is not None, "it was checked before the launch"
         if _found(login, uid) is None:
-            given = {**environment, **_own_environment()}
-            lines = [f"{name}={shlex.quote(value)}\n" for name, value in given.items()]
-            write_whole(_environment_file(job), "".join(lines), mode=PRIVATE)
-            login.run(_argv(slurm, job, uid), _script(slurm, job))
+            login.run(_argv(slurm, job, uid), _script(slurm, job, environment))
         _await(job, login, uid, say)
     manager_location.write(job, RemoteManager(started=True))
 
@@ -144,14 +141,24 @@ def _found(login: Login, uid: str) -> queue.BatchJob | None:
     return next((one for one in mine if one.state is not VmState.TERMINATED), None)
 
 
-def _environment_file(job: JobDir) -> Path:
-    return job.path / "manager.env"
+def write_environment(job: JobDir, environment: Mapping[str, str]) -> str:
+    """Write a manager's environment for a shell, with what makes it find this software and the
+    job; return the file, as a word for that shell. It is the user's alone.
 
-
-def _own_environment() -> dict[str, str]:
-    """Return what makes the batch job find this software, and the job."""
+    Args:
+        environment: Secrets included.
+    """
     path = os.environ.get("PYTHONPATH")
-    return {"SPOTTRAIN_HOME": str(home()), **({"PYTHONPATH": path} if path else {})}
+    own = {"SPOTTRAIN_HOME": str(home()), **({"PYTHONPATH": path} if path else {})}
+    lines = [f"{name}={shlex.quote(value)}\n" for name, value in {**environment, **own}.items()]
+    file = job.path / "manager.env"
+    write_whole(file, "".join(lines), mode=PRIVATE)
+    return shlex.quote(str(file))
+
+
+def keeper(job: JobDir) -> str:
+    """Return the shell command that keeps the manager of a job running until the job ends."""
+    return shlex.join([*_KEEPER, str(job.path), "--stay"])
 
 
 def _argv(slurm: SlurmConfig, job: JobDir, uid: str) -> list[str]:
@@ -167,12 +174,9 @@ def _argv(slurm: SlurmConfig, job: JobDir, uid: str) -> list[str]:
     return queue.launch_argv(settings, str(job.path), partition, name, {MANAGER: uid})
 
 
-def _script(slurm: SlurmConfig, job: JobDir) -> str:
-    return _SCRIPT.format(
-        before=slurm.before,
-        environment=shlex.quote(str(_environment_file(job))),
-        keeper=shlex.join([*_KEEPER, str(job.path), "--stay"]),
-    )
+def _script(slurm: SlurmConfig, job: JobDir, environment: Mapping[str, str]) -> str:
+    file = write_environment(job, environment)
+    return _SCRIPT.format(before=slurm.before, environment=file, keeper=keeper(job))
 
 
 def _await(job: JobDir, login: Login, uid: str, say: Say) -> None:

@@ -282,7 +282,7 @@ class _Rental:
         manager_location.write(self._job, manager)
 
 
-class _Checks(Protocol):
+class Checks(Protocol):
     """A way to run shell commands at a place: ``Remote`` or ``Shell``."""
 
     def check(self, command: str, data: bytes = b"", timeout_s: float = ...) -> str:
@@ -290,7 +290,7 @@ class _Checks(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Site:
+class Site:
     """What a place needs to have a manager."""
 
     name: str
@@ -322,7 +322,7 @@ def start(job: JobDir, manager: RemoteManager, remote: Remote, say: Say) -> None
     cloud = config.clouds[0]
     address = remote.check('echo "$SSH_CONNECTION"').split()[2]
     own = OwnVm(vm_id=manager.vm_id, private_address=address)
-    site = _Site(
+    site = Site(
         name=f"VM {manager.vm_id}",
         root=root_of(cloud.folder),
         state=f"{root_of(cloud.folder)}/state",
@@ -336,7 +336,7 @@ def start(job: JobDir, manager: RemoteManager, remote: Remote, say: Say) -> None
         keeper="spottrain.varuna_manager.daemon.watchdog",
         is_ours=True,
     )
-    _start(job, manager, site, remote, say)
+    start_at(job, manager, site, remote, say)
 
 
 def start_on_login_node(job: JobDir, slurm: SlurmConfig, say: Say) -> None:
@@ -352,7 +352,7 @@ def start_on_login_node(job: JobDir, slurm: SlurmConfig, say: Say) -> None:
     manager_location.write(job, manager)
     config = job.config()
     here = {"slurm": slurm.model_copy(update={"login": HERE})}
-    site = _Site(
+    site = Site(
         name=slurm.login,
         root=root_of(slurm.folder),
         state=_state_of(job, slurm),
@@ -363,7 +363,7 @@ def start_on_login_node(job: JobDir, slurm: SlurmConfig, say: Say) -> None:
         keeper="spottrain.varuna_manager.launch.manager_job",
         is_ours=False,
     )
-    _start(job, manager, site, _shell(slurm), say)
+    start_at(job, manager, site, _shell(slurm), say)
 
 
 def clear_login_node(job: JobDir, slurm: SlurmConfig) -> None:
@@ -383,7 +383,13 @@ def _state_of(job: JobDir, slurm: SlurmConfig) -> str:
     return f"{root_of(slurm.folder)}/{uid_of(job)}"
 
 
-def _start(job: JobDir, manager: RemoteManager, site: _Site, remote: _Checks, say: Say) -> None:
+def start_at(job: JobDir, manager: RemoteManager, site: Site, remote: Checks, say: Say) -> None:
+    """Bring a job to a place and start its manager there, unless it already runs.
+
+    Raises:
+        CloudError: The place is unfit or cannot be reached.
+        ConfigError: This machine lacks something.
+    """
     config, name = job.config(), shlex.quote(job.name)
     say(f"{site.name}: preparing it for the manager")
     ours = software()
@@ -441,5 +447,10 @@ def run_there(job: JobDir, argv: Sequence[str]) -> str:
     else:
         root = root_of(config.clouds[0].folder)
         state = f"{root}/state"
+    return command_at(root, state, argv)
+
+
+def command_at(root: str, state: str, argv: Sequence[str]) -> str:
+    """Return the shell command that runs one of our commands at a site; see ``Site``."""
     cli = f"{root}/run spottrain.varuna_manager.cli.main"
     return f"SPOTTRAIN_HOME={state} {cli} {shlex.join(argv)}"

@@ -125,14 +125,14 @@ def check_manager(config: JobConfig, *, on_vm: bool) -> None:
             return  # the job's folder stays where it is
         _check_outlives(config)
         return
-    if len(config.clouds) != 1:
+    if len(config.clouds) != 1 and config.cluster is None:
         raise ConfigError(
             "--manager-vm: the job must rent from exactly one cloud: got "
             f"resources.provider {', '.join(config.resources.providers)}"
         )
     _check_outlives(config)
     if not config.manager_vm.identity:
-        name = config.clouds[0].cloud
+        name = config.resources.providers[0]
         raise ConfigError(
             "--manager-vm needs manager_vm.identity, the identity under which the VM rents "
             f"({name}.{IDENTITY[name]}); docs/permissions.md lists what it must allow"

@@ -33,12 +33,12 @@ class Shell:
     Args:
         place: Its name, for messages.
         argv: Returns the command line that runs a shell command there.
-        lost: Exit code of the program when it does not get there.
+        lost: Exit code of the program when it does not get there; None: it is not told apart.
     """
 
     place: str
     argv: Callable[[str], list[str]]
-    lost: int
+    lost: int | None = None
 
     def check(self, command: str, data: bytes = b"", timeout_s: float = 30.0) -> str:
         """Run a command that must succeed; return what it prints.
