@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +29,13 @@ def status_of(job: Job) -> dict[str, Any]:
     return answer.report
 
 
-def test_the_manager_is_a_pod_that_is_lost_begun_again_here_and_ended(tmp_path: Path) -> None:
+@contextlib.contextmanager
+def launched(folder: Path) -> Iterator[tuple[FakeCluster, Job]]:
+    """Yield a cluster, and a job that trains there whose manager is a pod."""
     with (
         serve_s3() as s3,
-        a_cluster(tmp_path / "cluster") as cluster,
-        kubernetes_job(tmp_path, cluster) as job,
+        a_cluster(folder / "cluster") as cluster,
+        kubernetes_job(folder, cluster) as job,
     ):
         job.environment["PATH"] = f"{cluster.programs()}:{job.environment['PATH']}"
         job.environment |= CREDENTIALS | {"A_SECRET": "hunter2"}
@@ -41,14 +45,18 @@ def test_the_manager_is_a_pod_that_is_lost_begun_again_here_and_ended(tmp_path: 
         job.settings["manager_vm"] = {"identity": "spottrain-manager"}
         job.file.write_text(json.dumps(job.settings))
         job.pace(1.0)
-        launched = job.launch("--manager-vm", "--detach")
-        assert launched.code == 0, launched.err
+        answer = job.launch("--manager-vm", "--detach")
+        assert answer.code == 0, answer.err
+        until("it trains", lambda: status_of(job)["step"] > 2)
+        yield cluster, job
+
+
+def test_the_manager_is_a_pod_and_when_it_is_lost_the_job_goes_on_here(tmp_path: Path) -> None:
+    with launched(tmp_path) as (cluster, job):
         pod = manager_of(cluster)
         assert pod.object["spec"]["serviceAccountName"] == "spottrain-manager"
-        until("it trains", lambda: status_of(job)["step"] > 2)
         assert not job.dir.is_managed(), "not here"
         assert "agent of kubernetes." in job.run("logs", job.name).out
-
         cluster.evict(pod.name)
         until("it is gone", lambda: pod.is_over)
         job.pace(0.0)
@@ -61,21 +69,7 @@ def test_the_manager_is_a_pod_that_is_lost_begun_again_here_and_ended(tmp_path: 
 
 
 def test_a_job_whose_manager_is_a_pod_can_be_stopped_and_ended_for_good(tmp_path: Path) -> None:
-    with (
-        serve_s3() as s3,
-        a_cluster(tmp_path / "cluster") as cluster,
-        kubernetes_job(tmp_path, cluster) as job,
-    ):
-        job.environment["PATH"] = f"{cluster.programs()}:{job.environment['PATH']}"
-        job.environment |= CREDENTIALS
-        job.settings["checkpoint"]["path"] = s3.url(job.name)
-        job.settings["env"] |= CREDENTIALS
-        job.settings["manager_vm"] = {"identity": "spottrain-manager"}
-        job.file.write_text(json.dumps(job.settings))
-        job.pace(1.0)
-        launched = job.launch("--manager-vm", "--detach")
-        assert launched.code == 0, launched.err
-        until("it trains", lambda: status_of(job)["step"] > 2)
+    with launched(tmp_path) as (cluster, job):
         stopped = job.run("stop", job.name)
         assert stopped.code == 0, stopped.err
         assert not job.dir.remote_manager_file.exists()
