@@ -69,8 +69,7 @@ def forward_command(job: JobDir, command: str) -> None:
     manager = manager_location.read(job)
     if manager is None:
         return
-    slurm = manager_job.slurm_of(job)
-    if slurm is not None and slurm.login == HERE:
+    if _is_batch_job_here(job):
         _forward_to_batch_job(job, command, manager)
         return
     if command == "down":
@@ -160,8 +159,7 @@ def watch(job: JobDir) -> int:
     """Watch until the job ends; return its exit code. Ctrl-C only stops watching."""
     manager = manager_location.read(job)
     assert manager is not None, "its manager was just started there"
-    slurm = manager_job.slurm_of(job)
-    if slurm is not None and slurm.login == HERE:
+    if _is_batch_job_here(job):
         return _watch_batch_job(job)
     code = run_there(job, manager, ["status", job.name, "--watch"])
     if code != INTERRUPTED:
@@ -234,6 +232,12 @@ def _call_to_vm(
 # --- A manager that is a batch job ----------------------------------------------------
 
 
+def _is_batch_job_here(job: JobDir) -> bool:
+    """Return whether a job's manager is a batch job that works on the folder here."""
+    slurm = manager_job.slurm_of(job)
+    return slurm is not None and slurm.login == HERE
+
+
 def _forward_to_batch_job(job: JobDir, command: str, manager: RemoteManager) -> None:
     """As ``forward_command``: what does not reach a manager runs here, where its folder is."""
     if not manager.started and command != "down":
@@ -284,11 +288,14 @@ def _watch_batch_job(job: JobDir) -> int:
 
 
 def refresh(job: JobDir) -> State:
-    """Copy new events of a job's journal from its checkpoint store; return its state.
+    """Copy new events of a job's journal from its checkpoint store, unless the journal here is the
+    manager's own; return its state.
 
     Raises:
         StorageError: The store cannot be read.
     """
+    if _is_batch_job_here(job):
+        return read_state(job)
     stored = stored_job(job)
     with (
         contextlib.closing(Journal(job.journal)) as journal,

@@ -22,6 +22,7 @@ from spottrain.cloud.port.provider import VmState
 from spottrain.cloud.slurm import queue
 from spottrain.cloud.slurm.login import Login
 from spottrain.cloud.slurm.settings import SlurmSettings
+from spottrain.database import SHARED
 from spottrain.errors import SpottrainError
 from spottrain.eventlog.folder import home
 from spottrain.files import PRIVATE, write_whole
@@ -175,7 +176,7 @@ def _argv(slurm: SlurmConfig, job: JobDir, uid: str) -> list[str]:
 
 
 def _script(slurm: SlurmConfig, job: JobDir, environment: Mapping[str, str]) -> str:
-    file = write_environment(job, environment)
+    file = write_environment(job, {**environment, SHARED: "yes"})
     return _SCRIPT.format(before=slurm.before, environment=file, keeper=keeper(job))
 
 
