@@ -121,6 +121,11 @@ def check_manager(config: JobConfig, *, on_vm: bool) -> None:
                 "--manager-vm needs slurm.manager_partition, one that is not preempted; 'sinfo' "
                 "lists partitions"
             )
+        if config.cluster.address:
+            raise ConfigError(
+                "--manager-vm: slurm.address is the login node's, and the manager has a node of its "
+                f"own, whose address is found: got {config.cluster.address}; leave it out"
+            )
         if config.cluster.login == HERE:
             return  # the job's folder stays where it is
         _check_outlives(config)

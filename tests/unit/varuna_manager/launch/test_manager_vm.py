@@ -156,8 +156,10 @@ def test_on_slurm_the_manager_needs_a_partition_of_its_own() -> None:
     config = config_of("slurm", slurm=slurm, checkpoint={"path": "/shared"})
     with pytest.raises(ConfigError, match=r"--manager-vm needs slurm\.manager_partition"):
         check_manager(config, on_vm=True)
-    slurm["manager_partition"] = "steady"
-    check_manager(config_of("slurm", slurm=slurm, checkpoint={"path": "/shared"}), on_vm=True)
+    steady = {"partitions": ["p"], "manager_partition": "steady"}
+    check_manager(config_of("slurm", slurm=steady, checkpoint={"path": "/shared"}), on_vm=True)
+    with pytest.raises(ConfigError, match=r"slurm\.address .* leave it out"):
+        check_manager(config_of("slurm", slurm={**steady, "address": "10.0.0.1"}), on_vm=True)
 
 
 def test_from_a_laptop_to_a_slurm_cluster_the_checkpoints_must_outlive_the_manager() -> None:
