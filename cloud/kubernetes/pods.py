@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from spottrain.cloud.clusters import Allocation
 from spottrain.cloud.kubernetes import on_pod
 from spottrain.cloud.kubernetes.settings import KubernetesSettings
 from spottrain.cloud.notices.file import VARIABLE
@@ -38,6 +39,16 @@ for name, source in json.loads(zlib.decompress(base64.b64decode(sys.argv[1]))).i
     exec(compile(source, name, "exec"), module.__dict__)
 module.main(json.loads(sys.argv[2]))
 """
+MANAGER = "spottrain-manager"
+"""Label of the pod of a manager: the unique id of its job."""
+BEGIN = "begin"
+"""The program of a manager's pod, in its folder, once it is there."""
+_AWAIT = f"""
+left=1800 begin="${on_pod.FOLDER_VARIABLE}/{BEGIN}"
+until [ -x "$begin" ]; do sleep 1; left=$((left - 1)); [ $left -gt 0 ] || exit 0; done
+exec "$begin"
+"""
+"""A pod that is brought nothing ends by itself."""
 _LEAVING = frozenset(
     {
         # cluster-autoscaler, FAQ: "How does scale-down work?"
@@ -96,29 +107,13 @@ _STUCK = frozenset(
 """Reasons for which containers wait, and which only people can remove."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pod:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pod(Allocation):
     """A pod of ours, as the API server tells."""
 
     name: str
-    state: VmState
-    start_s: float
-    """When it got its node; 0: it waits for one."""
-    end_s: float | None
-    why: str
-    """Of one that waits, ends or has ended: why; else empty."""
     is_deleted: bool
     """It is to end, and has its grace period for that."""
-    is_stuck: bool
-    """Its container will not start without people; ``why`` says why."""
-    node: str
-    address: str
-    tags: Mapping[str, str]
-
-    @property
-    def vm_id(self) -> str:
-        """Its id as a VM."""
-        return f"kubernetes.{self.name}"
 
 
 # --- What is asked for ------------------------------------------------------------------
@@ -129,9 +124,21 @@ def name_of(uid: str, token: str, number: int) -> str:
     return f"spottrain-{hashlib.sha256(f'{uid} {token} {number}'.encode()).hexdigest()[:20]}"
 
 
+def manager_name_of(uid: str) -> str:
+    """Return the name of the pod of a job's manager."""
+    return f"spottrain-manager-{hashlib.sha256(uid.encode()).hexdigest()[:20]}"
+
+
 def port_of(name: str) -> int:
     """Return a pod's port on its loopback, which is its node's with a host network."""
     return 20_000 + 2 * (int(hashlib.sha256(name.encode()).hexdigest(), 16) % 4_000)
+
+
+def kubectl(settings: KubernetesSettings, *, terminal: bool) -> list[str]:
+    """Return the beginning of the command line that runs something in a pod."""
+    context = ["--context", settings.context] if settings.context else []
+    how = "-it" if terminal else "-i"
+    return ["kubectl", *context, "-n", settings.namespace, "exec", how]
 
 
 def selector(uid: str | None) -> str:
@@ -170,6 +177,38 @@ def manifest(
         tags.OWNER: owner,
         tags.PRICE: repr(request.offer.usd_per_hour),
     }
+    program = [settings.python, "-u", "-c", _LOADER, _program(), json.dumps(given)]
+    return _made(settings, name, {tags.UID: uid, tags.JOB: request.job}, marks, program)
+
+
+def manager_manifest(
+    settings: KubernetesSettings, name: str, uid: str, job: str, owner: str
+) -> dict[str, Any]:
+    """Return the pod of a job's manager, which runs what it is brought.
+
+    Its labels are others than those of VMs, so that it is not taken for one.
+
+    Args:
+        settings: Of the pod.
+        name: By ``manager_name_of``.
+        uid: The job's unique id.
+        job: Its name.
+        owner: Who asks.
+    """
+    marks = {tags.JOB: job, tags.UID: uid, tags.INTENT: tags.MANAGER, tags.OWNER: owner}
+    program = ["/bin/sh", "-c", _AWAIT]
+    made = _made(settings, name, {MANAGER: uid}, marks, program)
+    made["spec"]["restartPolicy"] = "OnFailure"
+    return made
+
+
+def _made(
+    settings: KubernetesSettings,
+    name: str,
+    labels: Mapping[str, str],
+    marks: Mapping[str, str],
+    program: Sequence[str],
+) -> dict[str, Any]:
     memory = {"medium": "Memory"}
     if settings.shared_memory:
         memory["sizeLimit"] = settings.shared_memory
@@ -187,7 +226,7 @@ def manifest(
     container = {
         "name": CONTAINER,
         "image": settings.image,
-        "command": [settings.python, "-u", "-c", _LOADER, _program(), json.dumps(given)],
+        "command": list(program),
         "env": [
             {"name": on_pod.FOLDER_VARIABLE, "value": _FOLDER},
             {"name": VARIABLE, "value": f"{_FOLDER}/notice.json"},
@@ -218,8 +257,9 @@ def manifest(
         "kind": "Pod",
         "metadata": {
             "name": name,
-            "labels": {**settings.labels, tags.UID: uid, tags.JOB: request.job},
-            "annotations": marks,
+            "namespace": settings.namespace,
+            "labels": {**settings.labels, **labels},
+            "annotations": dict(marks),
         },
         "spec": spec,
     }
@@ -283,6 +323,7 @@ def _pod(item: Json, now_s: float) -> Pod | None:
         end_s = _seconds(ended.get("finishedAt")) or now_s
     waiting = container.get("state", {}).get("waiting", {})
     return Pod(
+        vm_id=f"kubernetes.{metadata['name']}",
         name=metadata["name"],
         state=state,
         start_s=_start_s(metadata, status, state),
@@ -290,8 +331,10 @@ def _pod(item: Json, now_s: float) -> Pod | None:
         why=_why(state, status, waiting, ended),
         is_deleted="deletionTimestamp" in metadata,
         is_stuck=state is VmState.STARTING and waiting.get("reason") in _STUCK,
+        zone=metadata["namespace"],
         node=node,
         address=status.get("podIP", ""),
+        owner=marks.get(tags.OWNER, ""),
         tags=marks,
     )
 

@@ -9,10 +9,7 @@ than the manager looks away, and there is no watch that expires.
 from __future__ import annotations
 
 import logging
-import math
-import re
 import socket
-import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,6 +18,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from spottrain.cloud.clusters import LOOK_S, OVER, ClusterProvider, names_of
 from spottrain.cloud.kubernetes import pods
 from spottrain.cloud.kubernetes.clients import Clients, is_inside
 from spottrain.cloud.kubernetes.link import PodLink
@@ -29,48 +27,22 @@ from spottrain.cloud.lag.ended import EndedVms, as_terminated
 from spottrain.cloud.parallel import run_parallel
 from spottrain.cloud.port import provider as port
 from spottrain.cloud.port import tags
-from spottrain.cloud.port.errors import (
-    AuthError,
-    CloudError,
-    MisconfiguredError,
-    NoCapacityError,
-    QueuedError,
-    QuotaExceededError,
-    VmNotFoundError,
-)
-from spottrain.cloud.ssh.hosts.bootstrap import bring_up
-from spottrain.cloud.ssh.hosts.memory import HostMemory
-from spottrain.cloud.ssh.hosts.start_log import AgentStarts, StartLog
+from spottrain.cloud.port.errors import AuthError, CloudError, QuotaExceededError
+from spottrain.cloud.ssh.hosts.bootstrap import Connection
 from spottrain.cloud.ssh.on_vm.relay import Relay
-from spottrain.cloud.ssh.transport.hosts import (
-    Host,
-    Payload,
-    UnfitHostError,
-    UnreachableHostError,
-    address_of,
-)
-from spottrain.units import counted
+from spottrain.cloud.ssh.transport.hosts import Payload, UnreachableHostError, address_of
 
 logger = logging.getLogger(__name__)
 
 CLOUD = "kubernetes"
 """Name of cloud and region in offers; the zone is the namespace."""
-_LOOK_S = 0.5
-_ASK_AGAIN_S = 30.0
-"""Time between two questions for a launch that waits for nodes."""
-_GONE_S = 300.0
-"""How long pods may take to be gone."""
 _LOGS_S = 10.0
 """Time limit for fetching the logs of VMs that are terminated."""
 _THREADS = 32
-_UNSTARTED_S = 1800.0
-"""A pod whose agent was never started ends after this time, besides setup and data."""
 _REACH_S = 60.0
 """How long a pod that runs may take until its program answers."""
 _NODES_S = 5.0
 """How old what is known of nodes may be."""
-_ID = re.compile(r"kubernetes\.([a-z0-9-]+)")
-_OVER = (port.VmState.STOPPING, port.VmState.TERMINATED)
 NodePrice = Callable[[pods.ClusterNode, int], float | None]
 """(node, GPUs or cores) -> USD per hour of so many of it; None: unknown."""
 NEEDED = (
@@ -84,20 +56,16 @@ NEEDED = (
 API servers want ``create`` as well (AuthorizePodWebsocketUpgradeCreatePermission, 1.35)."""
 
 
-class KubernetesProvider(port.CloudProvider):
+class KubernetesProvider(ClusterProvider[pods.Pod]):
     """A Kubernetes cluster, as one job sees it.
 
     Args:
-        state_dir: The job's folder for what its VMs have in common, and for their logs.
-        uid: The job's unique id.
-        settings: Of the pods.
-        payload: The job's files and settings for each VM.
+        state_dir, uid, settings, payload: As of ``ClusterProvider``.
         price_of: The price of a node, for pods whose settings have none.
     """
 
     name = CLOUD
-    start_s = 60.0
-    """How long a launch waits for its pods to run; then it says that they are queued."""
+    unit, place, instance_type = "pod", "namespace", INSTANCE_TYPE
     end_s = 60.0
     """How long nodes may take to confirm that pods have ended."""
 
@@ -109,24 +77,16 @@ class KubernetesProvider(port.CloudProvider):
         payload: Payload,
         price_of: NodePrice = lambda node, slots: None,
     ) -> None:
-        self._uid = uid
+        super().__init__(state_dir, uid, settings, payload.on_rented())
         self._settings = settings
-        self._payload = payload.on_rented()
         self._price_of = price_of
-        self._memory = HostMemory(state_dir)
         self._clients = Clients(settings)
-        self._lock = threading.Lock()
         self._links: dict[str, PodLink] = {}
-        self._starts = AgentStarts(CLOUD)
         self._threads = ThreadPoolExecutor(_THREADS, CLOUD)
         self._manager: tuple[str, int] | None = None
         self._relay: tuple[tuple[str, int], str] | None = None
         self._own_address = settings.address
         self._owner: str | None = None
-        self._created: set[str] = set()
-        """Names of pods; those that were deleted are not created again."""
-        self._cancelled: set[str] = set()
-        """The VMs that we ended: why they ended is no question."""
         self._tending: dict[str, Future[None]] = {}
         self._announced: set[str] = set()
         """The VMs whose agents know where to call."""
@@ -134,10 +94,6 @@ class KubernetesProvider(port.CloudProvider):
         """The VMs whose nodes will be taken away, and which know."""
         self._nodes: tuple[float, dict[str, pods.ClusterNode] | None] = 0.0, {}
         """By name, and when they were asked for; None: we may not."""
-        self._recently: tuple[float, list[pods.Pod]] = -math.inf, []
-        """The job's pods, and when they were asked for (monotonic)."""
-        self._recent_lock = threading.Lock()
-        self._closed = threading.Event()
         self._ended = EndedVms(lambda _: (), self._gone, time.monotonic)
 
     # --- The cloud port ------------------------------------------------------------
@@ -148,49 +104,14 @@ class KubernetesProvider(port.CloudProvider):
         if not usd_per_hour and (nodes := self._nodes_now()):
             prices = (self._price_of(node, self._settings.slots) for node in nodes.values())
             usd_per_hour = max((usd for usd in prices if usd is not None), default=0.0)
-        return (self._offer(time.time(), usd_per_hour),)
-
-    def launch(self, request: port.LaunchRequest) -> port.LaunchResult:
-        """Create pods; see ``CloudProvider.launch``.
-
-        Raises:
-            QueuedError: some of them find no node yet.
-            QuotaExceededError: the namespace may have none of them.
-            MisconfiguredError: they cannot start, for want of their image for example.
-        """
-        names = [pods.name_of(self._uid, request.token, n) for n in range(request.count)]
-        self._create(request, names)
-        end_s = time.monotonic() + self.start_s
-        while True:
-            found = [pod for pod in self._list(self._uid) if pod.name in names]
-            stuck = [pod for pod in found if pod.is_stuck]
-            if stuck:
-                self.terminate([pod.vm_id for pod in stuck])
-                raise MisconfiguredError(
-                    f"kubernetes: {stuck[0].name} cannot start: {stuck[0].why}"
-                )
-            waiting = [pod for pod in found if pod.state is port.VmState.QUEUED]
-            starting = any(pod.state is port.VmState.STARTING for pod in found)
-            if not (waiting or starting) or time.monotonic() > end_s:
-                break
-            time.sleep(_LOOK_S)
-        if waiting:
-            why = "; ".join(sorted({pod.why for pod in waiting}))
-            raise QueuedError(
-                f"namespace {request.offer.zone}: {counted(len(waiting), 'pod')} without a "
-                f"node: {why}",
-                _ASK_AGAIN_S,
-            )
-        if not found:
-            raise NoCapacityError(f"kubernetes: all pods of {request.intent} were deleted")
-        return port.LaunchResult(vms=tuple(map(self._vm, found)))
+        return (self._offer(self._settings.namespace, time.time(), usd_per_hour),)
 
     def list_vms(self, job: str) -> Sequence[port.Vm]:
         """Return a job's VMs, and what waits for a node to become one.
 
         Those whose nodes will be taken away are told, once.
         """
-        ours = [self._judged(p) for p in self._list(self._uid) if p.tags[tags.JOB] == job]
+        ours = [self._judged(pod) for pod in self._left(job)]
         queued = [pod for pod in ours if pod.state is port.VmState.QUEUED]
         vms = self._ended.add(job, [self._vm(pod) for pod in ours if pod not in queued])
         self._forget(vms)
@@ -200,20 +121,10 @@ class KubernetesProvider(port.CloudProvider):
 
     def terminate(self, vm_ids: Collection[str]) -> None:
         """Fetch the logs of VMs, and delete their pods; see ``CloudProvider.terminate``."""
-        names = [match[1] for vm_id in vm_ids if (match := _ID.fullmatch(vm_id))]
+        names = names_of(vm_ids, CLOUD)
         self._cancelled |= {f"kubernetes.{name}" for name in names}
         wait_for([self._threads.submit(self._fetch_logs, name) for name in names], _LOGS_S)
         run_parallel(partial(self._clients.delete, grace_s=pods.NOW_S), names)
-
-    def start_agent(self, vm_id: str, bootstrap: port.AgentBootstrap) -> Sequence[port.StartStep]:
-        """Bring the job to a pod and start the agent there.
-
-        Raises:
-            VmNotFoundError: the VM has ended, or its image is unsuitable.
-            SetupError: the user's setup failed there.
-            CloudError: it is not ready yet, and is waited for.
-        """
-        return self._starts.wait_for(vm_id, vm_id, partial(self._start, vm_id, bootstrap))
 
     # --- What else a manager needs --------------------------------------------------
 
@@ -259,31 +170,13 @@ class KubernetesProvider(port.CloudProvider):
         """Return the VMs of all jobs in the namespace, and what waits to become one."""
         return tuple(map(self._vm, self._list(None)))
 
-    def release(self, job: str) -> None:
-        """Remove the job's pods, also those that have ended; return when all are gone.
-
-        Nodes that are lost confirm no end: what has not ended in time is removed without.
-        """
-        began_s = time.monotonic()
-        asked: dict[str, int] = {}
-        while left := {pod.name for pod in self._list(self._uid) if pod.tags[tags.JOB] == job}:
-            grace_s = pods.NOW_S if time.monotonic() - began_s < self.end_s else 0
-            for name in left:
-                if asked.get(name) != grace_s:
-                    asked[name] = grace_s
-                    self._clients.delete(name, grace_s)
-            if time.monotonic() - began_s > _GONE_S:
-                raise CloudError(f"kubernetes: {counted(len(left), 'pod')} of {job} still end")
-            time.sleep(_LOOK_S)
-
     def close(self) -> None:
         """Close all connections; VMs keep running."""
-        self._closed.set()
+        super().close()
         with self._lock:
             links = tuple(self._links.values())
         for link in links:
             link.close()
-        self._starts.close(wait=False)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     # --- Pods -------------------------------------------------------------------------
@@ -292,23 +185,39 @@ class KubernetesProvider(port.CloudProvider):
         """Return the pods of a job; None: of all jobs."""
         return pods.parse_pods(self._clients.pods(pods.selector(uid)), time.time())
 
-    def _recent(self) -> list[pods.Pod]:
-        """Return the job's pods, as of a moment ago: many starts ask at the same time."""
-        with self._recent_lock:
-            if time.monotonic() - self._recently[0] > _LOOK_S:
-                self._recently = time.monotonic(), self._list(self._uid)
-            return self._recently[1]
+    def _ours(self) -> list[pods.Pod]:
+        return self._list(self._uid)
 
-    def _create(self, request: port.LaunchRequest, names: Sequence[str]) -> None:
-        """Create the pods of a launch that were not yet, as far as quotas allow."""
-        unstarted_s = _UNSTARTED_S + self._payload.limit_s
-        known = self._created.union(pod.name for pod in self._list(self._uid))
+    def _left(self, job: str) -> list[pods.Pod]:
+        return [pod for pod in self._ours() if pod.tags[tags.JOB] == job]
+
+    def _remove(self, left: Sequence[pods.Pod], since_s: float) -> None:
+        """Delete pods, also those that have ended; those of lost nodes confirm no end."""
+        is_late = since_s > self.end_s
+        for pod in left:
+            if is_late or not (pod.is_deleted and pod.state in OVER):
+                self._clients.delete(pod.name, 0 if is_late else pods.NOW_S)
+
+    def _names(self, request: port.LaunchRequest) -> list[str]:
+        return [pods.name_of(self._uid, request.token, n) for n in range(request.count)]
+
+    def _of_launch(self, request: port.LaunchRequest) -> list[pods.Pod]:
+        names = self._names(request)
+        return [pod for pod in self._ours() if pod.name in names]
+
+    def _submit(self, request: port.LaunchRequest) -> None:
+        """Create the pods of a launch that never were, as far as quotas allow.
+
+        Raises:
+            QuotaExceededError: the namespace may have none of them.
+        """
+        names = self._names(request)
+        known = self._submitted.union(pod.name for pod in self._ours())
         for name in names:
             if name in known:
                 continue
-            pod = pods.manifest(
-                self._settings, name, request, self._uid, self.principal(), unstarted_s
-            )
+            owner, unstarted_s = self.principal(), self._unstarted_s
+            pod = pods.manifest(self._settings, name, request, self._uid, owner, unstarted_s)
             try:
                 self._clients.create(pod)
             except QuotaExceededError as error:
@@ -316,27 +225,7 @@ class KubernetesProvider(port.CloudProvider):
                     raise
                 logger.info("%s", error)
                 return
-            self._created.add(name)
-
-    def _offer(self, now_s: float, usd_per_hour: float) -> port.Offer:
-        settings = self._settings
-        offer = settings.offer(CLOUD, settings.namespace, INSTANCE_TYPE, now_s)
-        return replace(offer, usd_per_hour=usd_per_hour, gpu=settings.gpu)
-
-    def _vm(self, pod: pods.Pod) -> port.Vm:
-        return port.Vm(
-            vm_id=pod.vm_id,
-            job=pod.tags[tags.JOB],
-            intent=pod.tags.get(tags.INTENT, ""),
-            state=pod.state,
-            offer=self._offer(pod.start_s, float(pod.tags.get(tags.PRICE, 0.0))),
-            private_address=pod.address,
-            uid=pod.tags.get(tags.UID, ""),
-            owner=pod.tags.get(tags.OWNER, ""),
-            launched_at_s=pod.start_s,
-            ended_at_s=pod.end_s,
-            why="" if pod.vm_id in self._cancelled else pod.why,
-        )
+            self._submitted.add(name)
 
     def _gone(self, job: str, missing: Sequence[port.Vm]) -> Sequence[port.Vm]:
         """Return VMs whose pods are no longer there, as terminated."""
@@ -399,8 +288,8 @@ class KubernetesProvider(port.CloudProvider):
         """Tell a VM what it does not know yet; the next list tries again."""
         link = self._link_to(pod)
         try:
-            if is_new:
-                self._announce(link)
+            if is_new and self._manager is not None:
+                self._tell_address(link, self._manager)
             if leaves:
                 link.notice()
                 self._told.add(pod.vm_id)
@@ -414,73 +303,41 @@ class KubernetesProvider(port.CloudProvider):
     # --- Agents -----------------------------------------------------------------------
 
     def _link_to(self, pod: pods.Pod) -> PodLink:
-        settings = self._settings
         with self._lock:
             if pod.vm_id not in self._links:
-                host = Host(
-                    name=pod.name,
-                    address=pod.address,
-                    port=0,
-                    user="",
-                    slots=settings.slots,
-                    uses_gpus=settings.uses_gpus,
-                )
                 dial = partial(self._clients.forward, pod.name, pods.port_of(pod.name))
-                self._links[pod.vm_id] = PodLink(host, dial)
+                self._links[pod.vm_id] = PodLink(self._host(pod, pod.name), dial)
             return self._links[pod.vm_id]
 
-    def _await_link(self, vm_id: str) -> PodLink:
-        """Return the link to a VM once its pod's program answers.
+    def _connect(self, one: pods.Pod) -> PodLink:
+        """Return the link to a pod once its program answers."""
+        give_up_s = time.monotonic() + _REACH_S
+        while True:
+            link = self._link_to(one)
+            try:
+                link.session()
+                return link
+            except UnreachableHostError:
+                if time.monotonic() > give_up_s or self._closed.is_set():
+                    raise
+            self._closed.wait(LOOK_S)
+            one = self._running(one.vm_id)
 
-        Raises:
-            VmNotFoundError: it has ended, or cannot start.
-            CloudError: it runs and does not answer.
-        """
-        running_s: float | None = None
-        while not self._closed.is_set():
-            pod = next((pod for pod in self._recent() if pod.vm_id == vm_id), None)
-            if pod is None or pod.state in _OVER:
-                why = f": {pod.why}" if pod and pod.why else ""
-                raise VmNotFoundError(f"VM {vm_id} {'has ended' if pod else 'is unknown'}{why}")
-            if pod.is_stuck:
-                self.terminate([vm_id])
-                raise VmNotFoundError(f"VM {vm_id} cannot start: {pod.why}")
-            if pod.state is port.VmState.RUNNING and pod.address:
-                link = self._link_to(pod)
-                running_s = running_s or time.monotonic()
-                try:
-                    link.session()
-                    return link
-                except UnreachableHostError:
-                    if time.monotonic() - running_s > _REACH_S:
-                        raise
-            self._closed.wait(_LOOK_S)
-        raise CloudError(f"VM {vm_id}: the manager is shutting down")
+    def _hang_up(self, connection: Connection) -> None:
+        assert isinstance(connection, PodLink)
+        connection.hang_up()
 
-    def _start(self, vm_id: str, bootstrap: port.AgentBootstrap) -> tuple[port.StartStep, ...]:
-        link = self._await_link(vm_id)
-        self._manager = self._manager or address_of(bootstrap.manager_url)
-        log = StartLog()
+    def _announce(self, connection: Connection, manager_url: str) -> None:
+        assert isinstance(connection, PodLink)
+        self._manager = self._manager or address_of(manager_url)
+        self._tell_address(connection, self._manager)
 
-        def announce() -> None:
-            self._announce(link)
-
-        try:
-            started = bring_up(link, vm_id, bootstrap, announce, self._payload, self._memory, log)
-        except UnfitHostError as error:
-            self.terminate([vm_id])
-            raise VmNotFoundError(str(error)) from error
-        finally:
-            link.hang_up()
-        return log.take() if started else ()
-
-    def _announce(self, link: PodLink) -> None:
+    def _tell_address(self, link: PodLink, manager: tuple[str, int]) -> None:
         """Give a VM's agent the address for its calls."""
-        assert self._manager is not None, "a manager serves"
         if self._relay is not None:
             address = self._relay[1]
         else:
-            link.carry(self._manager)
+            link.carry(manager)
             address = f"127.0.0.1:{pods.port_of(link.host.name) + 1}"
         vm_id = f"kubernetes.{link.host.name}"
         link.session().call("set_manager_address", vm_id=vm_id, address=address)
@@ -521,7 +378,7 @@ class KubernetesProvider(port.CloudProvider):
             token="check",
             job="check",
             intent="",
-            offer=self._offer(0.0, 0.0),
+            offer=self._offer(self._settings.namespace, 0.0, 0.0),
             count=1,
             lease_s=0.0,
         )

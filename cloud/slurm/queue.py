@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from spottrain.cloud.clusters import Allocation
 from spottrain.cloud.port import errors, tags
 from spottrain.cloud.port.provider import LaunchRequest, VmState
 from spottrain.cloud.slurm.settings import SlurmSettings
@@ -49,6 +50,10 @@ _ENDS = {
     "REVOKED": "another cluster of the federation has started it",
     "TIMEOUT": "ended at its time limit",
 }
+_KILLED = re.compile(r"(?im)^slurmstepd(-\S+)?: error: .*(oom.kill event|memory limit)")
+"""What is written into the output of a job that used too much memory. Where the kernel ended only
+some of its processes, or Slurm's own accounting ended it (jobacct_gather, OverMemoryKill), its
+state may be FAILED."""
 _REASONS = {"NodeDown": "NODE_FAIL", "OutOfMemory": "OUT_OF_MEMORY", "TimeLimit": "TIMEOUT"}
 """The state in which a batch job that is ending will be, by the reason that is given."""
 _NOWHERE = ("(null)", "None assigned")
@@ -56,26 +61,11 @@ _NOT_SEEN = "None"
 """The reason why a batch job waits that the scheduler has not looked at."""
 
 
-@dataclass(frozen=True, slots=True)
-class BatchJob:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchJob(Allocation):
     """A batch job of ours, as the controller tells."""
 
     number: int
-    state: VmState
-    start_s: float | None
-    """When it began; of one that waits, when it is expected to."""
-    end_s: float | None
-    why: str
-    """Of one that waits: why; of one that ends or has ended: how; else empty."""
-    partition: str
-    node: str
-    user: str
-    tags: Mapping[str, str]
-
-    @property
-    def vm_id(self) -> str:
-        """Its id as a VM."""
-        return f"slurm.{self.number}"
 
 
 QUEUE_ARGV = ("squeue", "--noheader", "--me", "--states=all", f"--format={_FORMAT}")
@@ -96,16 +86,19 @@ def name_of(job: str) -> str:
     return f"spottrain-{job}"
 
 
-def parse_queue(text: str) -> list[BatchJob]:
-    """Return the batch jobs that are VMs in what ``QUEUE_ARGV`` or ``past_argv`` print, oldest first.
+def parse_queue(text: str, tag: str = tags.JOB) -> list[BatchJob]:
+    """Return the batch jobs with a tag in what ``QUEUE_ARGV`` or ``past_argv`` print, oldest first.
 
-    One that was cancelled while it waited never was a VM.
+    One that was cancelled while it waited never was one of them.
+
+    Args:
+        tag: By default that of VMs.
     """
     found = []
     for line in text.splitlines():
         number, state, start, end, reason, partition, node, user, comment = line.split("|", 8)
         marks = _tags_of(comment)
-        if tags.JOB not in marks or not number.isdecimal():
+        if tag not in marks or not number.isdecimal():
             continue
         state, node = state.partition(" by ")[0], "" if node in _NOWHERE else node
         other = VmState.RUNNING if node else VmState.QUEUED
@@ -118,9 +111,27 @@ def parse_queue(text: str) -> list[BatchJob]:
             why = reason if start_s is None else f"{reason}, expected to start at {clock(start_s)}"
         if now is VmState.QUEUED or node:
             found.append(
-                BatchJob(int(number), now, start_s, end_s, why, partition, node, user, marks)
+                BatchJob(
+                    vm_id=f"slurm.{number}",
+                    number=int(number),
+                    state=now,
+                    start_s=start_s,
+                    end_s=end_s,
+                    why=why,
+                    zone=partition,
+                    node=node,
+                    owner=user,
+                    tags=marks,
+                )
             )
     return sorted(found, key=lambda job: job.number)
+
+
+def failure(output: str) -> str:
+    """Return how a batch job ended whose state is FAILED, by what it printed."""
+    if _KILLED.search(output):
+        return _ENDS["OUT_OF_MEMORY"]
+    return f"{FAILED}: {output.strip().rpartition(chr(10))[2] or 'it printed nothing'}"
 
 
 def _seconds(text: str) -> float | None:

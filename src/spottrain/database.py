@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import IntEnum
 from pathlib import Path
 
@@ -15,6 +16,10 @@ FORMAT = 1
 _BUSY_S = 5.0
 """How long one try waits for another process that writes, which takes milliseconds; journals
 are tried again."""
+
+SHARED = "SPOTTRAIN_SHARED_FILES"
+"""Environment variable of processes whose files other machines read. A write-ahead log is indexed
+in memory that only processes of one machine share (sqlite.org, "Write-Ahead Logging")."""
 
 
 class Kind(IntEnum):
@@ -71,7 +76,9 @@ def connect(path: Path, kind: Kind, schema: str, *, read_only: bool = False) -> 
     try:
         _is_new(db, path, kind)
         if not read_only:
-            db.execute("PRAGMA journal_mode = WAL")
+            with suppress(sqlite3.OperationalError):  # others have it open: it stays as it is
+                mode = "TRUNCATE" if os.environ.get(SHARED) else "WAL"
+                db.execute(f"PRAGMA journal_mode = {mode}")
             db.execute("PRAGMA synchronous = FULL")
             verdict = db.execute("PRAGMA quick_check(1)").fetchone()[0]
             if verdict != "ok":  # in several lines, the last of which says what is wrong

@@ -74,7 +74,7 @@ def the_end_of(provider: KubernetesProvider) -> Vm:
 def test_what_finds_no_node_waits_and_starts_by_itself(there: Here) -> None:
     provider = impatient(there, requests=ONE_GPU)
     request = there.account.launch_request(provider.offers()[0], 4)
-    with pytest.raises(QueuedError, match=f"1 pod without a node: 0/3.*3 Insufficient {GPU}"):
+    with pytest.raises(QueuedError, match=f"1 pod in the queue: 0/3.*3 Insufficient {GPU}"):
         provider.launch(request)
     (waiting,) = [vm for vm in provider.list_vms("job") if vm.state is VmState.QUEUED]
     assert (waiting.intent, waiting.launched_at_s) == (request.intent, 0.0)

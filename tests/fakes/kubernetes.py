@@ -16,6 +16,7 @@ import secrets
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import uuid
 from collections.abc import Iterator, Mapping
@@ -34,6 +35,14 @@ GPU = "nvidia.com/gpu"
 USER = "system:serviceaccount:training:me"
 IMAGE = "registry.example/torch:2"
 _MARK = "SPOTTRAIN_FAKE_POD"
+_KUBECTL = """
+import json, os, sys
+there = sys.argv.index("--")
+assert sys.argv[1:there - 1] == ["-n", "training", "exec", "-i"], sys.argv
+pod = "{pods}/" + sys.argv[there - 1]
+os.chdir(pod + "/own")
+os.execvpe(sys.argv[there + 1], sys.argv[there + 1:], json.load(open(pod + "/environment")))
+"""
 _SHOWN = 2
 """How often a pod that has been deleted and has ended is still listed: kubelets take a moment
 to confirm."""
@@ -84,7 +93,8 @@ class FakePod:
         return found
 
     def kill(self) -> None:
-        """End all that runs in it."""
+        """End all that runs in it; nothing more can be run."""
+        (self.folder / "environment").unlink(missing_ok=True)
         while pids := self.processes():
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
@@ -142,6 +152,15 @@ class FakeCluster:
         """Taint a node; pods stay."""
         with self.lock:
             self.nodes[node]["spec"]["taints"].append({"key": key, "effect": effect})
+
+    def programs(self) -> Path:
+        """Return a folder with a ``kubectl`` that knows ``exec``: it becomes a process in a pod."""
+        folder = self.folder / "programs"
+        folder.mkdir(exist_ok=True)
+        program = folder / "kubectl"
+        program.write_text(f"#!{sys.executable}\n{_KUBECTL.format(pods=self.folder / 'pods')}")
+        program.chmod(0o700)
+        return folder
 
     def renew_token(self) -> None:
         """Let the token expire, and write another one into the kubeconfig."""
@@ -355,6 +374,9 @@ class FakeCluster:
             _MARK: pod.object["metadata"]["uid"],
             **environment,
         }
+        if pod.object["spec"].get("serviceAccountName"):
+            given["KUBECONFIG"] = str(self.kubeconfig)  # for the token that is mounted there
+        (pod.folder / "environment").write_text(json.dumps(given))
         with (pod.folder / "log").open("wb") as log:
             pod.process = subprocess.Popen(
                 container["command"],

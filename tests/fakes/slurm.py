@@ -67,7 +67,7 @@ SlurmctldLogFile={root}/log/slurmctld.log
 SlurmdLogFile={root}/log/slurmd-%n.log
 SlurmctldPort={control_port}
 SchedulerType=sched/backfill
-SchedulerParameters=bf_interval=2,sched_interval=2
+SchedulerParameters=bf_interval=1,sched_interval=1,batch_sched_delay=0
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 PreemptType=preempt/partition_prio

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.fakes.slurm import WHY_NO_SLURM, Slurm, a_slurm
-from tests.integration.jobs import SPOTTRAIN, Job, trained_on, trains, until, weights
+from tests.integration.jobs import Job, trained_on, trains, until, weights
 from tests.integration.slurm_jobs import slurm_job
 from tests.integration.undisturbed import undisturbed
 from tests.view import View
@@ -141,18 +139,6 @@ def test_ends_by_scancel_and_by_the_time_limit_are_told_and_made_good(
         until_told(job, f"{late}: ended at its time limit")
         end = ends_undisturbed(job, tmp_path_factory, cluster)
         assert limited not in {one.vm_id for one in kills(end)}, "its state had moved"
-
-
-def test_a_manager_may_be_a_batch_job_itself(
-    cluster: Slurm, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    with slurm_job(tmp_path, cluster) as job:
-        launch = shlex.join([*SPOTTRAIN, "launch", str(job.file)])
-        argv = ["sbatch", "--parsable", "--partition=urgent", "--output=manager.log"]
-        asked = [*argv, "--wrap", launch]
-        subprocess.run(asked, env=job.environment, check=True, cwd=job.folder)
-        until("all is over", lambda: cluster.jobs() == [])
-        ends_undisturbed(job, tmp_path_factory, cluster)
 
 
 DEADLY = """#!/bin/sh

@@ -7,19 +7,21 @@ checkpoint store and from then on has the job like any other.
 from __future__ import annotations
 
 import contextlib
-import shlex
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import typer
 
-from spottrain.cloud.port.provider import Offer, Vm
+from spottrain.cloud.port.provider import Offer, Vm, VmState
+from spottrain.cloud.slurm.settings import HERE
 from spottrain.cloud.ssh.transport.hosts import HostKeyError, UnfitHostError
 from spottrain.errors import ConfigError, SpottrainError
 from spottrain.varuna_manager.cli.console import say
 from spottrain.varuna_manager.cli.watch import INTERRUPTED
+from spottrain.varuna_manager.config.ssh import environment_of
 from spottrain.varuna_manager.core.model.events import VmsListed
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.jobs import manager_location
@@ -29,13 +31,15 @@ from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.manager_location import RemoteManager
 from spottrain.varuna_manager.jobs.measurements import Measurements
 from spottrain.varuna_manager.jobs.replication import stored_job
-from spottrain.varuna_manager.launch import control, manager_vm
+from spottrain.varuna_manager.launch import control, manager_job, manager_pod, manager_vm
 from spottrain.varuna_manager.launch.providers import open_cloud
 from spottrain.varuna_manager.launch.ssh_command import argv_to, ssh_program
 from spottrain.varuna_manager.launch.submit import end_of
 
-LOST = 255
-"""Exit code of ``ssh`` when it cannot connect or loses the connection."""
+if TYPE_CHECKING:
+    from spottrain.cloud.kubernetes.manager import ManagerPod
+
+LOST = manager_vm.SSH_LOST
 GONE_S = 180.0
 """How long the manager's VM may take to end after the job is over."""
 COPIED_S = 30.0
@@ -64,6 +68,9 @@ def forward_command(job: JobDir, command: str) -> None:
     """
     manager = manager_location.read(job)
     if manager is None:
+        return
+    if _is_batch_job_here(job):
+        _forward_to_batch_job(job, command, manager)
         return
     if command == "down":
         _end_there(job, manager)
@@ -98,7 +105,23 @@ def begin(job: JobDir, offers: Sequence[Offer]) -> None:
         SpottrainError: As ``manager_vm.begin``; the user was told about the VM.
     """
     with launching(job):
-        manager_vm.begin(job, offers, say)
+        if not _begin_on_cluster(job):
+            manager_vm.begin(job, offers, say)
+
+
+def _begin_on_cluster(job: JobDir) -> bool:
+    """Start the manager of a job on its cluster, if it is on one; return whether it is."""
+    if (pod := manager_pod.pod_of(job)) is not None:
+        manager_pod.start(job, pod, say)
+        return True
+    if (slurm := manager_job.slurm_of(job)) is None:
+        return False
+    if slurm.login == HERE:
+        config = job.config()
+        manager_job.start(job, environment_of(config.env, config.secrets), say)
+    else:
+        manager_vm.start_on_login_node(job, slurm, say)
+    return True
 
 
 @contextlib.contextmanager
@@ -136,6 +159,8 @@ def watch(job: JobDir) -> int:
     """Watch until the job ends; return its exit code. Ctrl-C only stops watching."""
     manager = manager_location.read(job)
     assert manager is not None, "its manager was just started there"
+    if _is_batch_job_here(job):
+        return _watch_batch_job(job)
     code = run_there(job, manager, ["status", job.name, "--watch"])
     if code != INTERRUPTED:
         reclaim(job, manager, ended=code != LOST)
@@ -155,44 +180,122 @@ def _finish_launch(job: JobDir, command: str) -> None:
             f"continues it, 'spottrain down {job.name}' returns what it rented"
         )
     with launching(job):
-        manager_vm.go_on(job, say)
+        if not _begin_on_cluster(job):
+            manager_vm.go_on(job, say)
     raise typer.Exit(0)
 
 
 def _end_there(job: JobDir, manager: RemoteManager) -> None:
     """Have the manager end at once, if it can be reached, and reclaim the job."""
-    if manager.started:
+    if (slurm := manager_job.slurm_of(job)) is not None:
+        code = run_there(job, manager, ["down", job.name, "--yes"])
+        if code and manager.started:
+            raise typer.Exit(code)
+        manager_vm.clear_login_node(job, slurm)
+    elif manager.started:
         run_there(job, manager, ["stop", job.name, "--now"])
+    if (pod := manager_pod.pod_of(job)) is not None:
+        pod.end()
     refresh(job)
     manager_location.forget(job)
 
 
 def run_there(job: JobDir, manager: RemoteManager, argv: Sequence[str]) -> int:
-    """Run one of our commands on the manager's VM; return its exit code, or ``LOST``."""
+    """Run one of our commands where the manager is; return its exit code, or ``LOST``."""
+    terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    if (pod := manager_pod.pod_of(job)) is not None:
+        call = pod.argv(manager_pod.command_in_pod(argv), terminal=terminal)
+        code = subprocess.run(call, check=False).returncode
+        return LOST if code and pod.look() is None else code
+    if (slurm := manager_job.slurm_of(job)) is not None:
+        command = manager_vm.run_there(job, argv)
+        call = manager_vm.login_argv(slurm.login, command, terminal=terminal)
+    else:
+        call = _call_to_vm(job, manager, argv, terminal=terminal)
+    done = subprocess.run([ssh_program(), *call[1:]], check=False)
+    return done.returncode if done.returncode >= 0 else LOST
+
+
+def _call_to_vm(
+    job: JobDir, manager: RemoteManager, argv: Sequence[str], *, terminal: bool
+) -> list[str]:
     assert manager.target is not None, "the manager was started there"
     cloud = job.config().clouds[0]
-    cli = f"{manager_vm.run_on_vm(cloud)} spottrain.varuna_manager.cli.main"
-    command = [f"{cli} {shlex.join(argv)}"]
-    key_file = job.cloud / "ssh_key"
     target = manager.target
     proxy = cloud.proxy_argv(manager.vm_id, target.port) if cloud.ssh_proxy else ()
-    _, *options = argv_to(job, target, key_file, cloud.bastion, command, proxy)
-    quiet = ["-o", "LogLevel=ERROR", "-o", "ConnectTimeout=10"]
-    quiet += ["-o", "ServerAliveInterval=15"]
-    terminal = ["-t"] if sys.stdin.isatty() and sys.stdout.isatty() else []
-    done = subprocess.run([ssh_program(), *terminal, *quiet, *options], check=False)
-    return done.returncode if done.returncode >= 0 else LOST
+    command = [manager_vm.run_there(job, argv)]
+    _, *options = argv_to(job, target, job.cloud / "ssh_key", cloud.bastion, command, proxy)
+    quiet = ["-o", "LogLevel=ERROR", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=15"]
+    return ["ssh", *(["-t"] if terminal else []), *quiet, *options]
+
+
+# --- A manager that is a batch job ----------------------------------------------------
+
+
+def _is_batch_job_here(job: JobDir) -> bool:
+    """Return whether a job's manager is a batch job that works on the folder here."""
+    slurm = manager_job.slurm_of(job)
+    return slurm is not None and slurm.login == HERE
+
+
+def _forward_to_batch_job(job: JobDir, command: str, manager: RemoteManager) -> None:
+    """As ``forward_command``: what does not reach a manager runs here, where its folder is."""
+    if not manager.started and command != "down":
+        _finish_launch(job, command)
+    found = manager_job.find(job)
+    if found is not None and manager_job.is_within(found):
+        return
+    if found is not None and found.state is VmState.RUNNING and command != "ssh":
+        argv = ["stop", job.name, "--now"] if command == "down" else sys.argv[1:]
+        code = run_in_batch_job(job, found.number, argv)
+        if command != "down":
+            raise typer.Exit(code)
+    elif found is not None:
+        waits = found.state is VmState.QUEUED
+        does = f"waits in the queue: {found.why}" if waits else "is starting or ending"
+        if command == "stop":
+            raise ConfigError(
+                f"job {job.name}: its manager {does}; wait for that, or end the job with "
+                f"'spottrain down {job.name}'"
+            )
+        say(f"job {job.name}: its manager {does}")
+    if command == "down":
+        manager_job.end(job)
+    if command == "down" or found is None:
+        manager_location.forget(job)
+
+
+def run_in_batch_job(job: JobDir, number: int, argv: Sequence[str]) -> int:
+    """Run one of our commands in the batch job of a manager; return its exit code."""
+    cli = [sys.executable, "-P", "-m", "spottrain.varuna_manager.cli.main", *argv]
+    terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    step = manager_job.step_argv(number, cli, terminal=terminal)
+    code = subprocess.run(step, check=False).returncode
+    # The end of the manager ends its batch job, and this step with it.
+    if code and (end := end_of(job)):
+        return 0 if end == "stopped" else _outcome(job)
+    return code
+
+
+def _watch_batch_job(job: JobDir) -> int:
+    found = manager_job.find(job)
+    if found is None or found.state is not VmState.RUNNING:
+        return _outcome(job) if end_of(job) else 0
+    return run_in_batch_job(job, found.number, ["status", job.name, "--watch"])
 
 
 # --- Reclaiming the job ---------------------------------------------------------------
 
 
 def refresh(job: JobDir) -> State:
-    """Copy new events of a job's journal from its checkpoint store; return its state.
+    """Copy new events of a job's journal from its checkpoint store, unless the journal here is the
+    manager's own; return its state.
 
     Raises:
         StorageError: The store cannot be read.
     """
+    if _is_batch_job_here(job):
+        return read_state(job)
     stored = stored_job(job)
     with (
         contextlib.closing(Journal(job.journal)) as journal,
@@ -222,7 +325,18 @@ def reclaim(job: JobDir, manager: RemoteManager, *, ended: bool = False) -> bool
         if time.monotonic() > give_up_at_s:
             return False
         time.sleep(POLL_S)
-    provider = open_cloud(job.config().clouds[0], uid=uid_of(job))
+    config = job.config()
+    if (slurm := manager_job.slurm_of(job)) is not None:
+        if not over:
+            raise ManagerVmError(
+                f"job {job.name}: the login node does not answer; try again in a few minutes"
+            )
+        manager_vm.clear_login_node(job, slurm)
+        manager_location.forget(job)
+        return True
+    if (pod := manager_pod.pod_of(job)) is not None:
+        return _reclaim_from_pod(job, pod, over=over)
+    provider = open_cloud(config.clouds[0], uid=uid_of(job))
     try:
         give_up_at_s = time.monotonic() + GONE_S
         while manager.vm_id in (alive := _alive(vms := provider.list_vms(job.name))):
@@ -240,6 +354,11 @@ def reclaim(job: JobDir, manager: RemoteManager, *, ended: bool = False) -> bool
                 provider.release(job.name)
     finally:
         provider.close()
+    _take_back(job, over=over)
+    return True
+
+
+def _take_back(job: JobDir, *, over: bool) -> None:
     manager_location.forget(job)
     if not over:
         url = job.config().checkpoint.path
@@ -247,6 +366,21 @@ def reclaim(job: JobDir, manager: RemoteManager, *, ended: bool = False) -> bool
             f"job {job.name}: the VM of its manager is gone; continue with 'spottrain "
             f"resume {job.name}' here, or 'spottrain resume {url}' on any machine"
         )
+
+
+def _reclaim_from_pod(job: JobDir, pod: ManagerPod, *, over: bool) -> bool:
+    give_up_at_s = time.monotonic() + GONE_S
+    while pod.look() is not None:
+        if not over:
+            raise ManagerVmError(
+                f"job {job.name}: its manager's pod ({pod.name}) runs but does not answer; try "
+                "again in a few minutes"
+            )
+        if time.monotonic() > give_up_at_s:
+            return False
+        time.sleep(POLL_S)
+    pod.end()
+    _take_back(job, over=over)
     return True
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from spottrain.cloud.kubernetes.pods import kubectl
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import CloudProvider, SshTarget, cloud_of
 from spottrain.cloud.slurm.settings import HERE
@@ -67,10 +68,9 @@ def _exec_kubectl(cluster: KubernetesConfig, vm_id: str, command: list[str]) -> 
     """Become a shell in a pod."""
     if (program := shutil.which("kubectl")) is None:
         raise ConfigError("no kubectl command found; install it, it is Kubernetes' own")
-    where = [*(["--context", cluster.context] if cluster.context else []), "-n", cluster.namespace]
-    terminal = ["-it"] if sys.stdin.isatty() else ["-i"]
+    begin = kubectl(cluster.settings(), terminal=sys.stdin.isatty())
     pod = vm_id.removeprefix("kubernetes.")
-    os.execv(program, ["kubectl", *where, "exec", *terminal, pod, "--", *(command or ["sh"])])
+    os.execv(program, [*begin, pod, "--", *(command or ["sh"])])
 
 
 def choose_vm(job: JobDir, wanted: str | None) -> str:

@@ -51,6 +51,9 @@ class KubernetesConfig(SlotSection):
     """Further labels of the pods, such as those of a queue or a cost centre."""
     node_selector: dict[Key, Value] = Field(default_factory=dict)
     """Labels that nodes must have, such as `cloud.google.com/gke-spot: "true"`."""
+    manager_node_selector: dict[Key, Value] = Field(default_factory=dict)
+    """Labels that nodes must have for the manager's pod of `launch --manager-vm`, which is not to
+    be evicted; it tolerates no taints."""
     tolerations: tuple[TolerationConfig, ...] = ()
     """Taints of nodes on which pods may be all the same."""
     cpu: Quantity | None = None

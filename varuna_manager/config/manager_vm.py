@@ -17,6 +17,7 @@ IDENTITY: Mapping[str, str] = {
     "aws": "instance_profile",
     "azure": "identity",
     "gcp": "service_account",
+    "kubernetes": "service_account",
 }
 """Key of a cloud's section that names the identity of VMs."""
 
@@ -60,8 +61,8 @@ class ManagerVmConfig(Section):
 
     identity: str = ""
     """Required: the VM's identity, which is the name of an instance profile on AWS, the
-    resource id of a managed identity on Azure, or the email of a service account on
-    GCP."""
+    resource id of a managed identity on Azure, the email of a service account on GCP, or the
+    name of one on Kubernetes. Not on Slurm."""
     instance_type: Name | None = None
     """Instance type; by default t3.medium, Standard_B2s or e2-medium."""
     usd_per_hour: PositiveFloat | None = None

@@ -38,6 +38,11 @@ def _option(text: str) -> str:
     return text
 
 
+def _manager_option(text: str) -> str:
+    is_limit = text.partition("=")[0] in ("--time", "-t")
+    return text if is_limit else _option(text)
+
+
 def seconds(limit: str) -> int:
     """Return a time limit as ``sbatch --time`` reads it, in seconds: minutes, minutes:seconds,
     hours:minutes:seconds, days-hours, days-hours:minutes, days-hours:minutes:seconds."""
@@ -86,6 +91,10 @@ class SlurmConfig(SlotSection):
     address: str = ""
     """The login node's address for the nodes; by default that in the network of Slurm's
     controller."""
+    manager_partition: Name | None = None
+    """Partition for the manager of `launch --manager-vm`, one that is not preempted."""
+    manager_sbatch: tuple[Annotated[str, AfterValidator(_manager_option)], ...] = ()
+    """Options of `sbatch` for the manager, such as `--time=7-0` or `--mem=4G`."""
     usd_per_gpu_hour: NonNegativeFloat = 0.0
     """Price of a slot per hour, as you value it; budgets in dollars need one,
     `budget.max_gpu_hours` does not."""

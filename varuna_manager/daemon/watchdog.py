@@ -4,6 +4,7 @@
 
 Its input is one JSON object: the manager's environment, secrets included, which is kept
 in memory only. It returns once the manager serves; a background process keeps it running.
+With ``--stay`` it is that process, and there is no input: of a batch job, for instance.
 """
 
 from __future__ import annotations

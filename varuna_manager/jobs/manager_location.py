@@ -1,6 +1,7 @@
 """The location of a job's manager, if it is not the machine that launched the job.
 
-<job>/away.json   on the machine that launched the job: the VM of its manager
+<job>/away.json   on the machine that launched the job: the VM of its manager, or that it is
+                  a batch job, whose folder this one is
 <job>/vm.json     on that VM: its own id and address
 """
 
@@ -19,10 +20,10 @@ from spottrain.varuna_manager.jobs.folder import JobDir
 class RemoteManager:
     """The VM of a job's manager and the progress of its launch; saved before each step."""
 
-    requests: tuple[LaunchRequest, ...]
+    requests: tuple[LaunchRequest, ...] = ()
     """What to rent; the first is the one to try. Repeated with the same token, it rents
     nothing twice."""
-    networks: tuple[str, ...]
+    networks: tuple[str, ...] = ()
     """Networks from which the VM accepts SSH."""
     vm_id: str = ""
     """Empty until the VM is rented."""

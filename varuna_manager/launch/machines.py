@@ -161,9 +161,9 @@ def check_machines(
         check_budget(config, offers)
         return [*found, *lines, _when_asleep(config, on_vm)], tuple(offers)
     if isinstance(config.cluster, SlurmConfig):
-        return [*_check_slurm(config.cluster), _when_asleep(config)], None
+        return [*_check_slurm(config.cluster, on_vm), _when_asleep(config, on_vm)], None
     if config.cluster is not None:
-        return [*_check_pods(config, config.cluster), _when_asleep(config)], None
+        return [*_check_pods(config, config.cluster), _when_asleep(config, on_vm)], None
     from spottrain.cloud.ssh.hosts.bootstrap import check_hosts
 
     lines = check_hosts(
@@ -193,11 +193,12 @@ def _check_pods(config: JobConfig, cluster: AnyCluster) -> list[str]:
     return [f"{one.what}: {one.message}" for one in found if one.message != "allowed"]
 
 
-def _check_slurm(slurm: SlurmConfig) -> list[str]:
+def _check_slurm(slurm: SlurmConfig, on_vm: bool) -> list[str]:
     """Return what a cluster says of its partitions.
 
     Raises:
-        CloudError: None of them would take the job's batch jobs; the first one's error.
+        CloudError: None of them would take the job's batch jobs; the first one's error. Or
+            that for the manager would not take that.
     """
     from spottrain.cloud.slurm.login import Login
 
@@ -209,15 +210,18 @@ def _check_slurm(slurm: SlurmConfig) -> list[str]:
                 found.append(f"partition {name}: {login.would_take(name)}")
             except CloudError as error:
                 wrong.append(error)
-    if not found:
-        raise wrong[0]
+        if not found:
+            raise wrong[0]
+        if on_vm and slurm.manager_partition is not None:
+            said = login.would_take(slurm.manager_partition)
+            found.append(f"partition {slurm.manager_partition}, for the manager: {said}")
     return [*map(str, wrong), *found]
 
 
 def _when_asleep(config: JobConfig, on_vm: bool = False) -> str:
     """Return what will happen when this machine sleeps."""
     if on_vm:
-        return "this machine may sleep or go offline: the job's manager runs on a VM"
+        return "this machine may sleep or go offline: the job's manager runs elsewhere"
     lease_s, place = config.manager.lease_s, config.checkpoint.path
     anywhere = (
         f", on any other machine 'spottrain resume {place}',"

@@ -11,20 +11,24 @@ import json
 import os
 import shlex
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.errors import CloudError, NoCapacityError, VmNotFoundError
 from spottrain.cloud.port.facts import with_attached
 from spottrain.cloud.port.provider import LaunchRequest, Offer
 from spottrain.cloud.process.child import ChildProvider
+from spottrain.cloud.slurm.settings import HERE
 from spottrain.cloud.ssh.transport.hosts import Host, HostKeyError
+from spottrain.cloud.ssh.transport.shell import Shell
 from spottrain.units import DAY_S
 from spottrain.varuna_manager.config.clouds import AnyCloud, AwsConfig, AzureConfig
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.config.manager_vm import IDENTITY
+from spottrain.varuna_manager.config.slurm import SlurmConfig
 from spottrain.varuna_manager.config.ssh import environment_of
 from spottrain.varuna_manager.jobs import manager_location, trust
 from spottrain.varuna_manager.jobs.bucket import folder_mark
@@ -56,7 +60,8 @@ _LONGEST_RUN = {"gcp": {"max_run_s": 120 * DAY_S}}
 _UNPACK = """\
 set -eu
 umask 077
-cd "$HOME"/{root}/state
+mkdir -p {state}
+cd {state}
 if [ -e jobs/{name} ]; then
     cat > /dev/null
 else
@@ -277,6 +282,35 @@ class _Rental:
         manager_location.write(self._job, manager)
 
 
+class Checks(Protocol):
+    """A way to run shell commands at a place: ``Remote`` or ``Shell``."""
+
+    def check(self, command: str, data: bytes = b"", timeout_s: float = ...) -> str:
+        """Run a command that must succeed; return what it prints."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """What a place needs to have a manager."""
+
+    name: str
+    root: str
+    """From ``root_of``."""
+    state: str
+    """SPOTTRAIN_HOME there, as a word for the shell."""
+    python: str
+    extras: tuple[str, ...]
+    """Of spottrain, for the cloud or cluster."""
+    config: JobConfig
+    """The job file there."""
+    files: Mapping[str, bytes]
+    """Of the job's folder, there alone."""
+    keeper: str
+    """Starts the manager there, and sees to it that it runs."""
+    is_ours: bool
+    """The machine is ours alone."""
+
+
 def start(job: JobDir, manager: RemoteManager, remote: Remote, say: Say) -> None:
     """Start the manager of a job on its VM, unless it already runs there.
 
@@ -286,34 +320,109 @@ def start(job: JobDir, manager: RemoteManager, remote: Remote, say: Say) -> None
     """
     config = job.config()
     cloud = config.clouds[0]
-    root, name = root_of(cloud.folder), shlex.quote(job.name)
-    say(f"VM {manager.vm_id}: preparing it for the manager")
-    ours = software()
-    people = ("apprise",) if config.notify.apprise else ()
-    extras = (cloud.cloud, *config.track.asked, *people)
-    script = prepare_script(root, config.manager_vm.python, extras, ours)
-    remote.check(script, ours, _PREPARE_S)
     address = remote.check('echo "$SSH_CONNECTION"').split()[2]
     own = OwnVm(vm_id=manager.vm_id, private_address=address)
-    folder_mark(job)
-    there = config_there(config, manager).model_dump_json(indent=2).encode()
-    given = bundle(
-        job,
-        there,
-        job.cloud / "ssh_key",
-        manager_location.own_vm_file(own),
+    site = Site(
+        name=f"VM {manager.vm_id}",
+        root=root_of(cloud.folder),
+        state=f"{root_of(cloud.folder)}/state",
+        python=config.manager_vm.python,
+        extras=(cloud.cloud,),
+        config=config_there(config, manager),
+        files={
+            "cloud/ssh_key": (job.cloud / "ssh_key").read_bytes(),
+            "vm.json": manager_location.own_vm_file(own),
+        },
+        keeper="spottrain.varuna_manager.daemon.watchdog",
+        is_ours=True,
     )
-    remote.check(_UNPACK.format(root=shlex.quote(root), name=name), given, _SEND_S)
-    keeper = "spottrain.varuna_manager.daemon.watchdog"
+    start_at(job, manager, site, remote, say)
+
+
+def start_on_login_node(job: JobDir, slurm: SlurmConfig, say: Say) -> None:
+    """Bring a job to a login node of its cluster and have its manager started there, as a batch
+    job; safe to repeat.
+
+    Raises:
+        CloudError: The login node is unfit or cannot be reached.
+        ConfigError: This machine lacks something.
+        SpottrainError: The cluster does not take the batch job.
+    """
+    manager = RemoteManager()
+    manager_location.write(job, manager)
+    config = job.config()
+    here = {"slurm": slurm.model_copy(update={"login": HERE})}
+    site = Site(
+        name=slurm.login,
+        root=root_of(slurm.folder),
+        state=_state_of(job, slurm),
+        python=slurm.python,
+        extras=(),
+        config=config.model_copy(update=here),
+        files={},
+        keeper="spottrain.varuna_manager.launch.manager_job",
+        is_ours=False,
+    )
+    start_at(job, manager, site, _shell(slurm), say)
+
+
+def clear_login_node(job: JobDir, slurm: SlurmConfig) -> None:
+    """Remove the folder of a job that has ended from its cluster.
+
+    Raises:
+        CloudError: The login node does not answer.
+    """
+    _shell(slurm).check(f"rm -rf {_state_of(job, slurm)}")
+
+
+def _shell(slurm: SlurmConfig) -> Shell:
+    return Shell(slurm.login, partial(login_argv, slurm.login), SSH_LOST)
+
+
+def _state_of(job: JobDir, slurm: SlurmConfig) -> str:
+    return f"{root_of(slurm.folder)}/{uid_of(job)}"
+
+
+def start_at(job: JobDir, manager: RemoteManager, site: Site, remote: Checks, say: Say) -> None:
+    """Bring a job to a place and start its manager there, unless it already runs.
+
+    Raises:
+        CloudError: The place is unfit or cannot be reached.
+        ConfigError: This machine lacks something.
+    """
+    config, name = job.config(), shlex.quote(job.name)
+    say(f"{site.name}: preparing it for the manager")
+    ours = software()
+    people = ("apprise",) if config.notify.apprise else ()
+    extras = (*site.extras, *config.track.asked, *people)
+    script = prepare_script(site.root, site.python, extras, ours, is_ours=site.is_ours)
+    remote.check(script, ours, _PREPARE_S)
+    folder_mark(job)
+    there = site.config.model_dump_json(indent=2).encode()
+    given = bundle(job, there, site.files)
+    remote.check(_UNPACK.format(state=site.state, name=name), given, _SEND_S)
     environment = environment_of(config.env, config.secrets)
-    remote.check(
-        f'{run_on_vm(cloud)} {keeper} "$HOME"/{shlex.quote(root)}/state/jobs/{name}',
+    said = remote.check(
+        f"SPOTTRAIN_HOME={site.state} {site.root}/run {site.keeper} {site.state}/jobs/{name}",
         json.dumps(dict(environment)).encode(),
         _START_S,
     )
+    for line in said.splitlines():
+        say(line)
     manager_location.write(job, replace(manager, started=True))
-    say(f"VM {manager.vm_id}: the manager of job {job.name} runs there")
+    say(f"{site.name}: the manager of job {job.name} runs there")
     say(f"if it is lost, on another machine: {trust.how_to_move(job, there)}")
+
+
+SSH_LOST = 255
+"""Exit code of ``ssh`` when it cannot connect or loses the connection."""
+_SSH_OPTIONS = ("LogLevel=ERROR", "ConnectTimeout=10", "ServerAliveInterval=15")
+
+
+def login_argv(login: str, command: str, *, terminal: bool = False) -> list[str]:
+    """Return the command line that runs a shell command on a login node."""
+    options = [word for option in _SSH_OPTIONS for word in ("-o", option)]
+    return ["ssh", "-t" if terminal else "-T", *options, "--", login, command]
 
 
 def host_of(job: JobDir, manager: RemoteManager) -> Host:
@@ -330,6 +439,18 @@ def host_of(job: JobDir, manager: RemoteManager) -> Host:
     )
 
 
-def run_on_vm(cloud: AnyCloud) -> str:
-    """Return the command that runs one of our modules on the manager's VM."""
-    return f'"$HOME"/{shlex.quote(root_of(cloud.folder))}/run'
+def run_there(job: JobDir, argv: Sequence[str]) -> str:
+    """Return the shell command that runs one of our commands where the manager of a job is."""
+    config = job.config()
+    if isinstance(config.cluster, SlurmConfig):
+        root, state = root_of(config.cluster.folder), _state_of(job, config.cluster)
+    else:
+        root = root_of(config.clouds[0].folder)
+        state = f"{root}/state"
+    return command_at(root, state, argv)
+
+
+def command_at(root: str, state: str, argv: Sequence[str]) -> str:
+    """Return the shell command that runs one of our commands at a site; see ``Site``."""
+    cli = f"{root}/run spottrain.varuna_manager.cli.main"
+    return f"SPOTTRAIN_HOME={state} {cli} {shlex.join(argv)}"

@@ -4,7 +4,8 @@
                    venv/        what they need, where the image does not have it
                    run          runs one of our modules there
                    state/       SPOTTRAIN_HOME; jobs/<name> is the job, and
-                                market.sqlite the prices that are known here
+                                market.sqlite the prices that are known here.
+                                On a cluster, where others are, <unique id>/
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import re
 import shlex
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,7 +30,7 @@ _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)[^;]*(?:;(.*))?")
 _PREPARE = """\
 set -eu
 umask 077
-root="$HOME"/{root}
+root={root}
 mkdir -p "$root/state"
 cd "$root"
 if [ -d {software} ]; then
@@ -48,11 +49,24 @@ sys.version_info >= (3, 11) or sys.exit(1)
 python={python}
 if ! fits "$python"; then
     "$python" -c 'import sys
-sys.version_info >= (3, 11) or sys.exit("manager_vm.python: needs Python 3.11 or newer")'
+sys.version_info >= (3, 11) or sys.exit("{key}: needs Python 3.11 or newer")'
     python="$root/venv/bin/python"
     if ! fits "$python"; then
         rm -rf venv
-        {python} -m venv venv >/dev/null 2>&1 || {{
+        {make_venv}
+        venv/bin/pip install --quiet --disable-pip-version-check {pins}
+    fi
+fi
+cat > run <<END
+#!/bin/sh
+export SPOTTRAIN_HOME="\\${{SPOTTRAIN_HOME:-$root/state}}" PYTHONPATH='$root/{software}'
+exec '$python' -P -m "\\$@"
+END
+chmod 700 run
+"""
+_VENV = "{python} -m venv venv >/dev/null 2>&1"
+_VENV_OF_OURS = """\
+{venv} || {{
             # An image that has just booted is installing things itself.
             cloud-init status --wait >/dev/null 2>&1 || true
             tries=0
@@ -63,26 +77,21 @@ sys.version_info >= (3, 11) or sys.exit("manager_vm.python: needs Python 3.11 or
                 sleep 10
             done
             {python} -m venv venv
-        }}
-        venv/bin/pip install --quiet --disable-pip-version-check {pins}
-    fi
-fi
-cat > run <<END
-#!/bin/sh
-export SPOTTRAIN_HOME='$root/state' PYTHONPATH='$root/{software}'
-exec '$python' -P -m "\\$@"
-END
-chmod 700 run
-"""
+        }}"""
+"""On a machine that is ours alone."""
 
 
 def root_of(folder: str) -> str:
-    """Return our folder on a manager's VM, below its user's home.
+    """Return our folder where a manager goes, as a word for the shell there.
 
     Args:
-        folder: ``folder`` of the cloud's section.
+        folder: ``folder`` of the section of its cloud or cluster, below the user's home if it
+            is not absolute.
     """
-    return f"{folder}/manager"
+    if folder.startswith("/"):
+        return shlex.quote(f"{folder}/manager")
+    below = f"{folder.removeprefix('~/')}/manager"
+    return f'"$HOME"/{shlex.quote(below)}'
 
 
 def software() -> bytes:
@@ -91,19 +100,16 @@ def software() -> bytes:
     return packed(((name, path.read_bytes()) for name, path in files), PRIVATE)
 
 
-def bundle(job: JobDir, config: bytes, key_file: Path, own_vm: bytes) -> bytes:
-    """Return a job's folder as its manager's VM needs it, packed (tar.gz).
+def bundle(job: JobDir, config: bytes, others: Mapping[str, bytes]) -> bytes:
+    """Return a job's folder as its manager needs it elsewhere, packed (tar.gz).
 
     Args:
         job: The job as submitted here.
         config: Its ``config.json`` there.
-        key_file: The SSH key for the job's other VMs.
-        own_vm: Contents of the file that identifies its VM.
+        others: Files that it has there alone.
     """
     files = {name: (job.path / name).read_bytes() for name in _BUNDLE}
-    files["config.json"] = config
-    files["cloud/ssh_key"] = key_file.read_bytes()
-    files["vm.json"] = own_vm
+    files |= {"config.json": config, **others}
     placed = [(f"jobs/{job.name}/{name}", data) for name, data in files.items()]
     return packed([*placed, (PRICES, _last_prices())], PRIVATE)
 
@@ -120,8 +126,10 @@ def _last_prices() -> bytes:
         return path.read_bytes()
 
 
-def prepare_script(root: str, python: str, extras: Collection[str], ours: bytes) -> str:
-    """Return the shell script that prepares a VM to run a manager.
+def prepare_script(
+    root: str, python: str, extras: Collection[str], ours: bytes, *, is_ours: bool = True
+) -> str:
+    """Return the shell script that prepares a machine to run a manager.
 
     Safe to repeat. What the image's Python lacks is installed in the versions used here.
 
@@ -130,14 +138,18 @@ def prepare_script(root: str, python: str, extras: Collection[str], ours: bytes)
         python: The image's Python.
         extras: Extras of spottrain that are needed: the cloud, and trackers.
         ours: From ``software``; the script reads it from stdin.
+        is_ours: The machine is ours alone, and what makes environments may be installed.
 
     Raises:
         ConfigError: spottrain is not installed here, so its dependencies are unknown.
     """
     pins = pinned(extras)
+    venv = _VENV.format(python=shlex.quote(python))
     return _PREPARE.format(
-        root=shlex.quote(root),
+        root=root,
         python=shlex.quote(python),
+        key="manager_vm.python" if is_ours else "slurm.python",
+        make_venv=_VENV_OF_OURS.format(venv=venv, python=shlex.quote(python)) if is_ours else venv,
         software=f"software-{hashlib.sha256(ours).hexdigest()[:12]}",
         names=" ".join(pins),
         pins=" ".join(f"{name}=={number}" for name, number in pins.items()),

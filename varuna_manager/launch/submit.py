@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from spottrain.cloud.port.provider import Offer
+from spottrain.cloud.slurm.settings import HERE
 from spottrain.errors import BudgetError, ConfigError
 from spottrain.eventlog.journal import JournalError
 from spottrain.manifest import CheckpointEntry
@@ -20,6 +21,7 @@ from spottrain.storage.open import open_store
 from spottrain.storage.store import StorageError, check_writable, is_object_url
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.config.manager_vm import IDENTITY
+from spottrain.varuna_manager.config.slurm import SlurmConfig
 from spottrain.varuna_manager.core.model.events import (
     CheckpointsListed,
     JobSubmitted,
@@ -113,27 +115,41 @@ def check_manager(config: JobConfig, *, on_vm: bool) -> None:
                 "--manager-vm, or lower it"
             )
         return
-    if config.resources.provider == "slurm":
-        raise ConfigError(
-            "--manager-vm: with resources.provider slurm the manager is where it is launched; for "
-            "one on a node launch within a batch job: sbatch --wrap 'spottrain launch FILE'"
-        )
-    if len(config.clouds) != 1:
+    if isinstance(config.cluster, SlurmConfig):
+        if config.cluster.manager_partition is None:
+            raise ConfigError(
+                "--manager-vm needs slurm.manager_partition, one that is not preempted; 'sinfo' "
+                "lists partitions"
+            )
+        if config.cluster.address:
+            raise ConfigError(
+                "--manager-vm: slurm.address is the login node's, and the manager has a node of its "
+                f"own, whose address is found: got {config.cluster.address}; leave it out"
+            )
+        if config.cluster.login == HERE:
+            return  # the job's folder stays where it is
+        _check_outlives(config)
+        return
+    if len(config.clouds) != 1 and config.cluster is None:
         raise ConfigError(
             "--manager-vm: the job must rent from exactly one cloud: got "
             f"resources.provider {', '.join(config.resources.providers)}"
         )
-    if not is_object_url(config.checkpoint.path or ""):
-        raise ConfigError(
-            "--manager-vm: checkpoint.path must be in an object store such as "
-            "s3://bucket/job, which outlives the manager's VM: got "
-            f"{config.checkpoint.path}"
-        )
+    _check_outlives(config)
     if not config.manager_vm.identity:
-        name = config.clouds[0].cloud
+        name = config.resources.providers[0]
         raise ConfigError(
             "--manager-vm needs manager_vm.identity, the identity under which the VM rents "
             f"({name}.{IDENTITY[name]}); docs/permissions.md lists what it must allow"
+        )
+
+
+def _check_outlives(config: JobConfig) -> None:
+    if not is_object_url(config.checkpoint.path or ""):
+        raise ConfigError(
+            "--manager-vm: checkpoint.path must be in an object store such as "
+            "s3://bucket/job, which this machine reaches and which outlives the manager's: got "
+            f"{config.checkpoint.path}"
         )
 
 

@@ -147,7 +147,7 @@ def check_all(
     facts = inspect.inspect_model(config)
     for line in model_lines(facts, config.microbatch_size):
         say(line)
-    check_callbacks(facts, on_vm=on_vm)
+    check_callbacks(facts, on_vm=on_vm and bool(config.clouds))
     if asks:
         check_memory(config, facts, offers)
     return Checked(config=config, facts=facts, offers=offers, data_bytes=data_bytes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -12,22 +11,9 @@ import paramiko
 from spottrain.cloud.ssh.transport import hosts
 from spottrain.cloud.ssh.transport.conversation import CALL_S
 from spottrain.cloud.ssh.transport.session import Dial, connect, dial
+from spottrain.cloud.ssh.transport.shell import CommandResult
 
 _CHUNK_BYTES = 1 << 15
-
-
-@dataclass(frozen=True, slots=True)
-class CommandResult:
-    """Exit code of a command, and its combined stdout and stderr."""
-
-    code: int
-    output: str
-
-    @property
-    def last_line(self) -> str:
-        """The last line that is not blank."""
-        lines = [line.strip() for line in self.output.splitlines() if line.strip()]
-        return lines[-1] if lines else f"ended with {self.code}"
 
 
 class Remote:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spottrain.database import Kind
+from spottrain.database import SHARED, Kind, connect
 from spottrain.errors import SpottrainError
 from spottrain.pricing.prices.history import History
 from spottrain.varuna_manager.jobs.journal import Journal
@@ -77,3 +77,18 @@ def test_a_file_is_opened_again(tmp_path: Path, kind: Kind) -> None:
     path = made(made(tmp_path / "file.sqlite", kind), kind)
     with closing(sqlite3.connect(path)) as db:
         assert db.execute("PRAGMA application_id").fetchone() == (kind,)
+
+
+def test_a_file_that_other_machines_read_has_no_memory_of_one_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, schema = tmp_path / "file", "CREATE TABLE rows (number INTEGER)"
+    connect(path, Kind.JOB, schema).close()
+    monkeypatch.setenv(SHARED, "yes")
+    shared = connect(path, Kind.JOB, schema)
+    shared.execute("INSERT INTO rows VALUES (1)")
+    reader = connect(path, Kind.JOB, schema, read_only=True)
+    assert reader.execute("SELECT * FROM rows").fetchall() == [(1,)]
+    assert not list(tmp_path.glob("*-shm"))
+    for one in (shared, reader):
+        one.close()

@@ -93,6 +93,25 @@ def test_one_that_is_ending_says_how_where_slurm_does(reason: str, state: str) -
     assert (ending.state, ending.why) == (VmState.STOPPING, ended.why)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        # docs.nesi.org.nz, "What does oom-kill mean?"
+        "slurmstepd: error: Detected 1 oom-kill event(s) in step 370626.batch cgroup.",
+        # Of 2024: NBISweden/Earth-Biogenome-Project-pilot, issue 81
+        "slurmstepd: error: Detected 1959 oom_kill events in StepId=45226719.batch.",
+        # galaxyproject/galaxy, lib/galaxy/jobs/runners/slurm.py
+        "slurmstepd: error: Exceeded job memory limit",
+        # seen with 22.05, several slurmd on one host
+        "slurmstepd-n1: error: StepId=40459045.batch exceeded memory limit (14688256 > 10485760)",
+    ],
+)
+def test_one_that_failed_for_want_of_memory_says_so_whatever_its_state(line: str) -> None:
+    (killed,) = queue.parse_queue(row("OUT_OF_MEMORY"))
+    assert queue.failure(f"step 1\n{line}\nterminated\n") == killed.why
+    assert queue.failure(f"we exceeded: {line}\nend\n") == "its batch script failed: end"
+
+
 def test_one_that_waits_says_why_and_until_when() -> None:
     (one,) = queue.parse_queue(row("PENDING", node="", reason="Priority", start="N/A"))
     assert (one.state, one.why, one.start_s) == (VmState.QUEUED, "Priority", None)

@@ -72,6 +72,7 @@ def test_the_example_is_accepted() -> None:
         (changed(sbatch=["--partition=x"]), "slurm.sbatch"),
         (changed(sbatch=["-pother"]), "slurm.sbatch"),
         (changed(sbatch=["script.sh"]), "slurm.sbatch"),
+        (changed(manager_sbatch=["--no-requeue"]), "slurm.manager_sbatch"),
         (changed(time_limit="soon"), "slurm.time_limit"),
         (changed(time_limit="2"), "notice_s"),
         (changed(partitions=["a,b"]), "slurm.partitions"),

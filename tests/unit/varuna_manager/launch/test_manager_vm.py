@@ -21,6 +21,7 @@ from spottrain.varuna_manager.jobs import manager_location
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.manager_location import OwnVm, RemoteManager
 from spottrain.varuna_manager.launch.manager_vm import config_there, renting, requests
+from spottrain.varuna_manager.launch.manager_vm_bundle import root_of
 from spottrain.varuna_manager.launch.submit import check_manager
 
 NAMED: dict[str, dict[str, Any]] = {
@@ -150,11 +151,42 @@ def test_what_is_missing_is_said_before_money_is_spent(changes: dict[str, Any], 
     assert "\n" not in str(refused.value)
 
 
-def test_on_slurm_the_manager_may_be_a_batch_job_instead() -> None:
+def test_on_slurm_the_manager_needs_a_partition_of_its_own() -> None:
     slurm = {"partitions": ["p"]}
     config = config_of("slurm", slurm=slurm, checkpoint={"path": "/shared"})
-    with pytest.raises(ConfigError, match=r"--manager-vm: .* within a batch job: sbatch --wrap"):
+    with pytest.raises(ConfigError, match=r"--manager-vm needs slurm\.manager_partition"):
         check_manager(config, on_vm=True)
+    steady = {"partitions": ["p"], "manager_partition": "steady"}
+    check_manager(config_of("slurm", slurm=steady, checkpoint={"path": "/shared"}), on_vm=True)
+    with pytest.raises(ConfigError, match=r"slurm\.address .* leave it out"):
+        check_manager(config_of("slurm", slurm={**steady, "address": "10.0.0.1"}), on_vm=True)
+
+
+def test_from_a_laptop_to_a_slurm_cluster_the_checkpoints_must_outlive_the_manager() -> None:
+    slurm = {"partitions": ["p"], "manager_partition": "steady", "login": "me@login"}
+    config = config_of("slurm", slurm=slurm, checkpoint={"path": "/shared"})
+    with pytest.raises(ConfigError, match="must be in an object store"):
+        check_manager(config, on_vm=True)
+    check_manager(config_of("slurm", slurm=slurm), on_vm=True)
+
+
+def test_on_kubernetes_the_manager_needs_a_service_account() -> None:
+    kubernetes = {"image": "registry.example/torch:2"}
+    with pytest.raises(ConfigError, match=r"identity.*\(kubernetes\.service_account\)"):
+        check_manager(config_of("kubernetes", kubernetes=kubernetes, manager_vm={}), on_vm=True)
+    check_manager(config_of("kubernetes", kubernetes=kubernetes), on_vm=True)
+
+
+@pytest.mark.parametrize(
+    ("folder", "root"),
+    [
+        (".spottrain", '"$HOME"/.spottrain/manager'),
+        ("~/of mine", "\"$HOME\"/'of mine/manager'"),
+        ("/shared/of mine", "'/shared/of mine/manager'"),
+    ],
+)
+def test_our_folder_where_a_manager_goes_is_a_word_for_the_shell(folder: str, root: str) -> None:
+    assert root_of(folder) == root
 
 
 def test_a_manager_on_a_laptop_handles_at_most_128_vms() -> None:

@@ -48,7 +48,7 @@ def test_a_bundle_has_the_job_and_no_secret_but_the_key_to_its_vms(tmp_path: Pat
         "cloud/ssh_key",
     ):
         (job.path / name).write_text(name)
-    packed = bundle(job, b"{}", job.cloud / "ssh_key", b"{}")
+    packed = bundle(job, b"{}", {"cloud/ssh_key": b"key", "vm.json": b"{}"})
     assert {name.removeprefix("jobs/far/") for name in names_in(packed)} == {
         "config.json",
         "facts.json",
