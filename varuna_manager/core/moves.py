@@ -116,7 +116,7 @@ def _begin(transition: Transition) -> None:
 def _is_calm(state: State) -> bool:
     """Return whether a move may begin: the whole fleet trains, and nothing is under way."""
     job, generation = state.job, state.training.generation
-    if job.morphing.objective != "examples_per_dollar" or job.grant:
+    if not deadline.is_cost_optimal(state) or job.grant:
         return False
     if generation is None or generation.phase is not GenerationPhase.RUNNING:
         return False
