@@ -74,12 +74,7 @@ def _too_late(state: PoolState, job: PoolJob) -> str | None:
     request = job.request
     if request.deadline_s == math.inf:
         return None
-    promised = [
-        each
-        for each in state.jobs.values()
-        if state.takes_part(each) and each.request.deadline_s < math.inf
-    ]
-    _, promised = problem_of(state, promised)
+    promised = _promised(state)
     late = _late(state, promised)  # by faults; that is no reason to refuse
     given_s = request.deadline_s - state.now_s
 
@@ -110,11 +105,40 @@ def _too_late(state: PoolState, job: PoolJob) -> str | None:
     )
 
 
+def idle_for_s(state: PoolState, job: PoolJob, asked_s: float) -> float:
+    """Return for how long a job may train nothing, of what it asks for; 0 if a deadline that was
+    promised, its own or another's, would not be kept.
+
+    The job keeps its VMs or the room for them meanwhile, so that only its own deadline counts
+    as so much earlier.
+    """
+    if asked_s <= job.idle_s or job.request.deadline_s == math.inf:
+        return asked_s
+    others = [one for one in _promised(state) if one.request.name != job.request.name]
+    late = _late(state, [*others, job])
+    return asked_s if late >= _late(state, [*others, replace(job, idle_s=asked_s)]) else 0.0
+
+
+def _promised(state: PoolState) -> list[PoolJob]:
+    """Return the jobs with deadlines that the pool has room for."""
+    promised = [
+        each
+        for each in state.jobs.values()
+        if state.takes_part(each) and each.request.deadline_s < math.inf
+    ]
+    return problem_of(state, promised)[1]
+
+
 def _late(state: PoolState, jobs: list[PoolJob]) -> frozenset[str]:
     """Return which of the jobs would be late if each had only what promises need.
 
-    The rule that gives out VMs is followed in time, without anybody else.
+    The rule that gives out VMs is followed in time, without anybody else. A job that may train
+    nothing for a while has so much less time.
     """
+    jobs = [
+        replace(job, request=replace(job.request, deadline_s=job.request.deadline_s - job.idle_s))
+        for job in jobs
+    ]
     now_s = state.now_s
     late: set[str] = set()
     while any(job.request.name not in late for job in jobs) and now_s < math.inf:
