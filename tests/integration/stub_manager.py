@@ -25,7 +25,7 @@ from spottrain.cloud.local.provider import LocalProvider
 from spottrain.codec import decode
 from spottrain.eventlog import loop
 from spottrain.varuna_manager.config.track import MlflowConfig, TrackConfig
-from spottrain.varuna_manager.core import planning, shutdown
+from spottrain.varuna_manager.core import preparation, shutdown
 from spottrain.varuna_manager.core.model import records
 from spottrain.varuna_manager.daemon import server
 from spottrain.varuna_manager.daemon.main import ManagerError, manage
@@ -67,7 +67,7 @@ def main() -> int:
     if len(sys.argv) > 2:
         CrashingJournal.crash_at = int(sys.argv[2])
         sys.modules["spottrain.varuna_manager.daemon.main"].Journal = CrashingJournal  # type: ignore[attr-defined]
-    planning.BOOT_WAIT_S, records.COOLDOWN_S = math.inf, 0.5
+    preparation.BOOT_WAIT_S, records.COOLDOWN_S = math.inf, 0.5
     if patience := os.environ.get("STUB_PATIENCE_S"):
         shutdown.FOLDER_WAIT_S = loop.JOURNAL_WAIT_S = float(patience)
         records.FIRST_START_PAUSE_S = 0.01

@@ -40,6 +40,8 @@ from spottrain.varuna_manager.pool.core.model import (
 )
 from spottrain.varuna_manager.pool.core.step import step
 
+IDLE_S = 600.0
+"""For how long a job trains nothing that moves elsewhere."""
 TICK_S = 20.0
 FAIR = frozenset({"fair", "hierarchical"})
 """Policies whose shares are promised; those of others are aims, of queues before caps."""
@@ -79,6 +81,22 @@ class SimulatedManager:
     """Of these: what the cloud has given to it, unknown to it."""
     taken: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
+    idle_asked_s: float = 0.0
+    """For how long it would train nothing, to move elsewhere."""
+    idles_until_s: float = 0.0
+    moves: int = 0
+
+    def move(self, now_s: float, chance: random.Random) -> None:
+        """Ask now and then to train nothing for a while, and do so if the pool lets it."""
+        if now_s < self.idles_until_s:
+            return
+        if self.idles_until_s:
+            self.idles_until_s = self.idle_asked_s = 0.0
+        elif not self.idle_asked_s:
+            self.idle_asked_s = IDLE_S * (chance.random() < 0.05)
+        elif self.grant is not None and self.grant.idle_s >= self.idle_asked_s:
+            self.idles_until_s = now_s + self.idle_asked_s
+            self.moves += 1
 
     def obey(self, grant: Grant, now_s: float) -> None:
         """Follow a grant, unless it is an old one."""
@@ -185,7 +203,7 @@ class SimulatedManager:
             self.end_all()
             return
         self.spent += cost
-        if self.is_alive and not self.is_ending:
+        if self.is_alive and not self.is_ending and now_s >= self.idles_until_s:
             rate = 0.0
             for m, table in enumerate(self.request.throughputs):
                 n = self.own(m)
@@ -261,6 +279,7 @@ class World:
                 taken=frozenset(manager.taken),
                 open=frozenset(o.name for o in manager.undecided(self.now_s)),
                 is_ending=manager.is_ending and not manager.is_over,
+                idle_asked_s=manager.idle_asked_s,
             )
         )
         is_done = manager.done >= manager.request.examples and manager.is_alive

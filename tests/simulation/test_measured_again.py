@@ -10,7 +10,7 @@ from tests.simulation.test_simulation import SPEC, check_end, world
 from tests.simulation.world import World
 
 from spottrain.morphing.plan.profiles import is_noisy
-from spottrain.varuna_manager.core.planning import MEASURED_AGAIN_S
+from spottrain.varuna_manager.core.preparation import MEASURED_AGAIN_S
 
 
 def busy(load: float = 4.0, **changes: Any) -> World:

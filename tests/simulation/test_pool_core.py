@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.simulation.pool_world import TICK_S, World, story
+from tests.simulation.pool_world import IDLE_S, TICK_S, World, story
 from tests.tiers import first_always
 
 from spottrain.cloud.port import provider as port
@@ -132,6 +132,46 @@ def test_what_cannot_be_promised_is_refused() -> None:
     world.submit(replace(request("stranger"), team="z"))
     world.submit(replace(request("large"), throughputs=(((9, 9.0),),)))
     assert world.refused == ["late", "kept", "stranger", "large"]
+
+
+@pytest.mark.parametrize("seed", first_always(range(6)))
+@pytest.mark.parametrize("policy", first_always(["fair", "cheapest"]))
+def test_promised_deadlines_are_kept_whoever_asks_to_move(policy: str, seed: int) -> None:
+    world = World(seed, PoolSettings(policy=policy), (4,))
+    draw = world.chance
+    deadlines_s = {f"j{n}": draw.choice([2000.0, 4000.0, 6000.0, 9000.0]) for n in range(6)}
+    for name, deadline_s in deadlines_s.items():
+        examples = draw.choice([1000.0, 2000.0, 4000.0])
+        # A message, a VM returned and one rented: so much does a change of size take here.
+        asked = request(name, examples=examples, deadline_s=deadline_s, morph_s=3 * TICK_S)
+        world.submit(asked)
+    world.submit(request("free", examples=8000.0))
+    ended_s: dict[str, float] = {}
+    while len(ended_s) < len(world.state.jobs):
+        world.tick()
+        for name, manager in world.managers.items():
+            if manager.is_over:
+                ended_s.setdefault(name, world.now_s)
+            else:
+                manager.move(world.now_s, world.chance)
+    promised = world.state.jobs.keys() & deadlines_s.keys()
+    assert {name for name in promised if ended_s[name] > deadlines_s[name]} == set()
+    assert world.managers["free"].moves > 0, "its time is its own"
+
+
+@pytest.mark.parametrize(("work_s", "may"), [(2400.0, True), (3300.0, False)])
+def test_a_job_may_stand_still_for_what_its_deadline_leaves(work_s: float, may: bool) -> None:
+    world = World(0, PoolSettings(), (4,))
+    world.submit(request("j", examples=4 * work_s, deadline_s=3600.0))
+    for _ in range(3):
+        world.tick()
+    world.managers["j"].idle_asked_s = IDLE_S
+    world.report(world.managers["j"])
+    assert world.state.jobs["j"].idle_s == IDLE_S * may
+    assert any(grant.idle_s for grant in world.under_way) is may
+    world.managers["j"].idle_asked_s = 0.0
+    world.report(world.managers["j"])
+    assert world.state.jobs["j"].idle_s == 0.0
 
 
 def test_a_closed_pool_returns_everything() -> None:

@@ -71,11 +71,11 @@ def room(state: State) -> int:
     """Return how many more VMs may be asked for; see ``VmRecord.counts``.
 
     Against a pool's grant every VM counts that is billed: others may not hold it too.
-    During a move as many as there were when it began; those do not count.
+    During a move as many as it is to have first; those that it leaves do not count.
     """
     move, best, limit = state.fleet.move, state.fleet.size_limit, state.most_vms
     if move is not None and not move.is_cut_over:
-        return len(move.vm_ids) - _count(state)
+        return move.new_vms - _count(state)
     if best is not None:
         limit_usd_per_hour = (1 - CHEAPER) * best.usd_per_hour
         if cheapest_usd_per_hour(state) >= limit_usd_per_hour:
@@ -278,7 +278,7 @@ def wanted_by_deadline(state: State, replacing: VmRecord | None = None) -> Calla
     have = {one.name: one.ready + one.booting for one in held(state)}
     move, decision = state.fleet.move, state.deadline.decision
     if move is not None and not move.is_cut_over:
-        missing = len(move.vm_ids) - sum(have.values())
+        missing = move.new_vms - sum(have.values())
         return lambda offer: missing if offer_key(offer) == move.offer else 0
     if replacing is not None and replacing.counts:
         have[offer_key(replacing.offer)] -= 1

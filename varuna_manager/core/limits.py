@@ -84,6 +84,10 @@ def grant_received(transition: Transition, event: GrantReceived) -> None:
     vm_transfer.granted(transition)
     grant = transition.state.job.grant
     assert grant is not None
+    if grant.idle_s > (
+        0.0 if known is None else known.idle_s
+    ):  # a move that was asked for may begin
+        transition.put(replace(transition.state.market, considered=-1))
     if known is None or known.vms != grant.vms:
         some = ", ".join(f"{number} {kind}" for kind, number in grant.vms if number)
         transition.log(f"pool {grant.pool}: may hold {some or 'no VM'}")

@@ -13,7 +13,9 @@ rented beside the old ones, which train on until all of them are ready. The rule
    old ones save a checkpoint, and the new ones load it (``Move.is_far``).
 3. Plans use old VMs up to the end of the first phase, then new ones
    (``planning.usable_vms``).
-4. Only one move at a time, and none within a pool's grant, in which all that is billed counts.
+4. Only one move at a time. In a pool's grant all that is billed counts, so VMs make room for
+   new ones first: half of them where both halves can train, else all, and nothing is trained
+   for a while. The pool is asked whether it may be (``FleetState.idle_asked_s``).
 5. With a deadline the worst case is asked (``deadline.survives_move``): whatever comes of the
    move, on-demand VMs where the job was and where it went must still finish in time.
 6. A place that was moved to twice in a day, and left again or never reached, is not tried again
@@ -39,14 +41,21 @@ from spottrain.pricing.ranking.switching import (
     decide,
 )
 from spottrain.units import DAY_S, HOUR_S, counted
-from spottrain.varuna_manager.core import allocation, deadline
+from spottrain.varuna_manager.core import allocation, deadline, limits
 from spottrain.varuna_manager.core.fleet import return_vms
 from spottrain.varuna_manager.core.model.records import (
     GenerationPhase,
     Move,
     VmPhase,
+    VmRecord,
 )
-from spottrain.varuna_manager.core.model.state import JobPhase, State
+from spottrain.varuna_manager.core.model.state import (
+    JobPhase,
+    State,
+    held_by_kind,
+    kind_of,
+    places_by_kind,
+)
 from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.varuna_manager.core.planning import MORPH_COST_S
 from spottrain.varuna_manager.core.stragglers import boot_s
@@ -91,13 +100,16 @@ def _begin(transition: Transition) -> None:
     transition.put(replace(state.market, considered=state.market.rankings))
     state = transition.state
     found = _better(state)
-    if found is None:
+    if not _may_idle(transition, None if found is None else found[0]) or found is None:
         return
     offer, why, saves_usd = found
+    going, new_vms = _making_room(state)
     where = cooldowns.location_of(offer, state.job.resources.span)
     held = _place(state)
     move = Move(
         vm_ids=tuple(state.fleet.vms),
+        new_vms=new_vms,
+        room_made=len(going),
         offer=offer_key(offer),
         to=f"{offer.instance_type} in {offer.zone}",
         source=f"{held.instance_type} in {held.zone}",
@@ -107,7 +119,10 @@ def _begin(transition: Transition) -> None:
         is_far=where != allocation.home(state),
     )
     for vm in tuple(state.fleet.vms.values()):
-        transition.put_vm(replace(vm, successor="expected"))
+        if vm in going:
+            limits.drain(transition, vm, f"makes room for one in {offer.zone}")
+        else:
+            transition.put_vm(replace(vm, successor="expected"))
     made = (*_of_day(state), (state.now_s, move.offer))
     transition.put(replace(transition.state.fleet, move=move, moves_of_day=made))
     transition.log(f"moving from {move.source} to {move.to}: {why}")
@@ -115,8 +130,8 @@ def _begin(transition: Transition) -> None:
 
 def _is_calm(state: State) -> bool:
     """Return whether a move may begin: the whole fleet trains, and nothing is under way."""
-    job, generation = state.job, state.training.generation
-    if job.morphing.objective != "examples_per_dollar" or job.grant:
+    generation = state.training.generation
+    if not deadline.is_cost_optimal(state):
         return False
     if generation is None or generation.phase is not GenerationPhase.RUNNING:
         return False
@@ -127,6 +142,41 @@ def _is_calm(state: State) -> bool:
     vms = state.fleet.vms.values()
     train = all(vm.is_usable and vm.slow is None and generation.trains_on(vm.vm_id) for vm in vms)
     return train and allocation.next_launch(state).offer is None
+
+
+def _making_room(state: State) -> tuple[tuple[VmRecord, ...], int]:
+    """Return the VMs that are given up before new ones come, and how many then come at once.
+
+    None, and as many as there are, but where a pool's grant has no room for both.
+    """
+    vms, grant = state.fleet.vms, state.job.grant
+    if grant is None:
+        return (), len(vms)
+    half, enough = len(vms) // 2, state.job.resources.min_vms
+    going = half if min(half, len(vms) - half) >= enough else len(vms)
+    room = grant.total - len(vms) - places_by_kind(state).total()
+    if room >= len(vms):
+        return (), len(vms)
+    return tuple(limits.by_eviction_cost(state, vms.values())[:going]), going
+
+
+def _may_idle(transition: Transition, offer: Offer | None) -> bool:
+    """Return whether nothing may be trained for as long as a move to an offer may take.
+
+    In the worst case the new VMs never come, and others boot where the job was. A pool knows
+    which deadlines it has promised, and is asked; None: there is nothing to ask for any more.
+    """
+    state = transition.state
+    if state.job.grant is None:
+        return True
+    idle_s = 0.0
+    if offer is not None:
+        idle_s = READY_BOUND_S + boot_s(state) + _move_s(state, place_of(offer))
+    # Not anew for a second more.
+    asked_s = max(idle_s, state.fleet.idle_asked_s) if idle_s else 0.0
+    if asked_s != state.fleet.idle_asked_s:
+        transition.put(replace(state.fleet, idle_asked_s=asked_s))
+    return 0.0 < idle_s <= state.job.grant.idle_s
 
 
 def _of_day(state: State) -> tuple[tuple[float, str], ...]:
@@ -156,6 +206,8 @@ def _better(state: State) -> tuple[Offer, str, float] | None:
         # First what costs little to ask: most offers are no better.
         if worth.at(offer.usd_per_hour) * held.usd_per_hour <= _per_hour(held):
             continue
+        if state.job.grant is not None and kind_of(offer) not in held_by_kind(state):
+            continue  # kinds are the pool's to choose
         place = place_of(offer)
         rooms = allocation.available(state, offer), affords(offer), left(offer)
         if min(rooms) < count or not (offer.spot or state.job.resources.allow_on_demand):
@@ -270,11 +322,17 @@ def _wait(transition: Transition, move: Move) -> None:
     old = [vm for vm in state.fleet.vms.values() if vm.successor]
     new = [vm for vm in state.fleet.vms.values() if vm.counts]
     ready = [vm for vm in new if vm.is_usable]
-    if not old:  # there is nothing to wait for
-        transition.put(replace(state.fleet, move=None))
+    if not old and not move.is_standstill:  # there is nothing to wait for
+        transition.put(replace(state.fleet, move=None, idle_asked_s=0.0))
         deadline.moved(transition)
         return
-    if len(ready) >= len(move.vm_ids):
+    enough = move.new_vms
+    if (grant := state.job.grant) is not None:  # which may have become smaller
+        enough = min(enough, grant.total - len(old))
+    if enough <= 0:
+        _give_up(transition, "the pool has no room for new VMs any more")
+        return
+    if len(ready) >= enough:
         for vm in old:
             transition.put_vm(replace(vm, successor="arrived"))
         transition.put(replace(transition.state.fleet, move=replace(move, is_cut_over=True)))
@@ -282,8 +340,12 @@ def _wait(transition: Transition, move: Move) -> None:
         transition.note_fleet_change()
         return
     # Launches that nobody has answered yet may still bring VMs.
-    if transition.waited_until(move.since_s + READY_BOUND_S) and not state.launches.intents:
-        _give_up(transition, f"{len(ready)} of {counted(len(move.vm_ids), 'new VM')} ready")
+    if state.launches.intents:
+        return
+    refused = move.is_standstill and len(new) == len(ready) == len(state.fleet.vms)
+    refused = refused and allocation.next_launch(state).offer is None
+    if refused or transition.waited_until(move.since_s + READY_BOUND_S):
+        _give_up(transition, f"{len(ready)} of {counted(move.new_vms, 'new VM')} ready")
 
 
 def _end(transition: Transition, move: Move) -> None:
@@ -291,7 +353,7 @@ def _end(transition: Transition, move: Move) -> None:
     state = transition.state
     old = [vm for vm in state.fleet.vms.values() if vm.successor]
     if not old:
-        transition.put(replace(state.fleet, move=None))
+        transition.put(replace(state.fleet, move=None, idle_asked_s=0.0))
         return
     generation, answer = state.training.generation, state.training.answer
     saved = state.newest_checkpoint.step if state.newest_checkpoint else 0
@@ -316,7 +378,8 @@ def _give_up(transition: Transition, reason: str) -> None:
     kept = 0 if move.is_far and staying else len(move.vm_ids) - len(staying)
     for vm in old:
         transition.put_vm(replace(vm, successor=""))
-    transition.put(replace(transition.state.fleet, move=None, move_after_s=state.now_s + PAUSE_S))
+    over = replace(transition.state.fleet, move=None, idle_asked_s=0.0)
+    transition.put(replace(over, move_after_s=state.now_s + PAUSE_S))
     transition.note_fleet_change()
     transition.log(f"not moving to {move.to}: {reason}")
     return_vms(transition, new[max(0, kept) :], "the move was given up")

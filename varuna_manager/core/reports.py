@@ -14,7 +14,7 @@ from spottrain.varuna_manager.core import (
     fleet,
     hangs,
     memory,
-    planning,
+    preparation,
     rounds,
     stragglers,
 )
@@ -212,7 +212,7 @@ def _out(
         if state.preparation.doubted:
             rounds.give_up(transition)  # its checkpoint is looked at first
         else:
-            planning.fail_preparation(transition, f"{slot.vm_id}: {reason}")
+            preparation.fail(transition, f"{slot.vm_id}: {reason}")
         return
     lives = generation.ranks.get(slot) in (RankPhase.INVITED, RankPhase.STARTED)
     if death and lives and not generation.abandoned and slot not in generation.hung:

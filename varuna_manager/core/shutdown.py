@@ -193,7 +193,7 @@ def _watch_capacity(transition: Transition) -> None:
 def _why_short(state: State) -> str:
     """Return why the VMs do not suffice to train; empty if they do, or may soon."""
     vms = state.fleet.vms.values()
-    if not vms:
+    if not vms and state.fleet.move is None:
         return "no VM could be rented"
     if state.training.generation is not None or not all(vm.is_usable for vm in vms):
         return ""

@@ -34,7 +34,7 @@ from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import Round
 from spottrain.varuna_manager.core.model.settings import JobSettings
 from spottrain.varuna_manager.core.model.state import State, held_by_kind, kind_of
-from spottrain.varuna_manager.core.planning import BOOT_WAIT_S
+from spottrain.varuna_manager.core.preparation import BOOT_WAIT_S
 from spottrain.varuna_manager.jobs.journal import Step
 from spottrain.varuna_manager.watch.watches import ReportThrottle, Watches
 from spottrain.wire import messages

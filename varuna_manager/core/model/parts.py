@@ -83,6 +83,8 @@ class FleetState:
     """When the next may begin, after one that was given up."""
     moves_of_day: tuple[tuple[float, str], ...] = ()
     """When moves of the last day began, and the offers (``offer_key``)."""
+    idle_asked_s: float = 0.0
+    """For how long a pool is asked to let the job train nothing, as it is to move; 0: it is not."""
     fleet_changed_at_s: float = 0.0
     """When usable slots last came or went."""
     short_since_s: float | None = None

@@ -291,6 +291,10 @@ class Move:
 
     vm_ids: tuple[str, ...]
     """The VMs that are left; as many new ones are rented."""
+    new_vms: int
+    """So many of these are to be ready before training leaves the old ones."""
+    room_made: int = 0
+    """So many of the old ones were given up first, to make room within a pool's grant."""
     offer: str
     """What is rented, see ``offer_key``."""
     to: str
@@ -305,6 +309,11 @@ class Move:
     """True if new and old VMs do not reach each other."""
     is_cut_over: bool = False
     """True once the new ones are all there."""
+
+    @property
+    def is_standstill(self) -> bool:
+        """True if nothing trains until the new ones are ready: all old ones were given up."""
+        return self.room_made == len(self.vm_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,6 +65,8 @@ class PoolGrant:
     """Part of ``vms``: not rented, but taken from other jobs, if at all."""
     reservation_s: float = 0.0
     """How long VMs that the job has no more use for are kept for others; 0: not at all."""
+    idle_s: float = 0.0
+    """For how long the job may train nothing, to move elsewhere; 0: it must not move."""
 
     @property
     def total(self) -> int:

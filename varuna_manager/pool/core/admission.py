@@ -8,7 +8,11 @@ from dataclasses import replace
 from spottrain.errors import ConfigError
 from spottrain.units import HOUR_S
 from spottrain.varuna_manager.format import duration
-from spottrain.varuna_manager.pool.core.demands import problem_of, too_large_for
+from spottrain.varuna_manager.pool.core.demands import (
+    admitted_deadline_s,
+    problem_of,
+    too_large_for,
+)
 from spottrain.varuna_manager.pool.core.model import (
     JobRequest,
     PoolJob,
@@ -74,12 +78,7 @@ def _too_late(state: PoolState, job: PoolJob) -> str | None:
     request = job.request
     if request.deadline_s == math.inf:
         return None
-    promised = [
-        each
-        for each in state.jobs.values()
-        if state.takes_part(each) and each.request.deadline_s < math.inf
-    ]
-    _, promised = problem_of(state, promised)
+    promised = _promised(state)
     late = _late(state, promised)  # by faults; that is no reason to refuse
     given_s = request.deadline_s - state.now_s
 
@@ -110,19 +109,48 @@ def _too_late(state: PoolState, job: PoolJob) -> str | None:
     )
 
 
+def idle_for_s(state: PoolState, job: PoolJob, asked_s: float) -> float:
+    """Return for how long a job may train nothing: as long as it asks, or not at all.
+
+    Not if a deadline that was promised, its own or another's, would not be kept, or only with what
+    is kept in reserve for changes of size. The job keeps its VMs, or the room for them, meanwhile.
+    """
+    if asked_s <= job.idle_s or job.request.deadline_s == math.inf:
+        return asked_s
+    others = [one for one in _promised(state) if one.request.name != job.request.name]
+    tight = []
+    for one in (*others, replace(job, idle_s=asked_s)):
+        deadline_s = state.now_s + admitted_deadline_s(state, one.request)
+        tight.append(replace(one, request=replace(one.request, deadline_s=deadline_s)))
+    return 0.0 if _late(state, tight) else asked_s
+
+
+def _promised(state: PoolState) -> list[PoolJob]:
+    """Return the jobs with deadlines that the pool has room for."""
+    promised = [
+        each
+        for each in state.jobs.values()
+        if state.takes_part(each) and each.request.deadline_s < math.inf
+    ]
+    return problem_of(state, promised)[1]
+
+
 def _late(state: PoolState, jobs: list[PoolJob]) -> frozenset[str]:
     """Return which of the jobs would be late if each had only what promises need.
 
-    The rule that gives out VMs is followed in time, without anybody else.
+    The rule that gives out VMs is followed in time, without anybody else. A job that may train
+    nothing for a while does so first.
     """
     now_s = state.now_s
+    idle_until_s = {job.request.name: now_s + job.idle_s for job in jobs}
     late: set[str] = set()
     while any(job.request.name not in late for job in jobs) and now_s < math.inf:
         problem, jobs = problem_of(replace(state, now_s=now_s), jobs)
         sizes = reserved_vms(problem, jobs)
         rates = [job.rate(size) for job, size in zip(jobs, sizes, strict=True)]
         lost_s = [
-            job.request.morph_s if any(job.granted) and job.granted != size else 0.0
+            max(0.0, idle_until_s[job.request.name] - now_s)
+            + (job.request.morph_s if any(job.granted) and job.granted != size else 0.0)
             for job, size in zip(jobs, sizes, strict=True)
         ]
         lasts_s = min(

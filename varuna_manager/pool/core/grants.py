@@ -73,6 +73,7 @@ def last_grant(job: PoolJob) -> Grant:
         allowance=job.allowance,
         orders=job.orders,
         reservation_s=job.reservation_s,
+        idle_s=job.idle_s,
     )
 
 

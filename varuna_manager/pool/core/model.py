@@ -208,6 +208,8 @@ class PoolJob:
     """VMs that it asked for in vain."""
     reservation_s: float = 0.0
     """As last told: how long it keeps what it would return."""
+    idle_s: float = 0.0
+    """As last told: how long it may train nothing, as it moves elsewhere."""
     is_ending: bool = False
     """Whether it has reported that it is done, and returns its VMs."""
     until_upper_bound_s: float = 0.0
@@ -401,6 +403,8 @@ class HoldingsReported(PoolEvent):
     have come to nothing."""
     is_ending: bool = False
     """Whether it is done, and returns its VMs."""
+    idle_asked_s: float = 0.0
+    """For how long it asks to train nothing, as it is to move elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -476,6 +480,8 @@ class Grant:
     """Part of ``vms``: not rented, but taken from others."""
     reservation_s: float = 0.0
     """How long VMs that it returns are kept for others."""
+    idle_s: float = 0.0
+    """How long it may train nothing, to move elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

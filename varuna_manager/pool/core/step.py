@@ -18,7 +18,7 @@ from typing import assert_never
 
 from spottrain.eventlog.changed import replace
 from spottrain.varuna_manager.pool.core import decide
-from spottrain.varuna_manager.pool.core.admission import objection
+from spottrain.varuna_manager.pool.core.admission import idle_for_s, objection
 from spottrain.varuna_manager.pool.core.grants import last_grant, regrant, rented
 from spottrain.varuna_manager.pool.core.model import (
     RECEIVE_S,
@@ -157,6 +157,9 @@ def _reported(
     unexpected = (follows and loss) and any(
         held < granted for held, granted in zip(job.held, job.granted, strict=True)
     )
+    idle_s = idle_for_s(state, job, event.idle_asked_s)
+    if idle_s != job.idle_s:
+        job, follows = replace(job, idle_s=idle_s, serial=job.serial + 1), False
     told = () if follows else (last_grant(job),)  # it may have been lost
     is_reset = was_silent or corrected or unexpected or job.is_ending != was_ending
     return state.with_job(job), is_reset, told

@@ -229,6 +229,7 @@ class JobManagers:
             taken=_orders_of(state, OrderPhase.TAKEN),
             open=frozenset() if watched.is_down() else _open_orders(state, now_s),
             is_ending=_is_ending(state, job, is_alive=is_alive),
+            idle_asked_s=state.fleet.idle_asked_s,
         )
         if _has_changes(watched.reported, report):
             watched.reported = report
@@ -311,6 +312,7 @@ class JobManagers:
                 for order in grant.orders
             ),
             reservation_s=grant.reservation_s,
+            idle_s=grant.idle_s,
         )
         try:
             watched.tell(pool_grant)
@@ -421,7 +423,7 @@ def _has_changes(before: HoldingsReported | None, now: HoldingsReported) -> bool
         return True
     return any(
         getattr(before, name) != getattr(now, name)
-        for name in ("serial", "held", "kept", "taken", "open", "is_ending")
+        for name in ("serial", "held", "kept", "taken", "open", "is_ending", "idle_asked_s")
     )
 
 

@@ -40,7 +40,7 @@ from spottrain.varuna_manager.core.model.state import (
     JobPhase,
     kind_of,
 )
-from spottrain.varuna_manager.core.planning import BOOT_WAIT_S
+from spottrain.varuna_manager.core.preparation import BOOT_WAIT_S
 from spottrain.wire import messages
 from spottrain.wire.model import WorkerState
 

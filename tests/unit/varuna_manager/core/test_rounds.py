@@ -21,7 +21,7 @@ from spottrain.varuna_manager.core.generation import SILENCE_BOUND_S, SLOWEST_BY
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import Round
-from spottrain.varuna_manager.core.planning import BOOT_WAIT_S
+from spottrain.varuna_manager.core.preparation import BOOT_WAIT_S
 from spottrain.varuna_manager.core.rounds import RETRY_PAUSE_S
 from spottrain.wire import messages
 from spottrain.wire.model import Profile

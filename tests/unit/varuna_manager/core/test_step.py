@@ -17,7 +17,7 @@ from tests.view import changed
 
 from spottrain.cloud.port.provider import VmState
 from spottrain.manifest import CheckpointEntry
-from spottrain.varuna_manager.core import planning
+from spottrain.varuna_manager.core import planning, preparation
 from spottrain.varuna_manager.core.generation import (
     ABANDON_AFTER_S,
     ABANDON_FORMING_S,
@@ -98,7 +98,7 @@ def three_of_four_ready() -> Story:
 def test_measuring_and_the_first_plan_wait_for_vms_that_boot_but_not_for_ever() -> None:
     story = three_of_four_ready()
     assert story.round is None
-    story.wait(planning.BOOT_WAIT_S)
+    story.wait(preparation.BOOT_WAIT_S)
     story.measure()
     assert len(story.emitted(c.ComputePlan)) == 1
 
