@@ -1,9 +1,8 @@
 """Simulated pools beside VirtualFlow's and Gavel's results: the table of docs/pool-papers.md.
 
-``python -m lab.bench.bench_pool_papers [FOLDER [PART ...]]``; FOLDER has Gavel's
-isolated-throughputs.csv and physical-max_min_fairness.trace, and without it only VirtualFlow's
-rows are printed. Workloads that the papers do not publish are drawn like theirs: those rows
-compare, they do not reproduce. Nothing here was chosen by what came out.
+``python -m lab.bench.bench_pool_papers [PART ...]``. Workloads that the papers do not publish
+are drawn like theirs: those rows compare, they do not reproduce. Nothing here was chosen by what
+came out.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
-from pathlib import Path
 from statistics import mean, median
 
 import numpy as np
+from tests.unit.morphing.conftest import DATA
 
 from spottrain.pricing.sharing.policies import (
     equal_rates,
@@ -38,6 +37,7 @@ from spottrain.varuna_manager.pool.simulation.workload import (
 from spottrain_lab.pools import gavel
 from spottrain_lab.pools.generate import gavel_costs, gavel_jobs
 
+GAVEL = DATA / "gavel"
 KINDS = ("v100", "p100", "k80")
 SEEDS = 21
 """Of workloads that take a moment; the median is compared."""
@@ -232,8 +232,8 @@ def mixed(job: SimulatedJob) -> Iterator[Configuration]:
 # --- Gavel -----------------------------------------------------------------------------------
 
 
-def physical(measured: Measured, folder: Path) -> Iterator[Row]:
-    trace = (folder / "physical-max_min_fairness.trace").read_text()
+def physical(measured: Measured) -> Iterator[Row]:
+    trace = (GAVEL / "physical-max_min_fairness.trace").read_text()
     jobs = read_gavel(trace, measured, KINDS)
     pool = supplies(8, 16, 24)
     found = {
@@ -265,8 +265,8 @@ def physical(measured: Measured, folder: Path) -> Iterator[Row]:
     )
 
 
-def at_once(measured: Measured, folder: Path) -> Iterator[Row]:
-    trace = (folder / "physical-max_min_fairness.trace").read_text()
+def at_once(measured: Measured) -> Iterator[Row]:
+    trace = (GAVEL / "physical-max_min_fairness.trace").read_text()
     jobs = [replace(j, arrived_s=0.0) for j in read_gavel(trace, measured, KINDS)]
     pool = supplies(8, 16, 24)
     for name, system, paper in (
@@ -290,7 +290,7 @@ def at_once(measured: Measured, folder: Path) -> Iterator[Row]:
         )
 
 
-def static(measured: Measured, _folder: Path) -> Iterator[Row]:
+def static(measured: Measured) -> Iterator[Row]:
     pool = supplies(8, 16, 24)
     found: dict[str, list[float]] = {}
     for seed in range(3):
@@ -350,10 +350,10 @@ def continuous(
     per_hour: float,
     paper: str,
     length: Length = Length(),
-) -> Callable[[Measured, Path], Iterator[Row]]:
+) -> Callable[[Measured], Iterator[Row]]:
     """Return a comparison of a policy that is aware of kinds with one that is not."""
 
-    def rows(measured: Measured, _folder: Path) -> Iterator[Row]:
+    def rows(measured: Measured) -> Iterator[Row]:
         pool = supplies(*(36 // length.part,) * 3)
         jobs = gavel_jobs(
             0,
@@ -397,7 +397,7 @@ def continuous(
     return rows
 
 
-def costs(measured: Measured, _folder: Path) -> Iterator[Row]:
+def costs(measured: Measured) -> Iterator[Row]:
     pool = supplies(36, 36, 36)
     jobs = gavel_costs(0, 500, measured=measured, kinds=KINDS, per_hour=0.5)
     found = {
@@ -423,7 +423,7 @@ def costs(measured: Measured, _folder: Path) -> Iterator[Row]:
         )
 
 
-def partition(measured: Measured, _folder: Path) -> Iterator[Row]:
+def partition(measured: Measured) -> Iterator[Row]:
     types = sorted({t for _, t, n in measured if n == 1})
     lost = []
     for seed in range(SEEDS):
@@ -461,7 +461,7 @@ def partition(measured: Measured, _folder: Path) -> Iterator[Row]:
     )
 
 
-PARTS: Mapping[str, Callable[[Measured, Path], Iterator[Row]]] = {
+PARTS: Mapping[str, Callable[[Measured], Iterator[Row]]] = {
     "physical": physical,
     "at_once": at_once,
     "static": static,
@@ -471,7 +471,7 @@ PARTS: Mapping[str, Callable[[Measured, Path], Iterator[Row]]] = {
     "costs": costs,
     "partition": partition,
 }
-ON_REQUEST: Mapping[str, Callable[[Measured, Path], Iterator[Row]]] = {
+ON_REQUEST: Mapping[str, Callable[[Measured], Iterator[Row]]] = {
     "long": continuous(
         "Gavel, Figure 5.9", "fair", False, 5.6, "3.5x", Length(5000, (4000, 5000), 1)
     ),
@@ -491,21 +491,17 @@ def show(rows: Iterable[Row]) -> None:
         print("| " + " | ".join(cells).rstrip() + " |", flush=True)
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(wanted: Sequence[str]) -> None:
     print("| what | workload | paper | ours | why they differ |")
     print("|---|---|---|---|---|")
-    wanted = arguments[1:]
     if not wanted or "virtualflow" in wanted:
         show(virtualflow())
     if not wanted or "heterogeneous" in wanted:
         show(heterogeneous())
-    if not arguments:
-        return
-    folder = Path(arguments[0])
-    measured = read_throughputs((folder / "isolated-throughputs.csv").read_text())
+    measured = read_throughputs((GAVEL / "isolated-throughputs.csv").read_text())
     for name, part in {**PARTS, **ON_REQUEST}.items():
         if name in wanted or (not wanted and name in PARTS):
-            show(part(measured, folder))
+            show(part(measured))
 
 
 if __name__ == "__main__":
