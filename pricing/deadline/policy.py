@@ -98,10 +98,7 @@ class _Policy:
         self.spare_s = status.left_s - train_s
         """Time left over if all on-demand VMs trained from now on."""
         self.slack_s = self.spare_s - self.fallback.start_s()
-        self.loss_s = 2 * fleet.morph_s + fleet.lost_s
-        """Time that a loss takes: two pauses (the VM leaves, another joins) and lost work."""
-        self.margin_s = tuning.MARGIN_LOSSES * self.loss_s + status.review_s
-        """With less slack on-demand VMs are rented."""
+        self.margin_s = status.margin_s(fleet)
         self.slack_usd = self._slack_usd()
         self.worst_case = WorstCase(status, fleet, supplies, holdings)
 
@@ -213,7 +210,7 @@ class _Policy:
             for kept in range(self.size):
                 share = 1 - rates[kept] / full
                 losses = min(at_risk, self.size - kept)
-                if losses * self.loss_s + self.fallback.start_s() * share <= spare_s:
+                if losses * self.fleet.loss_s + self.fallback.start_s() * share <= spare_s:
                     return kept
             return self.size
 
@@ -223,7 +220,7 @@ class _Policy:
         now = self.fallback.paid
         spare_s = self.spare_s - self.fleet.morph_s  # a pause may have begun just now
         needed = fewest(spare_s)
-        ahead = fewest(spare_s - tuning.LOSSES_AHEAD * self.loss_s)
+        ahead = fewest(spare_s - tuning.LOSSES_AHEAD * self.fleet.loss_s)
         return min(now, ahead) if needed <= now else ahead
 
     def _at_most(self, candidates: Sequence[Candidate], max_spot: int) -> list[Candidate]:
@@ -245,7 +242,7 @@ class _Policy:
         spot = (candidate for candidate in _units(candidates) if candidate.spot)
         count = 0
         for candidate in itertools.islice(spot, size):
-            allowed -= candidate.losses_per_hour / HOUR_S * self.loss_s
+            allowed -= candidate.losses_per_hour / HOUR_S * self.fleet.loss_s
             if allowed < 0:
                 break
             count += 1
@@ -321,7 +318,7 @@ class _Policy:
         status, fleet = self.status, self.fleet
         present = sample(fleet, self.supplies, tuple(self.holdings.values()))
         left_s = status.left_s - self.fallback.start_s()
-        left_s -= tuning.MARGIN_LOSSES * self.loss_s
+        left_s -= tuning.MARGIN_LOSSES * self.fleet.loss_s
         candidates = self._candidates(on_demand=True)
         worth = spot_path(
             markets((*self.outlook.quotes, present), fleet, self.supplies),
@@ -346,7 +343,7 @@ class _Policy:
         """Return the share of time that losses of the best VMs are expected to take."""
         best = itertools.islice(_units(candidates), self.size)
         losses_per_hour = sum(candidate.losses_per_hour for candidate in best)
-        return min(tuning.MAX_PAUSED_SHARE, losses_per_hour / HOUR_S * self.loss_s)
+        return min(tuning.MAX_PAUSED_SHARE, losses_per_hour / HOUR_S * self.fleet.loss_s)
 
     def _worth_renting(self, candidates: Sequence[Candidate], worth: float) -> int:
         """Return the largest size whose last step costs no more than its examples' worth."""
