@@ -10,6 +10,7 @@ with that mean and variance.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy as np
 from spottrain.pricing.deadline import tuning
 from spottrain.pricing.deadline.markets import Array
 
-_CELLS = 2000
+_CELLS = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,10 @@ class Availability:
 
     def quantile(self, probability: float) -> float:
         """Return the share that it stays below with so much probability."""
+        return float(self.quantiles((probability,))[0])
+
+    def quantiles(self, probabilities: Sequence[float]) -> Array:
+        """Return several."""
         edges = np.linspace(0.0, 1.0, _CELLS + 1)
         middles = (edges[1:] + edges[:-1]) / 2
         logs = (self.alpha - 1) * np.log(middles) + (self.beta - 1) * np.log1p(-middles)
@@ -39,7 +44,7 @@ class Availability:
         logs[0] = self.alpha * math.log(edges[1]) - math.log(self.alpha * edges[1])
         logs[-1] = self.beta * math.log(edges[1]) - math.log(self.beta * edges[1])
         below = np.cumsum(np.exp(logs - logs.max()))
-        return float(np.interp(probability * below[-1], np.append(0.0, below), edges))
+        return np.interp(np.array(probabilities) * below[-1], np.append(0.0, below), edges)
 
     @property
     def away_s(self) -> float:
@@ -59,11 +64,15 @@ def availability(shares: Array, left_s: float) -> Availability:
     kept = -math.expm1(-memories) / memories
     seen = 1 / _variance(len(shares) * tuning.SAMPLE_S / tuning.MEMORY_S)
     weight = seen + tuning.PRIOR_MEMORIES
-    usual = (seen * float(shares.mean()) + tuning.PRIOR_MEMORIES * tuning.PRIOR_SHARE) / weight
+    usual, square = (
+        (seen * float((shares**power).mean()) + tuning.PRIOR_MEMORIES * tuning.PRIOR_SHARE) / weight
+        for power in (1, 2)
+    )
     mean = min(0.999, max(0.001, usual + (float(shares[-1]) - usual) * kept))
     varies = max(1e-4, _variance(memories) - kept**2) + (1 - kept) ** 2 / weight
     most = mean * (1 - mean)
-    sure = most / min(0.9 * most, usual * (1 - usual) * varies) - 1
+    variance = min(0.9 * most, max(1e-6, (square - usual**2) * varies))
+    sure = most / variance - 1
     return Availability(alpha=mean * sure, beta=(1 - mean) * sure, usual=usual)
 
 

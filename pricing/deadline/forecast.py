@@ -134,17 +134,24 @@ def _cost(
     there = availability(shares(seen, fleet), left_s)
     spot = [supply for supply in supplies if supply.spot]
     usual = [supply.effective_usd_per_hour(fleet) for supply in spot]
-    found = seen[np.isfinite(seen)]
-    usual_usd = float(found.mean()) if len(found) else min(usual, default=math.inf)
+    means = np.array([market.mean() for row in seen if len(market := row[np.isfinite(row)])])
+    usual_usd = float(means.mean()) if len(means) else min(usual, default=math.inf)
+    # Prices will vary about as much as they did, half of which is seen already.
+    noise = tuning.COST_NOISE + (float(np.log(means).std()) / 2 if len(means) else 0.0)
+    losses_per_hour = sum(one.losses_per_hour for one in spot) / max(1, len(spot))
 
     def usd(chance: float) -> float:
-        share, examples = there.quantile(chance), status.examples_left
+        share = there.quantile(chance)
+        # All of them may come together, or none.
+        pauses = (1 - chance) * losses_per_hour * share * fleet.max_vms
+        paused = pauses * fleet.loss_s / HOUR_S
+        examples = status.examples_left / (1 - min(tuning.MAX_PAUSED_SHARE, paused))
         return spot_path(seen, fleet, base.prices, examples, left_s, share, usual_usd).usd
 
     return Interval(
-        low=usd(1 - tuning.MISSES / 2) * (1 - tuning.COST_NOISE),
+        low=usd(1 - tuning.MISSES / 2) * math.exp(-noise),
         expected=usd(0.5),
-        high=usd(tuning.MISSES / 2) * (1 + tuning.COST_NOISE),
+        high=usd(tuning.MISSES / 2) * math.exp(noise),
     )
 
 

@@ -106,7 +106,7 @@ def _with_share(
     """Return the markets, and how long each lasts, with this mean share of a full fleet."""
     mean = float(np.average(shares(seen, fleet), weights=lasts_s)) if lasts_s.sum() > 0 else 0.0
     if share < mean:
-        part, other = share / mean, np.full_like(seen, np.inf)
+        part, other = share / mean, np.full((1, seen.shape[1]), np.inf)
     else:
         part = (1 - share) / (1 - mean) if mean < 1 else 1.0
         lacking = np.full((len(seen), fleet.max_vms - seen.shape[1]), np.inf)
@@ -115,8 +115,9 @@ def _with_share(
         sums, counts = np.where(there, seen, 0.0).sum(axis=1), there.sum(axis=1)
         own = np.where(counts > 0, sums / np.maximum(counts, 1), usual_usd)
         other = np.where(there, seen, own[:, None])
+    rest_s = lasts_s * (1 - part)
     both = np.concatenate([seen, other])
-    return both, np.concatenate([lasts_s * part, lasts_s * (1 - part)])
+    return both, np.concatenate([lasts_s * part, rest_s if len(other) > 1 else [rest_s.sum()]])
 
 
 def stairs(seen: Markets, fleet: Fleet, on_demand: Sequence[float]) -> tuple[Array, Array]:

@@ -15,11 +15,17 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from spottrain.pricing.deadline import model, tuning
+from spottrain.pricing.deadline.availability import availability
 from spottrain.pricing.deadline.fallback import OnDemandFallback, on_demand_fallback
 from spottrain.pricing.deadline.markets import (
+    Markets,
     markets,
+    shares,
     spot_path,
+    stairs,
 )
 from spottrain.pricing.deadline.outlook import (
     MarketOutlook,
@@ -27,6 +33,9 @@ from spottrain.pricing.deadline.outlook import (
 )
 from spottrain.pricing.deadline.worst_case import WorstCase
 from spottrain.units import HOUR_S
+
+
+QS = (0.1, 0.3, 0.5, 0.7, 0.9)
 
 
 def decide(
@@ -320,13 +329,8 @@ class _Policy:
         left_s = status.left_s - self.fallback.start_s()
         left_s -= tuning.MARGIN_LOSSES * self.fleet.loss_s
         candidates = self._candidates(on_demand=True)
-        worth = spot_path(
-            markets((*self.outlook.quotes, present), fleet, self.supplies),
-            fleet,
-            self.fallback.prices,
-            status.examples_left,
-            left_s * (1 - self._paused_share(candidates)),
-        ).usd_per_example
+        seen = markets((*self.outlook.quotes, present), fleet, self.supplies)
+        worth = self._worth(seen, left_s * (1 - self._paused_share(candidates)))
         max_spot = fleet.max_vms
         if worth == math.inf:
             max_spot = self._max_spot_by_losses(candidates, self.size)
@@ -338,6 +342,23 @@ class _Policy:
             mode,
             f"slack {self.slack_s:.0f} s; an example is worth ${worth:.3g}",
         )
+
+    def _worth(self, seen: Markets, left_s: float) -> float:
+        """Return the expected value of an example: what the last one that is bought costs, by how
+        much spot VMs may train until the deadline."""
+        there = availability(shares(seen, self.fleet), left_s)
+        prices, examples = self.fallback.prices, self.status.examples_left
+        found = spot_path(seen, self.fleet, prices, examples, left_s).usd_per_example
+        if found == math.inf or self.slack_s > tuning.CAUTION * self.status.left_s:
+            return found
+        values = [
+            spot_path(
+                seen, self.fleet, prices, examples, left_s, share
+            ).usd_per_example
+            for share in there.quantiles(QS).tolist()
+        ]
+        most = float(np.max(stairs(np.full((1, 0), np.inf), self.fleet, prices)[0]))
+        return max(found, sum(min(most, v) for v in values) / len(values))
 
     def _paused_share(self, candidates: Sequence[Candidate]) -> float:
         """Return the share of time that losses of the best VMs are expected to take."""

@@ -21,6 +21,10 @@ PATIENCE = 0.1
 """Share of the time left that slack must be for new on-demand VMs to wait, where spot VMs
 may come back."""
 
+CAUTION = 0.2
+"""With less slack than this share of the time left, an example is worth what it may cost later, not
+what it would if the market went on as it was: there is little time left to see which it is."""
+
 # --- How near the deadline: deadline.policy ---
 
 MARGIN_LOSSES = 2
@@ -73,10 +77,10 @@ MISSES = 0.1
 MEMORY_S = 1.8 * 3600
 """How long markets of spot VMs keep their state (``deadline.availability``). It and the prior are
 the likeliest on jobs on drawn markets, seeds 20000 to 20089, and on every second recorded trace."""
-PRIOR_SHARE, PRIOR_MEMORIES = 0.3, 1.0
+PRIOR_SHARE, PRIOR_MEMORIES = 0.5, 1.0
 """Share of a full fleet that spot VMs are expected to train where nothing was seen, and for how
 many memories of samples that counts."""
-COST_NOISE = 0.02
+COST_NOISE = 0.015
 """What boots, pauses and losses may add to a cost-optimal job's cost or take from it, as a share."""
 FAST_COST_LOW, FAST_COST_EXPECTED = 0.87, 0.2
 """A time-optimal job's fixed lower end of the cost, as a multiple of that of all the spot VMs
