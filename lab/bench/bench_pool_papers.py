@@ -43,6 +43,8 @@ SEEDS = 21
 """Of workloads that take a moment; the median is compared."""
 MANY, WINDOW = 800, (550, 750)
 """Jobs of the larger clusters, and those whose times are compared."""
+PRIORITY = 5.0
+"""Weight of jobs of high priority."""
 THIRD = 3
 """The larger clusters, and arrivals, are a third of the dissertation's, so that the table
 takes minutes."""
@@ -397,6 +399,42 @@ def continuous(
     return rows
 
 
+def priorities(measured: Measured) -> Iterator[Row]:
+    """Yield the rows of LAS where every fifth job has a higher weight."""
+    per_hour = 5.6
+    jobs = [
+        replace(job, weight=PRIORITY) if n % 5 == 0 else job
+        for n, job in enumerate(
+            gavel_jobs(
+                0,
+                MANY,
+                measured=measured,
+                kinds=KINDS,
+                per_hour=per_hour / THIRD,
+                has_several=False,
+            )
+        )
+    ]
+    pool = supplies(*(36 // THIRD,) * 3)
+    aware, unaware = (
+        gavel.simulate(gavel.Gavel(is_aware=is_aware), pool, jobs) for is_aware in (True, False)
+    )
+    for name, is_high, paper in (("high", True, "1.5x"), ("low", False, "2.7x")):
+        numbers = [n for n in range(*WINDOW) if (n % 5 == 0) is is_high]
+        hours = [
+            mean(one.jobs[n].completion_s for n in numbers) / HOUR_S for one in (unaware, aware)
+        ]
+        yield Row(
+            source="Gavel, 5.7.3",
+            what=f"mean JCT of {name} priority, unaware over aware (LAS)",
+            workload=f"drawn as in 5.7.1, {per_hour:g} jobs/h, {Length()}, every fifth counts "
+            f"{PRIORITY:g} times",
+            paper=paper,
+            ours=f"{times(hours[0] / hours[1])} ({hours[0]:.0f} h, {hours[1]:.0f} h)",
+            why="neither the weight of high priority nor the load is published",
+        )
+
+
 def costs(measured: Measured) -> Iterator[Row]:
     pool = supplies(36, 36, 36)
     jobs = gavel_costs(0, 500, measured=measured, kinds=KINDS, per_hour=0.5)
@@ -468,6 +506,8 @@ PARTS: Mapping[str, Callable[[Measured], Iterator[Row]]] = {
     "single": continuous("Gavel, Figure 5.9", "fair", False, 5.6, "3.5x"),
     "several": continuous("Gavel, Figure 5.10", "fair", True, 2.6, "2.2x"),
     "fairness": continuous("Gavel, Figure 5.11", "finish_time_fairness", True, 2.6, "3x"),
+    "first_come": continuous("Gavel, 5.7.3", "fifo", False, 5.6, "2.7x at high load"),
+    "priorities": priorities,
     "costs": costs,
     "partition": partition,
 }

@@ -313,11 +313,3 @@ def vm_sizes() -> Iterator[Row]:
             why=f"the planner's own choice, {shape}; the paper's plan is not published"
             + ("; PCIe of 12 GB/s within a VM" if vms == "18 x 4" else ""),
         )
-    yield Row(
-        source="7.2",
-        what="2.5B on 72 GPUs, VMs of 1 GPU are slower than VMs of 4 by, %",
-        kind="predicted",
-        paper=100 * (1 - 1.77 / 1.81),
-        ours=100 * (1 - rates[0][0] / rates[1][0]),
-        why="of times that no message adds to",
-    )
