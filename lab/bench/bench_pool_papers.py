@@ -399,6 +399,31 @@ def continuous(
     return rows
 
 
+def loads(measured: Measured) -> Iterator[Row]:
+    """Yield what jobs that do not know kinds ask of the whole cluster: above 1 their queue grows
+    for as long as jobs arrive."""
+    for figure, per_hour, has_several in (("5.9", 5.6, False), ("5.10", 2.6, True)):
+        jobs = gavel_jobs(
+            0, 5000, measured=measured, kinds=KINDS, per_hour=per_hour, has_several=has_several
+        )
+        gpu_s = sum(
+            job.size * job.work / mean(table.get(job.size, 0.0) for table in job.throughputs)
+            for job in jobs
+        )
+        load = gpu_s / jobs[-1].arrived_s / (3 * 36)
+        waits_s = (1 - 1 / load) * mean(job.arrived_s for job in jobs[4000:])
+        yield Row(
+            source=f"Gavel, Figure {figure}",
+            what="load of the cluster by jobs unaware of kinds; what the queue adds to jobs 4000 "
+            "to 5000; jobs/h at which it is 1",
+            workload=f"drawn as in 5.7.1, {per_hour:g} jobs/h, 5000 jobs",
+            paper="",
+            ours=f"{load:.2f}; {waits_s / HOUR_S:.0f} h; {per_hour / load:.1f}",
+            why="arithmetic: mean throughput over kinds, work that nobody had time for. Above 1 there "
+            "is no steady state: the ratio of times depends on when it is taken",
+        )
+
+
 def priorities(measured: Measured) -> Iterator[Row]:
     """Yield the rows of LAS where every fifth job has a higher weight."""
     per_hour = 5.6
@@ -506,6 +531,7 @@ PARTS: Mapping[str, Callable[[Measured], Iterator[Row]]] = {
     "single": continuous("Gavel, Figure 5.9", "fair", False, 5.6, "3.5x"),
     "several": continuous("Gavel, Figure 5.10", "fair", True, 2.6, "2.2x"),
     "fairness": continuous("Gavel, Figure 5.11", "finish_time_fairness", True, 2.6, "3x"),
+    "loads": loads,
     "first_come": continuous("Gavel, 5.7.3", "fifo", False, 5.6, "2.7x at high load"),
     "priorities": priorities,
     "costs": costs,
