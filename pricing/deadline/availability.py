@@ -33,18 +33,18 @@ class Availability:
 
     def quantile(self, probability: float) -> float:
         """Return the share that it stays below with so much probability."""
-        return float(self.quantiles((probability,))[0])
+        return self.quantiles((probability,))[0]
 
-    def quantiles(self, probabilities: Sequence[float]) -> Array:
-        """Return several."""
+    def quantiles(self, probabilities: Sequence[float]) -> list[float]:
+        """Return several of them."""
         edges = np.linspace(0.0, 1.0, _CELLS + 1)
         middles = (edges[1:] + edges[:-1]) / 2
         logs = (self.alpha - 1) * np.log(middles) + (self.beta - 1) * np.log1p(-middles)
         # The first and last cells may have a pole.
         logs[0] = self.alpha * math.log(edges[1]) - math.log(self.alpha * edges[1])
         logs[-1] = self.beta * math.log(edges[1]) - math.log(self.beta * edges[1])
-        below = np.cumsum(np.exp(logs - logs.max()))
-        return np.interp(np.array(probabilities) * below[-1], np.append(0.0, below), edges)
+        below = np.append(0.0, np.cumsum(np.exp(logs - logs.max())))
+        return [float(np.interp(p * below[-1], below, edges)) for p in probabilities]
 
     @property
     def away_s(self) -> float:

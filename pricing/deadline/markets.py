@@ -95,6 +95,12 @@ def spot_path(
     return SpotPath(usd_per_example=float(usd[last]), usd=max(0.0, float(costs[last] - spare_usd)))
 
 
+def highest_step(fleet: Fleet, on_demand: Sequence[float]) -> float:
+    """Return what an example costs of the most expensive step of on-demand VMs alone."""
+    usd, _ = stairs(np.empty((1, 0)), fleet, on_demand)
+    return float(usd.max(initial=0.0))
+
+
 def shares(seen: Markets, fleet: Fleet) -> Array:
     """Return what the spot VMs of each market train, as a share of a full fleet."""
     return np.array(fleet.rates)[np.isfinite(seen).sum(axis=1)] / fleet.rates[-1]

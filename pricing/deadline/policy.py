@@ -15,17 +15,15 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from spottrain.pricing.deadline import model, tuning
 from spottrain.pricing.deadline.availability import availability
 from spottrain.pricing.deadline.fallback import OnDemandFallback, on_demand_fallback
 from spottrain.pricing.deadline.markets import (
     Markets,
+    highest_step,
     markets,
     shares,
     spot_path,
-    stairs,
 )
 from spottrain.pricing.deadline.outlook import (
     MarketOutlook,
@@ -34,8 +32,8 @@ from spottrain.pricing.deadline.outlook import (
 from spottrain.pricing.deadline.worst_case import WorstCase
 from spottrain.units import HOUR_S
 
-
-QS = (0.1, 0.3, 0.5, 0.7, 0.9)
+_CHANCES = (0.1, 0.3, 0.5, 0.7, 0.9)
+"""Of shares of a full fleet that spot VMs may train, over which prices are averaged."""
 
 
 def decide(
@@ -344,21 +342,25 @@ class _Policy:
         )
 
     def _worth(self, seen: Markets, left_s: float) -> float:
-        """Return the expected value of an example: what the last one that is bought costs, by how
-        much spot VMs may train until the deadline."""
-        there = availability(shares(seen, self.fleet), left_s)
+        """Return the value of an example: the price of the last one that is bought.
+
+        That is if the market goes on as it was. With little slack the price counts that is
+        expected over how much spot VMs may train, if that is more: the job pays the most where
+        they train the least.
+        """
         prices, examples = self.fallback.prices, self.status.examples_left
-        found = spot_path(seen, self.fleet, prices, examples, left_s).usd_per_example
-        if found == math.inf or self.slack_s > tuning.CAUTION * self.status.left_s:
-            return found
-        values = [
-            spot_path(
-                seen, self.fleet, prices, examples, left_s, share
-            ).usd_per_example
-            for share in there.quantiles(QS).tolist()
-        ]
-        most = float(np.max(stairs(np.full((1, 0), np.inf), self.fleet, prices)[0]))
-        return max(found, sum(min(most, v) for v in values) / len(values))
+
+        def worth(share: float | None = None) -> float:
+            path = spot_path(seen, self.fleet, prices, examples, left_s, share)
+            return path.usd_per_example
+
+        usual = worth()
+        if usual == math.inf or self.slack_s > tuning.CAUTION * self.status.left_s:
+            return usual
+        there = availability(shares(seen, self.fleet), left_s)
+        most = highest_step(self.fleet, prices)
+        found = [min(most, worth(share)) for share in there.quantiles(_CHANCES)]
+        return max(usual, sum(found) / len(found))
 
     def _paused_share(self, candidates: Sequence[Candidate]) -> float:
         """Return the share of time that losses of the best VMs are expected to take."""
