@@ -1,9 +1,8 @@
 """Simulated pools beside VirtualFlow's and Gavel's results: the table of docs/pool-papers.md.
 
-``python -m lab.bench.bench_pool_papers [FOLDER [PART ...]]``; FOLDER has Gavel's
-isolated-throughputs.csv and physical-max_min_fairness.trace, and without it only VirtualFlow's
-rows are printed. Workloads that the papers do not publish are drawn like theirs: those rows
-compare, they do not reproduce. Nothing here was chosen by what came out.
+``python -m lab.bench.bench_pool_papers [PART ...]``. Workloads that the papers do not publish
+are drawn like theirs: those rows compare, they do not reproduce. Nothing here was chosen by what
+came out.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
-from pathlib import Path
 from statistics import mean, median
 
 import numpy as np
+from tests.unit.morphing.conftest import DATA
 
 from spottrain.pricing.sharing.policies import (
     equal_rates,
@@ -38,11 +37,14 @@ from spottrain.varuna_manager.pool.simulation.workload import (
 from spottrain_lab.pools import gavel
 from spottrain_lab.pools.generate import gavel_costs, gavel_jobs
 
+GAVEL = DATA / "gavel"
 KINDS = ("v100", "p100", "k80")
 SEEDS = 21
 """Of workloads that take a moment; the median is compared."""
 MANY, WINDOW = 800, (550, 750)
 """Jobs of the larger clusters, and those whose times are compared."""
+PRIORITY = 5.0
+"""Weight of jobs of high priority."""
 THIRD = 3
 """The larger clusters, and arrivals, are a third of the dissertation's, so that the table
 takes minutes."""
@@ -232,8 +234,8 @@ def mixed(job: SimulatedJob) -> Iterator[Configuration]:
 # --- Gavel -----------------------------------------------------------------------------------
 
 
-def physical(measured: Measured, folder: Path) -> Iterator[Row]:
-    trace = (folder / "physical-max_min_fairness.trace").read_text()
+def physical(measured: Measured) -> Iterator[Row]:
+    trace = (GAVEL / "physical-max_min_fairness.trace").read_text()
     jobs = read_gavel(trace, measured, KINDS)
     pool = supplies(8, 16, 24)
     found = {
@@ -265,8 +267,8 @@ def physical(measured: Measured, folder: Path) -> Iterator[Row]:
     )
 
 
-def at_once(measured: Measured, folder: Path) -> Iterator[Row]:
-    trace = (folder / "physical-max_min_fairness.trace").read_text()
+def at_once(measured: Measured) -> Iterator[Row]:
+    trace = (GAVEL / "physical-max_min_fairness.trace").read_text()
     jobs = [replace(j, arrived_s=0.0) for j in read_gavel(trace, measured, KINDS)]
     pool = supplies(8, 16, 24)
     for name, system, paper in (
@@ -290,7 +292,7 @@ def at_once(measured: Measured, folder: Path) -> Iterator[Row]:
         )
 
 
-def static(measured: Measured, _folder: Path) -> Iterator[Row]:
+def static(measured: Measured) -> Iterator[Row]:
     pool = supplies(8, 16, 24)
     found: dict[str, list[float]] = {}
     for seed in range(3):
@@ -350,10 +352,10 @@ def continuous(
     per_hour: float,
     paper: str,
     length: Length = Length(),
-) -> Callable[[Measured, Path], Iterator[Row]]:
+) -> Callable[[Measured], Iterator[Row]]:
     """Return a comparison of a policy that is aware of kinds with one that is not."""
 
-    def rows(measured: Measured, _folder: Path) -> Iterator[Row]:
+    def rows(measured: Measured) -> Iterator[Row]:
         pool = supplies(*(36 // length.part,) * 3)
         jobs = gavel_jobs(
             0,
@@ -397,7 +399,68 @@ def continuous(
     return rows
 
 
-def costs(measured: Measured, _folder: Path) -> Iterator[Row]:
+def loads(measured: Measured) -> Iterator[Row]:
+    """Yield what jobs that do not know kinds ask of the whole cluster: above 1 their queue grows
+    for as long as jobs arrive."""
+    for figure, per_hour, has_several in (("5.9", 5.6, False), ("5.10", 2.6, True)):
+        jobs = gavel_jobs(
+            0, 5000, measured=measured, kinds=KINDS, per_hour=per_hour, has_several=has_several
+        )
+        gpu_s = sum(
+            job.size * job.work / mean(table.get(job.size, 0.0) for table in job.throughputs)
+            for job in jobs
+        )
+        load = gpu_s / jobs[-1].arrived_s / (3 * 36)
+        waits_s = (1 - 1 / load) * mean(job.arrived_s for job in jobs[4000:])
+        yield Row(
+            source=f"Gavel, Figure {figure}",
+            what="load of the cluster by jobs unaware of kinds; what the queue adds to jobs 4000 "
+            "to 5000; jobs/h at which it is 1",
+            workload=f"drawn as in 5.7.1, {per_hour:g} jobs/h, 5000 jobs",
+            paper="",
+            ours=f"{load:.2f}; {waits_s / HOUR_S:.0f} h; {per_hour / load:.1f}",
+            why="arithmetic: mean throughput over kinds, work that nobody had time for. Above 1 there "
+            "is no steady state: the ratio of times depends on when it is taken",
+        )
+
+
+def priorities(measured: Measured) -> Iterator[Row]:
+    """Yield the rows of LAS where every fifth job has a higher weight."""
+    per_hour = 5.6
+    jobs = [
+        replace(job, weight=PRIORITY) if n % 5 == 0 else job
+        for n, job in enumerate(
+            gavel_jobs(
+                0,
+                MANY,
+                measured=measured,
+                kinds=KINDS,
+                per_hour=per_hour / THIRD,
+                has_several=False,
+            )
+        )
+    ]
+    pool = supplies(*(36 // THIRD,) * 3)
+    aware, unaware = (
+        gavel.simulate(gavel.Gavel(is_aware=is_aware), pool, jobs) for is_aware in (True, False)
+    )
+    for name, is_high, paper in (("high", True, "1.5x"), ("low", False, "2.7x")):
+        numbers = [n for n in range(*WINDOW) if (n % 5 == 0) is is_high]
+        hours = [
+            mean(one.jobs[n].completion_s for n in numbers) / HOUR_S for one in (unaware, aware)
+        ]
+        yield Row(
+            source="Gavel, 5.7.3",
+            what=f"mean JCT of {name} priority, unaware over aware (LAS)",
+            workload=f"drawn as in 5.7.1, {per_hour:g} jobs/h, {Length()}, every fifth counts "
+            f"{PRIORITY:g} times",
+            paper=paper,
+            ours=f"{times(hours[0] / hours[1])} ({hours[0]:.0f} h, {hours[1]:.0f} h)",
+            why="neither the weight of high priority nor the load is published",
+        )
+
+
+def costs(measured: Measured) -> Iterator[Row]:
     pool = supplies(36, 36, 36)
     jobs = gavel_costs(0, 500, measured=measured, kinds=KINDS, per_hour=0.5)
     found = {
@@ -423,7 +486,7 @@ def costs(measured: Measured, _folder: Path) -> Iterator[Row]:
         )
 
 
-def partition(measured: Measured, _folder: Path) -> Iterator[Row]:
+def partition(measured: Measured) -> Iterator[Row]:
     types = sorted({t for _, t, n in measured if n == 1})
     lost = []
     for seed in range(SEEDS):
@@ -461,17 +524,20 @@ def partition(measured: Measured, _folder: Path) -> Iterator[Row]:
     )
 
 
-PARTS: Mapping[str, Callable[[Measured, Path], Iterator[Row]]] = {
+PARTS: Mapping[str, Callable[[Measured], Iterator[Row]]] = {
     "physical": physical,
     "at_once": at_once,
     "static": static,
     "single": continuous("Gavel, Figure 5.9", "fair", False, 5.6, "3.5x"),
     "several": continuous("Gavel, Figure 5.10", "fair", True, 2.6, "2.2x"),
     "fairness": continuous("Gavel, Figure 5.11", "finish_time_fairness", True, 2.6, "3x"),
+    "loads": loads,
+    "first_come": continuous("Gavel, 5.7.3", "fifo", False, 5.6, "2.7x at high load"),
+    "priorities": priorities,
     "costs": costs,
     "partition": partition,
 }
-ON_REQUEST: Mapping[str, Callable[[Measured, Path], Iterator[Row]]] = {
+ON_REQUEST: Mapping[str, Callable[[Measured], Iterator[Row]]] = {
     "long": continuous(
         "Gavel, Figure 5.9", "fair", False, 5.6, "3.5x", Length(5000, (4000, 5000), 1)
     ),
@@ -491,21 +557,17 @@ def show(rows: Iterable[Row]) -> None:
         print("| " + " | ".join(cells).rstrip() + " |", flush=True)
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(wanted: Sequence[str]) -> None:
     print("| what | workload | paper | ours | why they differ |")
     print("|---|---|---|---|---|")
-    wanted = arguments[1:]
     if not wanted or "virtualflow" in wanted:
         show(virtualflow())
     if not wanted or "heterogeneous" in wanted:
         show(heterogeneous())
-    if not arguments:
-        return
-    folder = Path(arguments[0])
-    measured = read_throughputs((folder / "isolated-throughputs.csv").read_text())
+    measured = read_throughputs((GAVEL / "isolated-throughputs.csv").read_text())
     for name, part in {**PARTS, **ON_REQUEST}.items():
         if name in wanted or (not wanted and name in PARTS):
-            show(part(measured, folder))
+            show(part(measured))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Forecasts of a job's finish and remaining cost, with 90 % intervals.
 
-The expected cost is that of the cheapest schedule through the markets to come, were they a
-shuffle of those sampled. How far real costs are from it was measured on replays of recorded
-and drawn markets; docs/deadlines.md has the coverage on others.
+What is unsure is, above all, how much spot VMs will train until the deadline
+(``availability``). A cost-optimal job costs what the cheapest schedule does with that much of
+them, and is done when they are, or at its deadline. docs/deadlines.md has the coverage.
 """
 
 from __future__ import annotations
@@ -10,15 +10,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean, pstdev
 
 import numpy as np
+import numpy.typing as npt
 
 from spottrain.pricing.deadline import tuning
+from spottrain.pricing.deadline.availability import Availability, availability
 from spottrain.pricing.deadline.fallback import OnDemandFallback, on_demand_fallback
 from spottrain.pricing.deadline.markets import (
     Markets,
     markets,
+    shares,
     spot_path,
+    stairs,
 )
 from spottrain.pricing.deadline.model import (
     Fleet,
@@ -51,8 +56,8 @@ def forecast(
 ) -> Forecast:
     """Return the finish and cost to expect under ``policy.decide``.
 
-    Arguments as for ``policy.decide``, and how the job's own forecasts turned out so far,
-    with the money spent; without that, as for a typical job. Without a deadline, or without on-demand VMs that
+    Arguments as for ``policy.decide``, and how a time-optimal job's own forecasts turned out so
+    far, with the money spent; without that, as for a typical job. Without a deadline, or without on-demand VMs that
     the budget affords, nobody knows how long spot VMs will be away: the upper ends are
     infinite. The expected values are infinite too where the caps allow no VMs, or the
     budget ends first. The cost never exceeds the budget.
@@ -74,8 +79,8 @@ def forecast(
         return _late(status, fleet, base, size)
     own = _Own(rolling, usd_spent)
     slow = Forecast(
-        finish_s=_finish(status, fleet, base, holdings),
-        usd=_cost(status, fleet, base, seen, own if cost_optimal else _Own(None, 0.0)),
+        finish_s=_finish(status, fleet, base, holdings, seen),
+        usd=_cost(status, fleet, base, supplies, seen),
     )
     if not cost_optimal:
         max_usd = base.usd(_fallback_size(status, base), examples)
@@ -85,17 +90,17 @@ def forecast(
 
 @dataclass(frozen=True, slots=True)
 class _Own:
-    """How the job's own forecasts turned out."""
+    """How a time-optimal job's own forecasts turned out."""
 
     rolling: Rolling | None
     usd_spent: float
 
-    def cost(self, fixed: Interval, max_usd: float, ends: tuple[float, float]) -> Interval:
+    def cost(self, fixed: Interval, max_usd: float) -> Interval:
         """Return the cost half-way between fixed ends and those of our own forecasts;
         on-demand VMs alone bound it."""
         wide = width(self.rolling, "usd", fixed.expected)
         expected = fixed.expected * drift(self.rolling, self.usd_spent)
-        low, high = (expected * math.exp(end * wide) for end in ends)
+        low, high = (expected * math.exp(end * wide) for end in tuning.FAST_COST_ENDS)
         high = min(max_usd, math.sqrt(high * fixed.high))
         low = min(high, math.sqrt(low * fixed.low))
         return Interval(low=low, expected=min(high, max(low, expected)), high=high)
@@ -122,22 +127,35 @@ def _cost(
     status: JobStatus,
     fleet: Fleet,
     base: OnDemandFallback,
+    supplies: Sequence[Supply],
     seen: Markets,
-    own: _Own,
 ) -> Interval:
-    """Return the cost between the cheapest schedule and on-demand VMs alone."""
-    examples = status.examples_left
+    """Return what the cheapest schedules cost with as many spot VMs as there may be."""
     left_s = max(0.0, status.left_s - base.start_s())
-    cheapest = spot_path(seen, fleet, base.prices, examples, left_s).usd
-    on_demand = base.usd(_fallback_size(status, base), examples)
-    max_usd = max(on_demand, cheapest)
-    above = max_usd - cheapest
-    fixed = Interval(
-        low=tuning.COST_LOW * cheapest,
-        expected=cheapest + tuning.COST_EXPECTED * above,
-        high=cheapest + tuning.COST_HIGH * above,
+    there = availability(shares(seen, fleet), left_s)
+    spot = [supply for supply in supplies if supply.spot]
+    means = [float(market.mean()) for row in seen if len(market := row[np.isfinite(row)])]
+    listed = min((supply.effective_usd_per_hour(fleet) for supply in spot), default=math.inf)
+    usual_usd = fmean(means) if means else listed
+    # Prices will vary about as much as they did; half of that is in the samples.
+    varied = pstdev(means) / usual_usd if means and usual_usd > 0 else 0.0
+    noise = tuning.COST_NOISE + varied / 2
+    losses_per_hour = fmean(supply.losses_per_hour for supply in spot) if spot else 0.0
+
+    def usd(chance: float) -> float:
+        """Return what the job costs if spot VMs stay below their share with this chance."""
+        share = there.quantile(chance)
+        # Every loss pauses the fleet, unless they all come together.
+        pauses_per_hour = (1 - chance) * losses_per_hour * share * fleet.max_vms
+        paused = min(tuning.MAX_PAUSED_SHARE, pauses_per_hour * fleet.loss_s / HOUR_S)
+        examples = status.examples_left / (1 - paused)
+        return spot_path(seen, fleet, base.prices, examples, left_s, share, usual_usd).usd
+
+    return Interval(
+        low=usd(1 - tuning.MISSES / 2) * math.exp(-noise),
+        expected=usd(0.5),
+        high=usd(tuning.MISSES / 2) * math.exp(noise),
     )
-    return own.cost(fixed, max_usd, tuning.COST_ENDS)
 
 
 def _within_budget(usd: Interval, status: JobStatus) -> Interval:
@@ -195,18 +213,19 @@ def _time_optimal(
             expected=usd + tuning.FAST_COST_EXPECTED * (max_usd - usd),
             high=max_usd,
         )
-        cost = own.cost(fixed, max_usd, tuning.FAST_COST_ENDS)
+        cost = own.cost(fixed, max_usd)
     now_s = status.now_s
     left_s = finish_s - now_s
     wide = width(own.rolling, "time_s", left_s)
     low, high = (left_s * math.exp(end * wide) for end in tuning.FAST_FINISH_ENDS)
     low = math.sqrt(low * max(0.0, min(soon.finish_s.low, finish_s) - now_s))
-    high = math.sqrt(high * max(left_s, slow.finish_s.high - now_s))
+    latest_s = max(left_s, status.left_s)
+    high = math.sqrt(high * latest_s)
     return Forecast(
         finish_s=Interval(
             low=now_s + min(low, left_s),
             expected=finish_s,
-            high=max(finish_s, min(slow.finish_s.high, now_s + high)),
+            high=now_s + max(left_s, min(latest_s, high)),
         ),
         usd=cost,
     )
@@ -217,8 +236,13 @@ def _finish(
     fleet: Fleet,
     base: OnDemandFallback,
     holdings: Sequence[Holdings],
+    seen: Markets,
 ) -> Interval:
-    """Return the finish between the earliest possible one and the deadline."""
+    """Return the finish between the earliest possible one and the deadline.
+
+    Spot VMs train a share of what a full fleet would, which decides when they are done. If that
+    is too late, on-demand VMs train to the deadline.
+    """
     boot_s = 0.0 if any(vms.rented for vms in holdings) else base.start_s()
     train_s = status.examples_left / fleet.rates[-1]
     earliest_s = status.now_s + boot_s + train_s
@@ -226,14 +250,50 @@ def _finish(
     if status.left_s < boot_s + train_s:  # late: as late as on-demand VMs make it
         latest_s = earliest_s + base.start_s()
 
-    def at(part: float) -> float:
-        return earliest_s + part * (latest_s - earliest_s)
+    there = availability(_bought(status, fleet, base, seen), max(0.0, status.left_s - boot_s))
+    spare_s = latest_s - earliest_s
 
+    def at(chance: float) -> float:
+        """Return when the job is done with so much probability."""
+        early_s = _early_s(status, fleet, there, chance)
+        away_s = train_s / there.quantile(1 - chance) - train_s
+        if away_s >= spare_s - early_s:
+            return max(earliest_s, latest_s - early_s) if chance <= 0.5 else latest_s
+        if chance < 0.5 and away_s < there.away_s:  # they go for a while, or not at all
+            return earliest_s
+        return earliest_s + away_s
+
+    # What is bounded on one side may miss on the other alone.
+    misses = tuning.MISSES
+    is_open = at(misses) > earliest_s, at(1 - misses) < latest_s
     return Interval(
-        low=at(tuning.FINISH_LOW),
-        expected=at(tuning.FINISH_EXPECTED),
-        high=latest_s,
+        low=at(misses / 2 if is_open[1] else misses),
+        expected=at(0.5),
+        high=at(1 - (misses / 2 if is_open[0] else misses)),
     )
+
+
+def _bought(
+    status: JobStatus, fleet: Fleet, base: OnDemandFallback, seen: Markets
+) -> npt.NDArray[np.float64]:
+    """Return what those spot VMs of each market train that are worth their price, as a share of
+    a full fleet."""
+    left_s = max(0.0, status.left_s - base.start_s())
+    worth = spot_path(seen, fleet, base.prices, status.examples_left, left_s).usd_per_example
+    usd, rates = stairs(seen, fleet, ())
+    taken = np.where(usd <= worth * (1 + tuning.ROUNDING), rates, 0.0)
+    return taken.sum(axis=1) / fleet.rates[-1]
+
+
+def _early_s(status: JobStatus, fleet: Fleet, there: Availability, chance: float) -> float:
+    """Return by how much a job is early that on-demand VMs have to finish, with so much probability.
+
+    The policy rents them when slack is ``PATIENCE`` of the time left, at the latest loss of
+    spot VMs before the end, and keeps them to it; slack is then what it was.
+    """
+    train_s = status.examples_left / fleet.rates[-1]
+    last_s = min(train_s / (1 - tuning.PATIENCE), -there.cycle_s * math.log(chance))
+    return max(status.margin_s(fleet), tuning.PATIENCE * last_s)
 
 
 def _spot_alone(status: JobStatus, fleet: Fleet, seen: Markets) -> Forecast:

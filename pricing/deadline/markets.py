@@ -56,6 +56,8 @@ def spot_path(
     on_demand: Sequence[float],
     examples: float,
     left_s: float,
+    share: float | None = None,
+    usual_usd: float = math.inf,
 ) -> SpotPath:
     """Return the cheapest way to train the examples in the time left, and their value.
 
@@ -69,15 +71,21 @@ def spot_path(
         on_demand: USD per hour of each on-demand VM, ascending; they are in every market.
         examples: Work that is left.
         left_s: Time that is left.
+        share: Of a full fleet's throughput, what spot VMs will train if all are rented; None: as
+            much as in the markets that were seen. Where it is less there are none for part of
+            the time, where it is more those that a market lacks are there for part of it.
+        usual_usd: Effective USD per hour of these where a market has none to compare with.
     """
     now_s = min(left_s, tuning.PERSISTENCE_S)
     each_s = (left_s - now_s) / (tuning.PRESENT_WEIGHT + len(seen) - 1)
-    lasts_s = np.full((len(seen), 1), each_s)
+    lasts_s = np.full(len(seen), each_s)
     lasts_s[-1] = now_s + each_s * tuning.PRESENT_WEIGHT
+    if share is not None:
+        seen, lasts_s = _with_share(seen, lasts_s, fleet, share, usual_usd)
     prices, rates = stairs(seen, fleet, on_demand)
     there = np.isfinite(prices)
     order = np.argsort(prices[there], kind="stable")
-    usd, amounts = prices[there][order], (rates * lasts_s)[there][order]
+    usd, amounts = prices[there][order], (rates * lasts_s[:, None])[there][order]
     done, costs = np.cumsum(amounts), np.cumsum(usd * amounts)
     last = int(np.searchsorted(done, examples))
     if last == len(done):
@@ -85,6 +93,37 @@ def spot_path(
         return SpotPath(usd_per_example=math.inf, usd=spent)
     spare_usd = (done[last] - examples) * usd[last]
     return SpotPath(usd_per_example=float(usd[last]), usd=max(0.0, float(costs[last] - spare_usd)))
+
+
+def highest_step(fleet: Fleet, on_demand: Sequence[float]) -> float:
+    """Return what an example costs of the most expensive step of on-demand VMs alone."""
+    usd, _ = stairs(np.empty((1, 0)), fleet, on_demand)
+    return float(usd.max(initial=0.0))
+
+
+def shares(seen: Markets, fleet: Fleet) -> Array:
+    """Return what the spot VMs of each market train, as a share of a full fleet."""
+    return np.array(fleet.rates)[np.isfinite(seen).sum(axis=1)] / fleet.rates[-1]
+
+
+def _with_share(
+    seen: Markets, lasts_s: Array, fleet: Fleet, share: float, usual_usd: float
+) -> tuple[Markets, Array]:
+    """Return the markets, and how long each lasts, with this mean share of a full fleet."""
+    mean = float(np.average(shares(seen, fleet), weights=lasts_s)) if lasts_s.sum() > 0 else 0.0
+    if share < mean:
+        part, other = share / mean, np.full((1, seen.shape[1]), np.inf)
+    else:
+        part = (1 - share) / (1 - mean) if mean < 1 else 1.0
+        lacking = np.full((len(seen), fleet.max_vms - seen.shape[1]), np.inf)
+        seen = np.concatenate([seen, lacking], axis=1)
+        there = np.isfinite(seen)
+        sums, counts = np.where(there, seen, 0.0).sum(axis=1), there.sum(axis=1)
+        own = np.where(counts > 0, sums / np.maximum(counts, 1), usual_usd)
+        other = np.where(there, seen, own[:, None])
+    rest_s = lasts_s * (1 - part)
+    both = np.concatenate([seen, other])
+    return both, np.concatenate([lasts_s * part, rest_s if len(other) > 1 else [rest_s.sum()]])
 
 
 def stairs(seen: Markets, fleet: Fleet, on_demand: Sequence[float]) -> tuple[Array, Array]:

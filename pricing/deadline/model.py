@@ -74,6 +74,11 @@ class Fleet:
         """The most VMs the job may have."""
         return len(self.examples_per_s) - 1
 
+    @property
+    def loss_s(self) -> float:
+        """Time that a loss takes: two pauses (the VM leaves, another joins) and lost work."""
+        return 2 * self.morph_s + self.lost_s
+
     @cached_property
     def useful_vms(self) -> int:
         """The fewest VMs that train about as fast as any number of them."""
@@ -208,6 +213,10 @@ class JobStatus:
     def usd_limit(self) -> float:
         """What is left of the budget, rounding allowed for; infinite without one."""
         return math.inf if self.usd_left is None else self.usd_left * (1 + tuning.ROUNDING)
+
+    def margin_s(self, fleet: Fleet) -> float:
+        """Return the slack with less than which on-demand VMs are rented."""
+        return tuning.MARGIN_LOSSES * fleet.loss_s + self.review_s
 
     @property
     def left_s(self) -> float:

@@ -16,9 +16,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from spottrain.pricing.deadline import model, tuning
+from spottrain.pricing.deadline.availability import availability
 from spottrain.pricing.deadline.fallback import OnDemandFallback, on_demand_fallback
 from spottrain.pricing.deadline.markets import (
+    Markets,
+    highest_step,
     markets,
+    shares,
     spot_path,
 )
 from spottrain.pricing.deadline.outlook import (
@@ -27,6 +31,9 @@ from spottrain.pricing.deadline.outlook import (
 )
 from spottrain.pricing.deadline.worst_case import WorstCase
 from spottrain.units import HOUR_S
+
+_CHANCES = (0.1, 0.3, 0.5, 0.7, 0.9)
+"""Of shares of a full fleet that spot VMs may train, over which prices are averaged."""
 
 
 def decide(
@@ -98,10 +105,7 @@ class _Policy:
         self.spare_s = status.left_s - train_s
         """Time left over if all on-demand VMs trained from now on."""
         self.slack_s = self.spare_s - self.fallback.start_s()
-        self.loss_s = 2 * fleet.morph_s + fleet.lost_s
-        """Time that a loss takes: two pauses (the VM leaves, another joins) and lost work."""
-        self.margin_s = tuning.MARGIN_LOSSES * self.loss_s + status.review_s
-        """With less slack on-demand VMs are rented."""
+        self.margin_s = status.margin_s(fleet)
         self.slack_usd = self._slack_usd()
         self.worst_case = WorstCase(status, fleet, supplies, holdings)
 
@@ -213,7 +217,7 @@ class _Policy:
             for kept in range(self.size):
                 share = 1 - rates[kept] / full
                 losses = min(at_risk, self.size - kept)
-                if losses * self.loss_s + self.fallback.start_s() * share <= spare_s:
+                if losses * self.fleet.loss_s + self.fallback.start_s() * share <= spare_s:
                     return kept
             return self.size
 
@@ -223,7 +227,7 @@ class _Policy:
         now = self.fallback.paid
         spare_s = self.spare_s - self.fleet.morph_s  # a pause may have begun just now
         needed = fewest(spare_s)
-        ahead = fewest(spare_s - tuning.LOSSES_AHEAD * self.loss_s)
+        ahead = fewest(spare_s - tuning.LOSSES_AHEAD * self.fleet.loss_s)
         return min(now, ahead) if needed <= now else ahead
 
     def _at_most(self, candidates: Sequence[Candidate], max_spot: int) -> list[Candidate]:
@@ -245,7 +249,7 @@ class _Policy:
         spot = (candidate for candidate in _units(candidates) if candidate.spot)
         count = 0
         for candidate in itertools.islice(spot, size):
-            allowed -= candidate.losses_per_hour / HOUR_S * self.loss_s
+            allowed -= candidate.losses_per_hour / HOUR_S * self.fleet.loss_s
             if allowed < 0:
                 break
             count += 1
@@ -321,15 +325,10 @@ class _Policy:
         status, fleet = self.status, self.fleet
         present = sample(fleet, self.supplies, tuple(self.holdings.values()))
         left_s = status.left_s - self.fallback.start_s()
-        left_s -= tuning.MARGIN_LOSSES * self.loss_s
+        left_s -= tuning.MARGIN_LOSSES * self.fleet.loss_s
         candidates = self._candidates(on_demand=True)
-        worth = spot_path(
-            markets((*self.outlook.quotes, present), fleet, self.supplies),
-            fleet,
-            self.fallback.prices,
-            status.examples_left,
-            left_s * (1 - self._paused_share(candidates)),
-        ).usd_per_example
+        seen = markets((*self.outlook.quotes, present), fleet, self.supplies)
+        worth = self._worth(seen, left_s * (1 - self._paused_share(candidates)))
         max_spot = fleet.max_vms
         if worth == math.inf:
             max_spot = self._max_spot_by_losses(candidates, self.size)
@@ -342,11 +341,32 @@ class _Policy:
             f"slack {self.slack_s:.0f} s; an example is worth ${worth:.3g}",
         )
 
+    def _worth(self, seen: Markets, left_s: float) -> float:
+        """Return the value of an example: the price of the last one that is bought.
+
+        That is if the market goes on as it was. With little slack the price counts that is
+        expected over how much spot VMs may train, if that is more: the job pays the most where
+        they train the least.
+        """
+        prices, examples = self.fallback.prices, self.status.examples_left
+
+        def worth(share: float | None = None) -> float:
+            path = spot_path(seen, self.fleet, prices, examples, left_s, share)
+            return path.usd_per_example
+
+        usual = worth()
+        if usual == math.inf or self.slack_s > tuning.CAUTION * self.status.left_s:
+            return usual
+        there = availability(shares(seen, self.fleet), left_s)
+        most = highest_step(self.fleet, prices)
+        found = [min(most, worth(share)) for share in there.quantiles(_CHANCES)]
+        return max(usual, sum(found) / len(found))
+
     def _paused_share(self, candidates: Sequence[Candidate]) -> float:
         """Return the share of time that losses of the best VMs are expected to take."""
         best = itertools.islice(_units(candidates), self.size)
         losses_per_hour = sum(candidate.losses_per_hour for candidate in best)
-        return min(tuning.MAX_PAUSED_SHARE, losses_per_hour / HOUR_S * self.loss_s)
+        return min(tuning.MAX_PAUSED_SHARE, losses_per_hour / HOUR_S * self.fleet.loss_s)
 
     def _worth_renting(self, candidates: Sequence[Candidate], worth: float) -> int:
         """Return the largest size whose last step costs no more than its examples' worth."""

@@ -21,6 +21,10 @@ PATIENCE = 0.1
 """Share of the time left that slack must be for new on-demand VMs to wait, where spot VMs
 may come back."""
 
+CAUTION = 0.2
+"""With less slack than this share of the time left, an example is worth what it may cost later, not
+what it would if the market went on as it was: there is little time left to see which it is."""
+
 # --- How near the deadline: deadline.policy ---
 
 MARGIN_LOSSES = 2
@@ -68,21 +72,22 @@ PRESENT_WEIGHT = 4
 BEST_CASE_TIME = 0.9
 """The shortest a job may take, as a share of the time counted on: the policy counts on less
 throughput than is measured."""
-COST_LOW = 0.65
-"""Fixed lower end of the cost, as a multiple of the cheapest schedule's. It and ``COST_HIGH``
-were chosen on recorded traces."""
-COST_EXPECTED, COST_HIGH = 0.1, 0.6
-"""Expected cost and its fixed upper end: shares of the way from the cheapest schedule to
-on-demand VMs alone."""
+MISSES = 0.1
+"""Share of the intervals that may miss."""
+MEMORY_S = 1.8 * 3600
+"""How long markets of spot VMs keep their state: the likeliest on jobs on drawn markets, seeds
+20000 to 20089, and on every second recorded trace, with whatever prior."""
+PRIOR_SHARE, PRIOR_MEMORIES = 0.5, 1.0
+"""Share of a full fleet that spot VMs train where nothing was seen, which says nothing, and for how
+many memories of samples that counts."""
+COST_NOISE = 0.015
+"""What boots, pauses and losses may add to a cost-optimal job's cost or take from it, as a share."""
 FAST_COST_LOW, FAST_COST_EXPECTED = 0.87, 0.2
-"""The same for a time-optimal job, from the cost of all the spot VMs there are; its fixed
-upper end is that of on-demand VMs alone."""
-COST_ENDS, FAST_COST_ENDS, FAST_FINISH_ENDS = (
-    (-0.27, 0.32),
-    (-0.33, 0.68),
-    (-0.06, 0.26),
-)
-"""Adaptive ends of the intervals of costs and of a time-optimal job's finish: logarithms of what came
+"""A time-optimal job's fixed lower end of the cost, as a multiple of that of all the spot VMs
+there are, and its expected cost, as a share of the way from that to on-demand VMs alone, the
+fixed upper end."""
+FAST_COST_ENDS, FAST_FINISH_ENDS = (-0.33, 0.68), (-0.06, 0.26)
+"""Adaptive ends of the intervals of a time-optimal job's cost and finish: logarithms of what came
 over what was expected, for a typical job. Quantiles of 5 and 95 % of the errors of jobs on
 drawn markets, seeds 20000 to 20149, and on recorded traces, each job counted alike;
 docs/deadlines.md has the coverage of each trace without itself, and of other seeds."""
@@ -96,9 +101,6 @@ TYPICAL_REVISION, WIDTH_WEIGHT = 0.15, 2.0
 the work that counts as, beside the job's own."""
 MIN_WIDTH, MAX_WIDTH = 0.3, 3.0
 """Bounds on how much narrower or wider than a typical job's an interval is."""
-FINISH_LOW, FINISH_EXPECTED = 0.02, 0.86
-"""Shares of the time from the earliest finish to the deadline, which is the latest: it is
-guaranteed, and jobs on one VM often use all the time there is."""
 LEEWAY_S = 60.0
 """Time that people have to enter a deadline that was suggested to them."""
 ROUNDING = 1e-9

@@ -4,17 +4,15 @@ For each of the reference rows: how long the original took as shipped, how long 
 schedule made anew each time), and by how much the answer of our copy of the original, which tests
 compare with, differs. Fails where the copy is off by more than 0.1 %, or where ours takes longer
 for all rows together: of the shortest, which take less than a millisecond, some take longer.
-Without the reference rows there is nothing to do.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
+from tests.unit.morphing.conftest import DATA
 from tests.unit.morphing.original import original_finish_s
 from tests.unit.morphing.pipelines import originals_inputs, reference_rows
 
@@ -25,7 +23,6 @@ from spottrain.morphing.simulate.replica import (
     simulate_pipeline,
 )
 
-ROOT = Path(__file__).resolve().parents[2]
 ERROR = 0.001
 REPEATS = 100
 BUDGET_S = 0.2
@@ -59,11 +56,7 @@ class Case:
 
 def main() -> int:
     """Print the table; returns 1 if a row fails."""
-    folder = Path(os.environ.get("SPOTTRAIN_REFERENCE", ROOT.parent / "shared/data/reference"))
-    rows = reference_rows(folder)
-    if not rows:
-        print(f"no reference rows in {folder}; SPOTTRAIN_REFERENCE names them")
-        return 0
+    rows = reference_rows(DATA / "reference")
     print(f"{'case':<18}{'P':>3}{'M':>6}{'shipped us':>12}{'ours us':>10}")
     failed, worst_error, worst_share, all_us, shipped_us = 0, 0.0, 0.0, 0.0, 0
     for row in rows:

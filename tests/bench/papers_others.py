@@ -17,6 +17,7 @@ from tests.builders import (
     section_facts,
     section_profile,
 )
+from tests.unit.morphing.conftest import DATA
 
 from spottrain.morphing.adapt.shares import share_virtual_nodes
 from spottrain.morphing.plan.transformer import TransformerShape
@@ -24,6 +25,7 @@ from spottrain.morphing.schedules.lists import compact_schedule
 from spottrain.morphing.simulate.replica import Link, StageTimes, simulate_pipeline
 from spottrain.morphing.simulate.simulator import simulate_step
 from spottrain.wire.model import Profile, ScheduleKind
+from spottrain_lab.markets.price_file import parse_prices
 from spottrain_lab.planners.gpt import gpt_shape, minibatch_flops, training_time_s
 from spottrain_lab.planners.replication import Layer, replicate
 from spottrain_lab.planners.tensor import GpuCluster, iteration_s, layer_elements, megatron_sizes
@@ -31,6 +33,8 @@ from spottrain_lab.traces.mixing import WorkerType, split_minibatch
 
 CHAINS = Path(__file__).resolve().parents[2] / "examples/pipedream"
 DAY_S = 86400.0
+PCIE = 12e9
+"""Bytes per second of a GPU to the others of a server of PipeDream's cluster A."""
 A100_80GB = 80e9
 DGX = GpuCluster(
     flops_per_s=163 / 160 * 0.6 * 312e12,
@@ -91,6 +95,12 @@ def rate(
     return flops / step_s / (size * stages * replicas) / 1e12
 
 
+def chain(name: str) -> list[Layer]:
+    """Return layers that PipeDream's authors measured."""
+    document = json.loads((CHAINS / f"{name}.json").read_text())
+    return [Layer(**layer) for layer in document["layers"]]
+
+
 def pipedream() -> Iterator[Row]:
     for name, label, workers, paper in (
         ("vgg16", "VGG-16 on 16 GPUs", 16, "15-1"),
@@ -100,8 +110,7 @@ def pipedream() -> Iterator[Row]:
         ("gnmt16", "GNMT-16 on 16 GPUs, 25 Gbit/s", 16, "-".join(16 * "1")),
         ("gnmt8", "GNMT-8 on 16 GPUs, 25 Gbit/s", 16, "16"),
     ):
-        document = json.loads((CHAINS / f"{name}.json").read_text())
-        layers = [Layer(**layer) for layer in document["layers"]]
+        layers = chain(name)
         bandwidth = 3.125e9 if "25 Gbit" in label else 1.25e9
         plan = replicate(layers, workers, bandwidth)
         yield Row(
@@ -116,6 +125,80 @@ def pipedream() -> Iterator[Row]:
             if name == "resnet50"
             else "",
         )
+
+
+def beside_gpipe() -> Iterator[Row]:
+    """GNMT-16 as a pipeline of 16 stages, with as many inputs as PipeDream has in it."""
+    layers, depth = chain("gnmt16"), 16
+    cuts = itertools.combinations(range(1, len(layers)), depth - 1)
+    _, bounds = min(
+        (time_and_bytes(layers, (0, *cut, len(layers)), (1,) * depth)[0], (0, *cut, len(layers)))
+        for cut in cuts
+    )
+    parts = [layers[start:stop] for start, stop in itertools.pairwise(bounds)]
+    times = [sum(layer.time_s for layer in part) for part in parts]
+    stages = [StageTimes(forward_s=s / 3, recompute_s=0, backward_s=2 * s / 3) for s in times]
+    lists = compact_schedule("gpipe", depth, depth, recompute=False)
+    for cluster, bandwidth, paper in (("A, 10", 1.25e9, 55.0), ("B, 25", 3.125e9, 71.0)):
+        sends = [part[-1].output_bytes / bandwidth for part in parts[:-1]]
+        links = [Link(transfer_s=send) for send in sends]
+        input_s = max(*times, *sends)
+        gpipe_s = max(simulate_pipeline(lists, stages, links).finish_s)
+        yield Row(
+            source="PipeDream, 2.5.4",
+            what=f"GNMT-16 on 16 GPUs, cluster {cluster} Gbit/s: GPipe slower by, %",
+            kind="predicted",
+            paper=paper,
+            ours=100 * (1 - depth * input_s / gpipe_s),
+            why="16 inputs between two flushes, 31 times what an input takes; what else their GPipe "
+            "loses, the more on the faster cluster, is not published",
+        )
+
+
+def communication() -> Iterator[Row]:
+    """Bytes that an input sends on the 4 GPUs of a server, by data parallelism and by the fastest
+    other plan."""
+    for name, label, paper in (
+        ("gnmt8", "GNMT-8", "less"),
+        ("gnmt16", "GNMT-16", "less"),
+        ("vgg16", "VGG-16", "less"),
+        ("resnet50", "ResNet-50", "more"),
+    ):
+        layers = chain(name)
+        plans = [plan for stages in (2, 3, 4) for plan in divisions(len(layers), stages)]
+        _, sent = min(time_and_bytes(layers, *plan) for plan in plans)
+        _, parallel = time_and_bytes(layers, (0, len(layers)), (4,))
+        yield Row(
+            source="PipeDream, Fig. 2.16",
+            what=f"{label} on 4 GPUs: the best pipeline sends, beside data parallelism",
+            kind="predicted",
+            paper=paper,
+            ours="less" if sent < parallel else "more",
+            why=f"{sent / 1e6:.0f} MB an input for {parallel / 1e6:.0f}",
+        )
+
+
+def divisions(layers: int, stages: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Yield all cuts of layers into stages, and all numbers of replicas that 4 GPUs make."""
+    for cuts in itertools.combinations(range(1, layers), stages - 1):
+        for replicas in itertools.product(range(1, 5), repeat=stages):
+            if sum(replicas) == 4:
+                yield (0, *cuts, layers), replicas
+
+
+def time_and_bytes(
+    layers: list[Layer], bounds: tuple[int, ...], replicas: tuple[int, ...]
+) -> tuple[float, float]:
+    """Time between two inputs over PCIe, and the bytes that each of them sends."""
+    time_s = sent = 0.0
+    for (start, stop), count in zip(itertools.pairwise(bounds), replicas, strict=True):
+        weights = sum(layer.parameter_bytes for layer in layers[start:stop])
+        sums = 2 * (count - 1) / count * weights
+        over = 2 * layers[stop - 1].output_bytes if stop < len(layers) else 0
+        compute_s = sum(layer.time_s for layer in layers[start:stop]) / count
+        time_s = max(time_s, compute_s, sums / count / PCIE, over / PCIE)
+        sent += sums + over
+    return time_s, sent
 
 
 def bubbles() -> Iterator[Row]:
@@ -399,6 +482,41 @@ def power_like_split(p100s: int) -> str:
     return min(found)[1]
 
 
+def spot_prices() -> Iterator[Row]:
+    """The lowest and highest spot prices of 2020 in the dissertation's own logs, by instance."""
+    found: dict[str, list[float]] = {}
+    for day in parse_prices((DATA / "prices" / "spot-prices-2020.csv").read_text()).days.values():
+        for place, prices in day.items():
+            if place.region in ("us-east-1", "us_east"):
+                found.setdefault(place.instance_type, []).extend(prices)
+    for cloud, gpu, instance, on_demand, paper in (
+        ("AWS us-east-1", "K80", "p2.xlarge", 0.90, 2.7),
+        ("AWS us-east-1", "V100", "p3.2xlarge", 3.06, 3.3),
+        ("Azure us-east-1", "K80", "NC6", 0.90, 7.3),
+        ("Azure us-east-1", "P100", "NC6s v2", 2.07, 8.0),
+        ("Azure us-east-1", "V100", "NC6s v3", 3.06, 5.1),
+    ):
+        yield Row(
+            source="Pricing, Table 6.3",
+            what=f"{cloud}, {gpu}: on demand over the lowest spot price",
+            kind="formula",
+            paper=paper,
+            ours=on_demand / min(found[instance]),
+            why="the log's own prices; on-demand prices of 2020",
+        )
+    for instance, paper in (("p3.16xlarge", "none"), ("p2.xlarge", "capped on demand")):
+        low, high = min(found[instance]), max(found[instance])
+        ours = "none" if low == high else "capped on demand" if high == 0.90 else f"{low}, {high}"
+        yield Row(
+            source="Pricing, Fig. 6.1",
+            what=f"{instance} in us-east-1: variation of its spot price",
+            kind="formula",
+            paper=paper,
+            ours=ours,
+            why=f"${low:.4g} to {high:.4g} an hour",
+        )
+
+
 def virtualflow() -> Iterator[Row]:
     groups: dict[str, float | str] = {"H1": "less than 0", "H2": "less than H3", "H3": 42.3}
     for name, v100, v100_nodes, p100s, p100, p100_nodes in TABLE_4_H:
@@ -498,6 +616,8 @@ def dynamic_batching() -> Iterator[Row]:
 
 def rows() -> Iterator[Row]:
     yield from pipedream()
+    yield from beside_gpipe()
+    yield from communication()
     yield from bubbles()
     yield from without_drain()
     yield from table_4_1()
@@ -507,5 +627,6 @@ def rows() -> Iterator[Row]:
     yield from best_sizes()
     yield from weak_scaling()
     yield from interleaving_and_recompute()
+    yield from spot_prices()
     yield from virtualflow()
     yield from dynamic_batching()

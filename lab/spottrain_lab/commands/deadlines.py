@@ -129,14 +129,20 @@ def on_traces(
     """Return the jobs to replay on the traces of a market, of every size and slack."""
     zones = [read_traces([file]) for file in files]
     title = _title(files)
-    return [_trace_job(title, zones, size, slack) for size in sizes for slack in slacks]
+    return [trace_job(title, zones, size, slack) for size in sizes for slack in slacks]
 
 
 def _title(files: Sequence[Path]) -> str:
     return ", ".join(file.name for file in files)
 
 
-def _trace_job(name: str, zones: Sequence[Trace], size: int, slack: float) -> Scenario:
+def trace_job(name: str, zones: Sequence[Trace], size: int, slack: float) -> Scenario:
+    """Return a job of a size on recorded zones, with so many times the time that on-demand VMs
+    need.
+
+    Raises:
+        ConfigError: the shortest trace has no time for that.
+    """
     rates = [vms / (1 + TRACE_FRICTION * (vms - 1)) for vms in range(1, size + 1)]
     fleet = Fleet(examples_per_s=(0.0, *rates))
     end_s = min(trace.end_s for trace in zones)

@@ -32,6 +32,8 @@ class ForecastOutcome:
     """A forecast, and what became of it."""
 
     forecast: Forecast
+    now_s: float
+    """When it was made."""
     finished_s: float
     usd: float
     """Spent after the forecast."""
@@ -116,7 +118,7 @@ class _WithForecasts:
 
     def __init__(self, rule: baselines.CostOptimal) -> None:
         self.rule, self.name = rule, rule.name
-        self.forecasts: list[tuple[Forecast, float]] = []
+        self.forecasts: list[tuple[Forecast, MarketView]] = []
         self.rolling: Rolling | None = None
 
     def wanted(self, view: MarketView) -> Mapping[str, int]:
@@ -130,7 +132,7 @@ class _WithForecasts:
             self.rolling = note(self.rolling, plain, left, view.now_s, spent)
         if number < len(_FORECASTS_AT) and share <= _FORECASTS_AT[number]:
             found = self._forecast(view, self.rolling)
-            self.forecasts.append((found, view.usd_spent))
+            self.forecasts.append((found, view))
         return wanted
 
     def _forecast(self, view: MarketView, rolling: Rolling | None) -> Forecast:
@@ -146,15 +148,20 @@ class _WithForecasts:
         )
 
 
-def _watch(
+def watch(
     scenario: Scenario, rule: baselines.CostOptimal
 ) -> tuple[SimulatedRun, tuple[ForecastOutcome, ...]]:
     """Return the run of the job, and its forecasts with their outcomes."""
     watched = _WithForecasts(rule)
     outcome = play(scenario, watched)
     forecasts = tuple(
-        ForecastOutcome(forecast=found, finished_s=outcome.finished_s, usd=outcome.usd - spent)
-        for found, spent in watched.forecasts
+        ForecastOutcome(
+            forecast=found,
+            now_s=view.now_s,
+            finished_s=outcome.finished_s,
+            usd=outcome.usd - view.usd_spent,
+        )
+        for found, view in watched.forecasts
     )
     return outcome, forecasts
 
@@ -200,8 +207,8 @@ def online_bound_usd(scenario: Scenario) -> float | None:
 def evaluate(scenario: Scenario) -> Case:
     """Play ``scenario`` under every rule."""
     endless = prolonged(scenario)
-    ours, forecasts = _watch(endless, baselines.CostOptimal())
-    soon, soon_forecasts = _watch(endless, baselines.TimeOptimal())
+    ours, forecasts = watch(endless, baselines.CostOptimal())
+    soon, soon_forecasts = watch(endless, baselines.TimeOptimal())
     free = replace(scenario, fleet=replace(scenario.fleet, boot_s=0.0, morph_s=0.0, lost_s=0.0))
     return Case(
         scenario=scenario.name,

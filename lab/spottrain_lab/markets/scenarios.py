@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from spottrain.pricing.deadline.model import Fleet
 from spottrain.units import HOUR_S
-from spottrain_lab.traces.traces import Trace
+from spottrain_lab.traces.traces import Trace, VmInterval
 
 PRICE_S = 1800.0
 """How long a price holds."""
@@ -148,6 +148,35 @@ def harsh(seed: int) -> Scenario:
         max_usd=usd * (1 + more),
         market_s=deadline_s,
     )
+
+
+def mostly_there(seed: int) -> Trace:
+    """Draw a zone of 16 VMs that is full most of the time.
+
+    All of them, or some, go at once, for a while; it ends after 1 to 12 days.
+    """
+    draw = random.Random(f"group/{seed}")
+    vms, end_s = 16, draw.uniform(1, 12) * 24 * HOUR_S
+    up_s = draw.uniform(2, 30) * HOUR_S
+    down_s = up_s * draw.uniform(0.02, 0.4)
+    whole = draw.random()
+    lives = list[Life]()
+    starts_s, at_s = [0.0] * vms, 0.0
+    while at_s < end_s:
+        at_s += draw.expovariate(1 / up_s)
+        gone = vms if draw.random() < whole else draw.randint(1, vms)
+        numbers, away_s = draw.sample(range(vms), gone), draw.expovariate(1 / down_s)
+        for number in numbers:
+            if starts_s[number] < min(at_s, end_s):
+                lives.append((starts_s[number], min(at_s, end_s)))
+            starts_s[number] = at_s + away_s
+        at_s += away_s
+    lives += [(from_s, end_s) for from_s in starts_s if from_s < end_s]
+    found = (
+        VmInterval(vm_id=str(number), from_s=from_s, until_s=until_s)
+        for number, (from_s, until_s) in enumerate(sorted(lives))
+    )
+    return Trace(lives=tuple(found), end_s=end_s)
 
 
 def _harsh_zone(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from datetime import date, timedelta
-from pathlib import Path
 from statistics import mean
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.morphing.conftest import DATA
 
 from spottrain.errors import ConfigError
 from spottrain.pricing.prices.place import Place
@@ -23,7 +22,6 @@ from spottrain_lab.markets.price_ladder import (
     Strategy,
 )
 
-REPOSITORY = Path(__file__).resolve().parents[4]
 FIRST = date(2020, 1, 1)
 MODEL = "ResNet-50(128)"
 Price = tuple[str, str, str, int, float]
@@ -205,12 +203,7 @@ def test_examples_per_dollar_at_on_demand_prices(
 
 @pytest.fixture(scope="module")
 def us_east_1() -> Ladder:
-    beside = REPOSITORY.parent / "shared" / "data" / "prices"
-    folder = Path(os.environ.get("SPOTTRAIN_PRICES", beside))
-    file = folder / "spot-prices-2020.csv"
-    if not file.is_file():
-        pytest.skip(f"no prices of 2020 in {folder}; SPOTTRAIN_PRICES names their folder")
-    return Ladder(parse_prices(file.read_text()), "us-east-1")
+    return Ladder(parse_prices((DATA / "prices" / "spot-prices-2020.csv").read_text()), "us-east-1")
 
 
 # By V100-days: + GPU type, + multi-GPU, + multi-cloud, + dynamic (Figure 6.5).

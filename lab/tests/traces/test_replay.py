@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.tiers import costly
-from tests.unit.morphing.conftest import REPOSITORY
+from tests.unit.morphing.conftest import DATA, REPOSITORY
 from tests.unit.morphing.spot import lives, shapes, spot_group, workload
 
 from spottrain.codec import decode
@@ -330,11 +328,7 @@ def large() -> Shapes:
 
 
 def real(name: str) -> Trace:
-    beside = REPOSITORY.parent / "shared" / "data" / "traces"
-    folder = Path(os.environ.get("SPOTTRAIN_TRACES", beside))
-    if not folder.is_dir():
-        pytest.skip(f"no traces in {folder}; SPOTTRAIN_TRACES names their folder")
-    return parse_trace((folder / name).read_text())
+    return parse_trace((DATA / "traces" / name).read_text())
 
 
 def test_real_traces_are_read_whole() -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -16,16 +15,13 @@ from spottrain.morphing.simulate.replica import (
 )
 
 REPOSITORY = Path(__file__).resolve().parents[3]
+DATA = REPOSITORY / "tests" / "data"
 
 
 @pytest.fixture(scope="session")
 def reference() -> Path:
-    """Figures measured from the original Varuna programs, kept outside this project."""
-    beside = REPOSITORY.parent / "shared" / "data" / "reference"
-    folder = Path(os.environ.get("SPOTTRAIN_REFERENCE", beside))
-    if not folder.is_dir():
-        pytest.skip(f"no reference figures in {folder}; SPOTTRAIN_REFERENCE names them")
-    return folder
+    """Figures measured from the original Varuna programs."""
+    return DATA / "reference"
 
 
 @pytest.fixture(scope="session", autouse=True)

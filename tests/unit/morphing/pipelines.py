@@ -41,11 +41,8 @@ def pipelines(
 
 
 def reference_rows(folder: Path) -> list[dict[str, str]]:
-    """Return what the original's simulator was asked and answered; none without it."""
-    file = folder / "varuna-simulator.csv"
-    if not file.is_file():
-        return []
-    return list(csv.DictReader(file.read_text().splitlines()))
+    """Return what the original's simulator was asked and answered."""
+    return list(csv.DictReader((folder / "varuna-simulator.csv").read_text().splitlines()))
 
 
 def originals_inputs(row: dict[str, str]) -> tuple[list[StageTimes], list[Link]]:

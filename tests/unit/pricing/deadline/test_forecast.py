@@ -84,6 +84,30 @@ def test_a_budget_that_is_too_small_ends_the_job_first(hours: float | None) -> N
     )
 
 
+def test_a_job_whose_spot_vms_stayed_is_done_soon_and_one_without_any_near_its_deadline() -> None:
+    lone = replace(FLEET, examples_per_s=(0.0, 1.0))
+    at = replace(status(hours=40, work=0), examples_left=20 * HOUR_S)
+    calm = MarketOutlook(quotes=((SpotQuote("spot", 1.0, 1),),) * 192)
+    there = forecast(at, lone, BOTH, (Holdings(name="spot", ready=1),), calm)
+    assert there.finish_s.low == pytest.approx(20 * HOUR_S)
+    assert there.finish_s.low <= there.finish_s.expected < 21 * HOUR_S
+    assert there.finish_s.high < 25 * HOUR_S
+    dry = MarketOutlook(quotes=((),) * 192)
+    away = forecast(at, lone, (spot(available=0), ON_DEMAND), (), dry)
+    assert 35 * HOUR_S < away.finish_s.low < away.finish_s.high == 40 * HOUR_S
+    assert there.usd.high < away.usd.low
+
+
+def test_the_cost_is_less_sure_where_prices_moved() -> None:
+    at = status(hours=30, work=20)
+    still, moved = (
+        MarketOutlook(quotes=tuple((SpotQuote("spot", usd, 4),) for usd in prices * 96))
+        for prices in ((1.0, 1.0), (0.7, 1.3))
+    )
+    steady, unsteady = (forecast(at, FLEET, BOTH, (), seen).usd for seen in (still, moved))
+    assert unsteady.high / unsteady.low > steady.high / steady.low
+
+
 @given(
     hours=st.floats(-1, 50) | st.none(),
     work=st.floats(0, 5000),

@@ -104,6 +104,14 @@ def test_on_demand_vms_that_are_just_worth_their_price_wait_while_there_is_slack
     assert decide(at, one, market, held, seen).count("on-demand") == 1
 
 
+def test_with_little_slack_a_vm_is_worth_more_since_spot_vms_may_be_lacking_later() -> None:
+    fleet = replace(FLEET, examples_per_s=(0.0, 1.0, 1.9, 2.8, 3.4))
+    seen = MarketOutlook(quotes=((SpotQuote("spot", 1.0, 4),),) * 8)
+    for hours, vms in ((21.2, 4), (40, 3)):  # three would be in time
+        at = status(hours=hours, work=17)
+        assert decide(at, fleet, (spot(), ON_DEMAND), (), seen).wanted == (("spot", vms),)
+
+
 def test_near_the_deadline_what_spot_vms_lack_comes_on_demand() -> None:
     at = status(hours=5.07, work=5)
     holdings = (Holdings(name="spot", ready=1),)
