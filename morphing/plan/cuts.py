@@ -96,8 +96,7 @@ class Cuts:
         self.merges_on = cache(self._merges_on)
         """How many virtual nodes a micro-batch may have on a kind of device."""
         self._fastest = cache(self._fastest_times)
-        kinds = {kind_of(device) for device in self.fleet.devices}
-        self._merges = sorted({1}.union(*map(self.merges_on, kinds)))
+        self._merges = sorted({1}.union(*map(self.merges_on, self.fleet.kinds)))
         """Virtual nodes that a micro-batch may have on some device."""
 
     # --- Kinds of devices ---------------------------------------------------------------
@@ -133,7 +132,7 @@ class Cuts:
             speed: Of the devices.
             nodes: Virtual nodes of a micro-batch; None is returned where none computes so many.
         """
-        kinds = {kind_of(d) for d in self.fleet.devices if speed in (None, d.speed)}
+        kinds = {kind for kind in self.fleet.kinds if speed in (None, kind[1])}
         able = [kind for kind in sorted(kinds) if nodes == 1 or nodes in self.merges_on(kind)]
         if not kinds:
             return self.times
@@ -430,8 +429,12 @@ class Cuts:
             needed = self._needed(run, loads[stage], mode.state, segments, width)
             return needed.beyond(room)
 
-        @cache
         def farthest(stage: int, start: int) -> int:
+            if (
+                sums_s[start] > stage * max_s
+                or sums_s[-1] - sums_s[start] > (depth - stage) * max_s
+            ):
+                return start  # the other stages could not take the rest
             # Longer runs need more.
             last = bisect.bisect_right(sums_s, sums_s[start] + max_s) - 1
             last = max(start, min(last, len(costs_s) - (depth - stage - 1)))
@@ -439,13 +442,14 @@ class Cuts:
             key = partial(excess, stage, start)
             return start + bisect.bisect_right(ends, 0, key=key)
 
-        def fits(stage: int, start: int, end: int) -> bool:
-            before_s, after_s = sums_s[start], sums_s[-1] - sums_s[end]
-            if before_s > stage * max_s or after_s > (depth - stage - 1) * max_s:
-                return False  # the other stages could not take the rest
-            return end <= farthest(stage, start)
-
-        return partition(costs_s, depth, fits, last_s, max_s)
+        reached = 0
+        for stage in range(depth):
+            begin, reached = reached, farthest(stage, reached)
+            if begin == reached:  # however many sections the stages before it take
+                return None
+        if reached < len(costs_s):
+            return None
+        return partition(costs_s, depth, farthest, last_s, max_s)
 
     def largest_bound(self, draft: modes.Draft, room: WorkerBytes) -> int | None:
         """Return the largest in-flight bound with which an even cut fits, if any does."""
@@ -478,12 +482,13 @@ class Cuts:
     def _search_bound(self, draft: modes.Draft, room: WorkerBytes, low: int, high: int) -> int:
         """Return the largest in-flight bound below ``high`` that fits, at least ``low``."""
         even, replicas = self.even_cut(draft), self.even_shares(draft)
+        middle = low + 1  # which is often too much already
         while high - low > 1:
-            middle = (low + high) // 2
             bounded = replace(draft.mode, in_flight_bound=middle)
             needed = self.needed_bytes(draft.depth, bounded, even, replicas)
             fits = largest(needed).beyond(room) <= 0
             low, high = (middle, high) if fits else (low, middle)
+            middle = (low + high) // 2
         return low
 
     def segmented(self, draft: modes.Draft, room: WorkerBytes) -> modes.ExecutionMode | None:
