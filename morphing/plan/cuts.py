@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 
@@ -375,13 +375,20 @@ class Cuts:
         replica_bounds: Sequence[int],
     ) -> list[WorkerBytes]:
         """Return the peak memory of the largest worker of each stage."""
+        return list(self._each_needed(depth, mode, stage_bounds, replica_bounds))
+
+    def _each_needed(
+        self,
+        depth: int,
+        mode: modes.ExecutionMode,
+        stage_bounds: Sequence[int],
+        replica_bounds: Sequence[int],
+    ) -> Iterator[WorkerBytes]:
         count, width = self._replica_load(replica_bounds)
         runs = [range(a, b) for a, b in itertools.pairwise(stage_bounds)]
         loads, segments = self.loads(depth, mode, count), max(1, mode.segments)
-        return [
-            self._needed(tuple(runs[p::depth]), loads[p], mode.state, segments, width)
-            for p in range(depth)
-        ]
+        for p in range(depth):
+            yield self._needed(tuple(runs[p::depth]), loads[p], mode.state, segments, width)
 
     def _replica_load(self, replica_bounds: Sequence[int]) -> tuple[int, int]:
         """Return the facts about replicas that matter for memory.
@@ -485,8 +492,8 @@ class Cuts:
         middle = low + 1  # which is often too much already
         while high - low > 1:
             bounded = replace(draft.mode, in_flight_bound=middle)
-            needed = self.needed_bytes(draft.depth, bounded, even, replicas)
-            fits = largest(needed).beyond(room) <= 0
+            needed = self._each_needed(draft.depth, bounded, even, replicas)
+            fits = all(one.beyond(room) <= 0 for one in needed)
             low, high = (middle, high) if fits else (low, middle)
             middle = (low + high) // 2
         return low
