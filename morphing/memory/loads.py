@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from spottrain.morphing.schedules.lists import Schedule, compact_schedule
 from spottrain.morphing.schedules.rule import BACKWARD, FORWARD, RECOMPUTE
@@ -66,10 +67,7 @@ def stage_loads(
         chunks: Runs of sections on each stage.
         in_flight_bound: As ``Plan.in_flight_bound``.
     """
-    compact = compact_schedule(
-        schedule, pipeline_depth, num_microbatches, recompute=recompute, chunks=chunks
-    )
-    counted = [_count(runs, chunks) for runs in compact.lists]
+    compact, counted = _counted(schedule, pipeline_depth, num_microbatches, recompute, chunks)
     listed = [sum(by_chunk) for _, _, by_chunk in counted]
     in_flight = listed
     if in_flight_bound is not None:
@@ -87,6 +85,17 @@ def stage_loads(
         )
         for p, (needed, recompute_of, by_chunk) in enumerate(counted)
     )
+
+
+@lru_cache(maxsize=256)
+def _counted(
+    schedule: ScheduleKind, depth: int, num_microbatches: int, recompute: bool, chunks: int
+) -> tuple[Schedule, list[tuple[int, set[int], list[int]]]]:
+    """Return the lists of a schedule, and what each asks for, whatever may be in flight."""
+    compact = compact_schedule(
+        schedule, depth, num_microbatches, recompute=recompute, chunks=chunks
+    )
+    return compact, [_count(runs, chunks) for runs in compact.lists]
 
 
 def _gradients_waiting(compact: Schedule, stage: int, in_flight: int) -> int:

@@ -26,6 +26,7 @@ from spottrain.morphing.plan.modes import (
     execution_modes,
 )
 from spottrain.morphing.plan.placement import Device
+from spottrain.morphing.simulate.loops.play import TooSlowError
 from spottrain.units import HOUR_S
 from spottrain.wire.model import Network, Plan, Slot
 
@@ -192,7 +193,7 @@ def min_steps_s(inputs: PlanInputs) -> tuple[float, float]:
         PlanError: As ``choose_plan``.
     """
     check_inputs(inputs)
-    drafts = [scored for *_, scored in Search(choose_layouts(inputs)).drafts()]
+    drafts = list(Search(choose_layouts(inputs)).drafts())
     slots_s = (w.min_s * w.draft.depth * w.draft.width for w in drafts)
     steps_s = (w.min_s for w in drafts)
     return min(steps_s, default=math.inf), min(slots_s, default=math.inf)
@@ -212,6 +213,14 @@ class _Scored:
     cost: float = math.inf
     survives: bool = False
     """Whether the plan may lose any one VM without a section."""
+    is_slow: bool = False
+    """Whether its simulation was given up."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is neither refused nor simulated."""
+        refused = isinstance(self.outcome, Refusal)
+        return self.plan is None and not refused and not self.is_slow
 
 
 class Search:
@@ -231,27 +240,35 @@ class Search:
 
     def run(self) -> None:
         """Evaluate drafts until none that is left can win."""
-        self._open = list(self.drafts())
-        heapq.heapify(self._open)
+        for scored in self.drafts():
+            self._push(scored)
         while self._open:
             min_cost, _, scored = self._open[0]
             if self.best is not None and min_cost > self._limit():
                 break
             heapq.heappop(self._open)
-            self._seen.append(scored)
+            if scored.outcome is None:
+                self._seen.append(scored)
             if self._may_be_chosen(scored):
-                self._evaluate(scored)
+                if scored.outcome is None and self._lay_out(scored):
+                    self._push(scored)
+                else:
+                    self._evaluate(scored)
         # Drafts were skipped in favour of the one preferred at that time.
         for scored in list(self._seen):
-            if scored.outcome is None and self._may_be_chosen(scored):
+            if scored.is_open and self._may_be_chosen(scored):
                 self._evaluate(scored)
         if self.best is None:
             self._retry_uneven()
         if self.chosen is not None and len(self.inputs.homes) > 1:
             self._evaluate_other_home(self.chosen.draft)
 
-    def drafts(self) -> Iterator[tuple[float, int, _Scored]]:
-        """Yield all drafts, each with the lower bound on its cost."""
+    def _push(self, scored: _Scored) -> None:
+        self._number += 1
+        heapq.heappush(self._open, (scored.min_cost, self._number, scored))
+
+    def drafts(self) -> Iterator[_Scored]:
+        """Yield all drafts, each with a lower bound on its cost."""
         layouts, fleet = self.layouts, self.layouts.cuts.fleet
         max_depth = min(len(self.inputs.facts.sections), len(fleet.devices))
         asked = self.inputs.pipeline_depth
@@ -264,17 +281,14 @@ class Search:
                 if widths:
                     yield from self._bounded(depth, mode, widths)
 
-    def _bounded(
-        self, depth: int, mode: ExecutionMode, widths: list[int]
-    ) -> Iterator[tuple[float, int, _Scored]]:
+    def _bounded(self, depth: int, mode: ExecutionMode, widths: list[int]) -> Iterator[_Scored]:
         steps_s = self.layouts.cuts.min_steps_s(depth, mode, widths)
         for width, min_s in zip(widths, steps_s, strict=True):
             if self._is_duplicate(width, mode):
                 continue
             usd = self.layouts.cuts.fleet.min_usd_per_hour[depth * width]
             cost = self._cost(depth, width, min_s, usd)
-            self._number += 1
-            yield (cost, self._number, _Scored(Draft(depth, width, mode), min_s, cost))
+            yield _Scored(Draft(depth, width, mode), min_s, cost)
 
     def _is_duplicate(self, width: int, mode: ExecutionMode) -> bool:
         """Return whether a preferred schedule gives exactly the same plan.
@@ -314,6 +328,14 @@ class Search:
         bound = NOISE if self.chosen.survives else MEASURED
         return self.best.cost * (1 + bound)
 
+    def _most_cost(self, survives: bool) -> float:
+        """Return the cost beyond which a plan that survives a loss, or not, is never chosen."""
+        best = math.inf if self.best is None else self.best.cost
+        if survives:
+            safe = (w.cost for w in self._seen if w.plan is not None and w.survives)
+            best = min(best * (1 + MEASURED), min(safe, default=math.inf))
+        return best * (1 + NOISE)
+
     def _may_be_chosen(self, scored: _Scored) -> bool:
         """Return whether it may be better by more than noise, or as good and
         preferred."""
@@ -325,27 +347,46 @@ class Search:
             return True
         return self._preference(draft) < self._preference(chosen.draft)
 
-    def _evaluate(self, scored: _Scored) -> None:
-        draft = scored.draft
+    def _lay_out(self, scored: _Scored) -> bool:
+        """Lay a draft out; return whether the lower bound that its layout tells is higher than
+        its own by more than noise."""
+        draft, before = scored.draft, scored.min_cost
         key = draft.depth, draft.mode
         refused = self._refused.get(key)
         if refused is not None and self.layouts.cuts.is_no_easier(draft, refused.draft):
             scored.outcome = refused.outcome
-            return
+            return False
         outcome = scored.outcome = self.layouts.lay_out(draft)
         if isinstance(outcome, PlanLayout):
-            self._simulate(scored, outcome)
-            self._make_deeper(scored, outcome.room)
+            scored.min_s = max(scored.min_s, self.layouts.min_step_s(outcome))
+            cost = self._cost(draft.depth, draft.width, scored.min_s, outcome.usd_per_hour)
+            scored.min_cost = max(before, cost)
         elif outcome.room is not None:
             self._refused[key] = scored
             self._make_leaner(draft, outcome.room)
+        return scored.min_cost > before * (1 + NOISE)
 
-    def _simulate(self, scored: _Scored, layout: PlanLayout) -> None:
-        plan = scored.plan = self.layouts.simulate(layout)
-        scored.survives = plan.copies > 1
+    def _evaluate(self, scored: _Scored, *, wholly: bool = False) -> None:
+        """Lay a draft out and simulate it: wholly, or as long as it may be chosen."""
+        if scored.outcome is None:
+            self._lay_out(scored)
+        if isinstance(scored.outcome, PlanLayout):
+            self._simulate(scored, scored.outcome, wholly=wholly)
+            self._make_deeper(scored, scored.outcome.room)
+
+    def _simulate(self, scored: _Scored, layout: PlanLayout, *, wholly: bool = False) -> None:
         draft = scored.draft
-        step_s, usd_per_hour = plan.predicted_step_s, layout.usd_per_hour
-        scored.cost = self._cost(draft.depth, draft.width, step_s, usd_per_hour)
+        scored.survives = layout.plan.copies > 1
+        second_cost = self._cost(draft.depth, draft.width, 1.0, layout.usd_per_hour)
+        limit_s = math.inf if wholly else self._most_cost(scored.survives) / second_cost
+        try:
+            plan = scored.plan = self.layouts.simulate(layout, limit_s)
+        except TooSlowError:
+            scored.is_slow = True
+            if limit_s > scored.min_s:
+                scored.min_s, scored.min_cost = limit_s, limit_s * second_cost
+            return
+        scored.cost = plan.predicted_step_s * second_cost
         if self.best is None or scored.cost < self.best.cost:
             self.best = scored
         known = [w for w in self._seen if w.plan is not None]
@@ -371,8 +412,8 @@ class Search:
             leaner.append(replace(draft.mode, in_flight_bound=bound))
         for mode in leaner:
             if mode is not None:
-                for entry in self._bounded(draft.depth, mode, [draft.width]):
-                    heapq.heappush(self._open, entry)
+                for lean in self._bounded(draft.depth, mode, [draft.width]):
+                    self._push(lean)
 
     def _make_deeper(self, scored: _Scored, room: WorkerBytes) -> None:
         """Add the same draft with more in flight, if it waits and memory is left."""
@@ -381,8 +422,8 @@ class Search:
             return
         for bound in sorted(self.layouts.cuts.deeper_bounds(draft, room)):
             mode = replace(draft.mode, in_flight_bound=bound)
-            for entry in self._bounded(draft.depth, mode, [draft.width]):
-                heapq.heappush(self._open, entry)
+            for deeper in self._bounded(draft.depth, mode, [draft.width]):
+                self._push(deeper)
 
     def _evaluate_other_home(self, chosen: Draft) -> None:
         """Work out the chosen plan with state in the other home, to be shown beside it.
@@ -393,10 +434,10 @@ class Search:
         other = replace(chosen, mode=mode)
         known = next((scored for scored in self._seen if scored.draft == other), None)
         if known is None:
-            for *_, known in self._bounded(other.depth, mode, [other.width]):
+            for known in self._bounded(other.depth, mode, [other.width]):
                 self._seen.append(known)
-        if known is not None and known.outcome is None:
-            self._evaluate(known)
+        if known is not None and known.plan is None:
+            self._evaluate(known, wholly=True)
 
     def _retry_uneven(self) -> None:
         """If nothing fits, cut as unevenly as necessary, one micro-batch in flight."""
@@ -434,8 +475,8 @@ class Search:
         rows = [scored for scored in self._seen if self._is_informative(scored)]
         depths = {scored.draft.depth for scored in rows}
         ways = {replace(w.draft.mode, in_flight_bound=0) for w in rows}
-        left = [scored for scored in self._seen if scored.outcome is None]
-        left += [scored for _, _, scored in self._open]
+        opened = (scored for _, _, scored in self._open)
+        left = [scored for scored in (*self._seen, *opened) if scored.outcome is None]
         for scored in sorted(left, key=lambda w: w.min_cost):
             depth, mode = scored.draft.depth, scored.draft.mode
             if depth not in depths or mode not in ways:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 
@@ -98,8 +98,7 @@ class Cuts:
         self.merges_on = cache(self._merges_on)
         """How many virtual nodes a micro-batch may have on a kind of device."""
         self._fastest = cache(self._fastest_times)
-        kinds = {kind_of(device) for device in self.fleet.devices}
-        self._merges = sorted({1}.union(*map(self.merges_on, kinds)))
+        self._merges = sorted({1}.union(*map(self.merges_on, self.fleet.kinds)))
         """Virtual nodes that a micro-batch may have on some device."""
 
     # --- Kinds of devices ---------------------------------------------------------------
@@ -135,7 +134,7 @@ class Cuts:
             speed: Of the devices.
             nodes: Virtual nodes of a micro-batch; None is returned where none computes so many.
         """
-        kinds = {kind_of(d) for d in self.fleet.devices if speed in (None, d.speed)}
+        kinds = {kind for kind in self.fleet.kinds if speed in (None, kind[1])}
         able = [kind for kind in sorted(kinds) if nodes == 1 or nodes in self.merges_on(kind)]
         if not kinds:
             return self.times
@@ -386,13 +385,22 @@ class Cuts:
     ) -> list[WorkerBytes]:
         """Return the peak memory of the largest worker of each stage, whose committed state so
         many share."""
+        return list(self._each_needed(depth, mode, stage_bounds, replica_bounds, sharers))
+
+    def _each_needed(
+        self,
+        depth: int,
+        mode: modes.ExecutionMode,
+        stage_bounds: Sequence[int],
+        replica_bounds: Sequence[int],
+        sharers: int = 1,
+    ) -> Iterator[WorkerBytes]:
         count, width = self._replica_load(replica_bounds)
         runs = [range(a, b) for a, b in itertools.pairwise(stage_bounds)]
         loads, segments = self.loads(depth, mode, count), max(1, mode.segments)
-        return [
-            self._needed(tuple(runs[p::depth]), loads[p], mode.state, segments, width, sharers)
-            for p in range(depth)
-        ]
+        for p in range(depth):
+            stage = tuple(runs[p::depth])
+            yield self._needed(stage, loads[p], mode.state, segments, width, sharers)
 
     def _replica_load(self, replica_bounds: Sequence[int]) -> tuple[int, int]:
         """Return the facts about replicas that matter for memory.
@@ -440,8 +448,12 @@ class Cuts:
             needed = self._needed(run, loads[stage], mode.state, segments, width)
             return needed.beyond(room)
 
-        @cache
         def farthest(stage: int, start: int) -> int:
+            if (
+                sums_s[start] > stage * max_s
+                or sums_s[-1] - sums_s[start] > (depth - stage) * max_s
+            ):
+                return start  # the other stages could not take the rest
             # Longer runs need more.
             last = bisect.bisect_right(sums_s, sums_s[start] + max_s) - 1
             last = max(start, min(last, len(costs_s) - (depth - stage - 1)))
@@ -449,13 +461,14 @@ class Cuts:
             key = partial(excess, stage, start)
             return start + bisect.bisect_right(ends, 0, key=key)
 
-        def fits(stage: int, start: int, end: int) -> bool:
-            before_s, after_s = sums_s[start], sums_s[-1] - sums_s[end]
-            if before_s > stage * max_s or after_s > (depth - stage - 1) * max_s:
-                return False  # the other stages could not take the rest
-            return end <= farthest(stage, start)
-
-        return partition(costs_s, depth, fits, last_s, max_s)
+        reached = 0
+        for stage in range(depth):
+            begin, reached = reached, farthest(stage, reached)
+            if begin == reached:  # however many sections the stages before it take
+                return None
+        if reached < len(costs_s):
+            return None
+        return partition(costs_s, depth, farthest, last_s, max_s)
 
     def largest_bound(self, draft: modes.Draft, room: WorkerBytes) -> int | None:
         """Return the largest in-flight bound with which an even cut fits, if any does."""
@@ -488,12 +501,13 @@ class Cuts:
     def _search_bound(self, draft: modes.Draft, room: WorkerBytes, low: int, high: int) -> int:
         """Return the largest in-flight bound below ``high`` that fits, at least ``low``."""
         even, replicas = self.even_cut(draft), self.even_shares(draft)
+        middle = low + 1  # which is often too much already
         while high - low > 1:
-            middle = (low + high) // 2
             bounded = replace(draft.mode, in_flight_bound=middle)
-            needed = self.needed_bytes(draft.depth, bounded, even, replicas)
-            fits = largest(needed).beyond(room) <= 0
+            needed = self._each_needed(draft.depth, bounded, even, replicas)
+            fits = all(one.beyond(room) <= 0 for one in needed)
             low, high = (middle, high) if fits else (low, middle)
+            middle = (low + high) // 2
         return low
 
     def segmented(self, draft: modes.Draft, room: WorkerBytes) -> modes.ExecutionMode | None:

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 from spottrain.morphing.adapt.shares import ReplicaSpeed, replica_speed, share_virtual_nodes
@@ -17,7 +17,6 @@ from spottrain.morphing.memory.room import (
     WorkerBytes,
     largest,
     megabytes,
-    smallest,
     times,
     total,
 )
@@ -28,6 +27,7 @@ from spottrain.morphing.plan.placement import Device, DeviceKind, kind_of, place
 from spottrain.morphing.simulate.sharing import MAX_CROWDING, SharedCores, shared_cores
 from spottrain.morphing.simulate.simulator import (
     expect_step,
+    min_messages_s,
     slowest_sums_s,
     slowest_update_s,
     stale_step,
@@ -129,7 +129,7 @@ class Layouts:
         tried: set[WorkerBytes] = set()
         for order in fleet.orders:
             devices = fleet.take(order, draft.depth, draft.width)
-            room = smallest([device.room for device in devices])
+            room = fleet.smallest_room(devices)
             if room not in tried:
                 tried.add(room)
                 laid = self._lay_out_on(draft, devices, fleet, room, uneven)
@@ -310,7 +310,9 @@ class Layouts:
 
     def _may_differ(self, draft: Draft, devices: Sequence[Device]) -> bool:
         """Return whether replicas may get unlike shares, or micro-batches."""
-        kinds = {kind_of(device) for device in devices}
+        kinds = self.cuts.fleet.kinds
+        if len(kinds) > 1:
+            kinds = {kind_of(device) for device in devices}
         return len(kinds) > 1 or any(len(self._merges(draft, kind)) > 1 for kind in kinds)
 
     def _merges(self, draft: Draft, kind: DeviceKind) -> list[int]:
@@ -455,9 +457,20 @@ class Layouts:
             plan, inputs.profile, inputs.facts, inputs.reduction, self.cuts.compute
         )
 
-    def simulate(self, layout: PlanLayout) -> Plan:
-        """Return the plan of ``layout`` with its predicted times."""
-        expect = stale_step if self.inputs.semantics == "stale_by_one" else expect_step
+    def min_step_s(self, layout: PlanLayout) -> float:
+        """Return a lower bound on a mini-batch that only the placement tells."""
+        messages_s = min_messages_s(layout.plan, self.inputs.profile, self.cuts.compute)
+        return messages_s / self.cuts.compute.lanes
+
+    def simulate(self, layout: PlanLayout, limit_s: float = math.inf) -> Plan:
+        """Return the plan of ``layout`` with its predicted times.
+
+        Raises:
+            TooSlowError: It was given up, since it takes longer than ``limit_s``.
+        """
+        expect = partial(expect_step, limit_s=limit_s)
+        if self.inputs.semantics == "stale_by_one":
+            expect = partial(stale_step)
         step = expect(
             layout.plan,
             self.inputs.profile,

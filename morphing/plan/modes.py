@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from spottrain.morphing.memory.room import WorkerBytes, largest
+from spottrain.morphing.memory.room import WorkerBytes, largest, smallest
 from spottrain.morphing.plan import placement
 from spottrain.morphing.plan.inputs import PlanInputs
-from spottrain.morphing.plan.placement import Device
+from spottrain.morphing.plan.placement import Device, kind_of
 from spottrain.wire.model import ScheduleKind, StateHome
 
 RUNNABLE: tuple[ScheduleKind, ...] = ("varuna", "1f1b", "gpipe", "interleaved")
@@ -120,7 +121,9 @@ class DeviceFleet:
             if order not in self.orders:
                 self.orders.append(order)
         self.speeds = sorted({d.speed for d in self.devices}, reverse=True)
-        rooms = [device.room for device in self.devices] or [WorkerBytes(0)]
+        rooms = sorted({device.room for device in self.devices}) or [WorkerBytes(0)]
+        self._room = rooms[0] if len(rooms) == 1 else None
+        self.kinds = {kind_of(device) for device in self.devices}
         unlimited = {
             kind: 0
             for kind in ("host", "locked")
@@ -135,6 +138,10 @@ class DeviceFleet:
         prices = sorted(d.usd_per_hour for d in self.devices)
         self.min_usd_per_hour = [0.0, *itertools.accumulate(prices)]
         self._sizes = Counter(self.vm_slots.values())
+
+    def smallest_room(self, devices: Sequence[Device]) -> WorkerBytes:
+        """Return the least of each memory that any of some devices has."""
+        return self._room or smallest([device.room for device in devices])
 
     @cached_property
     def cores(self) -> int | None:

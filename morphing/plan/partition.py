@@ -16,13 +16,13 @@ from spottrain.morphing.errors import PlanError
 from spottrain.morphing.schedules.types import Numbers
 
 Costs = npt.NDArray[np.float64]
-Fits = Callable[[int, int, int], bool]
+Farthest = Callable[[int, int], int]
 
 
 def partition(
     costs_s: Sequence[float],
     stages: int,
-    fits: Fits | None = None,
+    farthest: Farthest | None = None,
     last_costs_s: Sequence[float] | None = None,
     max_s: float = math.inf,
 ) -> tuple[int, ...] | None:
@@ -35,11 +35,11 @@ def partition(
         costs_s: Time of each section for one micro-batch, 0 or more. Embedding and head
             are sections like all others, as long as they were measured.
         stages: Number of stages.
-        fits: Called as ``fits(stage, start, end)``: whether that stage can hold the
-            sections from ``start`` up to ``end``; all can if not given.
+        farthest: Called as ``farthest(stage, start)``: up to which end that stage can hold
+            the sections from ``start`` on, ``start`` if not even one; any if not given.
         last_costs_s: Time of each section where it is in the last stage, which may
             differ because that stage never recomputes; ``costs_s`` if not given.
-        max_s: Maximum of every stage; ``fits`` is not asked about longer ones.
+        max_s: Maximum of every stage.
 
     Returns:
         Bounds of the stages, or ``None`` if no cut fits.
@@ -62,9 +62,9 @@ def partition(
         )
     run_costs = [_run_costs(costs_s, max_s), _run_costs(last_costs_s, max_s)]
     which = [0] * (stages - 1) + [1]
-    if fits is not None:
+    if farthest is not None:
         by_stage = enumerate(which)
-        run_costs = [_allowed(run_costs[w], stages, p, fits) for p, w in by_stage]
+        run_costs = [_allowed(run_costs[w], stages, p, farthest) for p, w in by_stage]
         which = list(range(stages))
     bottleneck, bounds = _cut(np.stack(run_costs), which)
     return None if bottleneck == math.inf else tuple(bounds.tolist())
@@ -114,17 +114,14 @@ def _run_costs(costs_s: Sequence[float], max_s: float) -> Costs:
     return np.where(allowed, runs, np.inf)
 
 
-def _allowed(runs: Costs, stages: int, stage: int, fits: Fits) -> Costs:
+def _allowed(runs: Costs, stages: int, stage: int, farthest: Farthest) -> Costs:
     """Return ``runs`` with those infinite that ``stage`` cannot hold."""
     allowed = np.full_like(runs, np.inf)
     count = len(runs) - 1
     # The stages before and after need a section each.
-    before = range(stage, count - (stages - stage) + 1) if stage else [0]
-    for start in before:
-        end = count - (stages - stage - 1)
-        for stop in range(start + 1, end + 1) if stage < stages - 1 else [count]:
-            if math.isfinite(runs[start, stop]) and fits(stage, start, stop):
-                allowed[start, stop] = runs[start, stop]
+    for start in range(stage, count - (stages - stage) + 1) if stage else [0]:
+        end = min(farthest(stage, start), count - (stages - stage - 1))
+        allowed[start, : end + 1] = runs[start, : end + 1]
     return allowed
 
 

@@ -6,6 +6,9 @@ so that what happens at the same instant is seen at the same instant.
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -137,6 +140,7 @@ def simulate_pipeline(
     jitter: Jitter | None = None,
     fast_forward: bool = True,
     asynchronous: bool = False,
+    limit_s: float = math.inf,
 ) -> PipelineRun:
     """Simulate one replica's mini-batch.
 
@@ -158,10 +162,12 @@ def simulate_pipeline(
         fast_forward: Whether to skip the steady state; ``False`` for comparison.
         asynchronous: Whether devices compute by themselves, as GPUs do, so that a stage
             chooses its next task before the ones before are done.
+        limit_s: When it should end: one that keeps a pace at which it would not is given up.
 
     Raises:
         PlanError: Numbers of stages and links do not fit the lists, or a time is
             negative or not finite.
+        TooSlowError: It was given up.
     """
     schedule = lists if isinstance(lists, Schedule) else _packed(lists)
     if not jitter and _never_waits(schedule):
@@ -177,6 +183,7 @@ def simulate_pipeline(
         jitter=jitter,
         fast_forward=fast_forward,
         asynchronous=asynchronous,
+        limit_s=limit_s,
     )
 
 
@@ -250,6 +257,7 @@ def _play(
     fast_forward: bool,
     asynchronous: bool,
     records: Records | None = None,
+    limit_s: float = math.inf,
 ) -> PipelineRun:
     """Play a mini-batch event by event; see ``simulate_pipeline``."""
     parts = [_parts(stage, schedule.chunks) for stage in stages]
@@ -268,6 +276,7 @@ def _play(
         is_asynchronous=asynchronous,
         watched=once.index(max(once)) if fast_forward and not jitter else None,
         records=records,
+        deadline=limit_s * NANOSECONDS,
     )
     return PipelineRun(
         finish_s=tuple([stage.finish / NANOSECONDS for stage in played]),
@@ -313,6 +322,15 @@ def _carriers(links: Sequence[Link]) -> list[list[tuple[int, int]]]:
             ways.append((nics.setdefault(out, len(nics)), nics.setdefault(into, len(nics))))
         carriers.append(ways)
     return carriers
+
+
+def busiest_s(links: Sequence[Link]) -> float:
+    """Return how long the messages of a micro-batch take the link or NIC with most of them."""
+    taken: Counter[int] = Counter()
+    for link, ways in zip(links, _carriers(links), strict=True):
+        for carrier in itertools.chain(*map(set, ways)):
+            taken[carrier] += math.floor(link.transfer_s * NANOSECONDS)
+    return max(taken.values(), default=0) / NANOSECONDS
 
 
 def _packed(lists: Sequence[StageSchedule]) -> Schedule:

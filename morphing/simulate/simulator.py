@@ -12,17 +12,18 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.schedules.lists import compact_schedule
 from spottrain.morphing.simulate import reducing
 from spottrain.morphing.simulate.compute import CPU, Compute, update_s
+from spottrain.morphing.simulate.loops.play import TooSlowError
 from spottrain.morphing.simulate.replica import (
     Jitter,
     Link,
     PipelineRun,
     StageTimes,
+    busiest_s,
     simulate_pipeline,
 )
 from spottrain.morphing.simulate.sharing import SharedCores
@@ -52,6 +53,10 @@ MAX_PLAYED_REPLICAS = 4
 """Maximum number of replicas with random numbers of their own; more reuse those of the
 first."""
 
+MAX_RUNS = 1024
+_RUNS: dict[object, PipelineRun] = {}
+"""Replicas that were played to their end, for the plans that have them too."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
@@ -77,6 +82,7 @@ def simulate_step(
     seed: int | None = None,
     compute: Compute = CPU,
     sharing: SharedCores | None = None,
+    limit_s: float = math.inf,
 ) -> StepTime:
     """Return the times of one mini-batch under ``plan``.
 
@@ -97,6 +103,10 @@ def simulate_step(
         compute: What workers compute on: it decides where updates are made.
         sharing: Cores that ranks share: tasks, sums and updates take at least their work
             over the cores, which is a lower bound; not given: each has a core of its own.
+        limit_s: It is given up where a pipeline keeps a pace at which it takes longer.
+
+    Raises:
+        TooSlowError: It takes longer than ``limit_s``.
     """
     depth, width = plan.pipeline_depth, plan.data_parallel_width
     profiles = [profile] * (depth * width) if profiles is None else profiles
@@ -104,18 +114,27 @@ def simulate_step(
         raise PlanError(
             f"a plan of {depth * width} slots needs as many profiles: got {len(profiles)}"
         )
-    runs = _run_replicas(plan, profile, compute, facts, reduction, profiles, seed)
-    prepared_s: dict[Network, float] = {
-        network: _prepared_s(plan, facts, profile, reducer, runs, sharing)
-        for network, reducer in _reducers(plan, profile, reduction, compute)
-    }
-    network = min(prepared_s, key=prepared_s.__getitem__)
     between_vms = len({slot.vm_id for slot in plan.slots}) > 1
-    step_s = prepared_s[network]
-    step_s += reducing.gather_s(profile, depth * width, between_vms)
-    step_s += slowest_update_s(
+    gather_s = reducing.gather_s(profile, depth * width, between_vms)
+    applied_s = slowest_update_s(
         plan, profile, facts, profiles, compute, reduction=reduction, sharing=sharing
     )
+    reducers = dict(_reducers(plan, profile, reduction, compute))
+    stage_bytes = _stage_bytes(plan, facts)
+    sums_s = {
+        network: [reducer.sum_s(p, size) for p, size in enumerate(stage_bytes)]
+        for network, reducer in reducers.items()
+    }
+    drained_s = limit_s - gather_s - applied_s - min(map(min, sums_s.values()))
+    runs = _run_replicas(
+        plan, profile, compute, facts, reduction, profiles, seed, drained_s, sharing is not None
+    )
+    prepared_s: dict[Network, float] = {
+        network: _prepared_s(plan, facts, profile, own_s, runs, sharing)
+        for network, own_s in sums_s.items()
+    }
+    network = min(prepared_s, key=prepared_s.__getitem__)
+    step_s = prepared_s[network] + gather_s + applied_s
     pipeline_s = max(max(run.finish_s) for run in runs)
     if sharing is not None:
         pipeline_s = max(pipeline_s, sharing.least_s(_task_works_s(runs)))
@@ -151,16 +170,15 @@ def _prepared_s(
     plan: Plan,
     facts: ModelFacts,
     profile: Profile,
-    reducer: reducing.Reducer,
+    sums: Sequence[float],
     runs: Sequence[PipelineRun],
     sharing: SharedCores | None,
 ) -> float:
-    """Return when all stages have their sums after ``runs``."""
+    """Return when all stages have their sums, which take ``sums`` after ``runs``."""
     drained = [max(run.finish_s[p] for run in runs) for p in range(plan.pipeline_depth)]
-    sums = [reducer.sum_s(p, size) for p, size in enumerate(_stage_bytes(plan, facts))]
     reduced = [at_s + sum_s for at_s, sum_s in zip(drained, sums, strict=True)]
     if sharing is not None:
-        every = sums * plan.data_parallel_width
+        every = [*sums] * plan.data_parallel_width
         works = [task + own for task, own in zip(_task_works_s(runs), every, strict=True)]
         least_s = sharing.least_s(works)
         reduced = [max(at_s, least_s) for at_s in reduced]
@@ -234,6 +252,7 @@ def expect_step(
     profiles: Sequence[Profile] | None = None,
     compute: Compute = CPU,
     sharing: SharedCores | None = None,
+    limit_s: float = math.inf,
 ) -> StepTime:
     """Return the expected times of a mini-batch where links jitter.
 
@@ -241,9 +260,12 @@ def expect_step(
     slows it down. Arguments are those of ``simulate_step``; where links are calm
     (``CALM``) so is the result, otherwise it is the mean over ``SEEDS``, and never
     less.
+
+    Raises:
+        TooSlowError: It takes longer than ``limit_s``.
     """
 
-    def play(plan: Plan, seed: int | None) -> StepTime:
+    def play(plan: Plan, seed: int | None, limit_s: float = math.inf) -> StepTime:
         return simulate_step(
             plan,
             profile,
@@ -253,9 +275,10 @@ def expect_step(
             seed=seed,
             compute=compute,
             sharing=sharing,
+            limit_s=limit_s,
         )
 
-    calm = play(plan, None)
+    calm = play(plan, None, limit_s)
     if _is_calm(plan, profile, profiles or (profile,), compute):
         return calm
     settled = replace(plan, network=calm.network)
@@ -407,27 +430,50 @@ def _run_replicas(
     reduction: Reduction,
     profiles: Sequence[Profile],
     seed: int | None,
+    limit_s: float,
+    each: bool,
 ) -> list[PipelineRun]:
-    """Simulate every replica, equal ones once (with jitter: a few times)."""
-    depth = plan.pipeline_depth
+    """Simulate every replica, equal ones once (with jitter: a few times): ``each`` with the
+    micro-batches that it has, or as if equal ones had those of the largest.
+
+    Raises:
+        TooSlowError: One of them takes longer than ``limit_s``.
+    """
+    depth, width = plan.pipeline_depth, plan.data_parallel_width
+    counts = [len(plan.microbatches_of(replica)) for replica in range(width)]
+    rows = wire_replicas(plan, profile, compute)
     known: dict[object, PipelineRun] = {}
-    runs = []
-    for replica, links in enumerate(wire_replicas(plan, profile, compute)):
-        count, size = len(plan.microbatches_of(replica)), plan.microbatch_size_of(replica)
+    runs: dict[int, PipelineRun] = {}
+    # Those with fewer micro-batches are no longer at them than equal ones with more.
+    for replica in sorted(range(width), key=lambda replica: -counts[replica]):
+        links, size = rows[replica], plan.microbatch_size_of(replica)
         own = profiles[replica * depth : (replica + 1) * depth]
         chance = seed
         if seed is not None:
             chance = seed + SEEDS.stop * (replica % MAX_PLAYED_REPLICAS)
         # Equal links are one tuple, and equal devices have one profile.
-        key = count, size, tuple(map(id, own)), id(links), chance
+        key = counts[replica] if each else 0, size, tuple(map(id, own)), id(links), chance
         if key not in known:
             stages = tuple(
                 _stage_times(plan, p, device, size, facts, reduction)
                 for p, device in enumerate(own)
             )
-            known[key] = _play(plan, count, stages, links, chance, compute.on_gpu)
-        runs.append(known[key])
-    return runs
+            known[key] = _play(
+                plan, counts[replica], stages, links, chance, compute.on_gpu, limit_s
+            )
+            if max(known[key].finish_s) > limit_s:
+                raise TooSlowError
+        runs[replica] = known[key]
+    return [runs[replica] for replica in range(width)]
+
+
+def min_messages_s(plan: Plan, profile: Profile, compute: Compute) -> float:
+    """Return the least time in which all messages of a mini-batch pass the links and NICs that
+    the plan's slots give them."""
+    rows = wire_replicas(plan, profile, compute)
+    taken_s = {id(row): busiest_s(row) for row in {id(row): row for row in rows}.values()}
+    counts = (len(plan.microbatches_of(replica)) for replica in range(len(rows)))
+    return max(count * taken_s[id(row)] for count, row in zip(counts, rows, strict=True))
 
 
 def _stage_times(
@@ -470,13 +516,14 @@ def _play(
     links: tuple[Link, ...],
     seed: int | None,
     on_gpu: bool,
+    limit_s: float,
 ) -> PipelineRun:
     """Play a replica of ``count`` micro-batches."""
     jitter = None if seed is None else Jitter(seed=seed)
     how = plan.schedule, plan.recompute, plan.chunks, plan.in_flight_bound
 
     def run(count: int, jitter: Jitter | None) -> PipelineRun:
-        return _played(count, stages, links, how, jitter, on_gpu)
+        return _played(count, stages, links, how, jitter, on_gpu, limit_s)
 
     depth = plan.pipeline_depth
     brief = max(1, MAX_PLAYED_MICROBATCHES // depth) * depth
@@ -488,7 +535,6 @@ def _play(
     return replace(calm, finish_s=tuple(slower * at_s for at_s in calm.finish_s))
 
 
-@lru_cache(maxsize=1024)
 def _played(
     count: int,
     stages: tuple[tuple[StageTimes, ...], ...],
@@ -496,12 +542,27 @@ def _played(
     how: tuple[ScheduleKind, bool, int, int | None],
     jitter: Jitter | None,
     on_gpu: bool,
+    limit_s: float,
 ) -> PipelineRun:
     """Play ``count`` micro-batches: plans that differ in their width, their home of state or
     their VMs have many replicas in common."""
-    schedule, recompute, chunks, bound = how
-    lists = compact_schedule(schedule, len(stages), count, recompute=recompute, chunks=chunks)
-    return simulate_pipeline(lists, stages, links, bound=bound, jitter=jitter, asynchronous=on_gpu)
+    key = count, stages, links, how, jitter, on_gpu
+    if key not in _RUNS:
+        schedule, recompute, chunks, bound = how
+        lists = compact_schedule(schedule, len(stages), count, recompute=recompute, chunks=chunks)
+        run = simulate_pipeline(
+            lists,
+            stages,
+            links,
+            bound=bound,
+            jitter=jitter,
+            asynchronous=on_gpu,
+            limit_s=math.inf if jitter else limit_s,
+        )
+        if len(_RUNS) == MAX_RUNS:
+            _RUNS.clear()
+        _RUNS[key] = run
+    return _RUNS[key]
 
 
 def _tied_s(plan: Plan, facts: ModelFacts, profile: Profile, reduced_s: Sequence[float]) -> float:

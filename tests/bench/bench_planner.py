@@ -29,14 +29,14 @@ MAX_BYTES = 300e6
 
 @dataclass(frozen=True)
 class Case:
-    """A decision and what it may take."""
+    """A decision and the seconds of CPU that it may take."""
 
     gpus: int
     minibatch_size: int
     max_s: float
 
 
-CASES = (Case(128, 8192, 0.5), Case(1024, 8192, 1.0), Case(10_000, 1_000_000, 3.0))
+CASES = (Case(128, 8192, 0.5), Case(1024, 8192, 0.6), Case(10_000, 1_000_000, 1.5))
 
 
 def inputs_of(case: Case) -> PlanInputs:
@@ -84,7 +84,7 @@ def decide(number: int) -> None:
                 "weighed": len(choice.candidates),
                 "wall_s": round(took_s, 3),
                 "cpu_s": round(cpu_s, 3),
-                "may_take_s": case.max_s,
+                "may_take_cpu_s": case.max_s,
                 "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             }
         )
@@ -100,7 +100,7 @@ def main() -> int:
         line = done.stdout.strip().splitlines()[-1]
         print(line, flush=True)
         took = json.loads(line)
-        slow = took["wall_s"] > case.max_s or took["peak_rss_bytes"] > MAX_BYTES
+        slow = took["cpu_s"] > case.max_s or took["peak_rss_bytes"] > MAX_BYTES
         failed += slow
     return failed
 

@@ -8,7 +8,8 @@ fast-forward ends in the state of the run without it, to the nanosecond.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -47,8 +48,8 @@ def counts_of(stages: Sequence[Stage]) -> list[Counts]:
 
 def state_of(
     stages: Sequence[Stage], free: Sequence[int], events: Sequence[Event], now: int
-) -> list[tuple[int, ...]]:
-    """Return what decides, besides counts, what happens next; times are from ``now`` on.
+) -> Iterator[tuple[int, ...]]:
+    """Yield what decides, besides counts, what happens next; times are from ``now`` on.
 
     Args:
         stages: All of them.
@@ -56,22 +57,16 @@ def state_of(
         events: Those to come.
         now: The moment.
     """
-    state: list[tuple[int, ...]] = [
-        (
-            s.run,
-            s.offset,
-            s.listed,
-            s.graph_kept,
-            s.queued,
-            s.chosen,
-            s.running,
-            s.until - now if s.running != NOTHING else 0,
-        )
-        for s in stages
-    ]
-    state.append(tuple([max(until - now, 0) for until in free]))
-    state += sorted([(time - now, what, p, chunk) for time, what, p, chunk in events])
-    return state
+    for s in stages:
+        until = s.until - now if s.running != NOTHING else 0
+        yield s.run, s.offset, s.listed, s.graph_kept, s.queued, s.chosen, s.running, until
+    yield tuple([max(until - now, 0) for until in free])
+    yield from sorted([(time - now, what, p, chunk) for time, what, p, chunk in events])
+
+
+def same(state: Iterator[tuple[int, ...]], then: Sequence[tuple[int, ...]]) -> bool:
+    """Return whether a state is one of an earlier moment; most differ in their first stage."""
+    return all(a == b for a, b in itertools.zip_longest(state, then))
 
 
 def clear(before: int, after: int, falls: int) -> int:

@@ -103,6 +103,16 @@ def test_interleaving_divides_the_bubble_by_the_chunks(
     assert max(got.finish_s) == pytest.approx(expected)
 
 
+@given(pipelines(longest=400), st.none() | st.integers(1, 8))
+def test_a_mini_batch_that_ends_in_time_is_not_given_up(
+    pipeline: tuple[Schedule, list[StageTimes], list[Link]], bound: int | None
+) -> None:
+    run = simulate_pipeline(*pipeline, bound=bound)
+    limit_s = max(run.finish_s)
+    again = simulate_pipeline(*pipeline, bound=bound, fast_forward=False)
+    assert simulate_pipeline(*pipeline, bound=bound, limit_s=limit_s) == run == again
+
+
 def critical_path_s(schedule: Schedule, stages: list[StageTimes], links: list[Link]) -> float:
     """A bound for any conduct: the way to a stage, its work, and the way back."""
     bound = way = Fraction(0)
