@@ -221,7 +221,7 @@ class Layouts:
         together = min(draft.width, fleet.most_slots) * size
         if inputs.semantics == "stale_by_one" or together < 2:
             return None
-        room = smallest([device.room for device in devices])
+        room = fleet.smallest_room(devices)
         bounds, replicas = self.cuts.even_cut(draft), self.cuts.even_shares(draft)
         least = self.cuts.needed_bytes(draft.depth, draft.mode, bounds, replicas, together)
         if largest(least).beyond(room) > 0:

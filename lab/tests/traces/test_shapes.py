@@ -132,7 +132,7 @@ def sections_of(*sections: SectionProfile) -> Workload:
     return profile_of(microbatches=(measured,))
 
 
-def link_of(**changes: float) -> Workload:
+def link_of(**changes: Any) -> Workload:
     return profile_of(between_vms=replace(workload().profile.between_vms, **changes))
 
 

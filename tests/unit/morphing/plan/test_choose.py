@@ -117,7 +117,7 @@ def plan_of(case: PlanInputs) -> Plan:
     return plan
 
 
-def linked(profile: Profile, **changes: float) -> Profile:
+def linked(profile: Profile, **changes: Any) -> Profile:
     """Return ``profile`` over other links."""
     link = replace(profile.between_vms, **changes)
     return replace(profile, within_vm=link, between_vms=link)
