@@ -93,7 +93,8 @@ def assign(
         why_none: Why there are no GPUs, if there are none.
 
     Raises:
-        UnfitVmError: It has no GPU, or too few, and the job wants to compute on GPUs.
+        UnfitVmError: It has no GPU, or too few, and the job wants to compute on GPUs; or slots
+            would drive GPUs of several types, where a VM is measured and planned as one.
     """
     if choice == "gpu" and not gpus:
         raise UnfitVmError(
@@ -112,6 +113,11 @@ def assign(
         )
     first = first_gpu if num_slots < len(gpus) else 0
     chosen = [gpus[(first + slot) % len(gpus)] for slot in range(num_slots)]
+    if len(types := sorted({gpu.name for gpu in chosen})) > 1:
+        raise UnfitVmError(
+            f"its slots would drive GPUs of several types: got {', '.join(types)}; let its agent see "
+            "those of one (CUDA_VISIBLE_DEVICES)"
+        )
     slots_on = Counter(gpu.uuid for gpu in chosen)
     shares = tuple(
         _share(gpu.memory_bytes, slots_on[gpu.uuid], slot_memory_bytes) for gpu in chosen

@@ -74,6 +74,13 @@ def test_cpus_never_stand_in_for_gpus() -> None:
         assign("auto", [facts(is_partitioned=True)], 1, cores=4)
 
 
+def test_slots_of_a_vm_drive_gpus_of_one_type() -> None:
+    gpus = [facts(0, name="NVIDIA L4"), facts(1, name="Tesla T4"), facts(2, name="Tesla T4")]
+    with pytest.raises(UnfitVmError, match="several types: got NVIDIA L4, Tesla T4; let its agent"):
+        assign("gpu", gpus, 3, cores=4)
+    assert assign("gpu", gpus[1:], 2, cores=4).devices == tuple(map(device_of, gpus[1:]))
+
+
 def test_a_device_names_its_gpu() -> None:
     assert device_of(facts(3)) == "cuda:GPU-00000003-aaaa"
 
