@@ -31,7 +31,10 @@ from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.manager_location import RemoteManager
 from spottrain.varuna_manager.jobs.measurements import Measurements
 from spottrain.varuna_manager.jobs.replication import stored_job
-from spottrain.varuna_manager.launch import control, manager_job, manager_pod, manager_vm
+from spottrain.varuna_manager.launch import control
+from spottrain.varuna_manager.launch.manager import batch_job
+from spottrain.varuna_manager.launch.manager import pod as manager_pod
+from spottrain.varuna_manager.launch.manager import vm as manager_vm
 from spottrain.varuna_manager.launch.providers import open_cloud
 from spottrain.varuna_manager.launch.ssh_command import argv_to, ssh_program
 from spottrain.varuna_manager.launch.submit import end_of
@@ -114,11 +117,11 @@ def _begin_on_cluster(job: JobDir) -> bool:
     if (pod := manager_pod.pod_of(job)) is not None:
         manager_pod.start(job, pod, say)
         return True
-    if (slurm := manager_job.slurm_of(job)) is None:
+    if (slurm := batch_job.slurm_of(job)) is None:
         return False
     if slurm.login == HERE:
         config = job.config()
-        manager_job.start(job, environment_of(config.env, config.secrets), say)
+        batch_job.start(job, environment_of(config.env, config.secrets), say)
     else:
         manager_vm.start_on_login_node(job, slurm, say)
     return True
@@ -187,7 +190,7 @@ def _finish_launch(job: JobDir, command: str) -> None:
 
 def _end_there(job: JobDir, manager: RemoteManager) -> None:
     """Have the manager end at once, if it can be reached, and reclaim the job."""
-    if (slurm := manager_job.slurm_of(job)) is not None:
+    if (slurm := batch_job.slurm_of(job)) is not None:
         code = run_there(job, manager, ["down", job.name, "--yes"])
         if code and manager.started:
             raise typer.Exit(code)
@@ -207,7 +210,7 @@ def run_there(job: JobDir, manager: RemoteManager, argv: Sequence[str]) -> int:
         call = pod.argv(manager_pod.command_in_pod(argv), terminal=terminal)
         code = subprocess.run(call, check=False).returncode
         return LOST if code and pod.look() is None else code
-    if (slurm := manager_job.slurm_of(job)) is not None:
+    if (slurm := batch_job.slurm_of(job)) is not None:
         command = manager_vm.run_there(job, argv)
         call = manager_vm.login_argv(slurm.login, command, terminal=terminal)
     else:
@@ -234,7 +237,7 @@ def _call_to_vm(
 
 def _is_batch_job_here(job: JobDir) -> bool:
     """Return whether a job's manager is a batch job that works on the folder here."""
-    slurm = manager_job.slurm_of(job)
+    slurm = batch_job.slurm_of(job)
     return slurm is not None and slurm.login == HERE
 
 
@@ -242,8 +245,8 @@ def _forward_to_batch_job(job: JobDir, command: str, manager: RemoteManager) -> 
     """As ``forward_command``: what does not reach a manager runs here, where its folder is."""
     if not manager.started and command != "down":
         _finish_launch(job, command)
-    found = manager_job.find(job)
-    if found is not None and manager_job.is_within(found):
+    found = batch_job.find(job)
+    if found is not None and batch_job.is_within(found):
         return
     if found is not None and found.state is VmState.RUNNING and command != "ssh":
         argv = ["stop", job.name, "--now"] if command == "down" else sys.argv[1:]
@@ -260,7 +263,7 @@ def _forward_to_batch_job(job: JobDir, command: str, manager: RemoteManager) -> 
             )
         say(f"job {job.name}: its manager {does}")
     if command == "down":
-        manager_job.end(job)
+        batch_job.end(job)
     if command == "down" or found is None:
         manager_location.forget(job)
 
@@ -269,7 +272,7 @@ def run_in_batch_job(job: JobDir, number: int, argv: Sequence[str]) -> int:
     """Run one of our commands in the batch job of a manager; return its exit code."""
     cli = [sys.executable, "-P", "-m", "spottrain.varuna_manager.cli.main", *argv]
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    step = manager_job.step_argv(number, cli, terminal=terminal)
+    step = batch_job.step_argv(number, cli, terminal=terminal)
     code = subprocess.run(step, check=False).returncode
     # The end of the manager ends its batch job, and this step with it.
     if code and (end := end_of(job)):
@@ -278,7 +281,7 @@ def run_in_batch_job(job: JobDir, number: int, argv: Sequence[str]) -> int:
 
 
 def _watch_batch_job(job: JobDir) -> int:
-    found = manager_job.find(job)
+    found = batch_job.find(job)
     if found is None or found.state is not VmState.RUNNING:
         return _outcome(job) if end_of(job) else 0
     return run_in_batch_job(job, found.number, ["status", job.name, "--watch"])
@@ -326,7 +329,7 @@ def reclaim(job: JobDir, manager: RemoteManager, *, ended: bool = False) -> bool
             return False
         time.sleep(POLL_S)
     config = job.config()
-    if (slurm := manager_job.slurm_of(job)) is not None:
+    if (slurm := batch_job.slurm_of(job)) is not None:
         if not over:
             raise ManagerVmError(
                 f"job {job.name}: the login node does not answer; try again in a few minutes"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.unit.varuna_manager.launch.test_manager_vm import config_of
+from tests.unit.varuna_manager.launch.manager.test_manager_vm import config_of
 from tests.unit.varuna_manager.story import SETTINGS
 
 from spottrain.varuna_manager.core.model import events as e

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from spottrain.varuna_manager.jobs.folder import JobDir
-from spottrain.varuna_manager.launch.manager_vm_bundle import (
+from spottrain.varuna_manager.launch.manager.bundle import (
     bundle,
     needed,
     pinned,

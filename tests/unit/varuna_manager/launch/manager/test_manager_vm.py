@@ -20,8 +20,8 @@ from spottrain.varuna_manager.config.manager_vm import DEFAULTS, IDENTITY
 from spottrain.varuna_manager.jobs import manager_location
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.manager_location import OwnVm, RemoteManager
-from spottrain.varuna_manager.launch.manager_vm import config_there, renting, requests
-from spottrain.varuna_manager.launch.manager_vm_bundle import root_of
+from spottrain.varuna_manager.launch.manager.bundle import root_of
+from spottrain.varuna_manager.launch.manager.vm import config_there, renting, requests
 from spottrain.varuna_manager.launch.submit import check_manager
 
 NAMED: dict[str, dict[str, Any]] = {

@@ -1,6 +1,6 @@
 """``launch --manager-vm`` on Slurm: the manager is a batch job, and found again as one.
 
-    python -P -m spottrain.varuna_manager.launch.manager_job JOB_FOLDER
+    python -P -m spottrain.varuna_manager.launch.manager.batch_job JOB_FOLDER
 
 submits it; its input is one JSON object: the manager's environment. Nothing about the batch
 job is kept on disk: its comment has the job's unique id. Login node and nodes share the job's

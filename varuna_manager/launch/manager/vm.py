@@ -35,7 +35,7 @@ from spottrain.varuna_manager.jobs.bucket import folder_mark
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.follow import uid_of
 from spottrain.varuna_manager.jobs.manager_location import OwnVm, RemoteManager
-from spottrain.varuna_manager.launch.manager_vm_bundle import (
+from spottrain.varuna_manager.launch.manager.bundle import (
     bundle,
     prepare_script,
     root_of,
@@ -360,7 +360,7 @@ def start_on_login_node(job: JobDir, slurm: SlurmConfig, say: Say) -> None:
         extras=(),
         config=config.model_copy(update=here),
         files={},
-        keeper="spottrain.varuna_manager.launch.manager_job",
+        keeper="spottrain.varuna_manager.launch.manager.batch_job",
         is_ours=False,
     )
     start_at(job, manager, site, _shell(slurm), say)

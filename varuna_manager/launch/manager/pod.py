@@ -1,6 +1,6 @@
 """``launch --manager-vm`` on Kubernetes: the manager is a pod.
 
-    python -P -m spottrain.varuna_manager.launch.manager_pod JOB_FOLDER
+    python -P -m spottrain.varuna_manager.launch.manager.pod JOB_FOLDER
 
 starts it in that pod, once the job is there; its input is one JSON object: the manager's
 environment. The pod's program becomes what keeps the manager running, and ends with it.
@@ -30,8 +30,8 @@ from spottrain.varuna_manager.jobs import manager_location
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.follow import uid_of
 from spottrain.varuna_manager.jobs.manager_location import RemoteManager
-from spottrain.varuna_manager.launch import manager_vm
-from spottrain.varuna_manager.launch.manager_job import keeper, write_environment
+from spottrain.varuna_manager.launch.manager import vm as manager_vm
+from spottrain.varuna_manager.launch.manager.batch_job import keeper, write_environment
 from spottrain.varuna_manager.launch.submit import end_of
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""The managers of jobs on machines of their own: VMs, batch jobs and pods."""
