@@ -226,6 +226,7 @@ def main() -> None:
     parser.add_argument("--lost", type=float, default=0.0, help="losses a day")
     parser.add_argument("--dearer", type=float, default=MUCH, help="at least")
     parser.add_argument("--below", type=float, default=1e9, help="and less than this")
+    parser.add_argument("--days", type=int, nargs="*", default=DAYS, help="lengths of the jobs")
     args = parser.parse_args()
     prices = list(parse_prices(args.prices.read_text()).days.values())
     clouds = [{place.cloud for place in day} for day in prices]
@@ -237,7 +238,7 @@ def main() -> None:
     print("|---" * 12 + "|")
     for model in THROUGHPUTS:
         days = each_day(prices, model, "")[since:]
-        for lasts in DAYS:
+        for lasts in args.days:
             found = [Window(days[n:], lasts, n) for n in range(len(days) - lasts)]
             found = [one for one in found if args.dearer <= one.dearer < args.below]
             if found:

@@ -2,8 +2,8 @@
 
 A job may run in any of several options: so many VMs of each kind, and what it trains there.
 One option for each kind is Gavel's job of a fixed scale factor; the corners of the concave hull
-of throughput over VMs make the job elastic; an option over two kinds is a heterogeneous
-allocation (VirtualFlow, section 6.5.2). A share is the part of the time spent in an option,
+of throughput over VMs make the job elastic. The programs also take options over two kinds
+(VirtualFlow, section 6.5.2), of which a pool makes none. A share is the part of the time spent in an option,
 which for a hull is the same as a size between two corners.
 """
 

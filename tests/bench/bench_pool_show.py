@@ -29,7 +29,7 @@ from spottrain.varuna_manager.jobs.follow import read_state
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = ("thesis", "paper", "urgent")
-SOONER, MINUTES = 0.4, 4
+SOONER = 0.4
 MAIN = "from spottrain.varuna_manager.cli.main import main; main()"
 WITHOUT = (
     "from spottrain.varuna_manager.cli.pool import submit; submit.machine_of = lambda config: ''; "
@@ -158,7 +158,6 @@ def main(arguments: Sequence[str]) -> None:
         return
     assert sooner >= SOONER
     assert all_s < one_by_one_s
-    assert all_s < MINUTES * 60
 
 
 if __name__ == "__main__":

@@ -57,6 +57,8 @@ def fleet_rated(transition: Transition, event: FleetRated) -> None:
     decision = before.decision if trains else None
     rated = replace(before, terms=event.terms, elsewhere=event.elsewhere)
     transition.put(replace(rated, seen=(), decision=decision))
+    if event.elsewhere != before.elsewhere:  # what kept the job from moving there may be over
+        transition.put(replace(transition.state.market, considered=-1))
 
 
 def advance(transition: Transition) -> None:

@@ -157,6 +157,8 @@ def _late(state: PoolState, jobs: list[PoolJob]) -> frozenset[str]:
             lost + (job.request.examples - job.examples_done) / rate if rate else math.inf
             for job, rate, lost in zip(jobs, rates, lost_s, strict=True)
         )
+        # Who has trained nothing for a while needs more from then on.
+        lasts_s = min([lasts_s, *(end - now_s for end in idle_until_s.values() if end > now_s)])
         last_s = max(now_s, *(job.request.deadline_s for job in jobs))
         if any(r < n * (1 - 1e-9) for r, n in zip(rates, problem.needed, strict=True)):
             # Who is behind gets more once others are ahead.
