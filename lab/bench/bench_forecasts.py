@@ -2,48 +2,25 @@
 
 python -m lab.bench.bench_forecasts TRACE...
 
-Traces of single VMs are also zones, two by two, for a job on one VM. Of each trace, and of each of
-its first six stretches of three days, jobs with 1.1, 1.5 and 2 times the time; forecasts with 90, 60
-and 30 % of the work left.
+Traces of single VMs are also zones, two by two, for a job on one VM. Jobs have 1.1, 1.5 and 2 times
+the time that on-demand VMs need; forecasts are made with 90, 60 and 30 % of the work left.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 
-from spottrain_lab.commands.deadlines import TRACE_SLACKS, trace_job
-from spottrain_lab.commands.trace import read_traces
+from spottrain_lab.commands.deadlines import on_traces
 from spottrain_lab.markets.baselines import CostOptimal
 from spottrain_lab.markets.coverage import LEVEL, Foretold, coverage
-from spottrain_lab.markets.evaluate import watch
+from spottrain_lab.markets.evaluate import ForecastOutcome, watch
 from spottrain_lab.markets.scenarios import Scenario, prolonged
-from spottrain_lab.traces.traces import Trace
-
-STRETCH_S = 3 * 86400.0
-STRETCHES = 6
-
-
-def stretches(zones: Sequence[Trace]) -> Iterator[list[Trace]]:
-    """Yield the traces, and their stretches."""
-    end_s = min(zone.end_s for zone in zones)
-    yield list(zones)
-    for number in range(min(STRETCHES, int(end_s // STRETCH_S))):
-        yield [_stretch(zone, number * STRETCH_S) for zone in zones]
-
-
-def _stretch(trace: Trace, from_s: float) -> Trace:
-    until_s = from_s + STRETCH_S
-    lives = tuple(
-        replace(vm, from_s=max(0.0, vm.from_s - from_s), until_s=min(vm.until_s, until_s) - from_s)
-        for vm in trace.lives
-        if vm.until_s > from_s and vm.from_s < until_s
-    )
-    return replace(trace, lives=lives, end_s=STRETCH_S)
 
 
 def jobs(files: Sequence[Path]) -> Iterator[tuple[str, str, Scenario]]:
@@ -56,17 +33,22 @@ def jobs(files: Sequence[Path]) -> Iterator[tuple[str, str, Scenario]]:
     ]
     for kind, zones, size in markets:
         name = ", ".join(zone.name for zone in zones)
-        for part in stretches([read_traces([zone]) for zone in zones]):
-            for slack in TRACE_SLACKS:
-                yield kind, name, trace_job(name, part, size, slack)
+        for job in on_traces(zones, [size]):
+            yield kind, name, job
+
+
+def forecasts(job: Scenario) -> tuple[ForecastOutcome, ...]:
+    return watch(prolonged(job), CostOptimal())[1]
 
 
 def main() -> None:
     """Print a row for each kind of jobs."""
     found: dict[tuple[str, str], list[Foretold]] = {}
-    for kind, market, job in jobs([Path(name) for name in sys.argv[1:]]):
-        _, forecasts = watch(prolonged(job), CostOptimal())
-        for one in forecasts:
+    kinds, markets, all_jobs = zip(*jobs([Path(name) for name in sys.argv[1:]]), strict=True)
+    with ProcessPoolExecutor() as pool:
+        played = list(pool.map(forecasts, all_jobs))
+    for kind, market, made in zip(kinds, markets, played, strict=True):
+        for one in made:
             finish, now_s = one.forecast.finish_s, one.now_s
             left = replace(
                 finish,

@@ -1,7 +1,7 @@
 """How much spot VMs will train until the deadline, as a share of a full fleet, and how sure that is.
 
 Markets keep their state for a while and then forget it: the share at a moment correlates with that
-``t`` later by ``exp(-t / MEMORY_S)``. So the mean share over the time left tends from that of now
+``t`` later by ``exp(-t / MEMORY_S)``, and a part of its variance is of regimes that last for days. So the mean share over the time left tends from that of now
 to that of the samples, and varies the less the longer the time is; the samples, which are such a
 mean themselves, leave the market's own mean unsure. The share is taken to be beta distributed
 with that mean and variance.
@@ -10,7 +10,7 @@ with that mean and variance.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,20 +60,26 @@ class Availability:
 def availability(shares: Array, left_s: float) -> Availability:
     """Return what samples of the share, one every ``SAMPLE_S`` and that of now last, say of the
     time left."""
-    memories = max(left_s, 1.0) / tuning.MEMORY_S
-    kept = -math.expm1(-memories) / memories
-    seen = 1 / _variance(len(shares) * tuning.SAMPLE_S / tuning.MEMORY_S)
+    left_s = max(left_s, 1.0)
+    kept = _over_memories(lambda memories: -math.expm1(-memories) / memories, left_s)
+    seen = 1 / _over_memories(_variance, len(shares) * tuning.SAMPLE_S)
     weight = seen + tuning.PRIOR_MEMORIES
     usual, square = (
         (seen * float((shares**power).mean()) + tuning.PRIOR_MEMORIES * tuning.PRIOR_SHARE) / weight
         for power in (1, 2)
     )
     mean = min(0.999, max(0.001, usual + (float(shares[-1]) - usual) * kept))
-    varies = max(1e-4, _variance(memories) - kept**2) + (1 - kept) ** 2 / weight
+    varies = max(1e-4, _over_memories(_variance, left_s) - kept**2) + (1 - kept) ** 2 / weight
     most = mean * (1 - mean)
     variance = min(0.9 * most, max(1e-6, (square - usual**2) * varies))
     sure = most / variance - 1
     return Availability(alpha=mean * sure, beta=(1 - mean) * sure, usual=usual)
+
+
+def _over_memories(of: Callable[[float], float], lasts_s: float) -> float:
+    """Return the mean of a number of memories' function over both memories."""
+    slow = tuning.REGIMES_SHARE
+    return (1 - slow) * of(lasts_s / tuning.MEMORY_S) + slow * of(lasts_s / tuning.REGIME_S)
 
 
 def _variance(memories: float) -> float:

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from statistics import fmean, pstdev
 
 import numpy as np
-import numpy.typing as npt
 
 from spottrain.pricing.deadline import tuning
 from spottrain.pricing.deadline.availability import Availability, availability
 from spottrain.pricing.deadline.fallback import OnDemandFallback, on_demand_fallback
 from spottrain.pricing.deadline.markets import (
+    Array,
     Markets,
     markets,
     shares,
@@ -273,16 +273,15 @@ def _finish(
     )
 
 
-def _bought(
-    status: JobStatus, fleet: Fleet, base: OnDemandFallback, seen: Markets
-) -> npt.NDArray[np.float64]:
+def _bought(status: JobStatus, fleet: Fleet, base: OnDemandFallback, seen: Markets) -> Array:
     """Return what those spot VMs of each market train that are worth their price, as a share of
     a full fleet."""
     left_s = max(0.0, status.left_s - base.start_s())
     worth = spot_path(seen, fleet, base.prices, status.examples_left, left_s).usd_per_example
     usd, rates = stairs(seen, fleet, ())
     taken = np.where(usd <= worth * (1 + tuning.ROUNDING), rates, 0.0)
-    return taken.sum(axis=1) / fleet.rates[-1]
+    bought: Array = taken.sum(axis=1) / fleet.rates[-1]
+    return bought
 
 
 def _early_s(status: JobStatus, fleet: Fleet, there: Availability, chance: float) -> float:

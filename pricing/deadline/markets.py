@@ -103,7 +103,9 @@ def highest_step(fleet: Fleet, on_demand: Sequence[float]) -> float:
 
 def shares(seen: Markets, fleet: Fleet) -> Array:
     """Return what the spot VMs of each market train, as a share of a full fleet."""
-    return np.array(fleet.rates)[np.isfinite(seen).sum(axis=1)] / fleet.rates[-1]
+    rates = np.array(fleet.rates) / fleet.rates[-1]
+    found: Array = rates[np.isfinite(seen).sum(axis=1)]
+    return found
 
 
 def _with_share(

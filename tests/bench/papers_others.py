@@ -504,14 +504,14 @@ def spot_prices() -> Iterator[Row]:
             ours=on_demand / min(found[instance]),
             why="the log's own prices; on-demand prices of 2020",
         )
-    for instance, paper in (("p3.16xlarge", "none"), ("p2.xlarge", "capped on demand")):
+    for instance, varies in (("p3.16xlarge", "none"), ("p2.xlarge", "capped on demand")):
         low, high = min(found[instance]), max(found[instance])
         ours = "none" if low == high else "capped on demand" if high == 0.90 else f"{low}, {high}"
         yield Row(
             source="Pricing, Fig. 6.1",
             what=f"{instance} in us-east-1: variation of its spot price",
             kind="formula",
-            paper=paper,
+            paper=varies,
             ours=ours,
             why=f"${low:.4g} to {high:.4g} an hour",
         )

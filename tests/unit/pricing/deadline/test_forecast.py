@@ -91,7 +91,7 @@ def test_a_job_whose_spot_vms_stayed_is_done_soon_and_one_without_any_near_its_d
     there = forecast(at, lone, BOTH, (Holdings(name="spot", ready=1),), calm)
     assert there.finish_s.low == pytest.approx(20 * HOUR_S)
     assert there.finish_s.low <= there.finish_s.expected < 21 * HOUR_S
-    assert there.finish_s.high < 25 * HOUR_S
+    assert there.finish_s.high < 30 * HOUR_S
     dry = MarketOutlook(quotes=((),) * 192)
     away = forecast(at, lone, (spot(available=0), ON_DEMAND), (), dry)
     assert 35 * HOUR_S < away.finish_s.low < away.finish_s.high == 40 * HOUR_S
