@@ -50,6 +50,8 @@ class Candidate:
     gloo_s: float | None = None
     segments: int = 1
     """As in ``Plan``."""
+    tensor_parallel: int = 1
+    """Slots that divide the matrices of each stage."""
 
     @property
     def shape(self) -> str:

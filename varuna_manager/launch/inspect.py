@@ -134,8 +134,8 @@ def _facts(config: JobConfig) -> ModelFacts:
     kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=kept.parent) as scratch:
         draft, layout = Path(scratch, "facts"), Path(scratch, "layout")
-        size = str(config.runtime.tensor_parallel)
-        arguments = "--layout", str(layout), "--tensor-parallel", size
+        size, sizes = str(config.tensor_parallel), map(str, config.tensor_sizes)
+        arguments = "--layout", str(layout), "--tensor-parallel", size, "--tensor-sizes", *sizes
         facts = decode(ModelFacts, run_tool(INSPECTOR, config, *arguments))
         draft.write_text(encode(facts))
         if layout.exists():
@@ -196,7 +196,8 @@ def _key(config: JobConfig) -> str:
         fingerprint(theirs, packed_files(theirs, config.checkpoint.path)),
         fingerprint(ours, sorted(x.relative_to(ours) for x in ours.rglob("*.py"))),
     ]
-    parts += [config.entrypoint, str(config.steps), str(config.runtime.tensor_parallel)]
+    parts += [config.entrypoint, str(config.steps), str(config.tensor_parallel)]
+    parts += map(str, config.tensor_sizes)
     parts += [spottrain.__version__, sys.version]
     with contextlib.suppress(PackageNotFoundError):
         parts.append(version("torch"))

@@ -78,8 +78,8 @@ class JobSpec:
     ``model`` makes."""
     loader: LoaderSpec = AUTO_LOADER
     semantics: Semantics = "synchronous"
-    tensor_parallel: int = 1
-    """Ranks that divide the matrices of each stage."""
+    tensor_parallel: int | None = 1
+    """Ranks that divide the matrices of each stage; ``None``: as each plan says."""
     uid: str = ""
     """Of the job, which marks its checkpoints and their store; empty: nothing is marked."""
     secrets: tuple[str, ...] = ()
