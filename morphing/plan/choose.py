@@ -428,8 +428,6 @@ class Search:
             plan = scored.plan = self.layouts.simulate(layout, limit_s)
         except TooSlowError:
             scored.is_slow = True
-            if limit_s > scored.min_s:
-                scored.min_s, scored.min_cost = limit_s, limit_s * second_cost
             return
         scored.cost = plan.predicted_step_s * second_cost
         if self.best is None or scored.cost < self.best.cost:
@@ -517,10 +515,15 @@ class Search:
 
     def choice(self) -> Choice:
         """Return the outcome for people and programs."""
+        for scored in self._seen:
+            most = self._most_cost(scored.survives)
+            if scored.is_slow and most > scored.min_cost:
+                scored.min_s *= most / scored.min_cost
+                scored.min_cost = most
         rows = [scored for scored in self._seen if self._is_informative(scored)]
         depths = {scored.draft.depth for scored in rows}
         ways = {replace(w.draft.mode, in_flight_bound=0) for w in rows}
-        opened = (scored for _, _, scored in self._open)
+        opened = (scored for _, _, scored in sorted(self._open))
         left = [scored for scored in (*self._seen, *opened) if scored.outcome is None]
         for scored in sorted(left, key=lambda w: w.min_cost):
             depth, mode = scored.draft.depth, scored.draft.mode
