@@ -52,6 +52,8 @@ class Candidate:
     """As in ``Plan``."""
     shares_state: bool = False
     """Whether ranks in one VM divide their stage's committed state among them."""
+    tensor_parallel: int = 1
+    """Slots that divide the matrices of each stage."""
 
     @property
     def shape(self) -> str:

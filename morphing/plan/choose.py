@@ -52,6 +52,8 @@ class Choice:
     were simulated, and the best of every depth and every execution mode."""
     why_not: str = ""
     """One line: why there is no plan."""
+    cost: float = math.inf
+    """Of the plan: time or money of a mini-batch, by which it was compared."""
 
     @property
     def decisive(self) -> tuple[Candidate, ...]:
@@ -76,14 +78,15 @@ def choose_plan(inputs: PlanInputs) -> Choice:
     check_inputs(inputs)
     if not inputs.slots:
         return Choice(plan=None, candidates=(), why_not="there are no slots")
+    if inputs.tensor_parallel is None:
+        return _choose_size(inputs)
     if inputs.tensor_parallel == 1:
         return _choose(inputs)
     groups, members = tensor_groups.grouped(inputs)
     if not members:
-        most = max(Counter(device.slot.vm_id for device in inputs.slots).values())
         why_not = (
             f"runtime.tensor_parallel takes {inputs.tensor_parallel} slots of one VM: got VMs of "
-            f"{most} at most; set it to less, or take VMs with more GPUs"
+            f"{_most_slots(inputs)} at most; set it to less, or take VMs with more GPUs"
         )
         return Choice(plan=None, candidates=(), why_not=why_not)
     choice = _choose(groups)
@@ -92,6 +95,43 @@ def choose_plan(inputs: PlanInputs) -> Choice:
         plan=choice.plan and tensor_groups.spread(choice.plan, members),
         candidates=tuple(tensor_groups.on_slots(one, inputs) for one in choice.candidates),
     )
+
+
+def _most_slots(inputs: PlanInputs) -> int:
+    return max(Counter(device.slot.vm_id for device in inputs.slots).values())
+
+
+def _sizes(inputs: PlanInputs) -> list[int]:
+    """Return how many slots may divide the matrices of a stage, the preferred number first:
+    that of the present plan, else the least."""
+    if inputs.tensor_parallel is not None:
+        return [inputs.tensor_parallel]
+    most = max(1, _most_slots(inputs))
+    known = [1, *(size for size in inputs.facts.tensor_sizes if size <= most)]
+    now = inputs.previous.devices_per_stage_replica if inputs.previous else 1
+    return sorted(known, key=lambda size: (size != now, size))
+
+
+def _choose_size(inputs: PlanInputs) -> Choice:
+    """Choose how many slots divide the matrices of a stage, with the best plan for each number.
+
+    The preferred one is left only for a plan that is better by more than measurements may be
+    wrong: times of groups are derived from those of single devices.
+    """
+    best, *others = (choose_plan(replace(inputs, tensor_parallel=n)) for n in _sizes(inputs))
+    left = []
+    for other in others:
+        if other.cost * (1 + MEASURED) < best.cost:
+            best, other = other, best
+        left.append(other)
+    rows = list(best.candidates)
+    for other in left:
+        if other.plan is not None:
+            assert best.plan is not None
+            more = other.cost / best.cost - 1
+            worse = f"{more:.1%} worse" if more > 0 else f"{-more:.1%} better, too little to tell"
+            rows.append(replace(other.candidates[0], why_not=f"{worse} than {best.plan.shape}"))
+    return replace(best, candidates=tuple(rows))
 
 
 def _choose(inputs: PlanInputs) -> Choice:
@@ -193,10 +233,15 @@ def min_steps_s(inputs: PlanInputs) -> tuple[float, float]:
         PlanError: As ``choose_plan``.
     """
     check_inputs(inputs)
-    drafts = list(Search(choose_layouts(inputs)).drafts())
-    slots_s = (w.min_s * w.draft.depth * w.draft.width for w in drafts)
-    steps_s = (w.min_s for w in drafts)
-    return min(steps_s, default=math.inf), min(slots_s, default=math.inf)
+    step_s = slots_s = math.inf
+    for size in _sizes(inputs):
+        groups = replace(inputs, tensor_parallel=size)
+        if size > 1:
+            groups, _ = tensor_groups.grouped(groups)
+        for one in Search(choose_layouts(groups)).drafts():
+            step_s = min(step_s, one.min_s)
+            slots_s = min(slots_s, one.min_s * one.draft.depth * one.draft.width * size)
+    return step_s, slots_s
 
 
 @dataclass(slots=True)
@@ -383,8 +428,6 @@ class Search:
             plan = scored.plan = self.layouts.simulate(layout, limit_s)
         except TooSlowError:
             scored.is_slow = True
-            if limit_s > scored.min_s:
-                scored.min_s, scored.min_cost = limit_s, limit_s * second_cost
             return
         scored.cost = plan.predicted_step_s * second_cost
         if self.best is None or scored.cost < self.best.cost:
@@ -472,10 +515,15 @@ class Search:
 
     def choice(self) -> Choice:
         """Return the outcome for people and programs."""
+        for scored in self._seen:
+            most = self._most_cost(scored.survives)
+            if scored.is_slow and most > scored.min_cost:
+                scored.min_s *= most / scored.min_cost
+                scored.min_cost = most
         rows = [scored for scored in self._seen if self._is_informative(scored)]
         depths = {scored.draft.depth for scored in rows}
         ways = {replace(w.draft.mode, in_flight_bound=0) for w in rows}
-        opened = (scored for _, _, scored in self._open)
+        opened = (scored for _, _, scored in sorted(self._open))
         left = [scored for scored in (*self._seen, *opened) if scored.outcome is None]
         for scored in sorted(left, key=lambda w: w.min_cost):
             depth, mode = scored.draft.depth, scored.draft.mode
@@ -496,7 +544,7 @@ class Search:
         if chosen is None:
             why_not = self._why_none() or self.layouts.cuts.why_nothing_fits()
             return Choice(plan=None, candidates=candidates, why_not=why_not)
-        return Choice(plan=chosen.plan, candidates=candidates)
+        return Choice(plan=chosen.plan, candidates=candidates, cost=chosen.cost)
 
     def _why_none(self) -> str:
         """Return why plans that would fit do not fit beside the running one, if any."""

@@ -409,7 +409,7 @@ class Cuts:
         there are sections make no difference, but several have a communicator).
         """
         count = max(b - a for a, b in itertools.pairwise(replica_bounds))
-        rows = (len(replica_bounds) - 1) * self.inputs.tensor_parallel
+        rows = (len(replica_bounds) - 1) * self.inputs.group_size
         return count, min(rows, max(2, len(self.inputs.facts.sections)))
 
     def tight_cut(

@@ -63,8 +63,9 @@ class PlanRequest:
     merges: bool = False
     """Whether replicas may compute several virtual nodes at once, each type of device as many
     as suit it; in fast mode only."""
-    tensor_parallel: int = 1
-    """Slots of a VM that divide the matrices of a stage, see ``tensor_groups``."""
+    tensor_parallel: int | None = 1
+    """Slots of a VM that divide the matrices of a stage, see ``tensor_groups``; ``None``: as
+    many of ``ModelFacts.tensor_sizes`` as is best."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +92,11 @@ class PlanInputs(PlanRequest):
         if speed == 1:
             return self.profile
         return derive_profile(self.profile, name or self.profile.device, speed)
+
+    @property
+    def group_size(self) -> int:
+        """How many slots compute a stage together."""
+        return self.tensor_parallel or 1
 
     @property
     def compute(self) -> Compute:

@@ -217,7 +217,7 @@ class Layouts:
             ``None`` if that does not fit either, or cannot be: where gradients are stale by one
             mini-batch, and where no two ranks of a stage are in one VM.
         """
-        inputs, size = self.inputs, self.inputs.tensor_parallel
+        inputs, size = self.inputs, self.inputs.group_size
         together = min(draft.width, fleet.most_slots) * size
         if inputs.semantics == "stale_by_one" or together < 2:
             return None

@@ -92,7 +92,7 @@ def _possible(inputs: PlanInputs) -> tuple[ScheduleKind, ...]:
     drain, where gradients may be stale; none of several runs where ranks divide matrices."""
     if inputs.semantics == "stale_by_one":
         return ENDLESS
-    if inputs.tensor_parallel > 1:
+    if inputs.group_size > 1:
         return tuple(schedule for schedule in RUNNABLE if schedule != "interleaved")
     return RUNNABLE
 

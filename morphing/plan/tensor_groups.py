@@ -28,7 +28,7 @@ def grouped(inputs: PlanInputs) -> tuple[PlanInputs, Members]:
 
     What is left over of a VM is left out.
     """
-    size = inputs.tensor_parallel
+    size = inputs.group_size
     vms: defaultdict[str, list[Device]] = defaultdict(list)
     for device in sorted(inputs.slots, key=lambda device: device.slot):
         vms[device.slot.vm_id].append(device)
@@ -63,12 +63,16 @@ def spread(plan: Plan, members: Members) -> Plan:
 def on_slots(candidate: Candidate, inputs: PlanInputs) -> Candidate:
     """Return a candidate on groups as one on their slots."""
     groups = candidate.pipeline_depth * candidate.data_parallel_width
-    return replace(candidate, unused_slots=len(inputs.slots) - groups * inputs.tensor_parallel)
+    return replace(
+        candidate,
+        unused_slots=len(inputs.slots) - groups * inputs.group_size,
+        tensor_parallel=inputs.group_size,
+    )
 
 
 def _divided(inputs: PlanInputs) -> Profile:
     """Return the profile of a group."""
-    size, sections = inputs.tensor_parallel, inputs.facts.sections
+    size, sections = inputs.group_size, inputs.facts.sections
     on_device = inputs.compute.on_gpu and inputs.network != "gloo"
     hop = hop_of(inputs.profile, size, between_vms=False, rings=1, on_device=on_device)
     sent = [one.activation_bytes_per_example for one in sections]

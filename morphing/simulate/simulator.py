@@ -454,6 +454,8 @@ def _run_replicas(
         # Equal links are one tuple, and equal devices have one profile.
         key = counts[replica] if each else 0, size, tuple(map(id, own)), id(links), chance
         if key not in known:
+            if any(max(run.finish_s) > limit_s for run in known.values()):
+                raise TooSlowError
             stages = tuple(
                 _stage_times(plan, p, device, size, facts, reduction)
                 for p, device in enumerate(own)
@@ -461,8 +463,6 @@ def _run_replicas(
             known[key] = _play(
                 plan, counts[replica], stages, links, chance, compute.on_gpu, limit_s
             )
-            if max(known[key].finish_s) > limit_s:
-                raise TooSlowError
         runs[replica] = known[key]
     return [runs[replica] for replica in range(width)]
 

@@ -19,7 +19,7 @@ import torch
 
 from spottrain.codec import encode
 from spottrain.errors import SpottrainError, UserCodeError
-from spottrain.pipeline.model.checks.division import try_divided
+from spottrain.pipeline.model.checks.division import can_divide, try_divided
 from spottrain.pipeline.model.checks.rehearsal import (
     changing_state,
     check_schedule,
@@ -284,6 +284,9 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--tensor-parallel", type=int, default=1, help="ranks to divide it")
     parser.add_argument("--selective", action="store_true", help="blocks recompute selectively")
+    parser.add_argument(
+        "--tensor-sizes", type=int, nargs="*", default=[], help="ranks that might divide it"
+    )
     parser.add_argument("--layout", type=Path, help="where to keep it for supervisors")
     chosen = parser.parse_args(arguments)
     for name in ("workdir", "layout"):
@@ -313,6 +316,7 @@ def main(arguments: list[str] | None = None) -> int:
                 check_selective(job)
             if chosen.tensor_parallel > 1:
                 try_divided(job, layout, chosen.tensor_parallel)
+            divisible = [n for n in chosen.tensor_sizes if can_divide(job, layout, n)]
             try_optimizer(job, layout)
             refuse_differing(examples, digests_of(other))
             small = is_small(layout)
@@ -324,6 +328,7 @@ def main(arguments: list[str] | None = None) -> int:
         return replace(
             found,
             evaluated=evaluated,
+            tensor_sizes=tuple(divisible),
             optimizer=optimizer,
             learning_rates=rates,
             carried=carried,

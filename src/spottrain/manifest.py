@@ -163,7 +163,7 @@ def config_fingerprint(spec: JobSpec) -> str:
         spec.precision,
         spec.init_from,
         spec.semantics,
-        spec.tensor_parallel if spec.reduction == "exact" else 1,
+        (spec.tensor_parallel or 1) if spec.reduction == "exact" else 1,
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 

@@ -93,6 +93,9 @@ MAX_MEASURED_MICROBATCH = 16
 MAX_DEFAULT_MICROBATCH = 4
 """Largest micro-batch size that is chosen when the job file names none."""
 
+MAX_TENSOR_SIZE = 8
+"""Most slots of a VM that plans may let divide matrices where VMs' slots are not known."""
+
 
 def _local_path(text: str) -> str:
     if not text or "://" in text:
@@ -306,18 +309,22 @@ class JobConfig(Section):
 
     @model_validator(mode="after")
     def _can_divide(self) -> Self:
-        size = self.runtime.tensor_parallel
+        size, keys = self.runtime.tensor_parallel, self._undivided_with()
+        if size not in ("auto", 1) and keys:
+            raise ValueError(
+                f"runtime.tensor_parallel must be 1 with {keys[0]}: got {size}; leave one of both "
+                "out"
+            )
+        return self
+
+    def _undivided_with(self) -> list[str]:
+        """Return what is asked for that ranks which divide matrices cannot do."""
         impossible = {
             f"semantics: {self.semantics}": self.semantics != "synchronous",
             "morphing.schedule: interleaved": self.morphing.schedule == "interleaved",
             "morphing.peer_copies: 1": self.morphing.peer_copies > 0,
         }
-        for key, is_set in impossible.items():
-            if size > 1 and is_set:
-                raise ValueError(
-                    f"runtime.tensor_parallel must be 1 with {key}: got {size}; leave one of both out"
-                )
-        return self
+        return [key for key, is_set in impossible.items() if is_set]
 
     @model_validator(mode="after")
     def _provided(self) -> Self:
@@ -342,16 +349,31 @@ class JobConfig(Section):
 
     @model_validator(mode="after")
     def _has_slots(self) -> Self:
-        if (size := self.runtime.tensor_parallel) == 1:
+        size = self.runtime.tensor_parallel
+        if size == "auto" or size == 1:
             return self
-        rented = [kind.gpus for cloud in self._named_clouds() for kind in cloud.machines()]
-        most = max([*rented, *(zone.slots for zone in self.zones)], default=size)
+        most = self._most_slots(default=size)
         if size > most:
             raise ValueError(
                 f"runtime.tensor_parallel must be at most {most}, the slots of the largest VM: got "
                 f"{size}; set it to less, or take VMs with more GPUs"
             )
         return self
+
+    def _most_slots(self, default: int) -> int:
+        """Return the slots of the largest VM, as far as that is known."""
+        rented = [kind.gpus for cloud in self._named_clouds() for kind in cloud.machines()]
+        return max([*rented, *(zone.slots for zone in self.zones)], default=default)
+
+    @property
+    def tensor_sizes(self) -> tuple[int, ...]:
+        """How many slots of a VM may divide matrices, where plans may choose."""
+        chosen = self.runtime.tensor_parallel != "auto"
+        # Other numbers of ranks round otherwise, which exact jobs must not.
+        if chosen or self.reduction == "exact" or self._undivided_with():
+            return ()
+        most = self._most_slots(default=MAX_TENSOR_SIZE)
+        return tuple(2**n for n in range(1, most.bit_length()))
 
     def settled(self, gpus: Sequence[GpuFacts], memory_bytes: int) -> JobConfig:
         """Return this with what it leaves to its machines: the precision, and the VMs of the
@@ -401,6 +423,12 @@ class JobConfig(Section):
             return (self.cluster.gpu_type.compute_capability,)
         machines = (kind for cloud in self._named_clouds() for kind in cloud.machines())
         return tuple(kind.gpu.compute_capability for kind in machines if kind.device == "gpu")
+
+    @property
+    def tensor_parallel(self) -> int:
+        """How many slots divide matrices, where that is not left to plans."""
+        size = self.runtime.tensor_parallel
+        return 1 if size == "auto" else size
 
     @property
     def wire(self) -> WireType:
@@ -499,7 +527,7 @@ class JobConfig(Section):
             evaluation=EvaluationSpec(**self.evaluation.model_dump()),
             loader=self.loader_spec,
             semantics=self.semantics,
-            tensor_parallel=self.runtime.tensor_parallel,
+            tensor_parallel=None if self.tensor_sizes else self.tensor_parallel,
             selective_recompute=self.selective_recompute,
             uid=uid,
             secrets=self.secrets,

@@ -146,7 +146,8 @@ def _facts(config: JobConfig) -> ModelFacts:
 def _asked(config: JobConfig) -> list[str]:
     """Return the inspector's arguments for what the job file asks of a model."""
     selective = ["--selective"] if config.selective_recompute else []
-    return ["--tensor-parallel", str(config.runtime.tensor_parallel), *selective]
+    size, sizes = str(config.tensor_parallel), map(str, config.tensor_sizes)
+    return ["--tensor-parallel", size, "--tensor-sizes", *sizes, *selective]
 
 
 def kept_layout(config: JobConfig) -> Path:

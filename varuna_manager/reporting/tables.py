@@ -395,6 +395,8 @@ def execution_line(plan: dict[str, Any]) -> str:
         words += " recompute"
     if plan["segments"] > 1:
         words += f" in {plan['segments']} segments"
+    if (size := plan.get("tensor_parallel", 1)) > 1:
+        words += f", {size} slots a stage"
     bound = plan["in_flight_bound"]
     return words if bound is None else f"{words}, {bound} in flight"
 

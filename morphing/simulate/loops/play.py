@@ -227,6 +227,7 @@ def play(
             continue
         seen += 1
         if seen == save_at:
+            assert watched is not None
             slowest, then = stages[watched], then_counts[watched]
             done = slowest.done[FORWARD] + slowest.done[BACKWARD]
             is_filled = then.done[BACKWARD] >= FILLED * max(slowest.bound, len(stages))

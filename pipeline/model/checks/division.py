@@ -64,6 +64,15 @@ def try_divided(job: TrainingJob, layout: ModelLayout, size: int) -> None:
         _compare(job, layout, shards)
 
 
+def can_divide(job: TrainingJob, layout: ModelLayout, size: int) -> bool:
+    """Return whether ``size`` ranks can divide the matrices of a model."""
+    try:
+        try_divided(job, layout, size)
+    except UserCodeError:
+        return False
+    return True
+
+
 def _compare(job: TrainingJob, layout: ModelLayout, shards: Shards) -> None:
     """Check that ranks with parts, a thread each, come to the loss of one alone."""
     tensors = first_tensors(job, layout)

@@ -78,8 +78,8 @@ class JobSpec:
     ``model`` makes."""
     loader: LoaderSpec = AUTO_LOADER
     semantics: Semantics = "synchronous"
-    tensor_parallel: int = 1
-    """Ranks that divide the matrices of each stage."""
+    tensor_parallel: int | None = 1
+    """Ranks that divide the matrices of each stage; ``None``: as each plan says."""
     selective_recompute: bool = False
     """Whether blocks keep for their backward but what is dear to compute again."""
     uid: str = ""

@@ -186,6 +186,8 @@ class ModelFacts:
     changing: str = ""
     """Names of what each call changes, where a model is too large to find out whether
     results depend on it."""
+    tensor_sizes: tuple[int, ...] = ()
+    """Numbers of ranks that can divide its matrices, of those that were tried; ascending."""
     callbacks: tuple[str, ...] = ()
     """Names of the functions that are called while training goes on."""
     callback_limit_s: float = 600.0

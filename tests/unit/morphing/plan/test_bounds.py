@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.morphing.plan.test_choose import inputs
@@ -20,7 +19,6 @@ from spottrain.morphing.plan.modes import (
     execution_modes,
 )
 from spottrain.morphing.plan.placement import Device
-from spottrain.morphing.simulate.loops.play import TooSlowError
 from spottrain.morphing.simulate.simulator import expect_step
 from spottrain.wire.model import (
     LinkProfile,
@@ -192,15 +190,6 @@ def check_bounds(case: PlanInputs, layouts: Layouts, data: st.DataObject) -> Non
             step_s = layouts.simulate(layout).predicted_step_s
             assert bound_s <= step_s
             assert layouts.simulate(layout, step_s * (1 + 1e-9)).predicted_step_s == step_s
-
-
-def test_a_simulation_that_takes_longer_than_it_may_is_given_up() -> None:
-    layouts = Layouts(inputs(sections=4, vms=4, virtual_nodes=64), 4)
-    layout = layouts.lay_out(Draft(4, 1, execution_modes(layouts.inputs, 4)[0]))
-    assert isinstance(layout, PlanLayout)
-    step_s = layouts.simulate(layout).predicted_step_s
-    with pytest.raises(TooSlowError):
-        layouts.simulate(layout, step_s * 0.99)
 
 
 def test_a_slow_network_counts_in_the_bound() -> None:

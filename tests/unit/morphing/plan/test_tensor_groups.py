@@ -16,7 +16,7 @@ from tests.builders import (
 )
 
 from spottrain.morphing.memory.memory import rank_bytes
-from spottrain.morphing.plan.choose import choose_plan
+from spottrain.morphing.plan.choose import MEASURED, choose_plan, min_steps_s
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.placement import Device
 from spottrain.wire.model import Plan, Slot
@@ -107,3 +107,50 @@ def test_no_plan_that_divides_matrices_is_interleaved() -> None:
         for size in (1, 2)
     )
     assert whole - divided == {"interleaved"}
+
+
+def free(case: PlanInputs, *sizes: int) -> PlanInputs:
+    """Leave the number of slots to the planner, as far as the model can be divided."""
+    return replace(case, tensor_parallel=None, facts=replace(case.facts, tensor_sizes=sizes))
+
+
+@given(
+    st.lists(st.integers(1, 8), min_size=1, max_size=3),
+    st.floats(0, 1),
+    st.integers(0, 4),
+    st.sampled_from([16, 64]),
+)
+def test_of_all_numbers_of_slots_none_is_better_by_more_than_measurements_tell(
+    counts: list[int], share: float, sums: int, minibatch_size: int
+) -> None:
+    vms = {f"vm{number}": count for number, count in enumerate(counts)}
+    case = replace(inputs(vms, 1, share, sums), minibatch_size=minibatch_size)
+    each = [plan_of(replace(case, tensor_parallel=n)) for n in (1, 2, 4) if n <= max(counts)]
+
+    plan = plan_of(free(case, 2, 4))
+
+    least_s = min(one.predicted_step_s for one in each)
+    assert plan.predicted_step_s <= least_s * (1 + MEASURED) ** 2
+    if plan.devices_per_stage_replica > 1:
+        assert plan.predicted_step_s * (1 + MEASURED) < each[0].predicted_step_s
+    assert min_steps_s(free(case, 2, 4))[0] <= least_s
+
+
+def test_a_model_of_one_micro_batch_is_divided_and_one_that_cannot_be_is_not() -> None:
+    case = replace(inputs({"a": 4}, 1), minibatch_size=4)
+
+    choice = choose_plan(free(case, 2, 4))
+
+    assert choice.plan is not None
+    assert choice.plan.devices_per_stage_replica == 4
+    assert {one.tensor_parallel for one in choice.candidates} == {1, 2, 4}
+    assert "worse than" in choice.candidates[-1].why_not
+    assert plan_of(free(case)).devices_per_stage_replica == 1
+
+
+def test_the_running_number_of_slots_is_kept_where_another_is_hardly_better() -> None:
+    case = replace(inputs({"a": 2}, 1, share=0.0), minibatch_size=4)
+    runs = plan_of(replace(case, tensor_parallel=2))
+
+    assert plan_of(free(case, 2)).devices_per_stage_replica == 1
+    assert plan_of(free(replace(case, previous=runs), 2)).slots == runs.slots

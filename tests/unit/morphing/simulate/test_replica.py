@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -18,6 +20,7 @@ from tests.unit.morphing.slow_replica import SlowReplica
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.schedules.lists import Schedule, compact_schedule
 from spottrain.morphing.schedules.schedule import OrderPolicy, expand
+from spottrain.morphing.simulate.loops.play import TooSlowError
 from spottrain.morphing.simulate.replica import (
     Conditions,
     Jitter,
@@ -111,6 +114,33 @@ def test_a_mini_batch_that_ends_in_time_is_not_given_up(
     limit_s = max(run.finish_s)
     again = simulate_pipeline(*pipeline, bound=bound, fast_forward=False)
     assert simulate_pipeline(*pipeline, bound=bound, limit_s=limit_s) == run == again
+
+
+def test_a_mini_batch_that_keeps_too_slow_a_pace_is_given_up() -> None:
+    """Stages that are nearly equal, and few micro-batches in flight, come to no steady state."""
+    numbers = random.Random(1)
+    stages = [
+        StageTimes(
+            forward_s=numbers.uniform(0.0097, 0.0103),
+            recompute_s=0.0,
+            backward_s=numbers.uniform(0.0197, 0.0203),
+        )
+        for _ in range(8)
+    ]
+    links = [Link(transfer_s=0.004, latency_s=0.001)] * 7
+    play = partial(
+        simulate_pipeline,
+        compact_schedule("1f1b", 8, 500, recompute=False),
+        stages,
+        links,
+        bound=12,
+        asynchronous=True,
+    )
+    end_s = max(play().finish_s)
+
+    assert max(play(limit_s=end_s).finish_s) == end_s
+    with pytest.raises(TooSlowError):
+        play(limit_s=0.95 * end_s)
 
 
 def critical_path_s(schedule: Schedule, stages: list[StageTimes], links: list[Link]) -> float:

@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from spottrain.errors import UserCodeError
-from spottrain.pipeline.model.checks.division import try_divided
+from spottrain.pipeline.model.checks.division import can_divide, try_divided
 from spottrain.pipeline.model.inspect import model_facts
 from spottrain.pipeline.model.job import TensorStyle, TrainingJob
 from spottrain.pipeline.model.tensor_parallel import Shards, find_styles
@@ -123,12 +123,14 @@ def test_a_number_of_ranks_that_a_model_cannot_have_is_refused(
     one = job()
     with pytest.raises(UserCodeError, match=message):
         try_divided(one, trace(one), size)
+    assert not can_divide(one, trace(one), size)
 
 
 @pytest.mark.parametrize("job", [gpt, qwen3])
 def test_ranks_with_parts_come_to_the_loss_of_one_alone(job: object) -> None:
     assert callable(job)
     try_divided(job(), trace(job()), 2)
+    assert can_divide(job(), trace(job()), 2)
 
 
 class Fused(Attention):

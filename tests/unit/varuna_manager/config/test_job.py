@@ -497,6 +497,24 @@ def test_matrices_cannot_be_divided_with_everything(other: dict[str, Any]) -> No
     assert parse_config(divided, "job.yaml").job_spec("").tensor_parallel == 2
     with pytest.raises(ConfigError, match=r"tensor_parallel must be 1 with .*: got 2"):
         parse_config({**divided, **other}, "job.yaml")
+    left_open = parse_config({**divided, "runtime": {"tensor_parallel": "auto"}, **other}, "job")
+    assert (left_open.tensor_sizes, left_open.job_spec("").tensor_parallel) == ((), 1)
+
+
+@pytest.mark.parametrize(("slots", "sizes"), [(1, ()), (2, (2,)), (7, (2, 4)), (8, (2, 4, 8))])
+def test_plans_may_divide_matrices_by_powers_of_two_up_to_the_slots_of_a_vm(
+    slots: int, sizes: tuple[int, ...]
+) -> None:
+    job = {
+        **MINIMAL,
+        "runtime": {"tensor_parallel": "auto"},
+        "local": {"zones": [{"slots": slots}]},
+    }
+    config = parse_config(job, "job.yaml")
+    assert config.tensor_sizes == sizes
+    assert config.job_spec("").tensor_parallel == (None if sizes else 1)
+    exact = parse_config({**job, "reduction": "exact"}, "job.yaml")
+    assert (exact.tensor_sizes, exact.job_spec("").tensor_parallel) == ((), 1)
 
 
 @pytest.mark.parametrize(
