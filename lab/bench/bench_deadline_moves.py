@@ -211,9 +211,9 @@ def row(model: str, lasts: int, windows: Sequence[Window], lost: float) -> None:
         spread.append(window.baseline(losses_s, spreads=True))
     dearer = fmean(window.dearer for window in windows)
     bound = [window.bound() for window in windows]
-    usd = " | ".join(f"{fmean(each):.2f}" for each in (stays, progress, spread, goes, bound))
+    means = " | ".join(f"{fmean(each):.2f}" for each in (stays, progress, spread, goes, bound))
     print(
-        f"| {model} | {lasts} | {len(windows)} | {dearer:.0%} | {usd} "
+        f"| {model} | {lasts} | {len(windows)} | {dearer:.0%} | {means} "
         f"| {fmean(goes) / fmean(stays):.3f} | {moves} | {late} |",
         flush=True,
     )

@@ -15,6 +15,7 @@ from tests.tiers import first_always
 
 from spottrain.cloud.port.provider import Offer, Vm
 from spottrain.units import HOUR_S
+from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.moves import READY_BOUND_S
 
 LONG = replace(SPEC, steps=500, checkpoint_every_steps=10)
@@ -105,12 +106,12 @@ def test_a_job_with_time_moves_to_what_has_become_much_cheaper(far: bool) -> Non
     assert all(vm.offer.spot for vm in job.cloud.vms.values())
 
 
-@pytest.mark.parametrize(("hours", "changes"), [(2.5, {}), (6.0, {"max_usd": 31.0})])
+@pytest.mark.parametrize(("hours", "max_usd"), [(2.5, None), (6.0, 31.0)])
 def test_it_stays_where_a_move_that_fails_would_be_late_or_too_dear(
-    hours: float, changes: dict[str, float]
+    hours: float, max_usd: float | None
 ) -> None:
     # Four on-demand VMs alone take 2.3 hours and $29; a move may fail for half an hour.
-    job = moving(0, hours=hours, far=True, **changes)
+    job = moving(0, hours=hours, far=True, max_usd=max_usd)
     job.run(until_s=600.0)
     job.cloud.prices["b"] = 0.8
     job.run_on(until_s=600.0)
@@ -178,3 +179,31 @@ def test_the_deadline_is_kept_where_a_move_has_the_worst_of_luck(hours: float) -
         strike_vm(job, "kill", vm_id)
         job.cloud.capacity["a"] = 0
     run_to_end(job)
+
+
+class LateWorld(MovingWorld):
+    """Says what fleets of other places do only a while after offers were ranked."""
+
+    late_s = 0.0
+
+    def feed(self, event: e.Event) -> None:
+        if isinstance(event, e.FleetRated) and event.elsewhere is not None and self.late_s:
+            self.after(self.late_s, lambda: super(LateWorld, self).feed(event))
+            event = replace(event, elsewhere=None)
+        super().feed(event)
+
+
+def test_a_move_is_asked_again_once_it_is_known_what_fleets_do_elsewhere() -> None:
+    job = moving(0, hours=6.0, far=True, world=LateWorld)
+    assert isinstance(job, LateWorld)
+    job.late_s = 120.0
+    job.run(until_s=110.0)
+    job.cloud.prices["b"] = 0.3
+    job.run_on(until_s=5.0)
+    assert job.move is None
+    job.late_s = 0.0
+    rankings = job.state.market.rankings
+    while job.state.market.rankings == rankings and job.move is None:
+        job.run_on(until_s=1.0)
+    assert job.move is not None
+    assert job.state.market.rankings == rankings
