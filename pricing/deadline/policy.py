@@ -329,10 +329,6 @@ class _Policy:
         candidates = self._candidates(on_demand=True)
         seen = markets((*self.outlook.quotes, present), fleet, self.supplies)
         worth = self._worth(seen, left_s * (1 - self._paused_share(candidates)))
-        max_spot = fleet.max_vms
-        if worth == math.inf:
-            max_spot = self._max_spot_by_losses(candidates, self.size)
-        candidates = self._at_most(candidates, max_spot)
         wanted = max(self._worth_renting(candidates, worth), self._rate_size())
         mode = "pace" if wanted else "wait"
         return self._answer(
