@@ -75,3 +75,18 @@ def test_ranks_that_divide_matrices_lose_a_worker_and_then_the_vm_and_end_with_t
         until("the end", lambda: not job.dir.is_managed())
         assert weights(job.checkpoint_root) == weights(quiet.checkpoint_root)
         assert f"starts with {plan.shape}, 2 slots a stage" in job.run("events", job.name).out
+
+
+def test_a_job_that_leaves_the_number_of_slots_to_the_planner_knows_what_its_model_can_have(
+    tmp_path: Path,
+) -> None:
+    settings = {
+        "entrypoint": "tiny_job:divided_job",
+        "reduction": "fast",
+        "runtime": {"tensor_parallel": "auto"},
+        "resources": {"max_vms": 1},
+        "local": {"zones": [{"name": "box", "capacity": 1, "slots": 4}]},
+    }
+    with Job(tmp_path, "auto", **settings) as job:
+        assert job.launch().code == 0
+        assert '"tensor_sizes":[2' in (job.dir.path / "facts.json").read_text()
