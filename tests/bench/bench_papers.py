@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.bench import papers_others, papers_varuna
+from tests.bench import papers_others, papers_planner, papers_varuna
 from tests.bench.papers_varuna import Row
 
 
@@ -48,6 +48,9 @@ def main() -> None:
         ]
         print(f"\n{len(errors)} predicted numbers: median difference ", end="")
         print(f"{sorted(errors)[len(errors) // 2]:.1%}, largest {max(errors):.1%}.\n")
+    print("### PTD-P's tensor and pipeline sizes, by the planner's simulation\n")
+    for line in table(list(papers_planner.rows())):
+        print(line)
 
 
 if __name__ == "__main__":

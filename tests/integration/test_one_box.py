@@ -107,3 +107,18 @@ def test_replicas_that_share_state_lose_a_worker_and_then_the_vm_and_end_with_th
         assert (
             "one VM holds all replicas of a stage; replicas in one VM share their state" in events
         )
+
+
+def test_a_job_that_leaves_the_number_of_slots_to_the_planner_knows_what_its_model_can_have(
+    tmp_path: Path,
+) -> None:
+    settings = {
+        "entrypoint": "tiny_job:divided_job",
+        "reduction": "fast",
+        "runtime": {"tensor_parallel": "auto"},
+        "resources": {"max_vms": 1},
+        "local": {"zones": [{"name": "box", "capacity": 1, "slots": 4}]},
+    }
+    with Job(tmp_path, "auto", **settings) as job:
+        assert job.launch().code == 0
+        assert '"tensor_sizes":[2' in (job.dir.path / "facts.json").read_text()

@@ -1,0 +1,130 @@
+"""Choices of tensor and pipeline size in the dissertation's chapter 4, by the planner's simulation.
+
+Models by their shape on estimated A100s (``estimated_profile``), links by the nominal figures of a DGX:
+300 GB/s within a server, 200 GB/s of its eight adapters between servers. Nothing is fitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from tests.bench.papers_others import TABLE_4_1, gpt
+from tests.bench.papers_varuna import Row
+from tests.builders import a_link
+
+from spottrain.morphing.plan.choose import choose_plan
+from spottrain.morphing.plan.inputs import PlanInputs
+from spottrain.morphing.plan.transformer import TransformerShape
+from spottrain.pricing.prices.catalogue import catalogue
+from spottrain.pricing.ranking.estimate import estimated_profile
+from spottrain.pricing.ranking.machine import MachineShape
+from spottrain.pricing.ranking.throughput import like_devices
+from spottrain_lab.planners.tensor import SIZES, tensor_parallel
+
+GPUS_PER_SERVER = 8
+NO_LIMIT = 10**13
+"""Bytes of a GPU's memory where a figure is of time alone."""
+A100_BYTES = 80 * 10**9
+
+
+def case(
+    model: TransformerShape,
+    gpus: int,
+    minibatch_size: int,
+    *,
+    memory_bytes: int = NO_LIMIT,
+    microbatch_sizes: tuple[int, ...] = (1,),
+) -> PlanInputs:
+    """Return what a plan is made from: 1F1B with recompute, and state on the GPUs, as Megatron has."""
+    facts = model.facts("gpt")
+    gpu = catalogue().gpu_of("A100-80GB")
+    assert gpu is not None
+    profile = replace(
+        estimated_profile(facts, gpu, "bf16", microbatch_sizes),
+        within_vm=a_link(latency_s=5e-6, bytes_per_s=300e9),
+        between_vms=a_link(latency_s=1e-5, bytes_per_s=200e9),
+    )
+    server = MachineShape(
+        gpus=GPUS_PER_SERVER, gpu_memory_bytes=memory_bytes, is_gpu=True, memory_bytes=0
+    )
+    return PlanInputs(
+        facts=facts,
+        profile=profile,
+        slots=like_devices(server, gpus // GPUS_PER_SERVER, 0.0),
+        minibatch_size=minibatch_size,
+        microbatch_size=None,
+        reduction="fast",
+        precision="bf16",
+        state="device",
+        schedule="1f1b",
+        recompute=True,
+    )
+
+
+def step_s(inputs: PlanInputs, size: int, depth: int | None) -> tuple[float, int]:
+    """Return the time of a mini-batch with the best plan of a tensor and pipeline size, and
+    its pipeline size."""
+    groups = tensor_parallel(inputs, size)
+    assert groups is not None
+    plan = choose_plan(replace(groups, pipeline_depth=depth)).plan
+    return (float("inf"), 0) if plan is None else (plan.predicted_step_s, plan.pipeline_depth)
+
+
+def order(times_s: Mapping[int, float]) -> str:
+    """Return sizes by their time, each with how much longer it takes than the best."""
+    best_s = min(times_s.values())
+    return ", ".join(f"{n}: +{s / best_s - 1:.1%}" for n, s in times_s.items())
+
+
+def figures() -> Iterator[Row]:
+    """Yield Figures 4.13 to 4.15: the best of sizes that are given."""
+    large, small = gpt(20480, 32), gpt(3840, 32)
+    alone = {
+        batch: {t: step_s(case(large, 64, batch), t, 64 // t)[0] for t in (2, 4, 8)}
+        for batch in (32, 128)
+    }
+    rows = [
+        (f"Fig. 4.13: 162B on 64 GPUs, batch {batch}: the best tensor size", "8", times_s)
+        for batch, times_s in alone.items()
+    ]
+    batch = case(small, 64, 512)
+    depths = {p: step_s(batch, 1, p)[0] for p in (2, 4, 8, 16, 32)}
+    rows.append(("Fig. 4.14: 5.9B on 64 GPUs, batch 512: the best pipeline size", "2", depths))
+    sizes = {t: step_s(batch, t, 1)[0] for t in (2, 4, 8)}
+    rows.append(("Fig. 4.15: 5.9B on 64 GPUs, batch 512: the best tensor size", "2", sizes))
+    for what, paper, times_s in rows:
+        best = str(min(times_s, key=times_s.__getitem__))
+        source, _, what = what.partition(": ")
+        yield Row(
+            source=f"PTD-P, {source}",
+            what=what,
+            kind="predicted",
+            paper=paper,
+            ours=best,
+            why=order(times_s),
+        )
+
+
+def table_4_1() -> Iterator[Row]:
+    """Yield what the planner chooses where Table 4.1 has the authors' choices."""
+    for billions, hidden, layers, t, p, gpus, batch, _ in TABLE_4_1[:-1]:  # the last takes a minute
+        model = gpt(hidden, layers)
+        inputs = case(model, gpus, batch, memory_bytes=A100_BYTES, microbatch_sizes=(1, 2, 4))
+        found = {size: step_s(inputs, size, None) for size in SIZES}
+        size = min(found, key=lambda n: found[n][0])
+        theirs_s, _ = step_s(inputs, t, p)
+        yield Row(
+            source="PTD-P, Table 4.1",
+            what=f"{billions}B on {gpus} GPUs: tensor and pipeline size",
+            kind="predicted",
+            paper=f"{t}, {p}",
+            ours=f"{size}, {found[size][1]}",
+            why=f"theirs takes {theirs_s / found[size][0] - 1:+.1%}",
+        )
+
+
+def rows() -> Iterator[Row]:
+    """Yield all."""
+    yield from figures()
+    yield from table_4_1()
