@@ -1,8 +1,9 @@
 """Forecasts of a job's finish and remaining cost, with 90 % intervals.
 
-What is unsure is, above all, how much spot VMs will train until the deadline
-(``availability``). A cost-optimal job costs what the cheapest schedule does with that much of
-them, and is done when they are, or at its deadline. docs/deadlines.md has the coverage.
+When a cost-optimal job is done depends on how much spot VMs will train until the deadline
+(``availability``). The expected cost is that of the cheapest schedule through the markets to come,
+were they a shuffle of those sampled; how far real costs are from it was measured on replays of recorded
+and drawn markets. docs/deadlines.md has the coverage on others.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean, pstdev
 
 import numpy as np
 
@@ -21,7 +21,6 @@ from spottrain.pricing.deadline.markets import (
     Array,
     Markets,
     markets,
-    shares,
     spot_path,
     stairs,
 )
@@ -56,8 +55,8 @@ def forecast(
 ) -> Forecast:
     """Return the finish and cost to expect under ``policy.decide``.
 
-    Arguments as for ``policy.decide``, and how a time-optimal job's own forecasts turned out so
-    far, with the money spent; without that, as for a typical job. Without a deadline, or without on-demand VMs that
+    Arguments as for ``policy.decide``, and how the job's own forecasts turned out so far,
+    with the money spent; without that, as for a typical job. Without a deadline, or without on-demand VMs that
     the budget affords, nobody knows how long spot VMs will be away: the upper ends are
     infinite. The expected values are infinite too where the caps allow no VMs, or the
     budget ends first. The cost never exceeds the budget.
@@ -80,7 +79,7 @@ def forecast(
     own = _Own(rolling, usd_spent)
     slow = Forecast(
         finish_s=_finish(status, fleet, base, holdings, seen),
-        usd=_cost(status, fleet, base, supplies, seen),
+        usd=_cost(status, fleet, base, seen, own if cost_optimal else _Own(None, 0.0)),
     )
     if not cost_optimal:
         max_usd = base.usd(_fallback_size(status, base), examples)
@@ -90,17 +89,17 @@ def forecast(
 
 @dataclass(frozen=True, slots=True)
 class _Own:
-    """How a time-optimal job's own forecasts turned out."""
+    """How the job's own forecasts turned out."""
 
     rolling: Rolling | None
     usd_spent: float
 
-    def cost(self, fixed: Interval, max_usd: float) -> Interval:
+    def cost(self, fixed: Interval, max_usd: float, ends: tuple[float, float]) -> Interval:
         """Return the cost half-way between fixed ends and those of our own forecasts;
         on-demand VMs alone bound it."""
         wide = width(self.rolling, "usd", fixed.expected)
         expected = fixed.expected * drift(self.rolling, self.usd_spent)
-        low, high = (expected * math.exp(end * wide) for end in tuning.FAST_COST_ENDS)
+        low, high = (expected * math.exp(end * wide) for end in ends)
         high = min(max_usd, math.sqrt(high * fixed.high))
         low = min(high, math.sqrt(low * fixed.low))
         return Interval(low=low, expected=min(high, max(low, expected)), high=high)
@@ -127,35 +126,22 @@ def _cost(
     status: JobStatus,
     fleet: Fleet,
     base: OnDemandFallback,
-    supplies: Sequence[Supply],
     seen: Markets,
+    own: _Own,
 ) -> Interval:
-    """Return what the cheapest schedules cost with as many spot VMs as there may be."""
+    """Return the cost between the cheapest schedule and on-demand VMs alone."""
+    examples = status.examples_left
     left_s = max(0.0, status.left_s - base.start_s())
-    there = availability(shares(seen, fleet), left_s)
-    spot = [supply for supply in supplies if supply.spot]
-    means = [float(market.mean()) for row in seen if len(market := row[np.isfinite(row)])]
-    listed = min((supply.effective_usd_per_hour(fleet) for supply in spot), default=math.inf)
-    usual_usd = fmean(means) if means else listed
-    # Prices will vary about as much as they did; half of that is in the samples.
-    varied = pstdev(means) / usual_usd if means and usual_usd > 0 else 0.0
-    noise = tuning.COST_NOISE + varied / 2
-    losses_per_hour = fmean(supply.losses_per_hour for supply in spot) if spot else 0.0
-
-    def usd(chance: float) -> float:
-        """Return what the job costs if spot VMs stay below their share with this chance."""
-        share = there.quantile(chance)
-        # Every loss pauses the fleet, unless they all come together.
-        pauses_per_hour = (1 - chance) * losses_per_hour * share * fleet.max_vms
-        paused = min(tuning.MAX_PAUSED_SHARE, pauses_per_hour * fleet.loss_s / HOUR_S)
-        examples = status.examples_left / (1 - paused)
-        return spot_path(seen, fleet, base.prices, examples, left_s, share, usual_usd).usd
-
-    return Interval(
-        low=usd(1 - tuning.MISSES / 2) * math.exp(-noise),
-        expected=usd(0.5),
-        high=usd(tuning.MISSES / 2) * math.exp(noise),
+    cheapest = spot_path(seen, fleet, base.prices, examples, left_s).usd
+    on_demand = base.usd(_fallback_size(status, base), examples)
+    max_usd = max(on_demand, cheapest)
+    above = max_usd - cheapest
+    fixed = Interval(
+        low=tuning.COST_LOW * cheapest,
+        expected=cheapest + tuning.COST_EXPECTED * above,
+        high=cheapest + tuning.COST_HIGH * above,
     )
+    return own.cost(fixed, max_usd, tuning.COST_ENDS)
 
 
 def _within_budget(usd: Interval, status: JobStatus) -> Interval:
@@ -213,7 +199,7 @@ def _time_optimal(
             expected=usd + tuning.FAST_COST_EXPECTED * (max_usd - usd),
             high=max_usd,
         )
-        cost = own.cost(fixed, max_usd)
+        cost = own.cost(fixed, max_usd, tuning.FAST_COST_ENDS)
     now_s = status.now_s
     left_s = finish_s - now_s
     wide = width(own.rolling, "time_s", left_s)

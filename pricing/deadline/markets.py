@@ -57,7 +57,6 @@ def spot_path(
     examples: float,
     left_s: float,
     share: float | None = None,
-    usual_usd: float = math.inf,
 ) -> SpotPath:
     """Return the cheapest way to train the examples in the time left, and their value.
 
@@ -74,14 +73,13 @@ def spot_path(
         share: Of a full fleet's throughput, what spot VMs will train if all are rented; None: as
             much as in the markets that were seen. Where it is less there are none for part of
             the time, where it is more those that a market lacks are there for part of it.
-        usual_usd: Effective USD per hour of these where a market has none to compare with.
     """
     now_s = min(left_s, tuning.PERSISTENCE_S)
     each_s = (left_s - now_s) / (tuning.PRESENT_WEIGHT + len(seen) - 1)
     lasts_s = np.full(len(seen), each_s)
     lasts_s[-1] = now_s + each_s * tuning.PRESENT_WEIGHT
     if share is not None:
-        seen, lasts_s = _with_share(seen, lasts_s, fleet, share, usual_usd)
+        seen, lasts_s = _with_share(seen, lasts_s, fleet, share)
     prices, rates = stairs(seen, fleet, on_demand)
     there = np.isfinite(prices)
     order = np.argsort(prices[there], kind="stable")
@@ -108,9 +106,7 @@ def shares(seen: Markets, fleet: Fleet) -> Array:
     return found
 
 
-def _with_share(
-    seen: Markets, lasts_s: Array, fleet: Fleet, share: float, usual_usd: float
-) -> tuple[Markets, Array]:
+def _with_share(seen: Markets, lasts_s: Array, fleet: Fleet, share: float) -> tuple[Markets, Array]:
     """Return the markets, and how long each lasts, with this mean share of a full fleet."""
     mean = float(np.average(shares(seen, fleet), weights=lasts_s)) if lasts_s.sum() > 0 else 0.0
     if share < mean:
@@ -121,7 +117,7 @@ def _with_share(
         seen = np.concatenate([seen, lacking], axis=1)
         there = np.isfinite(seen)
         sums, counts = np.where(there, seen, 0.0).sum(axis=1), there.sum(axis=1)
-        own = np.where(counts > 0, sums / np.maximum(counts, 1), usual_usd)
+        own = np.where(counts > 0, sums / np.maximum(counts, 1), math.inf)
         other = np.where(there, seen, own[:, None])
     rest_s = lasts_s * (1 - part)
     both = np.concatenate([seen, other])

@@ -83,14 +83,21 @@ longer ones they tell nothing. Both memories were chosen on jobs on drawn market
 PRIOR_SHARE, PRIOR_MEMORIES = 0.5, 1.0
 """Share of a full fleet that spot VMs train where nothing was seen, which says nothing, and for how
 many memories of samples that counts."""
-COST_NOISE = 0.015
-"""What boots, pauses and losses may add to a cost-optimal job's cost or take from it, as a share."""
+COST_LOW = 0.65
+"""Fixed lower end of the cost, as a multiple of the cheapest schedule's. It and ``COST_HIGH``
+were chosen on recorded traces."""
+COST_EXPECTED, COST_HIGH = 0.1, 0.6
+"""Expected cost and its fixed upper end: shares of the way from the cheapest schedule to
+on-demand VMs alone."""
 FAST_COST_LOW, FAST_COST_EXPECTED = 0.87, 0.2
-"""A time-optimal job's fixed lower end of the cost, as a multiple of that of all the spot VMs
-there are, and its expected cost, as a share of the way from that to on-demand VMs alone, the
-fixed upper end."""
-FAST_COST_ENDS, FAST_FINISH_ENDS = (-0.33, 0.68), (-0.06, 0.26)
-"""Adaptive ends of the intervals of a time-optimal job's cost and finish: logarithms of what came
+"""The same for a time-optimal job, from the cost of all the spot VMs there are; its fixed
+upper end is that of on-demand VMs alone."""
+COST_ENDS, FAST_COST_ENDS, FAST_FINISH_ENDS = (
+    (-0.27, 0.32),
+    (-0.33, 0.68),
+    (-0.06, 0.26),
+)
+"""Adaptive ends of the intervals of costs and of a time-optimal job's finish: logarithms of what came
 over what was expected, for a typical job. Quantiles of 5 and 95 % of the errors of jobs on
 drawn markets, seeds 20000 to 20149, and on recorded traces, each job counted alike;
 docs/deadlines.md has the coverage of each trace without itself, and of other seeds."""
