@@ -1,6 +1,6 @@
 """What a job of a pool gains by moving within its grant, over recorded prices.
 
-One kind of VM in the regions of a file of prices, of which each is sold out now and then (drawn),
+One kind of VM in the regions of a file of prices, of which all but one are sold out at any time (drawn),
 so that a job begins where there are VMs and not where they are cheapest. Compared are a job that
 the pool lets move and one that it does not, both with the manager's own core.
 """
@@ -23,7 +23,7 @@ from spottrain_lab.markets.price_file import parse_prices
 
 from .bench_moves import START_S, Market
 
-KINDS = ("NC24", "p2.xlarge")
+KINDS = ("NC24", "NC24s v2")
 VMS = 4
 DAYS = 0.5
 SEEDS = 3
@@ -34,7 +34,7 @@ LOSSES_A_DAY = 4.0
 
 
 class Scarce(Market):
-    """Regions that are sold out now and then."""
+    """Regions that are sold out by turns."""
 
     def offers(self) -> tuple[Offer, ...]:
         """Return what is offered now."""
@@ -69,7 +69,7 @@ def played(days: list[dict], seed: int, moves: bool) -> tuple[float, int]:  # ty
     at_s = 0.0
     while at_s < 10 * DAYS * DAY_S:
         at_s += draw.expovariate(1 / SOLD_OUT_S)
-        sold_out = draw.sample(places, len(places) // 2)
+        sold_out = draw.sample(places, len(places) - 1)
         has = {place.zone: 0 if place in sold_out else 2 * VMS for place in places}
         job.after(at_s, lambda has=has: cloud.capacity.update(has))  # type: ignore[misc]
 
