@@ -93,9 +93,12 @@ def start(job: JobDir, environment: Mapping[str, str], say: Say) -> None:
     with contextlib.closing(_login(job)) as login:
         slurm, uid = slurm_of(job), uid_of(job)
         assert slurm is not None, "it was checked before the launch"
-        if _found(login, uid) is None:
-            login.run(_argv(slurm, job, uid), _script(slurm, job, environment))
-        _await(job, login, uid, say)
+        if (found := _found(login, uid)) is not None:
+            number = found.number
+        else:
+            said = login.run(_argv(slurm, job, uid), _script(slurm, job, environment))
+            number = int(said.partition(";")[0])  # a cluster's name may follow
+        _await(job, login, uid, number, say)
     manager_location.write(job, RemoteManager(started=True))
 
 
@@ -180,20 +183,16 @@ def _script(slurm: SlurmConfig, job: JobDir, environment: Mapping[str, str]) -> 
     return _SCRIPT.format(before=slurm.before, environment=file, keeper=keeper(job))
 
 
-def _await(job: JobDir, login: Login, uid: str, say: Say) -> None:
-    give_up_s, number = time.monotonic() + _QUEUE_S, 0
-    while not (end_of(job) or job.manager()):
-        if (found := _found(login, uid)) is not None:
-            number = found.number
-            if found.state is VmState.QUEUED and time.monotonic() > give_up_s:
-                say(
-                    f"job {job.name}: its manager waits in the queue and begins by itself: {found.why}"
-                )
-                return
-        elif number:
+def _await(job: JobDir, login: Login, uid: str, number: int, say: Say) -> None:
+    give_up_s = time.monotonic() + _QUEUE_S
+    while not (job.manager() or end_of(job)):
+        if (found := _found(login, uid)) is None:
             raise ManagerUnreachableError(
                 f"job {job.name}: its manager's batch job {number} ended: {_last_line(job, number)}"
             )
+        if found.state is VmState.QUEUED and time.monotonic() > give_up_s:
+            say(f"job {job.name}: its manager waits in the queue and begins by itself: {found.why}")
+            return
         time.sleep(_LOOK_S)
     say(f"the manager of job {job.name} is batch job {number}")
 
