@@ -108,7 +108,7 @@ def figures() -> Iterator[Row]:
 
 def table_4_1() -> Iterator[Row]:
     """Yield what the planner chooses where Table 4.1 has the authors' choices."""
-    for billions, hidden, layers, t, p, gpus, batch, _ in TABLE_4_1[:-1]:  # the last takes a minute
+    for billions, hidden, layers, t, p, gpus, batch, _ in TABLE_4_1[:-1]:  # the last takes minutes
         model = gpt(hidden, layers)
         inputs = case(model, gpus, batch, memory_bytes=A100_BYTES, microbatch_sizes=(1, 2, 4))
         found = {size: step_s(inputs, size, None) for size in SIZES}
