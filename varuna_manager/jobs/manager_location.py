@@ -20,9 +20,9 @@ from spottrain.varuna_manager.jobs.folder import JobDir
 class RemoteManager:
     """The VM of a job's manager and the progress of its launch; saved before each step."""
 
-    requests: tuple[LaunchRequest, ...] = ()
+    requests: tuple[LaunchRequest, ...]
     """What to rent; the first is the one to try. Repeated with the same token, it rents
-    nothing twice."""
+    nothing twice. Empty where the manager is no VM that is rented."""
     networks: tuple[str, ...] = ()
     """Networks from which the VM accepts SSH."""
     vm_id: str = ""

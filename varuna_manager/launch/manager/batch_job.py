@@ -89,7 +89,7 @@ def start(job: JobDir, environment: Mapping[str, str], say: Say) -> None:
         CloudError: Slurm refuses it, or does not answer.
         ManagerUnreachableError: It ended before it served.
     """
-    manager_location.write(job, RemoteManager())
+    manager_location.write(job, RemoteManager(requests=()))
     with contextlib.closing(_login(job)) as login:
         slurm, uid = slurm_of(job), uid_of(job)
         assert slurm is not None, "it was checked before the launch"
@@ -99,7 +99,7 @@ def start(job: JobDir, environment: Mapping[str, str], say: Say) -> None:
             said = login.run(_argv(slurm, job, uid), _script(slurm, job, environment))
             number = int(said.partition(";")[0])  # a cluster's name may follow
         _await(job, login, uid, number, say)
-    manager_location.write(job, RemoteManager(started=True))
+    manager_location.write(job, RemoteManager(requests=(), started=True))
 
 
 def end(job: JobDir) -> None:

@@ -91,7 +91,7 @@ def start(job: JobDir, pod: ManagerPod, say: Say) -> None:
     config = job.config()
     cluster = config.cluster
     assert isinstance(cluster, KubernetesConfig), "it was checked before the launch"
-    manager = RemoteManager(vm_id=f"kubernetes.{pod.name}")
+    manager = RemoteManager(requests=(), vm_id=f"kubernetes.{pod.name}")
     manager_location.write(job, manager)
     pod.begin(job.name)
     _await(pod, say)

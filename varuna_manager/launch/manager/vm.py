@@ -348,7 +348,7 @@ def start_on_login_node(job: JobDir, slurm: SlurmConfig, say: Say) -> None:
         ConfigError: This machine lacks something.
         SpottrainError: The cluster does not take the batch job.
     """
-    manager = RemoteManager()
+    manager = RemoteManager(requests=())
     manager_location.write(job, manager)
     config = job.config()
     here = {"slurm": slurm.model_copy(update={"login": HERE})}
