@@ -15,8 +15,6 @@ from tests.integration.undisturbed import Undisturbed
 
 from spottrain.cloud.process import tree
 
-pytestmark = pytest.mark.rotated(parts=[1])
-
 
 def lose_a_worker_and_then_a_vm(watch: Watch, vm_id: str) -> None:
     os.kill(watch.worker(vm_id), signal.SIGKILL)
@@ -25,6 +23,7 @@ def lose_a_worker_and_then_a_vm(watch: Watch, vm_id: str) -> None:
     watch.until("a third generation", lambda: watch.number == 3 and watch.trains())
 
 
+@pytest.mark.rotated(parts=[1])
 def test_replicas_in_one_vm_lose_a_worker_and_then_the_vm_and_end_with_the_same_weights(
     tmp_path: Path, reference: Undisturbed
 ) -> None:
@@ -51,6 +50,7 @@ def test_replicas_in_one_vm_lose_a_worker_and_then_the_vm_and_end_with_the_same_
         assert f"starts with {plan.shape}: start; one VM holds all replicas of a stage" in events
 
 
+@pytest.mark.rotated(parts=[1])
 def test_ranks_that_divide_matrices_lose_a_worker_and_then_the_vm_and_end_with_the_same_weights(
     tmp_path: Path,
 ) -> None:
@@ -79,6 +79,7 @@ def test_ranks_that_divide_matrices_lose_a_worker_and_then_the_vm_and_end_with_t
         assert f"starts with {plan.shape}, 2 slots a stage" in job.run("events", job.name).out
 
 
+@pytest.mark.rotated(parts=[5])
 def test_replicas_that_share_state_lose_a_worker_and_then_the_vm_and_end_with_the_same_weights(
     tmp_path: Path, reference: Undisturbed
 ) -> None:
@@ -109,6 +110,7 @@ def test_replicas_that_share_state_lose_a_worker_and_then_the_vm_and_end_with_th
         )
 
 
+@pytest.mark.rotated(parts=[9])
 def test_a_job_that_leaves_the_number_of_slots_to_the_planner_knows_what_its_model_can_have(
     tmp_path: Path,
 ) -> None:
