@@ -391,6 +391,12 @@ class _Sender(threading.Thread):
                 self.orders.task_done()
 
 
+def _existing(of_activations: int | None, of_gradients: int | None) -> dict[Direction, int]:
+    """Return the ranks that there are, by the direction of what they send or get."""
+    ranks = {Direction.ACTIVATION: of_activations, Direction.GRADIENT: of_gradients}
+    return {direction: rank for direction, rank in ranks.items() if rank is not None}
+
+
 class PipelineLinks:
     """The links of one stage to its neighbours.
 
@@ -415,25 +421,21 @@ class PipelineLinks:
         group: TensorGroup | None = None,
         link_of: LinkOf = through_hosts,
     ) -> None:
-        targets = {Direction.ACTIVATION: following, Direction.GRADIENT: previous}
-        self._targets = {way: one for way, one in targets.items() if one is not None}
+        self._sources = _existing(previous, following)
+        self._targets = _existing(following, previous)
         self._links = {way: link_of(world().rank, one) for way, one in self._targets.items()}
         self._wire = _WIRE_TYPES[wire]
         self._group = group
-        self._previous = previous
-        self._following = following
         self._device = device
         self._arrivals: SimpleQueue[Arrival | _Broken | None] = SimpleQueue()
         """``None``: whoever waits is to look up."""
         self._receivers: dict[Direction, _Receiver] = {}
         self._sends = _Sends()
-        sources = (Direction.ACTIVATION, previous), (Direction.GRADIENT, following)
-        for direction, source in sources:
-            if source is not None:
-                link = link_of(source, world().rank)
-                receiver = _Receiver(source, direction, self._arrivals, device, group, link)
-                receiver.start()
-                self._receivers[direction] = receiver
+        for direction, source in self._sources.items():
+            link = link_of(source, world().rank)
+            receiver = _Receiver(source, direction, self._arrivals, device, group, link)
+            receiver.start()
+            self._receivers[direction] = receiver
         self._sender: _Sender | None = None
         if self._receivers and not device.is_host:
             self._sender = _Sender(device, self._sends, self._arrivals)
@@ -441,10 +443,7 @@ class PipelineLinks:
 
     def source(self, direction: Direction) -> int:
         """Return the rank that sends in a direction, where there is one."""
-        activation = direction is Direction.ACTIVATION
-        source = self._previous if activation else self._following
-        assert source is not None
-        return source
+        return self._sources[direction]
 
     def expect(self, direction: Direction, count: int) -> None:
         """Let ``count`` messages come in from the neighbour, if there is one."""
