@@ -23,16 +23,14 @@ from spottrain.wire.model import (
     LinkProfile,
     MicrobatchProfile,
     ModelFacts,
-    Plan,
     Profile,
     RingProfile,
-    ScheduleKind,
     SectionFacts,
     SectionProfile,
-    Slot,
     StateHome,
     TaskOverheads,
 )
+from spottrain.wire.plan import Plan, ScheduleKind, Slot
 
 LLAMA_2_7B = TransformerShape(
     layers=32,

@@ -22,7 +22,8 @@ from spottrain.varuna_manager.core.model import records
 from spottrain.varuna_manager.core.model.settings import JobSettings
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.wire.messages import CheckpointDamaged
-from spottrain.wire.model import Plan, Profile
+from spottrain.wire.model import Profile
+from spottrain.wire.plan import Plan
 
 T = TypeVar("T")
 _SECTIONS = {

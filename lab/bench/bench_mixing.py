@@ -24,7 +24,7 @@ from spottrain.morphing.adapt.shares import replica_speed, share_virtual_nodes
 from spottrain.morphing.plan.choose import NOISE, choose_plan
 from spottrain.morphing.plan.placement import Device
 from spottrain.morphing.simulate.simulator import simulate_step
-from spottrain.wire.model import Plan
+from spottrain.wire.plan import Plan
 from spottrain_lab.traces.mixing import WorkerType, split_minibatch
 
 SIZES = (16, 24, 32, 48, 64, 96, 128, 192, 256)

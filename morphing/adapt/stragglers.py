@@ -11,7 +11,8 @@ import statistics
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from spottrain.wire.model import Plan, Profile, segments_of
+from spottrain.wire.model import Profile
+from spottrain.wire.plan import Plan, segments_of
 
 MARGIN = 0.15
 """An outlier takes that much longer than the median of its peers, or more."""

@@ -8,7 +8,8 @@ from typing import TypeVar
 
 from spottrain.morphing.simulate.compute import NARROW_BYTES
 from spottrain.morphing.simulate.reducing import FLOAT32_BYTES
-from spottrain.wire.model import ModelFacts, Plan, Reduction, WireType
+from spottrain.wire.model import ModelFacts, Reduction, WireType
+from spottrain.wire.plan import Plan
 
 Place = TypeVar("Place", bound=Hashable)
 

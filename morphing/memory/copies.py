@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from spottrain.morphing.memory.memory import PAGE_BYTES
 from spottrain.morphing.memory.room import WorkerBytes
-from spottrain.wire.model import ModelFacts, Plan, Slot
+from spottrain.wire.model import ModelFacts
+from spottrain.wire.plan import Plan, Slot
 
 ROOMS = 2
 """Copies of a section at once: of a state that is whole, and of the next one; as

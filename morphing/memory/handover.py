@@ -10,7 +10,8 @@ from spottrain.morphing.memory.copies import held_bytes, with_copies
 from spottrain.morphing.memory.memory import PAGE_BYTES
 from spottrain.morphing.memory.room import WorkerBytes
 from spottrain.morphing.simulate.compute import CPU, Compute, trained_bytes
-from spottrain.wire.model import ModelFacts, Plan
+from spottrain.wire.model import ModelFacts
+from spottrain.wire.plan import Plan
 
 
 def handover_bytes(

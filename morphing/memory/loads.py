@@ -8,7 +8,7 @@ from functools import lru_cache
 from spottrain.morphing.schedules.lists import Schedule, compact_schedule
 from spottrain.morphing.schedules.rule import BACKWARD, FORWARD, RECOMPUTE
 from spottrain.morphing.schedules.types import Runs
-from spottrain.wire.model import ScheduleKind
+from spottrain.wire.plan import ScheduleKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

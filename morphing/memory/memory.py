@@ -24,14 +24,13 @@ from spottrain.morphing.memory.room import WorkerBytes
 from spottrain.morphing.simulate.compute import CPU, Compute, trained_bytes
 from spottrain.wire.model import (
     ModelFacts,
-    Plan,
     Profile,
     Reduction,
     SectionFacts,
     SectionProfile,
     StateHome,
-    segments_of,
 )
+from spottrain.wire.plan import Plan, segments_of
 
 PAGE_BYTES = 4096
 """Words about each section and about the undo slot; as ``pipeline.arena``."""

@@ -30,14 +30,8 @@ from spottrain.morphing.simulate.reducing import (
     Hop,
     fastest_hop,
 )
-from spottrain.wire.model import (
-    LinkProfile,
-    Profile,
-    Reduction,
-    SectionProfile,
-    TaskOverheads,
-    segments_of,
-)
+from spottrain.wire.model import LinkProfile, Profile, Reduction, SectionProfile, TaskOverheads
+from spottrain.wire.plan import segments_of
 
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]

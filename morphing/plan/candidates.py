@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spottrain.wire.model import Network, ScheduleKind, StateHome
+from spottrain.wire.model import Network, StateHome
+from spottrain.wire.plan import ScheduleKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,8 @@ from spottrain.morphing.plan.modes import (
 from spottrain.morphing.plan.placement import Device
 from spottrain.morphing.simulate.loops.play import TooSlowError
 from spottrain.units import HOUR_S
-from spottrain.wire.model import Network, Plan, Slot
+from spottrain.wire.model import Network
+from spottrain.wire.plan import Plan, Slot
 
 NOISE = 0.005
 """Plans whose predictions differ by no more are equally good: the one like the running

@@ -40,7 +40,8 @@ from spottrain.morphing.plan.placement import Device, DeviceKind, kind_of
 from spottrain.morphing.simulate.compute import min_update_s, trained_bytes
 from spottrain.morphing.simulate.reducing import sections_at, tied_bytes, tied_hops
 from spottrain.units import counted
-from spottrain.wire.model import Profile, ScheduleKind, StateHome, deal, segments_of
+from spottrain.wire.model import Profile, StateHome
+from spottrain.wire.plan import ScheduleKind, deal, segments_of
 
 SHORT_LISTS = 8
 """Micro-batches per stage of a schedule long enough to show what its stages hold; no stage

@@ -15,15 +15,13 @@ from spottrain.morphing.simulate.compute import Compute
 from spottrain.wire.model import (
     ModelFacts,
     Network,
-    Plan,
     Precision,
     Profile,
     Reduction,
-    ScheduleKind,
-    Semantics,
     StateHome,
     WireType,
 )
+from spottrain.wire.plan import Plan, ScheduleKind, Semantics
 
 Objective = Literal["throughput", "examples_per_dollar"]
 

@@ -32,7 +32,8 @@ from spottrain.morphing.simulate.simulator import (
     slowest_update_s,
     stale_step,
 )
-from spottrain.wire.model import Network, Plan, Profile
+from spottrain.wire.model import Network, Profile
+from spottrain.wire.plan import Plan
 
 NEAR = 0.05
 """Share by which a micro-batch size may be slower per example than the best one."""

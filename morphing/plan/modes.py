@@ -13,7 +13,8 @@ from spottrain.morphing.memory.room import WorkerBytes, largest, smallest
 from spottrain.morphing.plan import placement
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.placement import Device, kind_of
-from spottrain.wire.model import ScheduleKind, StateHome
+from spottrain.wire.model import StateHome
+from spottrain.wire.plan import ScheduleKind
 
 RUNNABLE: tuple[ScheduleKind, ...] = ("varuna", "1f1b", "gpipe", "interleaved")
 """Schedules that the runtime supports. Of equals the first is taken."""

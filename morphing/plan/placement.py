@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from spottrain.morphing.memory.room import WorkerBytes
-from spottrain.wire.model import ModelFacts, Plan, Slot
+from spottrain.wire.model import ModelFacts
+from spottrain.wire.plan import Plan, Slot
 
 EQUAL_WITHIN = 0.05
 """Stages whose times differ by no more count as equally heavy: so little gain is not

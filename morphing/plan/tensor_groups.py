@@ -17,7 +17,8 @@ from spottrain.morphing.plan.candidates import Candidate
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.placement import Device
 from spottrain.morphing.simulate.reducing import hop_of
-from spottrain.wire.model import Plan, Profile, SectionProfile, Slot
+from spottrain.wire.model import Profile, SectionProfile
+from spottrain.wire.plan import Plan, Slot
 
 Members = Mapping[Slot, tuple[Slot, ...]]
 """The slots of each group, by the first one."""

@@ -15,7 +15,7 @@ from spottrain.morphing.schedules.quanta import play_quanta
 from spottrain.morphing.schedules.rule import BACKWARD, FORWARD, RECOMPUTE
 from spottrain.morphing.schedules.stage import peak_in_flight
 from spottrain.morphing.schedules.types import Runs
-from spottrain.wire.model import MAX_CHUNKS, ScheduleKind
+from spottrain.wire.plan import MAX_CHUNKS, ScheduleKind
 
 MAX_TASKS = 1 << 62
 """Maximum that the loops can count."""

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from spottrain.morphing.schedules import rule
 from spottrain.morphing.schedules.lists import Schedule, compact_schedule
 from spottrain.morphing.schedules.stage import ACTIVATIONS, GRADIENTS, Stage
-from spottrain.wire.model import ScheduleKind
+from spottrain.wire.plan import ScheduleKind
 
 
 class Work(StrEnum):

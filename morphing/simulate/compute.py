@@ -15,10 +15,10 @@ from spottrain.wire.model import (
     Profile,
     SectionFacts,
     SectionProfile,
-    Semantics,
     StateHome,
     WireType,
 )
+from spottrain.wire.plan import Semantics
 
 NARROW_BYTES = 2
 """Of an element in any ``WireType`` but its own."""

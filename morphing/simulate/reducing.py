@@ -20,13 +20,13 @@ from spottrain.wire.model import (
     LinkProfile,
     ModelFacts,
     Network,
-    Plan,
     Profile,
     Reduction,
     RingProfile,
     SectionProfile,
     TiedParameter,
 )
+from spottrain.wire.plan import Plan
 
 CONCURRENT_ALL_REDUCES = 2
 """All-reduces that a worker runs at once: gloo's threads in torch."""

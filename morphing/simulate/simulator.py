@@ -31,14 +31,12 @@ from spottrain.morphing.simulate.wiring import wire_replicas
 from spottrain.wire.model import (
     ModelFacts,
     Network,
-    Plan,
     Profile,
     Reduction,
-    ScheduleKind,
     SectionProfile,
     TaskOverheads,
-    segments_of,
 )
+from spottrain.wire.plan import Plan, ScheduleKind, segments_of
 
 NO_OVERHEADS = TaskOverheads(forward_s=0.0, recompute_s=0.0, backward_s=0.0)
 SEEDS = range(4)

@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 from spottrain.morphing.simulate.compute import CPU, Compute
 from spottrain.morphing.simulate.replica import Link
-from spottrain.wire.model import Plan, Profile
+from spottrain.wire.model import Profile
+from spottrain.wire.plan import Plan
 
 
 def wire_replicas(plan: Plan, profile: Profile, compute: Compute = CPU) -> list[tuple[Link, ...]]:

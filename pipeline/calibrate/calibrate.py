@@ -57,9 +57,9 @@ from spottrain.wire.model import (
     Profile,
     RingProfile,
     SectionProfile,
-    Slot,
     TaskOverheads,
 )
+from spottrain.wire.plan import Slot
 
 SECTIONS_BUDGET_S = 1.5
 MIN_SECTIONS_BUDGET_S = 0.7

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spottrain.wire.model import Plan, TiedParameter
+from spottrain.wire.model import TiedParameter
+from spottrain.wire.plan import Plan
 
 
 def neighbours(plan: Plan, rank: int) -> tuple[int | None, int | None]:

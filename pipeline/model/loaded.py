@@ -34,7 +34,8 @@ from spottrain.pipeline.model.state import Forms, OptimizerSpec
 from spottrain.pipeline.model.tracer import trace
 from spottrain.version import software_version
 from spottrain.wire.messages import JobSpec
-from spottrain.wire.model import LAYOUT_FILE, Semantics
+from spottrain.wire.model import LAYOUT_FILE
+from spottrain.wire.plan import Semantics
 
 logger = logging.getLogger(__name__)
 

@@ -47,7 +47,7 @@ from spottrain.storage.store import StorageError
 from spottrain.units import counted
 from spottrain.wire import messages
 from spottrain.wire.messages import RunGeneration
-from spottrain.wire.model import Plan
+from spottrain.wire.plan import Plan
 
 DELAYED = "weights before"
 """Key under which a checkpoint has a parameter's value of one mini-batch before. No

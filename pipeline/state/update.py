@@ -16,7 +16,8 @@ from spottrain.pipeline.model.optimizer import SectionOptimizer
 from spottrain.pipeline.state.agreement import Contribution, MinibatchDecision
 from spottrain.pipeline.state.arena import ControlBlock, SectionArena, UndoSlot
 from spottrain.wire.messages import SkipReason
-from spottrain.wire.model import Plan, TiedParameter
+from spottrain.wire.model import TiedParameter
+from spottrain.wire.plan import Plan
 
 _NORM_ELEMENTS = {"cpu": 1 << 14, "cuda": 1 << 24}
 """Elements of a row, the part of a tensor that has a norm of its own. On the CPU one thread

@@ -31,7 +31,7 @@ from spottrain.pipeline.train.reduction import REDUCTIONS, GradientReduction
 from spottrain.pipeline.train.sharing import Network, StageSections
 from spottrain.pipeline.train.sums import Replicas
 from spottrain.pipeline.train.working import WorkingSection
-from spottrain.wire.model import Plan, segments_of
+from spottrain.wire.plan import Plan, segments_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 from spottrain.pipeline.state.context import WorkerContext
 from spottrain.pipeline.train.recording import Recording
 from spottrain.wire import messages
-from spottrain.wire.model import Plan
+from spottrain.wire.plan import Plan
 from spottrain.wire.timeline import Phase
 
 _COMPRESSION = 1

@@ -16,7 +16,7 @@ from spottrain.codec import encode
 from spottrain.morphing.schedules.schedule import Task
 from spottrain.pipeline.comm.p2p import Arrival, Direction
 from spottrain.pipeline.devices.port import Device
-from spottrain.wire.model import Plan
+from spottrain.wire.plan import Plan
 from spottrain.wire.timeline import (
     ArrivedAt,
     Phase,

@@ -31,7 +31,8 @@ from spottrain.pipeline.train.sums import (
     wait_for,
 )
 from spottrain.pipeline.train.working import WorkingSection
-from spottrain.wire.model import Plan, Reduction, TiedParameter
+from spottrain.wire.model import Reduction, TiedParameter
+from spottrain.wire.plan import Plan
 
 Losses = Sequence[Sequence[float]]
 """``LossSums.values`` of every micro-batch of a replica; empty but on the last stage."""

@@ -23,7 +23,7 @@ from spottrain.pipeline.state.arena import SectionArena
 from spottrain.pipeline.state.context import WorkerContext
 from spottrain.pipeline.train.sums import Sharing, wait_for
 from spottrain.pipeline.train.working import WorkingSection, lowered_types
-from spottrain.wire.model import Plan
+from spottrain.wire.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.placement import Device
 from spottrain.morphing.plan.profiles import on_network
 from spottrain.pricing.ranking.machine import MachineShape
-from spottrain.wire.model import Profile, Slot
+from spottrain.wire.model import Profile
+from spottrain.wire.plan import Slot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,8 @@ from tests.integration.fleet import Fleet, Heard, Host, Zygote
 
 from spottrain.wire import messages
 from spottrain.wire.messages import JobSpec
-from spottrain.wire.model import Plan, Profile, ScheduleKind, Slot
+from spottrain.wire.model import Profile
+from spottrain.wire.plan import Plan, ScheduleKind, Slot
 
 HERE = Path(__file__).parent
 ENDLESS = 1_000_000

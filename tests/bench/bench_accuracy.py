@@ -45,7 +45,8 @@ from spottrain.morphing.simulate.simulator import expect_step
 from spottrain.pipeline.model.inspect import model_facts
 from spottrain.pipeline.model.loaded import load
 from spottrain.wire.messages import JobSpec
-from spottrain.wire.model import ModelFacts, Plan, Profile, ScheduleKind
+from spottrain.wire.model import ModelFacts, Profile
+from spottrain.wire.plan import Plan, ScheduleKind
 
 T = TypeVar("T")
 P = ParamSpec("P")

@@ -24,7 +24,7 @@ from tests.integration.fleet import Fleet, Heard, Zygote, make_plan
 
 from spottrain.wire import messages
 from spottrain.wire.messages import JobSpec
-from spottrain.wire.model import Plan
+from spottrain.wire.plan import Plan
 
 R = TypeVar("R")
 HERE = Path(__file__).parent

@@ -27,7 +27,7 @@ from spottrain.pipeline.model.loaded import LoadedJob, load
 from spottrain.pipeline.process.tasks import initialise
 from spottrain.storage.open import open_store
 from spottrain.wire import messages
-from spottrain.wire.model import Slot
+from spottrain.wire.plan import Slot
 
 GB = 1e9
 DEADLINE_S = 7200.0

@@ -36,7 +36,8 @@ from spottrain.morphing.plan.placement import Device
 from spottrain.varuna_manager.reporting.tables import execution_line
 from spottrain.wire import messages
 from spottrain.wire.messages import JobSpec
-from spottrain.wire.model import Plan, Profile, ScheduleKind, Slot
+from spottrain.wire.model import Profile
+from spottrain.wire.plan import Plan, ScheduleKind, Slot
 
 AUTO = "auto"
 SCHEDULES: tuple[ScheduleKind, ...] = ("varuna", "1f1b", "gpipe", "interleaved")

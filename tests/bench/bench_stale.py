@@ -36,7 +36,8 @@ from spottrain.morphing.plan.choose import choose_plan
 from spottrain.varuna_manager.reporting.tables import execution_line
 from spottrain.wire import messages
 from spottrain.wire.messages import JobSpec
-from spottrain.wire.model import Plan, Profile, ScheduleKind, Semantics
+from spottrain.wire.model import Profile
+from spottrain.wire.plan import Plan, ScheduleKind, Semantics
 
 CONTENDERS: Mapping[str, tuple[Semantics, ScheduleKind | None]] = {
     "1f1b": ("synchronous", "1f1b"),

@@ -40,7 +40,7 @@ from torch.distributed.tensor.parallel import (
 from spottrain.pipeline.model.entrypoint import load_job
 from spottrain.pipeline.model.tracer import trace
 from spottrain.wire import messages
-from spottrain.wire.model import Slot
+from spottrain.wire.plan import Slot
 
 HERE = Path(__file__).parent
 STEPS, WARM_UP = 10, 2

@@ -30,7 +30,7 @@ from tests.builders import a_spec
 from tests.integration.fleet import Fleet, Heard, Zygote, make_plan
 
 from spottrain.wire import messages
-from spottrain.wire.model import Plan
+from spottrain.wire.plan import Plan
 
 SEED = 5
 DEPTH = 2

@@ -20,7 +20,8 @@ from spottrain.morphing.plan.choose import MEASURED, NOISE
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.placement import Device
 from spottrain.morphing.simulate.simulator import simulate_step
-from spottrain.wire.model import Plan, Profile, Slot
+from spottrain.wire.model import Profile
+from spottrain.wire.plan import Plan, Slot
 from spottrain_lab.traces.mixing import Split, WorkerType
 
 LINK = a_link(latency_s=1e-4, bytes_per_s=1e9)

@@ -24,7 +24,8 @@ from spottrain.morphing.plan.transformer import TransformerShape
 from spottrain.morphing.schedules.lists import compact_schedule
 from spottrain.morphing.simulate.replica import Link, StageTimes, simulate_pipeline
 from spottrain.morphing.simulate.simulator import simulate_step
-from spottrain.wire.model import Profile, ScheduleKind
+from spottrain.wire.model import Profile
+from spottrain.wire.plan import ScheduleKind
 from spottrain_lab.markets.price_file import parse_prices
 from spottrain_lab.planners.gpt import gpt_shape, minibatch_flops, training_time_s
 from spottrain_lab.planners.replication import Layer, replicate

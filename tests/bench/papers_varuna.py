@@ -22,7 +22,7 @@ from spottrain.morphing.simulate.replica import (
 from spottrain.morphing.simulate.simulator import expect_step
 from spottrain.varuna_manager.offers.preview import workload_inputs
 from spottrain.varuna_manager.reporting.utilisation import minibatch_use
-from spottrain.wire.model import Plan, ScheduleKind
+from spottrain.wire.plan import Plan, ScheduleKind
 
 PROFILES = Path(__file__).resolve().parents[2] / "examples/profiles"
 Kind = Literal["predicted", "calibrated", "formula"]

@@ -16,7 +16,7 @@ from spottrain.manifest import read_manifest
 from spottrain.pipeline.state.checkpoint import load_section
 from spottrain.storage.open import open_store
 from spottrain.wire.messages import JobSpec
-from spottrain.wire.model import Plan
+from spottrain.wire.plan import Plan
 
 WORKDIR = Path(__file__).parent
 STEPS = 6

@@ -36,7 +36,8 @@ from spottrain.pipeline.model.inspect import model_facts
 from spottrain.pipeline.model.loaded import load
 from spottrain.wire import messages
 from spottrain.wire.messages import JobSpec
-from spottrain.wire.model import Plan, Profile, Reduction, StateHome
+from spottrain.wire.model import Profile, Reduction, StateHome
+from spottrain.wire.plan import Plan
 
 _PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
 """Dense bf16 of the SXM cards (NVIDIA data sheets)."""

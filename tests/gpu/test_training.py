@@ -16,7 +16,8 @@ from tests.integration.struck_runs import STEP_OF, can_reach
 
 from spottrain.pipeline.base.faults import Hook
 from spottrain.wire import messages
-from spottrain.wire.model import Plan, StateHome
+from spottrain.wire.model import StateHome
+from spottrain.wire.plan import Plan
 
 SHAPES = ((1, 1), (2, 1), (1, 2), (2, 2))
 HOOKS = [hook for hook in Hook if hook is not Hook.EVALUATED]  # nothing is held out

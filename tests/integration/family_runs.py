@@ -28,7 +28,7 @@ from spottrain.pipeline.model.skeleton import materialise
 from spottrain.pipeline.model.tracer import trace
 from spottrain.pipeline.weights.export import export
 from spottrain.storage.open import open_store
-from spottrain.wire.model import Plan
+from spottrain.wire.plan import Plan
 
 HERE = Path(__file__).parent
 STEPS, STRUCK = 4, 2

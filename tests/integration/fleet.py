@@ -25,7 +25,7 @@ from spottrain.pipeline.state.checkpoint import load_section
 from spottrain.storage.open import open_store
 from spottrain.wire import messages
 from spottrain.wire.messages import JobSpec
-from spottrain.wire.model import Plan, Slot
+from spottrain.wire.plan import Plan, Slot
 
 __all__ = [
     "Fleet",

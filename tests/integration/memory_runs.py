@@ -18,16 +18,8 @@ from spottrain.pipeline.model.inspect import model_facts
 from spottrain.pipeline.model.tracer import trace
 from spottrain.wire import messages
 from spottrain.wire.messages import JobSpec
-from spottrain.wire.model import (
-    LoaderSpec,
-    ModelFacts,
-    Plan,
-    Profile,
-    Reduction,
-    ScheduleKind,
-    Semantics,
-    Slot,
-)
+from spottrain.wire.model import LoaderSpec, ModelFacts, Profile, Reduction
+from spottrain.wire.plan import Plan, ScheduleKind, Semantics, Slot
 
 EXAMPLES = HERE.parents[1] / "examples"
 WORKDIRS = {"byte_gpt:training_job": EXAMPLES}

@@ -13,7 +13,8 @@ from tests.integration.fleet import Fleet, Host, Zygote, make_plan
 
 from spottrain.pipeline.base.faults import Hook
 from spottrain.wire.messages import JobSpec
-from spottrain.wire.model import Network, Plan, Precision, Reduction, StateHome
+from spottrain.wire.model import Network, Precision, Reduction, StateHome
+from spottrain.wire.plan import Plan
 
 NUM_SECTIONS = 4
 STEPS = 5

@@ -21,7 +21,8 @@ from spottrain.morphing.plan.profiles import (
     check_profile,
 )
 from spottrain.wire import messages
-from spottrain.wire.model import Profile, Slot
+from spottrain.wire.model import Profile
+from spottrain.wire.plan import Slot
 
 
 @pytest.fixture

@@ -40,7 +40,8 @@ from spottrain.pipeline.train.lanes import Lanes
 from spottrain.pipeline.train.sharing import Network, StageSections
 from spottrain.storage.open import open_store
 from spottrain.wire.messages import Calibrate
-from spottrain.wire.model import LinkProfile, Plan, Profile, StateHome
+from spottrain.wire.model import LinkProfile, Profile, StateHome
+from spottrain.wire.plan import Plan
 
 WITHIN = 0.03
 """Share by which a prediction may be wrong."""

@@ -14,7 +14,7 @@ from tests.integration.struck_runs import NUM_SECTIONS, job_spec
 from tests.integration.test_hooks import SERIES, series_of_blows
 
 from spottrain.pipeline.base.faults import Hook
-from spottrain.wire.model import Slot
+from spottrain.wire.plan import Slot
 
 pytestmark = pytest.mark.rotated
 

@@ -30,7 +30,7 @@ from spottrain.pipeline.model.inspect import model_facts
 from spottrain.pipeline.model.tracer import trace
 from spottrain.varuna_manager.config.job import load_config
 from spottrain.varuna_manager.launch.preflight import check_build
-from spottrain.wire.model import Plan
+from spottrain.wire.plan import Plan
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 CLOUDS = ("aws", "azure", "gcp")

@@ -15,7 +15,7 @@ from spottrain.pipeline.model.loaded import load
 from spottrain.pipeline.state.arena import payload_bytes
 from spottrain.wire import messages
 from spottrain.wire.messages import JobSpec
-from spottrain.wire.model import Plan
+from spottrain.wire.plan import Plan
 
 pytestmark = pytest.mark.rotated
 DEVICE = "tests.fakes.timed:GPU-00000000-aaaa"

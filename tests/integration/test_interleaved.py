@@ -14,7 +14,8 @@ from tests.integration.struck_runs import NUM_SECTIONS, Undisturbed, job_spec
 
 from spottrain.wire import messages
 from spottrain.wire.messages import JobSpec
-from spottrain.wire.model import Plan, Reduction
+from spottrain.wire.model import Reduction
+from spottrain.wire.plan import Plan
 
 DEEP_SECTIONS = 8
 STEPS = 4

@@ -31,7 +31,8 @@ from spottrain.pipeline.model.data import MicrobatchSource
 from spottrain.pipeline.model.skeleton import materialise
 from spottrain.wire import messages
 from spottrain.wire.messages import JobSpec
-from spottrain.wire.model import Plan, Profile, Reduction, ScheduleKind
+from spottrain.wire.model import Profile, Reduction
+from spottrain.wire.plan import Plan, ScheduleKind
 
 NUM_SECTIONS = stale_jobs.BLOCKS
 

@@ -26,7 +26,7 @@ from spottrain.manifest import (
 from spottrain.storage.open import open_store
 from spottrain.storage.store import Store
 from spottrain.wire import messages
-from spottrain.wire.model import Slot
+from spottrain.wire.plan import Slot
 
 FROZEN = ("embedding.", "blocks.1.")
 

@@ -26,7 +26,8 @@ from tests.integration.test_hooks import SERIES, VM_HOOKS
 from spottrain.pipeline.base.faults import Hook
 from spottrain.wire import messages
 from spottrain.wire.messages import JobSpec
-from spottrain.wire.model import Plan, Reduction, Slot
+from spottrain.wire.model import Reduction
+from spottrain.wire.plan import Plan, Slot
 
 SIZES = (5, 3, 2, 1)
 """Of sections: those of two ranks in one VM are not every other one."""

@@ -18,7 +18,7 @@ from spottrain.pipeline.base.faults import Hook
 from spottrain.varuna_manager.cli.traces.timeline import merge
 from spottrain.wire import messages
 from spottrain.wire.messages import ShareMinibatch, TraceMinibatches
-from spottrain.wire.model import Plan, Slot
+from spottrain.wire.plan import Plan, Slot
 from spottrain.wire.timeline import RankTimeline
 
 STEPS = 8

@@ -17,7 +17,8 @@ from tests.integration.struck_runs import NUM_SECTIONS, job_spec
 
 from spottrain.wire import messages
 from spottrain.wire.messages import JobSpec
-from spottrain.wire.model import Slot, StateHome
+from spottrain.wire.model import StateHome
+from spottrain.wire.plan import Slot
 
 ENVIRONMENT = {**CREDENTIALS, "TINY_SLEEP_S": "0.05"}
 STATES = pytest.mark.parametrize(

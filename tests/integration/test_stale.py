@@ -25,7 +25,8 @@ from spottrain.pipeline.model.skeleton import materialise
 from spottrain.pipeline.model.tracer import trace
 from spottrain.wire import messages
 from spottrain.wire.messages import EvaluationSpec, JobSpec, TraceMinibatches
-from spottrain.wire.model import Network, Plan, Reduction
+from spottrain.wire.model import Network, Reduction
+from spottrain.wire.plan import Plan
 
 STEPS, SECTIONS = 9, {"quadratic_job": 2, "gpt_job": 3}
 SHAPES = [(1, 1), (2, 1), (1, 2), (2, 2)]

@@ -19,7 +19,8 @@ from tests.integration.test_hooks import SERIES, series_of_blows
 from spottrain.pipeline.base.faults import Hook
 from spottrain.wire import messages
 from spottrain.wire.messages import JobSpec
-from spottrain.wire.model import Network, Plan, Reduction, Slot, StateHome
+from spottrain.wire.model import Network, Reduction, StateHome
+from spottrain.wire.plan import Plan, Slot
 
 STEPS = 5
 SHAPES = [(p, d, t) for p in (1, 2) for d in (1, 2) for t in (1, 2)]

@@ -31,7 +31,7 @@ from spottrain.varuna_manager.core.model.errors import InternalError
 from spottrain.varuna_manager.core.model.records import VmPhase
 from spottrain.varuna_manager.core.model.state import JobPhase
 from spottrain.wire import messages
-from spottrain.wire.model import Slot
+from spottrain.wire.plan import Slot
 
 MAX_VMS = 32
 STEP_EVERY_S = 20.0

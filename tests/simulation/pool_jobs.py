@@ -68,7 +68,8 @@ from spottrain.varuna_manager.pool.core.model import (
 from spottrain.varuna_manager.pool.core.step import step
 from spottrain.varuna_manager.pool.daemon.managers import JobManagers, WatchedJob
 from spottrain.varuna_manager.pool.store.settings import settings_of
-from spottrain.wire.model import ModelFacts, Slot
+from spottrain.wire.model import ModelFacts
+from spottrain.wire.plan import Slot
 
 TICK_S = 2.0
 """Time between two looks of the pool at its jobs."""

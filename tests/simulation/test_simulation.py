@@ -20,7 +20,7 @@ from spottrain.varuna_manager.core.model.state import (
     spent_usd,
 )
 from spottrain.wire import messages
-from spottrain.wire.model import Slot
+from spottrain.wire.plan import Slot
 
 FACTS = model_facts(
     (

@@ -23,11 +23,8 @@ from spottrain.morphing.adapt.stragglers import expected_busy_s
 from spottrain.morphing.memory.memory import rank_bytes
 from spottrain.varuna_manager.core.model.records import VmPhase
 from spottrain.wire import messages
-from spottrain.wire.model import (
-    ModelFacts,
-    Profile,
-    Slot,
-)
+from spottrain.wire.model import ModelFacts, Profile
+from spottrain.wire.plan import Slot
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

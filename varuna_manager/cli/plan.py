@@ -34,13 +34,8 @@ from spottrain.varuna_manager.offers.plan_view import exceeded
 from spottrain.varuna_manager.offers.preview import DEFAULT_GPUS, SearchScope
 from spottrain.varuna_manager.offers.table import ranking_parts
 from spottrain.varuna_manager.reporting.tables import preview_parts
-from spottrain.wire.model import (
-    ModelFacts,
-    Precision,
-    Profile,
-    ScheduleKind,
-    StateHome,
-)
+from spottrain.wire.model import ModelFacts, Precision, Profile, StateHome
+from spottrain.wire.plan import ScheduleKind
 
 FileArgument = Annotated[
     Path | None,

@@ -79,14 +79,8 @@ from spottrain.wire.messages import (
     EvaluationSpec,
     JobSpec,
 )
-from spottrain.wire.model import (
-    GpuFacts,
-    LoaderSpec,
-    Precision,
-    Reduction,
-    Semantics,
-    WireType,
-)
+from spottrain.wire.model import GpuFacts, LoaderSpec, Precision, Reduction, WireType
+from spottrain.wire.plan import Semantics
 
 MAX_MEASURED_MICROBATCH = 16
 """Largest micro-batch size that is measured when the job file names none."""

@@ -23,7 +23,8 @@ from spottrain.pricing.ranking.cooldowns import Span
 from spottrain.varuna_manager.config.base import Section
 from spottrain.varuna_manager.config.clouds import Provider, provider_of
 from spottrain.wire.messages import DeviceChoice
-from spottrain.wire.model import Network, Precision, ScheduleKind, StateHome, WireType
+from spottrain.wire.model import Network, Precision, StateHome, WireType
+from spottrain.wire.plan import ScheduleKind
 
 
 class ResourcesConfig(Section):

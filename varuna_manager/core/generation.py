@@ -29,8 +29,8 @@ from spottrain.varuna_manager.core.model.records import (
 from spottrain.varuna_manager.core.model.state import JobPhase, State, summary_of
 from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.wire import messages
-from spottrain.wire.model import Plan, Slot
 from spottrain.wire.patience import LEAVE_S, MARGIN_S, NCCL_LEAVE_S, evacuation_s
+from spottrain.wire.plan import Plan, Slot
 
 ABANDON_AFTER_S = LEAVE_S + MARGIN_S
 """Survivors that have not noticed a break by then are told to give up, and"""

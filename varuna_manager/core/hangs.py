@@ -23,7 +23,8 @@ from spottrain.varuna_manager.core.model.records import (
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.wire import messages
-from spottrain.wire.model import Slot, WorkerState
+from spottrain.wire.model import WorkerState
+from spottrain.wire.plan import Slot
 
 ANSWER_S = 10.0
 """How long agents may take to answer before they are asked again."""

@@ -23,7 +23,8 @@ from spottrain.varuna_manager.core.model import records
 from spottrain.varuna_manager.core.model.state import State, kind_of
 from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.wire.messages import OutOfMemory
-from spottrain.wire.model import Plan, Profile, Slot
+from spottrain.wire.model import Profile
+from spottrain.wire.plan import Plan, Slot
 
 MARGIN = 0.05
 """Share of a prediction that proved too low by which the next plans stay below it; twice

@@ -32,7 +32,7 @@ from spottrain.varuna_manager.core.model.records import (
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.wire import messages
-from spottrain.wire.model import Slot
+from spottrain.wire.plan import Slot
 
 READ_PAUSE_S = 5.0
 """Until VMs try again to read a checkpoint that is whole, as far as the manager sees."""

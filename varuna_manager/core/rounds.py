@@ -24,7 +24,8 @@ from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.varuna_manager.format import duration
 from spottrain.wire import messages
 from spottrain.wire.messages import AbandonGeneration, Calibrate, Initialise, OpenStore
-from spottrain.wire.model import Profile, Slot
+from spottrain.wire.model import Profile
+from spottrain.wire.plan import Slot
 
 RETRY_PAUSE_S = 2.0
 """Between a failed round and the next: lost VMs are known by then."""

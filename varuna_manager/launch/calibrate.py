@@ -27,7 +27,8 @@ from spottrain.gpus.slots import SlotDevices
 from spottrain.machine import supervisor_environment
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.wire import messages
-from spottrain.wire.model import Profile, Slot
+from spottrain.wire.model import Profile
+from spottrain.wire.plan import Slot
 
 TIME_LIMIT_S = 600.0
 """Measuring is given up when nothing was heard of it for this time."""

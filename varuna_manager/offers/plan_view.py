@@ -21,7 +21,8 @@ from spottrain.varuna_manager.offers.estimates import money_ends
 from spottrain.varuna_manager.reporting.devices import Computing, describe
 from spottrain.varuna_manager.reporting.documents import candidate_view, survives_any_worker
 from spottrain.varuna_manager.reporting.utilisation import minibatch_use, use_view
-from spottrain.wire.model import Plan, Precision, Profile
+from spottrain.wire.model import Precision, Profile
+from spottrain.wire.plan import Plan
 
 
 def exceeded(config: JobConfig, document: Mapping[str, Any], now_s: float) -> list[str]:

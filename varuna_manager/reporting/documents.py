@@ -19,7 +19,7 @@ from spottrain.varuna_manager.reporting.utilisation import (
     use_view,
 )
 from spottrain.varuna_manager.watch.starts import start_view, steps_view
-from spottrain.wire.model import Plan
+from spottrain.wire.plan import Plan
 
 if TYPE_CHECKING:
     from spottrain.varuna_manager.reporting.history import JobHistory, MoveMade

@@ -26,7 +26,8 @@ from spottrain.varuna_manager.core.model.records import Generation, GenerationPh
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.core.stragglers import bounds_of, speed_of
 from spottrain.wire.messages import MinibatchCommitted
-from spottrain.wire.model import Plan, Profile, Slot
+from spottrain.wire.model import Profile
+from spottrain.wire.plan import Plan, Slot
 
 HOT_WINDOW = 5
 """Newest mini-batches that show whether a VM with throttled GPUs lags behind."""

@@ -23,7 +23,7 @@ from spottrain.varuna_manager.core.model.records import (
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.watch.timings import RankTimings
 from spottrain.wire.messages import MinibatchCommitted, SkipReason
-from spottrain.wire.model import Slot
+from spottrain.wire.plan import Slot
 
 WINDOW = 64
 """Newest mini-batches whose median is the time of a step."""

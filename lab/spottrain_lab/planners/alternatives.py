@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.plan.choose import NOISE, choose_plan
 from spottrain.morphing.plan.inputs import PlanInputs
-from spottrain.wire.model import Plan, SectionFacts
+from spottrain.wire.model import SectionFacts
+from spottrain.wire.plan import Plan
 from spottrain_lab.planners.replication import Layer, ReplicatedPlan, replicate
 from spottrain_lab.planners.tensor import SIZES, tensor_parallel
 

@@ -16,7 +16,8 @@ from spottrain.morphing.plan.flops import MODEL_PASSES
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.placement import Device
 from spottrain.morphing.plan.transformer import TransformerShape
-from spottrain.wire.model import LinkProfile, Profile, SectionProfile, Slot
+from spottrain.wire.model import LinkProfile, Profile, SectionProfile
+from spottrain.wire.plan import Slot
 
 SIZES = (1, 2, 4, 8)
 """Devices that may share a layer."""

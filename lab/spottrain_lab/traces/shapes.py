@@ -16,11 +16,7 @@ from spottrain.morphing.plan.modes import DeviceFleet, Draft, execution_modes
 from spottrain.morphing.plan.placement import Device
 from spottrain.morphing.plan.profiles import check_profile
 from spottrain.morphing.plan.workload import Workload
-from spottrain.wire.model import (
-    Plan,
-    ScheduleKind,
-    Slot,
-)
+from spottrain.wire.plan import Plan, ScheduleKind, Slot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

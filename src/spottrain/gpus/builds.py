@@ -11,7 +11,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from spottrain.errors import SpottrainError
-from spottrain.wire.model import Precision, Semantics
+from spottrain.wire.model import Precision
+from spottrain.wire.plan import Semantics
 
 BF16_CAPABILITY = 80
 """From Ampere on tensor cores compute in bfloat16 (CUDA C++ programming guide, compute

@@ -19,15 +19,13 @@ from spottrain.wire.model import (
     GpuUse,
     LoaderSpec,
     Network,
-    Plan,
     Precision,
     Profile,
     Reduction,
-    Semantics,
-    Slot,
     WireType,
     WorkerState,
 )
+from spottrain.wire.plan import Plan, Semantics, Slot
 
 DeviceChoice = Literal["auto", "gpu", "cpu"]
 """What workers compute on; ``auto``: on GPUs where a VM has them."""

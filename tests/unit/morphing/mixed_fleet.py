@@ -16,12 +16,8 @@ from tests.builders import (
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.placement import Device
 from spottrain.morphing.plan.profiles import derive_profile
-from spottrain.wire.model import (
-    ModelFacts,
-    Plan,
-    Profile,
-    Slot,
-)
+from spottrain.wire.model import ModelFacts, Profile
+from spottrain.wire.plan import Plan, Slot
 
 SECTIONS = 24
 MICROBATCH_SIZE = 4

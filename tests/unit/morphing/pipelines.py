@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from spottrain.morphing.schedules.lists import Schedule, compact_schedule
 from spottrain.morphing.simulate.replica import Link, StageTimes
-from spottrain.wire.model import ScheduleKind
+from spottrain.wire.plan import ScheduleKind
 
 kinds: st.SearchStrategy[ScheduleKind] = st.sampled_from(["varuna", "1f1b", "gpipe"])
 few = st.integers(1, 6).map(lambda n: n / 1000)

@@ -20,7 +20,8 @@ from tests.builders import (
 from spottrain.morphing.memory.memory import StageMemory, rank_bytes
 from spottrain.morphing.plan.partition import spread
 from spottrain.morphing.simulate.compute import CPU, Compute
-from spottrain.wire.model import ModelFacts, Plan, Profile, Reduction
+from spottrain.wire.model import ModelFacts, Profile, Reduction
+from spottrain.wire.plan import Plan
 
 LATENCY_S, BYTES_PER_S = 0.25, 1000.0
 FACTS = model_facts(

@@ -11,7 +11,7 @@ from tests.unit.morphing.mixed_fleet import facts, fleet, inputs, profile, profi
 from spottrain.morphing.plan.choose import NOISE, choose_plan
 from spottrain.morphing.plan.placement import Device
 from spottrain.morphing.simulate.simulator import simulate_step
-from spottrain.wire.model import Plan, ScheduleKind
+from spottrain.wire.plan import Plan, ScheduleKind
 
 
 def chosen(

@@ -13,7 +13,8 @@ from spottrain.morphing.errors import PlanError
 from spottrain.morphing.memory.memory import rank_bytes
 from spottrain.morphing.plan.choose import choose_plan
 from spottrain.morphing.plan.inputs import PlanInputs
-from spottrain.wire.model import MicrobatchProfile, Plan, Profile, Reduction
+from spottrain.wire.model import MicrobatchProfile, Profile, Reduction
+from spottrain.wire.plan import Plan
 
 BESIDE = 16.0
 """What a micro-batch costs beside its examples, in examples."""

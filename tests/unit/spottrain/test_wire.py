@@ -20,15 +20,8 @@ from spottrain import codec
 from spottrain.codec import decode, encode, from_data
 from spottrain.errors import WireError
 from spottrain.wire import messages
-from spottrain.wire.model import (
-    LinkProfile,
-    ModelFacts,
-    Plan,
-    Profile,
-    ScheduleKind,
-    Slot,
-    segments_of,
-)
+from spottrain.wire.model import LinkProfile, ModelFacts, Profile
+from spottrain.wire.plan import Plan, ScheduleKind, Slot, segments_of
 from tests import builders
 
 COMMANDS = get_args(messages.Command)

@@ -38,11 +38,8 @@ from spottrain.varuna_manager.core.preparation import BOOT_WAIT_S
 from spottrain.varuna_manager.jobs.journal import Step
 from spottrain.varuna_manager.watch.watches import ReportThrottle, Watches
 from spottrain.wire import messages
-from spottrain.wire.model import (
-    GpuFacts,
-    Plan,
-    Profile,
-)
+from spottrain.wire.model import GpuFacts, Profile
+from spottrain.wire.plan import Plan
 
 Emitted = TypeVar("Emitted")
 Sent = TypeVar("Sent")

@@ -23,7 +23,7 @@ from spottrain.varuna_manager.cli.simulate.step_spec import (
 )
 from spottrain.varuna_manager.cli.simulate.timeline import simulated, write_timeline
 from spottrain.varuna_manager.format import number
-from spottrain.wire.model import ScheduleKind
+from spottrain.wire.plan import ScheduleKind
 
 MAX_TABLE_CHARS = 20_000
 """Longer schedules are printed as plain lines instead of a table, in characters."""

@@ -11,7 +11,7 @@ from spottrain.varuna_manager.core.model import records, starts
 from spottrain.varuna_manager.core.model.events import ProgressMade
 from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.wire.messages import Evaluated
-from spottrain.wire.model import Slot
+from spottrain.wire.plan import Slot
 
 _Item = TypeVar("_Item")
 

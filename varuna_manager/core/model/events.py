@@ -20,7 +20,8 @@ from spottrain.pricing.ranking.order import OfferWorth
 from spottrain.varuna_manager.core.model.deadline_state import FleetTerms
 from spottrain.varuna_manager.core.model.settings import JobSettings, Limit, PoolGrant
 from spottrain.wire import messages
-from spottrain.wire.model import ModelFacts, Plan, Profile
+from spottrain.wire.model import ModelFacts, Profile
+from spottrain.wire.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

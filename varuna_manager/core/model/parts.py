@@ -18,7 +18,8 @@ from spottrain.varuna_manager.core.model import records
 from spottrain.varuna_manager.core.model.deadline_state import DeadlineState
 from spottrain.varuna_manager.core.model.events import KnownProfile
 from spottrain.wire.messages import CheckpointDamaged
-from spottrain.wire.model import Plan, Profile
+from spottrain.wire.model import Profile
+from spottrain.wire.plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True)

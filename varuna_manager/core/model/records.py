@@ -12,7 +12,8 @@ from spottrain.morphing.plan.candidates import Candidate
 from spottrain.pricing.billing.money import NOTHING, Money
 from spottrain.varuna_manager.core.model.settings import VmOrder
 from spottrain.wire.messages import Hardware, ShareMinibatch
-from spottrain.wire.model import Plan, Slot, WorkerState
+from spottrain.wire.model import WorkerState
+from spottrain.wire.plan import Plan, Slot
 
 KEPT = 1000
 """Finished generations, interruptions and price changes kept; totals count all."""

@@ -18,7 +18,7 @@ from spottrain.varuna_manager.core.model.records import (
 )
 from spottrain.varuna_manager.core.model.state import JobPhase, State, with_parts
 from spottrain.wire import messages
-from spottrain.wire.model import Slot
+from spottrain.wire.plan import Slot
 
 
 class Transition:

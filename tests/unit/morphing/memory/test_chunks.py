@@ -11,7 +11,8 @@ from spottrain.morphing.memory.chunks import Chunk
 from spottrain.morphing.memory.loads import StageLoad
 from spottrain.morphing.memory.memory import stage_bytes
 from spottrain.morphing.simulate.compute import trained_bytes
-from spottrain.wire.model import ModelFacts, SectionProfile, segments_of
+from spottrain.wire.model import ModelFacts, SectionProfile
+from spottrain.wire.plan import segments_of
 
 sizes = st.integers(0, 10**6)
 

@@ -13,7 +13,7 @@ from tests.unit.morphing.steps import FACTS, plan
 from spottrain.morphing.memory.copies import copy_bytes, state_bytes
 from spottrain.morphing.memory.handover import handover_bytes
 from spottrain.morphing.memory.memory import PAGE_BYTES
-from spottrain.wire.model import Plan, Slot
+from spottrain.wire.plan import Plan, Slot
 
 SECTION_BYTES = 800 + 1600 + PAGE_BYTES
 """Without gradients."""

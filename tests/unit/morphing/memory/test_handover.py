@@ -12,7 +12,7 @@ from spottrain.morphing.plan.choose import choose_plan
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.modes import DeviceFleet
 from spottrain.morphing.simulate.compute import Compute
-from spottrain.wire.model import Plan
+from spottrain.wire.plan import Plan
 
 SECTION_BYTES = 800 + 800 + 1600 + PAGE_BYTES
 

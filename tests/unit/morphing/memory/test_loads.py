@@ -19,7 +19,7 @@ from spottrain.morphing.schedules.schedule import (
     max_in_flight,
 )
 from spottrain.morphing.simulate.replica import Link, StageTimes, simulate_pipeline
-from spottrain.wire.model import ScheduleKind
+from spottrain.wire.plan import ScheduleKind
 
 
 def needed_recomputes(tasks: StageSchedule) -> int:

@@ -38,16 +38,8 @@ from spottrain.morphing.memory.memory import (
     stage_bytes,
 )
 from spottrain.morphing.simulate.compute import CPU, Compute
-from spottrain.wire.model import (
-    LoaderSpec,
-    Plan,
-    Precision,
-    Profile,
-    Reduction,
-    ScheduleKind,
-    StateHome,
-    TaskOverheads,
-)
+from spottrain.wire.model import LoaderSpec, Precision, Profile, Reduction, StateHome, TaskOverheads
+from spottrain.wire.plan import Plan, ScheduleKind
 
 FACTS = model_facts(
     (

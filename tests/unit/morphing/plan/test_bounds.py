@@ -27,10 +27,10 @@ from spottrain.wire.model import (
     Profile,
     Reduction,
     RingProfile,
-    ScheduleKind,
     SectionProfile,
     TaskOverheads,
 )
+from spottrain.wire.plan import ScheduleKind
 
 SLACK = 1.1
 """Bounds in between those that are tried may be a little better."""

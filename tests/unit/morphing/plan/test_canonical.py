@@ -10,7 +10,7 @@ from tests.unit.morphing.plan.test_choose import MIB, inputs
 from spottrain.morphing.plan.choose import canonical, choose_plan, rename_vms
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.placement import Device
-from spottrain.wire.model import Plan, Slot
+from spottrain.wire.plan import Plan, Slot
 
 
 @st.composite

@@ -31,15 +31,8 @@ from spottrain.morphing.plan.placement import Device
 from spottrain.morphing.schedules.lists import compact_schedule
 from spottrain.morphing.simulate.replica import Link, StageTimes, simulate_pipeline
 from spottrain.morphing.simulate.simulator import simulate_step
-from spottrain.wire.model import (
-    LoaderSpec,
-    ModelFacts,
-    Plan,
-    Profile,
-    RingProfile,
-    ScheduleKind,
-    Slot,
-)
+from spottrain.wire.model import LoaderSpec, ModelFacts, Profile, RingProfile
+from spottrain.wire.plan import Plan, ScheduleKind, Slot
 
 MIB = 2**20
 

@@ -11,7 +11,7 @@ from tests.unit.morphing.plan.test_choose import inputs, plan_of
 from spottrain.morphing.plan.choose import choose_plan
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.simulate.sharing import MAX_CROWDING
-from spottrain.wire.model import Slot
+from spottrain.wire.plan import Slot
 
 
 def test_large_devices_are_taken_where_the_fast_ones_are_too_small() -> None:

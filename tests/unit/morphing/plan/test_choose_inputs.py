@@ -23,7 +23,8 @@ from spottrain.morphing.errors import PlanError
 from spottrain.morphing.plan.choose import Choice, choose_plan
 from spottrain.morphing.plan.inputs import PlanInputs, PlanQuestion, question_of
 from spottrain.morphing.plan.placement import Device
-from spottrain.wire.model import Profile, Slot
+from spottrain.wire.model import Profile
+from spottrain.wire.plan import Slot
 
 
 def sized(each_s: dict[int, float]) -> Profile:

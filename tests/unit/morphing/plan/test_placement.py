@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.builders import a_plan, model_facts, section_facts
 
 from spottrain.morphing.plan.placement import Device, place, take
-from spottrain.wire.model import Plan, Slot
+from spottrain.wire.plan import Plan, Slot
 
 SECTIONS = 6
 FACTS = model_facts(

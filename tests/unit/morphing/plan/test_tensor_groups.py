@@ -19,7 +19,7 @@ from spottrain.morphing.memory.memory import rank_bytes
 from spottrain.morphing.plan.choose import MEASURED, choose_plan, min_steps_s
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.placement import Device
-from spottrain.wire.model import Plan, Slot
+from spottrain.wire.plan import Plan, Slot
 
 MIB = 2**20
 

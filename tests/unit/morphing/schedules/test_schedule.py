@@ -18,7 +18,7 @@ from spottrain.morphing.schedules.schedule import (
     make_schedule,
     max_in_flight,
 )
-from spottrain.wire.model import ScheduleKind
+from spottrain.wire.plan import ScheduleKind
 
 kinds: st.SearchStrategy[ScheduleKind] = st.sampled_from(["varuna", "1f1b", "gpipe"])
 depths = st.integers(1, 7)

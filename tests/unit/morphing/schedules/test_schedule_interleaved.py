@@ -23,7 +23,7 @@ from spottrain.morphing.schedules.schedule import (
     max_in_flight,
 )
 from spottrain.morphing.simulate.replica import simulate_pipeline
-from spottrain.wire.model import ScheduleKind
+from spottrain.wire.plan import ScheduleKind
 
 
 @st.composite

@@ -26,7 +26,7 @@ from spottrain.morphing.simulate.replica import (
     StageTimes,
     simulate_pipeline,
 )
-from spottrain.wire.model import ScheduleKind
+from spottrain.wire.plan import ScheduleKind
 
 # --- The original -----------------------------------------------------------------------
 

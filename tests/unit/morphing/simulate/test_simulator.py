@@ -34,7 +34,8 @@ from spottrain.morphing.simulate.simulator import (
     stage_times,
     stale_step,
 )
-from spottrain.wire.model import ScheduleKind, TaskOverheads, TiedParameter
+from spottrain.wire.model import TaskOverheads, TiedParameter
+from spottrain.wire.plan import ScheduleKind
 
 kinds: st.SearchStrategy[ScheduleKind] = st.sampled_from(["varuna", "1f1b", "gpipe"])
 flat_kinds: st.SearchStrategy[ScheduleKind] = st.sampled_from(["1f1b", "gpipe"])

@@ -14,7 +14,7 @@ from spottrain.pipeline.calibrate.links import (
     message_sizes,
     rings_to_measure,
 )
-from spottrain.wire.model import Slot
+from spottrain.wire.plan import Slot
 
 FLEETS = st.lists(st.sampled_from("abcdef"), min_size=2, max_size=24)
 

@@ -8,7 +8,8 @@ from spottrain.pipeline.comm.ranks import (
     neighbours,
     tied_ranks,
 )
-from spottrain.wire.model import Plan, Slot, TiedParameter
+from spottrain.wire.model import TiedParameter
+from spottrain.wire.plan import Plan, Slot
 
 
 def plan(depth: int, width: int, chunks: int = 1) -> Plan:

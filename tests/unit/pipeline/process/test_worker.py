@@ -19,7 +19,7 @@ from spottrain.pipeline.process.worker import (
 )
 from spottrain.pipeline.state.context import StopRequest
 from spottrain.wire import messages
-from spottrain.wire.model import Slot
+from spottrain.wire.plan import Slot
 
 SLOT = Slot(vm_id="a", index=0)
 PLAN = a_plan(slots=(SLOT,))

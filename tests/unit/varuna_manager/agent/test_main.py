@@ -32,7 +32,7 @@ from spottrain.varuna_manager.agent.supervisor import (
     StoppedProcesses,
 )
 from spottrain.wire import messages
-from spottrain.wire.model import Slot
+from spottrain.wire.plan import Slot
 
 Manager = Any
 """The class behind the ``manager`` fixture (conftest files cannot be imported)."""

@@ -41,7 +41,8 @@ from spottrain.varuna_manager.core.model.settings import JobSettings
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.wire import messages
 from spottrain.wire.messages import JobSpec
-from spottrain.wire.model import ModelFacts, Plan, Profile
+from spottrain.wire.model import ModelFacts, Profile
+from spottrain.wire.plan import Plan
 
 
 def submitted() -> JobSubmitted:

@@ -32,7 +32,7 @@ from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.format import dollars, duration, predicted_time, size, step_time
 from spottrain.varuna_manager.reporting import documents, tables, text
 from spottrain.varuna_manager.reporting.history import JobHistory
-from spottrain.wire.model import Plan
+from spottrain.wire.plan import Plan
 
 SPEC = a_spec(
     name="demo",
