@@ -7,7 +7,7 @@ The log has every change of a resource, minutes later, for 90 days. Source:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -56,6 +56,16 @@ class VmLifetime:
     until_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class History:
+    """What has become of VMs, by our ids."""
+
+    ended: Mapping[str, VmLifetime] = field(default_factory=dict)
+    """The last lifetime of each."""
+    failed: frozenset[str] = frozenset()
+    """VMs that Azure accepted but could not make."""
+
+
 def events_url(subscription: str, group: str, since_s: float, until_s: float) -> str:
     """Return path and query of the events of a group.
 
@@ -94,11 +104,10 @@ def event_of(entry: Mapping[str, Any]) -> ActivityEvent | None:
     )
 
 
-def lifetimes(events: Iterable[ActivityEvent]) -> dict[str, VmLifetime]:
-    """Return the last lifetime of each ended VM, by our id.
+def history(events: Iterable[ActivityEvent]) -> History:
+    """Return which VMs have ended, and which were never made.
 
-    A VM that Azure accepted but could not allocate has no lifetime. The eviction counts
-    as the end of a VM that was evicted and then deleted.
+    The eviction counts as the end of a VM that was evicted and then deleted.
     """
     begun: dict[str, ActivityEvent] = {}
     over: dict[str, VmLifetime] = {}
@@ -117,7 +126,7 @@ def lifetimes(events: Iterable[ActivityEvent]) -> dict[str, VmLifetime]:
         elif event.step == "Succeeded" and name not in over and name not in never:
             over[name] = VmLifetime(begin.at_s if begin else None, event.at_s)
             begun.pop(name, None)
-    return over
+    return History(over, frozenset(never))
 
 
 def _iso_time(at_s: float) -> str:

@@ -72,10 +72,8 @@ class AzureEndTimes:
         self.vms = EndedVms(self._recall, self._look_up, clock)
         """Complete as far as the log answers."""
 
-    def lifetimes_of_launch(
-        self, job: str, token: str, names: Iterable[str]
-    ) -> dict[str, activity.VmLifetime]:
-        """Return the ended VMs of a launch, by Azure's names.
+    def history_of_launch(self, job: str, token: str, names: Iterable[str]) -> activity.History:
+        """Return what became of VMs of a launch, by Azure's names.
 
         Only a repeated launch can have such: repeated by this process, or by a new
         manager after a crash.
@@ -88,9 +86,11 @@ class AzureEndTimes:
             young = self._clock() - self._born_s < STARTUP_S
             repeated = token in self._tried or young
             self._tried.add(token)
-        lifetimes = (self._ask_lifetimes(group) if repeated else None) or {}
+        past = (self._ask(group) if repeated else None) or activity.History()
         vm_ids = {name: requests.vm_id_of(group, name) for name in names}
-        return {name: lifetimes[vm_id] for name, vm_id in vm_ids.items() if vm_id in lifetimes}
+        ended = {name: past.ended[vm_id] for name, vm_id in vm_ids.items() if vm_id in past.ended}
+        failed = frozenset(name for name, vm_id in vm_ids.items() if vm_id in past.failed)
+        return activity.History(ended, failed)
 
     def _recall(self, job: str) -> list[Vm] | None:
         """Return the VMs of a job that ended before this process started."""
@@ -98,12 +98,12 @@ class AzureEndTimes:
             requests.group_of(job, self._settings),
             requests.prefix(job, self._settings),
         )
-        lifetimes, region = self._lifetimes_or_none(group), self._settings.regions[0]
-        if lifetimes is None:
+        past, region = self._ask_or_none(group), self._settings.regions[0]
+        if past is None:
             return None
         return [
             terminated_stub(requests.CLOUD, region, region, vm_id, job, lifetime.until_s)
-            for vm_id, lifetime in lifetimes.items()
+            for vm_id, lifetime in past.ended.items()
             if requests.split_vm_id(vm_id)[1].startswith(prefix)
         ]
 
@@ -116,23 +116,23 @@ class AzureEndTimes:
             if ids <= group.missing and now_s < group.next_s:
                 return []
             group.missing, group.next_s = frozenset(ids), now_s + RETRY_S
-        lifetimes = self._lifetimes_or_none(name) or {}
+        ended = (self._ask_or_none(name) or activity.History()).ended
         return [
-            as_terminated(vm, lifetimes[vm.vm_id].until_s)
+            as_terminated(vm, ended[vm.vm_id].until_s)
             for vm in missing
-            if vm.vm_id in lifetimes and lifetimes[vm.vm_id].until_s >= vm.launched_at_s
+            if vm.vm_id in ended and ended[vm.vm_id].until_s >= vm.launched_at_s
         ]
 
-    def _lifetimes_or_none(self, group: str) -> dict[str, activity.VmLifetime] | None:
-        """Return the ended VMs of a group, None if they are unknown now."""
+    def _ask_or_none(self, group: str) -> activity.History | None:
+        """Return what became of VMs of a group, None if that is unknown now."""
         try:
-            return self._ask_lifetimes(group)
+            return self._ask(group)
         except CloudError as error:
             logger.info("end times of VMs are unknown for now: %s", error)
             return None
 
-    def _ask_lifetimes(self, name: str) -> dict[str, activity.VmLifetime] | None:
-        """Return the ended VMs of a group, None if the log may not be read.
+    def _ask(self, name: str) -> activity.History | None:
+        """Return what became of VMs of a group, None if the log may not be read.
 
         Raises:
             CloudError: Azure does not answer.
@@ -143,7 +143,7 @@ class AzureEndTimes:
             group = self._group(name)
             since_s = group.since_s
         try:
-            found = self._ask(name, since_s)
+            found = self._events(name, since_s)
         except (AuthError, MisconfiguredError) as error:
             logger.info("a VM counts as ended once it is no longer listed: %s", error)
             self._denied_until_s = self._clock() + _DENIED_S
@@ -152,12 +152,12 @@ class AzureEndTimes:
             group.events |= {event.event_id: event for event in found}
             newest_s = max((event.at_s for event in found), default=0.0)
             group.since_s = max(group.since_s, newest_s - LAG_S)
-            return activity.lifetimes(group.events.values())
+            return activity.history(group.events.values())
 
     def _group(self, name: str) -> _Group:
         return self._groups.setdefault(name, _Group(self._now() - RECALL_S))
 
-    def _ask(self, group: str, since_s: float) -> list[activity.ActivityEvent]:
+    def _events(self, group: str, since_s: float) -> list[activity.ActivityEvent]:
         from azure.core.rest import HttpRequest
 
         url: str | None = activity.events_url(

@@ -8,7 +8,7 @@ from spottrain.cloud.azure import requests
 from spottrain.cloud.azure.clients import AzureClients
 from spottrain.cloud.azure.settings import AzureSettings
 from spottrain.cloud.azure.translate import is_missing, status_of, translate
-from spottrain.cloud.port.errors import CloudError, undecided
+from spottrain.cloud.port.errors import CloudError, NoCapacityError, undecided
 
 Resource = dict[str, Any]
 """A VM in Azure's JSON."""
@@ -97,7 +97,7 @@ class AzureLaunches:
             raise CloudError(f"Azure is still removing {name}; retry")
         if requests.has_failed(vm):
             self._clear(group, name)
-            raise CloudError(f"Azure failed to create {name}; retry")
+            raise NoCapacityError(f"Azure failed to create {name}")
         return vm
 
     def _look(self, group: str, name: str) -> Resource | None:
@@ -110,5 +110,5 @@ class AzureLaunches:
             return self.get(group, name)
 
     def _clear(self, group: str, name: str) -> None:
-        """Delete a failed VM, so that it can be created again."""
+        """Delete a VM that could not be made."""
         self.end(group, name, wait=True)

@@ -106,10 +106,13 @@ class AzureProvider(port.CloudProvider):
         request = replace(request, image=self._usable_image(request))
         group = requests.group_of(request.job, self._settings)
         names = requests.vm_names(request, self._settings)
-        past = self._ends.lifetimes_of_launch(request.job, request.token, names)
+        past = self._ends.history_of_launch(request.job, request.token, names)
 
         def make(name: str) -> port.Vm | CloudError:
-            if lifetime := past.get(name):  # a name is never reused
+            # A name is never used twice: a line of the bill is that of one VM.
+            if name in past.failed:
+                return NoCapacityError(f"Azure, {doing}: {name} could not be made")
+            if lifetime := past.ended.get(name):
                 vm_id = requests.vm_id_of(group, name)
                 from_s = lifetime.until_s if lifetime.from_s is None else lifetime.from_s
                 return terminated_from_launch(request, vm_id, from_s, lifetime.until_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,9 +13,10 @@ from tests.unit.cloud.renting import launch_request, offer_in, rent, sent
 
 from spottrain.cloud.azure.activity import (
     ActivityEvent,
+    History,
     VmLifetime,
     event_of,
-    lifetimes,
+    history,
 )
 from spottrain.cloud.azure.provider import AzureProvider
 from spottrain.cloud.port.errors import CloudError, NoCapacityError
@@ -66,15 +68,21 @@ def step(at_s: float, what: str, change: str = "a", vm_id: str = "vm") -> Activi
 def test_a_lifetime_is_from_the_launch_to_the_first_end(
     steps: tuple[str, ...], life: VmLifetime | None
 ) -> None:
-    found = lifetimes(step(at_s, what) for at_s, what in enumerate(steps))
-    assert found == ({} if life is None else {"vm": life})
+    found = history(step(at_s, what) for at_s, what in enumerate(steps))
+    assert found.ended == ({} if life is None else {"vm": life})
+
+
+def test_a_vm_that_could_not_be_made_has_failed_until_one_of_its_name_is_launched() -> None:
+    steps = ("+Accepted", "+Failed", "-Accepted", "-Succeeded")
+    events = [step(at_s, what) for at_s, what in enumerate(steps)]
+    assert history(events) == History(failed=frozenset({"vm"}))
+    assert history([*events, step(9, "+Accepted", "b")]) == History()
 
 
 def test_a_launch_that_is_repeated_and_refused_does_not_undo_the_first() -> None:
     again = (step(1, "+Started", "b"), step(2, "+Failed", "b"))
-    assert lifetimes((step(0, "+Accepted"), *again, step(3, "-Succeeded"))) == {
-        "vm": VmLifetime(0, 3)
-    }
+    events = (step(0, "+Accepted"), *again, step(3, "-Succeeded"))
+    assert history(events) == History({"vm": VmLifetime(0, 3)})
 
 
 EVENTS = st.lists(
@@ -95,11 +103,11 @@ def test_lifetimes_do_not_depend_on_order_or_other_vms(
 ) -> None:
     shuffled = [*events, *events]
     chance.shuffle(shuffled)
-    found = lifetimes(events)
-    assert lifetimes(shuffled) == found
-    alone = lifetimes(event for event in events if event.vm_id == "vm")
-    assert alone.get("vm") == found.get("vm")
-    for life in found.values():
+    found = history(events)
+    assert history(shuffled) == found
+    alone = history(event for event in events if event.vm_id == "vm")
+    assert alone.ended.get("vm") == found.ended.get("vm")
+    for life in found.ended.values():
         assert life.from_s is None or life.from_s <= life.until_s
 
 
@@ -208,7 +216,7 @@ def test_a_repeated_launch_does_not_recreate_an_ended_vm(
     assert len(azure.ask("bill")) == 2
 
 
-def test_a_vm_that_was_never_created_has_no_end(azure: FakeAzure) -> None:
+def test_a_name_of_a_vm_that_could_not_be_made_is_not_used_again(azure: FakeAzure) -> None:
     azure.ask("moods", late=True)
     azure.ask("stock", zone=ZONE, instance_type="Standard_NC4as_T4_v3", count=0)
     provider = azure.provider()
@@ -216,5 +224,7 @@ def test_a_vm_that_was_never_created_has_no_end(azure: FakeAzure) -> None:
     with pytest.raises(NoCapacityError):
         provider.launch(asked)
     azure.ask("stock", zone=ZONE, instance_type="Standard_NC4as_T4_v3", count=1)
-    (vm,) = provider.launch(asked).vms
+    with pytest.raises(NoCapacityError, match="could not be made"):
+        provider.launch(asked)
+    (vm,) = provider.launch(replace(asked, token="another")).vms
     assert vm.ended_at_s is None
