@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,6 +40,7 @@ def begin(
     sizes: Sequence[int] = (),
     checkpoint: str = "",
     slots: Sequence[int] = (0,),
+    tensor_sizes: Sequence[int] = (),
 ) -> messages.Calibrate:
     """Tell all what a manager would tell them."""
     fleet.generation = number
@@ -49,6 +51,7 @@ def begin(
         store_host=host,
         store_port=port,
         microbatch_sizes=tuple(sizes),
+        tensor_sizes=tuple(tensor_sizes),
         checkpoint=checkpoint,
     )
     for name in dict.fromkeys(names):
@@ -150,6 +153,49 @@ def test_every_size_sees_the_same_sections(fleet: Fleet) -> None:
     one, four = profile.sections_at(1), profile.sections_at(4)
     assert [4 * s.output_bytes for s in one] == [s.output_bytes for s in four]
     assert all(a.saved_bytes < b.saved_bytes for a, b in zip(one, four, strict=True))
+
+
+@contextmanager
+def dividing_fleet(
+    zygote: Zygote, folder: Path, slots: Mapping[str, int], device: str = "cpu"
+) -> Iterator[Fleet]:
+    hosts = {name: Host(num_slots=count, device=device) for name, count in slots.items()}
+    spec = replace(job_spec(folder), entrypoint="tensor_jobs:gpt")
+    with Fleet(spec, tuple(slots), folder / "log", zygote, hosts=hosts) as fleet:
+        fleet.ready()
+        yield fleet
+
+
+@pytest.mark.parametrize(
+    "device", ["cpu", pytest.param("tests.fakes.deferred:3", marks=pytest.mark.rotated)]
+)
+def test_sections_are_measured_in_groups_that_divide_their_matrices(
+    zygote: Zygote, tmp_path: Path, device: str
+) -> None:
+    with dividing_fleet(zygote, tmp_path, {"a": 2}, device) as fleet:
+        begin(
+            fleet,
+            "a",
+            sizes=(1, 2),
+            checkpoint=fleet.initialise(),
+            slots=range(2),
+            tensor_sizes=(2, 4),
+        )
+        profile = end(fleet)
+
+    check_profile(profile)
+    (group,) = profile.groups
+    assert group.size == 2
+    assert [one.microbatch_size for one in group.microbatches] == [1, 2]
+    for alone, divided in zip(profile.microbatches, group.microbatches, strict=True):
+        for whole, part in zip(alone.sections, divided.sections, strict=True):
+            assert part.index == whole.index
+            assert part.saved_bytes < whole.saved_bytes
+            assert part.output_bytes == whole.output_bytes
+            assert part.update_bytes == whole.update_bytes
+            assert min(part.forward_s, part.recompute_s, part.backward_s) > 0
+    progress = [r for _, r in fleet.history if isinstance(r, messages.CalibrationProgress)]
+    assert [(p.done, p.total) for p in progress] == [(n, 5) for n in range(1, 6)]
 
 
 @pytest.fixture
