@@ -113,7 +113,7 @@ def simulate_step(
             f"a plan of {depth * width} slots needs as many profiles: got {len(profiles)}"
         )
     between_vms = len({slot.vm_id for slot in plan.slots}) > 1
-    gather_s = reducing.gather_s(profile, depth * width, between_vms)
+    gather_s = reducing.gather_s(profile, depth * width * compute.group_size, between_vms)
     applied_s = slowest_update_s(
         plan, profile, facts, profiles, compute, reduction=reduction, sharing=sharing
     )
@@ -223,7 +223,7 @@ def slowest_update_s(
 
     def on_device_s(stage: int, device: Profile) -> float:
         own = [facts.sections[k] for k in plan.sections_of(stage)]
-        if width > 1:  # sums on the devices follow all backwards
+        if width * compute.group_size > 1:  # sums on the devices follow all backwards
             beside_s = reducer.sections_s(stage, [s.param_bytes for s in own])
         else:
             size = plan.microbatch_size_of(0)
@@ -391,9 +391,10 @@ def stage_times(
         "recompute": overheads.recompute_s,
         "backward": overheads.backward_s + further_s,
     }
-    sends = {
-        "forward": own[-1].index < measured[-1].index,
-        "backward": own[0].index > measured[0].index,
+    is_last, is_first = own[-1].index == measured[-1].index, own[0].index == measured[0].index
+    messages_s = {
+        "forward": (not is_last) * overheads.posting_s + (not is_first) * overheads.receiving_s,
+        "backward": (not is_first) * overheads.posting_s + (not is_last) * overheads.receiving_s,
     }
     times = {}
     for work in ("forward", "recompute", "backward"):
@@ -413,7 +414,7 @@ def stage_times(
         parts = [time_s for time_s, _ in taken]
         spreads = [spread for _, spread in taken]
         total_s = sum(parts) + beside_s[work]
-        total_s += overheads.posting_s if sends.get(work) else 0.0
+        total_s += messages_s.get(work, 0.0)
         varies_s = math.hypot(*(p * s for p, s in zip(parts, spreads, strict=True)))
         times[f"{work}_s"] = total_s
         times[f"{work}_spread"] = varies_s / total_s if total_s else 0.0

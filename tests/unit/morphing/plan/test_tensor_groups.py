@@ -149,7 +149,7 @@ def test_a_model_of_one_micro_batch_is_divided_and_one_that_cannot_be_is_not() -
 
 
 def test_the_running_number_of_slots_is_kept_where_another_is_hardly_better() -> None:
-    case = replace(inputs({"a": 2}, 1, share=0.0), minibatch_size=4)
+    case = replace(inputs({"a": 2}, 1, share=0.08), minibatch_size=4)
     runs = plan_of(replace(case, tensor_parallel=2))
 
     assert plan_of(free(case, 2)).devices_per_stage_replica == 1
