@@ -19,6 +19,7 @@ from spottrain.morphing.simulate import reducing
 from spottrain.morphing.simulate.compute import CPU, Compute, update_s
 from spottrain.morphing.simulate.loops.play import TooSlowError
 from spottrain.morphing.simulate.replica import (
+    Conditions,
     Jitter,
     Link,
     PipelineRun,
@@ -459,9 +460,7 @@ def _run_replicas(
                 _stage_times(plan, p, device, size, facts, reduction)
                 for p, device in enumerate(own)
             )
-            known[key] = _play(
-                plan, counts[replica], stages, links, chance, compute.on_gpu, limit_s
-            )
+            known[key] = _play(plan, counts[replica], stages, links, chance, compute, limit_s)
         runs[replica] = known[key]
     return [runs[replica] for replica in range(width)]
 
@@ -514,7 +513,7 @@ def _play(
     stages: tuple[tuple[StageTimes, ...], ...],
     links: tuple[Link, ...],
     seed: int | None,
-    on_gpu: bool,
+    compute: Compute,
     limit_s: float,
 ) -> PipelineRun:
     """Play a replica of ``count`` micro-batches."""
@@ -522,7 +521,7 @@ def _play(
     how = plan.schedule, plan.recompute, plan.chunks, plan.in_flight_bound
 
     def run(count: int, jitter: Jitter | None) -> PipelineRun:
-        return _played(count, stages, links, how, jitter, on_gpu, limit_s)
+        return _played(count, stages, links, how, jitter, compute, limit_s)
 
     depth = plan.pipeline_depth
     brief = max(1, MAX_PLAYED_MICROBATCHES // depth) * depth
@@ -540,12 +539,14 @@ def _played(
     links: tuple[Link, ...],
     how: tuple[ScheduleKind, bool, int, int | None],
     jitter: Jitter | None,
-    on_gpu: bool,
+    compute: Compute,
     limit_s: float,
 ) -> PipelineRun:
     """Play ``count`` micro-batches: plans that differ in their width, their home of state or
     their VMs have many replicas in common."""
-    key = count, stages, links, how, jitter, on_gpu
+    # Ranks that divide matrices must come to the same sums.
+    conditions = Conditions.RUNTIME if compute.group_size == 1 else Conditions.STRICT
+    key = count, stages, links, how, jitter, compute.on_gpu, conditions
     if key not in _RUNS:
         schedule, recompute, chunks, bound = how
         lists = compact_schedule(schedule, len(stages), count, recompute=recompute, chunks=chunks)
@@ -554,8 +555,9 @@ def _played(
             stages,
             links,
             bound=bound,
+            conditions=conditions,
             jitter=jitter,
-            asynchronous=on_gpu,
+            asynchronous=compute.on_gpu,
             limit_s=math.inf if jitter else limit_s,
         )
         if len(_RUNS) == MAX_RUNS:
