@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import torch
@@ -31,8 +31,11 @@ from spottrain.wire.plan import Slot
 
 BUDGET_S = 0.3
 """Of a micro-batch size, unless steady before."""
+MAX_ROUND_S = 1.0
+"""A micro-batch size of which one repetition takes a rank alone longer is not measured in groups:
+times and bytes are scaled from the size before."""
 
-_TIMES = ("forward_s", "backward_s", "recompute_s")
+_SCALED = [field.name for field in fields(SectionProfile) if field.name.endswith(("_s", "_bytes"))]
 Groups = Mapping[tuple[int, ...], dist.ProcessGroup]
 
 
@@ -119,8 +122,9 @@ class _Member:
         """Warm up alone; return whether there is memory for that."""
         self._sum.is_alone = True
         try:
-            self._bench.warm_up_each(self._bench.batch(microbatch_size), inputs)
-            self._bench.measure(microbatch_size, 0.0)
+            batch = self._bench.batch(microbatch_size)
+            self._bench.warm_up_each(batch, inputs)
+            self._bench.run_once(batch)
         except torch.OutOfMemoryError:
             return False
         finally:
@@ -206,15 +210,22 @@ class GroupRound:
         """
         member = self._member_of(size, on_host, on_device)
         microbatches: list[MicrobatchProfile] = []
+        measured, found = alone[0], dict[int, SectionProfile]()
         for one in alone:
-            inputs = self._exchange_inputs(size, one.microbatch_size)
-            if not all(gather(member is None or member.has_room(one.microbatch_size, inputs))):
-                break
-            rows = gather(None if member is None else member.measure(one.microbatch_size))
-            found = _medians([row for row in rows if row is not None])
-            sections = (self._like(section, found, one.sections) for section in one.sections)
+            if not found or self._round_s(one) <= MAX_ROUND_S:
+                inputs = self._exchange_inputs(size, one.microbatch_size)
+                if not all(gather(member is None or member.has_room(one.microbatch_size, inputs))):
+                    break
+                rows = gather(None if member is None else member.measure(one.microbatch_size))
+                measured, found = one, _medians([row for row in rows if row is not None])
+            sections = (self._like(section, found, measured.sections) for section in one.sections)
             microbatches.append(replace(one, sections=tuple(sections), overheads=None))
         return GroupProfile(size=size, microbatches=tuple(microbatches))
+
+    def _round_s(self, alone: MicrobatchProfile) -> float:
+        """Return how long one repetition of what groups measure takes a rank alone."""
+        chosen = [one for one in alone.sections if self._chosen[one.index] == one.index]
+        return sum(one.forward_s + one.recompute_s + one.backward_s for one in chosen)
 
     def _member_of(self, size: int, on_host: Groups, on_device: Groups) -> _Member | None:
         """Return this rank as one of a group, if it is in one."""
@@ -260,16 +271,22 @@ class GroupRound:
         Args:
             section: As measured alone.
             found: What was measured in groups.
-            alone: All sections, as ``section``.
+            alone: The same sections, and all others, at the same micro-batch size alone.
         """
         chosen = self._chosen[section.index]
-        measured = found[chosen]
-        times_s = {
-            name: getattr(measured, name) * getattr(section, name) / getattr(alone[chosen], name)
-            for name in _TIMES
-        }
+        measured, before = found[chosen], alone[chosen]
+        scaled = {name: _scaled(name, section, measured, before) for name in _SCALED}
         # Optimizers update whole parameters.
-        return replace(measured, index=section.index, update_bytes=section.update_bytes, **times_s)
+        scaled["update_bytes"] = section.update_bytes
+        return replace(measured, index=section.index, **scaled)
+
+
+def _scaled(
+    name: str, section: SectionProfile, measured: SectionProfile, before: SectionProfile
+) -> Any:
+    """Return a time or bytes of a section as they change from ``before`` to ``measured``."""
+    own, after, whole = (getattr(one, name) for one in (section, measured, before))
+    return type(own)(own * after / whole) if whole else after
 
 
 def _medians(rows: Sequence[Sequence[dict[str, Any]]]) -> dict[int, SectionProfile]:

@@ -251,6 +251,12 @@ class SectionBench:
                 run.warm_up(batch)
         self._tune()
 
+    def run_once(self, batch: Batch) -> None:
+        """Run every section forward and backward, with as much memory as measuring takes."""
+        for run in self._runs:
+            with run.present():
+                _repeat([run], batch)
+
     def _tune(self) -> None:
         largest = (run.largest_saved_bytes for run in self._runs)
         tune_for_activations(max(largest, default=0))
