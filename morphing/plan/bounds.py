@@ -76,6 +76,7 @@ class SectionTimes:
             backward_s=min(o.backward_s for o in beside),
             recompute_s=min(o.recompute_s for o in beside),
             posting_s=min(o.posting_s for o in beside),
+            receiving_s=min(o.receiving_s for o in beside),
         )
         fastest = SectionTimes(sections, overheads)
         fastest.sent_bytes = np.min([times.sent_bytes for times in every], axis=0)
@@ -172,7 +173,9 @@ def make_pipe(
     forward = np.diff(times.forward_s[cuts]) + overheads.forward_s
     backward = np.diff(times.backward_s[cuts]) + overheads.backward_s
     forward[:-1] += overheads.posting_s
+    forward[1:] += overheads.receiving_s
     backward[1:] += overheads.posting_s
+    backward[:-1] += overheads.receiving_s
     again = np.zeros(len(cuts) - 1)
     if segments:
         parts = [segments_of(range(a, b), segments) for a, b in itertools.pairwise(bounds)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from spottrain.wire.model import Network, StateHome
 from spottrain.wire.plan import ScheduleKind
@@ -55,6 +56,8 @@ class Candidate:
     """Whether ranks in one VM divide their stage's committed state among them."""
     tensor_parallel: int = 1
     """Slots that divide the matrices of each stage."""
+    tensor_times: Literal["measured", "derived"] | None = None
+    """Whether sections were measured in groups of so many slots; ``None``: of one slot alone."""
 
     @property
     def shape(self) -> str:

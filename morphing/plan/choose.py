@@ -492,7 +492,7 @@ class Search:
         ]
         for scored in refused:
             draft = scored.draft
-            bound = 0 if draft.mode.chunks > 1 else 1
+            bound = int(self.layouts.cuts.heeds_bound(draft.mode))
             tight = replace(draft, mode=replace(draft.mode, in_flight_bound=bound))
             assert isinstance(scored.outcome, Refusal)
             assert scored.outcome.room is not None

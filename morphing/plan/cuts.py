@@ -471,10 +471,15 @@ class Cuts:
             return None
         return partition(costs_s, depth, farthest, last_s, max_s)
 
+    def heeds_bound(self, mode: modes.ExecutionMode) -> bool:
+        """Return whether stages heed a bound on micro-batches in flight: those that follow
+        their lists, as groups and interleaved ones do, have what these say."""
+        return mode.chunks == 1 and self.compute.group_size == 1
+
     def largest_bound(self, draft: modes.Draft, room: WorkerBytes) -> int | None:
         """Return the largest in-flight bound with which an even cut fits, if any does."""
         least = self.state_bytes(draft.mode.state)
-        if draft.mode.chunks > 1 or least.beyond(times(room, draft.depth)) > 0:
+        if not self.heeds_bound(draft.mode) or least.beyond(times(room, draft.depth)) > 0:
             return None
         return self._search_bound(draft, room, 0, self._listed_in_flight(draft)) or None
 
@@ -486,7 +491,8 @@ class Cuts:
         hold nothing up. The largest is not always the best: activations keep a slow
         network from gradients.
         """
-        if draft.depth == 1 or draft.mode.schedule not in DEEPENED:
+        deepened = self.heeds_bound(draft.mode) and draft.mode.schedule in DEEPENED
+        if draft.depth == 1 or not deepened:
             return set()
         listed, count = self._listed_in_flight(draft), self.even_shares(draft)[1]
         most = min(self.compute.lanes * count, SHORT_LISTS * draft.depth)
@@ -585,7 +591,7 @@ class Cuts:
     def _leanest_modes(self, depth: int) -> list[modes.ExecutionMode]:
         """Return the execution modes, each with the fewest micro-batches in flight."""
         return [
-            mode if mode.chunks > 1 else replace(mode, in_flight_bound=1)
+            replace(mode, in_flight_bound=int(self.heeds_bound(mode)))
             for mode in modes.execution_modes(self.inputs, depth)
             if mode.chunks == 1 or self.virtual_nodes % depth == 0
         ]

@@ -106,6 +106,7 @@ class PlanInputs(PlanRequest):
             wire=self.wire,
             network=self.network,
             semantics=self.semantics,
+            group_size=self.group_size,
         )
 
     @property

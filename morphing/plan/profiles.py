@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Literal
 
@@ -13,6 +14,7 @@ from spottrain.morphing.errors import PlanError
 from spottrain.units import counted
 from spottrain.wire.model import (
     LinkProfile,
+    MicrobatchProfile,
     ModelFacts,
     Profile,
     RingProfile,
@@ -68,23 +70,29 @@ def check_profile(
                 f"got {value}; calibrate again or fix the file"
             )
     sizes = profile.microbatch_sizes
-    if not sizes or list(sizes) != sorted(set(sizes)):
+    if not sizes or not _ascend(sizes):
         raise PlanError(
             f"{source}: microbatches must be of ascending microbatch_size: got "
             f"{list(sizes)}; calibrate again or fix the file"
+        )
+    groups = [group.size for group in profile.groups]
+    if not _ascend(groups):
+        raise PlanError(
+            f"{source}: groups must be of ascending size: got {groups}; calibrate again or fix "
+            "the file"
         )
     if profile.origin != "measured" and not profile.sources:
         raise PlanError(
             f"{source}: sources must say where the numbers of a profile that is "
             f"{profile.origin} are from: got none; add them"
         )
-    for number, one in enumerate(profile.microbatches):
+    for place, one in _every_microbatch(profile):
         indices = [section.index for section in one.sections]
         sections = facts.sections if facts else profile.microbatches[0].sections
         wanted = range(len(sections))
         if indices != list(wanted):
             raise PlanError(
-                f"{source}: microbatches[{number}].sections must be those of a model "
+                f"{source}: {place}.sections must be those of a model "
                 f"of {counted(len(wanted), 'section')}, in order: got {indices}; calibrate again"
             )
     if facts is not None:
@@ -96,10 +104,22 @@ def check_profile(
             )
 
 
+def _ascend(numbers: Sequence[int]) -> bool:
+    return all(a < b for a, b in itertools.pairwise(numbers))
+
+
+def _every_microbatch(profile: Profile) -> Iterator[tuple[str, MicrobatchProfile]]:
+    """Yield (field, what was measured at a micro-batch size), alone and in groups."""
+    for i, one in enumerate(profile.microbatches):
+        yield f"microbatches[{i}]", one
+    for g, group in enumerate(profile.groups):
+        for i, one in enumerate(group.microbatches):
+            yield f"groups[{g}].microbatches[{i}]", one
+
+
 def _numbers(profile: Profile) -> Iterator[tuple[str, float, float, bool]]:
     """Yield (field, value, bound, whether it must be above the bound)."""
-    for i, one in enumerate(profile.microbatches):
-        place = f"microbatches[{i}]"
+    for place, one in _every_microbatch(profile):
         yield f"{place}.microbatch_size", one.microbatch_size, 0, True
         for k, section in enumerate(one.sections):
             for name in _SECTION_TIMES:
@@ -113,6 +133,8 @@ def _numbers(profile: Profile) -> Iterator[tuple[str, float, float, bool]]:
             for field in fields(one.overheads):
                 value = getattr(one.overheads, field.name)
                 yield f"{place}.overheads.{field.name}", value, 0, False
+    for g, group in enumerate(profile.groups):
+        yield f"groups[{g}].size", group.size, 2, False
     for name in _MAY_BE_ZERO:
         yield name, getattr(profile, name), 0, False
     links: Mapping[str, LinkProfile | RingProfile] = {
@@ -172,6 +194,11 @@ def knows_sizes(profile: Profile, sizes: Iterable[int]) -> bool:
     return not missing or (ended and min(missing) > max(known))
 
 
+def knows_groups(profile: Profile, sizes: Iterable[int]) -> bool:
+    """Return whether measuring in groups of these sizes again would give nothing new."""
+    return {*sizes} <= {group.size for group in profile.groups}
+
+
 def is_noisy(profile: Profile) -> bool:
     """Return whether times varied so much that the machine must have been busy."""
     return spread_of(profile) > MAX_SPREAD
@@ -207,7 +234,7 @@ def derive_profile(profile: Profile, device: str, ratio: float) -> Profile:
 
     Sections, quantising and the optimizer, which the device computes, take ``1 / ratio``
     of the time. Links, the bus, all-reduces, the overhead of tasks and the host's own
-    optimizer stay.
+    optimizer stay. What was measured in groups is left out: sums are in it.
 
     Args:
         profile: Measured, usually.
@@ -233,6 +260,7 @@ def derive_profile(profile: Profile, device: str, ratio: float) -> Profile:
         ),
         optimizer_s_per_byte=profile.optimizer_s_per_byte / ratio,
         quantise_s_per_byte=profile.quantise_s_per_byte / ratio,
+        groups=(),
         origin=_derived(profile),
         sources=(*profile.sources, source),
     )

@@ -1,10 +1,6 @@
 """Plans whose stages are groups of devices that divide matrices: tensor parallelism.
 
-A group is planned as one device, by a profile that was measured on single ones. Of the time of
-a section, the share of its matrices that is divided is taken to shrink to one part; sums of
-activations, each as large as what leaves the section, are added as measured within a VM. Of each
-device a group is taken to need what one alone would: state is whole at each, and so are the
-activations between blocks.
+A group is planned as one device, by what ``group_profile`` says of it.
 """
 
 from __future__ import annotations
@@ -16,8 +12,9 @@ from dataclasses import replace
 from spottrain.morphing.plan.candidates import Candidate
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.placement import Device
+from spottrain.morphing.simulate.compute import Compute
 from spottrain.morphing.simulate.reducing import hop_of
-from spottrain.wire.model import Profile, SectionProfile
+from spottrain.wire.model import MicrobatchProfile, ModelFacts, Profile, SectionProfile
 from spottrain.wire.plan import Plan, Slot
 
 Members = Mapping[Slot, tuple[Slot, ...]]
@@ -44,8 +41,14 @@ def grouped(inputs: PlanInputs) -> tuple[PlanInputs, Members]:
         previous = _of_first(previous) if leads else None
     members = {group[0].slot: tuple(device.slot for device in group) for group in groups}
     slots = tuple(map(_as_one, groups))
-    profile = _divided(inputs)
-    return replace(inputs, slots=slots, previous=previous, profile=profile), members
+    profile, *others = (
+        group_profile(one, inputs.facts, size, inputs.compute)
+        for one in (inputs.profile, *inputs.measured)
+    )
+    changed = replace(
+        inputs, slots=slots, previous=previous, profile=profile, measured=tuple(others)
+    )
+    return changed, members
 
 
 def spread(plan: Plan, members: Members) -> Plan:
@@ -61,44 +64,98 @@ def spread(plan: Plan, members: Members) -> Plan:
     return replace(plan, slots=tuple(slots), devices_per_stage_replica=size)
 
 
+def group_profile(profile: Profile, facts: ModelFacts, size: int, compute: Compute) -> Profile:
+    """Return the profile of groups of ``size`` devices: that of one device if it is 1.
+
+    Sections are as they were measured in groups of that size. Where they were not, their times
+    are derived: the share of the matrices that is divided shrinks to one part, and sums of
+    activations, each as large as what leaves the section, are added as measured within a VM; of
+    each device a group is taken to need what one alone would. In both cases a task that receives
+    an activation or a gradient takes the time in which the ranks put it together, of which each
+    was sent a part (Narayanan's dissertation, 4.1.3).
+
+    Args:
+        profile: Measured on single devices, and perhaps in groups.
+        facts: Say what is divided.
+        size: Devices of a group.
+        compute: What they compute on.
+    """
+    if size == 1:
+        return profile
+    measured = _measured(profile, size)
+    sums = _Sums(profile, size, compute)
+
+    def in_groups(one: MicrobatchProfile) -> MicrobatchProfile:
+        examples = one.microbatch_size
+        sections = measured.get(examples) or sums.divided(one, facts)
+        received = max((compute.sent_bytes(section) for section in one.sections[:-1]), default=0.0)
+        overheads = replace(profile.overheads_at(examples), receiving_s=sums.gather_s(received))
+        return replace(one, sections=sections, overheads=overheads)
+
+    return replace(profile, microbatches=tuple(map(in_groups, profile.microbatches)), groups=())
+
+
 def on_slots(candidate: Candidate, inputs: PlanInputs) -> Candidate:
     """Return a candidate on groups as one on their slots."""
     groups = candidate.pipeline_depth * candidate.data_parallel_width
+    is_measured = candidate.microbatch_size in _measured(inputs.profile, inputs.group_size)
     return replace(
         candidate,
         unused_slots=len(inputs.slots) - groups * inputs.group_size,
         tensor_parallel=inputs.group_size,
+        tensor_times="measured" if is_measured else "derived",
     )
 
 
-def _divided(inputs: PlanInputs) -> Profile:
-    """Return the profile of a group."""
-    size, sections = inputs.group_size, inputs.facts.sections
-    on_device = inputs.compute.on_gpu and inputs.network != "gloo"
-    hop = hop_of(inputs.profile, size, between_vms=False, rings=1, on_device=on_device)
-    sent = [one.activation_bytes_per_example for one in sections]
-    sent[-1] = max(sent)  # it sends nothing on, but sums as well
+def _measured(profile: Profile, size: int) -> dict[int, tuple[SectionProfile, ...]]:
+    """Return the sections that were measured in groups of a size, by micro-batch size."""
+    return {
+        one.microbatch_size: one.sections
+        for group in profile.groups
+        if group.size == size
+        for one in group.microbatches
+    }
 
-    def divided(one: SectionProfile, examples: int) -> SectionProfile:
-        facts = sections[one.index]
-        left = 1 - facts.divided_share * (size - 1) / size
-        each_s = hop.latency_s + examples * sent[one.index] / size * hop.s_per_byte
-        sums_s = facts.divided_sums * (size - 1) * each_s
-        return replace(
-            one,
-            forward_s=left * one.forward_s + sums_s,
-            backward_s=left * one.backward_s + sums_s,
-            recompute_s=left * one.recompute_s + sums_s,
-        )
 
-    microbatches = tuple(
-        replace(
-            measured,
-            sections=tuple(divided(one, measured.microbatch_size) for one in measured.sections),
-        )
-        for measured in inputs.profile.microbatches
-    )
-    return replace(inputs.profile, microbatches=microbatches)
+class _Sums:
+    """Times in which a group sums activations, or puts them together.
+
+    Args:
+        profile: Has rings and links.
+        size: Devices of a group.
+        compute: What they compute on.
+    """
+
+    def __init__(self, profile: Profile, size: int, compute: Compute) -> None:
+        self._size = size
+        on_device = compute.on_gpu and compute.network != "gloo"
+        self._hop = hop_of(profile, size, between_vms=False, rings=1, on_device=on_device)
+
+    def divided(self, alone: MicrobatchProfile, facts: ModelFacts) -> tuple[SectionProfile, ...]:
+        """Derive the times of sections from those of one device alone."""
+        sent = [one.activation_bytes_per_example for one in facts.sections]
+        sent[-1] = max(sent)  # it sends nothing on, but sums as well
+
+        def derived(one: SectionProfile) -> SectionProfile:
+            own = facts.sections[one.index]
+            left = 1 - own.divided_share * (self._size - 1) / self._size
+            sums_s = own.divided_sums * self._sum_s(alone.microbatch_size * sent[one.index])
+            return replace(
+                one,
+                forward_s=left * one.forward_s + sums_s,
+                backward_s=left * one.backward_s + sums_s,
+                recompute_s=left * one.recompute_s + sums_s,
+            )
+
+        return tuple(map(derived, alone.sections))
+
+    def gather_s(self, num_bytes: float) -> float:
+        """Return how long it takes until each rank has all parts: half of a ring all-reduce."""
+        return self._sum_s(num_bytes) / 2
+
+    def _sum_s(self, num_bytes: float) -> float:
+        each_s = self._hop.latency_s + num_bytes / self._size * self._hop.s_per_byte
+        return (self._size - 1) * each_s
 
 
 def _of_first(plan: Plan) -> Plan:

@@ -41,6 +41,8 @@ class Compute:
     """What sums gradients of GPUs; ``auto``: the faster one of those that were measured."""
     semantics: Semantics = "synchronous"
     """Whether two mini-batches may be under way."""
+    group_size: int = 1
+    """Ranks of a VM that are simulated as one, since they divide the matrices of a stage."""
 
     @property
     def lanes(self) -> int:

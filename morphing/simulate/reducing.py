@@ -168,7 +168,7 @@ def networks_of(plan: Plan, profile: Profile, compute: Compute) -> tuple[Network
     for told in (plan.network, compute.network):
         if told != "auto":
             return (told,)
-    if not compute.on_gpu or plan.data_parallel_width == 1:
+    if not compute.on_gpu or plan.data_parallel_width * compute.group_size == 1:
         return ("auto",)
     if any(ring.on_device for ring in profile.rings):
         return ("nccl", "gloo")
@@ -177,7 +177,7 @@ def networks_of(plan: Plan, profile: Profile, compute: Compute) -> tuple[Network
 
 
 class Reducer:
-    """Times of sums over the replicas of a plan.
+    """Times of sums over the ranks of a plan's stages.
 
     Args:
         plan: Says which ranks are in which VM.
@@ -208,8 +208,8 @@ class Reducer:
                 if plan.state == "device"
                 else (self._sent_per_byte - 1) / down
             )
-        depth, width = plan.pipeline_depth, plan.data_parallel_width
-        self._width = width
+        depth = plan.pipeline_depth
+        self._ranks = plan.data_parallel_width * compute.group_size
         stages = [{slot.vm_id for slot in plan.slots[p::depth]} for p in range(depth)]
         self._between = [len(vms) > 1 for vms in stages]
         through: dict[str, int] = {}
@@ -226,12 +226,12 @@ class Reducer:
         return [share_s * one for one in num_bytes]
 
     def sum_s(self, stage: int, num_bytes: int) -> float:
-        """Return how long a stage's replicas take to sum ``num_bytes`` of gradients."""
-        if self._width == 1:
+        """Return how long a stage's ranks take to sum ``num_bytes`` of gradients."""
+        if self._ranks == 1:
             return 0.0
         between, rings = self._between[stage], self._rings[stage]
-        hop = hop_of(self._profile, self._width, between, rings, self._on_device)
+        hop = hop_of(self._profile, self._ranks, between, rings, self._on_device)
         turns = math.ceil(self._tensors[stage] / CONCURRENT_ALL_REDUCES)
         sent_bytes = self._sent_per_byte * num_bytes
-        each_s = turns * hop.latency_s + sent_bytes / self._width * hop.s_per_byte
-        return (self._width - 1) * each_s + num_bytes * self._staged_s_per_byte
+        each_s = turns * hop.latency_s + sent_bytes / self._ranks * hop.s_per_byte
+        return (self._ranks - 1) * each_s + num_bytes * self._staged_s_per_byte

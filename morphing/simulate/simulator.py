@@ -19,6 +19,7 @@ from spottrain.morphing.simulate import reducing
 from spottrain.morphing.simulate.compute import CPU, Compute, update_s
 from spottrain.morphing.simulate.loops.play import TooSlowError
 from spottrain.morphing.simulate.replica import (
+    Conditions,
     Jitter,
     Link,
     PipelineRun,
@@ -113,7 +114,7 @@ def simulate_step(
             f"a plan of {depth * width} slots needs as many profiles: got {len(profiles)}"
         )
     between_vms = len({slot.vm_id for slot in plan.slots}) > 1
-    gather_s = reducing.gather_s(profile, depth * width, between_vms)
+    gather_s = reducing.gather_s(profile, depth * width * compute.group_size, between_vms)
     applied_s = slowest_update_s(
         plan, profile, facts, profiles, compute, reduction=reduction, sharing=sharing
     )
@@ -223,7 +224,7 @@ def slowest_update_s(
 
     def on_device_s(stage: int, device: Profile) -> float:
         own = [facts.sections[k] for k in plan.sections_of(stage)]
-        if width > 1:  # sums on the devices follow all backwards
+        if width * compute.group_size > 1:  # sums on the devices follow all backwards
             beside_s = reducer.sections_s(stage, [s.param_bytes for s in own])
         else:
             size = plan.microbatch_size_of(0)
@@ -391,9 +392,10 @@ def stage_times(
         "recompute": overheads.recompute_s,
         "backward": overheads.backward_s + further_s,
     }
-    sends = {
-        "forward": own[-1].index < measured[-1].index,
-        "backward": own[0].index > measured[0].index,
+    is_last, is_first = own[-1].index == measured[-1].index, own[0].index == measured[0].index
+    messages_s = {
+        "forward": (not is_last) * overheads.posting_s + (not is_first) * overheads.receiving_s,
+        "backward": (not is_first) * overheads.posting_s + (not is_last) * overheads.receiving_s,
     }
     times = {}
     for work in ("forward", "recompute", "backward"):
@@ -413,7 +415,7 @@ def stage_times(
         parts = [time_s for time_s, _ in taken]
         spreads = [spread for _, spread in taken]
         total_s = sum(parts) + beside_s[work]
-        total_s += overheads.posting_s if sends.get(work) else 0.0
+        total_s += messages_s.get(work, 0.0)
         varies_s = math.hypot(*(p * s for p, s in zip(parts, spreads, strict=True)))
         times[f"{work}_s"] = total_s
         times[f"{work}_spread"] = varies_s / total_s if total_s else 0.0
@@ -458,9 +460,7 @@ def _run_replicas(
                 _stage_times(plan, p, device, size, facts, reduction)
                 for p, device in enumerate(own)
             )
-            known[key] = _play(
-                plan, counts[replica], stages, links, chance, compute.on_gpu, limit_s
-            )
+            known[key] = _play(plan, counts[replica], stages, links, chance, compute, limit_s)
         runs[replica] = known[key]
     return [runs[replica] for replica in range(width)]
 
@@ -513,7 +513,7 @@ def _play(
     stages: tuple[tuple[StageTimes, ...], ...],
     links: tuple[Link, ...],
     seed: int | None,
-    on_gpu: bool,
+    compute: Compute,
     limit_s: float,
 ) -> PipelineRun:
     """Play a replica of ``count`` micro-batches."""
@@ -521,7 +521,7 @@ def _play(
     how = plan.schedule, plan.recompute, plan.chunks, plan.in_flight_bound
 
     def run(count: int, jitter: Jitter | None) -> PipelineRun:
-        return _played(count, stages, links, how, jitter, on_gpu, limit_s)
+        return _played(count, stages, links, how, jitter, compute, limit_s)
 
     depth = plan.pipeline_depth
     brief = max(1, MAX_PLAYED_MICROBATCHES // depth) * depth
@@ -539,12 +539,14 @@ def _played(
     links: tuple[Link, ...],
     how: tuple[ScheduleKind, bool, int, int | None],
     jitter: Jitter | None,
-    on_gpu: bool,
+    compute: Compute,
     limit_s: float,
 ) -> PipelineRun:
     """Play ``count`` micro-batches: plans that differ in their width, their home of state or
     their VMs have many replicas in common."""
-    key = count, stages, links, how, jitter, on_gpu
+    # Ranks that divide matrices must come to the same sums.
+    conditions = Conditions.RUNTIME if compute.group_size == 1 else Conditions.STRICT
+    key = count, stages, links, how, jitter, compute.on_gpu, conditions
     if key not in _RUNS:
         schedule, recompute, chunks, bound = how
         lists = compact_schedule(schedule, len(stages), count, recompute=recompute, chunks=chunks)
@@ -553,8 +555,9 @@ def _played(
             stages,
             links,
             bound=bound,
+            conditions=conditions,
             jitter=jitter,
-            asynchronous=on_gpu,
+            asynchronous=compute.on_gpu,
             limit_s=math.inf if jitter else limit_s,
         )
         if len(_RUNS) == MAX_RUNS:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,18 +22,18 @@ from spottrain.errors import SpottrainError, UserCodeError
 from spottrain.morphing.plan import profiles
 from spottrain.morphing.simulate.reducing import NCCL_FAILED
 from spottrain.pipeline.calibrate import tasks
+from spottrain.pipeline.calibrate.groups import GroupRound, Groups
 from spottrain.pipeline.calibrate.links import (
     MessageTimes,
+    Rings,
+    gather,
     measure_rings,
     memberships_of,
     message_sizes,
     rings_to_measure,
     time_messages,
 )
-from spottrain.pipeline.calibrate.sections import (
-    SectionBench,
-)
-from spottrain.pipeline.comm.collectives import gather_json
+from spottrain.pipeline.calibrate.sections import SectionBench
 from spottrain.pipeline.comm.device_group import NetworkRefusedError, TrialGroups
 from spottrain.pipeline.comm.groups import (
     TIMEOUT_S,
@@ -52,6 +53,7 @@ from spottrain.units import counted
 from spottrain.wire import messages
 from spottrain.wire.messages import Calibrate
 from spottrain.wire.model import (
+    GroupProfile,
     LinkProfile,
     MicrobatchProfile,
     Profile,
@@ -186,6 +188,20 @@ _Timed = tuple[LinkProfile, float]
 
 
 @dataclass(frozen=True, slots=True)
+class _Formed:
+    """Groups of ranks that sum together."""
+
+    rings: Sequence[Rings]
+    """Those to be measured."""
+    on_host: Groups
+    on_device: Groups = field(default_factory=dict)
+    link: LinkOf = through_hosts
+    """What carries messages from device to device, if anything does."""
+    failure: str = ""
+    """Why there are none on devices, where NCCL was tried."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Links:
     """Measurements of messages and all-reduces."""
 
@@ -224,6 +240,7 @@ class _Round:
         self._report, self._device = report, device
         self._device_name = device_name
         self._slots = command.participants or (Slot(vm_id="", index=0),)
+        self._vms = [slot.vm_id for slot in self._slots]
         shares = section_shares(self._slots, loaded.layout.num_sections)
         self._computing = [r for r, share in enumerate(shares) if share]
         self._sizes = command.microbatch_sizes or (loaded.spec.microbatch_size,)
@@ -232,6 +249,9 @@ class _Round:
             self._bench = SectionBench(loaded, shares[rank], read, device, self._prepared)
         except torch.OutOfMemoryError as error:
             raise self._no_room("no example") from error
+        self._groups = GroupRound(
+            loaded, self._slots, shares, rank, command.tensor_sizes, read, device
+        )
         self._links: PipelineLinks | None = None
         """The open links."""
         self.is_free = True
@@ -256,8 +276,10 @@ class _Round:
         microbatches = self._measure_sizes()
         is_whole = {one.microbatch_size for one in microbatches} >= set(self._sizes)
         ended = () if is_whole else (profiles.SIZES_ENDED,)
-        links = self._measure_links(microbatches[-1])
-        self._progress("links and all-reduces")
+        with self._forming() as formed:
+            links = self._measure_links(microbatches[-1], formed)
+            self._progress("links and all-reduces")
+            groups = tuple(self._measure_groups(microbatches, formed))
         costs = self._measure_device()
         self._progress("optimizer")
         microbatches = _with_posting(microbatches, links.posting_s)
@@ -273,6 +295,7 @@ class _Round:
             within_vm=links.within_vm,
             between_vms=links.between_vms,
             rings=links.rings,
+            groups=groups,
             task_overhead_s=_mean_s(microbatches),
             loader=spec.loader,
             precision=spec.precision,
@@ -294,7 +317,7 @@ class _Round:
                 messages.CalibrationProgress(
                     generation=self._command.generation,
                     done=self._done,
-                    total=max(self._done, len(self._sizes) + 2),
+                    total=max(self._done, len(self._sizes) + 2 + len(self._groups.sizes)),
                     what=what,
                 )
             )
@@ -313,7 +336,7 @@ class _Round:
         sizes = deque(self._sizes)
         while sizes:
             size = sizes.popleft()
-            every: list[dict[str, Any] | None] = _gather(self._measure_sections(size))
+            every: list[dict[str, Any] | None] = gather(self._measure_sections(size))
             self._bench.forget()
             found = [one for one in every if one is not None]
             if len(found) < len(every):
@@ -326,6 +349,7 @@ class _Round:
                     overheads=self._measure_tasks(size, found),
                 )
             )
+            self._groups.keep_inputs(microbatches[-1], self._bench)
             self._progress(f"sections with {counted(size, 'example')}")
             times_s.append(sum(one["round_s"] for one in found) / size)
             if not sizes and self._pays_to_grow(size, times_s):
@@ -349,7 +373,7 @@ class _Round:
             ``None``: a device has no memory for that.
         """
         fits = self._rank not in self._computing or self._relay(size)
-        if not all(_gather(fits)):
+        if not all(gather(fits)):
             return None
         share_s = SECTIONS_BUDGET_S / len(self._sizes)
         budget_s = max(MIN_SECTIONS_BUDGET_S, share_s)
@@ -409,7 +433,7 @@ class _Round:
         reaching_s = statistics.median(own_s)
         spec = self._loaded.spec
         microbatches = spec.minibatch_size // size
-        return tasks.summarise_overheads(_gather(samples), reaching_s, spec.loader, microbatches)
+        return tasks.summarise_overheads(gather(samples), reaching_s, spec.loader, microbatches)
 
     def _time_tasks(
         self, chain: tasks.Chain, links: tasks.TimedLinks, size: int, count: int
@@ -436,21 +460,21 @@ class _Round:
         own = self._device.memory_bytes()
         if own is None:
             own = machine.available_bytes() // len(self._slots)
-        least: int = min(_gather(own))
+        least: int = min(gather(own))
         return least / 2
 
     # --- updates, and the way between host and device ----------------------------------
 
     def _measure_device(self) -> _DeviceCosts:
         bench = self._bench
-        quantise = _per_byte(_gather(bench.quantise_s()))
-        on_host = _per_byte(_gather(bench.update_s("host")))
+        quantise = _per_byte(gather(bench.quantise_s()))
+        on_host = _per_byte(gather(bench.update_s("host")))
         upload = download = 0.0
         on_device, context_bytes = 0.0, 0
         if not self._device.is_host:
-            upload, download = map(min, zip(*_gather(bench.transfer_bytes_per_s()), strict=True))
-            on_device = _per_byte(_gather(bench.update_s("device")))
-            context_bytes = max(_gather(self._device.context_bytes()))
+            upload, download = map(min, zip(*gather(bench.transfer_bytes_per_s()), strict=True))
+            on_device = _per_byte(gather(bench.update_s("device")))
+            context_bytes = max(gather(self._device.context_bytes()))
         return _DeviceCosts(
             # Where the device has no memory for one section's update, no plan has it there.
             optimizer_s_per_byte=on_device or on_host,
@@ -463,30 +487,66 @@ class _Round:
 
     # --- links --------------------------------------------------------------------------
 
-    def _measure_links(self, largest: MicrobatchProfile) -> _Links:
+    @contextmanager
+    def _forming(self) -> Iterator[_Formed]:
+        """Form groups of ranks that sum together in their VMs' memory and, where possible, on
+        GPUs, which have links then, too.
+
+        Raises:
+            NetworkRefusedError: The job file asks for NCCL, which does not start.
+        """
+        if not is_joined():
+            yield _Formed((), {})
+            return
+        vms = self._vms
+        plans = rings_to_measure(vms)
+        memberships = list(dict.fromkeys((*memberships_of(plans), *self._groups.memberships)))
+        on_host = new_groups(memberships, _GROUP_TIMEOUT_S)
+        network = self._loaded.spec.network
+        if network == "gloo":
+            yield _Formed(plans, on_host)
+            return
+        trial = TrialGroups(self._device)
+        links = [way for pair in pairs_within_vms(vms) for way in (pair, pair[::-1])]
+        try:
+            is_there = trial.form(memberships, self._rank, _GROUP_TIMEOUT_S, links)
+            if trial.failure and network == "nccl":
+                raise NetworkRefusedError(
+                    f"runtime.network: nccl does not start: {trial.failure}; use auto or gloo"
+                )
+            if is_there:
+                yield _Formed(plans, on_host, trial.groups, trial.link)
+            else:
+                yield _Formed(plans, on_host, failure=trial.failure)
+        finally:
+            self.is_free = trial.close()
+
+    def _measure_groups(
+        self, microbatches: Sequence[MicrobatchProfile], formed: _Formed
+    ) -> Iterator[GroupProfile]:
+        for size in self._groups.sizes:
+            yield self._groups.measure(size, microbatches, formed.on_host, formed.on_device)
+            self._progress(f"sections that {size} slots divide")
+
+    def _measure_links(self, largest: MicrobatchProfile, formed: _Formed) -> _Links:
         if not is_joined():
             return _Links(LOOPBACK, LOOPBACK, (), 0.0, (profiles.LINKS_ASSUMED,))
-        vms = [slot.vm_id for slot in self._slots]
         activation_bytes = max(one.output_bytes for one in largest.sections)
-        inside = pairs_within_vms(vms)
+        inside = pairs_within_vms(self._vms)
         within = self._time_pairs(inside, activation_bytes)
-        between = self._time_pairs(pairs_between_vms(vms), activation_bytes)
-        layout = self._loaded.layout
-        count = layout.num_sections
-        mean = sum(layout.param_bytes(k) for k in range(count)) // count
-        tensor = min(max(mean, _RING_BYTES.start), _RING_BYTES.stop)
-        rings, straight, failed = self._measure_rings(
-            vms, (1 << 12, tensor // 4, tensor), inside, activation_bytes
-        )
-        if (
-            within
-            and straight
-            and _message_s(straight, activation_bytes) < _message_s(within, activation_bytes)
-        ):
-            within = straight
+        between = self._time_pairs(pairs_between_vms(self._vms), activation_bytes)
+        rings = self._measure_rings(formed)
+        unmeasured = [f"{NCCL_FAILED}{formed.failure}"] if formed.failure else []
+        if formed.link is not through_hosts:
+            straight = self._time_pairs(inside, activation_bytes, formed.link)
+            if (
+                within
+                and straight
+                and _message_s(straight, activation_bytes) < _message_s(within, activation_bytes)
+            ):
+                within = straight
         known = within or between
         assert known is not None
-        unmeasured = list(failed)
         if between is None:
             unmeasured.append(profiles.BETWEEN_AS_WITHIN)
         elif within is None:
@@ -495,44 +555,19 @@ class _Round:
         between_vms, posting_s = between or known
         return _Links(within_vm, between_vms, rings, posting_s, tuple(unmeasured))
 
-    def _measure_rings(
-        self,
-        vms: Sequence[str],
-        sizes: Sequence[int],
-        pairs: Sequence[tuple[int, int]],
-        activation_bytes: int,
-    ) -> tuple[tuple[RingProfile, ...], _Timed | None, tuple[str, ...]]:
-        """Measure all-reduces in VMs' memory and, where possible, on GPUs; there also messages.
-
-        Args:
-            vms: Of each rank.
-            sizes: Bytes that are summed.
-            pairs: Ranks that send each other messages.
-            activation_bytes: About how large these are.
-
-        Returns:
-            The rings, the messages on GPUs, and what a profile says of those that failed.
-        """
-        plans = rings_to_measure(vms)
-        memberships = memberships_of(plans)
-        groups = new_groups(memberships, _GROUP_TIMEOUT_S)
-        rings = measure_rings(plans, groups, sizes, RINGS_BUDGET_S)
-        network = self._loaded.spec.network
-        if network == "gloo":
-            return rings, None, ()
-        trial, straight = TrialGroups(self._device), None
-        links = [way for pair in pairs for way in (pair, pair[::-1])]
-        try:
-            if trial.form(memberships, self._rank, _GROUP_TIMEOUT_S, links):
-                straight = self._time_pairs(pairs, activation_bytes, trial.link)
-                rings += measure_rings(plans, trial.groups, sizes, RINGS_BUDGET_S, self._device)
-        finally:
-            self.is_free = trial.close()
-        if trial.failure and network == "nccl":
-            raise NetworkRefusedError(
-                f"runtime.network: nccl does not start: {trial.failure}; use auto or gloo"
-            )
-        return rings, straight, (f"{NCCL_FAILED}{trial.failure}",) if trial.failure else ()
+    def _measure_rings(self, formed: _Formed) -> tuple[RingProfile, ...]:
+        """Measure all-reduces of tensors about as large as a section."""
+        layout = self._loaded.layout
+        count = layout.num_sections
+        mean = sum(layout.param_bytes(k) for k in range(count)) // count
+        tensor = min(max(mean, _RING_BYTES.start), _RING_BYTES.stop)
+        sizes = (1 << 12, tensor // 4, tensor)
+        rings = measure_rings(formed.rings, formed.on_host, sizes, RINGS_BUDGET_S)
+        if formed.link is through_hosts:
+            return rings
+        return rings + measure_rings(
+            formed.rings, formed.on_device, sizes, RINGS_BUDGET_S, self._device
+        )
 
     def _time_pairs(
         self,
@@ -543,7 +578,7 @@ class _Round:
         """Time all pairs at once; return the median link and the time to post."""
         mine = next((pair for pair in pairs if self._rank in pair), None)
         times: MessageTimes | None = None
-        _gather(None)
+        gather(None)
         if mine is not None:
             first, second = mine
             leads = self._rank == first
@@ -559,7 +594,7 @@ class _Round:
         if times is not None:
             posted_s = times.posting_near_s(activation_bytes)
             found = (asdict(times.profile()), posted_s)
-        every = [one for one in _gather(found) if one is not None]
+        every = [one for one in gather(found) if one is not None]
         if not every:
             return None
         names = every[0][0].keys() - {"on_devices"}
@@ -627,11 +662,3 @@ def _ranks_of(vms: Sequence[str]) -> list[list[int]]:
     for rank, vm in enumerate(vms):
         ranks.setdefault(vm, []).append(rank)
     return list(ranks.values())
-
-
-def _gather(value: Any) -> list[Any]:
-    """Return the values of all ranks; every rank waits for all others."""
-    if not is_joined():
-        return [value]
-    world().barrier()  # others may measure for longer than a message may take
-    return gather_json(value)

@@ -11,13 +11,14 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from spottrain.pipeline.calibrate.statistics import fit_line, is_steady, spread
 from spottrain.pipeline.comm.collectives import gather_json
-from spottrain.pipeline.comm.groups import world
+from spottrain.pipeline.comm.groups import is_joined, world
 from spottrain.pipeline.comm.p2p import Direction, LinkOf, PipelineLinks, through_hosts
 from spottrain.pipeline.devices.port import Device
 from spottrain.wire.model import LinkProfile, RingProfile
@@ -30,6 +31,14 @@ _PAUSE_S = 2e-3
 those that did something else before, as they do while a model is trained."""
 _MAX_SAMPLES = 200
 _RING_REPETITIONS = range(5, 30)
+
+
+def gather(value: Any) -> list[Any]:
+    """Return the values of all ranks; every rank waits for all others."""
+    if not is_joined():
+        return [value]
+    world().barrier()  # others may measure for longer than a message may take
+    return gather_json(value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +44,7 @@ from spottrain.pipeline.model.stage import (
     StageOutput,
     go_backward,
 )
+from spottrain.pipeline.model.tensor_parallel import ALONE, Shards
 from spottrain.pipeline.state.agreement import MinibatchDecision
 from spottrain.pipeline.state.arena import SectionArena, payload_bytes
 from spottrain.pipeline.state.checkpoint import load_section
@@ -104,6 +105,8 @@ class SectionBench:
         checkpoint: Where parameters are read from; empty: they are made.
         device: What computes.
         prepared: Called with each section that is ready.
+        shards: What this rank has of matrices that several divide: all of them do the same, in
+            the same order.
 
     Raises:
         UserCodeError: The user's code raised, or the checkpoint is of another model.
@@ -113,12 +116,13 @@ class SectionBench:
     def __init__(
         self,
         loaded: LoadedJob,
-        sections: range,
+        sections: Sequence[int],
         checkpoint: str,
         device: Device,
         prepared: Callable[[int], None] = lambda section: None,
+        shards: Shards = ALONE,
     ) -> None:
-        self._loaded = loaded
+        self._loaded, self._shards = loaded, shards
         self.sections = sections
         self.device = device
         self._values = dict[int, Mapping[str, torch.Tensor]]()
@@ -136,7 +140,8 @@ class SectionBench:
                 self._values[section] = dict(values)
             else:
                 _copy_parameters(values, self._memory.arenas[section])
-            run = _SectionRun(loaded, section, device, functools.partial(self._fetch, section))
+            fetch = functools.partial(self._fetch, section)
+            run = _SectionRun(loaded, section, device, fetch, shards)
             kind = tuple((spec.shape, spec.dtype, spec.trainable) for spec in loaded.specs[section])
             if kind not in update_bytes:
                 update_bytes[kind] = run.first_update_bytes(self._may_live_on_device(section))
@@ -233,14 +238,38 @@ class SectionBench:
         """
         for run in self._runs:
             with run.present():
-                activations = run.warm_up(batch, activations)
+                run.receive(activations)
+                activations = run.warm_up(batch)
+        self._tune()
+        return activations
+
+    def warm_up_each(self, batch: Batch, inputs: Mapping[int, Activations]) -> None:
+        """Run every section once, from its own input in host memory."""
+        for run in self._runs:
+            with run.present():
+                run.take(inputs[run.section])
+                run.warm_up(batch)
+        self._tune()
+
+    def run_once(self, batch: Batch) -> None:
+        """Run every section forward and backward, with as much memory as measuring takes."""
+        for run in self._runs:
+            with run.present():
+                _repeat([run], batch)
+
+    def _tune(self) -> None:
         largest = (run.largest_saved_bytes for run in self._runs)
         tune_for_activations(max(largest, default=0))
-        return activations
+
+    def inputs(self, sections: Container[int]) -> dict[int, Activations]:
+        """Return what came into some of its sections in the last warm-up, in host memory."""
+        return {run.section: run.input for run in self._runs if run.section in sections}
 
     def measure(self, microbatch_size: int, budget_s: float) -> MeasuredSections:
         """Repeat until the medians are steady, or ``budget_s`` is over."""
         batch = self.batch(microbatch_size)
+        for run in self._runs:
+            run.begin()
         if self.device.is_host:
             self._repeat_all(self._runs, batch, budget_s)
         else:
@@ -261,10 +290,15 @@ class SectionBench:
             for first in range(0, len(runs), _SECTIONS_TOGETHER):
                 _repeat(runs[first : first + _SECTIONS_TOGETHER], batch)
             rounds += 1
-            if all(run.is_steady for run in runs):
+            late = rounds >= _MIN_ROUNDS and time.perf_counter() > end_s
+            if self._any(late or all(run.is_steady for run in runs)):
                 break
-            if rounds >= _MIN_ROUNDS and time.perf_counter() > end_s:
-                break
+
+    def _any(self, ends: bool) -> bool:
+        """Return whether this rank ends, or any that divides matrices with it: then all do."""
+        ending = torch.tensor([float(ends)], device=self.device.torch_device)
+        self._shards.sum(ending)
+        return bool(ending)
 
     @property
     def sample(self) -> list[int]:
@@ -389,8 +423,10 @@ class _SectionRun:
         section: int,
         device: Device,
         fetch: Callable[[], tuple[Tensors, Tensors]],
+        shards: Shards,
     ) -> None:
         self.section = section
+        self._shards = shards
         self._device = device
         self._job, self._seed = loaded.job, loaded.spec.seed
         self._num_sections = loaded.layout.num_sections
@@ -404,17 +440,22 @@ class _SectionRun:
             {section: parameters},
             device.torch_device,
             loaded.spec.precision,
+            shards=shards,
             selective=loaded.spec.selective_recompute,
         )
         self._named = self._stage.parameters_of(section)
         self._running = loaded.layout.running
         self._set_gradients(gradients)
+        self.input: Activations = []
+        """In host memory, where the device is another one."""
         self.update_bytes = 0
         self.largest_saved_bytes = 0
+        self.begin()
 
     def _set_gradients(self, gradients: Tensors) -> None:
         for name, parameter in self._named:
-            parameter.grad = gradients.get(name)
+            whole = gradients.get(name)
+            parameter.grad = None if whole is None else self._shards.part_of(name, whole)
         self._trained = [p for _, p in self._named if p.grad is not None]
 
     def leave(self) -> None:
@@ -432,7 +473,7 @@ class _SectionRun:
         if not self._device.is_host:
             parameters, gradients = self._fetch()
             for name, parameter in self._named:
-                parameter.data = parameters[name]
+                parameter.data = self._shards.part_of(name, parameters[name])
             self._set_gradients(gradients)
             del parameters, gradients
         try:
@@ -448,15 +489,26 @@ class _SectionRun:
         except torch.OutOfMemoryError:
             return _first_update_bytes(self._job, named, "cpu")
 
-    def warm_up(self, batch: Batch, activations: Activations) -> Activations:
-        """Run once, counting bytes; return what is sent to the next section."""
-        self._input = activations
-        if not self._device.is_host:
-            self._input = [self._device.finish(self._device.download(a)) for a in activations]
+    def begin(self) -> None:
+        """Take times anew."""
         self._times: dict[str, list[float]] = {w: [] for w in ("f", "r", "b")}
         self._pending: list[tuple[list[float], Any, Any]] = []
         """Where a time belongs, and its beginning and end on the device."""
         self.reaching_s: list[float] = []
+
+    def receive(self, activations: Activations) -> None:
+        """Keep what comes into the section, which is on the device."""
+        self.input = activations
+        if not self._device.is_host:
+            self.input = [self._device.finish(self._device.download(a)) for a in activations]
+
+    def take(self, activations: Activations) -> None:
+        """Keep what comes into the section, which is in host memory."""
+        room = self._device.allocate_host
+        self.input = [room(a.shape, a.dtype).copy_(a) for a in activations]
+
+    def warm_up(self, batch: Batch) -> Activations:
+        """Run once, counting bytes; return what is sent to the next section."""
         self._batch_bytes = batch_bytes(batch)
         received = self._received()
         run = functools.partial(self._stage.forward, batch, received, self._entered_section)
@@ -541,7 +593,7 @@ class _SectionRun:
         )
 
     def _received(self) -> Activations:
-        received = [one.detach() for one in self._input]
+        received = [one.detach() for one in self.input]
         if not self._device.is_host:
             received = [self._device.wait(self._device.upload(one)) for one in received]
         self._stage.require_gradients(received)

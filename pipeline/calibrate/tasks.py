@@ -118,7 +118,7 @@ def time_tasks(
     stage = StageModel(
         loaded.job,
         loaded.layout,
-        bench.sections,
+        range(bench.sections[0], bench.sections[-1] + 1),
         {s.arena.section: s.parameters for s in sections},
         bench.device.torch_device,
         spec.precision,

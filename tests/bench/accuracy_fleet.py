@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 from tests.bench.processes import cpu_s
@@ -83,7 +84,7 @@ class Trainer:
     Args:
         spec: The job.
         zygote: Has loaded it, or will.
-        hosts: Machines by name, each with one slot.
+        hosts: Machines by name.
         folder: For logs.
     """
 
@@ -95,11 +96,12 @@ class Trainer:
         self._checkpoint = ""
 
     def slots(self, count: int) -> tuple[Slot, ...]:
-        """Return the first slots, one a machine."""
-        return slots_of(list(self._hosts)[:count])
+        """Return the first slots, those of a machine one after the other."""
+        names = (name for name, host in self._hosts.items() for _ in range(host.num_slots))
+        return slots_of(islice(names, count))
 
-    def calibrate(self, count: int) -> Profile:
-        """Have ``count`` machines measure the profile together, as a job's start does."""
+    def calibrate(self, count: int, tensor_sizes: tuple[int, ...] = ()) -> Profile:
+        """Have ``count`` slots measure the profile together, as a job's start does."""
         with self._fleet(count) as fleet:
             fleet.generation = -1
             slots = self.slots(count)
@@ -110,6 +112,7 @@ class Trainer:
                 store_host=store[0],
                 store_port=store[1],
                 microbatch_sizes=(self._spec.microbatch_size,),
+                tensor_sizes=tensor_sizes,
                 checkpoint=self._checkpoint,
             )
             for machine in fleet.machines.values():
@@ -148,7 +151,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def _fleet(self, count: int) -> Iterator[Fleet]:
-        names = list(self._hosts)[:count]
+        names = tuple(dict.fromkeys(slot.vm_id for slot in self.slots(count)))
         with Fleet(
             *(self._spec, names, self._log, self._zygote),
             workdir=HERE,

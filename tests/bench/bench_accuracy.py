@@ -5,8 +5,9 @@ and a worker for each stage and replica, each VM in a network namespace of its o
 by a switch that makes links fast, slow or jittery. Needs root. ``real``: models that
 compute, as far as stages and replicas fit the cores. Nothing is fitted: the profile comes
 from the product's own calibration, on the same machines and links, before the runs.
+``divided``: as ``emulated``, but two slots of each VM divide the matrices of its stage.
 
-    python -m tests.bench.bench_accuracy [--only real|emulated] [--quick] [--shapes 2x1,4x2]
+    python -m tests.bench.bench_accuracy [--only real|emulated|divided] [--quick] [--shapes 2x1,4x2]
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Generic, ParamSpec, TypeVar
@@ -41,12 +43,15 @@ from tests.bench.network import Network
 from tests.bench.switch import Links
 from tests.integration.fleet import Host, Zygote
 
+from spottrain.morphing.plan.choose import choose_plan
+from spottrain.morphing.plan.inputs import PlanInputs
+from spottrain.morphing.plan.placement import Device
 from spottrain.morphing.simulate.simulator import expect_step
 from spottrain.pipeline.model.inspect import model_facts
 from spottrain.pipeline.model.loaded import load
 from spottrain.wire.messages import JobSpec
 from spottrain.wire.model import ModelFacts, Profile
-from spottrain.wire.plan import Plan, ScheduleKind
+from spottrain.wire.plan import Plan, ScheduleKind, Slot
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -59,6 +64,8 @@ KINDS_OF_LINKS = {
 }
 EMULATED_NODES = 12
 CALIBRATORS = 4
+GROUP = 2
+"""Slots of a VM, which divide the matrices of a stage."""
 CONTROL_LOOPS, CONTROL_ADDITIONS, TRIES = 4, 15_000_000, 4
 
 
@@ -131,6 +138,55 @@ def emulated(
                     yield row_of("emulated", names, plan, predicted_s, got)
         finally:
             zygote.close()
+
+
+def divided(
+    shapes: Sequence[tuple[int, int]], kinds: Sequence[str], minibatches: int
+) -> Iterator[Row]:
+    """Yield a row for every shape, of groups of slots, over every kind of links."""
+    most = max(depth * width for depth, width in shapes)
+    with undisturbed() as ahead, Network(most) as network, scratch() as folder:
+        if not ahead:
+            tell("not permitted to run ahead of other programs: they will disturb")
+        hosts = {
+            f"vm{n}": Host(network.address(n), "eth0", network.namespace(n), num_slots=GROUP)
+            for n in range(most)
+        }
+        spec = job_spec(folder, "emulated_job:divided", EMULATED_NODES, 1)
+        facts = facts_of(spec)
+        with closing(Zygote()) as zygote:
+            trainer = Trainer(spec, zygote, hosts, folder)
+            for kind in kinds:
+                network.set_version(KINDS_OF_LINKS[kind])
+                profile = trainer.calibrate(GROUP * most, (GROUP,))
+                tell(f"{kind}: {describe(profile)}")
+                for depth, width in shapes:
+                    slots = trainer.slots(GROUP * depth * width)
+                    plan = divided_plan(spec, slots, depth, facts, profile)
+                    got = trainer.train(plan, minibatches)
+                    names = ("sleeping", kind, f"varuna, recompute, {GROUP} slots a stage")
+                    yield row_of("divided", names, plan, plan.predicted_step_s, got)
+
+
+def divided_plan(
+    spec: JobSpec, slots: Sequence[Slot], depth: int, facts: ModelFacts, profile: Profile
+) -> Plan:
+    """Return the planner's plan of a depth, with the time that it predicts."""
+    inputs = PlanInputs(
+        slots=tuple(Device(slot=slot, memory_bytes=1 << 40, speed=1.0) for slot in slots),
+        minibatch_size=spec.minibatch_size,
+        microbatch_size=spec.microbatch_size,
+        reduction="fast",
+        schedule="varuna",
+        recompute=True,
+        pipeline_depth=depth,
+        tensor_parallel=GROUP,
+        facts=facts,
+        profile=profile,
+    )
+    plan = choose_plan(inputs).plan
+    assert plan is not None
+    return plan
 
 
 def describe(profile: Profile) -> str:
@@ -314,7 +370,7 @@ def parse_shapes(text: str) -> list[tuple[int, int]]:
 def parser() -> argparse.ArgumentParser:
     """Return what the command line may say."""
     made = argparse.ArgumentParser(prog="python -m tests.bench.bench_accuracy")
-    made.add_argument("--only", choices=("real", "emulated"))
+    made.add_argument("--only", choices=("real", "emulated", "divided"))
     made.add_argument("--models", help="of those that compute, such as MLP")
     made.add_argument("--shapes", type=parse_shapes, help="such as 2x1,4x2")
     made.add_argument("--links", default=",".join(KINDS_OF_LINKS))
@@ -328,20 +384,22 @@ def rows_of(chosen: argparse.Namespace) -> Iterator[Row]:
     """Yield the rows that were asked for."""
     every = [(depth, width) for depth in DEPTHS for width in WIDTHS]
     few = [(2, 1), (4, 2), (8, 3)]
-    if chosen.only != "emulated":
+    if chosen.only in (None, "real"):
         shapes = chosen.shapes or [(1, 1), (2, 1), (1, 2)]
         names = (chosen.models or "GPT,MLP").split(",")
         models = [model for model in MODELS if model.name in names]
         models = models[:1] if chosen.quick else models
         yield from real(shapes, models, MANNERS, chosen.minibatches or 4)
-    if chosen.only != "real":
+    kinds, minibatches = chosen.links.split(","), chosen.minibatches or 3
+    if chosen.only in (None, "emulated"):
         shapes = chosen.shapes or (few if chosen.quick else every)
-        kinds = chosen.links.split(",")
-        yield from emulated(shapes, kinds, chosen.minibatches or 3)
+        yield from emulated(shapes, kinds, minibatches)
+    if chosen.only in (None, "divided"):
+        yield from divided(chosen.shapes or few[:1], kinds, minibatches)
 
 
 def main() -> None:
-    """Print both tables as Markdown, and all rows as JSON."""
+    """Print all tables as Markdown, and all rows as JSON."""
     chosen = parser().parse_args()
     began, rows = time.monotonic(), []
     try:
@@ -356,7 +414,7 @@ def main() -> None:
     except KeyboardInterrupt:
         tell("interrupted: what follows is what there is")
     sys.stdout.write(f"{machine()}; took {time.monotonic() - began:.0f} s\n")
-    for table in ("real", "emulated"):
+    for table in ("real", "emulated", "divided"):
         if any(row.table == table for row in rows):
             sys.stdout.write(f"\n### {table}\n\n{markdown(rows, table)}\n")
     text = json.dumps([{**asdict(row), "error": row.error} for row in rows])

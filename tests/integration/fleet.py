@@ -72,7 +72,7 @@ class Machine:
         zygote: Zygote,
         host: Host,
     ) -> None:
-        self.name = name
+        self.name, self.num_slots = name, host.num_slots
         self._reports = reports
         greeting = {
             "spec": json.loads(encode(spec)),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.builders import slots_of
 from tests.integration.fleet import Fleet, Host, Zygote
 from tests.integration.jobs import until
 from tests.integration.struck_runs import NUM_SECTIONS, job_spec
@@ -22,7 +24,6 @@ from spottrain.morphing.plan.profiles import (
 )
 from spottrain.wire import messages
 from spottrain.wire.model import Profile
-from spottrain.wire.plan import Slot
 
 
 @pytest.fixture
@@ -38,17 +39,23 @@ def begin(
     number: int = -1,
     sizes: Sequence[int] = (),
     checkpoint: str = "",
-    slots: Sequence[int] = (0,),
+    tensor_sizes: Sequence[int] = (),
 ) -> messages.Calibrate:
-    """Tell all what a manager would tell them."""
+    """Tell all what a manager would tell them: a name that comes again is a VM's next slot, if
+    it has one."""
+    counts = {name: machine.num_slots for name, machine in fleet.machines.items()}
+    participants = tuple(
+        replace(slot, index=slot.index % counts[slot.vm_id]) for slot in slots_of(names)
+    )
     fleet.generation = number
     host, port = fleet.open_store(names[0])
     command = messages.Calibrate(
         generation=number,
-        participants=tuple(Slot(vm_id=name, index=slot) for name in names for slot in slots),
+        participants=participants,
         store_host=host,
         store_port=port,
         microbatch_sizes=tuple(sizes),
+        tensor_sizes=tuple(tensor_sizes),
         checkpoint=checkpoint,
     )
     for name in dict.fromkeys(names):
@@ -93,7 +100,7 @@ def test_messages_within_a_vm_are_measured_from_device_to_device(
     spec = job_spec(tmp_path)
     with Fleet(spec, "a", tmp_path / "log", zygote, hosts=hosts) as fleet:
         fleet.ready()
-        begin(fleet, "a", checkpoint=fleet.initialise(), slots=range(2))
+        begin(fleet, "aa", checkpoint=fleet.initialise())
 
         profile = end(fleet)
 
@@ -152,6 +159,81 @@ def test_every_size_sees_the_same_sections(fleet: Fleet) -> None:
     assert all(a.saved_bytes < b.saved_bytes for a, b in zip(one, four, strict=True))
 
 
+@contextmanager
+def dividing_fleet(
+    zygote: Zygote,
+    folder: Path,
+    slots: Mapping[str, int],
+    device: str = "cpu",
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Fleet]:
+    hosts = {name: Host(num_slots=count, device=device) for name, count in slots.items()}
+    spec = replace(job_spec(folder), entrypoint="tensor_jobs:gpt")
+    names = tuple(slots)
+    with Fleet(spec, names, folder / "log", zygote, environment, hosts=hosts) as fleet:
+        fleet.ready()
+        yield fleet
+
+
+def assert_divided(profile: Profile, size: int, microbatch_sizes: Sequence[int]) -> None:
+    check_profile(profile)
+    (group,) = profile.groups
+    assert group.size == size
+    assert [one.microbatch_size for one in group.microbatches] == [*microbatch_sizes]
+    for alone, divided in zip(profile.microbatches, group.microbatches, strict=True):
+        for whole, part in zip(alone.sections, divided.sections, strict=True):
+            assert part.index == whole.index
+            assert part.saved_bytes < whole.saved_bytes
+            assert part.output_bytes == whole.output_bytes
+            assert part.update_bytes == whole.update_bytes
+            assert min(part.forward_s, part.recompute_s, part.backward_s) > 0
+
+
+@pytest.mark.parametrize(
+    "device", ["cpu", pytest.param("tests.fakes.deferred:3", marks=pytest.mark.rotated)]
+)
+def test_sections_are_measured_in_groups_that_divide_their_matrices(
+    zygote: Zygote, tmp_path: Path, device: str
+) -> None:
+    with dividing_fleet(zygote, tmp_path, {"a": 2}, device) as fleet:
+        checkpoint = fleet.initialise()
+        begin(fleet, "aa", sizes=(1, 2), checkpoint=checkpoint, tensor_sizes=(2, 4))
+        profile = end(fleet)
+
+    assert_divided(profile, 2, (1, 2))
+    progress = [r for _, r in fleet.history if isinstance(r, messages.CalibrationProgress)]
+    assert [(p.done, p.total) for p in progress] == [(n, 5) for n in range(1, 6)]
+
+
+@pytest.mark.rotated
+def test_the_vm_with_the_most_slots_measures_groups_of_what_others_measured_alone(
+    zygote: Zygote, tmp_path: Path
+) -> None:
+    with dividing_fleet(zygote, tmp_path, {"a": 1, "b": 3}) as fleet:
+        begin(fleet, "abbb", sizes=(2,), tensor_sizes=(2,))
+
+        profile = end(fleet)
+
+    assert_divided(profile, 2, (2,))
+
+
+@pytest.mark.rotated
+def test_a_member_of_a_group_that_dies_ends_the_round_for_all(
+    zygote: Zygote, tmp_path: Path
+) -> None:
+    slow = {"TINY_SLEEP_S": "0.1"}
+    with dividing_fleet(zygote, tmp_path, {"a": 1, "b": 2}, environment=slow) as fleet:
+        begin(fleet, "abb", tensor_sizes=(2,))
+        first_progress(fleet, -1, "links")
+
+        os.kill(measuring_on(fleet, "b")[-1], signal.SIGKILL)
+
+        broken = messages.GenerationBroken
+        fleet.wait_for("end at a", lambda name, r: (name == "a" and isinstance(r, broken)) or None)
+        begin(fleet, "bb", number=-2, tensor_sizes=(2,))
+        assert_divided(end(fleet), 2, (2,))
+
+
 @pytest.fixture
 def slow_fleet(zygote: Zygote, tmp_path: Path) -> Iterator[Fleet]:
     slow = {"TINY_SLEEP_S": "0.05"}
@@ -167,13 +249,13 @@ def measuring_on(fleet: Fleet, name: str) -> list[int]:
     return [int(pid) for pid in text.split()]
 
 
-def first_progress(fleet: Fleet, number: int) -> None:
-    fleet.wait_for(
-        "progress",
-        lambda _, r: (
-            True if isinstance(r, messages.CalibrationProgress) and r.generation == number else None
-        ),
-    )
+def first_progress(fleet: Fleet, number: int, what: str = "") -> None:
+    def is_it(_: str, r: object) -> bool | None:
+        if not isinstance(r, messages.CalibrationProgress):
+            return None
+        return (r.generation == number and r.what.startswith(what)) or None
+
+    fleet.wait_for("progress", is_it)
 
 
 def test_a_participant_that_dies_ends_the_round_for_all(slow_fleet: Fleet) -> None:

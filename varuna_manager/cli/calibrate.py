@@ -239,10 +239,15 @@ def profile_parts(profile: Profile) -> list[RenderableType]:
         f"profile {profile.origin}",
         *profile.sources,
     ]
+    every = [("", one) for one in profile.microbatches] + [
+        (f" in groups of {group.size} slots", one)
+        for group in profile.groups
+        for one in group.microbatches
+    ]
     tables: list[RenderableType] = [
         part
-        for one in profile.microbatches
-        for part in (f"micro-batches of {one.microbatch_size}", _sections(one))
+        for where, one in every
+        for part in (f"micro-batches of {one.microbatch_size}{where}", _sections(one))
     ]
     per_gb_ms = profile.optimizer_s_per_byte * 1e12
     tail = (

@@ -13,6 +13,7 @@ from spottrain.eventlog.changed import replace
 from spottrain.morphing.memory.memory import rank_bytes
 from spottrain.morphing.memory.room import megabytes
 from spottrain.morphing.plan.placement import Device
+from spottrain.morphing.plan.tensor_groups import group_profile
 from spottrain.morphing.simulate.compute import Compute
 from spottrain.pricing.ranking.gpu_speed import example_s, gpu_speed, machine_as_offered
 from spottrain.pricing.ranking.machine import MachineShape
@@ -138,11 +139,14 @@ def out_of_memory(transition: Transition, slot: Slot, report: OutOfMemory) -> No
 
 def _predicted_bytes(state: State, plan: Plan, slot: Slot, profile: Profile) -> int:
     """Return what was predicted for the device of a rank."""
-    job = state.job
+    job, size = state.job, plan.devices_per_stage_replica
     vms = [state.fleet.vms[s.vm_id] for s in plan.slots if s.vm_id in state.fleet.vms]
     compute = compute_of(state, vms)
-    profiles = rank_profiles(state, plan, profile)
-    ranks = rank_bytes(job.facts, profile, plan, job.spec.reduction, compute, profiles)
+    own, *profiles = (
+        group_profile(one, job.facts, size, compute)
+        for one in (profile, *rank_profiles(state, plan, profile))
+    )
+    ranks = rank_bytes(job.facts, own, plan, job.spec.reduction, compute, profiles)
     return ranks[plan.slots.index(slot)].total_bytes
 
 

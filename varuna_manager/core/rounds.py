@@ -24,7 +24,7 @@ from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.varuna_manager.format import duration
 from spottrain.wire import messages
 from spottrain.wire.messages import AbandonGeneration, Calibrate, Initialise, OpenStore
-from spottrain.wire.model import Profile
+from spottrain.wire.model import MicrobatchProfile, Profile
 from spottrain.wire.plan import Slot
 
 RETRY_PAUSE_S = 2.0
@@ -101,12 +101,15 @@ def _reusable(state: State, vms: Sequence[VmRecord]) -> KnownProfile | None:
     """Return the newest kept profile that is valid for these VMs."""
     if state.job.measures_only:
         return None
+    together = Counter(slot.vm_id for slot in set(participants_of(vms)))
+    groups = [size for size in tensor_sizes_of(state) if size <= max(together.values())]
     return next(
         (
             known
             for known in state.preparation.known_profiles
             if _is_of(known.profile, vms[0])
             and profiles.knows_sizes(known.profile, sizes_of(state))
+            and profiles.knows_groups(known.profile, groups)
             and (len(vms) == 1 or not profiles.assumes_links(known.profile))
             and _fits(state, known.profile)
         ),
@@ -120,6 +123,14 @@ def _fits(state: State, profile: Profile) -> bool:
     except PlanError:
         return False
     return True
+
+
+def tensor_sizes_of(state: State) -> tuple[int, ...]:
+    """Return how many slots of a VM may divide matrices, beside one alone."""
+    asked = state.job.spec.tensor_parallel
+    if asked is None:
+        return state.job.facts.tensor_sizes
+    return (asked,) if asked > 1 else ()
 
 
 def sizes_of(state: State) -> tuple[int, ...]:
@@ -183,6 +194,7 @@ def send(transition: Transition, round_: Round) -> None:
             store_host=round_.store_host,
             store_port=round_.store_port,
             microbatch_sizes=sizes_of(transition.state),
+            tensor_sizes=tensor_sizes_of(transition.state),
             checkpoint=checkpoint.name if checkpoint else "",
         )
     transition.send((slot.vm_id for slot in slots), command)
@@ -250,12 +262,22 @@ def _calibrated(transition: Transition, round_: Round, profile: Profile) -> None
 def describe(profile: Profile) -> str:
     """Return the measured times, in one line for people."""
     one = profile.microbatches[0]
+    divided = (
+        f", {_times(group.microbatches[0])} in groups of {group.size} slots"
+        for group in profile.groups
+        if group.microbatches
+    )
+    return (
+        f"measured: {_times(one)} for a micro-batch of {one.microbatch_size}"
+        + "".join(divided)
+        + profiles.remark(profile)
+    )
+
+
+def _times(one: MicrobatchProfile) -> str:
     forward_s = sum(section.forward_s for section in one.sections)
     backward_s = sum(section.backward_s for section in one.sections)
-    return (
-        f"measured: forward {forward_s * 1e3:.1f} ms, backward {backward_s * 1e3:.1f} "
-        f"ms for a micro-batch of {one.microbatch_size}" + profiles.remark(profile)
-    )
+    return f"forward {forward_s * 1e3:.1f} ms, backward {backward_s * 1e3:.1f} ms"
 
 
 def give_up(transition: Transition) -> None:

@@ -397,6 +397,8 @@ def execution_line(plan: dict[str, Any]) -> str:
         words += f" in {plan['segments']} segments"
     if (size := plan.get("tensor_parallel", 1)) > 1:
         words += f", {size} slots a stage"
+    if times := plan.get("tensor_times"):
+        words += f" ({times})"
     bound = plan["in_flight_bound"]
     return words if bound is None else f"{words}, {bound} in flight"
 

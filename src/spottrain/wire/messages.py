@@ -132,6 +132,9 @@ class Calibrate(RoundCommand):
 
     microbatch_sizes: tuple[int, ...] = ()
     """Sizes to measure, ascending; none: that of the job."""
+    tensor_sizes: tuple[int, ...] = ()
+    """Numbers of slots of a VM that may divide matrices, ascending: sections are measured in
+    groups of these, too, as far as the largest VM has slots."""
     checkpoint: str = ""
     """Checkpoint that sections are read from; without it every rank builds its own."""
 

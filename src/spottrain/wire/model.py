@@ -312,6 +312,8 @@ class TaskOverheads:
     backward_s: float
     posting_s: float = 0.0
     """Added for the message of a task that sends one."""
+    receiving_s: float = 0.0
+    """Added for the message of a task that receives one."""
     deviation_s: float = 0.0
     """Standard deviation of the most variable of the four, robust to outliers."""
     fetch_s: float = 0.0
@@ -335,6 +337,16 @@ class MicrobatchProfile:
     sections: tuple[SectionProfile, ...]
     overheads: TaskOverheads | None = None
     """``None``: ``Profile.task_overhead_s`` holds for every task."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupProfile:
+    """All sections as ``size`` ranks of one VM run them that divide their matrices."""
+
+    size: int
+    microbatches: tuple[MicrobatchProfile, ...]
+    """As those of one rank alone, without overheads; fewer, or none, where there was no memory
+    for more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -403,6 +415,8 @@ class Profile:
     between_vms: LinkProfile
     rings: tuple[RingProfile, ...] = ()
     """Empty: all-reduces are computed from the links."""
+    groups: tuple[GroupProfile, ...] = ()
+    """By ascending size; those that are missing were not measured."""
     task_overhead_s: float = 0.0
     """Overhead of a task beyond its sections' own time, fetching examples and posting
     messages included, where ``MicrobatchProfile.overheads`` does not give it by

@@ -27,10 +27,12 @@ from spottrain.morphing.plan.profiles import (
     check_profile,
     derive_profile,
     is_noisy,
+    knows_groups,
     knows_sizes,
     on_network,
 )
 from spottrain.wire.model import (
+    GroupProfile,
     MicrobatchProfile,
     Profile,
     RingProfile,
@@ -77,6 +79,7 @@ PROFILE = a_profile(
     ),
     task_overhead_s=1e-5,
 )
+PROFILE = replace(PROFILE, groups=(GroupProfile(size=2, microbatches=PROFILE.microbatches[1:]),))
 FACTS = model_facts(
     (section_facts(i, param_bytes=1, optimizer_bytes=1, activation_bytes=1) for i in range(2)),
     heldout_len=1,
@@ -103,6 +106,12 @@ TIMES: list[tuple[list[str | int], str]] = [
     (["microbatches", 1, "sections", 0, key], f"microbatches[1].sections[0].{key}")
     for key in ("forward_s", "backward_s", "recompute_s")
 ]
+TIMES.append(
+    (
+        ["groups", 0, "microbatches", 0, "sections", 1, "forward_s"],
+        "groups[0].microbatches[0].sections[1].forward_s",
+    )
+)
 BANDWIDTHS: list[tuple[list[str | int], str]] = [
     (["within_vm", "bandwidth_bytes_per_s"], "within_vm.bandwidth_bytes_per_s"),
     (["rings", 0, "bandwidth_bytes_per_s"], "rings[0].bandwidth_bytes_per_s"),
@@ -287,6 +296,26 @@ def test_sizes_larger_than_where_measuring_had_to_end_are_not_asked_for_again() 
     assert not knows_sizes(PROFILE, (1, 2, 4))
     assert knows_sizes(ended, (1, 2, 4, 8))
     assert not knows_sizes(ended, (4,))  # a job that has settled on it needs it
+
+
+def test_groups_are_measured_once_whatever_came_of_it() -> None:
+    assert knows_groups(PROFILE, ())
+    assert knows_groups(PROFILE, (2,))
+    assert not knows_groups(PROFILE, (2, 4))
+    assert knows_groups(replace(PROFILE, groups=(GroupProfile(size=4, microbatches=()),)), (4,))
+
+
+def test_groups_must_be_of_ascending_sizes() -> None:
+    two = GroupProfile(size=2, microbatches=())
+    with pytest.raises(PlanError, match="groups must be of ascending size"):
+        check_profile(replace(PROFILE, groups=(two, two)))
+    with pytest.raises(PlanError, match=r"groups\[0\]\.size must be at least 2"):
+        check_profile(replace(PROFILE, groups=(replace(two, size=1),)))
+
+
+def test_what_was_measured_in_groups_says_nothing_of_a_faster_device() -> None:
+    assert derive_profile(PROFILE, "gpu", 10.0).groups == ()
+    assert on_network(PROFILE, 1e6).groups == PROFILE.groups
 
 
 def test_overheads_of_tasks_stay_where_a_device_is_faster() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.builders import (
@@ -19,6 +20,8 @@ from spottrain.morphing.memory.memory import rank_bytes
 from spottrain.morphing.plan.choose import MEASURED, choose_plan, min_steps_s
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.placement import Device
+from spottrain.morphing.plan.tensor_groups import group_profile
+from spottrain.wire.model import GroupProfile
 from spottrain.wire.plan import Plan, Slot
 
 MIB = 2**20
@@ -149,8 +152,82 @@ def test_a_model_of_one_micro_batch_is_divided_and_one_that_cannot_be_is_not() -
 
 
 def test_the_running_number_of_slots_is_kept_where_another_is_hardly_better() -> None:
-    case = replace(inputs({"a": 2}, 1, share=0.0), minibatch_size=4)
+    case = replace(inputs({"a": 2}, 1, share=0.08), minibatch_size=4)
     runs = plan_of(replace(case, tensor_parallel=2))
 
     assert plan_of(free(case, 2)).devices_per_stage_replica == 1
     assert plan_of(free(replace(case, previous=runs), 2)).slots == runs.slots
+
+
+def with_groups(case: PlanInputs, forward_s: float, saved_bytes: int = 0) -> PlanInputs:
+    """Add what was measured in groups of two."""
+    sections = [
+        section_profile(k, forward_s=forward_s, output_bytes=MIB, saved_bytes=saved_bytes)
+        for k in range(4)
+    ]
+    group = GroupProfile(size=2, microbatches=(microbatch_profile(sections, 4),))
+    return replace(case, profile=replace(case.profile, groups=(group,)))
+
+
+def test_what_was_measured_in_groups_counts_and_else_times_are_derived() -> None:
+    case = inputs({"a": 4}, 2, share=1.0)
+    derived, measured = (choose_plan(one) for one in (case, with_groups(case, 0.020)))
+    other = choose_plan(with_groups(replace(case, tensor_parallel=4), 0.020))
+
+    assert derived.plan is not None
+    assert measured.plan is not None
+    # A section's forward of 10 ms takes 5 ms derived, and 20 ms as measured.
+    assert derived.plan.predicted_step_s < 0.3 * measured.plan.predicted_step_s
+    assert [one.candidates[0].tensor_times for one in (derived, measured, other)] == [
+        *("derived", "measured", "derived")
+    ]
+    alone = choose_plan(replace(case, tensor_parallel=1))
+    assert alone.candidates[0].tensor_times is None
+
+
+def test_memory_is_what_was_measured_in_groups() -> None:
+    case = inputs({"a": 2}, 2)
+    sections = [replace(one, saved_bytes=MIB) for one in case.profile.sections_at(4)]
+    profile = replace(case.profile, microbatches=(microbatch_profile(sections, 4),))
+    whole = replace(case, profile=profile)
+
+    derived, measured = (
+        choose_plan(one).candidates[0].stage_bytes
+        for one in (whole, with_groups(whole, 0.005, saved_bytes=MIB // 2))
+    )
+
+    assert derived is not None
+    assert measured is not None
+    assert measured < derived
+
+
+def test_devices_of_another_type_divide_matrices_too() -> None:
+    case = inputs({"a": 2}, 2)
+    kind = replace(case.profile, device="other")
+    slots = tuple(replace(device, kind="other") for device in case.slots)
+
+    plan = plan_of(replace(case, measured=(kind,), slots=slots))
+
+    assert plan.predicted_step_s == plan_of(case).predicted_step_s
+
+
+def test_a_stage_puts_together_what_it_receives() -> None:
+    case = replace(inputs({"a": 2, "b": 2}, 2), pipeline_depth=2)
+    profile = group_profile(case.profile, case.facts, 2, case.compute)
+    link = case.profile.within_vm
+
+    received_s = profile.overheads_at(4).receiving_s
+
+    # One message of half an activation of 1 MiB.
+    assert received_s == pytest.approx(link.latency_s + MIB / 2 / link.bandwidth_bytes_per_s)
+    assert group_profile(case.profile, case.facts, 1, case.compute) is case.profile
+
+
+def test_groups_follow_their_lists_which_no_bound_in_flight_changes() -> None:
+    roomy = inputs({"a": 2, "b": 2}, 2)
+    sections = [replace(one, saved_bytes=8 * MIB) for one in roomy.profile.sections_at(4)]
+    profile = replace(roomy.profile, microbatches=(microbatch_profile(sections, 4),))
+    for memory_bytes in (2**24, 2**25, 2**26, 2**27, 2**40):
+        slots = tuple(replace(one, memory_bytes=memory_bytes) for one in roomy.slots)
+        choice = choose_plan(replace(roomy, profile=profile, slots=slots))
+        assert {one.in_flight_bound for one in choice.candidates} == {None}

@@ -112,6 +112,13 @@ def test_a_single_replica_has_nothing_to_reduce() -> None:
     assert Reducer(plan(2, 1, 2, "ab"), PROFILE, "exact").sum_s(1, 99) == 0.0
 
 
+def test_ranks_that_divide_matrices_reduce_as_replicas_do() -> None:
+    ranks = replace(Compute(), group_size=2)
+    alone_s = Reducer(plan(1, 1, 2, "a"), PROFILE, "fast", ranks).sum_s(0, 1000)
+    wide_s = Reducer(plan(1, 2, 2, "aa"), PROFILE, "fast").sum_s(0, 1000)
+    assert alone_s == wide_s > 0
+
+
 GPU = Compute(on_gpu=True)
 NCCL_BROKEN = replace(PROFILE, sources=(f"{NCCL_FAILED}no route to host",))
 

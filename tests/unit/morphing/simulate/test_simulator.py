@@ -244,15 +244,22 @@ def test_every_task_has_its_overhead() -> None:
 
 
 def test_kinds_of_tasks_have_overheads_of_their_own() -> None:
-    beside = TaskOverheads(forward_s=0.5, recompute_s=0.25, backward_s=0.125, posting_s=0.0625)
+    beside = TaskOverheads(
+        forward_s=0.5,
+        recompute_s=0.25,
+        backward_s=0.125,
+        posting_s=0.0625,
+        receiving_s=0.03125,
+    )
     one = replace(PROFILE.microbatches[0], overheads=beside)
     profile = replace(PROFILE, microbatches=(one,), task_overhead_s=9.0)
     case = plan(3, 1, 1)
     bare = simulate_step(case, PROFILE, FACTS, reduction="fast")
     step = simulate_step(case, profile, FACTS, reduction="fast")
     more_s = [a - b for a, b in zip(step.busy_s, bare.busy_s, strict=True)]
-    # Of one micro-batch no stage recomputes; the stage in the middle sends both ways.
-    assert more_s == [0.6875, 0.75, 0.6875]
+    # Of one micro-batch no stage recomputes; the stage in the middle sends and receives
+    # both ways.
+    assert more_s == [0.71875, 0.8125, 0.71875]
 
 
 @pytest.mark.parametrize(("fetch_s", "more_s"), [(12.0, 0.0), (15.0, 3.0)])

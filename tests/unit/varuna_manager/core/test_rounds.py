@@ -14,7 +14,7 @@ from tests.builders import (
     section_facts,
     slots_of,
 )
-from tests.unit.varuna_manager.story import FACTS, PROFILE, Story
+from tests.unit.varuna_manager.story import FACTS, PROFILE, SETTINGS, Story
 
 from spottrain.morphing.plan.profiles import BETWEEN_AS_WITHIN, derive_profile
 from spottrain.varuna_manager.core.generation import SILENCE_BOUND_S, SLOWEST_BYTES_PER_S
@@ -22,9 +22,9 @@ from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import Round
 from spottrain.varuna_manager.core.preparation import BOOT_WAIT_S
-from spottrain.varuna_manager.core.rounds import RETRY_PAUSE_S
+from spottrain.varuna_manager.core.rounds import RETRY_PAUSE_S, describe
 from spottrain.wire import messages
-from spottrain.wire.model import Profile
+from spottrain.wire.model import GroupProfile, ModelFacts, Profile
 
 KNOWN = e.KnownProfile(profile=PROFILE, measured_at_s=400.0)
 
@@ -121,6 +121,61 @@ def test_every_participant_gets_the_store_and_the_sizes_to_measure() -> None:
             checkpoint=checkpoint_name(0),
         )
     }
+
+
+DIVIDED = replace(FACTS, tensor_sizes=(2, 4, 8))
+MEASURED = PROFILE.microbatches
+
+
+def dividing(size: int | None) -> messages.JobSpec:
+    return replace(SETTINGS.spec, tensor_parallel=size)
+
+
+@pytest.mark.parametrize(
+    ("asked", "facts", "sizes"),
+    [(None, DIVIDED, (2, 4, 8)), (4, DIVIDED, (4,)), (1, DIVIDED, ()), (None, FACTS, ())],
+)
+def test_groups_are_measured_as_far_as_plans_may_have_them(
+    asked: int | None, facts: ModelFacts, sizes: tuple[int, ...]
+) -> None:
+    story = booted("a", slots=2, facts=facts, spec=dividing(asked))
+    story.open_round()
+
+    assert story.sent(messages.Calibrate)["a"].tensor_sizes == sizes
+
+
+@pytest.mark.parametrize(
+    ("slots", "cores", "known", "measures"),
+    [
+        (1, 0, (), False),
+        (2, 0, (), True),
+        (2, 1, (), False),
+        (3, 0, (2,), False),
+        (4, 0, (2,), True),
+        (4, 0, (2, 4), False),
+    ],
+)
+def test_a_profile_without_the_groups_that_vms_can_measure_is_measured_again(
+    slots: int, cores: int, known: tuple[int, ...], measures: bool
+) -> None:
+    groups = tuple(GroupProfile(size=size, microbatches=MEASURED) for size in known)
+    kept = replace(KNOWN, profile=replace(PROFILE, groups=groups))
+
+    story = booted(
+        "a", "b", slots=slots, cores=cores, known=(kept,), facts=DIVIDED, spec=dividing(None)
+    )
+
+    assert (story.round is not None) == measures
+
+
+def test_times_in_groups_are_told() -> None:
+    group = GroupProfile(size=2, microbatches=MEASURED)
+    nothing = GroupProfile(size=4, microbatches=())
+
+    text = describe(replace(PROFILE, groups=(group, nothing)))
+
+    assert " in groups of 2 slots" in text
+    assert " in groups of 4" not in text
 
 
 def test_progress_is_logged() -> None:
