@@ -29,7 +29,7 @@ from spottrain.morphing.plan.placement import Device
 from spottrain.morphing.simulate.loops.play import TooSlowError
 from spottrain.units import HOUR_S
 from spottrain.wire.model import Network
-from spottrain.wire.plan import Plan, Slot
+from spottrain.wire.plan import Plan, Slot, shape_of
 
 NOISE = 0.005
 """Plans whose predictions differ by no more are equally good: the one like the running
@@ -603,6 +603,7 @@ class Search:
             nccl_s=sums_s.get("nccl"),
             gloo_s=sums_s.get("gloo"),
             shares_state=plan is not None and bool(plan.shared_state),
+            tensor_parallel=self.inputs.group_size,
         )
 
     def _why_not(self, scored: _Scored) -> str:
@@ -611,14 +612,14 @@ class Search:
         if isinstance(scored.outcome, Refusal):
             return scored.outcome.reason
         assert self.chosen is not None
-        plan = self.chosen.plan
-        assert plan is not None
+        best = self.chosen.draft
+        shape = shape_of(best.depth, best.width, self.inputs.group_size)
         known = scored.plan is not None
         more = (scored.cost if known else scored.min_cost) / self.chosen.cost - 1
         worse = "slower" if self.inputs.objective == "throughput" else "more expensive"
         if more < -NOISE:
             better = "faster" if worse == "slower" else "cheaper"
-            return f"{-more:.1%} {better} than {plan.shape}, which outlives any one VM"
+            return f"{-more:.1%} {better} than {shape}, which outlives any one VM"
         if abs(more) <= NOISE:
-            return f"as good as {plan.shape} within {NOISE:.1%}, which is preferred"
-        return f"{'' if known else 'at least '}{more:.1%} {worse} than {plan.shape}"
+            return f"as good as {shape} within {NOISE:.1%}, which is preferred"
+        return f"{'' if known else 'at least '}{more:.1%} {worse} than {shape}"

@@ -301,4 +301,5 @@ def summary_of(
         inputs_hash=generation.decision_hash,
         candidates=generation.candidates,
         devices=generation.devices,
+        tensor_parallel=plan.devices_per_stage_replica,
     )
