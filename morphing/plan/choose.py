@@ -603,7 +603,6 @@ class Search:
             nccl_s=sums_s.get("nccl"),
             gloo_s=sums_s.get("gloo"),
             shares_state=plan is not None and bool(plan.shared_state),
-            tensor_parallel=self.inputs.group_size,
         )
 
     def _why_not(self, scored: _Scored) -> str:

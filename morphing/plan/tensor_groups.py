@@ -64,7 +64,11 @@ def spread(plan: Plan, members: Members) -> Plan:
 def on_slots(candidate: Candidate, inputs: PlanInputs) -> Candidate:
     """Return a candidate on groups as one on their slots."""
     groups = candidate.pipeline_depth * candidate.data_parallel_width
-    return replace(candidate, unused_slots=len(inputs.slots) - groups * inputs.group_size)
+    return replace(
+        candidate,
+        unused_slots=len(inputs.slots) - groups * inputs.group_size,
+        tensor_parallel=inputs.group_size,
+    )
 
 
 def _divided(inputs: PlanInputs) -> Profile:
