@@ -39,6 +39,10 @@ MEASURED = 0.02
 with any VM, if its prediction is worse by no more. Predictions come from medians that are
 measured until their standard error is below 1 %: two may differ by twice that for no other
 reason."""
+DERIVED = 0.1
+"""How much better a plan must be to change how many slots divide matrices, as times of groups are
+derived from those of single devices: that smaller matrices may run at a lower rate is not
+counted. Chosen, not measured."""
 MILLION = 1_000_000
 
 
@@ -116,13 +120,12 @@ def _sizes(inputs: PlanInputs) -> list[int]:
 def _choose_size(inputs: PlanInputs) -> Choice:
     """Choose how many slots divide the matrices of a stage, with the best plan for each number.
 
-    The preferred one is left only for a plan that is better by more than measurements may be
-    wrong: times of groups are derived from those of single devices.
+    The preferred one is left only for a plan that is better by more than ``DERIVED``.
     """
     best, *others = (choose_plan(replace(inputs, tensor_parallel=n)) for n in _sizes(inputs))
     left = []
     for other in others:
-        if other.cost * (1 + MEASURED) < best.cost:
+        if other.cost * (1 + DERIVED) < best.cost:
             best, other = other, best
         left.append(other)
     rows = list(best.candidates)

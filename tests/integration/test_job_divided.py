@@ -51,6 +51,7 @@ def test_another_machine_goes_on_with_the_groups_of_the_first_plan_or_waits_for_
         status = struck.run("status", struck.name, "-o", "json").report
         assert (status["plan"]["shape"], status["plan"]["tensor_parallel"]) == ("1x1x2", 2)
         struck.market("capacity", zone="small", count=1)
+        struck.pace(0.5)
         struck.market("capacity", zone="pairs", count=0)
         until("no VM is left", lambda: not struck.state().fleet.vms)
         why = struck.until("it waits", lambda s: "VMs of 2 slots" in s.activity and s.activity)
