@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from spottrain.wire.model import Network, StateHome
-from spottrain.wire.plan import ScheduleKind
+from spottrain.wire.plan import ScheduleKind, shape_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,5 +61,5 @@ class Candidate:
 
     @property
     def shape(self) -> str:
-        """``PxD`` for people."""
-        return f"{self.pipeline_depth}x{self.data_parallel_width}"
+        """For people, as ``Plan.shape``."""
+        return shape_of(self.pipeline_depth, self.data_parallel_width, self.tensor_parallel)

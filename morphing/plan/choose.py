@@ -29,7 +29,7 @@ from spottrain.morphing.plan.placement import Device
 from spottrain.morphing.simulate.loops.play import TooSlowError
 from spottrain.units import HOUR_S
 from spottrain.wire.model import Network
-from spottrain.wire.plan import Plan, Slot
+from spottrain.wire.plan import Plan, Slot, shape_of
 
 NOISE = 0.005
 """Plans whose predictions differ by no more are equally good: the one like the running
@@ -39,6 +39,10 @@ MEASURED = 0.02
 with any VM, if its prediction is worse by no more. Predictions come from medians that are
 measured until their standard error is below 1 %: two may differ by twice that for no other
 reason."""
+DERIVED = 0.1
+"""How much better a plan must be to change how many slots divide matrices, as times of groups are
+derived from those of single devices: that smaller matrices may run at a lower rate is not
+counted. Chosen, not measured."""
 MILLION = 1_000_000
 
 
@@ -116,13 +120,12 @@ def _sizes(inputs: PlanInputs) -> list[int]:
 def _choose_size(inputs: PlanInputs) -> Choice:
     """Choose how many slots divide the matrices of a stage, with the best plan for each number.
 
-    The preferred one is left only for a plan that is better by more than measurements may be
-    wrong: times of groups are derived from those of single devices.
+    The preferred one is left only for a plan that is better by more than ``DERIVED``.
     """
     best, *others = (choose_plan(replace(inputs, tensor_parallel=n)) for n in _sizes(inputs))
     left = []
     for other in others:
-        if other.cost * (1 + MEASURED) < best.cost:
+        if other.cost * (1 + DERIVED) < best.cost:
             best, other = other, best
         left.append(other)
     rows = list(best.candidates)
@@ -611,14 +614,14 @@ class Search:
         if isinstance(scored.outcome, Refusal):
             return scored.outcome.reason
         assert self.chosen is not None
-        plan = self.chosen.plan
-        assert plan is not None
+        best = self.chosen.draft
+        shape = shape_of(best.depth, best.width, self.inputs.group_size)
         known = scored.plan is not None
         more = (scored.cost if known else scored.min_cost) / self.chosen.cost - 1
         worse = "slower" if self.inputs.objective == "throughput" else "more expensive"
         if more < -NOISE:
             better = "faster" if worse == "slower" else "cheaper"
-            return f"{-more:.1%} {better} than {plan.shape}, which outlives any one VM"
+            return f"{-more:.1%} {better} than {shape}, which outlives any one VM"
         if abs(more) <= NOISE:
-            return f"as good as {plan.shape} within {NOISE:.1%}, which is preferred"
-        return f"{'' if known else 'at least '}{more:.1%} {worse} than {plan.shape}"
+            return f"as good as {shape} within {NOISE:.1%}, which is preferred"
+        return f"{'' if known else 'at least '}{more:.1%} {worse} than {shape}"

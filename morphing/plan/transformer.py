@@ -29,6 +29,8 @@ SCORE_BYTES = 10
 5 bytes in two-byte types (Korthikanti et al. 2022, section 4.1)."""
 ENDLESS = 10**9
 """Length of a data set that nobody has named."""
+TENSOR_SIZES = (2, 4, 8)
+"""Numbers of ranks that may divide matrices: up to the GPUs of most VMs."""
 LEAST_END_BYTES = 16_000_000
 """Parameters before all blocks, or after them, that are worth a section of their own."""
 
@@ -210,6 +212,16 @@ class TransformerShape:
         """The same of the head: the last norm, the logits and their softmax."""
         return VALUE_BYTES * self.context * (2 * self.hidden + 2 * self.vocabulary)
 
+    @property
+    def tensor_sizes(self) -> tuple[int, ...]:
+        """Numbers of ranks that can divide the matrices of layers, and a head of its own: as
+        Llama's plan in transformers does (Megatron-LM's). Experts are not divided."""
+        if self.experts > 1:
+            return ()
+        whole = [self.heads, self.key_value_heads, self.feed_forward]
+        whole += [] if self.is_tied else [self.vocabulary]
+        return tuple(n for n in TENSOR_SIZES if not any(size % n for size in whole))
+
     def facts(self, name: str) -> ModelFacts:
         """Return its facts, trained by Adam: a section for each layer; the embedding and the
         head are sections of their own where they are heavy, as in a model that is built.
@@ -239,39 +251,64 @@ class TransformerShape:
                     lowered_bytes=VALUE_BYTES * part.matrices,
                     flops_per_example=part.flops,
                     saved_bytes_per_example=part.saved_bytes,
+                    divided_share=part.divided / max(1, part.multiplied),
+                    divided_sums=part.sums,
                 )
                 for index, part in enumerate(parts)
             ),
             tied=(tied,) if self.is_tied and last else (),
             dataset_len=ENDLESS,
             heldout_len=0,
+            tensor_sizes=self.tensor_sizes,
         )
 
     @property
     def _embedding(self) -> _Part:
-        return _Part(self.embedding_parameters, 0, 0, 0)
+        return _Part(parameters=self.embedding_parameters)
 
     @property
     def _layer(self) -> _Part:
+        divides = bool(self.tensor_sizes)
         return _Part(
-            self.layer_parameters, self.matrix_parameters, self.layer_flops, self.layer_saved_bytes
+            parameters=self.layer_parameters,
+            matrices=self.matrix_parameters,
+            flops=self.layer_flops,
+            saved_bytes=self.layer_saved_bytes,
+            multiplied=self.matrix_parameters,
+            divided=self.matrix_parameters if divides else 0,
+            # Outputs of the attention, and of the feed-forward.
+            sums=2 if divides else 0,
         )
 
     @property
     def _head(self) -> _Part:
         matrix = self.vocabulary * self.hidden
         norm = self.hidden * (2 if self.has_biases else 1)
-        lowered = 0 if self.is_tied else matrix
-        return _Part(matrix + norm, lowered, self.head_flops, self.head_saved_bytes)
+        own, divides = 0 if self.is_tied else matrix, bool(self.tensor_sizes)
+        return _Part(
+            parameters=matrix + norm,
+            matrices=own,
+            flops=self.head_flops,
+            saved_bytes=self.head_saved_bytes,
+            multiplied=matrix,
+            divided=own if divides else 0,
+            sums=1 if own and divides else 0,
+        )
 
 
 class _Part(NamedTuple):
     """What a section holds and does, or a part of it."""
 
     parameters: int
-    matrices: int
-    flops: int
-    saved_bytes: int
+    matrices: int = 0
+    flops: int = 0
+    saved_bytes: int = 0
+    multiplied: int = 0
+    """Elements of matrices that something is multiplied by, a tied head's among them."""
+    divided: int = 0
+    """Of these, those that ranks divide in tensor parallelism."""
+    sums: int = 0
+    """Over these ranks, in a forward."""
 
 
 def _joined(parts: list[_Part], apart: tuple[bool, bool]) -> list[_Part]:

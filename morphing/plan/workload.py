@@ -34,7 +34,8 @@ class Workload:
     def plan_inputs(self, slots: Iterable[Device] = ()) -> PlanInputs:
         """Return what the plans of this workload are made from.
 
-        It is no job: schedule, recompute and micro-batch size are left to the planner.
+        It is no job: schedule, recompute, micro-batch size and how many slots divide matrices
+        are left to the planner.
         """
         return PlanInputs(
             facts=self.facts,
@@ -44,4 +45,5 @@ class Workload:
             microbatch_size=None,
             reduction="fast",
             precision=self.precision or "fp32",
+            tensor_parallel=None,
         )

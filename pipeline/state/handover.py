@@ -295,7 +295,9 @@ def check_fits(loaded: LoadedJob, command: RunGeneration, manifest: Manifest) ->
             f"{now} now, so that mini-batches would be of others; bring the data back to "
             "what they were, or launch a new job with init_from"
         )
-    why = misfit(manifest, loaded.spec, {loaded.fingerprint, *command.known_models})
+    # A journal that was lost in part may not know of the plan that saved it.
+    spec = dataclasses.replace(loaded.spec, tensor_parallel=command.plan.devices_per_stage_replica)
+    why = misfit(manifest, spec, {loaded.fingerprint, *command.known_models})
     if why:
         raise MisfitError(
             f"checkpoint {manifest.name} in {loaded.spec.checkpoint_path} is of {why}: go "

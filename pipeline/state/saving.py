@@ -63,6 +63,7 @@ from spottrain.pipeline.state.numbers import EvaluationRecord
 from spottrain.storage.store import StorageError
 from spottrain.wire import messages
 from spottrain.wire.messages import RunGeneration
+from spottrain.wire.plan import Plan
 
 NOT_SETTLED = -1
 GRACE_S = 600.0
@@ -435,7 +436,7 @@ class CheckpointRound:
             step,
             files,
             self._context.frozen[0] if self._left_out else FrozenFiles(),
-            microbatch_size=self._command.plan.microbatch_size,
+            plan=self._command.plan,
             best_step=best_step,
             code=self._command.code,
         )
@@ -471,12 +472,16 @@ def make_manifest(
     files: Iterable[FileRecord],
     frozen: FrozenFiles,
     *,
-    microbatch_size: int,
+    plan: Plan | None = None,
     best_step: int = 0,
     code: str = "",
 ) -> Manifest:
-    """Return the manifest of a checkpoint whose files are all written."""
-    spec = dataclasses.replace(loaded.spec, microbatch_size=microbatch_size)
+    """Return the manifest of a checkpoint whose files are all written, by ranks of ``plan``;
+    ``None``: before the first."""
+    spec, size = loaded.spec, None
+    if plan is not None:
+        spec = dataclasses.replace(spec, microbatch_size=plan.microbatch_size)
+        size = plan.devices_per_stage_replica if spec.reduction == "exact" else None
     ordered = tuple(sorted(files, key=lambda file: file.section))
     return Manifest(
         name=name,
@@ -494,4 +499,5 @@ def make_manifest(
         uid=spec.uid,
         datasets=loaded.datasets,
         code=code,
+        tensor_parallel=size,
     )

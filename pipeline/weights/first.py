@@ -97,8 +97,7 @@ class FirstCheckpoint:
         """
         loaded = self._loaded
         frozen = FrozenFiles(files.frozen, loaded.layout.base if files.frozen else "")
-        size = loaded.spec.microbatch_size
-        manifest = make_manifest(loaded, self.name, 0, files.trained, frozen, microbatch_size=size)
+        manifest = make_manifest(loaded, self.name, 0, files.trained, frozen)
         with self._discarding():
             write_manifest(self._store, manifest)
         return manifest

@@ -131,6 +131,8 @@ class Manifest:
     """As the workers that wrote it have them; none: unknown."""
     code: str = ""
     """As in ``RunGeneration``."""
+    tensor_parallel: int | None = None
+    """Ranks that divided matrices, where bits depend on it: in exact mode, once it has trained."""
     schema_version: int = SCHEMA_VERSION
 
     def __post_init__(self) -> None:
@@ -163,7 +165,6 @@ def config_fingerprint(spec: JobSpec) -> str:
         spec.precision,
         spec.init_from,
         spec.semantics,
-        (spec.tensor_parallel or 1) if spec.reduction == "exact" else 1,
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
@@ -173,18 +174,24 @@ def misfit(manifest: Manifest, spec: JobSpec, models: Collection[str]) -> str:
 
     Args:
         manifest: Of the checkpoint.
-        spec: Of the job; its micro-batch size may differ, as plans choose it.
+        spec: Of the job; its micro-batch size may differ, as plans choose it, and so may
+            ``tensor_parallel`` where it is ``None``.
         models: Fingerprints of the job's model.
     """
     if manifest.model_fingerprint not in models:
         return "another model, optimizer or batch"
     same = dataclasses.replace(spec, microbatch_size=manifest.microbatch_size)
     if config_fingerprint(same) == manifest.config_fingerprint:
-        return ""
+        sizes = spec.tensor_parallel, manifest.tensor_parallel
+        return (
+            ""
+            if None in sizes or sizes[0] == sizes[1]
+            else f"a job with runtime.tensor_parallel: {sizes[1]}"
+        )
     for key in ("seed", "minibatch_size"):
         if getattr(spec, key) != (was := getattr(manifest, key)):
             return f"a job with {key}: {was}"
-    return "a job with another entrypoint, reduction, precision, semantics, init_from or tensor_parallel"
+    return "a job with another entrypoint, reduction, precision, semantics or init_from"
 
 
 class CheckpointEntry(NamedTuple):

@@ -362,9 +362,7 @@ class JobConfig(Section):
     @property
     def tensor_sizes(self) -> tuple[int, ...]:
         """How many slots of a VM may divide matrices, where plans may choose."""
-        chosen = self.runtime.tensor_parallel != "auto"
-        # Other numbers of ranks round otherwise, which exact jobs must not.
-        if chosen or self.reduction == "exact" or self._undivided_with():
+        if self.runtime.tensor_parallel != "auto" or self._undivided_with():
             return ()
         most = self._most_slots(default=MAX_TENSOR_SIZE)
         return tuple(2**n for n in range(1, most.bit_length()))

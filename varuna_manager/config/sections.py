@@ -160,10 +160,11 @@ class RuntimeConfig(Section):
     `fp16` for half the bytes of fp32, at the price of rounding, or their `own`; `auto`:
     bf16 with `reduction: fast` and a precision of 16 bits, else their own.
     `reduction: exact` allows no other."""
-    tensor_parallel: Literal["auto"] | PositiveInt = 1
-    """GPUs (or CPU slots) of one VM that divide the matrices of each stage among them; every
-    plan has as many. `auto`: 2, 4, 8 or more of them where the model can be divided and a plan
-    is faster for it; 1 with `reduction: exact`. See docs/training.md."""
+    tensor_parallel: Literal["auto"] | PositiveInt = "auto"
+    """GPUs (or CPU slots) of one VM that divide the matrices of each stage among them. `auto`:
+    as many as each plan chooses, 1, 2, 4, 8 or more where the model can be divided; with
+    `reduction: exact` as many as the first plan chooses. A number: every plan has as many. See
+    docs/training.md."""
 
     @property
     def asked_state(self) -> StateHome | None:

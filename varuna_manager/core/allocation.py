@@ -32,6 +32,7 @@ from spottrain.varuna_manager.core.model.state import (
     is_unfit,
     kind_of,
     places_by_kind,
+    tensor_parallel,
 )
 from spottrain.varuna_manager.format import clock
 
@@ -152,6 +153,8 @@ def why_not(state: State, offer: Offer) -> str:
     opens_s = opens_at_s(state, offer)
     if not offer.spot and not state.job.resources.allow_on_demand:
         return "on-demand VMs are not allowed"
+    if not _holds_group(state, offer):
+        return f"of one VM {tensor_parallel(state)} slots divide matrices, it has {offer.gpus}"
     if math.isinf(opens_s) and opens_s > 0:
         return "its VMs cannot run the job"
     if opens_s > state.now_s:
@@ -294,7 +297,7 @@ def opens_at_s(state: State, offer: Offer) -> float:
     """Return from when on an offer may be asked for; infinite: never."""
     if not offer.spot and not state.job.resources.allow_on_demand:
         return math.inf
-    if is_unfit(state, offer) or not _has_device(state, offer):
+    if is_unfit(state, offer) or not _has_device(state, offer) or not _holds_group(state, offer):
         return math.inf
     return cooldowns.open_at_s(state.launches.cooldowns, offer)
 
@@ -309,6 +312,30 @@ def _has_device(state: State, offer: Offer) -> bool:
     arithmetic = state.launches.arithmetic
     settled = catalogue().gpu_of(arithmetic) if arithmetic else None
     return kind is None or settled is None or kind.gpu.name == settled.name
+
+
+def _holds_group(state: State, offer: Offer) -> bool:
+    """Return whether a VM has the slots that divide matrices in every plan."""
+    return offer.gpus >= (tensor_parallel(state) or 1)
+
+
+def small_vms(state: State) -> tuple[VmRecord, ...]:
+    """Return VMs that no plan can use, as they have fewer slots than divide matrices."""
+    return tuple(vm for vm in state.fleet.vms.values() if not _holds_group(state, vm.offer))
+
+
+def why_too_small(state: State) -> str:
+    """Return why all offers have too few slots; empty: one has enough, or there are none."""
+    offers = [one for one in state.market.offers if one.spot or state.job.resources.allow_on_demand]
+    if not offers or any(_holds_group(state, offer) for offer in offers):
+        return ""
+    why = "as the job file says"
+    if state.job.runtime.tensor_parallel == "auto":
+        why = "which reduction: exact keeps from the first plan on"
+    return (
+        f"VMs of {tensor_parallel(state)} slots, that divide matrices, {why}: those on offer have "
+        f"{max(offer.gpus for offer in offers)} at most; launch a job with --adopt on larger ones"
+    )
 
 
 def is_open(state: State, offer: Offer) -> bool:

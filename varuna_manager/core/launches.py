@@ -252,6 +252,8 @@ def advance(transition: Transition) -> None:
         transition.wake(allocation.changes_at_s(state, state.market.offers))
     reason = "not in the region of the VMs that train"
     return_vms(transition, allocation.stranded_vms(state), reason)
+    reason = "has fewer slots than divide matrices in every plan"
+    return_vms(transition, allocation.small_vms(transition.state), reason)
     for intent in reversed(tuple(state.launches.intents.values())):
         if intent.queued and allocation.room(transition.state) < 0:
             transition.log(f"{intent.intent}: no longer wanted, taken out of the queue")

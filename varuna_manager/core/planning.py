@@ -26,8 +26,10 @@ from spottrain.varuna_manager.core.model.settings import JobSettings
 from spottrain.varuna_manager.core.model.state import (
     JobPhase,
     State,
+    has_settled,
     is_expecting,
     is_outdated,
+    newest_plan,
 )
 from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.wire.model import Profile
@@ -482,7 +484,7 @@ def _answer(
             memory.devices(state, vms, profile),
             measured=memory.measured(state, vms, profile),
             previous=newest_plan(state),
-            is_settled=bool(state.history.progress.highest_step) or not state.fleet.shortages,
+            is_settled=has_settled(state),
             lag_share=_lag_share(state),
         )
         transition.emit(ComputePlan(inputs_hash=inputs_hash, inputs=inputs))
@@ -508,9 +510,9 @@ def plan_inputs(
         profile: What was measured of its model.
         slots: The fleet.
         measured: What was measured on further types of its devices.
-        previous: The plan that runs or ran last: it has settled the micro-batch size,
-            and in exact mode the home of committed state.
-        is_settled: False if that plan has trained nothing and needs too much memory.
+        previous: The plan that runs or ran last: it has settled the micro-batch size, and in
+            exact mode the home of committed state and how many slots divide matrices.
+        is_settled: As ``has_settled`` says of that plan.
         lag_share: What interruptions put at stake; by default as before the first one.
     """
     known = previous if is_settled else None
@@ -538,16 +540,7 @@ def plan_inputs(
         wire=job.spec.wire,
         network=job.spec.network,
         semantics=job.spec.semantics,
-        tensor_parallel=job.spec.tensor_parallel,
-    )
-
-
-def newest_plan(state: State) -> Plan | None:
-    """Return the plan that runs, or ran last."""
-    return (
-        state.training.generation.plan
-        if state.training.generation
-        else state.training.previous_plan
+        tensor_parallel=job.tensor_parallel_after(known),
     )
 
 

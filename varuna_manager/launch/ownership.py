@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 
 from spottrain.codec import encode
 from spottrain.errors import ConfigError
@@ -50,8 +51,10 @@ def check(store: Store, *, adopt: bool) -> None:
 
 
 @contextlib.contextmanager
-def marked(place: str, uid: str, spec: JobSpec, model: str, *, adopt: bool) -> Iterator[None]:
+def marked(place: str, uid: str, spec: JobSpec, model: str, *, adopt: bool) -> Iterator[JobSpec]:
     """Mark a place as a new job's; as before if the block fails.
+
+    Gives the job's specification, with what the checkpoints that it takes over have settled.
 
     Args:
         place: Folder or URL of its checkpoints.
@@ -66,7 +69,7 @@ def marked(place: str, uid: str, spec: JobSpec, model: str, *, adopt: bool) -> I
     """
     store = open_store(place)
     before = read_owner(store) if adopt else None
-    uids = _adopted(store, before, spec, model) if adopt else ()
+    uids, spec = _adopted(store, before, spec, model) if adopt else ((), spec)
     owner = Owner(uid=uid, name=spec.name, adopted=uids)
     if not adopt:
         check(store, adopt=False)
@@ -79,7 +82,7 @@ def marked(place: str, uid: str, spec: JobSpec, model: str, *, adopt: bool) -> I
     else:
         store.put(OWNER_FILE, encode(owner).encode())
     try:
-        yield
+        yield spec
     except BaseException:
         if before is None:
             store.delete([OWNER_FILE])
@@ -99,9 +102,11 @@ def unmark(place: str, uid: str) -> None:
         store.delete([OWNER_FILE])
 
 
-def _adopted(store: Store, before: Owner | None, spec: JobSpec, model: str) -> tuple[str, ...]:
+def _adopted(
+    store: Store, before: Owner | None, spec: JobSpec, model: str
+) -> tuple[tuple[str, ...], JobSpec]:
     """Return the jobs, by uid, whose checkpoints are taken over: those of the owner, or
-    where nobody has marked the place, all.
+    where nobody has marked the place, all; and the job's specification that goes on from them.
 
     Raises:
         ConfigError: The owner runs here, or its newest checkpoint does not fit.
@@ -118,6 +123,8 @@ def _adopted(store: Store, before: Owner | None, spec: JobSpec, model: str) -> t
             f"--adopt: {store.place}/{manifests[0].name} is of {why}: make the job the "
             "same, or give it a place of its own, and init_from"
         )
+    settled = manifests[0].tensor_parallel if manifests else None
+    spec = replace(spec, tensor_parallel=settled or spec.tensor_parallel)
     if before is not None:
-        return tuple(before.uids)
-    return tuple(dict.fromkeys(manifest.uid for manifest in manifests))
+        return tuple(before.uids), spec
+    return tuple(dict.fromkeys(manifest.uid for manifest in manifests)), spec

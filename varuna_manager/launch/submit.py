@@ -327,9 +327,10 @@ def submit(
     with contextlib.ExitStack() as stack:
         draft = stack.enter_context(job.draft())
         place = config.checkpoint.path or str(draft.checkpoints)
+        spec = config.job_spec(place)
         if not measures_only:
-            spec, model = config.job_spec(place), facts.fingerprint
-            stack.enter_context(ownership.marked(place, uid, spec, model, adopt=adopt))
+            mark = ownership.marked(place, uid, spec, facts.fingerprint, adopt=adopt)
+            spec = stack.enter_context(mark)
         first = stack.enter_context(weights.first(config, place, uid))
         workdir = Path(config.workdir)
         files = packed_files(workdir, config.checkpoint.path)
@@ -340,7 +341,8 @@ def submit(
         Measurements(draft.measurements).close()
         whose = "" if measures_only else uid
         settings = job_settings(config, facts, job, at_s, data_bytes, whose)
-        settings = replace(settings, measures_only=measures_only)
+        settled = replace(settings.spec, tensor_parallel=spec.tensor_parallel)
+        settings = replace(settings, spec=settled, measures_only=measures_only)
         if pool:
             grant = PoolGrant(pool=pool, serial=0)
             settings = replace(settings, grant=grant, profile=settings.profile or profile)

@@ -28,12 +28,8 @@ from spottrain.pricing.ranking.throughput import ThroughputCache
 from spottrain.units import HOUR_S
 from spottrain.varuna_manager.core.model.deadline_state import FleetTerms
 from spottrain.varuna_manager.core.model.settings import JobSettings
-from spottrain.varuna_manager.core.model.state import State, kind_of
-from spottrain.varuna_manager.core.planning import (
-    MORPH_COST_S,
-    newest_plan,
-    plan_inputs,
-)
+from spottrain.varuna_manager.core.model.state import State, has_settled, kind_of, newest_plan
+from spottrain.varuna_manager.core.planning import MORPH_COST_S, plan_inputs
 from spottrain.varuna_manager.offers import market
 from spottrain.wire.model import Profile
 
@@ -57,7 +53,7 @@ class OfferRanker:
 
     def __init__(self) -> None:
         self._profile: Profile | None = None
-        self._settled: int | None = None
+        self._settled: tuple[int | None, int | None] = (None, None)
         self._throughputs: ThroughputCache | None = None
         self._corrections: dict[Kind, float] = {}
         self._measured: dict[Kind, tuple[float, float]] = {}
@@ -95,10 +91,12 @@ class OfferRanker:
             replace(terms, examples=1.0),
             dict(self._boots_s),
         )
-        # Of the plan that runs only the micro-batch size counts, which it has settled:
-        # other fleets have no plan to stay near.
-        inputs = plan_inputs(state.job, profile, previous=newest_plan(state))
-        settled = inputs.microbatch_size
+        # Of the plan that runs only what it has settled counts: other fleets have no plan to
+        # stay near.
+        inputs = plan_inputs(
+            state.job, profile, previous=newest_plan(state), is_settled=has_settled(state)
+        )
+        settled = inputs.microbatch_size, inputs.tensor_parallel
         known = profile is self._profile and settled == self._settled
         if not known or self._throughputs is None:
             self._profile, self._settled = profile, settled

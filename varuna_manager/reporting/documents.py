@@ -311,8 +311,10 @@ def _present_plan(state: states.State) -> dict[str, Any] | None:
     return {
         "generation": generation.number,
         "phase": generation.phase.value,
+        "shape": generation.plan.shape,
         "pipeline_depth": generation.plan.pipeline_depth,
         "data_parallel_width": generation.plan.data_parallel_width,
+        "tensor_parallel": generation.plan.devices_per_stage_replica,
         "reason": generation.reason,
         "from_step": generation.from_step,
         "predicted_step_s": generation.plan.predicted_step_s,
@@ -401,8 +403,10 @@ def _plan_run(job: JobSettings, plan: records.GenerationSummary, at_s: float) ->
     ended_at_s = at_s if plan.ended_at_s is None else plan.ended_at_s
     return {
         "generation": plan.generation,
+        "shape": plan.shape,
         "pipeline_depth": plan.pipeline_depth,
         "data_parallel_width": plan.data_parallel_width,
+        "tensor_parallel": plan.tensor_parallel,
         "from_step": plan.from_step,
         "to_step": plan.to_step,
         "reason": plan.reason,

@@ -138,10 +138,9 @@ def plan_line(status: dict[str, Any]) -> str:
     """Return the present plan with its reason, such as ``2x2 since step 40: …``."""
     if (plan := status["plan"]) is None:
         return "none"
-    shape = f"{plan['pipeline_depth']}x{plan['data_parallel_width']}"
     since = plan["from_step"]
     began = plan["phase"] if since is None else f"since step {since}"
-    return f"{shape} {began}: {plan['reason']}"
+    return f"{plan['shape']} {began}: {plan['reason']}"
 
 
 def safety_line(status: dict[str, Any]) -> str:
@@ -395,10 +394,8 @@ def execution_line(plan: dict[str, Any]) -> str:
         words += " recompute"
     if plan["segments"] > 1:
         words += f" in {plan['segments']} segments"
-    if (size := plan.get("tensor_parallel", 1)) > 1:
-        words += f", {size} slots a stage"
     if times := plan.get("tensor_times"):
-        words += f" ({times})"
+        words += f", times of groups {times}"
     bound = plan["in_flight_bound"]
     return words if bound is None else f"{words}, {bound} in flight"
 

@@ -215,12 +215,12 @@ def _versus(share: float | None, what: str) -> str:
 def history_tables(report: Mapping[str, Any]) -> Iterator[RowsTable]:
     """Yield what ran, what interrupted it, how VMs started and where the job moved."""
     yield RowsTable(
-        "Plans, depth x width",
+        "Plans, depth x width (x tensor parallelism)",
         ("r:after", "plan", "r:from step", "r:for", "r:step time", "r:predicted", "why"),
         [
             (
                 duration(plan["started_at_s"] - report["submitted_at_s"]),
-                f"{plan['pipeline_depth']}x{plan['data_parallel_width']}",
+                plan["shape"],
                 f"{plan['from_step']:,}",
                 duration(plan["ran_s"]),
                 step_time(plan["measured_step_s"]),

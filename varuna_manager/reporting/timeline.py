@@ -51,8 +51,7 @@ def timeline(
 
 def _of_plans(state: State, plans: Iterable[GenerationSummary]) -> Iterator[dict[str, Any]]:
     for plan in plans:
-        shape = f"{plan.pipeline_depth}x{plan.data_parallel_width}"
-        text = f"{shape} from step {plan.from_step}: {plan.reason}"
+        text = f"{plan.shape} from step {plan.from_step}: {plan.reason}"
         yield _entry(state, plan.started_at_s, "plan", text)
 
 

@@ -32,6 +32,11 @@ class Slot:
     index: int
 
 
+def shape_of(depth: int, width: int, tensor_parallel: int) -> str:
+    """Return ``PxD``, or ``PxDxT`` where several slots divide the matrices of each stage."""
+    return f"{depth}x{width}" + (f"x{tensor_parallel}" if tensor_parallel > 1 else "")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """An immutable plan: assigns the computation to slots (design: the words).
@@ -147,8 +152,9 @@ class Plan:
 
     @property
     def shape(self) -> str:
-        """``PxD`` for people."""
-        return f"{self.pipeline_depth}x{self.data_parallel_width}"
+        """For people, see ``shape_of``."""
+        depth, width = self.pipeline_depth, self.data_parallel_width
+        return shape_of(depth, width, self.devices_per_stage_replica)
 
     @property
     def num_rows(self) -> int:

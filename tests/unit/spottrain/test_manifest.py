@@ -452,3 +452,25 @@ def test_a_job_goes_on_only_from_checkpoints_of_the_same_model_and_settings(
     found = misfit(manifest, dataclasses.replace(SPEC, **change), {models})
     assert says in found
     assert bool(found) is bool(says)
+
+
+@pytest.mark.parametrize(
+    ("saved", "asked", "says"),
+    [
+        (2, 2, ""),
+        (2, None, ""),
+        (None, 4, ""),
+        (2, 1, "a job with runtime.tensor_parallel: 2"),
+    ],
+)
+def test_where_bits_depend_on_it_a_job_divides_matrices_as_its_checkpoint_says(
+    tmp_path: Path, saved: int | None, asked: int | None, says: str
+) -> None:
+    manifest = dataclasses.replace(
+        put_files(open_store(tmp_path), 1),
+        config_fingerprint=config_fingerprint(SPEC),
+        microbatch_size=SPEC.microbatch_size,
+        tensor_parallel=saved,
+    )
+    spec = dataclasses.replace(SPEC, tensor_parallel=asked)
+    assert misfit(manifest, spec, {manifest.model_fingerprint}) == says

@@ -13,7 +13,7 @@ from spottrain.pricing.billing.money import NOTHING, Money
 from spottrain.varuna_manager.core.model.settings import VmOrder
 from spottrain.wire.messages import Hardware, ShareMinibatch
 from spottrain.wire.model import WorkerState
-from spottrain.wire.plan import Plan, Slot
+from spottrain.wire.plan import Plan, Slot, shape_of
 
 KEPT = 1000
 """Finished generations, interruptions and price changes kept; totals count all."""
@@ -472,6 +472,13 @@ class GenerationSummary:
     """The plan as it was predicted, and the two best that were rejected for it."""
     devices: tuple[str, ...] = ()
     """Of its slots, as in ``VmRecord``."""
+    tensor_parallel: int = 1
+    """Slots that divided the matrices of each stage."""
+
+    @property
+    def shape(self) -> str:
+        """For people, as ``Plan.shape``."""
+        return shape_of(self.pipeline_depth, self.data_parallel_width, self.tensor_parallel)
 
 
 InterruptionKind = Literal["notice", "kill", "silence", "worker_death", "sick_gpu", "hang"]

@@ -31,6 +31,7 @@ from spottrain.varuna_manager.config.sections import (
 )
 from spottrain.wire.messages import JobSpec
 from spottrain.wire.model import ModelFacts, Profile
+from spottrain.wire.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +124,14 @@ class JobSettings:
         """What plans are compared by: throughput where the deadline policy decides how
         many VMs there are."""
         return "throughput" if self.has_slo else self.morphing.objective
+
+    def tensor_parallel_after(self, plan: Plan | None) -> int | None:
+        """Return how many slots divide matrices in every plan after ``plan``; ``None``: each
+        chooses. Bits depend on it, so in exact mode the first plan settles it."""
+        size = self.spec.tensor_parallel
+        if size is not None or plan is None or self.spec.reduction == "fast":
+            return size
+        return plan.devices_per_stage_replica
 
 
 LimitName = Literal[BudgetKey, "max_usd_per_hour", "deadline_s", "min_examples_per_s"]

@@ -33,6 +33,7 @@ from spottrain.varuna_manager.core.model.parts import (
 )
 from spottrain.varuna_manager.core.model.recent import RecentEvent
 from spottrain.varuna_manager.core.model.settings import JobSettings
+from spottrain.wire.plan import Plan
 
 MAX_UNFIT = 3
 """VMs of a type that may be unfit in a row before no more of it are rented."""
@@ -127,6 +128,23 @@ def with_parts(state: State, *parts: Part) -> State:
     """Return the state with other parts: those of these kinds."""
     changes: dict[str, Any] = {FIELDS[type(one)]: one for one in parts}
     return replace(state, **changes)
+
+
+def newest_plan(state: State) -> Plan | None:
+    """Return the plan that runs, or ran last."""
+    generation = state.training.generation
+    return generation.plan if generation else state.training.previous_plan
+
+
+def has_settled(state: State) -> bool:
+    """Return whether the newest plan binds later ones: not if it has trained nothing and needs
+    too much memory."""
+    return bool(state.history.progress.highest_step) or not state.fleet.shortages
+
+
+def tensor_parallel(state: State) -> int | None:
+    """Return how many slots of a VM divide matrices in every plan; ``None``: plans choose."""
+    return state.job.tensor_parallel_after(newest_plan(state) if has_settled(state) else None)
 
 
 def is_outdated(state: State, vm: records.VmRecord) -> bool:
@@ -283,4 +301,5 @@ def summary_of(
         inputs_hash=generation.decision_hash,
         candidates=generation.candidates,
         devices=generation.devices,
+        tensor_parallel=plan.devices_per_stage_replica,
     )

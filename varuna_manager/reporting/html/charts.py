@@ -108,7 +108,7 @@ def throughput(scene: Scene) -> str:
         begin_s = scene.from_s + _since(scene, plan)
         end = frame.x(begin_s + plan["ran_s"])
         words = " to ".join(f"{speed:.1f}" for speed in speeds)
-        title = f"{_shape(plan)}: predicted {words} examples/s"
+        title = f"{plan['shape']}: predicted {words} examples/s"
         for speed in speeds:
             dash = f"M{frame.x(begin_s):.1f} {frame.y(speed):.1f}H{end:.1f}"
             parts.append(plot.path(dash, "predicted", title))
@@ -142,7 +142,10 @@ def fleet(scene: Scene) -> str:
 
 def shapes(scene: Scene) -> str:
     """Draw each plan as a box with its shape; the height is its number of slots."""
-    counts = [p["pipeline_depth"] * p["data_parallel_width"] for p in scene.plans]
+    counts = [
+        plan["pipeline_depth"] * plan["data_parallel_width"] * plan["tensor_parallel"]
+        for plan in scene.plans
+    ]
     top = plot.nice_top(max(counts, default=1))
     frame = scene.frame(top, height=120)
     depths = sorted({plan["pipeline_depth"] for plan in scene.plans})
@@ -155,8 +158,8 @@ def shapes(scene: Scene) -> str:
         box = f"M{x:.1f} {frame.base}V{y:.1f}H{end:.1f}V{frame.base}Z"
         css = f"box b{colour}" if end - x > _THIN else f"box b{colour} thin"
         parts.append(plot.path(box, css, _plan_words(plan)))
-        if end - x > _LABEL_WIDTH * len(_shape(plan)):
-            parts.append(plot.text((x + end) / 2, y + 14, _shape(plan), "name"))
+        if end - x > _LABEL_WIDTH * len(plan["shape"]):
+            parts.append(plot.text((x + end) / 2, y + 14, plan["shape"], "name"))
     what = (
         f"{counted(len(scene.plans), 'plan')} over time, pipeline depth x data-parallel width; "
         "the height is the number of slots, the colour the depth."
@@ -416,13 +419,9 @@ def _price(usd: float) -> str:
     return f"${usd:,.4g}" if usd < 10000 else f"${usd:,.0f}"
 
 
-def _shape(plan: Mapping[str, Any]) -> str:
-    return f"{plan['pipeline_depth']}x{plan['data_parallel_width']}"
-
-
 def _plan_words(plan: Mapping[str, Any]) -> str:
     return (
-        f"{_shape(plan)} from step {plan['from_step']} for {duration(plan['ran_s'])}: "
+        f"{plan['shape']} from step {plan['from_step']} for {duration(plan['ran_s'])}: "
         f"{plan['reason']}; a step took {step_time(plan['measured_step_s'])}, predicted "
         f"{predicted_time(plan['predicted_step_s'], plan['predicted_max_s'])}"
     )
@@ -455,7 +454,7 @@ def _plan_names(scene: Scene, frame: Frame) -> Iterable[str]:
     """Label every change of shape above the line where there is room."""
     free, before = 0.0, ""
     for plan in scene.plans:
-        shape = _shape(plan)
+        shape = plan["shape"]
         x = frame.x(scene.from_s + _since(scene, plan))
         if shape != before and x >= free:
             yield plot.text(x, frame.above - 8, shape, "shape")

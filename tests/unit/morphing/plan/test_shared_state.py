@@ -48,7 +48,7 @@ def test_ranks_that_divide_matrices_share_state_too() -> None:
     assert not plan_of(alone).shared_state
     scarce = replace(with_memory({"box": 2}, 28, 2), pipeline_depth=1)
     plan = plan_of(scarce)
-    assert (plan.shape, plan.devices_per_stage_replica) == ("1x1", 2)
+    assert plan.shape == "1x1x2"
     assert [len(plan.held_by(rank)) for rank in range(2)] == [2, 2]
 
 

@@ -17,7 +17,7 @@ from tests.builders import (
 )
 
 from spottrain.morphing.memory.memory import rank_bytes
-from spottrain.morphing.plan.choose import MEASURED, choose_plan, min_steps_s
+from spottrain.morphing.plan.choose import DERIVED, choose_plan, min_steps_s
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.placement import Device
 from spottrain.morphing.plan.tensor_groups import group_profile
@@ -133,9 +133,9 @@ def test_of_all_numbers_of_slots_none_is_better_by_more_than_measurements_tell(
     plan = plan_of(free(case, 2, 4))
 
     least_s = min(one.predicted_step_s for one in each)
-    assert plan.predicted_step_s <= least_s * (1 + MEASURED) ** 2
+    assert plan.predicted_step_s <= least_s * (1 + DERIVED) ** 2
     if plan.devices_per_stage_replica > 1:
-        assert plan.predicted_step_s * (1 + MEASURED) < each[0].predicted_step_s
+        assert plan.predicted_step_s * (1 + DERIVED) < each[0].predicted_step_s
     assert min_steps_s(free(case, 2, 4))[0] <= least_s
 
 

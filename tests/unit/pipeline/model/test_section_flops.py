@@ -23,6 +23,7 @@ import transformers as hf
 
 from spottrain.morphing.plan.flops import model_flops_per_example
 from spottrain.morphing.plan.transformer import TransformerShape
+from spottrain.pipeline.model.checks.division import can_divide
 from spottrain.pipeline.model.entrypoint import load_job
 from spottrain.pipeline.model.inspect import model_facts
 from spottrain.pipeline.model.job import CutPoint, TrainingJob
@@ -81,6 +82,30 @@ def test_a_gpt2_of_hugging_face_has_the_flops_of_the_formula(
     )
     shape = gpt_shape(layers=layers, hidden=hidden, context=length, vocabulary=64)
     assert flops(job) == of_gpt(shape)
+
+
+def test_a_llama_of_hugging_face_is_divided_as_its_shape_says() -> None:
+    shape = TransformerShape(
+        layers=2, hidden=32, heads=4, key_value_heads=2, head_size=8, feed_forward=64,
+        is_gated=True, vocabulary=64, context=16,
+    )  # fmt: skip
+    config = hf.LlamaConfig(
+        num_hidden_layers=2, hidden_size=32, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=64, vocab_size=64, max_position_embeddings=16,
+    )  # fmt: skip
+    job = TrainingJob(
+        model=lambda: hf.LlamaForCausalLM(config),
+        dataset=[torch.arange(16)] * 2,
+        loss=lambda model, batch: (model(batch).logits.mean(), len(batch)),
+        optimizer=lambda named: torch.optim.AdamW(p for _, p in named),
+    )
+    layout = trace(job)
+    built, told = (
+        [(one.divided_share, one.divided_sums) for one in facts.sections]
+        for facts in (model_facts(job, layout), shape.facts("llama"))
+    )
+    assert built == told
+    assert [size for size in (2, 4, 8) if can_divide(job, layout, size)] == [*shape.tensor_sizes]
 
 
 class Convolutions(nn.Module):

@@ -505,16 +505,11 @@ def test_matrices_cannot_be_divided_with_everything(other: dict[str, Any]) -> No
 def test_plans_may_divide_matrices_by_powers_of_two_up_to_the_slots_of_a_vm(
     slots: int, sizes: tuple[int, ...]
 ) -> None:
-    job = {
-        **MINIMAL,
-        "runtime": {"tensor_parallel": "auto"},
-        "local": {"zones": [{"slots": slots}]},
-    }
-    config = parse_config(job, "job.yaml")
-    assert config.tensor_sizes == sizes
-    assert config.job_spec("").tensor_parallel == (None if sizes else 1)
-    exact = parse_config({**job, "reduction": "exact"}, "job.yaml")
-    assert (exact.tensor_sizes, exact.job_spec("").tensor_parallel) == ((), 1)
+    job = {**MINIMAL, "local": {"zones": [{"slots": slots}]}}
+    for reduction in ("fast", "exact"):
+        config = parse_config({**job, "reduction": reduction}, "job.yaml")
+        assert config.tensor_sizes == sizes
+        assert config.job_spec("").tensor_parallel == (None if sizes else 1)
 
 
 @pytest.mark.parametrize(

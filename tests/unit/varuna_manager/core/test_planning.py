@@ -18,7 +18,8 @@ from spottrain.pricing.ranking.gpu_speed import machine_as_offered
 from spottrain.pricing.ranking.throughput import devices_of
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
-from spottrain.varuna_manager.core.planning import newest_plan, plan_inputs
+from spottrain.varuna_manager.core.model.state import newest_plan
+from spottrain.varuna_manager.core.planning import plan_inputs
 
 
 def test_inputs_are_what_the_settings_say_of_plans() -> None:

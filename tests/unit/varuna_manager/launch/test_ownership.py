@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from pathlib import Path
 
@@ -30,7 +31,7 @@ def place(tmp_path: Path) -> str:
     return str(tmp_path / "place")
 
 
-def save(place: str, step: int, uid: str) -> None:
+def save(place: str, step: int, uid: str, tensor_parallel: int | None = None) -> None:
     """Write the manifest of a checkpoint of the job."""
     file = FileRecord(section=0, file="section-0.safetensors", num_bytes=0, sha256="")
     manifest = Manifest(
@@ -44,6 +45,7 @@ def save(place: str, step: int, uid: str) -> None:
         microbatch_size=SPEC.microbatch_size,
         files=(file,),
         uid=uid,
+        tensor_parallel=tensor_parallel,
     )
     write_manifest(open_store(place), manifest)
 
@@ -88,6 +90,20 @@ def test_checkpoints_of_other_settings_are_not_adopted(place: str) -> None:
     with pytest.raises(ConfigError, match="seed"):
         begin(place, "b", adopt=True, seed=SPEC.seed + 1)
     assert own_uids(open_store(place), "a") == frozenset("a")
+
+
+@pytest.mark.parametrize(("asked", "adopted"), [(None, 2), (2, 2), (1, None)])
+def test_a_job_divides_matrices_as_the_checkpoints_that_it_adopts_say(
+    place: str, asked: int | None, adopted: int | None
+) -> None:
+    begin(place, "a")
+    save(place, 5, "a", tensor_parallel=2)
+    spec = dataclasses.replace(SPEC, tensor_parallel=asked)
+    with contextlib.ExitStack() as stack:
+        if adopted is None:
+            stack.enter_context(pytest.raises(ConfigError, match=r"runtime\.tensor_parallel: 2"))
+        mark = ownership.marked(place, "b", spec, "m", adopt=True)
+        assert stack.enter_context(mark).tensor_parallel == adopted
 
 
 @pytest.mark.parametrize("adopt", [False, True])

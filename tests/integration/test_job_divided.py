@@ -1,0 +1,72 @@
+"""A job in exact mode whose first plan has settled how many slots divide matrices."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.jobs import HERE, Job, until, weights
+
+pytestmark = pytest.mark.rotated(parts=[4])
+
+
+def profile(folder: Path) -> str:
+    """Write that blocks take most of the time, and that sums within a VM take none."""
+    said = json.loads((HERE / "tiny_profile.json").read_text())
+    said["within_vm"] |= {"latency_s": 1e-6, "bandwidth_bytes_per_s": 1e12}
+    for one in said["microbatches"]:
+        for section in one["sections"][1:-1]:
+            section |= {task: 0.1 for task in ("forward_s", "backward_s", "recompute_s")}
+    path = folder / "profile.json"
+    path.write_text(json.dumps(said))
+    return str(path)
+
+
+def test_another_machine_goes_on_with_the_groups_of_the_first_plan_or_waits_for_them(
+    tmp_path: Path,
+) -> None:
+    place = tmp_path / "store"
+    settings: dict[str, Any] = {
+        "entrypoint": "tiny_job:divided_job",
+        "minibatch_size": 2,  # one micro-batch, which neither replicas nor stages make faster
+        "profile": profile(tmp_path),
+        "resources": {"max_vms": 1},
+        "local": {"zones": [{"name": "pairs", "capacity": 1, "slots": 2}]},
+    }
+    with Job(tmp_path, "quiet", **settings) as quiet:
+        assert quiet.launch().code == 0
+        assert {plan.shape for plan in quiet.state().history.generations} == {"1x1x2"}
+        expected = weights(quiet.checkpoint_root)
+
+    settings["checkpoint"] = {"path": str(place), "every_steps": 10}
+    small = {"name": "small", "capacity": 0, "slots": 1}
+    zones = {"zones": [*settings["local"]["zones"], small]}
+    with Job(tmp_path, "struck", **{**settings, "local": zones}) as struck:
+        struck.pace(0.05)
+        assert struck.launch("--detach").code == 0
+        struck.until_trains(25)
+        status = struck.run("status", struck.name, "-o", "json").report
+        assert (status["plan"]["shape"], status["plan"]["tensor_parallel"]) == ("1x1x2", 2)
+        struck.market("capacity", zone="small", count=1)
+        struck.pace(0.5)
+        struck.market("capacity", zone="pairs", count=0)
+        until("no VM is left", lambda: not struck.state().fleet.vms)
+        why = struck.until("it waits", lambda s: "VMs of 2 slots" in s.activity and s.activity)
+        assert "which reduction: exact keeps from the first plan on" in why
+        struck.kill_everything()
+    shutil.rmtree(tmp_path / "home")
+
+    settings["local"] = {"zones": [{"name": "fours", "capacity": 1, "slots": 4}, small]}
+    with Job(tmp_path, "alone", **settings, runtime={"tensor_parallel": 1}) as alone:
+        refused = alone.launch("--adopt")
+        assert refused.code == 2
+        assert "is of a job with runtime.tensor_parallel: 2" in refused.error
+    with Job(tmp_path, "again", **settings) as again:
+        assert again.launch("--adopt").code == 0
+        (plan,) = again.state().history.generations
+        assert plan.shape == "1x1x2"
+        assert plan.from_step >= 20
+        assert weights(place) == expected
