@@ -161,10 +161,10 @@ class Replicas:
     ) -> tuple[dist.Work | None, torch.Tensor]:
         """Begin to put all ranks' parts together at one of them; return a row for each."""
         own = part.view(torch.uint8)  # gloo does not know all types
-        if dist.get_rank(group) != place:
+        if group.rank() != place:
             work = dist.gather(own, group=group, group_dst=place, async_op=True)
             return work, part.view(1, -1)
-        shape = dist.get_world_size(group), part.numel()
+        shape = group.size(), part.numel()
         on_host = self.sum_on_host
         rows = device.allocate_host(shape, part.dtype) if on_host else part.new_empty(shape)
         parts = list(rows.view(torch.uint8))
