@@ -13,7 +13,7 @@ import itertools
 import math
 import operator
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import NamedTuple
@@ -247,6 +247,20 @@ class StageMemory:
         return WorkerBytes(self.total_bytes, host.total_bytes, host.locked_bytes)
 
 
+class Share(NamedTuple):
+    """What a worker has where ranks of a VM share their stage's state."""
+
+    held: tuple[int, ...]
+    """Sections of which it has the committed state."""
+    sharers: int
+    """Ranks of its stage in its VM."""
+    size: int
+    """Ranks that divide matrices: of more than one, each computes with copies of its parts of
+    all sections; else, with copies of those that it does not hold."""
+    communicators: int
+    """Groups of ranks that it sums with."""
+
+
 def stage_bytes(
     facts: ModelFacts,
     measured: Sequence[SectionProfile],
@@ -258,8 +272,7 @@ def stage_bytes(
     width: int = 1,
     replica: int | None = None,
     chunks: Sequence[Chunk] | None = None,
-    held: Collection[int] | None = None,
-    communicators: int | None = None,
+    share: Share | None = None,
 ) -> StageMemory:
     """Return the peak memory of a worker of a stage.
 
@@ -273,20 +286,17 @@ def stage_bytes(
         width: Replicas, which share the writing of checkpoints.
         replica: Whose worker; ``None``: the one with the largest share.
         chunks: One for each of ``runs``, where they are known already.
-        held: Sections of which it has the committed state, where ranks share that; it has
-            working copies and gradients of the others. ``None``: all.
-        communicators: Groups of ranks that it sums with; ``None``: one where there are
-            several replicas.
+        share: What it has where ranks share the stage's state; ``None``: all of it.
     """
     own = [facts.sections[k] for run in runs for k in run]
-    holds = own if held is None else [facts.sections[k] for k in held]
-    communicators = int(width > 1) if communicators is None else communicators
+    holds = own if share is None else [facts.sections[k] for k in share.held]
+    copies = _Copies.of(own, share, terms)
     if chunks is None:
         chunks = [Chunk.of(facts, measured, segments_of(run, segments)) for run in runs]
     lanes = terms.compute.lanes
-    gradients = lanes * sum(chunk.gradients for chunk in chunks)
+    gradients = lanes * sum(map(trained_bytes, holds)) + copies.gradients
     exact = terms.reduction == "exact"
-    summed = lanes * sum(section.summed_bytes for section in own)
+    summed = lanes * copies.summed
     undo = max((_undo_bytes(section, lanes) for section in holds), default=0)
     updates = (measured[s.index].update_bytes for s in holds)
     waiting = load.gradients_waiting * max(chunk.output for chunk in chunks)
@@ -297,39 +307,106 @@ def stage_bytes(
         evaluation, heldout_loader = _evaluation(chunks, terms), terms.heldout_loader_bytes
     on_gpu = terms.compute.on_gpu
     whole = StageMemory(
-        parameters_bytes=sum(s.param_bytes for s in own),
+        parameters_bytes=sum(s.param_bytes for s in holds) + copies.parameters,
         gradients_bytes=gradients,
         accumulators_bytes=summed if exact else 0,
         optimizer_bytes=sum(s.optimizer_bytes for s in holds),
         undo_bytes=undo + PAGE_BYTES * (len(own) + 1),
         snapshot_bytes=_snapshot(facts, runs, width, replica)
-        if held is None
+        if share is None
         else sum(s.param_bytes + s.optimizer_bytes for s in holds),
         stash_bytes=training.stash,
         batches_bytes=training.batches,
         activations_bytes=training.activations,
         buffers_bytes=buffers + waiting,
-        update_bytes=buffers + max(updates, default=0),
+        update_bytes=buffers + max(copies.exchanged, *updates, 0),
         evaluation_bytes=evaluation + (0 if on_gpu else heldout_loader),
         loader_bytes=0 if on_gpu else terms.loader_bytes,
-        library_bytes=_library_bytes(terms, communicators) if on_gpu else 0,
+        library_bytes=_library_bytes(terms, _communicators(share, width)) if on_gpu else 0,
         fragmentation=FRAGMENTATION if on_gpu else 0.0,
     )
     if not on_gpu:
         return whole
     staging = 2 * (buffers + waiting)
-    if width > 1 and (exact or terms.state == "device"):
-        staging += summed if exact else gradients
-    elif held is not None:
-        staging += gradients - sum(lanes * trained_bytes(s) for s in holds)
+    if width > 1 and exact:
+        staging += summed + copies.exchanged
+    elif width > 1:
+        staging += copies.gradients + copies.exchanged
+        if not copies.of_parts and terms.state == "device":
+            staging += lanes * sum(map(trained_bytes, holds))
     loading = max(terms.loader_bytes, heldout_loader)
-    return _on_gpu(whole, own, holds, terms, buffers, staging, loading)
+    return _on_gpu(whole, own, holds, copies, terms, buffers, staging, loading)
+
+
+@dataclass(frozen=True, slots=True)
+class _Copies:
+    """Bytes of what a worker only computes with, where ranks share their stage's state: of
+    sections that others hold, or of its parts of all."""
+
+    of_parts: bool
+    parameters: int
+    cast: int
+    """Of these, what is saved by the type of ``precision``, on a GPU."""
+    gradients: int
+    """Added up in fast mode."""
+    summed: int
+    """In exact mode, of all sections that it runs."""
+    exchanged: int
+    """While the sum of a section is put together from parts, or its parameters are given."""
+
+    @staticmethod
+    def of(own: Sequence[SectionFacts], share: Share | None, terms: WorkerTerms) -> _Copies:
+        """Return the copies of a worker that runs the sections ``own``."""
+        if share is None:
+            return _Copies(False, 0, 0, 0, sum(s.summed_bytes for s in own), 0)
+        exact, of_parts = terms.reduction == "exact", share.size > 1
+        copied = [s for s in own if of_parts or s.index not in share.held]
+        exchanged = 0
+        if of_parts:
+            sums = ((s, s.summed_bytes if exact else trained_bytes(s)) for s in own)
+            groups = share.sharers // share.size
+            exchanged = groups * max(
+                (_divided(s, trained_bytes(s), size) for s, size in sums if s.index in share.held),
+                default=0,
+            )
+
+        def part(section: SectionFacts, of_bytes: int, num_bytes: int) -> int:
+            divided = _divided(section, of_bytes, num_bytes)
+            return num_bytes - divided + -(-divided // share.size)
+
+        casts = ((s, terms.compute.cast_bytes([s])) for s in copied)
+        return _Copies(
+            of_parts,
+            sum(part(s, s.param_bytes, s.param_bytes) for s in copied),
+            sum(part(s, 2 * cast, cast) for s, cast in casts),
+            0 if exact else sum(part(s, trained_bytes(s), trained_bytes(s)) for s in copied),
+            sum(part(s, trained_bytes(s), s.summed_bytes) for s in own),
+            exchanged,
+        )
+
+
+def _divided(section: SectionFacts, of_bytes: int, num_bytes: int) -> int:
+    """Return the bytes that ranks surely divide.
+
+    Args:
+        section: Says how many of its parameters' bytes are divided.
+        of_bytes: Of some of its parameters.
+        num_bytes: That these take in some form.
+    """
+    divided = max(0, section.divided_bytes + of_bytes - section.param_bytes)
+    return num_bytes * divided // of_bytes if of_bytes else 0
+
+
+def _communicators(share: Share | None, width: int) -> int:
+    """Return with how many groups of ranks a worker sums."""
+    return int(width > 1) if share is None else share.communicators
 
 
 def _on_gpu(
     whole: StageMemory,
     own: Sequence[SectionFacts],
     holds: Sequence[SectionFacts],
+    copies: _Copies,
     terms: WorkerTerms,
     buffers: int,
     staging: int,
@@ -341,30 +418,31 @@ def _on_gpu(
         whole: All of it, as on a CPU.
         own: The stage's sections.
         holds: Those of which it has the committed state.
+        copies: What it only computes with.
         terms: What holds for all workers.
         buffers: What was sent last.
         staging: Page-locked memory that any home of state takes.
         loading: What its loaders take.
     """
-    casts = terms.compute.cast_bytes(holds)
+    casts = 0 if copies.of_parts else terms.compute.cast_bytes(holds)
     host = HostMemory(
         snapshot_bytes=max((s.param_bytes + s.optimizer_bytes for s in holds), default=0),
         staging_bytes=staging,
         loader_bytes=loading,
         process_bytes=PROCESS_BYTES,
     )
-    # Copies of what others hold are of the type that is computed with.
-    whole = replace(
-        whole,
-        parameters_bytes=whole.parameters_bytes - terms.compute.cast_bytes(own) + casts,
-    )
+    # Copies of what others hold, and of parts, are of the type that is computed with.
+    whole = replace(whole, parameters_bytes=whole.parameters_bytes - copies.cast)
     if terms.state == "host":
+        if copies.of_parts:
+            parameters = copies.parameters - copies.cast
+            whole = replace(whole, parameters_bytes=parameters, gradients_bytes=copies.gradients)
         host = replace(
             host,
             parameters_bytes=sum(s.param_bytes for s in holds),
             gradients_bytes=terms.compute.lanes * sum(map(trained_bytes, holds)),
         )
-        return _on_host(whole, host, terms, casts, buffers)
+        return _on_host(whole, host, terms, casts, buffers + copies.exchanged)
     return _on_device(whole, host, casts, PAGE_BYTES * (len(own) + 1))
 
 
@@ -400,7 +478,7 @@ def _on_host(
         host: What the VM's memory holds of it wherever state is.
         terms: What holds for all workers.
         casts: Bytes of converted matrices.
-        buffers: What was sent last.
+        buffers: What was sent last, and what puts sums together.
     """
     lanes = terms.compute.lanes
     return replace(
@@ -414,7 +492,7 @@ def _on_host(
         host=replace(
             host,
             optimizer_bytes=whole.optimizer_bytes,
-            update_bytes=whole.update_bytes - buffers,
+            update_bytes=max(0, whole.update_bytes - buffers),
             undo_bytes=whole.undo_bytes,
             staging_bytes=host.staging_bytes + lanes * casts,
         ),
@@ -531,7 +609,7 @@ def rank_bytes(
 
     @cache
     def of(
-        stage: int, load: StageLoad, profile: int, size: int, row: int, share: _Share
+        stage: int, load: StageLoad, profile: int, size: int, row: int, share: Share | None
     ) -> StageMemory:
         device = profiles[profile]
         return stage_bytes(
@@ -550,8 +628,7 @@ def rank_bytes(
             segments=plan.segments,
             width=plan.num_rows,
             replica=row,
-            held=share.held,
-            communicators=share.communicators,
+            share=share,
         )
 
     numbers = {id(one): number for number, one in enumerate(profiles)}
@@ -573,24 +650,17 @@ def rank_bytes(
             zip(loads[count], profiles[row * depth :], strict=False)
         ):
             share = shares[row * depth + p]
-            writes = row if share.held is None else 0  # else what it holds, wherever it is
+            writes = row if share is None else 0  # else what it holds, wherever it is
             ranks.append(of(p, load, numbers[id(device)], size, writes, share))
     return tuple(ranks)
 
 
-class _Share(NamedTuple):
-    """What ``stage_bytes`` is told of a rank where state is shared."""
-
-    held: tuple[int, ...] | None = None
-    communicators: int | None = None
-
-
-def _shares_of(plan: Plan) -> Sequence[_Share]:
+def _shares_of(plan: Plan) -> Sequence[Share | None]:
     """Return what each rank holds, and with how many groups it sums: its stage's ranks, those
     in its VM, and those that hold the same in others."""
     if not plan.shared_state:
-        return [_Share()] * len(plan.slots)
-    shares: dict[int, _Share] = {}
+        return [None] * len(plan.slots)
+    shares: dict[int, Share] = {}
     for stage in range(plan.pipeline_depth):
         held = plan.held_on(stage)
         counts = Counter(plan.slots[rank].vm_id for rank in held)
@@ -599,5 +669,6 @@ def _shares_of(plan: Plan) -> Sequence[_Share]:
             across = 1 if len(set(counts.values())) == 1 else len(sections)
             inside = int(counts[plan.slots[rank].vm_id] > 1)
             groups = int(len(held) > 1) if len(counts) == 1 else 1 + inside + across
-            shares[rank] = _Share(sections, groups)
+            sharers = counts[plan.slots[rank].vm_id]
+            shares[rank] = Share(sections, sharers, plan.devices_per_stage_replica, groups)
     return [shares[rank] for rank in range(len(plan.slots))]

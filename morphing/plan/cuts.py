@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from spottrain.morphing.memory.chunks import Chunk
 from spottrain.morphing.memory.loads import StageLoad, stage_loads
 from spottrain.morphing.memory.memory import (
+    Share,
     WorkerTerms,
     loader_bytes,
     stage_bytes,
@@ -349,10 +350,11 @@ class Cuts:
         width: int,
         sharers: int = 1,
     ) -> WorkerBytes:
-        held = None
+        share = None
         if sharers > 1:
             weights = {k: self.state_weights[k] for run in runs for k in run}
             held = deal(weights, sharers)[0]
+            share = Share(held, sharers, self.inputs.group_size, int(width > 1))
         return stage_bytes(
             self.inputs.facts,
             self.times.sections,
@@ -361,7 +363,7 @@ class Cuts:
             self._terms(state),
             width=width,
             chunks=[self._chunk(run, segments) for run in runs],
-            held=held,
+            share=share,
         ).needed
 
     def _chunk_of(self, run: range, segments: int) -> Chunk:
@@ -420,13 +422,15 @@ class Cuts:
         replica_bounds: Sequence[int],
         room: WorkerBytes,
         uneven: float,
+        sharers: int = 1,
     ) -> tuple[int, ...] | None:
         """Cut into stages that ``room`` is enough for, as evenly as that permits.
 
-        No stage takes longer than ``uneven`` times the slowest one of an even cut.
+        No stage takes longer than ``uneven`` times the slowest one of an even cut. Of each so
+        many ranks share the committed state.
         """
         replica_load = self._replica_load(replica_bounds)
-        return self._tight(depth, mode, replica_load, room, uneven)
+        return self._tight(depth, mode, replica_load, room, uneven, sharers)
 
     def _tight_cut(
         self,
@@ -435,6 +439,7 @@ class Cuts:
         replica_load: tuple[int, int],
         room: WorkerBytes,
         uneven: float,
+        sharers: int,
     ) -> tuple[int, ...] | None:
         count, width = replica_load
         loads, segments = self.loads(depth, mode, count), max(1, mode.segments)
@@ -446,7 +451,7 @@ class Cuts:
 
         def excess(stage: int, start: int, end: int) -> int:
             run = (range(start, end),)
-            needed = self._needed(run, loads[stage], mode.state, segments, width)
+            needed = self._needed(run, loads[stage], mode.state, segments, width, sharers)
             return needed.beyond(room)
 
         def farthest(stage: int, start: int) -> int:

@@ -126,16 +126,19 @@ class Layouts:
     ) -> PlanLayout | Refusal:
         """Choose devices and cut stages that fit into each of them."""
         fleet = fleet or self.cuts.fleet
-        refusal = Refusal("there are no devices")
+        refusal, shares = Refusal("there are no devices"), self.inputs.always_shares_state
         tried: set[WorkerBytes] = set()
         for order in fleet.orders:
             devices = fleet.take(order, draft.depth, draft.width)
             room = fleet.smallest_room(devices)
             if room not in tried:
                 tried.add(room)
-                laid = self._lay_out_on(draft, devices, fleet, room, uneven)
-                if isinstance(laid, Refusal) and laid.room is not None:
-                    laid = self._share_state(draft, devices, fleet) or laid
+                share = partial(self._share_state, draft, devices, fleet, uneven)
+                laid = share() if shares else self._lay_out_on(draft, devices, fleet, room, uneven)
+                if isinstance(laid, Refusal) and laid.room is not None and not shares:
+                    shared = share()
+                    if not isinstance(shared, Refusal) or shared.in_handover:
+                        laid = shared
                 if isinstance(laid, PlanLayout):
                     return laid
                 refusal = laid
@@ -210,23 +213,28 @@ class Layouts:
         )
 
     def _share_state(
-        self, draft: Draft, devices: list[Device], fleet: DeviceFleet
-    ) -> PlanLayout | Refusal | None:
+        self, draft: Draft, devices: list[Device], fleet: DeviceFleet, uneven: float
+    ) -> PlanLayout | Refusal:
         """Lay out with ranks that share their stage's state wherever they are in one VM.
 
-        Returns:
-            ``None`` if that does not fit either, or cannot be: where gradients are stale by one
-            mini-batch, and where no two ranks of a stage are in one VM.
+        Not where gradients are stale by one mini-batch, or no two ranks of a stage are in one VM.
         """
         inputs, size = self.inputs, self.inputs.group_size
         together = min(draft.width, fleet.most_slots) * size
         if inputs.semantics == "stale_by_one" or together < 2:
-            return None
+            return Refusal("no ranks can share state")
         room = fleet.smallest_room(devices)
         bounds, replicas = self.cuts.even_cut(draft), self.cuts.even_shares(draft)
         least = self.cuts.needed_bytes(draft.depth, draft.mode, bounds, replicas, together)
         if largest(least).beyond(room) > 0:
-            return None
+            tight = None
+            if draft.mode.chunks == 1:
+                tight = self.cuts.tight_cut(
+                    draft.depth, draft.mode, replicas, room, uneven, together
+                )
+            if tight is None:
+                return _too_small(largest(least), room)
+            bounds = tight
         placed = self._place(devices, draft, bounds)
         if self._may_differ(draft, devices):
             replicas, _ = self._shares(draft, bounds, placed)
@@ -244,8 +252,9 @@ class Layouts:
         )
         needed = [rank.needed for rank in ranks]
         rooms = [device.room for row in rows for device in size * placed[row]]
-        if any(one.beyond(own) > 0 for one, own in zip(needed, rooms, strict=True)):
-            return None
+        for one, own in zip(needed, rooms, strict=True):
+            if one.beyond(own) > 0:
+                return _too_small(one, own)
         return self._laid_out(plan, placed, profiles, fleet, needed, room)
 
     def _sharing(self, placed: Sequence[Device]) -> SharedCores | None:

@@ -50,6 +50,7 @@ from spottrain.pipeline.model.optimizer import (
 )
 from spottrain.pipeline.model.sections import ModelLayout, TensorSpec
 from spottrain.pipeline.model.selective import check_selective
+from spottrain.pipeline.model.tensor_parallel import Shards
 from spottrain.pipeline.model.tracer import trace
 from spottrain.redaction import redacted
 from spottrain.wire.model import (
@@ -94,6 +95,7 @@ def facts_of(job: TrainingJob, derived: Derived) -> ModelFacts:
             flops_per_example=layout.flops_per_example[k],
             saved_bytes_per_example=None if saved is None else saved[k],
             divided_share=layout.divided_share(k),
+            divided_bytes=_divided_bytes(layout, k),
             divided_sums=layout.divided_sums(k),
         )
         for k, kept in enumerate(derived.states)
@@ -120,6 +122,13 @@ def facts_of(job: TrainingJob, derived: Derived) -> ModelFacts:
         callbacks=tuple(job.callbacks.asked),
         callback_limit_s=float(job.callbacks.limit_s),
     )
+
+
+def _divided_bytes(layout: ModelLayout, section: int) -> int:
+    """Return the bytes of those of a section's parameters that ranks may divide."""
+    shards = Shards(layout.tensor_styles, size=2)
+    own = layout.named_parameters(section)
+    return sum(spec.num_bytes for name, spec in own if shards.dimension(name) is not None)
 
 
 def code_details(job: TrainingJob, layout: ModelLayout, step: int) -> CodeDetails:

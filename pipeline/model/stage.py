@@ -113,12 +113,13 @@ class StageModel:
         sections: The stage's sections.
         tensors: Section to parameter name to storage. Parameters are built over just
             this storage, nothing is copied. Each section has its own parameter for a
-            tied name. Those of ``layout.matrices`` may be in the type of ``precision``.
+            tied name. Of one that ranks divide it is that of this rank's part. Those of
+            ``layout.matrices`` may be in the type of ``precision``.
         device: Where the tensors are; buffers are moved there.
         precision: Type that the loss computes matrix multiplications in (autocast).
         buffers: Of the whole model on ``device``, by name, where another stage model of
             this process has moved them there already; those that are missing are added.
-        shards: What this rank has of matrices that several divide; ``tensors`` are whole.
+        shards: What this rank has of matrices that several divide.
         selective: Whether blocks keep little for their backward (``selective``).
         check: Called between sections, forward and backward: what it raises ends the
             computation there, and is no error of the user's code if it is a
@@ -743,13 +744,12 @@ def _owned_parameter(
     """
     tensor = tensors.get(section, {}).get(name)
     got = None if tensor is None else (tuple(tensor.shape), tensor.dtype)
-    if tensor is None or got not in ((spec.shape, spec.dtype), (spec.shape, lowered)):
+    shape = shards.shape_of(name, spec.shape)
+    if tensor is None or got not in ((shape, spec.dtype), (shape, lowered)):
         raise SpottrainError(
-            f"tensor of parameter {name} in section {section} must be "
-            f"{(spec.shape, spec.dtype)}: got {got}"
+            f"tensor of parameter {name} in section {section} must be {(shape, spec.dtype)}: got {got}"
         )
-    part = shards.part_of(name, tensor)
-    parameter = Attached.of(built).parameter(part, spec.requires_grad)
+    parameter = Attached.of(built).parameter(tensor, spec.requires_grad)
     # The same dictionary: code that holds a handle can still take its hook away.
     parameter._backward_hooks = built._backward_hooks
     return parameter

@@ -6,16 +6,17 @@ its part of the inputs gives. Between the two each rank goes on with its part, s
 of an attention. All else every rank computes as one alone would, from the same inputs, to the
 same bits.
 
-A rank's part of a matrix is a view of the whole one, which stays what is committed: updates,
-checkpoints, handovers do not depend on how many ranks divide the matrices. DTensor is not used:
-it needs torch's default group, which is the user's code's (``comm.groups.World``).
+What is committed are whole matrices: updates, checkpoints, handovers do not depend on how many
+ranks divide them. A rank computes with views of its parts, or, where the ranks share the state of
+their stage, with parts in memory of their own. DTensor is not used: it needs torch's default
+group, which is the user's code's (``comm.groups.World``).
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,11 +70,24 @@ class Shards:
             return None
         return _DIMENSIONS[self.styles[module]].get(attribute)
 
+    def shape_of(self, parameter: str, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape of this rank's part of a parameter."""
+        divided = self.dimension(parameter)
+        return tuple(n // self.size if k == divided else n for k, n in enumerate(shape))
+
     def part_of(self, parameter: str, tensor: torch.Tensor) -> torch.Tensor:
         """Return a view of this rank's part of a parameter, or of a tensor of its shape."""
-        if (dimension := self.dimension(parameter)) is None:
-            return tensor
-        return tensor.chunk(self.size, dimension)[self.index]
+        parts = self.parts_of(parameter, tensor)
+        return parts[self.index] if len(parts) > 1 else tensor
+
+    def parts_of(self, parameter: str, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Return views of the parts of all ranks; of what is whole, the tensor alone."""
+        dimension = self.dimension(parameter)
+        return (tensor,) if dimension is None else tensor.chunk(self.size, dimension)
+
+    def own_parts(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return ``part_of`` each of some parameters, by name."""
+        return {name: self.part_of(name, tensor) for name, tensor in tensors.items()}
 
     def is_repeated(self, parameter: str) -> bool:
         """Return whether all ranks have the same gradient of a parameter, so that it counts

@@ -22,7 +22,6 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Protocol
 
 import torch
@@ -48,11 +47,6 @@ _METRICS = 32
 """First word of a page's sums of metrics, which go up to its end."""
 UNUSABLE = -1
 """Version of a section that is not whole."""
-
-
-Types = Mapping[str, torch.dtype]
-"""Of copies of parameters, by name, where they are others than the parameters'."""
-_AS_SPECIFIED: Types = MappingProxyType({})
 
 
 class MemoryHolder(Protocol):
@@ -227,7 +221,7 @@ def _aligned(num_bytes: int) -> int:
     return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
-def _lay_out(specs: tuple[ParameterSpec, ...], types: Types = _AS_SPECIFIED) -> _Layout:
+def _lay_out(specs: tuple[ParameterSpec, ...]) -> _Layout:
     offset = 0
     runs: list[tuple[torch.dtype, int, int]] = []
 
@@ -239,7 +233,7 @@ def _lay_out(specs: tuple[ParameterSpec, ...], types: Types = _AS_SPECIFIED) -> 
 
     def place_all(*, trainable: bool) -> dict[str, int]:
         return {
-            spec.name: place(spec.shape, types.get(spec.name, spec.dtype))
+            spec.name: place(spec.shape, spec.dtype)
             for spec in specs
             if spec.trainable == trainable
         }
@@ -306,15 +300,15 @@ class SectionArena:
     the present, and no mini-batch's gradients touch those of the one before it.
 
     Args:
-        holder: Gives the memory, with the contents that a predecessor left; ``None``: it
-            is this process's own, and new.
+        holder: Gives the memory, with the contents that a predecessor left; ``None``: another
+            rank holds the section. Here are its numbers alone, in memory of this process, and
+            tensors that have none (the meta device).
         section: Number of the section.
         specs: Its parameters; the same list always gives the same layout.
         device: Where the tensors are; ``None``: in the holder's memory. On a device a
             section begins and ends with this process.
         room: Of a copy that is kept beside what is trained. Its gradients are never
             written, so they take no memory.
-        types: Of parameters that another rank holds, and this one only computes with.
     """
 
     _VERSION, _ORIGIN, _PREPARED_STEP, _PREPARED_GENERATION = range(4)
@@ -328,14 +322,18 @@ class SectionArena:
         specs: tuple[ParameterSpec, ...],
         device: Device | None = None,
         room: int | None = None,
-        types: Types = _AS_SPECIFIED,
     ) -> None:
-        layout = _lay_out(specs, types)
-        on_host = HEADER_BYTES + layout.payload + (0 if device else layout.end)
+        layout = _lay_out(specs)
+        self.is_held = holder is not None
+        size = layout.end if self.is_held else 0
+        on_host = HEADER_BYTES + layout.payload + (0 if device else size)
         name = section_name(section, room)
         piece = _Piece(None if device else holder, name, on_host)
         memory = piece.after_header()
-        payload = memory[layout.payload :] if device is None else device.allocate(layout.end)
+        if not self.is_held:
+            payload = torch.empty(layout.end, dtype=torch.uint8, device="meta")
+        else:
+            payload = memory[layout.payload :] if device is None else device.allocate(size)
         self.payload = payload
         """All tensors as bytes."""
         self.section = section
@@ -344,7 +342,7 @@ class SectionArena:
         self.running = frozenset(spec.name for spec in specs if spec.running)
         """Buffers that forwards change; their gradients are the changes of a mini-batch."""
         self.device = device
-        self.num_bytes = HEADER_BYTES + layout.payload + layout.end
+        self.num_bytes = HEADER_BYTES + layout.payload + size
         self.versions = len(layout.parameters)
         """Of the parameters that it holds."""
         self.numbers = SectionNumbers(
@@ -353,7 +351,7 @@ class SectionArena:
         self._layout = layout
         self._words, self._reals = piece.words, piece.reals
 
-        self._parameters = self._map_parameters(payload, types)
+        self._parameters = self._map_parameters(payload)
         self._gradients = [
             self._map_gradients(payload, -number * layout.gradients_bytes)
             for number in range(self.versions)
@@ -450,19 +448,14 @@ class SectionArena:
                 following[name].copy_(parameter)
         return following
 
-    def _map_parameters(self, payload: torch.Tensor, types: Types) -> list[dict[str, torch.Tensor]]:
+    def _map_parameters(self, payload: torch.Tensor) -> list[dict[str, torch.Tensor]]:
         versions: list[dict[str, torch.Tensor]] = []
         for places in self._layout.parameters:
             versions.append(
                 {
                     spec.name: versions[0][spec.name]
                     if versions and spec.versions == 1
-                    else _part(
-                        payload,
-                        places[spec.name],
-                        spec.shape,
-                        types.get(spec.name, spec.dtype),
-                    )
+                    else _part(payload, places[spec.name], spec.shape, spec.dtype)
                     for spec in self.specs
                 }
             )

@@ -15,7 +15,6 @@ from spottrain.pipeline.state.arena import (
     ControlBlock,
     MemoryHolder,
     SectionArena,
-    Types,
     UndoSlot,
     section_name,
 )
@@ -109,19 +108,14 @@ class SlotMemory:
             if device is not None:
                 self._release(section, old)
 
-    def borrow(self, section: int, types: Types) -> SectionArena:
-        """Return memory for a section that another rank holds: what its tasks need.
+    def borrow(self, section: int) -> SectionArena:
+        """Return the numbers of a section that another rank holds.
 
-        It ends with the last reference to it, and no generation after this one finds it.
-
-        Args:
-            section: Its number.
-            types: Of its parameters, where they are others than those that are held.
+        They end with the last reference to them, and no generation after this one finds them.
         """
         specs = tuple(spec._replace(state={}, forms={}) for spec in self._specs[section])
         assert all(spec.versions == 1 for spec in specs)
-        device = None if self._device.is_host else self._device
-        return SectionArena(None, section, specs, device, types=types)
+        return SectionArena(None, section, specs)
 
     def evacuate(self) -> None:
         """Copy sections of the device to the holder's memory, before this process ends.

@@ -315,8 +315,7 @@ class _Training:
         self._behind = behind = _committer_context(context) if self._is_stale else context
         """Of the thread that commits."""
         self._copies = PeerCopies(behind, command, rank, self._arenas)
-        num_bytes = context.memory.num_bytes + stage.num_copied_bytes
-        self._tracker = TensorTracker(num_bytes, context.stages.known)
+        self._tracker = TensorTracker(context.memory.num_bytes, context.stages.known)
         self._lanes = Lanes(context, plan, rank, stage, network, self._tracker)
         self._ties = _trainable_ties(context.loaded.layout)
         self._updater = context.memory.updater(self._arenas, behind.faults)
@@ -633,10 +632,8 @@ class _Training:
 
     def _prepare(self, step: int, mine: Sequence[Contribution]) -> None:
         """Mark gradients as whole, once the device is done with them."""
-        for arena in self._stage.all.values():
-            if arena.device is not None:
-                arena.synchronise()
-                break
+        if self._plan.state == "device" or self._plan.shared_state:
+            self._context.device.synchronise()
         self._network.device_groups.check()
         with self._context.memory.control.lock:
             for arena, one in zip(self._arenas.values(), mine, strict=True):

@@ -123,12 +123,18 @@ class Lanes:
                 arena,
                 device,
                 sums_gradients=spec.reduction == "fast",
-                lowered=AUTOCAST_TYPES[spec.precision],
+                # On a CPU autocast converts parameters itself.
+                lowered=None if device.is_host else AUTOCAST_TYPES[spec.precision],
                 matrices=layout.matrices,
                 step=step,
+                shards=self._shards,
+                keeps_parts=self._sections.sharing is not None and self._shards.size > 1,
             )
             for arena in self._arenas.values()
         ]
+        for section in sections:
+            for memory in section.memory:
+                self._tracker.adopt(memory)
         tensors = {s.arena.section: s.parameters for s in sections}
         chunks = [
             [

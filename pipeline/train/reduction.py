@@ -28,6 +28,7 @@ from spottrain.pipeline.train.sums import (
     SectionIntegers,
     SectionRuns,
     SectionSums,
+    Sum,
     wait_for,
 )
 from spottrain.pipeline.train.working import WorkingSection
@@ -61,6 +62,8 @@ class GradientReduction:
     ) -> None:
         self._replicas, self._device = replicas, device
         self._sums = [kind(parameters, section, replicas, device) for section in sections]
+        # Backwards come to the last section first.
+        self._turns = replicas.in_turns(self._sums[::-1])
         for one in self._sums:
             if one.total is not None:
                 tracker.adopt(one.total)
@@ -83,29 +86,41 @@ class GradientReduction:
         Integers out of range are summed, too, and their sums of no use: to wait for what
         all ranks have found would cost each mini-batch more.
         """
-        device, replicas = self._device, self._replicas
-        sums = self._sums[::-1]  # backwards come to the last section first
-        for one in sums:
+        device = self._device
+        for one in self._sums[::-1]:
             one.completion.force()
         found = [one.peaks for one in self._sums if one.peaks is not None]
         peaks = device.download(torch.cat(found)) if found else None
-        works = [replicas.begin_sum(one.number, one.addends()) for one in sums]
+        first, *others = self._turns
+        begun = self._begin(first)  # beside what comes next
         fits = self._settle(
             torch.zeros(0, dtype=torch.int64)
             if peaks is None
             else fixed_point.magnitudes(device.finish(peaks))
         )
-        if replicas.sharing is not None:
-            for begun in works:
-                wait_for(begun)
-            sums = [one for one in sums if replicas.holds(one.number)]
-            works = [replicas.complete_sum(one.number, one.addends()) for one in sums]
-        for one, begun in zip(sums, works, strict=True):
-            wait_for(begun)
-            one.take_sum()
-        for one in sums:
-            one.arrive()
+        self._finish(begun)
+        for turn in others:
+            self._finish(self._begin(turn))
         return fits
+
+    def _begin(self, turn: Sequence[SectionSums]) -> list[tuple[SectionSums, Sum]]:
+        """Begin to sum sections over the ranks that share state, or over all."""
+        replicas, device = self._replicas, self._device
+        return [(one, replicas.begin_sum(one.number, one.addends(), device)) for one in turn]
+
+    def _finish(self, begun: list[tuple[SectionSums, Sum]]) -> None:
+        """Let the arenas of sections that this rank holds have the sums over all ranks."""
+        replicas = self._replicas
+        if replicas.sharing is not None:
+            for _, under_way in begun:
+                under_way.wait()
+            begun = [pair for pair in begun if replicas.holds(pair[0].number)]
+            for one, under_way in begun:
+                under_way.works += replicas.complete_sum(one.number, under_way.rows)
+        for one, under_way in begun:
+            one.take_sum(under_way.wait())
+        for one, _ in begun:
+            one.arrive()
 
     def _settle(self, magnitudes: torch.Tensor) -> Mapping[int, GradientFit]:
         """Return whether gradients fit, given the magnitudes of this rank's; note which

@@ -8,9 +8,11 @@ before it; its sum over replicas runs beside the transfers of others.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -23,7 +25,38 @@ from spottrain.pipeline.devices.port import Device, Transfer
 from spottrain.pipeline.model.job import NamedParameters
 from spottrain.pipeline.model.tensor_parallel import ALONE, Shards
 from spottrain.pipeline.state.update import GradientFit
-from spottrain.pipeline.train.working import WorkingSection
+from spottrain.pipeline.train.working import Run, WorkingSection, lay_out
+
+
+class Addend(NamedTuple):
+    """What a rank adds to a sum over ranks."""
+
+    tensor: torch.Tensor
+    """Flat; the sum may be made in it."""
+    divided: bool
+    """Whether it is of this rank's parts: sums are those of the same parts."""
+
+
+@dataclass(slots=True)
+class Sum:
+    """A sum over ranks, under way."""
+
+    works: list[dist.Work] = field(default_factory=list)
+    rows: list[torch.Tensor] = field(default_factory=list)
+    """Of each addend, where the sum will be: a row for each part; of what is not divided, one."""
+    size: int = 1
+    """Parts of what is divided."""
+
+    def wait(self) -> Sequence[torch.Tensor]:
+        """Wait for the sum: the host, or what is computed on the device from now on."""
+        wait_for(self.works)
+        self.works.clear()
+        for number, rows in enumerate(self.rows):
+            first, *others = torch.split(rows, self.size)  # a group after the other
+            for one in others:
+                first.add_(one)
+            self.rows[number] = first
+        return self.rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,25 +111,65 @@ class Replicas:
         """Return whether this rank has the section's committed state."""
         return self.sharing is None or section in self.sharing.across
 
-    def begin_sum(self, section: int, tensors: Iterable[torch.Tensor]) -> list[dist.Work]:
-        """Begin to sum gradients of a section, in place, where ``sum_on_host`` says.
+    def begin_sum(self, section: int, addends: Sequence[Addend], device: Device) -> Sum:
+        """Begin to sum gradients of a section, where ``sum_on_host`` says.
 
         Over all ranks; where state is shared, over those of this VM, at the one that holds the
-        section. Ranks must sum in the same order.
+        section. Ranks must sum in the same order. Parts come to it as they are, each rank's by
+        itself: that is one part of the bytes of a sum of whole tensors.
         """
+        rows = [one.tensor.view(1, -1) for one in addends]
         if self.sharing is None:
-            return _begin_sums(self.group if self.sum_on_host else self.device_group, tensors)
-        if (group := self.sharing.within) is None:
-            return []
-        place = self.sharing.places[section]
-        works = (dist.reduce(one, group=group, group_dst=place, async_op=True) for one in tensors)
-        return [work for work in works if work is not None]
+            group = self.group if self.sum_on_host else self.device_group
+            return Sum(_begin_sums(group, rows), rows)
+        if (within := self.sharing.within) is None:
+            return Sum([], rows)
+        place, begun = self.sharing.places[section], Sum(size=self.shards.size)
+        for one, row in zip(addends, rows, strict=True):
+            if one.divided:
+                work, row = self._gather(within, place, one.tensor, device)
+            else:
+                work = dist.reduce(row, group=within, group_dst=place, async_op=True)
+            assert work is not None
+            begun.works.append(work)
+            begun.rows.append(row)
+        return begun
 
-    def complete_sum(self, section: int, tensors: Iterable[torch.Tensor]) -> list[dist.Work]:
+    def complete_sum(self, section: int, rows: Iterable[torch.Tensor]) -> list[dist.Work]:
         """Begin to add the sums of other VMs to that of this one, which is there; of a section
         that this rank holds, where state is shared."""
         assert self.sharing is not None
-        return _begin_sums(self.sharing.across[section], tensors)
+        return _begin_sums(self.sharing.across[section], rows)
+
+    def in_turns(self, sections: Sequence[SectionSums]) -> list[list[SectionSums]]:
+        """Return which sections are summed at once, in this order.
+
+        Parts take memory where they are put together: of one section at each rank at a time.
+        """
+        if self.sharing is None or self.shards.size == 1:
+            return [[*sections]]
+        by_place: dict[int, list[SectionSums]] = {}
+        for one in sections:
+            by_place.setdefault(self.sharing.places[one.number], []).append(one)
+        return [
+            [one for one in turn if one is not None]
+            for turn in itertools.zip_longest(*by_place.values())
+        ]
+
+    def _gather(
+        self, group: dist.ProcessGroup, place: int, part: torch.Tensor, device: Device
+    ) -> tuple[dist.Work | None, torch.Tensor]:
+        """Begin to put all ranks' parts together at one of them; return a row for each."""
+        own = part.view(torch.uint8)  # gloo does not know all types
+        if group.rank() != place:
+            work = dist.gather(own, group=group, group_dst=place, async_op=True)
+            return work, part.view(1, -1)
+        shape = group.size(), part.numel()
+        on_host = self.sum_on_host
+        rows = device.allocate_host(shape, part.dtype) if on_host else part.new_empty(shape)
+        parts = list(rows.view(torch.uint8))
+        work = dist.gather(own, parts, group=group, group_dst=place, async_op=True)
+        return work, rows
 
     def begin_maximum(self, tensor: torch.Tensor) -> list[dist.Work]:
         """Begin to take the maximum over all ranks of a tensor of the host, in place."""
@@ -225,8 +298,11 @@ class SectionSums(abc.ABC):
         self.given: list[bool] = []
         """Which gradients backwards of the mini-batch have given so far."""
         self._device = device
+        self._sums_on_host = replicas.sum_on_host and not device.is_host
         self._transfers: list[Transfer] = []
         """On their way to where sums are made, or to the arena."""
+        self._arriving: list[tuple[Transfer, torch.Tensor]] = []
+        """Parts of sums that come into the arena's memory, and where they go then."""
         self._hooks: list[RemovableHandle] = []
 
     def begin(self, step: int, attempt: int, scale_exponent: int, replicas: Replicas) -> None:
@@ -241,16 +317,48 @@ class SectionSums(abc.ABC):
         """All backwards have been through the section: begin to move what can leave."""
 
     @abc.abstractmethod
-    def addends(self) -> Sequence[torch.Tensor]:
+    def addends(self) -> Sequence[Addend]:
         """Return what is to be summed over replicas, once it is there."""
 
     @abc.abstractmethod
-    def take_sum(self) -> None:
-        """Take over the sum over replicas, which is in the ``addends``."""
+    def take_sum(self, rows: Sequence[torch.Tensor]) -> None:
+        """Take over the sum over replicas, see ``Sum.rows``."""
 
-    @abc.abstractmethod
     def arrive(self) -> None:
         """Wait until the arena has the gradients."""
+        to_host = self.section.arena.device is None
+        for transfer in self._transfers:
+            if to_host:
+                self._device.finish(transfer)
+            else:
+                self._device.wait(transfer)
+        for transfer, target in self._arriving:
+            arrive = self._device.finish if to_host else self._device.wait
+            target.copy_(arrive(transfer))
+        self._arriving.clear()
+
+    def _pieces(
+        self, runs: Sequence[Run], sums: Sequence[torch.Tensor]
+    ) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+        """Yield each gradient, or each of its parts: its name, the sum, where it goes in the
+        arena."""
+        packed, targets = self.section.packed, self.section.target_gradients
+        for run, rows in zip(runs, sums, strict=True):
+            for index, row in enumerate(rows):
+                for name, piece in run.tensors_in(row).items():
+                    yield name, piece, packed.parts_of(name, targets[name])[index]
+
+    def _bring(self, piece: torch.Tensor, target: torch.Tensor, *, from_host: bool) -> None:
+        """Begin to copy a sum to the arena."""
+        device, to_host = self._device, self.section.arena.device is None
+        if from_host == to_host:
+            target.copy_(piece)
+            return
+        move = device.download if to_host else device.upload
+        if target.is_contiguous():
+            self._transfers.append(move(piece, target))
+        else:
+            self._arriving.append((move(piece), target))
 
     def settle(self, magnitudes: Sequence[int], virtual_nodes: int) -> GradientFit:
         """Return what the magnitudes of the gradients, over all replicas, say of them."""
@@ -275,16 +383,15 @@ class SectionRuns(SectionSums):
         super().__init__(parameters, section, replicas, device)
         self._runs = section.gradient_runs
         self._targets = section.target_runs
-        self._sums_on_host = replicas.sum_on_host and not device.is_host
         self._sums_on_device = replicas.device_group is not None
+        self._goes_down = section.is_copy and section.follows
         # Autograd adds in place to a gradient of the parameter's own type.
         self._in_place: list[tuple[nn.Parameter, torch.Tensor]] = []
         self._repeated: list[torch.Tensor] = []
         """Of which another rank has the same gradient."""
         self._leaves_early = section.is_copy or self._sums_on_host
         trained = self._trained
-        for number, (name, whole) in enumerate(section.gradients.items()):
-            total = replicas.shards.part_of(name, whole)
+        for number, (name, total) in enumerate(section.gradients.items()):
             if replicas.shards.is_repeated(name) and not replicas.shards.is_first:
                 self._repeated.append(total)
             # In memory with gaps, as that of some columns is, it would warn.
@@ -317,7 +424,7 @@ class SectionRuns(SectionSums):
             run.mul_(2.0**-self._scale_exponent)
         if self._sums_on_device:
             return
-        if self.section.is_copy:
+        if self._goes_down:
             self._go_down()
         elif self._sums_on_host:
             self._transfers = [self._device.download(run) for run in self._runs]
@@ -326,25 +433,28 @@ class SectionRuns(SectionSums):
         pairs = zip(self._runs, self._targets, strict=True)
         self._transfers = [self._device.download(run, target) for run, target in pairs]
 
-    def addends(self) -> Sequence[torch.Tensor]:
+    def addends(self) -> Sequence[Addend]:
         """See ``SectionSums``."""
+        own = self._runs
         if self._sums_on_host:
-            return [self._device.finish(transfer) for transfer in self._transfers]
-        return self._runs
+            own = [self._device.finish(transfer) for transfer in self._transfers]
+        layout = self.section.gradient_layout
+        return [Addend(one, run.divided) for one, run in zip(own, layout, strict=True)]
 
-    def take_sum(self) -> None:
+    def take_sum(self, rows: Sequence[torch.Tensor]) -> None:
         """See ``SectionSums``."""
-        if self.section.is_copy:
+        if self._goes_down:
             if self._sums_on_device:
                 self._go_down()
+            return
+        self._transfers.clear()
+        if self.section.keeps_parts:
+            from_host = self._sums_on_host or self._device.is_host
+            for _, piece, target in self._pieces(self.section.gradient_layout, rows):
+                self._bring(piece, target, from_host=from_host)
         elif self._sums_on_host:
-            for transfer, run in zip(self._transfers, self._runs, strict=True):
-                self._device.wait(self._device.upload(transfer.target, run))
-
-    def arrive(self) -> None:
-        """See ``SectionSums``."""
-        for transfer in self._transfers:
-            self._device.finish(transfer)
+            for row, run in zip(rows, self._runs, strict=True):
+                self._bring(row.view(-1), run, from_host=True)
 
 
 def _add_converted(total: torch.Tensor, parameter: torch.Tensor) -> None:
@@ -369,13 +479,16 @@ class SectionIntegers(SectionSums):
         super().__init__(parameters, section, replicas, device)
         gradients = section.target_gradients
         self._shards, self._names = replicas.shards, list(gradients)
-        self._targets = list(gradients.values())
-        self._sizes = [target.numel() for target in self._targets]
+        types = dict.fromkeys(gradients, torch.int64)
+        self._layout = lay_out(gradients, section.packed, types, alignment_bytes=1)
+        self._sizes = [run.size for run in self._layout]
         where = device.torch_device
         self.total = torch.zeros(sum(self._sizes), dtype=torch.int64, device=where)
-        self.peaks = torch.zeros(len(self._sizes), dtype=torch.float64, device=where)
-        self._parts = torch.split(self.total, self._sizes)
-        self._sums_on_host = replicas.sum_on_host and not device.is_host
+        self.peaks = torch.zeros(len(gradients), dtype=torch.float64, device=where)
+        self._own: dict[str, torch.Tensor] = {}
+        """The integers by name, shaped as ``packed`` says."""
+        for run, memory in zip(self._layout, torch.split(self.total, self._sizes), strict=True):
+            self._own |= run.tensors_in(memory)
         self._is_alone = replicas.group is None
         self._leaves_early = self._sums_on_host or (self._is_alone and section.is_copy)
         self._staged: Transfer | None = None
@@ -389,12 +502,11 @@ class SectionIntegers(SectionSums):
         """Clear the sums, and choose the exponents of this attempt."""
         super().begin(step, attempt, scale_exponent, replicas)
         nodes = replicas.num_virtual_nodes
-        self._used = [
-            fixed_point.exponent(committed, attempt, nodes, target.dtype)
-            for committed, target in zip(
-                self.section.arena.exponents_of(step), self._targets, strict=True
-            )
-        ]
+        targets, committed = self.section.target_gradients, self.section.arena.exponents_of(step)
+        self._used = {
+            name: fixed_point.exponent(one, attempt, nodes, target.dtype)
+            for (name, target), one in zip(targets.items(), committed, strict=True)
+        }
         self.total.zero_()
         self.peaks.zero_()
 
@@ -403,15 +515,16 @@ class SectionIntegers(SectionSums):
         gradient, parameter.grad = parameter.grad, None
         assert gradient is not None
         self.given[number] = True
-        name, target = self._names[number], self._targets[number]
+        name = self._names[number]
+        own = self._own[name]
         if self._shards.is_first or not self._shards.is_repeated(name):
-            if gradient.shape != target.shape:
-                whole = gradient.new_zeros(target.shape)
+            if gradient.shape != own.shape:
+                whole = gradient.new_zeros(own.shape)
                 self._shards.part_of(name, whole).copy_(gradient)
                 gradient = whole
-            used = self._used[number] - self._scale_exponent
+            used = self._used[name] - self._scale_exponent
             add = fixed_point.adder(gradient.device, gradient.dtype)
-            add(self._parts[number], gradient, used, self.peaks[number])
+            add(own.view(-1), gradient, used, self.peaks[number])
         if self._leaves_early:
             self.completion.count(number)
 
@@ -420,13 +533,16 @@ class SectionIntegers(SectionSums):
         if self._sums_on_host:
             self._staged = self._device.download(self.total)
         elif self._is_alone:
-            self._round(self.total)
+            self._round(self._rows(self.total), from_host=self._device.is_host)
 
-    def addends(self) -> list[torch.Tensor]:
+    def _rows(self, total: torch.Tensor) -> list[torch.Tensor]:
+        return [row.view(1, -1) for row in torch.split(total, self._sizes)]
+
+    def addends(self) -> Sequence[Addend]:
         """See ``SectionSums``."""
-        if self._staged is not None:
-            return [self._device.finish(self._staged)]
-        return [self.total]
+        total = self.total if self._staged is None else self._device.finish(self._staged)
+        rows = torch.split(total, self._sizes)
+        return [Addend(row, run.divided) for row, run in zip(rows, self._layout, strict=True)]
 
     def settle(self, magnitudes: Sequence[int], virtual_nodes: int) -> GradientFit:
         """Prepare the next exponents; return what the magnitudes say."""
@@ -444,39 +560,26 @@ class SectionIntegers(SectionSums):
             finite=fixed_point.NOT_FINITE not in unscaled,
             in_range=all(
                 fixed_point.in_range(m, used, virtual_nodes)
-                for m, used in zip(unscaled, self._used, strict=True)
+                for m, used in zip(unscaled, self._used.values(), strict=True)
             ),
         )
 
-    def take_sum(self) -> None:
+    def take_sum(self, rows: Sequence[torch.Tensor]) -> None:
         """See ``SectionSums``."""
-        if self._staged is not None:
-            self._round(self._staged.target)
-            self._staged = None
-        elif not self._is_alone:
-            self._round(self.total)
+        if not self._is_alone:
+            self._round(rows, from_host=self._staged is not None or self._device.is_host)
+        self._staged = None
 
-    def _round(self, total: torch.Tensor) -> None:
+    def _round(self, rows: Sequence[torch.Tensor], *, from_host: bool) -> None:
         """Round a sum to the types of the arena's gradients, on its way there."""
-        device, to_host = self._device, self.section.arena.device is None
-        from_host = total is not self.total or device.is_host
-        for part, used, target in zip(
-            torch.split(total, self._sizes), self._used, self._targets, strict=True
-        ):
-            if from_host == to_host:
+        to_host = self.section.arena.device is None
+        for name, piece, target in self._pieces(self._layout, rows):
+            part, used = piece.view(-1), self._used[name]
+            if from_host == to_host and target.is_contiguous():
                 fixed_point.dequantise(part, used, target)
                 continue
             # In the memory of the integers, which are not needed any more.
             room = part.view(torch.uint8)[: target.numel() * target.itemsize]
             rounded = room.view(target.dtype).view(target.shape)
             fixed_point.dequantise(part, used, rounded)
-            move = device.download if to_host else device.upload
-            self._transfers.append(move(rounded, target))
-
-    def arrive(self) -> None:
-        """See ``SectionSums``."""
-        for transfer in self._transfers:
-            if self.section.arena.device is None:
-                self._device.finish(transfer)
-            else:
-                self._device.wait(transfer)
+            self._bring(rounded, target, from_host=from_host)

@@ -89,7 +89,8 @@ def _compare(job: TrainingJob, layout: ModelLayout, shards: Shards) -> None:
         return total
 
     def model(own: Shards) -> StageModel:
-        stage = StageModel(job, layout, range(layout.num_sections), tensors, shards=own)
+        parts = {k: own.own_parts(whole) for k, whole in tensors.items()}
+        stage = StageModel(job, layout, range(layout.num_sections), parts, shards=own)
         stage.eval()
         return stage
 

@@ -191,7 +191,7 @@ class _Rehearsal:
         specs = self._layout.specs
         tensors = {
             section: {
-                name: _stand_in(specs[name], self._device)
+                name: self._shards.part_of(name, _stand_in(specs[name], self._device))
                 for name in self._layout.parameters[section]
             }
             for section in sections

@@ -92,6 +92,8 @@ class SectionFacts:
     parameters, in the types in which the model is built; ``None``: unknown."""
     divided_share: float = 0.0
     """Of the elements of its matrices, those that ranks divide in tensor parallelism."""
+    divided_bytes: int = 0
+    """Of ``param_bytes`` those that ranks divide, biases included."""
     divided_sums: int = 0
     """Sums of activations over these ranks in a forward; a backward has as many."""
 

@@ -33,6 +33,7 @@ def inputs(vms: dict[str, int], size: int, share: float = 1.0, sums: int = 0) ->
         replace(
             section_facts(k, param_bytes=MIB, activation_bytes=MIB // 4),
             divided_share=share,
+            divided_bytes=int(share * MIB),
             divided_sums=sums,
         )
         for k in range(4)
