@@ -78,6 +78,26 @@ class TensorGroup:
                 whole = device.wait(device.upload(whole))
         return whole.view(part.dtype)
 
+    def sum_parts(self, whole: torch.Tensor) -> torch.Tensor:
+        """Return this rank's part of the sum of tensors of all ranks.
+
+        Args:
+            whole: This rank's: contiguous, of one dimension, that many parts one after the other.
+
+        Raises:
+            GenerationBrokenError: A peer is gone.
+        """
+        device, size = self._device, len(whole) // self.size
+        with self._meeting():
+            if self._on_device is not None:
+                part = whole.new_empty(size)
+                dist.reduce_scatter(part, list(whole.chunk(self.size)), group=self._on_device)
+                return part
+            part = device.allocate_host((size,), whole.dtype)
+            whole = device.finish(device.download(whole))
+            dist.reduce_scatter(part, list(whole.chunk(self.size)), group=self._on_host)
+            return device.wait(device.upload(part))
+
     @contextmanager
     def _meeting(self) -> Iterator[None]:
         try:

@@ -20,6 +20,7 @@ from spottrain.pipeline.comm.p2p import PipelineLinks
 from spottrain.pipeline.comm.tensor_group import TensorGroup
 from spottrain.pipeline.model.data import MicrobatchSource
 from spottrain.pipeline.model.job import NamedParameters
+from spottrain.pipeline.model.sequence_parallel import UNSPLIT, split_blocks
 from spottrain.pipeline.model.stage import AUTOCAST_TYPES, StageModel
 from spottrain.pipeline.model.tensor_parallel import ALONE, Shards
 from spottrain.pipeline.state.agreement import MinibatchDecision
@@ -111,8 +112,22 @@ class Lanes:
         """Return what this rank has of matrices that its group divides."""
         if (group := self.tensor_group) is None:
             return ALONE
-        styles = self._context.loaded.layout.tensor_styles
-        return Shards(styles, group.size, group.index, group.sum)
+        layout = self._context.loaded.layout
+        is_split = self._context.loaded.spec.sequence_parallel
+        split = split_blocks(layout) if is_split else UNSPLIT
+        return Shards(layout.tensor_styles, group, split)
+
+    @property
+    def link_groups(self) -> tuple[TensorGroup | None, TensorGroup | None]:
+        """The ranks that have the same tensors before the stage as this one, and behind it;
+        none where they have a part of the sequence each."""
+        layout, shards = self._context.loaded.layout, self._shards
+        sections = self._plan.sections_of(self._stage)
+        before, behind = (
+            None if shards.split.is_split_before(layout, section) else self.tensor_group
+            for section in (sections[0], sections[-1] + 1)
+        )
+        return before, behind
 
     def _make(self, step: int, buffers: dict[str, torch.Tensor]) -> Lane:
         """Make the lane of mini-batch ``step``, and of others."""

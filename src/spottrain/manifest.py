@@ -164,6 +164,7 @@ def config_fingerprint(spec: JobSpec) -> str:
         spec.init_from,
         spec.semantics,
         (spec.tensor_parallel or 1) if spec.reduction == "exact" else 1,
+        spec.sequence_parallel and spec.reduction == "exact",
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
@@ -184,7 +185,7 @@ def misfit(manifest: Manifest, spec: JobSpec, models: Collection[str]) -> str:
     for key in ("seed", "minibatch_size"):
         if getattr(spec, key) != (was := getattr(manifest, key)):
             return f"a job with {key}: {was}"
-    return "a job with another entrypoint, reduction, precision, semantics, init_from or tensor_parallel"
+    return "a job with another entrypoint, reduction, precision, semantics, init_from, tensor_parallel or sequence_parallel"
 
 
 class CheckpointEntry(NamedTuple):

@@ -84,10 +84,18 @@ def train(
     runtime: Runtime = RUNTIMES[0],
     *,
     shares: bool = False,
+    sequence: bool = False,
+    selective: bool = False,
 ) -> Trained:
     folder.mkdir(exist_ok=True)
     precision, network = runtime.precision, runtime.network
-    spec = replace(tensor_spec(folder, name, reduction), precision=precision, network=network)
+    spec = replace(
+        tensor_spec(folder, name, reduction),
+        precision=precision,
+        network=network,
+        sequence_parallel=sequence,
+        selective_recompute=selective,
+    )
     changes: dict[str, Any] = {
         "state": runtime.state,
         "segments": runtime.segments,

@@ -164,6 +164,9 @@ class RuntimeConfig(Section):
     """GPUs (or CPU slots) of one VM that divide the matrices of each stage among them; every
     plan has as many. `auto`: 2, 4, 8 or more of them where the model can be divided and a plan
     is faster for it; 1 with `reduction: exact`. See docs/training.md."""
+    sequence_parallel: bool = False
+    """Where slots divide matrices, they divide the sequence between these, too: norms, dropouts
+    and what passes from block to block take one part of the memory at each. See docs/training.md."""
 
     @property
     def asked_state(self) -> StateHome | None:

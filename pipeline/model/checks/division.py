@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch.utils import checkpoint
@@ -16,20 +15,29 @@ from spottrain.pipeline.model.checks.repetition import first_tensors, is_small, 
 from spottrain.pipeline.model.job import Batch, TrainingJob
 from spottrain.pipeline.model.loss import LossSums
 from spottrain.pipeline.model.sections import ModelLayout
+from spottrain.pipeline.model.sequence_parallel import UNSPLIT, split_blocks
 from spottrain.pipeline.model.skeleton import build_skeleton, compiled_in, replaced, run_eagerly
 from spottrain.pipeline.model.stage import StageModel
-from spottrain.pipeline.model.tensor_parallel import ALONE, Shards
+from spottrain.pipeline.model.tensor_parallel import ALONE, Absent, Shards
 from spottrain.steps import at_step
 
 _TOLERANCE = 1e-3
 """Losses that differ by a larger share do not do so by rounding."""
 
 
-def try_divided(job: TrainingJob, layout: ModelLayout, size: int) -> None:
+def try_divided(
+    job: TrainingJob, layout: ModelLayout, size: int, *, sequence: bool = False
+) -> None:
     """Check that ``size`` ranks can divide the matrices of a model.
 
     One of them trains and evaluates on the meta device. Of a small model all of them compute
     the loss of an example, which must be that of one rank alone.
+
+    Args:
+        job: The job.
+        layout: Of its model.
+        size: How many ranks.
+        sequence: Whether they divide the sequence in blocks, too.
 
     Raises:
         UserCodeError: They cannot, or come to another loss.
@@ -43,7 +51,8 @@ def try_divided(job: TrainingJob, layout: ModelLayout, size: int) -> None:
             f"runtime.tensor_parallel must be 1 for a compiled model: got {size}, and {name} is "
             "compiled; leave torch.compile out"
         )
-    shards = Shards(layout.tensor_styles, size)
+    split = split_blocks(layout) if sequence else UNSPLIT
+    shards = Shards(layout.tensor_styles, Absent(size), split)
     for name, spec in layout.specs.items():
         dimension = shards.dimension(name)
         if dimension is not None and spec.shape[dimension] % size:
@@ -64,29 +73,60 @@ def try_divided(job: TrainingJob, layout: ModelLayout, size: int) -> None:
         _compare(job, layout, shards)
 
 
-def can_divide(job: TrainingJob, layout: ModelLayout, size: int) -> bool:
+def can_divide(job: TrainingJob, layout: ModelLayout, size: int, *, sequence: bool = False) -> bool:
     """Return whether ``size`` ranks can divide the matrices of a model."""
     try:
-        try_divided(job, layout, size)
+        try_divided(job, layout, size, sequence=sequence)
     except UserCodeError:
         return False
     return True
 
 
+class _Threads:
+    """Threads that stand for the ranks of a group."""
+
+    def __init__(self, size: int) -> None:
+        self.barrier = threading.Barrier(size)
+        self.given = [torch.empty(0)] * size
+
+
+@dataclass(frozen=True, slots=True)
+class _ThreadRank:
+    """One of them."""
+
+    threads: _Threads
+    index: int
+
+    @property
+    def size(self) -> int:
+        """See ``TensorRanks``."""
+        return self.threads.barrier.parties
+
+    def _exchange(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Return what all threads have given."""
+        self.threads.given[self.index] = tensor.clone()
+        self.threads.barrier.wait()
+        found = list(self.threads.given)
+        self.threads.barrier.wait()
+        return found
+
+    def sum(self, tensor: torch.Tensor) -> None:
+        """See ``TensorRanks``."""
+        tensor.copy_(torch.stack(self._exchange(tensor)).sum(0))
+
+    def gather(self, part: torch.Tensor) -> torch.Tensor:
+        """See ``Ranks``."""
+        return torch.cat(self._exchange(part))
+
+    def sum_parts(self, whole: torch.Tensor) -> torch.Tensor:
+        """See ``Ranks``."""
+        return torch.stack(self._exchange(whole)).sum(0).chunk(self.size)[self.index]
+
+
 def _compare(job: TrainingJob, layout: ModelLayout, shards: Shards) -> None:
     """Check that ranks with parts, a thread each, come to the loss of one alone."""
     tensors = first_tensors(job, layout)
-    barrier = threading.Barrier(shards.size)
-    parts: list[torch.Tensor] = [torch.empty(0)] * shards.size
-
-    def sum_at(index: int) -> Callable[[torch.Tensor], None]:
-        def total(tensor: torch.Tensor) -> None:
-            parts[index] = tensor.clone()
-            barrier.wait()
-            tensor.copy_(torch.stack(parts).sum(0))
-            barrier.wait()
-
-        return total
+    threads = _Threads(shards.size)
 
     def model(own: Shards) -> StageModel:
         stage = StageModel(job, layout, range(layout.num_sections), tensors, shards=own)
@@ -100,10 +140,10 @@ def _compare(job: TrainingJob, layout: ModelLayout, shards: Shards) -> None:
             assert isinstance(sums, LossSums)
             return float(sums.loss)
         except BaseException:
-            barrier.abort()
+            threads.barrier.abort()
             raise
 
-    ranks = [replace(shards, index=index, sum=sum_at(index)) for index in range(shards.size)]
+    ranks = [replace(shards, ranks=_ThreadRank(threads, index)) for index in range(shards.size)]
     stages, batches = list(map(model, ranks)), [trial_batch(job, 0) for _ in ranks]
     kept = checkpoint.CheckpointFunction, checkpoint._checkpoint_without_reentrant_generator
     with (
