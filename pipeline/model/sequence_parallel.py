@@ -114,6 +114,10 @@ class SplitBlocks:
         return [pair for _, own in lists for pair in pairwise(own)]
 
 
+class UnevenSequenceError(UserCodeError):
+    """A sequence has no even parts."""
+
+
 UNSPLIT = SplitBlocks()
 """All ranks have the whole sequence everywhere."""
 
@@ -143,14 +147,13 @@ def part_of(whole: torch.Tensor, ranks: Ranks) -> torch.Tensor:
     """Return this rank's part of the sequence, in memory of its own.
 
     Raises:
-        UserCodeError: It has no even parts.
+        UnevenSequenceError: It has no even parts.
     """
     length = whole.shape[SEQUENCE] if whole.dim() > 1 else 0
     if length == 0 or length % ranks.size:
-        raise UserCodeError(
+        raise UnevenSequenceError(
             f"runtime.sequence_parallel must have sequences that {ranks.size} ranks can divide: got "
-            f"a tensor of shape {tuple(whole.shape)} (dimension {SEQUENCE}); pad them to a multiple, "
-            "or leave it out"
+            f"an activation of shape {tuple(whole.shape)}; pad them to a multiple, or leave it out"
         )
     own = whole.chunk(ranks.size, SEQUENCE)[ranks.index]
     return own.clone(memory_format=torch.contiguous_format)

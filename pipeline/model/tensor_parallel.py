@@ -28,9 +28,9 @@ from spottrain.pipeline.model.job import TensorStyle
 from spottrain.pipeline.model.libraries import pretrained_in
 from spottrain.pipeline.model.sections import parameter_slots
 from spottrain.pipeline.model.sequence_parallel import (
+    UNSPLIT,
     Entry,
     Ranks,
-    UNSPLIT,
     SplitBlocks,
     entering,
     sum_scattered,
