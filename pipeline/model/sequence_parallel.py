@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import accumulate, groupby, pairwise
 from typing import Any, Protocol
 
 import torch
@@ -71,8 +71,9 @@ class SplitBlocks:
         return bool(ends & ({*self.names} - self.last))
 
     def around(self, module: str) -> str | None:
-        """Return the block that a module is in."""
-        return next((name for name in self.names if module.startswith(f"{name}.")), None)
+        """Return the block that a module is, or is in."""
+        names = accumulate(module.split("."), "{}.{}".format)
+        return next((name for name in names if name in self.names), None)
 
     def divide(
         self,
@@ -102,7 +103,7 @@ class SplitBlocks:
             return whole
 
         for name in self.names:
-            if any(f"{one}.".startswith(f"{name}.") for one in modules):
+            if any(self.around(one) == name for one in modules):
                 block = model.get_submodule(name)
                 if name in self.first:
                     block.forward = entering(block.forward, begin)
@@ -167,7 +168,7 @@ def gathered(part: torch.Tensor, ranks: Ranks) -> torch.Tensor:
 
 def scattered(whole: torch.Tensor, ranks: Ranks) -> torch.Tensor:
     """Return this rank's part of the sequence of the sum over ranks."""
-    parts = whole.unflatten(SEQUENCE, (ranks.size, -1)).movedim(SEQUENCE - 1, 0).contiguous()
+    parts = torch.unflatten(whole, SEQUENCE, (ranks.size, -1)).movedim(SEQUENCE - 1, 0).contiguous()
     return ranks.sum_parts(parts.flatten()).view(parts.shape[1:])
 
 
@@ -282,16 +283,18 @@ class Entry:
     """
 
     def __init__(self, part: torch.Tensor, ranks: Ranks) -> None:
-        self.part = part
+        self.part, kind = part, part.device.type
         self.whole: torch.Tensor = _Gathered.apply(part, ranks)  # type: ignore[no-untyped-call]
         """For what is not divided."""
+        lowers = torch.is_autocast_enabled(kind)
+        self._kept = part.detach().to(torch.get_autocast_dtype(kind) if lowers else part.dtype)
         self._again = _Again(ranks)
         self._given = _Given.apply(part, self.whole.detach(), self._again)  # type: ignore[no-untyped-call]
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Return what a part of a linear layer makes of the whole sequence."""
         made: torch.Tensor
-        made = _Linear.apply(self._given, self.part.detach(), weight, bias, self._again)  # type: ignore[no-untyped-call]
+        made = _Linear.apply(self._given, self._kept, weight, bias, self._again)  # type: ignore[no-untyped-call]
         return made
 
 

@@ -128,7 +128,7 @@ class Shards:
 
     def _is_in_sequence(self, module: str) -> bool:
         """Return whether a module that is not divided computes with a part of the sequence."""
-        if self.split.around(f"{module}.") is None:
+        if self.split.around(module) is None:
             return False
         inside = any(f"{module}.".startswith(f"{name}.") for name in self._entered())
         return not inside or self.styles.get(module) == "rowwise"
@@ -138,7 +138,7 @@ class Shards:
         those around layers that make parts of features, or within a block these layers."""
         makers = (name for name, style in self.styles.items() if style in _MAKING)
         owners = ((name, name.rpartition(".")[0]) for name in makers if self.split.around(name))
-        return frozenset(own if self.split.around(own) else name for name, own in owners)
+        return frozenset(name if own in self.split.names else own for name, own in owners)
 
     def divide(self, model: nn.Module, modules: Collection[str]) -> None:
         """Let modules compute with parts; their parameters are to be replaced by these.

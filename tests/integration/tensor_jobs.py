@@ -91,10 +91,8 @@ class DroppedGpt(Gpt):
         super().__init__()
         self.dropout = nn.Dropout(0.1)
         for block in self.blocks:
-            assert isinstance(block, Block)
-            block.norm = nn.Sequential(block.norm, nn.Dropout(0.1))
-            block.up = nn.Sequential(block.up, nn.Dropout(0.1))
-            block.down = nn.Sequential(block.down, nn.Dropout(0.1))
+            for name in ("norm", "up", "down"):
+                setattr(block, name, nn.Sequential(getattr(block, name), nn.Dropout(0.1)))
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.dropout(self.embedding(tokens))

@@ -132,6 +132,8 @@ class Beside(Gpt):
 
 
 class Counting(Gpt):
+    count: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("count", torch.zeros(()))
