@@ -283,16 +283,19 @@ class Entry:
     """
 
     def __init__(self, part: torch.Tensor, ranks: Ranks) -> None:
-        self.part, kind = part, part.device.type
+        self.part, self._kept = part, part.detach()
         self.whole: torch.Tensor = _Gathered.apply(part, ranks)  # type: ignore[no-untyped-call]
         """For what is not divided."""
-        lowers = torch.is_autocast_enabled(kind)
-        self._kept = part.detach().to(torch.get_autocast_dtype(kind) if lowers else part.dtype)
         self._again = _Again(ranks)
         self._given = _Given.apply(part, self.whole.detach(), self._again)  # type: ignore[no-untyped-call]
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Return what a part of a linear layer makes of the whole sequence."""
+        kind, dtype = self.part.device.type, self.part.dtype
+        if torch.is_autocast_enabled(kind) and dtype is not torch.float64:
+            dtype = torch.get_autocast_dtype(kind)
+        if self._kept.dtype is not dtype:  # once for all that begin here
+            self._kept = self.part.detach().to(dtype)
         made: torch.Tensor
         made = _Linear.apply(self._given, self._kept, weight, bias, self._again)  # type: ignore[no-untyped-call]
         return made

@@ -17,7 +17,7 @@ import functools
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -26,13 +26,14 @@ from torch import nn
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.model.job import TensorStyle
 from spottrain.pipeline.model.libraries import pretrained_in
-from spottrain.pipeline.model.sections import parameter_slots
+from spottrain.pipeline.model.sections import ModelLayout, parameter_slots
 from spottrain.pipeline.model.sequence_parallel import (
     UNSPLIT,
     Entry,
     Ranks,
     SplitBlocks,
     entering,
+    split_blocks,
     sum_scattered,
 )
 
@@ -86,6 +87,20 @@ class Shards:
     """Those that divide them."""
     split: SplitBlocks = UNSPLIT
     """Blocks that divide the sequence."""
+
+    @classmethod
+    def of(cls, layout: ModelLayout, ranks: TensorRanks, *, sequence: bool) -> Self:
+        """Return what one of ``ranks`` has of a model.
+
+        Args:
+            layout: Of the model.
+            ranks: Those that divide its matrices.
+            sequence: Whether they divide the sequence in blocks, too.
+
+        Raises:
+            UserCodeError: The model does not let them.
+        """
+        return cls(layout.tensor_styles, ranks, split_blocks(layout) if sequence else UNSPLIT)
 
     @property
     def size(self) -> int:

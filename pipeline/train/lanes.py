@@ -20,7 +20,6 @@ from spottrain.pipeline.comm.p2p import PipelineLinks
 from spottrain.pipeline.comm.tensor_group import TensorGroup
 from spottrain.pipeline.model.data import MicrobatchSource
 from spottrain.pipeline.model.job import NamedParameters
-from spottrain.pipeline.model.sequence_parallel import UNSPLIT, split_blocks
 from spottrain.pipeline.model.stage import AUTOCAST_TYPES, StageModel
 from spottrain.pipeline.model.tensor_parallel import ALONE, Shards
 from spottrain.pipeline.state.agreement import MinibatchDecision
@@ -112,10 +111,8 @@ class Lanes:
         """Return what this rank has of matrices that its group divides."""
         if (group := self.tensor_group) is None:
             return ALONE
-        layout = self._context.loaded.layout
-        is_split = self._context.loaded.spec.sequence_parallel
-        split = split_blocks(layout) if is_split else UNSPLIT
-        return Shards(layout.tensor_styles, group, split)
+        loaded = self._context.loaded
+        return Shards.of(loaded.layout, group, sequence=loaded.spec.sequence_parallel)
 
     @property
     def link_groups(self) -> tuple[TensorGroup | None, TensorGroup | None]:

@@ -21,7 +21,6 @@ from spottrain.pipeline.model.checks.division import (
 )
 from spottrain.pipeline.model.checks.repetition import first_tensors, trial_batch
 from spottrain.pipeline.model.job import TrainingJob
-from spottrain.pipeline.model.sequence_parallel import UNSPLIT, split_blocks
 from spottrain.pipeline.model.stage import Activations, StageModel
 from spottrain.pipeline.model.tensor_parallel import ALONE, Absent, Shards
 from spottrain.pipeline.model.tracer import trace
@@ -69,9 +68,8 @@ def test_a_block_keeps_a_part_of_all_that_one_rank_alone_keeps() -> None:
         return StageModel(job, layout, range(1, 2), tensors, shards=shards)
 
     def at_ranks(*, sequence: bool) -> list[int]:
-        split = split_blocks(layout) if sequence else UNSPLIT
         ranks = ThreadRank.make(2)
-        stages = [middle(Shards(layout.tensor_styles, rank, split)) for rank in ranks]
+        stages = [middle(Shards.of(layout, rank, sequence=sequence)) for rank in ranks]
         given = whole.chunk(2, -2) if sequence else (whole, whole)
         with threads_beside(2) as pool:
             return list(pool.map(kept_bytes, stages, [[one.clone()] for one in given]))
@@ -85,10 +83,10 @@ def test_a_block_keeps_a_part_of_all_that_one_rank_alone_keeps() -> None:
 def test_ranks_drop_out_parts_of_a_sequence_by_masks_of_their_own() -> None:
     job = dropped()
     layout = trace(job)
-    tensors, split = first_tensors(job, layout), split_blocks(layout)
+    tensors = first_tensors(job, layout)
     masks: dict[tuple[int, str], list[torch.Tensor]] = {}
     for index in range(2):
-        shards = Shards(layout.tensor_styles, Absent(2, index), split)
+        shards = Shards.of(layout, Absent(2, index), sequence=True)
         stage = StageModel(job, layout, range(layout.num_sections), tensors, shards=shards)
         for name in ("dropout", "blocks.0.down.1", "blocks.1.down.1"):
             kept = masks[index, name] = []
