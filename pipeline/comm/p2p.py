@@ -7,7 +7,8 @@ shape is known, or it would travel three times as long.
 
 Ranks that divide the matrices of a stage have the same activations and gradients. Each sends a
 part of them, and those that receive put the parts together in their VM: all of it crosses the
-network once (scatter/gather, Narayanan's dissertation, 4.1.3).
+network once (scatter/gather, Narayanan's dissertation, 4.1.3). Where they divide the sequence, too,
+each has a part from the start, and goes on with the one that it receives.
 """
 
 from __future__ import annotations
@@ -408,7 +409,8 @@ class PipelineLinks:
         following: Rank of the stage after, if there is one.
         device: Where tensors are sent from, and go to.
         wire: Type in which they travel, where theirs is wider.
-        group: Ranks that send and receive the same tensors, if there are several.
+        groups: Ranks that send and receive the same tensors as this one, if there are several: to
+            ``previous`` and from it, and so for ``following``.
         link_of: See ``LinkOf``.
     """
 
@@ -418,14 +420,17 @@ class PipelineLinks:
         following: int | None,
         device: Device,
         wire: WireType = "own",
-        group: TensorGroup | None = None,
+        groups: tuple[TensorGroup | None, TensorGroup | None] = (None, None),
         link_of: LinkOf = through_hosts,
     ) -> None:
         self._sources = _existing(previous, following)
         self._targets = _existing(following, previous)
         self._links = {way: link_of(world().rank, one) for way, one in self._targets.items()}
         self._wire = _WIRE_TYPES[wire]
-        self._group = group
+        before, behind = groups
+        self._groups = {Direction.ACTIVATION: behind, Direction.GRADIENT: before}
+        """Of what is sent."""
+        received = {Direction.ACTIVATION: before, Direction.GRADIENT: behind}
         self._device = device
         self._arrivals: SimpleQueue[Arrival | _Broken | None] = SimpleQueue()
         """``None``: whoever waits is to look up."""
@@ -433,6 +438,7 @@ class PipelineLinks:
         self._sends = _Sends()
         for direction, source in self._sources.items():
             link = link_of(source, world().rank)
+            group = received[direction]
             receiver = _Receiver(source, direction, self._arrivals, device, group, link)
             receiver.start()
             self._receivers[direction] = receiver
@@ -480,7 +486,8 @@ class PipelineLinks:
     ) -> None:
         """Send tensors of the device together, and a number; return before they have arrived."""
         target, link = self._targets[direction], self._links[direction]
-        travelling = tuple(self._leave(tensor, link) for tensor in tensors)
+        group = self._groups[direction]
+        travelling = tuple(self._leave(tensor, link, group) for tensor in tensors)
         ready = None if link is None else self._device.mark()
         message = _Message(direction, target, travelling, note, link, ready)
         if self._sender is None:
@@ -488,7 +495,9 @@ class PipelineLinks:
         else:
             self._sender.orders.put(message)
 
-    def _leave(self, tensor: torch.Tensor | None, link: DeviceLink | None) -> Travelling | None:
+    def _leave(
+        self, tensor: torch.Tensor | None, link: DeviceLink | None, group: TensorGroup | None
+    ) -> Travelling | None:
         if tensor is None:
             return None
         dtype, tensor = tensor.dtype, as_sent(tensor)
@@ -498,7 +507,7 @@ class PipelineLinks:
         is_wide = dtype.is_floating_point and self._wire and dtype.itemsize > self._wire.itemsize
         if is_wide:
             tensor = tensor.to(self._wire)
-        shape, group = tuple(tensor.shape), self._group
+        shape = tuple(tensor.shape)
         if group is not None and _is_divided(shape, group):
             tensor = tensor.flatten().chunk(group.size)[group.index]
         transfer = self._device.download(tensor) if link is None else Resident(tensor)

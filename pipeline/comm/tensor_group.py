@@ -78,6 +78,28 @@ class TensorGroup:
                 whole = device.wait(device.upload(whole))
         return whole.view(part.dtype)
 
+    def sum_parts(self, whole: torch.Tensor) -> torch.Tensor:
+        """Return this rank's part of the sum of tensors of all ranks.
+
+        Args:
+            whole: This rank's: contiguous, of one dimension, that many parts one after the other.
+
+        Raises:
+            GenerationBrokenError: A peer is gone.
+        """
+        device = self._device
+        with self._meeting():
+            if self._on_device is not None and not device.is_host:
+                part = whole.new_empty(len(whole) // self.size)
+                dist.reduce_scatter(part, list(whole.chunk(self.size)), group=self._on_device)
+                return part
+            # Gloo's own way sends and adds up all of it at every rank.
+            own = device.finish(device.download(whole)).view(torch.uint8)
+            parts = torch.empty_like(own)
+            dist.all_to_all_single(parts, own, group=self._on_host)
+            total = parts.view(whole.dtype).view(self.size, -1).sum(0)
+            return device.wait(device.upload(total))
+
     @contextmanager
     def _meeting(self) -> Iterator[None]:
         try:

@@ -292,6 +292,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--helpers", action="store_true", help="print a hash of helper models instead"
     )
     parser.add_argument("--tensor-parallel", type=int, default=1, help="ranks to divide it")
+    parser.add_argument("--sequence-parallel", action="store_true", help="they divide sequences")
     parser.add_argument("--selective", action="store_true", help="blocks recompute selectively")
     parser.add_argument(
         "--tensor-sizes", type=int, nargs="*", default=[], help="ranks that might divide it"
@@ -324,8 +325,12 @@ def main(arguments: list[str] | None = None) -> int:
             if chosen.selective:
                 check_selective(job)
             if chosen.tensor_parallel > 1:
-                try_divided(job, layout, chosen.tensor_parallel)
-            divisible = [n for n in chosen.tensor_sizes if can_divide(job, layout, n)]
+                try_divided(job, layout, chosen.tensor_parallel, sequence=chosen.sequence_parallel)
+            divisible = [
+                n
+                for n in chosen.tensor_sizes
+                if can_divide(job, layout, n, sequence=chosen.sequence_parallel)
+            ]
             try_optimizer(job, layout)
             refuse_differing(examples, digests_of(other))
             small = is_small(layout)

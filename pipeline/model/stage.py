@@ -21,6 +21,7 @@ from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import Batch, TrainingJob
 from spottrain.pipeline.model.loss import LossSums, loss_sums
 from spottrain.pipeline.model.naming import Naming, leaf_name
+from spottrain.pipeline.model.order import random_seed
 from spottrain.pipeline.model.recorder import strided_tensors
 from spottrain.pipeline.model.sections import (
     Attached,
@@ -149,6 +150,7 @@ class StageModel:
         self._check = check
         self._device = torch.device(device)
         self._checks_finite = bool(os.environ.get(CHECK_FINITE))
+        self._shards = shards
         self._autocast_type = AUTOCAST_TYPES[precision]
         self._model = build_skeleton(job.model).train()
         cuts = layout.cuts[sections[-1] : sections.stop]
@@ -192,13 +194,12 @@ class StageModel:
             if (running := layout.specs[name].running)
         ]
         self._swaps = self._place_parameters()
-        shards.divide(
-            self._model,
-            {name.rpartition(".")[0] for own in self._parameters.values() for name in own},
-        )
+        owned = {name.rpartition(".")[0] for own in self._parameters.values() for name in own}
+        shards.divide(self._model, owned)
         compile_blocks(self._model, layout.units)
         for block in map(self._model.get_submodule, layout.units if selective else ()):
             block.forward = recomputed_selectively(block.forward)
+        shards.split.divide(self._model, owned, shards.ranks, self._seed)
         self._intercept()
 
     def parameters_of(self, section: int) -> list[tuple[str, nn.Parameter]]:
@@ -341,11 +342,17 @@ class StageModel:
         self._check()
         self._section = self._reached = section
         if section == 0 or section in self.sections:
-            seed = self._seeds(max(self._wave, 0) * self._layout.num_sections + section)
-            seed_everything(seed)
-            if self._device.type == "cuda":
-                torch.cuda.manual_seed(seed)
+            is_split = self._shards.split.is_split_before(self._layout, section)
+            self._seed(*([self._shards.index] if is_split else []))
         self._swap(section)
+
+    def _seed(self, *parts: int) -> None:
+        """Begin the random numbers of the section, or those of a part of it."""
+        seed = self._seeds(max(self._wave, 0) * self._layout.num_sections + self._section)
+        seed = random_seed(seed, *parts) if parts else seed
+        seed_everything(seed)
+        if self._device.type == "cuda":
+            torch.cuda.manual_seed(seed)
 
     def _swap(self, section: int) -> None:
         for module, attribute, parameter in self._swaps.get(section, ()):

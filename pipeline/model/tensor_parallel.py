@@ -4,7 +4,7 @@ As in Megatron-LM (Shoeybi et al., section 3; Narayanan's dissertation, 4.2.3): 
 layer each rank computes a part of the outputs, of a ``rowwise`` layer the part of the sum that
 its part of the inputs gives. Between the two each rank goes on with its part, such as its heads
 of an attention. All else every rank computes as one alone would, from the same inputs, to the
-same bits.
+same bits; or, in blocks with sequence parallelism (``sequence_parallel``), its part of it.
 
 What is committed are whole matrices: updates, checkpoints, handovers do not depend on how many
 ranks divide them. A rank computes with views of its parts, or, where the ranks share the state of
@@ -18,7 +18,7 @@ import functools
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, Self
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -27,11 +27,22 @@ from torch import nn
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.model.job import TensorStyle
 from spottrain.pipeline.model.libraries import pretrained_in
-from spottrain.pipeline.model.sections import parameter_slots
+from spottrain.pipeline.model.sections import ModelLayout, parameter_slots
+from spottrain.pipeline.model.sequence_parallel import (
+    UNSPLIT,
+    Entry,
+    Ranks,
+    SplitBlocks,
+    entering,
+    split_blocks,
+    sum_scattered,
+)
 
-_WHOLE = ("embedding_rowwise", "replicate")
+_WHOLE = ("embedding_rowwise", "replicate", "sequence_parallel")
 """Styles of transformers that save memory or messages alone: such modules stay whole."""
 _PARTIAL: TensorStyle = "replicated_with_grad_allreduce"
+_MAKING: tuple[TensorStyle, ...] = ("colwise", "colwise_gather_output")
+"""Those whose layers make parts of features."""
 _DIMENSIONS: Mapping[TensorStyle, Mapping[str, int]] = {
     "colwise": {"weight": 0, "bias": 0},
     "colwise_gather_output": {"weight": 0, "bias": 0},
@@ -41,8 +52,30 @@ _DIMENSIONS: Mapping[TensorStyle, Mapping[str, int]] = {
 """In which parameters of a module are divided; those that are missing stay whole."""
 
 
-def _keep(tensor: torch.Tensor) -> None:
-    """Sum over one rank."""
+class TensorRanks(Ranks, Protocol):
+    """Those that divide matrices."""
+
+    def sum(self, tensor: torch.Tensor) -> None:
+        """Sum a contiguous tensor over the ranks, in place, to the same bits at all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """Stands for ranks whose computations are not looked at."""
+
+    size: int = 1
+    index: int = 0
+
+    def sum(self, tensor: torch.Tensor) -> None:
+        """See ``TensorRanks``."""
+
+    def gather(self, part: torch.Tensor) -> torch.Tensor:
+        """See ``Ranks``."""
+        return part.repeat(self.size)
+
+    def sum_parts(self, whole: torch.Tensor) -> torch.Tensor:
+        """See ``Ranks``."""
+        return whole.chunk(self.size)[self.index]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +84,43 @@ class Shards:
 
     styles: Mapping[str, TensorStyle] = field(default_factory=dict)
     """Of modules, by name; see ``find_styles``."""
-    size: int = 1
-    """Ranks that divide them."""
-    index: int = 0
-    """Of this one."""
-    sum: Callable[[torch.Tensor], None] = _keep
-    """Sums a contiguous tensor over the ranks, in place, to the same bits at all of them."""
+    ranks: TensorRanks = Absent()
+    """Those that divide them."""
+    split: SplitBlocks = UNSPLIT
+    """Blocks that divide the sequence."""
+
+    @classmethod
+    def of(cls, layout: ModelLayout, ranks: TensorRanks, *, sequence: bool) -> Self:
+        """Return what one of ``ranks`` has of a model.
+
+        Args:
+            layout: Of the model.
+            ranks: Those that divide its matrices.
+            sequence: Whether they divide the sequence in blocks, too.
+
+        Raises:
+            UserCodeError: The model does not let them.
+        """
+        return cls(layout.tensor_styles, ranks, split_blocks(layout) if sequence else UNSPLIT)
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return self.ranks.size
+
+    @property
+    def index(self) -> int:
+        """Of this one."""
+        return self.ranks.index
 
     @property
     def is_first(self) -> bool:
         """Whether sums over all ranks take from this one what each of them has computed."""
         return self.index == 0
+
+    def sum(self, tensor: torch.Tensor) -> None:
+        """Sum a contiguous tensor over the ranks, in place, to the same bits at all of them."""
+        self.ranks.sum(tensor)
 
     def dimension(self, parameter: str) -> int | None:
         """Return in which dimension a parameter is divided; None: it is whole."""
@@ -93,7 +152,22 @@ class Shards:
         """Return whether all ranks have the same gradient of a parameter, so that it counts
         once: it is whole, and not used with parts."""
         module = parameter.rpartition(".")[0]
-        return self.dimension(parameter) is None and self.styles.get(module) != _PARTIAL
+        is_whole = self.dimension(parameter) is None and self.styles.get(module) != _PARTIAL
+        return is_whole and not self._is_in_sequence(module)
+
+    def _is_in_sequence(self, module: str) -> bool:
+        """Return whether a module that is not divided computes with a part of the sequence."""
+        if self.split.around(module) is None:
+            return False
+        inside = any(f"{module}.".startswith(f"{name}.") for name in self._entered())
+        return not inside or self.styles.get(module) == "rowwise"
+
+    def _entered(self) -> frozenset[str]:
+        """Return the modules in blocks that are given a part of the sequence, and get all of it:
+        those around layers that make parts of features, or within a block these layers."""
+        makers = (name for name, style in self.styles.items() if style in _MAKING)
+        owners = ((name, name.rpartition(".")[0]) for name in makers if self.split.around(name))
+        return frozenset(name if own in self.split.names else own for name, own in owners)
 
     def divide(self, model: nn.Module, modules: Collection[str]) -> None:
         """Let modules compute with parts; their parameters are to be replaced by these.
@@ -102,11 +176,17 @@ class Shards:
             model: The user's.
             modules: Names of those whose parameters are there.
         """
-        inputs = _Inputs(self)
-        for name, style in self.styles.items() if self.size > 1 else ():
-            if name in modules and style != _PARTIAL:
+        if self.size == 1:
+            return
+        whole, split = _Region(self), _SequenceRegion(self)
+        divided = {name for name in self.styles.keys() & modules if self.styles[name] != _PARTIAL}
+        for name in divided:
+            module, region = model.get_submodule(name), split if self.split.around(name) else whole
+            module.forward = functools.partial(_FORWARDS[self.styles[name]], module, region)
+        for name in self._entered():
+            if any(f"{one}.".startswith(f"{name}.") for one in divided):
                 module = model.get_submodule(name)
-                module.forward = functools.partial(_FORWARDS[style], module, inputs)
+                module.forward = entering(module.forward, split.enter)
 
 
 ALONE = Shards()
@@ -158,10 +238,10 @@ class _Gathered(torch.autograd.Function):
         return gradient.chunk(ctx.shards.size, -1)[ctx.shards.index], None
 
 
-class _Inputs:
-    """Inputs of modules that make parts, such as those for queries, keys and values.
+class _Region:
+    """Where divided layers follow one another, such as those for queries, keys and values.
 
-    Modules that have one input share the sum of its gradient.
+    Layers that make parts of one input share the sum of its gradient.
     """
 
     def __init__(self, shards: Shards) -> None:
@@ -169,36 +249,71 @@ class _Inputs:
         self._given: torch.Tensor | None = None
         self._shared: torch.Tensor | None = None
 
-    def share(self, given: torch.Tensor) -> torch.Tensor:
-        """Return an input whose gradient is the sum of all ranks'."""
+    def linear(self, module: nn.Linear, given: torch.Tensor) -> torch.Tensor:
+        """Return parts of what a layer makes of an input that all ranks have."""
         if self._shared is None or given is not self._given:
             self._given = given
             self._shared = _Shared.apply(given, self.shards)  # type: ignore[no-untyped-call]
         assert self._shared is not None
-        return self._shared
+        return F.linear(self._shared, module.weight, module.bias)
+
+    def gathered(self, made: torch.Tensor) -> torch.Tensor:
+        """Return what all ranks have made, one after the other."""
+        self.end()
+        whole: torch.Tensor = _Gathered.apply(made, self.shards)  # type: ignore[no-untyped-call]
+        return whole
+
+    def summed(self, made: torch.Tensor) -> torch.Tensor:
+        """Return the sum of what all ranks have made."""
+        self.end()
+        total: torch.Tensor = _Summed.apply(made, self.shards)  # type: ignore[no-untyped-call]
+        return total
 
     def end(self) -> None:
         """Let go of the last input: parts have become something whole."""
         self._given = self._shared = None
 
 
-def _colwise(module: nn.Linear, inputs: _Inputs, given: torch.Tensor) -> torch.Tensor:
-    return F.linear(inputs.share(given), module.weight, module.bias)
+class _SequenceRegion(_Region):
+    """The same in a block where each rank has a part of the sequence."""
+
+    def __init__(self, shards: Shards) -> None:
+        super().__init__(shards)
+        self._entry: Entry | None = None
+
+    def enter(self, part: torch.Tensor) -> torch.Tensor:
+        """Return the whole sequence, for layers that make parts of features."""
+        if self._entry is None or part is not self._entry.part:
+            self._entry = Entry(part, self.shards.ranks)
+        return self._entry.whole
+
+    def linear(self, module: nn.Linear, given: torch.Tensor) -> torch.Tensor:
+        """See ``_Region``."""
+        if self._entry is not None and given is self._entry.whole:
+            return self._entry.linear(module.weight, module.bias)
+        return super().linear(module, given)
+
+    def summed(self, made: torch.Tensor) -> torch.Tensor:
+        """Return this rank's part of the sequence of the sum."""
+        self.end()
+        return sum_scattered(made, self.shards.ranks)
+
+    def end(self) -> None:
+        """See ``_Region``."""
+        super().end()
+        self._entry = None
 
 
-def _colwise_gather_output(module: nn.Linear, inputs: _Inputs, given: torch.Tensor) -> torch.Tensor:
-    made = _colwise(module, inputs, given)
-    whole: torch.Tensor
-    whole = _Gathered.apply(made, inputs.shards)  # type: ignore[no-untyped-call]
-    inputs.end()
-    return whole
+def _colwise(module: nn.Linear, region: _Region, given: torch.Tensor) -> torch.Tensor:
+    return region.linear(module, given)
 
 
-def _rowwise(module: nn.Linear, inputs: _Inputs, given: torch.Tensor) -> torch.Tensor:
-    made = F.linear(given, module.weight)
-    total: torch.Tensor
-    total = _Summed.apply(made, inputs.shards)  # type: ignore[no-untyped-call]
-    inputs.end()
+def _colwise_gather_output(module: nn.Linear, region: _Region, given: torch.Tensor) -> torch.Tensor:
+    return region.gathered(region.linear(module, given))
+
+
+def _rowwise(module: nn.Linear, region: _Region, given: torch.Tensor) -> torch.Tensor:
+    total = region.summed(F.linear(given, module.weight))
     return total if module.bias is None else total + module.bias
 
 

@@ -331,7 +331,7 @@ class _Training:
             *neighbours(plan, rank),
             context.device,
             spec.wire,
-            self._lanes.tensor_group,
+            self._lanes.link_groups,
             network.device_groups.link,
         )
         self._lanes.connect(source, self._links)

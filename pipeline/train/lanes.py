@@ -111,8 +111,20 @@ class Lanes:
         """Return what this rank has of matrices that its group divides."""
         if (group := self.tensor_group) is None:
             return ALONE
-        styles = self._context.loaded.layout.tensor_styles
-        return Shards(styles, group.size, group.index, group.sum)
+        loaded = self._context.loaded
+        return Shards.of(loaded.layout, group, sequence=loaded.spec.sequence_parallel)
+
+    @property
+    def link_groups(self) -> tuple[TensorGroup | None, TensorGroup | None]:
+        """The ranks that have the same tensors before the stage as this one, and behind it;
+        none where they have a part of the sequence each."""
+        layout, shards = self._context.loaded.layout, self._shards
+        sections = self._plan.sections_of(self._stage)
+        before, behind = (
+            None if shards.split.is_split_before(layout, section) else self.tensor_group
+            for section in (sections[0], sections[-1] + 1)
+        )
+        return before, behind
 
     def _make(self, step: int, buffers: dict[str, torch.Tensor]) -> Lane:
         """Make the lane of mini-batch ``step``, and of others."""

@@ -165,6 +165,7 @@ def config_fingerprint(spec: JobSpec) -> str:
         spec.precision,
         spec.init_from,
         spec.semantics,
+        spec.sequence_parallel and spec.reduction == "exact",
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
@@ -191,7 +192,10 @@ def misfit(manifest: Manifest, spec: JobSpec, models: Collection[str]) -> str:
     for key in ("seed", "minibatch_size"):
         if getattr(spec, key) != (was := getattr(manifest, key)):
             return f"a job with {key}: {was}"
-    return "a job with another entrypoint, reduction, precision, semantics or init_from"
+    return (
+        "a job with another entrypoint, reduction, precision, semantics, init_from or "
+        "sequence_parallel"
+    )
 
 
 class CheckpointEntry(NamedTuple):

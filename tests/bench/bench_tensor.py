@@ -1,9 +1,10 @@
 """Ranks of one VM that share the work of a Llama: spottrain's ways beside torch's.
 
-Matrices are divided (``runtime.tensor_parallel``, torch's ``parallelize_module``), or examples
-(replicas, torch's FSDP2). All train the same mini-batches over gloo on CPUs, by turns; printed are
-the least median of the time of a mini-batch, and the least CPU time that all ranks took for one.
-The loops by hand do what trains and nothing else: no commit, no undo.
+Matrices are divided (``runtime.tensor_parallel``, with ``sequence_parallel`` or without; torch's
+``parallelize_module``), or examples (replicas, torch's FSDP2). All train the same mini-batches over
+gloo on CPUs, by turns; printed are the least median of the time of a mini-batch, the least CPU time
+that all ranks took for one, and the most memory of tensors at a rank of ours. The loops by hand do
+what trains and nothing else: no commit, no undo.
 
     python -m tests.bench.bench_tensor [--ranks 2] [--turns 3]
 """
@@ -45,17 +46,19 @@ from spottrain.wire.plan import Slot
 HERE = Path(__file__).parent
 STEPS, WARM_UP = 10, 2
 EXAMPLES, MICROBATCH = 16, 4
-Times = tuple[float, float]
-"""Of a mini-batch: median, and CPU time of all ranks."""
+Figures = tuple[float, float, int]
+"""Of a mini-batch: median, CPU time of all ranks, and the most bytes of tensors at one; 0: not
+counted."""
 
 
-def ours(zygote: Zygote, size: int, divided: bool) -> Times:
+def ours(zygote: Zygote, size: int, divided: bool, sequence: bool = False) -> Figures:
     """Train as workers do.
 
     Args:
         zygote: Starts them.
         size: How many.
         divided: Whether they divide matrices; else examples.
+        sequence: Whether they divide the sequence between these, too.
     """
     with tempfile.TemporaryDirectory() as folder:
         spec = a_spec(
@@ -69,6 +72,7 @@ def ours(zygote: Zygote, size: int, divided: bool) -> Times:
             checkpoint_every_steps=1000,
             checkpoint_keep=1,
             lease_s=100.0,
+            sequence_parallel=sequence,
         )
         plan = a_plan(
             1,
@@ -90,11 +94,12 @@ def ours(zygote: Zygote, size: int, divided: bool) -> Times:
             fleet.wait_for_step(STEPS)
             spent_s = cpu_s(pids) - began_s
             steps = (r for _, r in fleet.history if isinstance(r, messages.MinibatchCommitted))
-            times_s = [r.step_s for r in steps if r.step > WARM_UP]
-    return statistics.median(times_s), spent_s / (STEPS - WARM_UP)
+            measured = [r for r in steps if r.step > WARM_UP]
+    step_s = statistics.median(r.step_s for r in measured)
+    return step_s, spent_s / (STEPS - WARM_UP), max(r.peak_bytes for r in measured)
 
 
-def by_hand(size: int, divided: bool) -> Times:
+def by_hand(size: int, divided: bool) -> Figures:
     """Train in a loop of ``size`` processes."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
@@ -108,10 +113,10 @@ def by_hand(size: int, divided: bool) -> Times:
         for process, (_, theirs) in zip(ranks, pipes, strict=True):
             process.start()
             theirs.close()
-        found: list[Times] = [pipe.recv() for pipe, _ in pipes]
+        found: list[Figures] = [pipe.recv() for pipe, _ in pipes]
         for process in ranks:
             process.join()
-    return found[0][0], sum(spent_s for _, spent_s in found)
+    return found[0][0], sum(spent_s for _, spent_s, _ in found), 0
 
 
 def _divide(model: Any, mesh: DeviceMesh) -> None:
@@ -165,7 +170,7 @@ def _rank(rank: int, size: int, divided: bool, store: str, answer: Connection) -
         optimizer.zero_grad()
         times_s.append(time.monotonic() - began_s)
     spent_s = (time.process_time() - began_cpu_s) / (STEPS - WARM_UP)
-    answer.send((statistics.median(times_s[WARM_UP:]), spent_s))
+    answer.send((statistics.median(times_s[WARM_UP:]), spent_s, 0))
     dist.destroy_process_group()
 
 
@@ -176,16 +181,20 @@ def main() -> None:
     chosen = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     with closing(Zygote()) as zygote:
-        ways: dict[str, Callable[[], Times]] = {
+        ways: dict[str, Callable[[], Figures]] = {
             "tensor_parallel": lambda: ours(zygote, chosen.ranks, True),
+            "sequence_parallel": lambda: ours(zygote, chosen.ranks, True, True),
             "parallelize_module": lambda: by_hand(chosen.ranks, True),
             "replicas": lambda: ours(zygote, chosen.ranks, False),
             "FSDP2": lambda: by_hand(chosen.ranks, False),
         }
         turns = [[way() for way in ways.values()] for _ in range(chosen.turns)]
     for name, rows in zip(ways, zip(*turns, strict=True), strict=True):
-        step_s, spent_s = (min(column) for column in zip(*rows, strict=True))
-        print(f"{name:18}  {step_s * 1e3:7.0f} ms a mini-batch  {spent_s * 1e3:7.0f} ms of CPU")
+        step_s, spent_s, peak = (min(column) for column in zip(*rows, strict=True))
+        memory = f"  {peak / 1e6:7.1f} MB" if peak else ""
+        print(
+            f"{name:18}  {step_s * 1e3:7.0f} ms a mini-batch  {spent_s * 1e3:7.0f} ms of CPU{memory}"
+        )
 
 
 if __name__ == "__main__":

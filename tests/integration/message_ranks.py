@@ -104,9 +104,9 @@ def groups_send_each_tensor_once_and_get_all_of_it(rank: int, size: int) -> None
     for device in (HostDevice(), DeferredDevice(rank)):
         group = TensorGroup(ranks, rank, device, gloo[ranks], None, Activity())
         if rank < 2:
-            links = PipelineLinks(None, rank + 2, device, "own", group)
+            links = PipelineLinks(None, rank + 2, device, "own", (None, group))
         else:
-            links = PipelineLinks(rank - 2, None, device, "own", group)
+            links = PipelineLinks(rank - 2, None, device, "own", (group, None))
         sent = [
             torch.arange(math.prod(shape), device=device.torch_device).to(dtype).view(shape)
             for shape in ((4, 6), (4, 6), (4, 6), (3, 5), (2, 3, 4, 5), ())

@@ -84,6 +84,28 @@ def gpt() -> TrainingJob:
     )
 
 
+class DroppedGpt(Gpt):
+    """It drops out before its blocks, between their matrices, among them and behind them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(0.1)
+        for block in self.blocks:
+            for name in ("norm", "up", "down"):
+                setattr(block, name, nn.Sequential(getattr(block, name), nn.Dropout(0.1)))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.dropout(self.embedding(tokens))
+        for block in self.blocks:
+            x = block(x)
+        return F.linear(self.dropout(self.norm(x)), self.embedding.weight)
+
+
+def dropped() -> TrainingJob:
+    plan = {f"{name}.0" if "attention" not in name else name: style for name, style in PLAN.items()}
+    return replace(gpt(), model=DroppedGpt, tensor_plan=plan)
+
+
 def qwen3_model() -> Any:
     """Its queries and keys go through norms, whose weights all heads share."""
     from transformers import Qwen3Config, Qwen3ForCausalLM

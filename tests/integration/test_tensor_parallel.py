@@ -25,7 +25,7 @@ from spottrain.wire.plan import Plan, Slot
 STEPS = 5
 SHAPES = [(p, d, t) for p in (1, 2) for d in (1, 2) for t in (1, 2)]
 """Pipeline depth, width, and ranks that divide matrices."""
-SECTIONS = {"gpt": 2, "qwen3": 2, "without_norms": 2}
+SECTIONS = {"gpt": 2, "dropped": 2, "qwen3": 2, "without_norms": 2}
 
 
 @dataclass(frozen=True)
@@ -84,10 +84,18 @@ def train(
     runtime: Runtime = RUNTIMES[0],
     *,
     shares: bool = False,
+    sequence: bool = False,
+    selective: bool = False,
 ) -> Trained:
     folder.mkdir(exist_ok=True)
     precision, network = runtime.precision, runtime.network
-    spec = replace(tensor_spec(folder, name, reduction), precision=precision, network=network)
+    spec = replace(
+        tensor_spec(folder, name, reduction),
+        precision=precision,
+        network=network,
+        sequence_parallel=sequence,
+        selective_recompute=selective,
+    )
     changes: dict[str, Any] = {
         "state": runtime.state,
         "segments": runtime.segments,

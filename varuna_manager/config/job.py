@@ -311,6 +311,15 @@ class JobConfig(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _can_divide_sequence(self) -> Self:
+        if self.runtime.sequence_parallel and self.runtime.tensor_parallel == 1:
+            raise ValueError(
+                "runtime.sequence_parallel must be false with runtime.tensor_parallel: 1: got true; "
+                "set tensor_parallel to 2 or more, or to auto"
+            )
+        return self
+
     def _undivided_with(self) -> list[str]:
         """Return what is asked for that ranks which divide matrices cannot do."""
         impossible = {
@@ -520,6 +529,7 @@ class JobConfig(Section):
             loader=self.loader_spec,
             semantics=self.semantics,
             tensor_parallel=None if self.tensor_sizes else self.tensor_parallel,
+            sequence_parallel=self.runtime.sequence_parallel,
             selective_recompute=self.selective_recompute,
             uid=uid,
             secrets=self.secrets,

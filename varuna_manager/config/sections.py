@@ -165,6 +165,9 @@ class RuntimeConfig(Section):
     as many as each plan chooses, 1, 2, 4, 8 or more where the model can be divided; with
     `reduction: exact` as many as the first plan chooses. A number: every plan has as many. See
     docs/training.md."""
+    sequence_parallel: bool = False
+    """Where slots divide matrices, they divide the sequence between these, too: norms, dropouts
+    and what passes from block to block take one part of the memory at each. See docs/training.md."""
 
     @property
     def asked_state(self) -> StateHome | None:

@@ -146,8 +146,9 @@ def _facts(config: JobConfig) -> ModelFacts:
 def _asked(config: JobConfig) -> list[str]:
     """Return the inspector's arguments for what the job file asks of a model."""
     selective = ["--selective"] if config.selective_recompute else []
+    sequence = ["--sequence-parallel"] if config.runtime.sequence_parallel else []
     size, sizes = str(config.tensor_parallel), map(str, config.tensor_sizes)
-    return ["--tensor-parallel", size, "--tensor-sizes", *sizes, *selective]
+    return ["--tensor-parallel", size, "--tensor-sizes", *sizes, *sequence, *selective]
 
 
 def kept_layout(config: JobConfig) -> Path:

@@ -78,6 +78,8 @@ class JobSpec:
     semantics: Semantics = "synchronous"
     tensor_parallel: int | None = 1
     """Ranks that divide the matrices of each stage; ``None``: as each plan says."""
+    sequence_parallel: bool = False
+    """Whether ranks that divide matrices divide the sequence between them, too."""
     selective_recompute: bool = False
     """Whether blocks keep for their backward but what is dear to compute again."""
     uid: str = ""

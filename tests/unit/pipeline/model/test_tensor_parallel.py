@@ -25,7 +25,7 @@ from spottrain.errors import UserCodeError
 from spottrain.pipeline.model.checks.division import can_divide, try_divided
 from spottrain.pipeline.model.inspect import model_facts
 from spottrain.pipeline.model.job import TensorStyle, TrainingJob
-from spottrain.pipeline.model.tensor_parallel import Shards, find_styles
+from spottrain.pipeline.model.tensor_parallel import Absent, Shards, find_styles
 from spottrain.pipeline.model.tracer import trace
 
 
@@ -170,7 +170,7 @@ def test_a_plan_that_divides_what_is_not_side_by_side_comes_to_another_loss() ->
 def test_parts_are_views_that_make_up_the_whole(size: int, style: TensorStyle) -> None:
     weight, bias = torch.zeros(16, 24), torch.zeros(16)
     for index in range(size):
-        shards = Shards({"up": style}, size, index)
+        shards = Shards({"up": style}, Absent(size, index))
         shards.part_of("up.weight", weight).add_(1)
         shards.part_of("up.bias", bias).add_(1)
         assert shards.is_repeated("norm.weight")

@@ -501,6 +501,20 @@ def test_matrices_cannot_be_divided_with_everything(other: dict[str, Any]) -> No
     assert (left_open.tensor_sizes, left_open.job_spec("").tensor_parallel) == ((), 1)
 
 
+def test_sequences_are_divided_where_matrices_are() -> None:
+    def config(size: object) -> JobConfig:
+        runtime = {"tensor_parallel": size, "sequence_parallel": True}
+        job = {**MINIMAL, "runtime": runtime, "local": {"zones": [{"slots": 2}]}}
+        return parse_config(job, "job.yaml")
+
+    assert config(2).job_spec("").sequence_parallel
+    assert config("auto").job_spec("").sequence_parallel
+    with pytest.raises(
+        ConfigError, match=r"sequence_parallel must be false with .*tensor_parallel: 1"
+    ):
+        config(1)
+
+
 @pytest.mark.parametrize(("slots", "sizes"), [(1, ()), (2, (2,)), (7, (2, 4)), (8, (2, 4, 8))])
 def test_plans_may_divide_matrices_by_powers_of_two_up_to_the_slots_of_a_vm(
     slots: int, sizes: tuple[int, ...]
