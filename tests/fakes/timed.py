@@ -2,9 +2,10 @@
 
 Operations on the device's tensors are computed at once, and their declared time is queued:
 what they compute over the GPU's peak, or what they move over its memory's bandwidth,
-whichever is longer. Transfers queue on a stream for each direction, over the bus. The host
-runs ahead of all of them and is held where a GPU would hold it. Beside that everything is as
-on ``deferred``: early accesses raise, memory is bounded.
+whichever is longer. Transfers queue on a stream for each direction, over the bus; collectives
+are queued as ``timed_groups`` says. The host runs ahead of all of them and is held where a GPU
+would hold it. Beside that everything is as on ``deferred``: early accesses raise, memory is
+bounded.
 
 The host either is held really, a declared second lasting ``scale`` of a real one, or its time
 is virtual (``scale=0``): then its own code takes no time but what is declared for memory
@@ -33,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.fakes import timed_groups
 from tests.fakes.deferred import Call, Copy, DeferredDevice
 from tests.fakes.gpus import VARIABLE
 from torch.utils._pytree import tree_map_only
@@ -45,8 +47,31 @@ CATALOGUE = Path(__file__).parents[2] / "pricing" / "prices" / "data" / "gpus.cs
 BUS_BYTES_PER_S = {"H100": 64e9, "L4": 32e9, "T4": 16e9}
 """Each way, nominally: PCIe 5.0, 4.0 and 3.0 with 16 lanes (NVIDIA's data sheets of the H100
 SXM, the L4 and the T4 give 128, 64 and 32 GB/s for both ways together)."""
-ACHIEVED = 0.5
-"""Share of the peaks that is declared as reached: of computing, of memory and of the bus."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reached:
+    """Shares of a GPU's peaks that are declared as reached."""
+
+    matrices: float
+    attention: float
+    """Of the same peak, by fused kernels: their FLOPs are counted as if nothing were masked."""
+    memory: float
+    bus: float
+
+
+HALF = Reached(matrices=0.5, attention=0.5, memory=0.5, bus=0.5)
+REACHED = {"H100": Reached(matrices=0.8, attention=2 * 229 / 989.5, memory=0.9, bus=52.8 / 64)}
+"""Of the GPUs for which kernels' rates are published; half of all peaks of others.
+
+Matrices: ``matmul_share`` of the catalogue. Attention: FlashAttention-2 forward, heads of 64, causal,
+sequences of 1024 take 229 TFLOP/s, which count half of the matrix (FlashAttention-3, Shah et
+al. 2024, figure 5). Memory: as ``pricing/ranking/estimate.py`` has it. Bus: downloads of nvbandwidth
+(github.com/NVIDIA/nvbandwidth, issue 24).
+"""
+PEER_BYTES_PER_S = {"H100": 370e9}
+"""From GPU to GPU of a VM, each way: NVLink's 450 GB/s without the protocol's share (NCCL's
+maintainers, github.com/NVIDIA/nccl-tests, issue 212). Others go over the bus."""
 CONTEXT_BYTES = 500 << 20
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -62,6 +87,12 @@ class Figures:
     memory_bytes_per_s: float
     bus_bytes_per_s: float
     """Each way."""
+    attention_flops: float = math.inf
+    """Per second, of fused attention where that is slower than other products."""
+    peer_bytes_per_s: float = 10e9
+    """To another GPU of the VM, each way."""
+    peer_latency_s: float = 3e-6
+    """Of a message to it."""
     launch_s: float = 5e-6
     """Of the host, for each operation that it queues."""
     host_bytes_per_s: float = 20e9
@@ -75,6 +106,8 @@ class Figures:
             single_flops=self.single_flops / factor,
             memory_bytes_per_s=self.memory_bytes_per_s / factor,
             bus_bytes_per_s=self.bus_bytes_per_s / factor,
+            attention_flops=self.attention_flops / factor,
+            peer_bytes_per_s=self.peer_bytes_per_s / factor,
         )
 
     @classmethod
@@ -82,13 +115,17 @@ class Figures:
         """Return those of a GPU in the catalogue: peaks of its data sheet, times a share."""
         with CATALOGUE.open() as file:
             row = next(row for row in csv.DictReader(file) if row["gpu"] == gpu)
-        half = row["bf16_tflops"] or row["fp16_tflops"]
+        half = float(row["bf16_tflops"] or row["fp16_tflops"]) * 1e12
+        reached = REACHED.get(gpu, HALF)
+        bus_bytes_per_s = BUS_BYTES_PER_S[gpu] * reached.bus
         return cls(
-            half_flops=float(half) * 1e12 * ACHIEVED,
-            single_flops=float(row["fp32_tflops"]) * 1e12 * ACHIEVED,
+            half_flops=half * reached.matrices,
+            single_flops=float(row["fp32_tflops"]) * 1e12 * reached.matrices,
             memory_bytes=int(row["memory_mib"]) << 20,
-            memory_bytes_per_s=float(row["memory_gb_per_s"]) * 1e9 * ACHIEVED,
-            bus_bytes_per_s=BUS_BYTES_PER_S[gpu] * ACHIEVED,
+            memory_bytes_per_s=float(row["memory_gb_per_s"]) * 1e9 * reached.memory,
+            bus_bytes_per_s=bus_bytes_per_s,
+            attention_flops=half * reached.attention,
+            peer_bytes_per_s=PEER_BYTES_PER_S.get(gpu, bus_bytes_per_s),
         )
 
 
@@ -181,6 +218,10 @@ class TimedDevice(DeferredDevice):
     ) -> Any:
         """Run an operation, or return memory for what it would have computed."""
         operands = tensors_in((args, kwargs))
+        if operation.namespace == "c10d":
+            on_device = self.hold_any(operands)
+            skips = on_device and not self._numbers
+            return timed_groups.run(self, operation, args, kwargs, on_device=on_device, skips=skips)
         few = _FEW if self.hold_any(operands) else _FEW_OF_HOST
         if self._numbers or _is_computed(operation, operands, few):
             return operation(*args, **kwargs)
@@ -196,10 +237,18 @@ class TimedDevice(DeferredDevice):
         if self._numbers:
             super().spoil(memory)
 
+    def hold_any(self, tensors: Iterable[torch.Tensor]) -> bool:
+        """Return whether one of the tensors is the device's, or a single number that was expanded:
+        that stands there for what another rank has."""
+        known = list(tensors)
+        return super().hold_any(known) or any(map(_is_blank, known))
+
     # --- what takes time ----------------------------------------------------------------
 
     def ran(self, call: Call, *, on_device: bool) -> None:
         """Queue an operation's time, or let the host take it."""
+        if call.operation.namespace == "c10d":
+            return  # it has taken its time
         if on_device:
             self._check()
             self.operations += 1
@@ -214,6 +263,17 @@ class TimedDevice(DeferredDevice):
         """Return when what is queued now would begin."""
         return max(self._computed_s, self.time.now_s())
 
+    def queue(self, until_s: float) -> None:
+        """Let what is computed from now on begin no earlier."""
+        with self._lock:
+            self._computed_s = max(self._queue_s(), until_s)
+
+    def met(self) -> None:
+        """Note the host's time when all ranks of a group have come to a collective."""
+        if self._uuid:
+            with times_file(self._uuid).open("a") as file:
+                file.write(f"{self.clock()!r}\n")
+
     def _compute_s(self, call: Call) -> float:
         moved = _moved_bytes(call)
         formula = FLOPS.get(call.operation.overloadpacket)
@@ -222,6 +282,8 @@ class TimedDevice(DeferredDevice):
         flops = formula(*call.args, **call.kwargs, out_val=call.result)
         is_half = tensors_in(call.result)[0].dtype in _HALVES
         rate = self.figures.half_flops if is_half else self.figures.single_flops
+        if "attention" in call.operation._schema.name:
+            rate = min(rate, self.figures.attention_flops)
         return max(flops / rate, moved / self.figures.memory_bytes_per_s)
 
     def began(self, copy: Copy) -> None:
@@ -253,8 +315,7 @@ class TimedDevice(DeferredDevice):
         """Queue what is computed from now on after a transfer."""
         target = self.bring(transfer)
         assert isinstance(transfer, Copy)
-        with self._lock:
-            self._computed_s = max(self._queue_s(), transfer.at_s)
+        self.queue(transfer.at_s)
         return target
 
     def finish(self, transfer: Transfer) -> torch.Tensor:
@@ -371,11 +432,13 @@ def untouched(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=dtype).view(tuple(shape))
 
 
+def _is_blank(tensor: torch.Tensor) -> bool:
+    is_plain = tensor.layout is torch.strided and not tensor.is_meta
+    return is_plain and tensor.numel() > 1 and tensor.untyped_storage().nbytes() <= tensor.itemsize
+
+
 def _is_computed(operation: Any, operands: Sequence[torch.Tensor], few: int) -> bool:
-    """Return whether an operation is run even without numbers: it makes views, has few, or is
-    between processes, of which each waits for others."""
-    if operation.namespace == "c10d":
-        return True
+    """Return whether an operation is run even without numbers: it makes views, or has few."""
     aliases = [one.alias_info for one in operation._schema.returns]
     if any(alias is not None and not alias.is_write for alias in aliases):
         return True
@@ -448,6 +511,11 @@ def entry(uuid: str) -> dict[str, Any]:
     world = json.loads(Path(os.environ[VARIABLE]).read_text())
     found: dict[str, Any] = next(gpu for gpu in world["gpus"] if gpu["uuid"] == uuid)
     return found
+
+
+def times_file(uuid: str) -> Path:
+    """Return the file of the times at which ranks met, of a device with a UUID."""
+    return Path(os.environ[VARIABLE]).with_name(f"{uuid}.times")
 
 
 def open_device(name: str, memory_share: float = 1.0) -> TimedDevice:

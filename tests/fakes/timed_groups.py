@@ -1,0 +1,78 @@
+"""Collectives of stand-ins in one VM: they take declared time, and ranks wait for each other.
+
+A collective begins when the last of its ranks has come to it: before it, ranks exchange their
+virtual times. What it moves between devices then goes around in rings, as NCCL's does (Patarasuk
+and Yuan 2009), queued behind what each device computes; between hosts it takes no time.
+Messages from one rank to another are no collectives: ``timed_links`` times those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map_only
+
+from spottrain.pipeline.base.tracking import tensors_in
+
+if TYPE_CHECKING:
+    from tests.fakes.timed import TimedDevice
+
+ROUNDS: dict[str, Callable[[int, float], tuple[int, float]]] = {
+    "c10d::allreduce_": lambda n, size: (2 * (n - 1), 2 * (n - 1) / n * size),
+    "c10d::reduce_": lambda n, size: (n - 1, size),
+    "c10d::broadcast_": lambda n, size: (n - 1, size),
+    "c10d::allgather_": lambda n, size: (n - 1, (n - 1) * size),
+}
+"""Of ``n`` ranks with tensors of ``size`` bytes each: messages that go one after the other, and
+the bytes that each rank sends."""
+
+
+def run(
+    device: TimedDevice,
+    operation: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    on_device: bool,
+    skips: bool,
+) -> Any:
+    """Run an operation of torch's process groups once its ranks have met.
+
+    Args:
+        device: Of this rank.
+        operation: Of c10d.
+        args: Its arguments.
+        kwargs: More of them.
+        on_device: Whether its tensors are the device's.
+        skips: Whether a single element is sent in place of each tensor.
+    """
+    rounds = ROUNDS.get(operation._schema.name)
+    if rounds is not None and device.time.is_virtual:
+        given = dict(zip((one.name for one in operation._schema.arguments), args, strict=False))
+        group = dist.ProcessGroup.unbox(given["process_group"])
+        if not on_device:
+            device.time.hold(_latest(group, device.clock()))
+            device.met()
+        else:
+            (own,) = tensors_in(given.get("input_tensors", given.get("tensors")))
+            messages, sent = rounds(group.size(), own.nbytes)
+            figures = device.figures
+            takes_s = messages * figures.peer_latency_s + sent / figures.peer_bytes_per_s
+            device.queue(_latest(group, device.mark()) + takes_s)
+    if not skips:
+        return operation(*args, **kwargs)
+    few, more = tree_map_only(torch.Tensor, lambda x: x.new_zeros(1), (args, kwargs))
+    found = operation(*few, **more)
+    return (args[0], found[1]) if isinstance(found, tuple) else found
+
+
+def _latest(group: dist.ProcessGroup, now_s: float) -> float:
+    """Return the latest of all ranks' times."""
+    latest = torch.tensor([now_s], dtype=torch.float64)
+    with _disable_current_modes():
+        dist.all_reduce(latest, dist.ReduceOp.MAX, group=group)
+    return float(latest)
