@@ -25,7 +25,7 @@ from spottrain.pipeline.devices.host import HostDevice
 from spottrain.pipeline.devices.port import Device
 from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.pipeline.model.stage import Activations
-from spottrain.pipeline.model.tensor_parallel import Shards
+from spottrain.pipeline.model.tensor_parallel import Absent, Shards, TensorRanks
 from spottrain.wire.model import GroupProfile, MicrobatchProfile, SectionProfile
 from spottrain.wire.plan import Slot
 
@@ -82,17 +82,30 @@ def representatives(
     return chosen
 
 
-class _Sum:
-    """Sums over a group. Its ranks may try alone first what they will do together: if one has
-    no memory for that, the others must not wait for it."""
+class _Ranks:
+    """Those of a group. They may try alone first what they will do together: if one has no
+    memory for that, the others must not wait for it."""
 
     def __init__(self, group: TensorGroup) -> None:
-        self._group = group
+        self.size, self.index = group.size, group.index
+        self._group, self._nobody = group, Absent(group.size, group.index)
         self.is_alone = True
 
-    def __call__(self, tensor: torch.Tensor) -> None:
-        if not self.is_alone:
-            self._group.sum(tensor)
+    @property
+    def _peers(self) -> TensorRanks:
+        return self._nobody if self.is_alone else self._group
+
+    def sum(self, tensor: torch.Tensor) -> None:
+        """See ``TensorRanks``."""
+        self._peers.sum(tensor)
+
+    def gather(self, part: torch.Tensor) -> torch.Tensor:
+        """See ``TensorRanks``."""
+        return self._peers.gather(part)
+
+    def sum_parts(self, whole: torch.Tensor) -> torch.Tensor:
+        """See ``TensorRanks``."""
+        return self._peers.sum_parts(whole)
 
 
 class _Member:
@@ -114,13 +127,13 @@ class _Member:
         device: Device,
         group: TensorGroup,
     ) -> None:
-        self._sum = _Sum(group)
-        shards = Shards(loaded.layout.tensor_styles, group.size, group.index, self._sum)
+        self._ranks = _Ranks(group)
+        shards = Shards.of(loaded.layout, self._ranks, sequence=False)
         self._bench = SectionBench(loaded, sections, checkpoint, device, shards=shards)
 
     def has_room(self, microbatch_size: int, inputs: Mapping[int, Activations]) -> bool:
         """Warm up alone; return whether there is memory for that."""
-        self._sum.is_alone = True
+        self._ranks.is_alone = True
         try:
             batch = self._bench.batch(microbatch_size)
             self._bench.warm_up_each(batch, inputs)
@@ -133,7 +146,7 @@ class _Member:
 
     def measure(self, microbatch_size: int) -> list[dict[str, Any]]:
         """Measure with all others of the group; return the sections."""
-        self._sum.is_alone = False
+        self._ranks.is_alone = False
         measured = self._bench.measure(microbatch_size, BUDGET_S)
         self._bench.forget()
         return list(map(asdict, measured.sections))

@@ -50,7 +50,7 @@ from spottrain.pipeline.model.optimizer import (
 )
 from spottrain.pipeline.model.sections import ModelLayout, TensorSpec
 from spottrain.pipeline.model.selective import check_selective
-from spottrain.pipeline.model.tensor_parallel import Shards
+from spottrain.pipeline.model.tensor_parallel import Absent, Shards
 from spottrain.pipeline.model.tracer import trace
 from spottrain.redaction import redacted
 from spottrain.wire.model import (
@@ -126,7 +126,7 @@ def facts_of(job: TrainingJob, derived: Derived) -> ModelFacts:
 
 def _divided_bytes(layout: ModelLayout, section: int) -> int:
     """Return the bytes of those of a section's parameters that ranks may divide."""
-    shards = Shards(layout.tensor_styles, size=2)
+    shards = Shards(layout.tensor_styles, Absent(2))
     own = layout.named_parameters(section)
     return sum(spec.num_bytes for name, spec in own if shards.dimension(name) is not None)
 
