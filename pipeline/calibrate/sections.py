@@ -426,13 +426,17 @@ class _SectionRun:
         shards: Shards,
     ) -> None:
         self.section = section
-        self._shards = shards
         self._device = device
         self._job, self._seed = loaded.job, loaded.spec.seed
         self._num_sections = loaded.layout.num_sections
         self._entered: Any = None
-        self._fetch = fetch
-        parameters, gradients = fetch()
+
+        def fetch_parts() -> tuple[Tensors, Tensors]:
+            parameters, gradients = fetch()
+            return shards.own_parts(parameters), shards.own_parts(gradients)
+
+        self._fetch = fetch_parts
+        parameters, gradients = fetch_parts()
         self._stage = StageModel(
             loaded.job,
             loaded.layout,
@@ -454,8 +458,7 @@ class _SectionRun:
 
     def _set_gradients(self, gradients: Tensors) -> None:
         for name, parameter in self._named:
-            whole = gradients.get(name)
-            parameter.grad = None if whole is None else self._shards.part_of(name, whole)
+            parameter.grad = gradients.get(name)
         self._trained = [p for _, p in self._named if p.grad is not None]
 
     def leave(self) -> None:
@@ -473,7 +476,7 @@ class _SectionRun:
         if not self._device.is_host:
             parameters, gradients = self._fetch()
             for name, parameter in self._named:
-                parameter.data = self._shards.part_of(name, parameters[name])
+                parameter.data = parameters[name]
             self._set_gradients(gradients)
             del parameters, gradients
         try:

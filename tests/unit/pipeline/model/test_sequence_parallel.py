@@ -65,7 +65,8 @@ def test_a_block_keeps_a_part_of_all_that_one_rank_alone_keeps() -> None:
     whole = torch.randn(layout.cuts[0].crossing[0].shape(len(trial_batch(job, 0))))
 
     def middle(shards: Shards) -> StageModel:
-        return StageModel(job, layout, range(1, 2), tensors, shards=shards)
+        parts = {k: shards.own_parts(whole) for k, whole in tensors.items()}
+        return StageModel(job, layout, range(1, 2), parts, shards=shards)
 
     def at_ranks(*, sequence: bool) -> list[int]:
         ranks = ThreadRank.make(2)
@@ -87,7 +88,8 @@ def test_ranks_drop_out_parts_of_a_sequence_by_masks_of_their_own() -> None:
     masks: dict[tuple[int, str], list[torch.Tensor]] = {}
     for index in range(2):
         shards = Shards.of(layout, Absent(2, index), sequence=True)
-        stage = StageModel(job, layout, range(layout.num_sections), tensors, shards=shards)
+        parts = {k: shards.own_parts(whole) for k, whole in tensors.items()}
+        stage = StageModel(job, layout, range(layout.num_sections), parts, shards=shards)
         for name in ("dropout", "blocks.0.down.1", "blocks.1.down.1"):
             kept = masks[index, name] = []
             stage.module.get_submodule(name).register_forward_hook(
