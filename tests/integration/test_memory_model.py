@@ -121,7 +121,6 @@ def test_ranks_that_divide_matrices_and_share_state_need_as_much_less_as_predict
         folder = tmp_path / str(sharing)
         folder.mkdir()
         ranks = track(zygote, folder, run, known(run))
-        print(run, [(rank.tracked_bytes, rank.allowed.total_bytes) for rank in ranks])
         assert all(LEAST <= share <= MOST for share in shares(ranks)), shares(ranks)
         tracked.append(max(rank.tracked_bytes for rank in ranks))
         allowed.append(max(rank.allowed.total_bytes for rank in ranks))
