@@ -110,7 +110,8 @@ def a_plan(
         peer_copies: Copies that other VMs keep.
         nodes_per_microbatch: Virtual nodes that replicas compute at once.
         tensor_parallel: Ranks that divide the matrices of a stage, whose slots are given.
-        shared_state: Bytes of sections, by which ranks of a stage in one VM divide its state.
+        shared_state: Bytes of sections, by which ranks of a stage in one VM divide its state;
+            where ranks divide matrices, equal ones by default.
     """
     runs, group = depth * chunks, depth if chunks > 1 else 1
     if stage_bounds is None:
@@ -120,6 +121,8 @@ def a_plan(
         replica_bounds = [group * at for at in even_bounds(nodes // group, width)]
     if slots is None:
         slots = slots_of(f"vm{rank}" for rank in range(depth * width))
+    if tensor_parallel > 1 and not shared_state:
+        shared_state = (1,) * stage_bounds[-1]
     return Plan(
         pipeline_depth=depth,
         data_parallel_width=width,

@@ -97,13 +97,6 @@ class PlanInputs(PlanRequest):
         return self.tensor_parallel or 1
 
     @property
-    def always_shares_state(self) -> bool:
-        """Whether ranks share state whatever memory they have: parts of matrices lie in memory
-        otherwise then, by which a kernel may be chosen, and exact mode promises the same bits."""
-        divides = self.group_size > 1 and self.semantics == "synchronous"
-        return divides and self.reduction == "exact"
-
-    @property
     def compute(self) -> Compute:
         """What workers compute on: GPUs if all slots are some."""
         on_gpu = bool(self.slots) and all(device.is_gpu for device in self.slots)

@@ -87,6 +87,12 @@ def _too_small(needed: WorkerBytes, room: WorkerBytes) -> Refusal:
     return Refusal(f"a stage needs {_shortage(needed, room)}", needed, room)
 
 
+def _by_slot(groups: Sequence[Device], depth: int, size: int) -> list[Device]:
+    """Return the device of each rank, given those of groups of ``size`` in their order."""
+    rows = (groups[first : first + depth] for first in range(0, len(groups), depth))
+    return [device for row in rows for _ in range(size) for device in row]
+
+
 def _on_slots(plan: Plan, size: int) -> Plan:
     """Return a plan on groups of ``size`` slots of a VM as one on slots."""
     depth = plan.pipeline_depth
@@ -126,7 +132,7 @@ class Layouts:
     ) -> PlanLayout | Refusal:
         """Choose devices and cut stages that fit into each of them."""
         fleet = fleet or self.cuts.fleet
-        refusal, shares = Refusal("there are no devices"), self.inputs.always_shares_state
+        refusal, divides = Refusal("there are no devices"), self.inputs.group_size > 1
         tried: set[WorkerBytes] = set()
         for order in fleet.orders:
             devices = fleet.take(order, draft.depth, draft.width)
@@ -134,8 +140,8 @@ class Layouts:
             if room not in tried:
                 tried.add(room)
                 share = partial(self._share_state, draft, devices, fleet, uneven)
-                laid = share() if shares else self._lay_out_on(draft, devices, fleet, room, uneven)
-                if isinstance(laid, Refusal) and laid.room is not None and not shares:
+                laid = share() if divides else self._lay_out_on(draft, devices, fleet, room, uneven)
+                if isinstance(laid, Refusal) and laid.room is not None and not divides:
                     shared = share()
                     if not isinstance(shared, Refusal) or shared.in_handover:
                         laid = shared
@@ -180,9 +186,8 @@ class Layouts:
         plan = self._plan(draft, bounds, replicas, placed)
         profiles = tuple(map(self.cuts.profile_on, placed))
         if merged or any(device.kind for device in placed):
-            rooms = [device.room for device in placed]
             tried = [*merged, Shares(replicas, ())]
-            found = self._first_that_fits(plan, tried, profiles, rooms)
+            found = self._first_that_fits(plan, tried, placed)
             if isinstance(found, Refusal):
                 return found
             plan, needed, room = found
@@ -236,25 +241,16 @@ class Layouts:
                 return _too_small(largest(least), room)
             bounds = tight
         placed = self._place(devices, draft, bounds)
+        merged: list[Shares] = []
         if self._may_differ(draft, devices):
-            replicas, _ = self._shares(draft, bounds, placed)
+            replicas, merged = self._shares(draft, bounds, placed)
         weights = self.cuts.state_weights
         plan = replace(self._plan(draft, bounds, replicas, placed), shared_state=weights)
+        found = self._first_that_fits(plan, [*merged, Shares(replicas, ())], placed)
+        if isinstance(found, Refusal):
+            return found
+        plan, needed, room = found
         profiles = tuple(map(self.cuts.profile_on, placed))
-        rows = [slice(at, at + draft.depth) for at in range(0, len(placed), draft.depth)]
-        ranks = rank_bytes(
-            inputs.facts,
-            inputs.profile,
-            _on_slots(plan, size),
-            inputs.reduction,
-            self.cuts.compute,
-            [profile for row in rows for profile in size * profiles[row]],
-        )
-        needed = [rank.needed for rank in ranks]
-        rooms = [device.room for row in rows for device in size * placed[row]]
-        for one, own in zip(needed, rooms, strict=True):
-            if one.beyond(own) > 0:
-                return _too_small(one, own)
         return self._laid_out(plan, placed, profiles, fleet, needed, room)
 
     def _sharing(self, placed: Sequence[Device]) -> SharedCores | None:
@@ -296,8 +292,10 @@ class Layouts:
         if previous is None or self.waives_handover:
             return None
         loading = loader_bytes(self.inputs.profile, plan.microbatch_size)
-        held = handover_bytes(self.inputs.facts, plan, previous, self.cuts.compute, loading)
-        rooms = [device.room for device in placed]
+        size, facts = self.inputs.group_size, self.inputs.facts
+        was, to_be = (_on_slots(one, size) for one in (previous, plan))
+        held = handover_bytes(facts, to_be, was, self.cuts.compute, loading)
+        rooms = [device.room for device in _by_slot(placed, plan.pipeline_depth, size)]
         most, room = max(zip(held, rooms, strict=True), key=lambda at: at[0].beyond(at[1]))
         if most.beyond(room) <= 0:
             return None
@@ -395,15 +393,17 @@ class Layouts:
         self,
         plan: Plan,
         tried: Sequence[Shares],
-        profiles: Sequence[Profile],
-        rooms: Sequence[WorkerBytes],
+        placed: Sequence[Device],
     ) -> tuple[Plan, list[WorkerBytes], WorkerBytes] | Refusal:
         """Return ``plan`` with the first shares for which all devices have room.
 
         Returns:
             It, what its workers need, and the room of the one that has the least left.
         """
-        inputs = self.inputs
+        inputs, size = self.inputs, self.inputs.group_size
+        slots = _by_slot(placed, plan.pipeline_depth, size)
+        profiles = [self.cuts.profile_on(device) for device in slots]
+        rooms = [device.room for device in slots]
         for shares in tried:
             one = replace(
                 plan,
@@ -411,7 +411,12 @@ class Layouts:
                 nodes_per_microbatch=shares.nodes_per_microbatch,
             )
             ranks = rank_bytes(
-                inputs.facts, inputs.profile, one, inputs.reduction, self.cuts.compute, profiles
+                inputs.facts,
+                inputs.profile,
+                _on_slots(one, size),
+                inputs.reduction,
+                self.cuts.compute,
+                profiles,
             )
             needed = [rank.needed for rank in ranks]
             worst, room = max(zip(needed, rooms, strict=True), key=lambda at: at[0].beyond(at[1]))

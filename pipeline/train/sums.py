@@ -303,6 +303,10 @@ class SectionSums(abc.ABC):
         """On their way to where sums are made, or to the arena."""
         self._arriving: list[tuple[Transfer, torch.Tensor]] = []
         """Parts of sums that come into the arena's memory, and where they go then."""
+        packed = section.packed
+        self._target_parts = {
+            name: packed.parts_of(name, target) for name, target in section.target_gradients.items()
+        }
         self._hooks: list[RemovableHandle] = []
 
     def begin(self, step: int, attempt: int, scale_exponent: int, replicas: Replicas) -> None:
@@ -342,11 +346,10 @@ class SectionSums(abc.ABC):
     ) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
         """Yield each gradient, or each of its parts: its name, the sum, where it goes in the
         arena."""
-        packed, targets = self.section.packed, self.section.target_gradients
         for run, rows in zip(runs, sums, strict=True):
             for index, row in enumerate(rows):
                 for name, piece in run.tensors_in(row).items():
-                    yield name, piece, packed.parts_of(name, targets[name])[index]
+                    yield name, piece, self._target_parts[name][index]
 
     def _bring(self, piece: torch.Tensor, target: torch.Tensor, *, from_host: bool) -> None:
         """Begin to copy a sum to the arena."""

@@ -123,6 +123,48 @@ def language_job() -> TrainingJob:
     )
 
 
+class Wide(nn.Module):
+    """Nearly all parameters are in matrices that ranks can divide; small activations."""
+
+    ROWS, WIDTH = 8, 256
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(
+                nn.Linear(self.WIDTH, 4 * self.WIDTH),
+                nn.GELU(),
+                nn.Linear(4 * self.WIDTH, self.WIDTH),
+            )
+            for _ in range(BLOCKS)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+class WideRows:
+    def __len__(self) -> int:
+        return EXAMPLES
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(index)
+        return torch.randn(Wide.ROWS, Wide.WIDTH, generator=generator)
+
+
+def wide_job() -> TrainingJob:
+    return TrainingJob(
+        model=Wide,
+        dataset=WideRows(),
+        heldout=None,
+        loss=perceptron_loss,
+        optimizer=lambda named: torch.optim.AdamW(named, lr=1e-3),
+        tensor_plan={"blocks.*.0": "colwise", "blocks.*.2": "rowwise"},
+    )
+
+
 def frozen_job() -> TrainingJob:
     """The embedding and half of the blocks are not trained."""
 

@@ -47,6 +47,8 @@ class Run:
     semantics: Semantics = "synchronous"
     shares_state: bool = False
     """Whether all ranks are in one VM, and share their stage's state."""
+    tensor_parallel: int = 1
+    """Ranks in one VM that divide the matrices of a stage."""
 
     def __str__(self) -> str:
         module, _, function = self.entrypoint.partition(":")
@@ -60,6 +62,7 @@ class Run:
             f"{name} {self.depth}x{self.width} {kind}{bound} {again} {self.reduction} "
             f"m={self.microbatch_size}{' checkpoint' if saves else ''}"
             f"{'' if self.semantics == 'synchronous' else ' stale'}"
+            f"{f' t={self.tensor_parallel}' if self.tensor_parallel > 1 else ''}"
             f"{' shared' if self.shares_state else ''}"
         )
 
@@ -102,13 +105,16 @@ class Run:
             segments=self.segments,
             stage_bounds=tuple(num_sections * k // runs for k in range(runs + 1)),
         )
-        if not self.shares_state:
+        if not self.shares_state and self.tensor_parallel == 1:
             return plan
         sections = facts_of(self.entrypoint).sections
+        sizes = tuple(one.param_bytes + one.optimizer_bytes for one in sections)
+        ranks = range(self.tensor_parallel * len(plan.slots))
         return replace(
             plan,
-            slots=tuple(Slot(vm_id=NAMES[0], index=rank) for rank in range(len(plan.slots))),
-            shared_state=tuple(one.param_bytes + one.optimizer_bytes for one in sections),
+            slots=tuple(Slot(vm_id=NAMES[0], index=rank) for rank in ranks),
+            devices_per_stage_replica=self.tensor_parallel,
+            shared_state=sizes if self.shares_state else (),
         )
 
 

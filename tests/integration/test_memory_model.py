@@ -10,7 +10,7 @@ import pytest
 from tests.integration.fleet import Zygote
 from tests.integration.memory_runs import Rank, Run, measure_profile, track
 
-from spottrain.wire.model import Profile
+from spottrain.wire.model import Profile, Reduction
 
 pytestmark = pytest.mark.nightly
 
@@ -20,6 +20,7 @@ tensor that waits for its turn."""
 PERCEPTRON = "memory_jobs:perceptron_job"
 LANGUAGE = "memory_jobs:language_job"
 FROZEN = "memory_jobs:frozen_job"
+WIDE = "memory_jobs:wide_job"
 MASTERS = "memory_jobs:masters_job"
 Known = Callable[[Run], Profile]
 
@@ -101,6 +102,31 @@ def test_no_worker_tracks_more_than_the_planner_allows_for_nor_much_less(
 ) -> None:
     ranks = track(zygote, tmp_path, run, known(run))
     assert all(LEAST <= share <= MOST for share in shares(ranks)), shares(ranks)
+
+
+@pytest.mark.parametrize(("reduction", "size"), [("exact", 2), ("fast", 4)])
+def test_ranks_that_divide_matrices_and_share_state_need_as_much_less_as_predicted(
+    zygote: Zygote, tmp_path: Path, known: Known, reduction: Reduction, size: int
+) -> None:
+    tracked, allowed = [], []
+    for sharing in (False, True):
+        run = Run(
+            entrypoint=WIDE,
+            depth=1,
+            width=1,
+            reduction=reduction,
+            tensor_parallel=size,
+            shares_state=sharing,
+        )
+        folder = tmp_path / str(sharing)
+        folder.mkdir()
+        ranks = track(zygote, folder, run, known(run))
+        assert all(LEAST <= share <= MOST for share in shares(ranks)), shares(ranks)
+        tracked.append(max(rank.tracked_bytes for rank in ranks))
+        allowed.append(max(rank.allowed.total_bytes for rank in ranks))
+    whole, parts = tracked
+    assert parts / whole == pytest.approx(allowed[1] / allowed[0], rel=0.05)
+    assert parts < 0.65 * whole
 
 
 def test_segments_take_less_memory_than_a_whole_stage(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -54,11 +55,15 @@ def tensor_spec(folder: Path, name: str, reduction: Reduction = "fast") -> JobSp
     return job_spec(folder, reduction, STEPS, entrypoint=f"tensor_jobs:{name}")
 
 
-def shape_plan(spec: JobSpec, shape: tuple[int, int, int], sections: int) -> Plan:
-    """A VM for each stage of each replica."""
+def shape_plan(
+    spec: JobSpec, shape: tuple[int, int, int], sections: int, *, together: bool = False
+) -> Plan:
+    """A VM for each stage of each replica; or one for each stage, of all replicas."""
     depth, width, size = shape
     slots = tuple(
-        Slot(vm_id=f"{stage}{replica}", index=index)
+        Slot(vm_id=f"{stage}0", index=replica * size + index)
+        if together
+        else Slot(vm_id=f"{stage}{replica}", index=index)
         for replica in range(width)
         for index in range(size)
         for stage in range(depth)
@@ -86,7 +91,16 @@ def train(
     shares: bool = False,
     sequence: bool = False,
     selective: bool = False,
+    sizes: tuple[int, ...] = (),
+    together: bool = False,
 ) -> Trained:
+    """Train to the end.
+
+    Args:
+        shares: Whether ranks share state.
+        sizes: Of sections, by which they do; by default all are equal.
+        together: Whether replicas are in the same VMs.
+    """
     folder.mkdir(exist_ok=True)
     precision, network = runtime.precision, runtime.network
     spec = replace(
@@ -99,11 +113,12 @@ def train(
     changes: dict[str, Any] = {
         "state": runtime.state,
         "segments": runtime.segments,
-        "shared_state": (1,) * SECTIONS[name] if shares else (),
+        "shared_state": (sizes or (1,) * SECTIONS[name]) if shares else (),
     }
-    plan = replace(shape_plan(spec, shape, SECTIONS[name]), **changes)
-    names = tuple(dict.fromkeys(slot.vm_id for slot in plan.slots))
-    hosts = {vm: Host(num_slots=shape[2], device=runtime.device) for vm in names}
+    plan = replace(shape_plan(spec, shape, SECTIONS[name], together=together), **changes)
+    slots = Counter(slot.vm_id for slot in plan.slots)
+    names = tuple(slots)
+    hosts = {vm: Host(num_slots=slots[vm], device=runtime.device) for vm in names}
     with Fleet(spec, names, folder / "log", zygote, environment, hosts=hosts) as fleet:
         fleet.ready()
         smaller = replace(shape_plan(spec, (1, 1, shape[2]), SECTIONS[name]), **changes)
@@ -133,11 +148,15 @@ def test_ranks_of_two_stages_that_divide_their_matrices_train_what_one_rank_does
 
 
 @pytest.mark.rotated
-@pytest.mark.parametrize("shape", [*SHAPES[1:], (1, 1, 4)], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "shares"),
+    [*((shape, False) for shape in (*SHAPES[1:], (1, 1, 4))), ((2, 2, 2), True), ((1, 1, 4), True)],
+    ids=str,
+)
 def test_ranks_of_any_shape_train_what_one_rank_does(
-    zygote: Zygote, tmp_path: Path, alone: Trained, shape: tuple[int, int, int]
+    zygote: Zygote, tmp_path: Path, alone: Trained, shape: tuple[int, int, int], shares: bool
 ) -> None:
-    train(zygote, tmp_path, "gpt", shape).assert_close(alone)
+    train(zygote, tmp_path, "gpt", shape, shares=shares).assert_close(alone)
 
 
 @pytest.mark.rotated
@@ -165,7 +184,9 @@ def test_the_same_ranks_train_to_the_same_bits_through_any_other_shape_and_a_kil
 
 @pytest.fixture(scope="module")
 def divided(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    return train(zygote, tmp_path_factory.mktemp("divided"), "gpt", (1, 1, 2), "exact")
+    """As the planner has it in exact mode: ranks that divide matrices share state."""
+    folder = tmp_path_factory.mktemp("divided")
+    return train(zygote, folder, "gpt", (1, 1, 2), "exact", shares=True)
 
 
 @pytest.mark.rotated
@@ -183,7 +204,7 @@ def test_a_rank_of_a_group_killed_at_any_hook_changes_no_bit(
         {**asdict(blow), "mark": str(tmp_path / f"mark-{number}")}
         for number, blow in enumerate(blows)
     ]
-    struck = train(zygote, tmp_path, "gpt", shape, "exact", environment_of(script))
+    struck = train(zygote, tmp_path, "gpt", shape, "exact", environment_of(script), shares=True)
     assert struck.weights == divided.weights
     for number, blow in enumerate(blows):
         assert (tmp_path / f"mark-{number}").exists(), f"{blow} did not strike"
@@ -208,13 +229,31 @@ def test_ranks_that_divide_matrices_and_share_state_train_to_the_same_bits_throu
     action: Action,
     runtime: Runtime,
 ) -> None:
-    whole = train(zygote, tmp_path / "whole", "gpt", (1, 1, 2), "exact", runtime=runtime)
+    folder = tmp_path / "undisturbed"
+    undisturbed = train(
+        zygote, folder, "gpt", (1, 1, 2), "exact", runtime=runtime, shares=True, sizes=(1, 2)
+    )
     blow = {"hook": Hook.FLIPPED, "rank": rank, "step": 2, "action": action}
     environment = environment_of([blow | {"mark": str(tmp_path / "mark")}])
     folder = tmp_path / "shared"
     shared = train(zygote, folder, "gpt", shape, "exact", environment, runtime, shares=True)
     assert (tmp_path / "mark").exists()
-    assert shared.weights == whole.weights
+    assert shared.weights == undisturbed.weights
+
+
+@pytest.mark.rotated
+@pytest.mark.parametrize(
+    ("shape", "sizes"), [((1, 1, 2), (1, 2)), ((1, 2, 2), (1, 1)), ((1, 2, 2), (1, 2))], ids=str
+)
+def test_who_in_a_vm_holds_a_section_changes_no_bit(
+    zygote: Zygote,
+    tmp_path: Path,
+    divided: Trained,
+    shape: tuple[int, int, int],
+    sizes: tuple[int, ...],
+) -> None:
+    other = train(zygote, tmp_path, "gpt", shape, "exact", shares=True, sizes=sizes, together=True)
+    assert other.weights == divided.weights
 
 
 @pytest.mark.rotated
@@ -223,7 +262,15 @@ def test_ranks_that_divide_round_as_one_alone_in_16_bits(
     zygote: Zygote, tmp_path: Path, runtime: Runtime
 ) -> None:
     alone, divided = (
-        train(zygote, tmp_path / str(size), "gpt", (1, 1, size), "exact", runtime=runtime)
+        train(
+            zygote,
+            tmp_path / str(size),
+            "gpt",
+            (1, 1, size),
+            "exact",
+            runtime=runtime,
+            shares=size > 1,
+        )
         for size in (1, 2)
     )
     assert divided.losses == pytest.approx(alone.losses, rel=2e-3)
@@ -236,12 +283,27 @@ def test_a_plan_that_leaves_out_what_gets_a_part_is_refused(zygote: Zygote, tmp_
 
 
 @pytest.mark.rotated
-@pytest.mark.parametrize(("network", "state"), [("nccl", "device"), ("gloo", "host")])
+@pytest.mark.parametrize(
+    ("network", "state", "shares"),
+    [
+        ("nccl", "device", False),
+        ("gloo", "host", False),
+        ("nccl", "device", True),
+        ("nccl", "host", True),
+        ("gloo", "device", True),
+        ("gloo", "host", True),
+    ],
+)
 def test_ranks_on_gpus_sum_there_or_in_their_vms_memory(
-    zygote: Zygote, tmp_path: Path, alone: Trained, network: Network, state: StateHome
+    zygote: Zygote,
+    tmp_path: Path,
+    alone: Trained,
+    network: Network,
+    state: StateHome,
+    shares: bool,
 ) -> None:
     runtime = Runtime("tests.fakes.deferred:3", state, network=network)
-    train(zygote, tmp_path, "gpt", (2, 2, 2), runtime=runtime).assert_close(alone)
+    train(zygote, tmp_path, "gpt", (2, 2, 2), runtime=runtime, shares=shares).assert_close(alone)
 
 
 @pytest.mark.rotated

@@ -74,7 +74,8 @@ class Plan:
     chunks: int = 1
     """Runs of sections that each stage has; more than one if interleaved."""
     devices_per_stage_replica: int = 1
-    """Ranks that divide the matrices of a stage of a replica; see ``replica_of``."""
+    """Ranks that divide the matrices of a stage of a replica; see ``replica_of``. Several always
+    share the state of their stage."""
     state: StateHome = "host"
     """Where workers on GPUs keep parameters, optimizer state and undo slot."""
     network: Network = "auto"
@@ -139,10 +140,13 @@ class Plan:
         return len(self.shared_state) == self.num_sections and min(self.shared_state) >= 0
 
     def _divides_matrices(self) -> bool:
-        """Return whether the ranks that divide a stage's matrices are in one VM each."""
+        """Return whether the ranks that divide a stage's matrices are in one VM each, and share
+        its state there."""
         groups = map(self.tensor_ranks, range(len(self.slots)))
-        return self.chunks == 1 and all(
-            len({self.slots[rank].vm_id for rank in ranks}) == 1 for ranks in groups
+        return (
+            self.chunks == 1
+            and len(self.shared_state) > 0
+            and all(len({self.slots[rank].vm_id for rank in ranks}) == 1 for ranks in groups)
         )
 
     @property

@@ -52,6 +52,34 @@ def test_ranks_that_divide_matrices_share_state_too() -> None:
     assert [len(plan.held_by(rank)) for rank in range(2)] == [2, 2]
 
 
+def test_ranks_that_divide_matrices_always_share_state_in_exact_mode() -> None:
+    case = replace(with_memory({"box": 4}, 60, 2), reduction="exact")
+    assert plan_of(case).shared_state
+    assert not plan_of(replace(case, reduction="fast")).shared_state
+    assert not plan_of(replace(case, semantics="stale_by_one", schedule="varuna")).shared_state
+    why_not = choose_plan(replace(case, slots=with_memory({"box": 2}, 8, 2).slots)).why_not
+    assert why_not.startswith("the model needs")
+
+
+def test_stages_that_share_state_are_cut_where_they_fit() -> None:
+    case = replace(with_memory({"box": 4}, 200, 2), reduction="exact", pipeline_depth=2)
+    sizes = (1, 1, 1, 6)
+    sections = [
+        replace(one, param_bytes=n * MIB, divided_bytes=n * MIB, optimizer_bytes=2 * n * MIB)
+        for n, one in zip(sizes, case.facts.sections, strict=True)
+    ]
+    case = replace(case, facts=model_facts(sections))
+    assert plan_of(case).stage_bounds == (0, 2, 4)
+    slots = tuple(replace(device, memory_bytes=96 * MIB) for device in case.slots)
+    plan = plan_of(replace(case, slots=slots))
+    assert plan.stage_bounds == (0, 3, 4)
+    needed = rank_bytes(case.facts, case.profile, plan, "exact")
+    even = replace(plan, stage_bounds=(0, 2, 4))
+    too_much = rank_bytes(case.facts, case.profile, even, "exact")
+    assert max(one.total_bytes for one in needed) <= 96 * MIB
+    assert max(one.total_bytes for one in too_much) > 96 * MIB
+
+
 def test_state_is_not_shared_where_gradients_are_stale() -> None:
     case = replace(
         with_memory({"box": 8}, 24), pipeline_depth=1, semantics="stale_by_one", schedule="varuna"
