@@ -9,7 +9,8 @@ fewest GPUs, one a VM, on which it fits: a VM has 200 GB of memory beside an H10
 beside an L4 or a T4 (g2-standard-4, g4dn.xlarge); its network is 25 or 10 Gb/s.
 
 With ``--box`` a VM has eight H100 that NVLink connects, and each model the mini-batch of public
-runs: about half a million tokens. Its plan is trained as well, a process for each GPU, in
+runs: about half a million tokens. Four of its blocks are calibrated: all are equal, and have the
+same declared times. Its plan is trained as well, a process for each GPU, in
 virtual time, with a mini-batch that may be shorter, and compared with what is predicted of that.
 Prints a row of a table for each model.
 """
@@ -32,7 +33,7 @@ from tests.fakes.timed import Figures, TimedDevice
 from tests.fakes.timed_links import Wire
 from tests.gpu import runs
 from tests.gpu.blank_jobs import SIZES
-from tests.integration.declared_ranks import trained
+from tests.integration.declared_ranks import Trained, trained
 
 from spottrain.morphing.plan.choose import choose_plan
 from spottrain.morphing.plan.flops import training_use
@@ -45,7 +46,7 @@ from spottrain.pipeline.model.loaded import LoadedJob, load
 from spottrain.pricing.prices.catalogue import catalogue
 from spottrain.varuna_manager.offers.preview import workload_inputs
 from spottrain.wire.messages import Calibrate
-from spottrain.wire.model import LinkProfile, Precision, Profile
+from spottrain.wire.model import LinkProfile, ModelFacts, Precision, Profile, SectionProfile
 from spottrain.wire.plan import Plan
 
 MODELS = tuple(SIZES)
@@ -79,16 +80,13 @@ BOX: dict[str, BoxCase] = {
     "gpt_8b": BoxCase(256, (1, 2), 16),
 }
 HEADER = """\
-| model | plan, micro-batch, state | step | tokens/s | share of peak | memory | rests on | \
-trained | predicted | took | memory seen |
-|---|---|---|---|---|---|---|---|---|---|---|"""
+| model | plan, micro-batch, state | step | tokens/s | share of peak | memory | trained | \
+predicted | took | of it ties | error | memory seen | rests on |
+|---|---|---|---|---|---|---|---|---|---|---|---|---|"""
 
 
-def job_of(
-    folder: Path, model: str, gpu: str, minibatch: int, sizes: Sequence[int]
-) -> tuple[LoadedJob, Profile, TimedDevice]:
-    """Load a model and calibrate it on a GPU; return them, and the device that was used."""
-    device = TimedDevice(Figures.of(gpu), numbers=False)
+def loaded_job(folder: Path, model: str, gpu: str, minibatch: int) -> LoadedJob:
+    """Load a model of ``blank_jobs``."""
     spec = runs.job_spec(
         folder,
         f"blank_jobs:{model}",
@@ -96,11 +94,33 @@ def job_of(
         precision=VMS[gpu][0],
         minibatch_size=minibatch,
     )
-    loaded = load(spec, runs.WORKDIR)
+    return load(spec, runs.WORKDIR)
+
+
+def calibrated(loaded: LoadedJob, gpu: str, sizes: Sequence[int]) -> tuple[Profile, TimedDevice]:
+    """Calibrate a model on a GPU; return the device, too."""
+    device = TimedDevice(Figures.of(gpu), numbers=False)
     command = Calibrate(microbatch_sizes=tuple(sizes))
     profile = calibrate(loaded, command, 0, lambda report: None, device, gpu)
     assert profile is not None
-    return loaded, profile, device
+    return profile, device
+
+
+def deepened(profile: Profile, facts: ModelFacts) -> Profile:
+    """Return the profile of a model that has more blocks, all of them equal.
+
+    Args:
+        profile: Of one with three blocks or more: the second one stands for those that it lacks.
+        facts: Of the model.
+    """
+
+    def sections(few: Sequence[SectionProfile]) -> tuple[SectionProfile, ...]:
+        more = [few[1]] * (len(facts.sections) - len(few))
+        every = (*few[:2], *more, *few[2:])
+        return tuple(replace(one, index=k) for k, one in enumerate(every))
+
+    microbatches = (replace(one, sections=sections(one.sections)) for one in profile.microbatches)
+    return replace(profile, fingerprint=facts.fingerprint, microbatches=tuple(microbatches))
 
 
 def workload_of(
@@ -133,7 +153,8 @@ def measure(model: str, gpu: str) -> dict[str, Any]:
     """Calibrate a model on a GPU, and plan for the fewest that it fits on."""
     began_s = time.process_time()
     with tempfile.TemporaryDirectory() as name:
-        loaded, profile, device = job_of(Path(name), model, gpu, MINIBATCH, MICROBATCHES)
+        loaded = loaded_job(Path(name), model, gpu, MINIBATCH)
+        profile, device = calibrated(loaded, gpu, MICROBATCHES)
     workload = workload_of(loaded, profile, gpu)
     found = {
         "model": model,
@@ -163,35 +184,64 @@ def measure(model: str, gpu: str) -> dict[str, Any]:
     return {**found, "why_not": choice.why_not}
 
 
-def box_row(model: str) -> str:
-    """Plan a model in a box, train the plan in virtual time, and return the row of both."""
+@dataclass(frozen=True)
+class Boxed:
+    """What is planned for a model in a box, and how that went."""
+
+    inputs: PlanInputs
+    plan: Plan
+    stage_bytes: int
+    """Predicted, of the device that takes most."""
+    shorter: Plan
+    """The plan that was trained."""
+    ran: Trained
+
+    @property
+    def error(self) -> float:
+        """Share by which the time of what was trained was predicted too long, ties left out."""
+        return self.shorter.predicted_step_s / (self.ran.step_s - self.ran.tied_s) - 1
+
+
+def in_box(model: str) -> Boxed:
+    """Plan a model in a box, and train the plan in virtual time."""
     case, figures = BOX[model], Figures.of(BOX_GPU)
     with tempfile.TemporaryDirectory() as name:
-        loaded, profile, _ = job_of(Path(name), model, BOX_GPU, case.minibatch, case.microbatches)
-        inputs = box_inputs(loaded, profile)
+        loaded, shallow = (
+            loaded_job(Path(name), one, BOX_GPU, case.minibatch)
+            for one in (model, f"shallow_{model}")
+        )
+        measured, _ = calibrated(shallow, BOX_GPU, case.microbatches)
+        inputs = box_inputs(loaded, deepened(measured, model_facts(loaded.job, loaded.layout)))
         choice = choose_plan(inputs)
-        plan, best = choice.plan, choice.candidates[0]
-        assert plan is not None, choice.why_not
-        shorter = shorter_plan(inputs, plan, case.trained)
+        assert choice.plan is not None, choice.why_not
+        shorter = shorter_plan(inputs, choice.plan, case.trained)
         wire = Wire(figures.peer_latency_s, figures.peer_bytes_per_s, on_devices=True)
         ran = trained(loaded, shorter, figures, wire, numbers=False)
+    return Boxed(inputs, choice.plan, choice.candidates[0].stage_bytes or 0, shorter, ran)
+
+
+def box_row(model: str) -> str:
+    """Return the row of a model."""
+    case, found = BOX[model], in_box(model)
+    step_s, ran = found.plan.predicted_step_s, found.ran
     peak = catalogue().gpus[BOX_GPU].peak_flops[VMS[BOX_GPU][0]]
-    step_s = plan.predicted_step_s
-    use = training_use(inputs.facts, case.minibatch, step_s, [peak] * BOX_GPUS)
+    use = training_use(found.inputs.facts, case.minibatch, step_s, [peak] * BOX_GPUS)
     assert use is not None
     rests = (f"{kind} {share:.0%}" for kind, share in sorted(ran.spent.items()))
     cells = (
         model,
-        _in_words(plan),
+        _in_words(found.plan),
         f"{step_s:.4f} s",
         f"{case.minibatch * SIZES[model].sequence / step_s:,.0f}",
         f"{use.utilisation:.0%}",
-        f"{(best.stage_bytes or 0) / 1e9:.1f} GB",
-        ", ".join(rests),
+        f"{found.stage_bytes / 1e9:.1f} GB",
         f"{case.trained}",
-        f"{shorter.predicted_step_s:.4f} s",
-        f"{ran.step_s:.4f} s ({shorter.predicted_step_s / ran.step_s - 1:+.1%})",
+        f"{found.shorter.predicted_step_s:.4f} s",
+        f"{ran.step_s:.4f} s",
+        f"{ran.tied_s:.4f} s",
+        f"{found.error:+.1%}",
         f"{ran.peak_bytes / 1e9:.1f} GB",
+        ", ".join(rests),
     )
     return f"| {' | '.join(cells)} |"
 

@@ -45,6 +45,10 @@ def _blank(size: Size) -> TrainingJob:
     return dataclasses.replace(make(size), model=model, tensor_plan=TENSOR_PLAN)
 
 
+def _shallow(model: str) -> TrainingJob:
+    return _blank(dataclasses.replace(SIZES[model], blocks=4))
+
+
 def gpt_35m() -> TrainingJob:
     """Return a GPT with 35 million parameters."""
     return _blank(Size(4, 768, 12, vocabulary=8192, sequence=64))
@@ -68,3 +72,18 @@ def gpt2_7b() -> TrainingJob:
 def gpt_8b() -> TrainingJob:
     """Return a GPT with 8.3 billion parameters."""
     return _blank(SIZES["gpt_8b"])
+
+
+def shallow_gpt2_124m() -> TrainingJob:
+    """Return four blocks of ``gpt2_124m``, and so the next ones."""
+    return _shallow("gpt2_124m")
+
+
+def shallow_gpt2_1558m() -> TrainingJob:
+    """See above."""
+    return _shallow("gpt2_1558m")
+
+
+def shallow_gpt_8b() -> TrainingJob:
+    """See above."""
+    return _shallow("gpt_8b")

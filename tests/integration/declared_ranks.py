@@ -43,6 +43,8 @@ class Trained:
     """The last mini-batch of a plan, and what its ranks took."""
 
     step_s: float
+    tied_s: float
+    """Of it: sums of tied parameters, which go through the hosts' memory."""
     peak_bytes: int
     """Of the device that took most."""
     spent: Mapping[str, float]
@@ -80,6 +82,7 @@ def trained(
         spent_s.update(one["spent_s"])
     return Trained(
         step_s=step_s,
+        tied_s=max(float(one["tied_s"]) for one in found),
         peak_bytes=max(int(one["peak"]) for one in found),
         spent={kind: each_s / len(found) / step_s for kind, each_s in spent_s.items()},
     )
@@ -101,9 +104,9 @@ def _run(
         for step in range(MINIBATCHES):
             device.spent_s.clear()
             step_s = one.minibatch(step)
-        one.links.flush()
-        one.links.close()
-        say({"step_s": step_s, "peak": device.peak_bytes(), "spent_s": device.spent_s})
+        one.close()
+        found = {"step_s": step_s, "tied_s": one.tied_s, "peak": device.peak_bytes()}
+        say(found | {"spent_s": device.spent_s})
     leave()
 
 
@@ -125,6 +128,7 @@ class _Rank:
         self._plan, self._row = plan, rank // plan.pipeline_depth
         self._ties = loaded.layout.tied
         groups = new_groups(memberships(plan, self._ties), TIMEOUT_S)
+        connections.seal()
         on_devices = DeviceGroups(device, connections, print, print)
         own = Endpoint.of(device)
         endpoints = [Endpoint(*row) for row in gather_json([own.library, own.identity])]
@@ -158,6 +162,16 @@ class _Rank:
         self._updater = memory.updater(self._arenas, FaultScript())
         self._gatherer = update.Gatherer(plan)
         self._lanes.begin(0, 0)
+        self.tied_s = 0.0
+        """As in ``Trained``, of the newest mini-batch."""
+
+    def close(self) -> None:
+        """Part with the other ranks, none of which needs this one any more."""
+        self.links.flush()
+        self.links.close()
+        self._network.device_groups.finish()
+        self.agree()
+        self._network.device_groups.close()
 
     def agree(self) -> float:
         """Return the latest time of any rank; this one goes on then."""
@@ -174,7 +188,11 @@ class _Rank:
         reduction = self._lanes.of(step).reduction
         fits = reduction.reduce()
         totals = {self._plan.num_sections - 1: reduction.total_loss(computed.losses)}
+        self._device.synchronise()
+        summed_s = self._device.clock()
         sum_tied(self._plan, self._row, self._ties, self._arenas, self._network.groups)
+        self._device.synchronise()
+        self.tied_s = self._device.clock() - summed_s
         mine = update.contributions(self._arenas.values(), self._ties, totals, fits)
         self.agree()
         everything = self._gatherer.exchange(mine, 0, 0, 0, 0, save=False)
