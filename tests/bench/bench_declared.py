@@ -1,11 +1,18 @@
 """What is planned for models of real size on GPUs whose times are declared.
 
     python -m tests.bench.bench_declared [--models gpt2_124m,gpt2_1558m] [--gpus H100,L4,T4]
+    python -m tests.bench.bench_declared --box [--models gpt2_124m]
 
 Calibration and planner are the product's; the GPU is a stand-in without numbers and with
-virtual time (``tests/fakes/timed.py``), by the figures of its data sheet. Each model is planned
-on the fewest GPUs, one a VM, on which it fits: a VM has 200 GB of memory beside an H100, and
-16 GB beside an L4 or a T4 (g2-standard-4, g4dn.xlarge); its network is 25 or 10 Gb/s.
+virtual time (``tests/fakes/timed.py``), by published figures. Each model is planned on the
+fewest GPUs, one a VM, on which it fits: a VM has 200 GB of memory beside an H100, and 16 GB
+beside an L4 or a T4 (g2-standard-4, g4dn.xlarge); its network is 25 or 10 Gb/s.
+
+With ``--box`` a VM has eight H100 that NVLink connects, and each model the mini-batch of public
+runs: about half a million tokens. Four of its blocks are calibrated: all are equal, and have the
+same declared times. Its plan is trained as well, a process for each GPU, in
+virtual time, with a mini-batch that may be shorter, and compared with what is predicted of that.
+Prints a row of a table for each model.
 """
 
 from __future__ import annotations
@@ -16,23 +23,31 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from tests.fakes.timed import Figures, TimedDevice
+from tests.fakes.timed_links import Wire
 from tests.gpu import runs
 from tests.gpu.blank_jobs import SIZES
+from tests.integration.declared_ranks import Trained, trained
 
 from spottrain.morphing.plan.choose import choose_plan
+from spottrain.morphing.plan.flops import training_use
+from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.workload import Workload
 from spottrain.pipeline.calibrate.calibrate import calibrate
+from spottrain.pipeline.model.checks.division import can_divide
 from spottrain.pipeline.model.inspect import model_facts
-from spottrain.pipeline.model.loaded import load
+from spottrain.pipeline.model.loaded import LoadedJob, load
+from spottrain.pricing.prices.catalogue import catalogue
 from spottrain.varuna_manager.offers.preview import workload_inputs
 from spottrain.wire.messages import Calibrate
-from spottrain.wire.model import LinkProfile, Precision
+from spottrain.wire.model import LinkProfile, ModelFacts, Precision, Profile, SectionProfile
+from spottrain.wire.plan import Plan
 
 MODELS = tuple(SIZES)
 MINIBATCH = 128
@@ -45,43 +60,109 @@ VMS: dict[str, tuple[Precision, int, float]] = {
 }
 """Precision that ``auto`` takes, memory of a VM, bytes per second between two."""
 MOST_GPUS = 32
+BOX_GPU, BOX_GPUS = "H100", 8
 
 
-def measure(model: str, gpu: str) -> dict[str, Any]:
-    """Calibrate a model on a GPU, and plan for the fewest that it fits on."""
-    precision, host_bytes, bytes_per_s = VMS[gpu]
+@dataclass(frozen=True)
+class BoxCase:
+    """How a model is trained in a box."""
+
+    minibatch: int
+    """Examples, for about half a million tokens."""
+    microbatches: tuple[int, ...]
+    trained: int
+    """Examples of the mini-batch that is trained."""
+
+
+BOX: dict[str, BoxCase] = {
+    "gpt2_124m": BoxCase(512, (16, 32), 512),
+    "gpt2_1558m": BoxCase(512, (4, 8, 16), 128),
+    "gpt_8b": BoxCase(256, (1, 2), 16),
+}
+HEADER = """\
+| model | plan, micro-batch, state | step | tokens/s | share of peak | memory | trained | \
+predicted | took | of it ties | error | memory seen | rests on |
+|---|---|---|---|---|---|---|---|---|---|---|---|---|"""
+
+
+def loaded_job(folder: Path, model: str, gpu: str, minibatch: int) -> LoadedJob:
+    """Load a model of ``blank_jobs``."""
+    spec = runs.job_spec(
+        folder,
+        f"blank_jobs:{model}",
+        reduction="fast",
+        precision=VMS[gpu][0],
+        minibatch_size=minibatch,
+    )
+    return load(spec, runs.WORKDIR)
+
+
+def calibrated(loaded: LoadedJob, gpu: str, sizes: Sequence[int]) -> tuple[Profile, TimedDevice]:
+    """Calibrate a model on a GPU; return the device, too."""
     device = TimedDevice(Figures.of(gpu), numbers=False)
-    began_s = time.process_time()
-    with tempfile.TemporaryDirectory() as folder:
-        spec = runs.job_spec(
-            Path(folder),
-            f"blank_jobs:{model}",
-            reduction="fast",
-            precision=precision,
-            minibatch_size=MINIBATCH,
-        )
-        loaded = load(spec, runs.WORKDIR)
-        profile = calibrate(
-            loaded, Calibrate(microbatch_sizes=MICROBATCHES), 0, lambda report: None, device, gpu
-        )
+    command = Calibrate(microbatch_sizes=tuple(sizes))
+    profile = calibrate(loaded, command, 0, lambda report: None, device, gpu)
     assert profile is not None
-    calibrated = {
-        "calibration_peak_gb": (device.peak_bytes() or 0) / 1e9,
-        "calibration_s": device.clock(),
-    }
-    link = LinkProfile(latency_s=1e-4, bandwidth_bytes_per_s=bytes_per_s)
-    workload = Workload(
+    return profile, device
+
+
+def deepened(profile: Profile, facts: ModelFacts) -> Profile:
+    """Return the profile of a model that has more blocks, all of them equal.
+
+    Args:
+        profile: Of one with three blocks or more: the second one stands for those that it lacks.
+        facts: Of the model.
+    """
+
+    def sections(few: Sequence[SectionProfile]) -> tuple[SectionProfile, ...]:
+        more = [few[1]] * (len(facts.sections) - len(few))
+        every = (*few[:2], *more, *few[2:])
+        return tuple(replace(one, index=k) for k, one in enumerate(every))
+
+    microbatches = (replace(one, sections=sections(one.sections)) for one in profile.microbatches)
+    return replace(profile, fingerprint=facts.fingerprint, microbatches=tuple(microbatches))
+
+
+def workload_of(
+    loaded: LoadedJob, profile: Profile, gpu: str, within: LinkProfile | None = None
+) -> Workload:
+    """Return what is planned on VMs with such GPUs.
+
+    Args:
+        loaded: The job.
+        profile: As it was measured on one.
+        gpu: Its name.
+        within: Link within a VM; not given: VMs have one GPU.
+    """
+    precision, host_bytes, bytes_per_s = VMS[gpu]
+    between = LinkProfile(latency_s=1e-4, bandwidth_bytes_per_s=bytes_per_s)
+    return Workload(
         sources=("declared",),
         facts=model_facts(loaded.job, loaded.layout),
-        profile=replace(profile, within_vm=link, between_vms=link),
-        minibatch_size=MINIBATCH,
-        gpu_memory_bytes=device.figures.memory_bytes,
+        profile=replace(profile, within_vm=within or between, between_vms=between),
+        minibatch_size=loaded.spec.minibatch_size,
+        gpu_memory_bytes=Figures.of(gpu).memory_bytes,
         usd_per_hour=1.0,
         precision=precision,
         is_gpu=True,
         host_memory_bytes=host_bytes,
     )
-    found = {"model": model, "gpu": gpu, "cpu_s": time.process_time() - began_s, **calibrated}
+
+
+def measure(model: str, gpu: str) -> dict[str, Any]:
+    """Calibrate a model on a GPU, and plan for the fewest that it fits on."""
+    began_s = time.process_time()
+    with tempfile.TemporaryDirectory() as name:
+        loaded = loaded_job(Path(name), model, gpu, MINIBATCH)
+        profile, device = calibrated(loaded, gpu, MICROBATCHES)
+    workload = workload_of(loaded, profile, gpu)
+    found = {
+        "model": model,
+        "gpu": gpu,
+        "cpu_s": time.process_time() - began_s,
+        "calibration_peak_gb": (device.peak_bytes() or 0) / 1e9,
+        "calibration_s": device.clock(),
+    }
     for count in range(1, MOST_GPUS + 1):
         choice = choose_plan(workload_inputs(workload, count))
         if choice.plan is None:
@@ -92,7 +173,7 @@ def measure(model: str, gpu: str) -> dict[str, Any]:
         return {
             **found,
             "gpus": count,
-            "shape": f"{plan.pipeline_depth}x{plan.data_parallel_width}",
+            "shape": plan.shape,
             "microbatch": plan.microbatch_size,
             "state": plan.state,
             "recompute": plan.recompute,
@@ -103,18 +184,130 @@ def measure(model: str, gpu: str) -> dict[str, Any]:
     return {**found, "why_not": choice.why_not}
 
 
+@dataclass(frozen=True)
+class Boxed:
+    """What is planned for a model in a box, and how that went."""
+
+    inputs: PlanInputs
+    plan: Plan
+    stage_bytes: int
+    """Predicted, of the device that takes most."""
+    shorter: Plan
+    """The plan that was trained."""
+    ran: Trained
+
+    @property
+    def error(self) -> float:
+        """Share by which the time of what was trained was predicted too long, ties left out."""
+        return self.shorter.predicted_step_s / (self.ran.step_s - self.ran.tied_s) - 1
+
+
+def in_box(model: str) -> Boxed:
+    """Plan a model in a box, and train the plan in virtual time."""
+    case, figures = BOX[model], Figures.of(BOX_GPU)
+    with tempfile.TemporaryDirectory() as name:
+        loaded, shallow = (
+            loaded_job(Path(name), one, BOX_GPU, case.minibatch)
+            for one in (model, f"shallow_{model}")
+        )
+        measured, _ = calibrated(shallow, BOX_GPU, case.microbatches)
+        inputs = box_inputs(loaded, deepened(measured, model_facts(loaded.job, loaded.layout)))
+        choice = choose_plan(inputs)
+        assert choice.plan is not None, choice.why_not
+        shorter = shorter_plan(inputs, choice.plan, case.trained)
+        wire = Wire(figures.peer_latency_s, figures.peer_bytes_per_s, on_devices=True)
+        ran = trained(loaded, shorter, figures, wire, numbers=False)
+    return Boxed(inputs, choice.plan, choice.candidates[0].stage_bytes or 0, shorter, ran)
+
+
+def box_row(model: str) -> str:
+    """Return the row of a model."""
+    case, found = BOX[model], in_box(model)
+    step_s, ran = found.plan.predicted_step_s, found.ran
+    peak = catalogue().gpus[BOX_GPU].peak_flops[VMS[BOX_GPU][0]]
+    use = training_use(found.inputs.facts, case.minibatch, step_s, [peak] * BOX_GPUS)
+    assert use is not None
+    rests = (f"{kind} {share:.0%}" for kind, share in sorted(ran.spent.items()))
+    cells = (
+        model,
+        _in_words(found.plan),
+        f"{step_s:.4f} s",
+        f"{case.minibatch * SIZES[model].sequence / step_s:,.0f}",
+        f"{use.utilisation:.0%}",
+        f"{found.stage_bytes / 1e9:.1f} GB",
+        f"{case.trained}",
+        f"{found.shorter.predicted_step_s:.4f} s",
+        f"{ran.step_s:.4f} s",
+        f"{ran.tied_s:.4f} s",
+        f"{found.error:+.1%}",
+        f"{ran.peak_bytes / 1e9:.1f} GB",
+        ", ".join(rests),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def box_inputs(loaded: LoadedJob, profile: Profile) -> PlanInputs:
+    """Return what a plan in one box is made from; how many GPUs divide matrices is left open."""
+    figures = Figures.of(BOX_GPU)
+    within = LinkProfile(
+        latency_s=figures.peer_latency_s,
+        bandwidth_bytes_per_s=figures.peer_bytes_per_s,
+        on_devices=True,
+    )
+    workload = workload_of(loaded, profile, BOX_GPU, within)
+    inputs = workload_inputs(workload, BOX_GPUS, BOX_GPUS)
+    sizes = tuple(n for n in (2, 4, 8) if can_divide(loaded.job, loaded.layout, n))
+    return replace(inputs, facts=replace(inputs.facts, tensor_sizes=sizes), tensor_parallel=None)
+
+
+def shorter_plan(inputs: PlanInputs, plan: Plan, examples: int) -> Plan:
+    """Return the same plan for a mini-batch of fewer examples, with its predicted time."""
+    asked = replace(
+        inputs,
+        minibatch_size=examples,
+        microbatch_size=plan.microbatch_size,
+        pipeline_depth=plan.pipeline_depth,
+        tensor_parallel=plan.devices_per_stage_replica,
+        schedule=plan.schedule,
+        recompute=plan.recompute,
+        state=plan.state,
+    )
+    shorter = choose_plan(asked).plan
+    assert shorter is not None
+    assert shorter.shape == plan.shape
+    return shorter
+
+
+def _in_words(plan: Plan) -> str:
+    size = plan.devices_per_stage_replica
+    words = [
+        f"{plan.pipeline_depth}x{plan.data_parallel_width}",
+        *([f"{size} a stage"] if size > 1 else []),
+        f"{plan.microbatch_size}",
+        f"`{plan.state}`" + (", shared" if plan.shared_state else ""),
+        *(["recompute"] if plan.recompute else []),
+        *([f"`{plan.schedule}`"] if plan.pipeline_depth > 1 else []),
+    ]
+    return ", ".join(words)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--models", default="")
     parser.add_argument("--gpus", default=",".join(VMS))
+    parser.add_argument("--box", action="store_true", help="of eight H100, instead of one a VM")
     parser.add_argument("--one", action="store_true", help="in this process")
     chosen = parser.parse_args()
-    models, gpus = chosen.models.split(","), chosen.gpus.split(",")
+    models = chosen.models.split(",") if chosen.models else [*(BOX if chosen.box else MODELS)]
+    gpus = [BOX_GPU] if chosen.box else chosen.gpus.split(",")
     if chosen.one:
         torch.set_num_threads(1)
-        print(json.dumps(measure(models[0], gpus[0])))
+        print(box_row(models[0]) if chosen.box else json.dumps(measure(models[0], gpus[0])))
         return
     command = [sys.executable, "-m", "tests.bench.bench_declared", "--one"]
+    command += ["--box"] if chosen.box else []
+    if chosen.box:
+        print(HEADER, flush=True)
     for model in models:
         for gpu in gpus:
             subprocess.run([*command, "--models", model, "--gpus", gpu], check=True)

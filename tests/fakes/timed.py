@@ -28,6 +28,7 @@ import mmap
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -190,6 +191,8 @@ class TimedDevice(DeferredDevice):
         self.time = Clock(scale)
         self.operations = 0
         """That have run on the device."""
+        self.spent_s: Counter[str] = Counter()
+        """Their time, by what bounds it: matrices, attention, memory, or peers."""
         self._share_bytes = share_bytes
         self._numbers = numbers
         self._uuid = uuid
@@ -223,7 +226,7 @@ class TimedDevice(DeferredDevice):
             skips = on_device and not self._numbers
             return timed_groups.run(self, operation, args, kwargs, on_device=on_device, skips=skips)
         few = _FEW if self.hold_any(operands) else _FEW_OF_HOST
-        if self._numbers or _is_computed(operation, operands, few):
+        if self._numbers or _is_computed(operation, args, kwargs, operands, few):
             return operation(*args, **kwargs)
         return _without_numbers(operation, args, kwargs)
 
@@ -252,8 +255,10 @@ class TimedDevice(DeferredDevice):
         if on_device:
             self._check()
             self.operations += 1
+            takes_s, kind = self._compute_s(call)
+            self.spent_s[kind] += takes_s
             with self._lock:
-                self._computed_s = self._queue_s() + self._compute_s(call)
+                self._computed_s = self._queue_s() + takes_s
             if self.time.is_virtual:
                 self.time.hold(self.time.now_s() + self.figures.launch_s)
         elif self.time.is_virtual and (moved := _moved_bytes(call)):
@@ -274,17 +279,19 @@ class TimedDevice(DeferredDevice):
             with times_file(self._uuid).open("a") as file:
                 file.write(f"{self.clock()!r}\n")
 
-    def _compute_s(self, call: Call) -> float:
+    def _compute_s(self, call: Call) -> tuple[float, str]:
+        """Return an operation's time, and the figure that bounds it."""
         moved = _moved_bytes(call)
+        moves_s = moved / self.figures.memory_bytes_per_s
         formula = FLOPS.get(call.operation.overloadpacket)
         if formula is None or not moved:
-            return moved / self.figures.memory_bytes_per_s
+            return moves_s, "memory"
         flops = formula(*call.args, **call.kwargs, out_val=call.result)
         is_half = tensors_in(call.result)[0].dtype in _HALVES
-        rate = self.figures.half_flops if is_half else self.figures.single_flops
+        rate, kind = self.figures.half_flops if is_half else self.figures.single_flops, "matrices"
         if "attention" in call.operation._schema.name:
-            rate = min(rate, self.figures.attention_flops)
-        return max(flops / rate, moved / self.figures.memory_bytes_per_s)
+            rate, kind = min(rate, self.figures.attention_flops), "attention"
+        return max((flops / rate, kind), (moves_s, "memory"))
 
     def began(self, copy: Copy) -> None:
         """Queue a transfer's time."""
@@ -296,12 +303,13 @@ class TimedDevice(DeferredDevice):
         copy.at_s = max(after_s) + num_bytes / self._bus_bytes_per_s()
         self._copied_s[copy.downward] = copy.at_s
 
-    def arrived(self, transfer: Transfer, at_s: float) -> None:
+    def arrived(self, transfer: Transfer, at_s: float, *, over_bus: bool = True) -> None:
         """Say when a message came whose upload has begun, for a host whose time is virtual."""
         assert isinstance(transfer, Copy)
         num_bytes = transfer.source.numel() * transfer.source.element_size()
+        takes_s = num_bytes / self._bus_bytes_per_s() if over_bus else 0.0
         with self._lock:
-            transfer.at_s = max(transfer.at_s, at_s + num_bytes / self._bus_bytes_per_s())
+            transfer.at_s = max(transfer.at_s, at_s + takes_s)
             self._copied_s[False] = max(self._copied_s[False], transfer.at_s)
 
     @property
@@ -437,11 +445,19 @@ def _is_blank(tensor: torch.Tensor) -> bool:
     return is_plain and tensor.numel() > 1 and tensor.untyped_storage().nbytes() <= tensor.itemsize
 
 
-def _is_computed(operation: Any, operands: Sequence[torch.Tensor], few: int) -> bool:
+def _is_computed(
+    operation: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    operands: Sequence[torch.Tensor],
+    few: int,
+) -> bool:
     """Return whether an operation is run even without numbers: it makes views, or has few."""
     aliases = [one.alias_info for one in operation._schema.returns]
     if any(alias is not None and not alias.is_write for alias in aliases):
         return True
+    if not operands and operation.namespace == "aten":
+        operands = tensors_in(_made(operation, args, kwargs))
     return bool(operands) and all(x.numel() <= few for x in operands)
 
 

@@ -62,6 +62,7 @@ def run(
             messages, sent = rounds(group.size(), own.nbytes)
             figures = device.figures
             takes_s = messages * figures.peer_latency_s + sent / figures.peer_bytes_per_s
+            device.spent_s["peers"] += takes_s
             device.queue(_latest(group, device.mark()) + takes_s)
     if not skips:
         return operation(*args, **kwargs)

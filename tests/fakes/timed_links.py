@@ -32,6 +32,8 @@ class Wire:
 
     latency_s: float
     bytes_per_s: float
+    on_devices: bool = False
+    """Whether it goes from GPU to GPU, not over the bus and the hosts' memory."""
 
 
 class Board:
@@ -141,7 +143,9 @@ class TimedLinks(PipelineLinks):
         sent = [*tensors]
         super().send(direction, sent, note)
         num_bytes = sum(tensor.nbytes for tensor in sent if tensor is not None)
-        begins_s = max(self._free_s[direction], self._timed.newest_download_s)
+        stays = self._declared.on_devices
+        ready_s = self._timed.mark() if stays else self._timed.newest_download_s
+        begins_s = max(self._free_s[direction], ready_s)
         self._free_s[direction] = begins_s + num_bytes / self._declared.bytes_per_s
         target = self._rank + (1 if direction is Direction.ACTIVATION else -1)
         self._board.send(target, direction, self._free_s[direction] + self._declared.latency_s)
@@ -159,6 +163,7 @@ class TimedLinks(PipelineLinks):
         arrival = self._early[direction].popleft()
         for one in arrival.tensors:
             if one is not None:
-                self._timed.arrived(one.transfer, at_s)
+                over_bus = not self._declared.on_devices
+                self._timed.arrived(one.transfer, at_s, over_bus=over_bus)
         self._timed.time.hold(at_s)
         return arrival

@@ -52,11 +52,12 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, length, width = x.shape
-        qkv = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, -1)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        # Head after head, so that ranks may divide them.
+        qkv = self.qkv(self.norm1(x)).view(batch, length, -1, 3, width // self.heads)
+        q, k, v = qkv.permute(3, 0, 2, 1, 4)
         chance = self.chance if self.training else 0.0
         attended = F.scaled_dot_product_attention(q, k, v, dropout_p=chance, is_causal=True)
-        x = x + self.out(attended.transpose(1, 2).reshape(batch, length, width))
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
         hidden = F.gelu(self.up(self.norm2(x)), approximate="tanh")
         return x + F.dropout(self.down(hidden), self.chance, self.training)
 

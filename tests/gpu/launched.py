@@ -2,12 +2,14 @@
 
     python -m tests.gpu.launched gpt2_124m --minibatch 64 --microbatch 8 --kills vm:10
     python -m tests.gpu.launched blank_jobs:gpt2_1558m --stand-in T4 --gpus 2
+    python -m tests.gpu.launched blank_jobs:gpt2_124m --stand-in H100 --gpus 8 --vms 1
 
 Says what was planned, how long the first and the last mini-batch took to come, and the
 highest memory of a GPU and of all processes. On stand-ins (``tests/fakes/timed.py``) NVML is
 faked along, and nothing larger than a few pages is computed unless ``--numbers`` is given. What
-calibration measures of them, and so what is planned, is in declared time; what comes when is in
-real time. ``--until`` ends a job before it saves a last checkpoint, which may be larger than the
+calibration measures of them, and so what is planned, is in declared time, but for links and
+sums, which are measured in real time; what comes when is in real time, and beside it the declared
+time of a mini-batch of one stage. ``--until`` ends a job before it saves a last checkpoint, which may be larger than the
 disk.
 """
 
@@ -45,6 +47,8 @@ LOOK_S = 1.0
 """Between two looks at a job."""
 _TOLD = ("state", "reason", "computes_on", "steps_done", "plans", "interruptions", "peak_bytes")
 """Of the report."""
+_MEETINGS = 2
+"""Sums in the hosts' memory of a mini-batch of one stage: what backwards have given, and losses."""
 _OWN_MEMORY = ("Pss_Anon:", "Pss_Shmem:")
 
 
@@ -100,6 +104,9 @@ def job_file(folder: Path, chosen: argparse.Namespace) -> Path:
         zone: dict[str, Any] = {"capacity": chosen.vms}
         if chosen.vms > chosen.gpus:
             zone["slot_memory_bytes"] = SHARE_BYTES
+        elif chosen.vms < chosen.gpus:
+            zone["slots"] = chosen.gpus // chosen.vms
+            job["runtime"] = {"network": "nccl"}  # gloo's real time says nothing
         job["local"] = {"zones": [zone]}
     file = folder / "job.yaml"
     file.write_text(json.dumps(job))  # which is YAML, too
@@ -163,6 +170,8 @@ def launch(
         result["first_step_s"] = rows[0]["at_s"] - began_s
         result["last_step_s"] = rows[-1]["at_s"] - began_s
         result["step_s"] = [row["step_s"] for row in rows if "step_s" in row]
+    if declared_s := _declared_s(folder):
+        result["declared_step_s"] = declared_s
     return result
 
 
@@ -188,6 +197,13 @@ def _minibatches(home: Path) -> list[dict[str, Any]]:
     return list(map(json.loads, lines))
 
 
+def _declared_s(folder: Path) -> float:
+    """Return the time between the last two mini-batches of ranks that met; 0: none did."""
+    files = sorted(folder.glob("*.times"))
+    met_s = [float(line) for line in files[0].read_text().split()] if files else []
+    return met_s[-1] - met_s[-1 - _MEETINGS] if len(met_s) > _MEETINGS else 0.0
+
+
 def _memory_of(home: Path) -> int:
     """Return the memory of all processes of a job, what they share counted once (proc_pid_smaps(5),
     without pages of files)."""
@@ -209,7 +225,7 @@ def main() -> None:
     parser.add_argument("--microbatch", type=int, default=0, help="0: left to the planner")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--gpus", type=int, default=1)
-    parser.add_argument("--vms", type=int, default=0, help="that share the GPUs; 0: one each")
+    parser.add_argument("--vms", type=int, default=0, help="that have the GPUs; 0: one each")
     parser.add_argument("--kills", default="", help="such as worker:3,vm:10, after mini-batches")
     parser.add_argument("--stand-in", choices=MODELS)
     parser.add_argument(

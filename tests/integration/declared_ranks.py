@@ -1,0 +1,202 @@
+"""Ranks of a plan on stand-ins whose times are declared: the product's lanes, sums and commit, in
+processes of their own, in virtual time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from tests.fakes.timed import Figures, TimedDevice
+from tests.fakes.timed_links import Board, TimedLinks, Wire
+from tests.gpu.forked import Child, Say, start_store
+
+from spottrain.pipeline.base.faults import FaultScript
+from spottrain.pipeline.base.tracking import TensorTracker
+from spottrain.pipeline.calibrate.sections import PrivateMemory
+from spottrain.pipeline.comm.collectives import gather_json
+from spottrain.pipeline.comm.device_group import DeviceGroups, Endpoint
+from spottrain.pipeline.comm.groups import connect_rendezvous, join, leave, new_groups
+from spottrain.pipeline.comm.ranks import memberships, neighbours
+from spottrain.pipeline.loader.prefetch import Prefetcher
+from spottrain.pipeline.model.data import MicrobatchSource
+from spottrain.pipeline.model.loaded import LoadedJob
+from spottrain.pipeline.state import update
+from spottrain.pipeline.state.agreement import fold
+from spottrain.pipeline.state.context import SupervisorPort, WorkerContext
+from spottrain.pipeline.state.slot import SlotMemory
+from spottrain.pipeline.train.lanes import Lanes
+from spottrain.pipeline.train.reduction import sum_tied
+from spottrain.pipeline.train.sharing import Network, StageSections
+from spottrain.storage.open import open_store
+from spottrain.wire.plan import Plan
+
+TIMEOUT_S = 1800.0
+MINIBATCHES = 2
+"""The first one is a warm-up: it watches every operation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """The last mini-batch of a plan, and what its ranks took."""
+
+    step_s: float
+    tied_s: float
+    """Of it: sums of tied parameters, which go through the hosts' memory."""
+    peak_bytes: int
+    """Of the device that took most."""
+    spent: Mapping[str, float]
+    """Share of that time that devices spent on what ``TimedDevice.spent_s`` names, on average."""
+
+
+def trained(
+    loaded: LoadedJob, plan: Plan, figures: Figures, wire: Wire, *, numbers: bool = True
+) -> Trained:
+    """Train under a plan, a process for each rank.
+
+    Args:
+        loaded: The job.
+        plan: Its mini-batch is what is trained.
+        figures: Of each device.
+        wire: Between neighbours of a pipeline.
+        numbers: As for ``TimedDevice``.
+    """
+    board, ranks = Board(len(plan.slots)), range(len(plan.slots))
+    store, port = start_store()
+
+    def body(rank: int) -> Callable[[Say], None]:
+        return lambda say: _run(
+            loaded, plan, rank, board, port, TimedDevice(figures, numbers=numbers), wire, say
+        )
+
+    children = [Child(body(rank)) for rank in ranks]
+    try:
+        found: list[dict[str, Any]] = [child.hear(TIMEOUT_S) for child in children]
+    finally:
+        for child in (*children, store):
+            child.close()
+    step_s, spent_s = max(float(one["step_s"]) for one in found), Counter[str]()
+    for one in found:
+        spent_s.update(one["spent_s"])
+    return Trained(
+        step_s=step_s,
+        tied_s=max(float(one["tied_s"]) for one in found),
+        peak_bytes=max(int(one["peak"]) for one in found),
+        spent={kind: each_s / len(found) / step_s for kind, each_s in spent_s.items()},
+    )
+
+
+def _run(
+    loaded: LoadedJob,
+    plan: Plan,
+    rank: int,
+    board: Board,
+    port: int,
+    device: TimedDevice,
+    wire: Wire,
+    say: Say,
+) -> None:
+    torch.set_num_threads(1)
+    with device.using():
+        one = _Rank(loaded, plan, rank, board, port, device, wire)
+        for step in range(MINIBATCHES):
+            device.spent_s.clear()
+            step_s = one.minibatch(step)
+        one.close()
+        found = {"step_s": step_s, "tied_s": one.tied_s, "peak": device.peak_bytes()}
+        say(found | {"spent_s": device.spent_s})
+    leave()
+
+
+class _Rank:
+    """One rank of a plan."""
+
+    def __init__(
+        self,
+        loaded: LoadedJob,
+        plan: Plan,
+        rank: int,
+        board: Board,
+        port: int,
+        device: TimedDevice,
+        wire: Wire,
+    ) -> None:
+        store = connect_rendezvous("127.0.0.1", port, TIMEOUT_S)
+        connections = join(store, "ranks", rank, len(plan.slots), TIMEOUT_S)
+        self._plan, self._row = plan, rank // plan.pipeline_depth
+        self._ties = loaded.layout.tied
+        groups = new_groups(memberships(plan, self._ties), TIMEOUT_S)
+        connections.seal()
+        on_devices = DeviceGroups(device, connections, print, print)
+        own = Endpoint.of(device)
+        endpoints = [Endpoint(*row) for row in gather_json([own.library, own.identity])]
+        summing = memberships(plan, ())
+        on_devices.form(endpoints, "auto", "auto", summing, [], rank, TIMEOUT_S)
+        self._network = Network(store, connections, groups, on_devices)
+        memory = SlotMemory(PrivateMemory(), loaded.job, loaded.specs, device)
+        memory.move_home(plan.state)
+        memory.hold(plan.held_by(rank))
+        context = WorkerContext(
+            loaded,
+            f"vm{rank}",
+            0,
+            device,
+            memory,
+            open_store(loaded.spec.checkpoint_path),
+            cast(SupervisorPort, None),
+            FaultScript(),
+            cast(Prefetcher, None),
+        )
+        self._device, self._board, self._rank = device, board, rank
+        stage = StageSections(context, plan, rank, self._network)
+        self._arenas = stage.held
+        self._lanes = Lanes(
+            context, plan, rank, stage, self._network, TensorTracker(memory.num_bytes)
+        )
+        self.links = TimedLinks(*neighbours(plan, rank), device, board, rank, wire)
+        sizes = plan.minibatch_size, plan.microbatch_size
+        source = MicrobatchSource(loaded.job, loaded.spec.seed, *sizes)
+        self._lanes.connect(source, self.links)
+        self._updater = memory.updater(self._arenas, FaultScript())
+        self._gatherer = update.Gatherer(plan)
+        self._lanes.begin(0, 0)
+        self.tied_s = 0.0
+        """As in ``Trained``, of the newest mini-batch."""
+
+    def close(self) -> None:
+        """Part with the other ranks, none of which needs this one any more."""
+        self.links.flush()
+        self.links.close()
+        self._network.device_groups.finish()
+        self.agree()
+        self._network.device_groups.close()
+
+    def agree(self) -> float:
+        """Return the latest time of any rank; this one goes on then."""
+        self._device.synchronise()
+        now_s: float = max(gather_json(self._device.clock()))
+        self._device.time.hold(now_s)
+        return now_s
+
+    def minibatch(self, step: int) -> float:
+        """Train one; return its time."""
+        began_s = self.agree()
+        with self._board.playing(self._rank, began_s):
+            computed = self._lanes.finish(step, self._lanes.open(step), began_s)
+        reduction = self._lanes.of(step).reduction
+        fits = reduction.reduce()
+        totals = {self._plan.num_sections - 1: reduction.total_loss(computed.losses)}
+        self._device.synchronise()
+        summed_s = self._device.clock()
+        sum_tied(self._plan, self._row, self._ties, self._arenas, self._network.groups)
+        self._device.synchronise()
+        self.tied_s = self._device.clock() - summed_s
+        mine = update.contributions(self._arenas.values(), self._ties, totals, fits)
+        self.agree()
+        everything = self._gatherer.exchange(mine, 0, 0, 0, 0, save=False)
+        decision = fold(1, step, everything.contributions, False)
+        self._updater.apply(decision, [*self._arenas], self._lanes.refresh)
+        self._lanes.follow(decision)
+        return self.agree() - began_s
