@@ -127,7 +127,7 @@ class _Sums:
     """
 
     def __init__(self, profile: Profile, size: int, compute: Compute) -> None:
-        self._size = size
+        self._size, self._divide_sequence = size, profile.sequence_parallel
         on_device = compute.on_gpu and compute.network != "gloo"
         self._hop = hop_of(profile, size, between_vms=False, rings=1, on_device=on_device)
 
@@ -150,8 +150,11 @@ class _Sums:
         return tuple(map(derived, alone.sections))
 
     def gather_s(self, num_bytes: float) -> float:
-        """Return how long it takes until each rank has all parts: half of a ring all-reduce."""
-        return self._sum_s(num_bytes) / 2
+        """Return how long it takes until each rank has all parts: half of a ring all-reduce.
+
+        Ranks that divide the sequence go on with their parts.
+        """
+        return 0.0 if self._divide_sequence else self._sum_s(num_bytes) / 2
 
     def _sum_s(self, num_bytes: float) -> float:
         each_s = self._hop.latency_s + num_bytes / self._size * self._hop.s_per_byte

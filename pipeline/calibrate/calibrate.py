@@ -300,6 +300,7 @@ class _Round:
             loader=spec.loader,
             precision=spec.precision,
             selective_recompute=spec.selective_recompute,
+            sequence_parallel=spec.sequence_parallel,
             sources=links.assumed + ended,
         )
 

@@ -24,6 +24,7 @@ from spottrain.pipeline.comm.tensor_group import TensorGroup
 from spottrain.pipeline.devices.host import HostDevice
 from spottrain.pipeline.devices.port import Device
 from spottrain.pipeline.model.loaded import LoadedJob
+from spottrain.pipeline.model.sequence_parallel import part_of
 from spottrain.pipeline.model.stage import Activations
 from spottrain.pipeline.model.tensor_parallel import Absent, Shards, TensorRanks
 from spottrain.wire.model import GroupProfile, MicrobatchProfile, SectionProfile
@@ -127,22 +128,31 @@ class _Member:
         device: Device,
         group: TensorGroup,
     ) -> None:
-        self._ranks = _Ranks(group)
-        shards = Shards.of(loaded.layout, self._ranks, sequence=False)
-        self._bench = SectionBench(loaded, sections, checkpoint, device, shards=shards)
+        self._ranks, self._layout = _Ranks(group), loaded.layout
+        self._shards = Shards.of(
+            loaded.layout, self._ranks, sequence=loaded.spec.sequence_parallel
+        )
+        self._bench = SectionBench(loaded, sections, checkpoint, device, shards=self._shards)
 
     def has_room(self, microbatch_size: int, inputs: Mapping[int, Activations]) -> bool:
         """Warm up alone; return whether there is memory for that."""
         self._ranks.is_alone = True
         try:
             batch = self._bench.batch(microbatch_size)
-            self._bench.warm_up_each(batch, inputs)
+            own = {section: self._part_of(section, given) for section, given in inputs.items()}
+            self._bench.warm_up_each(batch, own)
             self._bench.run_once(batch)
         except torch.OutOfMemoryError:
             return False
         finally:
             self._bench.forget()
         return True
+
+    def _part_of(self, section: int, given: Activations) -> Activations:
+        """Return what a rank of the group gets of what comes into a section."""
+        if not self._shards.split.is_split_before(self._layout, section):
+            return given
+        return [part_of(given[0], self._ranks), *given[1:]]
 
     def measure(self, microbatch_size: int) -> list[dict[str, Any]]:
         """Measure with all others of the group; return the sections."""

@@ -166,9 +166,11 @@ def dividing_fleet(
     slots: Mapping[str, int],
     device: str = "cpu",
     environment: Mapping[str, str] | None = None,
+    *,
+    sequence: bool = False,
 ) -> Iterator[Fleet]:
     hosts = {name: Host(num_slots=count, device=device) for name, count in slots.items()}
-    spec = replace(job_spec(folder), entrypoint="tensor_jobs:gpt")
+    spec = replace(job_spec(folder), entrypoint="tensor_jobs:gpt", sequence_parallel=sequence)
     names = tuple(slots)
     with Fleet(spec, names, folder / "log", zygote, environment, hosts=hosts) as fleet:
         fleet.ready()
@@ -203,6 +205,24 @@ def test_sections_are_measured_in_groups_that_divide_their_matrices(
     assert_divided(profile, 2, (1, 2))
     progress = [r for _, r in fleet.history if isinstance(r, messages.CalibrationProgress)]
     assert [(p.done, p.total) for p in progress] == [(n, 5) for n in range(1, 6)]
+
+
+@pytest.mark.rotated
+def test_groups_that_divide_the_sequence_are_measured_with_parts_of_it(
+    zygote: Zygote, tmp_path: Path
+) -> None:
+    profiles = []
+    for sequence in (False, True):
+        folder = tmp_path / str(sequence)
+        folder.mkdir()
+        with dividing_fleet(zygote, folder, {"a": 2}, sequence=sequence) as fleet:
+            begin(fleet, "aa", tensor_sizes=(2,))
+            profiles.append(end(fleet))
+
+    whole, parts = (one.groups[0].microbatches[0].sections for one in profiles)
+    assert [one.sequence_parallel for one in profiles] == [False, True]
+    for before, after in zip(whole[1:-1], parts[1:-1], strict=True):  # blocks alone
+        assert after.saved_bytes < 0.8 * before.saved_bytes
 
 
 @pytest.mark.rotated

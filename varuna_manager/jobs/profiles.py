@@ -83,6 +83,7 @@ def given_profile(config: JobConfig, facts: ModelFacts) -> Profile | None:
     for name, asked in (
         ("precision", config.precision),
         ("selective_recompute", config.selective_recompute),
+        ("sequence_parallel", config.runtime.sequence_parallel),
     ):
         if profile.origin == "measured" and (got := getattr(profile, name)) != asked:
             raise ConfigError(
@@ -131,7 +132,7 @@ def path_of(profile: Profile) -> Path:
 
 def _conditions(of: Profile | JobSpec) -> tuple[object, ...]:
     """Return what measured times depend on beside model, device, software and size."""
-    return of.loader, of.precision, of.selective_recompute
+    return of.loader, of.precision, of.selective_recompute, of.sequence_parallel
 
 
 def keep(profile: Profile) -> None:

@@ -440,6 +440,8 @@ class Profile:
     """Of the matrix multiplications that were measured."""
     selective_recompute: bool = False
     """As in ``JobSpec``, when it was measured."""
+    sequence_parallel: bool = False
+    """The same."""
     origin: Literal["measured", "derived", "written", "estimated"] = "measured"
     """``derived``: from a measured one by a declared ratio; ``written``: by hand;
     ``estimated``: from the model's facts and the roofline of a GPU."""
