@@ -58,7 +58,8 @@ class Choice:
     why_not: str = ""
     """One line: why there is no plan."""
     cost: float = math.inf
-    """Of the plan: time or money of a mini-batch, by which it was compared."""
+    """Of the plan: time or money of a mini-batch, by which it was compared. Of any plan at
+    least, where none was looked for that costs as much."""
 
     @property
     def decisive(self) -> tuple[Candidate, ...]:
@@ -83,10 +84,17 @@ def choose_plan(inputs: PlanInputs) -> Choice:
     check_inputs(inputs)
     if not inputs.slots:
         return Choice(plan=None, candidates=(), why_not="there are no slots")
-    if inputs.tensor_parallel is None:
-        return _choose_size(inputs)
+    return _choose_size(inputs) if inputs.tensor_parallel is None else _choose_of_size(inputs)
+
+
+def _choose_of_size(inputs: PlanInputs, most_cost: float = math.inf) -> Choice:
+    """Choose a plan where it is settled how many slots divide the matrices of a stage.
+
+    Args:
+        most_cost: None that costs more is looked for.
+    """
     if inputs.tensor_parallel == 1:
-        return _choose(inputs)
+        return _choose(inputs, most_cost)
     groups, members = tensor_groups.grouped(inputs)
     if not members:
         why_not = (
@@ -94,7 +102,7 @@ def choose_plan(inputs: PlanInputs) -> Choice:
             f"{_most_slots(inputs)} at most; set it to less, or take VMs with more GPUs"
         )
         return Choice(plan=None, candidates=(), why_not=why_not)
-    choice = _choose(groups)
+    choice = _choose(groups, most_cost)
     return replace(
         choice,
         plan=choice.plan and tensor_groups.spread(choice.plan, members),
@@ -122,31 +130,38 @@ def _choose_size(inputs: PlanInputs) -> Choice:
 
     The preferred one is left only for a plan that is better by more than ``DERIVED``.
     """
-    best, *others = (choose_plan(replace(inputs, tensor_parallel=n)) for n in _sizes(inputs))
-    left = []
-    for other in others:
-        if other.cost * (1 + DERIVED) < best.cost:
+    first, *sizes = _sizes(inputs)
+    best, left = _choose_of_size(replace(inputs, tensor_parallel=first)), list[Choice]()
+    for size in sizes:
+        sized = replace(inputs, tensor_parallel=size)
+        other = _choose_of_size(sized, best.cost / (1 + DERIVED))
+        if other.plan is not None and other.cost * (1 + DERIVED) < best.cost:
             best, other = other, best
         left.append(other)
+    if best.plan is None:
+        return best
     rows = list(best.candidates)
     for other in left:
-        if other.plan is not None:
-            assert best.plan is not None
+        if math.isfinite(other.cost):
             more = other.cost / best.cost - 1
-            worse = f"{more:.1%} worse" if more > 0 else f"{-more:.1%} better, too little to tell"
-            rows.append(replace(other.candidates[0], why_not=f"{worse} than {best.plan.shape}"))
+            words = f"{more:.1%} worse" if more > 0 else f"{-more:.1%} better"
+            if other.plan is None:
+                words = f"at {'least' if more > 0 else 'most'} {words}"
+            too = "" if more > 0 else ", too little to tell"
+            why_not = f"{words} than {best.plan.shape}{too}"
+            rows.append(replace(other.candidates[0], why_not=why_not))
     return replace(best, candidates=tuple(rows))
 
 
-def _choose(inputs: PlanInputs) -> Choice:
+def _choose(inputs: PlanInputs, most_cost: float) -> Choice:
     """Choose a plan of one device for each stage of a replica."""
     inputs, names = canonical(inputs)
     layouts = choose_layouts(inputs)
-    search = Search(layouts)
+    search = Search(layouts, most_cost)
     search.run()
     if search.chosen is None and _is_broken(inputs):
         layouts.waives_handover = True
-        search = Search(layouts)
+        search = Search(layouts, most_cost)
         search.run()
     choice = search.choice()
     if choice.plan is None:
@@ -273,10 +288,16 @@ class _Scored:
 
 
 class Search:
-    """Best-first search over drafts."""
+    """Best-first search over drafts.
 
-    def __init__(self, layouts: Layouts) -> None:
+    Args:
+        layouts: Of the inputs.
+        most_cost: No plan that costs more is looked for.
+    """
+
+    def __init__(self, layouts: Layouts, most_cost: float = math.inf) -> None:
         self.layouts = layouts
+        self.most_cost = most_cost
         self.inputs = layouts.inputs
         self.best: _Scored | None = None
         """The cheapest of all that were simulated."""
@@ -293,7 +314,7 @@ class Search:
             self._push(scored)
         while self._open:
             min_cost, _, scored = self._open[0]
-            if self.best is not None and min_cost > self._limit():
+            if min_cost > self._limit():
                 break
             heapq.heappop(self._open)
             if scored.outcome is None:
@@ -307,7 +328,7 @@ class Search:
         for scored in list(self._seen):
             if scored.is_open and self._may_be_chosen(scored):
                 self._evaluate(scored)
-        if self.best is None:
+        if self.best is None and not self._open:
             self._retry_uneven()
         if self.chosen is not None and len(self.inputs.homes) > 1:
             self._evaluate_other_home(self.chosen.draft)
@@ -371,15 +392,15 @@ class Search:
         return not runs, mode, draft.depth, draft.width
 
     def _limit(self) -> float:
-        """Return the cost of the best beyond which no plan can be chosen."""
-        assert self.best is not None
-        assert self.chosen is not None
+        """Return the cost beyond which no plan can be chosen."""
+        if self.best is None or self.chosen is None:
+            return self.most_cost
         bound = NOISE if self.chosen.survives else MEASURED
         return self.best.cost * (1 + bound)
 
     def _most_cost(self, survives: bool) -> float:
         """Return the cost beyond which a plan that survives a loss, or not, is never chosen."""
-        best = math.inf if self.best is None else self.best.cost
+        best = self.most_cost if self.best is None else self.best.cost
         if survives:
             safe = (w.cost for w in self._seen if w.plan is not None and w.survives)
             best = min(best * (1 + MEASURED), min(safe, default=math.inf))
@@ -519,6 +540,8 @@ class Search:
 
     def choice(self) -> Choice:
         """Return the outcome for people and programs."""
+        if self.chosen is None and math.isfinite(self.most_cost):
+            return self._too_dear()
         for scored in self._seen:
             most = self._most_cost(scored.survives)
             if scored.is_slow and most > scored.min_cost:
@@ -549,6 +572,15 @@ class Search:
             why_not = self._why_none() or self.layouts.cuts.why_nothing_fits()
             return Choice(plan=None, candidates=candidates, why_not=why_not)
         return Choice(plan=chosen.plan, candidates=candidates, cost=chosen.cost)
+
+    def _too_dear(self) -> Choice:
+        """Return the draft that would cost least, of those that may fit."""
+        known = (*self._seen, *(scored for _, _, scored in self._open))
+        fits = [scored for scored in known if not isinstance(scored.outcome, Refusal)]
+        if not fits:
+            return Choice(plan=None, candidates=())
+        least = min(fits, key=lambda scored: scored.min_cost)
+        return Choice(plan=None, candidates=(self._candidate(least),), cost=least.min_cost)
 
     def _why_none(self) -> str:
         """Return why plans that would fit do not fit beside the running one, if any."""
@@ -609,11 +641,10 @@ class Search:
         )
 
     def _why_not(self, scored: _Scored) -> str:
-        if scored is self.chosen:
-            return ""
         if isinstance(scored.outcome, Refusal):
             return scored.outcome.reason
-        assert self.chosen is not None
+        if self.chosen is None or scored is self.chosen:
+            return ""
         best = self.chosen.draft
         shape = shape_of(best.depth, best.width, self.inputs.group_size)
         known = scored.plan is not None

@@ -20,6 +20,8 @@ WIDTH_PER_LAYER = 128
 """Hidden size over layers, where only the size of a model is known: Llama's at 7 and 13
 billion parameters, and GPT-3's at 175 billion."""
 HEAD_SIZE = 128
+MANY_HEADS = 32
+"""From here on their number is one that ranks can divide, as that of published models is."""
 VOCABULARY = 32_000
 """Llama's, where only the size of a model is known."""
 GATED_WIDTH = 8 / 3
@@ -122,13 +124,16 @@ class TransformerShape:
     @classmethod
     def _llama(cls, layers: int, context: int) -> TransformerShape:
         hidden = WIDTH_PER_LAYER * layers
+        heads, grain = hidden // HEAD_SIZE, max(TENSOR_SIZES)
+        if heads >= MANY_HEADS:
+            heads = grain * round(heads / grain)
         return cls(
             layers=layers,
             hidden=hidden,
-            heads=hidden // HEAD_SIZE,
-            key_value_heads=hidden // HEAD_SIZE,
+            heads=heads,
+            key_value_heads=heads,
             head_size=HEAD_SIZE,
-            feed_forward=round(GATED_WIDTH * hidden),
+            feed_forward=grain * round(GATED_WIDTH * hidden / grain),
             is_gated=True,
             vocabulary=VOCABULARY,
             context=context,
