@@ -97,7 +97,8 @@ class TensorGroup:
             own = device.finish(device.download(whole)).view(torch.uint8)
             parts = torch.empty_like(own)
             dist.all_to_all_single(parts, own, group=self._on_host)
-            total = parts.view(whole.dtype).view(self.size, -1).sum(0)
+            total = device.allocate_host((len(whole) // self.size,), whole.dtype)
+            torch.sum(parts.view(whole.dtype).view(self.size, -1), 0, out=total)
             return device.wait(device.upload(total))
 
     @contextmanager
