@@ -128,15 +128,17 @@ def _sizes(inputs: PlanInputs) -> list[int]:
 def _choose_size(inputs: PlanInputs) -> Choice:
     """Choose how many slots divide the matrices of a stage, with the best plan for each number.
 
-    The preferred one is left only for a plan that is better by more than ``DERIVED``.
+    The preferred one is left only for a plan that is better by more than ``MEASURED``, or
+    ``DERIVED`` if groups of one of both sizes were not measured.
     """
-    first, *sizes = _sizes(inputs)
-    best, left = _choose_of_size(replace(inputs, tensor_parallel=first)), list[Choice]()
+    measured = {1, *(group.size for group in inputs.profile.groups)}
+    chosen, *sizes = _sizes(inputs)
+    best, left = _choose_of_size(replace(inputs, tensor_parallel=chosen)), list[Choice]()
     for size in sizes:
-        sized = replace(inputs, tensor_parallel=size)
-        other = _choose_of_size(sized, best.cost / (1 + DERIVED))
-        if other.plan is not None and other.cost * (1 + DERIVED) < best.cost:
-            best, other = other, best
+        least = 1 + (MEASURED if measured >= {chosen, size} else DERIVED)
+        other = _choose_of_size(replace(inputs, tensor_parallel=size), best.cost / least)
+        if other.plan is not None and other.cost * least < best.cost:
+            chosen, best, other = size, other, best
         left.append(other)
     if best.plan is None:
         return best
