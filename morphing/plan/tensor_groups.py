@@ -2,9 +2,9 @@
 
 A group is planned as one device, by a profile that was measured on single ones. Of the time of
 a section, the share of its matrices that is divided is taken to shrink to one part; sums of
-activations, each as large as what leaves the section, are added as measured within a VM. Of each
-device a group is taken to need what one alone would: state is whole at each, and so are the
-activations between blocks.
+activations, each as large as what leaves the section, are added as measured within a VM. Of
+activations each device of a group is taken to need what one alone would, as between blocks; what it
+has of parameters and state, the memory model knows (``morphing.memory``).
 """
 
 from __future__ import annotations
