@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -159,9 +158,10 @@ def test_the_same_ranks_train_to_the_same_bits_through_any_other_shape_and_a_kil
     zygote: Zygote, tmp_path: Path
 ) -> None:
     undisturbed = train(zygote, tmp_path / "undisturbed", "gpt", (1, 1, 2), "exact")
-    for shape, action in (((2, 1, 2), Action.KILL_WORKER), ((1, 2, 2), Action.KILL_VM)):
+    blows = [((2, 1, 2), 1, Action.KILL_WORKER), ((1, 2, 2), 3, Action.KILL_VM)]
+    for shape, rank, action in blows:
         folder = tmp_path / action
-        blow = {"hook": Hook.UPDATED, "rank": 3, "step": 2, "action": action}
+        blow = {"hook": Hook.UPDATED, "rank": rank, "step": 2, "action": action}
         script = [blow | {"mark": str(folder / "mark")}]
         struck = train(zygote, folder, "gpt", shape, "exact", environment_of(script))
         assert (folder / "mark").exists()
@@ -184,7 +184,9 @@ def test_a_rank_of_a_group_killed_at_any_hook_changes_no_bit(
     shape: tuple[int, int, int],
     hooks: Sequence[Hook],
 ) -> None:
-    blows = series_of_blows(hooks, shape[0], math.prod(shape) - 1)
+    plan = shape_plan(tensor_spec(tmp_path, "gpt", "exact"), shape, SECTIONS["gpt"])
+    # Who holds nothing passes no hook of an update.
+    blows = series_of_blows(hooks, shape[0], max(plan.holders_of(plan.num_sections - 1)))
     script = [
         {**asdict(blow), "mark": str(tmp_path / f"mark-{number}")}
         for number, blow in enumerate(blows)
@@ -197,12 +199,14 @@ def test_a_rank_of_a_group_killed_at_any_hook_changes_no_bit(
 
 @pytest.mark.rotated
 @pytest.mark.parametrize(
-    ("shape", "rank", "action", "runtime"),
+    ("shape", "rank", "hook", "action", "runtime"),
     [
-        ((1, 1, 2), 0, Action.KILL_WORKER, RUNTIMES[0]),
-        ((2, 1, 2), 0, Action.KILL_WORKER, RUNTIMES[0]),
-        ((1, 2, 2), 3, Action.KILL_VM, RUNTIMES[0]),
-        ((1, 1, 2), 1, Action.KILL_WORKER, RUNTIMES[2]),
+        ((1, 1, 2), 0, Hook.FLIPPED, Action.KILL_WORKER, RUNTIMES[0]),
+        ((2, 1, 2), 0, Hook.FLIPPED, Action.KILL_WORKER, RUNTIMES[0]),
+        ((1, 2, 2), 3, Hook.FLIPPED, Action.KILL_VM, RUNTIMES[0]),
+        ((1, 1, 2), 1, Hook.FLIPPED, Action.KILL_WORKER, RUNTIMES[2]),
+        # It holds nothing.
+        ((2, 1, 2), 3, Hook.APPLIED, Action.KILL_WORKER, RUNTIMES[0]),
     ],
     ids=str,
 )
@@ -211,12 +215,13 @@ def test_ranks_that_divide_matrices_train_to_the_same_bits_through_a_kill_on_any
     tmp_path: Path,
     shape: tuple[int, int, int],
     rank: int,
+    hook: Hook,
     action: Action,
     runtime: Runtime,
 ) -> None:
     folder = tmp_path / "undisturbed"
     undisturbed = train(zygote, folder, "gpt", (1, 1, 2), "exact", runtime=runtime, sizes=(1, 2))
-    blow = {"hook": Hook.FLIPPED, "rank": rank, "step": 2, "action": action}
+    blow = {"hook": hook, "rank": rank, "step": 2, "action": action}
     environment = environment_of([blow | {"mark": str(tmp_path / "mark")}])
     folder = tmp_path / "shared"
     shared = train(zygote, folder, "gpt", shape, "exact", environment, runtime)
