@@ -331,14 +331,11 @@ class SectionSums(abc.ABC):
     def arrive(self) -> None:
         """Wait until the arena has the gradients."""
         to_host = self.section.arena.device is None
+        await_one = self._device.finish if to_host else self._device.wait
         for transfer in self._transfers:
-            if to_host:
-                self._device.finish(transfer)
-            else:
-                self._device.wait(transfer)
+            await_one(transfer)
         for transfer, target in self._arriving:
-            arrive = self._device.finish if to_host else self._device.wait
-            target.copy_(arrive(transfer))
+            target.copy_(await_one(transfer))
         self._arriving.clear()
 
     def _pieces(

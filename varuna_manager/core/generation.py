@@ -104,7 +104,8 @@ def open_generation(
     alone = "; one VM holds all replicas of a stage" if plan.rests_on_one_vm else ""
     size = plan.devices_per_stage_replica
     shape = plan.shape if size == 1 else f"{plan.shape}, {size} slots a stage"
-    shared = "; replicas in one VM share their state" if plan.shared_state else ""
+    sharers = "replicas" if size == 1 else "slots"
+    shared = f"; {sharers} in one VM share their state" if plan.shared_state else ""
     transition.log(f"generation {number} starts with {shape}: {reason}{alone}{shared}")
     open_store(transition, generation)
 
