@@ -95,6 +95,8 @@ def _by_slot(groups: Sequence[Device], depth: int, size: int) -> list[Device]:
 
 def _on_slots(plan: Plan, size: int) -> Plan:
     """Return a plan on groups of ``size`` slots of a VM as one on slots."""
+    if size == 1:  # a plan before it may have had other groups
+        return plan
     depth = plan.pipeline_depth
     slots = tuple(
         replace(slot, index=size * slot.index + number)

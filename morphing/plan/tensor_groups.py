@@ -1,6 +1,7 @@
 """Plans whose stages are groups of devices that divide matrices: tensor parallelism.
 
-A group is planned as one device, by what ``group_profile`` says of it.
+A group is planned as one device, by what ``group_profile`` says of it. What each of its devices has
+of parameters and state, the memory model knows (``morphing.memory``).
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ of an attention. All else every rank computes as one alone would, from the same 
 same bits; or, in blocks with sequence parallelism (``sequence_parallel``), its part of it.
 
 What is committed are whole matrices: updates, checkpoints, handovers do not depend on how many
-ranks divide them. A rank computes with views of its parts, or, where the ranks share the state of
-their stage, with parts in memory of their own. DTensor is not used: it needs torch's default
-group, which is the user's code's (``comm.groups.World``).
+ranks divide them. These share the state of their stage, and each computes with copies of its parts
+(``train.working``). DTensor is not used: it needs torch's default group, which is the user's code's
+(``comm.groups.World``).
 """
 
 from __future__ import annotations
@@ -143,10 +143,6 @@ class Shards:
         """Return views of the parts of all ranks; of what is whole, the tensor alone."""
         dimension = self.dimension(parameter)
         return (tensor,) if dimension is None else tensor.chunk(self.size, dimension)
-
-    def own_parts(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return ``part_of`` each of some parameters, by name."""
-        return {name: self.part_of(name, tensor) for name, tensor in tensors.items()}
 
     def is_repeated(self, parameter: str) -> bool:
         """Return whether all ranks have the same gradient of a parameter, so that it counts

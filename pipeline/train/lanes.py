@@ -140,7 +140,6 @@ class Lanes:
                 matrices=layout.matrices,
                 step=step,
                 shards=self._shards,
-                keeps_parts=self._sections.sharing is not None and self._shards.size > 1,
             )
             for arena in self._arenas.values()
         ]

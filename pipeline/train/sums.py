@@ -89,7 +89,7 @@ class Replicas:
     """What the loss measures besides the loss."""
     shards: Shards = ALONE
     """What this rank has of the stage's matrices. The others that divide them are among the
-    ranks, each with a gradient of its part and zeros in place of all other parts."""
+    ranks, each with the gradient of its part."""
     sharing: Sharing | None = None
     """Where the ranks of a VM share the stage's state."""
 
@@ -303,9 +303,9 @@ class SectionSums(abc.ABC):
         """On their way to where sums are made, or to the arena."""
         self._arriving: list[tuple[Transfer, torch.Tensor]] = []
         """Parts of sums that come into the arena's memory, and where they go then."""
-        packed = section.packed
         self._target_parts = {
-            name: packed.parts_of(name, target) for name, target in section.target_gradients.items()
+            name: section.shards.parts_of(name, target)
+            for name, target in section.target_gradients.items()
         }
         self._hooks: list[RemovableHandle] = []
 
@@ -331,14 +331,11 @@ class SectionSums(abc.ABC):
     def arrive(self) -> None:
         """Wait until the arena has the gradients."""
         to_host = self.section.arena.device is None
+        await_one = self._device.finish if to_host else self._device.wait
         for transfer in self._transfers:
-            if to_host:
-                self._device.finish(transfer)
-            else:
-                self._device.wait(transfer)
+            await_one(transfer)
         for transfer, target in self._arriving:
-            arrive = self._device.finish if to_host else self._device.wait
-            target.copy_(arrive(transfer))
+            target.copy_(await_one(transfer))
         self._arriving.clear()
 
     def _pieces(
@@ -397,8 +394,7 @@ class SectionRuns(SectionSums):
         for number, (name, total) in enumerate(section.gradients.items()):
             if replicas.shards.is_repeated(name) and not replicas.shards.is_first:
                 self._repeated.append(total)
-            # In memory with gaps, as that of some columns is, it would warn.
-            if total.dtype is trained[name].dtype and total.is_contiguous():
+            if total.dtype is trained[name].dtype:
                 self._in_place.append((trained[name], total))
             else:
                 hook = partial(_add_converted, total)
@@ -451,7 +447,7 @@ class SectionRuns(SectionSums):
                 self._go_down()
             return
         self._transfers.clear()
-        if self.section.keeps_parts:
+        if self.section.shards.size > 1:
             from_host = self._sums_on_host or self._device.is_host
             for _, piece, target in self._pieces(self.section.gradient_layout, rows):
                 self._bring(piece, target, from_host=from_host)
@@ -483,13 +479,13 @@ class SectionIntegers(SectionSums):
         gradients = section.target_gradients
         self._shards, self._names = replicas.shards, list(gradients)
         types = dict.fromkeys(gradients, torch.int64)
-        self._layout = lay_out(gradients, section.packed, types, alignment_bytes=1)
+        self._layout = lay_out(gradients, section.shards, types, alignment_bytes=1)
         self._sizes = [run.size for run in self._layout]
         where = device.torch_device
         self.total = torch.zeros(sum(self._sizes), dtype=torch.int64, device=where)
         self.peaks = torch.zeros(len(gradients), dtype=torch.float64, device=where)
         self._own: dict[str, torch.Tensor] = {}
-        """The integers by name, shaped as ``packed`` says."""
+        """The integers by name."""
         for run, memory in zip(self._layout, torch.split(self.total, self._sizes), strict=True):
             self._own |= run.tensors_in(memory)
         self._is_alone = replicas.group is None
@@ -521,10 +517,6 @@ class SectionIntegers(SectionSums):
         name = self._names[number]
         own = self._own[name]
         if self._shards.is_first or not self._shards.is_repeated(name):
-            if gradient.shape != own.shape:
-                whole = gradient.new_zeros(own.shape)
-                self._shards.part_of(name, whole).copy_(gradient)
-                gradient = whole
             used = self._used[name] - self._scale_exponent
             add = fixed_point.adder(gradient.device, gradient.dtype)
             add(own.view(-1), gradient, used, self.peaks[number])

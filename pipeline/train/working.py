@@ -116,7 +116,6 @@ class WorkingSection:
         step: Of a mini-batch that is computed with it. Where two versions are kept, the
             others are those before and after it by an even number.
         shards: What this rank has of matrices that several divide.
-        keeps_parts: Whether that is in memory of its own; else these are views.
     """
 
     def __init__(
@@ -129,17 +128,13 @@ class WorkingSection:
         matrices: Collection[str] = (),
         step: int = 0,
         shards: Shards = ALONE,
-        keeps_parts: bool = False,
     ) -> None:
-        self.arena, self._device = arena, device
-        self.keeps_parts = keeps_parts
-        self.packed = shards if keeps_parts else ALONE
-        """What this rank has of the memory of copies."""
+        self.arena, self.shards, self._device = arena, shards, device
         self._source = arena.parameters_at(step - 1 if arena.versions > 1 else step)
         self.target_gradients = arena.gradients_of(step)
         """Of the arena: where sums go."""
         self.target_runs = arena.gradient_runs_of(step)
-        self.follows = arena.is_held and not keeps_parts
+        self.follows = arena.is_held and shards.size == 1
         """True if the arena's parameters come here, and sums go there, as they lie in memory."""
         moves = not device.is_host and arena.device is None
         self.is_copy = moves or not self.follows
@@ -147,40 +142,34 @@ class WorkingSection:
         types = lowered_types(
             {name: source.dtype for name, source in self._source.items()}, lowered, matrices
         )
-        self.parameter_runs = lay_out(self._source, self.packed, types, self.target_gradients)
+        self.parameter_runs = lay_out(self._source, shards, types, self.target_gradients)
         """As copies have them."""
-        self.gradient_layout = lay_out(self.target_gradients, self.packed)
+        self.gradient_layout = lay_out(self.target_gradients, shards)
         """Of ``gradient_runs``, each with the gradients of a type."""
-        self._whole = self._source
+        self.parameters = self._source
+        """This rank's part of each; so are ``gradients``, in the arena's order."""
+        self.gradients: Mapping[str, torch.Tensor] = self.target_gradients
         self.gradient_runs: Sequence[torch.Tensor] = self.target_runs
         """Empty copies where gradients are not added up here."""
         self._parameter_memory: list[torch.Tensor] = []
         self._staged: dict[str, torch.Tensor] = {}
         """Page-locked room for parameters that are converted on their way."""
         self._uploads: list[Transfer] = []
-        gradients: Mapping[str, torch.Tensor] = self.target_gradients
         if self.is_copy:
-            gradients = self._make_copies(sums_gradients)
-        views = ALONE if keeps_parts else shards
-        self.parameters = views.own_parts(self._whole)
-        self.gradients = views.own_parts(gradients)
-        """This rank's part of each, in the arena's order."""
+            self._make_copies(sums_gradients)
 
-    def _make_copies(self, sums_gradients: bool) -> Mapping[str, torch.Tensor]:
-        """Return copies of gradients; take memory for those and for parameters."""
-        gradients: dict[str, torch.Tensor] = {}
-        self.gradient_runs = []
+    def _make_copies(self, sums_gradients: bool) -> None:
+        self.gradients, self.gradient_runs = {}, []
         if sums_gradients:
             self.gradient_runs, made = self._allocate(self.gradient_layout)
-            gradients = {name: made[name] for name in self.target_gradients}
-        self._parameter_memory, self._whole = self._allocate(self.parameter_runs)
+            self.gradients = {name: made[name] for name in self.target_gradients}
+        self._parameter_memory, self.parameters = self._allocate(self.parameter_runs)
         if self.follows:
             self._staged = {
                 name: self._device.allocate_host(copy.shape, copy.dtype)
-                for name, copy in self._whole.items()
+                for name, copy in self.parameters.items()
                 if copy.dtype is not self._source[name].dtype
             }
-        return gradients
 
     def _allocate(self, runs: Sequence[Run]) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
         """Return memory for each run, and the tensors over it by name."""
@@ -210,16 +199,16 @@ class WorkingSection:
             A row for each part of what they divide, of all else one.
         """
         device = self._device
-        # Copies on the device follow the host's.
-        source = self._whole if self.follows else self.arena.parameters
-        is_there = device.is_host or (self.keeps_parts and self.arena.device is None)
-        shape = self.packed.size if run.divided else 1, run.size
+        # Whole copies on the device are as the host's.
+        source = self.parameters if self.follows else self.arena.parameters
+        is_there = device.is_host or (not self.follows and self.arena.device is None)
+        shape = self.shards.size if run.divided else 1, run.size
         if is_there:
             rows = device.allocate_host(shape, run.dtype)
         else:
             num_bytes = shape_elements(shape) * run.dtype.itemsize
             rows = device.allocate(num_bytes).view(run.dtype).view(shape)
-        parts = {name: self.packed.parts_of(name, source[name]) for name in run.places}
+        parts = {name: self.shards.parts_of(name, source[name]) for name in run.places}
         for index, row in enumerate(rows):
             for name, target in run.tensors_in(row).items():
                 target.copy_(parts[name][index])
@@ -231,7 +220,7 @@ class WorkingSection:
 
     def refresh(self) -> None:
         """Begin to copy the arena's parameters up, if this is a copy that follows them."""
-        for name, target in self._whole.items() if self.is_copy and self.follows else ():
+        for name, target in self.parameters.items() if self.is_copy and self.follows else ():
             source = self._source[name]
             if name in self._staged:
                 source = self._staged[name].copy_(source)

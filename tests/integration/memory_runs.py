@@ -48,7 +48,7 @@ class Run:
     shares_state: bool = False
     """Whether all ranks are in one VM, and share their stage's state."""
     tensor_parallel: int = 1
-    """Ranks in one VM that divide the matrices of a stage."""
+    """Ranks that divide the matrices of a stage; of several, all are in one VM, and share state."""
 
     def __str__(self) -> str:
         module, _, function = self.entrypoint.partition(":")
@@ -114,7 +114,7 @@ class Run:
             plan,
             slots=tuple(Slot(vm_id=NAMES[0], index=rank) for rank in ranks),
             devices_per_stage_replica=self.tensor_parallel,
-            shared_state=sizes if self.shares_state else (),
+            shared_state=sizes,
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -88,7 +87,6 @@ def train(
     environment: Mapping[str, str] | None = None,
     runtime: Runtime = RUNTIMES[0],
     *,
-    shares: bool = False,
     sequence: bool = False,
     selective: bool = False,
     sizes: tuple[int, ...] = (),
@@ -97,8 +95,7 @@ def train(
     """Train to the end.
 
     Args:
-        shares: Whether ranks share state.
-        sizes: Of sections, by which they do; by default all are equal.
+        sizes: Of sections, by which ranks share them; by default all are equal.
         together: Whether replicas are in the same VMs.
     """
     folder.mkdir(exist_ok=True)
@@ -113,7 +110,7 @@ def train(
     changes: dict[str, Any] = {
         "state": runtime.state,
         "segments": runtime.segments,
-        "shared_state": (sizes or (1,) * SECTIONS[name]) if shares else (),
+        "shared_state": sizes or ((1,) * SECTIONS[name] if shape[2] > 1 else ()),
     }
     plan = replace(shape_plan(spec, shape, SECTIONS[name], together=together), **changes)
     slots = Counter(slot.vm_id for slot in plan.slots)
@@ -148,15 +145,11 @@ def test_ranks_of_two_stages_that_divide_their_matrices_train_what_one_rank_does
 
 
 @pytest.mark.rotated
-@pytest.mark.parametrize(
-    ("shape", "shares"),
-    [*((shape, False) for shape in (*SHAPES[1:], (1, 1, 4))), ((2, 2, 2), True), ((1, 1, 4), True)],
-    ids=str,
-)
+@pytest.mark.parametrize("shape", [*SHAPES[1:], (1, 1, 4)], ids=str)
 def test_ranks_of_any_shape_train_what_one_rank_does(
-    zygote: Zygote, tmp_path: Path, alone: Trained, shape: tuple[int, int, int], shares: bool
+    zygote: Zygote, tmp_path: Path, alone: Trained, shape: tuple[int, int, int]
 ) -> None:
-    train(zygote, tmp_path, "gpt", shape, shares=shares).assert_close(alone)
+    train(zygote, tmp_path, "gpt", shape).assert_close(alone)
 
 
 @pytest.mark.rotated
@@ -173,9 +166,10 @@ def test_the_same_ranks_train_to_the_same_bits_through_any_other_shape_and_a_kil
     zygote: Zygote, tmp_path: Path
 ) -> None:
     undisturbed = train(zygote, tmp_path / "undisturbed", "gpt", (1, 1, 2), "exact")
-    for shape, action in (((2, 1, 2), Action.KILL_WORKER), ((1, 2, 2), Action.KILL_VM)):
+    blows = [((2, 1, 2), 1, Action.KILL_WORKER), ((1, 2, 2), 3, Action.KILL_VM)]
+    for shape, rank, action in blows:
         folder = tmp_path / action
-        blow = {"hook": Hook.UPDATED, "rank": 3, "step": 2, "action": action}
+        blow = {"hook": Hook.UPDATED, "rank": rank, "step": 2, "action": action}
         script = [blow | {"mark": str(folder / "mark")}]
         struck = train(zygote, folder, "gpt", shape, "exact", environment_of(script))
         assert (folder / "mark").exists()
@@ -184,9 +178,8 @@ def test_the_same_ranks_train_to_the_same_bits_through_any_other_shape_and_a_kil
 
 @pytest.fixture(scope="module")
 def divided(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """As the planner has it in exact mode: ranks that divide matrices share state."""
     folder = tmp_path_factory.mktemp("divided")
-    return train(zygote, folder, "gpt", (1, 1, 2), "exact", shares=True)
+    return train(zygote, folder, "gpt", (1, 1, 2), "exact")
 
 
 @pytest.mark.rotated
@@ -199,12 +192,14 @@ def test_a_rank_of_a_group_killed_at_any_hook_changes_no_bit(
     shape: tuple[int, int, int],
     hooks: Sequence[Hook],
 ) -> None:
-    blows = series_of_blows(hooks, shape[0], math.prod(shape) - 1)
+    plan = shape_plan(tensor_spec(tmp_path, "gpt", "exact"), shape, SECTIONS["gpt"])
+    # Who holds nothing passes no hook of an update.
+    blows = series_of_blows(hooks, shape[0], max(plan.holders_of(plan.num_sections - 1)))
     script = [
         {**asdict(blow), "mark": str(tmp_path / f"mark-{number}")}
         for number, blow in enumerate(blows)
     ]
-    struck = train(zygote, tmp_path, "gpt", shape, "exact", environment_of(script), shares=True)
+    struck = train(zygote, tmp_path, "gpt", shape, "exact", environment_of(script))
     assert struck.weights == divided.weights
     for number, blow in enumerate(blows):
         assert (tmp_path / f"mark-{number}").exists(), f"{blow} did not strike"
@@ -212,31 +207,32 @@ def test_a_rank_of_a_group_killed_at_any_hook_changes_no_bit(
 
 @pytest.mark.rotated
 @pytest.mark.parametrize(
-    ("shape", "rank", "action", "runtime"),
+    ("shape", "rank", "hook", "action", "runtime"),
     [
-        ((1, 1, 2), 0, Action.KILL_WORKER, RUNTIMES[0]),
-        ((2, 1, 2), 0, Action.KILL_WORKER, RUNTIMES[0]),
-        ((1, 2, 2), 3, Action.KILL_VM, RUNTIMES[0]),
-        ((1, 1, 2), 1, Action.KILL_WORKER, RUNTIMES[2]),
+        ((1, 1, 2), 0, Hook.FLIPPED, Action.KILL_WORKER, RUNTIMES[0]),
+        ((2, 1, 2), 0, Hook.FLIPPED, Action.KILL_WORKER, RUNTIMES[0]),
+        ((1, 2, 2), 3, Hook.FLIPPED, Action.KILL_VM, RUNTIMES[0]),
+        ((1, 1, 2), 1, Hook.FLIPPED, Action.KILL_WORKER, RUNTIMES[2]),
+        # It holds nothing.
+        ((2, 1, 2), 3, Hook.APPLIED, Action.KILL_WORKER, RUNTIMES[0]),
     ],
     ids=str,
 )
-def test_ranks_that_divide_matrices_and_share_state_train_to_the_same_bits_through_a_kill(
+def test_ranks_that_divide_matrices_train_to_the_same_bits_through_a_kill_on_any_device(
     zygote: Zygote,
     tmp_path: Path,
     shape: tuple[int, int, int],
     rank: int,
+    hook: Hook,
     action: Action,
     runtime: Runtime,
 ) -> None:
     folder = tmp_path / "undisturbed"
-    undisturbed = train(
-        zygote, folder, "gpt", (1, 1, 2), "exact", runtime=runtime, shares=True, sizes=(1, 2)
-    )
-    blow = {"hook": Hook.FLIPPED, "rank": rank, "step": 2, "action": action}
+    undisturbed = train(zygote, folder, "gpt", (1, 1, 2), "exact", runtime=runtime, sizes=(1, 2))
+    blow = {"hook": hook, "rank": rank, "step": 2, "action": action}
     environment = environment_of([blow | {"mark": str(tmp_path / "mark")}])
     folder = tmp_path / "shared"
-    shared = train(zygote, folder, "gpt", shape, "exact", environment, runtime, shares=True)
+    shared = train(zygote, folder, "gpt", shape, "exact", environment, runtime)
     assert (tmp_path / "mark").exists()
     assert shared.weights == undisturbed.weights
 
@@ -252,7 +248,7 @@ def test_who_in_a_vm_holds_a_section_changes_no_bit(
     shape: tuple[int, int, int],
     sizes: tuple[int, ...],
 ) -> None:
-    other = train(zygote, tmp_path, "gpt", shape, "exact", shares=True, sizes=sizes, together=True)
+    other = train(zygote, tmp_path, "gpt", shape, "exact", sizes=sizes, together=True)
     assert other.weights == divided.weights
 
 
@@ -269,7 +265,6 @@ def test_ranks_that_divide_round_as_one_alone_in_16_bits(
             (1, 1, size),
             "exact",
             runtime=runtime,
-            shares=size > 1,
         )
         for size in (1, 2)
     )
@@ -283,27 +278,13 @@ def test_a_plan_that_leaves_out_what_gets_a_part_is_refused(zygote: Zygote, tmp_
 
 
 @pytest.mark.rotated
-@pytest.mark.parametrize(
-    ("network", "state", "shares"),
-    [
-        ("nccl", "device", False),
-        ("gloo", "host", False),
-        ("nccl", "device", True),
-        ("nccl", "host", True),
-        ("gloo", "device", True),
-        ("gloo", "host", True),
-    ],
-)
+@pytest.mark.parametrize("network", ["nccl", "gloo"])
+@pytest.mark.parametrize("state", ["device", "host"])
 def test_ranks_on_gpus_sum_there_or_in_their_vms_memory(
-    zygote: Zygote,
-    tmp_path: Path,
-    alone: Trained,
-    network: Network,
-    state: StateHome,
-    shares: bool,
+    zygote: Zygote, tmp_path: Path, alone: Trained, network: Network, state: StateHome
 ) -> None:
     runtime = Runtime("tests.fakes.deferred:3", state, network=network)
-    train(zygote, tmp_path, "gpt", (2, 2, 2), runtime=runtime, shares=shares).assert_close(alone)
+    train(zygote, tmp_path, "gpt", (2, 2, 2), runtime=runtime).assert_close(alone)
 
 
 @pytest.mark.rotated

@@ -102,7 +102,8 @@ def open_generation(
     transition.put(replace(transition.state.training, next_generation=generation.number + 1))
     number, reason = generation.number, generation.reason
     alone = "; one VM holds all replicas of a stage" if plan.rests_on_one_vm else ""
-    shared = "; replicas in one VM share their state" if plan.shared_state else ""
+    sharers = "replicas" if plan.devices_per_stage_replica == 1 else "slots"
+    shared = f"; {sharers} in one VM share their state" if plan.shared_state else ""
     transition.log(f"generation {number} starts with {plan.shape}: {reason}{alone}{shared}")
     open_store(transition, generation)
 

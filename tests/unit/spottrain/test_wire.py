@@ -252,9 +252,12 @@ def test_a_plan_assigns_sections_and_virtual_nodes_to_ranks() -> None:
         {"devices_per_stage_replica": 0},
         {"shared_state": (1, 1, 1)},
         {"shared_state": (1, 1, 1, -1)},
-        # Two slots for each stage, but in two VMs.
+        # Two slots for each stage, but in two VMs; or in one, with state of their own.
         {"devices_per_stage_replica": 2, "data_parallel_width": 1, "replica_bounds": (0, 5)}
-        | {"slots": tuple(Slot(vm_id=f"vm{i // 2}", index=i % 2) for i in range(4))},
+        | {"slots": tuple(Slot(vm_id=f"vm{i // 2}", index=i % 2) for i in range(4))}
+        | {"shared_state": (1, 1, 1, 1)},
+        {"devices_per_stage_replica": 2, "data_parallel_width": 1, "replica_bounds": (0, 5)}
+        | {"slots": tuple(Slot(vm_id="vm", index=i) for i in range(4))},
     ],
 )
 def test_a_plan_that_does_not_add_up_is_refused(changes: dict[str, Any]) -> None:

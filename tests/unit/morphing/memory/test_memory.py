@@ -341,6 +341,32 @@ def test_a_parameter_whose_state_a_vm_shares_takes_6_bytes_and_a_part_of_12(widt
             assert held == 4 * count * each
 
 
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("state", ["device", "host"])
+@pytest.mark.parametrize(("reduction", "copies"), [("fast", 6), ("exact", 10)])
+def test_a_parameter_that_ranks_divide_takes_a_part_of_6_bytes_and_one_of_16(
+    size: int, state: StateHome, reduction: Reduction, copies: int
+) -> None:
+    """Of AdamW in bf16; with exact sums 8 bytes in the place of 4 of these 6."""
+    count = 1000
+    one = section_facts(0, param_bytes=4 * count, optimizer_bytes=8 * count)
+    facts = model_facts(replace(one, index=k, divided_bytes=4 * count) for k in range(4))
+    plan = a_plan(
+        num_sections=4,
+        microbatch_size=2,
+        state=state,
+        slots=slots_of("a" * size),
+        tensor_parallel=size,
+    )
+    gpu = Compute(on_gpu=True, precision="bf16")
+    for rank in rank_bytes(facts, PROFILE, plan, reduction, gpu):
+        device = rank.parameters_bytes + rank.gradients_bytes + rank.accumulators_bytes
+        held = 4 * count * 16 // size
+        on_device = held if state == "device" else 0
+        assert device + rank.optimizer_bytes == 4 * count * copies // size + on_device
+        assert rank.host.locked_bytes == held - on_device
+
+
 def test_a_gpu_that_shares_state_on_the_host_has_its_part_there() -> None:
     whole = a_plan(1, 4, num_sections=4, microbatch_size=2, slots=slots_of("aabb"))
     shared = replace(whole, shared_state=(1,) * 4)

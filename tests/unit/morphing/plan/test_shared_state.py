@@ -43,21 +43,11 @@ def test_replicas_in_vms_of_their_own_share_nothing() -> None:
     assert plan.pipeline_depth > 1
 
 
-def test_ranks_that_divide_matrices_share_state_too() -> None:
-    alone = replace(with_memory({"box": 2}, 60, 2), pipeline_depth=1)
-    assert not plan_of(alone).shared_state
-    scarce = replace(with_memory({"box": 2}, 28, 2), pipeline_depth=1)
-    plan = plan_of(scarce)
+def test_ranks_that_divide_matrices_always_share_state() -> None:
+    plan = plan_of(replace(with_memory({"box": 2}, 60, 2), pipeline_depth=1))
     assert plan.shape == "1x1x2"
     assert [len(plan.held_by(rank)) for rank in range(2)] == [2, 2]
-
-
-def test_ranks_that_divide_matrices_always_share_state_in_exact_mode() -> None:
-    case = replace(with_memory({"box": 4}, 60, 2), reduction="exact")
-    assert plan_of(case).shared_state
-    assert not plan_of(replace(case, reduction="fast")).shared_state
-    assert not plan_of(replace(case, semantics="stale_by_one", schedule="varuna")).shared_state
-    why_not = choose_plan(replace(case, slots=with_memory({"box": 2}, 8, 2).slots)).why_not
+    why_not = choose_plan(with_memory({"box": 2}, 8, 2)).why_not
     assert why_not.startswith("the model needs")
 
 
@@ -99,8 +89,9 @@ def test_all_ranks_of_a_plan_that_shares_state_have_room(
     if (plan := choose_plan(case).plan) is not None and plan.shared_state:
         needed = [one.total_bytes for one in rank_bytes(case.facts, case.profile, plan, "fast")]
         assert max(needed) <= memory_mib * MIB
-        whole = rank_bytes(case.facts, case.profile, replace(plan, shared_state=()), "fast")
-        assert max(one.total_bytes for one in whole) > memory_mib * MIB
+        if size == 1:
+            whole = rank_bytes(case.facts, case.profile, replace(plan, shared_state=()), "fast")
+            assert max(one.total_bytes for one in whole) > memory_mib * MIB
         again = replace(case, previous=plan)
         assert plan_of(again) == plan
 
