@@ -22,7 +22,7 @@ from spottrain.varuna_manager.config.job import JobConfig, parse_config
 from spottrain.varuna_manager.jobs import profiles
 from spottrain.varuna_manager.launch import calibrate, inspect
 from spottrain.wire.messages import CalibrationProgress
-from spottrain.wire.model import Profile
+from spottrain.wire.model import GroupProfile, Profile
 from tests.commands import Run
 
 CONFIG: JobConfig = parse_config(
@@ -218,13 +218,15 @@ def test_the_job_files_profile_is_taken(run: Run, tmp_path: Path, measured: list
 
 def test_a_profile_is_shown_as_tables(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "a.json"
-    profiles.write_profile(path, PROFILE)
+    group = GroupProfile(size=2, microbatches=PROFILE.microbatches[:1])
+    profiles.write_profile(path, replace(PROFILE, groups=(group,)))
 
     code, out, _ = run("--show", path)
 
     assert code == 0
     for text in (PROFILE.device, "forward", "100.000 ms", "messages between VMs"):
         assert text in out
+    assert "micro-batches of 1 in groups of 2 slots" in out
 
 
 def test_a_profile_is_derived_shown_and_written(run: Run, tmp_path: Path) -> None:

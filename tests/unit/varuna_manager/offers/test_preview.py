@@ -29,6 +29,7 @@ from spottrain.varuna_manager.offers.preview import (
     profile_on_known_device,
 )
 from spottrain.varuna_manager.reporting.tables import preview_parts
+from spottrain.wire.model import GroupProfile
 
 OFFLINE = SearchScope(offline=True)
 
@@ -90,6 +91,18 @@ def test_a_plan_says_what_the_loss_of_its_only_vm_takes_along() -> None:
         "takes an only copy of a stage with it, as a killed worker does of state on its GPU: "
         in text
     )
+
+
+def test_a_plan_of_slots_that_divide_matrices_says_where_its_times_are_from() -> None:
+    box = [{"name": "box", "capacity": 1, "slots": 2, "spot_usd_per_hour": 1.0}]
+    divided = job(resources={"max_vms": 1}, local={"zones": box}, runtime={"tensor_parallel": 2})
+    facts = replace(FACTS, tensor_sizes=(2,))
+    groups = (GroupProfile(size=2, microbatches=PROFILE.microbatches),)
+    for profile, times in ((PROFILE, "derived"), (replace(PROFILE, groups=groups), "measured")):
+        document = preview_job(divided, facts, profile, OFFLINE)
+        assert document["candidates"][0]["tensor_times"] == times
+        text = "\n".join(str(part) for part in preview_parts(document, explain=False))
+        assert f"2 slots a stage ({times})" in text
 
 
 def test_the_budget_s_hourly_cap_bounds_the_fleet() -> None:
