@@ -66,7 +66,10 @@ def hop_of(
     there = [ring for ring in profile.rings if ring.between_vms == between_vms]
     measured = [ring for ring in there if ring.on_device == on_device] or there
     if not measured:
-        return _hop_over(profile.between_vms if between_vms else profile.within_vm)
+        if not between_vms:
+            return _hop_over(profile.within_vm)
+        hop = _hop_over(profile.between_vms)
+        return Hop(hop.latency_s, hop.s_per_byte * rings)
     nearest = min(
         measured,
         key=lambda ring: (

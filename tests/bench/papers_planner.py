@@ -1,7 +1,8 @@
 """Choices of tensor and pipeline size in the dissertation's chapter 4, by the planner's simulation.
 
 Models by their shape on estimated A100s (``estimated_profile``), links by the nominal figures of a DGX:
-300 GB/s within a server, 200 GB/s of its eight adapters between servers. Nothing is fitted.
+300 GB/s within a server, and to other servers an adapter of 25 GB/s for each GPU. Messages of a stage take
+the adapters of the GPUs that divide its matrices (4.4.1), sums over servers all of them. Nothing is fitted.
 """
 
 from __future__ import annotations
@@ -20,9 +21,21 @@ from spottrain.pricing.prices.catalogue import catalogue
 from spottrain.pricing.ranking.estimate import estimated_profile
 from spottrain.pricing.ranking.machine import MachineShape
 from spottrain.pricing.ranking.throughput import like_devices
+from spottrain.wire.model import RingProfile
 from spottrain_lab.planners.tensor import SIZES, tensor_parallel
 
 GPUS_PER_SERVER = 8
+ADAPTER_BYTES_PER_S = 25e9
+"""Of the adapter that each GPU has to other servers."""
+SERVERS = RingProfile(
+    ranks=2,
+    rings=1,
+    between_vms=True,
+    latency_s=2e-5,
+    bandwidth_bytes_per_s=GPUS_PER_SERVER * ADAPTER_BYTES_PER_S,
+    on_device=True,
+)
+"""Sums over servers take all adapters."""
 NO_LIMIT = 10**13
 """Bytes of a GPU's memory where a figure is of time alone."""
 A100_BYTES = 80 * 10**9
@@ -43,7 +56,7 @@ def case(
     profile = replace(
         estimated_profile(facts, gpu, "bf16", microbatch_sizes),
         within_vm=a_link(latency_s=5e-6, bytes_per_s=300e9),
-        between_vms=a_link(latency_s=1e-5, bytes_per_s=200e9),
+        rings=(SERVERS,),
     )
     server = MachineShape(
         gpus=GPUS_PER_SERVER, gpu_memory_bytes=memory_bytes, is_gpu=True, memory_bytes=0
@@ -56,6 +69,7 @@ def case(
         microbatch_size=None,
         reduction="fast",
         precision="bf16",
+        wire="bf16",
         state="device",
         schedule="1f1b",
         recompute=True,
@@ -65,6 +79,8 @@ def case(
 def step_s(inputs: PlanInputs, size: int, depth: int | None) -> tuple[float, int]:
     """Return the time of a mini-batch with the best plan of a tensor and pipeline size, and
     its pipeline size."""
+    link = a_link(latency_s=1e-5, bytes_per_s=size * ADAPTER_BYTES_PER_S)
+    inputs = replace(inputs, profile=replace(inputs.profile, between_vms=link))
     groups = tensor_parallel(inputs, size)
     assert groups is not None
     plan = choose_plan(replace(groups, pipeline_depth=depth)).plan

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.jobs import HERE, Job, until, weights
+from tests.integration.jobs import HERE, Job, weights
 
 pytestmark = pytest.mark.rotated(parts=[4])
 
@@ -51,9 +51,7 @@ def test_another_machine_goes_on_with_the_groups_of_the_first_plan_or_waits_for_
         status = struck.run("status", struck.name, "-o", "json").report
         assert (status["plan"]["shape"], status["plan"]["tensor_parallel"]) == ("1x1x2", 2)
         struck.market("capacity", zone="small", count=1)
-        struck.pace(0.5)
-        struck.market("capacity", zone="pairs", count=0)
-        until("no VM is left", lambda: not struck.state().fleet.vms)
+        struck.market("kill", zone="pairs")
         why = struck.until("it waits", lambda s: "VMs of 2 slots" in s.activity and s.activity)
         assert "which reduction: exact keeps from the first plan on" in why
         struck.kill_everything()
@@ -68,5 +66,5 @@ def test_another_machine_goes_on_with_the_groups_of_the_first_plan_or_waits_for_
         assert again.launch("--adopt").code == 0
         (plan,) = again.state().history.generations
         assert plan.shape == "1x1x2"
-        assert plan.from_step >= 20
+        assert (plan.from_step or 0) >= 20
         assert weights(place) == expected

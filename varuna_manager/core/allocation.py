@@ -325,16 +325,21 @@ def small_vms(state: State) -> tuple[VmRecord, ...]:
 
 
 def why_too_small(state: State) -> str:
-    """Return why all offers have too few slots; empty: one has enough, or there are none."""
-    offers = [one for one in state.market.offers if one.spot or state.job.resources.allow_on_demand]
+    """Return why no VM that can be had now has enough slots; empty: one has, or none can be had."""
+    offers = [
+        offer
+        for offer in state.market.offers
+        if offer.available != 0 and (offer.spot or state.job.resources.allow_on_demand)
+        if cooldowns.open_at_s(state.launches.cooldowns, offer) <= state.now_s
+    ]
     if not offers or any(_holds_group(state, offer) for offer in offers):
         return ""
     why = "as the job file says"
     if state.job.runtime.tensor_parallel == "auto":
         why = "which reduction: exact keeps from the first plan on"
     return (
-        f"VMs of {tensor_parallel(state)} slots, that divide matrices, {why}: those on offer have "
-        f"{max(offer.gpus for offer in offers)} at most; launch a job with --adopt on larger ones"
+        f"VMs of {tensor_parallel(state)} slots, that divide matrices, {why}: what can be had has "
+        f"{max(offer.gpus for offer in offers)} at most; wait, or go on elsewhere with --adopt"
     )
 
 

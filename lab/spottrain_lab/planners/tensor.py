@@ -16,6 +16,7 @@ from spottrain.morphing.plan.flops import MODEL_PASSES
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.placement import Device
 from spottrain.morphing.plan.transformer import TransformerShape
+from spottrain.morphing.simulate.compute import Compute
 from spottrain.wire.model import LinkProfile, Profile, SectionProfile
 from spottrain.wire.plan import Slot
 
@@ -77,7 +78,7 @@ def tensor_parallel(inputs: PlanInputs, size: int) -> PlanInputs | None:
     changed: Profile = replace(
         profile,
         microbatches=tuple(
-            replace(one, sections=tuple(_shared(one.sections, size, link)))
+            replace(one, sections=tuple(_shared(one.sections, size, link, inputs.compute)))
             for one in profile.microbatches
         ),
         between_vms=replace(
@@ -112,12 +113,13 @@ def _joined(slots: Sequence[Device], size: int) -> Iterator[Device]:
 
 
 def _shared(
-    sections: Sequence[SectionProfile], size: int, link: LinkProfile
+    sections: Sequence[SectionProfile], size: int, link: LinkProfile, compute: Compute
 ) -> Iterator[SectionProfile]:
-    """Yield sections of which ``size`` devices have a part each."""
-    inputs = [0, *(section.output_bytes for section in sections)]
-    for section, input_bytes in zip(sections, inputs, strict=False):
-        num_bytes = max(section.output_bytes, input_bytes)
+    """Yield sections of which ``size`` devices have a part each. What leaves a stage is of the
+    type that is summed: Megatron-LM computes in one."""
+    outputs = [compute.sent_bytes(section) for section in sections]
+    for section, output_bytes, input_bytes in zip(sections, outputs, [0, *outputs], strict=False):
+        num_bytes = max(output_bytes, input_bytes)
         sums_s = FORWARD_SUMS * sum_s(num_bytes, size, link)
         yield replace(
             section,

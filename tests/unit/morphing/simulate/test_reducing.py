@@ -43,6 +43,8 @@ def with_rings(*rings: RingProfile) -> Profile:
 
 def test_without_measured_rings_links_are_reckoned_with() -> None:
     assert hop_of(PROFILE, 4, True, 1) == Hop(2 * LATENCY_S, 2 / BYTES_PER_S)
+    assert hop_of(PROFILE, 4, True, 3) == Hop(2 * LATENCY_S, 6 / BYTES_PER_S)
+    assert hop_of(PROFILE, 4, False, 3) == hop_of(PROFILE, 4, False, 1)
 
 
 def test_a_ring_of_the_measured_size_takes_the_measured_time() -> None:

@@ -113,7 +113,7 @@ def test_a_job_waits_for_vms_with_as_many_slots_as_its_first_plan_took() -> None
     why = (
         "VMs of 2 slots, that divide matrices, which reduction: exact keeps from the first plan on"
     )
-    assert story.state.activity.startswith(f"waiting for {why}: those on offer have 1")
+    assert story.state.activity.startswith(f"waiting for {why}: what can be had has 1 at most")
     story.now_s += 50.0
     story.tell(e.OffersSeen, offers=(SMALL, LARGE))
     story.rent(second=LARGE)
