@@ -132,6 +132,7 @@ class TimedLinks(PipelineLinks):
     ) -> None:
         super().__init__(previous, following, device)
         self._timed, self._board, self._rank, self._declared = device, board, rank, wire
+        self._targets = {Direction.ACTIVATION: following, Direction.GRADIENT: previous}
         self._free_s = dict.fromkeys(Direction, 0.0)
         self._early: dict[Direction, deque[Arrival]] = {one: deque() for one in Direction}
         """That have come in before their time."""
@@ -147,7 +148,8 @@ class TimedLinks(PipelineLinks):
         ready_s = self._timed.mark() if stays else self._timed.newest_download_s
         begins_s = max(self._free_s[direction], ready_s)
         self._free_s[direction] = begins_s + num_bytes / self._declared.bytes_per_s
-        target = self._rank + (1 if direction is Direction.ACTIVATION else -1)
+        target = self._targets[direction]
+        assert target is not None
         self._board.send(target, direction, self._free_s[direction] + self._declared.latency_s)
 
     def arrival(self, *, wait: bool) -> Arrival | None:
