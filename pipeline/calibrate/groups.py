@@ -129,9 +129,7 @@ class _Member:
         group: TensorGroup,
     ) -> None:
         self._ranks, self._layout = _Ranks(group), loaded.layout
-        self._shards = Shards.of(
-            loaded.layout, self._ranks, sequence=loaded.spec.sequence_parallel
-        )
+        self._shards = Shards.of(loaded.layout, self._ranks, sequence=loaded.spec.sequence_parallel)
         self._bench = SectionBench(loaded, sections, checkpoint, device, shards=self._shards)
 
     def has_room(self, microbatch_size: int, inputs: Mapping[int, Activations]) -> bool:

@@ -144,6 +144,10 @@ class Shards:
         dimension = self.dimension(parameter)
         return (tensor,) if dimension is None else tensor.chunk(self.size, dimension)
 
+    def own_parts(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return this rank's part of each parameter, by name, without gaps as a worker has it."""
+        return {name: self.part_of(name, one).contiguous() for name, one in tensors.items()}
+
     def is_repeated(self, parameter: str) -> bool:
         """Return whether all ranks have the same gradient of a parameter, so that it counts
         once: it is whole, and not used with parts."""

@@ -162,10 +162,7 @@ def _compare(job: TrainingJob, layout: ModelLayout, shards: Shards) -> None:
     tensors = first_tensors(job, layout)
 
     def model(own: Shards) -> StageModel:
-        parts = {
-            k: {name: own.part_of(name, tensor) for name, tensor in whole.items()}
-            for k, whole in tensors.items()
-        }
+        parts = {k: own.own_parts(whole) for k, whole in tensors.items()}
         stage = StageModel(job, layout, range(layout.num_sections), parts, shards=own)
         stage.eval()
         return stage
