@@ -33,7 +33,7 @@ from spottrain.pipeline.calibrate.links import (
     rings_to_measure,
     time_messages,
 )
-from spottrain.pipeline.calibrate.sections import SectionBench
+from spottrain.pipeline.calibrate.sections import SectionBench, forget
 from spottrain.pipeline.comm.device_group import NetworkRefusedError, TrialGroups
 from spottrain.pipeline.comm.groups import (
     TIMEOUT_S,
@@ -338,7 +338,7 @@ class _Round:
         while sizes:
             size = sizes.popleft()
             every: list[dict[str, Any] | None] = gather(self._measure_sections(size))
-            self._bench.forget()
+            forget(self._device)
             found = [one for one in every if one is not None]
             if len(found) < len(every):
                 break
@@ -429,7 +429,7 @@ class _Round:
             self._links = links = tasks.TimedLinks(*chain.neighbours, self._device)
             samples = self._time_tasks(chain, links, size, count)
             self.close()
-            self._bench.forget()
+            forget(self._device)
         own_s = (every[rank]["reaching_s"] for rank in self._computing)
         reaching_s = statistics.median(own_s)
         spec = self._loaded.spec

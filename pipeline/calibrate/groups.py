@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, fields, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ import torch.distributed as dist
 
 from spottrain.activity import Activity
 from spottrain.pipeline.calibrate.links import gather
-from spottrain.pipeline.calibrate.sections import SectionBench
+from spottrain.pipeline.calibrate.sections import SectionBench, forget
 from spottrain.pipeline.comm.p2p import Direction, PipelineLinks
 from spottrain.pipeline.comm.tensor_group import TensorGroup
 from spottrain.pipeline.devices.host import HostDevice
@@ -128,22 +129,25 @@ class _Member:
         device: Device,
         group: TensorGroup,
     ) -> None:
-        self._ranks, self._layout = _Ranks(group), loaded.layout
-        self._shards = Shards.of(loaded.layout, self._ranks, sequence=loaded.spec.sequence_parallel)
-        self._bench = SectionBench(loaded, sections, checkpoint, device, shards=self._shards)
+        self._device, self._ranks, self._layout = device, _Ranks(group), loaded.layout
+        sequence = loaded.spec.sequence_parallel
+        self._shards = shards = Shards.of(loaded.layout, self._ranks, sequence=sequence)
+        self._make = partial(SectionBench, loaded, sections, checkpoint, device, shards=shards)
+        self._bench: SectionBench | None = None
 
     def has_room(self, microbatch_size: int, inputs: Mapping[int, Activations]) -> bool:
         """Warm up alone; return whether there is memory for that."""
         self._ranks.is_alone = True
         try:
-            batch = self._bench.batch(microbatch_size)
+            bench = self._bench = self._bench or self._make()
+            batch = bench.batch(microbatch_size)
             own = {section: self._part_of(section, given) for section, given in inputs.items()}
-            self._bench.warm_up_each(batch, own)
-            self._bench.run_once(batch)
+            bench.warm_up_each(batch, own)
+            bench.run_once(batch)
         except torch.OutOfMemoryError:
             return False
         finally:
-            self._bench.forget()
+            forget(self._device)
         return True
 
     def _part_of(self, section: int, given: Activations) -> Activations:
@@ -154,9 +158,10 @@ class _Member:
 
     def measure(self, microbatch_size: int) -> list[dict[str, Any]]:
         """Measure with all others of the group; return the sections."""
+        assert self._bench is not None
         self._ranks.is_alone = False
         measured = self._bench.measure(microbatch_size, BUDGET_S)
-        self._bench.forget()
+        forget(self._device)
         return list(map(asdict, measured.sections))
 
 

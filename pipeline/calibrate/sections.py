@@ -214,11 +214,6 @@ class SectionBench:
             return 0
         return sum(payload_bytes(self._loaded.specs[k]) for k in self.sections)
 
-    def forget(self) -> None:
-        """Give memory back that nothing uses any more: models hold cycles."""
-        gc.collect()
-        self.device.free_cached()
-
     def batch(self, microbatch_size: int) -> Batch:
         """Return the first micro-batch of the job."""
         with user_code("dataset"):
@@ -336,7 +331,7 @@ class SectionBench:
         except torch.OutOfMemoryError:
             return 0.0, 0
         finally:
-            self.forget()
+            forget(self.device)
         return seconds, sum(map(self._loaded.layout.param_bytes, sections))
 
     def _time_update(self, home: StateHome, sections: Sequence[int]) -> float:
@@ -406,6 +401,12 @@ class SectionBench:
         began_s = self.device.clock()
         call()
         times.append(self.device.clock() - began_s)
+
+
+def forget(device: Device) -> None:
+    """Give memory back that nothing uses any more: models hold cycles."""
+    gc.collect()
+    device.free_cached()
 
 
 def _copy_parameters(values: Tensors, arena: SectionArena) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -41,6 +43,7 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(float(os.environ.get("TENSOR_SLEEP_S", "0")))
         x = x + self.attention(self.norm(x))
         made: torch.Tensor = x + self.down(F.gelu(self.up(x)))
         return made

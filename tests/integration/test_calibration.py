@@ -171,8 +171,8 @@ def dividing_fleet(
 ) -> Iterator[Fleet]:
     hosts = {name: Host(num_slots=count, device=device) for name, count in slots.items()}
     spec = replace(job_spec(folder), entrypoint="tensor_jobs:gpt", sequence_parallel=sequence)
-    names = tuple(slots)
-    with Fleet(spec, names, folder / "log", zygote, environment, hosts=hosts) as fleet:
+    names, log = tuple(slots), folder / "log"
+    with Fleet(spec, names, log, zygote, environment, hosts=hosts) as fleet:
         fleet.ready()
         yield fleet
 
@@ -235,6 +235,23 @@ def test_the_vm_with_the_most_slots_measures_groups_of_what_others_measured_alon
         profile = end(fleet)
 
     assert_divided(profile, 2, (2,))
+
+
+@pytest.mark.rotated
+def test_of_long_micro_batches_groups_measure_the_smallest_and_scale_the_others(
+    zygote: Zygote, tmp_path: Path
+) -> None:
+    long = {"TENSOR_SLEEP_S": "0.3"}
+    with dividing_fleet(zygote, tmp_path, {"a": 2}, environment=long) as fleet:
+        begin(fleet, "aa", sizes=(1, 2), tensor_sizes=(2,))
+        profile = end(fleet)
+
+    assert_divided(profile, 2, (1, 2))
+    (group,) = profile.groups
+    small, large = profile.microbatches
+    for k, (less, more) in enumerate(zip(*(m.sections for m in group.microbatches), strict=True)):
+        alone = large.sections[k].forward_s / small.sections[k].forward_s
+        assert more.forward_s / less.forward_s == pytest.approx(alone)
 
 
 @pytest.mark.rotated
