@@ -109,6 +109,16 @@ def dropped() -> TrainingJob:
     return replace(gpt(), model=DroppedGpt, tensor_plan=plan)
 
 
+def uneven() -> TrainingJob:
+    """Some micro-batches are of 7 tokens."""
+
+    def cropped(examples: list[torch.Tensor]) -> torch.Tensor:
+        batch = torch.stack(examples)
+        return batch[:, :-1] if batch[0, 0] % 4 == 0 else batch
+
+    return replace(gpt(), collate=cropped)
+
+
 def qwen3_model() -> Any:
     """Its queries and keys go through norms, whose weights all heads share."""
     from transformers import Qwen3Config, Qwen3ForCausalLM

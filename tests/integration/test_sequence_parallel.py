@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.faults import environment_of
-from tests.integration.fleet import Zygote
+from tests.integration.fleet import FleetError, Zygote
 from tests.integration.struck_runs import RUNTIMES, Runtime
 from tests.integration.test_hooks import SERIES, series_of_blows
 from tests.integration.test_tensor_parallel import Trained, train
@@ -72,3 +72,11 @@ def test_parts_of_a_sequence_round_as_all_of_it_in_any_runtime(
     alone = train(zygote, tmp_path / "1", "gpt", (1, 1, 1), "exact", runtime=runtime)
     parts = train(zygote, tmp_path / "2", "gpt", (2, 1, 2), "exact", runtime=runtime, sequence=True)
     assert parts.losses == pytest.approx(alone.losses, rel=2e-3)
+
+
+@pytest.mark.rotated
+def test_a_micro_batch_that_ranks_cannot_divide_ends_the_job(
+    zygote: Zygote, tmp_path: Path
+) -> None:
+    with pytest.raises(FleetError, match=r"sequences that 2 ranks can divide: got .* 7, 16\)"):
+        train(zygote, tmp_path, "uneven", (2, 1, 2), sequence=True)

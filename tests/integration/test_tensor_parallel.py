@@ -25,7 +25,7 @@ from spottrain.wire.plan import Plan, Slot
 STEPS = 5
 SHAPES = [(p, d, t) for p in (1, 2) for d in (1, 2) for t in (1, 2)]
 """Pipeline depth, width, and ranks that divide matrices."""
-SECTIONS = {"gpt": 2, "dropped": 2, "qwen3": 2, "without_norms": 2}
+SECTIONS = {"gpt": 2, "dropped": 2, "uneven": 2, "qwen3": 2, "without_norms": 2}
 
 
 @dataclass(frozen=True)

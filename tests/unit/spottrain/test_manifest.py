@@ -440,6 +440,8 @@ SPEC = JobSpec(
         ({"minibatch_size": 16}, "model", "minibatch_size: 8"),
         ({"reduction": "fast"}, "model", "reduction"),
         ({"init_from": "ab"}, "model", "init_from"),
+        ({"sequence_parallel": True}, "model", "sequence_parallel"),
+        ({"reduction": "fast", "sequence_parallel": True}, "model", "reduction"),
     ],
 )
 def test_a_job_goes_on_only_from_checkpoints_of_the_same_model_and_settings(
