@@ -223,7 +223,8 @@ class TimedDevice(DeferredDevice):
         operands = tensors_in((args, kwargs))
         if operation.namespace == "c10d":
             on_device = self.hold_any(operands)
-            skips = on_device and not self._numbers
+            is_few = all(x.numel() <= _FEW for x in operands)
+            skips = on_device and not self._numbers and not is_few
             return timed_groups.run(self, operation, args, kwargs, on_device=on_device, skips=skips)
         few = _FEW if self.hold_any(operands) else _FEW_OF_HOST
         if self._numbers or _is_computed(operation, args, kwargs, operands, few):
