@@ -28,7 +28,7 @@ import mmap
 import os
 import threading
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -191,7 +191,7 @@ class TimedDevice(DeferredDevice):
         self.time = Clock(scale)
         self.operations = 0
         """That have run on the device."""
-        self.spent_s: Counter[str] = Counter()
+        self.spent_s: defaultdict[str, float] = defaultdict(float)
         """Their time, by what bounds it: matrices, attention, memory, or peers."""
         self._share_bytes = share_bytes
         self._numbers = numbers
