@@ -1,7 +1,7 @@
 """What is planned for models of real size on GPUs whose times are declared.
 
     python -m tests.bench.bench_declared [--models gpt2_124m,gpt2_1558m] [--gpus H100,L4,T4]
-    python -m tests.bench.bench_declared --box [--models gpt2_124m]
+    python -m tests.bench.bench_declared --box [--train] [--models gpt2_124m]
 
 Calibration and planner are the product's; the GPU is a stand-in without numbers and with
 virtual time (``tests/fakes/timed.py``), by published figures. Each model is planned on the
@@ -10,7 +10,7 @@ beside an L4 or a T4 (g2-standard-4, g4dn.xlarge); its network is 25 or 10 Gb/s.
 
 With ``--box`` a VM has eight H100 that NVLink connects, and each model the mini-batch of public
 runs: about half a million tokens. Four of its blocks are calibrated: all are equal, and have the
-same declared times. Its plan is trained as well, a process for each GPU, in
+same declared times. With ``--train`` its plan is trained as well, a process for each GPU, in
 virtual time, with a mini-batch that may be shorter, and compared with what is predicted of that.
 Prints a row of a table for each model.
 """
@@ -79,10 +79,9 @@ BOX: dict[str, BoxCase] = {
     "gpt2_1558m": BoxCase(512, (4, 8, 16), 128),
     "gpt_8b": BoxCase(256, (1, 2), 16),
 }
-HEADER = """\
-| model | plan, micro-batch, state | step | tokens/s | share of peak | memory | trained | \
-predicted | took | of it ties | error | memory seen | rests on |
-|---|---|---|---|---|---|---|---|---|---|---|---|---|"""
+PLANNED = "model", "plan, micro-batch, state", "step", "tokens/s", "share of peak", "memory"
+TRAINED = "trained", "predicted", "took", "of it ties", "error", "memory seen", "rests on"
+"""Columns; the last one is the share of the time that devices spend on what each figure bounds."""
 
 
 def loaded_job(folder: Path, model: str, gpu: str, minibatch: int) -> LoadedJob:
@@ -186,63 +185,83 @@ def measure(model: str, gpu: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Boxed:
-    """What is planned for a model in a box, and how that went."""
+    """What is planned for a model in a box."""
 
+    loaded: LoadedJob
     inputs: PlanInputs
     plan: Plan
     stage_bytes: int
     """Predicted, of the device that takes most."""
-    shorter: Plan
-    """The plan that was trained."""
-    ran: Trained
+
+
+@dataclass(frozen=True)
+class Run:
+    """How that went with a mini-batch that may be shorter."""
+
+    plan: Plan
+    took: Trained
 
     @property
     def error(self) -> float:
-        """Share by which the time of what was trained was predicted too long, ties left out."""
-        return self.shorter.predicted_step_s / (self.ran.step_s - self.ran.tied_s) - 1
+        """Share by which its time was predicted too long, ties left out."""
+        return self.plan.predicted_step_s / (self.took.step_s - self.took.tied_s) - 1
 
 
-def in_box(model: str) -> Boxed:
-    """Plan a model in a box, and train the plan in virtual time."""
-    case, figures = BOX[model], Figures.of(BOX_GPU)
-    with tempfile.TemporaryDirectory() as name:
-        loaded, shallow = (
-            loaded_job(Path(name), one, BOX_GPU, case.minibatch)
-            for one in (model, f"shallow_{model}")
-        )
-        measured, _ = calibrated(shallow, BOX_GPU, case.microbatches)
-        inputs = box_inputs(loaded, deepened(measured, model_facts(loaded.job, loaded.layout)))
-        choice = choose_plan(inputs)
-        assert choice.plan is not None, choice.why_not
-        shorter = shorter_plan(inputs, choice.plan, case.trained)
-        wire = Wire(figures.peer_latency_s, figures.peer_bytes_per_s, on_devices=True)
-        ran = trained(loaded, shorter, figures, wire, numbers=False)
-    return Boxed(inputs, choice.plan, choice.candidates[0].stage_bytes or 0, shorter, ran)
+def in_box(folder: Path, model: str) -> Boxed:
+    """Plan a model in a box."""
+    case = BOX[model]
+    loaded, shallow = (
+        loaded_job(folder, one, BOX_GPU, case.minibatch) for one in (model, f"shallow_{model}")
+    )
+    measured, _ = calibrated(shallow, BOX_GPU, case.microbatches)
+    inputs = box_inputs(loaded, deepened(measured, model_facts(loaded.job, loaded.layout)))
+    choice = choose_plan(inputs)
+    assert choice.plan is not None, choice.why_not
+    return Boxed(loaded, inputs, choice.plan, choice.candidates[0].stage_bytes or 0)
 
 
-def box_row(model: str) -> str:
+def run(boxed: Boxed, examples: int) -> Run:
+    """Train a plan in virtual time.
+
+    Args:
+        boxed: The plan.
+        examples: Of the mini-batch that is trained.
+    """
+    figures = Figures.of(BOX_GPU)
+    shorter = shorter_plan(boxed.inputs, boxed.plan, examples)
+    wire = Wire(figures.peer_latency_s, figures.peer_bytes_per_s, on_devices=True)
+    return Run(shorter, trained(boxed.loaded, shorter, figures, wire, numbers=False))
+
+
+def box_row(model: str, *, trains: bool) -> str:
     """Return the row of a model."""
-    case, found = BOX[model], in_box(model)
-    step_s, ran = found.plan.predicted_step_s, found.ran
+    case = BOX[model]
+    with tempfile.TemporaryDirectory() as name:
+        boxed = in_box(Path(name), model)
+        ran = run(boxed, case.trained) if trains else None
+    step_s = boxed.plan.predicted_step_s
     peak = catalogue().gpus[BOX_GPU].peak_flops[VMS[BOX_GPU][0]]
-    use = training_use(found.inputs.facts, case.minibatch, step_s, [peak] * BOX_GPUS)
+    use = training_use(boxed.inputs.facts, case.minibatch, step_s, [peak] * BOX_GPUS)
     assert use is not None
-    rests = (f"{kind} {share:.0%}" for kind, share in sorted(ran.spent.items()))
-    cells = (
+    cells = [
         model,
-        _in_words(found.plan),
+        _in_words(boxed.plan),
         f"{step_s:.4f} s",
         f"{case.minibatch * SIZES[model].sequence / step_s:,.0f}",
         f"{use.utilisation:.0%}",
-        f"{found.stage_bytes / 1e9:.1f} GB",
-        f"{case.trained}",
-        f"{found.shorter.predicted_step_s:.4f} s",
-        f"{ran.step_s:.4f} s",
-        f"{ran.tied_s:.4f} s",
-        f"{found.error:+.1%}",
-        f"{ran.peak_bytes / 1e9:.1f} GB",
-        ", ".join(rests),
-    )
+        f"{boxed.stage_bytes / 1e9:.1f} GB",
+    ]
+    if ran is not None:
+        rests = (f"{kind} {share:.0%}" for kind, share in sorted(ran.took.spent.items()))
+        cells += [
+            f"{case.trained}",
+            f"{ran.plan.predicted_step_s:.4f} s",
+            f"{ran.took.step_s:.4f} s",
+            f"{ran.took.tied_s:.4f} s",
+            f"{ran.error:+.1%}",
+            f"{ran.took.peak_bytes / 1e9:.1f} GB",
+            ", ".join(rests),
+        ]
     return f"| {' | '.join(cells)} |"
 
 
@@ -296,18 +315,23 @@ def main() -> None:
     parser.add_argument("--models", default="")
     parser.add_argument("--gpus", default=",".join(VMS))
     parser.add_argument("--box", action="store_true", help="of eight H100, instead of one a VM")
+    parser.add_argument("--train", action="store_true", help="the plan of a box, too")
     parser.add_argument("--one", action="store_true", help="in this process")
     chosen = parser.parse_args()
     models = chosen.models.split(",") if chosen.models else [*(BOX if chosen.box else MODELS)]
     gpus = [BOX_GPU] if chosen.box else chosen.gpus.split(",")
     if chosen.one:
         torch.set_num_threads(1)
-        print(box_row(models[0]) if chosen.box else json.dumps(measure(models[0], gpus[0])))
+        if chosen.box:
+            print(box_row(models[0], trains=chosen.train))
+        else:
+            print(json.dumps(measure(models[0], gpus[0])))
         return
     command = [sys.executable, "-m", "tests.bench.bench_declared", "--one"]
-    command += ["--box"] if chosen.box else []
     if chosen.box:
-        print(HEADER, flush=True)
+        columns = (*PLANNED, *(TRAINED if chosen.train else ()))
+        print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}", flush=True)
+        command += ["--box", *(["--train"] if chosen.train else [])]
     for model in models:
         for gpu in gpus:
             subprocess.run([*command, "--models", model, "--gpus", gpu], check=True)

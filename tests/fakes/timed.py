@@ -28,7 +28,7 @@ import mmap
 import os
 import threading
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -191,7 +191,7 @@ class TimedDevice(DeferredDevice):
         self.time = Clock(scale)
         self.operations = 0
         """That have run on the device."""
-        self.spent_s: Counter[str] = Counter()
+        self.spent_s: defaultdict[str, float] = defaultdict(float)
         """Their time, by what bounds it: matrices, attention, memory, or peers."""
         self._share_bytes = share_bytes
         self._numbers = numbers
@@ -223,7 +223,8 @@ class TimedDevice(DeferredDevice):
         operands = tensors_in((args, kwargs))
         if operation.namespace == "c10d":
             on_device = self.hold_any(operands)
-            skips = on_device and not self._numbers
+            is_few = all(x.numel() <= _FEW for x in operands)
+            skips = on_device and not self._numbers and not is_few
             return timed_groups.run(self, operation, args, kwargs, on_device=on_device, skips=skips)
         few = _FEW if self.hold_any(operands) else _FEW_OF_HOST
         if self._numbers or _is_computed(operation, args, kwargs, operands, few):

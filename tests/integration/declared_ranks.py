@@ -3,7 +3,7 @@ processes of their own, in virtual time."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -77,9 +77,10 @@ def trained(
     finally:
         for child in (*children, store):
             child.close()
-    step_s, spent_s = max(float(one["step_s"]) for one in found), Counter[str]()
+    step_s, spent_s = max(float(one["step_s"]) for one in found), defaultdict[str, float](float)
     for one in found:
-        spent_s.update(one["spent_s"])
+        for kind, own_s in one["spent_s"].items():
+            spent_s[kind] += own_s
     return Trained(
         step_s=step_s,
         tied_s=max(float(one["tied_s"]) for one in found),
@@ -105,8 +106,14 @@ def _run(
             device.spent_s.clear()
             step_s = one.minibatch(step)
         one.close()
-        found = {"step_s": step_s, "tied_s": one.tied_s, "peak": device.peak_bytes()}
-        say(found | {"spent_s": device.spent_s})
+        say(
+            {
+                "step_s": step_s,
+                "tied_s": one.tied_s,
+                "peak": device.peak_bytes(),
+                "spent_s": device.spent_s,
+            }
+        )
     leave()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -36,7 +37,7 @@ def ranks_say(size: int, act: Callable[[TimedDevice, int, dist.ProcessGroup], An
             dist.barrier(group)  # else others would find it gone
         leave()
 
-    children = [Child(lambda say, rank=rank: body(rank, say)) for rank in range(size)]
+    children = [Child(partial(body, rank)) for rank in range(size)]
     try:
         return [child.hear(TIMEOUT_S)["found"] for child in children]
     finally:
