@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -287,6 +288,12 @@ def test_ranks_on_gpus_sum_there_or_in_their_vms_memory(
     train(zygote, tmp_path, "gpt", (2, 2, 2), runtime=runtime).assert_close(alone)
 
 
+def _commits(generation: int, _: str, report: object) -> bool | None:
+    if isinstance(report, messages.MinibatchCommitted) and report.generation == generation:
+        return True
+    return None
+
+
 @pytest.mark.rotated
 @pytest.mark.parametrize("turn", range(4))
 def test_what_one_shape_has_trained_any_other_goes_on_with(
@@ -306,6 +313,8 @@ def test_what_one_shape_has_trained_any_other_goes_on_with(
             fleet.run(plan, checkpoint, donors)
             if plan is not plans[-1]:
                 fleet.stop()  # once a mini-batch is over
+                # A slot of a VM may be a donor, which ends before the other has trained.
+                fleet.wait_for("a commit", partial(_commits, fleet.generation))
             fleet.wait_for_end({slot.vm_id for slot in (*plan.slots, *donors)})
             checkpoint, held = "", plan.slots
     committed = [r for _, r in fleet.history if isinstance(r, messages.MinibatchCommitted)]
