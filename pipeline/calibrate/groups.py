@@ -194,7 +194,7 @@ class GroupRound:
         self._groups = {size: groups for size, groups in found.items() if groups}
         self._chosen: dict[int, int] = {}
         self._inputs: dict[int, dict[int, Activations]] = {}
-        """Of chosen sections of this rank, by micro-batch size."""
+        """Of chosen sections of this rank, by the micro-batch sizes that are measured."""
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -213,7 +213,8 @@ class GroupRound:
         if not self._chosen:
             near = {k for ranks in self.memberships for rank in ranks for k in self._shares[rank]}
             self._chosen = representatives(self._loaded, microbatch.sections, near)
-        self._inputs[microbatch.microbatch_size] = bench.inputs(self._chosen.values())
+        if not self._inputs or self._round_s(microbatch) <= MAX_ROUND_S:
+            self._inputs[microbatch.microbatch_size] = bench.inputs(self._chosen.values())
 
     def measure(
         self,
@@ -238,7 +239,7 @@ class GroupRound:
         microbatches: list[MicrobatchProfile] = []
         measured, found = alone[0], dict[int, SectionProfile]()
         for one in alone:
-            if not found or self._round_s(one) <= MAX_ROUND_S:
+            if one.microbatch_size in self._inputs:
                 inputs = self._exchange_inputs(size, one.microbatch_size)
                 if not all(gather(member is None or member.has_room(one.microbatch_size, inputs))):
                     break
