@@ -156,7 +156,7 @@ def test_vms_that_cannot_hold_the_groups_of_an_exact_job_s_first_plan_are_worth_
     before = ranker.rank(story.state, (OFFER, large), CALM)
     assert before is not None
     assert min(one.examples_per_usd for one in before.values()) > 0
-    slots = [Slot(vm_id="a", index=index) for index in range(2)]
+    slots = tuple(Slot(vm_id="a", index=index) for index in range(2))
     plan = a_plan(1, 1, num_sections=2, virtual_nodes=8, slots=slots, tensor_parallel=2)
     divided = replace(story.generation, plan=plan)
     after = ranker.rank(changed(story.state, current_generation=divided), (OFFER, large), CALM)
