@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.unit.varuna_manager.story import FACTS, OFFER, ON_DEMAND, PROFILE, Story
+from tests.builders import a_plan
+from tests.unit.varuna_manager.story import FACTS, OFFER, ON_DEMAND, PROFILE, SPEC, Story
 from tests.view import View, changed
 
 from spottrain.cloud.port.provider import Offer
@@ -19,6 +20,7 @@ from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.offers.ranker import TRUSTED_STEPS, OfferRanker
+from spottrain.wire.plan import Slot
 
 CALM = Hazards((), {})
 OTHER = replace(OFFER, zone="other", instance_type="u", usd_per_hour=1.1)
@@ -146,6 +148,21 @@ def test_a_profile_that_was_kept_ranks_before_anything_is_measured() -> None:
     assert worths is not None
     first, second = worths[offer_key(OFFER)], worths[offer_key(OTHER)]
     assert first.examples_per_usd == pytest.approx(second.examples_per_usd * 1.1, rel=1e-3)
+
+
+def test_vms_that_cannot_hold_the_groups_of_an_exact_job_s_first_plan_are_worth_nothing() -> None:
+    large, ranker = replace(OFFER, instance_type="large", gpus=2), OfferRanker()
+    story = Story(spec=replace(SPEC, reduction="exact", tensor_parallel=None)).training("a", "b")
+    before = ranker.rank(story.state, (OFFER, large), CALM)
+    assert before is not None
+    assert min(one.examples_per_usd for one in before.values()) > 0
+    slots = tuple(Slot(vm_id="a", index=index) for index in range(2))
+    plan = a_plan(1, 1, num_sections=2, virtual_nodes=8, slots=slots, tensor_parallel=2)
+    divided = replace(story.generation, plan=plan)
+    after = ranker.rank(changed(story.state, current_generation=divided), (OFFER, large), CALM)
+    assert after is not None
+    assert after[offer_key(OFFER)].examples_per_usd == 0
+    assert after[offer_key(large)].examples_per_usd > 0
 
 
 def test_an_unchanged_market_is_not_ranked_again() -> None:
