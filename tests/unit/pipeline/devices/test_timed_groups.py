@@ -33,8 +33,9 @@ def ranks_say(size: int, act: Callable[[TimedDevice, int, dist.ProcessGroup], An
         with device.using():
             group = new_group(range(size), TIMEOUT_S)
             connections.seal()
-            say({"found": act(device, rank, group)})
-            dist.barrier(group)  # else others would find it gone
+            found = act(device, rank, group)
+            dist.barrier(group)  # who has said something may be killed
+        say({"found": found})
         leave()
 
     children = [Child(partial(body, rank)) for rank in range(size)]
