@@ -132,10 +132,6 @@ class TimedLinks(PipelineLinks):
     ) -> None:
         super().__init__(previous, following, device)
         self._timed, self._board, self._rank, self._declared = device, board, rank, wire
-        self._targets: dict[Direction, int | None] = {
-            Direction.ACTIVATION: following,
-            Direction.GRADIENT: previous,
-        }
         self._free_s = dict.fromkeys(Direction, 0.0)
         self._early: dict[Direction, deque[Arrival]] = {one: deque() for one in Direction}
         """That have come in before their time."""
