@@ -132,10 +132,6 @@ class TimedLinks(PipelineLinks):
     ) -> None:
         super().__init__(previous, following, device)
         self._timed, self._board, self._rank, self._declared = device, board, rank, wire
-        self._targets: dict[Direction, int | None] = {
-            Direction.ACTIVATION: following,
-            Direction.GRADIENT: previous,
-        }
         self._free_s = dict.fromkeys(Direction, 0.0)
         self._early: dict[Direction, deque[Arrival]] = {one: deque() for one in Direction}
         """That have come in before their time."""
@@ -152,7 +148,6 @@ class TimedLinks(PipelineLinks):
         begins_s = max(self._free_s[direction], ready_s)
         self._free_s[direction] = begins_s + num_bytes / self._declared.bytes_per_s
         target = self._targets[direction]
-        assert target is not None
         self._board.send(target, direction, self._free_s[direction] + self._declared.latency_s)
 
     def arrival(self, *, wait: bool) -> Arrival | None:
