@@ -48,7 +48,7 @@ def run(
         args: Its arguments.
         kwargs: More of them.
         on_device: Whether its tensors are the device's.
-        skips: Whether a single element is sent in place of each tensor.
+        skips: Whether a collective sends a single element in place of each tensor.
     """
     rounds = ROUNDS.get(operation._schema.name)
     if rounds is not None and device.time.is_virtual:
@@ -64,7 +64,7 @@ def run(
             takes_s = messages * figures.peer_latency_s + sent / figures.peer_bytes_per_s
             device.spent_s["peers"] += takes_s
             device.queue(_latest(group, device.mark()) + takes_s)
-    if not skips:
+    if rounds is None or not skips:
         return operation(*args, **kwargs)
     few, more = tree_map_only(torch.Tensor, lambda x: x.new_zeros(1), (args, kwargs))
     found = operation(*few, **more)

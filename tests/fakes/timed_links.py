@@ -148,7 +148,6 @@ class TimedLinks(PipelineLinks):
         begins_s = max(self._free_s[direction], ready_s)
         self._free_s[direction] = begins_s + num_bytes / self._declared.bytes_per_s
         target = self._targets[direction]
-        assert target is not None
         self._board.send(target, direction, self._free_s[direction] + self._declared.latency_s)
 
     def arrival(self, *, wait: bool) -> Arrival | None:

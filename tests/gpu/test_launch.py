@@ -60,20 +60,6 @@ def test_a_model_of_real_size_is_launched_without_numbers(tmp_path: Path) -> Non
 def test_a_box_of_eight_trains_replicas_in_the_time_that_is_predicted(tmp_path: Path) -> None:
     boxed = in_box(tmp_path, "gpt2_124m")
     ran, plan = run(boxed, BOX["gpt2_124m"].trained), boxed.plan
-    chosen = argparse.Namespace(
-        job="blank_jobs:gpt2_124m",
-        minibatch=plan.minibatch_size,
-        microbatch=plan.microbatch_size,
-        steps=4,
-        gpus=8,
-        vms=1,
-        kills="",
-    )
-
-    found = launch(tmp_path, chosen, stand_ins(tmp_path, "H100", 8)[1])
 
     assert (plan.shape, plan.devices_per_stage_replica) == ("1x8", 1)
     assert abs(ran.error) < WITHIN
-    assert found["state"] == "succeeded", found["error"]
-    assert found["plans"][-1]["decision"]["candidates"][0]["shape"] == "1x8"
-    assert found["declared_step_s"] == pytest.approx(ran.took.step_s, rel=WITHIN)
