@@ -257,6 +257,7 @@ class TransformerShape:
                     flops_per_example=part.flops,
                     saved_bytes_per_example=part.saved_bytes,
                     divided_share=part.divided / max(1, part.multiplied),
+                    divided_bytes=VALUE_BYTES * part.divided,
                     divided_sums=part.sums,
                 )
                 for index, part in enumerate(parts)
