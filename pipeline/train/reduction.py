@@ -180,50 +180,52 @@ def sum_tied(
 ) -> None:
     """Give every copy of a tied parameter the sum of all copies' gradients.
 
-    Copies are added in the order of their sections, also when one rank has them all.
+    Copies are added in the order of their sections, also when one rank has them all: that one
+    adds them up where they are.
     """
     for tied in ties:
         ranks = tied_ranks(plan, tied, row)
         mine = {k: arenas[k] for k in tied.sections if k in arenas}
         if not mine:
             continue
-        copies = {k: _on_host(arena, tied.name) for k, arena in mine.items()}
-        total = _zeros_like(arenas[min(mine)], tied.name)
+        moved = len(ranks) > 1
+        own = {k: arena.gradients[tied.name] for k, arena in mine.items()}
+        copies = {k: _on_host(mine[k], one) for k, one in own.items()} if moved else own
+        first = min(mine)
+        total = _zeros_like(mine[first], own[first]) if moved else torch.zeros_like(own[first])
         for section in tied.sections:
             copy = copies[section] if section in copies else torch.empty_like(total)
-            if len(ranks) > 1:
+            if moved:
                 holder = next(rank for rank in plan.holders_of(section) if rank in ranks)
                 dist.broadcast(copy, group=groups[ranks], group_src=ranks.index(holder))
             total.add_(copy)
         given = any(tied.name not in arena.lacking for arena in mine.values())
-        if len(ranks) > 1:
+        if moved:
             flag = torch.tensor([given])
             dist.all_reduce(flag, dist.ReduceOp.MAX, group=groups[ranks])
             given = bool(flag)
-        for arena in mine.values():
+        for k, arena in mine.items():
             arena.lacking -= {tied.name} if given else set()
-            target = arena.gradients[tied.name]
-            if arena.device is None:
+            target = own[k]
+            if arena.device is None or not moved:
                 target.copy_(total)
             else:
                 arena.device.wait(arena.device.upload(total, target))
 
 
-def _zeros_like(arena: SectionArena, name: str) -> torch.Tensor:
+def _zeros_like(arena: SectionArena, gradient: torch.Tensor) -> torch.Tensor:
     """Return zeros like a gradient, in host memory from which transfers go.
 
     From any other memory the host would wait for the stream ("API synchronization
     behavior" of the CUDA runtime).
     """
-    gradient = arena.gradients[name]
     if arena.device is None:
         return torch.zeros_like(gradient)
     return arena.device.allocate_host(gradient.shape, gradient.dtype).zero_()
 
 
-def _on_host(arena: SectionArena, name: str) -> torch.Tensor:
+def _on_host(arena: SectionArena, gradient: torch.Tensor) -> torch.Tensor:
     """Return a gradient, or a copy of it in the host's memory."""
-    gradient = arena.gradients[name]
     if arena.device is None:
         return gradient
     return arena.device.finish(arena.device.download(gradient))
