@@ -11,7 +11,13 @@ from tests.faults import environment_of
 from tests.integration.fleet import FleetError, Zygote
 from tests.integration.struck_runs import RUNTIMES, Runtime
 from tests.integration.test_hooks import SERIES, series_of_blows
-from tests.integration.test_tensor_parallel import Trained, train
+from tests.integration.test_tensor_parallel import (
+    SECTIONS,
+    Trained,
+    shape_plan,
+    tensor_spec,
+    train,
+)
 
 from spottrain.pipeline.base.faults import Hook
 
@@ -45,9 +51,12 @@ def divided(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Trained
 def test_a_rank_with_a_part_of_the_sequence_killed_at_any_hook_changes_no_bit(
     zygote: Zygote, tmp_path: Path, divided: Trained, hooks: Sequence[Hook]
 ) -> None:
+    plan = shape_plan(tensor_spec(tmp_path, "dropped", "exact"), (2, 1, 2), SECTIONS["dropped"])
+    # Who holds nothing passes no hook of an update.
+    blows = series_of_blows(hooks, 2, max(plan.holders_of(plan.num_sections - 1)))
     script = [
         {**asdict(blow), "mark": str(tmp_path / f"mark-{number}")}
-        for number, blow in enumerate(series_of_blows(hooks, 2, 3))
+        for number, blow in enumerate(blows)
     ]
     environment = environment_of(script)
     struck = train(zygote, tmp_path, "dropped", (2, 1, 2), "exact", environment, sequence=True)
