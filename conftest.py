@@ -21,10 +21,6 @@ if TYPE_CHECKING:  # a GPU host that runs tests/gpu alone lacks what the fakes n
 # Importing everything makes hundreds of thousands of objects that stay (Tiers ends this).
 gc.disable()
 
-# Jobs share the cores: threads of their own would only get in each other's way, and what a
-# test computes beside them has their bits.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-
 # A shell that starts tests in the background lets them ignore Ctrl-C, and so all commands
 # that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
