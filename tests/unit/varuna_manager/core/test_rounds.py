@@ -14,7 +14,7 @@ from tests.builders import (
     section_facts,
     slots_of,
 )
-from tests.unit.varuna_manager.story import FACTS, PROFILE, SETTINGS, Story
+from tests.unit.varuna_manager.story import FACTS, OFFER, PROFILE, SETTINGS, Story
 
 from spottrain.morphing.plan.profiles import BETWEEN_AS_WITHIN, derive_profile
 from spottrain.varuna_manager.core.generation import SILENCE_BOUND_S, SLOWEST_BYTES_PER_S
@@ -41,7 +41,7 @@ def booted(
     """VMs of one computer, and the first weights written; ``kinds``: what those compute on
     that are of another type; ``coming``: VMs that still boot."""
     story = Story(max_vms=max(4, len(ids)), **changes)
-    story.start()
+    story.start(replace(OFFER, gpus=slots))
     story.tell(e.ProfilesListed, profiles=known)
     (intent,) = story.intents
     vms = tuple(story.listed(vm_id, intent) for vm_id in (*ids, *coming))
@@ -138,7 +138,7 @@ def dividing(size: int | None) -> messages.JobSpec:
 def test_groups_are_measured_as_far_as_plans_may_have_them(
     asked: int | None, facts: ModelFacts, sizes: tuple[int, ...]
 ) -> None:
-    story = booted("a", slots=2, facts=facts, spec=dividing(asked))
+    story = booted("a", slots=4, facts=facts, spec=dividing(asked))
     story.open_round()
 
     assert story.sent(messages.Calibrate)["a"].tensor_sizes == sizes

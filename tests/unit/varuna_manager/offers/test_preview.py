@@ -102,7 +102,7 @@ def test_a_plan_of_slots_that_divide_matrices_says_where_its_times_are_from() ->
         document = preview_job(divided, facts, profile, OFFLINE)
         assert document["candidates"][0]["tensor_times"] == times
         text = "\n".join(str(part) for part in preview_parts(document, explain=False))
-        assert f"2 slots a stage ({times})" in text
+        assert f"times of groups {times}" in text
 
 
 def test_the_budget_s_hourly_cap_bounds_the_fleet() -> None:
