@@ -41,10 +41,11 @@ def booted(
     """VMs of one computer, and the first weights written; ``kinds``: what those compute on
     that are of another type; ``coming``: VMs that still boot."""
     story = Story(max_vms=max(4, len(ids)), **changes)
-    story.start(replace(OFFER, gpus=slots))
+    offer = replace(OFFER, gpus=slots)
+    story.start(offer)
     story.tell(e.ProfilesListed, profiles=known)
     (intent,) = story.intents
-    vms = tuple(story.listed(vm_id, intent) for vm_id in (*ids, *coming))
+    vms = tuple(story.listed(vm_id, intent, offer=offer) for vm_id in (*ids, *coming))
     story.tell(e.VmsLaunched, intent=intent, vms=vms)
     for vm_id in ids:
         come(story, vm_id, slots, cores, kinds.get(vm_id, PROFILE.device))
