@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from tests.integration import forks
@@ -26,6 +27,7 @@ def export(reference: Undisturbed, *arguments: str) -> Answer:
     return Answer(*forks.run(("export", *arguments), environment, DEADLINE_S))
 
 
+@pytest.mark.rotated(parts=[7])
 def test_the_newest_and_a_named_checkpoint(reference: Undisturbed, tmp_path: Path) -> None:
     newest, before = list_checkpoints(open_store(reference.checkpoints))
     done = export(reference, "undisturbed", "--to", str(tmp_path / "a"), "-o", "json")

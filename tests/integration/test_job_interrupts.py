@@ -14,6 +14,8 @@ from tests.view import View
 from spottrain.manifest import CheckpointEntry
 from spottrain.wire import messages
 
+pytestmark = pytest.mark.rotated(parts=[5])
+
 CTRL_C = "\x03"
 
 

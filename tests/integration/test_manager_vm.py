@@ -27,7 +27,10 @@ from spottrain.storage.open import open_store
 from spottrain.varuna_manager.config.manager_vm import DEFAULTS, ManagerVmConfig
 from spottrain.varuna_manager.jobs import manager_location
 
-pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+pytestmark = [
+    pytest.mark.rotated(parts=[3]),
+    pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT),
+]
 
 STEPS = 80
 SMALL = DEFAULTS["aws"].instance_type

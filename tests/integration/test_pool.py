@@ -195,6 +195,7 @@ def test_a_job_that_has_failed_goes_on_once_it_is_mended(
     assert [one["state"] for one in document["jobs"]] == ["succeeded"]
 
 
+@pytest.mark.rotated(parts=[6])
 def test_a_sweep_submits_a_job_for_each_value_or_none(lab: Lab) -> None:
     job = lab.first
     job.pace(0.0)
@@ -217,6 +218,7 @@ def test_a_sweep_submits_a_job_for_each_value_or_none(lab: Lab) -> None:
     assert {one["state"] for one in document["jobs"]} == {"succeeded"}
 
 
+@pytest.mark.rotated(parts=[1])
 def test_the_jobs_of_a_pool_file_train_until_the_last_has_ended(lab: Lab) -> None:
     first, urgent = lab.first, lab.urgent
     for job in (first, urgent):

@@ -26,7 +26,10 @@ from spottrain.manifest import list_checkpoints
 from spottrain.storage.open import open_store
 from spottrain.varuna_manager.core.model.state import State
 
-pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+pytestmark = [
+    pytest.mark.rotated(parts=[6]),
+    pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT),
+]
 
 
 class SkyJob(Job):

@@ -34,7 +34,10 @@ __all__ = (
 EXAMPLE = Path(__file__).parents[2] / "examples" / "slurm.yaml"
 MINE = ("entrypoint", "minibatch_size", "microbatch_size", "steps", "profile")
 """What the job must have in common with that to which nothing happens."""
-pytestmark = pytest.mark.skipif(bool(WHY_NO_SLURM), reason=WHY_NO_SLURM)
+pytestmark = [
+    pytest.mark.rotated(parts=[2]),
+    pytest.mark.skipif(bool(WHY_NO_SLURM), reason=WHY_NO_SLURM),
+]
 
 
 @pytest.fixture(scope="module")

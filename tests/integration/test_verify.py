@@ -7,9 +7,11 @@ import os
 import subprocess
 from pathlib import Path
 
+import pytest
 from tests.integration.jobs import DEADLINE_S, SPOTTRAIN
 
 
+@pytest.mark.rotated(parts=[7])
 def test_a_small_gpt_comes_through_losses_with_the_same_bits_and_bills(tmp_path: Path) -> None:
     done = subprocess.run(
         [*SPOTTRAIN, "verify", "--steps", "20"],
