@@ -45,6 +45,7 @@ def names(found: Sequence[dict[str, Any]]) -> list[str]:
     return [row["step"] for row in found]
 
 
+@pytest.mark.rotated
 def test_cut_off_it_goes_on_with_what_is_not_done(tmp_path: Path) -> None:
     steps = "smoke", "context", "commit"
     only = "--only", ",".join(steps)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from tests.integration.jobs import Job
 
 
+@pytest.mark.rotated
 def test_a_local_vm_is_rented_only_when_asked_for_and_measures(tmp_path: Path) -> None:
     zones = [{"name": "a", "instance_type": "box", "spot_usd_per_hour": 3.0}]
     events = [{"at_s": 0.0, "kind": "capacity", "zone": "a", "count": 0}]

@@ -518,6 +518,7 @@ def start_all(provider: RentedVmProvider, vms: Sequence[Vm]) -> dict[str, Starte
         return {vm.vm_id: one for vm, one in zip(vms, found, strict=True)}
 
 
+@pytest.mark.rotated
 def test_later_vms_take_archives_from_a_vm_and_packages_from_the_bucket(
     cloud: AwsVms, tmp_path: Path
 ) -> None:

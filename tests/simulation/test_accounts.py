@@ -120,6 +120,7 @@ def test_what_is_computed_twice_is_lost_once() -> None:
     assert undone, "no seed restores anything: choose others"
 
 
+@pytest.mark.rotated
 def test_a_job_with_many_faults_has_a_page() -> None:
     job = tormented(1)
     past = past_of(job)

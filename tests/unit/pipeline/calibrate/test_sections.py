@@ -40,6 +40,7 @@ def measured(loaded: LoadedJob, device: DeferredDevice, *sizes: int) -> Profile:
     return profile
 
 
+@pytest.mark.rotated
 def test_measuring_takes_less_than_training_with_state_on_the_host(deep: LoadedJob) -> None:
     """That is two bytes of each parameter, and four of its gradient, on the device."""
     device = DeferredDevice(3, memory_bytes=6 * parameters_of(deep))

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.tiers import costly
 from torch import nn
 
 from spottrain.errors import UserCodeError
@@ -154,6 +155,7 @@ def parts_of(model: type[nn.Module]) -> st.SearchStrategy[list[list[str]]]:
     return st.lists(part, min_size=1, max_size=4)
 
 
+@costly
 @given(st.data(), st.sampled_from([Zoo, Drawn, Derived]), st.integers(0, 3))
 def test_parameters_have_the_same_bits_whichever_are_built_together(
     data: st.DataObject, model: type[nn.Module], seed: int

@@ -269,6 +269,7 @@ def test_losses_decide_how_often_checkpoints_are_saved(
     assert all((one.checkpoint_every_steps == 1) is saved for one in told)
 
 
+@pytest.mark.rotated
 def test_copies_beside_training_are_of_the_mini_batch_at_which_they_were_begun(
     tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,6 +292,7 @@ def high_water_bytes() -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
+@pytest.mark.rotated
 def test_weights_and_copies_without_numbers_take_no_memory(tmp_path: Path, port: int) -> None:
     before: list[int] = []
 

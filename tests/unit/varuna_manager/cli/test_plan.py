@@ -183,6 +183,7 @@ def test_where_no_plan_fits_it_says_what_is_needed(run: Run) -> None:
     assert reason.removeprefix(lead) in " ".join(out.split())
 
 
+@pytest.mark.rotated
 def test_both_homes_of_a_gpu_s_state_are_shown(run: Run) -> None:
     model = PROFILES / "varuna-8.3b.json", "--gpus", "72", "--depth", "24"
     asked = *model, "--schedule", "varuna", "--recompute"

@@ -81,6 +81,7 @@ def config(folder: Path, metric: str) -> JobConfig:
     return load_config(path)
 
 
+@pytest.mark.rotated
 def test_what_evaluations_measure_chooses_the_best_weights_and_nothing_else_does(
     folder: Path,
 ) -> None:
@@ -143,6 +144,7 @@ def test_learning_rates_are_those_of_all_steps_of_the_job(tmp_path: Path) -> Non
     assert lines == ["learning rate: 0 at first, at most 0.1, 0.05 at last"]
 
 
+@pytest.mark.rotated
 def test_of_a_model_that_cannot_be_cut_it_is_said_what_one_section_means(tmp_path: Path) -> None:
     write_code(tmp_path, TRAIN.replace("in self.blocks:", "in [*self.blocks, self.blocks[0]]:"))
     facts = inspect_model(config(tmp_path, "near/loss"))
@@ -167,6 +169,7 @@ subprocess.Popen(["sleep", "1000"])
 """
 
 
+@pytest.mark.rotated
 def test_code_that_leaves_threads_and_processes_behind_is_inspected(tmp_path: Path) -> None:
     write_code(tmp_path, KEPT_ALIVE + TRAIN)
 

@@ -118,6 +118,7 @@ def test_mlflow_keeps_the_first_values_and_marks_what_was_trained_again(
     assert json.loads(Path(named).read_text())["step"] == 5
 
 
+@pytest.mark.rotated
 def test_wandb_keeps_the_first_values_and_marks_what_was_trained_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
