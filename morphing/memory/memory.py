@@ -283,8 +283,8 @@ def stage_bytes(
         load: Micro-batches at once.
         terms: What holds for all workers.
         segments: In which each run is recomputed.
-        width: Replicas, which share the writing of checkpoints.
-        replica: Whose worker; ``None``: the one with the largest share.
+        width: Ranks that run the stage, which share the writing of checkpoints.
+        replica: Which of these; ``None``: the one with the largest share.
         chunks: One for each of ``runs``, where they are known already.
         share: What it has where ranks share the stage's state; ``None``: all of it.
     """
@@ -609,7 +609,7 @@ def rank_bytes(
 
     @cache
     def of(
-        stage: int, load: StageLoad, profile: int, size: int, row: int, share: Share | None
+        stage: int, load: StageLoad, profile: int, size: int, pipeline: int, share: Share | None
     ) -> StageMemory:
         device = profiles[profile]
         return stage_bytes(
@@ -626,15 +626,15 @@ def rank_bytes(
                 nodes=size // plan.microbatch_size,
             ),
             segments=plan.segments,
-            width=plan.num_rows,
-            replica=row,
+            width=plan.num_pipelines,
+            replica=pipeline,
             share=share,
         )
 
     numbers = {id(one): number for number, one in enumerate(profiles)}
-    for row in range(plan.num_rows):
+    for pipeline in range(plan.num_pipelines):
         # Two mini-batches fill a pipeline as one of twice the length does.
-        replica = row // plan.devices_per_stage_replica
+        replica = pipeline // plan.devices_per_stage_replica
         count = compute.lanes * len(plan.microbatches_of(replica))
         size = plan.microbatch_size_of(replica)
         if count not in loads:
@@ -647,10 +647,10 @@ def rank_bytes(
                 in_flight_bound=plan.in_flight_bound,
             )
         for p, (load, device) in enumerate(
-            zip(loads[count], profiles[row * depth :], strict=False)
+            zip(loads[count], profiles[pipeline * depth :], strict=False)
         ):
-            share = shares[row * depth + p]
-            writes = row if share is None else 0  # else what it holds, wherever it is
+            share = shares[pipeline * depth + p]
+            writes = pipeline if share is None else 0  # else what it holds, wherever it is
             ranks.append(of(p, load, numbers[id(device)], size, writes, share))
     return tuple(ranks)
 
