@@ -73,6 +73,7 @@ def plain_loop(folder: Path) -> torch.nn.Module:
     return model
 
 
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("reduction", ["exact", pytest.param("fast", marks=pytest.mark.rotated)])
 def test_a_resnet_has_the_statistics_of_the_plain_loop_through_a_kill(
     zygote: Zygote, tmp_path: Path, reduction: Reduction
