@@ -129,6 +129,11 @@ class Shards:
         is_whole = self.dimension(parameter) is None and self.styles.get(module) != _PARTIAL
         return is_whole and not self._is_in_sequence(module)
 
+    def is_counted(self, parameter: str) -> bool:
+        """Return whether sums over all ranks take this one's gradient of a parameter: if all have
+        the same, the first one's."""
+        return self.is_first or not self.is_repeated(parameter)
+
     def _is_in_sequence(self, module: str) -> bool:
         """Return whether a module that is not divided computes with a part of the sequence."""
         if self.split.around(module) is None:

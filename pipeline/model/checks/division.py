@@ -214,7 +214,7 @@ def _gradients_of(stage: StageModel, layout: ModelLayout, shards: Shards) -> Gra
     found: Gradients = {}
     for section in stage.sections:
         for name, parameter in stage.parameters_of(section):
-            if parameter.grad is None or not (shards.is_first or not shards.is_repeated(name)):
+            if parameter.grad is None or not shards.is_counted(name):
                 continue
             whole = torch.zeros(layout.specs[name].shape)
             shards.part_of(name, whole).copy_(parameter.grad)
