@@ -49,6 +49,17 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     return runs(monkeypatch, capsys)
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Let torch compute in one thread, as workers do, so that the order of its sums is the same."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 # One fake of each cloud for a process: to start one takes seconds.
 
 

@@ -55,26 +55,26 @@ _Links = Iterator[tuple[int, int, int]]
 def _activations(plan: Plan, facts: ModelFacts, wire: WireType) -> _Links:
     narrower = 1 if wire == "own" else FLOAT32_BYTES // NARROW_BYTES
     depth, runs = plan.pipeline_depth, plan.pipeline_depth * plan.chunks
-    for row in range(plan.num_rows):
-        replica = row // plan.devices_per_stage_replica
+    for pipeline in range(plan.num_pipelines):
+        replica = pipeline // plan.devices_per_stage_replica
         nodes = plan.replica_bounds[replica + 1] - plan.replica_bounds[replica]
         examples = nodes * plan.microbatch_size
         for run in range(runs - 1):
             here, there = run % depth, (run + 1) % depth
             last = facts.sections[plan.stage_bounds[run + 1] - 1]
             num_bytes = 2 * examples * last.activation_bytes_per_example // narrower
-            yield row * depth + here, row * depth + there, num_bytes
+            yield pipeline * depth + here, pipeline * depth + there, num_bytes
 
 
 def _gradients(plan: Plan, facts: ModelFacts, reduction: Reduction) -> _Links:
-    depth, rows = plan.pipeline_depth, plan.num_rows
-    for stage in range(depth if rows > 1 else 0):
+    depth, ranks = plan.pipeline_depth, plan.num_pipelines
+    for stage in range(depth if ranks > 1 else 0):
         size = sum(
             section.summed_bytes if reduction == "exact" else section.trained_bytes
             for run in range(stage, depth * plan.chunks, depth)
             for section in facts.sections[plan.stage_bounds[run] : plan.stage_bounds[run + 1]]
         )
-        num_bytes = 2 * (rows - 1) * size // rows
-        for row in range(rows):
-            after = (row + 1) % rows
-            yield row * depth + stage, after * depth + stage, num_bytes
+        num_bytes = 2 * (ranks - 1) * size // ranks
+        for one in range(ranks):
+            after = (one + 1) % ranks
+            yield one * depth + stage, after * depth + stage, num_bytes

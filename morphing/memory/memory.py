@@ -283,8 +283,8 @@ def stage_bytes(
         load: Micro-batches at once.
         terms: What holds for all workers.
         segments: In which each run is recomputed.
-        width: Replicas, which share the writing of checkpoints.
-        replica: Whose worker; ``None``: the one with the largest share.
+        width: Ranks that run the stage, which share the writing of checkpoints.
+        replica: Which of these; ``None``: the one with the largest share.
         chunks: One for each of ``runs``, where they are known already.
         share: What it has where ranks share the stage's state; ``None``: all of it.
     """
@@ -296,12 +296,12 @@ def stage_bytes(
     lanes = terms.compute.lanes
     gradients = lanes * sum(map(trained_bytes, holds)) + copies.gradients
     exact = terms.reduction == "exact"
-    summed = lanes * copies.summed
+    summed = lanes * sum(copies.summed)
     undo = max((_undo_bytes(section, lanes) for section in holds), default=0)
     updates = (measured[s.index].update_bytes for s in holds)
     waiting = load.gradients_waiting * max(chunk.output for chunk in chunks)
     buffers = _pending(chunks, load)
-    training = _peak(chunks, load, _converted_bytes(own, terms) if exact else 0)
+    training = _peak(chunks, load, _converted_bytes(copies.summed, terms) if exact else 0)
     evaluation, heldout_loader = 0, 0
     if facts.heldout_len:
         evaluation, heldout_loader = _evaluation(chunks, terms), terms.heldout_loader_bytes
@@ -349,8 +349,8 @@ class _Copies:
     """Of these, what is saved by the type of ``precision``, on a GPU."""
     gradients: int
     """Added up in fast mode."""
-    summed: int
-    """In exact mode, of all sections that it runs."""
+    summed: tuple[int, ...]
+    """In exact mode, of each section that it runs."""
     exchanged: int
     """While the sum of a section is put together from parts, or its parameters are given."""
 
@@ -358,7 +358,7 @@ class _Copies:
     def of(own: Sequence[SectionFacts], share: Share | None, terms: WorkerTerms) -> _Copies:
         """Return the copies of a worker that runs the sections ``own``."""
         if share is None:
-            return _Copies(False, 0, 0, 0, sum(s.summed_bytes for s in own), 0)
+            return _Copies(False, 0, 0, 0, tuple(s.summed_bytes for s in own), 0)
         exact, of_parts = terms.reduction == "exact", share.size > 1
         copied = [s for s in own if of_parts or s.index not in share.held]
         exchanged = 0
@@ -380,7 +380,7 @@ class _Copies:
             sum(part(s, s.param_bytes, s.param_bytes) for s in copied),
             sum(part(s, 2 * cast, cast) for s, cast in casts),
             0 if exact else sum(part(s, trained_bytes(s), trained_bytes(s)) for s in copied),
-            sum(part(s, trained_bytes(s), s.summed_bytes) for s in own),
+            tuple(part(s, trained_bytes(s), s.summed_bytes) for s in own),
             exchanged,
         )
 
@@ -453,10 +453,11 @@ def _undo_bytes(section: SectionFacts, lanes: int) -> int:
     return 2 * trained + section.optimizer_bytes - (lanes - 1) * trained
 
 
-def _converted_bytes(own: Sequence[SectionFacts], terms: WorkerTerms) -> int:
-    """Return the bytes that a backward takes to quantise a gradient."""
+def _converted_bytes(summed: Sequence[int], terms: WorkerTerms) -> int:
+    """Return the bytes that a backward takes to quantise a gradient, of no larger a tensor than
+    a section's sum. They are counted at its peak, though no gradient may be ready there."""
     pieces = INT64_BYTES * QUANTISED_ELEMENTS[terms.compute.on_gpu]
-    return CONVERSION * min(max(section.summed_bytes for section in own), pieces)
+    return CONVERSION * min(max(summed), pieces)
 
 
 def _library_bytes(terms: WorkerTerms, communicators: int) -> int:
@@ -609,7 +610,7 @@ def rank_bytes(
 
     @cache
     def of(
-        stage: int, load: StageLoad, profile: int, size: int, row: int, share: Share | None
+        stage: int, load: StageLoad, profile: int, size: int, pipeline: int, share: Share | None
     ) -> StageMemory:
         device = profiles[profile]
         return stage_bytes(
@@ -626,15 +627,15 @@ def rank_bytes(
                 nodes=size // plan.microbatch_size,
             ),
             segments=plan.segments,
-            width=plan.num_rows,
-            replica=row,
+            width=plan.num_pipelines,
+            replica=pipeline,
             share=share,
         )
 
     numbers = {id(one): number for number, one in enumerate(profiles)}
-    for row in range(plan.num_rows):
+    for pipeline in range(plan.num_pipelines):
         # Two mini-batches fill a pipeline as one of twice the length does.
-        replica = row // plan.devices_per_stage_replica
+        replica = pipeline // plan.devices_per_stage_replica
         count = compute.lanes * len(plan.microbatches_of(replica))
         size = plan.microbatch_size_of(replica)
         if count not in loads:
@@ -647,10 +648,10 @@ def rank_bytes(
                 in_flight_bound=plan.in_flight_bound,
             )
         for p, (load, device) in enumerate(
-            zip(loads[count], profiles[row * depth :], strict=False)
+            zip(loads[count], profiles[pipeline * depth :], strict=False)
         ):
-            share = shares[row * depth + p]
-            writes = row if share is None else 0  # else what it holds, wherever it is
+            share = shares[pipeline * depth + p]
+            writes = pipeline if share is None else 0  # else what it holds, wherever it is
             ranks.append(of(p, load, numbers[id(device)], size, writes, share))
     return tuple(ranks)
 

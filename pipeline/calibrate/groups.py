@@ -27,7 +27,8 @@ from spottrain.pipeline.devices.port import Device
 from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.pipeline.model.sequence_parallel import part_of
 from spottrain.pipeline.model.stage import Activations
-from spottrain.pipeline.model.tensor_parallel import Absent, Shards, TensorRanks
+from spottrain.pipeline.model.tensor_parallel import Shards
+from spottrain.pipeline.model.tensor_ranks import Absent, TensorRanks
 from spottrain.wire.model import GroupProfile, MicrobatchProfile, SectionProfile
 from spottrain.wire.plan import Slot
 
@@ -85,29 +86,16 @@ def representatives(
 
 
 class _Ranks:
-    """Those of a group. They may try alone first what they will do together: if one has no
-    memory for that, the others must not wait for it."""
+    """Those that a member computes with: its group, or nobody as long as it tries alone what they
+    will do together. If one has no memory for that, the others must not wait for it."""
 
-    def __init__(self, group: TensorGroup) -> None:
-        self.size, self.index = group.size, group.index
-        self._group, self._nobody = group, Absent(group.size, group.index)
-        self.is_alone = True
+    def __init__(self, peers: TensorRanks) -> None:
+        self.size, self.index = peers.size, peers.index
+        self.go_on_with(peers)
 
-    @property
-    def _peers(self) -> TensorRanks:
-        return self._nobody if self.is_alone else self._group
-
-    def sum(self, tensor: torch.Tensor) -> None:
-        """See ``TensorRanks``."""
-        self._peers.sum(tensor)
-
-    def gather(self, part: torch.Tensor) -> torch.Tensor:
-        """See ``TensorRanks``."""
-        return self._peers.gather(part)
-
-    def sum_parts(self, whole: torch.Tensor) -> torch.Tensor:
-        """See ``TensorRanks``."""
-        return self._peers.sum_parts(whole)
+    def go_on_with(self, peers: TensorRanks) -> None:
+        """Have collectives be those of other ranks, as many, from now on."""
+        self.sum, self.gather, self.sum_parts = peers.sum, peers.gather, peers.sum_parts
 
 
 class _Member:
@@ -129,7 +117,9 @@ class _Member:
         device: Device,
         group: TensorGroup,
     ) -> None:
-        self._device, self._ranks, self._layout = device, _Ranks(group), loaded.layout
+        self._device, self._layout = device, loaded.layout
+        self._group, self._nobody = group, Absent(group.size, group.index)
+        self._ranks = _Ranks(self._nobody)
         sequence = loaded.spec.sequence_parallel
         self._shards = shards = Shards.of(loaded.layout, self._ranks, sequence=sequence)
         self._make = partial(SectionBench, loaded, sections, checkpoint, device, shards=shards)
@@ -137,7 +127,7 @@ class _Member:
 
     def has_room(self, microbatch_size: int, inputs: Mapping[int, Activations]) -> bool:
         """Warm up alone; return whether there is memory for that."""
-        self._ranks.is_alone = True
+        self._ranks.go_on_with(self._nobody)
         try:
             bench = self._bench = self._bench or self._make()
             batch = bench.batch(microbatch_size)
@@ -159,7 +149,7 @@ class _Member:
     def measure(self, microbatch_size: int) -> list[dict[str, Any]]:
         """Measure with all others of the group; return the sections."""
         assert self._bench is not None
-        self._ranks.is_alone = False
+        self._ranks.go_on_with(self._group)
         measured = self._bench.measure(microbatch_size, BUDGET_S)
         forget(self._device)
         return list(map(asdict, measured.sections))
@@ -243,8 +233,8 @@ class GroupRound:
                 inputs = self._exchange_inputs(size, one.microbatch_size)
                 if not all(gather(member is None or member.has_room(one.microbatch_size, inputs))):
                     break
-                rows = gather(None if member is None else member.measure(one.microbatch_size))
-                measured, found = one, _medians([row for row in rows if row is not None])
+                members = gather(None if member is None else member.measure(one.microbatch_size))
+                measured, found = one, _medians([own for own in members if own is not None])
             sections = (self._like(section, found, measured.sections) for section in one.sections)
             microbatches.append(replace(one, sections=tuple(sections), overheads=None))
         return GroupProfile(size=size, microbatches=tuple(microbatches))

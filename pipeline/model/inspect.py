@@ -50,7 +50,8 @@ from spottrain.pipeline.model.optimizer import (
 )
 from spottrain.pipeline.model.sections import ModelLayout, TensorSpec
 from spottrain.pipeline.model.selective import check_selective
-from spottrain.pipeline.model.tensor_parallel import Absent, Shards
+from spottrain.pipeline.model.tensor_parallel import Shards
+from spottrain.pipeline.model.tensor_ranks import Absent
 from spottrain.pipeline.model.tracer import trace
 from spottrain.redaction import redacted
 from spottrain.wire.model import (

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, groupby, pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -25,27 +26,10 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.model.sections import BY_HAND, ModelLayout
+from spottrain.pipeline.model.tensor_ranks import Change, TensorRanks, conjugate, gathered
 
 SEQUENCE = -2
 """The dimension that is divided: the last one is of features."""
-
-
-class Ranks(Protocol):
-    """Those that divide the sequence."""
-
-    @property
-    def size(self) -> int:
-        """How many."""
-
-    @property
-    def index(self) -> int:
-        """Of this one."""
-
-    def gather(self, part: torch.Tensor) -> torch.Tensor:
-        """Return the tensors of all ranks one after the other, flat; each is contiguous."""
-
-    def sum_parts(self, whole: torch.Tensor) -> torch.Tensor:
-        """Return this rank's part of the sum over ranks of a contiguous tensor, flat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +63,7 @@ class SplitBlocks:
         self,
         model: nn.Module,
         modules: Collection[str],
-        ranks: Ranks,
+        ranks: TensorRanks,
         seed: Callable[[int], None],
     ) -> None:
         """Let blocks compute with parts of the sequence.
@@ -94,13 +78,11 @@ class SplitBlocks:
 
         def begin(whole: torch.Tensor) -> torch.Tensor:
             seed(ranks.index)
-            part: torch.Tensor = _Split.apply(whole, ranks)  # type: ignore[no-untyped-call]
-            return part
+            return conjugate(whole, partial(part_of, ranks=ranks), partial(whole_of, ranks=ranks))
 
         def end(part: torch.Tensor) -> torch.Tensor:
             seed(ranks.size)
-            whole: torch.Tensor = _Gathered.apply(part, ranks)  # type: ignore[no-untyped-call]
-            return whole
+            return conjugate(part, partial(whole_of, ranks=ranks), partial(part_of, ranks=ranks))
 
         for name in self.names:
             if any(self.around(one) == name for one in modules):
@@ -144,7 +126,7 @@ def split_blocks(layout: ModelLayout) -> SplitBlocks:
     return SplitBlocks(layout.units)
 
 
-def part_of(whole: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+def part_of(whole: torch.Tensor, ranks: TensorRanks) -> torch.Tensor:
     """Return this rank's part of the sequence, in memory of its own.
 
     Raises:
@@ -160,87 +142,33 @@ def part_of(whole: torch.Tensor, ranks: Ranks) -> torch.Tensor:
     return own.clone(memory_format=torch.contiguous_format)
 
 
-def gathered(part: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+def whole_of(part: torch.Tensor, ranks: TensorRanks) -> torch.Tensor:
     """Return the whole sequence."""
-    parts = ranks.gather(part.contiguous().flatten()).view(ranks.size, *part.shape)
-    return parts.movedim(0, SEQUENCE - 1).flatten(SEQUENCE - 1, SEQUENCE)
+    return gathered(part, ranks, SEQUENCE)
 
 
-def scattered(whole: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+def scattered(whole: torch.Tensor, ranks: TensorRanks) -> torch.Tensor:
     """Return this rank's part of the sequence of the sum over ranks."""
     parts = torch.unflatten(whole, SEQUENCE, (ranks.size, -1)).movedim(SEQUENCE - 1, 0).contiguous()
     return ranks.sum_parts(parts.flatten()).view(parts.shape[1:])
 
 
-class _Split(torch.autograd.Function):
-    """Takes a part of what all ranks have alike."""
-
-    @staticmethod
-    def forward(ctx: Any, whole: torch.Tensor, ranks: Ranks) -> torch.Tensor:
-        ctx.ranks = ranks
-        return part_of(whole, ranks)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gathered(gradient, ctx.ranks), None
-
-
-class _Gathered(torch.autograd.Function):
-    """Puts parts together for what all ranks then compute alike."""
-
-    @staticmethod
-    def forward(ctx: Any, part: torch.Tensor, ranks: Ranks) -> torch.Tensor:
-        ctx.ranks = ranks
-        return gathered(part, ranks)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return part_of(gradient, ctx.ranks), None
-
-
-class _Scattered(torch.autograd.Function):
-    """Sums what all ranks have computed; each goes on with a part."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, ranks: Ranks) -> torch.Tensor:
-        ctx.ranks = ranks
-        return scattered(tensor, ranks)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gathered(gradient, ctx.ranks), None
-
-
 class _Again:
     """What was gathered, gathered again in the backward, until all matrices have had it."""
 
-    def __init__(self, ranks: Ranks) -> None:
-        self.ranks = ranks
+    def __init__(self, ranks: TensorRanks) -> None:
+        self._ranks = ranks
         self._whole: torch.Tensor | None = None
 
     def whole(self, part: torch.Tensor) -> torch.Tensor:
         """Return the whole sequence."""
         if self._whole is None or self._whole.dtype is not part.dtype:
-            self._whole = gathered(part, self.ranks)
+            self._whole = whole_of(part, self._ranks)
         return self._whole
 
     def end(self) -> None:
         """Let go of it."""
         self._whole = None
-
-
-class _Given(torch.autograd.Function):
-    """Gives matrices what was gathered; its gradient is scattered."""
-
-    @staticmethod
-    def forward(ctx: Any, part: torch.Tensor, whole: torch.Tensor, again: _Again) -> torch.Tensor:
-        ctx.again = again
-        return whole.view_as(whole)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        ctx.again.end()
-        return scattered(gradient, ctx.again.ranks), None, None
 
 
 class _Linear(torch.autograd.Function):
@@ -282,12 +210,18 @@ class Entry:
         ranks: All.
     """
 
-    def __init__(self, part: torch.Tensor, ranks: Ranks) -> None:
+    def __init__(self, part: torch.Tensor, ranks: TensorRanks) -> None:
         self.part, self._kept = part, part.detach()
-        self.whole: torch.Tensor = _Gathered.apply(part, ranks)  # type: ignore[no-untyped-call]
+        again = self._again = _Again(ranks)
+        self.whole = conjugate(part, partial(whole_of, ranks=ranks), partial(part_of, ranks=ranks))
         """For what is not divided."""
-        self._again = _Again(ranks)
-        self._given = _Given.apply(part, self.whole.detach(), self._again)  # type: ignore[no-untyped-call]
+        whole = self.whole.detach()
+
+        def scatter(gradient: torch.Tensor) -> torch.Tensor:
+            again.end()
+            return scattered(gradient, ranks)
+
+        self._given = conjugate(part, lambda _: whole.view_as(whole), scatter)
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Return what a part of a linear layer makes of the whole sequence."""
@@ -301,15 +235,12 @@ class Entry:
         return made
 
 
-def sum_scattered(made: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+def sum_scattered(made: torch.Tensor, ranks: TensorRanks) -> torch.Tensor:
     """Return this rank's part of the sum of what all have made of parts of features."""
-    part: torch.Tensor = _Scattered.apply(made, ranks)  # type: ignore[no-untyped-call]
-    return part
+    return conjugate(made, partial(scattered, ranks=ranks), partial(whole_of, ranks=ranks))
 
 
-def entering(
-    forward: Callable[..., Any], enter: Callable[[torch.Tensor], torch.Tensor]
-) -> Callable[..., Any]:
+def entering(forward: Callable[..., Any], enter: Change) -> Callable[..., Any]:
     """Return the ``forward`` of a module whose activation becomes what ``enter`` makes of it."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -319,16 +250,14 @@ def entering(
     return run
 
 
-def _leaving(
-    forward: Callable[..., Any], leave: Callable[[torch.Tensor], torch.Tensor]
-) -> Callable[..., Any]:
+def _leaving(forward: Callable[..., Any], leave: Change) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         return _with_first(forward(*args, **kwargs), leave)
 
     return run
 
 
-def _with_first(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def _with_first(tree: Any, change: Change) -> Any:
     """Return a tree whose activation, its first tensor of numbers, is another one."""
     leaves, structure = tree_flatten(tree)
     for number, leaf in enumerate(leaves):

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -22,23 +22,24 @@ from spottrain.pipeline.model.job import Batch, TrainingJob
 from spottrain.pipeline.model.loss import LossSums, loss_sums
 from spottrain.pipeline.model.naming import Naming, leaf_name
 from spottrain.pipeline.model.order import random_seed
+from spottrain.pipeline.model.parameters import (
+    RunningBuffer,
+    build_parameters,
+    place_buffers,
+    place_parameters,
+    running_buffers,
+)
 from spottrain.pipeline.model.recorder import strided_tensors
 from spottrain.pipeline.model.sections import (
-    Attached,
     Crossing,
     Cut,
     End,
     ModelLayout,
-    Running,
-    TensorSpec,
-    buffer_slots,
-    parameter_slots,
 )
 from spottrain.pipeline.model.selective import recomputed_selectively
 from spottrain.pipeline.model.skeleton import (
     build_skeleton,
     compile_blocks,
-    on_device,
     replaced,
     run_eagerly,
 )
@@ -170,30 +171,12 @@ class StageModel:
             self._naming = Naming(self._take, lambda: self._section, self._to_change)
         for end in (end for cut in layout.cuts for end in cut.ends.values()):
             know_classes_of(end.output)
-        _place_buffers(self._model, self._device, {} if buffers is None else buffers)
-        built = dict(self._model.named_parameters()) | dict(self._model.named_buffers())
-        self._parameters = {
-            section: {
-                name: _owned_parameter(
-                    name,
-                    section,
-                    layout.specs[name],
-                    tensors,
-                    self._autocast_type if name in layout.matrices else None,
-                    built[name],
-                    shards,
-                )
-                for name in layout.parameters[section]
-            }
-            for section in sections
-        }
-        self._running = [
-            _RunningBuffer(running, parameter, buffer_slots(self._model, name))
-            for parameters in self._parameters.values()
-            for name, parameter in parameters.items()
-            if (running := layout.specs[name].running)
-        ]
-        self._swaps = self._place_parameters()
+        place_buffers(self._model, self._device, {} if buffers is None else buffers)
+        self._parameters = build_parameters(
+            self._model, layout, tensors, sections, self._autocast_type, shards
+        )
+        self._running = running_buffers(self._model, layout, self._parameters)
+        self._swaps = place_parameters(self._model, layout, self._parameters, self._device)
         owned = {name.rpartition(".")[0] for own in self._parameters.values() for name in own}
         shards.divide(self._model, owned)
         compile_blocks(self._model, layout.units)
@@ -294,7 +277,7 @@ class StageModel:
             scale: What gradients are multiplied by.
         """
 
-        def weight(one: _RunningBuffer) -> float:
+        def weight(one: RunningBuffer) -> float:
             return scale * sum(one.weight(node, num_nodes) for node in nodes)
 
         if self._running:
@@ -403,28 +386,6 @@ class StageModel:
                 self._section, self._received, self._held = _IDLE, {}, {}
 
         return again
-
-    def _place_parameters(self) -> dict[int, list[tuple[nn.Module, str, nn.Parameter]]]:
-        """Set the model's parameters; return the swaps at each section."""
-        tied = {t.name for t in self._layout.tied}
-        swaps: dict[int, list[tuple[nn.Module, str, nn.Parameter]]] = {}
-        for name, slots in parameter_slots(self._model).items():
-            module, attribute = slots[0]
-            attached = Attached.of(getattr(module, attribute))
-            outside = _foreign_parameter(self._layout.specs[name], self._device, attached)
-            own = {
-                section: parameters[name]
-                for section, parameters in self._parameters.items()
-                if name in parameters
-            }
-            for module, attribute in slots:
-                first = next(iter(own.values()), outside)
-                setattr(module, attribute, first)
-                if name in tied and own:
-                    for section, parameter in {0: outside, **own}.items():
-                        swap = module, attribute, parameter
-                        swaps.setdefault(section, []).append(swap)
-        return swaps
 
     def _intercept(self) -> None:
         """Replace ``forward`` of the modules where the stage begins and ends."""
@@ -631,37 +592,6 @@ class StageModel:
         return zero.expand(meta.shape)
 
 
-class _RunningBuffer(NamedTuple):
-    """A buffer that forwards change."""
-
-    running: Running
-    committed: nn.Parameter
-    slots: list[tuple[nn.Module, str]]
-    """The modules that hold it."""
-
-    def begin(self) -> None:
-        """Let the model have the committed value."""
-        value = self.committed.detach().to(self.running.dtype, copy=True)
-        for module, attribute in self.slots:
-            module._buffers[attribute] = value
-
-    def weight(self, node: int, nodes: int) -> float:
-        """Return what the forward's change counts in the sum, see ``Running.weight``."""
-        counted = self.slots[0][0]._buffers.get(self.running.counter)
-        return self.running.weight(node, nodes, 0.0 if counted is None else float(counted))
-
-    def change(self) -> torch.Tensor:
-        """Return what the forward has added to it."""
-        return self.value().detach().to(self.committed.dtype) - self.committed.detach()
-
-    def value(self) -> torch.Tensor:
-        """Return what it is now."""
-        module, attribute = self.slots[0]
-        value = module._buffers[attribute]
-        assert value is not None
-        return value
-
-
 def go_backward(out: Activations, gradients: Gradients) -> None:
     """Go backward from what a stage has sent, as far as it depends on what is trained."""
     ends = [
@@ -726,58 +656,6 @@ def _as_if_sent(activation: torch.Tensor, check: Callable[[], None]) -> torch.Te
     if received.requires_grad:
         received.register_hook(arrive)  # type: ignore[no-untyped-call]
     return received
-
-
-def _owned_parameter(
-    name: str,
-    section: int,
-    spec: TensorSpec,
-    tensors: Mapping[int, Mapping[str, torch.Tensor]],
-    lowered: torch.dtype | None,
-    built: torch.Tensor,
-    shards: Shards,
-) -> nn.Parameter:
-    """Make a parameter over the storage given for it.
-
-    Args:
-        name: Of the parameter.
-        section: It belongs to.
-        spec: Of the parameter.
-        tensors: As for ``StageModel``.
-        lowered: Another type that it may have.
-        built: What the user's code has built in its place. What is attached to it,
-            hooks on the gradient included, is attached to what is made.
-        shards: Of which the parameter has its part alone.
-    """
-    tensor = tensors.get(section, {}).get(name)
-    got = None if tensor is None else (tuple(tensor.shape), tensor.dtype)
-    shape = shards.shape_of(name, spec.shape)
-    if tensor is None or got not in ((shape, spec.dtype), (shape, lowered)):
-        raise SpottrainError(
-            f"tensor of parameter {name} in section {section} must be {(shape, spec.dtype)}: got {got}"
-        )
-    parameter = Attached.of(built).parameter(tensor, spec.requires_grad)
-    # The same dictionary: code that holds a handle can still take its hook away.
-    parameter._backward_hooks = built._backward_hooks
-    return parameter
-
-
-def _foreign_parameter(spec: TensorSpec, device: torch.device, attached: Attached) -> nn.Parameter:
-    """Make a placeholder for a parameter that the stage does not own."""
-    zero = torch.zeros((), dtype=spec.dtype, device=device)
-    return attached.parameter(zero.expand(spec.shape), requires_grad=False)
-
-
-def _place_buffers(model: nn.Module, device: torch.device, known: dict[str, torch.Tensor]) -> None:
-    """Put buffers on the device, once for all models: of those that forwards change, each
-    forward has its own."""
-    for prefix, module in model.named_modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                full = f"{prefix}.{name}"
-                if full not in known:
-                    known[full] = on_device(buffer, device)
-                module._buffers[name] = known[full]
 
 
 def _refuse_order(block: str, section: int, current: int) -> NoReturn:

@@ -18,7 +18,7 @@ import functools
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self
+from typing import Self
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -31,12 +31,12 @@ from spottrain.pipeline.model.sections import ModelLayout, parameter_slots
 from spottrain.pipeline.model.sequence_parallel import (
     UNSPLIT,
     Entry,
-    Ranks,
     SplitBlocks,
     entering,
     split_blocks,
     sum_scattered,
 )
+from spottrain.pipeline.model.tensor_ranks import NOBODY, TensorRanks, conjugate, gathered
 
 _WHOLE = ("embedding_rowwise", "replicate", "sequence_parallel")
 """Styles of transformers that save memory or messages alone: such modules stay whole."""
@@ -52,39 +52,13 @@ _DIMENSIONS: Mapping[TensorStyle, Mapping[str, int]] = {
 """In which parameters of a module are divided; those that are missing stay whole."""
 
 
-class TensorRanks(Ranks, Protocol):
-    """Those that divide matrices."""
-
-    def sum(self, tensor: torch.Tensor) -> None:
-        """Sum a contiguous tensor over the ranks, in place, to the same bits at all of them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Absent:
-    """Stands for ranks whose computations are not looked at."""
-
-    size: int = 1
-    index: int = 0
-
-    def sum(self, tensor: torch.Tensor) -> None:
-        """See ``TensorRanks``."""
-
-    def gather(self, part: torch.Tensor) -> torch.Tensor:
-        """See ``Ranks``."""
-        return part.repeat(self.size)
-
-    def sum_parts(self, whole: torch.Tensor) -> torch.Tensor:
-        """See ``Ranks``."""
-        return whole.chunk(self.size)[self.index]
-
-
 @dataclass(frozen=True, slots=True)
 class Shards:
     """What one rank has of matrices that several divide."""
 
     styles: Mapping[str, TensorStyle] = field(default_factory=dict)
     """Of modules, by name; see ``find_styles``."""
-    ranks: TensorRanks = Absent()
+    ranks: TensorRanks = NOBODY
     """Those that divide them."""
     split: SplitBlocks = UNSPLIT
     """Blocks that divide the sequence."""
@@ -155,6 +129,11 @@ class Shards:
         is_whole = self.dimension(parameter) is None and self.styles.get(module) != _PARTIAL
         return is_whole and not self._is_in_sequence(module)
 
+    def is_counted(self, parameter: str) -> bool:
+        """Return whether sums over all ranks take this one's gradient of a parameter: if all have
+        the same, the first one's."""
+        return self.is_first or not self.is_repeated(parameter)
+
     def _is_in_sequence(self, module: str) -> bool:
         """Return whether a module that is not divided computes with a part of the sequence."""
         if self.split.around(module) is None:
@@ -178,7 +157,7 @@ class Shards:
         """
         if self.size == 1:
             return
-        whole, split = _Region(self), _SequenceRegion(self)
+        whole, split = _Region(self.ranks), _SequenceRegion(self.ranks)
         divided = {name for name in self.styles.keys() & modules if self.styles[name] != _PARTIAL}
         for name in divided:
             module, region = model.get_submodule(name), split if self.split.around(name) else whole
@@ -193,49 +172,8 @@ ALONE = Shards()
 """Every matrix is whole."""
 
 
-class _Shared(torch.autograd.Function):
-    """Gives all ranks an input; its gradient is the sum of theirs."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, shards: Shards) -> torch.Tensor:
-        ctx.shards = shards
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        total = gradient.clone(memory_format=torch.contiguous_format)
-        ctx.shards.sum(total)
-        return total, None
-
-
-class _Summed(torch.autograd.Function):
-    """Sums what all ranks have computed, with which all then go on."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, shards: Shards) -> torch.Tensor:
-        total = tensor.clone(memory_format=torch.contiguous_format)
-        shards.sum(total)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gradient, None
-
-
-class _Gathered(torch.autograd.Function):
-    """Puts together what all ranks have computed, with which all then go on."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, shards: Shards) -> torch.Tensor:
-        ctx.shards = shards
-        whole = tensor.new_zeros(*tensor.shape[:-1], tensor.shape[-1] * shards.size)
-        whole.chunk(shards.size, -1)[shards.index].copy_(tensor)
-        shards.sum(whole)
-        return whole
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gradient.chunk(ctx.shards.size, -1)[ctx.shards.index], None
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view_as(tensor)
 
 
 class _Region:
@@ -244,47 +182,52 @@ class _Region:
     Layers that make parts of one input share the sum of its gradient.
     """
 
-    def __init__(self, shards: Shards) -> None:
-        self.shards = shards
+    def __init__(self, ranks: TensorRanks) -> None:
+        self.ranks = ranks
         self._given: torch.Tensor | None = None
         self._shared: torch.Tensor | None = None
 
     def linear(self, module: nn.Linear, given: torch.Tensor) -> torch.Tensor:
         """Return parts of what a layer makes of an input that all ranks have."""
         if self._shared is None or given is not self._given:
-            self._given = given
-            self._shared = _Shared.apply(given, self.shards)  # type: ignore[no-untyped-call]
-        assert self._shared is not None
+            self._given, self._shared = given, conjugate(given, _same, self._sum)
         return F.linear(self._shared, module.weight, module.bias)
 
     def gathered(self, made: torch.Tensor) -> torch.Tensor:
         """Return what all ranks have made, one after the other."""
         self.end()
-        whole: torch.Tensor = _Gathered.apply(made, self.shards)  # type: ignore[no-untyped-call]
-        return whole
+
+        def own(whole: torch.Tensor) -> torch.Tensor:
+            return whole.chunk(self.ranks.size, -1)[self.ranks.index]
+
+        return conjugate(made, lambda part: gathered(part, self.ranks, -1), own)
 
     def summed(self, made: torch.Tensor) -> torch.Tensor:
         """Return the sum of what all ranks have made."""
         self.end()
-        total: torch.Tensor = _Summed.apply(made, self.shards)  # type: ignore[no-untyped-call]
-        return total
+        return conjugate(made, self._sum, _same)
 
     def end(self) -> None:
         """Let go of the last input: parts have become something whole."""
         self._given = self._shared = None
 
+    def _sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        total = tensor.clone(memory_format=torch.contiguous_format)
+        self.ranks.sum(total)
+        return total
+
 
 class _SequenceRegion(_Region):
     """The same in a block where each rank has a part of the sequence."""
 
-    def __init__(self, shards: Shards) -> None:
-        super().__init__(shards)
+    def __init__(self, ranks: TensorRanks) -> None:
+        super().__init__(ranks)
         self._entry: Entry | None = None
 
     def enter(self, part: torch.Tensor) -> torch.Tensor:
         """Return the whole sequence, for layers that make parts of features."""
         if self._entry is None or part is not self._entry.part:
-            self._entry = Entry(part, self.shards.ranks)
+            self._entry = Entry(part, self.ranks)
         return self._entry.whole
 
     def linear(self, module: nn.Linear, given: torch.Tensor) -> torch.Tensor:
@@ -296,7 +239,7 @@ class _SequenceRegion(_Region):
     def summed(self, made: torch.Tensor) -> torch.Tensor:
         """Return this rank's part of the sequence of the sum."""
         self.end()
-        return sum_scattered(made, self.shards.ranks)
+        return sum_scattered(made, self.ranks)
 
     def end(self) -> None:
         """See ``_Region``."""

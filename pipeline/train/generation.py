@@ -624,8 +624,8 @@ class _Training:
         reduction = self._lanes.of(computed.step).reduction
         fits = reduction.reduce()
         totals = reduction.total_loss(computed.losses)
-        row = self._rank // self._plan.pipeline_depth
-        sum_tied(self._plan, row, self._ties, self._arenas, self._network.groups)
+        pipeline = self._rank // self._plan.pipeline_depth
+        sum_tied(self._plan, pipeline, self._ties, self._arenas, self._network.groups)
         self._behind.faults.at(Hook.REDUCED)
         sums = {self._plan.num_sections - 1: totals}
         return update.contributions(self._arenas.values(), self._ties, sums, fits)

@@ -173,7 +173,7 @@ def add_up(rows: Iterable[Sequence[float]], width: int) -> list[float]:
 
 def sum_tied(
     plan: Plan,
-    row: int,
+    pipeline: int,
     ties: Sequence[TiedParameter],
     arenas: Mapping[int, SectionArena],
     groups: Mapping[tuple[int, ...], dist.ProcessGroup],
@@ -184,7 +184,7 @@ def sum_tied(
     adds them up where they are.
     """
     for tied in ties:
-        ranks = tied_ranks(plan, tied, row)
+        ranks = tied_ranks(plan, tied, pipeline)
         mine = {k: arenas[k] for k in tied.sections if k in arenas}
         if not mine:
             continue

@@ -392,7 +392,7 @@ class SectionRuns(SectionSums):
         self._leaves_early = section.is_copy or self._sums_on_host
         trained = self._trained
         for number, (name, total) in enumerate(section.gradients.items()):
-            if replicas.shards.is_repeated(name) and not replicas.shards.is_first:
+            if not replicas.shards.is_counted(name):
                 self._repeated.append(total)
             if total.dtype is trained[name].dtype:
                 self._in_place.append((trained[name], total))
@@ -516,7 +516,7 @@ class SectionIntegers(SectionSums):
         self.given[number] = True
         name = self._names[number]
         own = self._own[name]
-        if self._shards.is_first or not self._shards.is_repeated(name):
+        if self._shards.is_counted(name):
             used = self._used[name] - self._scale_exponent
             add = fixed_point.adder(gradient.device, gradient.dtype)
             add(own.view(-1), gradient, used, self.peaks[number])

@@ -11,7 +11,13 @@ from pathlib import Path
 from tests.builders import a_spec
 from tests.integration.fleet import HERE, Fleet, Host, Zygote, make_plan
 
-from spottrain.morphing.memory.memory import StageMemory, rank_bytes
+from spottrain.morphing.memory.memory import (
+    CONVERSION,
+    INT64_BYTES,
+    QUANTISED_ELEMENTS,
+    StageMemory,
+    rank_bytes,
+)
 from spottrain.morphing.simulate.compute import Compute
 from spottrain.pipeline.model.entrypoint import load_job
 from spottrain.pipeline.model.inspect import model_facts
@@ -126,11 +132,18 @@ class Rank:
     replica: int
     tracked_bytes: int
     allowed: StageMemory
+    converted_bytes: int
+    """Of what is allowed, what quantising a gradient takes: perhaps not at the peak."""
 
     @property
     def share(self) -> float:
         """Tracked over allowed."""
         return self.tracked_bytes / self.allowed.total_bytes
+
+    @property
+    def share_of_certain(self) -> float:
+        """Tracked over what is surely needed at once."""
+        return self.tracked_bytes / (self.allowed.total_bytes - self.converted_bytes)
 
 
 @functools.cache
@@ -197,7 +210,11 @@ def track(
     allowed = rank_bytes(facts, profile, plan, run.reduction, compute)
     if run.checkpoint_every_steps >= run.steps:
         allowed = tuple(replace(one, snapshot_bytes=0) for one in allowed)
+    converted = 0
+    if run.reduction == "exact":
+        largest = max(section.summed_bytes for section in facts.sections)
+        converted = CONVERSION * min(largest, INT64_BYTES * QUANTISED_ELEMENTS[False])
     return [
-        Rank(rank % run.depth, rank // run.depth, tracked[slot], allowed[rank])
+        Rank(rank % run.depth, rank // run.depth, tracked[slot], allowed[rank], converted)
         for rank, slot in enumerate(plan.slots)
     ]

@@ -14,7 +14,8 @@ Example = tuple[torch.Tensor, int]
 
 
 class Residual(nn.Module):
-    """A block of a residual network, as He et al. (2015) have it."""
+    """A block of a residual network, as He et al. (2015) have it, but smooth: the gradient of a
+    ReLU jumps where another rounding takes its input to the other side of 0."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,8 +25,8 @@ class Residual(nn.Module):
         self.norm_two = nn.BatchNorm2d(WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        inner = F.relu(self.norm_one(self.one(x)))
-        return F.relu(x + self.norm_two(self.two(inner)))
+        inner = F.silu(self.norm_one(self.one(x)))
+        return F.silu(x + self.norm_two(self.two(inner)))
 
 
 class ResNet(nn.Module):
@@ -39,7 +40,7 @@ class ResNet(nn.Module):
         self.head = nn.Linear(WIDTH, CLASSES)
 
     def forward(self, pictures: torch.Tensor) -> torch.Tensor:
-        x = F.relu(self.norm(self.stem(pictures)))
+        x = F.silu(self.norm(self.stem(pictures)))
         for block in self.blocks:
             x = block(x)
         scores: torch.Tensor = self.head(x.mean((2, 3)))

@@ -14,8 +14,8 @@ from spottrain.wire.model import Profile, Reduction
 
 pytestmark = pytest.mark.nightly
 
-LEAST, MOST = 0.88, 1.05
-"""Tracked over allowed. What exceeds 1 is padding, scalars of losses, and now and then a
+LEAST, MOST = 0.9, 1.05
+"""Tracked over what is surely needed at once, and over allowed. What exceeds 1 is padding, scalars of losses, and now and then a
 tensor that waits for its turn."""
 PERCEPTRON = "memory_jobs:perceptron_job"
 LANGUAGE = "memory_jobs:language_job"
@@ -42,6 +42,11 @@ def known(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Known:
 
 def shares(ranks: list[Rank]) -> list[float]:
     return [round(rank.share, 3) for rank in ranks]
+
+
+def is_predicted(rank: Rank) -> bool:
+    """Return whether a worker tracks no more than the planner allows for, nor much less."""
+    return rank.share_of_certain >= LEAST and rank.share <= MOST
 
 
 @pytest.mark.parametrize(
@@ -101,7 +106,7 @@ def test_no_worker_tracks_more_than_the_planner_allows_for_nor_much_less(
     zygote: Zygote, tmp_path: Path, known: Known, run: Run
 ) -> None:
     ranks = track(zygote, tmp_path, run, known(run))
-    assert all(LEAST <= share <= MOST for share in shares(ranks)), shares(ranks)
+    assert all(map(is_predicted, ranks)), shares(ranks)
 
 
 @pytest.mark.parametrize(("reduction", "size"), [("exact", 2), ("fast", 2), ("fast", 4)])
@@ -120,7 +125,7 @@ def test_ranks_that_divide_matrices_need_as_much_less_as_predicted(
         folder = tmp_path / str(ranks_of_group)
         folder.mkdir()
         ranks = track(zygote, folder, run, known(run))
-        assert all(LEAST <= share <= MOST for share in shares(ranks)), shares(ranks)
+        assert all(map(is_predicted, ranks)), shares(ranks)
         tracked.append(max(rank.tracked_bytes for rank in ranks))
         allowed.append(max(rank.allowed.total_bytes for rank in ranks))
     assert tracked[1] / tracked[0] == pytest.approx(allowed[1] / allowed[0], rel=0.05)
@@ -136,7 +141,7 @@ def test_segments_take_less_memory_than_a_whole_stage(
         folder = tmp_path / str(segments)
         folder.mkdir()
         (rank,) = track(zygote, folder, run, known(run))
-        assert LEAST <= rank.share <= MOST
+        assert is_predicted(rank), rank
         peaks.append(rank.tracked_bytes)
     assert peaks[1] < 0.7 * peaks[0]
 

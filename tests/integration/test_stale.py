@@ -28,6 +28,9 @@ from spottrain.wire.messages import EvaluationSpec, JobSpec, TraceMinibatches
 from spottrain.wire.model import Network, Reduction
 from spottrain.wire.plan import Plan
 
+# The recurrence is computed here.
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 STEPS, SECTIONS = 9, {"quadratic_job": 2, "gpt_job": 3}
 SHAPES = [(1, 1), (2, 1), (1, 2), (2, 2)]
 

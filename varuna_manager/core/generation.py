@@ -440,7 +440,7 @@ def _patience_s(state: State, generation: Generation) -> float:
     keeps_on_gpu = on_gpu and state.job.runtime.asked_state != "host"
     if generation.started_at_s is None and left and not keeps_on_gpu:
         return ABANDON_FORMING_S
-    sums = on_gpu and generation.plan.num_rows > 1 and state.job.spec.network != "gloo"
+    sums = on_gpu and generation.plan.num_pipelines > 1 and state.job.spec.network != "gloo"
     return ABANDON_NCCL_AFTER_S if sums else ABANDON_AFTER_S
 
 

@@ -21,7 +21,8 @@ from spottrain.pipeline.model.sections import ModelLayout
 from spottrain.pipeline.model.sequence_parallel import UnevenSequenceError
 from spottrain.pipeline.model.skeleton import build_skeleton, compiled_in, replaced, run_eagerly
 from spottrain.pipeline.model.stage import StageModel
-from spottrain.pipeline.model.tensor_parallel import ALONE, Absent, Shards
+from spottrain.pipeline.model.tensor_parallel import ALONE, Shards
+from spottrain.pipeline.model.tensor_ranks import Absent
 from spottrain.steps import at_step
 
 _TOLERANCE = 1e-3
@@ -124,11 +125,11 @@ class ThreadRank:
         tensor.copy_(self._sum(tensor))
 
     def gather(self, part: torch.Tensor) -> torch.Tensor:
-        """See ``Ranks``."""
+        """See ``TensorRanks``."""
         return torch.cat(self._exchanged(part))
 
     def sum_parts(self, whole: torch.Tensor) -> torch.Tensor:
-        """See ``Ranks``."""
+        """See ``TensorRanks``."""
         return self._sum(whole).chunk(self.size)[self.index]
 
     def _sum(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -213,7 +214,7 @@ def _gradients_of(stage: StageModel, layout: ModelLayout, shards: Shards) -> Gra
     found: Gradients = {}
     for section in stage.sections:
         for name, parameter in stage.parameters_of(section):
-            if parameter.grad is None or not (shards.is_first or not shards.is_repeated(name)):
+            if parameter.grad is None or not shards.is_counted(name):
                 continue
             whole = torch.zeros(layout.specs[name].shape)
             shards.part_of(name, whole).copy_(parameter.grad)

@@ -41,8 +41,8 @@ def shape_of(depth: int, width: int, tensor_parallel: int) -> str:
 class Plan:
     """An immutable plan: assigns the computation to slots (design: the words).
 
-    Rank ``row * pipeline_depth + stage`` runs on ``slots[rank]``. A row is a pipeline; each
-    replica is ``devices_per_stage_replica`` rows, one after the other, which compute the same
+    Rank ``pipeline * pipeline_depth + stage`` runs on ``slots[rank]``; each replica
+    is ``devices_per_stage_replica`` pipelines, one after the other, which compute the same
     micro-batches together: those of a stage, in one VM, divide its matrices (tensor
     parallelism). Every rank runs all sections of its stage; which ranks hold a section, that is,
     have its committed state, says ``holders_of``. The model is cut into ``pipeline_depth *
@@ -112,9 +112,9 @@ class Plan:
             and _is_cover(self.replica_bounds, width)
             and self.replica_bounds[-1] == self.minibatch_size // self.microbatch_size
             and self.devices_per_stage_replica >= 1
-            and len(set(self.slots)) == len(self.slots) == depth * self.num_rows
+            and len(set(self.slots)) == len(self.slots) == depth * self.num_pipelines
             and (self.devices_per_stage_replica == 1 or self._divides_matrices())
-            and (self.peer_copies == 0 or (self.peer_copies == self.num_rows == 1))
+            and (self.peer_copies == 0 or (self.peer_copies == self.num_pipelines == 1))
             and (not self.nodes_per_microbatch or self._merges())
             and (not self.shared_state or self._shares())
         )
@@ -161,7 +161,7 @@ class Plan:
         return shape_of(depth, width, self.devices_per_stage_replica)
 
     @property
-    def num_rows(self) -> int:
+    def num_pipelines(self) -> int:
         """Ranks that run each stage."""
         return self.data_parallel_width * self.devices_per_stage_replica
 
@@ -176,7 +176,7 @@ class Plan:
         return tuple(range(first, first + size * depth, depth))
 
     def stage_ranks(self, stage: int) -> tuple[int, ...]:
-        """Return the ranks that run ``stage``, in the order of rows."""
+        """Return the ranks that run ``stage``, in the order of pipelines."""
         return tuple(range(stage, len(self.slots), self.pipeline_depth))
 
     def sharers_of(self, rank: int) -> tuple[int, ...]:

@@ -22,7 +22,8 @@ from spottrain.pipeline.model.checks.division import (
 from spottrain.pipeline.model.checks.repetition import first_tensors, trial_batch
 from spottrain.pipeline.model.job import TrainingJob
 from spottrain.pipeline.model.stage import Activations, StageModel
-from spottrain.pipeline.model.tensor_parallel import ALONE, Absent, Shards
+from spottrain.pipeline.model.tensor_parallel import ALONE, Shards
+from spottrain.pipeline.model.tensor_ranks import Absent
 from spottrain.pipeline.model.tracer import trace
 
 

@@ -25,7 +25,8 @@ from spottrain.errors import UserCodeError
 from spottrain.pipeline.model.checks.division import can_divide, try_divided
 from spottrain.pipeline.model.inspect import model_facts
 from spottrain.pipeline.model.job import TensorStyle, TrainingJob
-from spottrain.pipeline.model.tensor_parallel import Absent, Shards, find_styles
+from spottrain.pipeline.model.tensor_parallel import Shards, find_styles
+from spottrain.pipeline.model.tensor_ranks import Absent
 from spottrain.pipeline.model.tracer import trace
 
 
