@@ -283,7 +283,6 @@ def a_manifest(name: str, step: int, files: Sequence[FileRecord], **changes: Any
         config_fingerprint="config",
         seed=1,
         minibatch_size=8,
-        microbatch_size=2,
         files=tuple(files),
     )
     return replace(manifest, **changes)

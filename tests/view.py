@@ -70,7 +70,7 @@ class View:
     intents = Field[Mapping[str, records.Intent]]("launches.intents")
     cooldowns = Field[Mapping[str, Cooldown]]("launches.cooldowns")
     unfit = Field[Mapping[str, int]]("launches.unfit")
-    arithmetic = Field[str]("launches.arithmetic")
+    kernels = Field[str | None]("launches.kernels")
     images = Field[Mapping[str, str]]("launches.images")
 
     # VMs.

@@ -296,8 +296,8 @@ def check_fits(loaded: LoadedJob, command: RunGeneration, manifest: Manifest) ->
             "what they were, or launch a new job with init_from"
         )
     # A journal that was lost in part may not know of the plan that saved it.
-    spec = dataclasses.replace(loaded.spec, tensor_parallel=command.plan.devices_per_stage_replica)
-    why = misfit(manifest, spec, {loaded.fingerprint, *command.known_models})
+    models = {loaded.fingerprint, *command.known_models}
+    why = misfit(manifest, loaded.spec, models, command.numerics)
     if why:
         raise MisfitError(
             f"checkpoint {manifest.name} in {loaded.spec.checkpoint_path} is of {why}: go "

@@ -63,7 +63,7 @@ from spottrain.pipeline.state.numbers import EvaluationRecord
 from spottrain.storage.store import StorageError
 from spottrain.wire import messages
 from spottrain.wire.messages import RunGeneration
-from spottrain.wire.plan import Plan
+from spottrain.wire.plan import Numerics
 
 NOT_SETTLED = -1
 GRACE_S = 600.0
@@ -436,7 +436,7 @@ class CheckpointRound:
             step,
             files,
             self._context.frozen[0] if self._left_out else FrozenFiles(),
-            plan=self._command.plan,
+            numerics=self._command.numerics,
             best_step=best_step,
             code=self._command.code,
         )
@@ -472,16 +472,12 @@ def make_manifest(
     files: Iterable[FileRecord],
     frozen: FrozenFiles,
     *,
-    plan: Plan | None = None,
+    numerics: Numerics | None = None,
     best_step: int = 0,
     code: str = "",
 ) -> Manifest:
-    """Return the manifest of a checkpoint whose files are all written, by ranks of ``plan``;
-    ``None``: before the first."""
-    spec, size = loaded.spec, None
-    if plan is not None:
-        spec = dataclasses.replace(spec, microbatch_size=plan.microbatch_size)
-        size = plan.devices_per_stage_replica if spec.reduction == "exact" else None
+    """Return the manifest of a checkpoint whose files are all written."""
+    spec = loaded.spec
     ordered = tuple(sorted(files, key=lambda file: file.section))
     return Manifest(
         name=name,
@@ -491,7 +487,6 @@ def make_manifest(
         config_fingerprint=config_fingerprint(spec),
         seed=spec.seed,
         minibatch_size=spec.minibatch_size,
-        microbatch_size=spec.microbatch_size,
         files=ordered,
         best_step=best_step,
         frozen=frozen.files,
@@ -499,5 +494,5 @@ def make_manifest(
         uid=spec.uid,
         datasets=loaded.datasets,
         code=code,
-        tensor_parallel=size,
+        numerics=numerics,
     )

@@ -20,7 +20,6 @@ a disk that is not mounted lacks ``owner.json``, which is there from launch on.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import re
 import secrets
@@ -40,6 +39,7 @@ from spottrain.storage.store import (
     UnreachableError,
 )
 from spottrain.wire.messages import CheckpointDamaged, JobSpec
+from spottrain.wire.plan import Numerics
 
 MANIFEST_FILE = "manifest.json"
 OWNER_FILE = "owner.json"
@@ -116,7 +116,6 @@ class Manifest:
     """Of the job's settings that its weights depend on."""
     seed: int
     minibatch_size: int
-    microbatch_size: int
     files: tuple[FileRecord, ...]
     """In the order of sections."""
     best_step: int = 0
@@ -131,8 +130,8 @@ class Manifest:
     """As the workers that wrote it have them; none: unknown."""
     code: str = ""
     """As in ``RunGeneration``."""
-    tensor_parallel: int | None = None
-    """Ranks that divided matrices, where bits depend on it: in exact mode, once it has trained."""
+    numerics: Numerics | None = None
+    """In exact mode, once it has trained."""
     schema_version: int = SCHEMA_VERSION
 
     def __post_init__(self) -> None:
@@ -160,7 +159,6 @@ def config_fingerprint(spec: JobSpec) -> str:
         spec.entrypoint,
         spec.seed,
         spec.minibatch_size,
-        spec.microbatch_size,
         spec.reduction,
         spec.precision,
         spec.init_from,
@@ -170,25 +168,23 @@ def config_fingerprint(spec: JobSpec) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
-def misfit(manifest: Manifest, spec: JobSpec, models: Collection[str]) -> str:
+def misfit(
+    manifest: Manifest, spec: JobSpec, models: Collection[str], numerics: Numerics | None
+) -> str:
     """Return what a job would have to be to go on from a checkpoint; empty: it is that.
 
     Args:
         manifest: Of the checkpoint.
-        spec: Of the job; its micro-batch size may differ, as plans choose it, and so may
-            ``tensor_parallel`` where it is ``None``.
+        spec: Of the job.
         models: Fingerprints of the job's model.
+        numerics: Of the job, as far as they are settled or asked for.
     """
     if manifest.model_fingerprint not in models:
         return "another model, optimizer or batch"
-    same = dataclasses.replace(spec, microbatch_size=manifest.microbatch_size)
-    if config_fingerprint(same) == manifest.config_fingerprint:
-        sizes = spec.tensor_parallel, manifest.tensor_parallel
-        return (
-            ""
-            if None in sizes or sizes[0] == sizes[1]
-            else f"a job with runtime.tensor_parallel: {sizes[1]}"
-        )
+    if config_fingerprint(spec) == manifest.config_fingerprint:
+        settled = manifest.numerics
+        other = numerics.conflict_with(settled) if numerics and settled else ""
+        return other and f"a job with {other}"
     for key in ("seed", "minibatch_size"):
         if getattr(spec, key) != (was := getattr(manifest, key)):
             return f"a job with {key}: {was}"

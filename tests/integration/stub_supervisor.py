@@ -92,7 +92,6 @@ class Stub:
                 config_fingerprint="stub",
                 seed=self.spec.seed,
                 minibatch_size=self.spec.minibatch_size,
-                microbatch_size=self.spec.microbatch_size,
                 files=(record,),
                 uid=self.spec.uid,
             ),

@@ -1,4 +1,4 @@
-"""A job in exact mode whose first plan has settled how many slots divide matrices."""
+"""A job in exact mode goes on elsewhere as its first plan has settled it."""
 
 from __future__ import annotations
 
@@ -10,27 +10,38 @@ from typing import Any
 import pytest
 from tests.integration.jobs import HERE, Job, weights
 
+from spottrain.varuna_manager.core.model.state import newest_plan
+
 pytestmark = pytest.mark.rotated(parts=[4])
 
 
-def profile(folder: Path) -> str:
-    """Write that blocks take most of the time, and that sums within a VM take none."""
+def profile(folder: Path, *, faster: int | None = None) -> str:
+    """Write that blocks take most of the time, and that sums within a VM take none.
+
+    Args:
+        faster: A micro-batch size at which nothing takes any time.
+    """
     said = json.loads((HERE / "tiny_profile.json").read_text())
     said["within_vm"] |= {"latency_s": 1e-6, "bandwidth_bytes_per_s": 1e12}
     for one in said["microbatches"]:
         for section in one["sections"][1:-1]:
             section |= dict.fromkeys(("forward_s", "backward_s", "recompute_s"), 0.1)
+    if faster is not None:
+        none = dict.fromkeys(("forward_s", "backward_s", "recompute_s"), 1e-6)
+        sections = [section | none for section in said["microbatches"][0]["sections"]]
+        said["microbatches"].insert(0, {"microbatch_size": faster, "sections": sections})
     path = folder / "profile.json"
     path.write_text(json.dumps(said))
     return str(path)
 
 
-def test_another_machine_goes_on_with_the_groups_of_the_first_plan_or_waits_for_them(
+def test_another_machine_goes_on_as_the_first_plan_has_settled_it_or_waits(
     tmp_path: Path,
 ) -> None:
     place = tmp_path / "store"
     settings: dict[str, Any] = {
         "entrypoint": "tiny_job:divided_job",
+        "steps": 50,
         "minibatch_size": 2,  # one micro-batch, which neither replicas nor stages make faster
         "profile": profile(tmp_path),
         "resources": {"max_vms": 1},
@@ -58,12 +69,16 @@ def test_another_machine_goes_on_with_the_groups_of_the_first_plan_or_waits_for_
     shutil.rmtree(tmp_path / "home")
 
     settings["local"] = {"zones": [{"name": "fours", "capacity": 1, "slots": 4}, small]}
-    with Job(tmp_path, "alone", **settings, runtime={"tensor_parallel": 1}) as alone:
-        refused = alone.launch("--adopt")
+    settings["profile"] = profile(tmp_path, faster=1)
+    with Job(tmp_path, "small", **settings, microbatch_size=1) as smaller:
+        refused = smaller.launch("--adopt")
         assert refused.code == 2
-        assert "is of a job with runtime.tensor_parallel: 2" in refused.error
+        assert "is of a job with microbatch_size: 2" in refused.error
     with Job(tmp_path, "again", **settings) as again:
         assert again.launch("--adopt").code == 0
+        newest = newest_plan(again.state())
+        assert newest is not None
+        assert newest.microbatch_size == 2
         (plan,) = again.state().history.generations
         assert plan.shape == "1x1x2"
         assert (plan.from_step or 0) >= 20

@@ -80,7 +80,7 @@ from spottrain.wire.messages import (
     JobSpec,
 )
 from spottrain.wire.model import GpuFacts, LoaderSpec, Precision, Reduction, WireType
-from spottrain.wire.plan import Semantics
+from spottrain.wire.plan import Numerics, Semantics
 
 MAX_MEASURED_MICROBATCH = 16
 """Largest micro-batch size that is measured when the job file names none."""
@@ -432,6 +432,15 @@ class JobConfig(Section):
         return 1 if size == "auto" else size
 
     @property
+    def numerics(self) -> Numerics:
+        """What it asks for of what else its first plan settles."""
+        return Numerics(
+            microbatch_size=self.microbatch_size,
+            tensor_parallel=None if self.tensor_sizes else self.tensor_parallel,
+            state=self.runtime.asked_state,
+        )
+
+    @property
     def wire(self) -> WireType:
         """The type in which activations and their gradients travel.
 
@@ -528,7 +537,6 @@ class JobConfig(Section):
             evaluation=EvaluationSpec(**self.evaluation.model_dump()),
             loader=self.loader_spec,
             semantics=self.semantics,
-            tensor_parallel=None if self.tensor_sizes else self.tensor_parallel,
             sequence_parallel=self.runtime.sequence_parallel,
             selective_recompute=self.selective_recompute,
             uid=uid,

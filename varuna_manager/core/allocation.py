@@ -32,7 +32,7 @@ from spottrain.varuna_manager.core.model.state import (
     is_unfit,
     kind_of,
     places_by_kind,
-    tensor_parallel,
+    settled_numerics,
 )
 from spottrain.varuna_manager.format import clock
 
@@ -154,7 +154,7 @@ def why_not(state: State, offer: Offer) -> str:
     if not offer.spot and not state.job.resources.allow_on_demand:
         return "on-demand VMs are not allowed"
     if not _holds_group(state, offer):
-        return f"of one VM {tensor_parallel(state)} slots divide matrices, it has {offer.gpus}"
+        return f"of one VM {settled_numerics(state).tensor_parallel} slots divide matrices, it has {offer.gpus}"
     if math.isinf(opens_s) and opens_s > 0:
         return "its VMs cannot run the job"
     if opens_s > state.now_s:
@@ -309,14 +309,14 @@ def _has_device(state: State, offer: Offer) -> bool:
         return False
     # In exact mode all VMs have the first one's GPU.
     kind = catalogue().find(offer.cloud, offer.instance_type)
-    arithmetic = state.launches.arithmetic
-    settled = catalogue().gpu_of(arithmetic) if arithmetic else None
+    kernels = state.launches.kernels
+    settled = catalogue().gpu_of(kernels) if kernels else None
     return kind is None or settled is None or kind.gpu.name == settled.name
 
 
 def _holds_group(state: State, offer: Offer) -> bool:
     """Return whether a VM has the slots that divide matrices in every plan."""
-    return offer.gpus >= (tensor_parallel(state) or 1)
+    return offer.gpus >= (settled_numerics(state).tensor_parallel or 1)
 
 
 def small_vms(state: State) -> tuple[VmRecord, ...]:
@@ -338,7 +338,7 @@ def why_too_small(state: State) -> str:
     if state.job.runtime.tensor_parallel == "auto":
         why = "which reduction: exact keeps from the first plan on"
     return (
-        f"VMs of {tensor_parallel(state)} slots, that divide matrices, {why}: what can be had has "
+        f"VMs of {settled_numerics(state).tensor_parallel} slots, that divide matrices, {why}: what can be had has "
         f"{max(offer.gpus for offer in offers)} at most; wait, or go on elsewhere with --adopt"
     )
 

@@ -26,11 +26,11 @@ from spottrain.varuna_manager.core.model.records import (
     VmPhase,
     VmRecord,
 )
-from spottrain.varuna_manager.core.model.state import JobPhase, State, summary_of
+from spottrain.varuna_manager.core.model.state import JobPhase, State, settled_numerics, summary_of
 from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.wire import messages
 from spottrain.wire.patience import LEAVE_S, MARGIN_S, NCCL_LEAVE_S, evacuation_s
-from spottrain.wire.plan import Plan, Slot
+from spottrain.wire.plan import Numerics, Plan, Slot, numerics_of
 
 ABANDON_AFTER_S = LEAVE_S + MARGIN_S
 """Survivors that have not noticed a break by then are told to give up, and"""
@@ -158,6 +158,7 @@ def invite(transition: Transition, generation: Generation) -> None:
         save_only=generation.save_only,
         known_models=transition.state.preparation.known_models,
         code=transition.state.code_sha256,
+        numerics=_numerics(transition.state, generation.plan),
     )
     invited = RankPhase.INVITED
     slots = (s for s in generation.participants if ranks.get(s, invited) is invited)
@@ -437,11 +438,17 @@ def _patience_s(state: State, generation: Generation) -> float:
     ranks = generation.ranks.values()
     lost = any(slot.vm_id not in state.fleet.vms for slot in generation.participants)
     left = lost or RankPhase.OUT in ranks or RankPhase.GONE in ranks
-    keeps_on_gpu = on_gpu and state.job.runtime.asked_state != "host"
+    keeps_on_gpu = on_gpu and settled_numerics(state).state != "host"
     if generation.started_at_s is None and left and not keeps_on_gpu:
         return ABANDON_FORMING_S
     sums = on_gpu and generation.plan.num_pipelines > 1 and state.job.spec.network != "gloo"
     return ABANDON_NCCL_AFTER_S if sums else ABANDON_AFTER_S
+
+
+def _numerics(state: State, plan: Plan) -> Numerics | None:
+    if state.job.spec.reduction == "fast":
+        return None
+    return numerics_of(plan, state.launches.kernels)
 
 
 def _on_gpu(state: State) -> bool:
@@ -450,7 +457,7 @@ def _on_gpu(state: State) -> bool:
 
 def _fence_after_s(state: State, generation: Generation) -> float:
     """Return how long after a break a VM's ranks may be out of reach."""
-    if state.job.runtime.asked_state == "host" or not _on_gpu(state):
+    if settled_numerics(state).state == "host" or not _on_gpu(state):
         return FENCE_AFTER_S
     sizes = [2 * one.param_bytes + one.optimizer_bytes for one in state.job.facts.sections]
     plan, before = generation.plan, state.training.previous_plan

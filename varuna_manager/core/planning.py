@@ -26,14 +26,14 @@ from spottrain.varuna_manager.core.model.settings import JobSettings
 from spottrain.varuna_manager.core.model.state import (
     JobPhase,
     State,
-    has_settled,
     is_expecting,
     is_outdated,
     newest_plan,
+    settled_numerics,
 )
 from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.wire.model import Profile
-from spottrain.wire.plan import Plan
+from spottrain.wire.plan import Numerics, Plan
 
 MORPH_COST_S = 5.0
 """Assumed cost of a planned morph until one was measured."""
@@ -484,7 +484,7 @@ def _answer(
             memory.devices(state, vms, profile),
             measured=memory.measured(state, vms, profile),
             previous=newest_plan(state),
-            is_settled=has_settled(state),
+            numerics=settled_numerics(state),
             lag_share=_lag_share(state),
         )
         transition.emit(ComputePlan(inputs_hash=inputs_hash, inputs=inputs))
@@ -498,7 +498,7 @@ def plan_inputs(
     *,
     measured: Iterable[Profile] = (),
     previous: Plan | None = None,
-    is_settled: bool = True,
+    numerics: Numerics | None = None,
     lag_share: float = policy.UNSEEN_SHARE,
 ) -> PlanInputs:
     """Return what the plans of a job are made from.
@@ -510,25 +510,21 @@ def plan_inputs(
         profile: What was measured of its model.
         slots: The fleet.
         measured: What was measured on further types of its devices.
-        previous: The plan that runs or ran last: it has settled the micro-batch size, and in
-            exact mode the home of committed state and how many slots divide matrices.
-        is_settled: As ``has_settled`` says of that plan.
+        previous: The plan that runs or ran last.
+        numerics: What plans must have; ``None``: what the job asks for.
         lag_share: What interruptions put at stake; by default as before the first one.
     """
-    known = previous if is_settled else None
-    settled = None if known is None else known.microbatch_size
-    # A CPU and a GPU round differently: in exact mode the first plan settles the home.
-    exact = job.spec.reduction == "exact"
-    home = known.state if exact and known is not None else None
+    is_free = job.spec.reduction == "fast" and job.numerics.microbatch_size is None
+    numerics = job.numerics if numerics is None else numerics
     return PlanInputs(
         facts=job.facts,
         profile=profile,
         measured=tuple(measured),
         slots=tuple(slots),
         minibatch_size=job.spec.minibatch_size,
-        microbatch_size=job.microbatch_size or settled,
+        microbatch_size=numerics.microbatch_size,
         reduction=job.spec.reduction,
-        merges=not exact and job.microbatch_size is None and not job.facts.normalises_batches,
+        merges=is_free and not job.facts.normalises_batches,
         previous=previous,
         schedule=job.morphing.asked_schedule,
         recompute=job.morphing.asked_recompute,
@@ -536,11 +532,11 @@ def plan_inputs(
         objective=job.plan_objective,
         lag_share=lag_share,
         precision=job.spec.precision,
-        state=job.runtime.asked_state or home,
+        state=numerics.state,
         wire=job.spec.wire,
         network=job.spec.network,
         semantics=job.spec.semantics,
-        tensor_parallel=job.tensor_parallel_after(known),
+        tensor_parallel=numerics.tensor_parallel,
     )
 
 

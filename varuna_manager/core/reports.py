@@ -7,6 +7,7 @@ from typing import Literal, assert_never
 
 from spottrain.errors import shortened
 from spottrain.eventlog.changed import replace
+from spottrain.machine import cpu_name
 from spottrain.manifest import CheckpointEntry, generation_of, parse_name
 from spottrain.units import counted
 from spottrain.varuna_manager.core import (
@@ -146,22 +147,21 @@ def _supervisor_ready(transition: Transition, vm_id: str, report: messages.Super
 def _rounds_differently(
     transition: Transition, vm_id: str, report: messages.SupervisorReady
 ) -> bool:
-    """Return a VM whose GPU or torch would change the bits of a job in exact mode.
+    """Return a VM whose GPU, CPU or torch would change the bits of a job in exact mode.
 
-    Kernels differ between models of GPUs, and between builds of torch.
+    Kernels differ between models of GPUs and of CPUs, and between builds of torch.
     """
     state = transition.state
-    if state.job.spec.reduction == "fast" or not report.gpus:
+    if state.job.spec.reduction == "fast":
         return False
-    names = " and ".join(sorted({gpu.name for gpu in report.gpus}))
-    arithmetic = f"{names} with torch {report.torch_version}"
-    if not state.launches.arithmetic:
-        transition.put(replace(state.launches, arithmetic=arithmetic))
-    elif state.launches.arithmetic != arithmetic:
+    names = " and ".join(sorted({gpu.name for gpu in report.gpus})) or cpu_name(report.device)
+    kernels, settled = f"{names} with torch {report.torch_version}", state.launches.kernels
+    if settled is None:
+        transition.put(replace(state.launches, kernels=kernels))
+    elif settled != kernels:
         reason = (
-            f"computes on {arithmetic}, which rounds differently from "
-            f"{state.launches.arithmetic} that the job began on: name one type of GPU and one "
-            "build of torch, or launch with reduction: fast"
+            f"computes on {kernels}, which rounds differently from {settled} that the job began "
+            "on: name one type of GPU or CPU and one build of torch, or launch with reduction: fast"
         )
         fleet.vm_unfit(transition, vm_id, reason)
         return True

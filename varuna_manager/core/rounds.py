@@ -127,7 +127,7 @@ def _fits(state: State, profile: Profile) -> bool:
 
 def tensor_sizes_of(state: State) -> tuple[int, ...]:
     """Return how many slots of a VM may divide matrices, beside one alone."""
-    asked = state.job.spec.tensor_parallel
+    asked = state.job.numerics.tensor_parallel
     if asked is None:
         return state.job.facts.tensor_sizes
     return (asked,) if asked > 1 else ()
@@ -135,6 +135,8 @@ def tensor_sizes_of(state: State) -> tuple[int, ...]:
 
 def sizes_of(state: State) -> tuple[int, ...]:
     """Return the micro-batch sizes that a profile of the job must know."""
+    if size := state.job.numerics.microbatch_size:
+        return (size,)
     return state.job.microbatch_sizes or (state.job.spec.microbatch_size,)
 
 

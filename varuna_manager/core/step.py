@@ -246,7 +246,11 @@ def _job_submitted(transition: Transition, event: e.JobSubmitted) -> None:
             submitted_at_s=event.at_s,
         )
         preparation = transition.state.preparation
-        transition.put(replace(preparation, profile=event.settings.profile))
+        launches = transition.state.launches
+        transition.put(
+            replace(preparation, profile=event.settings.profile),
+            replace(launches, kernels=event.settings.numerics.kernels),
+        )
         transition.note_phase(JobPhase.NEW, JobPhase.ACTIVE)
         transition.log("submitted")
 

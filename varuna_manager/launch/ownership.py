@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import replace
 
 from spottrain.codec import encode
 from spottrain.errors import ConfigError
@@ -21,6 +20,7 @@ from spottrain.storage.open import open_store
 from spottrain.storage.store import ExistsError, Store
 from spottrain.varuna_manager.jobs.follow import folder_of
 from spottrain.wire.messages import JobSpec
+from spottrain.wire.plan import Numerics
 
 
 def check(store: Store, *, adopt: bool) -> None:
@@ -51,16 +51,19 @@ def check(store: Store, *, adopt: bool) -> None:
 
 
 @contextlib.contextmanager
-def marked(place: str, uid: str, spec: JobSpec, model: str, *, adopt: bool) -> Iterator[JobSpec]:
+def marked(
+    place: str, uid: str, spec: JobSpec, model: str, numerics: Numerics, *, adopt: bool
+) -> Iterator[Numerics]:
     """Mark a place as a new job's; as before if the block fails.
 
-    Gives the job's specification, with what the checkpoints that it takes over have settled.
+    Gives the job's numerics, with what the checkpoints that it takes over have settled.
 
     Args:
         place: Folder or URL of its checkpoints.
         uid: Of the job.
         spec: Of the job.
         model: Fingerprint of its model.
+        numerics: What it asks for.
         adopt: Take over what other jobs have left there.
 
     Raises:
@@ -69,7 +72,9 @@ def marked(place: str, uid: str, spec: JobSpec, model: str, *, adopt: bool) -> I
     """
     store = open_store(place)
     before = read_owner(store) if adopt else None
-    uids, spec = _adopted(store, before, spec, model) if adopt else ((), spec)
+    uids: tuple[str, ...] = ()
+    if adopt:
+        uids, numerics = _adopted(store, before, spec, model, numerics)
     owner = Owner(uid=uid, name=spec.name, adopted=uids)
     if not adopt:
         check(store, adopt=False)
@@ -82,7 +87,7 @@ def marked(place: str, uid: str, spec: JobSpec, model: str, *, adopt: bool) -> I
     else:
         store.put(OWNER_FILE, encode(owner).encode())
     try:
-        yield spec
+        yield numerics
     except BaseException:
         if before is None:
             store.delete([OWNER_FILE])
@@ -103,10 +108,10 @@ def unmark(place: str, uid: str) -> None:
 
 
 def _adopted(
-    store: Store, before: Owner | None, spec: JobSpec, model: str
-) -> tuple[tuple[str, ...], JobSpec]:
+    store: Store, before: Owner | None, spec: JobSpec, model: str, numerics: Numerics
+) -> tuple[tuple[str, ...], Numerics]:
     """Return the jobs, by uid, whose checkpoints are taken over: those of the owner, or
-    where nobody has marked the place, all; and the job's specification that goes on from them.
+    where nobody has marked the place, all; and the numerics of the job that goes on from them.
 
     Raises:
         ConfigError: The owner runs here, or its newest checkpoint does not fit.
@@ -118,13 +123,13 @@ def _adopted(
         )
     found = list_checkpoints(store, None if before is None else before.uids)
     manifests = [read_manifest(store, entry.name) for entry in found]
-    if manifests and (why := misfit(manifests[0], spec, {model})):
+    if manifests and (why := misfit(manifests[0], spec, {model}, numerics)):
         raise ConfigError(
             f"--adopt: {store.place}/{manifests[0].name} is of {why}: make the job the "
             "same, or give it a place of its own, and init_from"
         )
-    settled = manifests[0].tensor_parallel if manifests else None
-    spec = replace(spec, tensor_parallel=settled or spec.tensor_parallel)
+    if manifests and (settled := manifests[0].numerics):
+        numerics = numerics.completed_by(settled)
     if before is not None:
-        return tuple(before.uids), spec
-    return tuple(dict.fromkeys(manifest.uid for manifest in manifests)), spec
+        return tuple(before.uids), numerics
+    return tuple(dict.fromkeys(manifest.uid for manifest in manifests)), numerics

@@ -253,7 +253,7 @@ def job_settings(
         on_nonfinite=config.on_nonfinite,
         min_examples_per_s=config.slo.min_examples_per_s,
         deadline_s=config.slo.deadline_s(at_s),
-        microbatch_size=config.microbatch_size,
+        numerics=config.numerics,
         microbatch_sizes=config.microbatch_sizes,
         profile=given_profile(config, facts),
         busy_s=config.setup_limit_s * bool(config.setup) + config.data_limit_s * bool(config.data),
@@ -327,10 +327,10 @@ def submit(
     with contextlib.ExitStack() as stack:
         draft = stack.enter_context(job.draft())
         place = config.checkpoint.path or str(draft.checkpoints)
-        spec = config.job_spec(place)
+        spec, numerics = config.job_spec(place), config.numerics
         if not measures_only:
-            mark = ownership.marked(place, uid, spec, facts.fingerprint, adopt=adopt)
-            spec = stack.enter_context(mark)
+            mark = ownership.marked(place, uid, spec, facts.fingerprint, numerics, adopt=adopt)
+            numerics = stack.enter_context(mark)
         first = stack.enter_context(weights.first(config, place, uid))
         workdir = Path(config.workdir)
         files = packed_files(workdir, config.checkpoint.path)
@@ -341,8 +341,7 @@ def submit(
         Measurements(draft.measurements).close()
         whose = "" if measures_only else uid
         settings = job_settings(config, facts, job, at_s, data_bytes, whose)
-        settled = replace(settings.spec, tensor_parallel=spec.tensor_parallel)
-        settings = replace(settings, spec=settled, measures_only=measures_only)
+        settings = replace(settings, numerics=numerics, measures_only=measures_only)
         if pool:
             grant = PoolGrant(pool=pool, serial=0)
             settings = replace(settings, grant=grant, profile=settings.profile or profile)

@@ -28,10 +28,11 @@ from spottrain.pricing.ranking.throughput import ThroughputCache
 from spottrain.units import HOUR_S
 from spottrain.varuna_manager.core.model.deadline_state import FleetTerms
 from spottrain.varuna_manager.core.model.settings import JobSettings
-from spottrain.varuna_manager.core.model.state import State, has_settled, kind_of, newest_plan
+from spottrain.varuna_manager.core.model.state import State, kind_of, settled_numerics
 from spottrain.varuna_manager.core.planning import MORPH_COST_S, plan_inputs
 from spottrain.varuna_manager.offers import market
 from spottrain.wire.model import Profile
+from spottrain.wire.plan import Numerics
 
 SAFE_SHARE = 0.95
 """Share of a fleet's predicted throughput that the deadline policy counts on."""
@@ -53,7 +54,7 @@ class OfferRanker:
 
     def __init__(self) -> None:
         self._profile: Profile | None = None
-        self._settled: tuple[int | None, int | None] = (None, None)
+        self._settled = Numerics()
         self._throughputs: ThroughputCache | None = None
         self._corrections: dict[Kind, float] = {}
         self._measured: dict[Kind, tuple[float, float]] = {}
@@ -91,16 +92,11 @@ class OfferRanker:
             replace(terms, examples=1.0),
             dict(self._boots_s),
         )
-        # Of the plan that runs only what it has settled counts: other fleets have no plan to
-        # stay near.
-        inputs = plan_inputs(
-            state.job, profile, previous=newest_plan(state), is_settled=has_settled(state)
-        )
-        settled = inputs.microbatch_size, inputs.tensor_parallel
+        settled = settled_numerics(state)
         known = profile is self._profile and settled == self._settled
         if not known or self._throughputs is None:
             self._profile, self._settled = profile, settled
-            self._throughputs = ThroughputCache(replace(inputs, previous=None))
+            self._throughputs = ThroughputCache(plan_inputs(state.job, profile, numerics=settled))
         elif asked == self._last:
             return None
         self._last = asked
@@ -340,7 +336,7 @@ def _peak_rate(offer: Offer, state: State) -> float | None:
     # What a host of the user's has of its own is not known: it is no limit.
     host_bytes = math.inf if kind is None else kind.memory_bytes
     homes = {"host": host_bytes, "device": gpus * gpu.memory_bytes}
-    asked = state.job.runtime.asked_state
+    asked = settled_numerics(state).state
     room_bytes = max(homes.values()) if asked is None else homes[asked]
     fits = state.job.facts.stored_bytes(1) <= state.job.resources.max_vms * room_bytes
     return gpus / each_s if fits else 0.0

@@ -25,7 +25,7 @@ from spottrain.wire.model import (
     WireType,
     WorkerState,
 )
-from spottrain.wire.plan import Plan, Semantics, Slot
+from spottrain.wire.plan import Numerics, Plan, Semantics, Slot
 
 DeviceChoice = Literal["auto", "gpu", "cpu"]
 """What workers compute on; ``auto``: on GPUs where a VM has them."""
@@ -76,8 +76,6 @@ class JobSpec:
     ``model`` makes."""
     loader: LoaderSpec = AUTO_LOADER
     semantics: Semantics = "synchronous"
-    tensor_parallel: int | None = 1
-    """Ranks that divide the matrices of each stage; ``None``: as each plan says."""
     sequence_parallel: bool = False
     """Whether ranks that divide matrices divide the sequence between them, too."""
     selective_recompute: bool = False
@@ -174,6 +172,8 @@ class RunGeneration(GenerationMessage):
     """Fingerprints of earlier code of the job, whose checkpoints fit the present one."""
     code: str = ""
     """SHA-256 of the packed workdir; empty: unknown."""
+    numerics: Numerics | None = None
+    """In exact mode: those of the plan and of its VMs, which a checkpoint must have, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

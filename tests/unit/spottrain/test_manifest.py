@@ -48,6 +48,7 @@ from spottrain.storage.store import (
     UnreachableError,
 )
 from spottrain.wire.messages import CheckpointDamaged, JobSpec
+from spottrain.wire.plan import Numerics
 
 NUM_SECTIONS = 2
 
@@ -449,30 +450,35 @@ def test_a_job_goes_on_only_from_checkpoints_of_the_same_model_and_settings(
 ) -> None:
     manifest = dataclasses.replace(
         put_files(open_store(tmp_path), 1),
-        config_fingerprint=config_fingerprint(dataclasses.replace(SPEC, microbatch_size=2)),
+        config_fingerprint=config_fingerprint(SPEC),
     )
-    found = misfit(manifest, dataclasses.replace(SPEC, **change), {models})
+    found = misfit(manifest, dataclasses.replace(SPEC, **change), {models}, None)
     assert says in found
     assert bool(found) is bool(says)
+
+
+SETTLED = Numerics(microbatch_size=2, tensor_parallel=1, state="device", kernels="A")
 
 
 @pytest.mark.parametrize(
     ("saved", "asked", "says"),
     [
-        (2, 2, ""),
-        (2, None, ""),
-        (None, 4, ""),
-        (2, 1, "a job with runtime.tensor_parallel: 2"),
+        (SETTLED, SETTLED, ""),
+        (SETTLED, Numerics(), ""),
+        (SETTLED, None, ""),
+        (None, SETTLED, ""),
+        (SETTLED, Numerics(microbatch_size=4), "a job with microbatch_size: 2"),
+        (SETTLED, Numerics(tensor_parallel=2), "a job with runtime.tensor_parallel: 1"),
+        (SETTLED, Numerics(state="host"), "a job with runtime.state: device"),
+        (SETTLED, Numerics(kernels="B"), "a job with VMs that compute on A"),
     ],
 )
-def test_where_bits_depend_on_it_a_job_divides_matrices_as_its_checkpoint_says(
-    tmp_path: Path, saved: int | None, asked: int | None, says: str
+def test_where_bits_depend_on_it_a_job_computes_as_its_checkpoint_says(
+    tmp_path: Path, saved: Numerics | None, asked: Numerics | None, says: str
 ) -> None:
     manifest = dataclasses.replace(
         put_files(open_store(tmp_path), 1),
         config_fingerprint=config_fingerprint(SPEC),
-        microbatch_size=SPEC.microbatch_size,
-        tensor_parallel=saved,
+        numerics=saved,
     )
-    spec = dataclasses.replace(SPEC, tensor_parallel=asked)
-    assert misfit(manifest, spec, {manifest.model_fingerprint}) == says
+    assert misfit(manifest, SPEC, {manifest.model_fingerprint}, asked) == says

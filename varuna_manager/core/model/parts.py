@@ -50,9 +50,8 @@ class LaunchState:
     folder_trouble: str = ""
     """What is wrong with the job's folder: nothing is rented; empty: nothing is."""
     folder_trouble_since_s: float = 0.0
-    arithmetic: str = ""
-    """In exact mode: the GPU and the torch that the job's first VM has. Others would round
-    differently. Empty: none is known, or the job computes on CPUs."""
+    kernels: str | None = None
+    """In exact mode: as in ``Numerics``; ``None``: no VM has settled it."""
     images: Mapping[str, str] = field(default_factory=dict)
     """The image of the job's VMs by cloud: a newer one may have another torch."""
     intents: Mapping[str, records.Intent] = field(default_factory=dict)

@@ -31,7 +31,7 @@ from spottrain.varuna_manager.config.sections import (
 )
 from spottrain.wire.messages import JobSpec
 from spottrain.wire.model import ModelFacts, Profile
-from spottrain.wire.plan import Plan
+from spottrain.wire.plan import Numerics, Plan, numerics_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +97,9 @@ class JobSettings:
     """Seconds since the epoch."""
     min_examples_per_s: float | None = None
     """The minimum throughput; None: none was asked for."""
-    microbatch_size: int | None = None
-    """Of every plan; None: the first plan settles it."""
+    numerics: Numerics = field(default_factory=Numerics)
+    """What the job file asks for, or adopted checkpoints have settled; what is ``None`` plans
+    choose."""
     data_bytes: dict[str, float] = field(default_factory=dict)
     """Bytes that each VM fetches when it boots, by the cloud whose buckets hold them."""
     busy_s: float = 0.0
@@ -125,13 +126,15 @@ class JobSettings:
         many VMs there are."""
         return "throughput" if self.has_slo else self.morphing.objective
 
-    def tensor_parallel_after(self, plan: Plan | None) -> int | None:
-        """Return how many slots divide matrices in every plan after ``plan``; ``None``: each
-        chooses. Bits depend on it, so in exact mode the first plan settles it."""
-        size = self.spec.tensor_parallel
-        if size is not None or plan is None or self.spec.reduction == "fast":
-            return size
-        return plan.devices_per_stage_replica
+    def numerics_after(self, plan: Plan | None) -> Numerics:
+        """Return what every plan after ``plan`` must have: in exact mode what it has settled, in
+        fast mode its micro-batch size."""
+        if plan is None:
+            return self.numerics
+        settled = numerics_of(plan)
+        if self.spec.reduction == "fast":
+            settled = Numerics(microbatch_size=settled.microbatch_size)
+        return self.numerics.completed_by(settled)
 
 
 LimitName = Literal[BudgetKey, "max_usd_per_hour", "deadline_s", "min_examples_per_s"]

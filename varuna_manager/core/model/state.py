@@ -33,7 +33,7 @@ from spottrain.varuna_manager.core.model.parts import (
 )
 from spottrain.varuna_manager.core.model.recent import RecentEvent
 from spottrain.varuna_manager.core.model.settings import JobSettings
-from spottrain.wire.plan import Plan
+from spottrain.wire.plan import Numerics, Plan
 
 MAX_UNFIT = 3
 """VMs of a type that may be unfit in a row before no more of it are rented."""
@@ -136,15 +136,13 @@ def newest_plan(state: State) -> Plan | None:
     return generation.plan if generation else state.training.previous_plan
 
 
-def has_settled(state: State) -> bool:
-    """Return whether the newest plan binds later ones: not if it has trained nothing and needs
-    too much memory."""
-    return bool(state.history.progress.highest_step) or not state.fleet.shortages
+def settled_numerics(state: State) -> Numerics:
+    """Return what every plan must have; what is ``None`` it chooses.
 
-
-def tensor_parallel(state: State) -> int | None:
-    """Return how many slots of a VM divide matrices in every plan; ``None``: plans choose."""
-    return state.job.tensor_parallel_after(newest_plan(state) if has_settled(state) else None)
+    The newest plan settles nothing if it has trained nothing and needs too much memory.
+    """
+    binds = state.history.progress.highest_step or not state.fleet.shortages
+    return state.job.numerics_after(newest_plan(state) if binds else None)
 
 
 def is_outdated(state: State, vm: records.VmRecord) -> bool:

@@ -494,11 +494,11 @@ def test_a_precision_that_there_is_not_is_refused_with_those_that_there_are() ->
 )
 def test_matrices_cannot_be_divided_with_everything(other: dict[str, Any]) -> None:
     divided = {**MINIMAL, "runtime": {"tensor_parallel": 2}, "local": {"zones": [{"slots": 2}]}}
-    assert parse_config(divided, "job.yaml").job_spec("").tensor_parallel == 2
+    assert parse_config(divided, "job.yaml").numerics.tensor_parallel == 2
     with pytest.raises(ConfigError, match=r"tensor_parallel must be 1 with .*: got 2"):
         parse_config({**divided, **other}, "job.yaml")
     left_open = parse_config({**divided, "runtime": {"tensor_parallel": "auto"}, **other}, "job")
-    assert (left_open.tensor_sizes, left_open.job_spec("").tensor_parallel) == ((), 1)
+    assert (left_open.tensor_sizes, left_open.numerics.tensor_parallel) == ((), 1)
 
 
 def test_sequences_are_divided_where_matrices_are() -> None:
@@ -523,7 +523,7 @@ def test_plans_may_divide_matrices_by_powers_of_two_up_to_the_slots_of_a_vm(
     for reduction in ("fast", "exact"):
         config = parse_config({**job, "reduction": reduction}, "job.yaml")
         assert config.tensor_sizes == sizes
-        assert config.job_spec("").tensor_parallel == (None if sizes else 1)
+        assert config.numerics.tensor_parallel == (None if sizes else 1)
 
 
 @pytest.mark.parametrize(

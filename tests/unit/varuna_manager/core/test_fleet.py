@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.builders import checkpoint_saved
@@ -19,6 +20,7 @@ from spottrain.varuna_manager.core.model.records import GenerationPhase, VmPhase
 from spottrain.varuna_manager.core.model.state import MAX_UNFIT
 from spottrain.wire import messages
 from spottrain.wire.model import Reduction
+from spottrain.wire.plan import Numerics
 
 # --- Launches -------------------------------------------------------------------------------
 
@@ -411,8 +413,8 @@ def test_a_vm_that_is_fit_absolves_its_type() -> None:
     assert story.state.outcome is None
 
 
-def two_booting(reduction: Reduction = "exact") -> Story:
-    story = Story(max_vms=2, spec=replace(SPEC, reduction=reduction))
+def two_booting(reduction: Reduction = "exact", **settings: Any) -> Story:
+    story = Story(max_vms=2, spec=replace(SPEC, reduction=reduction), **settings)
     story.start(OFFER)
     intent = story.launch().intent
     vms = tuple(story.listed(vm_id, intent, offer=OFFER) for vm_id in ("a", "b"))
@@ -434,9 +436,34 @@ def test_a_vm_that_rounds_differently_is_not_taken_in_exact_mode(
     assert story.vm("a").phase is VmPhase.READY
     assert story.vm("b").return_reason == (
         f"computes on {name} with torch {torch_version}, which rounds differently from "
-        "NVIDIA A10G with torch 2.13.0 that the job began on: name one type of GPU and "
+        "NVIDIA A10G with torch 2.13.0 that the job began on: name one type of GPU or CPU and "
         "one build of torch, or launch with reduction: fast"
     )
+
+
+def test_cpus_that_compute_differ_no_more_than_gpus_in_exact_mode() -> None:
+    story = two_booting()
+    story.devices = {"a": "EPYC, 1 thread", "b": "Xeon, 1 thread"}
+    story.ready("a", torch_version="2.13.0")
+
+    story.ready("b", torch_version="2.13.0")
+
+    assert story.vm("b").return_reason.startswith(
+        "computes on Xeon with torch 2.13.0, which rounds"
+    )
+
+
+def test_a_job_that_adopts_checkpoints_takes_only_vms_that_compute_as_theirs_did() -> None:
+    adopted = Numerics(kernels="NVIDIA L4 with torch 2.13.0")
+    story = two_booting(numerics=adopted)
+    a10g = replace(OFFER, cloud="aws", instance_type="g5.xlarge")
+    assert allocation.opens_at_s(story.state, a10g) == math.inf
+
+    story.ready("a", gpus=(gpu_facts(name="NVIDIA A10G"),), torch_version="2.13.0")
+    story.ready("b", gpus=(gpu_facts(name="NVIDIA L4"),), torch_version="2.13.0")
+
+    assert story.vm("a").phase is VmPhase.RETURNING
+    assert story.vm("b").phase is VmPhase.READY
 
 
 def test_gpus_may_differ_in_fast_mode() -> None:

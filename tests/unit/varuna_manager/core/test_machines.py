@@ -94,7 +94,7 @@ def bases() -> Iterator[Watched]:
     yield fork(booting)
     other = fork(booting)
     exact = replace(other.state.job, spec=replace(SPEC, reduction="exact"))
-    settled = changed(other.state, arithmetic="another GPU")
+    settled = changed(other.state, kernels="another GPU")
     other.state = replace(settled, settings=exact)
     yield other
     booting.state = changed(booting.state, unfit={kind_of(OFFER): MAX_UNFIT - 1})

@@ -18,14 +18,15 @@ from spottrain.pricing.ranking.gpu_speed import machine_as_offered
 from spottrain.pricing.ranking.throughput import devices_of
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
-from spottrain.varuna_manager.core.model.state import newest_plan
+from spottrain.varuna_manager.core.model.state import newest_plan, settled_numerics
 from spottrain.varuna_manager.core.planning import plan_inputs
+from spottrain.wire.plan import Numerics
 
 
 def test_inputs_are_what_the_settings_say_of_plans() -> None:
     settings = settings_with(
         SETTINGS,
-        microbatch_size=4,
+        numerics=Numerics(microbatch_size=4),
         schedule="gpipe",
         recompute=False,
         objective="examples_per_dollar",
@@ -42,10 +43,9 @@ def test_inputs_are_what_the_settings_say_of_plans() -> None:
 
 def test_a_plan_that_ran_settles_the_micro_batch_size_unless_the_job_says_it() -> None:
     plan = replace(plan_over(("a", "b")), microbatch_size=2, replica_bounds=(0, 4))
-    settled = plan_inputs(SETTINGS, PROFILE, previous=plan)
-    assert (settled.microbatch_size, settled.previous) == (2, plan)
-    said = settings_with(SETTINGS, microbatch_size=4)
-    assert plan_inputs(said, PROFILE, previous=plan).microbatch_size == 4
+    assert SETTINGS.numerics_after(plan) == Numerics(microbatch_size=2)
+    said = settings_with(SETTINGS, numerics=Numerics(microbatch_size=4))
+    assert said.numerics_after(plan) == said.numerics
 
 
 def test_types_of_devices_differ_in_micro_batches_only_where_nothing_depends_on_them() -> None:
@@ -54,7 +54,7 @@ def test_types_of_devices_differ_in_micro_batches_only_where_nothing_depends_on_
     facts = replace(SETTINGS.facts, normalises_batches="blocks.0.norm")
     settings = {
         "open": open_size,
-        "said": settings_with(open_size, microbatch_size=4),
+        "said": settings_with(open_size, numerics=Numerics(microbatch_size=4)),
         "exact": settings_with(open_size, spec=replace(spec, reduction="exact")),
         "BatchNorm": settings_with(open_size, facts=facts),
     }
@@ -73,6 +73,7 @@ def test_a_job_that_runs_asks_with_its_fleet_and_its_plan() -> None:
         PROFILE,
         asked.inputs.slots,
         previous=plan_over(("a", "b", "c", "d")),
+        numerics=settled_numerics(state),
         lag_share=asked.inputs.lag_share,
     )
     assert newest_plan(state) == own.previous
@@ -81,18 +82,16 @@ def test_a_job_that_runs_asks_with_its_fleet_and_its_plan() -> None:
     assert all(device.usd_per_hour == 1.0 for device in asked.inputs.slots)
 
 
-def test_in_exact_mode_a_plan_that_ran_settles_the_home_of_state() -> None:
+def test_in_exact_mode_a_plan_that_ran_settles_all_that_bits_depend_on() -> None:
     plan = replace(plan_over(("a", "b")), state="device")
-    fast, exact = (
-        settings_with(SETTINGS, spec=replace(SETTINGS.spec, reduction=r, precision="bf16"))
-        for r in ("fast", "exact")
-    )
-    assert plan_inputs(fast, PROFILE, previous=plan).state is None
-    assert plan_inputs(exact, PROFILE).state is None
-    settled = plan_inputs(exact, PROFILE, previous=plan)
-    assert (settled.state, settled.precision) == ("device", "bf16")
-    said = settings_with(fast, state="host")
-    assert plan_inputs(said, PROFILE).state == "host"
+    exact = settings_with(SETTINGS, spec=replace(SETTINGS.spec, reduction="exact"))
+    settled = exact.numerics_after(plan)
+    assert settled == Numerics(microbatch_size=1, tensor_parallel=1, state="device")
+    inputs = plan_inputs(exact, PROFILE, numerics=settled)
+    assert (inputs.microbatch_size, inputs.tensor_parallel, inputs.state) == (1, 1, "device")
+    assert exact.numerics_after(None) == Numerics()
+    asked = settings_with(exact, numerics=Numerics(state="host"))
+    assert plan_inputs(asked, PROFILE).state == "host"
 
 
 def test_a_machine_of_the_catalogue_has_gpus_and_a_memory_of_its_own() -> None:

@@ -14,7 +14,7 @@ from tests.builders import (
     section_facts,
     slots_of,
 )
-from tests.unit.varuna_manager.story import FACTS, OFFER, PROFILE, SETTINGS, Story
+from tests.unit.varuna_manager.story import FACTS, OFFER, PROFILE, Story
 
 from spottrain.morphing.plan.profiles import BETWEEN_AS_WITHIN, derive_profile
 from spottrain.varuna_manager.core.generation import SILENCE_BOUND_S, SLOWEST_BYTES_PER_S
@@ -25,6 +25,7 @@ from spottrain.varuna_manager.core.preparation import BOOT_WAIT_S
 from spottrain.varuna_manager.core.rounds import RETRY_PAUSE_S, describe
 from spottrain.wire import messages
 from spottrain.wire.model import GroupProfile, ModelFacts, Profile
+from spottrain.wire.plan import Numerics
 
 KNOWN = e.KnownProfile(profile=PROFILE, measured_at_s=400.0)
 
@@ -128,10 +129,6 @@ DIVIDED = replace(FACTS, tensor_sizes=(2, 4, 8))
 MEASURED = PROFILE.microbatches
 
 
-def dividing(size: int | None) -> messages.JobSpec:
-    return replace(SETTINGS.spec, tensor_parallel=size)
-
-
 @pytest.mark.parametrize(
     ("asked", "facts", "sizes"),
     [(None, DIVIDED, (2, 4, 8)), (4, DIVIDED, (4,)), (1, DIVIDED, ()), (None, FACTS, ())],
@@ -139,7 +136,7 @@ def dividing(size: int | None) -> messages.JobSpec:
 def test_groups_are_measured_as_far_as_plans_may_have_them(
     asked: int | None, facts: ModelFacts, sizes: tuple[int, ...]
 ) -> None:
-    story = booted("a", slots=4, facts=facts, spec=dividing(asked))
+    story = booted("a", slots=4, facts=facts, numerics=Numerics(tensor_parallel=asked))
     story.open_round()
 
     assert story.sent(messages.Calibrate)["a"].tensor_sizes == sizes
@@ -162,9 +159,7 @@ def test_a_profile_without_the_groups_that_vms_can_measure_is_measured_again(
     groups = tuple(GroupProfile(size=size, microbatches=MEASURED) for size in known)
     kept = replace(KNOWN, profile=replace(PROFILE, groups=groups))
 
-    story = booted(
-        "a", "b", slots=slots, cores=cores, known=(kept,), facts=DIVIDED, spec=dividing(None)
-    )
+    story = booted("a", "b", slots=slots, cores=cores, known=(kept,), facts=DIVIDED)
 
     assert (story.round is not None) == measures
 

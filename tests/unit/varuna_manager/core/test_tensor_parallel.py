@@ -13,7 +13,7 @@ from spottrain.cloud.port.provider import Offer
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import VmPhase
-from spottrain.varuna_manager.core.model.state import tensor_parallel
+from spottrain.varuna_manager.core.model.state import settled_numerics
 from spottrain.varuna_manager.core.preparation import BOOT_WAIT_S
 from spottrain.wire import messages
 from spottrain.wire.model import Reduction
@@ -36,7 +36,7 @@ class Divided(Story):
     """A job that leaves it to plans how many slots divide matrices."""
 
     def __init__(self, reduction: Reduction = "exact", **settings: Any) -> None:
-        spec = replace(SPEC, reduction=reduction, tensor_parallel=None)
+        spec = replace(SPEC, reduction=reduction)
         super().__init__(spec=spec, max_vms=2, **settings)
         self.start(SMALL, LARGE)
         self.rent(large=LARGE, small=SMALL)
@@ -78,14 +78,14 @@ def test_in_exact_mode_the_first_plan_settles_how_many_slots_divide_matrices() -
     story = Divided()
     assert story.asks() is None
     story.train(divided("large"))
-    assert tensor_parallel(story.state) == 2
+    assert settled_numerics(story.state).tensor_parallel == 2
     assert [one.offer for one in story.intents.values()] == [LARGE]
     story.rent(another=LARGE)
     story.wait(10.0)
     assert story.asks() == 2
     story.lose("large")
     story.tell(e.ManagerStarted, software_version="1", pid=2)
-    assert tensor_parallel(story.state) == 2
+    assert settled_numerics(story.state).tensor_parallel == 2
 
 
 def test_vms_that_no_later_plan_can_use_are_returned() -> None:
@@ -99,7 +99,7 @@ def test_vms_that_no_later_plan_can_use_are_returned() -> None:
 def test_in_fast_mode_every_plan_chooses_anew(plan: Plan | None) -> None:
     story = Divided("fast")
     story.train(plan or a_plan(1, 1, num_sections=2, virtual_nodes=8, slots=slots_of(["small"])))
-    assert tensor_parallel(story.state) is None
+    assert settled_numerics(story.state).tensor_parallel is None
     assert story.vms["small"].phase is VmPhase.READY
 
 
@@ -144,4 +144,4 @@ def test_a_plan_that_needs_too_much_memory_and_has_trained_nothing_settles_nothi
             during="forward",
         ),
     )
-    assert tensor_parallel(story.state) is None
+    assert settled_numerics(story.state).tensor_parallel is None

@@ -21,6 +21,7 @@ from spottrain.manifest import (
 from spottrain.storage.open import open_store
 from spottrain.varuna_manager.config.job import parse_config
 from spottrain.varuna_manager.launch import ownership
+from spottrain.wire.plan import Numerics
 
 CONFIG = {"name": "a", "entrypoint": "a:b", "minibatch_size": 8, "steps": 9}
 SPEC = parse_config(CONFIG, "job.yaml").job_spec("/place")
@@ -31,7 +32,7 @@ def place(tmp_path: Path) -> str:
     return str(tmp_path / "place")
 
 
-def save(place: str, step: int, uid: str, tensor_parallel: int | None = None) -> None:
+def save(place: str, step: int, uid: str, numerics: Numerics | None = None) -> None:
     """Write the manifest of a checkpoint of the job."""
     file = FileRecord(section=0, file="section-0.safetensors", num_bytes=0, sha256="")
     manifest = Manifest(
@@ -42,17 +43,16 @@ def save(place: str, step: int, uid: str, tensor_parallel: int | None = None) ->
         config_fingerprint=config_fingerprint(SPEC),
         seed=SPEC.seed,
         minibatch_size=SPEC.minibatch_size,
-        microbatch_size=SPEC.microbatch_size,
         files=(file,),
         uid=uid,
-        tensor_parallel=tensor_parallel,
+        numerics=numerics,
     )
     write_manifest(open_store(place), manifest)
 
 
 def begin(place: str, uid: str, *, adopt: bool = False, seed: int = SPEC.seed) -> None:
     spec = dataclasses.replace(SPEC, name=f"job-{uid}", seed=seed)
-    with ownership.marked(place, uid, spec, "m", adopt=adopt):
+    with ownership.marked(place, uid, spec, "m", Numerics(), adopt=adopt):
         pass
 
 
@@ -92,18 +92,29 @@ def test_checkpoints_of_other_settings_are_not_adopted(place: str) -> None:
     assert own_uids(open_store(place), "a") == frozenset("a")
 
 
-@pytest.mark.parametrize(("asked", "adopted"), [(None, 2), (2, 2), (1, None)])
-def test_a_job_divides_matrices_as_the_checkpoints_that_it_adopts_say(
-    place: str, asked: int | None, adopted: int | None
+SETTLED = Numerics(microbatch_size=2, tensor_parallel=2, state="device", kernels="A")
+
+
+@pytest.mark.parametrize(
+    ("asked", "refused"),
+    [
+        (Numerics(), ""),
+        (SETTLED, ""),
+        (Numerics(microbatch_size=4), "microbatch_size: 2"),
+        (Numerics(tensor_parallel=1), "runtime.tensor_parallel: 2"),
+        (Numerics(state="host"), "runtime.state: device"),
+    ],
+)
+def test_a_job_computes_as_the_checkpoints_that_it_adopts_say(
+    place: str, asked: Numerics, refused: str
 ) -> None:
     begin(place, "a")
-    save(place, 5, "a", tensor_parallel=2)
-    spec = dataclasses.replace(SPEC, tensor_parallel=asked)
+    save(place, 5, "a", numerics=SETTLED)
     with contextlib.ExitStack() as stack:
-        if adopted is None:
-            stack.enter_context(pytest.raises(ConfigError, match=r"runtime\.tensor_parallel: 2"))
-        mark = ownership.marked(place, "b", spec, "m", adopt=True)
-        assert stack.enter_context(mark).tensor_parallel == adopted
+        if refused:
+            stack.enter_context(pytest.raises(ConfigError, match=refused))
+        mark = ownership.marked(place, "b", SPEC, "m", asked, adopt=True)
+        assert stack.enter_context(mark) == SETTLED
 
 
 @pytest.mark.parametrize("adopt", [False, True])
@@ -113,7 +124,7 @@ def test_a_launch_that_fails_leaves_the_place_as_it_was(place: str, adopt: bool)
     before = read_owner(open_store(place))
     with (
         pytest.raises(RuntimeError),
-        ownership.marked(place, "b", SPEC, "m", adopt=adopt),
+        ownership.marked(place, "b", SPEC, "m", Numerics(), adopt=adopt),
     ):
         raise RuntimeError
     assert read_owner(open_store(place)) == before

@@ -152,7 +152,7 @@ def test_a_profile_that_was_kept_ranks_before_anything_is_measured() -> None:
 
 def test_vms_that_cannot_hold_the_groups_of_an_exact_job_s_first_plan_are_worth_nothing() -> None:
     large, ranker = replace(OFFER, instance_type="large", gpus=2), OfferRanker()
-    story = Story(spec=replace(SPEC, reduction="exact", tensor_parallel=None)).training("a", "b")
+    story = Story(spec=replace(SPEC, reduction="exact")).training("a", "b")
     before = ranker.rank(story.state, (OFFER, large), CALM)
     assert before is not None
     assert min(one.examples_per_usd for one in before.values()) > 0
