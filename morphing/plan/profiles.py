@@ -183,6 +183,12 @@ def assumes_links(profile: Profile) -> bool:
     return BETWEEN_AS_WITHIN in profile.sources or LINKS_ASSUMED in profile.sources
 
 
+def assumes_links_within(profile: Profile) -> bool:
+    """Return whether links within VMs are no more than assumed."""
+    unmeasured = {WITHIN_AS_BETWEEN, LINKS_ASSUMED}
+    return profile.origin == "estimated" or not unmeasured.isdisjoint(profile.sources)
+
+
 def knows_sizes(profile: Profile, sizes: Iterable[int]) -> bool:
     """Return whether measuring ``sizes`` again would give nothing new.
 
@@ -298,4 +304,25 @@ def on_network(profile: Profile, bandwidth_bytes_per_s: float) -> Profile:
         ),
     )
     check_profile(derived, source=f"a network of {bandwidth_bytes_per_s:g} bytes/s")
+    return derived
+
+
+def on_links(profile: Profile, link: LinkProfile) -> Profile:
+    """Return the profile of VMs whose devices are joined by other links.
+
+    Args:
+        profile: One that ``assumes_links_within``, so without rings within VMs.
+        link: Between two devices of a VM.
+
+    Raises:
+        PlanError: The bandwidth is not above 0, or more than any profile may have.
+    """
+    rate = f"{link.bandwidth_bytes_per_s:g} bytes/s within VMs"
+    derived = replace(
+        profile,
+        within_vm=link,
+        origin=_derived(profile),
+        sources=(*profile.sources, f"derived: {rate}, estimated of what joins GPUs"),
+    )
+    check_profile(derived, source=f"links of {rate}")
     return derived

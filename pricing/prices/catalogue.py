@@ -38,6 +38,21 @@ class FactSource:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GpuLink:
+    """What joins the GPUs of a VM."""
+
+    name: str
+    """NVLink or PCIe."""
+    bytes_per_s: float
+    """Published, each way, between any two of them: all of a GPU's NVLinks where there is an
+    NVSwitch, one of those of a V100, which form a mesh. PCIe has 16 lanes."""
+    share: float
+    """Of it that NCCL reaches with large messages and sums."""
+    share_source: FactSource
+    """Where that was published."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GpuType:
     """A kind of GPU; of machines without GPUs, one of their cores."""
 
@@ -51,6 +66,8 @@ class GpuType:
     ones are absent. Of a core: its clock times what its vector units do in a cycle."""
     memory_bytes_per_s: float = 0.0
     """Published bandwidth of its memory; 0 of a core."""
+    link: GpuLink | None = None
+    """To other GPUs of its VM; None: a core."""
     tdp_w: float = 0.0
     """Thermal design power; 0 of a core."""
     matmul_share: float = 1.0
@@ -124,6 +141,7 @@ class Catalogue:
             row["source"]: FactSource(title=row["title"], date=row["date"])
             for row in self._rows("sources")
         }
+        self._links = {row["link"]: row for row in self._rows("links")}
         by_class = [
             {row["compute_capability"]: row for row in self._rows(name)}
             for name in ("training", "losses")
@@ -256,6 +274,7 @@ class Catalogue:
             compute_capability=int(row["compute_capability"]),
             peak_flops={k: float(v) * 1e12 for k, v in peaks.items() if v},
             memory_bytes_per_s=float(row["memory_gb_per_s"]) * 1e9,
+            link=self._link(row["link"], float(row["link_gb_per_s"]) * 1e9),
             tdp_w=float(row["tdp_w"]),
             matmul_share=float(row["matmul_share"]),
             share_source=self.sources[row["share_source"]],
@@ -264,6 +283,15 @@ class Catalogue:
             losses_per_day=float(losses["losses_per_day"]),
             losses_source=self.sources[losses["source"]],
             source=self.sources[row["source"]],
+        )
+
+    def _link(self, name: str, bytes_per_s: float) -> GpuLink:
+        row = self._links[name]
+        return GpuLink(
+            name=name,
+            bytes_per_s=bytes_per_s,
+            share=float(row["share"]),
+            share_source=self.sources[row["source"]],
         )
 
     def _type(self, row: Mapping[str, str]) -> InstanceType:

@@ -48,7 +48,7 @@ of the undo copy."""
 BETWEEN_VMS = LinkProfile(latency_s=5e-4, bandwidth_bytes_per_s=1.25e9)
 """Assumed where a machine's network is not published: 10 Gbit/s, 0.5 ms."""
 WITHIN_VM = LinkProfile(latency_s=5e-5, bandwidth_bytes_per_s=20e9)
-"""Assumed: PCIe 4.0 x16, nominally 32 GB/s; links of their own between GPUs are faster."""
+"""Assumed through a VM's memory; what goes from GPU to GPU takes ``gpu_speed.link_of``."""
 
 
 def estimated_profile(
@@ -101,7 +101,7 @@ def estimated_profile(
         download_bytes_per_s=BUS_BYTES_PER_S,
         loader=loader,
         origin="estimated",
-        sources=rests_on(gpu),
+        sources=rests_on(gpu, WITHIN_VM),
     )
 
 
@@ -148,8 +148,13 @@ def _saved_bytes(section: SectionFacts, narrow: bool) -> int:
     return round(AUTOCAST_SHARE * saved) if narrow else saved
 
 
-def rests_on(gpu: GpuType) -> tuple[str, ...]:
-    """Return what estimates on a GPU rest on, a line each."""
+def rests_on(gpu: GpuType, within_vm: LinkProfile | None) -> tuple[str, ...]:
+    """Return what estimates on a GPU rest on, a line each.
+
+    Args:
+        gpu: Of the catalogue.
+        within_vm: The estimated link within VMs; None: they have one GPU each.
+    """
     share, training = gpu.share_source, gpu.training_source
     assert share is not None
     assert training is not None
@@ -158,8 +163,18 @@ def rests_on(gpu: GpuType) -> tuple[str, ...]:
         f"{gpu.matmul_share:.0%} of its peak in matrix multiplications ({_short(share)})",
         f"{SAVED_PASSES:g} times what forwards save at {MEMORY_SHARE:.0%} of its bandwidth (assumed)",
         f"{gpu.training_share:.0%} of that roofline in whole steps ({_short(training)})",
-        f"{WITHIN_VM.bandwidth_bytes_per_s / 1e9:g} GB/s within VMs (assumed), published networks",
+        f"{_links(gpu, within_vm)}published networks",
     )
+
+
+def _links(gpu: GpuType, within_vm: LinkProfile | None) -> str:
+    if within_vm is None:
+        return ""
+    rate = f"{within_vm.bandwidth_bytes_per_s / 1e9:g} GB/s within VMs"
+    if not within_vm.on_devices or gpu.link is None:
+        return f"{rate} (assumed), "
+    link = gpu.link
+    return f"{rate}, {link.share:.0%} of {link.name} ({_short(link.share_source)}), "
 
 
 def _short(source: FactSource) -> str:

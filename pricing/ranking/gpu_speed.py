@@ -17,7 +17,7 @@ from spottrain.cloud.port.provider import Offer
 from spottrain.morphing.plan.flops import model_flops_per_example
 from spottrain.pricing.prices.catalogue import GpuType, InstanceType, catalogue
 from spottrain.pricing.ranking.machine import MachineShape
-from spottrain.wire.model import ModelFacts, Precision, Profile
+from spottrain.wire.model import LinkProfile, ModelFacts, Precision, Profile
 
 WIDE, NARROW = ("fp32",), ("bf16", "fp16")
 """Precisions to compare peaks by: of parameters of 4 bytes, and of fewer."""
@@ -30,6 +30,9 @@ SAVED_PASSES = 5.0
 next operation; in the backward read again, and a gradient of its size written and read."""
 MEMORY_SHARE = 0.9
 """Share of the published bandwidth that copies reach: 3.57 of 3.94 TB/s on an H100 NVL."""
+LINK_LATENCY_S = 5e-6
+"""Assumed of a message between GPUs of a VM, and of each turn of a ring: NCCL counts 3.4 µs for a turn
+over NVLink, 5.7 over PCIe and 8.4 for the whole sum (its ``src/graph/tuning.cc``)."""
 TYPICAL_INTENSITY = 350.0
 """FLOPs per byte moved of a GPT of 2.5 billion parameters, where a model's are not known."""
 
@@ -159,6 +162,17 @@ def measured_ratio(gpu: GpuType, base: Profile, others: Iterable[Profile]) -> fl
     return None
 
 
+def link_of(gpu: GpuType) -> LinkProfile | None:
+    """Return the estimated link between two GPUs of a VM, over NCCL; None of a core."""
+    if gpu.link is None:
+        return None
+    return LinkProfile(
+        latency_s=LINK_LATENCY_S,
+        bandwidth_bytes_per_s=gpu.link.share * gpu.link.bytes_per_s,
+        on_devices=True,
+    )
+
+
 def machine_of(kind: InstanceType, speed: float) -> MachineShape:
     """Return a machine of the catalogue as the planner sees it.
 
@@ -173,6 +187,7 @@ def machine_of(kind: InstanceType, speed: float) -> MachineShape:
         gpu_memory_bytes=kind.gpu.memory_bytes,
         speed=speed,
         network_bytes_per_s=kind.sustained_bytes_per_s,
+        gpu_link=link_of(kind.gpu) if kind.gpus > 1 else None,
         is_gpu=kind.device == "gpu",
         memory_bytes=kind.memory_bytes,
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from spottrain.wire.model import LinkProfile
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineShape:
@@ -15,6 +17,8 @@ class MachineShape:
     """Of its GPUs, relative to the device of the profile."""
     network_bytes_per_s: float | None = None
     """Between machines; None: as in the profile."""
+    gpu_link: LinkProfile | None = None
+    """Between its GPUs, as estimated, see ``ThroughputCache.profile_on``; None: not known."""
     is_gpu: bool = False
     """False: its slots are CPU slots, whose memory is ``gpu_memory_bytes`` each."""
     memory_bytes: int = 0

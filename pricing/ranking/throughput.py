@@ -8,16 +8,16 @@ does not show that it cannot matter.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from spottrain.morphing.adapt.traffic import sent_bytes
 from spottrain.morphing.plan.choose import choose_plan, min_steps_s
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.placement import Device
-from spottrain.morphing.plan.profiles import on_network
+from spottrain.morphing.plan.profiles import assumes_links_within, on_links, on_network
 from spottrain.pricing.ranking.machine import MachineShape
-from spottrain.wire.model import Profile
+from spottrain.wire.model import LinkProfile, Profile
 from spottrain.wire.plan import Slot
 
 
@@ -56,7 +56,7 @@ class ThroughputCache:
     def __init__(self, job: PlanInputs, min_vms: int = 1) -> None:
         self.job = job
         self.min_vms = min_vms
-        self._profiles: dict[float | None, Profile] = {None: job.profile}
+        self._profiles = dict[tuple[float | None, LinkProfile | None], Profile]()
         self._bounds: dict[tuple[MachineShape, int], FleetThroughput] = {}
         self._planned: dict[tuple[MachineShape, int], FleetThroughput] = {}
         self._min_step_s = _min_step_s(job)
@@ -118,7 +118,7 @@ class ThroughputCache:
 
     def inputs_of(self, machine: MachineShape, vms: int, usd_per_hour: float) -> PlanInputs:
         """Return what the plan of ``vms`` machines at this price each is made from."""
-        profile = self.profile_on(machine.network_bytes_per_s)
+        profile = self.profile_on([machine])
         slots = like_devices(machine, vms, usd_per_hour)
         return replace(self.job, profile=profile, slots=slots)
 
@@ -148,14 +148,28 @@ class ThroughputCache:
             ).total(),
         )
 
-    def profile_on(self, network_bytes_per_s: float | None) -> Profile:
-        """Return the job's profile on a network; None: on that where it was measured."""
-        known = self._profiles.get(network_bytes_per_s)
-        if known is None:
-            assert network_bytes_per_s is not None
-            known = on_network(self.job.profile, network_bytes_per_s)
-            self._profiles[network_bytes_per_s] = known
-        return known
+    def profile_on(self, machines: Iterable[MachineShape]) -> Profile:
+        """Return the job's profile on the slowest network and links of some machines.
+
+        As measured where machines do not say it; links within VMs also wherever they were
+        measured, and where gradients do not go from GPU to GPU.
+        """
+        own = tuple(machines)
+        networks = [m.network_bytes_per_s for m in own if m.network_bytes_per_s is not None]
+        links = [m.gpu_link for m in own if m.gpu_link is not None]
+        key = (
+            min(networks, default=None),
+            min(links, key=lambda link: link.bandwidth_bytes_per_s, default=None),
+        )
+        if key not in self._profiles:
+            network_bytes_per_s, link = key
+            profile = self.job.profile
+            if link is not None and self.job.network != "gloo" and assumes_links_within(profile):
+                profile = on_links(profile, link)
+            if network_bytes_per_s is not None:
+                profile = on_network(profile, network_bytes_per_s)
+            self._profiles[key] = profile
+        return self._profiles[key]
 
 
 def devices_of(vm_id: str, machine: MachineShape, usd_per_hour: float) -> Iterator[Device]:

@@ -124,8 +124,9 @@ def doubts(
         if larger is not None and not larger.why_not and larger.examples_per_s:
             cases.append((f"{name} as many VMs ({vms})", larger, priced, terms))
     rows = [(words, worth_of(of, at, by)) for words, of, at, by in cases]
+    within_vm = throughputs.profile_on([machine]).within_vm if machine.gpus > 1 else None
     return {
-        "rests_on": list(rests_on(catalogue().gpus[gpu])),
+        "rests_on": list(rests_on(catalogue().gpus[gpu], within_vm)),
         "changes": [
             {
                 "change": words,

@@ -212,9 +212,7 @@ def _preview(
         if machine is not None
         for device in throughput.devices_of(f"vm-{number}", machine, usd)
     )
-    networks = (m.network_bytes_per_s for m, _ in machines if m is not None)
-    slowest = min((network for network in networks if network is not None), default=None)
-    profile = throughputs.profile_on(slowest)
+    profile = throughputs.profile_on(machine for machine, _ in machines if machine is not None)
     inputs = replace(throughputs.job, profile=profile, slots=tuple(slots))
     choice = choose_plan(inputs)
     names = ((n, gpu_of_machine(config, row.priced.offer)) for n, row in enumerate(fleet))
