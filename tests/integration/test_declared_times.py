@@ -18,6 +18,10 @@ from tests.gpu import runs
 from tests.gpu.forked import Child, Say, start_store
 from tests.integration.declared_ranks import TIMEOUT_S, trained
 
+from spottrain.codec import from_data, to_data
+from spottrain.morphing.plan.choose import choose_plan
+from spottrain.morphing.plan.inputs import PlanInputs
+from spottrain.morphing.plan.placement import Device
 from spottrain.morphing.simulate.compute import Compute
 from spottrain.morphing.simulate.simulator import expect_step
 from spottrain.pipeline.calibrate.calibrate import calibrate
@@ -27,7 +31,7 @@ from spottrain.pipeline.comm.groups import connect_rendezvous, join
 from spottrain.pipeline.model.inspect import model_facts
 from spottrain.pipeline.model.loaded import LoadedJob, load
 from spottrain.wire.messages import Calibrate
-from spottrain.wire.model import LinkProfile, Profile, RingProfile, StateHome
+from spottrain.wire.model import GroupProfile, LinkProfile, Profile, RingProfile, StateHome
 
 WITHIN = 0.03
 """Share by which a prediction may be wrong."""
@@ -61,6 +65,33 @@ def measured(loaded: LoadedJob) -> Profile:
     )
     link = LinkProfile(latency_s=WIRE.latency_s, bandwidth_bytes_per_s=1 / s_per_byte)
     return replace(profile, within_vm=link, between_vms=link)
+
+
+def measured_in_groups(loaded: LoadedJob, size: int) -> tuple[GroupProfile, ...]:
+    """Calibrate on devices that divide matrices."""
+    store, port = start_store()
+    command = Calibrate(
+        participants=slots_of("a" * size),
+        store_host="127.0.0.1",
+        store_port=port,
+        microbatch_sizes=(2,),
+        tensor_sizes=(size,),
+    )
+
+    def measure(rank: int, say: Say) -> None:
+        found = calibrate(
+            loaded, command, rank, lambda report: None, TimedDevice(FIGURES), "a GPU"
+        )
+        say({} if found is None else to_data(found))
+
+    children = [Child(partial(measure, rank)) for rank in range(size)]
+    try:
+        found, *_ = (child.hear() for child in children)
+    finally:
+        for child in (*children, store):
+            child.close()
+    measured: Profile = from_data(Profile, found)
+    return measured.groups
 
 
 @pytest.fixture(scope="module")
@@ -129,3 +160,32 @@ def test_what_calibration_predicts_is_what_a_run_takes(
 
     print(f"{depth} stages, {state}: expected {expected.step_s:.4f} s, took {took_s:.4f} s")  # noqa: T201
     assert expected.step_s == pytest.approx(took_s, rel=WITHIN)
+
+
+@ROTATED
+def test_ranks_that_divide_the_matrices_of_stages_take_what_is_planned(
+    profile: Profile, tmp_path: Path
+) -> None:
+    loaded, size = loaded_job(tmp_path), 2
+    plan = choose_plan(
+        PlanInputs(
+            facts=model_facts(loaded.job, loaded.layout),
+            profile=replace(profile, groups=measured_in_groups(loaded, size)),
+            slots=tuple(
+                Device(slot=slot, memory_bytes=FIGURES.memory_bytes, speed=1.0, is_gpu=True)
+                for slot in slots_of("aaaa")
+            ),
+            minibatch_size=2 * MICROBATCHES,
+            microbatch_size=2,
+            reduction="fast",
+            pipeline_depth=2,
+            tensor_parallel=size,
+        )
+    ).plan
+    assert plan is not None
+    assert plan.shape == "2x1x2"
+
+    took_s = trained(loaded, plan, FIGURES, WIRE).step_s
+
+    print(f"{plan.shape}: expected {plan.predicted_step_s:.4f} s, took {took_s:.4f} s")  # noqa: T201
+    assert plan.predicted_step_s == pytest.approx(took_s, rel=WITHIN)
