@@ -47,6 +47,7 @@ from spottrain.pipeline.comm.groups import (
     world,
 )
 from spottrain.pipeline.comm.p2p import Direction, LinkOf, PipelineLinks, through_hosts
+from spottrain.pipeline.devices.host import HostDevice
 from spottrain.pipeline.devices.port import Device
 from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.units import counted
@@ -563,11 +564,11 @@ class _Round:
         mean = sum(layout.param_bytes(k) for k in range(count)) // count
         tensor = min(max(mean, _RING_BYTES.start), _RING_BYTES.stop)
         sizes = (1 << 12, tensor // 4, tensor)
-        rings = measure_rings(formed.rings, formed.on_host, sizes, RINGS_BUDGET_S)
+        rings = measure_rings(formed.rings, formed.on_host, sizes, HostDevice(), RINGS_BUDGET_S)
         if formed.link is through_hosts:
             return rings
         return rings + measure_rings(
-            formed.rings, formed.on_device, sizes, RINGS_BUDGET_S, self._device
+            formed.rings, formed.on_device, sizes, self._device, RINGS_BUDGET_S
         )
 
     def _time_pairs(

@@ -216,8 +216,8 @@ def measure_rings(
     plans: Sequence[Rings],
     groups: Mapping[tuple[int, ...], dist.ProcessGroup],
     sizes: Sequence[int],
+    device: Device,
     budget_s: float = 2.0,
-    device: Device | None = None,
 ) -> tuple[RingProfile, ...]:
     """Measure all-reduces; every rank makes the same call.
 
@@ -225,8 +225,8 @@ def measure_rings(
         plans: See ``rings_to_measure``.
         groups: This rank's, by their members.
         sizes: Bytes of the tensors.
+        device: Where the tensors are.
         budget_s: About how long it may take.
-        device: Where the tensors are; by default in the host's memory.
 
     Returns:
         The same at every rank.
@@ -235,29 +235,27 @@ def measure_rings(
         RuntimeError: A rank is gone.
     """
     share_s = budget_s / max(1, len(plans) * len(sizes))
-    return tuple(_measure_ring(plan, groups, sizes, share_s, device) for plan in plans)
+    return tuple(_measure_ring(plan, groups, sizes, device, share_s) for plan in plans)
 
 
 def _measure_ring(
     plan: Rings,
     groups: Mapping[tuple[int, ...], dist.ProcessGroup],
     sizes: Sequence[int],
+    device: Device,
     budget_s: float,
-    device: Device | None,
 ) -> RingProfile:
     rank = world().rank
     mine = next((ring for ring in plan.members if rank in ring), None)
     group = None if mine is None else groups[mine]
     seconds: dict[int, list[float]] = {}
     for size in sizes:
-        where = None if device is None else device.torch_device
-        tensor = torch.zeros(size // _ELEMENT_BYTES, device=where)
+        tensor = device.allocate(size // _ELEMENT_BYTES * _ELEMENT_BYTES).view(torch.float32)
         pilot_s = max(gather_json(_all_reduces(tensor, group, _WARM_UPS, device)[-1]))
         most = int(budget_s / pilot_s) if pilot_s else _RING_REPETITIONS.start
         count = max(_RING_REPETITIONS.start, min(_RING_REPETITIONS.stop, most))
         times = _all_reduces(tensor, group, count, device)
-        num_bytes = tensor.numel() * _ELEMENT_BYTES
-        seconds[num_bytes] = [max(gather_json(statistics.median(times)))]
+        seconds[tensor.nbytes] = [max(gather_json(statistics.median(times)))]
     latency_s, s_per_byte = fit_line(seconds)
     return RingProfile(
         ranks=len(plan.members[0]),
@@ -265,15 +263,12 @@ def _measure_ring(
         between_vms=plan.between_vms,
         latency_s=latency_s,
         bandwidth_bytes_per_s=1 / s_per_byte,
-        on_device=device is not None,
+        on_device=not device.is_host,
     )
 
 
 def _all_reduces(
-    tensor: torch.Tensor,
-    group: dist.ProcessGroup | None,
-    count: int,
-    device: Device | None,
+    tensor: torch.Tensor, group: dist.ProcessGroup | None, count: int, device: Device
 ) -> list[float]:
     """Return the times of ``count`` all-reduces after a common start."""
     world().barrier()
@@ -281,9 +276,8 @@ def _all_reduces(
         return [0.0]
     times = []
     for _ in range(count):
-        began = time.perf_counter()
+        began = device.clock()
         dist.all_reduce(tensor, group=group)
-        if device is not None:
-            device.synchronise()
-        times.append(time.perf_counter() - began)
+        device.synchronise()
+        times.append(device.clock() - began)
     return times

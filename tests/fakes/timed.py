@@ -29,7 +29,7 @@ import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -193,6 +193,8 @@ class TimedDevice(DeferredDevice):
         """That have run on the device."""
         self.spent_s: defaultdict[str, float] = defaultdict(float)
         """Their time, by what bounds it: matrices, attention, memory, or peers."""
+        self.meet: Callable[[float, float], tuple[float, float]] | None = None
+        """How hosts' and devices' times are exchanged in collectives, where gloo does not."""
         self._share_bytes = share_bytes
         self._numbers = numbers
         self._uuid = uuid

@@ -1,8 +1,9 @@
 """Collectives of stand-ins in one VM: they take declared time, and ranks wait for each other.
 
 A collective begins when the last of its ranks has come to it: before it, ranks exchange their
-virtual times. What it moves between devices then goes around in rings, as NCCL's does (Patarasuk
-and Yuan 2009), queued behind what each device computes; between hosts it takes no time.
+virtual times, over gloo or a ``Board``, and hosts go on together. What it moves between devices
+takes what it does in rings, as NCCL's do it (Patarasuk and Yuan 2009), or on the link of its
+root, queued behind what each device computes; between hosts it takes no time.
 Messages from one rank to another are no collectives: ``timed_links`` times those.
 """
 
@@ -21,14 +22,17 @@ from spottrain.pipeline.base.tracking import tensors_in
 if TYPE_CHECKING:
     from tests.fakes.timed import TimedDevice
 
-ROUNDS: dict[str, Callable[[int, float], tuple[int, float]]] = {
-    "c10d::allreduce_": lambda n, size: (2 * (n - 1), 2 * (n - 1) / n * size),
-    "c10d::reduce_": lambda n, size: (n - 1, size),
-    "c10d::broadcast_": lambda n, size: (n - 1, size),
-    "c10d::allgather_": lambda n, size: (n - 1, (n - 1) * size),
+_Rounds = Callable[[int, int], tuple[int, float]]
+ROUNDS: dict[str, tuple[str, _Rounds]] = {
+    "c10d::allreduce_": ("tensors", lambda n, size: (2 * (n - 1), 2 * (n - 1) / n * size)),
+    "c10d::reduce_": ("tensors", lambda n, size: (n - 1, size)),
+    "c10d::broadcast_": ("tensors", lambda n, size: (n - 1, size)),
+    "c10d::allgather_": ("input_tensors", lambda n, size: (n - 1, (n - 1) * size)),
+    "c10d::gather_": ("input_tensors", lambda n, size: (1, (n - 1) * size)),
+    "c10d::scatter_": ("output_tensors", lambda n, size: (1, (n - 1) * size)),
 }
-"""Of ``n`` ranks with tensors of ``size`` bytes each: messages that go one after the other, and
-the bytes that each rank sends."""
+"""The argument that each of ``n`` ranks has one tensor of ``size`` bytes in; messages that go one
+after the other, and the bytes that a rank sends or receives, the one that does most of it."""
 
 
 def run(
@@ -54,16 +58,19 @@ def run(
     if rounds is not None and device.time.is_virtual:
         given = dict(zip((one.name for one in operation._schema.arguments), args, strict=False))
         group = dist.ProcessGroup.unbox(given["process_group"])
+        own_s = device.clock(), device.mark()
+        now_s, ready_s = device.meet(*own_s) if device.meet else _latest(group, own_s)
+        device.time.hold(now_s)
         if not on_device:
-            device.time.hold(_latest(group, device.clock()))
             device.met()
         else:
-            (own,) = tensors_in(given.get("input_tensors", given.get("tensors")))
-            messages, sent = rounds(group.size(), own.nbytes)
+            argument, rounds_of = rounds
+            (own,) = tensors_in(given[argument])
+            messages, sent = rounds_of(group.size(), own.nbytes)
             figures = device.figures
             takes_s = messages * figures.peer_latency_s + sent / figures.peer_bytes_per_s
             device.spent_s["peers"] += takes_s
-            device.queue(_latest(group, device.mark()) + takes_s)
+            device.queue(ready_s + takes_s)
     if rounds is None or not skips:
         return operation(*args, **kwargs)
     few, more = tree_map_only(torch.Tensor, lambda x: x.new_zeros(1), (args, kwargs))
@@ -71,9 +78,9 @@ def run(
     return (args[0], found[1]) if isinstance(found, tuple) else found
 
 
-def _latest(group: dist.ProcessGroup, now_s: float) -> float:
-    """Return the latest of all ranks' times."""
-    latest = torch.tensor([now_s], dtype=torch.float64)
+def _latest(group: dist.ProcessGroup, own_s: tuple[float, float]) -> list[float]:
+    """Return the latest of all ranks' times, of either kind."""
+    latest = torch.tensor(own_s, dtype=torch.float64)
     with _disable_current_modes():
         dist.all_reduce(latest, dist.ReduceOp.MAX, group=group)
-    return float(latest)
+    return latest.tolist()

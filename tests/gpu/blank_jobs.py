@@ -14,7 +14,6 @@ from tests.gpu.jobs import GPT2_124M, GPT2_1558M, Gpt, Size, make
 from torch import nn
 
 from spottrain import TrainingJob
-from spottrain.pipeline.model.job import TensorStyle
 
 SIZES = {
     "gpt2_124m": GPT2_124M,
@@ -23,12 +22,6 @@ SIZES = {
     "gpt_8b": Size(72, 3072, 24, vocabulary=51200, sequence=2048),
 }
 """The last one is Megatron-LM's GPT with 8.3 billion parameters (Shoeybi et al. 2019, table 2)."""
-TENSOR_PLAN: dict[str, TensorStyle] = {
-    "blocks.*.qkv": "colwise",
-    "blocks.*.out": "rowwise",
-    "blocks.*.up": "colwise",
-    "blocks.*.down": "rowwise",
-}
 
 
 def _blank(size: Size) -> TrainingJob:
@@ -42,7 +35,7 @@ def _blank(size: Size) -> TrainingJob:
                 setattr(module, name, nn.Parameter(memory))
         return made
 
-    return dataclasses.replace(make(size), model=model, tensor_plan=TENSOR_PLAN)
+    return dataclasses.replace(make(size), model=model)
 
 
 def _shallow(model: str) -> TrainingJob:

@@ -11,6 +11,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from spottrain import TrainingJob
+from spottrain.pipeline.model.job import TensorStyle
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,13 @@ DEEP = Size(8, 64, 2, vocabulary=64, sequence=8)
 """Most of whose memory is that of parameters."""
 GPT2_124M = Size(12, 768, 12)
 GPT2_1558M = Size(48, 1600, 25)
+TENSOR_PLAN: dict[str, TensorStyle] = {
+    "blocks.*.qkv": "colwise",
+    "blocks.*.out": "rowwise",
+    "blocks.*.up": "colwise",
+    "blocks.*.down": "rowwise",
+}
+"""How ranks divide the matrices of a block."""
 
 
 class Block(nn.Module):
@@ -142,6 +150,7 @@ def make(
         loss=loss,
         optimizer=lambda named: torch.optim.AdamW(named, lr=rate, fused=fused),
         clip_grad_norm=1.0,
+        tensor_plan=TENSOR_PLAN,
     )
 
 

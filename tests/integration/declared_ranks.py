@@ -18,7 +18,7 @@ from spottrain.pipeline.base.tracking import TensorTracker
 from spottrain.pipeline.calibrate.sections import PrivateMemory
 from spottrain.pipeline.comm.collectives import gather_json
 from spottrain.pipeline.comm.device_group import DeviceGroups, Endpoint
-from spottrain.pipeline.comm.groups import connect_rendezvous, join, leave, new_groups
+from spottrain.pipeline.comm.groups import connect_rendezvous, join, leave, new_groups, world
 from spottrain.pipeline.comm.ranks import memberships, neighbours
 from spottrain.pipeline.loader.prefetch import Prefetcher
 from spottrain.pipeline.model.data import MicrobatchSource
@@ -63,13 +63,12 @@ def trained(
         wire: Between neighbours of a pipeline.
         numbers: As for ``TimedDevice``.
     """
-    board, ranks = Board(len(plan.slots)), range(len(plan.slots))
-    store, port = start_store()
+    ranks = range(len(plan.slots))
+    board, (store, port) = Board([plan.tensor_ranks(one) for one in ranks]), start_store()
+    run = _Run(loaded, plan, board, port, figures, wire, numbers)
 
     def body(rank: int) -> Callable[[Say], None]:
-        return lambda say: _run(
-            loaded, plan, rank, board, port, TimedDevice(figures, numbers=numbers), wire, say
-        )
+        return lambda say: _train(run, rank, say)
 
     children = [Child(body(rank)) for rank in ranks]
     try:
@@ -89,19 +88,25 @@ def trained(
     )
 
 
-def _run(
-    loaded: LoadedJob,
-    plan: Plan,
-    rank: int,
-    board: Board,
-    port: int,
-    device: TimedDevice,
-    wire: Wire,
-    say: Say,
-) -> None:
+@dataclass(frozen=True)
+class _Run:
+    """What all ranks know."""
+
+    loaded: LoadedJob
+    plan: Plan
+    board: Board
+    port: int
+    """Of the store at which they meet."""
+    figures: Figures
+    wire: Wire
+    numbers: bool
+
+
+def _train(run: _Run, rank: int, say: Say) -> None:
     torch.set_num_threads(1)
+    device = TimedDevice(run.figures, numbers=run.numbers)
     with device.using():
-        one = _Rank(loaded, plan, rank, board, port, device, wire)
+        one = _Rank(run, rank, device)
         for step in range(MINIBATCHES):
             device.spent_s.clear()
             step_s = one.minibatch(step)
@@ -120,17 +125,9 @@ def _run(
 class _Rank:
     """One rank of a plan."""
 
-    def __init__(
-        self,
-        loaded: LoadedJob,
-        plan: Plan,
-        rank: int,
-        board: Board,
-        port: int,
-        device: TimedDevice,
-        wire: Wire,
-    ) -> None:
-        store = connect_rendezvous("127.0.0.1", port, TIMEOUT_S)
+    def __init__(self, run: _Run, rank: int, device: TimedDevice) -> None:
+        loaded, plan = run.loaded, run.plan
+        store = connect_rendezvous("127.0.0.1", run.port, TIMEOUT_S)
         connections = join(store, "ranks", rank, len(plan.slots), TIMEOUT_S)
         self._plan, self._row = plan, rank // plan.pipeline_depth
         self._ties = loaded.layout.tied
@@ -156,16 +153,17 @@ class _Rank:
             FaultScript(),
             cast(Prefetcher, None),
         )
-        self._device, self._board, self._rank = device, board, rank
+        self._device, self._board, self._rank = device, run.board, rank
         stage = StageSections(context, plan, rank, self._network)
         self._arenas = stage.held
         self._lanes = Lanes(
             context, plan, rank, stage, self._network, TensorTracker(memory.num_bytes)
         )
-        self.links = TimedLinks(*neighbours(plan, rank), device, board, rank, wire)
+        around, groups = neighbours(plan, rank), self._lanes.link_groups
+        self._links = TimedLinks(*around, device, run.board, rank, run.wire, groups)
         sizes = plan.minibatch_size, plan.microbatch_size
         source = MicrobatchSource(loaded.job, loaded.spec.seed, *sizes)
-        self._lanes.connect(source, self.links)
+        self._lanes.connect(source, self._links)
         self._updater = memory.updater(self._arenas, FaultScript())
         self._gatherer = update.Gatherer(plan)
         self._lanes.begin(0, 0)
@@ -174,8 +172,8 @@ class _Rank:
 
     def close(self) -> None:
         """Part with the other ranks, none of which needs this one any more."""
-        self.links.flush()
-        self.links.close()
+        self._links.flush()
+        self._links.close()
         self._network.device_groups.finish()
         self.agree()
         self._network.device_groups.close()
@@ -190,7 +188,8 @@ class _Rank:
     def minibatch(self, step: int) -> float:
         """Train one; return its time."""
         began_s = self.agree()
-        with self._board.playing(self._rank, began_s):
+        with self._board.playing(self._rank, self._device):
+            world().barrier()  # all play before one looks what has come in
             computed = self._lanes.finish(step, self._lanes.open(step), began_s)
         reduction = self._lanes.of(step).reduction
         fits = reduction.reduce()
