@@ -94,6 +94,18 @@ def test_in_exact_mode_a_plan_that_ran_settles_all_that_bits_depend_on() -> None
     assert plan_inputs(asked, PROFILE).state == "host"
 
 
+def test_where_no_plan_fits_any_more_an_exact_job_says_what_it_keeps() -> None:
+    story = Story(spec=replace(SETTINGS.spec, reduction="exact")).training("a", "b")
+    story.tell(e.VmLost, vm_id="b", reason="taken")
+    story.broken("a")
+    story.tell(e.PlanComputed, inputs_hash=story.plan_asked, plan=None, why_not="memory")
+    answer = story.state.training.answer
+    assert answer is not None
+    assert answer.why_not == (
+        "no plan fits: memory; reduction: exact keeps microbatch_size: 1 and runtime.state: host"
+    )
+
+
 def test_a_machine_of_the_catalogue_has_gpus_and_a_memory_of_its_own() -> None:
     offer = replace(OFFER, cloud="aws", instance_type="p3.2xlarge", gpus=1)
     machine = machine_as_offered(offer, 1, 1.0)
