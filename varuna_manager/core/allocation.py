@@ -154,7 +154,8 @@ def why_not(state: State, offer: Offer) -> str:
     if not offer.spot and not state.job.resources.allow_on_demand:
         return "on-demand VMs are not allowed"
     if not _holds_group(state, offer):
-        return f"of one VM {settled_numerics(state).tensor_parallel} slots divide matrices, it has {offer.gpus}"
+        size = settled_numerics(state).tensor_parallel
+        return f"of one VM {size} slots divide matrices, it has {offer.gpus}"
     if not _has_kernels(state, offer):
         return f"rounds differently from {state.launches.kernels} that the job began on"
     if math.isinf(opens_s) and opens_s > 0:
@@ -351,8 +352,9 @@ def why_unlike(state: State) -> str:
     why = "as the job file says"
     if state.job.runtime.tensor_parallel == "auto":
         why = "which reduction: exact keeps from the first plan on"
+    size = settled_numerics(state).tensor_parallel
     return (
-        f"VMs of {settled_numerics(state).tensor_parallel} slots, that divide matrices, {why}: what can be had has "
+        f"VMs of {size} slots, that divide matrices, {why}: what can be had has "
         f"{max(offer.gpus for offer in offers)} at most; wait, or go on elsewhere with --adopt"
     )
 
