@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tests.builders import a_plan, slots_of
 from tests.fakes.gpus import facts as gpu_facts
 from tests.unit.varuna_manager.story import (
     OFFER,
@@ -106,7 +107,9 @@ def told(reduction: Reduction, gpus: tuple[GpuFacts, ...]) -> Numerics | None:
     story.tell(e.VmsLaunched, intent=intent, vms=(story.listed("a", intent),))
     story.ready("a", gpus=gpus)
     story.prepare()
-    plan = replace(plan_over(("a",)), state="device" if gpus else "host")
+    plan = a_plan(
+        num_sections=2, virtual_nodes=8, slots=slots_of("a"), state="device" if gpus else "host"
+    )
     story.tell(e.PlanComputed, inputs_hash=story.plan_asked, plan=plan)
     story.open()
     return story.sent(messages.RunGeneration)["a"].numerics
