@@ -350,7 +350,7 @@ def why_unlike(state: State) -> str:
             "first VM on: none can be had; wait, or go on elsewhere with --adopt"
         )
     why = "as the job file says"
-    if state.job.runtime.tensor_parallel == "auto":
+    if state.job.spec.reduction == "exact":
         why = "which reduction: exact keeps from the first plan on"
     size = settled_numerics(state).tensor_parallel
     return (
