@@ -28,7 +28,7 @@ from spottrain.wire.plan import Plan
 T = TypeVar("T")
 _SECTIONS = {
     key: section
-    for section in ("resources", "budget", "morphing", "runtime", "manager", "on_nonfinite")
+    for section in ("resources", "budget", "morphing", "manager", "on_nonfinite")
     for key in hints(JobSettings)[section].model_fields
 }
 """The section of the job file that a setting is in, by its key."""

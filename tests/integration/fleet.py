@@ -25,7 +25,7 @@ from spottrain.pipeline.state.checkpoint import load_section
 from spottrain.storage.open import open_store
 from spottrain.wire import messages
 from spottrain.wire.messages import JobSpec
-from spottrain.wire.plan import Plan, Slot
+from spottrain.wire.plan import Numerics, Plan, Slot
 
 __all__ = [
     "Fleet",
@@ -229,6 +229,7 @@ class Fleet:
         evaluate: bool = False,
         save_only: bool = False,
         code: str = "",
+        numerics: Numerics | None = None,
     ) -> None:
         self.generation += 1
         self.num_sections = plan.num_sections
@@ -242,6 +243,7 @@ class Fleet:
             evaluate_first=evaluate,
             save_only=save_only,
             code=code,
+            numerics=numerics,
         )
         for name in dict.fromkeys(slot.vm_id for slot in participants):
             self.machines[name].send(command)

@@ -18,7 +18,7 @@ from spottrain.pipeline.base.faults import Hook
 from spottrain.varuna_manager.cli.traces.timeline import merge
 from spottrain.wire import messages
 from spottrain.wire.messages import ShareMinibatch, TraceMinibatches
-from spottrain.wire.plan import Plan, Slot
+from spottrain.wire.plan import Numerics, Plan, Slot
 from spottrain.wire.timeline import RankTimeline
 
 STEPS = 8
@@ -50,8 +50,9 @@ class SharingFleet(Fleet):
         evaluate: bool = False,
         save_only: bool = False,
         code: str = "",
+        numerics: Numerics | None = None,
     ) -> None:
-        super().run(plan, checkpoint, donors, evaluate, save_only, code)
+        super().run(plan, checkpoint, donors, evaluate, save_only, code, numerics)
         for number, bounds in enumerate(self.shares, start=1):
             if len(bounds) == len(plan.replica_bounds):
                 self.share(number, bounds)

@@ -154,7 +154,10 @@ def why_not(state: State, offer: Offer) -> str:
     if not offer.spot and not state.job.resources.allow_on_demand:
         return "on-demand VMs are not allowed"
     if not _holds_group(state, offer):
-        return f"of one VM {settled_numerics(state).tensor_parallel} slots divide matrices, it has {offer.gpus}"
+        size = settled_numerics(state).tensor_parallel
+        return f"of one VM {size} slots divide matrices, it has {offer.gpus}"
+    if not _has_kernels(state, offer):
+        return f"rounds differently from {state.launches.kernels} that the job began on"
     if math.isinf(opens_s) and opens_s > 0:
         return "its VMs cannot run the job"
     if opens_s > state.now_s:
@@ -297,7 +300,7 @@ def opens_at_s(state: State, offer: Offer) -> float:
     """Return from when on an offer may be asked for; infinite: never."""
     if not offer.spot and not state.job.resources.allow_on_demand:
         return math.inf
-    if is_unfit(state, offer) or not _has_device(state, offer) or not _holds_group(state, offer):
+    if is_unfit(state, offer) or not _has_device(state, offer) or not _computes_alike(state, offer):
         return math.inf
     return cooldowns.open_at_s(state.launches.cooldowns, offer)
 
@@ -305,9 +308,11 @@ def opens_at_s(state: State, offer: Offer) -> float:
 def _has_device(state: State, offer: Offer) -> bool:
     """Return whether the job trains on what a cloud's offer is rented for."""
     wanted = "cpu" if state.job.spec.device == "cpu" else "gpu"
-    if offer.device not in ("", wanted):
-        return False
-    # In exact mode all VMs have the first one's GPU.
+    return offer.device in ("", wanted)
+
+
+def _has_kernels(state: State, offer: Offer) -> bool:
+    """Return whether a VM's GPUs are of the model that an exact job keeps, as far as is known."""
     kind = catalogue().find(offer.cloud, offer.instance_type)
     kernels = state.launches.kernels
     settled = catalogue().gpu_of(kernels) if kernels else None
@@ -319,26 +324,37 @@ def _holds_group(state: State, offer: Offer) -> bool:
     return offer.gpus >= (settled_numerics(state).tensor_parallel or 1)
 
 
+def _computes_alike(state: State, offer: Offer) -> bool:
+    """Return whether plans can have a VM, as far as it is settled what bits depend on."""
+    return _holds_group(state, offer) and _has_kernels(state, offer)
+
+
 def small_vms(state: State) -> tuple[VmRecord, ...]:
     """Return VMs that no plan can use, as they have fewer slots than divide matrices."""
     return tuple(vm for vm in state.fleet.vms.values() if not _holds_group(state, vm.offer))
 
 
-def why_too_small(state: State) -> str:
-    """Return why no VM that can be had now has enough slots; empty: one has, or none can be had."""
+def why_unlike(state: State) -> str:
+    """Return which VMs the job keeps to that cannot be had now; empty: they can, or none can."""
     offers = [
         offer
         for offer in state.market.offers
         if offer.available != 0 and (offer.spot or state.job.resources.allow_on_demand)
         if cooldowns.open_at_s(state.launches.cooldowns, offer) <= state.now_s
     ]
-    if not offers or any(_holds_group(state, offer) for offer in offers):
+    if not offers or any(_computes_alike(state, offer) for offer in offers):
         return ""
+    if any(_holds_group(state, offer) for offer in offers):
+        return (
+            f"VMs that compute on {state.launches.kernels}, which reduction: exact keeps from the "
+            "first VM on: none can be had; wait, or go on elsewhere with --adopt"
+        )
     why = "as the job file says"
-    if state.job.runtime.tensor_parallel == "auto":
+    if state.job.spec.reduction == "exact":
         why = "which reduction: exact keeps from the first plan on"
+    size = settled_numerics(state).tensor_parallel
     return (
-        f"VMs of {settled_numerics(state).tensor_parallel} slots, that divide matrices, {why}: what can be had has "
+        f"VMs of {size} slots, that divide matrices, {why}: what can be had has "
         f"{max(offer.gpus for offer in offers)} at most; wait, or go on elsewhere with --adopt"
     )
 

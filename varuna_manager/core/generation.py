@@ -448,7 +448,8 @@ def _patience_s(state: State, generation: Generation) -> float:
 def _numerics(state: State, plan: Plan) -> Numerics | None:
     if state.job.spec.reduction == "fast":
         return None
-    return numerics_of(plan, state.launches.kernels)
+    numerics = numerics_of(plan, state.launches.kernels)
+    return numerics if _on_gpu(state) else replace(numerics, state=None)
 
 
 def _on_gpu(state: State) -> bool:

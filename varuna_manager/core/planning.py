@@ -545,6 +545,12 @@ def plan_computed(transition: Transition, event: PlanComputed) -> None:
     if event.inputs_hash != transition.state.training.plan_asked:
         return
     why_not = "" if event.plan is not None else f"no plan fits: {event.why_not}"
+    settled = settled_numerics(transition.state)
+    if why_not and transition.state.job.spec.reduction == "exact" and settled.microbatch_size:
+        why_not += (
+            f"; reduction: exact keeps microbatch_size: {settled.microbatch_size} and "
+            f"runtime.state: {settled.state}"
+        )
     shortages = transition.state.fleet.shortages.values()
     if why_not and shortages:
         why_not += "; " + "; ".join(shortage.reason for shortage in shortages)

@@ -11,7 +11,7 @@ from spottrain.pricing.billing.budget import LAST_CHECKPOINT_S, Budget, BudgetKe
 from spottrain.pricing.billing.money import FREE, NOTHING, Money
 from spottrain.units import counted
 from spottrain.varuna_manager.core import generation, planning, spending, vm_transfer
-from spottrain.varuna_manager.core.allocation import affordable, why_too_small
+from spottrain.varuna_manager.core.allocation import affordable, why_unlike
 from spottrain.varuna_manager.core.fleet import release_or_reserve
 from spottrain.varuna_manager.core.launches import abandon
 from spottrain.varuna_manager.core.model.commands import Finish, Outcome, ReleaseJob
@@ -194,7 +194,7 @@ def _why_short(state: State) -> str:
     """Return why the VMs do not suffice to train; empty if they do, or may soon."""
     vms = state.fleet.vms.values()
     if not vms and state.fleet.move is None:
-        why = why_too_small(state)
+        why = why_unlike(state)
         return f"no VM could be rented{why and f': it needs {why}'}"
     if state.training.generation is not None or not all(vm.is_usable for vm in vms):
         return ""

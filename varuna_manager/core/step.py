@@ -461,7 +461,7 @@ def _capacity(state: State) -> str:
     wanted = [o for o in state.market.offers if o.spot or state.job.resources.allow_on_demand]
     if not wanted:
         return "offers"
-    if why := allocation.why_too_small(state):
+    if why := allocation.why_unlike(state):
         return why
     count_of = allocation.affordable(state)
     if all(count_of(offer) == 0 for offer in wanted):

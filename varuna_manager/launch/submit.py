@@ -248,7 +248,6 @@ def job_settings(
         resources=config.resources,
         budget=config.budget,
         morphing=config.morphing,
-        runtime=config.runtime,
         manager=config.manager,
         on_nonfinite=config.on_nonfinite,
         min_examples_per_s=config.slo.min_examples_per_s,

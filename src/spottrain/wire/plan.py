@@ -290,7 +290,7 @@ class Numerics:
     tensor_parallel: int | None = None
     """Ranks that divide the matrices of each stage, and sum parts of its results."""
     state: StateHome | None = None
-    """Where the optimizer computes: a CPU and a GPU round differently."""
+    """Where the optimizer of workers on GPUs computes: a CPU and a GPU round differently."""
     kernels: str | None = None
     """Model of GPU or CPU, and build of torch, whose kernels compute."""
 

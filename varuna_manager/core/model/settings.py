@@ -27,7 +27,6 @@ from spottrain.varuna_manager.config.sections import (
     MorphingConfig,
     NonFiniteConfig,
     ResourcesConfig,
-    RuntimeConfig,
 )
 from spottrain.wire.messages import JobSpec
 from spottrain.wire.model import ModelFacts, Profile
@@ -90,7 +89,6 @@ class JobSettings:
     resources: ResourcesConfig = field(default_factory=ResourcesConfig)
     budget: BudgetConfig = field(default_factory=BudgetConfig)
     morphing: MorphingConfig = field(default_factory=MorphingConfig)
-    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     manager: ManagerConfig = field(default_factory=ManagerConfig)
     on_nonfinite: NonFiniteConfig = field(default_factory=NonFiniteConfig)
     deadline_s: float | None = None

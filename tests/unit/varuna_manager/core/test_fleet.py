@@ -483,7 +483,12 @@ def test_only_the_first_vms_gpu_is_rented_in_exact_mode() -> None:
     story.ready("a", gpus=(gpu_facts(name="NVIDIA A10G"),))
 
     assert opens(story.state, l4) == math.inf
+    assert allocation.why_not(story.state, l4).startswith("rounds differently from NVIDIA A10G")
     assert opens(story.state, a10g) < math.inf
+    story.tell(e.OffersSeen, offers=(l4, a10g))
+    assert allocation.why_unlike(story.state) == ""
+    story.tell(e.OffersSeen, offers=(l4,))
+    assert allocation.why_unlike(story.state).startswith("VMs that compute on NVIDIA A10G with")
 
 
 def test_a_vm_with_a_sick_gpu_is_returned_and_replaced_elsewhere() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tests.builders import a_plan, slots_of
+from tests.fakes.gpus import facts as gpu_facts
 from tests.unit.varuna_manager.story import (
     OFFER,
     PROFILE,
@@ -20,6 +22,8 @@ from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.state import newest_plan, settled_numerics
 from spottrain.varuna_manager.core.planning import plan_inputs
+from spottrain.wire import messages
+from spottrain.wire.model import GpuFacts, Reduction
 from spottrain.wire.plan import Numerics
 
 
@@ -92,6 +96,44 @@ def test_in_exact_mode_a_plan_that_ran_settles_all_that_bits_depend_on() -> None
     assert exact.numerics_after(None) == Numerics()
     asked = settings_with(exact, numerics=Numerics(state="host"))
     assert plan_inputs(asked, PROFILE).state == "host"
+
+
+def told(reduction: Reduction, gpus: tuple[GpuFacts, ...]) -> Numerics | None:
+    """What workers are told of a job's first plan, whose state is on the device."""
+    story = Story(max_vms=1, spec=replace(SETTINGS.spec, reduction=reduction))
+    story.devices = {"a": "EPYC, 1 thread"}
+    story.start()
+    (intent,) = story.intents
+    story.tell(e.VmsLaunched, intent=intent, vms=(story.listed("a", intent),))
+    story.ready("a", gpus=gpus)
+    story.prepare()
+    plan = a_plan(
+        num_sections=2, virtual_nodes=8, slots=slots_of("a"), state="device" if gpus else "host"
+    )
+    story.tell(e.PlanComputed, inputs_hash=story.plan_asked, plan=plan)
+    story.open()
+    return story.sent(messages.RunGeneration)["a"].numerics
+
+
+def test_workers_of_an_exact_job_are_told_what_their_checkpoints_must_have() -> None:
+    gpus = (gpu_facts(name="NVIDIA L4"),)
+    settled = Numerics(microbatch_size=1, tensor_parallel=1)
+    on_gpus = replace(settled, state="device", kernels="NVIDIA L4 with torch 2")
+    assert told("exact", gpus) == on_gpus
+    assert told("exact", ()) == replace(settled, kernels="EPYC with torch 2")
+    assert told("fast", gpus) is None
+
+
+def test_where_no_plan_fits_any_more_an_exact_job_says_what_it_keeps() -> None:
+    story = Story(spec=replace(SETTINGS.spec, reduction="exact")).training("a", "b")
+    story.tell(e.VmLost, vm_id="b", reason="taken")
+    story.broken("a")
+    story.tell(e.PlanComputed, inputs_hash=story.plan_asked, plan=None, why_not="memory")
+    answer = story.state.training.answer
+    assert answer is not None
+    assert answer.why_not == (
+        "no plan fits: memory; reduction: exact keeps microbatch_size: 1 and runtime.state: host"
+    )
 
 
 def test_a_machine_of_the_catalogue_has_gpus_and_a_memory_of_its_own() -> None:

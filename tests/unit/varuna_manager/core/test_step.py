@@ -32,7 +32,9 @@ from spottrain.varuna_manager.core.model.settings import Limit, PoolGrant
 from spottrain.varuna_manager.core.model.state import JobPhase
 from spottrain.varuna_manager.core.rounds import RETRY_PAUSE_S
 from spottrain.wire import messages
+from spottrain.wire.model import StateHome
 from spottrain.wire.patience import evacuation_s
+from spottrain.wire.plan import Numerics
 
 # --- From nothing to training ---------------------------------------------------------------
 
@@ -316,9 +318,9 @@ def test_survivors_that_hang_are_told_to_give_up_then_suspected() -> None:
     assert story.current_generation is None
 
 
-def forming(state: str = "auto", *, on_gpus: bool = False) -> Story:
+def forming(state: StateHome | None = None, *, on_gpus: bool = False) -> Story:
     """Return a story in which one rank has its sections, and the others wait for it."""
-    story = Story(state=state)
+    story = Story(numerics=Numerics(state=state))
     story.start()
     story.boot(*FOUR)
     story.prepare()

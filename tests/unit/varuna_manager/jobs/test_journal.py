@@ -24,7 +24,6 @@ from spottrain.varuna_manager.config.sections import (
     MorphingConfig,
     NonFiniteConfig,
     ResourcesConfig,
-    RuntimeConfig,
 )
 from spottrain.varuna_manager.core import step
 from spottrain.varuna_manager.core.model.events import (
@@ -95,7 +94,7 @@ def test_every_event_is_read_back_as_it_was_written(
 
 SECTIONS = (
     *(ResourcesConfig, BudgetConfig, MorphingConfig),
-    *(RuntimeConfig, ManagerConfig, NonFiniteConfig),
+    *(ManagerConfig, NonFiniteConfig),
 )
 FLEET = Fleet(examples_per_s=(0.0, 1.0, 1.75))
 PLAN = a_plan(microbatch_size=2, num_sections=2, virtual_nodes=2)

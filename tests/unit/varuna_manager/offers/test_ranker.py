@@ -20,7 +20,8 @@ from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.offers.ranker import TRUSTED_STEPS, OfferRanker
-from spottrain.wire.plan import Slot
+from spottrain.wire.model import StateHome
+from spottrain.wire.plan import Numerics, Slot
 
 CALM = Hazards((), {})
 OTHER = replace(OFFER, zone="other", instance_type="u", usd_per_hour=1.1)
@@ -126,12 +127,14 @@ def test_machines_that_cannot_hold_the_model_come_last() -> None:
     assert in_order((small, large), worths) == (large,)
 
 
-@pytest.mark.parametrize(("state", "holds"), [("auto", True), ("device", False)])
-def test_a_model_may_be_held_by_vms_whose_gpus_are_too_small(state: str, holds: bool) -> None:
+@pytest.mark.parametrize(("state", "holds"), [(None, True), ("device", False)])
+def test_a_model_may_be_held_by_vms_whose_gpus_are_too_small(
+    state: StateHome | None, holds: bool
+) -> None:
     """Four p3.2xlarge: 16 GB of a V100, 61 GiB of the VM each."""
     huge = replace(FACTS.sections[0], param_bytes=30 * 10**9, optimizer_bytes=60 * 10**9)
     facts = replace(FACTS, sections=(huge, FACTS.sections[1]), num_parameters=75 * 10**8)
-    story = Story(facts=facts, state=state)
+    story = Story(facts=facts, numerics=Numerics(state=state))
     story.start()
     small = replace(OFFER, cloud="aws", instance_type="p3.2xlarge")
     worths = OfferRanker().rank(story.state, (small,), CALM)
