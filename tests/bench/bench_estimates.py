@@ -18,6 +18,7 @@ from spottrain.morphing.plan.profiles import on_network
 from spottrain.morphing.plan.transformer import TransformerShape
 from spottrain.pricing.prices.catalogue import catalogue
 from spottrain.pricing.ranking.estimate import estimated_profile
+from spottrain.pricing.ranking.gpu_speed import link_of
 from spottrain.pricing.ranking.machine import MachineShape
 from spottrain.pricing.ranking.throughput import like_devices
 from spottrain.wire.model import Precision
@@ -25,8 +26,6 @@ from spottrain_lab.planners.gpt import gpt_shape
 
 GIB, ENDLESS_BYTES = 1 << 30, 1 << 50
 TEN_GBIT_S = 1.25e9
-NVLINK_BYTES_PER_S = {"A100-80GB": 300e9, "H100": 450e9}
-"""Each way, by their data sheets."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +41,8 @@ class Run:
     expected: tuple[float, float]
     """Of the estimated step time over the published one."""
     precision: Precision = "bf16"
-    network_bytes_per_s: float
-    """Between any two GPUs: each counts as a VM."""
+    network_bytes_per_s: float = 0.0
+    """Between any two GPUs: each counts as a VM. 0: what joins GPUs of a VM."""
     host_bytes: int = 0
     """Of one VM; 0: no limit."""
     microbatch_sizes: tuple[int, ...] = (1, 2, 4, 8, 16)
@@ -105,7 +104,6 @@ def llm_c(name: str, shape: TransformerShape, gpu: str, examples: int, step_s: f
         shape=shape,
         gpu=gpu,
         gpus=8,
-        network_bytes_per_s=NVLINK_BYTES_PER_S[gpu],
         minibatch_size=examples,
         step_s=step_s,
         expected=(0.8, 1.2),
@@ -121,7 +119,6 @@ def torchtitan(
         shape=LLAMA_3_8B,
         gpu=gpu,
         gpus=gpus,
-        network_bytes_per_s=NVLINK_BYTES_PER_S[gpu],
         minibatch_size=batch * gpus,
         step_s=batch * LLAMA_3_8B.context / tokens,
         expected=expected,
@@ -153,11 +150,15 @@ def estimate(run: Run) -> tuple[str, float]:
         is_gpu=True,
         memory_bytes=run.host_bytes,
     )
-    if not has_pipeline:
-        profile = replace(profile, between_vms=profile.within_vm)
+    link = link_of(gpu)
+    assert link is not None
+    if run.network_bytes_per_s:
+        profile = on_network(profile, run.network_bytes_per_s)
+    else:
+        profile = replace(profile, between_vms=link)
     inputs = PlanInputs(
         facts=facts,
-        profile=on_network(profile, run.network_bytes_per_s),
+        profile=profile,
         slots=like_devices(machine, run.gpus, 1.0),
         minibatch_size=run.minibatch_size,
         microbatch_size=None,
