@@ -151,8 +151,8 @@ class ThroughputCache:
     def profile_on(self, machines: Iterable[MachineShape]) -> Profile:
         """Return the job's profile on the slowest network and links of some machines.
 
-        As measured where machines do not say it; links within VMs also wherever they were
-        measured, and where gradients do not go from GPU to GPU.
+        Where machines do not say it, as measured. Links within VMs are replaced only if they
+        were not measured, and never if the job sends through VMs' memory (gloo).
         """
         own = tuple(machines)
         networks = [m.network_bytes_per_s for m in own if m.network_bytes_per_s is not None]

@@ -7,6 +7,7 @@ depth, data parallel runs, FSDP too, as one stage, whatever memory that would ta
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from scripts import published_profiles
@@ -18,15 +19,17 @@ from spottrain.morphing.plan.profiles import on_network
 from spottrain.morphing.plan.transformer import TransformerShape
 from spottrain.pricing.prices.catalogue import catalogue
 from spottrain.pricing.ranking.estimate import estimated_profile
+from spottrain.pricing.ranking.gpu_speed import link_of, machine_of, speed_ratio, work_of
 from spottrain.pricing.ranking.machine import MachineShape
-from spottrain.pricing.ranking.throughput import like_devices
+from spottrain.pricing.ranking.throughput import ThroughputCache, like_devices
+from spottrain.varuna_manager.offers.models import ModelRequest, workload_of
+from spottrain.varuna_manager.offers.preview import workload_inputs
 from spottrain.wire.model import Precision
 from spottrain_lab.planners.gpt import gpt_shape
 
 GIB, ENDLESS_BYTES = 1 << 30, 1 << 50
+SIZES = (None, 2, 4, 8)
 TEN_GBIT_S = 1.25e9
-NVLINK_BYTES_PER_S = {"A100-80GB": 300e9, "H100": 450e9}
-"""Each way, by their data sheets."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +45,8 @@ class Run:
     expected: tuple[float, float]
     """Of the estimated step time over the published one."""
     precision: Precision = "bf16"
-    network_bytes_per_s: float
-    """Between any two GPUs: each counts as a VM."""
+    network_bytes_per_s: float = 0.0
+    """Between any two GPUs: each counts as a VM. 0: what joins GPUs of a VM."""
     host_bytes: int = 0
     """Of one VM; 0: no limit."""
     microbatch_sizes: tuple[int, ...] = (1, 2, 4, 8, 16)
@@ -105,7 +108,6 @@ def llm_c(name: str, shape: TransformerShape, gpu: str, examples: int, step_s: f
         shape=shape,
         gpu=gpu,
         gpus=8,
-        network_bytes_per_s=NVLINK_BYTES_PER_S[gpu],
         minibatch_size=examples,
         step_s=step_s,
         expected=(0.8, 1.2),
@@ -121,7 +123,6 @@ def torchtitan(
         shape=LLAMA_3_8B,
         gpu=gpu,
         gpus=gpus,
-        network_bytes_per_s=NVLINK_BYTES_PER_S[gpu],
         minibatch_size=batch * gpus,
         step_s=batch * LLAMA_3_8B.context / tokens,
         expected=expected,
@@ -153,11 +154,15 @@ def estimate(run: Run) -> tuple[str, float]:
         is_gpu=True,
         memory_bytes=run.host_bytes,
     )
-    if not has_pipeline:
-        profile = replace(profile, between_vms=profile.within_vm)
+    link = link_of(gpu)
+    assert link is not None
+    if run.network_bytes_per_s:
+        profile = on_network(profile, run.network_bytes_per_s)
+    else:
+        profile = replace(profile, between_vms=link)
     inputs = PlanInputs(
         facts=facts,
-        profile=on_network(profile, run.network_bytes_per_s),
+        profile=profile,
         slots=like_devices(machine, run.gpus, 1.0),
         minibatch_size=run.minibatch_size,
         microbatch_size=None,
@@ -173,8 +178,36 @@ def estimate(run: Run) -> tuple[str, float]:
     return choice.plan.shape, choice.plan.predicted_step_s
 
 
+FLEETS = (
+    ("aws", "p4d.24xlarge", 1),
+    ("aws", "p4d.24xlarge", 8),
+    ("aws", "p5.48xlarge", 1),
+    ("aws", "p5.48xlarge", 8),
+    ("gcp", "a3-highgpu-8g", 8),
+    ("gcp", "a3-highgpu-8g", 16),
+)
+
+
+def on_fleet(cloud: str, instance_type: str, vms: int) -> Iterator[str]:
+    """Yield plans of a Llama of 7 billion parameters, and the seconds of a mini-batch: through
+    VMs' memory, by the catalogue's links, and there by 2, 4 and 8 GPUs that divide matrices."""
+    workload = workload_of(ModelRequest.of("7B", TransformerShape.of_size(7e9, 4096)))
+    kind = catalogue().types[cloud, instance_type]
+    base = catalogue().gpu_of(workload.profile.device)
+    assert base is not None
+    speed = speed_ratio(kind.gpu, base, work_of(workload.facts, "bf16", workload.profile))
+    assert speed is not None
+    machine = machine_of(kind, speed)
+    asked = replace(workload_inputs(workload, 1), wire="bf16", schedule="varuna")
+    for one, size in ((replace(machine, gpu_link=None), None), *((machine, t) for t in SIZES)):
+        throughputs = ThroughputCache(replace(asked, tensor_parallel=size))
+        choice = choose_plan(throughputs.inputs_of(one, vms, 1.0))
+        assert choice.plan is not None, choice.why_not
+        yield f"{choice.plan.shape}: {choice.plan.predicted_step_s:.3g} s"
+
+
 def main() -> None:
-    """Print a row for each run."""
+    """Print a row for each run, then for each fleet."""
     print("| run | plan | published | estimated | ratio | expected |")
     print("|---|---|---|---|---|---|")
     for run in RUNS:
@@ -184,6 +217,10 @@ def main() -> None:
             f"| {run.name} | {shape} | {run.step_s:.3g} s | {step_s:.3g} s | "
             f"{step_s / run.step_s:.2f} | {low:g} to {high:g} |"
         )
+    print("\n| VMs | 20 GB/s | links | t = 2 | t = 4 | t = 8 |\n|---|---|---|---|---|---|")
+    for cloud, instance_type, vms in FLEETS:
+        cells = " | ".join(on_fleet(cloud, instance_type, vms))
+        print(f"| {vms} {instance_type} | {cells} |")
 
 
 if __name__ == "__main__":

@@ -23,16 +23,20 @@ from spottrain.morphing.errors import PlanError
 from spottrain.morphing.plan.profiles import (
     BETWEEN_AS_WITHIN,
     SIZES_ENDED,
+    WITHIN_AS_BETWEEN,
     assumes_links,
+    assumes_links_within,
     check_profile,
     derive_profile,
     is_noisy,
     knows_groups,
     knows_sizes,
+    on_links,
     on_network,
 )
 from spottrain.wire.model import (
     GroupProfile,
+    LinkProfile,
     MicrobatchProfile,
     Profile,
     RingProfile,
@@ -274,9 +278,23 @@ def test_a_network_that_cannot_be_is_refused(bandwidth: float) -> None:
         on_network(PROFILE, bandwidth)
 
 
+def test_other_links_within_vms_leave_those_between_them() -> None:
+    link = LinkProfile(latency_s=1e-6, bandwidth_bytes_per_s=3e11, on_devices=True)
+    there = on_links(PROFILE, link)
+    check_profile(there, FACTS)
+    assert (there.origin, there.within_vm) == ("derived", link)
+    assert there.between_vms == PROFILE.between_vms
+    assert "3e+11 bytes/s within VMs" in there.sources[-1]
+    with pytest.raises(PlanError, match="links of 0 bytes/s within VMs"):
+        on_links(PROFILE, replace(link, bandwidth_bytes_per_s=0.0))
+
+
 def test_links_that_were_not_measured_are_known_by_their_source() -> None:
     assert not assumes_links(PROFILE)
     assert assumes_links(replace(PROFILE, sources=(BETWEEN_AS_WITHIN,)))
+    assert not assumes_links_within(PROFILE)
+    assert assumes_links_within(replace(PROFILE, sources=(WITHIN_AS_BETWEEN,)))
+    assert assumes_links_within(replace(PROFILE, origin="estimated"))
 
 
 def test_a_profile_of_a_busy_machine_is_noisy() -> None:

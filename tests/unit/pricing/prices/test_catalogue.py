@@ -20,6 +20,8 @@ from spottrain.pricing.prices.hazard import BANDS
 FACTS = catalogue()
 
 
+NVLINKS = {25e9, 300e9, 450e9, 900e9}
+"""Each way: one of a V100's six, all of an A100's, an H100's, a B200's."""
 WITH_GPUS = FACTS.matching()
 WITHOUT = [kind for kind in FACTS.types.values() if kind.device == "cpu"]
 
@@ -109,6 +111,22 @@ def test_published_bands_are_of_known_machines() -> None:
         assert 0 <= band < len(BANDS)
 
 
+def test_every_gpu_has_a_link_of_the_kind_that_its_form_factor_has() -> None:
+    links = {name: gpu.link for name, gpu in FACTS.gpus.items()}
+    for name, link in links.items():
+        assert link is not None, name
+        assert 0.5 <= link.share <= 1.0
+        assert link.bytes_per_s in ({16e9, 32e9, 64e9} if link.name == "PCIe" else NVLINKS), name
+    found = {
+        (cloud, name): kind.gpu.link and kind.gpu.link.name
+        for (cloud, name), kind in FACTS.types.items()
+    }
+    assert found["aws", "p4d.24xlarge"] == found["gcp", "a3-highgpu-8g"] == "NVLink"
+    assert found["azure", "Standard_ND96isr_H100_v5"] == found["aws", "p3.16xlarge"] == "NVLink"
+    assert found["azure", "Standard_NC96ads_A100_v4"] == found["aws", "g6e.48xlarge"] == "PCIe"
+    assert found["aws", "c7i.4xlarge"] is None
+
+
 def test_facts_agree_with_what_is_well_known() -> None:
     kind = FACTS.types["aws", "p4d.24xlarge"]
     assert (kind.gpu.name, kind.gpus, kind.vcpus) == ("A100", 8, 96)
@@ -119,7 +137,7 @@ def test_facts_agree_with_what_is_well_known() -> None:
 
 def test_a_gpu_is_found_with_or_without_its_memory() -> None:
     every = FACTS.matching(gpus=["a100"])
-    assert {kind.gpu.name for kind in every} == {"A100", "A100-80GB"}
+    assert {kind.gpu.name for kind in every} == {"A100", "A100-80GB", "A100-80GB-PCIE"}
     assert {kind.gpu.name for kind in FACTS.matching(gpus=["A10"])} == {"A10"}
     large = FACTS.matching(gpus=["A100-80GB"], clouds=["aws"])
     assert [kind.name for kind in large] == ["p4de.24xlarge"]

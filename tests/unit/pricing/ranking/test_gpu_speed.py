@@ -19,6 +19,7 @@ from spottrain.pricing.ranking.gpu_speed import (
     Work,
     example_s,
     gpu_speed,
+    link_of,
     machine_as_offered,
     machine_of,
     measured_ratio,
@@ -81,6 +82,7 @@ PUBLIC = {
     [
         ("NVIDIA A100-SXM4-80GB", "A100-80GB"),
         ("NVIDIA A100-SXM4-40GB", "A100"),
+        ("NVIDIA A100 80GB PCIe", "A100-80GB-PCIE"),
         ("Tesla V100-SXM2-16GB", "V100"),
         ("Tesla V100-SXM2-32GB", "V100-32GB"),
         ("V100-16GB", "V100"),
@@ -267,6 +269,24 @@ def test_a_machine_of_the_catalogue_is_as_the_planner_wants_it() -> None:
     assert (machine.gpus, machine.speed) == (8, 2.5)
     assert machine.gpu_memory_bytes == kind.gpu.memory_bytes
     assert machine.network_bytes_per_s == 400e9 / 8
+    assert machine.gpu_link == link_of(kind.gpu)
+    assert machine_of(KNOWN.types["gcp", "a2-highgpu-1g"], 1.0).gpu_link is None
+
+
+@pytest.mark.parametrize(
+    ("gpu", "measured_bytes_per_s"),
+    [("A100", 235e9), ("H100", 370e9), ("B200", 721.8e9), ("A100-80GB-PCIE", 20e9)],
+)
+def test_links_carry_what_nccl_does(gpu: str, measured_bytes_per_s: float) -> None:
+    """NCCL's ``src/graph/tuning.cc``, nccl-tests issues 212 and 178, nccl issue 1807."""
+    link = link_of(KNOWN.gpus[gpu])
+    assert link is not None
+    assert link.on_devices
+    assert link.bandwidth_bytes_per_s == pytest.approx(measured_bytes_per_s, rel=0.03)
+
+
+def test_cores_have_no_link() -> None:
+    assert all(link_of(core) is None for core in KNOWN.cpus.values())
 
 
 def test_a_network_that_bursts_is_planned_at_its_baseline() -> None:

@@ -92,7 +92,7 @@ def test_without_network_the_last_known_prices_come_with_their_age(
     assert "azure: 127.0.0.1" in line
     assert "HTTP 404" in line
     assert "gcp: " in line
-    rows = [row for row in out.splitlines() if row.startswith("aws ")]
+    rows = [row for row in out.splitlines() if row.startswith("aws ") and " A100 " in row]
     assert len(rows) == 1
     assert "$6.40" in rows[0]
     assert " 2 h " in rows[0]
