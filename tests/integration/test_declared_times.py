@@ -5,6 +5,7 @@ All times are virtual: how fast this machine is does not matter.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from spottrain.codec import from_data, to_data
 from spottrain.morphing.plan.choose import choose_plan
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.placement import Device
+from spottrain.morphing.plan.profiles import BETWEEN_AS_WITHIN
 from spottrain.morphing.simulate.compute import Compute
 from spottrain.morphing.simulate.simulator import expect_step
 from spottrain.pipeline.calibrate.calibrate import calibrate
@@ -47,9 +49,9 @@ def ranks_meet_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
 
 
-def loaded_job(folder: Path) -> LoadedJob:
+def loaded_job(folder: Path, job: str = "untied") -> LoadedJob:
     spec = runs.job_spec(
-        folder, "untied", reduction="fast", minibatch_size=2 * MICROBATCHES, microbatch_size=2
+        folder, job, reduction="fast", minibatch_size=2 * MICROBATCHES, microbatch_size=2
     )
     return load(spec, runs.WORKDIR)
 
@@ -67,35 +69,31 @@ def measured(loaded: LoadedJob) -> Profile:
     return replace(profile, within_vm=link, between_vms=link)
 
 
-def with_groups(profile: Profile, loaded: LoadedJob, size: int) -> Profile:
-    """Calibrate on devices that divide matrices; return a profile with their times and sums.
-
-    Those of hosts are left out: they are not declared.
-    """
+def measured_together(
+    loaded: LoadedJob, make: Callable[[], TimedDevice], tensor_sizes: tuple[int, ...] = ()
+) -> Profile:
+    """Calibrate on two devices of one VM."""
     store, port = start_store()
     command = Calibrate(
-        participants=slots_of("a" * size),
+        participants=slots_of("aa"),
         store_host="127.0.0.1",
         store_port=port,
         microbatch_sizes=(2,),
-        tensor_sizes=(size,),
+        tensor_sizes=tensor_sizes,
     )
 
     def measure(rank: int, say: Say) -> None:
-        found = calibrate(
-            loaded, command, rank, lambda report: None, TimedDevice(FIGURES), "a GPU"
-        )
+        found = calibrate(loaded, command, rank, lambda report: None, make(), "a GPU")
         say({} if found is None else to_data(found))
 
-    children = [Child(partial(measure, rank)) for rank in range(size)]
+    children = [Child(partial(measure, rank)) for rank in range(2)]
     try:
-        found, *_ = (child.hear() for child in children)
+        found, _ = (child.hear(TIMEOUT_S) for child in children)
     finally:
         for child in (*children, store):
             child.close()
-    measured: Profile = from_data(Profile, found)
-    sums = tuple(ring for ring in measured.rings if ring.on_device)
-    return replace(profile, groups=measured.groups, rings=sums)
+    profile: Profile = from_data(Profile, found)
+    return profile
 
 
 @pytest.fixture(scope="module")
@@ -167,14 +165,28 @@ def test_what_calibration_predicts_is_what_a_run_takes(
 
 
 @ROTATED
+def test_messages_within_a_vm_are_measured_from_device_to_device(tmp_path: Path) -> None:
+    """On the way through the host's memory a bus holds each of them up."""
+    slow = replace(Figures.of("H100"), bus_bytes_per_s=1e6)
+
+    profile = measured_together(loaded_job(tmp_path, "tiny"), lambda: TimedDevice(slow, scale=1.0))
+
+    assert profile.sources == (BETWEEN_AS_WITHIN,)
+    assert profile.within_vm.on_devices
+    assert profile.within_vm.bandwidth_bytes_per_s > slow.bus_bytes_per_s
+
+
+@ROTATED
 def test_ranks_that_divide_the_matrices_of_stages_take_what_is_planned(
     profile: Profile, tmp_path: Path
 ) -> None:
     loaded, size = loaded_job(tmp_path), 2
+    together = measured_together(loaded, lambda: TimedDevice(FIGURES), (size,))
+    sums = tuple(ring for ring in together.rings if ring.on_device)  # others are not declared
     choice = choose_plan(
         PlanInputs(
             facts=model_facts(loaded.job, loaded.layout),
-            profile=with_groups(profile, loaded, size),
+            profile=replace(profile, groups=together.groups, rings=sums),
             slots=tuple(
                 Device(slot=slot, memory_bytes=1 << 40, speed=1.0, is_gpu=True)
                 for slot in slots_of("aaaa")
