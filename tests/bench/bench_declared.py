@@ -80,7 +80,15 @@ BOX: dict[str, BoxCase] = {
     "gpt2_1558m": BoxCase(512, (4, 8, 16), 128),
     "gpt_8b": BoxCase(256, (1, 2), 16),
 }
-PLANNED = "model", "mini-batch", "plan, micro-batch, state", "step", "tokens/s", "share of peak", "memory"
+PLANNED = (
+    "model",
+    "mini-batch",
+    "plan, micro-batch, state",
+    "step",
+    "tokens/s",
+    "share of peak",
+    "memory",
+)
 TRAINED = "trained", "predicted", "took", "of it ties", "error", "memory seen", "rests on"
 """Columns; the last one is the share of the time that devices spend on what each figure bounds."""
 

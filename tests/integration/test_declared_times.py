@@ -5,7 +5,6 @@ All times are virtual: how fast this machine is does not matter.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +22,6 @@ from spottrain.codec import from_data, to_data
 from spottrain.morphing.plan.choose import choose_plan
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.placement import Device
-from spottrain.morphing.plan.profiles import BETWEEN_AS_WITHIN
 from spottrain.morphing.simulate.compute import Compute
 from spottrain.morphing.simulate.simulator import expect_step
 from spottrain.pipeline.calibrate.calibrate import calibrate
@@ -49,9 +47,9 @@ def ranks_meet_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
 
 
-def loaded_job(folder: Path, job: str = "untied") -> LoadedJob:
+def loaded_job(folder: Path) -> LoadedJob:
     spec = runs.job_spec(
-        folder, job, reduction="fast", minibatch_size=2 * MICROBATCHES, microbatch_size=2
+        folder, "untied", reduction="fast", minibatch_size=2 * MICROBATCHES, microbatch_size=2
     )
     return load(spec, runs.WORKDIR)
 
@@ -69,26 +67,23 @@ def measured(loaded: LoadedJob) -> Profile:
     return replace(profile, within_vm=link, between_vms=link)
 
 
-def measured_together(
-    loaded: LoadedJob, make: Callable[[], TimedDevice], tensor_sizes: tuple[int, ...] = ()
-) -> Profile:
-    """Calibrate on two devices of one VM."""
+def measured_together(loaded: LoadedJob, size: int) -> Profile:
+    """Calibrate on devices of one VM, which divide matrices, too."""
     store, port = start_store()
     command = Calibrate(
-        participants=slots_of("aa"),
+        participants=slots_of("a" * size),
         store_host="127.0.0.1",
         store_port=port,
-        microbatch_sizes=(2,),
-        tensor_sizes=tensor_sizes,
+        tensor_sizes=(size,),
     )
 
     def measure(rank: int, say: Say) -> None:
-        found = calibrate(loaded, command, rank, lambda report: None, make(), "a GPU")
+        found = calibrate(loaded, command, rank, lambda report: None, TimedDevice(FIGURES), "a GPU")
         say({} if found is None else to_data(found))
 
-    children = [Child(partial(measure, rank)) for rank in range(2)]
+    children = [Child(partial(measure, rank)) for rank in range(size)]
     try:
-        found, _ = (child.hear(TIMEOUT_S) for child in children)
+        found, *_ = (child.hear(TIMEOUT_S) for child in children)
     finally:
         for child in (*children, store):
             child.close()
@@ -165,23 +160,11 @@ def test_what_calibration_predicts_is_what_a_run_takes(
 
 
 @ROTATED
-def test_messages_within_a_vm_are_measured_from_device_to_device(tmp_path: Path) -> None:
-    """On the way through the host's memory a bus holds each of them up."""
-    slow = replace(Figures.of("H100"), bus_bytes_per_s=1e6)
-
-    profile = measured_together(loaded_job(tmp_path, "tiny"), lambda: TimedDevice(slow, scale=1.0))
-
-    assert profile.sources == (BETWEEN_AS_WITHIN,)
-    assert profile.within_vm.on_devices
-    assert profile.within_vm.bandwidth_bytes_per_s > slow.bus_bytes_per_s
-
-
-@ROTATED
 def test_ranks_that_divide_the_matrices_of_stages_take_what_is_planned(
     profile: Profile, tmp_path: Path
 ) -> None:
     loaded, size = loaded_job(tmp_path), 2
-    together = measured_together(loaded, lambda: TimedDevice(FIGURES), (size,))
+    together = measured_together(loaded, size)
     sums = tuple(ring for ring in together.rings if ring.on_device)  # others are not declared
     choice = choose_plan(
         PlanInputs(
