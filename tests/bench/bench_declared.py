@@ -2,6 +2,7 @@
 
     python -m tests.bench.bench_declared [--models gpt2_124m,gpt2_1558m] [--gpus H100,L4,T4]
     python -m tests.bench.bench_declared --box [--train] [--models gpt2_124m]
+    python -m tests.bench.bench_declared --box --models gpt_8b --minibatches 32,64,128
 
 Calibration and planner are the product's; the GPU is a stand-in without numbers and with
 virtual time (``tests/fakes/timed.py``), by published figures. Each model is planned on the
@@ -23,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,15 @@ BOX: dict[str, BoxCase] = {
     "gpt2_1558m": BoxCase(512, (4, 8, 16), 128),
     "gpt_8b": BoxCase(256, (1, 2), 16),
 }
-PLANNED = "model", "plan, micro-batch, state", "step", "tokens/s", "share of peak", "memory"
+PLANNED = (
+    "model",
+    "mini-batch",
+    "plan, micro-batch, state",
+    "step",
+    "tokens/s",
+    "share of peak",
+    "memory",
+)
 TRAINED = "trained", "predicted", "took", "of it ties", "error", "memory seen", "rests on"
 """Columns; the last one is the share of the time that devices spend on what each figure bounds."""
 
@@ -207,14 +216,18 @@ class Run:
         return self.plan.predicted_step_s / (self.took.step_s - self.took.tied_s) - 1
 
 
-def in_box(folder: Path, model: str) -> Boxed:
-    """Plan a model in a box."""
+def measured_in_box(folder: Path, model: str) -> tuple[LoadedJob, PlanInputs]:
+    """Calibrate a model for a box."""
     case = BOX[model]
     loaded, shallow = (
         loaded_job(folder, one, BOX_GPU, case.minibatch) for one in (model, f"shallow_{model}")
     )
     measured, _ = calibrated(shallow, BOX_GPU, case.microbatches)
-    inputs = box_inputs(loaded, deepened(measured, model_facts(loaded.job, loaded.layout)))
+    return loaded, box_inputs(loaded, deepened(measured, model_facts(loaded.job, loaded.layout)))
+
+
+def planned(loaded: LoadedJob, inputs: PlanInputs) -> Boxed:
+    """Plan a model in a box."""
     choice = choose_plan(inputs)
     assert choice.plan is not None, choice.why_not
     return Boxed(loaded, inputs, choice.plan, choice.candidates[0].stage_bytes or 0)
@@ -233,28 +246,48 @@ def run(boxed: Boxed, examples: int) -> Run:
     return Run(shorter, trained(boxed.loaded, shorter, figures, wire, numbers=False))
 
 
-def box_row(model: str, *, trains: bool) -> str:
-    """Return the row of a model."""
-    case = BOX[model]
+def box_rows(model: str, chosen: argparse.Namespace) -> Iterator[str]:
+    """Return a row for each mini-batch of a model.
+
+    Args:
+        model: Its name.
+        chosen: As ``main`` reads it.
+    """
     with tempfile.TemporaryDirectory() as name:
-        boxed = in_box(Path(name), model)
-        ran = run(boxed, case.trained) if trains else None
-    step_s = boxed.plan.predicted_step_s
+        loaded, inputs = measured_in_box(Path(name), model)
+        if chosen.tensor_parallel:
+            inputs = replace(inputs, tensor_parallel=chosen.tensor_parallel)
+        for minibatch in map(int, (chosen.minibatches or f"{BOX[model].minibatch}").split(",")):
+            boxed = planned(loaded, replace(inputs, minibatch_size=minibatch))
+            yield box_row(model, boxed, min(minibatch, BOX[model].trained) if chosen.train else 0)
+
+
+def box_row(model: str, boxed: Boxed, examples: int) -> str:
+    """Return the row of a plan.
+
+    Args:
+        model: What is planned.
+        boxed: The plan.
+        examples: To be trained; 0: none are.
+    """
+    ran = run(boxed, examples) if examples else None
+    step_s, minibatch = boxed.plan.predicted_step_s, boxed.inputs.minibatch_size
     peak = catalogue().gpus[BOX_GPU].peak_flops[VMS[BOX_GPU][0]]
-    use = training_use(boxed.inputs.facts, case.minibatch, step_s, [peak] * BOX_GPUS)
+    use = training_use(boxed.inputs.facts, minibatch, step_s, [peak] * BOX_GPUS)
     assert use is not None
     cells = [
         model,
+        f"{minibatch}",
         _in_words(boxed.plan),
         f"{step_s:.4f} s",
-        f"{case.minibatch * SIZES[model].sequence / step_s:,.0f}",
+        f"{minibatch * SIZES[model].sequence / step_s:,.0f}",
         f"{use.utilisation:.0%}",
         f"{boxed.stage_bytes / 1e9:.1f} GB",
     ]
     if ran is not None:
         rests = (f"{kind} {share:.0%}" for kind, share in sorted(ran.took.spent.items()))
         cells += [
-            f"{case.trained}",
+            f"{examples}",
             f"{ran.plan.predicted_step_s:.4f} s",
             f"{ran.took.step_s:.4f} s",
             f"{ran.took.tied_s:.4f} s",
@@ -316,6 +349,8 @@ def main() -> None:
     parser.add_argument("--gpus", default=",".join(VMS))
     parser.add_argument("--box", action="store_true", help="of eight H100, instead of one a VM")
     parser.add_argument("--train", action="store_true", help="the plan of a box, too")
+    parser.add_argument("--minibatches", default="", help="such as 32,64 in a box; else as public")
+    parser.add_argument("--tensor-parallel", type=int, default=0, help="0: left to the planner")
     parser.add_argument("--one", action="store_true", help="in this process")
     chosen = parser.parse_args()
     models = chosen.models.split(",") if chosen.models else [*(BOX if chosen.box else MODELS)]
@@ -323,7 +358,8 @@ def main() -> None:
     if chosen.one:
         torch.set_num_threads(1)
         if chosen.box:
-            print(box_row(models[0], trains=chosen.train))
+            for row in box_rows(models[0], chosen):
+                print(row, flush=True)
         else:
             print(json.dumps(measure(models[0], gpus[0])))
         return
@@ -332,6 +368,8 @@ def main() -> None:
         columns = (*PLANNED, *(TRAINED if chosen.train else ()))
         print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}", flush=True)
         command += ["--box", *(["--train"] if chosen.train else [])]
+        command += [f"--minibatches={chosen.minibatches}"]
+        command += [f"--tensor-parallel={chosen.tensor_parallel}"]
     for model in models:
         for gpu in gpus:
             subprocess.run([*command, "--models", model, "--gpus", gpu], check=True)

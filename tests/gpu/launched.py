@@ -7,8 +7,8 @@
 Says what was planned, how long the first and the last mini-batch took to come, and the
 highest memory of a GPU and of all processes. On stand-ins (``tests/fakes/timed.py``) NVML is
 faked along, and nothing larger than a few pages is computed unless ``--numbers`` is given. What
-calibration measures of them, and so what is planned, is in declared time, but for links and
-sums, which are measured in real time; what comes when is in real time, and beside it the declared
+calibration measures of them, and so what is planned, is in declared time, but for messages and
+for sums of hosts, which are measured in real time; what comes when is in real time, and beside it the declared
 time of a mini-batch of one stage. ``--until`` ends a job before it saves a last checkpoint, which may be larger than the
 disk.
 """

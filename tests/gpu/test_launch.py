@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 import pytest
-from tests.bench.bench_declared import BOX, in_box, run
+from tests.bench.bench_declared import BOX, measured_in_box, planned, run
 from tests.gpu.devices import is_gpu
 from tests.gpu.launched import launch, stand_ins
 
@@ -58,7 +58,7 @@ def test_a_model_of_real_size_is_launched_without_numbers(tmp_path: Path) -> Non
 @pytest.mark.timeout(1800)
 @pytest.mark.nightly
 def test_a_box_of_eight_trains_replicas_in_the_time_that_is_predicted(tmp_path: Path) -> None:
-    boxed = in_box(tmp_path, "gpt2_124m")
+    boxed = planned(*measured_in_box(tmp_path, "gpt2_124m"))
     ran, plan = run(boxed, BOX["gpt2_124m"].trained), boxed.plan
 
     assert (plan.shape, plan.devices_per_stage_replica) == ("1x8", 1)

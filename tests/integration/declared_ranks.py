@@ -159,8 +159,8 @@ class _Rank:
         self._lanes = Lanes(
             context, plan, rank, stage, self._network, TensorTracker(memory.num_bytes)
         )
-        around, groups = neighbours(plan, rank), self._lanes.link_groups
-        self._links = TimedLinks(*around, device, run.board, rank, run.wire, groups)
+        around, sharing = neighbours(plan, rank), self._lanes.link_groups
+        self._links = TimedLinks(*around, device, run.board, rank, run.wire, sharing)
         sizes = plan.minibatch_size, plan.microbatch_size
         source = MicrobatchSource(loaded.job, loaded.spec.seed, *sizes)
         self._lanes.connect(source, self._links)

@@ -67,35 +67,28 @@ def measured(loaded: LoadedJob) -> Profile:
     return replace(profile, within_vm=link, between_vms=link)
 
 
-def with_groups(profile: Profile, loaded: LoadedJob, size: int) -> Profile:
-    """Calibrate on devices that divide matrices; return a profile with their times and sums.
-
-    Those of hosts are left out: they are not declared.
-    """
+def measured_together(loaded: LoadedJob, size: int) -> Profile:
+    """Calibrate on devices of one VM, which divide matrices, too."""
     store, port = start_store()
     command = Calibrate(
         participants=slots_of("a" * size),
         store_host="127.0.0.1",
         store_port=port,
-        microbatch_sizes=(2,),
         tensor_sizes=(size,),
     )
 
     def measure(rank: int, say: Say) -> None:
-        found = calibrate(
-            loaded, command, rank, lambda report: None, TimedDevice(FIGURES), "a GPU"
-        )
+        found = calibrate(loaded, command, rank, lambda report: None, TimedDevice(FIGURES), "a GPU")
         say({} if found is None else to_data(found))
 
     children = [Child(partial(measure, rank)) for rank in range(size)]
     try:
-        found, *_ = (child.hear() for child in children)
+        found, *_ = (child.hear(TIMEOUT_S) for child in children)
     finally:
         for child in (*children, store):
             child.close()
-    measured: Profile = from_data(Profile, found)
-    sums = tuple(ring for ring in measured.rings if ring.on_device)
-    return replace(profile, groups=measured.groups, rings=sums)
+    profile: Profile = from_data(Profile, found)
+    return profile
 
 
 @pytest.fixture(scope="module")
@@ -171,10 +164,12 @@ def test_ranks_that_divide_the_matrices_of_stages_take_what_is_planned(
     profile: Profile, tmp_path: Path
 ) -> None:
     loaded, size = loaded_job(tmp_path), 2
+    together = measured_together(loaded, size)
+    sums = tuple(ring for ring in together.rings if ring.on_device)  # others are not declared
     choice = choose_plan(
         PlanInputs(
             facts=model_facts(loaded.job, loaded.layout),
-            profile=with_groups(profile, loaded, size),
+            profile=replace(profile, groups=together.groups, rings=sums),
             slots=tuple(
                 Device(slot=slot, memory_bytes=1 << 40, speed=1.0, is_gpu=True)
                 for slot in slots_of("aaaa")
