@@ -24,7 +24,7 @@ def parameters(root: Path | str, which: int) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in found.items() if "//" not in name}
 
 
-@pytest.mark.rotated(parts=[3])
+@pytest.mark.rotated(parts=[2])
 def test_a_job_begins_with_given_weights_and_a_fresh_optimizer(
     tmp_path: Path, reference: Undisturbed
 ) -> None:

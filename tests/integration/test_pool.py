@@ -143,6 +143,7 @@ def ended(lab: Lab, name: str) -> bool:
     return read_pool(lab.dir).jobs[name].phase.value == "ended"
 
 
+@pytest.mark.rotated(parts=[4, 9])
 def test_two_jobs_share_three_vms_through_every_death(
     lab: Lab, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
