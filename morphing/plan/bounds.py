@@ -140,8 +140,6 @@ class Pipe:
     round_trip_s: Array
     """From the beginning of a forward on each stage to the end of its backward."""
     link: LinkProfile
-    sections: NDArray[np.int64]
-    """Of each stage."""
     forward_s: Array
     """Of each stage, the first of its runs."""
     message_s: float
@@ -207,7 +205,6 @@ def make_pipe(
         return_s=returned,
         round_trip_s=round_trip,
         link=link,
-        sections=np.diff(cuts).reshape(by_stage).sum(axis=0),
         forward_s=forward[:depth],
         message_s=min(times.sent_bytes[:-1], default=0.0) / link.bandwidth_bytes_per_s,
         messages=messages,
@@ -244,11 +241,8 @@ def min_steps_s(
     widths: NDArray[np.int64],
     *,
     in_flight_bound: int | None,
-    stage_bytes: Array,
+    sums_s: Array,
     update_s: float,
-    profile: Profile,
-    reduction: Reduction,
-    most_slots: int,
     finish_s: Array | None = None,
     shared_s: Array | None = None,
 ) -> Array:
@@ -260,11 +254,9 @@ def min_steps_s(
             replica.
         widths: Numbers of replicas.
         in_flight_bound: Maximum micro-batches in flight on each stage, if there is one.
-        stage_bytes: Parameters of each stage, which are reduced.
+        sums_s: For each width (a row) and each stage, the minimum time of summing gradients
+            over replicas, see ``min_sums_s``.
         update_s: Minimum time of the slowest update.
-        profile: Has the rings.
-        reduction: How gradients are summed up.
-        most_slots: Of one VM: sums of more replicas leave it.
         finish_s: When the first stage has drained at the earliest, as far as that is
             known, see ``min_finish_s``.
         shared_s: For each width, the time of all tasks on the cores that devices share;
@@ -281,13 +273,7 @@ def min_steps_s(
     if in_flight_bound is not None:
         turns = np.ceil(many / np.minimum(in_flight_bound, many))
         drained = np.maximum(drained, pipe.arrival_s + turns * pipe.round_trip_s)
-    ranks = widths[:, None]
-    reduce_s = np.where(
-        ranks > most_slots,
-        _reduce_s(pipe, fastest_hop(profile, leaves_vms=True), ranks, stage_bytes, reduction),
-        _reduce_s(pipe, fastest_hop(profile), ranks, stage_bytes, reduction),
-    )
-    prepared = (drained + reduce_s).max(axis=1)
+    prepared = (drained + sums_s).max(axis=1)
     if shared_s is not None:
         prepared = np.maximum(prepared, shared_s)
     latency_s = pipe.link.latency_s
@@ -299,19 +285,36 @@ def min_steps_s(
     return least
 
 
-def _reduce_s(
-    pipe: Pipe,
-    hop: Hop,
+def min_sums_s(
     widths: NDArray[np.int64],
+    sections: NDArray[np.int64],
     stage_bytes: Array,
+    profile: Profile,
     reduction: Reduction,
+    most_slots: int,
 ) -> Array:
-    """Return the minimum time of reducing, for each width (a column) and each stage."""
+    """Return the minimum time of summing gradients, for each width (a row) and each stage.
+
+    Args:
+        widths: Numbers of replicas.
+        sections: Of each stage.
+        stage_bytes: Of each stage's parameters.
+        profile: Has the rings.
+        reduction: How gradients are summed up.
+        most_slots: Of one VM: sums of more replicas leave it.
+    """
+    ranks = widths[:, None]
     sent_bytes = SENT_PER_BYTE[reduction] * stage_bytes
-    turns = np.ceil((pipe.sections + LOSS_TENSORS) / CONCURRENT_ALL_REDUCES)
-    each_s = turns * hop.latency_s + sent_bytes / widths * hop.s_per_byte
-    in_rings: Array = (widths - 1) * each_s
-    return in_rings
+    turns = np.ceil((sections + LOSS_TENSORS) / CONCURRENT_ALL_REDUCES)
+
+    def over(hop: Hop) -> Array:
+        in_rings: Array = (ranks - 1) * (
+            turns * hop.latency_s + sent_bytes / ranks * hop.s_per_byte
+        )
+        return in_rings
+
+    leaving = over(fastest_hop(profile, leaves_vms=True))
+    return np.where(ranks > most_slots, leaving, over(fastest_hop(profile)))
 
 
 # --- Devices of several speeds --------------------------------------------------------

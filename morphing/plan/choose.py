@@ -412,6 +412,8 @@ class Search:
         """Return whether it may be better by more than noise, or as good and
         preferred."""
         chosen = self.chosen
+        if scored.min_cost > self._limit():
+            return False
         if chosen is None or scored.min_cost * (1 + NOISE) < chosen.cost:
             return True
         draft = scored.draft
@@ -430,7 +432,7 @@ class Search:
             return False
         outcome = scored.outcome = self.layouts.lay_out(draft)
         if isinstance(outcome, PlanLayout):
-            scored.min_s = max(scored.min_s, self.layouts.min_step_s(outcome))
+            scored.min_s = max(scored.min_s, self.layouts.min_step_s(draft, outcome))
             cost = self._cost(draft.depth, draft.width, scored.min_s, outcome.usd_per_hour)
             scored.min_cost = max(before, cost)
         elif outcome.room is not None:

@@ -33,6 +33,7 @@ from spottrain.morphing.plan.bounds import (
     make_pipe,
     min_finish_s,
     min_steps_s,
+    min_sums_s,
     replica_counts,
 )
 from spottrain.morphing.plan.inputs import PlanInputs
@@ -161,13 +162,30 @@ class Cuts:
     # --- Bounds -----------------------------------------------------------------------
 
     def min_steps_s(
-        self, depth: int, mode: modes.ExecutionMode, widths: Sequence[int]
+        self,
+        depth: int,
+        mode: modes.ExecutionMode,
+        widths: Sequence[int],
+        bounds: tuple[int, ...] | None = None,
+        sums_s: Array | None = None,
     ) -> list[float]:
-        """Return the minimum time of a mini-batch for each of ``widths``."""
+        """Return the minimum time of a mini-batch for each of ``widths``.
+
+        Args:
+            depth: Stages.
+            mode: How they are run.
+            widths: Numbers of replicas.
+            bounds: Of the runs of sections; those of an even cut if not given.
+            sums_s: Of each width (a row) and stage, the time of summing gradients, where the
+                placement tells it.
+        """
         ring = np.array(widths, np.int64)
         group = depth if mode.chunks > 1 else 1
         nodes = group * -(-(self.virtual_nodes // group) // ring)
-        finish_s = self._finish_s(depth, mode, widths)
+        bounds = bounds or self.cut(mode.segments, depth * mode.chunks)
+        finish_s = self._finish_s(depth, mode, widths, bounds)
+        if sums_s is None:
+            sums_s = self._min_sums_s(depth, ring, bounds)
         # Whatever micro-batches the largest replica has.
         every_s = [
             min_steps_s(
@@ -175,27 +193,24 @@ class Cuts:
                 -(-nodes // merged),
                 ring,
                 in_flight_bound=mode.in_flight_bound or None,
-                stage_bytes=self._stage_params(depth, mode),
-                update_s=self._update_s(
-                    self.cut(mode.segments, depth * mode.chunks), depth, mode.state
-                ),
-                profile=self.inputs.profile,
-                reduction=self.inputs.reduction,
-                most_slots=self.fleet.most_slots,
+                sums_s=sums_s,
+                update_s=self._update_s(bounds, depth, mode.state),
                 finish_s=finish_s,
                 shared_s=self._shared_s(pipe, ring, merged),
             )
-            for merged, pipe in self._pipes(depth, mode, None).items()
+            for merged, pipe in self._pipes(depth, mode, bounds, None).items()
         ]
         # Of two mini-batches in a row both fill and drain a pipeline (``stale_step``).
         steps: list[float] = (np.min(every_s, axis=0) / self.compute.lanes).tolist()
         return steps
 
-    def _pipes(self, depth: int, mode: modes.ExecutionMode, speed: float | None) -> dict[int, Pipe]:
+    def _pipes(
+        self, depth: int, mode: modes.ExecutionMode, bounds: tuple[int, ...], speed: float | None
+    ) -> dict[int, Pipe]:
         """Return pipes that no pipeline of devices of a speed (of any, if None) is faster
         than, by the virtual nodes of micro-batches."""
         pipes = {
-            merged: self.pipe(depth, mode.chunks, mode.segments, speed, merged)
+            merged: self.pipe(bounds, depth, mode.segments, speed, merged)
             for merged in (self._merges if mode.chunks == 1 else (1,))
         }
         return {merged: pipe for merged, pipe in pipes.items() if pipe is not None}
@@ -211,23 +226,34 @@ class Cuts:
         return shared
 
     def _finish_s(
-        self, depth: int, mode: modes.ExecutionMode, widths: Sequence[int]
+        self,
+        depth: int,
+        mode: modes.ExecutionMode,
+        widths: Sequence[int],
+        bounds: tuple[int, ...],
     ) -> Array | None:
         """Return the minimum time on devices of several speeds for each width."""
         if len(self.fleet.speeds) <= 1:
             return None
         pure, mixed = self._counts(depth, tuple(widths))
-        pipes = [fastest_pipe(self._pipes(depth, mode, v)) for v in self.fleet.speeds]
+        pipes = [fastest_pipe(self._pipes(depth, mode, bounds, v)) for v in self.fleet.speeds]
         return min_finish_s(pipes, pure, mixed, self.virtual_nodes)
 
     def _replica_counts(self, depth: int, widths: tuple[int, ...]) -> tuple[Counts, Counts]:
         speeds = [device.speed for device in self.fleet.devices]
         return replica_counts(speeds, depth, widths)
 
-    def _stage_params(self, depth: int, mode: modes.ExecutionMode) -> Array:
-        cuts = np.array(self.cut(mode.segments, depth * mode.chunks))
-        by_stage: Array = np.diff(self.param_sums[cuts]).reshape(-1, depth).sum(axis=0)
-        return by_stage
+    def _min_sums_s(self, depth: int, widths: NDArray[np.int64], bounds: tuple[int, ...]) -> Array:
+        """Return the minimum time of summing gradients for each width and stage."""
+        cuts, by_stage = np.array(bounds), (-1, depth)
+        return min_sums_s(
+            widths,
+            np.diff(cuts).reshape(by_stage).sum(axis=0),
+            np.diff(self.param_sums[cuts]).reshape(by_stage).sum(axis=0),
+            self.inputs.profile,
+            self.inputs.reduction,
+            self.fleet.most_slots,
+        )
 
     def _slowest_update_s(self, cut: tuple[int, ...], depth: int, state: StateHome) -> float:
         """Return the minimum time of the slowest stage's update on the fastest device."""
@@ -242,14 +268,19 @@ class Cuts:
         )
 
     def _pipe(
-        self, depth: int, chunks: int, segments: int, speed: float | None, merged: int
+        self,
+        bounds: tuple[int, ...],
+        depth: int,
+        segments: int,
+        speed: float | None,
+        merged: int,
     ) -> Pipe | None:
         times = self._fastest(speed, merged)
         if times is None:
             return None
         return make_pipe(
             times,
-            self.cut(segments, depth * chunks),
+            bounds,
             depth,
             segments,
             fastest_link(self.inputs.profile, self.fleet.alone),

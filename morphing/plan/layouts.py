@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import NamedTuple
 
+import numpy as np
+
 from spottrain.morphing.adapt.shares import ReplicaSpeed, replica_speed, share_virtual_nodes
 from spottrain.morphing.memory.copies import copy_bytes, with_copies
 from spottrain.morphing.memory.handover import handover_bytes
@@ -28,6 +30,7 @@ from spottrain.morphing.simulate.sharing import MAX_CROWDING, SharedCores, share
 from spottrain.morphing.simulate.simulator import (
     expect_step,
     min_messages_s,
+    min_sums_s,
     slowest_sums_s,
     slowest_update_s,
     stale_step,
@@ -474,10 +477,16 @@ class Layouts:
             plan, inputs.profile, inputs.facts, inputs.reduction, self.cuts.compute
         )
 
-    def min_step_s(self, layout: PlanLayout) -> float:
-        """Return a lower bound on a mini-batch that only the placement tells."""
-        messages_s = min_messages_s(layout.plan, self.inputs.profile, self.cuts.compute)
-        return messages_s / self.cuts.compute.lanes
+    def min_step_s(self, draft: Draft, layout: PlanLayout) -> float:
+        """Return a lower bound on a mini-batch that only the placement tells: with the VMs'
+        networks, which messages and sums of several stages may share."""
+        inputs, plan, compute = self.inputs, layout.plan, self.cuts.compute
+        messages_s = min_messages_s(plan, inputs.profile, compute) / compute.lanes
+        sums_s = min_sums_s(plan, inputs.profile, inputs.facts, inputs.reduction, compute)
+        (step_s,) = self.cuts.min_steps_s(
+            draft.depth, draft.mode, [draft.width], plan.stage_bounds, np.array([sums_s])
+        )
+        return max(messages_s, step_s)
 
     def simulate(self, layout: PlanLayout, limit_s: float = math.inf) -> Plan:
         """Return the plan of ``layout`` with its predicted times.

@@ -474,6 +474,18 @@ def min_messages_s(plan: Plan, profile: Profile, compute: Compute) -> float:
     return max(count * taken_s[id(row)] for count, row in zip(counts, rows, strict=True))
 
 
+def min_sums_s(
+    plan: Plan, profile: Profile, facts: ModelFacts, reduction: Reduction, compute: Compute
+) -> list[float]:
+    """Return for each stage how long its gradients take to be summed by what is fastest at it."""
+    stage_bytes = _stage_bytes(plan, facts)
+    every_s = (
+        [reducer.sum_s(p, size) for p, size in enumerate(stage_bytes)]
+        for _, reducer in _reducers(plan, profile, reduction, compute)
+    )
+    return [min(own_s) for own_s in zip(*every_s, strict=True)]
+
+
 def _stage_times(
     plan: Plan, stage: int, device: Profile, size: int, facts: ModelFacts, reduction: Reduction
 ) -> tuple[StageTimes, ...]:

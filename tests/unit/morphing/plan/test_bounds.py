@@ -184,9 +184,10 @@ def check_bounds(case: PlanInputs, layouts: Layouts, data: st.DataObject) -> Non
     widths = layouts.cuts.fleet.widths(depth, layouts.cuts.virtual_nodes // group)
     bounds_s = layouts.cuts.min_steps_s(depth, mode, widths)
     for width, bound_s in zip(widths, bounds_s, strict=True):
-        layout = layouts.lay_out(Draft(depth, width, mode))
+        draft = Draft(depth, width, mode)
+        layout = layouts.lay_out(draft)
         if isinstance(layout, PlanLayout):
-            bound_s = max(bound_s, layouts.min_step_s(layout))
+            bound_s = max(bound_s, layouts.min_step_s(draft, layout))
             step_s = layouts.simulate(layout).predicted_step_s
             assert bound_s <= step_s
             assert layouts.simulate(layout, step_s * (1 + 1e-9)).predicted_step_s == step_s
@@ -202,6 +203,19 @@ def test_a_slow_network_counts_in_the_bound() -> None:
     layout = layouts.lay_out(Draft(4, 1, mode))
     assert isinstance(layout, PlanLayout)
     assert bound_s > 0.8 * layouts.simulate(layout).predicted_step_s
+
+
+def test_sums_that_share_a_vms_network_count_in_the_bound_of_a_layout() -> None:
+    case = inputs(sections=4, vms=2, slots_per_vm=4, virtual_nodes=8)
+    slow = LinkProfile(latency_s=0.0, bandwidth_bytes_per_s=1e5)
+    case = replace(case, profile=replace(case.profile, between_vms=slow))
+    layouts, draft = Layouts(case, 4), Draft(4, 2, execution_modes(case, 4)[0])
+    layout = layouts.lay_out(draft)
+    assert isinstance(layout, PlanLayout)
+    step_s = layouts.simulate(layout).predicted_step_s
+    (alone_s,) = layouts.cuts.min_steps_s(draft.depth, draft.mode, [draft.width])
+    assert alone_s < 0.5 * step_s
+    assert layouts.min_step_s(draft, layout) > 0.9 * step_s
 
 
 @given(
