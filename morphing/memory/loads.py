@@ -67,35 +67,64 @@ def stage_loads(
         chunks: Runs of sections on each stage.
         in_flight_bound: As ``Plan.in_flight_bound``.
     """
-    compact, counted = _counted(schedule, pipeline_depth, num_microbatches, recompute, chunks)
-    listed = [sum(by_chunk) for _, _, by_chunk in counted]
-    in_flight = listed
-    if in_flight_bound is not None:
-        most = min(in_flight_bound, num_microbatches)
-        in_flight = [most] * (pipeline_depth - 1) + [min(most, listed[-1])]
-    return tuple(
-        StageLoad(
-            in_flight=in_flight[p],
+    lists = _counted(schedule, pipeline_depth, num_microbatches, recompute, chunks)
+    return tuple(lists.load(p, in_flight_bound) for p in range(pipeline_depth))
+
+
+def stage_load(
+    schedule: ScheduleKind,
+    pipeline_depth: int,
+    num_microbatches: int,
+    recompute: bool,
+    stage: int,
+    in_flight_bound: int | None = None,
+) -> StageLoad:
+    """Return the load of one stage; arguments are those of ``stage_loads``."""
+    lists = _counted(schedule, pipeline_depth, num_microbatches, recompute, 1)
+    return lists.load(stage, in_flight_bound)
+
+
+class _Counted:
+    """The lists of a schedule, and what each asks for, whatever may be in flight."""
+
+    def __init__(self, lists: Schedule) -> None:
+        self._lists = lists
+        self._counts = [_count(runs, lists.chunks) for runs in lists.lists]
+        self._listed = [sum(by_chunk) for _, _, by_chunk in self._counts]
+
+    def load(self, stage: int, bound: int | None) -> StageLoad:
+        """Return the load of a stage; see ``stage_loads``."""
+        needed, recompute_of, by_chunk = self._counts[stage]
+        chunks = self._lists.chunks
+        in_flight = self._in_flight(stage, bound)
+        is_ring = chunks > 1
+        return StageLoad(
+            in_flight=in_flight,
             # In a ring of several chunks some come from the last stage; see docs.
-            inputs_held=in_flight[p - 1] if p else in_flight[0] + (chunks > 1),
-            gradients_waiting=_gradients_waiting(compact, p, min(listed[p], in_flight[p])),
+            inputs_held=self._in_flight(stage - 1, bound) if stage else in_flight + is_ring,
+            gradients_waiting=_gradients_waiting(
+                self._lists, stage, min(self._listed[stage], in_flight)
+            ),
             recomputes=needed,
-            by_chunk=tuple(by_chunk) if chunks > 1 else (),
-            keeps=tuple(chunk not in recompute_of for chunk in range(chunks)) if chunks > 1 else (),
+            by_chunk=tuple(by_chunk) if is_ring else (),
+            keeps=tuple(chunk not in recompute_of for chunk in range(chunks)) if is_ring else (),
         )
-        for p, (needed, recompute_of, by_chunk) in enumerate(counted)
-    )
+
+    def _in_flight(self, stage: int, bound: int | None) -> int:
+        listed = self._listed[stage]
+        if bound is None:
+            return listed
+        most = min(bound, self._lists.num_microbatches)
+        return min(most, listed) if stage == len(self._listed) - 1 else most
 
 
 @lru_cache(maxsize=256)
 def _counted(
     schedule: ScheduleKind, depth: int, num_microbatches: int, recompute: bool, chunks: int
-) -> tuple[Schedule, list[tuple[int, set[int], list[int]]]]:
-    """Return the lists of a schedule, and what each asks for, whatever may be in flight."""
-    compact = compact_schedule(
-        schedule, depth, num_microbatches, recompute=recompute, chunks=chunks
+) -> _Counted:
+    return _Counted(
+        compact_schedule(schedule, depth, num_microbatches, recompute=recompute, chunks=chunks)
     )
-    return compact, [_count(runs, chunks) for runs in compact.lists]
 
 
 def _gradients_waiting(compact: Schedule, stage: int, in_flight: int) -> int:

@@ -13,14 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spottrain.morphing.memory.chunks import Chunk
-from spottrain.morphing.memory.loads import StageLoad, stage_loads
-from spottrain.morphing.memory.memory import (
-    Share,
-    WorkerTerms,
-    loader_bytes,
-    stage_bytes,
-)
+from spottrain.morphing.memory.loads import StageLoad, stage_load, stage_loads
+from spottrain.morphing.memory.memory import WorkerTerms, loader_bytes
 from spottrain.morphing.memory.room import WorkerBytes, largest, megabytes, times
+from spottrain.morphing.memory.stage import Share, Stage
 from spottrain.morphing.plan import modes
 from spottrain.morphing.plan.bounds import (
     NANOSECOND,
@@ -89,8 +85,10 @@ class Cuts:
         self.cut = cache(self._cut)
         self.pipe = cache(self._pipe)
         self._counts = cache(self._replica_counts)
+        self._even_steps_s = cache(self._min_even_steps_s)
         self._chunk = cache(self._chunk_of)
         self._terms = cache(self._worker_terms)
+        self._stage = cache(self._make_stage)
         self._needed = cache(self._stage_bytes)
         self._loads = cache(self._stage_loads)
         self._tight = cache(self._tight_cut)
@@ -162,12 +160,26 @@ class Cuts:
     # --- Bounds -----------------------------------------------------------------------
 
     def min_steps_s(
+        self, depth: int, mode: modes.ExecutionMode, widths: Sequence[int]
+    ) -> list[float]:
+        """Return the minimum time of a mini-batch on an even cut, for each of ``widths``."""
+        # The order of a stage's tasks changes nothing.
+        return self._even_steps_s(depth, replace(mode, rank=0), tuple(widths))
+
+    def _min_even_steps_s(
+        self, depth: int, mode: modes.ExecutionMode, widths: tuple[int, ...]
+    ) -> list[float]:
+        bounds = self.cut(mode.segments, depth * mode.chunks)
+        sums_s = self._min_sums_s(depth, np.array(widths, np.int64), bounds)
+        return self.min_cut_steps_s(depth, mode, widths, bounds, sums_s)
+
+    def min_cut_steps_s(
         self,
         depth: int,
         mode: modes.ExecutionMode,
         widths: Sequence[int],
-        bounds: tuple[int, ...] | None = None,
-        sums_s: Array | None = None,
+        bounds: tuple[int, ...],
+        sums_s: Array,
     ) -> list[float]:
         """Return the minimum time of a mini-batch for each of ``widths``.
 
@@ -175,17 +187,14 @@ class Cuts:
             depth: Stages.
             mode: How they are run.
             widths: Numbers of replicas.
-            bounds: Of the runs of sections; those of an even cut if not given.
-            sums_s: Of each width (a row) and stage, the time of summing gradients, where the
-                placement tells it.
+            bounds: Of the runs of sections.
+            sums_s: The minimum time of summing gradients, for each width (a row) and stage.
         """
         ring = np.array(widths, np.int64)
         group = depth if mode.chunks > 1 else 1
         nodes = group * -(-(self.virtual_nodes // group) // ring)
-        bounds = bounds or self.cut(mode.segments, depth * mode.chunks)
         finish_s = self._finish_s(depth, mode, widths, bounds)
-        if sums_s is None:
-            sums_s = self._min_sums_s(depth, ring, bounds)
+        update_s = self._update_s(bounds, depth, mode.state)
         # Whatever micro-batches the largest replica has.
         every_s = [
             min_steps_s(
@@ -194,7 +203,7 @@ class Cuts:
                 ring,
                 in_flight_bound=mode.in_flight_bound or None,
                 sums_s=sums_s,
-                update_s=self._update_s(bounds, depth, mode.state),
+                update_s=update_s,
                 finish_s=finish_s,
                 shared_s=self._shared_s(pipe, ring, merged),
             )
@@ -258,8 +267,7 @@ class Cuts:
     def _slowest_update_s(self, cut: tuple[int, ...], depth: int, state: StateHome) -> float:
         """Return the minimum time of the slowest stage's update on the fastest device."""
         inputs = self.inputs
-        kinds = {kind_of(device) for device in self.fleet.devices}
-        devices = [self._profile(kind) for kind in kinds] or [inputs.profile]
+        devices = [self._profile(kind) for kind in self.fleet.kinds] or [inputs.profile]
         runs = [inputs.facts.sections[a:b] for a, b in itertools.pairwise(cut)]
         stages = (list(itertools.chain(*runs[p::depth])) for p in range(depth))
         return max(
@@ -360,17 +368,20 @@ class Cuts:
         )
 
     def loads(self, depth: int, mode: modes.ExecutionMode, count: int) -> tuple[StageLoad, ...]:
-        """Return the load of every stage of a replica of ``count`` micro-batches.
+        """Return the load of every stage of a replica of ``count`` micro-batches."""
+        count = self._listed(depth, mode, count)
+        # The home of state changes nothing, nor does the number of segments.
+        lists = replace(mode, on_device=False, segments=min(mode.segments, 1))
+        return self._loads(depth, lists, count)
+
+    def _listed(self, depth: int, mode: modes.ExecutionMode, count: int) -> int:
+        """Return of how many micro-batches the lists of a replica of ``count`` show its loads.
 
         A short list is enough for all schedules but GPipe. Where two mini-batches are under
         way they fill the pipeline as one of twice the length does.
         """
         count *= self.compute.lanes
-        if mode.schedule != "gpipe":
-            count = min(count, SHORT_LISTS * depth * mode.chunks)
-        # The home of state changes nothing, nor does the number of segments.
-        lists = replace(mode, on_device=False, segments=min(mode.segments, 1))
-        return self._loads(depth, lists, count)
+        return count if mode.schedule == "gpipe" else min(count, SHORT_LISTS * depth * mode.chunks)
 
     def _stage_bytes(
         self,
@@ -379,23 +390,32 @@ class Cuts:
         state: StateHome,
         segments: int,
         width: int,
-        sharers: int = 1,
+        sharers: int,
     ) -> WorkerBytes:
+        return self._stage(runs, state, segments, width, sharers).under(load).needed
+
+    def _make_stage(
+        self,
+        runs: tuple[range, ...],
+        state: StateHome,
+        segments: int,
+        width: int,
+        sharers: int,
+    ) -> Stage:
         share = None
         if sharers > 1:
             weights = {k: self.state_weights[k] for run in runs for k in run}
             held = deal(weights, sharers)[0]
             share = Share(held, sharers, self.inputs.group_size, int(width > 1))
-        return stage_bytes(
+        return Stage.of(
             self.inputs.facts,
             self.times.sections,
             runs,
-            load,
             self._terms(state),
             width=width,
             chunks=[self._chunk(run, segments) for run in runs],
             share=share,
-        ).needed
+        )
 
     def _chunk_of(self, run: range, segments: int) -> Chunk:
         return Chunk.of(self.inputs.facts, self.times.sections, segments_of(run, segments))
@@ -543,15 +563,24 @@ class Cuts:
 
     def _search_bound(self, draft: modes.Draft, room: WorkerBytes, low: int, high: int) -> int:
         """Return the largest in-flight bound below ``high`` that fits, at least ``low``."""
-        even, replicas = self.even_cut(draft), self.even_shares(draft)
-        middle = low + 1  # which is often too much already
-        while high - low > 1:
-            bounded = replace(draft.mode, in_flight_bound=middle)
-            needed = self._each_needed(draft.depth, bounded, even, replicas)
-            fits = all(one.beyond(room) <= 0 for one in needed)
-            low, high = (middle, high) if fits else (low, middle)
-            middle = (low + high) // 2
-        return low
+        depth, segments = draft.depth, max(1, draft.mode.segments)
+        count, width = self._replica_load(self.even_shares(draft))
+        runs = [range(a, b) for a, b in itertools.pairwise(self.even_cut(draft))]
+
+        mode = draft.mode
+        listed = self._listed(depth, mode, count)
+
+        def is_too_much(stage: int, bound: int) -> bool:
+            load = stage_load(mode.schedule, depth, listed, mode.segments > 0, stage, bound)
+            stage_runs = tuple(runs[stage::depth])
+            needed = self._needed(stage_runs, load, mode.state, segments, width, 1)
+            return needed.beyond(room) > 0
+
+        for stage in range(depth):
+            if high - low > 1 and is_too_much(stage, high - 1):
+                bounds = range(low + 1, high)
+                high = bounds[bisect.bisect_left(bounds, 1, key=partial(is_too_much, stage))]
+        return high - 1
 
     def segmented(self, draft: modes.Draft, room: WorkerBytes) -> modes.ExecutionMode | None:
         """Return the draft's mode with as many segments as memory wants.

@@ -14,7 +14,8 @@ import numpy as np
 from spottrain.morphing.adapt.shares import ReplicaSpeed, replica_speed, share_virtual_nodes
 from spottrain.morphing.memory.copies import copy_bytes, with_copies
 from spottrain.morphing.memory.handover import handover_bytes
-from spottrain.morphing.memory.memory import loader_bytes, rank_bytes
+from spottrain.morphing.memory.memory import loader_bytes
+from spottrain.morphing.memory.ranks import rank_bytes
 from spottrain.morphing.memory.room import (
     WorkerBytes,
     largest,
@@ -483,7 +484,7 @@ class Layouts:
         inputs, plan, compute = self.inputs, layout.plan, self.cuts.compute
         messages_s = min_messages_s(plan, inputs.profile, compute) / compute.lanes
         sums_s = min_sums_s(plan, inputs.profile, inputs.facts, inputs.reduction, compute)
-        (step_s,) = self.cuts.min_steps_s(
+        (step_s,) = self.cuts.min_cut_steps_s(
             draft.depth, draft.mode, [draft.width], plan.stage_bounds, np.array([sums_s])
         )
         return max(messages_s, step_s)

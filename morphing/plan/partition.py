@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
 from spottrain.morphing.errors import PlanError
-from spottrain.morphing.schedules.types import Numbers
 
 Costs = npt.NDArray[np.float64]
 Farthest = Callable[[int, int], int]
+FEW, MANY = 32, 4096
+"""Models, and cuts of these, that are remembered: those of a ranking, for which many fleets are
+planned."""
 
 
 def partition(
@@ -60,14 +63,17 @@ def partition(
             f"section times must be finite and not negative: got {list(costs_s)} and "
             f"{list(last_costs_s)} in the last stage; calibrate again"
         )
-    run_costs = [_run_costs(costs_s, max_s), _run_costs(last_costs_s, max_s)]
-    which = [0] * (stages - 1) + [1]
-    if farthest is not None:
-        by_stage = enumerate(which)
-        run_costs = [_allowed(run_costs[w], stages, p, farthest) for p, w in by_stage]
-        which = list(range(stages))
-    bottleneck, bounds = _cut(np.stack(run_costs), which)
-    return None if bottleneck == math.inf else tuple(bounds.tolist())
+    first, last = tuple(costs_s), tuple(last_costs_s)
+    if farthest is None and max_s == math.inf:
+        return _evenly(first, last, stages)
+    able = farthest or (lambda stage, start: count)
+    costs = [_run_costs(first)] * (stages - 1) + [_run_costs(last)]
+    every = [_allowed(runs, stages, p, able, max_s) for p, runs in enumerate(costs)]
+    slowest_s = _none_yet(count)
+    for runs in every:
+        slowest_s = _slowest_s(slowest_s, runs)
+    bottleneck_s = float(slowest_s[count])
+    return None if bottleneck_s == math.inf else _most_even(every, bottleneck_s)
 
 
 def join(count: int, spans: Iterable[tuple[int, int]], stages: int) -> tuple[int, ...]:
@@ -106,52 +112,95 @@ def spread(virtual_nodes: int, replicas: int) -> tuple[int, ...]:
     return tuple(share * i + min(i, larger) for i in range(replicas + 1))
 
 
-def _run_costs(costs_s: Sequence[float], max_s: float) -> Costs:
-    """Return the cost of every run [start, end), infinite where it is not allowed."""
+@lru_cache(maxsize=MANY)
+def _evenly(
+    costs_s: tuple[float, ...], last_costs_s: tuple[float, ...], stages: int
+) -> tuple[int, ...]:
+    """Return the bounds of ``partition`` where any run may be in any stage."""
+    before_s, last = _Slowest.of(costs_s)(stages - 1), _run_costs(last_costs_s)
+    bottleneck_s = float(_slowest_s(before_s, last)[-1])
+    return _most_even([_run_costs(costs_s)] * (stages - 1) + [last], bottleneck_s)
+
+
+@lru_cache(maxsize=FEW)
+def _run_costs(costs_s: tuple[float, ...]) -> Costs:
+    """Return the cost of every run [start, end), infinite where there is none."""
     sums = np.concatenate(([0.0], np.cumsum(costs_s)))
-    runs = sums[None, :] - sums[:, None]
-    allowed = np.triu(np.ones_like(runs, bool), 1) & (runs <= max_s)
-    return np.where(allowed, runs, np.inf)
+    costs = sums[None, :] - sums[:, None]
+    return np.where(np.triu(np.ones_like(costs, bool), 1), costs, np.inf)
 
 
-def _allowed(runs: Costs, stages: int, stage: int, farthest: Farthest) -> Costs:
-    """Return ``runs`` with those infinite that ``stage`` cannot hold."""
+class _Slowest:
+    """How fast the slowest of so many runs from the first section on can be, by the end of the
+    last: pipelines of all depths ask for it."""
+
+    def __init__(self, runs: Costs) -> None:
+        self._runs, self._known = runs, [_none_yet(len(runs) - 1)]
+
+    @staticmethod
+    @lru_cache(maxsize=FEW)
+    def of(costs_s: tuple[float, ...]) -> _Slowest:
+        """Return that of runs of sections."""
+        return _Slowest(_run_costs(costs_s))
+
+    def __call__(self, count: int) -> Costs:
+        while len(self._known) <= count:
+            self._known.append(_slowest_s(self._known[-1], self._runs))
+        return self._known[count]
+
+
+def _none_yet(count: int) -> Costs:
+    """Return what no runs of ``count`` sections cost, by their end."""
+    none = np.full(count + 1, np.inf)
+    none[0] = 0.0
+    return none
+
+
+def _slowest_s(before_s: Costs, runs: Costs) -> Costs:
+    """Return by the end of one more run how fast the slowest can be."""
+    slowest: Costs = np.maximum(before_s[:, None], runs).min(axis=0)
+    return slowest
+
+
+def _allowed(runs: Costs, stages: int, stage: int, farthest: Farthest, max_s: float) -> Costs:
+    """Return ``runs`` with those infinite that ``stage`` cannot hold, or takes too long for."""
     allowed = np.full_like(runs, np.inf)
     count = len(runs) - 1
     # The stages before and after need a section each.
     for start in range(stage, count - (stages - stage) + 1) if stage else [0]:
         end = min(farthest(stage, start), count - (stages - stage - 1))
         allowed[start, : end + 1] = runs[start, : end + 1]
-    return allowed
+    return np.where(allowed <= max_s, allowed, np.inf)
 
 
-def _cut(run_costs: Costs, which: Sequence[int]) -> tuple[float, Numbers]:
-    """Cut so that the slowest run is as fast as possible, then as evenly as possible.
+def _most_even(every: Sequence[Costs], bottleneck_s: float) -> tuple[int, ...]:
+    """Return the bounds of runs with the smallest sum of squared costs.
 
     Args:
-        run_costs: Of each run [start, end), infinite where it is not allowed: matrices.
-        which: For each run in turn, the number of its matrix.
-
-    Returns:
-        The bottleneck, infinite if there is no cut; and the bounds of the runs.
+        every: For each run in turn, what all possible ones cost.
+        bottleneck_s: None may cost more.
     """
-    runs, count = len(which), run_costs.shape[1] - 1
-    at_start = np.full(count + 1, np.inf)
-    at_start[0] = 0.0
-    best = at_start
-    for matrix in which:
-        best = np.maximum(best[:, None], run_costs[matrix]).min(axis=0)
-    bottleneck = float(best[count])
-    bounds = np.zeros(runs + 1, np.int64)
-    bounds[runs] = count
-    if bottleneck == np.inf:
-        return bottleneck, bounds
-    squares = np.where(run_costs <= bottleneck, run_costs**2, np.inf)
-    best, came = at_start, []
-    for matrix in which:
-        sums = best[:, None] + squares[matrix]
-        came.append(sums.argmin(axis=0))
-        best = sums.min(axis=0)
-    for run in range(runs - 1, 0, -1):
-        bounds[run] = came[run][bounds[run + 1]]
-    return bottleneck, bounds
+    count = len(every[0]) - 1
+    ends = np.arange(count + 1)
+    which = {id(runs): runs for runs in every}
+    longest = max(int((runs <= bottleneck_s).sum(axis=1).max()) for runs in which.values())
+    # Rows are lengths, the longest first: most runs are too slow.
+    starts = ends - np.arange(longest, 0, -1)[:, None]
+
+    def squared(runs: Costs) -> Costs:
+        costs = np.where(starts >= 0, runs[starts, ends], np.inf)
+        return np.where(costs <= bottleneck_s, costs**2, np.inf)
+
+    squares = {number: squared(runs) for number, runs in which.items()}
+    padded = np.full(longest + count + 1, np.inf)
+    by_start = np.lib.stride_tricks.sliding_window_view(padded, count + 1)[:longest]
+    padded[longest] = 0.0
+    lengths = []
+    for runs in every:
+        sums = by_start + squares[id(runs)]
+        lengths.append(longest - sums.argmin(axis=0))
+        padded[longest:] = sums.min(axis=0)
+    bounds = [count]
+    for chosen in reversed(lengths):
+        bounds.append(bounds[-1] - int(chosen[bounds[-1]]))
+    return tuple(reversed(bounds))

@@ -29,7 +29,7 @@ from tests.gpu.devices import device_name, is_gpu, print_result
 from tests.gpu.jobs import SIZES, Gpt
 from tests.integration.fleet import Fleet, FleetError, Heard, Zygote
 
-from spottrain.morphing.memory.memory import rank_bytes
+from spottrain.morphing.memory.ranks import rank_bytes
 from spottrain.morphing.simulate.compute import Compute
 from spottrain.morphing.simulate.simulator import expect_step
 from spottrain.pipeline.model.inspect import model_facts

@@ -11,13 +11,9 @@ from pathlib import Path
 from tests.builders import a_spec
 from tests.integration.fleet import HERE, Fleet, Host, Zygote, make_plan
 
-from spottrain.morphing.memory.memory import (
-    CONVERSION,
-    INT64_BYTES,
-    QUANTISED_ELEMENTS,
-    StageMemory,
-    rank_bytes,
-)
+from spottrain.morphing.memory.memory import StageMemory
+from spottrain.morphing.memory.ranks import rank_bytes
+from spottrain.morphing.memory.stage import CONVERSION, INT64_BYTES, QUANTISED_ELEMENTS
 from spottrain.morphing.simulate.compute import Compute
 from spottrain.pipeline.model.entrypoint import load_job
 from spottrain.pipeline.model.inspect import model_facts

@@ -20,7 +20,7 @@ from tests.simulation.market import SimulatedVm
 from spottrain.manifest import CheckpointEntry
 from spottrain.morphing.adapt.checkpointing import CheckpointInterval
 from spottrain.morphing.adapt.stragglers import expected_busy_s
-from spottrain.morphing.memory.memory import rank_bytes
+from spottrain.morphing.memory.ranks import rank_bytes
 from spottrain.varuna_manager.core.model.records import VmPhase
 from spottrain.wire import messages
 from spottrain.wire.model import ModelFacts, Profile

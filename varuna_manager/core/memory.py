@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from spottrain.eventlog.changed import replace
-from spottrain.morphing.memory.memory import rank_bytes
+from spottrain.morphing.memory.ranks import rank_bytes
 from spottrain.morphing.memory.room import megabytes
 from spottrain.morphing.plan.placement import Device
 from spottrain.morphing.plan.tensor_groups import group_profile

@@ -20,7 +20,7 @@ from spottrain.morphing.adapt.stragglers import (
     StragglerWatch,
     expected_busy_s,
 )
-from spottrain.morphing.memory import memory
+from spottrain.morphing.memory.ranks import rank_bytes
 from spottrain.varuna_manager.core import memory as slots
 from spottrain.varuna_manager.core.model.records import Generation, GenerationPhase
 from spottrain.varuna_manager.core.model.state import State
@@ -188,7 +188,7 @@ def _fits_with(state: State, plan: Plan, profile: Profile, share: int) -> bool:
     )
     compute = slots.compute_of(state, [vms[s.vm_id] for s in plan.slots if s.vm_id in vms])
     profiles = slots.rank_profiles(state, plan, profile)
-    needed = memory.rank_bytes(job.facts, profile, of_each, job.spec.reduction, compute, profiles)
+    needed = rank_bytes(job.facts, profile, of_each, job.spec.reduction, compute, profiles)
     return all(
         slot.vm_id in vms and one.total_bytes <= slots.room_bytes(state, vms[slot.vm_id])
         for slot, one in zip(plan.slots, needed, strict=True)

@@ -17,7 +17,8 @@ from tests.builders import (
     slots_of,
 )
 
-from spottrain.morphing.memory.memory import StageMemory, rank_bytes
+from spottrain.morphing.memory.memory import StageMemory
+from spottrain.morphing.memory.ranks import rank_bytes
 from spottrain.morphing.plan.partition import spread
 from spottrain.morphing.simulate.compute import CPU, Compute
 from spottrain.wire.model import ModelFacts, Profile, Reduction

@@ -10,7 +10,7 @@ import pytest
 from tests.unit.morphing.mixed_fleet import MICROBATCH_SIZE, fleet, inputs, profile
 
 from spottrain.morphing.errors import PlanError
-from spottrain.morphing.memory.memory import rank_bytes
+from spottrain.morphing.memory.ranks import rank_bytes
 from spottrain.morphing.plan.choose import choose_plan
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.wire.model import MicrobatchProfile, Profile, Reduction

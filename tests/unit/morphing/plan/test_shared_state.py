@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.builders import model_facts
 from tests.unit.morphing.plan.test_tensor_groups import MIB, inputs, plan_of
 
-from spottrain.morphing.memory.memory import rank_bytes
+from spottrain.morphing.memory.ranks import rank_bytes
 from spottrain.morphing.plan.choose import choose_plan
 from spottrain.morphing.plan.inputs import PlanInputs
 

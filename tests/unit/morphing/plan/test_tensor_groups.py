@@ -16,7 +16,7 @@ from tests.builders import (
     section_profile,
 )
 
-from spottrain.morphing.memory.memory import rank_bytes
+from spottrain.morphing.memory.ranks import rank_bytes
 from spottrain.morphing.plan.choose import DERIVED, choose_plan, min_steps_s
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.placement import Device

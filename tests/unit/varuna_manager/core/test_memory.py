@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.varuna_manager.story import OFFER, PROFILE, SETTINGS, Story, plan_over
 
-from spottrain.morphing.memory.memory import rank_bytes
+from spottrain.morphing.memory.ranks import rank_bytes
 from spottrain.varuna_manager.core.memory import MARGIN, MAX_MARGIN
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
