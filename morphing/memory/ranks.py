@@ -8,7 +8,7 @@ from functools import cache
 
 from spottrain.morphing.memory.loads import StageLoad, stage_loads
 from spottrain.morphing.memory.memory import StageMemory, WorkerTerms
-from spottrain.morphing.memory.stage import Share, Stage
+from spottrain.morphing.memory.stage import MemoryModel, Share
 from spottrain.morphing.simulate.compute import CPU, Compute
 from spottrain.wire.model import ModelFacts, Profile, Reduction
 from spottrain.wire.plan import Plan
@@ -43,7 +43,7 @@ def rank_bytes(
         stage: int, load: StageLoad, profile: int, size: int, pipeline: int, share: Share | None
     ) -> StageMemory:
         device = profiles[profile]
-        own = Stage.of(
+        own = MemoryModel.of(
             facts,
             device.sections_at(size),
             plan.runs_of(stage),

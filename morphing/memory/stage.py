@@ -64,7 +64,7 @@ class Share(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class MemoryModel:
     """What a worker of a stage needs: without any micro-batch, and with some."""
 
     chunks: tuple[Chunk, ...]
@@ -86,7 +86,7 @@ class Stage:
         replica: int | None = None,
         chunks: Sequence[Chunk] | None = None,
         share: Share | None = None,
-    ) -> Stage:
+    ) -> MemoryModel:
         """Return a stage.
 
         Args:
@@ -143,7 +143,7 @@ class Stage:
             loading = max(terms.loader_bytes, heldout_loader)
             idle = _on_gpu(idle, own, holds, copies, terms, staging, loading)
         converted = _converted_bytes(copies.summed, terms) if exact else 0
-        return Stage(tuple(chunks), idle, on_gpu, converted)
+        return MemoryModel(tuple(chunks), idle, on_gpu, converted)
 
     def under(self, load: StageLoad) -> StageMemory:
         """Return the peak memory with as many micro-batches at once as ``load`` says."""

@@ -16,7 +16,7 @@ from spottrain.morphing.memory.chunks import Chunk
 from spottrain.morphing.memory.loads import StageLoad, stage_load, stage_loads
 from spottrain.morphing.memory.memory import WorkerTerms, loader_bytes
 from spottrain.morphing.memory.room import WorkerBytes, largest, megabytes, times
-from spottrain.morphing.memory.stage import Share, Stage
+from spottrain.morphing.memory.stage import MemoryModel, Share
 from spottrain.morphing.plan import modes
 from spottrain.morphing.plan.bounds import (
     NANOSECOND,
@@ -88,7 +88,7 @@ class Cuts:
         self._even_steps_s = cache(self._min_even_steps_s)
         self._chunk = cache(self._chunk_of)
         self._terms = cache(self._worker_terms)
-        self._stage = cache(self._make_stage)
+        self._model = cache(self._memory_model)
         self._needed = cache(self._stage_bytes)
         self._loads = cache(self._stage_loads)
         self._tight = cache(self._tight_cut)
@@ -392,22 +392,22 @@ class Cuts:
         width: int,
         sharers: int,
     ) -> WorkerBytes:
-        return self._stage(runs, state, segments, width, sharers).under(load).needed
+        return self._model(runs, state, segments, width, sharers).under(load).needed
 
-    def _make_stage(
+    def _memory_model(
         self,
         runs: tuple[range, ...],
         state: StateHome,
         segments: int,
         width: int,
         sharers: int,
-    ) -> Stage:
+    ) -> MemoryModel:
         share = None
         if sharers > 1:
             weights = {k: self.state_weights[k] for run in runs for k in run}
             held = deal(weights, sharers)[0]
             share = Share(held, sharers, self.inputs.group_size, int(width > 1))
-        return Stage.of(
+        return MemoryModel.of(
             self.inputs.facts,
             self.times.sections,
             runs,

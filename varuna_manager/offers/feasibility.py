@@ -12,7 +12,7 @@ from spottrain.errors import BudgetError, CapacityError
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.memory.memory import WorkerTerms
 from spottrain.morphing.memory.room import megabytes
-from spottrain.morphing.memory.stage import Stage
+from spottrain.morphing.memory.stage import MemoryModel
 from spottrain.morphing.simulate.compute import Compute, trained_bytes
 from spottrain.pricing.prices.hazard import Hazards
 from spottrain.pricing.ranking.gpu_speed import machine_as_offered
@@ -204,7 +204,8 @@ def _least_bytes(config: JobConfig, facts: ModelFacts, *, on_gpu: bool) -> tuple
         for index in range(len(facts.sections))
     ]
     stages = [
-        Stage.of(facts, blank, [range(k, k + 1)], terms).idle for k in range(len(facts.sections))
+        MemoryModel.of(facts, blank, [range(k, k + 1)], terms).idle
+        for k in range(len(facts.sections))
     ]
     total = sum(stage.static_bytes - stage.undo_bytes for stage in stages)
     return max(stage.static_bytes for stage in stages), total

@@ -9,7 +9,7 @@ from tests.unit.morphing.memory.test_memory import FACTS, MEASURED
 
 from spottrain.morphing.memory.chunks import Chunk
 from spottrain.morphing.memory.loads import StageLoad
-from spottrain.morphing.memory.stage import Stage
+from spottrain.morphing.memory.stage import MemoryModel
 from spottrain.morphing.simulate.compute import trained_bytes
 from spottrain.wire.model import ModelFacts, SectionProfile
 from spottrain.wire.plan import segments_of
@@ -57,7 +57,7 @@ def activations(
     recomputes: int,
 ) -> int:
     load = StageLoad(in_flight=in_flight, inputs_held=in_flight, recomputes=recomputes)
-    memory = Stage.of(facts, measured, (run,), segments=segments).under(load)
+    memory = MemoryModel.of(facts, measured, (run,), segments=segments).under(load)
     return memory.stash_bytes + memory.activations_bytes
 
 
@@ -137,8 +137,8 @@ def test_equal_sections_need_least_near_the_square_root(
 
 def test_inputs_of_segments_are_kept_for_all_in_flight_and_one_graph_at_a_time() -> None:
     load = StageLoad(in_flight=3, inputs_held=4, gradients_waiting=1, recomputes=8)
-    whole = Stage.of(FACTS, MEASURED, (range(1, 3),)).under(load)
-    cut = Stage.of(FACTS, MEASURED, (range(1, 3),), segments=2).under(load)
+    whole = MemoryModel.of(FACTS, MEASURED, (range(1, 3),)).under(load)
+    cut = MemoryModel.of(FACTS, MEASURED, (range(1, 3),), segments=2).under(load)
     assert cut.stash_bytes == whole.stash_bytes + 2 * 10
     # Both inputs, then the last segment's tensors and its backward.
     assert cut.activations_bytes == 10 + 1002 + 10 + 500 + 10

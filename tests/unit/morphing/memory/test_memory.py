@@ -37,7 +37,7 @@ from spottrain.morphing.memory.stage import (
     PENDING_SENDS,
     PROCESS_BYTES,
     QUANTISED_ELEMENTS,
-    Stage,
+    MemoryModel,
 )
 from spottrain.morphing.simulate.compute import CPU, Compute
 from spottrain.wire.model import LoaderSpec, Precision, Profile, Reduction, StateHome, TaskOverheads
@@ -110,7 +110,7 @@ def test_constants_are_those_of_the_runtime() -> None:
 
 def test_a_middle_stage_that_recomputes_holds_its_inputs_and_one_set_of_tensors() -> None:
     load = StageLoad(in_flight=3, inputs_held=4, gradients_waiting=1, recomputes=8)
-    memory = Stage.of(FACTS, MEASURED, (range(1, 3),)).under(load)
+    memory = MemoryModel.of(FACTS, MEASURED, (range(1, 3),)).under(load)
     assert memory.parameters_bytes == 200 + 300
     assert memory.gradients_bytes == 500
     assert memory.optimizer_bytes == 1000
@@ -131,7 +131,7 @@ def test_a_middle_stage_that_recomputes_holds_its_inputs_and_one_set_of_tensors(
 
 def test_a_stage_without_recompute_holds_the_tensors_of_all_in_flight() -> None:
     load = StageLoad(in_flight=3, inputs_held=3, recomputes=0)
-    memory = Stage.of(FACTS, MEASURED, (range(2),)).under(load)
+    memory = MemoryModel.of(FACTS, MEASURED, (range(2),)).under(load)
     held = 1000 + 10 + 1001 + 10
     assert memory.activations_bytes == 3 * held + 500 + 10
     # What was sent lately is also held by the graphs of those in flight.
@@ -141,23 +141,23 @@ def test_a_stage_without_recompute_holds_the_tensors_of_all_in_flight() -> None:
 def test_a_forward_may_come_beside_a_set_of_tensors_that_waits() -> None:
     thirsty = [replace(section, forward_bytes=900) for section in MEASURED]
     load = StageLoad(in_flight=3, inputs_held=3, recomputes=8)
-    memory = Stage.of(FACTS, thirsty, (range(2),)).under(load)
+    memory = MemoryModel.of(FACTS, thirsty, (range(2),)).under(load)
     assert memory.activations_bytes == 1000 + 10 + 1001 + 10 + 900 + 10
 
 
 def test_the_ends_of_the_pipeline_have_no_neighbour_to_hold_anything_for() -> None:
     load = StageLoad(in_flight=2, inputs_held=2, recomputes=4)
-    first = Stage.of(FACTS, MEASURED, (range(1),)).under(load)
+    first = MemoryModel.of(FACTS, MEASURED, (range(1),)).under(load)
     assert (first.stash_bytes, first.buffers_bytes) == (0, PENDING_SENDS * 10)
-    last = Stage.of(FACTS, MEASURED, (range(3, 4),)).under(load)
+    last = MemoryModel.of(FACTS, MEASURED, (range(3, 4),)).under(load)
     assert (last.stash_bytes, last.buffers_bytes) == (20, PENDING_SENDS * 10)
-    whole = Stage.of(FACTS, MEASURED, (range(4),)).under(load)
+    whole = MemoryModel.of(FACTS, MEASURED, (range(4),)).under(load)
     assert (whole.stash_bytes, whole.buffers_bytes) == (0, 0)
 
 
 def test_several_runs_of_sections_each_hold_their_own_tensors() -> None:
     load = StageLoad(in_flight=3, inputs_held=4, recomputes=0, by_chunk=(2, 1), keeps=(True, True))
-    memory = Stage.of(FACTS, MEASURED, (range(1), range(2, 3))).under(load)
+    memory = MemoryModel.of(FACTS, MEASURED, (range(1), range(2, 3))).under(load)
     assert memory.parameters_bytes == 100 + 300
     # The first run reads examples; the second one's inputs, and one that waits.
     assert memory.stash_bytes == 10 + 10
@@ -171,14 +171,14 @@ def test_only_gradients_of_trained_parameters_are_held() -> None:
         for section in FACTS.sections
     )
     load = StageLoad(in_flight=1, inputs_held=1, recomputes=0)
-    memory = Stage.of(replace(FACTS, sections=frozen), MEASURED, (range(3),)).under(load)
+    memory = MemoryModel.of(replace(FACTS, sections=frozen), MEASURED, (range(3),)).under(load)
     assert (memory.parameters_bytes, memory.gradients_bytes) == (600, 300)
 
 
 def test_an_optimizer_s_first_step_counts_where_it_is_the_peak() -> None:
     greedy = [replace(section, update_bytes=10**6) for section in MEASURED]
     load = StageLoad(in_flight=1, inputs_held=1, recomputes=0)
-    memory = Stage.of(FACTS, greedy, (range(2),)).under(load)
+    memory = MemoryModel.of(FACTS, greedy, (range(2),)).under(load)
     assert memory.total_bytes == (memory.static_bytes + memory.snapshot_bytes + memory.update_bytes)
 
 
@@ -186,7 +186,7 @@ def test_an_evaluation_counts_where_there_are_held_out_examples() -> None:
     facts = replace(FACTS, heldout_len=9)
     thirsty = [replace(section, forward_bytes=10**6) for section in MEASURED]
     load = StageLoad(in_flight=1, inputs_held=1, recomputes=0)
-    memory = Stage.of(facts, thirsty, (range(1, 2),)).under(load)
+    memory = MemoryModel.of(facts, thirsty, (range(1, 2),)).under(load)
     assert memory.evaluation_bytes == 4 * (3 * 10 + 2 * 10 + 3 + 10**6)
     assert memory.total_bytes == memory.static_bytes + memory.evaluation_bytes
 
@@ -195,7 +195,9 @@ def test_replicas_take_turns_at_the_copies_for_a_checkpoint() -> None:
     load = StageLoad(in_flight=1, inputs_held=1, recomputes=0)
 
     def share(width: int = 1, replica: int | None = None) -> int:
-        memory = Stage.of(FACTS, MEASURED, (range(4),), width=width, replica=replica).under(load)
+        memory = MemoryModel.of(FACTS, MEASURED, (range(4),), width=width, replica=replica).under(
+            load
+        )
         return memory.snapshot_bytes
 
     assert share() == 3 * (100 + 200 + 300 + 400)
@@ -207,8 +209,8 @@ def test_replicas_take_turns_at_the_copies_for_a_checkpoint() -> None:
 def test_exact_sums_are_whole_numbers_beside_the_gradients() -> None:
     load = StageLoad(in_flight=2, inputs_held=2, recomputes=4)
     runs = (range(2, 4),)
-    fast = Stage.of(FACTS, MEASURED, runs).under(load)
-    exact = Stage.of(FACTS, MEASURED, runs, WorkerTerms(reduction="exact")).under(load)
+    fast = MemoryModel.of(FACTS, MEASURED, runs).under(load)
+    exact = MemoryModel.of(FACTS, MEASURED, runs, WorkerTerms(reduction="exact")).under(load)
     converted = 4 * 400  # the larger section's gradients are one piece at most
     assert exact == replace(
         fast,
@@ -225,16 +227,16 @@ def test_exact_sums_of_gradients_in_bf16_take_four_times_their_bytes() -> None:
         StageLoad(in_flight=1, inputs_held=1, recomputes=0),
         WorkerTerms(reduction="exact"),
     )
-    memory = Stage.of(narrow, MEASURED, [range(2)], terms).under(load)
+    memory = MemoryModel.of(narrow, MEASURED, [range(2)], terms).under(load)
     assert memory.accumulators_bytes == 4 * memory.gradients_bytes
 
 
 def test_gradients_stale_by_one_take_two_sums_and_the_parameters_before() -> None:
     load, runs = StageLoad(in_flight=2, inputs_held=2, recomputes=4), (range(2, 4),)
     compute = Compute(semantics="stale_by_one")
-    once = Stage.of(FACTS, MEASURED, runs, WorkerTerms(reduction="exact")).under(load)
+    once = MemoryModel.of(FACTS, MEASURED, runs, WorkerTerms(reduction="exact")).under(load)
     terms = WorkerTerms(reduction="exact", compute=compute)
-    twice = Stage.of(FACTS.with_delayed(), MEASURED, runs, terms).under(load)
+    twice = MemoryModel.of(FACTS.with_delayed(), MEASURED, runs, terms).under(load)
     assert twice == replace(
         once,
         gradients_bytes=2 * 700,
@@ -308,7 +310,7 @@ def test_more_sections_never_need_less_memory(
 
     def total(end: int) -> tuple[int, int]:
         runs = (range(start, end),)
-        memory = Stage.of(FACTS, EVEN, runs, terms).under(load)
+        memory = MemoryModel.of(FACTS, EVEN, runs, terms).under(load)
         return memory.static_bytes + memory.activations_bytes, memory.host.total_bytes
 
     end = min(4, start + length)
@@ -322,7 +324,7 @@ def on(state: StateHome, reduction: Reduction = "fast", width: int = 1) -> Stage
     load = StageLoad(in_flight=3, inputs_held=4, gradients_waiting=1, recomputes=8)
     gpu = Compute(on_gpu=True, precision="bf16")
     terms = WorkerTerms(reduction=reduction, compute=gpu, state=state, context_bytes=10**6)
-    return Stage.of(FACTS, MEASURED, (range(1, 3),), terms, width=width).under(load)
+    return MemoryModel.of(FACTS, MEASURED, (range(1, 3),), terms, width=width).under(load)
 
 
 @pytest.mark.parametrize("width", [1, 2, 4])
@@ -443,12 +445,12 @@ def test_frozen_sections_before_all_that_is_trained_leave_nothing() -> None:
         + FACTS.sections[2:],
     )
     load = StageLoad(in_flight=2, inputs_held=2, recomputes=0)
-    first = Stage.of(frozen, MEASURED, (range(2),)).under(load)
+    first = MemoryModel.of(frozen, MEASURED, (range(2),)).under(load)
     assert first.activations_bytes == 10 + 400
-    both = Stage.of(frozen, MEASURED, (range(3),)).under(load)
+    both = MemoryModel.of(frozen, MEASURED, (range(3),)).under(load)
     assert both.activations_bytes == 2 * (1002 + 10) + 500 + 10
     # What is received may need a gradient whatever becomes of it here.
-    later = Stage.of(frozen, MEASURED, (range(1, 2),)).under(load)
+    later = MemoryModel.of(frozen, MEASURED, (range(1, 2),)).under(load)
     assert later.activations_bytes == 2 * (1001 + 10) + 500 + 10
 
 
