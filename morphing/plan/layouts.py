@@ -165,7 +165,6 @@ class Layouts:
         uneven: float,
     ) -> PlanLayout | Refusal:
         """Lay out on ``devices``, whose smallest have ``room``."""
-        depth, mode = draft.depth, draft.mode
         even = self.cuts.even_cut(draft)
         replicas = self.cuts.even_shares(draft)
         placed = None
@@ -173,18 +172,10 @@ class Layouts:
         if self._may_differ(draft, devices):
             placed = self._place(devices, draft, even)
             replicas, merged = self._shares(draft, even, placed)
-        bounds = even
-        needed = self.cuts.needed_bytes(depth, mode, even, replicas)
-        if largest(needed).beyond(room) > 0:
-            tight = None
-            if mode.chunks == 1 and total(needed).beyond(times(room, depth)) <= 0:
-                tight = self.cuts.tight_cut(depth, mode, replicas, room, uneven)
-            if tight is None:
-                return _too_small(largest(needed), room)
-            bounds = tight
-            needed = self.cuts.needed_bytes(depth, mode, bounds, replicas)
-            if largest(needed).beyond(room) > 0:  # more sections may make less segments
-                return _too_small(largest(needed), room)
+        fitting = self._fitting_cut(draft, replicas, room, uneven)
+        if isinstance(fitting, Refusal):
+            return fitting
+        bounds, needed = fitting
         if placed is None or bounds != even:
             placed = self._place(devices, draft, bounds)
             if merged:
@@ -199,6 +190,40 @@ class Layouts:
             plan, needed, room = found
         plan, needed = self._with_copies(plan, needed, placed)
         return self._laid_out(plan, placed, profiles, fleet, needed, room)
+
+    def _fitting_cut(
+        self,
+        draft: Draft,
+        replicas: Sequence[int],
+        room: WorkerBytes,
+        uneven: float,
+        sharers: int = 1,
+    ) -> tuple[tuple[int, ...], list[WorkerBytes]] | Refusal:
+        """Cut evenly, or as evenly as ``room`` permits.
+
+        Args:
+            draft: What is cut.
+            replicas: Bounds of the replicas' shares.
+            room: Of every device.
+            uneven: As of ``Cuts.tight_cut``.
+            sharers: Ranks that share a stage's state.
+
+        Returns:
+            The bounds, and what the largest worker of each stage needs.
+        """
+        depth, mode, bounds = draft.depth, draft.mode, self.cuts.even_cut(draft)
+        needed = self.cuts.needed_bytes(depth, mode, bounds, replicas, sharers)
+        if largest(needed).beyond(room) <= 0:
+            return bounds, needed
+        tight = None
+        if mode.chunks == 1 and total(needed).beyond(times(room, depth)) <= 0:
+            tight = self.cuts.tight_cut(depth, mode, replicas, room, uneven, sharers)
+        if tight is not None:
+            needed = self.cuts.needed_bytes(depth, mode, tight, replicas, sharers)
+        # More sections may make less segments.
+        if tight is None or largest(needed).beyond(room) > 0:
+            return _too_small(largest(needed), room)
+        return tight, needed
 
     def _laid_out(
         self,
@@ -235,17 +260,11 @@ class Layouts:
         if inputs.semantics == "stale_by_one" or together < 2:
             return Refusal("no ranks can share state")
         room = fleet.smallest_room(devices)
-        bounds, replicas = self.cuts.even_cut(draft), self.cuts.even_shares(draft)
-        least = self.cuts.needed_bytes(draft.depth, draft.mode, bounds, replicas, together)
-        if largest(least).beyond(room) > 0:
-            tight = None
-            if draft.mode.chunks == 1:
-                tight = self.cuts.tight_cut(
-                    draft.depth, draft.mode, replicas, room, uneven, together
-                )
-            if tight is None:
-                return _too_small(largest(least), room)
-            bounds = tight
+        replicas = self.cuts.even_shares(draft)
+        fitting = self._fitting_cut(draft, replicas, room, uneven, together)
+        if isinstance(fitting, Refusal):
+            return fitting
+        bounds, _ = fitting
         placed = self._place(devices, draft, bounds)
         merged: list[Shares] = []
         if self._may_differ(draft, devices):
