@@ -28,7 +28,6 @@ from spottrain.morphing.simulate.reducing import (
     LOSS_TENSORS,
     SENT_PER_BYTE,
     Hop,
-    fastest_hop,
 )
 from spottrain.wire.model import LinkProfile, Profile, Reduction, SectionProfile, TaskOverheads
 from spottrain.wire.plan import segments_of
@@ -287,34 +286,27 @@ def min_steps_s(
 
 def min_sums_s(
     widths: NDArray[np.int64],
+    hops: Sequence[Hop],
     sections: NDArray[np.int64],
     stage_bytes: Array,
-    profile: Profile,
     reduction: Reduction,
-    most_slots: int,
 ) -> Array:
     """Return the minimum time of summing gradients, for each width (a row) and each stage.
 
     Args:
         widths: Numbers of replicas.
+        hops: For each width, one that no hop of its rings is faster than.
         sections: Of each stage.
         stage_bytes: Of each stage's parameters.
-        profile: Has the rings.
         reduction: How gradients are summed up.
-        most_slots: Of one VM: sums of more replicas leave it.
     """
     ranks = widths[:, None]
-    sent_bytes = SENT_PER_BYTE[reduction] * stage_bytes
+    latency_s = np.array([[hop.latency_s] for hop in hops])
+    s_per_byte = np.array([[hop.s_per_byte] for hop in hops])
     turns = np.ceil((sections + LOSS_TENSORS) / CONCURRENT_ALL_REDUCES)
-
-    def over(hop: Hop) -> Array:
-        in_rings: Array = (ranks - 1) * (
-            turns * hop.latency_s + sent_bytes / ranks * hop.s_per_byte
-        )
-        return in_rings
-
-    leaving = over(fastest_hop(profile, leaves_vms=True))
-    return np.where(ranks > most_slots, leaving, over(fastest_hop(profile)))
+    sent_bytes = SENT_PER_BYTE[reduction] * stage_bytes
+    sums: Array = (ranks - 1) * (turns * latency_s + sent_bytes / ranks * s_per_byte)
+    return sums
 
 
 # --- Devices of several speeds --------------------------------------------------------

@@ -36,7 +36,14 @@ from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.partition import join, partition, spread
 from spottrain.morphing.plan.placement import Device, DeviceKind, kind_of
 from spottrain.morphing.simulate.compute import min_update_s, trained_bytes
-from spottrain.morphing.simulate.reducing import sections_at, tied_bytes, tied_hops
+from spottrain.morphing.simulate.reducing import (
+    Hop,
+    fastest_hop,
+    hop_of,
+    sections_at,
+    tied_bytes,
+    tied_hops,
+)
 from spottrain.units import counted
 from spottrain.wire.model import Profile, StateHome
 from spottrain.wire.plan import ScheduleKind, deal, segments_of
@@ -86,6 +93,7 @@ class Cuts:
         self.pipe = cache(self._pipe)
         self._counts = cache(self._replica_counts)
         self._even_steps_s = cache(self._min_even_steps_s)
+        self._hop = cache(self._fastest_hop)
         self._chunk = cache(self._chunk_of)
         self._terms = cache(self._worker_terms)
         self._model = cache(self._memory_model)
@@ -255,14 +263,25 @@ class Cuts:
     def _min_sums_s(self, depth: int, widths: NDArray[np.int64], bounds: tuple[int, ...]) -> Array:
         """Return the minimum time of summing gradients for each width and stage."""
         cuts, by_stage = np.array(bounds), (-1, depth)
+        # Memory may want another cut, in which the stage with most has less, never than the mean.
+        mean = self.param_sums[-1] / depth
         return min_sums_s(
             widths,
+            [self._hop(width, self.fleet.rings(depth, width)) for width in widths.tolist()],
             np.diff(cuts).reshape(by_stage).sum(axis=0),
-            np.diff(self.param_sums[cuts]).reshape(by_stage).sum(axis=0),
-            self.inputs.profile,
+            np.minimum(mean, np.diff(self.param_sums[cuts]).reshape(by_stage).sum(axis=0)),
             self.inputs.reduction,
-            self.fleet.most_slots,
         )
+
+    def _fastest_hop(self, width: int, rings: int) -> Hop:
+        """Return a hop that none of so many rings of ``width`` replicas over the same VMs has a
+        faster one than; 0: how many there are is not known."""
+        profile = self.inputs.profile
+        if not rings:
+            return fastest_hop(profile, leaves_vms=width > self.fleet.most_slots)
+        ranks = width * self.inputs.group_size
+        hops = [hop_of(profile, ranks, True, rings, on_device) for on_device in (False, True)]
+        return Hop(min(hop.latency_s for hop in hops), min(hop.s_per_byte for hop in hops))
 
     def _slowest_update_s(self, cut: tuple[int, ...], depth: int, state: StateHome) -> float:
         """Return the minimum time of the slowest stage's update on the fastest device."""

@@ -169,6 +169,20 @@ class DeviceFleet:
         placeable = sum(count * min(size, most) for size, count in self._sizes.items())
         return width if placeable >= depth * width else 1
 
+    def rings(self, depth: int, width: int) -> int:
+        """Return how many stages sum their gradients through the network of a VM, for each stage
+        of the VM with most; 0 where that depends on more than the numbers of devices.
+
+        Devices of one speed that nothing keeps are given to the stages in turn, VM by VM
+        (``placement.place``). So where the replicas of a stage are farther apart than a VM has
+        devices, all its stages leave it.
+        """
+        most = self.most_slots
+        is_sure = len(self._sizes) == len(self.speeds) == len(self.orders) == 1
+        if self._previous is not None or not is_sure or (width - 1) * depth < most:
+            return 0
+        return min(depth, most)
+
     def take(self, order: list[Device], depth: int, width: int) -> list[Device]:
         """Take the first devices of ``order`` that a plan can be placed on, so that no VM
         holds all replicas of a stage if that is possible."""

@@ -34,9 +34,15 @@ class Case:
     gpus: int
     minibatch_size: int
     max_s: float
+    vm_gpus: int = 1
 
 
-CASES = (Case(128, 8192, 0.5), Case(1024, 8192, 0.6), Case(10_000, 1_000_000, 1.5))
+CASES = (
+    Case(128, 8192, 0.5),
+    Case(1024, 8192, 0.6),
+    Case(10_000, 1_000_000, 1.5),
+    Case(1024, 8192, 2.0, vm_gpus=8),
+)
 
 
 def inputs_of(case: Case) -> PlanInputs:
@@ -61,6 +67,7 @@ def inputs_of(case: Case) -> PlanInputs:
             minibatch_size=case.minibatch_size,
         ),
         case.gpus,
+        case.vm_gpus,
     )
 
 
@@ -78,6 +85,7 @@ def decide(number: int) -> None:
         json.dumps(
             {
                 "gpus": case.gpus,
+                "gpus_per_vm": case.vm_gpus,
                 "minibatch_size": case.minibatch_size,
                 "sections": SECTIONS,
                 "plan": choice.plan.shape,
