@@ -512,7 +512,12 @@ def test_a_chosen_plan_fits_and_takes_the_predicted_time(
     assert plan.predicted_step_s == step.step_s
     assert [c.why_not for c in choice.candidates].count("") == 1
     follow = choose_plan(replace(case, previous=plan)).plan
-    assert follow == plan
+    assert follow is not None
+    if follow != plan:
+        # Those that keep what they have may come to hold a stage's replicas together, which
+        # spares their VM's network: places in turn would not have.
+        assert any(slot.index > 0 for slot in plan.slots)
+        assert follow.predicted_step_s * (1 + NOISE) < plan.predicted_step_s
 
 
 @costly
