@@ -49,6 +49,8 @@ class Mutation:
     """What it becomes."""
     rare: bool = False
     """Whether ten seeds may not be enough to find it."""
+    slow: bool = False
+    """Whether a world with it stands still, which takes a minute to be sure of."""
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
@@ -101,6 +103,7 @@ MUTATIONS = (
         launches.launch,
         "f'{transition.state.job.uid}-{intent.intent}'",
         "transition.state.job.uid",
+        slow=True,
     ),
     Mutation(
         "an answered launch stays open",

@@ -35,8 +35,11 @@ def test_small_jobs_live_through_a_fault_every_three_minutes(seed: int) -> None:
 @pytest.mark.rotated
 @pytest.mark.parametrize(
     "mutation",
-    [mutation for mutation in MUTATIONS if not mutation.rare],
-    ids=lambda mutation: mutation.name,
+    [
+        pytest.param(one, marks=[pytest.mark.nightly] if one.slow else [], id=one.name)
+        for one in MUTATIONS
+        if not one.rare
+    ],
 )
 def test_a_bug_in_the_core_is_found(mutation: Mutation) -> None:
     assert caught(mutation, range(FEW_SEEDS))
