@@ -40,6 +40,8 @@ def test_callbacks_are_told_of_a_job_whose_manager_is_killed_and_one_that_raises
 ) -> None:
     job.pace(0.3)  # what is measured before takes as long
     job.launch("--detach")
+    job.until_trains()
+    job.pace(5.0)  # a call is a process of its own, that may take long to start
     until("the first call", lambda: told(job, "on_evaluate"))
     job.kill_manager()
     job.pace(0.0)
