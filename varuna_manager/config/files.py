@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+from collections import defaultdict
 from collections.abc import Iterator
 from datetime import date, time
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -14,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from spottrain.errors import ConfigError, one_line
-from spottrain.suggest import did_you_mean, nearest
+from spottrain.suggest import near
 from spottrain.varuna_manager.config.yaml_core import NO_LINES, NOT_IN_FILE, Lines, read_yaml
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -28,6 +30,11 @@ _UNITS = {
 """Of durations, by their keys."""
 _ON, _OFF = ("yes", "on", "y"), ("no", "off", "n")
 """What YAML 1.1 reads as true and false, and YAML 1.2 as text."""
+_NEAR = ((0, 0.8), (1, 0.8), (2, 1.0), (0, 0.6))
+"""How many sections away a key may be that is suggested in place of an unknown one, and how alike
+it must be at least; the first that are found count."""
+_MOST_KEYS = 3
+"""Of equally near ones: more say less than the keys of the section."""
 
 
 def read_text(path: Path, what: str = "file") -> str:
@@ -226,20 +233,30 @@ def _dotted(loc: tuple[int | str, ...]) -> str:
 
 
 def _suggest(loc: tuple[int | str, ...], model: type[BaseModel]) -> str:
-    """Return a hint with the nearest known key: in the same section, then anywhere."""
-    here: type[BaseModel] | None = model
+    """Return a hint with known keys that are near in place and spelling, else with all of the
+    section."""
+    here, section = model, list[str]()
     for part in loc[:-1]:
-        # Parts that are not fields are keys of a mapping, chosen by the user.
-        if here is not None and part in here.model_fields:
-            here = _model_in(here.model_fields[str(part)].annotation)
-    wrong = str(loc[-1])
-    known = list(here.model_fields) if here else []
-    if hint := did_you_mean(wrong, known):
-        return f"; {hint}"
-    everywhere = {path.rpartition(".")[2]: path for path in key_paths(model)}
-    if near := nearest(wrong, everywhere, cutoff=0.8):
-        return f"; did you mean {everywhere[near]}?"
-    return f"; known keys are {', '.join(known)}"
+        # Other parts are the user's own keys of a mapping, or places in a list.
+        field = here.model_fields.get(str(part))
+        if field is not None and (inner := _model_in(field.annotation)):
+            here, section = inner, [*section, str(part)]
+    at = defaultdict[int, list[str]](list)
+    for path in key_paths(model):
+        place = path.split(".")[:-1]
+        at[len(place) + len(section) - 2 * len(commonprefix([place, section]))].append(path)
+    for steps, cutoff in _NEAR:
+        names = near(str(loc[-1]), map(_key_of, at[steps]), cutoff)
+        keys = [path if steps else _key_of(path) for path in at[steps] if _key_of(path) in names]
+        if len(keys) > _MOST_KEYS:
+            break
+        if keys:
+            return f"; did you mean {' or '.join(keys)}?"
+    return f"; known keys are {', '.join(here.model_fields)}"
+
+
+def _key_of(path: str) -> str:
+    return path.rpartition(".")[2]
 
 
 def key_paths(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
