@@ -8,7 +8,7 @@ import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
 from datetime import date, time
-from os.path import commonprefix
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -244,7 +244,9 @@ def _suggest(loc: tuple[int | str, ...], model: type[BaseModel]) -> str:
     at = defaultdict[int, list[str]](list)
     for path in key_paths(model):
         place = path.split(".")[:-1]
-        at[len(place) + len(section) - 2 * len(commonprefix([place, section]))].append(path)
+        both = zip(place, section, strict=False)
+        shared = sum(1 for _ in takewhile(lambda parts: parts[0] == parts[1], both))
+        at[len(place) + len(section) - 2 * shared].append(path)
     for steps, cutoff in _NEAR:
         names = near(str(loc[-1]), map(_key_of, at[steps]), cutoff)
         keys = [path if steps else _key_of(path) for path in at[steps] if _key_of(path) in names]
