@@ -159,6 +159,37 @@ def _devices_here(config: JobConfig) -> VmDevices | VmUnfit | GpuSick:
     )
 
 
+def check_kernels(config: JobConfig, kernels: str | None) -> None:
+    """Check that what a job's bits were computed on can be had, as far as one can know without
+    renting: which CPU a cloud gives, and the build of torch there, VMs say.
+
+    Args:
+        kernels: As in ``Numerics``; None: nothing is settled.
+
+    Raises:
+        ConfigError: The job would compute on others.
+    """
+    if kernels is None:
+        return
+    gpus = config.gpu_types
+    if config.resources.provider == "local":
+        found = _devices_here(config)
+        if not isinstance(found, VmDevices):
+            return  # for a reason of its own, that VMs tell
+        model = machine.model_name(found.name, found.gpus)
+        got = "" if kernels.startswith(f"{model} with ") else f"this machine has {model}"
+    elif any(gpu is None or gpu.may_be(kernels) for gpu in gpus):
+        return
+    else:
+        got = ", ".join(dict.fromkeys(gpu.name for gpu in gpus if gpu is not None))
+        got = got and f"the job file names {got}"
+    if got:
+        raise ConfigError(
+            f"reduction: exact: the weights were computed on {kernels}, others round differently: "
+            f"{got}; go on where there are the same, or begin a new job with init_from"
+        )
+
+
 def has_known_gpu(config: JobConfig) -> bool:
     """Return whether measuring a job here says something about a cloud's GPUs."""
     found = _devices_here(config)
