@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from datetime import date, time
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from types import NoneType, UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -181,32 +182,39 @@ def explain(error: ValidationError, model: type[BaseModel], lines: Lines = NO_LI
     Unknown keys come first: a misspelt key is also reported as a missing one.
     """
     details = sorted(error.errors(), key=lambda d: d["type"] != "extra_forbidden")
-    first, more = _explain_one(details[0], model), len(details) - 1
-    place = at_line(details[0]["loc"], lines)
-    return f"{first}{place} (and {more} more)" if more else f"{first}{place}"
+    (first, *_), loc = details, details[0]["loc"]
+    same = [first]
+    if _is_choice(loc[:-1], model):  # each of its types has an error, with its name at the end
+        loc = loc[:-1]
+        same = [detail for detail in details if detail["loc"][:-1] == loc]
+    if first["type"] == "extra_forbidden":
+        text = f"unknown key{_suggest(loc, model)}"
+    else:
+        text = " or ".join(dict.fromkeys(map(_message, same))).replace(" or must be ", " or ")
+        got = first["input"]
+        if first["type"] != "missing" and not isinstance(got, dict | list) and "got" not in text:
+            text += f": got {got!r}"
+    where, more = _dotted(loc), len(details) - len(same)
+    text = f"{where}: {text}{at_line(loc, lines)}" if where else f"{text}{at_line(loc, lines)}"
+    return f"{text} (and {more} more)" if more else text
 
 
-def _explain_one(detail: ErrorDetails, model: type[BaseModel]) -> str:
-    where, got = _dotted(detail["loc"]), detail["input"]
+def _message(detail: ErrorDetails) -> str:
+    got = str(detail["input"]).lower()
     match detail["type"]:
-        case "extra_forbidden":
-            return f"{where}: unknown key{_suggest(detail['loc'], model)}"
         case "missing":
-            return f"{where}: is missing; add it"
+            return "is missing; add it"
         case "value_error":
-            message = str(detail["ctx"]["error"])
+            return str(detail["ctx"]["error"])
         case "timezone_aware":
-            message = "must have a time zone, such as +00:00 at its end for UTC"
+            return "must have a time zone, such as +00:00 at its end for UTC"
         case kind if kind.startswith(("datetime_", "date_")):
-            message = "must be a time, such as 2030-01-31T18:00:00+00:00"
-        case "bool_type" if str(got).lower() in (*_ON, *_OFF):
-            message = f"must be {'true' if str(got).lower() in _ON else 'false'}"
+            return "must be a time, such as 2030-01-31T18:00:00+00:00"
+        case "bool_type" if got in (*_ON, *_OFF):
+            return f"must be {'true' if got in _ON else 'false'}"
         case "int_type" | "float_type" if unit := _unit(detail["loc"]):
-            message = f"must be a number of {unit}"
-        case _:
-            message = detail["msg"].replace("Input should", "must", 1)
-    shown = "" if isinstance(got, dict | list) or "got" in message else f": got {got!r}"
-    return f"{where}: {message}{shown}" if where else f"{message}{shown}"
+            return f"must be a number of {unit}"
+    return detail["msg"].replace("Input should", "must", 1)
 
 
 def _unit(loc: tuple[int | str, ...]) -> str:
@@ -235,12 +243,7 @@ def _dotted(loc: tuple[int | str, ...]) -> str:
 def _suggest(loc: tuple[int | str, ...], model: type[BaseModel]) -> str:
     """Return a hint with known keys that are near in place and spelling, else with all of the
     section."""
-    here, section = model, list[str]()
-    for part in loc[:-1]:
-        # Other parts are the user's own keys of a mapping, or places in a list.
-        field = here.model_fields.get(str(part))
-        if field is not None and (inner := _model_in(field.annotation)):
-            here, section = inner, [*section, str(part)]
+    here, section = _section_at(loc[:-1], model)
     at = defaultdict[int, list[str]](list)
     for path in key_paths(model):
         place = path.split(".")[:-1]
@@ -255,6 +258,28 @@ def _suggest(loc: tuple[int | str, ...], model: type[BaseModel]) -> str:
         if keys:
             return f"; did you mean {' or '.join(keys)}?"
     return f"; known keys are {', '.join(here.model_fields)}"
+
+
+def _section_at(
+    loc: tuple[int | str, ...], model: type[BaseModel]
+) -> tuple[type[BaseModel], list[str]]:
+    """Return the innermost section that ``loc`` leads into, and the keys of sections on its way."""
+    here, section = model, list[str]()
+    for part in loc:
+        # Other parts are the user's own keys of a mapping, or places in a list.
+        field = here.model_fields.get(str(part))
+        if field is not None and (inner := _model_in(field.annotation)):
+            here, section = inner, [*section, str(part)]
+    return here, section
+
+
+def _is_choice(loc: tuple[int | str, ...], model: type[BaseModel]) -> bool:
+    """Return whether ``loc`` leads to a value of one of several types, but no section."""
+    here, section = _section_at(loc, model)
+    field = here.model_fields.get(str(loc[-1])) if loc and str(loc[-1]) not in section else None
+    if field is None or get_origin(field.annotation) not in (Union, UnionType):
+        return False
+    return sum(one is not NoneType for one in get_args(field.annotation)) > 1
 
 
 def _key_of(path: str) -> str:
