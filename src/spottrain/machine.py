@@ -92,16 +92,6 @@ def cpu_name(device: str) -> str:
     return device.removesuffix(_ONE_THREAD)
 
 
-def model_name(device: str, gpus: Sequence[GpuFacts]) -> str:
-    """Return the model of what computes: of the GPUs, or of the CPU where there are none.
-
-    Args:
-        device: Its name, as ``device`` makes it.
-        gpus: The GPUs that it consists of.
-    """
-    return " and ".join(sorted({gpu.name for gpu in gpus})) or cpu_name(device)
-
-
 def gpu_share(device: str) -> float:
     """Return the share of its GPU that a slot has, by the name of its device."""
     found = _SHARED.search(device)

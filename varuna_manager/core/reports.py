@@ -7,7 +7,7 @@ from typing import Literal, assert_never
 
 from spottrain.errors import shortened
 from spottrain.eventlog.changed import replace
-from spottrain.machine import model_name
+from spottrain.machine import cpu_name
 from spottrain.manifest import CheckpointEntry, generation_of, parse_name
 from spottrain.units import counted
 from spottrain.varuna_manager.core import (
@@ -154,8 +154,8 @@ def _rounds_differently(
     state = transition.state
     if state.job.spec.reduction == "fast":
         return False
-    model = model_name(report.device, report.gpus)
-    kernels, settled = f"{model} with torch {report.torch_version}", state.launches.kernels
+    names = " and ".join(sorted({gpu.name for gpu in report.gpus})) or cpu_name(report.device)
+    kernels, settled = f"{names} with torch {report.torch_version}", state.launches.kernels
     if settled is None:
         transition.put(replace(state.launches, kernels=kernels))
     elif settled != kernels:

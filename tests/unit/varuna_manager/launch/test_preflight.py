@@ -206,6 +206,26 @@ def test_this_machines_gpus_are_checked_before_a_local_job(
     assert ", 1 thread; may use" in preflight.check_here(job)
 
 
+def test_this_machines_gpus_may_differ_but_not_in_a_vm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus = FakeGpus(tmp_path / "nvml.json", count=2)
+    gpus.change(index=1, name="Tesla T4")
+    monkeypatch.setenv(VARIABLE, str(gpus.file))
+    monkeypatch.setitem(sys.modules, "pynvml", pynvml)
+    local: dict[str, Any] = {"zones": [{"name": "here", "slots": 1}]}
+    job = config(tmp_path, "", resources={"provider": "local"}, local=local)
+    assert preflight.check_here(job).startswith("computes on NVIDIA A10G")
+    for known in ("NVIDIA A10G", "Tesla T4"):
+        preflight.check_kernels(job, f"{known} with torch 2.13.0")
+    with pytest.raises(ConfigError, match="this machine has NVIDIA A10G and Tesla T4; go on"):
+        preflight.check_kernels(job, A100)
+    local["zones"][0]["slots"] = 2
+    job = config(tmp_path, "", resources={"provider": "local"}, local=local)
+    with pytest.raises(CloudError, match="of several types: got NVIDIA A10G, Tesla T4"):
+        preflight.check_here(job)
+
+
 @pytest.mark.parametrize(
     ("path", "changes", "warnings"),
     [
