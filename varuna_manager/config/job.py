@@ -81,7 +81,8 @@ from spottrain.wire.messages import (
     JobSpec,
 )
 from spottrain.wire.model import GpuFacts, LoaderSpec, Precision, Reduction, WireType
-from spottrain.wire.plan import Numerics, Semantics
+from spottrain.wire.numerics import Numerics
+from spottrain.wire.plan import Semantics
 
 MAX_MEASURED_MICROBATCH = 16
 """Largest micro-batch size that is measured when the job file names none."""

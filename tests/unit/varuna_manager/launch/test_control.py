@@ -47,7 +47,7 @@ from spottrain.varuna_manager.jobs.journal import Journal, Step
 from spottrain.varuna_manager.launch import asking, control, submit
 from spottrain.varuna_manager.launch.asking import ManagerUnreachableError
 from spottrain.varuna_manager.launch.control import end_job
-from spottrain.wire.plan import Numerics
+from spottrain.wire.numerics import Numerics
 
 STARTING = """
 import signal, sys
