@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from spottrain.codec import encode
+from spottrain.morphing.plan.profiles import WITHIN_AS_BETWEEN
 from spottrain.morphing.plan.transformer import TransformerShape
 from spottrain.morphing.plan.workload import Workload
 from spottrain.wire.model import (
@@ -211,7 +212,10 @@ def workload_of(model: Published) -> Workload:
             download_bytes_per_s=12e9,
             host_optimizer_s_per_byte=3.5e-10,
             origin="written",
-            sources=("the sources of this file",),
+            sources=(
+                "the sources of this file",
+                *([WITHIN_AS_BETWEEN] if model.within_vm is NETWORK else []),
+            ),
         ),
         minibatch_size=model.minibatch_size,
         gpu_memory_bytes=16160 << 20,

@@ -63,7 +63,7 @@ from spottrain.pipeline.state.numbers import EvaluationRecord
 from spottrain.storage.store import StorageError
 from spottrain.wire import messages
 from spottrain.wire.messages import RunGeneration
-from spottrain.wire.plan import Numerics
+from spottrain.wire.numerics import Numerics
 
 NOT_SETTLED = -1
 GRACE_S = 600.0

@@ -86,6 +86,11 @@ class GpuType:
     """Where that is from."""
     source: FactSource
 
+    def may_be(self, device: str) -> bool:
+        """Return whether a driver's or a profile's name may be that of this GPU or CPU: all words
+        of its own are in it."""
+        return _words(self.name) <= _words(device)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceType:
@@ -168,9 +173,8 @@ class Catalogue:
         Such as ``NVIDIA A100-SXM4-80GB``: of those whose words are all in the name, the one
         with most words.
         """
-        words = _words(device)
         known = (*self.gpus.values(), *self.cpus.values())
-        fitting = [gpu for gpu in known if _words(gpu.name) <= words]
+        fitting = [gpu for gpu in known if gpu.may_be(device)]
         return max(fitting, key=lambda gpu: len(_words(gpu.name)), default=None)
 
     def matching(

@@ -18,7 +18,7 @@ from spottrain.morphing.plan.placement import Device
 from spottrain.morphing.plan.profiles import assumes_links_within, on_links, on_network
 from spottrain.pricing.ranking.machine import MachineShape
 from spottrain.wire.model import LinkProfile, Profile
-from spottrain.wire.plan import Slot
+from spottrain.wire.plan import Slot, shape_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +29,7 @@ class FleetThroughput:
     """VMs that are paid for."""
     pipeline_depth: int = 1
     data_parallel_width: int = 1
+    tensor_parallel: int = 1
     copies: int = 1
     """How many VMs hold each stage, at least."""
     step_s: float = math.inf
@@ -41,8 +42,8 @@ class FleetThroughput:
 
     @property
     def shape(self) -> str:
-        """Pipeline depth and data-parallel width, ``PxD``."""
-        return f"{self.pipeline_depth}x{self.data_parallel_width}"
+        """Of its plan, for people."""
+        return shape_of(self.pipeline_depth, self.data_parallel_width, self.tensor_parallel)
 
 
 class ThroughputCache:
@@ -136,6 +137,7 @@ class ThroughputCache:
             vms=max(used, min(vms, self.min_vms)) if self.returns_unused else vms,
             pipeline_depth=plan.pipeline_depth,
             data_parallel_width=plan.data_parallel_width,
+            tensor_parallel=plan.devices_per_stage_replica,
             copies=plan.copies,
             step_s=plan.predicted_step_s,
             examples_per_s=plan.minibatch_size / plan.predicted_step_s,

@@ -39,7 +39,7 @@ from spottrain.storage.store import (
     UnreachableError,
 )
 from spottrain.wire.messages import CheckpointDamaged, JobSpec
-from spottrain.wire.plan import Numerics
+from spottrain.wire.numerics import Numerics
 
 MANIFEST_FILE = "manifest.json"
 OWNER_FILE = "owner.json"

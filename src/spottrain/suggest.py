@@ -6,19 +6,14 @@ from collections.abc import Iterable
 from difflib import SequenceMatcher
 
 
-def nearest(given: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
-    """Return the known name that is most like a given one; empty if none is near.
+def near(given: str, known: Iterable[str], cutoff: float) -> list[str]:
+    """Return the known names that are all most like a given one, sorted; none if none is near.
 
     Args:
         given: What somebody wrote; case does not count.
         known: The names.
-        cutoff: Least similarity, from 0 to 1.
+        cutoff: Least likeness, from 0 to 1.
     """
-    return next(iter(near(given, known, cutoff)), "")
-
-
-def near(given: str, known: Iterable[str], cutoff: float) -> list[str]:
-    """Return the known names that are all most like a given one, sorted."""
     wanted = given.casefold()
     likeness = {name: SequenceMatcher(a=name.casefold(), b=wanted).ratio() for name in known}
     best = max(likeness.values(), default=0.0)

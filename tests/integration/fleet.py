@@ -25,7 +25,8 @@ from spottrain.pipeline.state.checkpoint import load_section
 from spottrain.storage.open import open_store
 from spottrain.wire import messages
 from spottrain.wire.messages import JobSpec
-from spottrain.wire.plan import Numerics, Plan, Slot
+from spottrain.wire.numerics import Numerics
+from spottrain.wire.plan import Plan, Slot
 
 __all__ = [
     "Fleet",

@@ -12,7 +12,7 @@ from tests.integration.struck_runs import NUM_SECTIONS, job_spec
 from spottrain.manifest import read_manifest
 from spottrain.storage.open import open_store
 from spottrain.wire import messages
-from spottrain.wire.plan import numerics_of
+from spottrain.wire.numerics import numerics_of
 
 pytestmark = pytest.mark.rotated
 

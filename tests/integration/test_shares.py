@@ -18,7 +18,8 @@ from spottrain.pipeline.base.faults import Hook
 from spottrain.varuna_manager.cli.traces.timeline import merge
 from spottrain.wire import messages
 from spottrain.wire.messages import ShareMinibatch, TraceMinibatches
-from spottrain.wire.plan import Numerics, Plan, Slot
+from spottrain.wire.numerics import Numerics
+from spottrain.wire.plan import Plan, Slot
 from spottrain.wire.timeline import RankTimeline
 
 STEPS = 8

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+from collections import defaultdict
 from collections.abc import Iterator
 from datetime import date, time
+from itertools import takewhile
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from types import NoneType, UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from spottrain.errors import ConfigError, one_line
-from spottrain.suggest import did_you_mean, nearest
+from spottrain.suggest import near
 from spottrain.varuna_manager.config.yaml_core import NO_LINES, NOT_IN_FILE, Lines, read_yaml
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -28,6 +31,11 @@ _UNITS = {
 """Of durations, by their keys."""
 _ON, _OFF = ("yes", "on", "y"), ("no", "off", "n")
 """What YAML 1.1 reads as true and false, and YAML 1.2 as text."""
+_NEAR = ((0, 0.8), (1, 0.8), (2, 1.0), (0, 0.6))
+"""How many sections away a key may be that is suggested in place of an unknown one, and how alike
+it must be at least; the first that are found count."""
+_MOST_KEYS = 3
+"""Of equally near ones: more say less than the keys of the section."""
 
 
 def read_text(path: Path, what: str = "file") -> str:
@@ -174,32 +182,39 @@ def explain(error: ValidationError, model: type[BaseModel], lines: Lines = NO_LI
     Unknown keys come first: a misspelt key is also reported as a missing one.
     """
     details = sorted(error.errors(), key=lambda d: d["type"] != "extra_forbidden")
-    first, more = _explain_one(details[0], model), len(details) - 1
-    place = at_line(details[0]["loc"], lines)
-    return f"{first}{place} (and {more} more)" if more else f"{first}{place}"
+    (first, *_), loc = details, details[0]["loc"]
+    same = [first]
+    if _is_choice(loc[:-1], model):  # each of its types has an error, with its name at the end
+        loc = loc[:-1]
+        same = [detail for detail in details if detail["loc"][:-1] == loc]
+    if first["type"] == "extra_forbidden":
+        text = f"unknown key{_suggest(loc, model)}"
+    else:
+        text = " or ".join(dict.fromkeys(map(_message, same))).replace(" or must be ", " or ")
+        got = first["input"]
+        if first["type"] != "missing" and not isinstance(got, dict | list) and "got" not in text:
+            text += f": got {got!r}"
+    where, more = _dotted(loc), len(details) - len(same)
+    text = f"{where}: {text}{at_line(loc, lines)}" if where else f"{text}{at_line(loc, lines)}"
+    return f"{text} (and {more} more)" if more else text
 
 
-def _explain_one(detail: ErrorDetails, model: type[BaseModel]) -> str:
-    where, got = _dotted(detail["loc"]), detail["input"]
+def _message(detail: ErrorDetails) -> str:
+    got = str(detail["input"]).lower()
     match detail["type"]:
-        case "extra_forbidden":
-            return f"{where}: unknown key{_suggest(detail['loc'], model)}"
         case "missing":
-            return f"{where}: is missing; add it"
+            return "is missing; add it"
         case "value_error":
-            message = str(detail["ctx"]["error"])
+            return str(detail["ctx"]["error"])
         case "timezone_aware":
-            message = "must have a time zone, such as +00:00 at its end for UTC"
+            return "must have a time zone, such as +00:00 at its end for UTC"
         case kind if kind.startswith(("datetime_", "date_")):
-            message = "must be a time, such as 2030-01-31T18:00:00+00:00"
-        case "bool_type" if str(got).lower() in (*_ON, *_OFF):
-            message = f"must be {'true' if str(got).lower() in _ON else 'false'}"
+            return "must be a time, such as 2030-01-31T18:00:00+00:00"
+        case "bool_type" if got in (*_ON, *_OFF):
+            return f"must be {'true' if got in _ON else 'false'}"
         case "int_type" | "float_type" if unit := _unit(detail["loc"]):
-            message = f"must be a number of {unit}"
-        case _:
-            message = detail["msg"].replace("Input should", "must", 1)
-    shown = "" if isinstance(got, dict | list) or "got" in message else f": got {got!r}"
-    return f"{where}: {message}{shown}" if where else f"{message}{shown}"
+            return f"must be a number of {unit}"
+    return detail["msg"].replace("Input should", "must", 1)
 
 
 def _unit(loc: tuple[int | str, ...]) -> str:
@@ -226,20 +241,49 @@ def _dotted(loc: tuple[int | str, ...]) -> str:
 
 
 def _suggest(loc: tuple[int | str, ...], model: type[BaseModel]) -> str:
-    """Return a hint with the nearest known key: in the same section, then anywhere."""
-    here: type[BaseModel] | None = model
-    for part in loc[:-1]:
-        # Parts that are not fields are keys of a mapping, chosen by the user.
-        if here is not None and part in here.model_fields:
-            here = _model_in(here.model_fields[str(part)].annotation)
-    wrong = str(loc[-1])
-    known = list(here.model_fields) if here else []
-    if hint := did_you_mean(wrong, known):
-        return f"; {hint}"
-    everywhere = {path.rpartition(".")[2]: path for path in key_paths(model)}
-    if near := nearest(wrong, everywhere, cutoff=0.8):
-        return f"; did you mean {everywhere[near]}?"
-    return f"; known keys are {', '.join(known)}"
+    """Return a hint with known keys that are near in place and spelling, else with all of the
+    section."""
+    here, section = _section_at(loc[:-1], model)
+    at = defaultdict[int, list[str]](list)
+    for path in key_paths(model):
+        place = path.split(".")[:-1]
+        both = zip(place, section, strict=False)
+        shared = sum(1 for _ in takewhile(lambda parts: parts[0] == parts[1], both))
+        at[len(place) + len(section) - 2 * shared].append(path)
+    for steps, cutoff in _NEAR:
+        names = near(str(loc[-1]), map(_key_of, at[steps]), cutoff)
+        keys = [path if steps else _key_of(path) for path in at[steps] if _key_of(path) in names]
+        if len(keys) > _MOST_KEYS:
+            break
+        if keys:
+            return f"; did you mean {' or '.join(keys)}?"
+    return f"; known keys are {', '.join(here.model_fields)}"
+
+
+def _section_at(
+    loc: tuple[int | str, ...], model: type[BaseModel]
+) -> tuple[type[BaseModel], list[str]]:
+    """Return the innermost section that ``loc`` leads into, and the keys of sections on its way."""
+    here, section = model, list[str]()
+    for part in loc:
+        # Other parts are the user's own keys of a mapping, or places in a list.
+        field = here.model_fields.get(str(part))
+        if field is not None and (inner := _model_in(field.annotation)):
+            here, section = inner, [*section, str(part)]
+    return here, section
+
+
+def _is_choice(loc: tuple[int | str, ...], model: type[BaseModel]) -> bool:
+    """Return whether ``loc`` leads to a value of one of several types, but no section."""
+    here, section = _section_at(loc, model)
+    field = here.model_fields.get(str(loc[-1])) if loc and str(loc[-1]) not in section else None
+    if field is None or get_origin(field.annotation) not in (Union, UnionType):
+        return False
+    return sum(one is not NoneType for one in get_args(field.annotation)) > 1
+
+
+def _key_of(path: str) -> str:
+    return path.rpartition(".")[2]
 
 
 def key_paths(model: type[BaseModel], prefix: str = "") -> Iterator[str]:

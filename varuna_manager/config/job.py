@@ -26,6 +26,7 @@ from spottrain.errors import ConfigError
 from spottrain.gpus.builds import automatic_precision
 from spottrain.gpus.find import own_gpus
 from spottrain.machine import memory_bytes
+from spottrain.pricing.prices.catalogue import GpuType
 from spottrain.storage.store import is_url, local_folder
 from spottrain.varuna_manager.config.base import (
     BELOW_BASE,
@@ -80,7 +81,8 @@ from spottrain.wire.messages import (
     JobSpec,
 )
 from spottrain.wire.model import GpuFacts, LoaderSpec, Precision, Reduction, WireType
-from spottrain.wire.plan import Numerics, Semantics
+from spottrain.wire.numerics import Numerics
+from spottrain.wire.plan import Semantics
 
 MAX_MEASURED_MICROBATCH = 16
 """Largest micro-batch size that is measured when the job file names none."""
@@ -413,17 +415,21 @@ class JobConfig(Section):
         asked = self.runtime.precision
         return automatic_precision(capabilities, self.semantics) if asked == "auto" else asked
 
-    def _gpu_capabilities(self) -> tuple[int, ...]:
-        """Return the compute capabilities of the GPUs that the job file names."""
+    @property
+    def gpu_types(self) -> tuple[GpuType | None, ...]:
+        """The kinds of GPUs that the job file names; None: of hosts whose kind it does not say."""
         if self.resources.device == "cpu":
             return ()
         if self.resources.provider == "ssh":
-            gpus = [host.gpu_type for host in self.ssh.hosts]
-            return tuple(0 if gpu is None else gpu.compute_capability for gpu in gpus)
+            return tuple(host.gpu_type for host in self.ssh.hosts)
         if self.cluster is not None and self.cluster.gpu_type is not None:
-            return (self.cluster.gpu_type.compute_capability,)
+            return (self.cluster.gpu_type,)
         machines = (kind for cloud in self._named_clouds() for kind in cloud.machines())
-        return tuple(kind.gpu.compute_capability for kind in machines if kind.device == "gpu")
+        return tuple(kind.gpu for kind in machines if kind.device == "gpu")
+
+    def _gpu_capabilities(self) -> tuple[int, ...]:
+        """Return the compute capabilities of the GPUs that the job file names."""
+        return tuple(0 if gpu is None else gpu.compute_capability for gpu in self.gpu_types)
 
     @property
     def tensor_parallel(self) -> int:

@@ -29,8 +29,9 @@ from spottrain.varuna_manager.core.model.records import (
 from spottrain.varuna_manager.core.model.state import JobPhase, State, settled_numerics, summary_of
 from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.wire import messages
+from spottrain.wire.numerics import Numerics, numerics_of
 from spottrain.wire.patience import LEAVE_S, MARGIN_S, NCCL_LEAVE_S, evacuation_s
-from spottrain.wire.plan import Numerics, Plan, Slot, numerics_of
+from spottrain.wire.plan import Plan, Slot
 
 ABANDON_AFTER_S = LEAVE_S + MARGIN_S
 """Survivors that have not noticed a break by then are told to give up, and"""
@@ -158,7 +159,7 @@ def invite(transition: Transition, generation: Generation) -> None:
         save_only=generation.save_only,
         known_models=transition.state.preparation.known_models,
         code=transition.state.code_sha256,
-        numerics=_numerics(transition.state, generation.plan),
+        numerics=_numerics_to_save(transition.state, generation.plan),
     )
     invited = RankPhase.INVITED
     slots = (s for s in generation.participants if ranks.get(s, invited) is invited)
@@ -445,7 +446,7 @@ def _patience_s(state: State, generation: Generation) -> float:
     return ABANDON_NCCL_AFTER_S if sums else ABANDON_AFTER_S
 
 
-def _numerics(state: State, plan: Plan) -> Numerics | None:
+def _numerics_to_save(state: State, plan: Plan) -> Numerics | None:
     if state.job.spec.reduction == "fast":
         return None
     numerics = numerics_of(plan, state.launches.kernels)

@@ -33,7 +33,8 @@ from spottrain.varuna_manager.core.model.state import (
 )
 from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.wire.model import Profile
-from spottrain.wire.plan import Numerics, Plan
+from spottrain.wire.numerics import Numerics
+from spottrain.wire.plan import Plan
 
 MORPH_COST_S = 5.0
 """Assumed cost of a planned morph until one was measured."""

@@ -107,6 +107,7 @@ def last_line(folder: Path, vm_id: str) -> str:
     except OSError:
         return ""
     said = map(one_line, text.splitlines())
-    # That it was told to end is no reason.
-    lines = [line for line in said if line and f"agent of {vm_id} ends: terminated" not in line]
+    # No reasons: that it was told to end, and that its cloud no longer answers it.
+    idle = f"agent of {vm_id} ends: terminated", "notices are unavailable now: "
+    lines = [line for line in said if line and not any(words in line for words in idle)]
     return lines[-1][:_LAST_WORDS] if lines else ""

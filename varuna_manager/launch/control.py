@@ -145,7 +145,8 @@ def resume_job(job: JobDir) -> subprocess.Popen[bytes]:
     """Start the manager of a job again; it finds the VMs that still run.
 
     Raises:
-        ConfigError: The job runs, has ended for good, or is a pool's.
+        ConfigError: The job runs, has ended for good, is a pool's, or this machine does not compute
+            as it did so far.
         JournalError: Its journal is damaged: no manager is started over it.
     """
     if job.is_managed():
@@ -157,12 +158,17 @@ def resume_job(job: JobDir) -> subprocess.Popen[bytes]:
             f"job {job.name} has ended; see 'spottrain report {job.name}', and launch "
             "it again to start over"
         )
-    if (grant := read_state(job).job.grant) is not None:
+    state = read_state(job)
+    if (grant := state.job.grant) is not None:
         raise ConfigError(
             f"job {job.name} is in pool {grant.pool}: "
             f"'spottrain pool resume {grant.pool} {job.name}' continues it"
         )
+    # Not above: it imports the clouds, which most commands do without.
+    from spottrain.varuna_manager.launch.preflight import check_kernels
+
     config = job.config()
+    check_kernels(config, state.launches.kernels)
     check_secrets(config.secrets)
     os.environ.update(config.env)
     if config.resources.provider == "local":

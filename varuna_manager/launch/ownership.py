@@ -20,7 +20,7 @@ from spottrain.storage.open import open_store
 from spottrain.storage.store import ExistsError, Store
 from spottrain.varuna_manager.jobs.follow import folder_of
 from spottrain.wire.messages import JobSpec
-from spottrain.wire.plan import Numerics
+from spottrain.wire.numerics import Numerics
 
 
 def check(store: Store, *, adopt: bool) -> None:

@@ -34,7 +34,7 @@ from spottrain.gpus.builds import (
     check_driver,
     choose_build,
 )
-from spottrain.gpus.find import VmDevices, find_devices
+from spottrain.gpus.find import VmDevices, find_devices, own_gpus
 from spottrain.morphing.memory.room import megabytes
 from spottrain.pricing.prices.catalogue import catalogue
 from spottrain.pricing.prices.history import HistoryError
@@ -133,7 +133,7 @@ def check_here(config: JobConfig) -> str:
     Raises:
         CloudError: Its GPUs cannot be used.
     """
-    found = _devices_here(config)
+    found = _devices_here(config, max((zone.slots for zone in config.zones), default=1))
     if not isinstance(found, VmDevices):
         raise CloudError(f"this machine: {found.reason}")
     return "; ".join((f"computes on {found.name}", *_limits(found), *found.warnings))
@@ -152,10 +152,41 @@ def _limits(found: VmDevices) -> Iterator[str]:
         )
 
 
-def _devices_here(config: JobConfig) -> VmDevices | VmUnfit | GpuSick:
-    """Return what a worker on this machine would compute on, or why it must not."""
+def _devices_here(config: JobConfig, slots: int = 1) -> VmDevices | VmUnfit | GpuSick:
+    """Return what a VM on this machine would compute on, or why it must not."""
     return find_devices(
-        config.device, "", 1, job=config.name, precision=config.precision, is_own=True
+        config.device, "", slots, job=config.name, precision=config.precision, is_own=True
+    )
+
+
+def check_kernels(config: JobConfig, kernels: str | None) -> None:
+    """Check that what a job's bits were computed on can be had, as far as one can know without
+    renting: which CPU a cloud gives, and the build of torch there, VMs say.
+
+    Args:
+        kernels: As in ``Numerics``; None: nothing is settled.
+
+    Raises:
+        ConfigError: The job would compute on others.
+    """
+    if kernels is None:
+        return
+    if config.resources.provider == "local":
+        found = _devices_here(config)
+        if not isinstance(found, VmDevices):
+            return  # for a reason of its own, that VMs tell
+        models = {gpu.name for gpu in own_gpus()} if found.gpus else {machine.cpu_name(found.name)}
+        if any(kernels.startswith(f"{model} with ") for model in models):
+            return
+        got = f"this machine has {' and '.join(sorted(models))}"
+    else:
+        named = [gpu for gpu in config.gpu_types if gpu is not None]
+        if not named or None in config.gpu_types or any(one.may_be(kernels) for one in named):
+            return
+        got = f"the job file names {', '.join(dict.fromkeys(gpu.name for gpu in named))}"
+    raise ConfigError(
+        f"reduction: exact: the weights were computed on {kernels}, others round differently: "
+        f"{got}; go on where there are the same, or begin a new job with init_from"
     )
 
 

@@ -319,9 +319,12 @@ def submit(
 
     Raises:
         ConfigError: The name is in use, ``init_from`` does not fit, or the checkpoints are
-            another job's.
+            another job's, or were computed on what this one does not compute on.
         UserCodeError, ToolError, StorageError: ``init_from`` cannot be read or written.
     """
+    # Not above: it imports the clouds, which most commands do without.
+    from spottrain.varuna_manager.launch.preflight import check_kernels
+
     job, uid = job_dir(config.name), uuid.uuid4().hex
     with contextlib.ExitStack() as stack:
         draft = stack.enter_context(job.draft())
@@ -330,6 +333,7 @@ def submit(
         if not measures_only:
             mark = ownership.marked(place, uid, spec, facts.fingerprint, numerics, adopt=adopt)
             numerics = stack.enter_context(mark)
+            check_kernels(config, numerics.kernels)
         first = stack.enter_context(weights.first(config, place, uid))
         workdir = Path(config.workdir)
         files = packed_files(workdir, config.checkpoint.path)

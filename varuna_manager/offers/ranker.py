@@ -32,7 +32,7 @@ from spottrain.varuna_manager.core.model.state import State, kind_of, settled_nu
 from spottrain.varuna_manager.core.planning import MORPH_COST_S, plan_inputs
 from spottrain.varuna_manager.offers import market
 from spottrain.wire.model import Profile
-from spottrain.wire.plan import Numerics
+from spottrain.wire.numerics import Numerics
 
 SAFE_SHARE = 0.95
 """Share of a fleet's predicted throughput that the deadline policy counts on."""

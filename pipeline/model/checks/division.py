@@ -74,8 +74,7 @@ def try_divided(
         raise UserCodeError(
             f"runtime.tensor_parallel: a rank with one of {size} parts cannot run the model; {size} "
             "must divide its heads, and its code must take their number from the tensors: "
-            f"{error}",
-            traceback=error.traceback,
+            f"{error}"
         ) from error
     if is_small(layout):
         _compare(job, layout, shards)

@@ -25,7 +25,8 @@ from spottrain.wire.model import (
     WireType,
     WorkerState,
 )
-from spottrain.wire.plan import Numerics, Plan, Semantics, Slot
+from spottrain.wire.numerics import Numerics
+from spottrain.wire.plan import Plan, Semantics, Slot
 
 DeviceChoice = Literal["auto", "gpu", "cpu"]
 """What workers compute on; ``auto``: on GPUs where a VM has them."""

@@ -48,7 +48,7 @@ from spottrain.storage.store import (
     UnreachableError,
 )
 from spottrain.wire.messages import CheckpointDamaged, JobSpec
-from spottrain.wire.plan import Numerics
+from spottrain.wire.numerics import Numerics
 
 NUM_SECTIONS = 2
 

@@ -1,6 +1,6 @@
 """The nearest known name."""
 
-from spottrain.suggest import did_you_mean, nearest
+from spottrain.suggest import did_you_mean
 
 
 def test_the_nearest_name_is_suggested_whatever_its_case() -> None:
@@ -11,7 +11,7 @@ def test_the_nearest_name_is_suggested_whatever_its_case() -> None:
 
 def test_nothing_is_suggested_where_nothing_is_near() -> None:
     assert did_you_mean("xyzzy", ["launch", "status"]) == ""
-    assert nearest("launhc", ["launch"], cutoff=0.95) == ""
+    assert did_you_mean("launhc", ["launch"], cutoff=0.95) == ""
 
 
 def test_names_that_are_equally_near_are_all_named() -> None:

@@ -30,7 +30,8 @@ from spottrain.varuna_manager.config.sections import (
 )
 from spottrain.wire.messages import JobSpec
 from spottrain.wire.model import ModelFacts, Profile
-from spottrain.wire.plan import Numerics, Plan, numerics_of
+from spottrain.wire.numerics import Numerics, numerics_of
+from spottrain.wire.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

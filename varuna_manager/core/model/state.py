@@ -33,7 +33,8 @@ from spottrain.varuna_manager.core.model.parts import (
 )
 from spottrain.varuna_manager.core.model.recent import RecentEvent
 from spottrain.varuna_manager.core.model.settings import JobSettings
-from spottrain.wire.plan import Numerics, Plan
+from spottrain.wire.numerics import Numerics
+from spottrain.wire.plan import Plan
 
 MAX_UNFIT = 3
 """VMs of a type that may be unfit in a row before no more of it are rented."""

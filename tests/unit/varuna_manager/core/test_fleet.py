@@ -20,7 +20,7 @@ from spottrain.varuna_manager.core.model.records import GenerationPhase, VmPhase
 from spottrain.varuna_manager.core.model.state import MAX_UNFIT
 from spottrain.wire import messages
 from spottrain.wire.model import Reduction
-from spottrain.wire.plan import Numerics
+from spottrain.wire.numerics import Numerics
 
 # --- Launches -------------------------------------------------------------------------------
 

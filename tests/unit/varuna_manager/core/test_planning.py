@@ -24,7 +24,7 @@ from spottrain.varuna_manager.core.model.state import newest_plan, settled_numer
 from spottrain.varuna_manager.core.planning import plan_inputs
 from spottrain.wire import messages
 from spottrain.wire.model import GpuFacts, Reduction
-from spottrain.wire.plan import Numerics
+from spottrain.wire.numerics import Numerics
 
 
 def test_inputs_are_what_the_settings_say_of_plans() -> None:

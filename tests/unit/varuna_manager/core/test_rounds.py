@@ -25,7 +25,7 @@ from spottrain.varuna_manager.core.preparation import BOOT_WAIT_S
 from spottrain.varuna_manager.core.rounds import RETRY_PAUSE_S, describe
 from spottrain.wire import messages
 from spottrain.wire.model import GroupProfile, ModelFacts, Profile
-from spottrain.wire.plan import Numerics
+from spottrain.wire.numerics import Numerics
 
 KNOWN = e.KnownProfile(profile=PROFILE, measured_at_s=400.0)
 

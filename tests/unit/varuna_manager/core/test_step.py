@@ -33,8 +33,8 @@ from spottrain.varuna_manager.core.model.state import JobPhase
 from spottrain.varuna_manager.core.rounds import RETRY_PAUSE_S
 from spottrain.wire import messages
 from spottrain.wire.model import StateHome
+from spottrain.wire.numerics import Numerics
 from spottrain.wire.patience import evacuation_s
-from spottrain.wire.plan import Numerics
 
 # --- From nothing to training ---------------------------------------------------------------
 

@@ -182,7 +182,8 @@ class Vanishing(Cloud):
         folder = self._job.cloud / "vms" / vm.vm_id
         folder.mkdir(parents=True, exist_ok=True)
         end = f"agent of {vm.vm_id} ends: terminated by signal"
-        (folder / "agent.log").write_text(f"begun\n\x1b[1mno route to 10.0.0.1\n\n{end}\n")
+        deaf = "notices are unavailable now: GET /metadata: 409"
+        (folder / "agent.log").write_text(f"begun\n\x1b[1mno route to 10.0.0.1\n\n{end}\n{deaf}\n")
         super().launch(request)
         return LaunchResult(vms=(vm,))
 

@@ -17,6 +17,7 @@ import pytest
 from tests.builders import a_vm, an_offer
 from tests.unit.varuna_manager.jobs.test_folder import FACTS, config_for
 
+from spottrain import machine
 from spottrain.cloud.port.errors import NoCapacityError
 from spottrain.cloud.port.provider import (
     CloudProvider,
@@ -27,6 +28,14 @@ from spottrain.cloud.port.provider import (
     VmState,
 )
 from spottrain.errors import ConfigError
+from spottrain.manifest import (
+    FileRecord,
+    Manifest,
+    config_fingerprint,
+    read_owner,
+    write_manifest,
+)
+from spottrain.storage.open import open_store
 from spottrain.varuna_manager.core.model.events import OffersSeen, VmsListed
 from spottrain.varuna_manager.core.model.settings import PoolGrant
 from spottrain.varuna_manager.core.step import step
@@ -38,6 +47,7 @@ from spottrain.varuna_manager.jobs.journal import Journal, Step
 from spottrain.varuna_manager.launch import asking, control, submit
 from spottrain.varuna_manager.launch.asking import ManagerUnreachableError
 from spottrain.varuna_manager.launch.control import end_job
+from spottrain.wire.numerics import Numerics
 
 STARTING = """
 import signal, sys
@@ -64,6 +74,40 @@ def test_a_job_without_a_manager_is_told_in_its_journal(job: JobDir) -> None:
     control.give_grant(job, grant)
     assert read_state(job).job.grant == grant
     with pytest.raises(ConfigError, match=f"pool resume lab {job.name}"):
+        control.resume_job(job)
+
+
+def test_an_exact_job_does_not_go_on_on_another_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").touch()
+    place, cpu = str(tmp_path / "place"), tmp_path / "cpuinfo"
+    monkeypatch.setattr(machine, "_CPU_INFO", cpu)
+    changes = {"reduction": "exact", "resources": {"device": "cpu"}, "checkpoint": {"path": place}}
+    config = config_for(tmp_path, **changes)
+    saved = Manifest(
+        name="step-2-g1-00000000",
+        step=2,
+        num_sections=1,
+        model_fingerprint=FACTS.fingerprint,
+        config_fingerprint=config_fingerprint(config.job_spec(place)),
+        seed=config.seed,
+        minibatch_size=config.minibatch_size,
+        files=(FileRecord(section=0, file="section-0.safetensors", num_bytes=0, sha256=""),),
+        uid="",
+        numerics=Numerics(kernels="EPYC with torch 2.13.0"),
+    )
+    write_manifest(open_store(place), saved)
+    refused = "computed on EPYC with torch 2.13.0, others round differently: this machine has Xeon;"
+
+    cpu.write_text("model name : Xeon\n")
+    with pytest.raises(ConfigError, match=refused):
+        submit.submit(config, FACTS, adopt=True)
+    assert read_owner(open_store(place)) is None
+    cpu.write_text("model name : EPYC\n")
+    job, _ = submit.submit(config, FACTS, adopt=True)
+    cpu.write_text("model name : Xeon\n")
+    with pytest.raises(ConfigError, match=refused):
         control.resume_job(job)
 
 

@@ -21,7 +21,7 @@ from spottrain.manifest import (
 from spottrain.storage.open import open_store
 from spottrain.varuna_manager.config.job import parse_config
 from spottrain.varuna_manager.launch import ownership
-from spottrain.wire.plan import Numerics
+from spottrain.wire.numerics import Numerics
 
 CONFIG = {"name": "a", "entrypoint": "a:b", "minibatch_size": 8, "steps": 9}
 SPEC = parse_config(CONFIG, "job.yaml").job_spec("/place")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 from pathlib import Path
@@ -205,6 +206,26 @@ def test_this_machines_gpus_are_checked_before_a_local_job(
     assert ", 1 thread; may use" in preflight.check_here(job)
 
 
+def test_this_machines_gpus_may_differ_but_not_in_a_vm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus = FakeGpus(tmp_path / "nvml.json", count=2)
+    gpus.change(index=1, name="Tesla T4")
+    monkeypatch.setenv(VARIABLE, str(gpus.file))
+    monkeypatch.setitem(sys.modules, "pynvml", pynvml)
+    local: dict[str, Any] = {"zones": [{"name": "here", "slots": 1}]}
+    job = config(tmp_path, "", resources={"provider": "local"}, local=local)
+    assert preflight.check_here(job).startswith("computes on NVIDIA A10G")
+    for known in ("NVIDIA A10G", "Tesla T4"):
+        preflight.check_kernels(job, f"{known} with torch 2.13.0")
+    with pytest.raises(ConfigError, match="this machine has NVIDIA A10G and Tesla T4; go on"):
+        preflight.check_kernels(job, A100)
+    local["zones"][0]["slots"] = 2
+    job = config(tmp_path, "", resources={"provider": "local"}, local=local)
+    with pytest.raises(CloudError, match="of several types: got NVIDIA A10G, Tesla T4"):
+        preflight.check_here(job)
+
+
 @pytest.mark.parametrize(
     ("path", "changes", "warnings"),
     [
@@ -237,3 +258,38 @@ def test_vms_that_cannot_write_checkpoints_for_long_are_told(
     assert len(lines) == len(warnings)
     for line, warning in zip(lines, warnings, strict=True):
         assert re.search(warning, line)
+
+
+A10G, A100, EPYC = (
+    f"{name} with torch 2.13.0" for name in ("NVIDIA A10G", "NVIDIA A100-SXM4-80GB", "AMD EPYC")
+)
+
+
+def rented(*types: str) -> dict[str, Any]:
+    return {"resources": {"provider": "aws"}, "aws": {"instance_types": types}}
+
+
+def own(**host: str) -> dict[str, Any]:
+    return {"resources": {"provider": "ssh"}, "ssh": {"hosts": [{"address": "a", **host}]}}
+
+
+@pytest.mark.parametrize(
+    ("kernels", "machines", "refused"),
+    [
+        (None, rented("g6.xlarge"), ""),
+        (A10G, rented("g5.xlarge"), ""),
+        (A10G, rented("g6.xlarge", "g5.xlarge"), ""),
+        (A10G, rented("g6.xlarge", "g6e.xlarge"), "computed on NVIDIA A10G .* names L4, L40S; go"),
+        (EPYC, rented("g6.xlarge"), "computed on AMD EPYC .* the job file names L4;"),
+        (A100, own(gpu="A100"), ""),
+        (A100, own(gpu="A10"), "computed on NVIDIA A100-SXM4-80GB .* the job file names A10;"),
+        (A10G, own(), ""),
+        (EPYC, own(), ""),
+    ],
+)
+def test_an_exact_job_is_refused_whose_machines_round_differently(
+    tmp_path: Path, kernels: str | None, machines: dict[str, Any], refused: str
+) -> None:
+    job = config(tmp_path, "", **machines)
+    with pytest.raises(ConfigError, match=refused) if refused else contextlib.nullcontext():
+        preflight.check_kernels(job, kernels)

@@ -21,7 +21,8 @@ from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.offers.ranker import TRUSTED_STEPS, OfferRanker
 from spottrain.wire.model import StateHome
-from spottrain.wire.plan import Numerics, Slot
+from spottrain.wire.numerics import Numerics
+from spottrain.wire.plan import Slot
 
 CALM = Hazards((), {})
 OTHER = replace(OFFER, zone="other", instance_type="u", usd_per_hour=1.1)
