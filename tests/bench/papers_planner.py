@@ -2,7 +2,9 @@
 
 Models by their shape on estimated A100s (``estimated_profile``), links by the nominal figures of a DGX:
 300 GB/s within a server, and to other servers an adapter of 25 GB/s for each GPU. Messages of a stage take
-the adapters of the GPUs that divide its matrices (4.4.1), sums over servers all of them. Nothing is fitted.
+the adapters of the GPUs that divide its matrices (4.4.1), sums over servers all of them. In Table 4.1 plans
+may be what Megatron-LM could run: attention writes its scores, stages have equally many layers, and replicas
+share no state. Nothing is fitted.
 """
 
 from __future__ import annotations
@@ -37,6 +39,8 @@ SERVERS = RingProfile(
     on_device=True,
 )
 """Sums over servers take all adapters."""
+HEADS = {1.7: 24, 3.6: 32, 7.5: 32, 18.4: 48, 39.1: 64, 76.1: 80, 145.6: 96, 310.1: 128, 529.6: 128}
+"""Of attention, by billions of parameters (Table 4.1)."""
 NO_LIMIT = 10**13
 """Bytes of a GPU's memory where a figure is of time alone."""
 A100_BYTES = 80 * 10**9
@@ -79,13 +83,15 @@ def case(
 
 def step_s(inputs: PlanInputs, size: int, depth: int | None) -> tuple[float, int]:
     """Return the time of a mini-batch with the best plan of a tensor and pipeline size, and
-    its pipeline size."""
+    its pipeline size; endless if there is none whose replicas have all of their state."""
     link = a_link(latency_s=1e-5, bytes_per_s=size * ADAPTER_BYTES_PER_S)
     inputs = replace(inputs, profile=replace(inputs.profile, between_vms=link))
     groups = tensor_parallel(inputs, size)
     assert groups is not None
     plan = choose_plan(replace(groups, pipeline_depth=depth)).plan
-    return (float("inf"), 0) if plan is None else (plan.predicted_step_s, plan.pipeline_depth)
+    if plan is None or plan.shared_state:
+        return float("inf"), 0
+    return plan.predicted_step_s, plan.pipeline_depth
 
 
 def order(times_s: Mapping[int, float]) -> str:
@@ -128,9 +134,10 @@ def table_4_1() -> Iterator[Row]:
     for billions, hidden, layers, t, p, gpus, batch, measured in TABLE_4_1[
         :-1
     ]:  # the last takes minutes
-        model = gpt(hidden, layers)
+        model = gpt(hidden, layers, heads=HEADS[billions], keeps_scores=True)
         inputs = case(model, gpus, batch, memory_bytes=A100_BYTES, microbatch_sizes=(1, 2, 4))
-        found = {size: step_s(inputs, size, None) for size in SIZES}
+        depths = [depth for depth in range(1, layers + 1) if layers % depth == 0]
+        found = {size: min(step_s(inputs, size, depth) for depth in depths) for size in SIZES}
         size = min(found, key=lambda n: found[n][0])
         theirs_s, _ = step_s(inputs, t, p)
         rate = minibatch_flops(model, batch, recompute=True) / gpus / theirs_s
