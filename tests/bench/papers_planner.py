@@ -3,8 +3,8 @@
 Models by their shape on estimated A100s (``estimated_profile``), links by the nominal figures of a DGX:
 300 GB/s within a server, and to other servers an adapter of 25 GB/s for each GPU. Messages of a stage take
 the adapters of the GPUs that divide its matrices (4.4.1), sums over servers all of them. In Table 4.1 plans
-may be what Megatron-LM could run: attention writes its scores, stages have equally many layers, and replicas
-share no state. Nothing is fitted.
+are those that Megatron-LM could run: each layer keeps its input alone and is computed again in its backward,
+attention writes its scores, stages have equally many layers, and replicas share no state. Nothing is fitted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from spottrain.pricing.prices.catalogue import catalogue
 from spottrain.pricing.ranking.estimate import estimated_profile
 from spottrain.pricing.ranking.machine import MachineShape
 from spottrain.pricing.ranking.throughput import like_devices
-from spottrain.wire.model import RingProfile
+from spottrain.wire.model import MicrobatchProfile, Profile, RingProfile, SectionProfile
 from spottrain_lab.planners.gpt import minibatch_flops
 from spottrain_lab.planners.tensor import SIZES, tensor_parallel
 
@@ -81,13 +81,40 @@ def case(
     )
 
 
+def checkpointed(profile: Profile) -> Profile:
+    """Return the profile of a model that computes each layer again within its backward, and keeps what
+    comes into it; the head is not computed again (4.5.1)."""
+
+    def layer(one: SectionProfile) -> SectionProfile:
+        return replace(
+            one,
+            backward_s=one.backward_s + one.recompute_s,
+            saved_bytes=one.output_bytes // 2,  # 2 bytes an element
+            backward_bytes=one.saved_bytes + one.backward_bytes,
+        )
+
+    def model(one: MicrobatchProfile) -> MicrobatchProfile:
+        *layers, head = one.sections
+        return replace(one, sections=(*map(layer, layers), head))
+
+    return replace(profile, microbatches=tuple(map(model, profile.microbatches)))
+
+
 def step_s(inputs: PlanInputs, size: int, depth: int | None) -> tuple[float, int]:
     """Return the time of a mini-batch with the best plan of a tensor and pipeline size, and
-    its pipeline size; endless if there is none whose replicas have all of their state."""
+    its pipeline size; endless if there is none whose replicas have all of their state.
+
+    Args:
+        inputs: See ``case``; with ``recompute`` false layers are ``checkpointed``.
+        size: Of tensor parallelism.
+        depth: Of the pipeline; ``None``: the best.
+    """
     link = a_link(latency_s=1e-5, bytes_per_s=size * ADAPTER_BYTES_PER_S)
     inputs = replace(inputs, profile=replace(inputs.profile, between_vms=link))
     groups = tensor_parallel(inputs, size)
     assert groups is not None
+    if not groups.recompute:
+        groups = replace(groups, profile=checkpointed(groups.profile))
     plan = choose_plan(replace(groups, pipeline_depth=depth)).plan
     if plan is None or plan.shared_state:
         return float("inf"), 0
@@ -136,6 +163,7 @@ def table_4_1() -> Iterator[Row]:
     ]:  # the last takes minutes
         model = gpt(hidden, layers, heads=HEADS[billions], keeps_scores=True)
         inputs = case(model, gpus, batch, memory_bytes=A100_BYTES, microbatch_sizes=(1, 2, 4))
+        inputs = replace(inputs, recompute=False)
         depths = [depth for depth in range(1, layers + 1) if layers % depth == 0]
         found = {size: min(step_s(inputs, size, depth) for depth in depths) for size in SIZES}
         size = min(found, key=lambda n: found[n][0])
