@@ -148,18 +148,19 @@ class _Sums:
         def derived(one: SectionProfile) -> SectionProfile:
             known = facts.sections[one.index]
             left = 1 - known.divided_share * (self._size - 1) / self._size
-            forward_s = backward_s = self._sum_s(summed[one.index])
+            sum_s = gradient_s = self._sum_s(summed[one.index])
             if self._divide_sequence:
-                forward_s, backward_s = (
-                    (forward_s + self._sum_s(own[one.index])) / 2,
-                    1.5 * backward_s,
-                )
-            forward_s *= known.divided_sums
+                sum_s = (sum_s + self._sum_s(own[one.index])) / 2
+                gradient_s *= 1.5
+            sums_s = known.divided_sums * sum_s
+            if known.divided_gathers:
+                gather_s = self._sum_s(known.divided_gathers * summed[one.index]) / 2
+                sums_s += gather_s - sum_s
             return replace(
                 one,
-                forward_s=left * one.forward_s + forward_s,
-                backward_s=left * one.backward_s + known.divided_sums * backward_s,
-                recompute_s=left * one.recompute_s + forward_s,
+                forward_s=left * one.forward_s + sums_s,
+                backward_s=left * one.backward_s + known.divided_sums * gradient_s,
+                recompute_s=left * one.recompute_s + sums_s,
             )
 
         return tuple(map(derived, alone.sections))

@@ -236,19 +236,28 @@ def test_groups_follow_their_lists_which_no_bound_in_flight_changes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("precision", "divides_sequence", "forward_sums", "backward_sums"),
+    ("precision", "divides_sequence", "gathers", "forward_sums", "backward_sums"),
     [
-        ("fp32", False, 1.0, 1.0),
-        ("bf16", False, 0.5, 0.5),
+        ("fp32", False, 0.0, 2.0, 2.0),
+        ("bf16", False, 0.0, 1.0, 1.0),
         # What comes out of norms is gathered as it is; backwards gather it once more.
-        ("fp32", True, 1.0, 1.5),
-        ("bf16", True, 0.75, 0.75),
+        ("fp32", True, 0.0, 2.0, 3.0),
+        ("bf16", True, 0.0, 1.5, 1.5),
+        # Logits that are eight times as large are gathered, not summed.
+        ("fp32", False, 8.0, 5.0, 2.0),
+        ("bf16", False, 8.0, 2.5, 1.0),
     ],
 )
 def test_derived_sums_are_as_large_as_what_is_sent(
-    precision: Precision, divides_sequence: bool, forward_sums: float, backward_sums: float
+    precision: Precision,
+    divides_sequence: bool,
+    gathers: float,
+    forward_sums: float,
+    backward_sums: float,
 ) -> None:
     case = inputs({"a": 2}, 2, share=1.0, sums=2)
+    facts = tuple(replace(one, divided_gathers=gathers) for one in case.facts.sections)
+    case = replace(case, facts=replace(case.facts, sections=facts))
     sections = [replace(one, output_element_bytes=4) for one in case.profile.sections_at(4)]
     link = replace(case.profile.within_vm, latency_s=0.0)
     profile = replace(
@@ -262,6 +271,6 @@ def test_derived_sums_are_as_large_as_what_is_sent(
 
     sum_s = MIB / link.bandwidth_bytes_per_s  # of two ranks, in 4 bytes an element
     for one in divided:
-        assert one.forward_s == pytest.approx(0.005 + 2 * forward_sums * sum_s)
+        assert one.forward_s == pytest.approx(0.005 + forward_sums * sum_s)
         assert one.recompute_s == one.forward_s
-        assert one.backward_s == pytest.approx(0.010 + 2 * backward_sums * sum_s)
+        assert one.backward_s == pytest.approx(0.010 + backward_sums * sum_s)
