@@ -69,11 +69,12 @@ def group_profile(profile: Profile, facts: ModelFacts, size: int, compute: Compu
     """Return the profile of groups of ``size`` devices: that of one device if it is 1.
 
     Sections are as they were measured in groups of that size. Where they were not, their times
-    are derived: the share of the matrices that is divided shrinks to one part, and sums of
-    activations, each as large as what leaves the section, are added as measured within a VM; of
-    each device a group is taken to need what one alone would. In both cases a task that receives
-    an activation or a gradient takes the time in which the ranks put it together, of which each
-    was sent a part (Narayanan's dissertation, 4.1.3).
+    are derived: the share of the matrices that is divided shrinks to one part, and what is beside
+    these matrices with them, though without ``sequence_parallel`` each rank does all of it; sums
+    of activations, each of the shape of what leaves the section, are added as measured within a
+    VM; of each device a group is taken to need what one alone would. In both cases a task that
+    receives an activation or a gradient takes the time in which the ranks put it together, of
+    which each was sent a part (Narayanan's dissertation, 4.1.3).
 
     Args:
         profile: Measured on single devices, and perhaps in groups.
@@ -129,22 +130,36 @@ class _Sums:
 
     def __init__(self, profile: Profile, size: int, compute: Compute) -> None:
         self._size, self._divide_sequence = size, profile.sequence_parallel
+        self._compute = compute
         on_device = compute.on_gpu and compute.network != "gloo"
         self._hop = hop_of(profile, size, between_vms=False, rings=1, on_device=on_device)
 
     def divided(self, alone: MicrobatchProfile, facts: ModelFacts) -> tuple[SectionProfile, ...]:
-        """Derive the times of sections from those of one device alone."""
-        sent = [one.activation_bytes_per_example for one in facts.sections]
-        sent[-1] = max(sent)  # it sends nothing on, but sums as well
+        """Derive the times of sections from those of one device alone.
+
+        Ranks that divide the sequence scatter a sum, and gather parts before the next matrices
+        as they come out of a norm, not in the type of matrices; backwards, which scatter and
+        gather as well, gather again what these matrices were given.
+        """
+        own = [float(one.output_bytes) for one in alone.sections]
+        summed = list(map(self._compute.summed_bytes, alone.sections))
+        own[-1], summed[-1] = max(own), max(summed)  # it sends nothing on, but sums as well
 
         def derived(one: SectionProfile) -> SectionProfile:
-            own = facts.sections[one.index]
-            left = 1 - own.divided_share * (self._size - 1) / self._size
-            sums_s = own.divided_sums * self._sum_s(alone.microbatch_size * sent[one.index])
+            known = facts.sections[one.index]
+            left = 1 - known.divided_share * (self._size - 1) / self._size
+            sum_s = gradient_s = self._sum_s(summed[one.index])
+            if self._divide_sequence:
+                sum_s = (sum_s + self._sum_s(own[one.index])) / 2
+                gradient_s *= 1.5
+            sums_s = known.divided_sums * sum_s
+            if known.divided_gathers:
+                gather_s = self._sum_s(known.divided_gathers * summed[one.index]) / 2
+                sums_s += gather_s - sum_s
             return replace(
                 one,
                 forward_s=left * one.forward_s + sums_s,
-                backward_s=left * one.backward_s + sums_s,
+                backward_s=left * one.backward_s + known.divided_sums * gradient_s,
                 recompute_s=left * one.recompute_s + sums_s,
             )
 

@@ -259,6 +259,7 @@ class TransformerShape:
                     divided_share=part.divided / max(1, part.multiplied),
                     divided_bytes=VALUE_BYTES * part.divided,
                     divided_sums=part.sums,
+                    divided_gathers=part.gathers,
                 )
                 for index, part in enumerate(parts)
             ),
@@ -299,6 +300,7 @@ class TransformerShape:
             multiplied=matrix,
             divided=own if divides else 0,
             sums=1 if own and divides else 0,
+            gathers=self.vocabulary / self.hidden if own and divides else 0.0,
         )
 
 
@@ -314,7 +316,9 @@ class _Part(NamedTuple):
     divided: int = 0
     """Of these, those that ranks divide in tensor parallelism."""
     sums: int = 0
-    """Over these ranks, in a forward."""
+    """Over these ranks, in a backward."""
+    gathers: float = 0.0
+    """From these ranks, in a forward, over what leaves a layer."""
 
 
 def _joined(parts: list[_Part], apart: tuple[bool, bool]) -> list[_Part]:

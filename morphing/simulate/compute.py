@@ -54,10 +54,12 @@ class Compute:
 
         An activation is never widened; of one whose type is not known, its own counts.
         """
-        own_bytes = section.output_element_bytes
-        if self.wire == "own" or own_bytes <= NARROW_BYTES:
-            return section.output_bytes
-        return section.output_bytes * NARROW_BYTES / own_bytes
+        return _output_bytes(section, is_narrow=self.wire != "own")
+
+    def summed_bytes(self, section: SectionProfile) -> float:
+        """Return the bytes of what leaves a section as ranks that divide matrices sum it: in the
+        type of their products, which autocast makes."""
+        return _output_bytes(section, is_narrow=self.precision != "fp32")
 
     def cast_bytes(self, sections: Iterable[SectionFacts]) -> int:
         """Return the bytes of matrices as autocast converts them, to 2 bytes an element.
@@ -75,6 +77,13 @@ class Compute:
         """Return the bytes of a GPU's copies of parameters, matrices converted."""
         own = tuple(sections)
         return sum(section.param_bytes for section in own) - self.cast_bytes(own)
+
+
+def _output_bytes(section: SectionProfile, *, is_narrow: bool) -> float:
+    own_bytes = section.output_element_bytes
+    if not is_narrow or own_bytes <= NARROW_BYTES:
+        return section.output_bytes
+    return section.output_bytes * NARROW_BYTES / own_bytes
 
 
 CPU = Compute()

@@ -98,6 +98,7 @@ def facts_of(job: TrainingJob, derived: Derived) -> ModelFacts:
             divided_share=layout.divided_share(k),
             divided_bytes=_divided_bytes(layout, k),
             divided_sums=layout.divided_sums(k),
+            divided_gathers=layout.divided_gathers(k),
         )
         for k, kept in enumerate(derived.states)
     )

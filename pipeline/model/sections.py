@@ -299,9 +299,20 @@ class ModelLayout:
         return divided / sum(sizes.values()) if sizes else 0.0
 
     def divided_sums(self, section: int) -> int:
-        """Return how many sums over ranks that divide matrices a section's forward has."""
+        """Return how many sums over ranks that divide matrices a section's backward has."""
         modules = {name.rpartition(".")[0] for name in self.parameters[section]}
         return sum(self.tensor_styles.get(name) in SUMMING for name in modules)
+
+    def divided_gathers(self, section: int) -> float:
+        """Return the features that a section's forward gathers from such ranks, over those of what
+        they are made from."""
+        weights = ((name, *name.rpartition(".")[::2]) for name in self.parameters[section])
+        shapes = (
+            self.specs[name].shape
+            for name, module, attribute in weights
+            if attribute == "weight" and self.tensor_styles.get(module) == "colwise_gather_output"
+        )
+        return sum(made / given for made, given in shapes)
 
     def integer_bytes(self, section: int) -> int:
         """Return the bytes of exact sums of their gradients, which are of int64."""

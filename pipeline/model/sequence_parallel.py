@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.model.sections import BY_HAND, ModelLayout
-from spottrain.pipeline.model.tensor_ranks import Change, TensorRanks, conjugate, gathered
+from spottrain.pipeline.model.tensor_ranks import Change, TensorRanks, conjugate, gathered, lowered
 
 SEQUENCE = -2
 """The dimension that is divided: the last one is of features."""
@@ -211,28 +211,28 @@ class Entry:
     """
 
     def __init__(self, part: torch.Tensor, ranks: TensorRanks) -> None:
-        self.part, self._kept = part, part.detach()
-        again = self._again = _Again(ranks)
+        self.part, self._ranks = part, ranks
+        self._again = _Again(ranks)
         self.whole = conjugate(part, partial(whole_of, ranks=ranks), partial(part_of, ranks=ranks))
         """For what is not divided."""
-        whole = self.whole.detach()
-
-        def scatter(gradient: torch.Tensor) -> torch.Tensor:
-            again.end()
-            return scattered(gradient, ranks)
-
-        self._given = conjugate(part, lambda _: whole.view_as(whole), scatter)
+        self._given: torch.Tensor | None = None
+        self._kept = part
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Return what a part of a linear layer makes of the whole sequence."""
-        kind, dtype = self.part.device.type, self.part.dtype
-        if torch.is_autocast_enabled(kind) and dtype is not torch.float64:
-            dtype = torch.get_autocast_dtype(kind)
-        if self._kept.dtype is not dtype:  # once for all that begin here
-            self._kept = self.part.detach().to(dtype)
+        if self._given is None:
+            own, whole = lowered(self.part), lowered(self.whole.detach())
+            scatter = partial(_end_scattered, self._again, self._ranks)
+            self._given = conjugate(own, lambda _: whole.view_as(whole), scatter)
+            self._kept = own.detach()
         made: torch.Tensor
         made = _Linear.apply(self._given, self._kept, weight, bias, self._again)  # type: ignore[no-untyped-call]
         return made
+
+
+def _end_scattered(again: _Again, ranks: TensorRanks, gradient: torch.Tensor) -> torch.Tensor:
+    again.end()
+    return scattered(gradient, ranks)
 
 
 def sum_scattered(made: torch.Tensor, ranks: TensorRanks) -> torch.Tensor:

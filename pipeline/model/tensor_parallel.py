@@ -36,7 +36,7 @@ from spottrain.pipeline.model.sequence_parallel import (
     split_blocks,
     sum_scattered,
 )
-from spottrain.pipeline.model.tensor_ranks import NOBODY, TensorRanks, conjugate, gathered
+from spottrain.pipeline.model.tensor_ranks import NOBODY, TensorRanks, conjugate, gathered, lowered
 
 _WHOLE = ("embedding_rowwise", "replicate", "sequence_parallel")
 """Styles of transformers that save memory or messages alone: such modules stay whole."""
@@ -190,7 +190,8 @@ class _Region:
     def linear(self, module: nn.Linear, given: torch.Tensor) -> torch.Tensor:
         """Return parts of what a layer makes of an input that all ranks have."""
         if self._shared is None or given is not self._given:
-            self._given, self._shared = given, conjugate(given, _same, self._sum)
+            self._given = given
+            self._shared = conjugate(lowered(given), _same, self._sum)
         return F.linear(self._shared, module.weight, module.bias)
 
     def gathered(self, made: torch.Tensor) -> torch.Tensor:

@@ -62,6 +62,18 @@ def gathered(part: torch.Tensor, ranks: TensorRanks, dimension: int) -> torch.Te
     return parts.movedim(0, dimension - 1).flatten(dimension - 1, dimension)
 
 
+def lowered(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in the type in which matrices take it: autocast's, where it is on.
+
+    Layers of one input have it converted once. Ranks sum its gradients in that type, as
+    Megatron-LM does, half the bytes of float32; one conversion for each layer would widen them.
+    """
+    kind = tensor.device.type
+    if not torch.is_autocast_enabled(kind) or tensor.dtype is torch.float64:
+        return tensor
+    return tensor.to(torch.get_autocast_dtype(kind))
+
+
 def conjugate(tensor: torch.Tensor, forward: Change, backward: Change) -> torch.Tensor:
     """Return what ``forward`` makes of a tensor, whose gradient is what ``backward`` makes of that
     of the result: f and g of Shoeybi et al. (2019), section 3."""

@@ -75,8 +75,17 @@ TABLE_4_2 = [
 ]
 
 
-def gpt(hidden: int, layers: int) -> TransformerShape:
-    return gpt_shape(layers=layers, hidden=hidden, context=2048, vocabulary=51200)
+def gpt(
+    hidden: int, layers: int, *, heads: int = 1, keeps_scores: bool = False
+) -> TransformerShape:
+    return gpt_shape(
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        context=2048,
+        vocabulary=51200,
+        keeps_scores=keeps_scores,
+    )
 
 
 def rate(

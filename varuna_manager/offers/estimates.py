@@ -72,9 +72,10 @@ def estimate(config: JobConfig, facts: ModelFacts) -> Profile:
     """
     gpus = [kind.gpu for cloud in config.clouds for kind in cloud.machines()]
     known = [gpu for gpu in gpus if peak_flops(gpu, facts, config.precision)]
-    return estimated_profile(
+    profile = estimated_profile(
         facts, (known or gpus)[0], config.precision, config.microbatch_sizes, config.loader_spec
     )
+    return replace(profile, sequence_parallel=config.runtime.sequence_parallel)
 
 
 def doubts(

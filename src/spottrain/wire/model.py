@@ -95,7 +95,11 @@ class SectionFacts:
     divided_bytes: int = 0
     """Of ``param_bytes`` those that ranks divide, biases included."""
     divided_sums: int = 0
-    """Sums of activations over these ranks in a forward; a backward has as many."""
+    """Sums of activations over these ranks in a backward; a forward has as many, less one whose
+    output is gathered instead."""
+    divided_gathers: float = 0.0
+    """What a forward gathers from these ranks, over an activation that leaves a section: of logits
+    the vocabulary over the hidden size."""
 
     @property
     def trained_bytes(self) -> int:

@@ -21,7 +21,8 @@ from spottrain.morphing.plan.choose import DERIVED, choose_plan, min_steps_s
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.placement import Device
 from spottrain.morphing.plan.tensor_groups import group_profile
-from spottrain.wire.model import GroupProfile
+from spottrain.morphing.simulate.compute import Compute
+from spottrain.wire.model import GroupProfile, Precision
 from spottrain.wire.plan import Plan, Slot
 
 MIB = 2**20
@@ -232,3 +233,44 @@ def test_groups_follow_their_lists_which_no_bound_in_flight_changes() -> None:
         slots = tuple(replace(one, memory_bytes=memory_bytes) for one in roomy.slots)
         choice = choose_plan(replace(roomy, profile=profile, slots=slots))
         assert {one.in_flight_bound for one in choice.candidates} == {None}
+
+
+@pytest.mark.parametrize(
+    ("precision", "divides_sequence", "gathers", "forward_sums", "backward_sums"),
+    [
+        ("fp32", False, 0.0, 2.0, 2.0),
+        ("bf16", False, 0.0, 1.0, 1.0),
+        # What comes out of norms is gathered as it is; backwards gather it once more.
+        ("fp32", True, 0.0, 2.0, 3.0),
+        ("bf16", True, 0.0, 1.5, 1.5),
+        # Logits that are eight times as large are gathered, not summed.
+        ("fp32", False, 8.0, 5.0, 2.0),
+        ("bf16", False, 8.0, 2.5, 1.0),
+    ],
+)
+def test_derived_sums_are_as_large_as_what_is_sent(
+    precision: Precision,
+    divides_sequence: bool,
+    gathers: float,
+    forward_sums: float,
+    backward_sums: float,
+) -> None:
+    case = inputs({"a": 2}, 2, share=1.0, sums=2)
+    facts = tuple(replace(one, divided_gathers=gathers) for one in case.facts.sections)
+    case = replace(case, facts=replace(case.facts, sections=facts))
+    sections = [replace(one, output_element_bytes=4) for one in case.profile.sections_at(4)]
+    link = replace(case.profile.within_vm, latency_s=0.0)
+    profile = replace(
+        case.profile,
+        microbatches=(microbatch_profile(sections, 4),),
+        within_vm=link,
+        sequence_parallel=divides_sequence,
+    )
+
+    divided = group_profile(profile, case.facts, 2, Compute(precision=precision)).sections_at(4)
+
+    sum_s = MIB / link.bandwidth_bytes_per_s  # of two ranks, in 4 bytes an element
+    for one in divided:
+        assert one.forward_s == pytest.approx(0.005 + forward_sums * sum_s)
+        assert one.recompute_s == one.forward_s
+        assert one.backward_s == pytest.approx(0.010 + backward_sums * sum_s)

@@ -101,7 +101,10 @@ def test_a_llama_of_hugging_face_is_divided_as_its_shape_says() -> None:
     )
     layout = trace(job)
     built, told = (
-        [(one.divided_share, one.divided_bytes, one.divided_sums) for one in facts.sections]
+        [
+            (one.divided_share, one.divided_bytes, one.divided_sums, one.divided_gathers)
+            for one in facts.sections
+        ]
         for facts in (model_facts(job, layout), shape.facts("llama"))
     )
     assert built == told

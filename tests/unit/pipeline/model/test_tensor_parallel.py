@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -23,8 +24,10 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.model.checks.division import can_divide, try_divided
+from spottrain.pipeline.model.checks.repetition import first_tensors, trial_batch
 from spottrain.pipeline.model.inspect import model_facts
 from spottrain.pipeline.model.job import TensorStyle, TrainingJob
+from spottrain.pipeline.model.stage import StageModel
 from spottrain.pipeline.model.tensor_parallel import Shards, find_styles
 from spottrain.pipeline.model.tensor_ranks import Absent
 from spottrain.pipeline.model.tracer import trace
@@ -162,6 +165,53 @@ def test_a_plan_that_divides_what_is_not_side_by_side_comes_to_another_loss() ->
 
     with pytest.raises(UserCodeError, match=r"2 ranks come to a loss of .*, one alone to"):
         try_divided(job, trace(job), 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Counting(Absent):
+    """Keeps the types of what ranks sum and gather, and how many elements these are."""
+
+    met: list[tuple[str, torch.dtype, int]] = field(default_factory=list)
+
+    def sum(self, tensor: torch.Tensor) -> None:
+        self.met.append(("sum", tensor.dtype, tensor.numel()))
+
+    def gather(self, part: torch.Tensor) -> torch.Tensor:
+        self.met.append(("gather", part.dtype, part.numel() * self.size))
+        return Absent.gather(self, part)
+
+    def sum_parts(self, whole: torch.Tensor) -> torch.Tensor:
+        self.met.append(("scatter", whole.dtype, whole.numel()))
+        return Absent.sum_parts(self, whole)
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+def test_ranks_sum_activations_and_gradients_in_the_type_of_matrices(*, sequence: bool) -> None:
+    job, layout = gpt(), trace(gpt())
+    ranks = Counting(2)
+    shards = Shards.of(layout, ranks, sequence=sequence)
+    tensors = first_tensors(job, layout)
+    parts = {name: shards.own_parts(own) for name, own in tensors.items()}
+    stage = StageModel(job, layout, range(2), parts, precision="bf16", shards=shards)
+    batch = trial_batch(job, 0)
+
+    out = stage.forward(batch, [], int)
+    forward = [*ranks.met]
+    ranks.met.clear()
+    assert out.loss is not None
+    out.loss.backward()
+
+    narrow, wide = torch.bfloat16, torch.float32
+    whole = math.prod(layout.cuts[0].crossing[0].shape(len(batch)))
+    if not sequence:
+        assert forward == [("sum", narrow, whole)] * 4
+        assert ranks.met == [("sum", narrow, whole)] * 4
+        return
+    # Behind the last block the activation is gathered, too, and before the first one its gradient.
+    layers = [("gather", wide, whole), ("scatter", narrow, whole)] * 4
+    assert forward == [*layers, ("gather", wide, whole)]
+    again = [("gather", narrow, whole)] * 2 + [("scatter", narrow, whole)]
+    assert ranks.met == [*again * 4, ("gather", wide, whole)]
 
 
 @given(
