@@ -192,7 +192,7 @@ def test_ranks_sum_activations_and_gradients_in_the_type_of_matrices(*, sequence
     ranks = Counting(2)
     shards = Shards.of(layout, ranks, sequence=sequence)
     tensors = first_tensors(job, layout)
-    parts = {name: shards.own_parts(own) for name, own in tensors.items()}
+    parts = {section: shards.own_parts(whole) for section, whole in tensors.items()}
     stage = StageModel(job, layout, range(2), parts, precision="bf16", shards=shards)
     batch = trial_batch(job, 0)
 
@@ -200,7 +200,7 @@ def test_ranks_sum_activations_and_gradients_in_the_type_of_matrices(*, sequence
     forward = [*ranks.met]
     ranks.met.clear()
     assert isinstance(out, LossSums)
-    out.loss.backward()
+    torch.autograd.backward(out.loss)
 
     narrow, wide = torch.bfloat16, torch.float32
     whole = math.prod(layout.cuts[0].crossing[0].shape(len(batch)))
