@@ -259,7 +259,7 @@ class TransformerShape:
                     divided_share=part.divided / max(1, part.multiplied),
                     divided_bytes=VALUE_BYTES * part.divided,
                     divided_sums=part.sums,
-                    divided_gathers=part.gathers,
+                    divided_gathers=part.gathered / self.hidden,
                 )
                 for index, part in enumerate(parts)
             ),
@@ -300,7 +300,7 @@ class TransformerShape:
             multiplied=matrix,
             divided=own if divides else 0,
             sums=1 if own and divides else 0,
-            gathers=self.vocabulary / self.hidden if own and divides else 0.0,
+            gathered=self.vocabulary if own and divides else 0,
         )
 
 
@@ -317,8 +317,8 @@ class _Part(NamedTuple):
     """Of these, those that ranks divide in tensor parallelism."""
     sums: int = 0
     """Over these ranks, in a backward."""
-    gathers: float = 0.0
-    """From these ranks, in a forward, over what leaves a layer."""
+    gathered: int = 0
+    """Features that a forward gathers from these ranks."""
 
 
 def _joined(parts: list[_Part], apart: tuple[bool, bool]) -> list[_Part]:

@@ -27,6 +27,7 @@ from spottrain.pipeline.model.checks.division import can_divide, try_divided
 from spottrain.pipeline.model.checks.repetition import first_tensors, trial_batch
 from spottrain.pipeline.model.inspect import model_facts
 from spottrain.pipeline.model.job import TensorStyle, TrainingJob
+from spottrain.pipeline.model.loss import LossSums
 from spottrain.pipeline.model.stage import StageModel
 from spottrain.pipeline.model.tensor_parallel import Shards, find_styles
 from spottrain.pipeline.model.tensor_ranks import Absent
@@ -191,15 +192,15 @@ def test_ranks_sum_activations_and_gradients_in_the_type_of_matrices(*, sequence
     ranks = Counting(2)
     shards = Shards.of(layout, ranks, sequence=sequence)
     tensors = first_tensors(job, layout)
-    parts = {name: shards.own_parts(own) for name, own in tensors.items()}
+    parts = {section: shards.own_parts(whole) for section, whole in tensors.items()}
     stage = StageModel(job, layout, range(2), parts, precision="bf16", shards=shards)
     batch = trial_batch(job, 0)
 
     out = stage.forward(batch, [], int)
     forward = [*ranks.met]
     ranks.met.clear()
-    assert out.loss is not None
-    out.loss.backward()
+    assert isinstance(out, LossSums)
+    torch.autograd.backward(out.loss)
 
     narrow, wide = torch.bfloat16, torch.float32
     whole = math.prod(layout.cuts[0].crossing[0].shape(len(batch)))

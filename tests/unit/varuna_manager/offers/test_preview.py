@@ -22,6 +22,7 @@ from spottrain.varuna_manager.config.job import JobConfig, parse_config
 from spottrain.varuna_manager.jobs import profiles
 from spottrain.varuna_manager.offers import market
 from spottrain.varuna_manager.offers.checks import Checked
+from spottrain.varuna_manager.offers.estimates import estimate
 from spottrain.varuna_manager.offers.preview import (
     SearchScope,
     check_capacity,
@@ -292,3 +293,13 @@ def test_a_laptop_s_profile_predicts_no_cloud(tmp_path: Path) -> None:
     laptop = replace(PROFILE, device="Xeon, 1 thread")
     with pytest.raises(ConfigError, match="measured on a CPU"):
         preview_job(cloud_job(tmp_path), FACTS, laptop, OFFLINE)
+
+
+def test_an_estimate_knows_that_ranks_divide_the_sequence(tmp_path: Path) -> None:
+    sections = tuple(replace(one, flops_per_example=10**9) for one in FACTS.sections)
+    facts = replace(FACTS, sections=sections)
+    whole = cloud_job(tmp_path)
+    runtime = whole.runtime.model_copy(update={"sequence_parallel": True})
+    parts = whole.model_copy(update={"runtime": runtime})
+
+    assert [estimate(one, facts).sequence_parallel for one in (whole, parts)] == [False, True]
