@@ -96,7 +96,8 @@ class Trained:
 
     step_s: float
     tied_s: float
-    """Of it: sums of tied parameters, which go through the hosts' memory."""
+    """Of it: sums of tied parameters, which go through the hosts' memory; none of what ranks that come
+    to them early wait."""
     peak_bytes: int
     """Of the device that took most."""
     spent: Mapping[str, float]
@@ -134,7 +135,7 @@ def trained(
             spent_s[kind] += own_s
     return Trained(
         step_s=step_s,
-        tied_s=max(float(one["tied_s"]) for one in found),
+        tied_s=min(filter(None, (float(one["tied_s"]) for one in found)), default=0.0),
         peak_bytes=max(int(one["peak"]) for one in found),
         spent={kind: each_s / len(found) / step_s for kind, each_s in spent_s.items()},
     )

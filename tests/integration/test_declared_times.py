@@ -46,9 +46,14 @@ def ranks_meet_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
 
 
-def loaded_job(folder: Path) -> LoadedJob:
+def loaded_job(folder: Path, *, sequence: bool = False) -> LoadedJob:
     spec = runs.job_spec(
-        folder, "untied", reduction="fast", minibatch_size=2 * MICROBATCHES, microbatch_size=2
+        folder,
+        "untied",
+        reduction="fast",
+        minibatch_size=2 * MICROBATCHES,
+        microbatch_size=2,
+        sequence_parallel=sequence,
     )
     return load(spec, runs.WORKDIR)
 
@@ -135,16 +140,19 @@ def test_what_calibration_predicts_is_what_a_run_takes(
 
 
 @ROTATED
+@pytest.mark.parametrize("sequence", [False, True])
 def test_ranks_that_divide_the_matrices_of_stages_take_what_is_planned(
-    profile: Profile, tmp_path: Path
+    sequence: bool, profile: Profile, tmp_path: Path
 ) -> None:
-    loaded, size = loaded_job(tmp_path), 2
+    loaded, size = loaded_job(tmp_path, sequence=sequence), 2
     together = calibrated_together(loaded, FIGURES, size, tensor_sizes=(size,))
     sums = tuple(ring for ring in together.rings if ring.on_device)  # others are not declared
     choice = choose_plan(
         PlanInputs(
             facts=model_facts(loaded.job, loaded.layout),
-            profile=replace(profile, groups=together.groups, rings=sums),
+            profile=replace(
+                profile, groups=together.groups, rings=sums, sequence_parallel=sequence
+            ),
             slots=tuple(
                 Device(slot=slot, memory_bytes=1 << 40, speed=1.0, is_gpu=True)
                 for slot in slots_of("aaaa")
