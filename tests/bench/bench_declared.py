@@ -253,7 +253,7 @@ def measured_in_box(
     )
     measured, _ = calibrated(shallow, BOX_GPU, case.microbatches)
     sizes = tuple(
-        n for n in (2, 4, 8) if can_divide(loaded.job, loaded.layout, n, sequence=sequence)
+        n for n in (2, 4, 8) if can_divide(shallow.job, shallow.layout, n, sequence=sequence)
     )
     if sizes:
         together = calibrated_together(
