@@ -3,6 +3,7 @@
     python -m tests.bench.bench_declared [--models gpt2_124m,gpt2_1558m] [--gpus H100,L4,T4]
     python -m tests.bench.bench_declared --box [--train] [--models gpt2_124m]
     python -m tests.bench.bench_declared --box --models gpt_8b --minibatches 32,64,128
+    python -m tests.bench.bench_declared --box --models gpt_8b --sections [--sequence-parallel]
 
 Calibration and planner are the product's; the GPU is a stand-in without numbers and with
 virtual time (``tests/fakes/timed.py``), by published figures. Each model is planned on the
@@ -11,7 +12,9 @@ beside an L4 or a T4 (g2-standard-4, g4dn.xlarge); its network is 25 or 10 Gb/s.
 
 With ``--box`` a VM has eight H100 that NVLink connects, and each model the mini-batch of public
 runs: about half a million tokens. Four of its blocks are calibrated: all are equal, and have the
-same declared times. With ``--train`` its plan is trained as well, a process for each GPU, in
+same declared times. So are groups of two, four and all eight that divide its matrices, a process for
+each GPU, in virtual time; ``--sections`` prints what that says of its sections beside what is derived from
+one GPU, instead of a plan. With ``--train`` its plan is trained as well, a process for each GPU, in
 virtual time, with a mini-batch that may be shorter, and compared with what is predicted of that.
 Prints a row of a table for each model.
 """
@@ -34,11 +37,12 @@ from tests.fakes.timed import Figures, TimedDevice
 from tests.fakes.timed_links import Wire
 from tests.gpu import runs
 from tests.gpu.blank_jobs import SIZES
-from tests.integration.declared_ranks import Trained, trained
+from tests.integration.declared_ranks import Trained, calibrated_together, trained
 
 from spottrain.morphing.plan.choose import choose_plan
 from spottrain.morphing.plan.flops import training_use
 from spottrain.morphing.plan.inputs import PlanInputs
+from spottrain.morphing.plan.tensor_groups import group_profile
 from spottrain.morphing.plan.workload import Workload
 from spottrain.pipeline.calibrate.calibrate import calibrate
 from spottrain.pipeline.model.checks.division import can_divide
@@ -47,7 +51,14 @@ from spottrain.pipeline.model.loaded import LoadedJob, load
 from spottrain.pricing.prices.catalogue import catalogue
 from spottrain.varuna_manager.offers.preview import workload_inputs
 from spottrain.wire.messages import Calibrate
-from spottrain.wire.model import LinkProfile, ModelFacts, Precision, Profile, SectionProfile
+from spottrain.wire.model import (
+    LinkProfile,
+    MicrobatchProfile,
+    ModelFacts,
+    Precision,
+    Profile,
+    SectionProfile,
+)
 from spottrain.wire.plan import Plan
 
 MODELS = tuple(SIZES)
@@ -89,18 +100,25 @@ PLANNED = (
     "share of peak",
     "memory",
 )
+SECTIONS = (
+    *("model", "GPUs", "micro-batch", "section"),
+    *("forward, derived", "measured", "backward, derived", "measured"),
+)
 TRAINED = "trained", "predicted", "took", "of it ties", "error", "memory seen", "rests on"
 """Columns; the last one is the share of the time that devices spend on what each figure bounds."""
 
 
-def loaded_job(folder: Path, model: str, gpu: str, minibatch: int) -> LoadedJob:
-    """Load a model of ``blank_jobs``."""
+def loaded_job(
+    folder: Path, model: str, gpu: str, minibatch: int, *, sequence: bool = False
+) -> LoadedJob:
+    """Load a model of ``blank_jobs``, whose sequences may be divided, too."""
     spec = runs.job_spec(
         folder,
         f"blank_jobs:{model}",
         reduction="fast",
         precision=VMS[gpu][0],
         minibatch_size=minibatch,
+        sequence_parallel=sequence,
     )
     return load(spec, runs.WORKDIR)
 
@@ -118,17 +136,25 @@ def deepened(profile: Profile, facts: ModelFacts) -> Profile:
     """Return the profile of a model that has more blocks, all of them equal.
 
     Args:
-        profile: Of one with three blocks or more: the second one stands for those that it lacks.
+        profile: Of one with four blocks: the second one stands for those that it lacks, for the
+            first one also adds positions.
         facts: Of the model.
     """
 
     def sections(few: Sequence[SectionProfile]) -> tuple[SectionProfile, ...]:
-        more = [few[1]] * (len(facts.sections) - len(few))
+        more = [few[2]] * (len(facts.sections) - len(few))
         every = (*few[:2], *more, *few[2:])
         return tuple(replace(one, index=k) for k, one in enumerate(every))
 
-    microbatches = (replace(one, sections=sections(one.sections)) for one in profile.microbatches)
-    return replace(profile, fingerprint=facts.fingerprint, microbatches=tuple(microbatches))
+    def every_size(few: Sequence[MicrobatchProfile]) -> tuple[MicrobatchProfile, ...]:
+        return tuple(replace(one, sections=sections(one.sections)) for one in few)
+
+    return replace(
+        profile,
+        fingerprint=facts.fingerprint,
+        microbatches=every_size(profile.microbatches),
+        groups=tuple(replace(g, microbatches=every_size(g.microbatches)) for g in profile.groups),
+    )
 
 
 def workload_of(
@@ -216,14 +242,31 @@ class Run:
         return self.plan.predicted_step_s / (self.took.step_s - self.took.tied_s) - 1
 
 
-def measured_in_box(folder: Path, model: str) -> tuple[LoadedJob, PlanInputs]:
-    """Calibrate a model for a box."""
+def measured_in_box(
+    folder: Path, model: str, *, sequence: bool = False
+) -> tuple[LoadedJob, PlanInputs]:
+    """Calibrate a model for a box; its sequences may be divided, too."""
     case = BOX[model]
     loaded, shallow = (
-        loaded_job(folder, one, BOX_GPU, case.minibatch) for one in (model, f"shallow_{model}")
+        loaded_job(folder, one, BOX_GPU, case.minibatch, sequence=sequence)
+        for one in (model, f"shallow_{model}")
     )
     measured, _ = calibrated(shallow, BOX_GPU, case.microbatches)
-    return loaded, box_inputs(loaded, deepened(measured, model_facts(loaded.job, loaded.layout)))
+    sizes = tuple(
+        n for n in (2, 4, 8) if can_divide(shallow.job, shallow.layout, n, sequence=sequence)
+    )
+    if sizes:
+        together = calibrated_together(
+            shallow,
+            Figures.of(BOX_GPU),
+            BOX_GPUS,
+            tensor_sizes=sizes,
+            microbatch_sizes=case.microbatches,
+            numbers=False,
+        )
+        measured = replace(measured, groups=together.groups)
+    profile = deepened(measured, model_facts(loaded.job, loaded.layout))
+    return loaded, box_inputs(loaded, profile, sizes)
 
 
 def planned(loaded: LoadedJob, inputs: PlanInputs) -> Boxed:
@@ -254,12 +297,40 @@ def box_rows(model: str, chosen: argparse.Namespace) -> Iterator[str]:
         chosen: As ``main`` reads it.
     """
     with tempfile.TemporaryDirectory() as name:
-        loaded, inputs = measured_in_box(Path(name), model)
+        loaded, inputs = measured_in_box(Path(name), model, sequence=chosen.sequence_parallel)
+        if chosen.sections:
+            yield from section_rows(model, inputs)
+            return
         if chosen.tensor_parallel:
             inputs = replace(inputs, tensor_parallel=chosen.tensor_parallel)
         for minibatch in map(int, (chosen.minibatches or f"{BOX[model].minibatch}").split(",")):
             boxed = planned(loaded, replace(inputs, minibatch_size=minibatch))
             yield box_row(model, boxed, min(minibatch, BOX[model].trained) if chosen.train else 0)
+
+
+def section_rows(model: str, inputs: PlanInputs) -> Iterator[str]:
+    """Return a row for each kind of section, in groups of each size.
+
+    Args:
+        model: What is planned.
+        inputs: Its profile is measured in groups.
+    """
+    profile, facts = inputs.profile, inputs.facts
+    names = "embedding", "block", "last"
+    for size in (1, *facts.tensor_sizes):
+        derived, measured = (
+            group_profile(one, facts, size, inputs.compute).microbatches
+            for one in (replace(profile, groups=()), profile)
+        )
+        for before, after in zip(derived, measured, strict=True):
+            for name, index in zip(names, (0, 2, -1), strict=True):
+                pair = before.sections[index], after.sections[index]
+                cells = [
+                    *(model, f"{size}", f"{before.microbatch_size}", name),
+                    *(f"{one.forward_s * 1e3:.3f} ms" for one in pair),
+                    *(f"{one.backward_s * 1e3:.3f} ms" for one in pair),
+                ]
+                yield f"| {' | '.join(cells)} |"
 
 
 def box_row(model: str, boxed: Boxed, examples: int) -> str:
@@ -298,8 +369,14 @@ def box_row(model: str, boxed: Boxed, examples: int) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def box_inputs(loaded: LoadedJob, profile: Profile) -> PlanInputs:
-    """Return what a plan in one box is made from; how many GPUs divide matrices is left open."""
+def box_inputs(loaded: LoadedJob, profile: Profile, sizes: tuple[int, ...]) -> PlanInputs:
+    """Return what a plan in one box is made from; how many GPUs divide matrices is left open.
+
+    Args:
+        loaded: The job.
+        profile: Of its model.
+        sizes: Numbers of GPUs that can divide matrices.
+    """
     figures = Figures.of(BOX_GPU)
     within = LinkProfile(
         latency_s=figures.peer_latency_s,
@@ -308,7 +385,6 @@ def box_inputs(loaded: LoadedJob, profile: Profile) -> PlanInputs:
     )
     workload = workload_of(loaded, profile, BOX_GPU, within)
     inputs = workload_inputs(workload, BOX_GPUS, BOX_GPUS)
-    sizes = tuple(n for n in (2, 4, 8) if can_divide(loaded.job, loaded.layout, n))
     return replace(inputs, facts=replace(inputs.facts, tensor_sizes=sizes), tensor_parallel=None)
 
 
@@ -351,6 +427,8 @@ def main() -> None:
     parser.add_argument("--train", action="store_true", help="the plan of a box, too")
     parser.add_argument("--minibatches", default="", help="such as 32,64 in a box; else as public")
     parser.add_argument("--tensor-parallel", type=int, default=0, help="0: left to the planner")
+    parser.add_argument("--sequence-parallel", action="store_true", help="divided, too")
+    parser.add_argument("--sections", action="store_true", help="times in groups, not plans")
     parser.add_argument("--one", action="store_true", help="in this process")
     chosen = parser.parse_args()
     models = chosen.models.split(",") if chosen.models else [*(BOX if chosen.box else MODELS)]
@@ -366,8 +444,11 @@ def main() -> None:
     command = [sys.executable, "-m", "tests.bench.bench_declared", "--one"]
     if chosen.box:
         columns = (*PLANNED, *(TRAINED if chosen.train else ()))
+        columns = SECTIONS if chosen.sections else columns
         print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}", flush=True)
-        command += ["--box", *(["--train"] if chosen.train else [])]
+        flags = ("train", "sequence_parallel", "sections")
+        given = [name for name in flags if getattr(chosen, name)]
+        command += ["--box", *(f"--{name.replace('_', '-')}" for name in given)]
         command += [f"--minibatches={chosen.minibatches}"]
         command += [f"--tensor-parallel={chosen.tensor_parallel}"]
     for model in models:

@@ -36,12 +36,45 @@ DEEP = Size(8, 64, 2, vocabulary=64, sequence=8)
 GPT2_124M = Size(12, 768, 12)
 GPT2_1558M = Size(48, 1600, 25)
 TENSOR_PLAN: dict[str, TensorStyle] = {
-    "blocks.*.qkv": "colwise",
-    "blocks.*.out": "rowwise",
-    "blocks.*.up": "colwise",
-    "blocks.*.down": "rowwise",
+    "blocks.*.attention.qkv": "colwise",
+    "blocks.*.attention.out": "rowwise",
+    "blocks.*.feed_forward.up": "colwise",
+    "blocks.*.feed_forward.down": "rowwise",
 }
 """How ranks divide the matrices of a block."""
+
+
+class Attention(nn.Module):
+    """Causal, of several heads."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.heads, self.chance = size.heads, size.dropout
+        self.qkv = nn.Linear(size.width, 3 * size.width)
+        self.out = nn.Linear(size.width, size.width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        # Head after head, so that ranks may divide them.
+        qkv = self.qkv(x).view(batch, length, -1, 3, width // self.heads)
+        q, k, v = qkv.permute(3, 0, 2, 1, 4)
+        chance = self.chance if self.training else 0.0
+        attended = F.scaled_dot_product_attention(q, k, v, dropout_p=chance, is_causal=True)
+        mixed: torch.Tensor = self.out(attended.transpose(1, 2).flatten(2))
+        return mixed
+
+
+class FeedForward(nn.Module):
+    """Of each position alone."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.up = nn.Linear(size.width, 4 * size.width)
+        self.down = nn.Linear(4 * size.width, size.width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.down(F.gelu(self.up(x), approximate="tanh"))
+        return made
 
 
 class Block(nn.Module):
@@ -49,25 +82,16 @@ class Block(nn.Module):
 
     def __init__(self, size: Size) -> None:
         super().__init__()
-        width = size.width
-        self.heads, self.chance = size.heads, size.dropout
-        self.norm1 = nn.LayerNorm(width)
-        self.qkv = nn.Linear(width, 3 * width)
-        self.out = nn.Linear(width, width)
-        self.norm2 = nn.LayerNorm(width)
-        self.up = nn.Linear(width, 4 * width)
-        self.down = nn.Linear(4 * width, width)
+        self.chance = size.dropout
+        self.norm1 = nn.LayerNorm(size.width)
+        self.attention = Attention(size)
+        self.norm2 = nn.LayerNorm(size.width)
+        self.feed_forward = FeedForward(size)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, length, width = x.shape
-        # Head after head, so that ranks may divide them.
-        qkv = self.qkv(self.norm1(x)).view(batch, length, -1, 3, width // self.heads)
-        q, k, v = qkv.permute(3, 0, 2, 1, 4)
-        chance = self.chance if self.training else 0.0
-        attended = F.scaled_dot_product_attention(q, k, v, dropout_p=chance, is_causal=True)
-        x = x + self.out(attended.transpose(1, 2).flatten(2))
-        hidden = F.gelu(self.up(self.norm2(x)), approximate="tanh")
-        return x + F.dropout(self.down(hidden), self.chance, self.training)
+        x = x + self.attention(self.norm1(x))
+        made = self.feed_forward(self.norm2(x))
+        return x + F.dropout(made, self.chance, self.training)
 
 
 class Gpt(nn.Module):

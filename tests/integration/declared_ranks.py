@@ -1,20 +1,24 @@
-"""Ranks of a plan on stand-ins whose times are declared: the product's lanes, sums and commit, in
-processes of their own, in virtual time."""
+"""Ranks on stand-ins whose times are declared, each in a process of its own, in virtual time: the
+product's calibration, or its lanes, sums and commit under a plan."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
+from tests.builders import slots_of
 from tests.fakes.timed import Figures, TimedDevice
 from tests.fakes.timed_links import Board, TimedLinks, Wire
 from tests.gpu.forked import Child, Say, start_store
 
+from spottrain.codec import from_data, to_data
 from spottrain.pipeline.base.faults import FaultScript
 from spottrain.pipeline.base.tracking import TensorTracker
+from spottrain.pipeline.calibrate.calibrate import calibrate
 from spottrain.pipeline.calibrate.sections import PrivateMemory
 from spottrain.pipeline.comm.collectives import gather_json
 from spottrain.pipeline.comm.device_group import DeviceGroups, Endpoint
@@ -31,11 +35,59 @@ from spottrain.pipeline.train.lanes import Lanes
 from spottrain.pipeline.train.reduction import sum_tied
 from spottrain.pipeline.train.sharing import Network, StageSections
 from spottrain.storage.open import open_store
+from spottrain.wire.messages import Calibrate
+from spottrain.wire.model import Profile
 from spottrain.wire.plan import Plan
 
 TIMEOUT_S = 1800.0
 MINIBATCHES = 2
 """The first one is a warm-up: it watches every operation."""
+
+
+def calibrated_together(
+    loaded: LoadedJob,
+    figures: Figures,
+    ranks: int,
+    *,
+    tensor_sizes: tuple[int, ...],
+    microbatch_sizes: tuple[int, ...] = (),
+    numbers: bool = True,
+) -> Profile:
+    """Calibrate on devices of one VM, which divide matrices, too.
+
+    What the profile says of links, and of sums in the host's memory, is not declared.
+
+    Args:
+        loaded: The job.
+        figures: Of each device.
+        ranks: How many there are.
+        tensor_sizes: Numbers of them that divide matrices.
+        microbatch_sizes: As for ``Calibrate``.
+        numbers: As for ``TimedDevice``.
+    """
+    store, port = start_store()
+    command = Calibrate(
+        participants=slots_of("a" * ranks),
+        store_host="127.0.0.1",
+        store_port=port,
+        microbatch_sizes=microbatch_sizes,
+        tensor_sizes=tensor_sizes,
+    )
+
+    def measure(rank: int, say: Say) -> None:
+        torch.set_num_threads(1)
+        device = TimedDevice(figures, numbers=numbers)
+        found = calibrate(loaded, command, rank, lambda report: None, device, "a GPU")
+        say({} if found is None else to_data(found))
+
+    children = [Child(partial(measure, rank)) for rank in range(ranks)]
+    try:
+        found, *_ = (child.hear(TIMEOUT_S) for child in children)
+    finally:
+        for child in (*children, store):
+            child.close()
+    profile: Profile = from_data(Profile, found)
+    return profile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +96,8 @@ class Trained:
 
     step_s: float
     tied_s: float
-    """Of it: sums of tied parameters, which go through the hosts' memory."""
+    """Of it: sums of tied parameters, which go through the hosts' memory; none of what ranks that come
+    to them early wait."""
     peak_bytes: int
     """Of the device that took most."""
     spent: Mapping[str, float]
@@ -82,7 +135,7 @@ def trained(
             spent_s[kind] += own_s
     return Trained(
         step_s=step_s,
-        tied_s=max(float(one["tied_s"]) for one in found),
+        tied_s=min(filter(None, (float(one["tied_s"]) for one in found)), default=0.0),
         peak_bytes=max(int(one["peak"]) for one in found),
         spent={kind: each_s / len(found) / step_s for kind, each_s in spent_s.items()},
     )

@@ -16,9 +16,8 @@ from tests.fakes.timed import CONTEXT_BYTES, Figures, TimedDevice
 from tests.fakes.timed_links import Wire
 from tests.gpu import runs
 from tests.gpu.forked import Child, Say, start_store
-from tests.integration.declared_ranks import TIMEOUT_S, trained
+from tests.integration.declared_ranks import TIMEOUT_S, calibrated_together, trained
 
-from spottrain.codec import from_data, to_data
 from spottrain.morphing.plan.choose import choose_plan
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.placement import Device
@@ -47,9 +46,14 @@ def ranks_meet_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
 
 
-def loaded_job(folder: Path) -> LoadedJob:
+def loaded_job(folder: Path, *, sequence: bool = False) -> LoadedJob:
     spec = runs.job_spec(
-        folder, "untied", reduction="fast", minibatch_size=2 * MICROBATCHES, microbatch_size=2
+        folder,
+        "untied",
+        reduction="fast",
+        minibatch_size=2 * MICROBATCHES,
+        microbatch_size=2,
+        sequence_parallel=sequence,
     )
     return load(spec, runs.WORKDIR)
 
@@ -65,30 +69,6 @@ def measured(loaded: LoadedJob) -> Profile:
     )
     link = LinkProfile(latency_s=WIRE.latency_s, bandwidth_bytes_per_s=1 / s_per_byte)
     return replace(profile, within_vm=link, between_vms=link)
-
-
-def measured_together(loaded: LoadedJob, size: int) -> Profile:
-    """Calibrate on devices of one VM, which divide matrices, too."""
-    store, port = start_store()
-    command = Calibrate(
-        participants=slots_of("a" * size),
-        store_host="127.0.0.1",
-        store_port=port,
-        tensor_sizes=(size,),
-    )
-
-    def measure(rank: int, say: Say) -> None:
-        found = calibrate(loaded, command, rank, lambda report: None, TimedDevice(FIGURES), "a GPU")
-        say({} if found is None else to_data(found))
-
-    children = [Child(partial(measure, rank)) for rank in range(size)]
-    try:
-        found, *_ = (child.hear(TIMEOUT_S) for child in children)
-    finally:
-        for child in (*children, store):
-            child.close()
-    profile: Profile = from_data(Profile, found)
-    return profile
 
 
 @pytest.fixture(scope="module")
@@ -160,16 +140,19 @@ def test_what_calibration_predicts_is_what_a_run_takes(
 
 
 @ROTATED
+@pytest.mark.parametrize("sequence", [False, True])
 def test_ranks_that_divide_the_matrices_of_stages_take_what_is_planned(
-    profile: Profile, tmp_path: Path
+    sequence: bool, profile: Profile, tmp_path: Path
 ) -> None:
-    loaded, size = loaded_job(tmp_path), 2
-    together = measured_together(loaded, size)
+    loaded, size = loaded_job(tmp_path, sequence=sequence), 2
+    together = calibrated_together(loaded, FIGURES, size, tensor_sizes=(size,))
     sums = tuple(ring for ring in together.rings if ring.on_device)  # others are not declared
     choice = choose_plan(
         PlanInputs(
             facts=model_facts(loaded.job, loaded.layout),
-            profile=replace(profile, groups=together.groups, rings=sums),
+            profile=replace(
+                profile, groups=together.groups, rings=sums, sequence_parallel=sequence
+            ),
             slots=tuple(
                 Device(slot=slot, memory_bytes=1 << 40, speed=1.0, is_gpu=True)
                 for slot in slots_of("aaaa")
