@@ -113,6 +113,9 @@ class MemoryModel:
         evaluation, heldout_loader = 0, 0
         if facts.heldout_len:
             evaluation, heldout_loader = _evaluation(chunks, terms), terms.heldout_loader_bytes
+        communicators = int(width > 1) if share is None else share.communicators
+        if terms.state == "device" and _ties(facts, runs):
+            communicators += 1
         idle = StageMemory(
             parameters_bytes=sum(s.param_bytes for s in holds) + copies.parameters,
             gradients_bytes=lanes * sum(map(trained_bytes, holds)) + copies.gradients,
@@ -129,7 +132,7 @@ class MemoryModel:
             update_bytes=max(copies.exchanged, *updates, 0),
             evaluation_bytes=evaluation + (0 if on_gpu else heldout_loader),
             loader_bytes=0 if on_gpu else terms.loader_bytes,
-            library_bytes=_library_bytes(terms, _communicators(share, width)) if on_gpu else 0,
+            library_bytes=_library_bytes(terms, communicators) if on_gpu else 0,
             fragmentation=FRAGMENTATION if on_gpu else 0.0,
         )
         if on_gpu:
@@ -223,9 +226,10 @@ def _divided(section: SectionFacts, of_bytes: int, num_bytes: int) -> int:
     return num_bytes * divided // of_bytes if of_bytes else 0
 
 
-def _communicators(share: Share | None, width: int) -> int:
-    """Return with how many groups of ranks a worker sums."""
-    return int(width > 1) if share is None else share.communicators
+def _ties(facts: ModelFacts, runs: Sequence[range]) -> bool:
+    """Return whether the stage has a parameter that another one has a copy of."""
+    copies = ([any(k in run for run in runs) for k in tied.sections] for tied in facts.tied)
+    return any(any(own) and not all(own) for own in copies)
 
 
 def _on_gpu(

@@ -171,9 +171,10 @@ def networks_of(plan: Plan, profile: Profile, compute: Compute) -> tuple[Network
     for told in (plan.network, compute.network):
         if told != "auto":
             return (told,)
-    if not compute.on_gpu or plan.data_parallel_width * compute.group_size == 1:
+    if not compute.on_gpu:
         return ("auto",)
-    if any(ring.on_device for ring in profile.rings):
+    sums = plan.data_parallel_width * compute.group_size > 1
+    if sums and any(ring.on_device for ring in profile.rings):
         return ("nccl", "gloo")
     failed = any(source.startswith(NCCL_FAILED) for source in profile.sources)
     return ("gloo",) if failed else ("auto",)

@@ -278,6 +278,7 @@ class DeviceGroups:
         network: Network,
         planned: Network,
         memberships: Sequence[tuple[int, ...]],
+        ties: Sequence[tuple[int, ...]],
         links: Sequence[tuple[int, int]],
         rank: int,
         timeout_s: float,
@@ -289,8 +290,9 @@ class DeviceGroups:
             network: As in the job file.
             planned: As in the plan.
             memberships: Ranks of every group, the same at all ranks; each is in one at least.
+            ties: Of more groups, and
             links: Ranks that send, and those that receive from them, the same at all ranks.
-                None is formed where two of them share a device.
+                Neither kind is formed where two ranks of one of its groups share a device.
             rank: This one.
             timeout_s: Of one collective.
 
@@ -300,7 +302,8 @@ class DeviceGroups:
         """
         library = choose_library(network, endpoints, memberships, planned)
         carrier = None if network == "gloo" or _obstacle(endpoints, links) else endpoints[0].library
-        own = [ranks for ranks in memberships if library and rank in ranks and len(ranks) > 1]
+        summing = [*memberships, *(() if _obstacle(endpoints, ties) else ties)]
+        own = [ranks for ranks in summing if library and rank in ranks and len(ranks) > 1]
         ways = [way for way in links if carrier and rank in way]
         library = library or carrier
         if library is None or not (own or ways):

@@ -50,6 +50,10 @@ def memberships(plan: Plan, ties: Sequence[TiedParameter]) -> list[tuple[int, ..
     if plan.shared_state:
         shared = [plan.sharers_of(rank) for rank in range(len(plan.slots))]
         shared += [plan.holders_of(section) for section in range(plan.num_sections)]
+    return stages + tensor + shared + tie_groups(plan, ties)
+
+
+def tie_groups(plan: Plan, ties: Sequence[TiedParameter]) -> list[tuple[int, ...]]:
+    """Return the groups that sum tied parameters, in an order that all ranks share."""
     pipelines = range(plan.num_pipelines)
-    tie_groups = [tied_ranks(plan, tied, one) for one in pipelines for tied in ties]
-    return stages + tensor + shared + tie_groups
+    return [tied_ranks(plan, tied, one) for one in pipelines for tied in ties]

@@ -32,7 +32,7 @@ from spottrain.pipeline.comm.groups import (
     world,
 )
 from spottrain.pipeline.comm.p2p import PipelineLinks
-from spottrain.pipeline.comm.ranks import links_within_vms, memberships, neighbours
+from spottrain.pipeline.comm.ranks import links_within_vms, memberships, neighbours, tie_groups
 from spottrain.pipeline.model.data import MicrobatchSource
 from spottrain.pipeline.model.sections import ModelLayout
 from spottrain.pipeline.state import update
@@ -239,11 +239,14 @@ def _form_groups(
     ties = context.loaded.layout.tied
     groups = new_groups(memberships(plan, ties), TIMEOUT_S)
     connections.seal()
-    summing = memberships(plan, ())
+    # Gradients are where committed state is.
+    layout = context.loaded.layout
+    tying = tie_groups(plan, _trainable_ties(layout)) if plan.state == "device" else []
     # What was chosen for gradients is not for the sums within every forward.
     planned: NetworkChoice = plan.network if plan.devices_per_stage_replica == 1 else "auto"
     links = links_within_vms(plan) if plan.links_on_devices else []
-    device_groups.form(endpoints, spec.network, planned, summing, links, rank, TIMEOUT_S)
+    summing = memberships(plan, ())
+    device_groups.form(endpoints, spec.network, planned, summing, tying, links, rank, TIMEOUT_S)
     return groups
 
 
@@ -625,7 +628,9 @@ class _Training:
         fits = reduction.reduce()
         totals = reduction.total_loss(computed.losses)
         pipeline = self._rank // self._plan.pipeline_depth
-        sum_tied(self._plan, pipeline, self._ties, self._arenas, self._network.groups)
+        network = self._network
+        groups = network.groups, network.device_groups
+        sum_tied(self._plan, pipeline, self._ties, self._arenas, *groups)
         self._behind.faults.at(Hook.REDUCED)
         sums = {self._plan.num_sections - 1: totals}
         return update.contributions(self._arenas.values(), self._ties, sums, fits)

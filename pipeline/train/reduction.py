@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from spottrain.pipeline.base import fixed_point
 from spottrain.pipeline.base.tracking import TensorTracker
+from spottrain.pipeline.comm.device_group import DeviceGroups
 from spottrain.pipeline.comm.ranks import tied_ranks
 from spottrain.pipeline.devices.port import Device
 from spottrain.pipeline.model.job import NamedParameters
@@ -177,27 +178,31 @@ def sum_tied(
     ties: Sequence[TiedParameter],
     arenas: Mapping[int, SectionArena],
     groups: Mapping[tuple[int, ...], dist.ProcessGroup],
+    device_groups: DeviceGroups,
 ) -> None:
     """Give every copy of a tied parameter the sum of all copies' gradients.
 
     Copies are added in the order of their sections, also when one rank has them all: that one
-    adds them up where they are.
+    adds them up where they are. Those of several ranks pass through the hosts' memory unless
+    their devices have a group.
     """
     for tied in ties:
         ranks = tied_ranks(plan, tied, pipeline)
         mine = {k: arenas[k] for k in tied.sections if k in arenas}
         if not mine:
             continue
-        moved = len(ranks) > 1
+        moved, on_devices = len(ranks) > 1, device_groups.of(ranks)
+        staged = moved and on_devices is None
         own = {k: arena.gradients[tied.name] for k, arena in mine.items()}
-        copies = {k: _on_host(mine[k], one) for k, one in own.items()} if moved else own
+        copies = {k: _on_host(mine[k], one) for k, one in own.items()} if staged else own
         first = min(mine)
-        total = _zeros_like(mine[first], own[first]) if moved else torch.zeros_like(own[first])
+        total = _zeros_like(mine[first], own[first]) if staged else torch.zeros_like(own[first])
         for section in tied.sections:
             copy = copies[section] if section in copies else torch.empty_like(total)
             if moved:
                 holder = next(rank for rank in plan.holders_of(section) if rank in ranks)
-                dist.broadcast(copy, group=groups[ranks], group_src=ranks.index(holder))
+                group = groups[ranks] if on_devices is None else on_devices
+                dist.broadcast(copy, group=group, group_src=ranks.index(holder))
             total.add_(copy)
         given = any(tied.name not in arena.lacking for arena in mine.values())
         if moved:
@@ -207,10 +212,10 @@ def sum_tied(
         for k, arena in mine.items():
             arena.lacking -= {tied.name} if given else set()
             target = own[k]
-            if arena.device is None or not moved:
-                target.copy_(total)
-            else:
+            if staged and arena.device is not None:
                 arena.device.wait(arena.device.upload(total, target))
+            else:
+                target.copy_(total)
 
 
 def _zeros_like(arena: SectionArena, gradient: torch.Tensor) -> torch.Tensor:

@@ -104,7 +104,7 @@ SECTIONS = (
     *("model", "GPUs", "micro-batch", "section"),
     *("forward, derived", "measured", "backward, derived", "measured"),
 )
-TRAINED = "trained", "predicted", "took", "of it ties", "error", "memory seen", "rests on"
+TRAINED = "trained", "predicted", "took", "error", "memory seen", "rests on"
 """Columns; the last one is the share of the time that devices spend on what each figure bounds."""
 
 
@@ -238,8 +238,8 @@ class Run:
 
     @property
     def error(self) -> float:
-        """Share by which its time was predicted too long, ties left out."""
-        return self.plan.predicted_step_s / (self.took.step_s - self.took.tied_s) - 1
+        """Share by which its time was predicted too long."""
+        return self.plan.predicted_step_s / self.took.step_s - 1
 
 
 def measured_in_box(
@@ -361,7 +361,6 @@ def box_row(model: str, boxed: Boxed, examples: int) -> str:
             f"{examples}",
             f"{ran.plan.predicted_step_s:.4f} s",
             f"{ran.took.step_s:.4f} s",
-            f"{ran.took.tied_s:.4f} s",
             f"{ran.error:+.1%}",
             f"{ran.took.peak_bytes / 1e9:.1f} GB",
             ", ".join(rests),

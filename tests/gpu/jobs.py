@@ -117,23 +117,6 @@ class Gpt(nn.Module):
         return F.linear(self.norm(x), self.tokens.weight)
 
 
-class Untied(nn.Module):
-    """Blocks alone between an embedding and an output of its own."""
-
-    def __init__(self, size: Size) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(size.vocabulary, size.width)
-        self.blocks = nn.ModuleList(Block(size) for _ in range(size.blocks))
-        self.out = nn.Linear(size.width, size.vocabulary)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.tokens(tokens)
-        for block in self.blocks:
-            x = block(x)
-        logits: torch.Tensor = self.out(x)
-        return logits
-
-
 class Tokens:
     """Random tokens of a small part of the vocabulary, the same for each index."""
 
@@ -248,11 +231,6 @@ def small() -> TrainingJob:
 def deep() -> TrainingJob:
     """Return a job whose activations are small beside its parameters."""
     return make(DEEP)
-
-
-def untied() -> TrainingJob:
-    """Return a job whose stages have nothing in common."""
-    return dataclasses.replace(make(DEEP), model=lambda: Untied(DEEP))
 
 
 def gpt2_124m() -> TrainingJob:

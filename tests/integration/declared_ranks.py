@@ -23,7 +23,7 @@ from spottrain.pipeline.calibrate.sections import PrivateMemory
 from spottrain.pipeline.comm.collectives import gather_json
 from spottrain.pipeline.comm.device_group import DeviceGroups, Endpoint
 from spottrain.pipeline.comm.groups import connect_rendezvous, join, leave, new_groups, world
-from spottrain.pipeline.comm.ranks import memberships, neighbours
+from spottrain.pipeline.comm.ranks import memberships, neighbours, tie_groups
 from spottrain.pipeline.loader.prefetch import Prefetcher
 from spottrain.pipeline.model.data import MicrobatchSource
 from spottrain.pipeline.model.loaded import LoadedJob
@@ -95,9 +95,6 @@ class Trained:
     """The last mini-batch of a plan, and what its ranks took."""
 
     step_s: float
-    tied_s: float
-    """Of it: sums of tied parameters, which go through the hosts' memory; none of what ranks that come
-    to them early wait."""
     peak_bytes: int
     """Of the device that took most."""
     spent: Mapping[str, float]
@@ -135,7 +132,6 @@ def trained(
             spent_s[kind] += own_s
     return Trained(
         step_s=step_s,
-        tied_s=min(filter(None, (float(one["tied_s"]) for one in found)), default=0.0),
         peak_bytes=max(int(one["peak"]) for one in found),
         spent={kind: each_s / len(found) / step_s for kind, each_s in spent_s.items()},
     )
@@ -167,7 +163,6 @@ def _train(run: _Run, rank: int, say: Say) -> None:
         say(
             {
                 "step_s": step_s,
-                "tied_s": one.tied_s,
                 "peak": device.peak_bytes(),
                 "spent_s": device.spent_s,
             }
@@ -190,7 +185,8 @@ class _Rank:
         own = Endpoint.of(device)
         endpoints = [Endpoint(*row) for row in gather_json([own.library, own.identity])]
         summing = memberships(plan, ())
-        on_devices.form(endpoints, "auto", "auto", summing, [], rank, TIMEOUT_S)
+        tying = tie_groups(plan, self._ties) if plan.state == "device" else []
+        on_devices.form(endpoints, "auto", "auto", summing, tying, [], rank, TIMEOUT_S)
         self._network = Network(store, connections, groups, on_devices)
         memory = SlotMemory(PrivateMemory(), loaded.job, loaded.specs, device)
         memory.move_home(plan.state)
@@ -220,8 +216,6 @@ class _Rank:
         self._updater = memory.updater(self._arenas, FaultScript())
         self._gatherer = update.Gatherer(plan)
         self._lanes.begin(0, 0)
-        self.tied_s = 0.0
-        """As in ``Trained``, of the newest mini-batch."""
 
     def close(self) -> None:
         """Part with the other ranks, none of which needs this one any more."""
@@ -247,11 +241,8 @@ class _Rank:
         reduction = self._lanes.of(step).reduction
         fits = reduction.reduce()
         totals = {self._plan.num_sections - 1: reduction.total_loss(computed.losses)}
-        self._device.synchronise()
-        summed_s = self._device.clock()
-        sum_tied(self._plan, self._row, self._ties, self._arenas, self._network.groups)
-        self._device.synchronise()
-        self.tied_s = self._device.clock() - summed_s
+        groups = self._network.groups, self._network.device_groups
+        sum_tied(self._plan, self._row, self._ties, self._arenas, *groups)
         mine = update.contributions(self._arenas.values(), self._ties, totals, fits)
         self.agree()
         everything = self._gatherer.exchange(mine, 0, 0, 0, 0, save=False)

@@ -49,7 +49,7 @@ def ranks_meet_here(monkeypatch: pytest.MonkeyPatch) -> None:
 def loaded_job(folder: Path, *, sequence: bool = False) -> LoadedJob:
     spec = runs.job_spec(
         folder,
-        "untied",
+        "deep",
         reduction="fast",
         minibatch_size=2 * MICROBATCHES,
         microbatch_size=2,
