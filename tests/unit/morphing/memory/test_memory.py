@@ -40,7 +40,15 @@ from spottrain.morphing.memory.stage import (
     MemoryModel,
 )
 from spottrain.morphing.simulate.compute import CPU, Compute
-from spottrain.wire.model import LoaderSpec, Precision, Profile, Reduction, StateHome, TaskOverheads
+from spottrain.wire.model import (
+    LoaderSpec,
+    Precision,
+    Profile,
+    Reduction,
+    StateHome,
+    TaskOverheads,
+    TiedParameter,
+)
 from spottrain.wire.plan import Plan, ScheduleKind
 
 FACTS = model_facts(
@@ -497,3 +505,15 @@ def test_loaders_make_larger_batches_for_evaluations() -> None:
     for one, other in zip(without, rank_bytes(facts, profile, some, "fast"), strict=True):
         extra = loader_bytes(profile, 2, HELDOUT_FACTOR)
         assert other.evaluation_bytes - one.evaluation_bytes == extra
+
+
+def test_a_tied_parameter_with_a_copy_on_another_stage_has_a_communicator() -> None:
+    facts = replace(FACTS, tied=(TiedParameter(name="tied", sections=(0, 3)),))
+
+    def libraries(run: range, state: StateHome) -> int:
+        terms = WorkerTerms(compute=Compute(on_gpu=True), state=state)
+        return MemoryModel.of(facts, MEASURED, (run,), terms).idle.library_bytes
+
+    alone = libraries(range(4), "device")
+    assert libraries(range(2), "device") == libraries(range(2, 4), "device") == alone + NCCL_BYTES
+    assert libraries(range(1, 3), "device") == libraries(range(2), "host") == alone

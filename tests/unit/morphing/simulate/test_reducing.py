@@ -157,6 +157,12 @@ def test_libraries_are_compared_where_both_were_measured(
     assert networks_of(replace(wide, network="gloo"), profile, compute) == ("gloo",)
 
 
+def test_one_pipeline_does_without_a_library_that_failed() -> None:
+    measured = with_rings(ring(2, 1, 6.0, on_device=True))
+    assert networks_of(plan(2, 1, 2, "ab"), measured, GPU) == ("auto",)
+    assert networks_of(plan(2, 1, 2, "ab"), NCCL_BROKEN, GPU) == ("gloo",)
+
+
 @pytest.mark.parametrize(
     ("reduction", "state", "extra_s"),
     [
